@@ -1,0 +1,41 @@
+"""What runs a model: the `Model` protocol, its backends `echo` and `llama`, and the error tree.
+
+Knows nothing of queues, sessions and sockets. To add a backend, write a class that passes
+`tests/backends/test_contract.py` and name it in `load_model`.
+"""
+
+from __future__ import annotations
+
+from .base import Chunk, LoadProgress, Message, Model, ModelInfo, ModelSpec, Sampler
+from .errors import InferdError, UnsupportedOperation
+from .params import SamplingParams
+
+__all__ = (
+    "Chunk",
+    "InferdError",
+    "LoadProgress",
+    "Message",
+    "Model",
+    "ModelInfo",
+    "ModelSpec",
+    "Sampler",
+    "SamplingParams",
+    "load_model",
+)
+
+
+def load_model(spec: ModelSpec, progress: LoadProgress) -> Model:
+    """Load the model that *spec* names, in the calling thread.
+
+    :raises LoadFailed: the file is missing, unreadable, damaged or of an unknown kind.
+    :raises Cancelled: *progress* answered False.
+    """
+    if spec.backend == "echo":
+        from .echo import load_echo
+
+        return load_echo(spec, progress)
+    if spec.backend == "llama":
+        from .llama import load_llama
+
+        return load_llama(spec, progress)
+    raise UnsupportedOperation(f"unknown backend {spec.backend!r}", hint="use llama or echo")

@@ -1,0 +1,157 @@
+"""What runs a model: the `Model` protocol and the values that go in and out of it.
+
+A model is driven by one thread, the engine's. Sequences live in numbered slots, 0 … slots - 1;
+`Model` keeps for each the KV state and, after a step, the row of logits that the last decode left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import msgspec
+
+from .params import SamplingParams
+
+__all__ = ("Chunk", "LoadProgress", "Message", "Model", "ModelInfo", "ModelSpec", "Sampler")
+
+LoadProgress = Callable[[float], bool]
+"""Called with 0.0 … 1.0 while a model loads; answers False to give up the load."""
+
+Message = Mapping[str, Any]
+"""One chat message: at least `role` and `content`, both text."""
+
+
+class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """What to load, and with which model-level parameters.
+
+    `path` names a file, unless `fd` is an open descriptor of one. `slots` sequences can be
+    decoded side by side, each with a context of `ctx_size` tokens (0: the model's own, at most
+    `CTX_SIZE_DEFAULT_MAX`).
+    """
+
+    name: str
+    backend: str = "llama"
+    path: str = ""
+    fd: int = -1
+    slots: int = 4
+    ctx_size: int = 0
+    batch_size: int = 512
+    n_gpu_layers: int = 0
+    threads: int = 0
+    options: dict[str, Any] = {}
+
+
+class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """What a loaded model is: facts for the scheduler, the sessions and the answers' metadata."""
+
+    description: str
+    fingerprint: str
+    vocab_size: int
+    vocab_hash: str
+    ctx_size: int
+    ctx_size_trained: int
+    batch_size: int
+    slots: int
+    size_bytes: int
+    parameters: int
+    token_bytes_max: int
+    has_chat_template: bool
+    n_gpu_layers: int = 0
+    llama_build_number: int = 0
+    llama_commit: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Consecutive rows of one sequence in a batch.
+
+    `tokens` take the positions `position`, `position + 1`, …; `logits` asks for the logits after
+    the last of them.
+    """
+
+    slot: int
+    tokens: Sequence[int]
+    position: int
+    logits: bool
+
+
+class Sampler(Protocol):
+    """Picks tokens of one turn. Token *t* is drawn by a generator seeded from (seed, t)."""
+
+    def close(self) -> None:
+        """Free what the sampler holds."""
+
+
+class Model(Protocol):
+    """A loaded model with its context. One thread only; every bad input is refused before it."""
+
+    @property
+    def info(self) -> ModelInfo:
+        """Facts about the model."""
+
+    def tokenize(self, text: bytes, *, special: bool, bos: bool) -> list[int]:
+        """Return the token ids of *text*.
+
+        *special* reads special tokens' names in the text as these tokens; *bos* adds what the
+        model wants at the start (and end) of a prompt.
+        """
+
+    def piece(self, token: int) -> bytes:
+        """Return the bytes that *token* stands for; a special token's are its name."""
+
+    def is_control(self, token: int) -> bool:
+        """Tell whether *token* is a special one that is no text."""
+
+    def is_eog(self, token: int) -> bool:
+        """Tell whether *token* ends a generation."""
+
+    def render(self, messages: Sequence[Message]) -> str:
+        """Return the prompt that the chat template makes of *messages*, ready for an answer.
+
+        :raises UnsupportedOperation: the model has no chat template.
+        :raises InvalidArgument: the template refuses the messages.
+        """
+
+    def sampler(self, params: SamplingParams, prompt: Sequence[int]) -> Sampler:
+        """Return a sampler that has seen the tokens of *prompt* (for its penalties)."""
+
+    def step(self, chunks: Sequence[Chunk]) -> None:
+        """Decode one batch: chunks in ascending slots, in all at most `batch_size` rows.
+
+        :raises BackendError: nothing of the batch counts; the slots in it are to be cleared.
+        """
+
+    def sample(self, slot: int, sampler: Sampler, index: int) -> int:
+        """Draw token number *index* of a turn from the slot's row of logits."""
+
+    def hold(self, slot: int) -> None:
+        """Keep the slot's row of logits over the next steps: it is sampled later."""
+
+    def take_row(self, slot: int) -> object:
+        """Move the slot's row of logits out of the model, to keep it while a task is parked."""
+
+    def put_row(self, slot: int, row: object) -> None:
+        """Put back a row that `take_row` gave, into any slot."""
+
+    def trim(self, slot: int, keep: int) -> int:
+        """Forget all but the first *keep* tokens of a slot.
+
+        Returns how many are really there now: *keep*, or 0 where the memory cannot keep a part.
+        """
+
+    def swap(self, a: int, b: int) -> None:
+        """Exchange the contents of two slots, rows of logits included."""
+
+    def save(self, slot: int) -> bytes:
+        """Return the state of a slot, for `restore` into any slot of an equal model."""
+
+    def restore(self, slot: int, state: bytes) -> bool:
+        """Put a saved state into a slot; False if it does not fit, the slot is then empty."""
+
+    def set_threads(self, threads: int) -> None:
+        """Use this many threads from the next step on."""
+
+    def close(self) -> None:
+        """Free everything."""

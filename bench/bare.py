@@ -1,0 +1,119 @@
+"""A bare llama.cpp loop through the bench's scenario: the most that this machine gives.
+
+No queue, no process boundary, no text: tokenize, decode mixed batches, sample greedily. Split KV,
+rows ascending by sequence, as inferd's engine has them. A process of its own, so that its memory
+and threads are gone when another side runs; `python -m bench.bare STREAMS ROUND` prints JSON.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import sys
+import time
+from typing import Any
+
+import llama_cpp
+
+from .scenario import (
+    CTX_SIZE,
+    MODEL,
+    N_PREDICT,
+    SLOTS,
+    THREADS,
+    Stream,
+    prompts,
+)
+
+BATCH_SIZE = 512
+WARM_UP_TOKENS = 8
+
+
+class Bare:
+    """A model, a context and a batch; owned by the one thread there is."""
+
+    def __init__(self) -> None:
+        self._log = llama_cpp.llama_log_callback(lambda *_: None)
+        llama_cpp.llama_log_set(self._log, ctypes.c_void_p(0))
+        llama_cpp.llama_backend_init()
+        self.model = llama_cpp.llama_model_load_from_file(
+            str(MODEL).encode(), llama_cpp.llama_model_default_params()
+        )
+        self.vocab = llama_cpp.llama_model_get_vocab(self.model)
+        params = llama_cpp.llama_context_default_params()
+        params.n_ctx, params.n_seq_max, params.kv_unified = SLOTS * CTX_SIZE, SLOTS, False
+        params.n_batch = params.n_ubatch = BATCH_SIZE
+        params.n_outputs_max = SLOTS
+        params.n_threads = params.n_threads_batch = THREADS
+        self.context = llama_cpp.llama_init_from_model(self.model, params)
+        self.memory = llama_cpp.llama_get_memory(self.context)
+        self.batch = llama_cpp.llama_batch_init(BATCH_SIZE, 0, 1)
+        self.sampler = self._greedy_without_end()
+
+    def _greedy_without_end(self) -> Any:
+        """Return a greedy chain to which the end of a generation is forbidden, as on each side."""
+        n_vocab = llama_cpp.llama_vocab_n_tokens(self.vocab)
+        ends = [t for t in range(n_vocab) if llama_cpp.llama_vocab_is_eog(self.vocab, t)]
+        bias = (llama_cpp.llama_logit_bias * len(ends))(*((t, float("-inf")) for t in ends))
+        chain = llama_cpp.llama_sampler_chain_init(llama_cpp.llama_sampler_chain_default_params())
+        llama_cpp.llama_sampler_chain_add(
+            chain, llama_cpp.llama_sampler_init_logit_bias(n_vocab, len(ends), bias)
+        )
+        llama_cpp.llama_sampler_chain_add(chain, llama_cpp.llama_sampler_init_greedy())
+        return chain
+
+    def tokenize(self, text: str) -> list[int]:
+        """Return the prompt's tokens."""
+        raw, tokens = text.encode(), (ctypes.c_int32 * CTX_SIZE)()
+        n = llama_cpp.llama_tokenize(
+            self.vocab, raw, len(raw), tokens, CTX_SIZE, True, False
+        )
+        return list(tokens[:n])
+
+    def run(self, texts: list[str], n_predict: int) -> list[Stream]:
+        """Run all prompts side by side until each has its tokens."""
+        asked_s = time.perf_counter()
+        pending = [self.tokenize(text) for text in texts]
+        done = [0] * len(texts)
+        arrivals: list[list[float]] = [[] for _ in texts]
+        while min(map(len, arrivals)) < n_predict:
+            for sequence, row in self._step(pending, done):
+                token = llama_cpp.llama_sampler_sample(self.sampler, self.context, row)
+                arrivals[sequence].append(time.perf_counter())
+                pending[sequence] = [token] if len(arrivals[sequence]) < n_predict else []
+        for sequence in range(len(texts)):
+            llama_cpp.llama_memory_seq_rm(self.memory, sequence, -1, -1)
+        return [Stream(asked_s, tuple(times), len(times)) for times in arrivals]
+
+    def _step(self, pending: list[list[int]], done: list[int]) -> list[tuple[int, int]]:
+        """Decode what is pending as far as the batch goes; return (sequence, row) to sample."""
+        batch, rows = self.batch, 0
+        ends: list[tuple[int, int]] = []
+        for sequence, tokens in enumerate(pending):
+            take = tokens[: BATCH_SIZE - rows]
+            for offset, token in enumerate(take):
+                batch.token[rows], batch.pos[rows] = token, done[sequence] + offset
+                batch.n_seq_id[rows], batch.seq_id[rows][0] = 1, sequence
+                batch.logits[rows] = offset + 1 == len(tokens)
+                rows += 1
+            done[sequence] += len(take)
+            pending[sequence] = tokens[len(take) :]
+            if take and not pending[sequence]:
+                ends.append((sequence, rows - 1))
+        batch.n_tokens = rows
+        status = llama_cpp.llama_decode(self.context, batch)
+        assert status == 0, f"llama_decode answered {status}"
+        return ends
+
+
+def main() -> None:
+    """Print the streams of one run as JSON: [asked_s, [arrival_s, …], tokens] each."""
+    streams, round_number = int(sys.argv[1]), int(sys.argv[2])
+    bare = Bare()
+    bare.run(prompts(streams, 0), WARM_UP_TOKENS)
+    result = bare.run(prompts(streams, round_number), N_PREDICT)
+    print(json.dumps([[s.asked_s, s.arrivals_s, s.tokens] for s in result]))
+
+
+if __name__ == "__main__":
+    main()

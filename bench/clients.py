@@ -1,0 +1,98 @@
+"""Equal clients: one asyncio connection a stream, opened before the clock starts."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from tools.build_engine import ROOT
+
+from .scenario import Stream
+
+HTTP_LINE_BYTES_MAX = 1 << 20
+
+
+class Client(Protocol):
+    """One program that asks for one stream at a time."""
+
+    async def ask(self, text: str, n_predict: int) -> Stream:
+        """Send the prompt, read its answer to the end."""
+
+
+async def ask_together(clients: Sequence[Client], texts: Sequence[str], n: int) -> list[Stream]:
+    """Let every client ask at once; return the streams in the clients' order."""
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(c.ask(t, n)) for c, t in zip(clients, texts, strict=True)]
+    return [task.result() for task in tasks]
+
+
+class LlamaServerClient:
+    """Streams llama-server's own /completion over one kept HTTP connection."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter):
+        self.reader, self.writer = reader, writer
+
+    @classmethod
+    async def connect(cls, port: int) -> LlamaServerClient:
+        """Open the connection."""
+        return cls(*await asyncio.open_connection("127.0.0.1", port, limit=HTTP_LINE_BYTES_MAX))
+
+    def close(self) -> None:
+        """Close the connection."""
+        self.writer.close()
+
+    async def ask(self, text: str, n_predict: int) -> Stream:
+        """Send the prompt, read its answer to the end."""
+        asked_s, arrivals = time.perf_counter(), []
+        self.writer.write(_request(text, n_predict))
+        while True:
+            line = await self.reader.readline()
+            if not line:
+                raise ConnectionError("llama-server closed the connection")
+            if not line.startswith(b"data: "):
+                continue  # headers, and the chunks' lengths
+            event: dict[str, Any] = json.loads(line[6:])
+            if event["stop"]:
+                await self._end_of_body()
+                return Stream(asked_s, tuple(arrivals), int(event["tokens_predicted"]))
+            arrivals.append(time.perf_counter())
+
+    async def _end_of_body(self) -> None:
+        while await self.reader.readline() not in (b"0\r\n", b""):
+            pass
+        await self.reader.readline()
+
+
+def _request(text: str, n_predict: int) -> bytes:
+    # A chain of the temperature alone is llama-server's cheapest way to sample greedily.
+    body = {"prompt": text, "n_predict": n_predict, "stream": True, "temperature": 0}
+    body |= {"samplers": ["temperature"], "ignore_eos": True, "cache_prompt": False}
+    raw = json.dumps(body).encode()
+    head = f"POST /completion HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(raw)}\r\n\r\n"
+    return head.encode() + raw
+
+
+async def llama_server_run(port: int, texts: Sequence[str], n_predict: int) -> list[Stream]:
+    """Run the scenario on llama-server."""
+    clients = [await LlamaServerClient.connect(port) for _ in texts]
+    try:
+        return await ask_together(clients, texts, n_predict)
+    finally:
+        for client in clients:
+            client.close()
+
+
+async def bare_run(streams: int, round_number: int) -> list[Stream]:
+    """Run the scenario in a bare loop, a process of its own."""
+    command = [sys.executable, "-m", "bench.bare", str(streams), str(round_number)]
+    process = await asyncio.create_subprocess_exec(
+        *command, cwd=ROOT, stdout=asyncio.subprocess.PIPE
+    )
+    out, _ = await process.communicate()
+    if process.returncode != 0:
+        raise SystemExit(f"the bare loop ended with status {process.returncode}")
+    return [Stream(asked_s, tuple(times), tokens) for asked_s, times, tokens in json.loads(out)]

@@ -1,0 +1,130 @@
+"""llama-server, built from the source that the pinned llama-cpp-python vendors, and run.
+
+Owns `${XDG_CACHE_HOME:-~/.cache}/inferd/llama-server/` and the server process. Same compiler,
+Release, native: both sides of the bench run the same kernels.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tarfile
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import psutil
+
+from tools.build_engine import (
+    CACHE_DIR,
+    PIP,
+    ROOT,
+    SDIST_SHA256,
+    cpu_features,
+    fetch_sdist,
+    pinned_version,
+    run_logged,
+)
+
+from .scenario import CTX_SIZE, MODEL, SLOTS, THREADS
+
+LOG = ROOT / ".cache" / "llama-server-build.log"
+START_S_MAX = 60
+DEFINITIONS = (
+    "CMAKE_BUILD_TYPE=Release",
+    "GGML_NATIVE=ON",
+    "CMAKE_BUILD_RPATH_USE_ORIGIN=ON",  # the binaries are moved out of the build folder
+    "LLAMA_BUILD_UI=OFF",
+    "LLAMA_USE_PREBUILT_UI=OFF",  # it would be downloaded
+    "LLAMA_OPENSSL=OFF",
+    "LLAMA_BUILD_TESTS=OFF",
+    "LLAMA_BUILD_EXAMPLES=OFF",
+    "LLAMA_BUILD_APP=OFF",
+)
+# Prompt caches are off: every prompt of the bench is new, so they could only cost time.
+FLAGS = ["-t", str(THREADS), "-tb", str(THREADS), "-np", str(SLOTS), "--no-kv-unified"]
+FLAGS += ["-c", str(SLOTS * CTX_SIZE), "--cache-ram", "0", "--no-cache-prompt"]
+FLAGS += ["--no-ui", "--no-slots", "--log-disable"]
+
+
+def binary() -> Path:
+    """Return the server's binary, built if this machine has not yet done so."""
+    deciding = SDIST_SHA256 + cpu_features() + "".join(DEFINITIONS)
+    home = CACHE_DIR / "llama-server" / hashlib.sha256(deciding.encode()).hexdigest()[:16]
+    if not (home / "llama-server").exists():
+        home.parent.mkdir(parents=True, exist_ok=True)
+        print("building llama-server, about 5 minutes, once per machine", flush=True)
+        with tempfile.TemporaryDirectory(dir=home.parent) as scratch:
+            _build(Path(scratch)).rename(home)
+    return home / "llama-server"
+
+
+def _build(scratch: Path) -> Path:
+    version = pinned_version()
+    with tarfile.open(fetch_sdist(version)) as archive:
+        archive.extractall(scratch, filter="data")
+    source = scratch / f"llama_cpp_python-{version}" / "vendor" / "llama.cpp"
+    env = _with_cmake()
+    configure = ["cmake", "-S", str(source), "-B", str(scratch / "build"), "-G", "Ninja"]
+    configure += [f"-D{definition}" for definition in DEFINITIONS]
+    run_logged(configure, env, "configuring llama-server", LOG)
+    build = ["cmake", "--build", str(scratch / "build"), "--target", "llama-server"]
+    run_logged(build, env, "building llama-server", LOG)
+    return scratch / "build" / "bin"
+
+
+def _with_cmake() -> dict[str, str]:
+    """Return an environment whose PATH has CMake and Ninja, from PyPI where they are missing."""
+    missing = [tool for tool in ("cmake", "ninja") if not shutil.which(tool)]
+    if missing:
+        subprocess.run([*PIP, "install", "--quiet", *missing], check=True)
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    return {**os.environ, "PATH": path} if missing else dict(os.environ)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@asynccontextmanager
+async def running(server: Path) -> AsyncIterator[tuple[int, psutil.Process]]:
+    """Run llama-server on the bench's model; yields its port and process."""
+    port = _free_port()
+    command = [str(server), "-m", str(MODEL), "--host", "127.0.0.1", "--port", str(port), *FLAGS]
+    process = await asyncio.create_subprocess_exec(
+        *command, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.DEVNULL
+    )
+    try:
+        async with asyncio.timeout(START_S_MAX):
+            await _healthy(process, port)
+        yield port, psutil.Process(process.pid)
+    finally:
+        if process.returncode is None:
+            process.terminate()
+        await process.wait()
+
+
+async def _healthy(process: asyncio.subprocess.Process, port: int) -> None:
+    while not await _answers_ok(port):
+        if process.returncode is not None:
+            raise SystemExit(f"llama-server ended with status {process.returncode}")
+        await asyncio.sleep(0.1)
+
+
+async def _answers_ok(port: int) -> bool:
+    try:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    except ConnectionError:
+        return False
+    writer.write(b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+    status = await reader.readline()
+    writer.close()
+    return b" 200 " in status

@@ -1,0 +1,111 @@
+"""What every side of the bench runs, and the figures that are made of it. Pure functions."""
+
+from __future__ import annotations
+
+import random
+import statistics
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from tools.get_models import MODELS_DIR, SOURCES
+
+MODEL = MODELS_DIR / SOURCES["smollm2"].file
+THREADS = 2
+SLOTS = 16
+CTX_SIZE = 512
+"""Tokens of context a slot: the longest prompt and its answer take under 200."""
+
+STREAMS = (1, 4, 16)
+N_PREDICT = 128
+
+_NAMES = "Ada Ben Cleo Dara Egon Fay Gus Hana Ivo Jana Kofi Lena Milo Nora Otto Pia Quin Rosa".split()
+_JOBS = "baker carpenter doctor farmer gardener librarian painter sailor tailor teacher".split()
+_PLACES = "bakery bridge castle forest harbour island library market mill museum station".split()
+_THINGS = "bell book clock coin compass key lamp letter map mirror ring violin".split()
+_BEASTS = "badger cat crow dog fox goat hedgehog magpie otter owl rabbit squirrel".split()
+
+
+@dataclass(frozen=True)
+class Stream:
+    """One answer: when it was asked for and when each piece came, in seconds of one clock."""
+
+    asked_s: float
+    arrivals_s: tuple[float, ...]
+    tokens: int
+
+
+@dataclass(frozen=True)
+class Run:
+    """The figures of one side at one number of streams in one round."""
+
+    side: str
+    streams: int
+    round: int
+    tokens: int
+    wall_s: float
+    tokens_per_s: float
+    ttft_ms: float
+    itl_p50_ms: float
+    itl_p99_ms: float
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the fields for JSON."""
+        return asdict(self)
+
+
+FIGURES = ("tokens_per_s", "ttft_ms", "itl_p50_ms", "itl_p99_ms")
+
+
+def prompts(streams: int, round_number: int) -> list[str]:
+    """Return distinct prompts of 40 to 60 tokens; other rounds have others, so no cache helps."""
+    rng = random.Random(round_number * 1000 + streams)
+    names = rng.sample(_NAMES, streams)
+    return [_prompt(name, rng) for name in names]
+
+
+def _prompt(name: str, rng: random.Random) -> str:
+    job, place, thing, beast = (rng.choice(w) for w in (_JOBS, _PLACES, _THINGS, _BEASTS))
+    return (
+        f"{name} the {job} walked to the old {place} to look for a {thing} that had been lost for "
+        f"{rng.randint(3, 90)} years. Nobody knew that a {beast} had hidden it there. This is the "
+        "story of that day, from early morning until late at night:"
+    )
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """Return the value below which *share* of the values lie (nearest rank)."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0.0
+
+
+def figures(side: str, round_number: int, streams: Sequence[Stream]) -> Run:
+    """Return the figures of one run: rate over all streams, medians and p99 over all gaps."""
+    begin = min(s.asked_s for s in streams)
+    wall_s = max(s.arrivals_s[-1] for s in streams) - begin
+    tokens = sum(s.tokens for s in streams)
+    gaps = [b - a for s in streams for a, b in zip(s.arrivals_s, s.arrivals_s[1:], strict=False)]
+    return Run(
+        side=side,
+        streams=len(streams),
+        round=round_number,
+        tokens=tokens,
+        wall_s=wall_s,
+        tokens_per_s=tokens / wall_s,
+        ttft_ms=1000 * statistics.median(s.arrivals_s[0] - s.asked_s for s in streams),
+        itl_p50_ms=1000 * percentile(gaps, 0.50),
+        itl_p99_ms=1000 * percentile(gaps, 0.99),
+    )
+
+
+def medians(runs: Sequence[Run]) -> dict[tuple[str, int], dict[str, float]]:
+    """Return the median of each figure by (side, streams), sides in the order they came."""
+    keys = dict.fromkeys((run.side, run.streams) for run in runs)
+    return {
+        key: {
+            name: statistics.median(getattr(r, name) for r in runs if (r.side, r.streams) == key)
+            for name in FIGURES
+        }
+        for key in keys
+    }

@@ -1,0 +1,469 @@
+"""The engine: one owner of queue, slots and KV state, driven turn by turn by one thread.
+
+A turn: drain the inbox, plan, act (park, restore, decode once, sample), tell everything in one
+frame. It knows no clock but the one it is given and no process, so a test drives it turn by turn;
+`scheduler.worker` drives it in a process.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from ..backends import Chunk, InferdError, Model
+from ..backends.errors import (
+    BackendError,
+    Cancelled,
+    InvalidArgument,
+    PromptTooLong,
+    ReaderTimeout,
+    Timeout,
+)
+from . import messages as m
+from .plan import (
+    Limits,
+    OwnerClock,
+    Rows,
+    Slot,
+    choose_source,
+    least_used,
+    plan_rows,
+    plan_slots,
+)
+from .prompts import PromptDesk
+from .task import Task, TaskState
+
+__all__ = ("Engine",)
+
+
+class Engine:
+    """Runs tasks on one model. Nothing in here is shared: commands come in, reports go out."""
+
+    def __init__(
+        self,
+        model: Model,
+        limits: Limits | None = None,
+        seconds: Callable[[], float] = time.monotonic,
+    ):
+        self.model = model
+        self.limits = limits or Limits()
+        self._seconds = seconds
+        self._now = seconds()
+        self.slots = [Slot(i) for i in range(model.info.slots)]
+        self.queue: list[Task] = []
+        self.owners = OwnerClock()
+        self.clock = 0
+        """Tokens computed so far: the time by which waiting tasks age."""
+        self.outbox: list[m.Report] = []
+        self.quit = False
+        self.steps = 0
+        self._tasks: dict[int, Task] = {}
+        self._parked: dict[int, tuple[bytes, object]] = {}
+        self._parked_bytes = 0
+        self._arrivals = 0
+        self._desk = PromptDesk(model)
+        self._counters = dict.fromkeys(("generated", "prompt", "cached", "parks", "rows"), 0)
+
+    def __repr__(self) -> str:
+        busy = sum(s.task is not None for s in self.slots)
+        return f"<Engine [slots: {busy}/{len(self.slots)} | queue: {len(self.queue)} | steps: {self.steps}]>"
+
+    def turn(self, commands: Iterable[m.Command]) -> list[m.Report]:
+        """Do one turn and return its reports, one frame's worth."""
+        self._now = self._seconds()
+        for command in commands:
+            self._handle(command)
+        self.outbox.extend(self._desk.work())
+        self._expire()
+        self._serve_readers()
+        self._lease_slots()
+        self._step()
+        reports, self.outbox = self.outbox, []
+        return reports
+
+    def patience(self) -> float | None:
+        """Return how long the next turn may wait for commands: seconds, or None for ever."""
+        if self._lingering(now := self._seconds()):
+            return self.limits.pull_linger_s
+        if self._desk.busy or self._runnable():
+            return 0
+        ends = [d for t in self._tasks.values() for d in self._deadlines(t) if d > self._now]
+        return max(0.0, min(ends) - now) if ends else None
+
+    def _runnable(self) -> bool:
+        """Tell whether a turn without any command would compute something."""
+        if any(s.task is not None and s.task.has_work for s in self.slots):
+            return True
+        free = any(s.task is None for s in self.slots)
+        return free and any(t.has_work or t.wants_token for t in self.queue)
+
+    def _lingering(self, now: float) -> bool:
+        """Tell whether the next step waits a moment for pull readers that were just told a token:
+        batches stay whole.
+        """
+        since = now - self.limits.pull_linger_s
+        late = [s.task for s in self.slots if s.task is not None and s.task.row]
+        return any(t.unread_since is not None and t.unread_since > since for t in late) and any(
+            s.task is not None and s.task.has_work for s in self.slots
+        )
+
+    # Commands.
+
+    def _handle(self, command: m.Command) -> None:
+        match command:
+            case m.Credit(task_id, events):
+                self._credit(task_id, events)
+            case m.Pull(task_id):
+                self._pull(task_id)
+            case m.Submit(spec):
+                self._submit(spec)
+            case m.Cancel(task_id):
+                self._cancel(task_id)
+            case m.Tokenize() | m.Detokenize() | m.ChatPrompt():
+                self._desk.add(command)
+            case m.Threads(threads):
+                self.model.set_threads(threads)
+            case m.Stats(request):
+                self.outbox.append(m.Answer(request, self.statistics()))
+            case m.Quit():
+                self.quit = True
+            case _:
+                raise AssertionError(f"no command of a loaded engine: {command}")
+
+    def _submit(self, spec: m.TaskSpec) -> None:
+        task = Task.from_spec(spec, self._arrivals, self.clock, self._now)
+        self._arrivals += 1
+        try:
+            self._check(task)
+        except InferdError as exc:
+            self.outbox.append(m.Failed(spec.id, exc.to_wire()))
+            return
+        self.owners.arrive(spec.owner, (t.spec.owner for t in self._tasks.values()))
+        self._tasks[spec.id] = task
+        self.queue.append(task)
+        if spec.pull:
+            task.asked = 1
+
+    def _check(self, task: Task) -> None:
+        info = self.model.info
+        if not task.tokens:
+            raise InvalidArgument("the prompt has no tokens", hint="send some text")
+        if task.prompt_size >= info.ctx_size:
+            raise PromptTooLong(
+                f"the prompt has {task.prompt_size} tokens, the context takes {info.ctx_size - 1}"
+                " and one to answer",
+                data={"prompt_tokens": task.prompt_size, "ctx_size": info.ctx_size},
+            )
+        bad = next((t for t in task.tokens if not 0 <= t < info.vocab_size), None)
+        if bad is not None:
+            raise InvalidArgument(f"token {bad} is not in the vocabulary of {info.vocab_size}")
+
+    def _credit(self, task_id: int, events: int) -> None:
+        task = self._tasks.get(task_id)
+        if task is not None and task.credit >= 0:
+            task.credit += events
+            task.unread_since = None
+
+    def _pull(self, task_id: int) -> None:
+        task = self._tasks.get(task_id)
+        if task is not None:
+            task.asked += 1
+            task.unread_since = None
+
+    def _cancel(self, task_id: int) -> None:
+        task = self._tasks.get(task_id)
+        if task is not None:
+            self._fail(task, Cancelled("the turn was cancelled"))
+
+    # Deadlines.
+
+    def _deadlines(self, task: Task) -> Iterator[float]:
+        spec = task.spec
+        if spec.total_timeout_s:
+            yield task.now + spec.total_timeout_s
+        if spec.queue_timeout_s and task.admitted_at is None:
+            yield task.now + spec.queue_timeout_s
+        if task.unread_since is not None:
+            yield task.unread_since + self.limits.reader_timeout_s
+            if self.queue and task.state is TaskState.RUNNING:
+                yield task.unread_since + self.limits.reader_wait_s
+
+    def _expire(self) -> None:
+        now = self._now
+        for task in [t for t in self._tasks.values() if any(d <= now for d in self._deadlines(t))]:
+            error = self._timeout(task)
+            if error is not None:
+                self._fail(task, error)
+
+    def _timeout(self, task: Task) -> Timeout | None:
+        """Return the timeout that has passed for *task*, if one has."""
+        spec, waited = task.spec, self._now - task.now
+        if 0 < spec.total_timeout_s <= waited:
+            text = f"the timeout of {spec.total_timeout_s:g} s has passed"
+            return Timeout(text, data={"timeout": "total"})
+        if task.admitted_at is None and 0 < spec.queue_timeout_s <= waited:
+            text = f"the queue timeout of {spec.queue_timeout_s:g} s has passed"
+            return Timeout(text, data={"timeout": "queue"})
+        limit = self.limits.reader_timeout_s
+        if task.unread_since is not None and self._now - task.unread_since >= limit:
+            return ReaderTimeout(f"nobody has read the stream for {limit:g} s")
+        return None
+
+    # Slots.
+
+    def _lease_slots(self) -> None:
+        if self.queue:
+            plan = plan_slots(
+                self.queue, self.slots, self.owners, self.clock, self.limits, self._now
+            )
+            stayed = sum(not self._park(task) for task in plan.park)
+            for task in plan.admit[: len(plan.admit) - stayed]:
+                self._admit(task)
+        self._close_gap()
+
+    def _admit(self, task: Task) -> None:
+        self.queue.remove(task)
+        task.age += self.clock - task.clock_waiting
+        task.quantum = 0
+        task.state = TaskState.RUNNING
+        state = self._parked.pop(task.spec.id, None)
+        if state is None or not self._restore(task, *state):
+            self._place(task)
+        if task.admitted_at is None:
+            task.admitted_at, task.cached = self._now, task.computed
+            self._counters["cached"] += task.cached
+        if task.sampler is None:
+            task.sampler = self.model.sampler(task.spec.sampling, task.tokens)
+        self.outbox.append(m.Moved(task.spec.id, task.state.value))
+
+    def _restore(self, task: Task, blob: bytes, row: object) -> bool:
+        """Put a parked task's state into the lowest free slot; False if that fails."""
+        self._parked_bytes -= len(blob)
+        idle = [s for s in self.slots if s.task is None]
+        slot, spare = idle[0], least_used(idle)
+        if spare is not slot:
+            self._swap(spare, slot)
+        slot.tokens = []
+        if not self.model.restore(slot.index, blob):
+            task.row = False
+            return False
+        if task.row:
+            self.model.put_row(slot.index, row)
+        self._lease(slot, task)
+        return True
+
+    def _place(self, task: Task) -> None:
+        """Give *task* the lowest free slot and what idle KV can serve it."""
+        plan = choose_source(task, self.slots)
+        source, target = self.slots[plan.source], self.slots[plan.target]
+        if plan.spare is not None and self._copy(source, spare := self.slots[plan.spare]):
+            source = target if source is target else spare
+        if source is not target:
+            self._swap(source, target)
+        task.computed = self.model.trim(target.index, plan.keep)
+        self._lease(target, task)
+
+    def _copy(self, source: Slot, spare: Slot) -> bool:
+        """Copy idle KV into *spare*, whose own is given up; False if it does not fit there."""
+        spare.tokens, spare.owner, spare.used = [], source.owner, source.used
+        if not self.model.restore(spare.index, self.model.save(source.index)):
+            return False
+        spare.tokens = source.tokens
+        return True
+
+    def _swap(self, a: Slot, b: Slot) -> None:
+        self.model.swap(a.index, b.index)
+        a.task, b.task = b.task, a.task
+        a.tokens, b.tokens = b.tokens, a.tokens
+        a.owner, b.owner = b.owner, a.owner
+        a.used, b.used = b.used, a.used
+        for slot in (a, b):
+            if slot.task is not None:
+                slot.task.slot = slot.index
+
+    def _lease(self, slot: Slot, task: Task) -> None:
+        slot.task, slot.owner, slot.tokens = task, task.spec.owner, []
+        task.slot = slot.index
+
+    def _give_back(self, task: Task) -> None:
+        """Leave the task's KV in its slot, for whoever extends it."""
+        slot = self.slots[task.slot]
+        slot.task, slot.tokens, slot.used = None, task.tokens[: task.computed], self.clock
+        task.slot = -1
+
+    def _park(self, task: Task) -> bool:
+        """Save a running task's state and put it back into the queue; False if it doesn't fit."""
+        row = self.model.take_row(task.slot) if task.row else None
+        blob = self.model.save(task.slot)
+        if self._parked_bytes + len(blob) > self.limits.park_bytes_max:
+            if task.row:
+                self.model.put_row(task.slot, row)
+            return False
+        self._parked[task.spec.id] = (blob, row)
+        self._parked_bytes += len(blob)
+        self._give_back(task)
+        task.state, task.clock_waiting = TaskState.PARKED, self.clock
+        task.parks += 1
+        self._counters["parks"] += 1
+        self.queue.append(task)
+        self.outbox.append(m.Moved(task.spec.id, task.state.value))
+        return True
+
+    def _close_gap(self) -> None:
+        """Move the highest leased slot into the lowest free one below it.
+
+        Rows of a batch must ascend by sequence without gaps, or llama.cpp cuts the batch into
+        several (measured: 66 → 92 ms with 16 sequences).
+        """
+        leased = [s for s in self.slots if s.task is not None]
+        while leased and leased[-1].index >= len(leased):
+            gap = next(s for s in self.slots if s.task is None)
+            self._swap(leased[-1], gap)
+            leased = [s for s in self.slots if s.task is not None]
+
+    # Steps.
+
+    def _step(self) -> None:
+        if self._lingering(self._now):
+            return
+        rows = plan_rows(
+            self.slots, self.owners, self.clock, self.limits, self.model.info.batch_size
+        )
+        if not rows:
+            return
+        self._hold_unread({r.task.slot for r in rows})
+        try:
+            self.model.step([self._chunk(r) for r in rows])
+        except BackendError as exc:
+            self._step_failed(rows, exc)
+            return
+        self.steps += 1
+        for row in rows:
+            self._count(row)
+        self._now = self._seconds()
+        self._sample([r.task for r in rows if r.task.row])
+
+    def _hold_unread(self, stepping: set[int]) -> None:
+        for slot in self.slots:
+            if slot.task is not None and slot.task.row and slot.index not in stepping:
+                self.model.hold(slot.index)
+
+    def _chunk(self, row: Rows) -> Chunk:
+        task, start = row.task, row.task.computed
+        end = start + row.count
+        return Chunk(task.slot, task.tokens[start:end], start, end == len(task.tokens))
+
+    def _count(self, row: Rows) -> None:
+        task = row.task
+        prompt_left = max(0, task.prompt_size - task.computed)
+        self._counters["prompt"] += min(row.count, prompt_left)
+        task.computed += row.count
+        task.quantum += row.count
+        task.row = task.pending == 0
+        self.clock += row.count
+        self._counters["rows"] += row.count
+        self.owners.add(task.spec.owner, row.count)
+
+    def _step_failed(self, rows: list[Rows], error: BackendError) -> None:
+        for row in rows:
+            task = row.task
+            task.computed = 0
+            self.model.trim(task.slot, 0)
+            self._fail(task, error)
+
+    def _serve_readers(self) -> None:
+        """Draw the tokens that pull readers have asked for since the last turn."""
+        self._sample([s.task for s in self.slots if s.task is not None and s.task.row])
+
+    def _sample(self, tasks: list[Task]) -> None:
+        for task in tasks:
+            if task.prompt_done_at is None:
+                task.prompt_done_at = self._now
+            if task.spec.n_predict == 0:
+                self._finish(task, "length", "0")
+            elif task.wants_token:
+                self._draw(task)
+            elif task.unread_since is None:
+                task.unread_since = self._now
+
+    def _draw(self, task: Task) -> None:
+        assert task.sampler is not None
+        token = self.model.sample(task.slot, task.sampler, task.generated)
+        task.row = False
+        task.tokens.append(token)
+        self._counters["generated"] += 1
+        if task.first_token_at is None:
+            task.first_token_at = self._now
+        if self.model.is_eog(token) and not task.spec.sampling.ignore_eos:
+            self._finish(task, "eos", str(token), self.model.piece(token))
+            return
+        text, ending = self._read(task, token)
+        self._tell(task, token, text)
+        if ending is not None:
+            self._finish(task, *ending)
+
+    def _read(self, task: Task, token: int) -> tuple[bytes, tuple[str, str] | None]:
+        """Return the text that *token* releases, and why the turn ends with it, if it does."""
+        spec, info = task.spec, self.model.info
+        hidden = not spec.special and self.model.is_control(token)
+        text, stop = task.text.feed(b"" if hidden else self.model.piece(token))
+        if stop is not None:
+            return text, ("stop", stop)
+        if 0 <= spec.n_predict <= task.generated:
+            return text, ("length", str(spec.n_predict))
+        if len(task.tokens) >= info.ctx_size:
+            return text, ("context_full", str(info.ctx_size))
+        return text, None
+
+    def _tell(self, task: Task, token: int, text: bytes) -> None:
+        self.outbox.append(m.Tokens(task.spec.id, [token], text))
+        if task.spec.pull:
+            task.asked -= 1
+        elif task.credit > 0:
+            task.credit -= 1
+        if not task.wants_token:
+            task.unread_since = self._now
+
+    # Ends.
+
+    def _finish(self, task: Task, reason: str, detail: str, end: bytes = b"") -> None:
+        stats = task.stats(reason, detail, self._now)
+        self.outbox.append(m.Finished(task.spec.id, task.text.flush(), end, stats))
+        self._remove(task)
+
+    def _fail(self, task: Task, error: InferdError) -> None:
+        self.outbox.append(m.Failed(task.spec.id, error.to_wire()))
+        self._remove(task)
+
+    def _remove(self, task: Task) -> None:
+        del self._tasks[task.spec.id]
+        if task.slot >= 0:
+            self._give_back(task)
+        else:
+            self.queue.remove(task)
+            blob, _ = self._parked.pop(task.spec.id, (b"", None))
+            self._parked_bytes -= len(blob)
+        if task.sampler is not None:
+            task.sampler.close()
+            task.sampler = None
+
+    def check_integrity(self) -> None:
+        """Assert the invariants: no task lost or doubled, no slot leaked."""
+        leased = [s.task for s in self.slots if s.task is not None]
+        assert len(leased) + len(self.queue) == len(self._tasks)
+        assert {id(t) for t in (*leased, *self.queue)} == {id(t) for t in self._tasks.values()}
+        assert all(self.slots[t.slot].task is t for t in leased)
+        assert set(self._parked) == {t.spec.id for t in self.queue if t.state is TaskState.PARKED}
+        assert self._parked_bytes == sum(len(b) for b, _ in self._parked.values())
+
+    def statistics(self) -> dict[str, Any]:
+        """Return the counters since the start and what is here now."""
+        states = [t.state for t in self._tasks.values()]
+        return {
+            **self._counters,
+            **{state.value: states.count(state) for state in TaskState},
+            "steps": self.steps,
+            "parked_bytes": self._parked_bytes,
+            "slots": len(self.slots),
+        }

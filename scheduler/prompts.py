@@ -1,0 +1,78 @@
+"""Text to tokens and back, between the engine's steps and never for long at a time."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterator
+
+from ..backends import InferdError, Model
+from ..backends.errors import InvalidArgument, PromptTooLong
+from . import messages as m
+
+__all__ = ("PromptDesk",)
+
+TOKENIZE_S = 0.02
+"""Time for tokenizing per step: 1 M characters take 0.3–0.6 s, which no stream should wait for."""
+
+Request = m.Tokenize | m.Detokenize | m.ChatPrompt
+
+
+class PromptDesk:
+    """Answers tokenizing requests in their order; owned by the engine."""
+
+    def __init__(self, model: Model):
+        self._model = model
+        self._requests: deque[Request] = deque()
+        self._bytes_max = model.info.ctx_size * model.info.token_bytes_max
+
+    @property
+    def busy(self) -> bool:
+        """Tell whether requests are left."""
+        return bool(self._requests)
+
+    def add(self, request: Request) -> None:
+        """Queue a request."""
+        self._requests.append(request)
+
+    def work(self) -> Iterator[m.Report]:
+        """Answer requests until the time of one step is used up; at least one."""
+        end = time.monotonic() + TOKENIZE_S
+        while self._requests:
+            request = self._requests.popleft()
+            try:
+                yield m.Answer(request.id, self._answer(request))
+            except InferdError as exc:
+                yield m.Refused(request.id, exc.to_wire())
+            if time.monotonic() >= end:
+                return
+
+    def _answer(self, request: Request) -> object:
+        if isinstance(request, m.Tokenize):
+            return m.pack_tokens(self._tokenize(request.text, request.special, request.bos))
+        if isinstance(request, m.Detokenize):
+            return self._detokenize(m.unpack_tokens(request.tokens))
+        return self._chat(request)
+
+    def _tokenize(self, text: bytes, special: bool, bos: bool) -> list[int]:
+        if len(text) > self._bytes_max:
+            raise PromptTooLong(
+                f"the prompt has {len(text)} bytes; a context of {self._model.info.ctx_size}"
+                f" tokens takes {self._bytes_max} at the very most",
+                data={"prompt_bytes": len(text), "prompt_bytes_max": self._bytes_max},
+            )
+        return self._model.tokenize(text, special=special, bos=bos)
+
+    def _detokenize(self, tokens: list[int]) -> bytes:
+        size = self._model.info.vocab_size
+        bad = next((t for t in tokens if not 0 <= t < size), None)
+        if bad is not None:
+            raise InvalidArgument(f"token {bad} is not in the vocabulary of {size}")
+        return b"".join(map(self._model.piece, tokens))
+
+    def _chat(self, request: m.ChatPrompt) -> tuple[str, bytes, bool]:
+        text = self._model.render(request.messages)
+        if request.said and text.startswith(request.said):
+            rest = text[len(request.said) :].encode()
+            return text, m.pack_tokens(self._tokenize(rest, True, False)), True
+        return text, m.pack_tokens(self._tokenize(text.encode(), True, True)), False

@@ -1,0 +1,139 @@
+"""A task: one turn on its way through the engine, with its own progress."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from ..backends import Sampler
+from .messages import TaskSpec, TurnStats, unpack_tokens
+from .text import TextAssembler
+
+__all__ = ("PRIORITIES", "Task", "TaskState", "priority_name", "priority_number")
+
+PRIORITIES = {"low": 0, "normal": 1, "high": 2, "urgent": 3}
+PRIORITY_MAX = 3
+
+
+def priority_number(name: str) -> int:
+    """Return the class of a priority's name.
+
+    :raises KeyError: there is no such priority.
+    """
+    return PRIORITIES[name]
+
+
+def priority_name(number: int) -> str:
+    """Return the name of a class."""
+    return next(name for name, value in PRIORITIES.items() if value == number)
+
+
+class TaskState(StrEnum):
+    """Where a task is: in the queue, in a slot, or saved and back in the queue."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    PARKED = "parked"
+
+
+@dataclass(eq=False)
+class Task:
+    """Owned by the engine. `tokens` are prompt and output; the first `computed` are in the KV.
+
+    What there is to do follows from these two: rows `tokens[computed:]` are to be decoded, and
+    once all are, a token can be drawn from the row of logits (`row`).
+    """
+
+    spec: TaskSpec
+    arrival: int
+    now: float
+    tokens: list[int]
+    prompt_size: int
+    text: TextAssembler
+    state: TaskState = TaskState.WAITING
+    slot: int = -1
+    computed: int = 0
+    row: bool = False
+    asked: int = 0
+    credit: int = -1
+    sampler: Sampler | None = None
+    clock_waiting: int = 0
+    """The engine's token clock when this task last began to wait: it ages by what runs since."""
+    age: int = 0
+    """Tokens that the engine computed while this task was waiting or parked, before that."""
+    quantum: int = 0
+    cached: int = 0
+    parks: int = 0
+    unread_since: float | None = None
+    admitted_at: float | None = None
+    prompt_done_at: float | None = None
+    first_token_at: float | None = None
+
+    @classmethod
+    def from_spec(cls, spec: TaskSpec, arrival: int, clock: int, now: float) -> Task:
+        """Return a waiting task that arrived at *now*, when the token clock stood at *clock*."""
+        tokens = unpack_tokens(spec.tokens)
+        return cls(
+            spec=spec,
+            arrival=arrival,
+            now=now,
+            tokens=tokens,
+            prompt_size=len(tokens),
+            text=TextAssembler(spec.stop, spec.reverse_prompt),
+            credit=spec.credit,
+            clock_waiting=clock,
+        )
+
+    @property
+    def generated(self) -> int:
+        """Tokens drawn so far."""
+        return len(self.tokens) - self.prompt_size
+
+    @property
+    def pending(self) -> int:
+        """Rows to decode before the next token can be drawn."""
+        return len(self.tokens) - self.computed
+
+    @property
+    def prefilling(self) -> bool:
+        """Tell whether more than the last token is to be decoded."""
+        return self.pending > 1 or self.computed < self.prompt_size
+
+    @property
+    def wants_token(self) -> bool:
+        """Tell whether the reader takes another token now."""
+        return self.asked > 0 if self.spec.pull else self.credit != 0
+
+    @property
+    def has_work(self) -> bool:
+        """Tell whether the next step has rows of this task.
+
+        A drawn token of a pull task is decoded ahead of the next call; a push task without
+        credit stands still.
+        """
+        return self.pending > 0 and (self.spec.pull or self.wants_token)
+
+    def effective_class(self, clock: int, ageing_tokens: int) -> int:
+        """Return the class with the age: waiting tasks rise by one per *ageing_tokens*."""
+        age = self.age
+        if self.state is not TaskState.RUNNING:
+            age += clock - self.clock_waiting
+        return min(PRIORITY_MAX, self.spec.priority + age // ageing_tokens)
+
+    def stats(self, reason: str, detail: str, now: float) -> TurnStats:
+        """Return the figures of the turn, ended at *now*."""
+        admitted = self.admitted_at if self.admitted_at is not None else now
+        prompt_done = self.prompt_done_at if self.prompt_done_at is not None else now
+        first = self.first_token_at
+        return TurnStats(
+            stop_reason=reason,
+            stop_detail=detail,
+            prompt_tokens=self.prompt_size,
+            cached_tokens=self.cached,
+            output_tokens=self.generated,
+            queue_ms=(admitted - self.now) * 1000,
+            ttft_ms=((first if first is not None else now) - self.now) * 1000,
+            prompt_ms=(prompt_done - admitted) * 1000,
+            predicted_ms=(now - prompt_done) * 1000,
+            parks=self.parks,
+        )

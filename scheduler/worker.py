@@ -1,0 +1,99 @@
+"""A worker process: one model, one engine, one thread. `python -m inferd.scheduler.worker FD`.
+
+It belongs to the daemon: it ignores Ctrl-C and SIGTERM, dies with its parent, and is the first
+that the kernel takes when memory is short.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import socket
+import sys
+from pathlib import Path
+
+import msgspec
+
+from ..backends import InferdError, Model, load_model
+from . import messages as m
+from .engine import Engine
+from .link import LinkClosed, SocketLink
+
+__all__ = ("run",)
+
+OOM_SCORE_ADJ = 500
+PROGRESS_STEP = 0.01
+_PR_SET_PDEATHSIG = 1
+
+
+def main() -> None:
+    """Run the worker on the socket whose descriptor is the first argument."""
+    fd, parent = int(sys.argv[1]), int(sys.argv[2])
+    _belong_to(parent)
+    run(SocketLink(socket.socket(fileno=fd)))
+
+
+def _belong_to(parent: int) -> None:
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:  # the daemon died before prctl took hold
+        os._exit(1)
+    try:
+        Path("/proc/self/oom_score_adj").write_text(str(OOM_SCORE_ADJ))
+    except OSError:
+        pass  # a sandbox may forbid it; the daemon's own score is lower all the same
+
+
+def run(link: SocketLink) -> None:
+    """Load the model that the first command names, then run its engine until told to quit."""
+    try:
+        model = _load(link)
+        if model is not None:
+            _serve(link, Engine(model))
+            model.close()
+        link.drain(1.0)
+    except LinkClosed:
+        pass
+
+
+def _load(link: SocketLink) -> Model | None:
+    command = _first(link)
+    if not isinstance(command, m.Load):
+        return None
+    spec, told = command.spec, 0.0
+    if spec.fd >= 0:
+        spec = msgspec.structs.replace(spec, fd=link.descriptors.pop(0))
+
+    def progress(fraction: float) -> bool:
+        nonlocal told
+        if fraction - told >= PROGRESS_STEP or fraction >= 1.0:
+            told = fraction
+            link.send([m.Progress(fraction)])
+        return not any(isinstance(c, m.Quit) for c in link.receive(0))
+
+    try:
+        model = load_model(spec, progress)
+    except InferdError as exc:
+        link.send([m.LoadFailed(exc.to_wire())])
+        return None
+    link.send([m.Loaded(model.info)])
+    return model
+
+
+def _first(link: SocketLink) -> m.Command:
+    while True:
+        commands = link.receive(None)
+        if commands:
+            return commands[0]
+
+
+def _serve(link: SocketLink, engine: Engine) -> None:
+    """Turn the engine until it is told to quit; sleep only when there is nothing to run."""
+    while not engine.quit:
+        link.send(engine.turn(link.receive(engine.patience())))
+
+
+if __name__ == "__main__":
+    main()

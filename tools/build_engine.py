@@ -1,0 +1,226 @@
+"""Build llama-cpp-python from its source distribution, once per machine, and install it.
+
+Owns `${XDG_CACHE_HOME:-~/.cache}/inferd/{sdist,wheels}` and `.cache/engine-build.log`. A wheel is
+kept under a hash of everything that decides whether it runs here: version, variant, Python and the
+CPU's features (llama.cpp is built for the CPU at hand). Run it with the Python of the virtual
+environment that is to have the engine; needs a C++ compiler and nothing else, CMake and Ninja
+come from PyPI where they are missing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import importlib.metadata
+import json
+import os
+import platform
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, NoReturn
+
+ROOT = Path(__file__).resolve().parent.parent
+CACHE_DIR = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "inferd"
+LOG = ROOT / ".cache" / "engine-build.log"
+PACKAGE = "llama-cpp-python"
+SDIST_SHA256 = "832db0699007f1be95a7e41ef12e88926b02ba836461e36a36372db2760c1a2e"
+"""Of the version that pyproject.toml pins; `make bench` builds llama-server from the same file."""
+
+LOAD_CHECK = "import llama_cpp; llama_cpp.llama_backend_init()"
+LOG_LINES_SHOWN = 30
+PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input"]
+
+
+@dataclass(frozen=True)
+class Variant:
+    """What is built: everything that llama-cpp-python has or libllama only; for which GPU."""
+
+    full: bool
+    gpu: str
+
+    def cmake_args(self) -> list[str]:
+        """Return the CMake definitions of this variant."""
+        only = ROOT / "tools" / "llama_only.cmake"
+        light = ["-DLLAVA_BUILD=OFF", f"-DCMAKE_PROJECT_llama.cpp_INCLUDE={only}"]
+        return ([] if self.full else light) + (["-DGGML_CUDA=on"] if self.gpu == "cuda" else [])
+
+    def __str__(self) -> str:
+        return "-".join(filter(None, ("full" if self.full else "light", self.gpu)))
+
+
+def pinned_version() -> str:
+    """Return the version that pyproject.toml pins."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    for requirement in project["optional-dependencies"]["daemon"]:
+        name, _, version = requirement.partition("==")
+        if name == PACKAGE and version:
+            return str(version)
+    raise SystemExit(f"pyproject.toml does not pin {PACKAGE} with ==")
+
+
+def cpu_features() -> str:
+    """Return the CPU's model and instruction sets: a wheel built for others may not run."""
+    text = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
+    wanted = ("model name", "flags", "Features", "CPU part")
+    first = text.split("\n\n")[0].splitlines()
+    return platform.machine() + "\n".join(line for line in first if line.startswith(wanted))
+
+
+def wheel_dir(version: str, variant: Variant) -> Path:
+    """Return where the wheel of *variant* is kept on this machine."""
+    deciding = [version, str(variant), os.environ.get("CMAKE_ARGS", ""), cpu_features()]
+    deciding += [str(sys.implementation.cache_tag), platform.libc_ver()[1]]
+    return CACHE_DIR / "wheels" / hashlib.sha256(json.dumps(deciding).encode()).hexdigest()[:16]
+
+
+def installed(wheel_hash: str) -> bool:
+    """Tell whether this environment has the wheel with that hash already."""
+    marker = Path(sys.prefix) / ".engine"
+    return marker.exists() and marker.read_text() == wheel_hash and loads()
+
+
+def loads() -> bool:
+    """Tell whether the installed engine loads; a wrong CPU kills a process, so ask another one."""
+    check = subprocess.run([sys.executable, "-c", LOAD_CHECK], capture_output=True, check=False)
+    return check.returncode == 0
+
+
+def install(wheel: Path) -> bool:
+    """Install *wheel* into this environment; tell whether it loads here."""
+    subprocess.run(
+        [*PIP, "install", "--quiet", "--no-deps", "--force-reinstall", str(wheel)], check=True
+    )
+    # What it imports, at the versions that its metadata asks for; small and binary.
+    needs = importlib.metadata.distribution(PACKAGE).requires or []
+    plain = [need for need in needs if "extra ==" not in need]
+    subprocess.run([*PIP, "install", "--quiet", *plain], check=True)
+    return loads()
+
+
+def fetch_sdist(version: str) -> Path:
+    """Return the source distribution, downloaded once per machine and checked.
+
+    :raises SystemExit: its SHA-256 is not the pinned one.
+    """
+    directory = CACHE_DIR / "sdist"
+    path = directory / f"{PACKAGE.replace('-', '_')}-{version}.tar.gz"
+    if not path.exists():
+        directory.mkdir(parents=True, exist_ok=True)
+        print(f"getting the source of {PACKAGE} {version} (77 MB)", flush=True)
+        with tempfile.TemporaryDirectory(dir=directory) as scratch:
+            command = [*PIP, "download", "--no-deps", "--no-binary", PACKAGE, "--dest", scratch]
+            subprocess.run([*command, f"{PACKAGE}=={version}"], check=True)
+            check_sha256(Path(scratch, path.name))
+            Path(scratch, path.name).rename(path)
+    return path
+
+
+def check_sha256(path: Path) -> None:
+    """Refuse a source distribution that is not the pinned one."""
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    if digest != SDIST_SHA256:
+        raise SystemExit(f"{path.name}: SHA-256 is {digest}, not {SDIST_SHA256}")
+
+
+class Progress:
+    """Shows how far a build is: one line that moves on a terminal, else a line every 10 %."""
+
+    def __init__(self, what: str, out: IO[str]):
+        self.what, self.out, self.start_s, self.shown = what, out, time.monotonic(), -10
+
+    def see(self, line: str) -> None:
+        """Read a line of Ninja's output; those with its [n/m] counter are shown."""
+        found = re.match(r"\s*\[(\d+)/(\d+)\]", line)
+        if not found:
+            return
+        done, total = int(found[1]), int(found[2])
+        percent = 100 * done // total
+        text = (
+            f"{self.what}: {percent:3} % [{done}/{total}] {time.monotonic() - self.start_s:.0f} s"
+        )
+        if self.out.isatty():
+            print(f"\r{text}\033[K", end="\n" if done == total else "", file=self.out, flush=True)
+        elif percent >= self.shown + 10:
+            self.shown = percent - percent % 10
+            print(text, file=self.out, flush=True)
+
+
+def run_logged(command: list[str], env: dict[str, str], what: str, log: Path) -> None:
+    """Run a build, its output into *log*, its progress onto the terminal.
+
+    :raises SystemExit: it failed; the end of the log has been shown.
+    """
+    log.parent.mkdir(parents=True, exist_ok=True)
+    progress = Progress(what, sys.stdout)
+    with (
+        log.open("w") as file,
+        subprocess.Popen(
+            command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        ) as process,
+    ):
+        assert process.stdout is not None
+        for line in process.stdout:
+            file.write(line)
+            progress.see(line)
+    if process.returncode != 0:
+        fail(f"{what}: failed with status {process.returncode}", log)
+
+
+def fail(message: str, log: Path) -> NoReturn:
+    """End with *message* and the last lines of *log*."""
+    tail = "\n".join(log.read_text(errors="replace").splitlines()[-LOG_LINES_SHOWN:])
+    raise SystemExit(f"\n{tail}\n\n{message}\nthe whole log: {log}")
+
+
+def need_compiler() -> None:
+    """Refuse early where no C++ compiler is found."""
+    if not any(map(shutil.which, (os.environ.get("CXX", "c++").split()[0], "g++", "clang++"))):
+        raise SystemExit("no C++ compiler found; on Debian or Ubuntu: sudo apt install g++")
+
+
+def build(sdist: Path, variant: Variant, target: Path) -> Path:
+    """Build the wheel and keep it in *target*; return it."""
+    need_compiler()
+    print(f"building llama.cpp ({variant}), 2 to 5 minutes, once per machine", flush=True)
+    args = [os.environ.get("CMAKE_ARGS", ""), shlex.join(variant.cmake_args())]
+    # Where Ninja is missing, scikit-build-core would fall back to a make without parallel jobs.
+    env = {**os.environ, "CMAKE_ARGS": " ".join(args), "SKBUILD_NINJA_MAKE_FALLBACK": "0"}
+    target.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target) as scratch:
+        # --no-cache-dir: pip's own cache of built wheels does not look at CMAKE_ARGS.
+        command = [*PIP, "wheel", "--verbose", "--no-deps", "--no-cache-dir", "--wheel-dir"]
+        run_logged([*command, scratch, str(sdist)], env, "building llama.cpp", LOG)
+        (wheel,) = Path(scratch).glob("*.whl")
+        return wheel.rename(target / wheel.name)
+
+
+def main() -> None:
+    """Install the engine into this environment, from the kept wheel if there is one."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--full", action="store_true", help="with the multimodal tools")
+    parser.add_argument("--gpu", choices=("", "cuda"), default="", help="build for this GPU too")
+    arguments = parser.parse_args()
+    variant, version = Variant(arguments.full, arguments.gpu), pinned_version()
+    kept = wheel_dir(version, variant)
+    if installed(kept.name):
+        return
+    wheel = next(kept.glob("*.whl"), None)
+    if wheel is None or not install(wheel):
+        wheel = build(fetch_sdist(version), variant, kept)
+        if not install(wheel):
+            raise SystemExit(f"{wheel.name} was built, but does not load: {LOAD_CHECK}")
+    (Path(sys.prefix) / ".engine").write_text(kept.name)
+    print(f"{PACKAGE} {version} ({variant}) is installed", flush=True)
+
+
+if __name__ == "__main__":
+    main()
