@@ -65,9 +65,7 @@ class Bare:
     def tokenize(self, text: str) -> list[int]:
         """Return the prompt's tokens."""
         raw, tokens = text.encode(), (ctypes.c_int32 * CTX_SIZE)()
-        n = llama_cpp.llama_tokenize(
-            self.vocab, raw, len(raw), tokens, CTX_SIZE, True, False
-        )
+        n = llama_cpp.llama_tokenize(self.vocab, raw, len(raw), tokens, CTX_SIZE, True, False)
         return list(tokens[:n])
 
     def run(self, texts: list[str], n_predict: int) -> list[Stream]:

@@ -20,7 +20,9 @@ CTX_SIZE = 512
 STREAMS = (1, 4, 16)
 N_PREDICT = 128
 
-_NAMES = "Ada Ben Cleo Dara Egon Fay Gus Hana Ivo Jana Kofi Lena Milo Nora Otto Pia Quin Rosa".split()
+_NAMES = (
+    "Ada Ben Cleo Dara Egon Fay Gus Hana Ivo Jana Kofi Lena Milo Nora Otto Pia Quin Rosa".split()
+)
 _JOBS = "baker carpenter doctor farmer gardener librarian painter sailor tailor teacher".split()
 _PLACES = "bakery bridge castle forest harbour island library market mill museum station".split()
 _THINGS = "bell book clock coin compass key lamp letter map mirror ring violin".split()
