@@ -2,7 +2,7 @@
 
 No queue, no process boundary, no text: tokenize, decode mixed batches, sample greedily. Split KV,
 rows ascending by sequence, as inferd's engine has them. A process of its own, so that its memory
-and threads are gone when another side runs; `python -m bench.bare STREAMS ROUND` prints JSON.
+and threads are gone when another side runs: `python -m bench.bare STREAMS N_PREDICT ROUND`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ import llama_cpp
 from .scenario import (
     CTX_SIZE,
     MODEL,
-    N_PREDICT,
     SLOTS,
     THREADS,
     Stream,
@@ -106,10 +105,10 @@ class Bare:
 
 def main() -> None:
     """Print the streams of one run as JSON: [asked_s, [arrival_s, …], tokens] each."""
-    streams, round_number = int(sys.argv[1]), int(sys.argv[2])
+    streams, n_predict, round_number = map(int, sys.argv[1:4])
     bare = Bare()
     bare.run(prompts(streams, 0), WARM_UP_TOKENS)
-    result = bare.run(prompts(streams, round_number), N_PREDICT)
+    result = bare.run(prompts(streams, round_number), n_predict)
     print(json.dumps([[s.asked_s, s.arrivals_s, s.tokens] for s in result]))
 
 

@@ -47,7 +47,8 @@ class LlamaServerClient:
 
     async def ask(self, text: str, n_predict: int) -> Stream:
         """Send the prompt, read its answer to the end."""
-        asked_s, arrivals = time.perf_counter(), []
+        asked_s = time.perf_counter()
+        arrivals: list[float] = []
         self.writer.write(_request(text, n_predict))
         while True:
             line = await self.reader.readline()
@@ -86,9 +87,10 @@ async def llama_server_run(port: int, texts: Sequence[str], n_predict: int) -> l
             client.close()
 
 
-async def bare_run(streams: int, round_number: int) -> list[Stream]:
+async def bare_run(streams: int, n_predict: int, round_number: int) -> list[Stream]:
     """Run the scenario in a bare loop, a process of its own."""
-    command = [sys.executable, "-m", "bench.bare", str(streams), str(round_number)]
+    command = [sys.executable, "-m", "bench.bare"]
+    command += [str(streams), str(n_predict), str(round_number)]
     process = await asyncio.create_subprocess_exec(
         *command, cwd=ROOT, stdout=asyncio.subprocess.PIPE
     )

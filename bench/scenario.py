@@ -6,7 +6,6 @@ import random
 import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 from tools.get_models import MODELS_DIR, SOURCES
@@ -20,13 +19,11 @@ CTX_SIZE = 512
 STREAMS = (1, 4, 16)
 N_PREDICT = 128
 
-_NAMES = (
-    "Ada Ben Cleo Dara Egon Fay Gus Hana Ivo Jana Kofi Lena Milo Nora Otto Pia Quin Rosa".split()
-)
-_JOBS = "baker carpenter doctor farmer gardener librarian painter sailor tailor teacher".split()
-_PLACES = "bakery bridge castle forest harbour island library market mill museum station".split()
-_THINGS = "bell book clock coin compass key lamp letter map mirror ring violin".split()
-_BEASTS = "badger cat crow dog fox goat hedgehog magpie otter owl rabbit squirrel".split()
+_NAMES = "Ada Ben Cleo Dara Egon Fay Gus Hana Ivo Jana Kofi Lena Milo Nora Otto Pia Quin Rosa"
+_JOBS = "baker carpenter doctor farmer gardener librarian painter sailor tailor teacher"
+_PLACES = "bakery bridge castle forest harbour island library market mill museum station"
+_THINGS = "bell book clock coin compass key lamp letter map mirror ring violin"
+_BEASTS = "badger cat crow dog fox goat hedgehog magpie otter owl rabbit squirrel"
 
 
 @dataclass(frozen=True)
@@ -63,12 +60,14 @@ FIGURES = ("tokens_per_s", "ttft_ms", "itl_p50_ms", "itl_p99_ms")
 def prompts(streams: int, round_number: int) -> list[str]:
     """Return distinct prompts of 40 to 60 tokens; other rounds have others, so no cache helps."""
     rng = random.Random(round_number * 1000 + streams)
-    names = rng.sample(_NAMES, streams)
+    names = rng.sample(_NAMES.split(), streams)
     return [_prompt(name, rng) for name in names]
 
 
 def _prompt(name: str, rng: random.Random) -> str:
-    job, place, thing, beast = (rng.choice(w) for w in (_JOBS, _PLACES, _THINGS, _BEASTS))
+    job, place, thing, beast = (
+        rng.choice(words.split()) for words in (_JOBS, _PLACES, _THINGS, _BEASTS)
+    )
     return (
         f"{name} the {job} walked to the old {place} to look for a {thing} that had been lost for "
         f"{rng.randint(3, 90)} years. Nobody knew that a {beast} had hidden it there. This is the "

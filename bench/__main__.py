@@ -1,0 +1,76 @@
+"""`python -m bench`: measure every side, show the table, write docs/benchmarks.md."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from typing import Any
+
+from rich.console import Console
+
+from tools.build_engine import PACKAGE, ROOT, pinned_version
+
+from . import decode, llama_server, report
+from .clients import bare_run, llama_server_run
+from .resting import idle_cpu_percent, rss_mb
+from .scenario import STREAMS, Stream
+
+ROUNDS = 5
+SIDES = ("llama-server", "inferd stream", "inferd pull", "bare")
+IDLE_CPU_PERCENT_MAX = 0.5
+"""A side that uses more while it idles would disturb the others' runs."""
+
+
+async def start_llama_server(
+    stack: AsyncExitStack, facts: dict[str, Any], wanted: Sequence[str]
+) -> dict[str, decode.Side]:
+    """Start llama-server if it is wanted; return its side."""
+    if "llama-server" not in wanted:
+        return {}
+    port, process = await stack.enter_async_context(llama_server.running(llama_server.binary()))
+
+    async def side(_: int, texts: Sequence[str], n: int, __: int) -> list[Stream]:
+        return await llama_server_run(port, texts, n)
+
+    await side(1, ["Once"], 8, 0)
+    idle = await idle_cpu_percent([process])
+    assert idle <= IDLE_CPU_PERCENT_MAX, f"an idle llama-server uses {idle:.1f} % of a core"
+    facts["llama-server, idle: CPU % of a core"] = f"{idle:.1f}"
+    facts["llama-server with the model: RSS, MB"] = f"{rss_mb(process):.0f}"
+    return {"llama-server": side}
+
+
+async def bare_side(streams: int, _: Sequence[str], n: int, round_number: int) -> list[Stream]:
+    """Run the bare loop; it makes its prompts itself."""
+    return await bare_run(streams, n, round_number)
+
+
+async def bench(arguments: argparse.Namespace, console: Console) -> None:
+    """Start what serves, compare, show and save."""
+    facts: dict[str, Any] = {**decode.machine(), PACKAGE: pinned_version()}
+    async with AsyncExitStack() as stack:
+        sides = await start_llama_server(stack, facts, arguments.sides)
+        if "bare" in arguments.sides:
+            sides["bare"] = bare_side
+        await decode.warm_up(sides, arguments.streams)
+        runs = await decode.compare(sides, arguments.streams, arguments.rounds, console)
+    console.print(decode.table(runs))
+    console.print(f"raw figures: {decode.save(runs, facts).relative_to(ROOT)}")
+    if arguments.report:
+        report.main()
+
+
+def main() -> None:
+    """Read the command line and run the bench."""
+    parser = argparse.ArgumentParser(prog="make bench", description=__doc__)
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--streams", type=int, nargs="+", default=list(STREAMS))
+    parser.add_argument("--sides", nargs="+", choices=SIDES, default=list(SIDES))
+    parser.add_argument("--no-report", dest="report", action="store_false")
+    asyncio.run(bench(parser.parse_args(), Console()))
+
+
+if __name__ == "__main__":
+    main()
