@@ -1,0 +1,260 @@
+"""The KV state: one llama.cpp context, its slots and what is in them.
+
+llama.cpp's answers are not taken for granted: `seq_rm` says true and leaves cells missing, so what
+is really there is asked for after each change. A batch or number that llama.cpp would abort the
+process for is refused here.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+from llama_cpp import llama_cpp as lib
+from numpy.typing import NDArray
+
+from ..base import Chunk
+from ..errors import BackendError
+
+__all__ = ("LlamaContext",)
+
+_STATE = struct.Struct("<4s16sii")
+_STATE_MAGIC = b"ifkv"
+_DECODE_ERRORS = {
+    1: "no KV cells are left for the batch",
+    2: "the step was aborted",
+    -1: "llama.cpp refuses the batch",
+}
+
+_new_bytes = ctypes.pythonapi.PyBytes_FromStringAndSize
+_new_bytes.argtypes, _new_bytes.restype = [ctypes.c_char_p, ctypes.c_ssize_t], ctypes.py_object
+
+
+def _at(buffer: bytes, offset: int) -> Any:
+    """Return a pointer into *buffer*, which the caller keeps alive."""
+    address = ctypes.cast(ctypes.c_char_p(buffer), ctypes.c_void_p).value or 0
+    return ctypes.cast(address + offset, ctypes.POINTER(ctypes.c_uint8))
+
+
+class _Batch:
+    """One batch, allocated once: rows that all belong to exactly one sequence."""
+
+    def __init__(self, rows_max: int):
+        self.token: Any = (ctypes.c_int32 * rows_max)()
+        self.position: Any = (ctypes.c_int32 * rows_max)()
+        self.slot: Any = (ctypes.c_int32 * rows_max)()
+        self.logits: Any = (ctypes.c_int8 * rows_max)()
+        self._ones = (ctypes.c_int32 * rows_max)(*([1] * rows_max))
+        # llama.cpp wants for each row a pointer to its list of sequences: here, one cell of `slot`.
+        self._lists = (ctypes.POINTER(ctypes.c_int32) * rows_max)()
+        address = ctypes.addressof(self.slot)
+        for row in range(rows_max):
+            self._lists[row] = ctypes.cast(address + 4 * row, ctypes.POINTER(ctypes.c_int32))
+        self.struct = lib.llama_batch(
+            n_tokens=0,
+            token=self.token,
+            embd=None,
+            pos=self.position,
+            n_seq_id=self._ones,
+            seq_id=self._lists,
+            logits=self.logits,
+        )
+
+    def fill(self, chunks: Sequence[Chunk]) -> dict[int, int]:
+        """Write the chunks' rows; return by slot the rows that leave logits.
+
+        Slices of ctypes arrays take 8 µs for 16 rows of 16 chunks; numpy views took 20.
+        """
+        tokens: list[int] = []
+        positions: list[int] = []
+        slots: list[int] = []
+        logits: dict[int, int] = {}
+        for chunk in chunks:
+            count = len(chunk.tokens)
+            tokens += chunk.tokens
+            positions += range(chunk.position, chunk.position + count)
+            slots += (chunk.slot,) * count
+            if chunk.logits:
+                logits[chunk.slot] = len(tokens) - 1
+        rows = len(tokens)
+        self.token[:rows], self.position[:rows], self.slot[:rows] = tokens, positions, slots
+        ctypes.memset(self.logits, 0, rows)
+        for row in logits.values():
+            self.logits[row] = 1
+        self.struct.n_tokens = rows
+        return logits
+
+
+class LlamaContext:
+    """The slots of one context. Owned by one thread; the model must outlive it."""
+
+    def __init__(self, pointer: Any, model: Any, *, vocab_size: int, fingerprint: str):
+        self.pointer = pointer
+        self.memory = lib.llama_get_memory(pointer)
+        self.slots = int(lib.llama_n_seq_max(pointer))
+        self.ctx_size = int(lib.llama_n_ctx_seq(pointer))
+        self.batch_size = int(lib.llama_n_batch(pointer))
+        self._vocab_size = vocab_size
+        self._key = bytes.fromhex(fingerprint)[:16]
+        self._window = int(lib.llama_model_n_swa(model))
+        self._whole_only = bool(
+            lib.llama_model_is_recurrent(model) or lib.llama_model_is_hybrid(model)
+        )
+        self._lengths = [0] * self.slots
+        self._batch = _Batch(self.batch_size)
+
+    def close(self) -> None:
+        """Free the context; twice is once."""
+        pointer, self.pointer = self.pointer, None
+        if pointer is not None:
+            lib.llama_free(pointer)
+
+    def length(self, slot: int) -> int:
+        """Return how many tokens a slot holds."""
+        return self._lengths[self._checked(slot)]
+
+    def decode(self, chunks: Sequence[Chunk]) -> dict[int, int]:
+        """Decode a checked batch; return by slot the rows with logits until the next decode.
+
+        :raises BackendError: what `Model.step` says.
+        """
+        logits = self._batch.fill(chunks)
+        result = lib.llama_decode(self.pointer, self._batch.struct)
+        if result != 0:
+            self._measure(chunk.slot for chunk in chunks)
+            reason = _DECODE_ERRORS.get(result, "llama.cpp failed to compute")
+            raise BackendError(f"{reason} (llama_decode returned {result})")
+        for chunk in chunks:
+            self._lengths[chunk.slot] = chunk.position + len(chunk.tokens)
+        return logits
+
+    def _measure(self, slots: Iterable[int]) -> None:
+        for slot in slots:
+            self._lengths[slot] = self._positions(slot)[1] + 1
+
+    def check(self, chunks: Sequence[Chunk]) -> None:
+        """Refuse a batch that llama.cpp would abort the process for, or do wrong.
+
+        :raises BackendError: what is wrong with it.
+        """
+        rows, before = 0, -1
+        for chunk in chunks:
+            slot, tokens = chunk.slot, chunk.tokens
+            if not before < slot < self.slots:
+                raise BackendError(f"slot {slot} after slot {before}, of {self.slots} slots")
+            self._check_chunk(slot, tokens, chunk.position)
+            rows, before = rows + len(tokens), slot
+        # llama.cpp aborts the process for more.
+        if not 0 < rows <= self.batch_size:
+            raise BackendError(f"a batch of {rows} rows; 1 … {self.batch_size} are possible")
+
+    def _check_chunk(self, slot: int, tokens: Sequence[int], position: int) -> None:
+        if not tokens:
+            raise BackendError(f"a chunk without tokens for slot {slot}")
+        if position != self._lengths[slot]:
+            raise BackendError(
+                f"position {position} in slot {slot}, which has {self._lengths[slot]}"
+            )
+        if position + len(tokens) > self.ctx_size:
+            raise BackendError(f"slot {slot} has room for {self.ctx_size} tokens")
+        if min(tokens) < 0 or max(tokens) >= self._vocab_size:
+            raise BackendError(f"a token outside 0 … {self._vocab_size - 1} for slot {slot}")
+
+    def row(self, index: int) -> NDArray[np.float32]:
+        """Return a copy of the logits of a batch's row."""
+        pointer = lib.llama_get_logits_ith(self.pointer, index)
+        if not pointer:
+            raise BackendError(f"row {index} of the last batch has no logits")
+        # from_address would be faster by 10 µs, but a copy of 49k floats takes as long.
+        return np.ctypeslib.as_array(pointer, (self._vocab_size,)).copy()
+
+    def clear(self, slot: int) -> None:
+        """Empty one slot. One by one: clearing all at once breaks recurrent memory."""
+        lib.llama_memory_seq_rm(self.memory, self._checked(slot), -1, -1)
+        self._lengths[slot] = 0
+
+    def trim(self, slot: int, keep: int) -> int:
+        """Forget all but the first *keep* tokens; see `Model.trim`."""
+        length = self.length(slot)
+        if 0 < length <= keep:
+            return length
+        if keep > 0 and not self._whole_only:
+            lib.llama_memory_seq_rm(self.memory, slot, keep, -1)
+            if self._is_complete(slot, keep):
+                self._lengths[slot] = keep
+                return keep
+        self.clear(slot)
+        return 0
+
+    def _is_complete(self, slot: int, length: int) -> bool:
+        """Tell whether all cells are there that the token after *length* looks at."""
+        first, last = self._positions(slot)
+        needed = max(0, length - self._window) if self._window else 0
+        return last == length - 1 and (self._whole_only or 0 <= first <= needed)
+
+    def _positions(self, slot: int) -> tuple[int, int]:
+        return (
+            int(lib.llama_memory_seq_pos_min(self.memory, slot)),
+            int(lib.llama_memory_seq_pos_max(self.memory, slot)),
+        )
+
+    def save(self, slot: int) -> bytes:
+        """Return the state of a slot, behind a header that names the model and the length."""
+        length = self.length(slot)
+        size = lib.llama_state_seq_get_size_ext(self.pointer, slot, 0) if length else 0
+        # The one way to have llama.cpp write into `bytes`: no second copy of 20 kB a token.
+        state: bytes = _new_bytes(None, _STATE.size + size)
+        header = _STATE.pack(_STATE_MAGIC, self._key, length, 0)
+        ctypes.memmove(_at(state, 0), header, len(header))
+        if size:
+            written = lib.llama_state_seq_get_data_ext(
+                self.pointer, _at(state, _STATE.size), size, slot, 0
+            )
+            if written != size:
+                raise BackendError(f"slot {slot} could not be saved: {written} of {size} bytes")
+        return state
+
+    def restore(self, slot: int, state: bytes) -> bool:
+        """Put a saved state into a slot; False if it does not fit, the slot is then empty."""
+        self.clear(slot)
+        if len(state) < _STATE.size:
+            return False
+        magic, key, length, _ = _STATE.unpack_from(state)
+        if magic != _STATE_MAGIC or key != self._key or not 0 <= length <= self.ctx_size:
+            return False
+        size = len(state) - _STATE.size
+        if not length:
+            return size == 0
+        read = lib.llama_state_seq_set_data_ext(
+            self.pointer, _at(state, _STATE.size), size, slot, 0
+        )
+        if read != size or not self._is_complete(slot, length):
+            self.clear(slot)
+            return False
+        self._lengths[slot] = length
+        return True
+
+    def swap(self, a: int, b: int) -> None:
+        """Exchange two slots, through a save and restore of both.
+
+        :raises BackendError: a state did not go back in; both slots are then empty.
+        """
+        states = ((b, self.save(a)), (a, self.save(b)))
+        restored = [self.restore(slot, state) for slot, state in states]
+        if not all(restored):
+            self.clear(a)
+            self.clear(b)
+            raise BackendError(f"the slots {a} and {b} could not be exchanged")
+
+    def set_threads(self, threads: int) -> None:
+        """Use this many threads from the next decode on."""
+        lib.llama_set_n_threads(self.pointer, max(1, threads), max(1, threads))
+
+    def _checked(self, slot: int) -> int:
+        # llama.cpp aborts the process for a sequence that it does not have.
+        if not 0 <= slot < self.slots:
+            raise BackendError(f"slot {slot} is not one of {self.slots}")
+        return slot

@@ -1,0 +1,156 @@
+"""The llama.cpp model: vocabulary, context and chat template, and the rows of logits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from llama_cpp import llama_cpp as lib
+from numpy.typing import NDArray
+
+from ..base import Chunk, Message, ModelInfo, Sampler
+from ..errors import BackendError, UnsupportedOperation
+from ..params import SamplingParams
+from .context import LlamaContext
+from .sampling import Candidates, LlamaSampler
+from .template import ChatTemplate
+from .vocab import Vocab
+
+__all__ = ("LlamaModel",)
+
+
+class LlamaModel:
+    """A loaded GGUF model with its context; see `Model`. Owned by one thread."""
+
+    def __init__(
+        self,
+        pointer: Any,
+        context: LlamaContext,
+        vocab: Vocab,
+        template: ChatTemplate | None,
+        info: ModelInfo,
+    ):
+        self._pointer = pointer
+        self._context = context
+        self._vocab = vocab
+        self._template = template
+        self._info = info
+        self._candidates: Candidates | None = None
+        # Rows of logits by slot: in the context until the next step, or held, a copy of our own.
+        self._live: dict[int, int] = {}
+        self._held: dict[int, NDArray[np.float32]] = {}
+        self.tokenize = vocab.tokenize
+        self.piece = vocab.piece
+        self.is_control = vocab.is_control
+        self.is_eog = vocab.is_eog
+        self.set_threads = context.set_threads
+        self.save = context.save
+
+    @property
+    def info(self) -> ModelInfo:
+        """Facts about the model."""
+        return self._info
+
+    def render(self, messages: Sequence[Message]) -> str:
+        """Return the prompt that the chat template makes of *messages*."""
+        if self._template is None:
+            raise UnsupportedOperation(
+                f"the model {self._info.description!r} has no chat template",
+                hint="send the prompt as raw text",
+            )
+        return self._template.render(messages)
+
+    def sampler(self, params: SamplingParams, prompt: Sequence[int]) -> Sampler:
+        """Return a sampler that has seen the tokens of *prompt* (for its penalties)."""
+        return LlamaSampler(self._vocab, params, prompt, self._info.ctx_size)
+
+    def step(self, chunks: Sequence[Chunk]) -> None:
+        """Decode one batch; see `Model.step`. One refused before the decode changes nothing."""
+        self._context.check(chunks)
+        self._live.clear()
+        for chunk in chunks:
+            self._held.pop(chunk.slot, None)
+        self._live = self._context.decode(chunks)
+
+    def sample(self, slot: int, sampler: Sampler, index: int) -> int:
+        """Draw token number *index* of a turn from the slot's row of logits, and use the row up."""
+        assert isinstance(sampler, LlamaSampler)
+        chain = sampler.chain(index)
+        row = self._live.pop(slot, None)
+        if row is not None:
+            return int(lib.llama_sampler_sample(chain, self._context.pointer, row))
+        if self._candidates is None:
+            self._candidates = Candidates(self._vocab.size)
+        return self._candidates.draw(chain, self._take(slot))
+
+    def _take(self, slot: int) -> NDArray[np.float32]:
+        try:
+            return self._held.pop(slot)
+        except KeyError:
+            raise BackendError(f"slot {slot} has no row of logits") from None
+
+    def logits(self, slot: int) -> NDArray[np.float32]:
+        """Return a copy of the slot's row of logits, which stays where it is."""
+        row = self._live.get(slot)
+        if row is not None:
+            return self._context.row(row)
+        if slot not in self._held:
+            raise BackendError(f"slot {slot} has no row of logits")
+        return self._held[slot].copy()
+
+    def hold(self, slot: int) -> None:
+        """Keep the slot's row of logits over the next steps: it is sampled later."""
+        if slot not in self._held:
+            self._held[slot] = self.logits(slot)
+            del self._live[slot]
+
+    def take_row(self, slot: int) -> object:
+        """Move the slot's row of logits out of the model: a copy of our own."""
+        self.hold(slot)
+        return self._held.pop(slot)
+
+    def put_row(self, slot: int, row: object) -> None:
+        """Put back a row that `take_row` gave, into any slot."""
+        assert isinstance(row, np.ndarray) and row.shape == (self._vocab.size,)
+        self._forget_row(slot)
+        self._held[slot] = row
+
+    def trim(self, slot: int, keep: int) -> int:
+        """Forget all but the first *keep* tokens of a slot, and its row; see `Model.trim`."""
+        self._forget_row(slot)
+        return self._context.trim(slot, keep)
+
+    def swap(self, a: int, b: int) -> None:
+        """Exchange the contents of two slots, rows of logits included."""
+        if a == b:
+            return
+        self._context.swap(a, b)
+        for rows in (self._live, self._held):
+            _exchange(rows, a, b)
+
+    def restore(self, slot: int, state: bytes) -> bool:
+        """Put a saved state into a slot; False if it does not fit, the slot is then empty."""
+        self._forget_row(slot)
+        return self._context.restore(slot, state)
+
+    def _forget_row(self, slot: int) -> None:
+        self._live.pop(slot, None)
+        self._held.pop(slot, None)
+
+    def close(self) -> None:
+        """Free everything; twice is once."""
+        self._live.clear()
+        self._held.clear()
+        self._context.close()
+        pointer, self._pointer = self._pointer, None
+        if pointer is not None:
+            lib.llama_model_free(pointer)
+
+
+def _exchange(rows: dict[int, Any], a: int, b: int) -> None:
+    at_a, at_b = rows.pop(a, None), rows.pop(b, None)
+    if at_a is not None:
+        rows[b] = at_a
+    if at_b is not None:
+        rows[a] = at_b

@@ -1,0 +1,104 @@
+"""Tokens: from text, to bytes, and what is special about them."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+from llama_cpp import llama_cpp as lib
+
+from ..errors import BackendError, InvalidArgument, TooLarge
+
+__all__ = ("Vocab",)
+
+TEXT_BYTES_MAX = (1 << 31) - 1
+PIECE_BYTES = 256
+
+
+class Vocab:
+    """The vocabulary of a loaded model. Reads only: the model must outlive it."""
+
+    def __init__(self, pointer: Any):
+        self._pointer = pointer
+        self.size = int(lib.llama_vocab_n_tokens(pointer))
+        self._pieces: dict[int, bytes] = {}
+        self._buffer = ctypes.create_string_buffer(PIECE_BYTES)
+        self._muted: tuple[int, ...] | None = None
+        self._eog: tuple[int, ...] | None = None
+
+    @property
+    def adds_bos(self) -> bool:
+        """Tell whether `tokenize` with *bos* puts a token before the text."""
+        return bool(lib.llama_vocab_get_add_bos(self._pointer))
+
+    @property
+    def bos(self) -> str:
+        """Name of the token that begins a text; empty if there is none."""
+        return self._name(int(lib.llama_vocab_bos(self._pointer)))
+
+    @property
+    def eos(self) -> str:
+        """Name of the token that ends a text; empty if there is none."""
+        return self._name(int(lib.llama_vocab_eos(self._pointer)))
+
+    def _name(self, token: int) -> str:
+        return self.piece(token).decode("utf-8", "replace") if 0 <= token < self.size else ""
+
+    def tokenize(self, text: bytes, *, special: bool, bos: bool) -> list[int]:
+        """Return the token ids of *text*; see `Model.tokenize`."""
+        if len(text) > TEXT_BYTES_MAX // 2:
+            raise TooLarge(f"a text of {len(text)} bytes", hint="shorten the text")
+        count = len(text) // 3 + 16
+        while True:
+            tokens = (ctypes.c_int32 * count)()
+            found = lib.llama_tokenize(self._pointer, text, len(text), tokens, count, bos, special)
+            if found >= 0:
+                return tokens[:found]
+            if -found <= count:
+                raise BackendError(f"a text of {len(text)} bytes has too many tokens")
+            count = -found
+
+    def piece(self, token: int) -> bytes:
+        """Return the bytes that *token* stands for; a special token's are its name."""
+        piece = self._pieces.get(token)
+        if piece is None:
+            piece = self._pieces[token] = self._piece(self._checked(token))
+        return piece
+
+    def _piece(self, token: int) -> bytes:
+        length = lib.llama_token_to_piece(
+            self._pointer, token, self._buffer, len(self._buffer), 0, True
+        )
+        if length < 0:
+            self._buffer = ctypes.create_string_buffer(-length)
+            return self._piece(token)
+        return self._buffer.raw[:length]
+
+    def is_control(self, token: int) -> bool:
+        """Tell whether *token* is a special one that is no text."""
+        return bool(lib.llama_vocab_is_control(self._pointer, self._checked(token)))
+
+    def is_eog(self, token: int) -> bool:
+        """Tell whether *token* ends a generation."""
+        return bool(lib.llama_vocab_is_eog(self._pointer, self._checked(token)))
+
+    def _checked(self, token: int) -> int:
+        # llama.cpp looks the token up without a check: a C++ exception would end the process.
+        if not 0 <= token < self.size:
+            raise InvalidArgument(f"token {token} is not one of the model's {self.size}")
+        return token
+
+    def muted(self) -> tuple[int, ...]:
+        """Return the tokens that the model's file wants never to be generated."""
+        if self._muted is None:
+            count = ctypes.c_int32(0)
+            tokens = lib.llama_vocab_get_suppress_tokens(self._pointer, ctypes.byref(count))
+            self._muted = tuple(tokens[: count.value]) if tokens else ()
+        return self._muted
+
+    def eog(self) -> tuple[int, ...]:
+        """Return all tokens that end a generation; the first call asks about every token."""
+        if self._eog is None:
+            ends, pointer = lib.llama_vocab_is_eog, self._pointer
+            self._eog = tuple(t for t in range(self.size) if ends(pointer, t))
+        return self._eog
