@@ -1,0 +1,3 @@
+"""Composition: configuration, models and their workers, dispatch, metrics, and the command line."""
+
+__all__ = ()

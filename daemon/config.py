@@ -1,0 +1,290 @@
+"""The configuration: what can be set, in which range, and from where it is read.
+
+Flags come before the environment (``INFERD_SESSIONS_MAX``), the environment before the file.
+The file is TOML: settings under ``[daemon]``, parameters of every model under ``[defaults]``, and
+one table ``[models.NAME]`` a model. Nothing is skipped: every key that is unknown and every value
+that is wrong is reported, all at once.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import os
+import tomllib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import platformdirs
+
+from ..backends.errors import InvalidArgument
+from ..backends.params import nearest
+from .config_models import (
+    MODEL_NAME,
+    ModelConfig,
+    check_model_name,
+    hyphens,
+    read_models,
+    read_options_table,
+    table_of,
+)
+
+__all__ = (
+    "MODEL_NAME",
+    "SETTINGS",
+    "Config",
+    "ConfigError",
+    "ModelConfig",
+    "Setting",
+    "check_model_name",
+    "load_config",
+)
+
+SYSTEM_FILE = Path("/etc/inferd/config.toml")
+FILE_BYTES_MAX = 1 << 20
+SOCKET_BYTES_MAX = 107
+"""Linux' bound on a Unix socket's path: sun_path less its end mark."""
+ENVIRONMENT_PREFIX = "INFERD_"
+ENVIRONMENT_OTHERS = ("INFERD_CONFIG",)
+SLIP_CUTOFF = 0.85
+
+
+class ConfigError(InvalidArgument):
+    """A configuration that cannot be used; `lines` holds every error in it."""
+
+    hint_default = "correct these and start again"
+
+    def __init__(self, lines: list[str]):
+        super().__init__("\n".join(lines), data={"errors": lines})
+        self.lines = lines
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ConfigError, (self.lines,)
+
+
+class Config(msgspec.Struct, frozen=True, kw_only=True):
+    """What a daemon runs with; `SETTINGS` says what each field means and its range."""
+
+    socket: Path
+    models_dir: Path
+    state_dir: Path
+    cores: int
+    sessions_max: int = 100
+    idle_timeout_ms: int = 300_000
+    keep_alive_s: float = 300.0
+    connections_max: int = 256
+    tasks_waiting_max: int = 512
+    tasks_waiting_owner_max: int = 256
+    dormant_max: int = 1000
+    reader_wait_ms: int = 200
+    reader_timeout_s: float = 300.0
+    grace_s: float = 30.0
+    log_level: str = "info"
+    log_format: str = "auto"
+    models: dict[str, ModelConfig] = {}
+    defaults: dict[str, Any] = {}
+
+
+class Setting(msgspec.Struct, frozen=True):
+    """One row of the table: `low` and `high` bound numbers and a path's bytes, both inclusive."""
+
+    kind: type[Any]
+    doc: str
+    low: float = -math.inf
+    high: float = math.inf
+    choices: tuple[str, ...] = ()
+
+
+SETTINGS: dict[str, Setting] = {
+    "socket": Setting(Path, "the Unix socket to listen on", high=SOCKET_BYTES_MAX),
+    "models-dir": Setting(Path, "where model files lie and `inferd pull` puts them"),
+    "state-dir": Setting(Path, "where the daemon keeps what outlives it"),
+    "cores": Setting(int, "cores for all models together; 0: all that are usable", 0, 4096),
+    "sessions-max": Setting(int, "sessions open at once", 1, 100_000),
+    "idle-timeout-ms": Setting(int, "an idle session is closed after this", 1, 30 * 86_400_000),
+    "keep-alive-s": Setting(
+        float, "an idle model is unloaded after this; -1: never, 0: at once", -1, 30 * 86_400
+    ),
+    "connections-max": Setting(int, "connections open at once", 1, 100_000),
+    "tasks-waiting-max": Setting(int, "tasks waiting, over all models", 1, 1_000_000),
+    "tasks-waiting-owner-max": Setting(int, "tasks waiting for one user", 1, 1_000_000),
+    "dormant-max": Setting(int, "sessions kept on disk", 0, 1_000_000),
+    "reader-wait-ms": Setting(
+        int, "a task whose reader lags by this gives way to waiting ones", 1, 3_600_000
+    ),
+    "reader-timeout-s": Setting(float, "a task nobody reads ends after this", 0.1, 86_400),
+    "grace-s": Setting(float, "what runs may finish for this long after SIGTERM", 0, 86_400),
+    "log-level": Setting(
+        str, "least level that is logged", choices=("debug", "info", "warning", "error")
+    ),
+    "log-format": Setting(
+        str, "auto: json under systemd, else console", choices=("auto", "json", "console")
+    ),
+}
+
+
+def load_config(
+    flags: Mapping[str, Any] | None = None, environ: Mapping[str, str] | None = None
+) -> Config:
+    """Read flags, environment and file, in this order of precedence.
+
+    *flags* holds settings by their names, and `config` for the file; one that is None was not
+    given. Text is converted, so that flags may pass what the user typed.
+
+    :raises ConfigError: anything in it is unknown or wrong; it says all of it.
+    """
+    flags = {hyphens(k): v for k, v in (flags or {}).items() if v is not None}
+    environ = os.environ if environ is None else environ
+    errors: list[str] = []
+    path = _file_path(flags.pop("config", None), environ)
+    document = _read_file(path, errors) if path else {}
+    settings: dict[str, Any] = {}
+    _read_daemon(table_of(document, "daemon", f"{path}: ", errors), path, settings, errors)
+    _read_environment(environ, settings, errors)
+    for key, value in flags.items():
+        _read_setting(key, value, f"--{key}", settings, errors)
+    for key in document.keys() - {"daemon", "defaults", "models"}:
+        known = nearest(key, ("daemon", "defaults", "models", *SETTINGS))
+        errors.append(f"{path}: unknown key {key!r}; {known}".rstrip("; "))
+    config = _with_defaults(settings, environ)
+    folder = path.parent if path else Path.cwd()
+    models = read_models(document, f"{path}: ", (folder, config.models_dir), errors)
+    defaults = table_of(document, "defaults", f"{path}: ", errors)
+    options = read_options_table(defaults, f"{path}: [defaults] ", errors)
+    if errors:
+        raise ConfigError(errors)
+    return msgspec.structs.replace(config, models=models, defaults=options)
+
+
+def _with_defaults(settings: Mapping[str, Any], environ: Mapping[str, str]) -> Config:
+    runtime = environ.get("XDG_RUNTIME_DIR")
+    values = {
+        "socket": Path(runtime or "/run") / "inferd" / "inferd.sock",
+        "models-dir": platformdirs.user_data_path("inferd") / "models",
+        "state-dir": platformdirs.user_state_path("inferd"),
+        **settings,
+    }
+    values["cores"] = values.get("cores") or cores_usable()
+    return Config(**{key.replace("-", "_"): value for key, value in values.items()})
+
+
+def cores_usable() -> int:
+    """Return how many cores this process may use: by its affinity and its cgroup's quota."""
+    affinity = len(os.sched_getaffinity(0))
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        return max(1, min(affinity, round(int(quota) / int(period))))
+    except (OSError, ValueError):  # cgroup v1, or "max": no quota
+        return affinity
+
+
+# Sources.
+
+
+def _file_path(flag: Any, environ: Mapping[str, str]) -> Path | None:
+    """Return the file to read: one that is named must be there, the others may."""
+    if named := flag or environ.get("INFERD_CONFIG"):
+        return Path(named).expanduser().absolute()
+    candidates = (platformdirs.user_config_path("inferd") / "config.toml", SYSTEM_FILE)
+    return next((path for path in candidates if path.exists()), None)
+
+
+def _read_file(path: Path, errors: list[str]) -> dict[str, Any]:
+    try:
+        with path.open("rb") as file:
+            content = file.read(FILE_BYTES_MAX + 1)
+        if len(content) > FILE_BYTES_MAX:
+            raise ValueError(f"larger than {FILE_BYTES_MAX} bytes")
+        return tomllib.loads(content.decode())
+    except OSError as exc:
+        errors.append(f"{path}: cannot be read: {exc.strerror}")
+    except (ValueError, RecursionError) as exc:
+        errors.append(f"{path}: is no valid TOML: {exc}")
+    return {}
+
+
+def _read_daemon(
+    table: Mapping[str, Any], path: Path | None, settings: dict[str, Any], errors: list[str]
+) -> None:
+    for key, value in table.items():
+        # A path in the file is relative to the file, wherever the daemon is started.
+        setting = SETTINGS.get(hyphens(key))
+        if hyphens(key) in settings:
+            errors.append(f"{path}: [daemon] {key}: given twice, in two spellings")
+        if path and setting and setting.kind is Path and isinstance(value, str) and value:
+            value = str(path.parent / Path(value).expanduser())
+        _read_setting(key, value, f"{path}: [daemon] {key}", settings, errors)
+
+
+def _read_environment(
+    environ: Mapping[str, str], settings: dict[str, Any], errors: list[str]
+) -> None:
+    known = {ENVIRONMENT_PREFIX + k.replace("-", "_").upper(): k for k in SETTINGS}
+    for name, value in environ.items():
+        if name in known and value:
+            _read_setting(known[name], value, name, settings, errors)
+        elif name.startswith(ENVIRONMENT_PREFIX) and name not in (*known, *ENVIRONMENT_OTHERS):
+            # Container engines set names of their own under this prefix: only a slip is refused.
+            close = difflib.get_close_matches(name, known, n=1, cutoff=SLIP_CUTOFF)
+            errors.extend(f"{name}: unknown, did you mean {c}?" for c in close)
+
+
+def _read_setting(
+    key: str, value: Any, place: str, settings: dict[str, Any], errors: list[str]
+) -> None:
+    setting = SETTINGS.get(hyphens(key))
+    if setting is None:
+        errors.append(f"{place}: unknown key; {nearest(hyphens(key), SETTINGS)}".rstrip("; "))
+        return
+    try:
+        settings[hyphens(key)] = _CONVERTERS[setting.kind](setting, value)
+    except ValueError as exc:
+        errors.append(f"{place}: {exc}")
+
+
+# Values.
+
+
+def _convert_path(setting: Setting, value: Any) -> Path:
+    if not isinstance(value, (str, Path)) or not str(value) or "\0" in str(value):
+        raise ValueError(f"{value!r} is no path")
+    path = Path(value).expanduser().absolute()
+    if len(os.fsencode(path)) > setting.high:
+        raise ValueError(f"{str(path)!r} is longer than {setting.high} bytes")
+    return path
+
+
+def _convert_text(setting: Setting, value: Any) -> str:
+    if value not in setting.choices:
+        raise ValueError(f"{value!r} is none of {', '.join(setting.choices)}")
+    return str(value)
+
+
+def _convert_number(setting: Setting, value: Any) -> float:
+    number = _parse_number(setting.kind, value)
+    if not setting.low <= number <= setting.high:
+        raise ValueError(f"{value} is outside {setting.low:.10g} … {setting.high:.10g}")
+    return number
+
+
+def _parse_number(kind: type[Any], value: Any) -> float:
+    whole = kind is int
+    problem = ValueError(f"{value!r} is no {'whole ' if whole else ''}number")
+    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+        raise problem
+    if whole and isinstance(value, float):
+        raise problem
+    try:
+        return int(value) if whole else float(value)
+    except (ValueError, OverflowError):
+        raise problem from None
+
+
+_CONVERTERS: dict[type[Any], Callable[[Setting, Any], Any]] = {
+    Path: _convert_path,
+    str: _convert_text,
+    int: _convert_number,
+    float: _convert_number,
+}

@@ -1,0 +1,250 @@
+"""The configuration: precedence, ranges, and every error at once."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import pytest
+
+from inferd.backends.errors import InvalidArgument
+from inferd.daemon.config import SETTINGS, Config, ConfigError, check_model_name, load_config
+
+
+@pytest.fixture(autouse=True)
+def _own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in ("XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_STATE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def write(tmp_path: Path, text: str) -> str:
+    path = tmp_path / "inferd.toml"
+    path.write_text(text)
+    return str(path)
+
+
+def errors_of(tmp_path: Path, text: str, environ: dict[str, str] | None = None) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        load_config({"config": write(tmp_path, text)}, environ or {})
+    return [line.replace(f"{tmp_path}/inferd.toml: ", "") for line in caught.value.lines]
+
+
+def test_without_any_source_the_defaults_hold(tmp_path: Path) -> None:
+    config = load_config({}, {"XDG_RUNTIME_DIR": "/run/user/7"})
+    assert config.socket == Path("/run/user/7/inferd/inferd.sock")
+    assert config.models_dir == tmp_path / ".local/share/inferd/models"
+    assert config.state_dir == tmp_path / ".local/state/inferd"
+    assert config.cores >= 1
+    assert (config.sessions_max, config.idle_timeout_ms) == (100, 300_000)
+    assert config.models == {} and config.defaults == {}
+
+
+def test_without_a_runtime_directory_the_socket_lies_in_run() -> None:
+    assert load_config({}, {}).socket == Path("/run/inferd/inferd.sock")
+
+
+def test_the_table_describes_every_field_and_its_default_is_in_range() -> None:
+    fields = {f.replace("_", "-") for f in Config.__struct_fields__}
+    assert set(SETTINGS) == fields - {"models", "defaults"}
+    config = load_config({}, {})
+    for name, setting in SETTINGS.items():
+        value = getattr(config, name.replace("-", "_"))
+        if setting.kind in (int, float):
+            assert setting.low > float("-inf") and setting.high < float("inf"), name
+            assert setting.low <= value <= setting.high, name
+        elif setting.kind is str:
+            assert value in setting.choices
+
+
+def test_flags_come_before_the_environment_before_the_file(tmp_path: Path) -> None:
+    text = "[daemon]\nsessions-max = 1\ncores = 1\ngrace_s = 1\n"
+    environ = {"INFERD_SESSIONS_MAX": "2", "INFERD_CORES": "2"}
+    flags = {"config": write(tmp_path, text), "sessions_max": 3, "log-level": None}
+    config = load_config(flags, environ)
+    assert (config.sessions_max, config.cores, config.grace_s) == (3, 2, 1.0)
+    assert config.log_level == "info"
+
+
+@pytest.mark.parametrize("by", ["flag", "INFERD_CONFIG", "XDG_CONFIG_HOME"])
+def test_the_file_is_found(by: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "inferd" / "config.toml"
+    path.parent.mkdir()
+    path.write_text("[daemon]\nsessions-max = 9")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path if by == "XDG_CONFIG_HOME" else "/none"))
+    flags = {"config": path} if by == "flag" else {}
+    environ = {"INFERD_CONFIG": str(path)} if by == "INFERD_CONFIG" else {}
+    assert load_config(flags, environ).sessions_max == 9
+
+
+def test_an_empty_environment_variable_is_unset() -> None:
+    assert load_config({}, {"INFERD_SESSIONS_MAX": ""}).sessions_max == 100
+
+
+def test_every_error_is_reported_at_once(tmp_path: Path) -> None:
+    text = """
+        socke = "x"
+        [daemon]
+        sesions-max = 3
+        cores = -1
+        grace-s = "long"
+        log_level = "loud"
+        [defaults]
+        temperatur = 1
+        [models.small]
+        file = 3
+        temp = 200
+        backnd = "echo"
+        [models."a/b"]
+    """
+    lines = errors_of(tmp_path, text, {"INFERD_CORES": "1.5", "INFERD_SESSION_MAX": "1"})
+    assert lines == [
+        "[daemon] sesions-max: unknown key; did you mean 'sessions-max'?",
+        "[daemon] cores: -1 is outside 0 … 4096",
+        "[daemon] grace-s: 'long' is no number",
+        "[daemon] log_level: 'loud' is none of debug, info, warning, error",
+        "INFERD_CORES: '1.5' is no whole number",
+        "INFERD_SESSION_MAX: unknown, did you mean INFERD_SESSIONS_MAX?",
+        "unknown key 'socke'; did you mean 'socket'?",
+        "[models.small] file: 3 is no path",
+        "[models.small] temp: 200 is outside 0 … 100; nearest: 100",
+        "[models.small] unknown key 'backnd'; did you mean 'backend'?",
+        "[models.a/b] 'a/b' is no name for a model: use letters, digits, . _ -",
+        "[defaults] unknown key 'temperatur'; did you mean 'temperature'?",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("daemon = 1", "daemon is 1, not a table: write [daemon]"),
+        ("models = []", "models is [], not a table: write [models]"),
+        ("[models]\na = 1", "[models.a] is 1, not a table"),
+        ("[daemon]\ncores = true", "[daemon] cores: True is no whole number"),
+        ("[daemon]\ngrace-s = nan", "[daemon] grace-s: nan is outside 0 … 86400"),
+        ("[daemon]\ngrace-s = inf", "[daemon] grace-s: inf is outside 0 … 86400"),
+        ("[daemon]\nsocket = ''", "[daemon] socket: '' is no path"),
+        (
+            "[daemon]\ncores = 1\n'co-res' = 1",
+            "[daemon] co-res: unknown key; did you mean 'cores'?",
+        ),
+        ("[daemon]\ngrace-s = 1\ngrace_s = 2", "[daemon] grace_s: given twice, in two spellings"),
+        (
+            "[defaults]\ntemp = 1\ntemperature = 1",
+            "[defaults] temperature: given twice, in two spellings of temp",
+        ),
+        ("[models.a]\nbackend = 'x'", "[models.a] backend: 'x' is none of llama, echo"),
+        (
+            "[models.a]\nbackend = 'echo'\nfile = 'f'",
+            "[models.a] file: the echo model has none",
+        ),
+        (
+            "[models.a.echo]\nstep_ms = 1",
+            "[models.a] echo: only a model with backend = 'echo' has these",
+        ),
+        (
+            "[models.a]\nbackend = 'echo'\n[models.a.echo]\nstep = 1",
+            "[models.a] echo: unknown key 'step'; did you mean 'step_ms'?",
+        ),
+        (
+            "[models.a]\nbackend = 'echo'\n[models.a.echo]\nstep_ms = -2",
+            "[models.a] echo: step_ms: -2 is outside -1 … 1e+09",
+        ),
+    ],
+)
+def test_one_wrong_thing_is_named(tmp_path: Path, text: str, line: str) -> None:
+    assert errors_of(tmp_path, text) == [line]
+
+
+def test_a_broken_file_is_refused_with_the_place(tmp_path: Path) -> None:
+    (line,) = errors_of(tmp_path, "[daemon\n")
+    assert line.startswith("is no valid TOML: ") and "line 1" in line
+
+
+def test_a_named_file_must_be_there() -> None:
+    with pytest.raises(ConfigError, match=r"/none/such: cannot be read: No such file"):
+        load_config({"config": "/none/such"}, {})
+
+
+def test_a_huge_file_is_refused_unread(tmp_path: Path) -> None:
+    (line,) = errors_of(tmp_path, "#" * ((1 << 20) + 1))
+    assert line == "is no valid TOML: larger than 1048576 bytes"
+
+
+def test_a_socket_path_longer_than_the_system_takes_is_refused() -> None:
+    with pytest.raises(ConfigError, match="longer than 107 bytes"):
+        load_config({"socket": "/" + "s" * 107}, {})
+    assert load_config({"socket": "/" + "s" * 106}, {})
+
+
+@pytest.mark.parametrize(
+    "name", [n for n, s in SETTINGS.items() if s.kind in (int, float) and n != "cores"]
+)
+def test_each_number_is_taken_at_its_bounds_and_refused_past_them(name: str) -> None:
+    setting = SETTINGS[name]
+    for good in (setting.low, setting.high):
+        config = load_config({name: setting.kind(good)}, {})
+        assert getattr(config, name.replace("-", "_")) == good
+    for bad in (setting.low - 1, setting.high + 1):
+        with pytest.raises(ConfigError, match=f"--{name}: .* is outside"):
+            load_config({name: setting.kind(bad)}, {})
+
+
+def test_models_are_read_with_checked_parameters(tmp_path: Path) -> None:
+    text = """
+        [defaults]
+        max_tokens = 50
+        [models.small]
+        file = "small.gguf"
+        ctx_size = 512
+        temperature = 0
+        stop = "x"
+        [models.parrot]
+        backend = "echo"
+        [models.parrot.echo]
+        step-ms = 5
+    """
+    config = load_config({"config": write(tmp_path, text)}, {})
+    assert config.defaults == {"n-predict": 50}
+    small, parrot = config.models["small"], config.models["parrot"]
+    assert small.options == {"ctx-size": 512, "temp": 0.0, "stop": ["x"]}
+    assert (small.file, small.backend) == (tmp_path / "small.gguf", "llama")
+    assert (parrot.file, parrot.backend, parrot.echo) == (None, "echo", {"step_ms": 5.0})
+
+
+def test_a_model_file_is_looked_for_beside_the_configuration_then_among_the_models(
+    tmp_path: Path,
+) -> None:
+    models = tmp_path / "models"
+    models.mkdir()
+    for path in (tmp_path / "a.gguf", models / "a.gguf", models / "b.gguf"):
+        path.touch()
+    text = "[daemon]\nmodels-dir = 'models'\n" + "".join(
+        f"[models.{n}]\nfile = '{n}.gguf'\n" for n in "abc"
+    )
+    config = load_config({"config": write(tmp_path, text)}, {})
+    assert config.models_dir == models
+    assert [config.models[n].file for n in "abc"] == [
+        tmp_path / "a.gguf",
+        models / "b.gguf",
+        tmp_path / "c.gguf",
+    ]
+
+
+def test_the_error_is_an_invalid_argument_with_the_lines_and_survives_pickling() -> None:
+    error = ConfigError(["one", "two"])
+    assert isinstance(error, InvalidArgument)
+    assert error.to_wire()["data"] == {"errors": ["one", "two"]}
+    assert error.to_wire()["message"] == "one\ntwo"
+    assert pickle.loads(pickle.dumps(error)).lines == ["one", "two"]
+
+
+@pytest.mark.parametrize("name", ["a", "smollm2", "Qwen2.5-7B_q4.x", "7", "x" * 128])
+def test_a_models_name(name: str) -> None:
+    assert check_model_name(name) == name
+
+
+@pytest.mark.parametrize("name", ["", ".a", "-a", "a/b", "..", "a b", "ä", "a\n", "x" * 129])
+def test_no_models_name(name: str) -> None:
+    with pytest.raises(InvalidArgument, match="is no name for a model"):
+        check_model_name(name)
