@@ -1,0 +1,117 @@
+"""Framing: a 4-byte little-endian length, then one msgpack array."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from ..backends.errors import ProtocolError, TooLarge
+
+__all__ = ("FRAME_BYTES_MAX", "NESTING_MAX", "FrameReader", "check_nesting", "pack")
+
+FRAME_BYTES_MAX = 8 << 20
+NESTING_MAX = 16
+SCANNED_ITEMS_MAX = 200_000
+_LENGTH = struct.Struct("<I")
+_HEADERS = bytes((*range(0x80, 0xA0), *range(0xDC, 0xE0)))
+"""First bytes of msgpack's maps and arrays."""
+_encoder = msgspec.msgpack.Encoder()
+
+
+def pack(message: Any) -> bytes:
+    """Return the frame of *message*: its length and its msgpack."""
+    body = _encoder.encode(message)
+    return _LENGTH.pack(len(body)) + body
+
+
+class FrameReader:
+    """Cuts a byte stream into frames. Holds at most one frame's bytes and one read more."""
+
+    def __init__(self, bytes_max: int = FRAME_BYTES_MAX):
+        self._buffer = bytearray()
+        self._bytes_max = bytes_max
+
+    @property
+    def pending(self) -> int:
+        """Bytes of a frame that is not yet whole."""
+        return len(self._buffer)
+
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        """Take bytes from the stream and yield the frames that are whole now.
+
+        :raises TooLarge: a frame announces more than the limit; the stream cannot be read on.
+        """
+        self._buffer += data
+        start = 0
+        while len(self._buffer) - start >= 4:
+            (size,) = _LENGTH.unpack_from(self._buffer, start)
+            if size > self._bytes_max:
+                raise TooLarge(
+                    f"a frame of {size} bytes; the limit is {self._bytes_max}",
+                    hint="pass large prompts and tensors in a descriptor (memfd)",
+                    data={"bytes": size, "frame_bytes_max": self._bytes_max},
+                )
+            if len(self._buffer) - start - 4 < size:
+                break
+            yield bytes(self._buffer[start + 4 : start + 4 + size])
+            start += 4 + size
+        del self._buffer[:start]
+
+
+def check_nesting(frame: bytes) -> None:
+    """Refuse a frame that nests deeper than `NESTING_MAX`, before anything decodes it.
+
+    Counting the bytes that could begin a map or an array (in C) settles nearly every frame; only
+    one with many of them is walked, and that for at most `SCANNED_ITEMS_MAX` items.
+
+    :raises ProtocolError: it nests too deep, or is too intricate to tell.
+    """
+    if len(frame) - len(frame.translate(None, _HEADERS)) <= NESTING_MAX:
+        return
+    left: list[int] = []
+    position = items = 0
+    while position < len(frame):
+        size, children = _item(frame, position)
+        position += size
+        items += 1
+        if items > SCANNED_ITEMS_MAX:
+            raise ProtocolError(f"a frame of more than {SCANNED_ITEMS_MAX} items and many maps")
+        if left:
+            left[-1] -= 1
+        if children:
+            left.append(children)
+        while left and not left[-1]:
+            left.pop()
+        if len(left) > NESTING_MAX:
+            raise ProtocolError(f"a frame nested deeper than {NESTING_MAX}")
+
+
+_FIXED = {0xC0: 1, 0xC1: 1, 0xC2: 1, 0xC3: 1, 0xCA: 5, 0xCB: 9, 0xCC: 2, 0xCD: 3, 0xCE: 5,
+          0xCF: 9, 0xD0: 2, 0xD1: 3, 0xD2: 5, 0xD3: 9, 0xD4: 3, 0xD5: 4, 0xD6: 6, 0xD7: 10,
+          0xD8: 18}  # fmt: skip
+_SIZED = {0xC4: (1, 0), 0xC5: (2, 0), 0xC6: (4, 0), 0xC7: (1, 1), 0xC8: (2, 1), 0xC9: (4, 1),
+          0xD9: (1, 0), 0xDA: (2, 0), 0xDB: (4, 0)}  # fmt: skip
+_CONTAINERS = {0xDC: (2, 1), 0xDD: (4, 1), 0xDE: (2, 2), 0xDF: (4, 2)}
+
+
+def _item(frame: bytes, at: int) -> tuple[int, int]:
+    """Return the size of the item's own bytes at *at*, and how many items it contains."""
+    byte = frame[at]
+    if byte < 0x80 or byte >= 0xE0:
+        return 1, 0
+    if byte < 0x90:
+        return 1, 2 * (byte & 0x0F)
+    if byte < 0xA0:
+        return 1, byte & 0x0F
+    if byte < 0xC0:
+        return 1 + (byte & 0x1F), 0
+    if byte in _FIXED:
+        return _FIXED[byte], 0
+    if byte in _SIZED:
+        width, extra = _SIZED[byte]
+        return 1 + width + extra + int.from_bytes(frame[at + 1 : at + 1 + width], "big"), 0
+    width, factor = _CONTAINERS[byte]
+    return 1 + width, factor * int.from_bytes(frame[at + 1 : at + 1 + width], "big")

@@ -1,0 +1,468 @@
+"""The protocol's messages: what the frames hold. `docs/protocol.md` says the same in prose.
+
+A frame is an array whose first item is its kind::
+
+    [0, hello]                 first frame of each side
+    [1, id, call, params]      request          client → daemon
+    [2, id, result]            reply            daemon → client
+    [3, id, error]             error reply      daemon → client
+    [4, id, event]             event of a call  daemon → client
+    [5, id, events]            credit           client → daemon
+    [6, error]                 goodbye          daemon → client, then the connection closes
+
+Params, results and events are maps; fields that one side does not know are ignored.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Any
+
+import msgspec
+
+__all__ = (
+    "CALLS",
+    "ENCODINGS",
+    "PROTOCOL_VERSION",
+    "TARGETS",
+    "TENSOR_TYPES",
+    "Call",
+    "Kind",
+    "Limits",
+    "Tensor",
+)
+
+PROTOCOL_VERSION = (1, 0)
+"""Major, minor. Another major version is refused with a readable error."""
+
+CREDIT_DEFAULT = 64
+CREDIT_MAX = 1024
+REQUESTS_MAX = 256
+TENSOR_BYTES_MAX = 64 << 20
+"""Bytes of a prompt or tensor that is passed in a descriptor."""
+
+ENCODINGS = {
+    "openvino": 0, "onnx": 1, "tensorflow": 2, "pytorch": 3, "tensorflowlite": 4, "autodetect": 5,
+    "ggml": 6, "neuralspeed": 7, "burn": 8, "whisper": 9, "mlx": 10, "piper": 11, "chattts": 12,
+    "openvinogenai": 13, "bitnet": 14,
+}  # fmt: skip
+"""Graph encodings by WasmEdge's numbers; only ggml and autodetect are loaded."""
+
+TARGETS = {"cpu": 0, "gpu": 1, "tpu": 2, "auto": 3, "npu": 4}
+"""Execution targets; 0 to 3 are WasmEdge's numbers."""
+
+TENSOR_TYPES = {"fp16": 0, "fp32": 1, "fp64": 2, "u8": 3, "i32": 4, "i64": 5, "bf16": 6}
+"""Tensor types; 0 to 5 are WasmEdge's numbers."""
+
+
+class Kind(IntEnum):
+    """The first item of a frame."""
+
+    HELLO = 0
+    REQUEST = 1
+    REPLY = 2
+    ERROR = 3
+    EVENT = 4
+    CREDIT = 5
+    GOODBYE = 6
+
+
+class _Map(msgspec.Struct, kw_only=True, omit_defaults=True):
+    pass
+
+
+class Limits(_Map):
+    """The bounds that the daemon announces in its hello."""
+
+    frame_bytes_max: int
+    nesting_max: int
+    requests_max: int
+    credit_default: int
+    credit_max: int
+    tensor_bytes_max: int
+    sessions_max: int
+
+
+class ClientHello(_Map):
+    """The client's first frame: `software` is free text for the daemon's log."""
+
+    protocol: tuple[int, int]
+    software: str = ""
+
+
+class ServerHello(_Map):
+    """The daemon's first frame. `instance` is its start count: the upper half of its handles."""
+
+    protocol: tuple[int, int]
+    software: str
+    instance: int
+    limits: Limits
+    llama_build_number: int = 0
+    llama_commit: str = ""
+
+
+class Tensor(_Map):
+    """A wasi-nn tensor. `type` is a name or number of `TENSOR_TYPES`; `data` its bytes.
+
+    A tensor too large for a frame travels in a memfd passed beside the frame: `fd` is then its
+    place among the frame's descriptors, and `data` is empty.
+    """
+
+    data: bytes = b""
+    dimensions: list[int] = []
+    type: int | str = "u8"
+    fd: int = -1
+
+
+class Empty(_Map):
+    """No fields."""
+
+
+# wasi-nn calls.
+
+
+class LoadParams(_Map):
+    """`load`. A builder is a model's name, ``preload:NAME``, or, with `fd`, absent: the model is
+    then the file behind that descriptor. `builders[1]` may hold metadata JSON.
+    """
+
+    builders: list[bytes] = []
+    encoding: int | str = "autodetect"
+    target: int | str = "auto"
+    fd: int = -1
+    progress: bool = False
+
+
+class LoadByNameParams(_Map):
+    """`load_by_name`; with `progress`, events tell how far the load is."""
+
+    name: str
+    progress: bool = False
+
+
+class LoadByNameWithConfigParams(_Map):
+    """`load_by_name_with_config`; `config` is a JSON text."""
+
+    name: str
+    config: str | bytes = ""
+    progress: bool = False
+
+
+class GraphResult(_Map):
+    """A graph's handle, and what it stands for."""
+
+    graph: int
+    model: str = ""
+    fingerprint: str = ""
+    ctx_size: int = 0
+    slots: int = 0
+    not_applied: dict[str, Any] = {}
+    ignored: list[str] = []
+
+
+class GraphParams(_Map):
+    """A call on a graph."""
+
+    graph: int
+
+
+class SessionParams(_Map):
+    """`init_execution_context_with_session_id`: an id of 1 to 128 characters, yours alone."""
+
+    graph: int
+    session_id: str
+
+
+class ContextResult(_Map):
+    """A context's handle; `attached` tells that the session was there before, with its history."""
+
+    context: int
+    attached: bool = False
+
+
+class ContextParams(_Map):
+    """A call on an execution context."""
+
+    context: int
+
+
+class SetInputParams(_Map):
+    """`set_input`: index 1 is metadata JSON, any other a prompt."""
+
+    context: int
+    index: int
+    tensor: Tensor
+
+
+class ComputeParams(_Map):
+    """`compute` on what `set_input` gave, or on named tensors; `priority` is a class's name."""
+
+    context: int
+    inputs: list[tuple[str, Tensor]] | None = None
+    priority: str = ""
+    queue_timeout_s: float = 0.0
+    timeout_s: float = 0.0
+
+
+class ComputeResult(_Map):
+    """The named outputs, where named inputs were given."""
+
+    outputs: list[tuple[str, Tensor]] = []
+    metadata: dict[str, Any] = {}
+
+
+class ComputeSingleParams(_Map):
+    """`compute_single`: the next token."""
+
+    context: int
+    priority: str = ""
+    queue_timeout_s: float = 0.0
+    timeout_s: float = 0.0
+
+
+class ComputeSingleResult(_Map):
+    """What `get_output_single` would return now: it saves that call."""
+
+    piece: bytes = b""
+
+
+class GetOutputParams(_Map):
+    """`get_output` and `get_output_single`; past `size_max` bytes (−1: no bound) `TooLarge`."""
+
+    context: int
+    index: int = 0
+    size_max: int = -1
+
+
+class OutputResult(_Map):
+    """Bytes of an output; index 1 is JSON."""
+
+    data: bytes
+
+
+class PromptComputeParams(_Map):
+    """`prompt_compute` of the prompt interface: text in, text out, the history is kept."""
+
+    context: int
+    prompt: str
+    priority: str = ""
+    timeout_s: float = 0.0
+
+
+class PromptComputeResult(_Map):
+    """The answer's text."""
+
+    text: str
+
+
+class RunInferenceParams(_Map):
+    """`run_inference` of apuslabs/wasi_nn_backend: one turn by the chat template."""
+
+    context: int
+    tensor: Tensor
+    index: int = 0
+    config: str | bytes = ""
+    size_max: int = -1
+    priority: str = ""
+    timeout_s: float = 0.0
+
+
+class InitBackendParams(_Map):
+    """`init_backend`: a JSON configuration; an operator's keys in it are ignored."""
+
+    config: str | bytes = ""
+
+
+class InitBackendResult(_Map):
+    """The keys that were ignored."""
+
+    ignored: list[str] = []
+
+
+# Our own calls.
+
+
+class StreamParams(_Map):
+    """`stream` and `chat`: one turn.
+
+    Without `prompt` and `messages` the context's input is computed (as `set_input` left it). With
+    `prompt` or `messages` these are added to the history: by the chat template, or, with `raw`, as
+    they stand. `options` hold for this turn.
+    """
+
+    context: int
+    prompt: str | bytes | None = None
+    messages: list[dict[str, Any]] | None = None
+    raw: bool = False
+    options: dict[str, Any] = {}
+    priority: str = ""
+    queue_timeout_s: float = 0.0
+    timeout_s: float = 0.0
+    credit: int = CREDIT_DEFAULT
+
+
+class TokensEvent(_Map):
+    """New tokens of a stream: `text` is what they release, whole UTF-8 characters."""
+
+    tokens: list[int] = []
+    text: bytes = b""
+    position: int = 0
+
+
+class ProgressEvent(_Map):
+    """How far a load is, 0 … 1."""
+
+    progress: float
+
+
+class TurnResult(_Map):
+    """The end of a turn: `text` is the whole answer (`chat`), or what was left of it (`stream`)."""
+
+    text: bytes = b""
+    metadata: dict[str, Any] = {}
+
+
+class CancelParams(_Map):
+    """`cancel`: a request of this connection by its id, or a context's turn by its handle."""
+
+    request: int | None = None
+    context: int | None = None
+
+
+class CancelResult(_Map):
+    """Whether there was something to cancel."""
+
+    cancelled: bool
+
+
+class SystemParams(_Map):
+    """`reset`: empty the history; `system` then is its first message, if given."""
+
+    context: int
+    system: str | None = None
+
+
+class OptionsParams(_Map):
+    """`set_options`: what holds for a context's turns from now on."""
+
+    context: int
+    options: dict[str, Any] = {}
+    priority: str = ""
+
+
+class NamesParams(_Map):
+    """A call on a model by its name."""
+
+    name: str
+    force: bool = False
+
+
+class ModelsResult(_Map):
+    """One map a model: name, state, file, size_bytes, leases, contexts, …"""
+
+    models: list[dict[str, Any]]
+
+
+class SessionsResult(_Map):
+    """One map a session of the caller's user."""
+
+    sessions: list[dict[str, Any]]
+
+
+class QueueResult(_Map):
+    """One map a task that waits or runs."""
+
+    tasks: list[dict[str, Any]]
+
+
+class StatsResult(_Map):
+    """The daemon's figures."""
+
+    stats: dict[str, Any]
+
+
+class TokenizeParams(_Map):
+    """`tokenize`: text to token ids; `special` reads special tokens' names as these."""
+
+    graph: int
+    text: str | bytes
+    special: bool = False
+    bos: bool = False
+
+
+class TokensResult(_Map):
+    """Token ids."""
+
+    tokens: list[int]
+
+
+class DetokenizeParams(_Map):
+    """`detokenize`: token ids to bytes."""
+
+    graph: int
+    tokens: list[int]
+
+
+class TextResult(_Map):
+    """Bytes of a text."""
+
+    text: bytes
+
+
+class TemplateParams(_Map):
+    """`apply_template`: the prompt that the chat template makes of messages."""
+
+    graph: int
+    messages: list[dict[str, Any]]
+
+
+class DrainParams(_Map):
+    """`drain`: finish what runs, take nothing new; with `stop` the daemon then ends."""
+
+    stop: bool = False
+
+
+class Call(msgspec.Struct, frozen=True):
+    """What a call takes and answers; `events` is what it may send before its reply."""
+
+    params: type[_Map]
+    result: type[_Map]
+    events: type[_Map] | None = None
+
+
+CALLS: dict[str, Call] = {
+    "load": Call(LoadParams, GraphResult, ProgressEvent),
+    "load_by_name": Call(LoadByNameParams, GraphResult, ProgressEvent),
+    "load_by_name_with_config": Call(LoadByNameWithConfigParams, GraphResult, ProgressEvent),
+    "init_execution_context": Call(GraphParams, ContextResult),
+    "set_input": Call(SetInputParams, Empty),
+    "compute": Call(ComputeParams, ComputeResult),
+    "compute_single": Call(ComputeSingleParams, ComputeSingleResult),
+    "get_output": Call(GetOutputParams, OutputResult),
+    "get_output_single": Call(GetOutputParams, OutputResult),
+    "fini_single": Call(ContextParams, Empty),
+    "finalize_execution_context": Call(ContextParams, Empty),
+    "unload": Call(GraphParams, Empty),
+    "prompt_init": Call(GraphParams, ContextResult),
+    "prompt_compute": Call(PromptComputeParams, PromptComputeResult),
+    "init_backend": Call(InitBackendParams, InitBackendResult),
+    "deinit_backend": Call(Empty, Empty),
+    "init_execution_context_with_session_id": Call(SessionParams, ContextResult),
+    "close_execution_context": Call(ContextParams, Empty),
+    "run_inference": Call(RunInferenceParams, TurnResult),
+    "stream": Call(StreamParams, TurnResult, TokensEvent),
+    "chat": Call(StreamParams, TurnResult),
+    "cancel": Call(CancelParams, CancelResult),
+    "reset": Call(SystemParams, Empty),
+    "set_options": Call(OptionsParams, Empty),
+    "models": Call(Empty, ModelsResult),
+    "show": Call(NamesParams, ModelsResult),
+    "unload_model": Call(NamesParams, Empty),
+    "sessions": Call(Empty, SessionsResult),
+    "queue": Call(Empty, QueueResult),
+    "stats": Call(Empty, StatsResult),
+    "tokenize": Call(TokenizeParams, TokensResult),
+    "detokenize": Call(DetokenizeParams, TextResult),
+    "apply_template": Call(TemplateParams, TextResult),
+    "drain": Call(DrainParams, Empty),
+}

@@ -1,0 +1,53 @@
+"""What a session needs of the machine below it: a model, and a worker that runs its turns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from ..backends import ModelInfo
+from ..scheduler.messages import Report, TaskSpec
+
+__all__ = ("ModelSource", "Port")
+
+
+class Port(Protocol):
+    """The line to a loaded model's worker. All calls are made on the daemon's event loop."""
+
+    @property
+    def info(self) -> ModelInfo:
+        """Facts about the model."""
+
+    def submit(self, spec: TaskSpec, sink: Callable[[Report], None]) -> None:
+        """Queue a task; its reports go to *sink*, the last one `Finished` or `Failed`."""
+
+    def cancel(self, task_id: int) -> None:
+        """Stop a task before the next step; `Failed` with `Cancelled` follows."""
+
+    def credit(self, task_id: int, events: int) -> None:
+        """Let a push task tell *events* more."""
+
+    def pull(self, task_id: int) -> None:
+        """Ask a pull task for its next token."""
+
+    async def tokenize(self, text: bytes, *, special: bool, bos: bool) -> list[int]:
+        """Return the token ids of *text*."""
+
+    async def chat_prompt(
+        self, messages: Sequence[dict[str, Any]], said: str
+    ) -> tuple[str, list[int], bool]:
+        """Return the rendered text, its tokens, and whether these only add to *said*."""
+
+
+class ModelSource(Protocol):
+    """A lease on a model, which may have to be loaded first."""
+
+    @property
+    def name(self) -> str:
+        """The name that clients use."""
+
+    async def ready(self) -> Port:
+        """Return the line to the model's worker, loading it if it is not there.
+
+        :raises LoadFailed: it cannot be loaded.
+        """

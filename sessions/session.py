@@ -1,0 +1,366 @@
+"""A session: one conversation with one model, its history, its parameters, its turn."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from typing import Any
+
+import anyio
+import msgspec
+
+from ..backends.errors import Cancelled, InvalidArgument, NotFound
+from ..backends.params import read_options, sampling_params
+from ..scheduler import messages as m
+from .ledger import Ledger
+from .port import ModelSource, Port
+from .table import ACTIVE, Call, State, step
+from .turn import TokensSink, Turn
+
+__all__ = ("Session", "TurnOptions")
+
+
+class TurnOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What one call says about its turn; empty fields leave it to the session."""
+
+    options: dict[str, Any] = {}
+    priority: int | None = None
+    queue_timeout_s: float = 0.0
+    timeout_s: float = 0.0
+    credit: int = -1
+    special: bool = True
+    pull: bool = False
+
+
+class Session:
+    """Owned by the daemon's event loop. `prompt` is the history up to the turn, in token ids.
+
+    Input either replaces the history or, with the option `append`, adds to it. Token ids stay as
+    they are: nothing that was generated is ever tokenised again.
+    """
+
+    def __init__(
+        self,
+        handle: int,
+        owner: int,
+        model: ModelSource,
+        ledger: Ledger,
+        defaults: dict[str, Any],
+        session_id: str | None = None,
+    ):
+        self.handle = handle
+        self.owner = owner
+        self.model = model
+        self.session_id = session_id
+        self.state = State.EMPTY
+        self.options = dict(defaults)
+        self.ignored: list[str] = []
+        self.not_applied: dict[str, Any] = {}
+        self.priority = 1
+        self.prompt: list[int] = []
+        self.messages: list[dict[str, Any]] = []
+        self.turn: Turn | None = None
+        self.piece = b""
+        """What the last compute_single drew."""
+        self.seed = 0
+        self.used_at = 0.0
+        self.turns = 0
+        self._ledger = ledger
+        self._defaults = dict(defaults)
+        self._lock = anyio.Lock()
+        self._cleared = False
+        """fini_single was called: the output is gone, the history is not."""
+        self._rendered: str | None = None
+        """The chat template's text of the history, where token ids and text still agree."""
+        self._fingerprint = ""
+        self._build: tuple[int, str] = (0, "")
+        self._read_ending = False
+
+    def __repr__(self) -> str:
+        return f"<Session {self.handle:#x} [{self.state} | {len(self.prompt)} tokens]>"
+
+    @property
+    def active(self) -> bool:
+        """Tell whether a turn is under way."""
+        return self.state in ACTIVE
+
+    def move(self, call: Call) -> None:
+        """Do one step of the state table, or raise the error that refuses it."""
+        before, self.state = self.state, step(self.state, call)
+        self._ledger.moved(self.owner, before, self.state)
+
+    def _event(self, call: Call) -> None:
+        """Take an event of the engine; it may come after the client has moved on."""
+        if self.active:
+            self.move(call)
+        if not self.active:
+            self.used_at = self._ledger.seconds()
+            if self.turn is not None and self.turn.stats is not None:
+                stats = self.turn.stats
+                self._ledger.took((stats.prompt_ms + stats.predicted_ms) / 1000)
+
+    # Input.
+
+    async def set_input(self, text: bytes) -> int:
+        """Make *text* the prompt, or add it to the history; return the prompt's tokens.
+
+        :raises SessionBusy: a turn is under way.
+        """
+        async with self._lock:
+            step(self.state, Call.SET_INPUT)
+            port = await self._port()
+            append = bool(self.options.get("append")) and bool(self.prompt)
+            tokens = await port.tokenize(text, special=True, bos=not append)
+            self.move(Call.SET_INPUT)
+            self._take(self.history() + tokens if append else tokens)
+            self._rendered = None
+            return len(tokens)
+
+    def set_options(self, values: dict[str, Any], *, strict: bool = False) -> None:
+        """Let parameters hold for this session from the next token on; unknown keys are noted.
+
+        :raises InvalidArgument: a value is out of its range.
+        """
+        options = read_options(values, strict=strict)
+        model = options.level("model")
+        self.options |= {k: v for k, v in options.values.items() if k not in model}
+        self.not_applied |= {k: v for k, v in model.items() if self._defaults.get(k) != v}
+        self.ignored = sorted({*self.ignored, *options.ignored})
+
+    async def add_text(self, text: bytes) -> None:
+        """Add *text* to the history as it stands."""
+        async with self._lock:
+            step(self.state, Call.SET_INPUT)
+            port = await self._port()
+            tokens = await port.tokenize(text, special=True, bos=not self.prompt)
+            self.move(Call.SET_INPUT)
+            self._take(self.history() + tokens)
+            self._rendered = None
+
+    async def add_messages(self, messages: Sequence[dict[str, Any]]) -> None:
+        """Add chat messages to the history, by the model's template.
+
+        Where the template's text begins with what stands already, only the rest is tokenised.
+        """
+        async with self._lock:
+            step(self.state, Call.SET_INPUT)
+            port = await self._port()
+            all_messages = [*self._answered(), *messages]
+            text, tokens, appended = await port.chat_prompt(all_messages, self._said())
+            self.move(Call.SET_INPUT)
+            self._take(self.history() + tokens if appended else tokens)
+            self.messages, self._rendered = all_messages, text
+
+    def reset(self, system: str | None = None) -> None:
+        """Forget the history; *system* is then the first message of the next one."""
+        self.move(Call.RESET)
+        self._take([])
+        self.messages = [{"role": "system", "content": system}] if system else []
+        self._rendered = None
+
+    def history(self) -> list[int]:
+        """Return the prompt and what the reader has been told since, in token ids."""
+        return self.prompt + (self.turn.tokens if self.turn is not None else [])
+
+    def _take(self, tokens: list[int]) -> None:
+        self.prompt, self.turn, self.piece = tokens, None, b""
+
+    def _answered(self) -> list[dict[str, Any]]:
+        """Return the messages with the last turn's answer."""
+        if self.turn is None or self._rendered is None:
+            return self.messages
+        answer = self.turn.text.decode(errors="replace")
+        return [*self.messages, {"role": "assistant", "content": answer}]
+
+    def _said(self) -> str:
+        """Return the history's text where its token ids say just that, else an empty text."""
+        if self._rendered is None:
+            return ""
+        if self.turn is None:
+            return self._rendered
+        stats = self.turn.stats
+        if stats is not None and stats.stop_reason == "stop":
+            return ""  # the ids hold the stop text that was cut from the answer
+        return self._rendered + self.turn.text.decode(errors="replace")
+
+    # Turns.
+
+    async def _port(self) -> Port:
+        port = await self.model.ready()
+        info = port.info
+        self._fingerprint = info.fingerprint
+        self._build = (info.llama_build_number, info.llama_commit)
+        return port
+
+    async def start(self, call: TurnOptions, on_tokens: TokensSink | None = None) -> Turn:
+        """Queue a turn on the prompt as it stands.
+
+        :raises Busy: too many tasks wait; `retry_after_s` says when to come back.
+        """
+        async with self._lock:
+            kind = Call.COMPUTE_SINGLE if call.pull else Call.COMPUTE
+            step(self.state, kind)
+            port = await self._port()
+            self._ledger.admit(self.owner, port.info.slots)
+            spec = self._spec(call)
+            self.move(kind)
+            self.turn = Turn(port, spec, self._event, on_tokens)
+            self.turns += 1
+            self.piece, self._read_ending, self._cleared = b"", False, False
+            self.turn.start()
+            return self.turn
+
+    def _spec(self, call: TurnOptions) -> m.TaskSpec:
+        values = self.options | read_options(call.options, strict=True).values
+        seed = values.get("seed", -1)
+        self.seed = secrets.randbits(32) if seed == -1 else seed
+        return m.TaskSpec(
+            id=self._ledger.task_id(),
+            owner=self.owner,
+            tokens=m.pack_tokens(self.prompt),
+            sampling=sampling_params(values, self.seed),
+            priority=self.priority if call.priority is None else call.priority,
+            pull=call.pull,
+            credit=call.credit,
+            n_predict=values.get("n-predict", -1),
+            stop=tuple(values.get("stop", ())),
+            reverse_prompt=tuple(values.get("reverse-prompt", ())),
+            special=call.special,
+            queue_timeout_s=call.queue_timeout_s,
+            total_timeout_s=call.timeout_s,
+        )
+
+    async def compute_single(self, call: TurnOptions) -> bytes:
+        """Draw the next token of a pull turn and return its text.
+
+        :raises EndOfSequence: the turn has ended; the next call starts the prompt anew.
+        :raises SessionBusy: a turn of another kind is under way.
+        """
+        turn = self.turn
+        if turn is None or not self._continues(turn):
+            turn = await self.start(msgspec.structs.replace(call, pull=True))
+        try:
+            self.piece = await turn.next_piece()
+        except Exception:
+            self._read_ending = True
+            self.piece = turn.end_piece
+            raise
+        return self.piece
+
+    def _continues(self, turn: Turn) -> bool:
+        if self.active:
+            if not turn.spec.pull:
+                step(self.state, Call.COMPUTE)  # refuses: a stream is under way
+            return True
+        ended_unread = turn.spec.pull and not self._read_ending
+        return ended_unread and self.state in (State.DONE, State.FAILED)
+
+    async def finish(self, turn: Turn) -> None:
+        """Wait for the end of *turn*; if the caller is cancelled, so is the turn.
+
+        :raises InferdError: it failed.
+        """
+        try:
+            await turn.ended.wait()
+        except BaseException:
+            turn.cancel()
+            raise
+        if turn.error is not None:
+            raise turn.error
+
+    def cancel(self) -> bool:
+        """Stop the turn before its next step; tell whether there was one."""
+        self.move(Call.CANCEL)
+        if self.turn is None or not self.active:
+            return False
+        self.turn.cancel()
+        return True
+
+    def fini_single(self) -> None:
+        """End the turn and forget its output; the history keeps what was read, the input stays."""
+        self.move(Call.FINI_SINGLE)
+        self._end_turn("the turn was ended by fini_single")
+        self.piece, self._cleared = b"", True
+
+    def stop(self, call: Call, why: str) -> None:
+        """Leave for good by *call* (close, unload, expire): the turn ends, its readers are told."""
+        self.move(call)
+        self._end_turn(why)
+
+    def sleep(self) -> None:
+        """Go dormant: the turn ends, its tokens stand, the history waits for `adopt`."""
+        self._end_turn("the session was detached")
+        self.move(Call.DETACH)
+        messages, said, history = self._answered(), self._said(), self.history()
+        self._take(history)
+        self.messages, self._rendered = messages, said or None
+
+    def adopt(self, handle: int, model: ModelSource) -> None:
+        """Come back from dormancy under a new handle, on a new lease of the same model.
+
+        :raises InvalidArgument: the session is of another model.
+        """
+        if model.name != self.model.name:
+            raise InvalidArgument(
+                f"session {self.session_id!r} is of model {self.model.name!r}, not {model.name!r}",
+                hint="attach it with its own model, or take another session id",
+            )
+        self.move(Call.ATTACH)
+        self.handle, self.model = handle, model
+
+    def _end_turn(self, why: str) -> None:
+        turn = self.turn
+        if turn is not None and not turn.ended.is_set():
+            turn.cancel()
+            turn.report(m.Failed(turn.spec.id, Cancelled(why).to_wire()))
+
+    # Output.
+
+    def output(self, index: int) -> bytes:
+        """Return output 0 (the text so far) or 1 (metadata JSON).
+
+        :raises NotFound: there is no such output.
+        """
+        step(self.state, Call.GET_OUTPUT)
+        if index == 0:
+            turn = self._shown()
+            return b"" if turn is None else bytes(turn.text) + turn.end_piece
+        if index == 1:
+            return msgspec.json.encode(self.metadata())
+        raise NotFound(f"there is no output {index}", hint="0 is the text, 1 the metadata")
+
+    def output_single(self, index: int) -> bytes:
+        """Return the text of the last token, or metadata as `output` does."""
+        step(self.state, Call.GET_OUTPUT)
+        return self.piece if index == 0 else self.output(index)
+
+    def _shown(self) -> Turn | None:
+        return None if self._cleared else self.turn
+
+    def metadata(self) -> dict[str, Any]:
+        """Return what explains the last turn: WasmEdge's four keys, then ours."""
+        turn = self._shown()
+        stats = turn.stats if turn is not None else None
+        told = {} if stats is None else msgspec.structs.asdict(stats)
+        told.pop("prompt_tokens", None)
+        failed = turn.error.name if turn is not None and turn.error is not None else None
+        return {
+            "input_tokens": len(self.prompt),
+            "output_tokens": len(turn.tokens) if turn is not None else 0,
+            "llama_build_number": self._build[0],
+            "llama_commit": self._build[1],
+            "cached_tokens": 0,
+            "queue_ms": 0.0,
+            "ttft_ms": 0.0,
+            "prompt_ms": 0.0,
+            "predicted_ms": 0.0,
+            "stop_reason": failed,
+            "stop_detail": "",
+            **told,
+            "seed": self.seed,
+            "model": self.model.name,
+            "fingerprint": self._fingerprint,
+            "session_id": self.session_id,
+            "not_applied": self.not_applied,
+            "ignored": self.ignored,
+        }

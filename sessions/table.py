@@ -1,0 +1,115 @@
+"""The state table of a session: (state, call) → next state, or the error that refuses it.
+
+Written as data and tested exhaustively; `step` is the only reader. Calls are what a client asks
+for; events, marked so, are what the engine or the clock tells.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from ..backends.errors import InferdError, InvalidArgument, SessionBusy, SessionExpired
+
+__all__ = ("ACTIVE", "TABLE", "Call", "State", "step")
+
+
+class State(StrEnum):
+    """Where a session is."""
+
+    EMPTY = "empty"
+    READY = "ready"
+    WAITING = "waiting"
+    RUNNING = "running"
+    PARKED = "parked"
+    DONE = "done"
+    FAILED = "failed"
+    UNLOADED = "unloaded"
+    """Its graph was unloaded: what it said can still be read."""
+    DORMANT = "dormant"
+    CLOSED = "closed"
+
+
+class Call(StrEnum):
+    """What happens to a session: calls of its client, then events."""
+
+    SET_INPUT = "set_input"
+    COMPUTE = "compute"
+    COMPUTE_SINGLE = "compute_single"
+    GET_OUTPUT = "get_output"
+    FINI_SINGLE = "fini_single"
+    CANCEL = "cancel"
+    RESET = "reset"
+    CLOSE = "close"
+    ATTACH = "attach"
+    UNLOAD = "unload"
+    # Events.
+    ADMITTED = "admitted"
+    PARK = "park"
+    FINISHED = "finished"
+    FAIL = "fail"
+    EXPIRE = "expire"
+    DETACH = "detach"
+
+
+ACTIVE = frozenset((State.WAITING, State.RUNNING, State.PARKED))
+"""A turn is under way: the session is not idle and takes no new input."""
+
+Outcome = State | type[InferdError]
+
+_S, _C = State, Call
+
+
+def _rows(states: tuple[State, ...], **outcomes: Outcome) -> dict[tuple[State, Call], Outcome]:
+    return {(s, Call(c)): outcome for s in states for c, outcome in outcomes.items()}
+
+
+_RESTING = (_S.EMPTY, _S.READY, _S.DONE, _S.FAILED)
+_TURN = (_S.WAITING, _S.RUNNING, _S.PARKED)
+_ALL = tuple(State)
+
+TABLE: dict[tuple[State, Call], Outcome] = {
+    # Nothing is allowed unless a row below says so.
+    **{(s, c): InvalidArgument for s in _ALL for c in Call},
+    **{(_S.DORMANT, c): SessionExpired for c in Call},
+    **{(_S.CLOSED, c): InvalidArgument for c in Call},
+    # At rest: input may be given, and computed once it is there.
+    **_rows(_RESTING, set_input=_S.READY, reset=_S.EMPTY, close=_S.CLOSED, unload=_S.UNLOADED),
+    **_rows((_S.READY, _S.DONE, _S.FAILED), compute=_S.WAITING, compute_single=_S.WAITING),
+    **_rows((_S.EMPTY,), get_output=_S.EMPTY, fini_single=_S.EMPTY, cancel=_S.EMPTY),
+    **_rows((_S.READY,), get_output=_S.READY, fini_single=_S.READY, cancel=_S.READY),
+    **_rows((_S.DONE,), get_output=_S.DONE, fini_single=_S.READY, cancel=_S.DONE),
+    **_rows((_S.FAILED,), get_output=_S.FAILED, fini_single=_S.READY, cancel=_S.FAILED),
+    # A turn is under way.
+    **_rows(_TURN, set_input=SessionBusy, compute=SessionBusy, reset=SessionBusy),
+    **_rows(_TURN, fini_single=_S.READY, close=_S.CLOSED, unload=_S.UNLOADED),
+    **_rows((_S.WAITING,), get_output=_S.WAITING, compute_single=_S.WAITING, cancel=_S.WAITING),
+    **_rows((_S.RUNNING,), get_output=_S.RUNNING, compute_single=_S.RUNNING, cancel=_S.RUNNING),
+    **_rows((_S.PARKED,), get_output=_S.PARKED, compute_single=_S.PARKED, cancel=_S.PARKED),
+    # The graph is gone: read and close.
+    **_rows((_S.UNLOADED,), get_output=_S.UNLOADED, fini_single=_S.UNLOADED, cancel=_S.UNLOADED),
+    **_rows((_S.UNLOADED,), close=_S.CLOSED, unload=_S.UNLOADED),
+    # Events.
+    **_rows(_TURN, admitted=_S.RUNNING, finished=_S.DONE, fail=_S.FAILED),
+    **_rows((_S.RUNNING,), park=_S.PARKED),
+    **_rows((*_RESTING, _S.UNLOADED), expire=_S.CLOSED),
+    **_rows(_RESTING, detach=_S.DORMANT),
+    **_rows((_S.DORMANT,), attach=_S.READY, close=_S.CLOSED, expire=_S.CLOSED),
+}
+
+
+def step(state: State, call: Call) -> State:
+    """Return the state after *call*.
+
+    :raises InvalidArgument: the call makes no sense in this state.
+    :raises SessionBusy: a turn is under way.
+    :raises SessionExpired: the session is dormant.
+    """
+    outcome = TABLE[state, call]
+    if isinstance(outcome, State):
+        return outcome
+    raise outcome(f"{call.value} in a session that is {state.value}", hint=_HINTS.get(outcome, ""))
+
+
+_HINTS: dict[type[InferdError], str] = {
+    InvalidArgument: "call set_input first, or open a new context if this one was closed",
+}

@@ -1,0 +1,136 @@
+"""One turn of a session, from the moment it is queued until its reader has its end."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+import anyio
+
+from ..backends.errors import (
+    ContextFull,
+    EndOfSequence,
+    InferdError,
+    error_from_wire,
+)
+from ..scheduler import messages as m
+from .port import Port
+from .table import Call
+
+__all__ = ("Turn",)
+
+TokensSink = Callable[[m.Tokens], None]
+Event = Callable[[Call], None]
+
+
+class Turn:
+    """Collects what the engine tells of one task. Lives on the daemon's event loop.
+
+    `tokens` and `text` are what the reader has been told; `stats` stands once it has ended well,
+    `error` once it has not. *on_call* moves the session's state, *on_tokens* forwards a stream.
+    """
+
+    def __init__(
+        self,
+        port: Port,
+        spec: m.TaskSpec,
+        on_call: Event,
+        on_tokens: TokensSink | None = None,
+    ):
+        self.spec = spec
+        self.tokens: list[int] = []
+        self.text = bytearray()
+        self.tail = b""
+        """The text that was withheld until the end."""
+        self.end_piece = b""
+        self.stats: m.TurnStats | None = None
+        self.error: InferdError | None = None
+        self.ended = anyio.Event()
+        self._port = port
+        self._on_call, self._on_tokens = on_call, on_tokens
+        self._pieces: deque[bytes] = deque()
+        self._asked = 1 if spec.pull else 0
+        self._told = anyio.Event()
+
+    def start(self) -> None:
+        """Queue the task."""
+        self._port.submit(self.spec, self.report)
+
+    def cancel(self) -> None:
+        """Ask the engine to stop before its next step."""
+        if not self.ended.is_set():
+            self._port.cancel(self.spec.id)
+
+    def credit(self, events: int) -> None:
+        """Let the engine tell *events* more."""
+        if not self.ended.is_set():
+            self._port.credit(self.spec.id, events)
+
+    def report(self, report: m.Report) -> None:
+        """Take one report of the engine; what comes after the end is too late to count."""
+        if self.ended.is_set():
+            return
+        match report:
+            case m.Tokens(_, tokens, text):
+                self.tokens += tokens
+                self.text += text
+                if self._on_tokens is not None:
+                    self._on_tokens(report)
+                if self.spec.pull:
+                    self._asked -= 1
+                    self._tell(text)
+            case m.Moved(_, state):
+                if state != "waiting":
+                    self._on_call(Call.ADMITTED if state == "running" else Call.PARK)
+            case m.Finished(_, text, end, stats):
+                self.stats, self.tail, self.end_piece = stats, text, end
+                self.text += text
+                self._end(Call.FINISHED)
+            case m.Failed(_, error):
+                self.error = error_from_wire(error)
+                self._end(Call.FAIL)
+
+    def _tell(self, piece: bytes) -> None:
+        self._pieces.append(piece)
+        self._told.set()
+
+    def _end(self, call: Call) -> None:
+        if self.tail and self.spec.pull:
+            self._pieces.append(self.tail)
+        self.ended.set()
+        self._told.set()
+        self._on_call(call)
+
+    async def next_piece(self) -> bytes:
+        """Return the next token's text (pull turns), asking the engine for it.
+
+        What was withheld comes as a piece of its own before the end does.
+
+        :raises EndOfSequence: the turn has ended.
+        :raises ContextFull: it has ended because the context is full.
+        :raises InferdError: it has failed.
+        """
+        while not self._pieces:
+            if self.ended.is_set():
+                raise self.ending()
+            if self._asked <= 0:
+                self._asked += 1
+                self._port.pull(self.spec.id)
+            self._told = anyio.Event()
+            await self._told.wait()
+        return self._pieces.popleft()
+
+    @property
+    def has_pieces(self) -> bool:
+        """Tell whether something is left to be read before the end."""
+        return bool(self._pieces)
+
+    def ending(self) -> InferdError:
+        """Return the error that says how the turn ended."""
+        if self.error is not None:
+            return self.error
+        assert self.stats is not None, "the turn has not ended"
+        reason, detail = self.stats.stop_reason, self.stats.stop_detail
+        if reason == "context_full":
+            return ContextFull(f"the context of {detail} tokens is full", data={"ctx_size": detail})
+        return EndOfSequence(f"the turn has ended: {reason}", data={"stop_reason": reason})
