@@ -96,6 +96,8 @@ class Model(Protocol):
 
         *special* reads special tokens' names in the text as these tokens; *bos* adds what the
         model wants at the start (and end) of a prompt.
+
+        :raises InvalidArgument: *text* is no UTF-8.
         """
 
     def piece(self, token: int) -> bytes:

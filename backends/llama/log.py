@@ -6,6 +6,7 @@ llama.cpp has one log callback a process and prints to stderr without it.
 from __future__ import annotations
 
 import ctypes
+import os
 from collections import deque
 
 from llama_cpp import llama_cpp as lib
@@ -14,7 +15,8 @@ __all__ = ("LogRing", "capture")
 
 LINES_MAX = 400
 LINE_CHARACTERS_MAX = 500
-LEVEL_WARN, LEVEL_ERROR, LEVEL_CONTINUE = 2, 3, 5
+LEVEL_ERROR, LEVEL_CONTINUE = 4, 5
+"""As in ggml.h; the comments in the bindings name other numbers."""
 
 
 class LogRing:
@@ -27,6 +29,8 @@ class LogRing:
 
     def install(self) -> None:
         """Take llama.cpp's log away from stderr."""
+        # An abort would start gdb for a backtrace, and the process be seconds longer in dying.
+        os.environ.setdefault("GGML_NO_BACKTRACE", "1")
         lib.llama_log_set(self._callback, ctypes.c_void_p(0))
 
     def clear(self) -> None:

@@ -46,8 +46,7 @@ class Vocab:
 
     def tokenize(self, text: bytes, *, special: bool, bos: bool) -> list[int]:
         """Return the token ids of *text*; see `Model.tokenize`."""
-        if len(text) > TEXT_BYTES_MAX // 2:
-            raise TooLarge(f"a text of {len(text)} bytes", hint="shorten the text")
+        _check_text(text)
         count = len(text) // 3 + 16
         while True:
             tokens = (ctypes.c_int32 * count)()
@@ -102,3 +101,17 @@ class Vocab:
             ends, pointer = lib.llama_vocab_is_eog, self._pointer
             self._eog = tuple(t for t in range(self.size) if ends(pointer, t))
         return self._eog
+
+
+def _check_text(text: bytes) -> None:
+    if len(text) > TEXT_BYTES_MAX // 2:
+        raise TooLarge(f"a text of {len(text)} bytes", hint="shorten the text")
+    try:
+        text.decode("utf-8")
+    except UnicodeDecodeError as exc:
+        # llama.cpp's BPE tokenizer throws a C++ exception, which ends the process.
+        raise InvalidArgument(
+            f"the text is no UTF-8: byte {text[exc.start]:#04x} at {exc.start}",
+            hint="send text in UTF-8",
+            data={"position": exc.start},
+        ) from None
