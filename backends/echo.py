@@ -27,7 +27,7 @@ __all__ = ("EOG", "PROMPT_BEGIN", "PROMPT_END", "EchoModel", "EchoOptions", "loa
 EOG, PROMPT_END, PROMPT_BEGIN = 256, 257, 258
 VOCAB_SIZE = 259
 CTX_SIZE_DEFAULT = 4096
-_NAMES = {EOG: b"<|end|>", PROMPT_END: b"<|echo|>", PROMPT_BEGIN: b"<|prompt|>"}
+_NAMES = {EOG: b"", PROMPT_END: b"<|echo|>", PROMPT_BEGIN: b"<|prompt|>"}
 
 
 class EchoOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -81,7 +81,7 @@ class EchoModel:
         return [PROMPT_BEGIN, *text, PROMPT_END] if bos else list(text)
 
     def piece(self, token: int) -> bytes:
-        """Return the byte, or a mark's name."""
+        """Return the byte, or a mark's name; the end mark has none: what goes in comes out."""
         return bytes((token,)) if token < EOG else _NAMES[token]
 
     def is_control(self, token: int) -> bool:

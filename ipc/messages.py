@@ -144,7 +144,7 @@ class LoadByNameWithConfigParams(_Map):
     """`load_by_name_with_config`; `config` is a JSON text."""
 
     name: str
-    config: str | bytes = ""
+    config: str = ""
     progress: bool = False
 
 
@@ -261,7 +261,7 @@ class RunInferenceParams(_Map):
     context: int
     tensor: Tensor
     index: int = 0
-    config: str | bytes = ""
+    config: str = ""
     size_max: int = -1
     priority: str = ""
     timeout_s: float = 0.0
@@ -270,7 +270,7 @@ class RunInferenceParams(_Map):
 class InitBackendParams(_Map):
     """`init_backend`: a JSON configuration; an operator's keys in it are ignored."""
 
-    config: str | bytes = ""
+    config: str = ""
 
 
 class InitBackendResult(_Map):
@@ -291,7 +291,7 @@ class StreamParams(_Map):
     """
 
     context: int
-    prompt: str | bytes | None = None
+    prompt: str | None = None
     messages: list[dict[str, Any]] | None = None
     raw: bool = False
     options: dict[str, Any] = {}
@@ -385,7 +385,7 @@ class TokenizeParams(_Map):
     """`tokenize`: text to token ids; `special` reads special tokens' names as these."""
 
     graph: int
-    text: str | bytes
+    text: str
     special: bool = False
     bos: bool = False
 

@@ -67,7 +67,8 @@ class Engine:
 
     def __repr__(self) -> str:
         busy = sum(s.task is not None for s in self.slots)
-        return f"<Engine [slots: {busy}/{len(self.slots)} | queue: {len(self.queue)} | steps: {self.steps}]>"
+        slots = f"slots: {busy}/{len(self.slots)}"
+        return f"<Engine [{slots} | queue: {len(self.queue)} | steps: {self.steps}]>"
 
     def turn(self, commands: Iterable[m.Command]) -> list[m.Report]:
         """Do one turn and return its reports, one frame's worth."""
@@ -149,15 +150,20 @@ class Engine:
         info = self.model.info
         if not task.tokens:
             raise InvalidArgument("the prompt has no tokens", hint="send some text")
-        if task.prompt_size >= info.ctx_size:
+        ctx_size = self._ctx_size(task)
+        if task.prompt_size >= ctx_size:
             raise PromptTooLong(
-                f"the prompt has {task.prompt_size} tokens, the context takes {info.ctx_size - 1}"
-                " and one to answer",
-                data={"prompt_tokens": task.prompt_size, "ctx_size": info.ctx_size},
+                f"the prompt has {task.prompt_size} tokens; the context takes {ctx_size - 1} and"
+                " one to answer",
+                data={"prompt_tokens": task.prompt_size, "ctx_size": ctx_size},
             )
         bad = next((t for t in task.tokens if not 0 <= t < info.vocab_size), None)
         if bad is not None:
             raise InvalidArgument(f"token {bad} is not in the vocabulary of {info.vocab_size}")
+
+    def _ctx_size(self, task: Task) -> int:
+        size = self.model.info.ctx_size
+        return min(size, task.spec.ctx_size or size)
 
     def _credit(self, task_id: int, events: int) -> None:
         task = self._tasks.get(task_id)
@@ -405,15 +411,15 @@ class Engine:
 
     def _read(self, task: Task, token: int) -> tuple[bytes, tuple[str, str] | None]:
         """Return the text that *token* releases, and why the turn ends with it, if it does."""
-        spec, info = task.spec, self.model.info
+        spec, ctx_size = task.spec, self._ctx_size(task)
         hidden = not spec.special and self.model.is_control(token)
         text, stop = task.text.feed(b"" if hidden else self.model.piece(token))
         if stop is not None:
             return text, ("stop", stop)
         if 0 <= spec.n_predict <= task.generated:
             return text, ("length", str(spec.n_predict))
-        if len(task.tokens) >= info.ctx_size:
-            return text, ("context_full", str(info.ctx_size))
+        if len(task.tokens) >= ctx_size:
+            return text, ("context_full", str(ctx_size))
         return text, None
 
     def _tell(self, task: Task, token: int, text: bytes) -> None:

@@ -71,6 +71,8 @@ class TaskSpec(msgspec.Struct, frozen=True, kw_only=True):
     pull: bool = False
     credit: int = -1
     n_predict: int = -1
+    ctx_size: int = 0
+    """A context smaller than the worker's; 0: the worker's."""
     stop: tuple[str, ...] = ()
     reverse_prompt: tuple[str, ...] = ()
     special: bool = False
@@ -79,7 +81,7 @@ class TaskSpec(msgspec.Struct, frozen=True, kw_only=True):
     total_timeout_s: float = 0.0
 
 
-class _Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
+class _Message(msgspec.Struct, array_like=True, tag=True):
     pass
 
 
@@ -87,9 +89,12 @@ class _Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class Load(_Message):
-    """Load a model: the first command, once. A descriptor travels beside the frame."""
+    """Load a model: the first command, once. A descriptor travels beside the frame; *limits*
+    are fields of `plan.Limits` that differ from its defaults.
+    """
 
     spec: ModelSpec
+    limits: dict[str, Any]
 
 
 class Submit(_Message):
@@ -162,8 +167,18 @@ class Quit(_Message):
 
 
 Command = (
-    Load | Submit | Cancel | Credit | Pull | Tokenize | Detokenize | ChatPrompt | Threads | Stats | Quit
-)  # fmt: skip
+    Load
+    | Submit
+    | Cancel
+    | Credit
+    | Pull
+    | Tokenize
+    | Detokenize
+    | ChatPrompt
+    | Threads
+    | Stats
+    | Quit
+)
 
 # Reports: worker to daemon.
 

@@ -6,6 +6,7 @@ that the kernel takes when memory is short.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
@@ -15,10 +16,11 @@ from pathlib import Path
 
 import msgspec
 
-from ..backends import InferdError, Model, load_model
+from ..backends import InferdError, Model, ModelSpec, load_model
 from . import messages as m
 from .engine import Engine
 from .link import LinkClosed, SocketLink
+from .plan import Limits
 
 __all__ = ("run",)
 
@@ -40,29 +42,27 @@ def _belong_to(parent: int) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:  # the daemon died before prctl took hold
         os._exit(1)
-    try:
+    with contextlib.suppress(OSError):  # a sandbox may forbid it; the daemon's is lower anyhow
         Path("/proc/self/oom_score_adj").write_text(str(OOM_SCORE_ADJ))
-    except OSError:
-        pass  # a sandbox may forbid it; the daemon's own score is lower all the same
 
 
 def run(link: SocketLink) -> None:
     """Load the model that the first command names, then run its engine until told to quit."""
     try:
-        model = _load(link)
+        command = _first(link)
+        if not isinstance(command, m.Load):
+            return
+        model = _load(link, command.spec)
         if model is not None:
-            _serve(link, Engine(model))
+            _serve(link, Engine(model, Limits(**command.limits)))
             model.close()
         link.drain(1.0)
     except LinkClosed:
         pass
 
 
-def _load(link: SocketLink) -> Model | None:
-    command = _first(link)
-    if not isinstance(command, m.Load):
-        return None
-    spec, told = command.spec, 0.0
+def _load(link: SocketLink, spec: ModelSpec) -> Model | None:
+    told = 0.0
     if spec.fd >= 0:
         spec = msgspec.structs.replace(spec, fd=link.descriptors.pop(0))
 

@@ -9,8 +9,8 @@ from typing import Any
 import anyio
 import msgspec
 
-from ..backends.errors import Cancelled, InvalidArgument, NotFound
-from ..backends.params import read_options, sampling_params
+from ..backends.errors import Cancelled, InferdError, InvalidArgument, NotFound
+from ..backends.params import Options, read_options, sampling_params
 from ..scheduler import messages as m
 from .ledger import Ledger
 from .port import ModelSource, Port
@@ -65,6 +65,7 @@ class Session:
         self.seed = 0
         self.used_at = 0.0
         self.turns = 0
+        self.turn_at = 0.0
         self._ledger = ledger
         self._defaults = dict(defaults)
         self._lock = anyio.Lock()
@@ -116,12 +117,15 @@ class Session:
             self._rendered = None
             return len(tokens)
 
-    def set_options(self, values: dict[str, Any], *, strict: bool = False) -> None:
-        """Let parameters hold for this session from the next token on; unknown keys are noted.
+    def set_options(self, values: dict[str, Any]) -> None:
+        """Let parameters hold for this session from the next token on.
 
-        :raises InvalidArgument: a value is out of its range.
+        :raises InvalidArgument: a key is unknown, or a value out of its range.
         """
-        options = read_options(values, strict=strict)
+        self.apply(read_options(values, strict=True))
+
+    def apply(self, options: Options) -> None:
+        """Let parameters that were read hold from the next token on; note what does not."""
         model = options.level("model")
         self.options |= {k: v for k, v in options.values.items() if k not in model}
         self.not_applied |= {k: v for k, v in model.items() if self._defaults.get(k) != v}
@@ -206,6 +210,7 @@ class Session:
             self.move(kind)
             self.turn = Turn(port, spec, self._event, on_tokens)
             self.turns += 1
+            self.turn_at = self._ledger.seconds()
             self.piece, self._read_ending, self._cleared = b"", False, False
             self.turn.start()
             return self.turn
@@ -223,6 +228,7 @@ class Session:
             pull=call.pull,
             credit=call.credit,
             n_predict=values.get("n-predict", -1),
+            ctx_size=values.get("ctx-size", 0),
             stop=tuple(values.get("stop", ())),
             reverse_prompt=tuple(values.get("reverse-prompt", ())),
             special=call.special,
@@ -263,33 +269,33 @@ class Session:
         try:
             await turn.ended.wait()
         except BaseException:
-            turn.cancel()
+            if turn is self.turn:
+                self._end_turn(Cancelled("the request was cancelled"))
             raise
         if turn.error is not None:
             raise turn.error
 
-    def cancel(self) -> bool:
+    def cancel(self, error: InferdError | None = None) -> bool:
         """Stop the turn before its next step; tell whether there was one."""
         self.move(Call.CANCEL)
-        if self.turn is None or not self.active:
-            return False
-        self.turn.cancel()
-        return True
+        active = self.active
+        self._end_turn(error or Cancelled("the turn was cancelled"))
+        return active
 
     def fini_single(self) -> None:
         """End the turn and forget its output; the history keeps what was read, the input stays."""
         self.move(Call.FINI_SINGLE)
-        self._end_turn("the turn was ended by fini_single")
+        self._end_turn(Cancelled("the turn was ended by fini_single"))
         self.piece, self._cleared = b"", True
 
     def stop(self, call: Call, why: str) -> None:
         """Leave for good by *call* (close, unload, expire): the turn ends, its readers are told."""
         self.move(call)
-        self._end_turn(why)
+        self._end_turn(Cancelled(why))
 
     def sleep(self) -> None:
         """Go dormant: the turn ends, its tokens stand, the history waits for `adopt`."""
-        self._end_turn("the session was detached")
+        self._end_turn(Cancelled("the session was detached"))
         self.move(Call.DETACH)
         messages, said, history = self._answered(), self._said(), self.history()
         self._take(history)
@@ -308,11 +314,12 @@ class Session:
         self.move(Call.ATTACH)
         self.handle, self.model = handle, model
 
-    def _end_turn(self, why: str) -> None:
+    def _end_turn(self, error: InferdError) -> None:
+        """End the turn here and now; the engine is told, what it still says comes too late."""
         turn = self.turn
         if turn is not None and not turn.ended.is_set():
             turn.cancel()
-            turn.report(m.Failed(turn.spec.id, Cancelled(why).to_wire()))
+            turn.report(m.Failed(turn.spec.id, error.to_wire()))
 
     # Output.
 

@@ -1,0 +1,129 @@
+"""The daemon process from start to end: socket, signals, services, a clean way out."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import anyio
+import anyio.abc
+import structlog
+
+from ..backends.build import LLAMA_BUILD_NUMBER, LLAMA_COMMIT
+from ..backends.errors import InferdError, ShuttingDown
+from ..ipc.messages import Kind
+from ..ipc.server import UnixServer
+from .calls import ALL_CALLS
+from .config import Config
+from .core import Daemon
+from .logs import configure_logging
+
+__all__ = ("serve",)
+
+log = structlog.get_logger()
+STARTS_FILE = "starts"
+_HARD_STOP = 1
+
+
+def serve(config: Config) -> int:
+    """Run a daemon until it is told to stop; return the process's exit status."""
+    configure_logging(config.log_level, config.log_format)
+    try:
+        instance = count_start(config.state_dir)
+        unix = UnixServer(str(config.socket))
+        unix.bind()
+    except InferdError as exc:
+        sys.stderr.write(f"inferd: {exc.message}\n  {exc.hint}\n")
+        return 1
+    try:
+        return anyio.run(_main, config, instance, unix.socket, backend_options=_loop_options())
+    finally:
+        unix.close()
+
+
+def _loop_options() -> dict[str, bool]:
+    """Use uvloop where it is installed."""
+    with contextlib.suppress(ImportError):
+        import uvloop  # noqa: F401
+
+        return {"use_uvloop": True}
+    return {}
+
+
+def count_start(state_dir: Path) -> int:
+    """Return how many times a daemon has started on this state: the upper half of its handles.
+
+    Where it cannot be kept, the clock stands in: it too never gives a number twice.
+    """
+    path = state_dir / STARTS_FILE
+    try:
+        state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+        number = int(path.read_text()) + 1 if path.exists() else 1
+        temporary = path.with_suffix(".new")
+        temporary.write_text(f"{number}\n")
+        temporary.replace(path)
+    except (OSError, ValueError) as exc:
+        log.warning("state.not_kept", directory=str(state_dir), cause=str(exc))
+        return int(time.time())
+    return number & 0x7FFF_FFFF
+
+
+async def _main(config: Config, instance: int, listener: socket.socket) -> int:
+    async with anyio.create_task_group() as group:
+        daemon = Daemon(config, group, instance, (LLAMA_BUILD_NUMBER, LLAMA_COMMIT))
+        daemon.calls = ALL_CALLS
+        async with _signals() as signals:
+            group.start_soon(_watch_signals, daemon, signals)
+            async with anyio.create_task_group() as services:
+                services.start_soon(daemon.sessions.expire_idle)
+                services.start_soon(daemon.registry.unload_idle)
+                await services.start(daemon.server.serve, listener)
+                log.info(
+                    "daemon.ready",
+                    socket=str(config.socket),
+                    pid=os.getpid(),
+                    models=len(daemon.registry.models(os.getuid())),
+                )
+                await daemon.stopping.wait()
+                await _stop(daemon)
+                services.cancel_scope.cancel()
+        group.cancel_scope.cancel()
+    log.info("daemon.stopped")
+    return 0
+
+
+async def _stop(daemon: Daemon) -> None:
+    """Let what runs finish, tell everybody, let the workers leave."""
+    log.info("daemon.stopping", grace_s=daemon.config.grace_s)
+    await daemon.drain(daemon.config.grace_s)
+    error = ShuttingDown("the daemon is shutting down")
+    for connection in tuple(daemon.server.connections):
+        connection.send([Kind.GOODBYE, error.to_wire()])
+    await daemon.registry.close()
+
+
+@contextlib.asynccontextmanager
+async def _signals() -> AsyncIterator[AsyncIterator[signal.Signals]]:
+    with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
+        yield signals
+
+
+async def _watch_signals(daemon: Daemon, signals: AsyncIterator[signal.Signals]) -> None:
+    """First SIGTERM or Ctrl-C: finish what runs; second: stop at once. SIGHUP: scan for models."""
+    async for number in signals:
+        if number is signal.SIGHUP:
+            daemon.registry.scan()
+            log.info("models.read_again")
+        elif not daemon.stopping.is_set():
+            daemon.stopping.set()
+        else:
+            log.warning("daemon.stopped_at_once")
+            with contextlib.suppress(OSError):
+                os.unlink(daemon.config.socket)
+            os._exit(_HARD_STOP)  # the workers die with this process

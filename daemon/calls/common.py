@@ -1,0 +1,99 @@
+"""What several calls need: priorities, tensors, JSON metadata."""
+
+from __future__ import annotations
+
+import os
+import stat
+
+import anyio.to_thread
+
+from ...backends.errors import InvalidArgument, TooLarge
+from ...backends.params import nearest
+from ...ipc.messages import TENSOR_BYTES_MAX, TENSOR_TYPES, Tensor
+from ...scheduler import PRIORITIES
+
+__all__ = ("bounded", "metadata_text", "number_of", "priority_of", "tensor_bytes", "tensor_type")
+
+
+def priority_of(name: str) -> int | None:
+    """Return the class of a priority's name; None for an empty one: the session's.
+
+    :raises InvalidArgument: there is no such priority.
+    """
+    if not name:
+        return None
+    if name not in PRIORITIES:
+        raise InvalidArgument(
+            f"there is no priority {name[:50]!r}", hint=f"use one of {', '.join(PRIORITIES)}"
+        )
+    return PRIORITIES[name]
+
+
+def number_of(value: int | str, names: dict[str, int], what: str) -> int:
+    """Return the number of an enum's value, given by number or name.
+
+    :raises InvalidArgument: there is no such value.
+    """
+    if isinstance(value, str):
+        found = names.get(value.lower().replace("-", "").replace("_", ""))
+        if found is not None:
+            return found
+        raise InvalidArgument(
+            f"there is no {what} {value[:50]!r}",
+            hint=nearest(value, names) or f"use one of {', '.join(names)}",
+        )
+    return value
+
+
+def tensor_type(tensor: Tensor) -> int:
+    """Return the number of a tensor's type; numbers we don't know are taken as they are.
+
+    Hosts have disagreed on U8 and I32 (2 and 3, 3 and 4), so no number is refused.
+    """
+    return number_of(tensor.type, TENSOR_TYPES, "tensor type")
+
+
+async def tensor_bytes(tensor: Tensor) -> bytes:
+    """Return a tensor's bytes, out of its descriptor if it came in one.
+
+    :raises TooLarge: they are past the bound.
+    """
+    tensor_type(tensor)
+    if tensor.fd < 0:
+        return tensor.data
+    return await anyio.to_thread.run_sync(_read_descriptor, tensor.fd)
+
+
+def _read_descriptor(fd: int) -> bytes:
+    try:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
+            raise InvalidArgument("the tensor's descriptor is no file", hint="pass a memfd")
+        if status.st_size > TENSOR_BYTES_MAX:
+            raise TooLarge(
+                f"a tensor of {status.st_size} bytes; the limit is {TENSOR_BYTES_MAX}",
+                data={"bytes": status.st_size, "tensor_bytes_max": TENSOR_BYTES_MAX},
+            )
+        return os.pread(fd, status.st_size, 0)
+    except OSError as exc:
+        raise InvalidArgument(f"the tensor's descriptor cannot be read: {exc.strerror}") from None
+    finally:
+        os.close(fd)
+
+
+def metadata_text(value: str | bytes) -> bytes:
+    """Return JSON text as bytes, without the NUL that C guests may leave at its end."""
+    return (value.encode() if isinstance(value, str) else value).rstrip(b"\0")
+
+
+def bounded(data: bytes, size_max: int) -> bytes:
+    """Return *data* if it fits a buffer of *size_max* bytes (negative: any).
+
+    :raises TooLarge: with the size that is needed; nothing is lost, a larger buffer gets it.
+    """
+    if 0 <= size_max < len(data):
+        raise TooLarge(
+            f"the output has {len(data)} bytes, the buffer {size_max}",
+            data={"needed": len(data), "size_max": size_max},
+        )
+    return data

@@ -1,0 +1,206 @@
+"""Looking in and steering: cancel, options, models, sessions, queue, statistics, drain."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+import anyio
+
+from ...backends.errors import InferdError, InvalidArgument
+from ...ipc import messages as w
+from ...ipc.server import Request
+from ...scheduler.task import priority_name
+from ...sessions import Session
+from ..core import CallTable, Daemon
+from .common import priority_of
+
+__all__ = ("CALLS",)
+
+STATISTICS_TIMEOUT_S = 1.0
+
+
+async def cancel(daemon: Daemon, request: Request) -> w.CancelResult:
+    """Stop a request or a context's turn before the next step."""
+    p: w.CancelParams = request.params
+    if (p.request is None) == (p.context is None):
+        raise InvalidArgument("cancel takes a request or a context, and not both")
+    if p.request is not None:
+        other = request.connection.requests.get(p.request)
+        if other is None or other is request:
+            return w.CancelResult(cancelled=False)
+        other.scope.cancel()
+        return w.CancelResult(cancelled=True)
+    assert p.context is not None
+    return w.CancelResult(cancelled=_cancellable(daemon, request, p.context).cancel())
+
+
+def _cancellable(daemon: Daemon, request: Request, handle: int) -> Session:
+    """Return a session of the caller's connection, or, for `inferd cancel`, of the same user."""
+    uid = request.connection.peer.uid
+    for session in daemon.sessions:
+        if session.handle == handle and session.owner == uid:
+            return session
+    return daemon.sessions.get(request.connection, handle)
+
+
+async def reset(daemon: Daemon, request: Request) -> w.Empty:
+    """Forget the history."""
+    daemon.session(request).reset(request.params.system)
+    return w.Empty()
+
+
+async def set_options(daemon: Daemon, request: Request) -> w.Empty:
+    """Let parameters hold for the context; unknown keys are refused."""
+    session, p = daemon.session(request), request.params
+    session.set_options(p.options)
+    number = priority_of(p.priority)
+    if number is not None:
+        session.priority = number
+    return w.Empty()
+
+
+async def models(daemon: Daemon, request: Request) -> w.ModelsResult:
+    """List the models."""
+    uid = request.connection.peer.uid
+    return w.ModelsResult(models=[m.describe() for m in daemon.registry.models(uid)])
+
+
+async def show(daemon: Daemon, request: Request) -> w.ModelsResult:
+    """Describe one model."""
+    model = daemon.registry.get(request.params.name, request.connection.peer.uid)
+    return w.ModelsResult(models=[model.describe() | {"options": model.options()}])
+
+
+async def unload_model(daemon: Daemon, request: Request) -> w.Empty:
+    """Unload a model for an operator."""
+    daemon.check_operator(request, "unload models")
+    p, uid = request.params, request.connection.peer.uid
+    await daemon.registry.unload_by_name(p.name, uid, force=p.force)
+    return w.Empty()
+
+
+async def sessions(daemon: Daemon, request: Request) -> w.SessionsResult:
+    """List the caller's sessions."""
+    uid = request.connection.peer.uid
+    return w.SessionsResult(sessions=[_describe(s) for s in daemon.sessions if s.owner == uid])
+
+
+def _describe(session: Session) -> dict[str, Any]:
+    return {
+        "context": session.handle,
+        "session_id": session.session_id,
+        "model": session.model.name,
+        "state": session.state.value,
+        "priority": priority_name(session.priority),
+        "tokens": len(session.history()),
+        "turns": session.turns,
+        "idle_s": 0.0 if session.active else max(0.0, time.monotonic() - session.used_at),
+    }
+
+
+async def queue(daemon: Daemon, request: Request) -> w.QueueResult:
+    """List the caller's turns that wait or run."""
+    uid = request.connection.peer.uid
+    active = [s for s in daemon.sessions if s.active and s.turn is not None and s.owner == uid]
+    return w.QueueResult(tasks=[_describe_turn(s) for s in active])
+
+
+def _describe_turn(session: Session) -> dict[str, Any]:
+    assert session.turn is not None
+    spec = session.turn.spec
+    return {
+        "task": spec.id,
+        "context": session.handle,
+        "model": session.model.name,
+        "state": session.state.value,
+        "priority": priority_name(spec.priority),
+        "prompt_tokens": len(session.prompt),
+        "output_tokens": len(session.turn.tokens),
+        "for_s": max(0.0, time.monotonic() - session.turn_at),
+    }
+
+
+async def stats(daemon: Daemon, request: Request) -> w.StatsResult:
+    """Return the daemon's figures; a worker that does not answer in a second is left out."""
+    workers: dict[str, Any] = {}
+    for model in daemon.registry.models(request.connection.peer.uid):
+        worker = model.worker
+        if worker is None or not worker.loaded.is_set() or worker.error is not None:
+            continue
+        try:
+            with anyio.move_on_after(STATISTICS_TIMEOUT_S):
+                workers[model.name] = await worker.statistics()
+        except InferdError:
+            continue  # it has just died: it has no figures
+    states = [s.state.value for s in daemon.sessions]
+    return w.StatsResult(
+        stats={
+            "uptime_s": time.time() - daemon.started,
+            "pid": os.getpid(),
+            "instance": daemon.instance,
+            "draining": daemon.draining,
+            "connections": len(daemon.server.connections),
+            "sessions": len(daemon.sessions),
+            "sessions_max": daemon.config.sessions_max,
+            "sessions_dormant": daemon.sessions.dormant,
+            "sessions_expired": daemon.sessions.expired,
+            "waiting": states.count("waiting"),
+            "running": states.count("running"),
+            "parked": states.count("parked"),
+            "refused": daemon.ledger.refused,
+            "cores": daemon.config.cores,
+            "models": workers,
+        }
+    )
+
+
+async def tokenize(daemon: Daemon, request: Request) -> w.TokensResult:
+    """Turn text into token ids."""
+    p = request.params
+    worker = await daemon.graph(request.connection, p.graph).lease.ready()
+    tokens = await worker.tokenize(p.text.encode(), special=p.special, bos=p.bos)
+    return w.TokensResult(tokens=tokens)
+
+
+async def detokenize(daemon: Daemon, request: Request) -> w.TextResult:
+    """Turn token ids into text."""
+    p = request.params
+    worker = await daemon.graph(request.connection, p.graph).lease.ready()
+    return w.TextResult(text=await worker.detokenize(p.tokens))
+
+
+async def apply_template(daemon: Daemon, request: Request) -> w.TextResult:
+    """Return the prompt that the chat template makes of messages."""
+    p = request.params
+    worker = await daemon.graph(request.connection, p.graph).lease.ready()
+    text, _, _ = await worker.chat_prompt(p.messages, "")
+    return w.TextResult(text=text.encode())
+
+
+async def drain(daemon: Daemon, request: Request) -> w.Empty:
+    """Take nothing new and wait until what runs has finished; with `stop`, end then."""
+    daemon.check_operator(request, "drain the daemon")
+    if request.params.stop:
+        daemon.stopping.set()
+        return w.Empty()
+    await daemon.drain(daemon.config.grace_s)
+    return w.Empty()
+
+
+CALLS: CallTable = {
+    "cancel": cancel,
+    "reset": reset,
+    "set_options": set_options,
+    "models": models,
+    "show": show,
+    "unload_model": unload_model,
+    "sessions": sessions,
+    "queue": queue,
+    "stats": stats,
+    "tokenize": tokenize,
+    "detokenize": detokenize,
+    "apply_template": apply_template,
+    "drain": drain,
+}

@@ -1,0 +1,193 @@
+"""Loading and unloading: a graph is a client's lease on a model."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import stat
+from typing import Any
+
+from ...backends.errors import (
+    InvalidArgument,
+    InvalidEncoding,
+    TooLarge,
+    UnsupportedOperation,
+)
+from ...backends.params import Options, parse_json_options
+from ...ipc import messages as w
+from ...ipc.server import Request
+from ..core import GRAPHS_MAX, CallTable, Daemon, Graph
+from ..registry import Lease
+from .common import metadata_text, number_of
+
+__all__ = ("CALLS",)
+
+PRELOAD = b"preload:"
+NAME_BYTES_MAX = 256
+_SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK
+
+
+async def load(daemon: Daemon, request: Request) -> w.GraphResult:
+    """Load by a builder that names a model, or by a descriptor of a file."""
+    p: w.LoadParams = request.params
+    try:
+        number = number_of(p.encoding, w.ENCODINGS, "encoding")
+    except InvalidArgument as exc:
+        raise InvalidEncoding(exc.message) from None
+    if number not in (w.ENCODINGS["ggml"], w.ENCODINGS["autodetect"]):
+        name = next((n for n, v in w.ENCODINGS.items() if v == number), str(number))
+        raise InvalidEncoding(f"models of the encoding {name} are not run here")
+    options = parse_json_options(p.builders[1]) if len(p.builders) > 1 else Options()
+    _apply_target(number_of(p.target, w.TARGETS, "target"), options)
+    if p.fd >= 0:
+        lease = daemon.registry.lease_descriptor(
+            f"descriptor-{daemon.new_handle():x}", _checked(p.fd), request.connection.peer.uid
+        )
+    else:
+        lease = daemon.registry.lease(_builder_name(p.builders), request.connection.peer.uid)
+    return await _open(daemon, request, lease, options)
+
+
+def _apply_target(target: int, options: Options) -> None:
+    if target in (w.TARGETS["tpu"], w.TARGETS["npu"]):
+        raise UnsupportedOperation(
+            f"there is no {'tpu' if target == w.TARGETS['tpu'] else 'npu'} here",
+            hint="use the target cpu, gpu or auto",
+        )
+    if target == w.TARGETS["cpu"]:
+        options.values["n-gpu-layers"] = 0
+    elif target == w.TARGETS["gpu"]:
+        options.values.setdefault("n-gpu-layers", -1)
+    elif target != w.TARGETS["auto"]:
+        raise InvalidArgument(f"there is no target {target}", hint="0 cpu, 1 gpu, 2 tpu, 3 auto")
+
+
+def _builder_name(builders: list[bytes]) -> str:
+    if not builders:
+        raise InvalidArgument("load got no builder and no descriptor", hint="name a model")
+    first = builders[0].rstrip(b"\0").removeprefix(PRELOAD)
+    if len(first) > NAME_BYTES_MAX:
+        raise TooLarge(
+            f"a builder of {len(first)} bytes in the frame",
+            hint="name a loaded model, or pass the model's bytes in a memfd (`fd`)",
+            data={"bytes": len(first)},
+        )
+    try:
+        return first.decode()
+    except UnicodeDecodeError:
+        raise InvalidArgument("the builder is no model's name") from None
+
+
+def _checked(fd: int) -> int:
+    """Return *fd* if nobody can change the file behind it through it."""
+    try:
+        status, flags = os.fstat(fd), fcntl.fcntl(fd, fcntl.F_GETFL)
+        if not stat.S_ISREG(status.st_mode):
+            raise InvalidArgument("the descriptor is no regular file", hint="pass a GGUF file")
+        if flags & os.O_ACCMODE != os.O_RDONLY and not _sealed(fd):
+            raise InvalidArgument(
+                "the descriptor can be written to",
+                hint="open the file read-only, or seal the memfd (F_SEAL_WRITE, F_SEAL_SHRINK)",
+            )
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def _sealed(fd: int) -> bool:
+    try:
+        return fcntl.fcntl(fd, fcntl.F_GET_SEALS) & _SEALS == _SEALS
+    except OSError:
+        return False  # no memfd: it has no seals
+
+
+async def load_by_name(daemon: Daemon, request: Request) -> w.GraphResult:
+    """Load a model by its name."""
+    lease = daemon.registry.lease(request.params.name, request.connection.peer.uid)
+    return await _open(daemon, request, lease, Options())
+
+
+async def load_by_name_with_config(daemon: Daemon, request: Request) -> w.GraphResult:
+    """Load a model by its name; the JSON's parameters hold for this graph."""
+    options = parse_json_options(metadata_text(request.params.config))
+    lease = daemon.registry.lease(request.params.name, request.connection.peer.uid)
+    return await _open(daemon, request, lease, options)
+
+
+async def _open(daemon: Daemon, request: Request, lease: Lease, options: Options) -> w.GraphResult:
+    """Load the leased model if it is cold, then publish the graph."""
+    try:
+        daemon.check_open()
+        if sum(g.connection is request.connection for g in daemon.graphs.values()) >= GRAPHS_MAX:
+            raise InvalidArgument(
+                f"{GRAPHS_MAX} graphs are loaded on this connection", hint="unload some"
+            )
+        lease.model.want(options.values)
+
+        def progress(fraction: float) -> None:
+            request.emit(w.ProgressEvent(progress=fraction))
+
+        worker = await lease.ready(progress if request.params.progress else None)
+    except BaseException:
+        lease.close()
+        raise
+    graph = Graph(daemon.new_handle(), request.connection, lease)
+    info, asked = worker.info, options.level("model")
+    graph.not_applied = _not_applied(asked, info)
+    graph.ignored = options.ignored
+    graph.options = lease.model.options() | options.level("context", "request")
+    graph.options["ctx-size"] = min(asked.get("ctx-size") or info.ctx_size, info.ctx_size)
+    daemon.graphs[graph.handle] = graph
+    return w.GraphResult(
+        graph=graph.handle,
+        model=lease.name,
+        fingerprint=info.fingerprint,
+        ctx_size=graph.options["ctx-size"],
+        slots=info.slots,
+        not_applied=graph.not_applied,
+        ignored=graph.ignored,
+    )
+
+
+def _not_applied(asked: dict[str, Any], info: Any) -> dict[str, Any]:
+    """Return the model-level values in force where others were asked for.
+
+    A context smaller than the worker's holds for the graph; the rest belongs to the operator.
+    """
+    force = {
+        "ctx-size": info.ctx_size,
+        "batch-size": info.batch_size,
+        "slots": info.slots,
+        "n-gpu-layers": info.n_gpu_layers,
+        "threads": "the daemon's cores",
+    }
+    different = {k: force[k] for k, v in asked.items() if v != force[k]}
+    if 0 <= asked.get("ctx-size", 0) <= info.ctx_size:
+        different.pop("ctx-size", None)
+    return different
+
+
+async def unload(daemon: Daemon, request: Request) -> w.Empty:
+    """End the lease and its contexts, whose outputs can still be read.
+
+    If nobody else holds the model, it has left before the answer.
+    """
+    graph = daemon.graph(request.connection, request.params.graph)
+    del daemon.graphs[graph.handle]
+    for session in daemon.sessions:
+        if session.model is graph.lease:
+            daemon.sessions.unload(session)
+    model = graph.lease.model
+    graph.lease.close()
+    if not model.busy:
+        await model.unload()
+    return w.Empty()
+
+
+CALLS: CallTable = {
+    "load": load,
+    "load_by_name": load_by_name,
+    "load_by_name_with_config": load_by_name_with_config,
+    "unload": unload,
+}

@@ -1,0 +1,83 @@
+"""Streams and chats: a turn of a session, told as it goes or when it is done."""
+
+from __future__ import annotations
+
+from ...backends.errors import InvalidArgument
+from ...ipc import messages as w
+from ...ipc.server import Request
+from ...scheduler.messages import Tokens
+from ...sessions import Session, Turn, TurnOptions
+from ..core import CallTable, Daemon
+from .common import priority_of
+
+__all__ = ("CALLS",)
+
+MESSAGES_MAX = 1000
+
+
+async def stream(daemon: Daemon, request: Request) -> w.TurnResult:
+    """Tell a turn token by token, as fast as the reader gives credit."""
+    p: w.StreamParams = request.params
+    if not 1 <= p.credit <= w.CREDIT_MAX:
+        raise InvalidArgument(f"a credit of {p.credit}; it is 1 … {w.CREDIT_MAX} events")
+    position = 0
+
+    def tell(report: Tokens) -> None:
+        nonlocal position
+        daemon.emit(
+            request, w.TokensEvent(tokens=report.tokens, text=report.text, position=position)
+        )
+        position += len(report.tokens)
+
+    session = daemon.session(request)
+    await _take_input(daemon, session, p)
+    turn = await session.start(_turn_options(p, p.credit), tell)
+    request.on_credit = turn.credit
+    await session.finish(turn)
+    return w.TurnResult(text=turn.tail, metadata=session.metadata())
+
+
+async def chat(daemon: Daemon, request: Request) -> w.TurnResult:
+    """Do a turn and answer with its whole text."""
+    p: w.StreamParams = request.params
+    session = daemon.session(request)
+    await _take_input(daemon, session, p)
+    turn: Turn = await session.start(_turn_options(p, -1))
+    await session.finish(turn)
+    return w.TurnResult(text=bytes(turn.text), metadata=session.metadata())
+
+
+async def _take_input(daemon: Daemon, session: Session, p: w.StreamParams) -> None:
+    daemon.check_open()
+    if p.messages is not None:
+        await session.add_messages(_checked(p.messages))
+    elif p.prompt is not None:
+        if p.raw:
+            await session.add_text(p.prompt.encode())
+        else:
+            await session.add_messages([{"role": "user", "content": p.prompt}])
+
+
+def _checked(messages: list[dict[str, object]]) -> list[dict[str, object]]:
+    if not 0 < len(messages) <= MESSAGES_MAX:
+        raise InvalidArgument(f"{len(messages)} messages; it is 1 … {MESSAGES_MAX}")
+    for message in messages:
+        if not isinstance(message.get("role"), str) or not isinstance(message.get("content"), str):
+            raise InvalidArgument(
+                "a message without role or content", hint='{"role": "user", "content": "…"}'
+            )
+    return messages
+
+
+def _turn_options(p: w.StreamParams, credit: int) -> TurnOptions:
+    return TurnOptions(
+        options=p.options,
+        priority=priority_of(p.priority),
+        queue_timeout_s=p.queue_timeout_s,
+        timeout_s=p.timeout_s,
+        credit=credit,
+        special=False,
+    )
+
+
+CALLS: CallTable = {"stream": stream, "chat": chat}

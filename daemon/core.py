@@ -1,0 +1,195 @@
+"""The daemon's state on its event loop, and the handler that turns requests into calls.
+
+This is where `ipc` and `sessions` meet: requests come in from the one, are done by the other.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import anyio
+import anyio.abc
+import structlog
+
+from .. import __version__
+from ..backends.errors import InferdError, InvalidArgument, PermissionDenied, ShuttingDown
+from ..ipc.frames import FRAME_BYTES_MAX, NESTING_MAX
+from ..ipc.messages import (
+    CREDIT_DEFAULT,
+    CREDIT_MAX,
+    PROTOCOL_VERSION,
+    REQUESTS_MAX,
+    TENSOR_BYTES_MAX,
+    Limits,
+    ServerHello,
+)
+from ..ipc.server import Connection, Request, Server
+from ..sessions import Ledger, Session, SessionManager
+from .config import Config
+from .registry import Lease, Registry
+
+__all__ = ("CallTable", "Daemon", "Graph")
+
+log = structlog.get_logger()
+CallTable = dict[str, Callable[["Daemon", Request], Awaitable[Any]]]
+GRAPHS_MAX = 1000
+"""Graphs of one connection."""
+
+
+class Graph:
+    """A client's graph: a lease on a model, with parameters of its own."""
+
+    def __init__(self, handle: int, connection: Connection, lease: Lease):
+        self.handle, self.connection, self.lease = handle, connection, lease
+        self.options: dict[str, Any] = {}
+        self.not_applied: dict[str, Any] = {}
+        self.ignored: list[str] = []
+
+
+class Daemon:
+    """Everything that lives on the event loop: registry, sessions, graphs, connections."""
+
+    def __init__(
+        self, config: Config, group: anyio.abc.TaskGroup, instance: int, build: tuple[int, str]
+    ):
+        self.config = config
+        self.instance = instance
+        self.started = time.time()
+        self.draining = False
+        self.stopping = anyio.Event()
+        """Set when the daemon is to end, once what runs has finished."""
+        self.graphs: dict[int, Graph] = {}
+        self.ledger = Ledger(config.tasks_waiting_max, config.tasks_waiting_owner_max)
+        self.sessions = SessionManager(
+            self.ledger,
+            self.new_handle,
+            sessions_max=config.sessions_max,
+            idle_timeout_s=config.idle_timeout_ms / 1000,
+            dormant_max=config.dormant_max,
+        )
+        self.registry = Registry(config, group, self.flush)
+        self.server = Server(
+            self, connections_max=config.connections_max, requests_max=REQUESTS_MAX
+        )
+        self.calls: CallTable = {}
+        self._handles = 0
+        self._build = build
+        self._unflushed: set[Connection] = set()
+
+    # What the server asks.
+
+    def hello(self) -> ServerHello:
+        """Return the daemon's first frame."""
+        return ServerHello(
+            protocol=PROTOCOL_VERSION,
+            software=f"inferd/{__version__}",
+            instance=self.instance,
+            limits=Limits(
+                frame_bytes_max=FRAME_BYTES_MAX,
+                nesting_max=NESTING_MAX,
+                requests_max=REQUESTS_MAX,
+                credit_default=CREDIT_DEFAULT,
+                credit_max=CREDIT_MAX,
+                tensor_bytes_max=TENSOR_BYTES_MAX,
+                sessions_max=self.config.sessions_max,
+            ),
+            llama_build_number=self._build[0],
+            llama_commit=self._build[1],
+        )
+
+    async def call(self, request: Request) -> Any:
+        """Do a call."""
+        return await self.calls[request.call](self, request)
+
+    def left(self, connection: Connection) -> None:
+        """End what a connection held: its sessions, its graphs, its leases."""
+        self._unflushed.discard(connection)
+        self.sessions.leave(connection)
+        for graph in [g for g in self.graphs.values() if g.connection is connection]:
+            del self.graphs[graph.handle]
+            graph.lease.close()
+
+    def refused(self, connection: Connection, error: InferdError) -> None:
+        """Log why a connection was closed."""
+        log.warning(
+            "connection.refused",
+            uid=connection.peer.uid,
+            pid=connection.peer.pid,
+            software=connection.software,
+            error=error.name,
+            cause=error.message,
+        )
+
+    def accept_failed(self, error: OSError) -> None:
+        """Log that a connection could not be accepted."""
+        log.error("connection.not_accepted", cause=str(error))
+
+    # Writing.
+
+    def emit(self, request: Request, event: Any) -> None:
+        """Send an event with the others of the same step."""
+        request.emit(event, flush=False)
+        self._unflushed.add(request.connection)
+
+    def flush(self) -> None:
+        """Write what a frame of a worker's reports has caused."""
+        for connection in self._unflushed:
+            connection.flush()
+        self._unflushed.clear()
+
+    # Handles.
+
+    def new_handle(self) -> int:
+        """Return a handle that was never given, not by an earlier daemon either."""
+        self._handles += 1
+        return self.instance << 32 | self._handles
+
+    def graph(self, connection: Connection, handle: int) -> Graph:
+        """Return the graph behind a handle of *connection*.
+
+        :raises InvalidArgument: there is none.
+        """
+        graph = self.graphs.get(handle)
+        if graph is None or graph.connection is not connection:
+            raise InvalidArgument(
+                f"there is no graph {handle} on this connection",
+                hint="load it: handles end with unload and with their connection",
+            )
+        return graph
+
+    def session(self, request: Request) -> Session:
+        """Return the session that a call names."""
+        return self.sessions.get(request.connection, request.params.context)
+
+    def check_open(self) -> None:
+        """Refuse new work of a daemon that finishes.
+
+        :raises ShuttingDown: it drains.
+        """
+        if self.draining:
+            raise ShuttingDown("the daemon finishes what runs and takes nothing new")
+
+    def check_operator(self, request: Request, what: str) -> None:
+        """Refuse what only an operator may do: root, or the daemon's own user.
+
+        :raises PermissionDenied: the caller is neither.
+        """
+        if request.connection.peer.uid not in (0, os.getuid()):
+            raise PermissionDenied(f"user {request.connection.peer.uid} may not {what}")
+
+    # The end.
+
+    async def drain(self, grace_s: float) -> None:
+        """Finish what runs, refuse what waits, for at most *grace_s*."""
+        self.draining = True
+        error = ShuttingDown("the daemon is shutting down: the turn had not begun")
+        for session in self.sessions:
+            if session.state == "waiting":
+                session.cancel(error)
+        with anyio.move_on_after(grace_s):
+            for session in [s for s in self.sessions if s.active]:
+                if session.turn is not None:
+                    await session.turn.ended.wait()

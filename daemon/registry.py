@@ -1,0 +1,345 @@
+"""The models: their names, files and states, who holds a lease on them, their worker."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.abc
+import msgspec
+import structlog
+
+from ..backends import ModelSpec
+from ..backends.errors import Busy, InferdError, ModelNotFound, ShuttingDown
+from ..backends.params import nearest
+from .config import Config
+from .config_models import MODEL_NAME, ModelConfig
+from .workers import Worker
+
+__all__ = ("Lease", "Model", "ModelState", "Registry")
+
+log = structlog.get_logger()
+ECHO = "echo"
+CTX_SIZE_DEFAULT = 4096
+
+
+class ModelState(StrEnum):
+    """Where a model is."""
+
+    COLD = "cold"
+    LOADING = "loading"
+    READY = "ready"
+    LEAVING = "leaving"
+    FAILED = "failed"
+
+
+class Model:
+    """A registry entry. Lives on the daemon's event loop, which owns its state.
+
+    At most one worker runs it at a time: who asks while one leaves, waits until it has left.
+    """
+
+    def __init__(self, registry: Registry, name: str, config: ModelConfig, uid: int | None = None):
+        self.name, self.config, self.uid = name, config, uid
+        self.leases: set[Lease] = set()
+        self.worker: Worker | None = None
+        self.error: InferdError | None = None
+        self.fd = -1
+        self.used_at = registry.seconds()
+        self._registry = registry
+        self._listeners: set[Callable[[float], None]] = set()
+        self._wanted: dict[str, Any] = {}
+
+    @property
+    def state(self) -> ModelState:
+        """Where the model is: follows from its worker."""
+        worker = self.worker
+        if worker is None:
+            return ModelState.COLD if self.error is None else ModelState.FAILED
+        if not worker.loaded.is_set():
+            return ModelState.LOADING
+        return ModelState.LEAVING if worker.leaving else ModelState.READY
+
+    async def ready(self, on_progress: Callable[[float], None] | None = None) -> Worker:
+        """Return the worker, loading the model if it is cold; concurrent callers share one load.
+
+        :raises LoadFailed: it cannot be loaded.
+        """
+        self.used_at = self._registry.seconds()
+        while self.worker is not None and self.worker.leaving:
+            await self.worker.gone.wait()
+        worker = self.worker or self._registry.start(self, self._wanted)
+        if on_progress is not None:
+            self._listeners.add(on_progress)
+        try:
+            await worker.loaded.wait()
+        finally:
+            self._listeners.discard(on_progress) if on_progress is not None else None
+        if worker.error is not None:
+            raise worker.error
+        return worker
+
+    def want(self, values: Mapping[str, Any]) -> None:
+        """Note model-level values that a first load should have."""
+        if self.worker is None:
+            self._wanted = {k: v for k, v in values.items() if k in ("ctx-size", "n-gpu-layers")}
+
+    def progress(self, fraction: float) -> None:
+        """Tell who waits how far the load is."""
+        for listener in tuple(self._listeners):
+            listener(fraction)
+
+    async def unload(self) -> None:
+        """Let the worker leave, and wait until it has left."""
+        worker = self.worker
+        if worker is not None:
+            worker.quit()
+            await worker.gone.wait()
+
+    def options(self) -> dict[str, Any]:
+        """Return the configured parameters: the defaults, then the model's own."""
+        return self._registry.config.defaults | self.config.options
+
+    def describe(self) -> dict[str, Any]:
+        """Return what `models` says of it."""
+        worker = self.worker
+        info = worker.info if self.state is ModelState.READY and worker is not None else None
+        file = self.config.file
+        return {
+            "name": self.name,
+            "state": self.state.value,
+            "backend": self.config.backend,
+            "file": str(file) if file is not None else "",
+            "size_bytes": _size(file, self.fd),
+            "leases": len(self.leases),
+            "tasks": worker.tasks if worker is not None else 0,
+            "pid": worker.pid if worker is not None else 0,
+            "progress": worker.progress if worker is not None else 0.0,
+            "idle_s": self._registry.seconds() - self.used_at if not self.busy else 0.0,
+            "error": self.error.to_wire() if self.error is not None else None,
+            "info": msgspec.structs.asdict(info) if info is not None else None,
+        }
+
+    @property
+    def busy(self) -> bool:
+        """Tell whether somebody holds a lease or a task runs."""
+        return bool(self.leases) or (self.worker is not None and self.worker.tasks > 0)
+
+
+class Lease:
+    """One client's hold on a model: a `sessions.ModelSource`. While it lasts, the model stays."""
+
+    def __init__(self, model: Model):
+        self.model = model
+        self.name = model.name
+        self.closed = False
+        model.leases.add(self)
+
+    async def ready(self, on_progress: Callable[[float], None] | None = None) -> Worker:
+        """Return the model's worker, loading it if needed."""
+        return await self.model.ready(on_progress)
+
+    def close(self) -> None:
+        """Give the lease up."""
+        self.closed = True
+        self.model.leases.discard(self)
+        self.model.used_at = self.model._registry.seconds()
+        self.model._registry.lease_ended(self.model)
+
+
+class Registry:
+    """All models. Worker processes run in *group*; *on_frame* is called after their reports."""
+
+    def __init__(
+        self,
+        config: Config,
+        group: anyio.abc.TaskGroup,
+        on_frame: Callable[[], None],
+        seconds: Callable[[], float] = time.monotonic,
+    ):
+        self.config = config
+        self.seconds = seconds
+        self.closing = False
+        self._group = group
+        self._on_frame = on_frame
+        self._models: dict[str, Model] = {}
+        self._changed = anyio.Event()
+        self.scan()
+
+    def scan(self) -> None:
+        """Read the configuration's models and the models directory again."""
+        found = {ECHO: ModelConfig(backend="echo")}
+        found |= {p.stem: ModelConfig(file=p) for p in _gguf_files(self.config.models_dir)}
+        found |= self.config.models
+        for name, config in found.items():
+            if name not in self._models:
+                self._models[name] = Model(self, name, config)
+        for name, model in list(self._models.items()):
+            if name not in found and model.uid is None and not model.busy and not model.worker:
+                del self._models[name]
+
+    def models(self, uid: int) -> list[Model]:
+        """Return the models that *uid* may see."""
+        self.scan()
+        visible = [m for m in self._models.values() if m.uid in (None, uid)]
+        return sorted(visible, key=lambda model: model.name)
+
+    def get(self, name: str, uid: int) -> Model:
+        """Return a model by its name.
+
+        :raises ModelNotFound: with the nearest name there is.
+        """
+        if name not in self._models:
+            self.scan()
+        model = self._models.get(name)
+        if model is None or model.uid not in (None, uid):
+            names = [m.name for m in self.models(uid)]
+            close = nearest(name, names)
+            raise ModelNotFound(
+                f"there is no model {name[:200]!r}",
+                hint=f"{close + '; ' if close else ''}`inferd models` lists the names, `inferd"
+                " pull` gets a model",
+                data={"models": names[:100]},
+            )
+        return model
+
+    def lease(self, name: str, uid: int) -> Lease:
+        """Return a lease on the model *name*."""
+        if self.closing:
+            raise ShuttingDown("the daemon is shutting down: no model is loaded any more")
+        return Lease(self.get(name, uid))
+
+    def lease_descriptor(self, name: str, fd: int, uid: int) -> Lease:
+        """Return a lease on the file behind *fd*; the model is *uid*'s alone, and the registry
+        closes the descriptor when it has left.
+        """
+        model = Model(self, name, ModelConfig(), uid)
+        model.fd = fd
+        self._models[name] = model
+        return Lease(model)
+
+    # Workers.
+
+    def start(self, model: Model, wanted: Mapping[str, Any]) -> Worker:
+        """Start a worker for a cold model."""
+        if self.closing:
+            raise ShuttingDown("the daemon is shutting down: no model is loaded any more")
+        worker = Worker(self._spec(model, wanted), self._on_frame, self._limits())
+        worker.on_progress = model.progress
+        model.worker, model.error = worker, None
+        self._group.start_soon(self._run, model, worker)
+        return worker
+
+    async def _run(self, model: Model, worker: Worker) -> None:
+        started = self.seconds()
+        log.info("model.loading", model=model.name, file=worker.spec.path)
+        async with anyio.create_task_group() as group:
+            group.start_soon(_tell_loaded, model, worker, started, self.seconds)
+            await worker.run()
+        model.error = worker.error
+        model.worker = None
+        log.info("model.left", model=model.name, pid=worker.pid)
+        self._forget(model)
+        self._changed.set()
+
+    def _forget(self, model: Model) -> None:
+        if model.fd >= 0 and not model.leases:
+            os.close(model.fd)
+            model.fd = -1
+            self._models.pop(model.name, None)
+
+    def _spec(self, model: Model, wanted: Mapping[str, Any]) -> ModelSpec:
+        options = model.options()
+        ctx_size = max(options.get("ctx-size", 0), 0)
+        if not ctx_size and wanted.get("ctx-size", 0) > CTX_SIZE_DEFAULT:
+            ctx_size = wanted["ctx-size"]
+        return ModelSpec(
+            name=model.name,
+            backend=model.config.backend,
+            path=str(model.config.file or ""),
+            fd=model.fd,
+            slots=options.get("slots", 4),
+            ctx_size=ctx_size,
+            batch_size=options.get("batch-size", 512),
+            n_gpu_layers=options.get("n-gpu-layers", wanted.get("n-gpu-layers", 0)),
+            threads=options.get("threads", 0) or self.config.cores,
+            options=model.config.echo,
+        )
+
+    def _limits(self) -> dict[str, Any]:
+        return {
+            "reader_wait_s": self.config.reader_wait_ms / 1000,
+            "reader_timeout_s": self.config.reader_timeout_s,
+        }
+
+    def lease_ended(self, model: Model) -> None:
+        """Look again at who is idle."""
+        if model.worker is None:
+            self._forget(model)
+        self._changed.set()
+
+    async def unload_idle(self) -> None:
+        """Let models go that were idle for `keep_alive_s`, for ever; no polling."""
+        while True:
+            now, keep = self.seconds(), self.config.keep_alive_s
+            idle = [m for m in self._models.values() if m.worker is not None and not m.busy]
+            for model in idle:
+                alive = 0 if model.fd >= 0 else keep
+                if alive >= 0 and model.used_at + alive <= now and model.worker is not None:
+                    model.worker.quit()
+            ends = [m.used_at + keep - now for m in idle if m.used_at + keep > now]
+            self._changed = anyio.Event()
+            with anyio.move_on_after(min(ends, default=float("inf")) if keep >= 0 else None):
+                await self._changed.wait()
+
+    async def unload_by_name(self, name: str, uid: int, *, force: bool) -> None:
+        """Unload a model whoever holds it, for an operator.
+
+        :raises Busy: it has leases, and *force* is not given.
+        """
+        model = self.get(name, uid)
+        if model.busy and not force:
+            raise Busy(
+                f"{name!r} is in use: {len(model.leases)} leases",
+                hint="wait until its users are done, or give --force",
+                data={"leases": len(model.leases), "retry_after_s": 5.0},
+            )
+        await model.unload()
+
+    async def close(self) -> None:
+        """Let all workers leave."""
+        self.closing = True
+        async with anyio.create_task_group() as group:
+            for model in self._models.values():
+                group.start_soon(model.unload)
+
+
+async def _tell_loaded(
+    model: Model, worker: Worker, started: float, seconds: Callable[[], float]
+) -> None:
+    await worker.loaded.wait()
+    took = round(seconds() - started, 3)
+    if worker.error is not None:
+        log.error("model.failed", model=model.name, cause=worker.error.message, seconds=took)
+    else:
+        log.info("model.loaded", model=model.name, pid=worker.pid, seconds=took)
+
+
+def _gguf_files(directory: Path) -> list[Path]:
+    try:
+        files = sorted(directory.glob("*.gguf"))
+    except OSError:
+        return []
+    return [p for p in files if MODEL_NAME.fullmatch(p.stem)]
+
+
+def _size(file: Path | None, fd: int) -> int:
+    try:
+        return os.fstat(fd).st_size if fd >= 0 else file.stat().st_size if file is not None else 0
+    except OSError:
+        return 0

@@ -1,0 +1,315 @@
+"""A worker process, seen from the daemon: spawned, fed with commands, listened to, buried."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import anyio
+import anyio.abc
+import msgspec
+import structlog
+
+from ..backends import ModelInfo, ModelSpec
+from ..backends.errors import (
+    InferdError,
+    LoadFailed,
+    WorkerCrashed,
+    error_from_wire,
+)
+from ..scheduler import messages as m
+from ..scheduler.link import pack_frame
+
+__all__ = ("Worker",)
+
+READ_BYTES = 1 << 18
+QUIT_S = 5.0
+"""A worker that was told to quit and is still there after this is killed."""
+
+log = structlog.get_logger()
+Sink = Callable[[m.Report], None]
+
+
+class _Pending:
+    """An answer that is awaited."""
+
+    def __init__(self) -> None:
+        self.done = anyio.Event()
+        self.value: Any = None
+        self.error: InferdError | None = None
+
+
+class Worker:
+    """One process with one model. Lives on the daemon's event loop; `run` owns the process.
+
+    Implements `sessions.Port`. *on_frame* is called after each frame of reports, so that what
+    they caused is written to the clients at once and together.
+    """
+
+    def __init__(
+        self, spec: ModelSpec, on_frame: Callable[[], None], limits: dict[str, Any] | None = None
+    ):
+        self.spec = spec
+        self.limits = limits or {}
+        self.pid = 0
+        self.progress = 0.0
+        self.on_progress: Callable[[float], None] = lambda _: None
+        self.loaded = anyio.Event()
+        """Set once the model is ready, or `error` says why it is not."""
+        self.error: InferdError | None = None
+        self.gone = anyio.Event()
+        self._info: ModelInfo | None = None
+        self._on_frame = on_frame
+        self._commands: list[m.Command] = []
+        self._wake = anyio.Event()
+        self._sinks: dict[int, Sink] = {}
+        self._pending: dict[int, _Pending] = {}
+        self._requests = 0
+        self._quitting = False
+        self._decoder = msgspec.msgpack.Decoder(list[m.Report])
+        self._buffer = bytearray()
+
+    @property
+    def info(self) -> ModelInfo:
+        """Facts about the model; only once it is loaded."""
+        assert self._info is not None, "the model is not loaded yet"
+        return self._info
+
+    @property
+    def tasks(self) -> int:
+        """Tasks that the worker has."""
+        return len(self._sinks)
+
+    # The port.
+
+    def submit(self, spec: m.TaskSpec, sink: Sink) -> None:
+        """Queue a task."""
+        self._sinks[spec.id] = sink
+        self._send(m.Submit(spec))
+        if self.gone.is_set():
+            self._fail_tasks(self._crash())
+
+    def cancel(self, task_id: int) -> None:
+        """Stop a task before the next step."""
+        self._send(m.Cancel(task_id))
+
+    def credit(self, task_id: int, events: int) -> None:
+        """Let a push task tell *events* more."""
+        self._send(m.Credit(task_id, events))
+
+    def pull(self, task_id: int) -> None:
+        """Ask a pull task for its next token."""
+        self._send(m.Pull(task_id))
+
+    async def tokenize(self, text: bytes, *, special: bool, bos: bool) -> list[int]:
+        """Return the token ids of *text*."""
+        packed = await self._ask(lambda i: m.Tokenize(i, text, special, bos))
+        return m.unpack_tokens(packed)
+
+    async def detokenize(self, tokens: Sequence[int]) -> bytes:
+        """Return the bytes that *tokens* stand for."""
+        answer: bytes = await self._ask(lambda i: m.Detokenize(i, m.pack_tokens(tokens)))
+        return answer
+
+    async def chat_prompt(
+        self, messages: Sequence[dict[str, Any]], said: str
+    ) -> tuple[str, list[int], bool]:
+        """Return the rendered text, its tokens, and whether these only add to *said*."""
+        text, packed, appended = await self._ask(lambda i: m.ChatPrompt(i, list(messages), said))
+        return text, m.unpack_tokens(packed), appended
+
+    async def statistics(self) -> dict[str, Any]:
+        """Return the engine's counters."""
+        answer: dict[str, Any] = await self._ask(m.Stats)
+        return answer
+
+    def set_threads(self, threads: int) -> None:
+        """Let the engine use *threads* from its next step on."""
+        self._send(m.Threads(threads))
+
+    @property
+    def leaving(self) -> bool:
+        """Tell whether the process was told to quit, or is gone."""
+        return self._quitting or self.gone.is_set()
+
+    def quit(self) -> None:
+        """Let the process free its model and end; a load under way is given up."""
+        self._quitting = True
+        self._send(m.Quit())
+
+    def _send(self, command: m.Command) -> None:
+        self._commands.append(command)
+        self._wake.set()
+
+    async def _ask(self, command: Callable[[int], m.Command]) -> Any:
+        self._requests += 1
+        number, pending = self._requests, _Pending()
+        self._pending[number] = pending
+        self._send(command(number))
+        if self.gone.is_set():
+            self._fail_tasks(self._crash())
+        try:
+            await pending.done.wait()
+        finally:
+            self._pending.pop(number, None)
+        if pending.error is not None:
+            raise pending.error
+        return pending.value
+
+    # The process.
+
+    async def run(self) -> None:
+        """Spawn the process, load the model, and serve until the process is gone."""
+        ours, theirs = socket.socketpair()
+        process = None
+        try:
+            arguments = [str(theirs.fileno()), str(os.getpid())]
+            process = await anyio.open_process(
+                [sys.executable, "-m", "inferd.scheduler.worker", *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=None,
+                pass_fds=(theirs.fileno(),),
+            )  # fmt: skip
+            theirs.close()
+            self.pid = process.pid
+            ours.setblocking(False)
+            self._send_load(ours)
+            async with anyio.create_task_group() as group:
+                group.start_soon(self._write, ours)
+                await self._read(ours)
+                group.cancel_scope.cancel()
+        finally:
+            theirs.close()
+            ours.close()
+            with anyio.CancelScope(shield=True):
+                await self._bury(process)
+
+    def _send_load(self, sock: socket.socket) -> None:
+        frame = pack_frame([m.Load(self.spec, self.limits)])
+        if self.spec.fd >= 0:
+            socket.send_fds(sock, [frame], [self.spec.fd])
+        else:
+            sock.send(frame)
+
+    async def _write(self, sock: socket.socket) -> None:
+        unsent = bytearray()
+        while True:
+            await self._wake.wait()
+            self._wake = anyio.Event()
+            commands, self._commands = self._commands, []
+            unsent += pack_frame(commands)
+            while unsent:
+                try:
+                    del unsent[: sock.send(unsent)]
+                except BlockingIOError:
+                    await anyio.wait_writable(sock)
+                except OSError:
+                    return  # the process is gone: the reader sees it too
+
+    async def _read(self, sock: socket.socket) -> None:
+        while True:
+            await anyio.wait_readable(sock)
+            try:
+                data = sock.recv(READ_BYTES)
+            except BlockingIOError:
+                continue
+            except OSError:
+                return
+            if not data:
+                return
+            self._buffer += data
+            self._take_frames()
+
+    def _take_frames(self) -> None:
+        start, buffer = 0, self._buffer
+        while len(buffer) - start >= 4:
+            end = start + 4 + int.from_bytes(buffer[start : start + 4], "little")
+            if end > len(buffer):
+                break
+            for report in self._decoder.decode(memoryview(buffer)[start + 4 : end]):
+                self._take(report)
+            start = end
+        if start:
+            self._buffer = bytearray(buffer[start:])
+            self._on_frame()
+
+    def _take(self, report: m.Report) -> None:
+        match report:
+            case m.Tokens() | m.Moved():
+                sink = self._sinks.get(report.task_id)
+                if sink is not None:
+                    sink(report)
+            case m.Finished() | m.Failed():
+                sink = self._sinks.pop(report.task_id, None)
+                if sink is not None:
+                    sink(report)
+            case m.Answer(number, value):
+                self._answer(number, value, None)
+            case m.Refused(number, error):
+                self._answer(number, None, error_from_wire(error))
+            case m.Progress(fraction):
+                self.progress = fraction
+                self.on_progress(fraction)
+            case m.Loaded(info):
+                self._info = info
+                self.loaded.set()
+            case m.LoadFailed(error):
+                self.error = error_from_wire(error)
+                self.loaded.set()
+
+    def _answer(self, number: int, value: Any, error: InferdError | None) -> None:
+        pending = self._pending.get(number)
+        if pending is not None:
+            pending.value, pending.error = value, error
+            pending.done.set()
+
+    async def _bury(self, process: anyio.abc.Process | None) -> None:
+        """Wait for the process's end, helping if it must be, and tell everybody who waits."""
+        code = None
+        if process is not None:
+            with anyio.move_on_after(QUIT_S if self._quitting else 0.5):
+                code = await process.wait()
+            if code is None:
+                process.kill()
+                code = await process.wait()
+        self.gone.set()
+        if self.error is None and self._info is None:
+            self.error = LoadFailed(
+                f"loading {self.spec.name!r} ended the worker process ({_death(code)})",
+                hint="the file is probably damaged, or memory ran out: see the daemon's log",
+            )
+        self.loaded.set()
+        if not self._quitting and self._info is not None:
+            log.warning("worker.died", model=self.spec.name, pid=self.pid, cause=_death(code))
+        self._fail_tasks(self._crash(code))
+
+    def _crash(self, code: int | None = None) -> WorkerCrashed:
+        return WorkerCrashed(
+            f"the worker process of {self.spec.name!r} ended ({_death(code)})",
+            data={"model": self.spec.name},
+        )
+
+    def _fail_tasks(self, error: InferdError) -> None:
+        sinks, self._sinks = self._sinks, {}
+        for task_id, sink in sinks.items():
+            sink(m.Failed(task_id, error.to_wire()))
+        for number in list(self._pending):
+            self._answer(number, None, error)
+        self._on_frame()
+
+
+def _death(code: int | None) -> str:
+    if code is None:
+        return "it is gone"
+    if code < 0:
+        try:
+            return f"killed by {signal.Signals(-code).name}"
+        except ValueError:
+            return f"killed by signal {-code}"
+    return f"exit status {code}"
