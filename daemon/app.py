@@ -23,6 +23,7 @@ from .calls import ALL_CALLS
 from .config import Config
 from .core import Daemon
 from .logs import configure_logging
+from .notify import notify
 
 __all__ = ("serve",)
 
@@ -90,7 +91,9 @@ async def _main(config: Config, instance: int, listener: socket.socket) -> int:
                     pid=os.getpid(),
                     models=len(daemon.registry.models(os.getuid())),
                 )
+                notify("READY=1\nSTATUS=serving")
                 await daemon.stopping.wait()
+                notify("STOPPING=1\nSTATUS=finishing what runs")
                 await _stop(daemon)
                 services.cancel_scope.cancel()
         group.cancel_scope.cancel()

@@ -204,15 +204,16 @@ class Engine:
 
     def _timeout(self, task: Task) -> Timeout | None:
         """Return the timeout that has passed for *task*, if one has."""
-        spec, waited = task.spec, self._now - task.now
-        if 0 < spec.total_timeout_s <= waited:
+        spec, now = task.spec, self._now
+        if spec.total_timeout_s and now >= task.now + spec.total_timeout_s:
             text = f"the timeout of {spec.total_timeout_s:g} s has passed"
             return Timeout(text, data={"timeout": "total"})
-        if task.admitted_at is None and 0 < spec.queue_timeout_s <= waited:
+        waits = task.admitted_at is None
+        if waits and spec.queue_timeout_s and now >= task.now + spec.queue_timeout_s:
             text = f"the queue timeout of {spec.queue_timeout_s:g} s has passed"
             return Timeout(text, data={"timeout": "queue"})
         limit = self.limits.reader_timeout_s
-        if task.unread_since is not None and self._now - task.unread_since >= limit:
+        if task.unread_since is not None and now >= task.unread_since + limit:
             return ReaderTimeout(f"nobody has read the stream for {limit:g} s")
         return None
 

@@ -196,7 +196,7 @@ def _victim(
 
 
 def _absent(task: Task, limits: Limits, now: float) -> bool:
-    return task.unread_since is not None and now - task.unread_since >= limits.reader_wait_s
+    return task.unread_since is not None and now >= task.unread_since + limits.reader_wait_s
 
 
 def choose_source(task: Task, slots: Sequence[Slot]) -> Admission:

@@ -1,0 +1,337 @@
+"""The engine on the echo model, turn by turn."""
+
+from __future__ import annotations
+
+import pytest
+from inferd.backends.echo import EchoOptions
+from inferd.scheduler import Limits
+from inferd.scheduler import messages as m
+
+from .doubles import Bench
+
+
+def test_what_goes_in_comes_out() -> None:
+    bench = Bench()
+
+    bench.run(bench.submit(1, "hello, grüße €"))
+
+    assert bench.text(1).decode() == "hello, grüße €"
+    assert bench.stats(1).stop_reason == "eos"
+
+
+def test_tasks_share_one_batch() -> None:
+    bench = Bench(slots=3)
+
+    bench.run(*(bench.submit(i, f"text number {i}") for i in (1, 2, 3)))
+
+    assert [bench.text(i).decode() for i in (1, 2, 3)] == [f"text number {i}" for i in (1, 2, 3)]
+    assert bench.engine.steps < 20, "three tasks took the steps of one after the other"
+
+
+def test_more_tasks_than_slots_all_finish() -> None:
+    bench = Bench(slots=2)
+
+    bench.run(*(bench.submit(i, f"n{i}") for i in range(20)))
+
+    assert all(bench.text(i).decode() == f"n{i}" for i in range(20))
+
+
+def test_a_prompt_larger_than_a_batch_is_read_in_chunks() -> None:
+    bench = Bench(batch_size=16)
+    text = "x" * 100
+
+    bench.run(bench.submit(1, text))
+
+    assert bench.text(1).decode() == text
+
+
+@pytest.mark.parametrize(("n_predict", "text"), [(0, ""), (1, "h"), (3, "hel")])
+def test_n_predict_bounds_the_tokens(n_predict: int, text: str) -> None:
+    bench = Bench()
+
+    bench.run(bench.submit(1, "hello", n_predict=n_predict))
+
+    assert bench.text(1).decode() == text
+    assert bench.stats(1).stop_reason == "length"
+    assert bench.stats(1).output_tokens == n_predict
+
+
+def test_a_stop_text_is_cut_and_a_reverse_prompt_kept() -> None:
+    bench = Bench()
+
+    bench.run(
+        bench.submit(1, "one STOP two", stop=("STOP",)),
+        bench.submit(2, "one STOP two", reverse_prompt=("STOP",)),
+    )
+
+    assert bench.text(1) == b"one "
+    assert bench.text(2) == b"one STOP"
+    assert bench.stats(1).stop_reason == bench.stats(2).stop_reason == "stop"
+
+
+def test_text_withheld_for_a_stop_text_comes_at_the_end() -> None:
+    bench = Bench()
+
+    bench.run(bench.submit(1, "so ##", stop=("###",)))
+
+    assert bench.text(1) == b"so ##"
+
+
+def test_a_full_context_ends_the_turn() -> None:
+    bench = Bench(ctx_size=20)
+
+    bench.run(bench.submit(1, "0123456789"))
+
+    assert bench.stats(1).stop_reason == "context_full"
+    assert bench.text(1) == b"01234567"
+
+
+def test_a_task_may_have_a_smaller_context_than_the_worker() -> None:
+    bench = Bench(ctx_size=100)
+
+    bench.run(bench.submit(1, "0123456789", ctx_size=15))
+
+    assert bench.text(1) == b"012"
+
+
+def test_a_prompt_that_does_not_fit_is_refused_with_both_numbers() -> None:
+    bench = Bench(ctx_size=20)
+
+    bench.run(bench.submit(1, "x" * 18))
+
+    end = bench.end(1)
+    assert isinstance(end, m.Failed)
+    assert end.error["name"] == "PromptTooLong"
+    assert end.error["data"] == {"prompt_tokens": 20, "ctx_size": 20}
+
+
+def test_tokens_outside_the_vocabulary_are_refused() -> None:
+    bench = Bench()
+    spec = m.TaskSpec(
+        id=1, owner=1, tokens=m.pack_tokens([1, 9999]), sampling=bench.spec(1).sampling
+    )
+
+    bench.run(m.Submit(spec))
+
+    assert bench.error(1) == "InvalidArgument"
+
+
+def test_a_cancelled_task_never_reaches_the_model() -> None:
+    bench = Bench()
+
+    bench.run(bench.submit(1), m.Cancel(1))
+
+    assert bench.error(1) == "Cancelled"
+    assert bench.engine.steps == 0
+
+
+def test_cancel_in_decode_frees_the_slot_before_the_next_step() -> None:
+    bench = Bench(slots=1)
+    bench.turn(bench.submit(1, "a long text"), bench.submit(2, "next"))
+    bench.turn()
+
+    bench.run(m.Cancel(1))
+
+    assert bench.error(1) == "Cancelled"
+    assert bench.text(2) == b"next"
+
+
+def test_the_next_turn_computes_only_its_new_tokens() -> None:
+    bench = Bench(slots=1)
+    bench.run(bench.submit(1, "hello"))
+    history = [*bench.model.tokenize(b"hello", special=False, bos=True), *b"hello"]
+    prompt = [*history, *bench.model.tokenize(b"again", special=False, bos=True)]
+    spec = m.TaskSpec(id=2, owner=1, tokens=m.pack_tokens(prompt), sampling=bench.spec(1).sampling)
+
+    bench.run(m.Submit(spec))
+
+    assert bench.stats(2).cached_tokens == len(history)
+    assert bench.text(2) == b"again"
+
+
+def test_kv_of_one_owner_never_serves_another() -> None:
+    bench = Bench(slots=1)
+
+    bench.run(bench.submit(1, "the same prompt", owner=1))
+    bench.run(bench.submit(2, "the same prompt", owner=2))
+    bench.run(bench.submit(3, "the same prompt", owner=2))
+
+    assert bench.stats(2).cached_tokens == 0
+    assert bench.stats(3).cached_tokens == len("the same prompt") + 1
+
+
+def test_a_push_task_stands_still_without_credit_and_goes_on_with_it() -> None:
+    bench = Bench()
+    bench.run(bench.submit(1, "hello", credit=2))
+    assert bench.text(1) == b"he"
+    steps = bench.engine.steps
+
+    assert bench.engine.patience() == pytest.approx(bench.engine.limits.reader_timeout_s)
+    assert bench.engine.steps == steps, "an unread task was computed on"
+
+    bench.run(m.Credit(1, 100))
+    assert bench.text(1) == b"hello"
+
+
+def test_a_pull_task_draws_a_token_when_it_is_asked_for() -> None:
+    bench = Bench()
+
+    bench.run(bench.submit(1, "abc", pull=True))
+    assert bench.text(1) == b"a"
+    bench.run(m.Pull(1))
+    assert bench.text(1) == b"ab"
+    bench.run(m.Pull(1))
+    bench.run(m.Pull(1))
+
+    assert bench.stats(1).stop_reason == "eos"
+
+
+def test_a_token_of_a_pull_task_is_decoded_ahead_of_the_next_call() -> None:
+    bench = Bench()
+    bench.run(bench.submit(1, "abc", pull=True))
+    steps = bench.engine.steps
+
+    reports = bench.turn(m.Pull(1))
+
+    assert reports[0] == m.Tokens(1, [ord("b")], b"b"), "the row of logits was not there yet"
+    assert bench.engine.steps == steps + 1
+
+
+def test_a_step_waits_a_moment_for_the_readers_of_the_last_one() -> None:
+    bench = Bench()
+    bench.run(bench.submit(1, "abcdef", pull=True))
+    bench.turn(m.Pull(1), bench.submit(2, "stream"))
+    steps = bench.engine.steps
+
+    bench.turn()
+
+    assert bench.engine.patience() == bench.engine.limits.pull_linger_s
+    assert bench.engine.steps == steps
+    bench.now += bench.engine.limits.pull_linger_s
+    bench.turn()
+    assert bench.engine.steps == steps + 1
+
+
+def test_an_absent_pull_reader_is_parked_for_a_waiting_task_and_comes_back_whole() -> None:
+    bench = Bench(slots=1)
+    bench.run(bench.submit(1, "abcdef", pull=True))
+    bench.run(bench.submit(2, "xyz"))
+    assert bench.end(2) is None, "the slot was given up at once"
+
+    bench.now += bench.engine.limits.reader_wait_s
+    bench.run()
+    assert bench.text(2) == b"xyz"
+    for _ in range(6):
+        bench.run(m.Pull(1))
+
+    assert bench.text(1) == b"abcdef"
+    assert bench.stats(1).parks == 1
+
+
+def test_an_urgent_task_runs_at_once_and_the_parked_one_loses_nothing() -> None:
+    bench = Bench(slots=1)
+    bench.turn(bench.submit(1, "a low one that takes its time", priority=0))
+    for _ in range(5):
+        bench.turn()
+    rows = bench.engine.statistics()["rows"]
+
+    bench.turn(bench.submit(2, "now", priority=3))
+
+    assert bench.text(2) == b"n", "the urgent task was not served in the very next step"
+    bench.run()
+    assert bench.text(1) == b"a low one that takes its time"
+    assert bench.stats(1).parks == 1
+    computed = bench.engine.statistics()["rows"] - rows
+    low, urgent = 29 - 5, (3 + 2) + 3 - bench.stats(2).cached_tokens
+    assert computed == low + urgent, "something was computed twice"
+
+
+def test_a_parked_state_that_does_not_fit_is_not_parked() -> None:
+    bench = Bench(slots=1, limits=Limits(park_bytes_max=1))
+    bench.turn(bench.submit(1, "low", priority=0))
+
+    bench.run(bench.submit(2, "urgent", priority=3))
+
+    assert bench.stats(1).parks == 0
+    assert bench.text(2) == b"urgent"
+
+
+def test_a_reader_that_never_comes_ends_in_a_reader_timeout() -> None:
+    bench = Bench()
+    bench.run(bench.submit(1, "abc", pull=True))
+
+    bench.now += bench.engine.limits.reader_timeout_s
+    bench.turn()
+
+    assert bench.error(1) == "ReaderTimeout"
+
+
+@pytest.mark.parametrize(
+    ("field", "where"), [("queue_timeout_s", "queue"), ("total_timeout_s", "total")]
+)
+def test_a_timeout_ends_a_waiting_task(field: str, where: str) -> None:
+    bench = Bench(slots=1)
+    bench.turn(bench.submit(1, "x" * 50, n_predict=50))
+    bench.turn(bench.submit(2, "waits", **{field: 3.0}))
+
+    bench.now += 3.0
+    bench.turn()
+
+    end = bench.end(2)
+    assert isinstance(end, m.Failed)
+    assert end.error["name"] == "Timeout"
+    assert end.error["data"] == {"timeout": where}
+
+
+def test_a_failed_step_fails_its_tasks_and_no_others() -> None:
+    bench = Bench(slots=1, options=EchoOptions(fail_at_step=2))
+
+    bench.run(bench.submit(1, "first"), bench.submit(2, "second"))
+
+    assert bench.error(1) == "RuntimeError"
+    assert bench.text(2) == b"second"
+
+
+def test_leased_slots_stay_without_gaps() -> None:
+    bench = Bench(slots=4)
+    bench.turn(*(bench.submit(i, "some text that is long enough") for i in range(4)))
+
+    bench.turn(m.Cancel(0), m.Cancel(1))
+
+    leased = [s.index for s in bench.engine.slots if s.task is not None]
+    assert leased == [0, 1]
+    bench.run()
+    assert bench.text(2) == bench.text(3) == b"some text that is long enough"
+
+
+def test_an_idle_engine_waits_for_ever() -> None:
+    bench = Bench()
+    bench.run(bench.submit(1))
+
+    assert bench.engine.patience() is None
+
+
+def test_prompts_are_tokenised_rendered_and_detokenised() -> None:
+    bench = Bench()
+
+    reports = bench.turn(
+        m.Tokenize(1, b"ab", False, False),
+        m.Detokenize(2, m.pack_tokens([104, 105])),
+        m.ChatPrompt(3, [{"role": "user", "content": "hi"}], ""),
+    )
+    while bench.engine.patience() == 0:
+        reports += bench.turn()
+
+    values = {r.id: r.value for r in reports if isinstance(r, m.Answer)}
+    assert m.unpack_tokens(values[1]) == [97, 98]
+    assert values[2] == b"hi"
+    assert values[3][0] == "hi"
+
+
+def test_a_prompt_with_more_bytes_than_any_context_takes_is_refused_untokenised() -> None:
+    bench = Bench(ctx_size=16)
+
+    (report,) = bench.turn(m.Tokenize(1, b"x" * 17, False, False))
+
+    assert isinstance(report, m.Refused)
+    assert report.error["name"] == "PromptTooLong"
