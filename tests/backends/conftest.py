@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from inferd.backends import Model, ModelSpec, load_model
+
+from tests.models import smollm2
+
+SLOTS, CTX_SIZE, BATCH_SIZE = 4, 256, 32
+
+
+@pytest.fixture(scope="session")
+def _smollm2() -> Iterator[Model]:
+    spec = ModelSpec(
+        name="smollm2",
+        path=str(smollm2()),
+        slots=SLOTS,
+        ctx_size=CTX_SIZE,
+        batch_size=BATCH_SIZE,
+        # With two, one busy neighbour stalls every step of llama.cpp's threads by 10 times.
+        threads=1,
+    )
+    model = load_model(spec, lambda _: True)
+    yield model
+    model.close()
+
+
+@pytest.fixture
+def llama(_smollm2: Model) -> Model:
+    """SmolLM2 with empty slots."""
+    for slot in range(SLOTS):
+        _smollm2.trim(slot, 0)
+    return _smollm2
+
+
+@pytest.fixture
+def echo() -> Model:
+    spec = ModelSpec(
+        name="echo", backend="echo", slots=SLOTS, ctx_size=CTX_SIZE, batch_size=BATCH_SIZE
+    )
+    return load_model(spec, lambda _: True)
+
+
+@pytest.fixture(params=["echo", pytest.param("llama", marks=pytest.mark.model)])
+def model(request: pytest.FixtureRequest) -> Model:
+    """Each backend in turn: whoever adds one adds its name here."""
+    found: Model = request.getfixturevalue(request.param)
+    return found

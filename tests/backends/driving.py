@@ -1,0 +1,46 @@
+"""Drives a model by hand, as the engine does: prefill, then one token a step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from inferd.backends import Chunk, Model, Sampler, SamplingParams
+
+GREEDY = SamplingParams(temp=0)
+DRAWN = SamplingParams(temp=1.0, seed=7, top_k=0, top_p=1.0, min_p=0.0)
+
+
+def prefill(model: Model, slot: int, tokens: Sequence[int], position: int = 0) -> int:
+    """Decode *tokens* in batches of the largest size; return the position after them."""
+    size = model.info.batch_size
+    for begin in range(0, len(tokens), size):
+        part = tokens[begin : begin + size]
+        last = begin + len(part) == len(tokens)
+        model.step([Chunk(slot, part, position + begin, logits=last)])
+    return position + len(tokens)
+
+
+def go_on(
+    model: Model, slot: int, sampler: Sampler, position: int, *, index: int = 0, count: int = 6
+) -> list[int]:
+    """Draw *count* tokens from a slot that has a row, decoding each but the last."""
+    tokens = [model.sample(slot, sampler, index)]
+    for i in range(1, count):
+        model.step([Chunk(slot, tokens[-1:], position + i - 1, logits=True)])
+        tokens.append(model.sample(slot, sampler, index + i))
+    return tokens
+
+
+def generate(
+    model: Model,
+    slot: int,
+    prompt: Sequence[int],
+    params: SamplingParams = GREEDY,
+    *,
+    count: int = 6,
+) -> list[int]:
+    """Prefill an empty slot with *prompt* and draw *count* tokens."""
+    sampler = model.sampler(params, prompt)
+    tokens = go_on(model, slot, sampler, prefill(model, slot, prompt), count=count)
+    sampler.close()
+    return tokens

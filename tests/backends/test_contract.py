@@ -1,0 +1,247 @@
+"""What every backend promises: the one suite that each passes.
+
+On a real model another batch shape moves the logits a little, so where tokens are compared, the
+same rows are decoded in the same batches.
+"""
+
+from __future__ import annotations
+
+import pytest
+from inferd.backends import Chunk, InferdError, Model
+
+from tests.backends.driving import DRAWN, GREEDY, generate, go_on, prefill
+
+TEXT = "The capital of France is Paris. The capital of Italy is Rome. The capital of Spain is"
+OTHER = "One, two, three, four, five, six, seven, eight, nine, ten, eleven, twelve,"
+REFUSED = (AssertionError, InferdError)
+
+
+@pytest.fixture
+def prompt(model: Model) -> list[int]:
+    return model.tokenize(TEXT.encode(), special=False, bos=True)
+
+
+@pytest.fixture
+def other(model: Model) -> list[int]:
+    return model.tokenize(OTHER.encode(), special=False, bos=True)
+
+
+def test_the_facts_are_true(model: Model) -> None:
+    info = model.info
+    assert (info.slots, info.ctx_size, info.batch_size) == (4, 256, 32)
+    assert info.vocab_size > 256 and info.ctx_size_trained >= info.ctx_size
+    assert info.fingerprint and info.vocab_hash and info.description
+
+
+def test_pieces_join_to_the_text(model: Model) -> None:
+    text = 'naïve café, 日本語, 🦙🦙, \t"quoted"\r\n  two  spaces, e\u0301'.encode()
+    pieces = [model.piece(t) for t in model.tokenize(text, special=False, bos=False)]
+    assert b"".join(pieces) == text
+    assert max(map(len, pieces)) <= model.info.token_bytes_max
+
+
+def test_no_text_is_no_tokens(model: Model) -> None:
+    assert model.tokenize(b"", special=True, bos=False) == []
+
+
+def test_only_special_tokens_are_control_and_end_a_generation(model: Model) -> None:
+    tokens = range(model.info.vocab_size)
+    ends = [t for t in tokens if model.is_eog(t)]
+    assert ends and all(model.is_control(t) for t in ends)
+    assert not any(model.is_control(t) for t in model.tokenize(b"hello", special=False, bos=False))
+
+
+def test_a_chat_becomes_a_prompt(model: Model) -> None:
+    assert model.info.has_chat_template
+    assert "hello" in model.render([{"role": "user", "content": "hello"}])
+
+
+def test_greedy_text_is_the_same_each_time_and_in_each_slot(
+    model: Model, prompt: list[int]
+) -> None:
+    assert generate(model, 0, prompt) == generate(model, 3, prompt)
+
+
+def test_a_drawn_text_depends_on_the_seed_and_the_index_alone(
+    model: Model, prompt: list[int]
+) -> None:
+    """A sampler made anew for token 3 goes on as the first one would have."""
+    whole = generate(model, 0, prompt, DRAWN, count=8)
+    first = generate(model, 1, prompt, DRAWN, count=4)
+    position = len(prompt) + 3
+    model.step([Chunk(1, first[3:], position, logits=True)])
+    again = model.sampler(DRAWN, prompt + first)
+    assert first + go_on(model, 1, again, position + 1, index=4, count=4) == whole
+
+
+def test_prefill_and_decode_share_a_batch(
+    model: Model, prompt: list[int], other: list[int]
+) -> None:
+    expected = generate(model, 0, prompt, count=3)
+    sampler = model.sampler(GREEDY, [])
+    prefill(model, 2, other)
+    prefill(model, 1, prompt)
+    tokens = [model.sample(1, sampler, 0)]
+    position = len(other)
+    for i in range(2):
+        chunk = Chunk(2, other[i * 8 : i * 8 + 8], position, logits=False)
+        model.step([Chunk(1, tokens[-1:], len(prompt) + i, logits=True), chunk])
+        position += 8
+        tokens.append(model.sample(1, sampler, i + 1))
+    assert tokens == expected
+
+
+def test_a_batch_of_batch_size_rows_is_taken_and_one_more_refused(model: Model) -> None:
+    tokens = model.tokenize(b" a" * 64, special=False, bos=False)[:33]
+    model.step([Chunk(0, tokens[:16], 0, logits=True), Chunk(1, tokens[:16], 0, logits=True)])
+    with pytest.raises(REFUSED):
+        model.step([Chunk(2, tokens, 0, logits=True)])
+    model.sample(1, model.sampler(GREEDY, []), 0)
+
+
+def test_the_context_can_be_filled_to_the_last_token_and_no_further(model: Model) -> None:
+    tokens = model.tokenize(b" a" * 256, special=False, bos=False)[:256]
+    assert prefill(model, 0, tokens) == model.info.ctx_size
+    with pytest.raises(REFUSED):
+        model.step([Chunk(0, tokens[:1], 256, logits=True)])
+
+
+@pytest.mark.parametrize(
+    "chunks",
+    [
+        pytest.param([], id="no rows"),
+        pytest.param([(1, 0), (0, 0)], id="slots not ascending"),
+        pytest.param([(0, 0), (0, 1)], id="a slot twice"),
+        pytest.param([(0, 1)], id="a gap in the positions"),
+        pytest.param([(4, 0)], id="a slot too many"),
+    ],
+)
+def test_a_wrong_batch_is_refused(model: Model, chunks: list[tuple[int, int]]) -> None:
+    token = model.tokenize(b"a", special=False, bos=False)[:1]
+    with pytest.raises((*REFUSED, IndexError)):
+        model.step([Chunk(slot, token, position, logits=True) for slot, position in chunks])
+
+
+def test_a_row_is_used_up_by_sampling_it(model: Model, prompt: list[int]) -> None:
+    prefill(model, 0, prompt)
+    sampler = model.sampler(GREEDY, prompt)
+    model.sample(0, sampler, 0)
+    with pytest.raises(REFUSED):
+        model.sample(0, sampler, 1)
+
+
+def test_a_slot_without_logits_has_no_row(model: Model, prompt: list[int]) -> None:
+    model.step([Chunk(0, prompt[:2], 0, logits=False)])
+    with pytest.raises(REFUSED):
+        model.sample(0, model.sampler(GREEDY, prompt), 0)
+
+
+@pytest.mark.parametrize("params", [GREEDY, DRAWN], ids=["greedy", "drawn"])
+def test_a_held_row_is_drawn_from_as_if_at_once(
+    model: Model, prompt: list[int], other: list[int], params: object
+) -> None:
+    chosen = GREEDY if params is GREEDY else DRAWN
+    expected = generate(model, 0, prompt, chosen, count=1)
+    prefill(model, 1, prompt)
+    model.hold(1)
+    model.hold(1)
+    prefill(model, 2, other)
+    assert model.sample(1, model.sampler(chosen, prompt), 0) == expected[0]
+
+
+def test_a_row_taken_out_goes_back_into_any_slot(
+    model: Model, prompt: list[int], other: list[int]
+) -> None:
+    expected = generate(model, 0, prompt)
+    position = prefill(model, 1, prompt)
+    row, state = model.take_row(1), model.save(1)
+    model.trim(1, 0)
+    prefill(model, 1, other)
+    assert model.restore(3, state)
+    model.put_row(3, row)
+    assert go_on(model, 3, model.sampler(GREEDY, prompt), position) == expected
+
+
+def test_a_saved_state_goes_on_in_another_slot_and_again(model: Model, prompt: list[int]) -> None:
+    expected = generate(model, 0, prompt)
+    model.trim(0, 0)
+    prefill(model, 0, prompt[:-1])
+    state = model.save(0)
+    for slot in (2, 3, 0):
+        assert model.restore(slot, state)
+        sampler = model.sampler(GREEDY, prompt)
+        prefill(model, slot, prompt[-1:], len(prompt) - 1)
+        assert go_on(model, slot, sampler, len(prompt)) == expected
+
+
+def test_saving_leaves_the_slot_and_its_row(model: Model, prompt: list[int]) -> None:
+    expected = generate(model, 0, prompt)
+    position = prefill(model, 1, prompt)
+    model.save(1)
+    assert go_on(model, 1, model.sampler(GREEDY, prompt), position) == expected
+
+
+def test_an_empty_slot_can_be_saved(model: Model, prompt: list[int]) -> None:
+    state = model.save(0)
+    prefill(model, 1, prompt)
+    assert model.restore(1, state)
+    prefill(model, 1, prompt)
+
+
+def test_a_restored_slot_has_no_row(model: Model, prompt: list[int]) -> None:
+    prefill(model, 0, prompt)
+    assert model.restore(0, model.save(0))
+    with pytest.raises(REFUSED):
+        model.sample(0, model.sampler(GREEDY, prompt), 0)
+
+
+def test_a_trimmed_slot_goes_on_from_what_was_kept(
+    model: Model, prompt: list[int], other: list[int]
+) -> None:
+    keep = len(prompt) - 1
+    prefill(model, 0, prompt[:keep])
+    prefill(model, 0, prompt[keep:], keep)
+    expected = go_on(model, 0, model.sampler(GREEDY, prompt), len(prompt))
+    prefill(model, 1, prompt[:keep])
+    prefill(model, 1, other, keep)
+    assert model.trim(1, keep) == keep
+    with pytest.raises(REFUSED):
+        model.sample(1, model.sampler(GREEDY, prompt), 0)
+    prefill(model, 1, prompt[keep:], keep)
+    assert go_on(model, 1, model.sampler(GREEDY, prompt), len(prompt)) == expected
+
+
+def test_trim_never_makes_tokens_up(model: Model, prompt: list[int]) -> None:
+    assert model.trim(0, 5) == 0
+    prefill(model, 0, prompt)
+    assert model.trim(0, 10_000) == len(prompt)
+    assert model.trim(0, 0) == 0
+
+
+def test_swapped_slots_carry_their_rows(model: Model, prompt: list[int], other: list[int]) -> None:
+    expected = generate(model, 0, prompt), generate(model, 1, other)
+    model.trim(0, 0)
+    model.trim(1, 0)
+    prefill(model, 0, prompt)
+    model.hold(0)
+    prefill(model, 1, other)
+    model.swap(0, 1)
+    model.hold(0)
+    first = go_on(model, 1, model.sampler(GREEDY, prompt), len(prompt))
+    second = go_on(model, 0, model.sampler(GREEDY, other), len(other))
+    assert (first, second) == expected
+
+
+def test_swap_with_an_empty_slot_moves(model: Model, prompt: list[int]) -> None:
+    expected = generate(model, 0, prompt)
+    position = prefill(model, 2, prompt)
+    model.swap(1, 2)
+    assert go_on(model, 1, model.sampler(GREEDY, prompt), position) == expected
+    prefill(model, 2, prompt)
+
+
+def test_threads_can_change_between_steps(model: Model, prompt: list[int]) -> None:
+    prefill(model, 0, prompt)
+    model.set_threads(2)
+    prefill(model, 1, prompt)
+    model.set_threads(1)

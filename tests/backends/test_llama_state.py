@@ -1,0 +1,226 @@
+"""KV state is right: what a slot holds after any moves equals what is computed from scratch.
+
+On tiny F32 models, one of each kind of memory; `tests/tiny_gguf.py` says why.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from inferd.backends import Chunk, InferdError, ModelSpec
+from inferd.backends.llama import load_llama
+from inferd.backends.llama.model import LlamaModel
+
+from tests.backends.driving import prefill
+from tests.tiny_gguf import VOCAB_SIZE, WINDOW, write_tiny
+
+NOISE_MAX = 1e-3
+EXACT = {"flash-attn": "off", "cache-type-k": "f32", "cache-type-v": "f32"}
+SLOTS, SCRATCH = 4, 3
+KINDS = ("llama", "gemma3", "mamba", "lfm2")
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def loaded(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[str, LlamaModel]]:
+    path = write_tiny(request.param, tmp_path_factory.mktemp("tiny"))
+    model = load_llama(tiny_spec(path), lambda _: True)
+    yield request.param, model
+    model.close()
+
+
+def tiny_spec(path: Path, slots: int = SLOTS, ctx_size: int = 1024) -> ModelSpec:
+    return ModelSpec(
+        name=path.stem,
+        path=str(path),
+        slots=slots,
+        ctx_size=ctx_size,
+        batch_size=64,
+        threads=1,
+        options=EXACT,
+    )
+
+
+@pytest.fixture
+def kind(loaded: tuple[str, LlamaModel]) -> str:
+    return loaded[0]
+
+
+@pytest.fixture
+def tiny(loaded: tuple[str, LlamaModel]) -> LlamaModel:
+    for slot in range(SLOTS):
+        loaded[1].trim(slot, 0)
+    return loaded[1]
+
+
+def tokens_of(seed: int, count: int) -> list[int]:
+    return random.Random(seed).choices(range(3, VOCAB_SIZE), k=count)
+
+
+def assert_as_from_scratch(model: LlamaModel, slot: int, tokens: list[int]) -> None:
+    """Compare the slot's row with the one after *tokens* in a slot of its own."""
+    row = model.logits(slot)
+    model.hold(slot)
+    model.trim(SCRATCH, 0)
+    prefill(model, SCRATCH, tokens)
+    assert np.abs(row - model.logits(SCRATCH)).max() < NOISE_MAX
+
+
+def test_a_lost_token_would_show(tiny: LlamaModel, kind: str) -> None:
+    """The measure itself: with one token of the past missing, the logits move by far more.
+
+    A hybrid's few layers forget sooner, hence the token near the end.
+    """
+    tokens = tokens_of(1, 120)
+    prefill(tiny, 0, tokens)
+    prefill(tiny, 1, tokens[:110] + tokens[111:])
+    row = tiny.logits(1)
+    tiny.trim(0, 0)
+    prefill(tiny, 0, tokens)
+    assert np.abs(tiny.logits(0) - row).max() > 100 * NOISE_MAX
+
+
+def test_trim_keeps_exactly_what_was_asked_for_or_nothing(tiny: LlamaModel, kind: str) -> None:
+    tokens = tokens_of(2, 400)
+    prefill(tiny, 0, tokens)
+    kept = tiny.trim(0, 390)
+    assert kept == (390 if kind in ("llama", "gemma3") else 0)
+    rest = tokens_of(3, 20)
+    prefill(tiny, 0, tokens[:kept] + rest if not kept else rest, kept)
+    assert_as_from_scratch(tiny, 0, tokens[:kept] + rest)
+
+
+def test_trim_answers_nothing_where_the_window_has_lost_cells(tiny: LlamaModel, kind: str) -> None:
+    tokens = tokens_of(2, 500)
+    prefill(tiny, 0, tokens)
+    assert tiny.trim(0, 100) == (100 if kind == "llama" else 0)
+
+
+def test_trim_to_the_present_length_keeps_all(tiny: LlamaModel) -> None:
+    tokens = tokens_of(4, 100)
+    prefill(tiny, 0, tokens)
+    assert tiny.trim(0, 100) == 100
+    prefill(tiny, 0, tokens[:5], 100)
+    assert_as_from_scratch(tiny, 0, tokens + tokens[:5])
+
+
+def test_a_restored_window_serves_what_extends_it_only(tiny: LlamaModel, kind: str) -> None:
+    """A saved state holds the window only, whatever else the slot had when it was saved."""
+    tokens = tokens_of(5, 200)
+    prefill(tiny, 0, tokens)
+    assert tiny.restore(1, tiny.save(0))
+    prefill(tiny, 1, tokens[:9], 200)
+    assert_as_from_scratch(tiny, 1, tokens + tokens[:9])
+    assert tiny.restore(1, tiny.save(0))
+    assert tiny.trim(1, 200 - WINDOW) == (200 - WINDOW if kind == "llama" else 0)
+
+
+def test_slots_do_not_disturb_each_other_in_one_batch(tiny: LlamaModel) -> None:
+    texts = [tokens_of(6 + slot, 30 + slot) for slot in range(3)]
+    for begin in range(0, 30, 10):
+        tiny.step([Chunk(s, t[begin : begin + 10], begin, False) for s, t in enumerate(texts)])
+    tiny.step([Chunk(s, t[30:] + [9], 30, True) for s, t in enumerate(texts)])
+    for slot in range(3):
+        tiny.hold(slot)
+    for slot, text in enumerate(texts):
+        assert_as_from_scratch(tiny, slot, [*text, 9])
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_any_moves_leave_each_slot_as_computed_from_scratch(tiny: LlamaModel, seed: int) -> None:
+    """Appends, trims, swaps, saves and restores in random order, checked after each append."""
+    draw = random.Random(seed)
+    texts: list[list[int]] = [[], [], []]
+    saved: list[tuple[bytes, list[int]]] = []
+    for _ in range(40):
+        slot = draw.randrange(3)
+        move = draw.choice(("append", "append", "append", "trim", "swap", "save", "restore"))
+        if move == "append" and len(texts[slot]) < 600:
+            more = draw.choices(range(3, VOCAB_SIZE), k=draw.choice((1, 1, 7, 60, 130)))
+            prefill(tiny, slot, more, len(texts[slot]))
+            texts[slot] = texts[slot] + more
+            assert_as_from_scratch(tiny, slot, texts[slot])
+        elif move == "trim":
+            keep = max(0, len(texts[slot]) - draw.choice((1, 5, 40, 300)))
+            kept = tiny.trim(slot, keep)
+            assert kept in (0, keep)
+            texts[slot] = texts[slot][:kept]
+        elif move == "swap":
+            to = draw.randrange(3)
+            tiny.swap(slot, to)
+            texts[slot], texts[to] = texts[to], texts[slot]
+        elif move == "save":
+            saved.append((tiny.save(slot), texts[slot]))
+        elif move == "restore" and saved:
+            state, text = draw.choice(saved)
+            assert tiny.restore(slot, state)
+            texts[slot] = text
+
+
+@pytest.mark.parametrize("damage", ["nothing", "cut", "longer", "magic", "key", "body", "length"])
+def test_a_state_that_does_not_fit_leaves_the_slot_empty(tiny: LlamaModel, damage: str) -> None:
+    tokens = tokens_of(10, 50)
+    prefill(tiny, 0, tokens)
+    state = tiny.save(0)
+    damaged = {
+        "nothing": b"",
+        "cut": state[:-7],
+        "longer": state + b"x",
+        "magic": b"xxxx" + state[4:],
+        "key": state[:4] + bytes(16) + state[20:],
+        "body": state[:28] + bytes(8) + state[36:],
+        "length": state[:20] + b"\x31" + state[21:],
+    }[damage]
+    assert not tiny.restore(0, damaged)
+    prefill(tiny, 0, tokens)
+    assert_as_from_scratch(tiny, 0, tokens)
+
+
+def test_a_state_of_another_layout_does_not_fit(tmp_path: Path) -> None:
+    path = write_tiny("llama", tmp_path)
+    models = [
+        load_llama(spec, lambda _: True)
+        for spec in (tiny_spec(path), tiny_spec(path, slots=2), tiny_spec(path, ctx_size=256))
+    ]
+    first, fewer_slots, smaller = models
+    prefill(first, 0, tokens_of(11, 100))
+    state = first.save(0)
+    assert not fewer_slots.restore(0, state)
+    assert fewer_slots.info.fingerprint != first.info.fingerprint
+    # The size of the context is no part of the layout: sessions outlive a change of it.
+    assert smaller.restore(0, state)
+    prefill(first, 0, tokens_of(12, 200), 100)
+    assert not smaller.restore(0, first.save(0))
+    for model in models:
+        model.close()
+
+
+def test_bad_numbers_are_refused_before_llama_cpp_sees_them(tiny: LlamaModel) -> None:
+    """Each of these aborts the process there."""
+    for call in (
+        lambda: tiny.trim(SLOTS, 0),
+        lambda: tiny.save(-1),
+        lambda: tiny.restore(SLOTS, b""),
+        lambda: tiny.swap(0, SLOTS),
+        lambda: tiny.piece(VOCAB_SIZE),
+        lambda: tiny.is_eog(-1),
+        lambda: tiny.is_control(1 << 30),
+        lambda: tiny.step([Chunk(0, [VOCAB_SIZE], 0, True)]),
+        lambda: tiny.step([Chunk(0, [-1], 0, True)]),
+        lambda: tiny.step([Chunk(0, [], 0, True)]),
+        lambda: tiny.step([Chunk(0, [5] * 65, 0, True)]),
+        lambda: tiny.tokenize(b"\xf5\xff\x80 text", special=False, bos=False),
+    ):
+        with pytest.raises(InferdError):
+            call()
+
+
+def test_closing_twice_is_closing_once(tmp_path: Path) -> None:
+    model = load_llama(tiny_spec(write_tiny("llama", tmp_path)), lambda _: True)
+    model.close()
+    model.close()

@@ -1,0 +1,27 @@
+"""Where the tests find the real models."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+__all__ = ("gemma3", "smollm2")
+
+_DEFAULT = Path(__file__).resolve().parent.parent / ".cache" / "models"
+
+
+def smollm2() -> Path:
+    """Return SmolLM2 135M Instruct: plain attention, with a chat template."""
+    return _model("smollm2-135m-instruct.gguf")
+
+
+def gemma3() -> Path:
+    """Return Gemma 3 270M: a sliding window of 512 tokens, a vocabulary of 262 k."""
+    return _model("gemma-3-270m.gguf")
+
+
+def _model(file: str) -> Path:
+    path = Path(os.environ.get("INFERD_TEST_MODELS") or _DEFAULT) / file
+    # No skip: a test run without the models would look like a passed one.
+    assert path.is_file(), f"the test model {path} is missing: run `make models`"
+    return path

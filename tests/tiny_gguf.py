@@ -1,0 +1,237 @@
+"""Writes tiny models with random F32 weights, one of each kind of memory that llama.cpp has.
+
+With an F32 cache and no flash attention their logits depend on the batch's shape by 1e-4 only, so
+that a lost or foreign KV cell (1 and more) shows. Real models hide it in noise of up to 1.2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+
+__all__ = ("KINDS", "VOCAB_SIZE", "WINDOW", "write_tiny")
+
+VOCAB_SIZE = 3 + 256
+WINDOW = 64
+EMBEDDING, HEADS, HEADS_KV, FEED_FORWARD = 64, 4, 2, 128
+HEAD = EMBEDDING // HEADS
+CONTEXT_TRAINED = 4096
+CHAT_TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}"
+
+
+class _Writer:
+    """A GGUF writer that draws its weights from one seeded generator."""
+
+    def __init__(self, path: Path, architecture: str):
+        self.file = gguf.GGUFWriter(path, architecture)
+        self._random = np.random.default_rng(7)
+
+    def weight(self, name: str, *shape: int, scale: float | None = None) -> None:
+        scale = shape[-1] ** -0.5 if scale is None else scale
+        drawn = self._random.standard_normal(shape) * scale
+        self.file.add_tensor(name, drawn.astype(np.float32))
+
+    def ones(self, name: str, *shape: int) -> None:
+        self.file.add_tensor(name, np.ones(shape, np.float32))
+
+    def finish(self) -> None:
+        self.file.write_header_to_file()
+        self.file.write_kv_data_to_file()
+        self.file.write_tensors_to_file()
+        self.file.close()
+
+
+def _byte_vocabulary(file: Any) -> None:
+    names = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    kinds = gguf.TokenType
+    file.add_tokenizer_model("llama")
+    file.add_token_list(names)
+    file.add_token_scores([0.0] * len(names))
+    file.add_token_types([kinds.UNKNOWN, kinds.CONTROL, kinds.CONTROL] + [kinds.BYTE] * 256)
+    file.add_unk_token_id(0)
+    file.add_bos_token_id(1)
+    file.add_eos_token_id(2)
+
+
+def _common(writer: _Writer, layers: int, norm: str = "output_norm.weight") -> None:
+    file = writer.file
+    _byte_vocabulary(file)
+    file.add_chat_template(CHAT_TEMPLATE)
+    file.add_context_length(CONTEXT_TRAINED)
+    file.add_embedding_length(EMBEDDING)
+    file.add_block_count(layers)
+    file.add_layer_norm_rms_eps(1e-5)
+    file.add_file_type(gguf.LlamaFileType.ALL_F32)
+    writer.weight("token_embd.weight", VOCAB_SIZE, EMBEDDING, scale=1.0)
+    writer.ones(norm, EMBEDDING)
+
+
+def _output(writer: _Writer) -> None:
+    writer.weight("output.weight", VOCAB_SIZE, EMBEDDING, scale=0.3)
+
+
+def _heads(file: Any, heads_kv: int | list[int]) -> None:
+    file.add_feed_forward_length(FEED_FORWARD)
+    file.add_head_count(HEADS)
+    file.add_head_count_kv(heads_kv)
+    file.add_key_length(HEAD)
+    file.add_value_length(HEAD)
+    file.add_rope_dimension_count(HEAD)
+    file.add_rope_freq_base(10_000.0)
+
+
+def _feed_forward(writer: _Writer, block: str) -> None:
+    writer.ones(f"{block}.ffn_norm.weight", EMBEDDING)
+    writer.weight(f"{block}.ffn_gate.weight", FEED_FORWARD, EMBEDDING)
+    writer.weight(f"{block}.ffn_up.weight", FEED_FORWARD, EMBEDDING)
+    writer.weight(f"{block}.ffn_down.weight", EMBEDDING, FEED_FORWARD)
+
+
+def _attention(writer: _Writer, block: str) -> None:
+    writer.ones(f"{block}.attn_norm.weight", EMBEDDING)
+    for name, rows in (("q", HEADS), ("k", HEADS_KV), ("v", HEADS_KV)):
+        # Larger than usual: attention must be sharp, or a lost cell moves nothing.
+        writer.weight(f"{block}.attn_{name}.weight", rows * HEAD, EMBEDDING, scale=0.5)
+    writer.weight(f"{block}.attn_output.weight", EMBEDDING, HEADS * HEAD, scale=0.5)
+
+
+def _qk_norms(writer: _Writer, block: str) -> None:
+    writer.ones(f"{block}.attn_q_norm.weight", HEAD)
+    writer.ones(f"{block}.attn_k_norm.weight", HEAD)
+
+
+def _llama(path: Path) -> None:
+    """Plain attention."""
+    writer = _Writer(path, "llama")
+    _common(writer, layers=3)
+    _output(writer)
+    _heads(writer.file, HEADS_KV)
+    for layer in range(3):
+        _attention(writer, f"blk.{layer}")
+        _feed_forward(writer, f"blk.{layer}")
+    writer.finish()
+
+
+def _gemma3(path: Path) -> None:
+    """A sliding window in five of six layers: llama.cpp derives the pattern from the kind."""
+    writer = _Writer(path, "gemma3")
+    _common(writer, layers=6)
+    _output(writer)
+    _heads(writer.file, HEADS_KV)
+    writer.file.add_sliding_window(WINDOW)
+    for layer in range(6):
+        block = f"blk.{layer}"
+        _attention(writer, block)
+        _qk_norms(writer, block)
+        _feed_forward(writer, block)
+        writer.ones(f"{block}.post_attention_norm.weight", EMBEDDING)
+        writer.ones(f"{block}.post_ffw_norm.weight", EMBEDDING)
+    writer.finish()
+
+
+def _mamba(path: Path) -> None:
+    """Recurrent: no cells, one state a sequence."""
+    inner, state, rank, kernel = 128, 16, 8, 4
+    writer = _Writer(path, "mamba")
+    _common(writer, layers=2)
+    _output(writer)
+    file = writer.file
+    file.add_feed_forward_length(0)
+    file.add_head_count(0)
+    file.add_ssm_conv_kernel(kernel)
+    file.add_ssm_inner_size(inner)
+    file.add_ssm_state_size(state)
+    file.add_ssm_time_step_rank(rank)
+    for layer in range(2):
+        block = f"blk.{layer}"
+        writer.ones(f"{block}.attn_norm.weight", EMBEDDING)
+        writer.weight(f"{block}.ssm_in.weight", 2 * inner, EMBEDDING)
+        writer.weight(f"{block}.ssm_conv1d.weight", inner, kernel, scale=0.5)
+        writer.weight(f"{block}.ssm_conv1d.bias", inner, scale=0.1)
+        writer.weight(f"{block}.ssm_x.weight", rank + 2 * state, inner)
+        writer.weight(f"{block}.ssm_dt.weight", inner, rank)
+        writer.weight(f"{block}.ssm_dt.bias", inner, scale=0.5)
+        # Small decay: what was read hundreds of tokens ago must still show.
+        decay = -0.05 * np.tile(np.arange(1, state + 1, dtype=np.float32), (inner, 1))
+        file.add_tensor(f"{block}.ssm_a", decay)
+        writer.ones(f"{block}.ssm_d", inner)
+        writer.weight(f"{block}.ssm_out.weight", EMBEDDING, inner)
+    writer.finish()
+
+
+def _lfm2(path: Path) -> None:
+    """Hybrid: short convolutions, with attention in every other layer."""
+    kernel, attends = 3, [0, 1, 0, 1]
+    writer = _Writer(path, "lfm2")
+    _common(writer, layers=4, norm="token_embd_norm.weight")
+    _output(writer)
+    _heads(writer.file, [HEADS_KV * a for a in attends])
+    writer.file.add_shortconv_l_cache(kernel)
+    for layer, attention in enumerate(attends):
+        block = f"blk.{layer}"
+        _feed_forward(writer, block)
+        if attention:
+            _attention(writer, block)
+            _qk_norms(writer, block)
+            continue
+        writer.ones(f"{block}.attn_norm.weight", EMBEDDING)
+        writer.weight(f"{block}.shortconv.conv.weight", EMBEDDING, kernel, scale=0.6)
+        writer.weight(f"{block}.shortconv.in_proj.weight", 3 * EMBEDDING, EMBEDDING)
+        writer.weight(f"{block}.shortconv.out_proj.weight", EMBEDDING, EMBEDDING)
+    writer.finish()
+
+
+def _bert(path: Path) -> None:
+    """An encoder for embeddings: a kind that is refused."""
+    writer = _Writer(path, "bert")
+    file = writer.file
+    _common(writer, layers=1, norm="token_embd_norm.weight")
+    file.add_feed_forward_length(FEED_FORWARD)
+    file.add_head_count(HEADS)
+    file.add_layer_norm_eps(1e-5)
+    file.add_causal_attention(False)
+    file.add_pooling_type(gguf.PoolingType.MEAN)
+    file.add_token_type_count(1)
+    writer.weight("token_types.weight", 1, EMBEDDING)
+    writer.weight("position_embd.weight", CONTEXT_TRAINED, EMBEDDING)
+    writer.weight("token_embd_norm.bias", EMBEDDING)
+    block = "blk.0"
+    for name in ("attn_q", "attn_k", "attn_v", "attn_output"):
+        writer.weight(f"{block}.{name}.weight", EMBEDDING, EMBEDDING)
+        writer.weight(f"{block}.{name}.bias", EMBEDDING)
+    writer.weight(f"{block}.ffn_up.weight", FEED_FORWARD, EMBEDDING)
+    writer.weight(f"{block}.ffn_up.bias", FEED_FORWARD)
+    writer.weight(f"{block}.ffn_down.weight", EMBEDDING, FEED_FORWARD)
+    writer.weight(f"{block}.ffn_down.bias", EMBEDDING)
+    for name in ("attn_output_norm", "layer_output_norm"):
+        writer.ones(f"{block}.{name}.weight", EMBEDDING)
+        writer.weight(f"{block}.{name}.bias", EMBEDDING)
+    writer.finish()
+
+
+def _unheard_of(path: Path) -> None:
+    """A whole file of an architecture that nobody knows."""
+    writer = _Writer(path, "unheard-of")
+    _common(writer, layers=1)
+    writer.finish()
+
+
+KINDS: dict[str, Callable[[Path], None]] = {
+    "llama": _llama,
+    "gemma3": _gemma3,
+    "mamba": _mamba,
+    "lfm2": _lfm2,
+    "bert": _bert,
+    "unheard-of": _unheard_of,
+}
+
+
+def write_tiny(kind: str, directory: Path) -> Path:
+    """Write the tiny model of *kind*, one of `KINDS`, and return its path."""
+    path = directory / f"tiny-{kind}.gguf"
+    KINDS[kind](path)
+    return path
