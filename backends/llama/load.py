@@ -57,7 +57,7 @@ def load(spec: ModelSpec, progress: LoadProgress) -> LlamaModel:
     log = capture()
     log.clear()
     with ExitStack() as undo:
-        fd = os.dup(spec.fd) if spec.fd >= 0 else open_model_file(spec.path)
+        fd = _duplicate(spec.fd, name) if spec.fd >= 0 else open_model_file(spec.path)
         with _closing(fd):
             file = read_gguf(fd, name)
             model = _load_model(spec, name, fd, file, progress, log)
@@ -85,6 +85,16 @@ def _options(spec: ModelSpec) -> LlamaOptions:
 
 def _ctx_size(size: int) -> int:
     return -(-size // CTX_SIZE_STEP) * CTX_SIZE_STEP
+
+
+def _duplicate(fd: int, name: str) -> int:
+    try:
+        return os.dup(fd)
+    except OSError as exc:
+        raise LoadFailed(
+            f"the descriptor of {name!r} cannot be used: {exc.strerror}",
+            hint="pass an open descriptor of a regular file",
+        ) from None
 
 
 @contextmanager

@@ -21,7 +21,8 @@ __all__ = ("ChatTemplate",)
 
 OUTPUT_CHARACTERS_MAX = 1 << 24
 RENDER_S_MAX = 2.0
-EXPONENT_MAX = 64
+INTEGER_BITS_MAX = 4096
+_BIT = OUTPUT_CHARACTERS_MAX // INTEGER_BITS_MAX
 
 
 class _Environment(ImmutableSandboxedEnvironment):
@@ -32,17 +33,21 @@ class _Environment(ImmutableSandboxedEnvironment):
     def call_binop(
         self, context: jinja2.runtime.Context, operator: str, left: Any, right: Any
     ) -> Any:
-        numbers = isinstance(left, (int, float)) and isinstance(right, (int, float))
-        if operator == "**" and not (numbers and abs(right) <= EXPONENT_MAX):
-            raise jinja2.TemplateRuntimeError("an exponent past the limit")
-        if operator == "*" and not numbers:
-            self._check_product(left, right)
+        if _size(operator, left, right) > OUTPUT_CHARACTERS_MAX:
+            raise jinja2.TemplateRuntimeError(f"the result of {operator} is past the limit")
         return super().call_binop(context, operator, left, right)
 
-    def _check_product(self, left: Any, right: Any) -> None:
-        repeated, times = (right, left) if isinstance(left, int) else (left, right)
-        if isinstance(times, int) and len(repeated) * times > OUTPUT_CHARACTERS_MAX:
-            raise jinja2.TemplateRuntimeError("a text or list past the limit")
+
+def _size(operator: str, left: Any, right: Any) -> float:
+    """Return about how large the result will be: bits of a number, items of a text or list."""
+    if isinstance(left, int) and isinstance(right, int):
+        bits = left.bit_length()
+        return (bits * right if operator == "**" else bits + right.bit_length()) * _BIT
+    if isinstance(right, int) and hasattr(left, "__len__"):
+        return len(left) * right
+    if isinstance(left, int) and hasattr(right, "__len__"):
+        return left * len(right)
+    return 0
 
 
 def _environment() -> _Environment:

@@ -3,8 +3,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from inferd.backends import Model, ModelSpec, load_model
 
+from inferd.backends import Model, ModelSpec, load_model
 from tests.models import smollm2
 
 SLOTS, CTX_SIZE, BATCH_SIZE = 4, 256, 32

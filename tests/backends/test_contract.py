@@ -7,8 +7,8 @@ same rows are decoded in the same batches.
 from __future__ import annotations
 
 import pytest
-from inferd.backends import Chunk, InferdError, Model
 
+from inferd.backends import Chunk, InferdError, Model
 from tests.backends.driving import DRAWN, GREEDY, generate, go_on, prefill
 
 TEXT = "The capital of France is Paris. The capital of Italy is Rome. The capital of Spain is"

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from inferd.backends import Chunk, InferdError, ModelSpec
 from inferd.backends.llama import load_llama
 from inferd.backends.llama.model import LlamaModel
-
 from tests.backends.driving import prefill
 from tests.tiny_gguf import VOCAB_SIZE, WINDOW, write_tiny
 
@@ -124,7 +124,7 @@ def test_slots_do_not_disturb_each_other_in_one_batch(tiny: LlamaModel) -> None:
     texts = [tokens_of(6 + slot, 30 + slot) for slot in range(3)]
     for begin in range(0, 30, 10):
         tiny.step([Chunk(s, t[begin : begin + 10], begin, False) for s, t in enumerate(texts)])
-    tiny.step([Chunk(s, t[30:] + [9], 30, True) for s, t in enumerate(texts)])
+    tiny.step([Chunk(s, [*t[30:], 9], 30, True) for s, t in enumerate(texts)])
     for slot in range(3):
         tiny.hold(slot)
     for slot, text in enumerate(texts):

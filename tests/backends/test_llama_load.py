@@ -1,0 +1,269 @@
+"""Every file that cannot be loaded is refused with its cause and what to do; nothing is printed."""
+
+from __future__ import annotations
+
+import os
+import struct
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from inferd.backends import Chunk, Model, ModelSpec, load_model
+from inferd.backends.errors import Cancelled, InvalidArgument, LoadFailed, UnsupportedOperation
+from tests.models import gemma3, smollm2
+from tests.tiny_gguf import VOCAB_SIZE, write_tiny
+
+
+def load(path: Path | str, **fields: Any) -> Model:
+    spec = ModelSpec(
+        **{
+            "name": "tiny",
+            "path": str(path),
+            "slots": 2,
+            "ctx_size": 256,
+            "batch_size": 32,
+            "threads": 1,
+            **fields,
+        }
+    )
+    return load_model(spec, lambda _: True)
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny("llama", tmp_path_factory.mktemp("tiny"))
+
+
+def refusal(path: Path | str) -> LoadFailed:
+    with pytest.raises(LoadFailed) as caught:
+        load(path)
+    assert os.path.basename(path) in caught.value.message
+    assert os.path.dirname(path) not in caught.value.message
+    assert caught.value.hint
+    return caught.value
+
+
+def test_a_missing_file(tmp_path: Path) -> None:
+    assert "No such file" in refusal(tmp_path / "none.gguf").message
+
+
+def test_a_path_that_is_none() -> None:
+    with pytest.raises(LoadFailed, match="null"):
+        load("a\0b")
+
+
+def test_a_directory(tmp_path: Path) -> None:
+    assert "is a directory" in refusal(tmp_path).message
+
+
+def test_a_fifo_does_not_block(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.gguf")
+    assert "no regular file" in refusal(tmp_path / "pipe.gguf").message
+
+
+def test_a_file_without_permission(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Made up, as nothing is forbidden to root."""
+
+    def forbid(*_args: object) -> int:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(os, "open", forbid)
+    found = refusal(tmp_path / "secret.gguf")
+    assert "Permission denied" in found.message and "let the user" in found.hint
+
+
+def test_an_empty_file(tmp_path: Path) -> None:
+    (tmp_path / "empty.gguf").touch()
+    assert "is empty" in refusal(tmp_path / "empty.gguf").message
+
+
+@pytest.mark.parametrize("content", [b"G", b"PK\x03\x04 a zip", b"<html>" * 100])
+def test_something_else(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "page.gguf").write_bytes(content)
+    assert "is no GGUF file" in refusal(tmp_path / "page.gguf").message
+
+
+@pytest.mark.parametrize("version", [0, 1, 4, 3 << 24])
+def test_another_version(tmp_path: Path, tiny: Path, version: int) -> None:
+    data = bytearray(tiny.read_bytes())
+    struct.pack_into("<I", data, 4, version)
+    (tmp_path / "future.gguf").write_bytes(data)
+    assert f"version {version}" in refusal(tmp_path / "future.gguf").message
+
+
+@pytest.mark.parametrize("kept", [4, 7, 20, 24, 100, 3000, 9000, -100_000, -1])
+def test_a_file_cut_off_anywhere(tmp_path: Path, tiny: Path, kept: int) -> None:
+    (tmp_path / "half.gguf").write_bytes(tiny.read_bytes()[:kept])
+    found = refusal(tmp_path / "half.gguf")
+    assert "cut off" in found.message or "past the file's end" in found.message
+    assert found.hint == "download the file again"
+
+
+@pytest.mark.parametrize("offset", [8, 16])
+@pytest.mark.parametrize("count", [1 << 20, (1 << 63) - 1, (1 << 64) - 1])
+def test_a_garbage_count_costs_nothing(tmp_path: Path, tiny: Path, offset: int, count: int) -> None:
+    data = bytearray(tiny.read_bytes())
+    struct.pack_into("<Q", data, offset, count)
+    (tmp_path / "garbage.gguf").write_bytes(data)
+    assert "damaged" in refusal(tmp_path / "garbage.gguf").message
+
+
+def test_garbage_anywhere_in_the_header_is_an_answer(tmp_path: Path, tiny: Path) -> None:
+    """Read by our own reader only: what llama.cpp makes of such files ends a worker at worst."""
+    from inferd.backends.llama.gguf_file import read_gguf
+
+    whole, path = tiny.read_bytes(), tmp_path / "garbage.gguf"
+    refused = 0
+    for position in range(8, 3000, 7):
+        path.write_bytes(whole[:position] + b"\xff" * 9 + whole[position + 9 :])
+        with path.open("rb") as file:
+            try:
+                read_gguf(file.fileno(), path.name)
+            except LoadFailed:
+                refused += 1
+    assert refused > 100
+
+
+def test_an_architecture_that_nobody_knows(tmp_path: Path) -> None:
+    found = refusal(write_tiny("unheard-of", tmp_path))
+    assert "unknown model architecture: 'unheard-of'" in found.message
+
+
+def test_an_encoder(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedOperation, match="makes embeddings"):
+        load(write_tiny("bert", tmp_path))
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"options": {"flash-attn": "maybe"}},
+        {"options": {"unheard-of": 1}},
+        {"slots": 0},
+        {"slots": 257},
+        {"slots": 256, "ctx_size": 1 << 24},
+        {"ctx_size": -1},
+        {"batch_size": 0},
+    ],
+    ids=str,
+)
+def test_wrong_parameters(tiny: Path, fields: dict[str, Any]) -> None:
+    with pytest.raises(InvalidArgument):
+        load(tiny, **fields)
+
+
+def test_a_load_can_be_cancelled(tiny: Path) -> None:
+    with pytest.raises(Cancelled):
+        load_model(ModelSpec(name="tiny", path=str(tiny)), lambda _: False)
+
+
+def test_what_the_progress_raises_comes_out(tiny: Path) -> None:
+    def fail(_done: float) -> bool:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        load_model(ModelSpec(name="tiny", path=str(tiny)), fail)
+
+
+@pytest.mark.model
+def test_progress_rises_to_one() -> None:
+    seen: list[float] = []
+
+    def progress(done: float) -> bool:
+        seen.append(done)
+        return True
+
+    load_model(ModelSpec(name="s", path=str(smollm2()), ctx_size=256), progress).close()
+    assert len(seen) > 2 and seen == sorted(seen) and seen[-1] == 1.0
+
+
+def test_a_descriptor_is_loaded_again_and_again_after_the_name_is_gone(
+    tmp_path: Path, tiny: Path
+) -> None:
+    path = tmp_path / "gone.gguf"
+    path.write_bytes(tiny.read_bytes())
+    with path.open("rb") as file:
+        path.unlink()
+        file.seek(77)
+        for _ in range(2):
+            model = load("", fd=file.fileno())
+            model.step([Chunk(0, [5], 0, True)])
+            assert model.info.vocab_size == VOCAB_SIZE
+            model.close()
+        os.fstat(file.fileno())
+
+
+def test_a_descriptor_that_cannot_be_read(tiny: Path) -> None:
+    fd = os.open(tiny, os.O_WRONLY)
+    try:
+        with pytest.raises(LoadFailed, match="cannot be read"):
+            load("", fd=fd)
+    finally:
+        os.close(fd)
+
+
+def test_a_descriptor_that_is_none() -> None:
+    with pytest.raises(LoadFailed, match="descriptor"):
+        load("", fd=987)
+
+
+def test_no_descriptor_is_left_open(tmp_path: Path, tiny: Path) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    load(tiny).close()
+    with tiny.open("rb") as file:
+        load("", fd=file.fileno()).close()
+    with pytest.raises(LoadFailed):
+        load(write_tiny("unheard-of", tmp_path))
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_the_facts_of_a_model(tiny: Path) -> None:
+    model = load(tiny, ctx_size=257, slots=3)
+    info = model.info
+    assert (info.ctx_size, info.slots, info.ctx_size_trained) == (512, 3, 4096)
+    assert info.size_bytes == info.parameters * 4
+    assert info.token_bytes_max == len("<0x00>")
+    assert info.llama_commit
+    model.close()
+
+
+def test_a_context_of_size_zero_is_the_models_own(tiny: Path) -> None:
+    model = load(tiny, ctx_size=0, slots=1)
+    assert model.info.ctx_size == 4096
+    model.close()
+
+
+@pytest.mark.model
+def test_gemma_is_loaded_within_seconds_with_a_vocabulary_of_its_own() -> None:
+    gemma, smol = load(gemma3()), load(smollm2())
+    assert gemma.info.vocab_size == 262_144
+    assert gemma.info.vocab_hash != smol.info.vocab_hash
+    assert gemma.info.fingerprint != smol.info.fingerprint
+    gemma.close()
+    smol.close()
+
+
+def test_llama_cpp_prints_nothing(tmp_path: Path, tiny: Path) -> None:
+    """Neither at import nor at a load, a failed load or a step."""
+    bad = write_tiny("unheard-of", tmp_path)
+    code = (
+        "import sys\n"
+        "from inferd.backends import Chunk, InferdError, ModelSpec, load_model\n"
+        "for path in sys.argv[1:]:\n"
+        "    try:\n"
+        "        model = load_model(ModelSpec(name='m', path=path, threads=1), lambda _: True)\n"
+        "        model.step([Chunk(0, [5], 0, True)])\n"
+        "        model.close()\n"
+        "    except InferdError:\n"
+        "        pass\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tiny), str(bad)],
+        capture_output=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        check=True,
+    )
+    assert (done.stdout, done.stderr) == (b"", b"")

@@ -1,0 +1,279 @@
+"""Tokens, chat templates and sampling of the llama.cpp backend."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from inferd.backends import Model, ModelSpec, SamplingParams, load_model
+from inferd.backends.errors import BackendError, InvalidArgument, TooLarge, UnsupportedOperation
+from inferd.backends.llama import load_llama
+from inferd.backends.llama.model import LlamaModel
+from inferd.backends.llama.sampling import seed_of
+from inferd.backends.llama.template import ChatTemplate
+from tests.backends.driving import DRAWN, GREEDY, generate, prefill
+from tests.models import gemma3
+from tests.tiny_gguf import write_tiny
+
+USER = [{"role": "user", "content": "Hi"}]
+
+
+@pytest.fixture(scope="module")
+def gemma() -> Iterator[LlamaModel]:
+    spec = ModelSpec(
+        name="gemma", path=str(gemma3()), slots=2, ctx_size=1024, batch_size=128, threads=1
+    )
+    model = load_llama(spec, lambda _: True)
+    yield model
+    model.close()
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LlamaModel]:
+    path = write_tiny("llama", tmp_path_factory.mktemp("tiny"))
+    spec = ModelSpec(name="tiny", path=str(path), slots=2, ctx_size=256, threads=1)
+    model = load_llama(spec, lambda _: True)
+    yield model
+    model.close()
+
+
+# Tokens
+
+
+@pytest.mark.model
+def test_special_tokens_are_read_from_the_text_only_if_asked_for(llama: Model) -> None:
+    name = b"<|im_end|>"
+    (token,) = llama.tokenize(name, special=True, bos=False)
+    assert llama.is_eog(token) and llama.is_control(token)
+    assert llama.piece(token) == name
+    assert len(llama.tokenize(name, special=False, bos=False)) > 1
+
+
+@pytest.mark.model
+def test_bos_is_added_where_the_model_wants_it(llama: Model, gemma: Model) -> None:
+    assert gemma.piece(gemma.tokenize(b"a", special=False, bos=True)[0]) == b"<bos>"
+    assert len(gemma.tokenize(b"a", special=False, bos=False)) == 1
+    assert len(llama.tokenize(b"a", special=False, bos=True)) == 1
+
+
+@pytest.mark.model
+def test_no_piece_is_longer_than_token_bytes_max(llama: Model, gemma: Model) -> None:
+    for model in (llama, gemma):
+        longest = max(len(model.piece(t)) for t in range(model.info.vocab_size))
+        assert longest <= model.info.token_bytes_max
+
+
+@pytest.mark.parametrize("text", [b"\xff", b"ab\xc3", b"\xed\xa0\x80", b"\xf5\x80\x80\x80"])
+@pytest.mark.model
+def test_text_that_is_no_utf8_is_refused(llama: Model, text: bytes) -> None:
+    """llama.cpp's BPE tokenizer ends the process over some of these."""
+    with pytest.raises(InvalidArgument, match="UTF-8"):
+        llama.tokenize(text, special=False, bos=True)
+
+
+@pytest.mark.model
+def test_a_long_text_has_more_tokens_than_guessed(llama: Model) -> None:
+    text = b"1" * 10_000
+    assert len(llama.tokenize(text, special=False, bos=False)) == 10_000
+
+
+# The window
+
+
+@pytest.mark.model
+def test_gemmas_window_answers_nothing_once_cells_are_missing(gemma: LlamaModel) -> None:
+    """`seq_rm` says true here, and leaves logits that are wrong."""
+    gemma.trim(0, 0)
+    prefill(gemma, 0, [500 + i for i in range(900)])
+    assert gemma.trim(0, 890) == 890
+    assert gemma.trim(0, 600) == 0
+    prefill(gemma, 0, [500 + i for i in range(100)])
+    assert gemma.trim(0, 60) == 60
+
+
+# Chat templates
+
+
+@pytest.mark.model
+def test_smollm2s_template(llama: Model) -> None:
+    system = "You are a helpful AI assistant named SmolLM, trained by Hugging Face"
+    assert llama.render(USER) == (
+        f"<|im_start|>system\n{system}<|im_end|>\n"
+        "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+    )
+
+
+@pytest.mark.model
+def test_a_model_without_a_template_says_so(gemma: Model) -> None:
+    """This Gemma is a base model: its file has none."""
+    assert not gemma.info.has_chat_template
+    with pytest.raises(UnsupportedOperation, match="no chat template"):
+        gemma.render(USER)
+
+
+def render(source: str, messages: list[dict[str, str]] = USER) -> str:
+    return ChatTemplate(source, bos="<s>", eos="</s>", strip_bos=True).render(messages)
+
+
+GEMMA_IT = (
+    "{{ bos_token }}{% for m in messages %}"
+    "{% if (m['role'] == 'user') != (loop.index0 % 2 == 0) %}"
+    "{{ raise_exception('Conversation roles must alternate') }}{% endif %}"
+    "<start_of_turn>{{ 'model' if m.role == 'assistant' else m.role }}\n"
+    "{{ m['content'] | trim }}<end_of_turn>\n{% endfor %}"
+    "{% if add_generation_prompt %}<start_of_turn>model\n{% endif %}"
+)
+"""The parts that matter of instruction-tuned Gemma's."""
+
+
+def test_the_bos_that_tokenizing_adds_is_not_written_twice() -> None:
+    assert render(GEMMA_IT) == "<start_of_turn>user\nHi<end_of_turn>\n<start_of_turn>model\n"
+    kept = ChatTemplate(GEMMA_IT, bos="<s>", eos="", strip_bos=False).render(USER)
+    assert kept.startswith("<s><start_of_turn>")
+
+
+def test_what_the_template_refuses_is_an_invalid_argument() -> None:
+    with pytest.raises(InvalidArgument, match="roles must alternate"):
+        render(GEMMA_IT, USER * 2)
+
+
+def test_the_extras_that_templates_use() -> None:
+    assert render("{{ {'a': '<é>'} | tojson }}") == '{"a": "<é>"}'
+    assert render("{{ messages | tojson(indent=1) }}").count("\n") == 5
+    assert render("{% for i in range(9) %}{% if i == 2 %}{% break %}{% endif %}{{ i }}{% endfor %}")
+    assert len(render("{{ strftime_now('%Y-%m-%d') }}")) == 10
+    assert render("a\n  {% if true %}\nb\n  {% endif %}\n") == "a\nb\n"
+    assert render("{{ 'x' * 3 }}{{ 2 * 3 }}{{ 2 ** 3 }}") == "xxx68"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ ''.__class__.__mro__ }}{{ messages.__init__.__globals__ }}",
+        "{{ messages.append(1) }}",
+        "{{ 1 / 0 }}",
+        "{% if %}",
+        "{{ undefined_function() }}",
+        "{{ 'x' * 10 ** 10 }}",
+        "{{ 10 ** 10 ** 10 ** 10 ** 10 }}",
+        "{% set n = namespace(x=9) %}{% for i in range(99) %}{% set n.x = n.x * n.x %}{% endfor %}",
+        "{{ [0] * 999999999 }}",
+        "{% include 'a' %}",
+        "{% for i in range(10 ** 9) %}{% endfor %}",
+        "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
+    ],
+)
+def test_a_hostile_template_is_answered(source: str) -> None:
+    with pytest.raises(InvalidArgument):
+        render(source)
+
+
+def test_an_endless_template_ends() -> None:
+    loops = "{% for i in range(99999) %}" * 2 + "{{ 'x' * 1000 }}" + "{% endfor %}" * 2
+    with pytest.raises((TooLarge, InvalidArgument)):
+        render(loops)
+
+
+# Sampling
+
+
+def test_seeds_of_a_turn_differ_and_never_change() -> None:
+    seeds = {seed_of(seed, index) for seed in range(40) for index in range(100)}
+    assert len(seeds) == 4000 and max(seeds) < 0xFFFFFFFF
+    # Written down: a text begun before an upgrade goes on the same after it.
+    assert (seed_of(0, 0), seed_of(7, 3), seed_of(0xFFFFFFFF, 1)) == (
+        2065550767,
+        2756279400,
+        2457217219,
+    )
+
+
+def test_another_seed_draws_another_text(tiny: LlamaModel) -> None:
+    prompt = [1, *range(10, 40)]
+    texts = []
+    for seed in (1, 2):
+        tiny.trim(0, 0)
+        params = SamplingParams(seed=seed, temp=1.5, top_k=0, top_p=1, min_p=0)
+        texts.append(generate(tiny, 0, prompt, params, count=12))
+    assert texts[0] != texts[1]
+
+
+def test_drawing_follows_the_probabilities(tiny: LlamaModel) -> None:
+    """Tokens drawn at 2000 indices against the softmax of the row: no bias by seeding anew."""
+    tiny.trim(0, 0)
+    prefill(tiny, 0, [1, *range(10, 40)])
+    row = tiny.take_row(0)
+    assert isinstance(row, np.ndarray)
+    sampler, counts = tiny.sampler(DRAWN, []), np.zeros(len(row))
+    for index in range(2000):
+        tiny.put_row(0, row)
+        counts[tiny.sample(0, sampler, index)] += 1
+    sampler.close()
+    expected = np.exp(row - row.max())
+    expected /= expected.sum()
+    assert np.abs(counts / 2000 - expected).max() < 0.05
+
+
+def test_greedy_takes_the_likeliest(tiny: LlamaModel) -> None:
+    tiny.trim(0, 0)
+    prefill(tiny, 0, [1, 10, 11])
+    row = tiny.logits(0)
+    assert tiny.sample(0, tiny.sampler(GREEDY, []), 0) == int(row.argmax())
+
+
+def test_penalties_see_the_prompt_and_what_was_drawn(tiny: LlamaModel) -> None:
+    tiny.trim(0, 0)
+    prefill(tiny, 0, [1, 10, 11])
+    row = tiny.take_row(0)
+    assert isinstance(row, np.ndarray)
+    ranked = [int(t) for t in row.argsort()[::-1]]
+    params = SamplingParams(temp=0, presence_penalty=100.0, last_n_penalty=8)
+    sampler = tiny.sampler(params, [ranked[0]])
+    drawn = []
+    for index in range(3):
+        tiny.put_row(0, row)
+        drawn.append(tiny.sample(0, sampler, index))
+    assert drawn == ranked[1:4]
+
+
+@pytest.mark.model
+def test_ignore_eos_never_ends(llama: Model) -> None:
+    prompt = llama.tokenize(llama.render(USER).encode(), special=True, bos=True)
+    params = SamplingParams(temp=0, ignore_eos=True)
+    assert not any(llama.is_eog(t) for t in generate(llama, 0, prompt, params, count=40))
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(temp=0.7, top_k=1 << 24, top_p=0, min_p=1, typ_p=0),
+        SamplingParams(temp=100, top_k=0, top_p=1, min_p=0, typ_p=0.5),
+        SamplingParams(temp=1e-6, repeat_penalty=100, last_n_penalty=1 << 24),
+        SamplingParams(temp=0, frequency_penalty=-100, presence_penalty=-100),
+    ],
+    ids=str,
+)
+def test_extreme_parameters_draw_something(tiny: LlamaModel, params: SamplingParams) -> None:
+    tiny.trim(0, 0)
+    assert len(generate(tiny, 0, [1, 10, 11], params)) == 6
+
+
+def test_a_closed_sampler_is_refused(tiny: LlamaModel) -> None:
+    tiny.trim(0, 0)
+    prefill(tiny, 0, [1, 2])
+    sampler = tiny.sampler(GREEDY, [])
+    sampler.close()
+    sampler.close()
+    with pytest.raises(BackendError):
+        tiny.sample(0, sampler, 0)
+
+
+def test_the_backend_is_named_by_the_spec(tmp_path: Path) -> None:
+    model = load_model(ModelSpec(name="t", path=str(write_tiny("llama", tmp_path))), lambda _: True)
+    assert isinstance(model, LlamaModel)
+    model.close()
+    with pytest.raises(UnsupportedOperation):
+        load_model(ModelSpec(name="t", backend="none"), lambda _: True)
