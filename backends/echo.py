@@ -77,8 +77,8 @@ class EchoModel:
         return self._info
 
     def tokenize(self, text: bytes, *, special: bool, bos: bool) -> list[int]:
-        """Return the bytes of *text*; *bos* puts the prompt's marks around them."""
-        return [PROMPT_BEGIN, *text, PROMPT_END] if bos else list(text)
+        """Return the bytes of *text*; a prompt's, added or first, get marks around them."""
+        return [PROMPT_BEGIN, *text, PROMPT_END] if bos or special else list(text)
 
     def piece(self, token: int) -> bytes:
         """Return the byte, or a mark's name; the end mark has none: what goes in comes out."""

@@ -1,0 +1,91 @@
+"""A session manager on an in-process engine: real sessions, real engine, a clock of our own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import count
+from typing import Any
+
+from inferd.backends import ModelInfo
+from inferd.scheduler import messages as m
+from inferd.sessions import Ledger, SessionManager
+
+from ..scheduler.doubles import Bench
+
+
+class EnginePort:
+    """A `sessions.Port` on an engine in this process, which is turned by `run`."""
+
+    def __init__(self, bench: Bench):
+        self.bench = bench
+        self.commands: list[m.Command] = []
+        self.sinks: dict[int, Callable[[m.Report], None]] = {}
+
+    @property
+    def info(self) -> ModelInfo:
+        return self.bench.model.info
+
+    def submit(self, spec: m.TaskSpec, sink: Callable[[m.Report], None]) -> None:
+        self.sinks[spec.id] = sink
+        self.commands.append(m.Submit(spec))
+
+    def cancel(self, task_id: int) -> None:
+        self.commands.append(m.Cancel(task_id))
+
+    def credit(self, task_id: int, events: int) -> None:
+        self.commands.append(m.Credit(task_id, events))
+
+    def pull(self, task_id: int) -> None:
+        self.commands.append(m.Pull(task_id))
+
+    async def tokenize(self, text: bytes, *, special: bool, bos: bool) -> list[int]:
+        return self.bench.model.tokenize(text, special=special, bos=bos)
+
+    async def chat_prompt(
+        self, messages: Sequence[dict[str, Any]], said: str
+    ) -> tuple[str, list[int], bool]:
+        text = self.bench.model.render(list(messages))
+        return text, self.bench.model.tokenize(text.encode(), special=True, bos=True), False
+
+    def turn(self) -> bool:
+        """Turn the engine once; tell whether there may be more to do."""
+        commands, self.commands = self.commands, []
+        for report in self.bench.turn(*commands):
+            number = getattr(report, "task_id", -1)
+            if number in self.sinks:
+                self.sinks[number](report)
+        return bool(self.commands) or self.bench.engine.patience() == 0
+
+    def run(self) -> None:
+        """Turn the engine until it has nothing to do."""
+        while self.turn():
+            pass
+
+
+class Source:
+    """A lease on the echo model."""
+
+    def __init__(self, port: EnginePort, name: str = "echo"):
+        self.name, self.port = name, port
+
+    async def ready(self) -> EnginePort:
+        return self.port
+
+
+class Desk:
+    """A manager, a port and a clock."""
+
+    def __init__(self, sessions_max: int = 3, waiting_max: int = 100, evict: bool = False):
+        self.now = 0.0
+        self.port = EnginePort(Bench())
+        self.source = Source(self.port)
+        numbers = count(1)
+        self.ledger = Ledger(waiting_max, waiting_max, lambda: self.now)
+        self.manager = SessionManager(
+            self.ledger,
+            lambda: next(numbers),
+            sessions_max=sessions_max,
+            idle_timeout_s=300.0,
+            dormant_max=2,
+            evict=evict,
+        )

@@ -1,0 +1,346 @@
+"""Sessions on a real engine in this process: input, turns, ends, history, cap, expiry."""
+
+from __future__ import annotations
+
+import anyio
+import msgspec
+import pytest
+from inferd.backends.errors import (
+    Busy,
+    Cancelled,
+    EndOfSequence,
+    InvalidArgument,
+    SessionBusy,
+    SessionExpired,
+)
+from inferd.sessions import Session, TurnOptions
+from inferd.sessions.table import State
+
+from .doubles import Desk
+
+pytestmark = pytest.mark.asyncio
+HERE, THERE = object(), object()
+
+
+def opened(desk: Desk, connection: object = HERE, **fields: object) -> Session:
+    session, _ = desk.manager.open(connection, 1000, desk.source, {}, **fields)  # type: ignore[arg-type]
+    return session
+
+
+async def answer(desk: Desk, session: Session, text: bytes) -> bytes:
+    await session.set_input(text)
+    turn = await session.start(TurnOptions())
+    desk.port.run()
+    await session.finish(turn)
+    return bytes(turn.text)
+
+
+async def test_a_turn_goes_from_input_to_output() -> None:
+    desk = Desk()
+    session = opened(desk)
+
+    assert await answer(desk, session, b"hello") == b"hello"
+    assert session.state is State.DONE
+    assert session.output(0) == b"hello"
+
+
+async def test_metadata_is_valid_json_at_any_time() -> None:
+    desk = Desk()
+    session = opened(desk)
+    before = msgspec.json.decode(session.output(1))
+    await session.set_input(b"hello")
+    counted = msgspec.json.decode(session.output(1))
+
+    assert before["input_tokens"] == before["output_tokens"] == 0
+    assert counted["input_tokens"] == 7
+    assert {"llama_build_number", "llama_commit", "stop_reason", "seed"} <= before.keys()
+
+
+async def test_input_replaces_the_history_and_with_append_it_adds() -> None:
+    desk = Desk()
+    session = opened(desk)
+    await answer(desk, session, b"one")
+    await session.set_input(b"two")
+    assert len(session.prompt) == 5
+
+    session.set_options({"append": True})
+    await session.set_input(b"three")
+    assert len(session.prompt) == 5 + 7, "what was not computed yet is part of the history"
+    await session.start(TurnOptions())
+    desk.port.run()
+    await session.set_input(b"four")
+
+    assert bytes(t for t in session.prompt if t < 256) == b"twothreethreefour"
+
+
+async def test_compute_without_new_input_starts_the_same_prompt_anew() -> None:
+    desk = Desk()
+    session = opened(desk)
+    await answer(desk, session, b"again")
+
+    turn = await session.start(TurnOptions())
+    desk.port.run()
+    await session.finish(turn)
+
+    assert session.output(0) == b"again"
+
+
+async def test_single_tokens_end_with_end_of_sequence_and_then_start_anew() -> None:
+    desk = Desk()
+    session = opened(desk)
+    await session.set_input(b"ab")
+
+    pieces = [await single(desk, session) for _ in range(2)]
+    with pytest.raises(EndOfSequence):
+        await single(desk, session)
+
+    assert pieces == [b"a", b"b"]
+    assert await single(desk, session) == b"a"
+
+
+async def single(desk: Desk, session: Session) -> bytes:
+    """Call compute_single while the engine turns."""
+    outcome: bytes | EndOfSequence = b""
+    async with anyio.create_task_group() as group:
+        group.start_soon(keep_turning, desk)
+        try:
+            outcome = await session.compute_single(TurnOptions())
+        except EndOfSequence as exc:
+            outcome = exc
+        group.cancel_scope.cancel()
+    if isinstance(outcome, EndOfSequence):
+        raise outcome
+    return outcome
+
+
+async def keep_turning(desk: Desk) -> None:
+    while True:
+        desk.port.turn()
+        await anyio.lowlevel.checkpoint()
+
+
+async def test_n_predict_holds_in_single_mode_and_its_text_comes_before_the_end() -> None:
+    desk = Desk()
+    session = opened(desk)
+    session.set_options({"n-predict": 2})
+    await session.set_input(b"abcdef")
+
+    assert [await single(desk, session), await single(desk, session)] == [b"a", b"b"]
+    with pytest.raises(EndOfSequence):
+        await single(desk, session)
+    assert msgspec.json.decode(session.output(1))["stop_reason"] == "length"
+
+
+async def test_a_stop_text_holds_in_single_mode_and_withheld_text_comes_before_the_end() -> None:
+    desk = Desk()
+    session = opened(desk)
+    session.set_options({"stop": "##!"})
+    await session.set_input(b"a##")
+
+    pieces = [await single(desk, session) for _ in range(4)]
+    with pytest.raises(EndOfSequence):
+        await single(desk, session)
+
+    assert b"".join(pieces) == b"a##"
+    assert pieces[-1] == b"##", "the text withheld for a stop text came as the last piece"
+
+
+async def test_fini_single_ends_the_turn_and_keeps_what_was_read() -> None:
+    desk = Desk()
+    session = opened(desk)
+    session.set_options({"append": True})
+    await session.set_input(b"abcdef")
+    await single(desk, session)
+
+    session.fini_single()
+    desk.port.run()
+
+    assert session.output(0) == b""
+    assert session.state is State.READY
+    await session.set_input(b"x")
+    assert bytes(t for t in session.prompt if t < 256) == b"abcdef" + b"a" + b"x"
+
+
+async def test_parameters_belong_to_their_session() -> None:
+    desk = Desk()
+    one, other = opened(desk), opened(desk)
+    one.set_options({"n-predict": 1})
+
+    assert await answer(desk, one, b"hello") == b"h"
+    assert await answer(desk, other, b"hello") == b"hello"
+
+
+async def test_a_session_takes_one_turn_at_a_time() -> None:
+    desk = Desk()
+    session = opened(desk)
+    await session.set_input(b"hello")
+    await session.start(TurnOptions())
+
+    with pytest.raises(SessionBusy):
+        await session.start(TurnOptions())
+    with pytest.raises(SessionBusy):
+        await session.set_input(b"other")
+
+
+async def test_cancel_takes_effect_at_once_and_the_next_turn_is_not_disturbed_by_it() -> None:
+    desk = Desk()
+    session = opened(desk)
+    await session.set_input(b"hello")
+    turn = await session.start(TurnOptions())
+
+    assert session.cancel()
+    with pytest.raises(Cancelled):
+        await session.finish(turn)
+    again = await session.start(TurnOptions())
+    desk.port.run()
+    await session.finish(again)
+
+    assert bytes(again.text) == b"hello"
+    assert session.state is State.DONE
+
+
+async def test_a_caller_that_is_cancelled_cancels_its_turn() -> None:
+    desk = Desk()
+    session = opened(desk)
+    await session.set_input(b"hello")
+    turn = await session.start(TurnOptions())
+
+    with anyio.move_on_after(0):
+        await session.finish(turn)
+
+    assert session.state is State.FAILED
+    desk.port.run()
+    assert desk.port.bench.engine.statistics()["generated"] == 0
+
+
+async def test_the_cap_refuses_the_next_session_and_says_when() -> None:
+    desk = Desk(sessions_max=2)
+    opened(desk)
+    desk.now = 100.0
+    opened(desk)
+
+    with pytest.raises(Busy) as caught:
+        opened(desk)
+
+    assert caught.value.data["sessions_max"] == 2
+    assert caught.value.retry_after_s == 200.0
+
+
+async def test_the_cap_may_close_the_longest_idle_session_and_its_owner_is_told() -> None:
+    desk = Desk(sessions_max=1, evict=True)
+    first = opened(desk)
+
+    opened(desk)
+
+    with pytest.raises(SessionExpired):
+        desk.manager.get(HERE, first.handle)
+
+
+async def test_idle_sessions_expire_by_a_timer_and_busy_ones_do_not() -> None:
+    desk = Desk()
+    desk.manager.idle_timeout_s = 0.05
+    idle, busy = opened(desk), opened(desk)
+    await busy.set_input(b"hello")
+    await busy.start(TurnOptions())
+    desk.now = 1.0
+
+    with anyio.move_on_after(0.02):
+        await desk.manager.expire_idle()
+
+    with pytest.raises(SessionExpired):
+        desk.manager.get(HERE, idle.handle)
+    assert desk.manager.get(HERE, busy.handle) is busy
+
+
+async def test_a_handle_of_another_connection_is_answered_like_one_that_never_was() -> None:
+    desk = Desk()
+    session = opened(desk)
+
+    with pytest.raises(InvalidArgument) as foreign:
+        desk.manager.get(THERE, session.handle)
+    with pytest.raises(InvalidArgument) as unknown:
+        desk.manager.get(THERE, 999)
+
+    assert type(foreign.value) is type(unknown.value)
+    assert foreign.value.hint == unknown.value.hint
+
+
+async def test_a_session_with_an_id_outlives_its_connection_and_only_its_user_gets_it() -> None:
+    desk = Desk()
+    session = opened(desk, session_id="mine")
+    await answer(desk, session, b"hello")
+    desk.manager.leave(HERE)
+
+    other, attached_other = desk.manager.open(THERE, 1001, desk.source, {}, "mine")
+    back, attached = desk.manager.open(THERE, 1000, desk.source, {}, "mine")
+
+    assert not attached_other
+    assert other is not session
+    assert attached
+    assert bytes(t for t in back.prompt if t < 256) == b"hellohello"
+
+
+async def test_the_same_id_on_one_connection_is_the_same_session_and_on_two_it_is_busy() -> None:
+    desk = Desk()
+    session = opened(desk, session_id="mine")
+
+    assert opened(desk, session_id="mine") is session
+    with pytest.raises(SessionBusy):
+        opened(desk, THERE, session_id="mine")
+
+
+async def test_unnamed_sessions_end_with_their_connection() -> None:
+    desk = Desk()
+    session = opened(desk)
+    await session.set_input(b"hello")
+    await session.start(TurnOptions())
+
+    desk.manager.leave(HERE)
+    desk.port.run()
+
+    assert len(desk.manager) == 0
+    assert session.state is State.CLOSED
+    assert desk.port.bench.engine.statistics()["generated"] == 0
+
+
+async def test_dormant_sessions_are_bounded_and_the_longest_dormant_goes() -> None:
+    desk = Desk(sessions_max=10)
+    for name in ("a", "b", "c"):
+        opened(desk, session_id=name)
+    desk.manager.leave(HERE)
+
+    assert desk.manager.dormant == 2
+    _, attached = desk.manager.open(HERE, 1000, desk.source, {}, "a")
+    assert not attached
+
+
+async def test_waiting_turns_are_bounded_per_owner_and_the_refusal_says_when() -> None:
+    desk = Desk(sessions_max=5, waiting_max=2)
+    for _ in range(2):
+        session = opened(desk)
+        await session.set_input(b"x")
+        await session.start(TurnOptions())
+    third = opened(desk)
+    await third.set_input(b"x")
+
+    with pytest.raises(Busy) as caught:
+        await third.start(TurnOptions())
+
+    assert caught.value.data["queue_length"] == 2
+    assert caught.value.retry_after_s > 0
+    desk.port.run()
+    await third.start(TurnOptions())
+
+
+async def test_an_unloaded_session_can_be_read_and_nothing_else() -> None:
+    desk = Desk()
+    session = opened(desk)
+    await answer(desk, session, b"hello")
+
+    desk.manager.unload(session)
+
+    assert session.output(0) == b"hello"
+    with pytest.raises(InvalidArgument):
+        await session.set_input(b"more")
+    with pytest.raises(InvalidArgument):
+        await session.start(TurnOptions())
