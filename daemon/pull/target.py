@@ -1,0 +1,148 @@
+"""Where a pulled model goes: the lock on its name, its checks and the rename that publishes it."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from ...backends.errors import InvalidArgument
+from ..config_models import check_model_name
+from .part import NOTE_NAME, Part, Progress, PullFailed
+from .sources import Source
+
+__all__ = ("Pulled", "fetch", "files_of")
+
+_SHA256 = re.compile(r"[0-9a-fA-F]{64}")
+
+
+class Pulled(msgspec.Struct, frozen=True):
+    """A model that is there now."""
+
+    name: str
+    file: str
+    size_bytes: int
+    sha256: str
+
+
+def fetch(
+    source: Source,
+    models_dir: Path,
+    *,
+    name: str = "",
+    sha256: str = "",
+    force: bool = False,
+    progress: Progress = lambda stage, done, total: None,
+) -> Pulled:
+    """Fetch *source* into *models_dir* as *name*, and check it.
+
+    :raises InvalidArgument: the name is none, or taken and not *force*.
+    :raises PullFailed: the source cannot be read, or is no GGUF file, or not the expected one.
+    """
+    name = check_model_name(name or source.name)
+    if sha256 and not _SHA256.fullmatch(sha256):
+        raise InvalidArgument(f"{sha256!r} is no SHA-256", hint="give 64 hexadecimal digits")
+    target = models_dir / f"{name}.gguf"
+    try:
+        models_dir.mkdir(parents=True, exist_ok=True)
+        with _locked(models_dir / f".{name}.lock", name):
+            return _fetch_locked(source, target, name, sha256, force, progress)
+    except OSError as exc:
+        full = exc.errno in (errno.ENOSPC, errno.EDQUOT)
+        raise PullFailed(
+            f"{exc.filename or target}: {exc.strerror or exc}",
+            hint="free some space, then run it again" if full else "check the models directory",
+        ) from exc
+
+
+def _fetch_locked(
+    source: Source, target: Path, name: str, sha256: str, force: bool, progress: Progress
+) -> Pulled:
+    _refuse_taken(target, force)
+    part = Part(target.with_name(f"{target.name}.part"), str(source), progress)
+    try:
+        known = source.fetch(part)
+        part.resumable = False  # what does not pass its checks is no beginning of anything
+        part.finish(sha256 or known)
+        _refuse_taken(target, force)
+        _publish(part, target, name)
+    finally:
+        part.close()
+        if not part.resumable:
+            remove_unfinished(part.path)
+    return Pulled(name, str(target), part.size, part.sha256)
+
+
+def _publish(part: Part, target: Path, name: str) -> None:
+    for note, text in part.notes.items():
+        target.with_name(f"{name}.{note}").write_bytes(text)
+    os.replace(part.path, target)  # a link to the target itself stays: it is removed later
+    folder = os.open(target.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def remove_unfinished(part: Path) -> None:
+    """Remove the unfinished file and what tells where it came from."""
+    for path in (part, part.with_name(f"{part.name}.json")):
+        path.unlink(missing_ok=True)
+
+
+def files_of(name: str, models_dir: Path) -> list[Path]:
+    """Return the files that a pull of *name* made: the model, its notes, unfinished ones."""
+    check_model_name(name)
+    model = models_dir / f"{name}.gguf"
+    prefix = f"{name}."
+    with contextlib.suppress(FileNotFoundError):
+        beside = [
+            path
+            for path in sorted(models_dir.iterdir())
+            if path.name.startswith(prefix) and NOTE_NAME.fullmatch(path.name[len(prefix) :])
+        ]
+        unfinished = [model.with_name(f"{model.name}{end}") for end in (".part", ".part.json")]
+        return [path for path in (model, *beside, *unfinished) if path.is_file()]
+    return []
+
+
+def _refuse_taken(target: Path, force: bool) -> None:
+    if target.exists() and not force:
+        raise InvalidArgument(
+            f"{target} exists already", hint="use --force to replace it, or --name for another name"
+        )
+
+
+@contextlib.contextmanager
+def _locked(path: Path, name: str) -> Iterator[None]:
+    """Hold the lock on *path*, which is there only while it is held."""
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+            raise PullFailed(
+                f"another pull of {name} is under way", hint="wait for it, or use --name"
+            ) from None
+        if _is_file(path, descriptor):
+            break
+        os.close(descriptor)  # its owner removed it between our two calls
+    try:
+        yield
+    finally:
+        path.unlink(missing_ok=True)
+        os.close(descriptor)
+
+
+def _is_file(path: Path, descriptor: int) -> bool:
+    try:
+        return os.path.samestat(path.stat(), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False

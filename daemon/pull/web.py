@@ -1,0 +1,202 @@
+"""A model file behind a URL: fetched with resume, bounded redirects and bounded attempts."""
+
+from __future__ import annotations
+
+import http.client
+import re
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from dataclasses import dataclass
+from email.message import Message
+from pathlib import Path
+from typing import IO, Any
+
+import msgspec
+
+from ...backends.errors import NotFound, PermissionDenied
+from .part import BLOCK, Part, PullFailed
+
+__all__ = ("WebFile",)
+
+ATTEMPTS_MAX = 8
+REDIRECTS_MAX = 5
+PAUSE_S_MAX = 15.0
+TIMEOUT_S = 30.0
+_CONTENT_RANGE = re.compile(r"bytes (\d+)-\d+/(\d+)")
+_SHA256 = re.compile(r'"?([0-9a-f]{64})"?')
+_HUB_HASH = "X-Linked-Etag"
+_TRANSIENT = (408, 425, 429, 500, 502, 503, 504)
+
+
+class _Cut(Exception):
+    """The transfer broke off in a way that another attempt may mend."""
+
+
+class _Origin(msgspec.Struct):
+    """Where an unfinished file came from: it goes on only from the same file at the same place."""
+
+    url: str
+    validator: str
+
+
+class _Redirects(urllib.request.HTTPRedirectHandler):
+    """Follow a few redirects, never to another kind of URL or from https to http."""
+
+    max_redirections = REDIRECTS_MAX
+
+    def __init__(self) -> None:
+        self.hub_hash = ""
+
+    def redirect_request(
+        self,
+        req: urllib.request.Request,
+        fp: IO[bytes],
+        code: int,
+        msg: str,
+        headers: http.client.HTTPMessage,
+        newurl: str,
+    ) -> urllib.request.Request | None:
+        """Refuse what is not the same kind of URL; keep the hub's hash, which only it tells."""
+        scheme = newurl.partition(":")[0].lower()
+        if scheme not in ("http", "https") or (req.type == "https" and scheme != "https"):
+            fp.close()
+            raise PullFailed(f"{req.full_url} redirects to {newurl}, which is not followed")
+        self.hub_hash = self.hub_hash or headers.get(_HUB_HASH, "")
+        return super().redirect_request(req, fp, code, msg, headers, newurl)
+
+
+@dataclass(frozen=True)
+class WebFile:
+    """A URL; `hub` ones tell the SHA-256 of what they redirect to."""
+
+    url: str
+    name: str
+    hub: bool = False
+    pause: Callable[[float], None] = time.sleep
+
+    def __str__(self) -> str:
+        return self.url
+
+    def fetch(self, part: Part) -> str:
+        """Write the file into *part*, going on from what an earlier pull of it left there."""
+        part.stage = "downloading"
+        origin = part.path.with_name(f"{part.path.name}.json")
+        self._begin(part, origin)
+        for attempt in range(ATTEMPTS_MAX):
+            try:
+                return self._fetch_rest(part, origin)
+            except _Cut as cut:
+                if part.size == 0 or attempt == ATTEMPTS_MAX - 1:
+                    raise PullFailed(f"{self.url}: {cut}", hint=_again(part)) from cut
+            self.pause(min(2.0**attempt, PAUSE_S_MAX))
+        raise AssertionError("the last attempt returns or raises")
+
+    def _begin(self, part: Part, origin: Path) -> None:
+        known = _read_origin(origin)
+        keep = part.path.exists() and known is not None and known.url == self.url
+        try:
+            part.begin(keep=keep)
+        except PullFailed:  # what lies there is no beginning of a model
+            part.begin()
+        part.resumable = part.size > 0
+
+    def _fetch_rest(self, part: Part, origin: Path) -> str:
+        redirects = _Redirects()
+        with self._open(redirects, part, _read_origin(origin)) as answer:
+            if answer.status != 416:
+                self._receive(answer, part, origin)
+            hub_hash = redirects.hub_hash or answer.headers.get(_HUB_HASH, "")
+        match = _SHA256.fullmatch(hub_hash) if self.hub else None
+        return match[1] if match else ""
+
+    def _open(self, redirects: _Redirects, part: Part, known: _Origin | None) -> Any:
+        request = urllib.request.Request(
+            self.url, headers={"User-Agent": "inferd", "Accept-Encoding": "identity"}
+        )
+        if part.size and known and known.validator:
+            request.add_header("Range", f"bytes={part.size}-")
+            request.add_header("If-Range", known.validator)
+        try:
+            return urllib.request.build_opener(redirects).open(request, timeout=TIMEOUT_S)
+        except urllib.error.HTTPError as exc:
+            if exc.code == 416 and exc.headers.get("Content-Range") == f"bytes */{part.size}":
+                return exc  # all of it is there already
+            with exc:
+                raise self._refusal(exc, part) from None
+        except (OSError, http.client.HTTPException) as exc:
+            raise _Cut(_reason(exc)) from exc
+
+    def _receive(self, answer: Any, part: Part, origin: Path) -> None:
+        total = _total(answer, part)
+        validator = _validator(answer.headers)
+        origin.write_bytes(msgspec.json.encode(_Origin(self.url, validator)))
+        part.resumable = bool(validator)
+        part.reserve(total)
+        while block := _read(answer):
+            part.write(block)
+        if total is not None and part.size < total:
+            raise _Cut(f"the connection ended after {part.size} of {total} bytes")
+
+    def _refusal(self, exc: urllib.error.HTTPError, part: Part) -> Exception:
+        """Return what a status means."""
+        message = f"{self.url}: the server answers {exc.code} {exc.reason}"
+        if exc.code == 416:
+            part.resumable = False
+            return PullFailed(f"{self.url} is another file now", hint="run it again from the start")
+        if exc.code in _TRANSIENT:
+            return _Cut(f"the server answers {exc.code} {exc.reason}")
+        if exc.code in (401, 403):
+            return PermissionDenied(
+                message, hint="it wants a login: get the file yourself, then `inferd pull FILE`"
+            )
+        if exc.code in (404, 410):
+            return NotFound(message, hint="check the address; upper case counts")
+        return PullFailed(message)
+
+
+def _again(part: Part) -> str:
+    return "run it again: it goes on where it stopped" if part.resumable else "check the address"
+
+
+def _reason(exc: Exception) -> str:
+    reason = exc.reason if isinstance(exc, urllib.error.URLError) else exc
+    return str(getattr(reason, "strerror", None) or reason or type(reason).__name__)
+
+
+def _read(answer: Any) -> bytes:
+    """Read a block; a cut is told apart from an error of our disk."""
+    try:
+        block: bytes = answer.read(BLOCK)
+    except http.client.IncompleteRead as exc:
+        return exc.partial
+    except (OSError, http.client.HTTPException) as exc:
+        raise _Cut(_reason(exc)) from exc
+    return block
+
+
+def _total(answer: Any, part: Part) -> int | None:
+    """Return the size in all; empty *part* where the answer is not its rest."""
+    if answer.status == 206:
+        match = _CONTENT_RANGE.fullmatch(answer.headers.get("Content-Range", ""))
+        if match and int(match[1]) == part.size:
+            return int(match[2])
+        raise PullFailed(f"the server sends {answer.headers.get('Content-Range')!r}, not the rest")
+    if part.size:
+        part.begin()
+    length = answer.headers.get("Content-Length", "")
+    return int(length) if length.isdecimal() else None
+
+
+def _validator(headers: Message) -> str:
+    """Return what tells this file from a later one: a strong ETag, else its date."""
+    etag = headers.get("ETag", "")
+    return etag if etag.startswith('"') else headers.get("Last-Modified", "")
+
+
+def _read_origin(path: Path) -> _Origin | None:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=_Origin)
+    except (OSError, msgspec.DecodeError):
+        return None
