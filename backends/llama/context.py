@@ -66,7 +66,7 @@ class _Batch:
     def fill(self, chunks: Sequence[Chunk]) -> dict[int, int]:
         """Write the chunks' rows; return by slot the rows that leave logits.
 
-        Slices of ctypes arrays take 8 µs for 16 rows of 16 chunks; numpy views took 20.
+        With the checks, 13 µs for 16 chunks of one row, and as much for one chunk of 128.
         """
         tokens: list[int] = []
         positions: list[int] = []
@@ -168,7 +168,6 @@ class LlamaContext:
         pointer = lib.llama_get_logits_ith(self.pointer, index)
         if not pointer:
             raise BackendError(f"row {index} of the last batch has no logits")
-        # from_address would be faster by 10 µs, but a copy of 49k floats takes as long.
         return np.ctypeslib.as_array(pointer, (self._vocab_size,)).copy()
 
     def clear(self, slot: int) -> None:
