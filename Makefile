@@ -30,7 +30,7 @@ lint: $(STAMP)-lint ## check style, types and the order of imports
 	$(PY) -m ruff format --check
 	$(PY) -m mypy
 	$(PY) -m mypy tests bench tools examples
-	$(VENV)/bin/lint-imports
+	$(VENV)/bin/lint-imports --no-logo
 
 bench: $(STAMP)-bench models ## compare with llama-server and a bare loop; ARGS="--rounds 5"
 	$(PY) -m bench $(ARGS)

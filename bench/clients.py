@@ -33,13 +33,14 @@ async def ask_together(clients: Sequence[Client], texts: Sequence[str], n: int) 
 class LlamaServerClient:
     """Streams llama-server's own /completion over one kept HTTP connection."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter):
-        self.reader, self.writer = reader, writer
+    def __init__(self, slot: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter):
+        self.slot, self.reader, self.writer = slot, reader, writer
 
     @classmethod
-    async def connect(cls, port: int) -> LlamaServerClient:
-        """Open the connection."""
-        return cls(*await asyncio.open_connection("127.0.0.1", port, limit=HTTP_LINE_BYTES_MAX))
+    async def connect(cls, port: int, slot: int) -> LlamaServerClient:
+        """Open the connection of a client that is to be served in *slot*."""
+        opened = await asyncio.open_connection("127.0.0.1", port, limit=HTTP_LINE_BYTES_MAX)
+        return cls(slot, *opened)
 
     def close(self) -> None:
         """Close the connection."""
@@ -49,7 +50,7 @@ class LlamaServerClient:
         """Send the prompt, read its answer to the end."""
         asked_s = time.perf_counter()
         arrivals: list[float] = []
-        self.writer.write(_request(text, n_predict))
+        self.writer.write(_request(text, n_predict, self.slot))
         while True:
             line = await self.reader.readline()
             if not line:
@@ -68,10 +69,13 @@ class LlamaServerClient:
         await self.reader.readline()
 
 
-def _request(text: str, n_predict: int) -> bytes:
+def _request(text: str, n_predict: int, slot: int) -> bytes:
     # A chain of the temperature alone is llama-server's cheapest way to sample greedily.
     body = {"prompt": text, "n_predict": n_predict, "stream": True, "temperature": 0}
     body |= {"samplers": ["temperature"], "ignore_eos": True, "cache_prompt": False}
+    # Left to itself it takes the least recently used slots, in time not next to each other, and
+    # llama.cpp cuts a batch with gaps into several (4 streams: 105 to 122 tok/s instead of 155).
+    body["id_slot"] = slot
     raw = json.dumps(body).encode()
     head = f"POST /completion HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(raw)}\r\n\r\n"
     return head.encode() + raw
@@ -79,7 +83,7 @@ def _request(text: str, n_predict: int) -> bytes:
 
 async def llama_server_run(port: int, texts: Sequence[str], n_predict: int) -> list[Stream]:
     """Run the scenario on llama-server."""
-    clients = [await LlamaServerClient.connect(port) for _ in texts]
+    clients = [await LlamaServerClient.connect(port, slot) for slot in range(len(texts))]
     try:
         return await ask_together(clients, texts, n_predict)
     finally:

@@ -9,7 +9,7 @@ from typing import Any
 
 from tools.build_engine import ROOT
 
-from .decode import OUT_DIR
+from .decode import ATTEMPTS_MAX, FOREIGN_CORES_MAX, OUT_DIR
 from .scenario import CTX_SIZE, FIGURES, N_PREDICT, SLOTS, THREADS, Run, medians
 
 TARGET = ROOT / "docs" / "benchmarks.md"
@@ -38,10 +38,14 @@ the streams, gaps are those between one piece of a stream and the next.
 
 - **llama-server** is built from the source that the pinned llama-cpp-python vendors (Release,
   native), so all sides run the same kernels. {SLOTS} slots of {CTX_SIZE} tokens, split KV,
-  {THREADS} threads, its prompt caches off (every prompt is new), its cheapest greedy sampling.
+  {THREADS} threads, its prompt caches off (every prompt is new), its cheapest greedy sampling; its
+  clients name neighbouring slots, without which its batches fall apart in time.
 - **inferd stream** and **inferd pull** (`compute_single`, a call a token): the same model file,
   slots, context and threads. Each side has one asyncio connection a stream from one client process.
 - **bare** is a loop around llama.cpp that does nothing else: no queue, no text, no other process.
+
+The sides take turns within each round. A run beside which other programs kept more than
+{FOREIGN_CORES_MAX:g} cores busy is made again, up to {ATTEMPTS_MAX} times in all, and the calmest counts.
 """
 
 

@@ -1,8 +1,10 @@
-"""What processes cost while nothing runs: CPU time and memory."""
+"""What processes cost while nothing runs, and what others on the machine take while we measure."""
 
 from __future__ import annotations
 
 import asyncio
+import os
+import time
 from collections.abc import Sequence
 
 import psutil
@@ -26,3 +28,32 @@ async def idle_cpu_percent(processes: Sequence[psutil.Process]) -> float:
 def rss_mb(process: psutil.Process) -> float:
     """Return a process's resident memory in MB (10⁶ bytes)."""
     return float(process.memory_info().rss) / 1e6
+
+
+class ForeignLoad:
+    """Counts the CPU time that goes to processes other than ours from its making on.
+
+    Two busy cores are all there are: one foreign process stalls the barriers of llama.cpp's
+    threads, and a run beside it says nothing.
+    """
+
+    def __init__(self) -> None:
+        self._begin = (time.monotonic(), *self._now())
+
+    def _now(self) -> tuple[float, float]:
+        machine = psutil.cpu_times()
+        idle = machine.idle + machine.iowait + machine.guest + machine.guest_nice
+        return sum(machine) - idle, self._ours()
+
+    def _ours(self) -> float:
+        own = os.times()  # of processes that have ended too
+        living = psutil.Process().children(recursive=True)
+        return sum(own[:4]) + sum(sum(process.cpu_times()[:4]) for process in living)
+
+    def cores(self) -> float:
+        """Return how many cores the others have kept busy, on average."""
+        seconds, busy, ours = (
+            now - begin
+            for now, begin in zip((time.monotonic(), *self._now()), self._begin, strict=True)
+        )
+        return max(0.0, busy - ours) / seconds

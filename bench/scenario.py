@@ -48,6 +48,7 @@ class Run:
     ttft_ms: float
     itl_p50_ms: float
     itl_p99_ms: float
+    foreign_cores: float = 0.0
 
     def as_dict(self) -> dict[str, Any]:
         """Return the fields for JSON."""
