@@ -189,7 +189,6 @@ def need_compiler() -> None:
 
 def build(sdist: Path, variant: Variant, target: Path) -> Path:
     """Build the wheel and keep it in *target*; return it."""
-    need_compiler()
     print(f"building llama.cpp ({variant}), 2 to 5 minutes, once per machine", flush=True)
     args = [os.environ.get("CMAKE_ARGS", ""), shlex.join(variant.cmake_args())]
     # Where Ninja is missing, scikit-build-core would fall back to a make without parallel jobs.
@@ -215,6 +214,7 @@ def main() -> None:
         return
     wheel = next(kept.glob("*.whl"), None)
     if wheel is None or not install(wheel):
+        need_compiler()
         wheel = build(fetch_sdist(version), variant, kept)
         if not install(wheel):
             raise SystemExit(f"{wheel.name} was built, but does not load: {LOAD_CHECK}")
