@@ -45,7 +45,8 @@ the streams, gaps are those between one piece of a stream and the next.
 - **bare** is a loop around llama.cpp that does nothing else: no queue, no text, no other process.
 
 The sides take turns within each round. A run beside which other programs kept more than
-{FOREIGN_CORES_MAX:g} cores busy is made again, up to {ATTEMPTS_MAX} times in all; the calmest counts.
+{FOREIGN_CORES_MAX:g} cores busy is made again, up to {ATTEMPTS_MAX} times in all, and the calmest
+counts.
 """
 
 
