@@ -64,6 +64,7 @@ class Part:
 
     def __init__(self, path: Path, origin: str, progress: Progress):
         self.path = path
+        self.origin_path = path.with_name(f"{path.name}.json")
         self.origin = origin
         self.total: int | None = None
         self.stage = "downloading"
@@ -82,10 +83,14 @@ class Part:
 
     def begin(self, *, keep: bool = False) -> None:
         """Open the file, empty unless *keep*: then what is there is read, for its hash."""
-        self.close()
-        self._reset()
-        self._file = self.path.open("r+b" if keep else "w+b")
-        self._read()
+        if keep:
+            self.close()
+            self._reset()
+            self._file = self.path.open("r+b")
+            self._read()
+        else:
+            self.remove()  # never truncated: it may be a link that a killed pull left
+            self._file = self.path.open("xb")
 
     def link(self, source: Path) -> bool:
         """Make the file a hard link of *source* and read it; False where that cannot be."""
@@ -149,9 +154,10 @@ class Part:
             self._file = None
 
     def remove(self) -> None:
-        """Close the file and remove it."""
+        """Close the file and remove it, and what tells where it came from."""
         self.close()
         self.path.unlink(missing_ok=True)
+        self.origin_path.unlink(missing_ok=True)
         self._reset()
 
     def _reset(self) -> None:

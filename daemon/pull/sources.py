@@ -121,7 +121,7 @@ def parse_source(text: str, environ: Mapping[str, str] = os.environ) -> Source:
     if text in KNOWN_MODELS:
         return Wheels(KNOWN_MODELS[text].requirement, KNOWN_MODELS[text].sha256, text)
     path = Path(text).expanduser()
-    if path.exists() or "/" in text or text.endswith(".gguf"):
+    if text and (path.exists() or "/" in text or text.endswith(".gguf")):
         return LocalFile(path)
     raise InvalidArgument(
         f"no model is known by the name {text!r}; {nearest(text, KNOWN_MODELS)}".rstrip("; "),

@@ -72,11 +72,12 @@ def _fetch_locked(
         part.finish(sha256 or known)
         _refuse_taken(target, force)
         _publish(part, target, name)
+        pulled = Pulled(name, str(target), part.size, part.sha256)
     finally:
         part.close()
         if not part.resumable:
-            remove_unfinished(part.path)
-    return Pulled(name, str(target), part.size, part.sha256)
+            part.remove()
+    return pulled
 
 
 def _publish(part: Part, target: Path, name: str) -> None:
@@ -88,12 +89,6 @@ def _publish(part: Part, target: Path, name: str) -> None:
         os.fsync(folder)
     finally:
         os.close(folder)
-
-
-def remove_unfinished(part: Path) -> None:
-    """Remove the unfinished file and what tells where it came from."""
-    for path in (part, part.with_name(f"{part.name}.json")):
-        path.unlink(missing_ok=True)
 
 
 def files_of(name: str, models_dir: Path) -> list[Path]:

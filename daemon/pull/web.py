@@ -82,19 +82,18 @@ class WebFile:
     def fetch(self, part: Part) -> str:
         """Write the file into *part*, going on from what an earlier pull of it left there."""
         part.stage = "downloading"
-        origin = part.path.with_name(f"{part.path.name}.json")
-        self._begin(part, origin)
+        self._begin(part)
         for attempt in range(ATTEMPTS_MAX):
             try:
-                return self._fetch_rest(part, origin)
+                return self._fetch_rest(part)
             except _Cut as cut:
                 if part.size == 0 or attempt == ATTEMPTS_MAX - 1:
                     raise PullFailed(f"{self.url}: {cut}", hint=_again(part)) from cut
             self.pause(min(2.0**attempt, PAUSE_S_MAX))
         raise AssertionError("the last attempt returns or raises")
 
-    def _begin(self, part: Part, origin: Path) -> None:
-        known = _read_origin(origin)
+    def _begin(self, part: Part) -> None:
+        known = _read_origin(part.origin_path)
         keep = part.path.exists() and known is not None and known.url == self.url
         try:
             part.begin(keep=keep)
@@ -102,11 +101,11 @@ class WebFile:
             part.begin()
         part.resumable = part.size > 0
 
-    def _fetch_rest(self, part: Part, origin: Path) -> str:
+    def _fetch_rest(self, part: Part) -> str:
         redirects = _Redirects()
-        with self._open(redirects, part, _read_origin(origin)) as answer:
+        with self._open(redirects, part, _read_origin(part.origin_path)) as answer:
             if answer.status != 416:
-                self._receive(answer, part, origin)
+                self._receive(answer, part)
             hub_hash = redirects.hub_hash or answer.headers.get(_HUB_HASH, "")
         match = _SHA256.fullmatch(hub_hash) if self.hub else None
         return match[1] if match else ""
@@ -128,10 +127,10 @@ class WebFile:
         except (OSError, http.client.HTTPException) as exc:
             raise _Cut(_reason(exc)) from exc
 
-    def _receive(self, answer: Any, part: Part, origin: Path) -> None:
+    def _receive(self, answer: Any, part: Part) -> None:
         total = _total(answer, part)
         validator = _validator(answer.headers)
-        origin.write_bytes(msgspec.json.encode(_Origin(self.url, validator)))
+        part.origin_path.write_bytes(msgspec.json.encode(_Origin(self.url, validator)))
         part.resumable = bool(validator)
         part.reserve(total)
         while block := _read(answer):

