@@ -1,0 +1,521 @@
+"""The wasi-nn calls over a real socket to a real daemon on the echo model, as WasmEdge has them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from inferd.backends.errors import (
+    ContextFull,
+    EndOfSequence,
+    InvalidArgument,
+    InvalidEncoding,
+    ModelNotFound,
+    PromptTooLong,
+    SessionBusy,
+    TooLarge,
+    UnsupportedOperation,
+)
+from inferd.testing import RunningDaemon, running_daemon
+
+from ..raw import RawClient
+
+NEVER = 0xDEAD_BEEF
+
+
+@pytest.fixture(scope="module")
+def daemon() -> Iterator[RunningDaemon]:
+    with running_daemon() as running:
+        yield running
+
+
+@pytest.fixture
+def client(daemon: RunningDaemon) -> Iterator[RawClient]:
+    with RawClient(daemon.socket) as raw:
+        yield raw
+
+
+# Loading.
+
+
+def test_a_guest_loads_sets_input_computes_and_reads(client: RawClient) -> None:
+    context = client.context()
+    client.set_input(context, b"What is up?")
+    client.call("compute", context=context)
+
+    assert client.output(context) == b"What is up?"
+
+
+@pytest.mark.parametrize("builder", [b"echo", b"preload:echo", b"preload:echo\0"])
+@pytest.mark.parametrize("encoding", ["ggml", "autodetect", 6, 5])
+@pytest.mark.parametrize("target", ["cpu", "gpu", "auto", 0, 3])
+def test_load_takes_a_name_in_every_form(
+    client: RawClient, builder: bytes, encoding: object, target: object
+) -> None:
+    result = client.call("load", builders=[builder], encoding=encoding, target=target)
+
+    assert result["model"] == "echo"
+
+
+@pytest.mark.parametrize("encoding", ["openvino", "onnx", "whisper", 0, 1, 4, 99, "nonsense"])
+def test_other_encodings_are_refused_by_their_name(client: RawClient, encoding: object) -> None:
+    with pytest.raises(InvalidEncoding) as caught:
+        client.call("load", builders=[b"echo"], encoding=encoding, target=0)
+
+    assert "ggml" in caught.value.hint
+
+
+@pytest.mark.parametrize("target", ["tpu", "npu", 2])
+def test_targets_that_are_not_there_are_unsupported(client: RawClient, target: object) -> None:
+    with pytest.raises(UnsupportedOperation):
+        client.call("load", builders=[b"echo"], encoding="ggml", target=target)
+
+
+def test_bad_metadata_in_the_second_builder_is_an_invalid_encoding(client: RawClient) -> None:
+    with pytest.raises(InvalidEncoding):
+        client.call("load", builders=[b"echo", b"{no json"], encoding="ggml", target=0)
+
+
+def test_an_unknown_model_is_not_found_and_the_nearest_is_named(client: RawClient) -> None:
+    with pytest.raises(ModelNotFound) as caught:
+        client.call("load_by_name", name="ecko")
+
+    assert caught.value.number == 103
+    assert "'echo'" in caught.value.hint
+
+
+def test_model_bytes_in_a_frame_are_too_large(client: RawClient) -> None:
+    with pytest.raises(TooLarge):
+        client.call("load", builders=[b"GGUF" * 100], encoding="ggml", target=0)
+
+
+def test_unknown_keys_are_ignored_and_named_and_strict_refuses_them(client: RawClient) -> None:
+    result = client.call(
+        "load_by_name_with_config", name="echo", config='{"llama3":false,"enable-log":false}'
+    )
+
+    assert sorted(result["ignored"]) == ["enable-log", "llama3"]
+    with pytest.raises(InvalidArgument) as caught:
+        client.call("load_by_name_with_config", name="echo", config='{"strict":true,"n-predikt":1}')
+    assert "n-predict" in caught.value.message
+
+
+def test_all_bad_values_are_reported_together(client: RawClient) -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        client.call(
+            "load_by_name_with_config", name="echo", config='{"temp":-1,"top-p":2,"seed":"x"}'
+        )
+
+    assert len(caught.value.data["errors"]) == 3
+
+
+def test_a_second_configuration_gets_a_graph_of_its_own(client: RawClient) -> None:
+    one = client.call("load_by_name_with_config", name="echo", config='{"n-predict":2}')
+    other = client.call("load_by_name_with_config", name="echo", config="")
+    texts = []
+    for graph in (one["graph"], other["graph"]):
+        context = client.call("init_execution_context", graph=graph)["context"]
+        client.set_input(context, b"hello")
+        client.call("compute", context=context)
+        texts.append(client.output(context))
+
+    assert texts == [b"he", b"hello"]
+    assert one["graph"] != other["graph"]
+
+
+def test_model_level_keys_that_differ_are_reported_and_a_smaller_context_holds(
+    client: RawClient,
+) -> None:
+    result = client.call(
+        "load_by_name_with_config", name="echo", config='{"ctx-size":20,"batch-size":64}'
+    )
+    context = client.call("init_execution_context", graph=result["graph"])["context"]
+    client.set_input(context, b"0123456789")
+
+    assert result["ctx_size"] == 20
+    assert result["not_applied"] == {"batch-size": 512}
+    with pytest.raises(ContextFull):
+        client.call("compute", context=context)
+    assert client.output(context) == b"01234567", "what was said before the end can be read"
+    assert client.metadata(context)["not_applied"] == {"batch-size": 512}
+
+
+def test_a_larger_context_than_the_workers_is_reported_as_reduced(client: RawClient) -> None:
+    client.context()
+
+    result = client.call("load_by_name_with_config", name="echo", config='{"ctx-size":100000}')
+
+    assert result["ctx_size"] == result["not_applied"]["ctx-size"] == 4096
+
+
+# Handles.
+
+
+@pytest.mark.parametrize(
+    ("call", "params"),
+    [
+        ("init_execution_context", {"graph": NEVER}),
+        ("unload", {"graph": NEVER}),
+        ("set_input", {"context": NEVER, "index": 0, "tensor": {}}),
+        ("compute", {"context": NEVER}),
+        ("compute_single", {"context": NEVER}),
+        ("get_output", {"context": NEVER}),
+        ("get_output_single", {"context": NEVER}),
+        ("fini_single", {"context": NEVER}),
+        ("finalize_execution_context", {"context": NEVER}),
+    ],
+)
+def test_a_handle_that_never_was_is_an_invalid_argument(
+    client: RawClient, call: str, params: dict[str, object]
+) -> None:
+    with pytest.raises(InvalidArgument):
+        client.call(call, **params)
+
+
+def test_handles_are_never_reused_and_stale_ones_stay_errors(client: RawClient) -> None:
+    graphs = []
+    for _ in range(5):
+        graph = client.call("load_by_name", name="echo")["graph"]
+        client.call("unload", graph=graph)
+        graphs.append(graph)
+
+    assert len(set(graphs)) == 5
+    for graph in graphs:
+        with pytest.raises(InvalidArgument):
+            client.call("init_execution_context", graph=graph)
+
+
+def test_the_second_finalize_and_the_second_unload_are_errors(client: RawClient) -> None:
+    graph = client.call("load_by_name", name="echo")["graph"]
+    context = client.call("init_execution_context", graph=graph)["context"]
+    client.call("finalize_execution_context", context=context)
+    client.call("unload", graph=graph)
+
+    with pytest.raises(InvalidArgument):
+        client.call("finalize_execution_context", context=context)
+    with pytest.raises(InvalidArgument):
+        client.call("unload", graph=graph)
+
+
+def test_another_connections_handle_is_answered_like_one_that_never_was(
+    daemon: RunningDaemon, client: RawClient
+) -> None:
+    context = client.context()
+    with RawClient(daemon.socket) as other:
+        with pytest.raises(InvalidArgument) as foreign:
+            other.output(context)
+        with pytest.raises(InvalidArgument) as unknown:
+            other.output(NEVER)
+
+    assert foreign.value.hint == unknown.value.hint
+    assert foreign.value.message.replace(str(context), "N") == unknown.value.message.replace(
+        str(NEVER), "N"
+    )
+
+
+# Outputs.
+
+
+def test_a_fresh_context_has_no_bytes_and_valid_metadata(client: RawClient) -> None:
+    context = client.context()
+
+    assert client.output(context) == b""
+    assert client.call("get_output_single", context=context)["data"] == b""
+    told = client.metadata(context)
+    assert (told["input_tokens"], told["output_tokens"]) == (0, 0)
+    assert isinstance(told["llama_build_number"], int)
+    assert isinstance(told["llama_commit"], str)
+
+
+def test_input_tokens_stand_right_after_set_input_and_twice_alike(client: RawClient) -> None:
+    context = client.context()
+    client.set_input(context, b"hello")
+    first = client.metadata(context)["input_tokens"]
+    client.set_input(context, b"hello")
+
+    assert first == client.metadata(context)["input_tokens"] == 7
+
+
+def test_a_buffer_too_small_gets_the_size_and_no_byte(client: RawClient) -> None:
+    context = client.context()
+    client.set_input(context, b"hello")
+    client.call("compute", context=context)
+
+    with pytest.raises(TooLarge) as caught:
+        client.output(context, size_max=4)
+    assert caught.value.data == {"needed": 5, "size_max": 4}
+    assert client.output(context, size_max=5) == b"hello"
+
+
+def test_any_tensor_type_and_dims_are_taken_for_a_prompt(client: RawClient) -> None:
+    context = client.context()
+    for kind in (0, 1, 2, 3, 4, 5, "u8", "fp32", "i64"):
+        for dimensions in ([1], [5], [], [1, 5]):
+            client.set_input(context, b"hello", type=kind, dimensions=dimensions)
+            client.call("compute", context=context)
+            assert client.output(context) == b"hello"
+
+
+# Single tokens.
+
+
+def test_single_tokens_come_one_by_one_until_end_of_sequence(client: RawClient) -> None:
+    context = client.context()
+    client.set_input(context, b"abc")
+
+    assert [client.single(context) for _ in range(3)] == [b"a", b"b", b"c"]
+    with pytest.raises(EndOfSequence) as caught:
+        client.call("compute_single", context=context)
+    assert caught.value.number == 100
+    assert client.output(context) == b"abc"
+    assert client.metadata(context)["stop_reason"] == "eos"
+
+
+def test_after_the_end_the_next_compute_single_starts_the_prompt_anew(client: RawClient) -> None:
+    context = client.context()
+    client.set_input(context, b"a")
+    client.single(context)
+    with pytest.raises(EndOfSequence):
+        client.call("compute_single", context=context)
+
+    assert client.single(context) == b"a"
+
+
+@pytest.mark.parametrize(
+    ("config", "text", "reason"),
+    [
+        ('{"n-predict":3}', b"hel", "length"),
+        ('{"stop":"lo"}', b"hel", "stop"),
+        ('{"reverse-prompt":"lo"}', b"hello", "stop"),
+    ],
+)
+def test_bounds_hold_in_single_mode_too_and_the_reason_stands_in_the_metadata(
+    client: RawClient, config: str, text: bytes, reason: str
+) -> None:
+    context = client.context(config=config)
+    client.set_input(context, b"hello, world")
+    said = b""
+    with pytest.raises(EndOfSequence):
+        for _ in range(20):
+            said += client.single(context)
+
+    assert said == text
+    assert client.metadata(context)["stop_reason"] == reason
+
+
+def test_utf8_is_never_split(client: RawClient) -> None:
+    context = client.context()
+    client.set_input(context, "grüß 😀".encode())
+    pieces = []
+    with pytest.raises(EndOfSequence):
+        while True:
+            pieces.append(client.single(context))
+
+    assert "".join(p.decode() for p in pieces) == "grüß 😀"
+
+
+def test_a_full_context_is_101_in_single_mode(client: RawClient) -> None:
+    context = client.context(config='{"ctx-size":9}')
+    client.set_input(context, b"hello")
+    said = b""
+    with pytest.raises(ContextFull) as caught:
+        while True:
+            said += client.single(context)
+
+    assert caught.value.number == 101
+    assert said == b"he"
+
+
+def test_fini_single_clears_the_output_and_keeps_the_input(client: RawClient) -> None:
+    context = client.context()
+    client.set_input(context, b"abc")
+    client.single(context)
+    client.call("fini_single", context=context)
+
+    assert client.output(context) == b""
+    assert client.metadata(context)["input_tokens"] == 5
+    assert client.single(context) == b"a"
+
+
+def test_contexts_of_one_graph_are_independent(client: RawClient) -> None:
+    graph = client.call("load_by_name", name="echo")["graph"]
+    one, other = (client.call("init_execution_context", graph=graph)["context"] for _ in range(2))
+    client.set_input(one, b'{"n-predict":2}', index=1)
+    client.set_input(one, b"abcd")
+    client.set_input(other, b"wxyz")
+    pieces = [(client.single(one), client.single(other)) for _ in range(2)]
+
+    assert pieces == [(b"a", b"w"), (b"b", b"x")]
+    with pytest.raises(EndOfSequence):
+        client.single(one)
+    assert client.single(other) == b"y"
+
+
+def test_parameters_hold_from_the_next_turn_of_their_context(client: RawClient) -> None:
+    context = client.context()
+    client.set_input(context, b'{"n_predict":1,"llama3":true}', index=1)
+    client.set_input(context, b"hello")
+    client.call("compute", context=context)
+
+    assert client.output(context) == b"h"
+    assert client.metadata(context)["ignored"] == ["llama3"]
+    with pytest.raises(InvalidEncoding):
+        client.set_input(context, b"{bad", index=1)
+
+
+def test_input_while_a_turn_runs_is_refused_as_busy(client: RawClient) -> None:
+    context = client.context()
+    client.set_input(context, b"abc")
+    client.single(context)
+
+    with pytest.raises(SessionBusy):
+        client.set_input(context, b"other")
+
+
+# Unloading.
+
+
+def test_after_unload_outputs_can_be_drained_and_nothing_else_works(client: RawClient) -> None:
+    graph = client.call("load_by_name", name="echo")["graph"]
+    contexts = [client.call("init_execution_context", graph=graph)["context"] for _ in range(2)]
+    for context in contexts:
+        client.set_input(context, b"hello")
+        client.call("compute", context=context)
+    client.call("unload", graph=graph)
+
+    for context in contexts:
+        assert client.output(context) == b"hello"
+        client.call("fini_single", context=context)
+        with pytest.raises(InvalidArgument):
+            client.set_input(context, b"more")
+        with pytest.raises(InvalidArgument):
+            client.call("compute_single", context=context)
+        client.call("finalize_execution_context", context=context)
+    with pytest.raises(InvalidArgument):
+        client.call("init_execution_context", graph=graph)
+
+
+def test_a_model_that_nobody_holds_has_left_before_unload_answers(client: RawClient) -> None:
+    graph = client.call("load_by_name", name="echo")["graph"]
+    (model,) = client.call("show", name="echo")["models"]
+    assert model["state"] == "ready"
+
+    client.call("unload", graph=graph)
+
+    (model,) = client.call("show", name="echo")["models"]
+    assert model["state"] == "cold"
+    assert model["pid"] == 0
+
+
+def test_one_client_unloads_in_a_loop_and_anothers_stream_does_not_change(
+    daemon: RunningDaemon, client: RawClient
+) -> None:
+    text = "not one token changes " * 40
+    context = client.context()
+    number = client.start("stream", context=context, prompt=text, raw=True, credit=1000)
+    with RawClient(daemon.socket) as other:
+        for _ in range(30):
+            graph = other.call("load_by_name", name="echo")["graph"]
+            other.call("unload", graph=graph)
+    client.result(number)
+
+    assert b"".join(e[2].get("text", b"") for e in client.events).decode() == text
+
+
+# The newer forms.
+
+TENSORS = [
+    ("fp16", bytes(range(8)), [4]),
+    ("fp32", bytes(range(16)), [2, 2]),
+    ("fp64", bytes(range(16)), [2]),
+    ("bf16", bytes(range(8)), [4]),
+    ("u8", bytes(range(256)), [256]),
+    ("i32", bytes(range(248, 256)), [2]),
+    ("i64", bytes(range(200, 216)), [2]),
+]
+
+
+@pytest.mark.parametrize(("kind", "data", "dimensions"), TENSORS)
+def test_what_goes_in_comes_out_through_both_forms_of_compute(
+    client: RawClient, kind: str, data: bytes, dimensions: list[int]
+) -> None:
+    context = client.context()
+    tensor = {"data": data, "dimensions": dimensions, "type": kind}
+    result = client.call("compute", context=context, inputs=[["input", tensor]])
+    ((_, output),) = result["outputs"]
+    client.set_input(context, data, type=kind, dimensions=dimensions)
+    client.call("compute", context=context)
+
+    assert output["data"] == data
+    assert output["dimensions"] == dimensions
+    assert client.output(context) == data
+
+
+def test_named_metadata_is_read_and_told(client: RawClient) -> None:
+    context = client.context()
+    result = client.call(
+        "compute",
+        context=context,
+        inputs=[["metadata", {"data": b'{"n-predict":2}'}], ["prompt", {"data": b"hello"}]],
+    )
+
+    assert result["outputs"][0][1]["data"] == b"he"
+    assert result["metadata"]["stop_reason"] == "length"
+
+
+def test_the_prompt_interface_answers_text_with_text(client: RawClient) -> None:
+    graph = client.call("load_by_name", name="echo")["graph"]
+    context = client.call("prompt_init", graph=graph)["context"]
+
+    assert client.call("prompt_compute", context=context, prompt="hello")["text"] == "hello"
+    assert client.call("prompt_compute", context=context, prompt="more")["text"] == "more"
+    assert client.metadata(context)["cached_tokens"] > 7, "the history was computed again"
+
+
+def test_run_inference_is_one_turn_with_parameters_of_its_own(client: RawClient) -> None:
+    assert client.call("init_backend", config='{"max_sessions":5}')["ignored"] == ["max_sessions"]
+    graph = client.call("load_by_name", name="echo")["graph"]
+    context = client.call(
+        "init_execution_context_with_session_id", graph=graph, session_id="alice"
+    )["context"]
+    result = client.call(
+        "run_inference",
+        context=context,
+        index=0,
+        tensor={"data": b"hello\0"},
+        config='{"max_tokens":3,"nonsense":1}',
+    )
+
+    assert result["text"] == b"hel"
+    assert result["metadata"]["ignored"] == ["nonsense"]
+    assert result["metadata"]["session_id"] == "alice"
+    again = client.call("init_execution_context_with_session_id", graph=graph, session_id="alice")
+    assert again == {"context": context, "attached": True}
+    client.call("close_execution_context", context=context)
+    client.call("deinit_backend")
+    with pytest.raises(InvalidArgument):
+        client.call("init_execution_context", graph=graph)
+
+
+def test_a_prompt_too_long_is_102_with_both_numbers(client: RawClient) -> None:
+    context = client.context(config='{"ctx-size":16}')
+    client.set_input(context, b"x" * 20)
+    assert client.metadata(context)["input_tokens"] == 22
+
+    with pytest.raises(PromptTooLong) as caught:
+        client.call("compute", context=context)
+    assert caught.value.number == 102
+    assert caught.value.data == {"prompt_tokens": 22, "ctx_size": 16}
+
+
+def test_a_large_prompt_travels_in_a_memfd(client: RawClient) -> None:
+    context = client.context()
+    fd = os.memfd_create("prompt")
+    os.write(fd, b"large " * 100)
+    client.call("set_input", [fd], context=context, index=0, tensor={"fd": 0})
+    os.close(fd)
+    client.call("compute", context=context)
+
+    assert client.output(context) == b"large " * 100

@@ -1,0 +1,116 @@
+"""A client of nothing but a socket and msgpack: what another language would write."""
+
+from __future__ import annotations
+
+import socket
+import struct
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any
+
+import msgspec
+from inferd.backends.errors import InferdError, error_from_wire
+
+HELLO = [0, {"protocol": [1, 0], "software": "raw"}]
+
+
+class Closed(Exception):
+    """The daemon closed the connection."""
+
+
+class RawClient:
+    """Speaks frames; `call` waits for its reply and keeps the events."""
+
+    def __init__(self, path: str, *, hello: bool = True, timeout_s: float = 20.0):
+        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.socket.settimeout(timeout_s)
+        self.socket.connect(path)
+        self.events: list[Any] = []
+        self.server_hello = self.read()
+        self._number = 0
+        if hello:
+            self.write(HELLO)
+
+    def __enter__(self) -> RawClient:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.socket.close()
+
+    def send_bytes(self, data: bytes, fds: Sequence[int] = ()) -> None:
+        if fds:
+            socket.send_fds(self.socket, [data], list(fds))
+        else:
+            self.socket.sendall(data)
+
+    def write(self, message: Any, fds: Sequence[int] = ()) -> None:
+        body = msgspec.msgpack.encode(message)
+        self.send_bytes(struct.pack("<I", len(body)) + body, fds)
+
+    def _exactly(self, size: int) -> bytes:
+        data = b""
+        while len(data) < size:
+            part = self.socket.recv(size - len(data))
+            if not part:
+                raise Closed
+            data += part
+        return data
+
+    def read(self) -> Any:
+        (size,) = struct.unpack("<I", self._exactly(4))
+        return msgspec.msgpack.decode(self._exactly(size))
+
+    def start(self, call: str, fds: Sequence[int] = (), /, **params: Any) -> int:
+        """Send a request and return its id."""
+        self._number += 1
+        self.write([1, self._number, call, params], fds)
+        return self._number
+
+    def result(self, number: int) -> Any:
+        """Return the result of a request, or raise its error; other replies are kept."""
+        while True:
+            message = self.read()
+            if message[0] == 6:
+                raise error_from_wire(message[1])
+            if message[0] == 4:
+                self.events.append(message)
+            elif message[1] == number:
+                if message[0] == 3:
+                    raise error_from_wire(message[2])
+                return message[2]
+
+    def call(self, call: str, fds: Sequence[int] = (), /, **params: Any) -> Any:
+        return self.result(self.start(call, fds, **params))
+
+    def context(self, model: str = "echo", config: str = "") -> int:
+        """Load a model and return a new context's handle."""
+        graph = self.call("load_by_name_with_config", name=model, config=config)["graph"]
+        return int(self.call("init_execution_context", graph=graph)["context"])
+
+    def set_input(self, context: int, data: bytes, index: int = 0, **tensor: Any) -> None:
+        fields = {"data": data, "dimensions": [1], "type": 3, **tensor}
+        self.call("set_input", context=context, index=index, tensor=fields)
+
+    def output(self, context: int, index: int = 0, **params: Any) -> bytes:
+        return bytes(self.call("get_output", context=context, index=index, **params)["data"])
+
+    def metadata(self, context: int) -> dict[str, Any]:
+        decoded: dict[str, Any] = msgspec.json.decode(self.output(context, 1))
+        return decoded
+
+    def single(self, context: int) -> bytes:
+        """compute_single, then get_output_single."""
+        self.call("compute_single", context=context)
+        return bytes(self.call("get_output_single", context=context)["data"])
+
+    def goodbye(self) -> InferdError:
+        """Read on until the daemon says goodbye."""
+        while True:
+            message = self.read()
+            if message[0] == 6:
+                return error_from_wire(message[1])
