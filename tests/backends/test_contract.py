@@ -41,7 +41,7 @@ def test_pieces_join_to_the_text(model: Model) -> None:
 
 
 def test_no_text_is_no_tokens(model: Model) -> None:
-    assert model.tokenize(b"", special=True, bos=False) == []
+    assert model.tokenize(b"", special=False, bos=False) == []
 
 
 def test_only_special_tokens_are_control_and_end_a_generation(model: Model) -> None:
