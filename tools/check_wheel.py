@@ -9,6 +9,7 @@ a daemon which the environment that runs this tool starts, on the echo model.
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -78,6 +79,8 @@ class Bare:
         self.env |= {"INFERD_SOCKET": str(socket), "XDG_DATA_HOME": str(scratch)}
         self.env.pop("PYTHONPATH", None)
         self.scratch = scratch
+        found = [c for c in COMPILERS if shutil.which(c, path=self.env["PATH"])]
+        check("no compiler is in PATH", not found, f"found {found}")
         begin = time.monotonic()
         self.run("python", "-m", "pip", "install", "--quiet", str(wheel), check=True)
         print(f"     the bare wheel is installed in {time.monotonic() - begin:.0f} s")
