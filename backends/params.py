@@ -157,7 +157,8 @@ def read_options(raw: Mapping[str, Any], *, strict: bool = False) -> Options:
 
     :raises InvalidArgument: a value is wrong, or, with strict (or ``"strict": true``), unknown.
     """
-    options, errors = Options(), []
+    options = Options()
+    errors: list[str] = []
     flat = _flatten(raw)
     strict = strict or flat.pop("strict", False) is True
     for key, value in flat.items():

@@ -127,6 +127,10 @@ class Daemon:
         """Log that a connection could not be accepted."""
         log.error("connection.not_accepted", cause=str(error))
 
+    def failed(self, request: Request, error: Exception) -> None:
+        """Log a call that failed in a way that nobody thought of."""
+        log.error("call.failed", call=request.call, exc_info=error)
+
     # Writing.
 
     def emit(self, request: Request, event: Any) -> None:

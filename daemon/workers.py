@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -29,7 +30,7 @@ __all__ = ("Worker",)
 
 READ_BYTES = 1 << 18
 QUIT_S = 5.0
-"""A worker that was told to quit and is still there after this is killed."""
+"""A worker whose line is closed and that is still there after this is killed."""
 
 log = structlog.get_logger()
 Sink = Callable[[m.Report], None]
@@ -273,10 +274,11 @@ class Worker:
         """Wait for the process's end, helping if it must be, and tell everybody who waits."""
         code = None
         if process is not None:
-            with anyio.move_on_after(QUIT_S if self._quitting else 0.5):
+            with anyio.move_on_after(QUIT_S):
                 code = await process.wait()
             if code is None:
-                process.kill()
+                with contextlib.suppress(ProcessLookupError):
+                    process.kill()
                 code = await process.wait()
         self.gone.set()
         if self.error is None and self._info is None:

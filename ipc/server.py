@@ -19,6 +19,7 @@ import anyio.abc
 import msgspec
 
 from ..backends.errors import (
+    BackendError,
     Busy,
     Cancelled,
     InferdError,
@@ -82,6 +83,9 @@ class Handler(Protocol):
 
     def accept_failed(self, error: OSError) -> None:
         """Note that a connection could not be accepted."""
+
+    def failed(self, request: Request, error: Exception) -> None:
+        """Note that a call failed in a way that nobody thought of."""
 
 
 class Connection:
@@ -310,10 +314,16 @@ class Server:
             if request.scope.cancelled_caught:
                 raise Cancelled("the request was cancelled")
         except InferdError as exc:
-            connection.requests.pop(request.number, None)
-            connection.send([Kind.ERROR, request.number, exc.to_wire()])
+            self._refuse(request, exc)
+        except Exception as exc:  # our own bug: the one place that catches everything
+            self._handler.failed(request, exc)
+            self._refuse(request, BackendError(f"{request.call} failed inside the daemon: {exc!r}"))
         finally:
             connection.requests.pop(request.number, None)
+
+    def _refuse(self, request: Request, error: InferdError) -> None:
+        request.connection.requests.pop(request.number, None)
+        request.connection.send([Kind.ERROR, request.number, error.to_wire()])
 
 
 class UnixServer:

@@ -13,6 +13,7 @@ import msgspec
 from llama_cpp import llama_cpp as lib
 
 from ..base import LoadProgress, ModelInfo, ModelSpec
+from ..build import LLAMA_BUILD_NUMBER, LLAMA_COMMIT
 from ..errors import Cancelled, InvalidArgument, LoadFailed, OutOfMemory, UnsupportedOperation
 from .context import LlamaContext
 from .gguf_file import GgufFile, open_model_file, read_gguf
@@ -28,10 +29,6 @@ CTX_SIZE_STEP = 256
 """llama.cpp rounds a sequence's share of the context to this (`llama_context`'s constructor)."""
 UBATCH_SIZE_MAX = 512
 CTX_CELLS_MAX = (1 << 31) - 1
-LLAMA_COMMIT = "0c1e57098"
-"""From the changelog of llama-cpp-python 0.3.36; the library itself names it only by chance."""
-LLAMA_BUILD_NUMBER = 0
-"""Counted in llama.cpp's git history, which the source distribution lacks: unknown."""
 
 _FLASH_ATTENTION = {
     "auto": lib.LLAMA_FLASH_ATTN_TYPE_AUTO,

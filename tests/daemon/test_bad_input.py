@@ -1,0 +1,440 @@
+"""Garbage, giants, strangers and the dead: each gets its answer, and nobody else notices."""
+
+from __future__ import annotations
+
+import os
+import signal
+import struct
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+import psutil
+import pytest
+from inferd.backends.errors import (
+    Busy,
+    Cancelled,
+    InferdError,
+    InvalidArgument,
+    LoadFailed,
+    PromptTooLong,
+    ProtocolError,
+    TooLarge,
+    UnsupportedOperation,
+    VersionMismatch,
+    WorkerCrashed,
+)
+from inferd.testing import RunningDaemon, running_daemon
+
+from ..raw import HELLO, Closed, RawClient
+
+CONFIG = """
+[models.slow]
+backend = "echo"
+slots = 2
+[models.slow.echo]
+step_ms = 5
+
+[models.crashes]
+backend = "echo"
+[models.crashes.echo]
+abort_on = "die now"
+
+[models.missing]
+file = "no-such-file.gguf"
+"""
+
+
+@pytest.fixture(scope="module")
+def daemon() -> Iterator[RunningDaemon]:
+    with running_daemon(CONFIG) as running:
+        yield running
+
+
+@contextmanager
+def bystander(daemon: RunningDaemon) -> Iterator[None]:
+    """Assert that another client's stream goes on undisturbed meanwhile."""
+    text = "undisturbed " * 15
+    with RawClient(daemon.socket) as client:
+        context = client.context("slow")
+        number = client.start("stream", context=context, prompt=text, raw=True, credit=1000)
+        yield
+        client.result(number)
+        assert b"".join(e[2].get("text", b"") for e in client.events).decode() == text
+
+
+def frame(message: object) -> bytes:
+    body = msgspec.msgpack.encode(message)
+    return struct.pack("<I", len(body)) + body
+
+
+def nested(depth: int) -> bytes:
+    body = b"\x94\x01\x01\xa6models" + b"\x81\xa1x" * depth + b"\xc0"
+    return struct.pack("<I", len(body)) + body
+
+
+# Frames.
+
+
+@pytest.mark.parametrize(
+    ("data", "error"),
+    [
+        (b"\x05\x00\x00\x00hello", ProtocolError),
+        (struct.pack("<I", 0), ProtocolError),
+        (struct.pack("<I", 3) + b"\xc1\xc1\xc1", ProtocolError),
+        (struct.pack("<I", 0xFFFF_FFFF), TooLarge),
+        (struct.pack("<I", (8 << 20) + 1), TooLarge),
+        (frame({"no": "array"}), ProtocolError),
+        (frame([99, 1]), ProtocolError),
+        (frame([1, 1]), ProtocolError),
+        (frame([1, "one", "models", {}]), ProtocolError),
+        (frame([]), ProtocolError),
+        (nested(17), ProtocolError),
+        (nested(100_000), ProtocolError),
+    ],
+)
+def test_a_frame_that_cannot_be_read_ends_the_connection_with_a_reason(
+    daemon: RunningDaemon, data: bytes, error: type[InferdError]
+) -> None:
+    with bystander(daemon), RawClient(daemon.socket) as client:
+        client.send_bytes(data)
+        goodbye = client.goodbye()
+
+        assert type(goodbye) is error
+        assert goodbye.hint
+        with pytest.raises((Closed, ConnectionError)):
+            client.read()
+
+
+def test_a_frame_nested_as_deep_as_allowed_is_read(daemon: RunningDaemon) -> None:
+    with RawClient(daemon.socket) as client:
+        client.send_bytes(nested(15))
+
+        assert client.read()[0] == 2
+
+
+def test_a_first_frame_that_is_no_hello_ends_the_connection(daemon: RunningDaemon) -> None:
+    with RawClient(daemon.socket, hello=False) as client:
+        client.write([1, 1, "models", {}])
+
+        assert isinstance(client.goodbye(), ProtocolError)
+
+
+def test_another_major_version_gets_a_readable_refusal(daemon: RunningDaemon) -> None:
+    with RawClient(daemon.socket, hello=False) as client:
+        client.write([0, {"protocol": [2, 0]}])
+        goodbye = client.goodbye()
+
+    assert isinstance(goodbye, VersionMismatch)
+    assert "version 2" in goodbye.message
+
+
+def test_half_a_frame_and_gone_leaves_nothing_behind(daemon: RunningDaemon) -> None:
+    with RawClient(daemon.socket) as client:
+        client.send_bytes(frame([1, 1, "models", {}])[:7])
+
+    with RawClient(daemon.socket) as client:
+        assert client.call("models")["models"]
+
+
+def test_a_request_id_in_use_ends_the_connection(daemon: RunningDaemon) -> None:
+    with RawClient(daemon.socket) as client:
+        context = client.context("slow")
+        params = {"context": context, "prompt": "x" * 100, "raw": True}
+        client.write([1, 77, "stream", params])
+        client.write([1, 77, "models", {}])
+
+        assert isinstance(client.goodbye(), ProtocolError)
+
+
+# Calls.
+
+
+def test_an_unknown_call_is_unsupported_and_the_nearest_is_named(daemon: RunningDaemon) -> None:
+    with RawClient(daemon.socket) as client:
+        with pytest.raises(UnsupportedOperation) as caught:
+            client.call("comptue")
+        assert "'compute'" in caught.value.hint
+        assert client.call("models")["models"], "the connection goes on"
+
+
+@pytest.mark.parametrize(
+    ("call", "params"),
+    [
+        ("load_by_name", {"name": 7}),
+        ("load_by_name", {}),
+        ("set_input", {"context": "one", "index": 0, "tensor": {}}),
+        ("compute", {"context": -(2**63)}),
+        ("stream", {"context": 1, "prompt": ["a"]}),
+        ("get_output", {"context": 1.5}),
+    ],
+)
+def test_params_of_a_wrong_type_are_an_invalid_argument(
+    daemon: RunningDaemon, call: str, params: dict[str, object]
+) -> None:
+    with RawClient(daemon.socket) as client:
+        with pytest.raises(InvalidArgument):
+            client.call(call, **params)
+        assert client.call("models")["models"], "the connection goes on"
+
+
+def test_unknown_fields_are_ignored(daemon: RunningDaemon) -> None:
+    with RawClient(daemon.socket) as client:
+        assert client.call("models", from_the_future=[1, {"x": 2}])["models"]
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"prompt": "x", "priority": "highest"},
+        {"prompt": "x", "credit": 0},
+        {"prompt": "x", "credit": 10**6},
+        {"prompt": "x", "options": {"tempp": 1}},
+        {"prompt": "x", "options": {"temp": "hot"}},
+        {"messages": []},
+        {"messages": [{"role": "user"}]},
+        {"messages": [{"role": 1, "content": []}]},
+    ],
+)
+def test_a_stream_with_bad_values_is_refused_before_it_reaches_a_worker(
+    daemon: RunningDaemon, params: dict[str, object]
+) -> None:
+    with RawClient(daemon.socket) as client:
+        context = client.context()
+        with pytest.raises(InvalidArgument) as caught:
+            client.call("stream", context=context, **params)
+        assert caught.value.hint
+        assert client.call("chat", context=context, prompt="still here")["text"] == b"still here"
+
+
+def test_too_many_requests_in_flight_are_busy(daemon: RunningDaemon) -> None:
+    with RawClient(daemon.socket) as client:
+        context = client.context("slow")
+        limit = client.server_hello[1]["limits"]["requests_max"]
+        first = client.start("stream", context=context, prompt="x" * 50, raw=True, credit=1000)
+        waiting = [client.context("slow") for _ in range(3)]
+        assert waiting
+        numbers = [
+            client.start("load_by_name", name="slow") for _ in range(limit + 20)
+        ]  # more than the daemon can start before it reads the next
+        outcomes = []
+        for number in sorted(numbers):
+            try:
+                outcomes.append(client.result(number))
+            except Busy as exc:
+                outcomes.append(exc.retry_after_s)
+                break
+        client.call("cancel", request=first)
+
+
+# Models.
+
+
+def test_a_missing_model_file_is_explained(daemon: RunningDaemon) -> None:
+    with bystander(daemon), RawClient(daemon.socket) as client:
+        with pytest.raises(LoadFailed) as caught:
+            client.call("load_by_name", name="missing")
+        assert "no-such-file.gguf" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("empty", b""),
+        ("text", b"this is no model\n" * 100),
+        ("magic-only", b"GGUF"),
+        ("garbage", b"GGUF\x03\x00\x00\x00" + b"\xff" * 4096),
+        ("version", b"GGUF\x63\x00\x00\x00" + b"\x00" * 4096),
+    ],
+)
+def test_a_file_that_is_no_model_is_refused_and_named(
+    daemon: RunningDaemon, name: str, content: bytes
+) -> None:
+    (daemon.directory / "models" / f"{name}.gguf").write_bytes(content)
+    with bystander(daemon), RawClient(daemon.socket) as client:
+        with pytest.raises(LoadFailed) as caught:
+            client.call("load_by_name", name=name)
+        assert f"{name}.gguf" in caught.value.message
+        (model,) = client.call("show", name=name)["models"]
+        assert model["state"] == "failed"
+
+
+def test_a_name_cannot_leave_the_models_directory(daemon: RunningDaemon) -> None:
+    with RawClient(daemon.socket) as client:
+        for name in ("../../etc/passwd", "/etc/passwd", "echo/../echo", "", "x" * 10_000):
+            with pytest.raises(InferdError) as caught:
+                client.call("load_by_name", name=name)
+            assert caught.value.name == "ModelNotFound"
+
+
+# Clients that misbehave.
+
+
+def test_a_vanished_client_cancels_its_turn_and_frees_its_sessions(daemon: RunningDaemon) -> None:
+    with RawClient(daemon.socket) as watcher:
+        before = watcher.call("stats")["stats"]["sessions"]
+        client = RawClient(daemon.socket)
+        context = client.context("slow")
+        client.start("stream", context=context, prompt="y" * 1000, raw=True, credit=1000)
+        client.read()
+        client.socket.close()
+        watcher.call("chat", context=watcher.context("slow"), prompt="x")  # a step has passed
+
+        stats = watcher.call("stats")["stats"]
+        assert stats["models"]["slow"]["running"] == 0
+        assert stats["sessions"] == before + 1
+
+
+def test_a_reader_without_credit_holds_up_nobody(daemon: RunningDaemon) -> None:
+    with RawClient(daemon.socket) as slow, RawClient(daemon.socket) as other:
+        for _ in range(2):  # both slots
+            context = slow.context("slow")
+            slow.start("stream", context=context, prompt="z" * 500, raw=True, credit=1)
+
+        reply = other.call("chat", context=other.context("slow"), prompt="served", raw=True)
+
+        assert reply["text"] == b"served"
+
+
+def test_cancel_by_request_ends_a_stream_with_cancelled(daemon: RunningDaemon) -> None:
+    with RawClient(daemon.socket) as client:
+        context = client.context("slow")
+        number = client.start("stream", context=context, prompt="w" * 500, raw=True, credit=1000)
+        while not client.events:
+            client.events.append(client.read())
+        assert client.call("cancel", request=number)["cancelled"] in (True, False)
+        with pytest.raises(Cancelled):
+            client.result(number)
+        assert client.call("chat", context=context, prompt="next", raw=True)["text"] == b"next"
+
+
+def test_a_prompt_with_more_bytes_than_the_context_takes_is_refused(daemon: RunningDaemon) -> None:
+    with bystander(daemon), RawClient(daemon.socket) as client:
+        context = client.context()
+        with pytest.raises(PromptTooLong):
+            client.set_input(context, b"x" * 100_000)
+
+
+def test_descriptors_that_no_call_takes_end_the_connection(daemon: RunningDaemon) -> None:
+    with open(os.devnull, "rb") as file, RawClient(daemon.socket) as client:
+        for _ in range(3):
+            client.write([1, 1000 + _, "models", {}], [file.fileno()] * 8)
+
+        assert isinstance(client.goodbye(), ProtocolError)
+
+
+def test_a_descriptor_that_is_no_file_is_refused(daemon: RunningDaemon) -> None:
+    with RawClient(daemon.socket) as client:
+        context = client.context()
+        read_end, write_end = os.pipe()
+        with pytest.raises(InvalidArgument):
+            client.call("set_input", [read_end], context=context, index=0, tensor={"fd": 0})
+        with pytest.raises(InvalidArgument):
+            client.call("set_input", context=context, index=0, tensor={"fd": 0})
+        os.close(read_end)
+        os.close(write_end)
+
+
+def test_a_descriptor_that_can_be_written_to_is_no_model(
+    daemon: RunningDaemon, tmp_path: Path
+) -> None:
+    path = tmp_path / "model.gguf"
+    path.write_bytes(b"GGUF")
+    with RawClient(daemon.socket) as client, path.open("r+b") as file:
+        with pytest.raises(InvalidArgument) as caught:
+            client.call("load", [file.fileno()], fd=0, encoding="ggml", target="auto")
+    assert "read-only" in caught.value.hint
+
+
+# Workers and daemons.
+
+
+def test_a_worker_that_dies_fails_only_its_own_tasks_and_starts_again(
+    daemon: RunningDaemon,
+) -> None:
+    with bystander(daemon), RawClient(daemon.socket) as client:
+        context = client.context("crashes")
+        with pytest.raises(WorkerCrashed) as caught:
+            client.call("chat", context=context, prompt="please die now", raw=True)
+        assert "SIGABRT" in caught.value.message
+        assert caught.value.retryable
+
+        reply = client.call("chat", context=context, prompt="and again", raw=True)
+        assert reply["text"] == b"and again"
+
+
+def test_a_worker_killed_from_outside_is_replaced(daemon: RunningDaemon) -> None:
+    with RawClient(daemon.socket) as client:
+        context = client.context("crashes")
+        (model,) = client.call("show", name="crashes")["models"]
+        os.kill(model["pid"], signal.SIGKILL)
+        psutil.wait_procs([], timeout=0)
+
+        for _ in range(3):
+            try:
+                reply = client.call("chat", context=context, prompt="hello", raw=True)
+                break
+            except WorkerCrashed:
+                continue
+        assert reply["text"] == b"hello"
+
+
+def test_a_second_daemon_on_the_same_socket_is_refused(daemon: RunningDaemon) -> None:
+    with bystander(daemon):
+        second = subprocess.run(
+            [sys.executable, "-m", "inferd", "serve", "--socket", daemon.socket],
+            capture_output=True,
+            text=True,
+            timeout=30,
+        )
+
+    assert second.returncode != 0
+    assert "answers on" in second.stderr
+    assert Path(daemon.socket).exists()
+
+
+def test_refusals_are_logged_with_their_reason(daemon: RunningDaemon) -> None:
+    with RawClient(daemon.socket) as client:
+        client.send_bytes(b"\x05\x00\x00\x00hello")
+        client.goodbye()
+
+    assert "connection.refused" in daemon.log
+
+
+def test_a_connection_without_a_hello_does_not_hold_a_place_for_ever() -> None:
+    with running_daemon("[daemon]\nconnections-max = 2\n") as daemon:
+        with RawClient(daemon.socket) as one, RawClient(daemon.socket) as two:
+            assert one.call("models")
+            assert two.call("models")
+            third = RawClient(daemon.socket)
+            assert isinstance(third.goodbye(), Busy)
+            third.socket.close()
+        with RawClient(daemon.socket) as again:
+            assert again.call("models")
+
+
+def test_the_hello_is_the_first_frame_of_each_side(daemon: RunningDaemon) -> None:
+    with RawClient(daemon.socket, hello=False) as client:
+        kind, hello = client.server_hello
+
+        assert kind == HELLO[0]
+        assert hello["protocol"] == [1, 0]
+        assert hello["limits"]["frame_bytes_max"] == 8 << 20
+        assert hello["instance"] >= 1
+
+
+def test_a_socket_path_that_is_something_else_is_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_text("precious")
+    done = subprocess.run(
+        [sys.executable, "-m", "inferd", "serve", "--socket", str(path)],
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+
+    assert done.returncode != 0
+    assert path.read_text() == "precious"
