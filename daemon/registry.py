@@ -61,6 +61,8 @@ class Model:
         worker = self.worker
         if worker is None:
             return ModelState.COLD if self.error is None else ModelState.FAILED
+        if worker.error is not None:
+            return ModelState.FAILED
         if not worker.loaded.is_set():
             return ModelState.LOADING
         return ModelState.LEAVING if worker.leaving else ModelState.READY
@@ -241,7 +243,6 @@ class Registry:
         async with anyio.create_task_group() as group:
             group.start_soon(_tell_loaded, model, worker, started, self.seconds)
             await worker.run()
-        model.error = worker.error
         model.worker = None
         log.info("model.left", model=model.name, pid=worker.pid)
         self._forget(model)
@@ -324,6 +325,7 @@ async def _tell_loaded(
 ) -> None:
     await worker.loaded.wait()
     took = round(seconds() - started, 3)
+    model.error = worker.error
     if worker.error is not None:
         log.error("model.failed", model=model.name, cause=worker.error.message, seconds=took)
     else:

@@ -135,8 +135,8 @@ class Worker:
 
     @property
     def leaving(self) -> bool:
-        """Tell whether the process was told to quit, or is gone."""
-        return self._quitting or self.gone.is_set()
+        """Tell whether the process was told to quit, has failed to load, or is gone."""
+        return self._quitting or self.error is not None or self.gone.is_set()
 
     def quit(self) -> None:
         """Let the process free its model and end; a load under way is given up."""

@@ -19,8 +19,7 @@ from inferd.backends.errors import (
     UnsupportedOperation,
 )
 from inferd.testing import RunningDaemon, running_daemon
-
-from ..raw import RawClient
+from tests.raw import RawClient
 
 NEVER = 0xDEAD_BEEF
 

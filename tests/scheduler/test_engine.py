@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
+
 from inferd.backends.echo import EchoOptions
 from inferd.scheduler import Limits
 from inferd.scheduler import messages as m
-
-from .doubles import Bench
+from tests.scheduler.doubles import Bench
 
 
 def test_what_goes_in_comes_out() -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
 from inferd.scheduler import Limits
 from inferd.scheduler import messages as m
-
-from .doubles import Bench
+from tests.scheduler.doubles import Bench
 
 TEXTS = st.text("abcdefgh", min_size=1, max_size=40)
 PICK = st.integers(0, 1000)

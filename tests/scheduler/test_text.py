@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
+
 from inferd.scheduler.text import TextAssembler, incomplete_utf8
 
 TEXTS = st.text(alphabet="abXY ü€😀", max_size=30)

@@ -9,8 +9,7 @@ from typing import Any
 from inferd.backends import ModelInfo
 from inferd.scheduler import messages as m
 from inferd.sessions import Ledger, SessionManager
-
-from ..scheduler.doubles import Bench
+from tests.scheduler.doubles import Bench
 
 
 class EnginePort:

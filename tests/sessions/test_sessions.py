@@ -5,6 +5,7 @@ from __future__ import annotations
 import anyio
 import msgspec
 import pytest
+
 from inferd.backends.errors import (
     Busy,
     Cancelled,
@@ -15,8 +16,7 @@ from inferd.backends.errors import (
 )
 from inferd.sessions import Session, TurnOptions
 from inferd.sessions.table import State
-
-from .doubles import Desk
+from tests.sessions.doubles import Desk
 
 pytestmark = pytest.mark.asyncio
 HERE, THERE = object(), object()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 
 import pytest
+
 from inferd.backends.errors import InferdError, InvalidArgument, SessionBusy, SessionExpired
 from inferd.sessions.table import ACTIVE, TABLE, Call, State, step
 
