@@ -1,0 +1,40 @@
+"""The protocol: framing, messages, the client and its synchronous twin, and the daemon's end.
+
+Knows nothing of sessions and models. The room itself offers the client; what the daemon needs is
+imported from `ipc.server` and `ipc.messages`.
+"""
+
+from __future__ import annotations
+
+from .client import AsyncClient
+from .handles import Context, Graph
+from .messages import PROTOCOL_VERSION, ComputeResult, ServerHello, Tensor
+from .paths import client_socket_path, daemon_socket_path
+from .payloads import Priority, Prompt, TensorLike
+from .pull import AsyncPull
+from .session import AsyncSession
+from .streams import AsyncStream, Reply
+from .sync import Client, Pull, Session, Stream
+
+__all__ = (
+    "PROTOCOL_VERSION",
+    "AsyncClient",
+    "AsyncPull",
+    "AsyncSession",
+    "AsyncStream",
+    "Client",
+    "ComputeResult",
+    "Context",
+    "Graph",
+    "Priority",
+    "Prompt",
+    "Pull",
+    "Reply",
+    "ServerHello",
+    "Session",
+    "Stream",
+    "Tensor",
+    "TensorLike",
+    "client_socket_path",
+    "daemon_socket_path",
+)

@@ -1,0 +1,338 @@
+"""The wasi-nn calls one to one, under their own names, as methods of the asynchronous client."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import msgspec
+
+from ..backends.errors import ProtocolError
+from . import messages as w
+from .connection import Connection
+from .handles import Context, Graph
+from .inflight import InFlight
+from .payloads import Config, Priority, TensorLike, json_text, memfd, opened, payload
+from .streams import Reply, retrying
+
+__all__ = ("AsyncCalls", "ProgressCallback")
+
+ProgressCallback = Callable[[float], None]
+R = TypeVar("R")
+_GGUF = b"GGUF"
+_MODEL_BYTES_MIN = 4096
+"""A builder this long is a model's bytes, not its name."""
+
+
+class AsyncCalls:
+    """The calls over one connection. `timeout` is in seconds; without one the client's holds.
+
+    Every method raises `Timeout` when its time is up (the call is then cancelled on the daemon),
+    `ConnectionLost` when the connection is gone, and what the daemon answers as an error.
+    """
+
+    def __init__(self, *, timeout: float, retries: int):
+        self._timeout, self._retries = timeout, retries
+
+    @property
+    def connection(self) -> Connection:
+        """The connection that the calls go over."""
+        raise NotImplementedError
+
+    def seconds(self, timeout: float | None) -> float:
+        """Return *timeout*, or the client's."""
+        return self._timeout if timeout is None else timeout
+
+    def limit_s(self, timeout: float | None) -> float:
+        """Return *timeout* as the protocol has it: 0 is none."""
+        seconds = self.seconds(timeout)
+        return 0.0 if math.isinf(seconds) else seconds
+
+    async def call(
+        self,
+        call: str,
+        params: Any,
+        result: type[R],
+        timeout: float | None,
+        *,
+        descriptors: Sequence[int] = (),
+        on_progress: ProgressCallback | None = None,
+        on_start: Callable[[InFlight], None] | None = None,
+    ) -> R:
+        """Make any call of the protocol; *params* and *result* are its structs of `messages`."""
+        connection = self.connection
+        deadline = time.monotonic() + self.seconds(timeout)
+
+        async def attempt() -> InFlight:
+            request = InFlight(call, deadline)
+            await connection.start(request, params, descriptors)
+            if on_start is not None:
+                on_start(request)
+            return request
+
+        request = await retrying(connection, attempt, self._retries)
+        try:
+            if on_progress is not None:
+                await _tell_progress(request, on_progress)
+            await request.wait()
+        finally:
+            if not request.done:
+                connection.abandon(request)
+        try:
+            return msgspec.convert(request.outcome(), result)
+        except msgspec.ValidationError as exc:
+            raise ProtocolError(f"the answer to {call} cannot be read: {exc}") from None
+
+    async def load(
+        self,
+        builders: Sequence[bytes | str] = (),
+        encoding: int | str = "autodetect",
+        target: int | str = "auto",
+        *,
+        fd: int | None = None,
+        on_progress: ProgressCallback | None = None,
+        timeout: float | None = None,
+    ) -> Graph:
+        """Load a model: by a builder with its name (or ``preload:NAME``), or with its bytes, which
+        go into a memfd; or by *fd*, a descriptor of its file opened for reading.
+
+        `builders[1]` may hold parameters as JSON text.
+        """
+        parts = [b.encode() if isinstance(b, str) else bytes(b) for b in builders]
+        params = w.LoadParams(
+            builders=parts, encoding=encoding, target=target, progress=on_progress is not None
+        )
+        own = -1
+        if fd is None and parts and _is_model(parts[0]):
+            own = fd = await memfd(parts[0])
+            parts[0] = b""
+        with opened(own):
+            params.fd = -1 if fd is None else 0
+            result = await self.call(
+                "load",
+                params,
+                w.GraphResult,
+                timeout,
+                descriptors=() if fd is None else (fd,),
+                on_progress=on_progress,
+            )
+        return Graph.of(result)
+
+    async def load_by_name(
+        self,
+        name: str,
+        *,
+        on_progress: ProgressCallback | None = None,
+        timeout: float | None = None,
+    ) -> Graph:
+        """Load a model by its name."""
+        params = w.LoadByNameParams(name=name, progress=on_progress is not None)
+        return Graph.of(
+            await self.call("load_by_name", params, w.GraphResult, timeout, on_progress=on_progress)
+        )
+
+    async def load_by_name_with_config(
+        self,
+        name: str,
+        config: Config = "",
+        *,
+        on_progress: ProgressCallback | None = None,
+        timeout: float | None = None,
+    ) -> Graph:
+        """Load a model by its name; the parameters of *config* hold for this graph."""
+        params = w.LoadByNameWithConfigParams(
+            name=name, config=json_text(config), progress=on_progress is not None
+        )
+        return Graph.of(
+            await self.call(
+                "load_by_name_with_config",
+                params,
+                w.GraphResult,
+                timeout,
+                on_progress=on_progress,
+            )
+        )
+
+    async def init_execution_context(self, graph: int, *, timeout: float | None = None) -> Context:
+        """Open an execution context on a graph."""
+        return Context.of(
+            await self.call(
+                "init_execution_context", w.GraphParams(graph=graph), w.ContextResult, timeout
+            )
+        )
+
+    async def init_execution_context_with_session_id(
+        self, graph: int, session_id: str, *, timeout: float | None = None
+    ) -> Context:
+        """Open an execution context with an id, or come back to it and its history."""
+        params = w.SessionParams(graph=graph, session_id=session_id)
+        return Context.of(
+            await self.call(
+                "init_execution_context_with_session_id", params, w.ContextResult, timeout
+            )
+        )
+
+    async def set_input(
+        self, context: int, index: int, tensor: TensorLike, *, timeout: float | None = None
+    ) -> None:
+        """Give a context its prompt (it replaces the history), or at index 1 parameters as JSON.
+
+        What does not fit into a frame goes into a memfd.
+        """
+        with payload() as packed:
+            params = w.SetInputParams(
+                context=context, index=index, tensor=await packed.pack(tensor)
+            )
+            await self.call("set_input", params, w.Empty, timeout, descriptors=packed.descriptors)
+
+    async def compute(
+        self,
+        context: int,
+        inputs: Mapping[str, TensorLike] | Iterable[tuple[str, TensorLike]] | None = None,
+        *,
+        priority: Priority | None = None,
+        queue_timeout: float | None = None,
+        timeout: float | None = None,
+    ) -> w.ComputeResult:
+        """Compute a whole turn on the context's input, or on named tensors, and then answer with
+        named outputs.
+        """
+        named = inputs.items() if isinstance(inputs, Mapping) else inputs
+        with payload() as packed:
+            params = w.ComputeParams(
+                context=context,
+                inputs=None if named is None else [(n, await packed.pack(t)) for n, t in named],
+                priority=priority or "",
+                queue_timeout_s=queue_timeout or 0.0,
+                timeout_s=self.limit_s(timeout),
+            )
+            return await self.call(
+                "compute", params, w.ComputeResult, timeout, descriptors=packed.descriptors
+            )
+
+    async def compute_single(
+        self,
+        context: int,
+        *,
+        priority: Priority | None = None,
+        queue_timeout: float | None = None,
+        timeout: float | None = None,
+    ) -> bytes:
+        """Compute the next token and return its text, as `get_output_single` would.
+
+        :raises EndOfSequence: the turn has ended; the metadata at index 1 says why.
+        """
+        # No timeout_s: on the daemon it would bound the turn, while here it bounds one token.
+        params = w.ComputeSingleParams(
+            context=context, priority=priority or "", queue_timeout_s=queue_timeout or 0.0
+        )
+        return (await self.call("compute_single", params, w.ComputeSingleResult, timeout)).piece
+
+    async def get_output(
+        self, context: int, index: int = 0, *, size_max: int = -1, timeout: float | None = None
+    ) -> bytes:
+        """Return the text so far, or at index 1 the metadata as JSON.
+
+        :raises TooLarge: it has more than *size_max* bytes (−1: no bound).
+        """
+        params = w.GetOutputParams(context=context, index=index, size_max=size_max)
+        return (await self.call("get_output", params, w.OutputResult, timeout)).data
+
+    async def get_output_single(
+        self, context: int, index: int = 0, *, size_max: int = -1, timeout: float | None = None
+    ) -> bytes:
+        """Return the last token's text, or at index 1 the metadata as JSON."""
+        params = w.GetOutputParams(context=context, index=index, size_max=size_max)
+        return (await self.call("get_output_single", params, w.OutputResult, timeout)).data
+
+    async def fini_single(self, context: int, *, timeout: float | None = None) -> None:
+        """End the turn; the history keeps what was read."""
+        await self.call("fini_single", w.ContextParams(context=context), w.Empty, timeout)
+
+    async def finalize_execution_context(
+        self, context: int, *, timeout: float | None = None
+    ) -> None:
+        """Close a context."""
+        params = w.ContextParams(context=context)
+        await self.call("finalize_execution_context", params, w.Empty, timeout)
+
+    async def close_execution_context(self, context: int, *, timeout: float | None = None) -> None:
+        """Close a context (the name that wasi_nn_backend gives it)."""
+        params = w.ContextParams(context=context)
+        await self.call("close_execution_context", params, w.Empty, timeout)
+
+    async def unload(self, graph: int, *, timeout: float | None = None) -> None:
+        """End this lease on a model, and its contexts; their outputs can still be read."""
+        await self.call("unload", w.GraphParams(graph=graph), w.Empty, timeout)
+
+    async def prompt_init(self, graph: int, *, timeout: float | None = None) -> Context:
+        """Open a context of the prompt interface."""
+        params = w.GraphParams(graph=graph)
+        return Context.of(await self.call("prompt_init", params, w.ContextResult, timeout))
+
+    async def prompt_compute(
+        self,
+        context: int,
+        prompt: str,
+        *,
+        priority: Priority | None = None,
+        timeout: float | None = None,
+    ) -> str:
+        """Take a prompt as it stands and return the answer; the context keeps both."""
+        params = w.PromptComputeParams(
+            context=context,
+            prompt=prompt,
+            priority=priority or "",
+            timeout_s=self.limit_s(timeout),
+        )
+        return (await self.call("prompt_compute", params, w.PromptComputeResult, timeout)).text
+
+    async def init_backend(self, config: Config = "", *, timeout: float | None = None) -> list[str]:
+        """Return the keys of a backend configuration that are set aside: the operator's."""
+        params = w.InitBackendParams(config=json_text(config))
+        return (await self.call("init_backend", params, w.InitBackendResult, timeout)).ignored
+
+    async def deinit_backend(self, *, timeout: float | None = None) -> None:
+        """Close this connection's contexts and graphs."""
+        await self.call("deinit_backend", w.Empty(), w.Empty, timeout)
+
+    async def run_inference(
+        self,
+        context: int,
+        tensor: TensorLike,
+        *,
+        index: int = 0,
+        config: Config = "",
+        size_max: int = -1,
+        priority: Priority | None = None,
+        timeout: float | None = None,
+    ) -> Reply:
+        """Do one turn by the chat template; the history is kept."""
+        with payload() as packed:
+            params = w.RunInferenceParams(
+                context=context,
+                tensor=await packed.pack(tensor),
+                index=index,
+                config=json_text(config),
+                size_max=size_max,
+                priority=priority or "",
+                timeout_s=self.limit_s(timeout),
+            )
+            result = await self.call(
+                "run_inference", params, w.TurnResult, timeout, descriptors=packed.descriptors
+            )
+        return Reply(result.text.decode(errors="replace"), result.metadata)
+
+
+def _is_model(builder: bytes) -> bool:
+    return builder.startswith(_GGUF) or len(builder) >= _MODEL_BYTES_MIN
+
+
+async def _tell_progress(request: InFlight, on_progress: ProgressCallback) -> None:
+    while True:
+        await request.wait()
+        if not request.events:
+            return
+        on_progress(float(request.events.popleft().get("progress", 0.0)))

@@ -1,0 +1,325 @@
+"""The asynchronous client: the wasi-nn calls, inferd's own, and sessions as people want them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import anyio.to_thread
+
+from ..backends.errors import ConnectionLost, InvalidArgument
+from . import messages as w
+from .calls import AsyncCalls, ProgressCallback
+from .connection import Connection, connect
+from .handles import Graph
+from .inflight import K
+from .paths import client_socket_path
+from .payloads import Config, Message, Priority, Prompt, json_text, opened, turn_input
+from .session import AsyncSession
+from .streams import AsyncStream, Reply, Starter, Turn
+
+__all__ = ("AsyncClient",)
+
+
+class AsyncClient(AsyncCalls):
+    """A client of the daemon, under asyncio and trio::
+
+        async with AsyncClient() as client, client.session("smollm2") as session:
+            async for piece in session.stream("Say hello."):
+                print(piece, end="")
+
+    *path* is the daemon's socket (without one: `INFERD_SOCKET`, the user's own, the system's).
+    *timeout* holds for each call that names none. `Busy` and its like are tried again *retries*
+    times, after the time that the daemon names, and never after the first token. Any number of
+    tasks may use one client.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str] | None = None,
+        *,
+        timeout: float = 600.0,
+        connect_timeout: float = 5.0,
+        retries: int = 0,
+        software: str = "",
+    ):
+        if not timeout > 0 or not connect_timeout > 0 or retries < 0:
+            raise InvalidArgument(
+                f"timeout {timeout:g}, connect_timeout {connect_timeout:g}, retries {retries}",
+                hint="timeouts are above 0 s, retries 0 or more",
+            )
+        super().__init__(timeout=timeout, retries=retries)
+        self._path = Path(path) if path is not None else client_socket_path()
+        self._connect_timeout = connect_timeout
+        self._software = software or "inferd python client"
+        self._connection: Connection | None = None
+        self._stack = AsyncExitStack()
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {self._path}>"
+
+    @property
+    def path(self) -> Path:
+        """The daemon's socket."""
+        return self._path
+
+    @property
+    def connection(self) -> Connection:
+        """The connection that the calls go over.
+
+        :raises ConnectionLost: the client is not open.
+        """
+        if self._connection is None:
+            raise ConnectionLost(
+                f"the client of {self._path} is not open",
+                hint="use it as `async with AsyncClient() as client:`",
+            )
+        return self._connection
+
+    @property
+    def server(self) -> w.ServerHello:
+        """What the daemon said of itself: software, protocol, limits, llama.cpp's build."""
+        return self.connection.server
+
+    async def __aenter__(self) -> Self:
+        if self._connection is not None:
+            raise InvalidArgument("the client is open already", hint="make another one")
+        self._connection = await self._stack.enter_async_context(
+            connect(str(self._path), self._software, self._connect_timeout)
+        )
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> bool | None:
+        self._connection = None
+        return await self._stack.__aexit__(kind, error, traceback)
+
+    async def load_file(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        config: Config | None = None,
+        target: int | str = "auto",
+        on_progress: ProgressCallback | None = None,
+        timeout: float | None = None,
+    ) -> Graph:
+        """Load a model file of one's own: the daemon gets its descriptor, not its path."""
+        try:
+            fd = await anyio.to_thread.run_sync(_open_file, path)
+        except OSError as exc:
+            raise InvalidArgument(
+                f"{os.fspath(path)} cannot be read: {exc.strerror}", hint="check path and rights"
+            ) from None
+        builders: list[bytes | str] = [] if config is None else [b"", json_text(config)]
+        with opened(fd):
+            return await self.load(
+                builders, target=target, fd=fd, on_progress=on_progress, timeout=timeout
+            )
+
+    def session(
+        self,
+        model: str,
+        *,
+        system: str | None = None,
+        session_id: str | None = None,
+        raw: bool = False,
+        priority: Priority = "normal",
+        options: dict[str, Any] | None = None,
+        config: Config | None = None,
+        on_progress: ProgressCallback | None = None,
+    ) -> AsyncSession:
+        """Return a conversation with *model*, to be used in `async with`.
+
+        *system* is its system prompt, *options* are parameters of its turns, *config* is what
+        `load_by_name_with_config` takes. With a *session_id* that is there already, its history
+        goes on, and *system* counts from the next `reset`. *raw* turns the chat template off.
+        """
+        return AsyncSession(
+            self,
+            model,
+            system=system,
+            session_id=session_id,
+            raw=raw,
+            priority=priority,
+            options=options,
+            config=config,
+            on_progress=on_progress,
+        )
+
+    def turn_params(
+        self,
+        context: int,
+        prompt: Prompt | None,
+        raw: bool,
+        options: dict[str, Any] | None,
+        priority: Priority | None,
+        timeout: float | None,
+        queue_timeout: float | None,
+    ) -> w.StreamParams:
+        """Return the params of a `stream` or `chat` call."""
+        text, messages = turn_input(prompt)
+        return w.StreamParams(
+            context=context,
+            prompt=text,
+            messages=messages,
+            raw=raw,
+            options=options or {},
+            priority=priority or "",
+            queue_timeout_s=queue_timeout or 0.0,
+            timeout_s=self.limit_s(timeout),
+        )
+
+    def new_turn(
+        self,
+        start: Starter,
+        timeout: float | None,
+        on_end: Callable[[dict[str, Any]], None] | None = None,
+    ) -> Turn:
+        """Return a turn that *start* begins, with this client's timeout and retries."""
+        return Turn(
+            self.connection,
+            start,
+            timeout=self.seconds(timeout),
+            retries=self._retries,
+            on_end=on_end,
+        )
+
+    def stream(
+        self,
+        context: int,
+        prompt: Prompt | None = None,
+        *,
+        raw: bool = False,
+        options: dict[str, Any] | None = None,
+        priority: Priority | None = None,
+        timeout: float | None = None,
+        queue_timeout: float | None = None,
+    ) -> AsyncStream:
+        """Stream one turn of a context: of its input as it is, or of *prompt* added to its history
+        (by the chat template, or with *raw* as it stands).
+        """
+        params = self.turn_params(context, prompt, raw, options, priority, timeout, queue_timeout)
+
+        async def start(kind: type[K], deadline: float) -> K:
+            request = kind("stream", deadline)
+            await self.connection.start(request, params)
+            return request
+
+        return AsyncStream(self.new_turn(start, timeout))
+
+    async def chat(
+        self,
+        context: int,
+        prompt: Prompt | None = None,
+        *,
+        raw: bool = False,
+        options: dict[str, Any] | None = None,
+        priority: Priority | None = None,
+        timeout: float | None = None,
+        queue_timeout: float | None = None,
+    ) -> Reply:
+        """Do one turn of a context and return its whole text."""
+        params = self.turn_params(context, prompt, raw, options, priority, timeout, queue_timeout)
+        result = await self.call("chat", params, w.TurnResult, timeout)
+        return Reply(result.text.decode(errors="replace"), result.metadata)
+
+    async def cancel(
+        self,
+        context: int | None = None,
+        *,
+        request: int | None = None,
+        timeout: float | None = None,
+    ) -> bool:
+        """Cancel a context's turn, or a request by its id; tell whether there was one."""
+        params = w.CancelParams(request=request, context=context)
+        return (await self.call("cancel", params, w.CancelResult, timeout)).cancelled
+
+    async def reset(
+        self, context: int, system: str | None = None, *, timeout: float | None = None
+    ) -> None:
+        """Empty a context's history; *system* is then its first message."""
+        params = w.SystemParams(context=context, system=system)
+        await self.call("reset", params, w.Empty, timeout)
+
+    async def set_options(
+        self,
+        context: int,
+        options: dict[str, Any] | None = None,
+        *,
+        priority: Priority | None = None,
+        timeout: float | None = None,
+    ) -> None:
+        """Let parameters, and a priority, hold for a context's turns from now on."""
+        params = w.OptionsParams(context=context, options=options or {}, priority=priority or "")
+        await self.call("set_options", params, w.Empty, timeout)
+
+    async def models(self, *, timeout: float | None = None) -> list[dict[str, Any]]:
+        """List the models."""
+        return (await self.call("models", w.Empty(), w.ModelsResult, timeout)).models
+
+    async def show(self, name: str, *, timeout: float | None = None) -> dict[str, Any]:
+        """Describe one model."""
+        result = await self.call("show", w.NamesParams(name=name), w.ModelsResult, timeout)
+        return result.models[0] if result.models else {}
+
+    async def unload_model(
+        self, name: str, *, force: bool = False, timeout: float | None = None
+    ) -> None:
+        """Unload a model (for an operator); with *force* also one that is in use."""
+        params = w.NamesParams(name=name, force=force)
+        await self.call("unload_model", params, w.Empty, timeout)
+
+    async def sessions(self, *, timeout: float | None = None) -> list[dict[str, Any]]:
+        """List the user's sessions."""
+        return (await self.call("sessions", w.Empty(), w.SessionsResult, timeout)).sessions
+
+    async def queue(self, *, timeout: float | None = None) -> list[dict[str, Any]]:
+        """List the tasks that wait and run."""
+        return (await self.call("queue", w.Empty(), w.QueueResult, timeout)).tasks
+
+    async def stats(self, *, timeout: float | None = None) -> dict[str, Any]:
+        """Return the daemon's figures."""
+        return (await self.call("stats", w.Empty(), w.StatsResult, timeout)).stats
+
+    async def tokenize(
+        self,
+        graph: int,
+        text: str,
+        *,
+        special: bool = False,
+        bos: bool = False,
+        timeout: float | None = None,
+    ) -> list[int]:
+        """Return a text's token ids; *special* reads the names of special tokens as these."""
+        params = w.TokenizeParams(graph=graph, text=text, special=special, bos=bos)
+        return (await self.call("tokenize", params, w.TokensResult, timeout)).tokens
+
+    async def detokenize(
+        self, graph: int, tokens: Sequence[int], *, timeout: float | None = None
+    ) -> bytes:
+        """Return the bytes of token ids."""
+        params = w.DetokenizeParams(graph=graph, tokens=list(tokens))
+        return (await self.call("detokenize", params, w.TextResult, timeout)).text
+
+    async def apply_template(
+        self, graph: int, messages: Sequence[Message], *, timeout: float | None = None
+    ) -> str:
+        """Return the prompt that the model's chat template makes of *messages*."""
+        params = w.TemplateParams(graph=graph, messages=[dict(m) for m in messages])
+        return (await self.call("apply_template", params, w.TextResult, timeout)).text.decode()
+
+    async def drain(self, *, stop: bool = False, timeout: float | None = None) -> None:
+        """Let the daemon finish what runs and take nothing new; with *stop* it then ends."""
+        await self.call("drain", w.DrainParams(stop=stop), w.Empty, timeout)
+
+
+def _open_file(path: str | os.PathLike[str]) -> int:
+    return os.open(path, os.O_RDONLY | os.O_CLOEXEC)

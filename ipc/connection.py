@@ -1,0 +1,376 @@
+"""The client's end of the socket: requests in flight by id, their events, credit and deadlines.
+
+Everything runs on one event loop (asyncio or trio), in three tasks: the reader, the writer (what
+the socket does not take at once) and the clock (which ends requests whose time is up, so that no
+timer is made per call or per token).
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any
+
+import anyio
+import msgspec
+
+from ..backends.errors import (
+    ConnectionLost,
+    InferdError,
+    InvalidArgument,
+    PermissionDenied,
+    ProtocolError,
+    Timeout,
+    TooLarge,
+    VersionMismatch,
+    error_from_wire,
+)
+from .frames import FrameReader
+from .inflight import InFlight
+from .messages import PROTOCOL_VERSION, ClientHello, Kind, ServerHello
+from .outbox import Outbox
+from .payloads import encode
+
+__all__ = ("Connection", "connect")
+
+_READ_BYTES = 1 << 18
+_CANCELS_MAX = 16
+"""Of the requests that the daemon allows in flight, so many are kept for cancels."""
+_OUTBOX_BYTES_MAX = 16 << 20
+_CONNECT_PAUSE_S = 0.02
+
+_decode = msgspec.msgpack.Decoder(list[Any]).decode
+
+
+class Connection:
+    """A connection that has said hello. Its methods belong to the loop that runs it."""
+
+    def __init__(self, sock: socket.socket, path: str):
+        self.path = path
+        self.server: ServerHello
+        self._pid, self._thread = os.getpid(), threading.get_ident()
+        self._socket = sock
+        self._outbox = Outbox(sock)
+        self._ids = itertools.count(1)
+        self._in_flight: dict[int, InFlight] = {}
+        self._in_flight_max = 1
+        self._cancels: set[int] = set()
+        self._cancels_waiting: deque[InFlight] = deque()
+        self._soon: deque[Callable[[], object]] = deque()
+        self._room = anyio.Event()
+        self._greeted = anyio.Event()
+        self._lost: InferdError | None = None
+        self._tick = anyio.Event()
+        self._tick_at = 0.0
+
+    def __repr__(self) -> str:
+        return f"<Connection to {self.path} [{len(self._in_flight)} requests in flight]>"
+
+    @property
+    def lost(self) -> bool:
+        """Whether the connection is gone."""
+        return self._lost is not None
+
+    async def start(self, request: InFlight, params: Any, descriptors: Sequence[int] = ()) -> None:
+        """Send *request*; waits only while too many are in flight or too much is unsent.
+
+        :raises ConnectionLost: the connection is gone.
+        :raises Timeout: the request's deadline passed while it waited here.
+        :raises TooLarge: the params do not fit into a frame.
+        """
+        while not self._has_room():
+            with anyio.move_on_after(request.left_s) as scope:
+                if self._room.is_set():
+                    self._room = anyio.Event()
+                await self._room.wait()
+            if scope.cancelled_caught:
+                raise Timeout(f"{request.call}: {len(self._in_flight)} calls are in flight before")
+        self._begin(request, params, descriptors)
+
+    def _has_room(self) -> bool:
+        return self._lost is not None or (
+            len(self._in_flight) < self._in_flight_max
+            and self._outbox.unsent_bytes <= _OUTBOX_BYTES_MAX
+        )
+
+    def _begin(self, request: InFlight, params: Any, descriptors: Sequence[int]) -> None:
+        self._check()
+        request.id = next(self._ids)
+        frame = encode((Kind.REQUEST, request.id, request.call, params))
+        bytes_max = self.server.limits.frame_bytes_max
+        if len(frame) - 4 > bytes_max:
+            raise TooLarge(
+                f"{request.call} takes a frame of {len(frame)} bytes; the limit is {bytes_max}",
+                hint="pass a large prompt through set_input: it goes into a memfd",
+                data={"bytes": len(frame), "frame_bytes_max": bytes_max},
+            )
+        self._in_flight[request.id] = request
+        self._outbox.send(frame, descriptors)
+        if request.deadline < self._tick_at:
+            self._tick.set()
+
+    def _check(self) -> None:
+        if os.getpid() != self._pid:
+            raise ConnectionLost(
+                f"this client was opened by process {self._pid}, before a fork",
+                hint="make a new client in the child process",
+            )
+        if self._lost is not None:
+            raise error_from_wire(self._lost.to_wire())
+
+    def grant(self, request: InFlight, events: int) -> None:
+        """Allow the daemon *events* more events of *request*."""
+        if not request.done and self._lost is None and os.getpid() == self._pid:
+            self._outbox.send(encode((Kind.CREDIT, request.id, events)))
+
+    def post(self, call: str, params: Any) -> None:
+        """Send a request whose answer nobody waits for, if there is room for one."""
+        if self._lost is None and self._has_room():
+            self._begin(InFlight(call, math.inf), params, ())
+
+    def abandon(self, request: InFlight) -> None:
+        """Cancel *request* on the daemon; nobody reads it any more."""
+        if request.answered or request.abandoned or os.getpid() != self._pid:
+            return
+        request.abandoned = True
+        self._cancels_waiting.append(request)
+        self._send_cancels()
+
+    def soon(self, action: Callable[[], object]) -> None:
+        """Let the clock do *action* soon: for `__del__`, which may run in the middle of anything,
+        in any thread, and after a fork.
+        """
+        if self._lost is None and os.getpid() == self._pid:
+            self._soon.append(action)
+            if threading.get_ident() == self._thread:
+                self._tick.set()
+
+    def _send_cancels(self) -> None:
+        while self._cancels_waiting and len(self._cancels) < _CANCELS_MAX:
+            request = self._cancels_waiting.popleft()
+            if not request.answered:
+                number = next(self._ids)
+                self._cancels.add(number)
+                params = {"request": request.id}
+                self._outbox.send(encode((Kind.REQUEST, number, "cancel", params)))
+
+    async def finish(self, request: InFlight) -> dict[str, Any]:
+        """Wait for a request that has no events, and return its result; a caller who is cancelled
+        cancels it.
+        """
+        try:
+            await request.wait()
+        finally:
+            if not request.done:
+                self.abandon(request)
+        return request.outcome()
+
+    # The reader's side.
+
+    async def read(self) -> None:
+        """Read frames until the connection ends; whatever is in flight then fails."""
+        error: InferdError = ConnectionLost(
+            f"the client's connection to {self.path} is closed", hint="open a new client"
+        )
+        try:
+            error = await self._read_frames()
+        except InferdError as exc:
+            error = exc
+        except OSError as exc:
+            error = ConnectionLost(f"the connection to {self.path} broke: {exc.strerror}")
+        finally:
+            self._lose(error)
+
+    async def _read_frames(self) -> InferdError:
+        frames = FrameReader()
+        while True:
+            await anyio.wait_readable(self._socket)
+            try:
+                data = self._socket.recv(_READ_BYTES)
+            except BlockingIOError:
+                continue
+            if not data:
+                return ConnectionLost(f"the daemon at {self.path} closed the connection")
+            for frame in frames.feed(data):
+                try:
+                    goodbye = self._take(_decode(frame))
+                except (msgspec.DecodeError, IndexError, TypeError) as exc:
+                    raise ProtocolError(f"a frame of the daemon cannot be read: {exc}") from None
+                if goodbye is not None:
+                    return goodbye
+
+    def _take(self, message: list[Any]) -> InferdError | None:
+        """Take one message; return the error of a goodbye."""
+        kind = message[0]
+        if kind == Kind.EVENT:
+            request = self._in_flight.get(message[1])
+            if request is not None and not request.abandoned:
+                request.deliver(_as_map(message[2]))
+        elif kind == Kind.REPLY:
+            self._answer(message[1], _as_map(message[2]), None)
+        elif kind == Kind.ERROR:
+            self._answer(message[1], None, error_from_wire(_as_map(message[2])))
+        elif kind == Kind.GOODBYE:
+            return error_from_wire(_as_map(message[1]))
+        elif kind == Kind.HELLO:
+            self._greet(_as_map(message[1]))
+        return None
+
+    def _answer(
+        self, number: int, result: dict[str, Any] | None, error: InferdError | None
+    ) -> None:
+        request = self._in_flight.pop(number, None)
+        if request is not None:
+            request.answered = True
+            request.finish(result, error)
+        else:
+            self._cancels.discard(number)
+            self._send_cancels()
+        self._room.set()
+
+    def _greet(self, fields: dict[str, Any]) -> None:
+        theirs = fields.get("protocol")
+        if not isinstance(theirs, list) or theirs[:1] != [PROTOCOL_VERSION[0]]:
+            spoken = ".".join(map(str, theirs)) if isinstance(theirs, list) else theirs
+            raise VersionMismatch(
+                f"the daemon at {self.path} ({fields.get('software', 'unknown')}) speaks version"
+                f" {spoken} of the protocol, this client {'.'.join(map(str, PROTOCOL_VERSION))}",
+                data={"protocol": theirs},
+            )
+        try:
+            self.server = msgspec.convert(fields, ServerHello)
+        except msgspec.ValidationError as exc:
+            raise ProtocolError(f"the daemon's hello cannot be read: {exc}") from None
+        self._in_flight_max = max(1, self.server.limits.requests_max - _CANCELS_MAX)
+        self._greeted.set()
+
+    def _lose(self, error: InferdError) -> None:
+        self._lost = error
+        requests = list(self._in_flight.values())
+        self._in_flight.clear()
+        self._cancels_waiting.clear()
+        self._outbox.close()
+        for request in requests:
+            request.answered = True
+            request.finish(None, error)
+        self._greeted.set()
+        self._room.set()
+
+    # The clock's side.
+
+    async def watch(self) -> None:
+        """End requests whose deadline has passed, and do what is to be done soon, for ever."""
+        while True:
+            self._tick = anyio.Event()
+            while self._soon:
+                self._soon.popleft()()
+            now = time.monotonic()
+            open_requests = [r for r in self._in_flight.values() if not r.done]
+            for request in open_requests:
+                if request.deadline <= now:
+                    self._time_out(request)
+            self._tick_at = min((r.deadline for r in open_requests if not r.done), default=math.inf)
+            with anyio.move_on_after(self._tick_at - now):
+                await self._tick.wait()
+
+    def _time_out(self, request: InFlight) -> None:
+        request.finish(None, Timeout(f"{request.call} took longer than its timeout"))
+        self.abandon(request)
+
+    async def write(self) -> None:
+        """Send what the socket does not take at once, for ever."""
+        await self._outbox.write_on()
+
+    async def greet(self, software: str) -> None:
+        """Exchange hellos.
+
+        :raises VersionMismatch: the daemon speaks another major version.
+        """
+        self._outbox.send(
+            encode((Kind.HELLO, ClientHello(protocol=PROTOCOL_VERSION, software=software)))
+        )
+        await self._greeted.wait()
+        self._check()
+
+
+def _as_map(value: Any) -> dict[str, Any]:
+    if type(value) is not dict:
+        raise TypeError(f"a {type(value).__name__} where a map belongs")
+    return value
+
+
+@asynccontextmanager
+async def connect(path: str, software: str, timeout_s: float) -> AsyncIterator[Connection]:
+    """Connect, run the connection's tasks, and close it at the end.
+
+    :raises ConnectionLost: no daemon answers there.
+    :raises PermissionDenied: the socket is not for this user.
+    :raises VersionMismatch: the daemon speaks another major version.
+    """
+    error: BaseException | None = None
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as sock:
+        sock.setblocking(False)
+        connection = Connection(sock, path)
+        async with anyio.create_task_group() as group:
+            try:
+                with _connect_timeout(path, timeout_s):
+                    await _connect(sock, path)
+                    for task in (connection.read, connection.write, connection.watch):
+                        group.start_soon(task)
+                    await connection.greet(software)
+                yield connection
+            except anyio.get_cancelled_exc_class():
+                raise
+            except BaseException as exc:
+                error = exc  # kept out of the group, which would wrap it
+            finally:
+                group.cancel_scope.cancel()
+    if error is not None:
+        raise error
+
+
+@contextmanager
+def _connect_timeout(path: str, timeout_s: float) -> Iterator[None]:
+    try:
+        with anyio.fail_after(timeout_s):
+            yield
+    except TimeoutError:
+        raise ConnectionLost(
+            f"the daemon at {path} did not answer within {timeout_s:g} s",
+            hint="see `inferd status` and the daemon's log, or raise connect_timeout",
+        ) from None
+
+
+async def _connect(sock: socket.socket, path: str) -> None:
+    while True:
+        try:
+            sock.connect(path)
+            return
+        except BlockingIOError:
+            await anyio.sleep(_CONNECT_PAUSE_S)  # the daemon's backlog is full; nothing to wait on
+        except OSError as exc:
+            raise _connect_error(path, exc) from None
+
+
+def _connect_error(path: str, exc: OSError) -> InferdError:
+    if isinstance(exc, PermissionError):
+        return PermissionDenied(
+            f"the socket {path} is not open to this user",
+            hint="ask whoever runs that daemon, or start your own with `inferd serve`",
+        )
+    if isinstance(exc, FileNotFoundError | ConnectionRefusedError | ConnectionResetError):
+        return ConnectionLost(
+            f"no daemon answers at {path}: {exc.strerror}",
+            hint="start it with `inferd serve`, or set INFERD_SOCKET to its socket",
+        )
+    return InvalidArgument(
+        f"{path} is no socket that can be connected to: {exc.strerror or exc}",
+        hint="a socket's path has at most 107 bytes; set INFERD_SOCKET or pass `path`",
+    )

@@ -1,0 +1,121 @@
+"""One call under way, as the client sees it."""
+
+from __future__ import annotations
+
+import queue
+import time
+from collections import deque
+from typing import Any, TypeVar
+
+import anyio
+
+from ..backends.errors import InferdError, error_from_wire
+
+__all__ = ("InFlight", "InFlightThread", "K")
+
+
+class InFlight:
+    """A request and what has come for it. Owned by its connection, read by whoever made it.
+
+    `done`: the caller's side is over, with a result or an error. `answered`: the daemon's side is
+    over too; a request that was timed out or abandoned is done before it is answered.
+    """
+
+    __slots__ = (
+        "_wake", "abandoned", "answered", "call", "deadline", "done", "error", "events", "id",
+        "result",
+    )  # fmt: skip
+
+    def __init__(self, call: str, deadline: float):
+        self.id = 0
+        self.call = call
+        self.deadline = deadline
+        self.events: deque[dict[str, Any]] = deque()
+        self.result: dict[str, Any] = {}
+        self.error: InferdError | None = None
+        self.done = self.answered = self.abandoned = False
+        self._wake: anyio.Event | None = None
+
+    @property
+    def begun(self) -> bool:
+        """Whether an event has come, or the end."""
+        return self.done or bool(self.events)
+
+    @property
+    def left_s(self) -> float:
+        """Seconds until the deadline."""
+        return self.deadline - time.monotonic()
+
+    def deliver(self, event: dict[str, Any]) -> None:
+        """Take an event from the connection."""
+        self.events.append(event)
+        self._notify()
+
+    def finish(self, result: dict[str, Any] | None, error: InferdError | None) -> None:
+        """Take the end; only the first one counts."""
+        if not self.done:
+            self.result, self.error, self.done = result or {}, error, True
+        self._notify()
+
+    def outcome(self) -> dict[str, Any]:
+        """Return the result of a request that is done.
+
+        :raises InferdError: it failed; every caller gets an exception of its own.
+        """
+        if self.error is not None:
+            raise error_from_wire(self.error.to_wire())
+        return self.result
+
+    async def wait(self) -> None:
+        """Return when an event is there, or the end."""
+        while not self.begun:
+            await self._changed()
+
+    async def wait_answered(self) -> None:
+        """Return when the daemon has answered, or the connection is gone."""
+        while not self.answered:
+            await self._changed()
+
+    async def _changed(self) -> None:
+        if self._wake is None:
+            self._wake = anyio.Event()
+        await self._wake.wait()
+
+    def _notify(self) -> None:
+        wake = self._wake
+        if wake is not None:
+            self._wake = None
+            wake.set()
+
+
+class InFlightThread(InFlight):
+    """A request whose events another thread reads from `pieces`; None stands for the end.
+
+    The reader task puts events there itself: no task and no call into the loop per token.
+    """
+
+    __slots__ = ("pieces",)
+
+    def __init__(self, call: str, deadline: float):
+        super().__init__(call, deadline)
+        self.pieces: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
+
+    @property
+    def begun(self) -> bool:
+        """Whether an event has come, or the end."""
+        return self.done or not self.pieces.empty()
+
+    def deliver(self, event: dict[str, Any]) -> None:
+        """Take an event from the connection."""
+        self.pieces.put(event)
+        self._notify()
+
+    def finish(self, result: dict[str, Any] | None, error: InferdError | None) -> None:
+        """Take the end; only the first one counts."""
+        first = not self.done
+        super().finish(result, error)
+        if first:
+            self.pieces.put(None)
+
+
+K = TypeVar("K", bound=InFlight)

@@ -1,0 +1,38 @@
+"""Where the socket is."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+__all__ = ("SYSTEM_SOCKET", "client_socket_path", "daemon_socket_path")
+
+SYSTEM_SOCKET = Path("/run/inferd/inferd.sock")
+
+
+def client_socket_path(
+    environ: Mapping[str, str] | None = None, system: Path = SYSTEM_SOCKET
+) -> Path:
+    """Return the socket that a client without a path connects to.
+
+    `INFERD_SOCKET` if set; else the user's own daemon under `XDG_RUNTIME_DIR`, unless only the
+    system's is there; else the system's.
+    """
+    environ = os.environ if environ is None else environ
+    path = daemon_socket_path(environ, system)
+    if environ.get("INFERD_SOCKET") or path.exists() or not system.exists():
+        return path
+    return system
+
+
+def daemon_socket_path(
+    environ: Mapping[str, str] | None = None, system: Path = SYSTEM_SOCKET
+) -> Path:
+    """Return the socket that a daemon without a configured path listens on."""
+    environ = os.environ if environ is None else environ
+    if environ.get("INFERD_SOCKET"):
+        return Path(environ["INFERD_SOCKET"])
+    if environ.get("XDG_RUNTIME_DIR"):
+        return Path(environ["XDG_RUNTIME_DIR"], "inferd", "inferd.sock")
+    return system

@@ -1,0 +1,189 @@
+"""What a caller hands over, made ready for the wire: tensors, memfds, JSON, messages."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+import anyio.to_thread
+import msgspec
+
+from ..backends.errors import InvalidArgument, InvalidEncoding, TooLarge
+from .frames import FRAME_BYTES_MAX
+from .messages import TENSOR_BYTES_MAX, Tensor
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+__all__ = (
+    "Config",
+    "Message",
+    "Payload",
+    "Priority",
+    "Prompt",
+    "TensorLike",
+    "as_tensor",
+    "encode",
+    "json_text",
+    "memfd",
+    "opened",
+    "payload",
+    "turn_input",
+)
+
+Priority: TypeAlias = Literal["low", "normal", "high", "urgent"]
+Message: TypeAlias = Mapping[str, Any]
+Prompt: TypeAlias = str | Sequence[Message]
+Config: TypeAlias = Mapping[str, Any] | str | bytes
+"""Parameters: a mapping, or the JSON text of one."""
+TensorLike: TypeAlias = "Tensor | str | Buffer"
+
+_ENVELOPE_BYTES = 4096
+"""Room in a frame for what stands around its tensors."""
+_THREAD_BYTES_MIN = 1 << 20
+"""From this size on a memfd is written in a thread."""
+_SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
+
+
+def _plain(value: Any) -> Any:
+    """Return what msgpack knows for a handle, a reply, a mapping or a sequence of the caller's."""
+    if isinstance(value, str):
+        return str(value)
+    if isinstance(value, int):
+        return int(value)
+    if isinstance(value, Mapping):
+        return dict(value)
+    if isinstance(value, Sequence):
+        return list(value)
+    raise InvalidArgument(f"a {type(value).__name__} cannot be sent: {value!r:.80}")
+
+
+_encoder = msgspec.msgpack.Encoder(enc_hook=_plain)
+_json = msgspec.json.Encoder(enc_hook=_plain)
+
+
+def encode(message: Any) -> bytes:
+    """Return the frame of *message*, in which subclasses of plain types are plain."""
+    body = _encoder.encode(message)
+    return len(body).to_bytes(4, "little") + body
+
+
+def json_text(config: Config | None) -> str:
+    """Return *config* as JSON text; None is an empty text."""
+    if config is None or isinstance(config, str):
+        return config or ""
+    if not isinstance(config, bytes):
+        return _json.encode(config).decode()
+    try:
+        return config.decode()
+    except UnicodeDecodeError as exc:
+        raise InvalidEncoding(f"the configuration is no UTF-8: {exc}", hint="send JSON") from None
+
+
+def as_tensor(value: TensorLike) -> Tensor:
+    """Return *value* as a tensor: text and buffers become one of type u8."""
+    if isinstance(value, Tensor):
+        return value
+    if isinstance(value, str):
+        data = value.encode()
+    else:
+        try:
+            data = bytes(memoryview(value))
+        except TypeError:
+            raise InvalidArgument(
+                f"a {type(value).__name__} is no tensor", hint="pass text, a buffer or a Tensor"
+            ) from None
+    return Tensor(data=data, dimensions=[len(data)], type="u8")
+
+
+def turn_input(prompt: Prompt | None) -> tuple[str | None, list[dict[str, Any]] | None]:
+    """Return (prompt, messages) of a turn: text, or messages, or neither."""
+    if prompt is None or isinstance(prompt, str):
+        return prompt, None
+    messages = [dict(m) for m in prompt if isinstance(m, Mapping)]
+    if len(messages) == len(prompt):
+        return None, messages
+    raise InvalidArgument(
+        f"a {type(prompt).__name__} is no prompt",
+        hint='pass text, or messages such as [{"role": "user", "content": "…"}]',
+    )
+
+
+async def memfd(data: bytes) -> int:
+    """Return a sealed memfd that holds *data*; the caller closes it."""
+    if len(data) < _THREAD_BYTES_MIN:
+        return _write_memfd(data)
+    return await anyio.to_thread.run_sync(_write_memfd, data)
+
+
+def _write_memfd(data: bytes) -> int:
+    fd = os.memfd_create("inferd", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        left = memoryview(data)
+        while left:
+            left = left[os.write(fd, left) :]
+        # The daemon takes no model from a descriptor whose file could change under it.
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+class Payload:
+    """A frame's tensors, and the memfds of those that do not fit into it. Close it when sent."""
+
+    def __init__(self) -> None:
+        self.descriptors: list[int] = []
+        self._room = FRAME_BYTES_MAX - _ENVELOPE_BYTES
+
+    async def pack(self, value: TensorLike) -> Tensor:
+        """Return *value* for the frame: as it is, or standing for the memfd that holds its bytes.
+
+        :raises TooLarge: it is past the bound of a tensor in a descriptor, too.
+        """
+        tensor = as_tensor(value)
+        size = len(tensor.data)
+        if size > TENSOR_BYTES_MAX:
+            raise TooLarge(
+                f"a tensor of {size} bytes; the limit is {TENSOR_BYTES_MAX}",
+                hint="split it",
+                data={"bytes": size, "tensor_bytes_max": TENSOR_BYTES_MAX},
+            )
+        if size <= self._room:
+            self._room -= size
+            return tensor
+        return msgspec.structs.replace(tensor, data=b"", fd=await self.add_memfd(tensor.data))
+
+    async def add_memfd(self, data: bytes) -> int:
+        """Put *data* into a memfd, and return its place among the frame's descriptors."""
+        self.descriptors.append(await memfd(data))
+        return len(self.descriptors) - 1
+
+    def close(self) -> None:
+        """Close the memfds: the socket has copies of its own."""
+        while self.descriptors:
+            os.close(self.descriptors.pop())
+
+
+@contextmanager
+def payload() -> Iterator[Payload]:
+    """Yield an empty payload and close it."""
+    packed = Payload()
+    try:
+        yield packed
+    finally:
+        packed.close()
+
+
+@contextmanager
+def opened(fd: int) -> Iterator[None]:
+    """Close *fd* at the end; a negative one is none."""
+    try:
+        yield
+    finally:
+        if fd >= 0:
+            os.close(fd)

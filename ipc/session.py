@@ -1,0 +1,268 @@
+"""The natural client's conversation: a lease on a model, a context on it, and its turns."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+from contextvars import ContextVar
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+
+import anyio
+
+from ..backends.errors import ConnectionLost, InvalidArgument, SessionExpired
+from . import messages as w
+from .calls import ProgressCallback
+from .handles import Context, Graph
+from .inflight import InFlight, K
+from .payloads import Config, Priority, Prompt, TensorLike, json_text
+from .pull import AsyncPull, PullTurn
+from .streams import SETTLE_S_MAX, AsyncStream, Reply
+
+if TYPE_CHECKING:
+    from .client import AsyncClient
+
+__all__ = ("AsyncSession", "calling_thread")
+
+CLOSE_S_MAX = 5.0
+Handle = TypeVar("Handle", bound=int)
+_APPEND = b'{"append":true}'
+
+calling_thread: ContextVar[int] = ContextVar("calling_thread", default=0)
+"""The thread that a call of the synchronous twin comes from; 0 in tasks of the user's own."""
+
+
+def _caller() -> int:
+    return calling_thread.get() or anyio.get_current_task().id
+
+
+class AsyncSession:
+    """A conversation with a model; `AsyncClient.session` makes it. One turn at a time.
+
+    Opened and closed by `async with`: it loads the model if need be and leaves nothing behind, also
+    where opening fails. A turn whose stream was left early is cancelled by the next call of the
+    same task; a turn that another task reads makes it `SessionBusy`.
+    """
+
+    def __init__(
+        self,
+        client: AsyncClient,
+        model: str,
+        *,
+        system: str | None = None,
+        session_id: str | None = None,
+        raw: bool = False,
+        priority: Priority = "normal",
+        options: dict[str, Any] | None = None,
+        config: Config | None = None,
+        on_progress: ProgressCallback | None = None,
+    ):
+        self.client = client
+        self.model = model
+        self.session_id = session_id
+        self.metadata: dict[str, Any] = {}
+        self._system, self._raw, self._priority = system, raw, priority
+        self._options, self._config, self._on_progress = options, config, on_progress
+        self._graph: Graph | None = None
+        self._context: Context | None = None
+        self._turn: InFlight | None = None
+        self._turn_caller = 0
+        self._pull: PullTurn | None = None
+        self._appends = False
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} with {self.model} [context {self._context}]>"
+
+    @property
+    def graph(self) -> Graph:
+        """The session's lease on the model, and what the daemon said of it."""
+        return _opened(self._graph)
+
+    @property
+    def context(self) -> Context:
+        """The execution context's handle, for the wasi-nn calls."""
+        return _opened(self._context)
+
+    @property
+    def attached(self) -> bool:
+        """Whether the session was there before, with its history."""
+        return self.context.attached
+
+    async def __aenter__(self) -> Self:
+        if self._graph is not None:
+            raise InvalidArgument("the session is open already", hint="make another one")
+        try:
+            await self._open()
+        except BaseException:
+            await self._close()
+            raise
+        return self
+
+    async def _open(self) -> None:
+        client = self.client
+        self._graph = await client.load_by_name_with_config(
+            self.model, json_text(self._config), on_progress=self._on_progress
+        )
+        if self.session_id is None:
+            self._context = await client.init_execution_context(self._graph)
+        else:
+            self._context = await client.init_execution_context_with_session_id(
+                self._graph, self.session_id
+            )
+        if self._system is not None and not self._context.attached:
+            await client.reset(self._context, self._system)
+        if self._options or self._priority != "normal":
+            await client.set_options(self._context, self._options, priority=self._priority)
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self._close()
+
+    async def _close(self) -> None:
+        context, graph = self._context, self._graph
+        self._context = self._graph = None
+        with anyio.move_on_after(CLOSE_S_MAX, shield=True):
+            if context is not None:
+                await _ignore_refusal(self.client.finalize_execution_context(context))
+            if graph is not None:
+                await _ignore_refusal(self.client.unload(graph))
+
+    def stream(
+        self,
+        prompt: Prompt | None = None,
+        *,
+        raw: bool | None = None,
+        options: dict[str, Any] | None = None,
+        priority: Priority | None = None,
+        timeout: float | None = None,
+        queue_timeout: float | None = None,
+    ) -> AsyncStream:
+        """Stream a turn: *prompt* is the user's text, or messages (role and content), added to the
+        history by the chat template; with *raw* it is added as it stands. Without one the history
+        is answered as it is.
+        """
+        params = self.client.turn_params(
+            self.context, prompt, self._is_raw(raw), options,
+            priority or self._priority, timeout, queue_timeout,
+        )  # fmt: skip
+
+        async def start(kind: type[K], deadline: float) -> K:
+            await self._settle()
+            request = kind("stream", deadline)
+            await self.client.connection.start(request, params)
+            self._took_turn(request)
+            return request
+
+        return AsyncStream(self.client.new_turn(start, timeout, self._ended))
+
+    async def chat(
+        self,
+        prompt: Prompt | None = None,
+        *,
+        raw: bool | None = None,
+        options: dict[str, Any] | None = None,
+        priority: Priority | None = None,
+        timeout: float | None = None,
+        queue_timeout: float | None = None,
+    ) -> Reply:
+        """Do a turn as `stream` does and return its whole text, with its metadata."""
+        params = self.client.turn_params(
+            self.context, prompt, self._is_raw(raw), options,
+            priority or self._priority, timeout, queue_timeout,
+        )  # fmt: skip
+        await self._settle()
+        result = await self.client.call(
+            "chat", params, w.TurnResult, timeout, on_start=self._took_turn
+        )
+        self.metadata = result.metadata
+        return Reply(result.text.decode(errors="replace"), result.metadata)
+
+    def pull(
+        self,
+        prompt: TensorLike | None = None,
+        *,
+        priority: Priority | None = None,
+        timeout: float | None = None,
+    ) -> AsyncPull:
+        """Compute a turn token by token, each when it is asked for; *prompt* is added to the
+        history as it stands. Without one the context's input is computed as `set_input` left it.
+
+        *timeout* bounds each token. `set_options` between two tokens holds from the next one.
+        """
+        return AsyncPull(self, prompt, priority or self._priority, timeout)
+
+    async def set_options(
+        self,
+        options: dict[str, Any] | None = None,
+        *,
+        priority: Priority | None = None,
+        timeout: float | None = None,
+    ) -> None:
+        """Let parameters, and a priority, hold for the turns from now on."""
+        await self.client.set_options(self.context, options, priority=priority, timeout=timeout)
+        self._priority = priority or self._priority
+
+    async def reset(self, system: str | None = None, *, timeout: float | None = None) -> None:
+        """Empty the history; the system prompt stays, or becomes *system*."""
+        await self._settle()
+        self._system = self._system if system is None else system
+        await self.client.reset(self.context, self._system, timeout=timeout)
+
+    async def cancel(self, *, timeout: float | None = None) -> bool:
+        """Cancel the turn under way, whoever reads it; tell whether there was one."""
+        return await self.client.cancel(self.context, timeout=timeout)
+
+    # What streams and pulls do with the session.
+
+    async def begin_pull(self, prompt: TensorLike | None, timeout: float | None) -> PullTurn:
+        """Set the input of a pull."""
+        await self._settle()
+        if prompt is not None and not self._appends:
+            await self.client.set_input(self.context, 1, _APPEND, timeout=timeout)
+            self._appends = True
+        if prompt is not None:
+            await self.client.set_input(self.context, 0, prompt, timeout=timeout)
+        self._pull = PullTurn(self.client.connection, self.context, _caller())
+        return self._pull
+
+    def _took_turn(self, request: InFlight) -> None:
+        self._turn, self._turn_caller = request, _caller()
+
+    def _ended(self, metadata: dict[str, Any]) -> None:
+        self.metadata = metadata
+
+    def _is_raw(self, raw: bool | None) -> bool:
+        return self._raw if raw is None else raw
+
+    async def _settle(self) -> None:
+        """See to the turn before: one that was left is ended, and its end awaited.
+
+        A turn that another task reads goes on; the daemon then answers `SessionBusy`.
+        """
+        pull, turn, caller = self._pull, self._turn, _caller()
+        if pull is not None and not pull.ended and (pull.left or pull.caller == caller):
+            pull.ended = True
+            await self.client.fini_single(pull.context)
+        if turn is not None and (turn.abandoned or self._turn_caller == caller):
+            self.client.connection.abandon(turn)
+            with anyio.move_on_after(SETTLE_S_MAX):
+                await turn.wait_answered()
+
+
+def _opened(handle: Handle | None) -> Handle:
+    if handle is None:
+        raise InvalidArgument(
+            "the session is not open", hint="use it as `with client.session(…) as session:`"
+        )
+    return handle
+
+
+async def _ignore_refusal(call: Awaitable[None]) -> None:
+    """Await a call that tidies up: what is closed or lost already needs no closing."""
+    try:
+        await call
+    except (InvalidArgument, SessionExpired, ConnectionLost):
+        return

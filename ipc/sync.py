@@ -1,0 +1,419 @@
+"""The synchronous twin of `AsyncClient`: same names, plain iterators and contexts.
+
+The asynchronous client runs on an event loop in a thread of its own. Pieces of a stream come over
+a queue that the loop's reader task fills; credit bounds it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from threading import Lock
+from types import TracebackType
+from typing import Any, Self
+
+from ..backends.errors import ConnectionLost
+from .calls import ProgressCallback
+from .client import AsyncClient
+from .handles import Context, Graph
+from .inflight import InFlightThread
+from .messages import ServerHello
+from .payloads import Config, Priority, Prompt, TensorLike
+from .pull import AsyncPull
+from .session import AsyncSession
+from .streams import AsyncStream
+from .twins import LoopThread, twin
+
+__all__ = ("Client", "Pull", "Session", "Stream")
+
+
+class Stream(Iterator[str]):
+    """The pieces of a turn's text, as `AsyncStream`'s. Leaving the loop early cancels the turn at
+    once; for one thread at a time.
+    """
+
+    def __init__(self, thread: LoopThread, stream: AsyncStream):
+        self._thread, self._stream, self._turn = thread, stream, stream.turn
+        self._request: InFlightThread | None = None
+        self._ended = False
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """What the turn's end told; empty before."""
+        return self._turn.metadata
+
+    @property
+    def tokens(self) -> list[int]:
+        """The token ids so far."""
+        return self._turn.tokens
+
+    def __next__(self) -> str:
+        if self._ended:
+            raise StopIteration
+        try:
+            while True:
+                piece = self._next()
+                if piece:
+                    return piece
+                if self._ended:
+                    raise StopIteration
+        except BaseException:
+            # Ctrl-C, too: the exception's traceback keeps this object, so __del__ would come late.
+            self._leave()
+            raise
+
+    def _next(self) -> str:
+        request = self._request
+        if request is None:
+            request = self._thread.run(self._turn.start, InFlightThread)
+            self._request = request
+        event = request.pieces.get()
+        if event is None:
+            self._ended = True
+            return self._turn.end(request)
+        piece, grant = self._turn.take(event)
+        if grant:
+            self._thread.soon(self._turn.connection.grant, request, grant)
+        return piece
+
+    def _leave(self) -> None:
+        self._ended = True
+        request = self._turn.request
+        if request is not None and not request.answered:
+            self._thread.soon(self._turn.leave)
+
+    def close(self) -> None:
+        """Cancel the turn if it has not ended, and wait until it has."""
+        self._ended = True
+        request = self._turn.request
+        if request is not None and not request.answered and not self._thread.forked:
+            self._thread.run(self._stream.aclose)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        self._leave()
+
+
+class Pull(Iterator[str]):
+    """The pieces of a turn, each computed when it is asked for, as `AsyncPull`'s."""
+
+    def __init__(self, thread: LoopThread, pull: AsyncPull):
+        self._thread, self._pull = thread, pull
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """What the turn's end told; empty before."""
+        return self._pull.metadata
+
+    def __next__(self) -> str:
+        try:
+            return self._thread.run(self._pull.__anext__)
+        except StopAsyncIteration:
+            raise StopIteration from None
+        except BaseException:
+            self._thread.soon(self._pull.leave)
+            raise
+
+    def close(self) -> None:
+        """End the turn if it has not ended."""
+        if not self._thread.forked:
+            self._thread.run(self._pull.aclose)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        self._thread.soon(self._pull.leave)
+
+
+class Session:
+    """A conversation with a model; `Client.session` makes it. See `AsyncSession`."""
+
+    def __init__(self, thread: LoopThread, session: AsyncSession):
+        self.thread, self.twin = thread, session
+
+    def __repr__(self) -> str:
+        return f"<Session with {self.twin.model}>"
+
+    @property
+    def model(self) -> str:
+        """The model's name."""
+        return self.twin.model
+
+    @property
+    def session_id(self) -> str | None:
+        """The session's id, if it has one."""
+        return self.twin.session_id
+
+    @property
+    def graph(self) -> Graph:
+        """The session's lease on the model, and what the daemon said of it."""
+        return self.twin.graph
+
+    @property
+    def context(self) -> Context:
+        """The execution context's handle, for the wasi-nn calls."""
+        return self.twin.context
+
+    @property
+    def attached(self) -> bool:
+        """Whether the session was there before, with its history."""
+        return self.twin.attached
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """What the last turn's end told."""
+        return self.twin.metadata
+
+    def __enter__(self) -> Self:
+        self.thread.run(self.twin.__aenter__)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if not self.thread.forked:
+            self.thread.run(self.twin.__aexit__, None, None, None)
+
+    def stream(
+        self,
+        prompt: Prompt | None = None,
+        *,
+        raw: bool | None = None,
+        options: dict[str, Any] | None = None,
+        priority: Priority | None = None,
+        timeout: float | None = None,
+        queue_timeout: float | None = None,
+    ) -> Stream:
+        """Stream a turn; see `AsyncSession.stream`."""
+        return Stream(
+            self.thread,
+            self.twin.stream(
+                prompt,
+                raw=raw,
+                options=options,
+                priority=priority,
+                timeout=timeout,
+                queue_timeout=queue_timeout,
+            ),
+        )
+
+    def pull(
+        self,
+        prompt: TensorLike | None = None,
+        *,
+        priority: Priority | None = None,
+        timeout: float | None = None,
+    ) -> Pull:
+        """Compute a turn token by token; see `AsyncSession.pull`."""
+        return Pull(self.thread, self.twin.pull(prompt, priority=priority, timeout=timeout))
+
+    chat = twin(AsyncSession.chat)
+    set_options = twin(AsyncSession.set_options)
+    reset = twin(AsyncSession.reset)
+    cancel = twin(AsyncSession.cancel)
+
+
+class Client:
+    """The synchronous client::
+
+        with Client() as client, client.session("smollm2") as session:
+            for piece in session.stream("Say hello."):
+                print(piece, end="")
+
+    Takes what `AsyncClient` takes. It connects in `with`, or with the first call; then `close` it.
+    Any number of threads may use it, in a notebook too. `on_progress` is called in the client's
+    own thread.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str] | None = None,
+        *,
+        timeout: float = 600.0,
+        connect_timeout: float = 5.0,
+        retries: int = 0,
+        software: str = "",
+    ):
+        self.twin = AsyncClient(
+            path,
+            timeout=timeout,
+            connect_timeout=connect_timeout,
+            retries=retries,
+            software=software,
+        )
+        self._lock = Lock()
+        self._thread: LoopThread | None = None
+        self._stack = ExitStack()
+        self._closed = False
+
+    def __repr__(self) -> str:
+        return f"<Client of {self.twin.path}>"
+
+    @property
+    def thread(self) -> LoopThread:
+        """The loop that the client runs on; connects if it has not.
+
+        :raises ConnectionLost: no daemon answers, or the client was closed.
+        """
+        if self._thread is None:
+            with self._lock:
+                if self._thread is None:
+                    self._thread = self._connect()
+        return self._thread
+
+    def _connect(self) -> LoopThread:
+        if self._closed:
+            raise ConnectionLost(
+                f"the client of {self.twin.path} is closed", hint="make a new Client"
+            )
+        with ExitStack() as stack:
+            thread = LoopThread()
+            stack.callback(thread.close)
+            stack.enter_context(thread.enter(self.twin))
+            self._stack = stack.pop_all()
+        return thread
+
+    def open(self) -> Self:
+        """Connect now."""
+        _ = self.thread
+        return self
+
+    def close(self) -> None:
+        """Close the connection and end the thread; closing again does nothing."""
+        with self._lock:
+            self._closed = True
+            thread, self._thread = self._thread, None
+        if thread is not None and not thread.forked:
+            self._stack.close()
+
+    def __enter__(self) -> Self:
+        return self.open()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    @property
+    def path(self) -> Path:
+        """The daemon's socket."""
+        return self.twin.path
+
+    @property
+    def server(self) -> ServerHello:
+        """What the daemon said of itself: software, protocol, limits, llama.cpp's build."""
+        self.open()
+        return self.twin.server
+
+    def session(
+        self,
+        model: str,
+        *,
+        system: str | None = None,
+        session_id: str | None = None,
+        raw: bool = False,
+        priority: Priority = "normal",
+        options: dict[str, Any] | None = None,
+        config: Config | None = None,
+        on_progress: ProgressCallback | None = None,
+    ) -> Session:
+        """Return a conversation with *model*, to be used in `with`; see `AsyncClient.session`."""
+        session = self.twin.session(
+            model,
+            system=system,
+            session_id=session_id,
+            raw=raw,
+            priority=priority,
+            options=options,
+            config=config,
+            on_progress=on_progress,
+        )
+        return Session(self.thread, session)
+
+    def stream(
+        self,
+        context: int,
+        prompt: Prompt | None = None,
+        *,
+        raw: bool = False,
+        options: dict[str, Any] | None = None,
+        priority: Priority | None = None,
+        timeout: float | None = None,
+        queue_timeout: float | None = None,
+    ) -> Stream:
+        """Stream one turn of a context; see `AsyncClient.stream`."""
+        thread = self.thread
+        stream = self.twin.stream(
+            context,
+            prompt,
+            raw=raw,
+            options=options,
+            priority=priority,
+            timeout=timeout,
+            queue_timeout=queue_timeout,
+        )
+        return Stream(thread, stream)
+
+    load = twin(AsyncClient.load)
+    load_file = twin(AsyncClient.load_file)
+    load_by_name = twin(AsyncClient.load_by_name)
+    load_by_name_with_config = twin(AsyncClient.load_by_name_with_config)
+    init_execution_context = twin(AsyncClient.init_execution_context)
+    init_execution_context_with_session_id = twin(
+        AsyncClient.init_execution_context_with_session_id
+    )
+    set_input = twin(AsyncClient.set_input)
+    compute = twin(AsyncClient.compute)
+    compute_single = twin(AsyncClient.compute_single)
+    get_output = twin(AsyncClient.get_output)
+    get_output_single = twin(AsyncClient.get_output_single)
+    fini_single = twin(AsyncClient.fini_single)
+    finalize_execution_context = twin(AsyncClient.finalize_execution_context)
+    close_execution_context = twin(AsyncClient.close_execution_context)
+    unload = twin(AsyncClient.unload)
+    prompt_init = twin(AsyncClient.prompt_init)
+    prompt_compute = twin(AsyncClient.prompt_compute)
+    init_backend = twin(AsyncClient.init_backend)
+    deinit_backend = twin(AsyncClient.deinit_backend)
+    run_inference = twin(AsyncClient.run_inference)
+    chat = twin(AsyncClient.chat)
+    cancel = twin(AsyncClient.cancel)
+    reset = twin(AsyncClient.reset)
+    set_options = twin(AsyncClient.set_options)
+    models = twin(AsyncClient.models)
+    show = twin(AsyncClient.show)
+    unload_model = twin(AsyncClient.unload_model)
+    sessions = twin(AsyncClient.sessions)
+    queue = twin(AsyncClient.queue)
+    stats = twin(AsyncClient.stats)
+    tokenize = twin(AsyncClient.tokenize)
+    detokenize = twin(AsyncClient.detokenize)
+    apply_template = twin(AsyncClient.apply_template)
+    drain = twin(AsyncClient.drain)

@@ -1,0 +1,128 @@
+"""How the synchronous client is made of the asynchronous one: a loop in a thread, and twins of its
+methods, whose types are the asynchronous ones' own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import os
+import threading
+from collections.abc import Callable, Coroutine
+from concurrent.futures import CancelledError, Future
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, ExitStack
+from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, overload
+
+from anyio.from_thread import start_blocking_portal
+
+from ..backends.errors import ConnectionLost
+from .session import calling_thread
+
+__all__ = ("HasTwin", "LoopThread", "twin")
+
+P = ParamSpec("P")
+R = TypeVar("R")
+A = TypeVar("A")
+A_co = TypeVar("A_co", covariant=True)
+
+
+class LoopThread:
+    """An event loop in a daemon thread; its methods may be called from any other thread.
+
+    A notebook's running loop is not touched. After a fork the child has the object but not the
+    thread: every call then says so.
+    """
+
+    def __init__(self) -> None:
+        self._pid = os.getpid()
+        self._stack = ExitStack()
+        self._portal = self._stack.enter_context(start_blocking_portal(name="inferd-client"))
+        self._loop = self._portal.call(asyncio.get_running_loop)
+
+    @property
+    def forked(self) -> bool:
+        """Whether this is a child process of the one that made the thread."""
+        return os.getpid() != self._pid
+
+    def run(
+        self, function: Callable[P, Coroutine[Any, Any, R]], *args: P.args, **kw: P.kwargs
+    ) -> R:
+        """Run a coroutine function on the loop; a caller who is interrupted cancels it."""
+        self._check()
+        token = calling_thread.set(threading.get_ident())
+        try:
+            future: Future[R] = self._portal.start_task_soon(
+                functools.partial(function, *args, **kw)
+            )
+        except RuntimeError as exc:
+            raise ConnectionLost(f"the client is closed: {exc}", hint="open a new one") from None
+        finally:
+            calling_thread.reset(token)
+        try:
+            return future.result()
+        except CancelledError:
+            raise ConnectionLost("the client was closed", hint="open a new one") from None
+        except BaseException:
+            future.cancel()  # Ctrl-C here must not leave the call running there
+            raise
+
+    def soon(self, function: Callable[..., object], *args: Any) -> None:
+        """Let the loop call *function*, without waiting for it."""
+        if not self.forked:
+            try:
+                self._loop.call_soon_threadsafe(function, *args)
+            except RuntimeError:
+                return  # the loop is closed, and with it everything that could be told
+
+    def enter(self, manager: AbstractAsyncContextManager[R]) -> AbstractContextManager[R]:
+        """Return *manager* as a synchronous one that lives in one task of the loop."""
+        self._check()
+        return self._portal.wrap_async_context_manager(manager)
+
+    def _check(self) -> None:
+        if self.forked:
+            raise ConnectionLost(
+                f"this client was opened by process {self._pid}, before a fork: its thread is not"
+                f" in process {os.getpid()}",
+                hint="make a new Client in the child process",
+            )
+
+    def close(self) -> None:
+        """End the loop and the thread."""
+        if not self.forked:
+            self._stack.close()
+
+
+class HasTwin(Protocol[A_co]):
+    """A synchronous object and the asynchronous one behind it."""
+
+    @property
+    def twin(self) -> A_co:
+        """The asynchronous object."""
+
+    @property
+    def thread(self) -> LoopThread:
+        """The loop that it lives on."""
+
+
+class twin(Generic[A, P, R]):
+    """A method that runs its asynchronous twin on the client's loop, with the same signature."""
+
+    def __init__(self, method: Callable[Concatenate[A, P], Coroutine[Any, Any, R]]):
+        self._method = method
+        self.__doc__ = method.__doc__
+
+    @overload
+    def __get__(self, instance: None, owner: type) -> twin[A, P, R]: ...
+    @overload
+    def __get__(self, instance: HasTwin[A], owner: type) -> Callable[P, R]: ...
+    def __get__(self, instance: HasTwin[A] | None, owner: type) -> twin[A, P, R] | Callable[P, R]:
+        if instance is None:
+            return self
+        method = self._method
+
+        @functools.wraps(method)
+        def call(*args: P.args, **kwargs: P.kwargs) -> R:
+            return instance.thread.run(method, instance.twin, *args, **kwargs)
+
+        return call

@@ -1,0 +1,124 @@
+"""inferd's client: programs that share language models through a local daemon.
+
+`AsyncClient` and its synchronous twin `Client` talk to a running `inferd serve`. Names are loaded
+when they are first used: worker processes import this package too, and need no client.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+__all__ = (
+    "AsyncClient",
+    "AsyncPull",
+    "AsyncSession",
+    "AsyncStream",
+    "BackendError",
+    "Busy",
+    "Cancelled",
+    "Client",
+    "ComputeResult",
+    "ConnectionLost",
+    "Context",
+    "ContextFull",
+    "EndOfSequence",
+    "Graph",
+    "InferdError",
+    "InvalidArgument",
+    "InvalidEncoding",
+    "LoadFailed",
+    "ModelNotFound",
+    "NotFound",
+    "OutOfMemory",
+    "PermissionDenied",
+    "PromptTooLong",
+    "ProtocolError",
+    "Pull",
+    "ReaderTimeout",
+    "Reply",
+    "Session",
+    "SessionBusy",
+    "SessionExpired",
+    "ShuttingDown",
+    "Stream",
+    "Tensor",
+    "Timeout",
+    "TooLarge",
+    "UnsupportedOperation",
+    "VersionMismatch",
+    "WorkerCrashed",
+    "__version__",
+)
+
+if TYPE_CHECKING:
+    from .backends.errors import (
+        BackendError,
+        Busy,
+        Cancelled,
+        ConnectionLost,
+        ContextFull,
+        EndOfSequence,
+        InferdError,
+        InvalidArgument,
+        InvalidEncoding,
+        LoadFailed,
+        ModelNotFound,
+        NotFound,
+        OutOfMemory,
+        PermissionDenied,
+        PromptTooLong,
+        ProtocolError,
+        ReaderTimeout,
+        SessionBusy,
+        SessionExpired,
+        ShuttingDown,
+        Timeout,
+        TooLarge,
+        UnsupportedOperation,
+        VersionMismatch,
+        WorkerCrashed,
+    )
+    from .ipc import (
+        AsyncClient,
+        AsyncPull,
+        AsyncSession,
+        AsyncStream,
+        Client,
+        ComputeResult,
+        Context,
+        Graph,
+        Pull,
+        Reply,
+        Session,
+        Stream,
+        Tensor,
+    )
+
+    __version__: str
+
+
+def __getattr__(name: str) -> object:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name == "__version__":
+        value: object = _version()
+    else:
+        errors = importlib.import_module(".backends.errors", __name__)
+        home = errors if name in errors.__all__ else importlib.import_module(".ipc", __name__)
+        value = getattr(home, name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+def _version() -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("inferd")
+    except PackageNotFoundError:  # a checkout that is not installed
+        return "0+unknown"
