@@ -1,0 +1,44 @@
+"""How commands reach the daemon."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .output import fraction_bar
+
+if TYPE_CHECKING:
+    from ...ipc import Client, Session
+
+__all__ = ("client_of", "session_of", "socket_of")
+
+RETRIES = 2
+SOFTWARE = "inferd cli"
+
+
+def client_of(socket: Path | None, *, retries: int = 0) -> Client:
+    """Return a client, not yet connected."""
+    from ...ipc import Client
+
+    return Client(socket, retries=retries, software=SOFTWARE)
+
+
+def socket_of(socket: Path | None) -> Path:
+    """Return the socket that a client connects to."""
+    from ...ipc import client_socket_path
+
+    return socket or client_socket_path()
+
+
+@contextmanager
+def session_of(
+    socket: Path | None, model: str, *, show_bar: bool, **arguments: Any
+) -> Iterator[Session]:
+    """Give a session with *model*, after a bar for its load; *arguments* are `Client.session`'s."""
+    with ExitStack() as stack:
+        client = stack.enter_context(client_of(socket, retries=RETRIES))
+        with fraction_bar(f"loading {model}", show=show_bar) as tell:
+            session = stack.enter_context(client.session(model, on_progress=tell, **arguments))
+        yield session

@@ -1,0 +1,100 @@
+"""Commands that look in: what is loaded and who uses it, how the daemon is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import typer
+
+from .client import client_of, socket_of
+from .options import JsonOutput, SocketPath
+from .output import size_text, table, time_text, write, write_json
+
+__all__ = ("add_to",)
+
+ID_DIGITS = 12
+
+
+def ps(socket: SocketPath = None, as_json: JsonOutput = False) -> None:
+    """List what is loaded, your sessions and your tasks."""
+    with client_of(socket) as client:
+        models = [m for m in client.models() if m["state"] not in ("cold", "failed")]
+        sessions, tasks = client.sessions(), client.queue()
+    if as_json:
+        write_json({"models": models, "sessions": sessions, "tasks": tasks})
+        return
+    heads = ("NAME", "ID", "SIZE", "PROCESSOR", "CONTEXT", "UNTIL", "SESSIONS", "TASKS")
+    table(heads, [_model_row(m, sessions) for m in models])
+    if sessions:
+        running = {task["context"]: task for task in tasks}
+        write("")
+        heads = ("SESSION", "ID", "MODEL", "STATE", "PRIORITY", "HISTORY", "ANSWER", "FOR")
+        table(heads, [_session_row(s, running.get(s["context"])) for s in sessions])
+
+
+def _model_row(model: dict[str, Any], sessions: list[dict[str, Any]]) -> tuple[object, ...]:
+    info = model["info"] or {}
+    return (
+        model["name"],
+        str(info.get("fingerprint", "-"))[:ID_DIGITS],
+        size_text(info.get("size_bytes") or model["size_bytes"]),
+        _processor(info),
+        info.get("ctx_size", "-"),
+        _until(model),
+        sum(session["model"] == model["name"] for session in sessions),
+        model["tasks"],
+    )
+
+
+def _processor(info: dict[str, Any]) -> str:
+    layers = info.get("n_gpu_layers", 0)
+    return f"{layers} layers on GPU" if layers else "100% CPU"
+
+
+def _until(model: dict[str, Any]) -> str:
+    if model["state"] != "ready":
+        return f"{model['state']} {model['progress']:.0%}"
+    if model["leases"] or model["tasks"]:
+        return "in use"
+    left_s = model.get("expires_s")
+    return f"idle for {time_text(model['idle_s'])}" if left_s is None else time_text(left_s)
+
+
+def _session_row(session: dict[str, Any], task: dict[str, Any] | None) -> tuple[object, ...]:
+    return (
+        session["context"],
+        session["session_id"] or "-",
+        session["model"],
+        session["state"],
+        session["priority"],
+        session["tokens"],
+        task["output_tokens"] if task else "-",
+        time_text(task["for_s"] if task else session["idle_s"]),
+    )
+
+
+def status(socket: SocketPath = None, as_json: JsonOutput = False) -> None:
+    """Tell how the daemon is."""
+    with client_of(socket) as client:
+        stats, hello = client.stats(), client.server
+    stats["socket"], stats["software"] = str(socket_of(socket)), hello.software
+    if as_json:
+        write_json(stats)
+        return
+    write(
+        f"{hello.software} at {stats['socket']}, pid {stats['pid']}"
+        f", up for {time_text(stats['uptime_s'])}{', draining' if stats['draining'] else ''}"
+    )
+    write(
+        f"sessions: {stats['sessions']} of {stats['sessions_max']}"
+        f"; tasks: {stats['running']} running, {stats['waiting']} waiting"
+        f", {stats['parked']} parked, {stats['refused']} refused so far"
+    )
+    names = ", ".join(stats["models"]) or "none"
+    write(f"models loaded: {names}; connections: {stats['connections']}; cores: {stats['cores']}")
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add the commands."""
+    for command in (ps, status):
+        app.command()(command)

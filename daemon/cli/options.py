@@ -1,0 +1,102 @@
+"""Options that several commands share, and the exit statuses."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+
+__all__ = (
+    "EXIT_BUSY",
+    "EXIT_INTERRUPTED",
+    "EXIT_NO_DAEMON",
+    "EXIT_READER_GONE",
+    "EXIT_REFUSED",
+    "EXIT_USAGE",
+    "ConfigFile",
+    "JsonOutput",
+    "ModelOptions",
+    "ModelsDir",
+    "Priority",
+    "PriorityOption",
+    "SocketPath",
+    "SystemPrompt",
+    "read_pairs",
+)
+
+EXIT_REFUSED = 1
+EXIT_USAGE = 2
+EXIT_NO_DAEMON = 3
+EXIT_BUSY = 4
+EXIT_INTERRUPTED = 130
+EXIT_READER_GONE = 141
+
+
+class Priority(StrEnum):
+    """The classes of the queue."""
+
+    LOW = "low"
+    NORMAL = "normal"
+    HIGH = "high"
+    URGENT = "urgent"
+
+
+def _want_json(ctx: typer.Context, value: bool) -> bool:
+    # Given before the command or after it; an error that comes later is told in JSON, too.
+    ctx.meta["inferd.json"] = value or ctx.meta.get("inferd.json", False)
+    return bool(ctx.meta["inferd.json"])
+
+
+def _keep_socket(ctx: typer.Context, value: Path | None) -> Path | None:
+    ctx.meta["inferd.socket"] = value or ctx.meta.get("inferd.socket")
+    return value or ctx.meta["inferd.socket"]
+
+
+SocketPath = Annotated[
+    Path | None,
+    typer.Option(
+        "--socket",
+        metavar="PATH",
+        help="The daemon's socket.",
+        show_default=False,
+        callback=_keep_socket,
+    ),
+]
+JsonOutput = Annotated[
+    bool, typer.Option("--json", help="Write JSON.", callback=_want_json, is_eager=True)
+]
+ConfigFile = Annotated[
+    Path | None,
+    typer.Option("--config", metavar="FILE", help="The configuration file.", show_default=False),
+]
+ModelsDir = Annotated[
+    Path | None,
+    typer.Option("--models-dir", metavar="PATH", help="Where models lie.", show_default=False),
+]
+SystemPrompt = Annotated[
+    str | None, typer.Option("--system", metavar="TEXT", help="The system prompt.")
+]
+PriorityOption = Annotated[Priority, typer.Option("--priority", help="The class in the queue.")]
+ModelOptions = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--option", "-o", metavar="KEY=VALUE", help="Any parameter, such as top-k=20; repeatable."
+    ),
+]
+
+
+def read_pairs(pairs: list[str] | None, flag: str = "--option") -> dict[str, Any]:
+    """Read KEY=VALUE; a value is JSON where it is valid JSON, else text."""
+    values: dict[str, Any] = {}
+    for pair in pairs or ():
+        key, equals, value = pair.partition("=")
+        if not key or not equals:
+            raise typer.BadParameter(f"{flag} {pair!r} is not of the form KEY=VALUE")
+        try:
+            values[key.strip()] = msgspec.json.decode(value)
+        except msgspec.DecodeError:
+            values[key.strip()] = value
+    return values

@@ -1,0 +1,78 @@
+"""`inferd serve`: the daemon itself, in the foreground."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ...backends.errors import UnsupportedOperation
+from .options import ConfigFile, ModelsDir, SocketPath
+
+if TYPE_CHECKING:
+    from ..config import Config
+
+__all__ = ("add_to",)
+
+
+def serve(
+    config: ConfigFile = None,
+    socket: SocketPath = None,
+    models_dir: ModelsDir = None,
+    state_dir: Annotated[
+        Path | None, typer.Option(metavar="PATH", help="Where state is kept.")
+    ] = None,
+    cores: Annotated[
+        str | None, typer.Option(metavar="N", help="Cores for all models; 0: all.")
+    ] = None,
+    log_level: Annotated[
+        str | None, typer.Option(metavar="LEVEL", help="debug, info, warning or error.")
+    ] = None,
+    log_format: Annotated[
+        str | None, typer.Option(metavar="FORMAT", help="auto, json or console.")
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Any other setting; repeatable."),
+    ] = None,
+) -> None:
+    """Run the daemon, in the foreground.
+
+    SIGTERM or Ctrl-C lets running turns finish; a second one stops at once.
+    """
+    from ..config import load_config
+
+    flags: dict[str, Any] = {
+        "config": config,
+        "socket": socket,
+        "models_dir": models_dir,
+        "state_dir": state_dir,
+        "cores": cores,
+        "log_level": log_level,
+        "log_format": log_format,
+    }
+    for pair in settings or ():
+        key, equals, value = pair.partition("=")
+        if not equals:
+            raise typer.BadParameter(f"--set {pair!r} is not of the form KEY=VALUE")
+        flags[key.strip().replace("-", "_")] = value
+    raise typer.Exit(_run(load_config(flags)))
+
+
+def _run(config: Config) -> int:
+    try:
+        from ..app import serve as run_daemon
+    except ModuleNotFoundError as exc:
+        if (exc.name or "").startswith("inferd"):
+            raise
+        raise UnsupportedOperation(
+            f"inferd serve needs the engine; {exc.name} is missing",
+            hint="pip install 'inferd[daemon]'",
+        ) from exc
+    return run_daemon(config)
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command()(serve)
