@@ -12,7 +12,7 @@ from rich.console import Console
 
 from tools.build_engine import PACKAGE, ROOT, pinned_version
 
-from . import decode, llama_server, report
+from . import daemon, decode, llama_server, report
 from .clients import bare_run, llama_server_run
 from .resting import idle_cpu_percent, rss_mb
 from .scenario import STREAMS, Stream
@@ -42,6 +42,32 @@ async def start_llama_server(
     return {"llama-server": side}
 
 
+async def start_inferd(
+    stack: AsyncExitStack, facts: dict[str, Any], wanted: Sequence[str]
+) -> dict[str, decode.Side]:
+    """Start a daemon if it is wanted; return its sides."""
+    clients = {"inferd stream": daemon.StreamClient, "inferd pull": daemon.PullClient}
+    if not set(clients) & set(wanted):
+        return {}
+    socket, process = await stack.enter_async_context(daemon.running())
+    facts["inferd, no model loaded: RSS, MB"] = f"{rss_mb(process):.0f}"
+
+    def side_of(kind: type[daemon.StreamClient]) -> decode.Side:
+        async def side(_: int, texts: Sequence[str], n: int, __: int) -> list[Stream]:
+            return await daemon.run(socket, kind, texts, n)
+
+        return side
+
+    sides = {name: side_of(kind) for name, kind in clients.items() if name in wanted}
+    await next(iter(sides.values()))(1, ["Once"], 8, 0)
+    processes = [process, *process.children(recursive=True)]
+    idle = await idle_cpu_percent(processes)
+    facts["inferd with one idle worker: CPU % of a core"] = f"{idle:.1f}"
+    facts["inferd, daemon with one worker: RSS, MB"] = f"{rss_mb(process):.0f}"
+    facts["inferd, worker with the model: RSS, MB"] = f"{sum(map(rss_mb, processes[1:])):.0f}"
+    return sides
+
+
 async def bare_side(streams: int, _: Sequence[str], n: int, round_number: int) -> list[Stream]:
     """Run the bare loop; it makes its prompts itself."""
     return await bare_run(streams, n, round_number)
@@ -52,6 +78,7 @@ async def bench(arguments: argparse.Namespace, console: Console) -> None:
     facts: dict[str, Any] = {**decode.machine(), PACKAGE: pinned_version()}
     async with AsyncExitStack() as stack:
         sides = await start_llama_server(stack, facts, arguments.sides)
+        sides |= await start_inferd(stack, facts, arguments.sides)
         if "bare" in arguments.sides:
             sides["bare"] = bare_side
         await decode.warm_up(sides, arguments.streams)
