@@ -1,0 +1,105 @@
+"""Runs `inferd` for the tests: in this process, as a process of its own, or on a terminal."""
+
+from __future__ import annotations
+
+import os
+import pty
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import msgspec
+import typer.testing
+
+from inferd.daemon.cli import app
+
+__all__ = ("Result", "Terminal", "inferd", "inferd_process", "on_terminal")
+
+Result = Any
+WAIT_S_MAX = 60.0
+# A shell that starts the tests in the background lets them, and so the command, ignore Ctrl-C.
+_MAIN = """import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from inferd.daemon.cli import main
+main()
+"""
+_TERMINAL_MAIN = f"import fcntl, termios\nfcntl.ioctl(0, termios.TIOCSCTTY, 0)\n{_MAIN}"
+
+
+def inferd(*arguments: str, socket: str = "", text: str | None = None) -> Result:
+    """Run a command in this process; *text* is its standard input."""
+    environ = {"INFERD_SOCKET": socket or "/nonexistent/inferd.sock"}
+    return typer.testing.CliRunner().invoke(app, list(arguments), input=text, env=environ)
+
+
+def document(result: Result) -> Any:
+    """Return the JSON that a command wrote."""
+    return msgspec.json.decode(result.stdout)
+
+
+def inferd_process(
+    *arguments: str, socket: str = "", main: str = _MAIN, **more: Any
+) -> subprocess.Popen[bytes]:
+    """Start a command as a process of its own, with pipes."""
+    environ = {**os.environ, "INFERD_SOCKET": socket, "TERM": "dumb"}
+    for name in ("stdin", "stdout", "stderr"):
+        more.setdefault(name, subprocess.PIPE)
+    return subprocess.Popen([sys.executable, "-c", main, *arguments], env=environ, **more)
+
+
+class Terminal:
+    """The other end of a command's terminal: what it shows, and what is typed."""
+
+    def __init__(self, descriptor: int, process: subprocess.Popen[bytes]):
+        self.process = process
+        self._descriptor = descriptor
+        self._shown = ""
+
+    def type(self, text: str) -> None:
+        """Type *text*; \\x03 is Ctrl-C, \\x04 Ctrl-D."""
+        os.write(self._descriptor, text.encode())
+
+    def until(self, text: str) -> str:
+        """Return what is shown up to and with *text*."""
+        deadline = time.monotonic() + WAIT_S_MAX
+        while text not in self._shown:
+            ready, _, _ = select.select([self._descriptor], [], [], deadline - time.monotonic())
+            assert ready, f"{text!r} was never shown, but {self._shown!r}"
+            self._shown += self._read()
+        found, _, self._shown = self._shown.partition(text)
+        return found + text
+
+    def _read(self) -> str:
+        try:
+            data = os.read(self._descriptor, 65536)
+        except OSError:  # Linux' way to say that nobody is at the other end any more
+            data = b""
+        assert data, f"the command has ended; it showed {self._shown!r}"
+        return data.decode()
+
+
+@contextmanager
+def on_terminal(*arguments: str, socket: str, **environ: str) -> Iterator[Terminal]:
+    """Run a command on a terminal of its own."""
+    ours, theirs = pty.openpty()
+    try:
+        process = subprocess.Popen(
+            [sys.executable, "-c", _TERMINAL_MAIN, *arguments],
+            env={**os.environ, "INFERD_SOCKET": socket, "TERM": "dumb", **environ},
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
+            start_new_session=True,
+        )
+    finally:
+        os.close(theirs)
+    try:
+        yield Terminal(ours, process)
+    finally:
+        process.kill()
+        process.wait()
+        os.close(ours)
