@@ -21,6 +21,7 @@ import platformdirs
 
 from ..backends.errors import InvalidArgument
 from ..backends.params import nearest
+from ..ipc import daemon_socket_path
 from .config_models import (
     MODEL_NAME,
     ModelConfig,
@@ -159,9 +160,8 @@ def load_config(
 
 
 def _with_defaults(settings: Mapping[str, Any], environ: Mapping[str, str]) -> Config:
-    runtime = environ.get("XDG_RUNTIME_DIR")
     values = {
-        "socket": Path(runtime or "/run") / "inferd" / "inferd.sock",
+        "socket": daemon_socket_path(environ),
         "models-dir": platformdirs.user_data_path("inferd") / "models",
         "state-dir": platformdirs.user_state_path("inferd"),
         **settings,

@@ -133,6 +133,8 @@ def bytes_bar(*, show: bool = True) -> Iterator[Bytes]:
         def tell(stage: str, done: int, total: int | None) -> None:
             progress = start()
             if stage not in tasks:
+                while tasks:
+                    progress.remove_task(tasks.popitem()[1])
                 tasks[stage] = progress.add_task(stage, total=total)
             progress.update(tasks[stage], completed=done, total=total)
 

@@ -11,17 +11,16 @@ from typing import Any
 from ... import __version__
 from ...backends.build import LLAMA_BUILD_NUMBER, LLAMA_COMMIT
 from ...backends.errors import InferdError
-from ...ipc.messages import PROTOCOL_VERSION
 from .client import client_of, socket_of
 from .output import write, write_json
 
 __all__ = ("show",)
 
-CONNECT_S_MAX = 1.0
-
 
 def show(socket: Path | None, as_json: bool) -> None:
     """Write the versions of inferd, the protocol and llama.cpp."""
+    from ...ipc import PROTOCOL_VERSION
+
     versions = {
         "inferd": __version__,
         "protocol": "{}.{}".format(*PROTOCOL_VERSION),

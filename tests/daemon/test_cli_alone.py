@@ -144,8 +144,9 @@ def run_python(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 def test_a_command_loads_nothing_heavy() -> None:
     code = """if True:
-        import sys, inferd.daemon.cli, inferd.ipc
-        heavy = {"rich", "numpy", "llama_cpp", "structlog", "psutil", "inferd.daemon.core"}
+        import sys, inferd.daemon.cli
+        heavy = {"rich", "numpy", "llama_cpp", "structlog", "psutil", "inferd.ipc", "anyio",
+                 "inferd.daemon.config", "inferd.daemon.core"}
         sys.exit(", ".join(heavy & set(sys.modules)))
     """
     assert run_python(code).stderr.strip() == ""
