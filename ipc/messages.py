@@ -166,6 +166,15 @@ class GraphParams(_Map):
     graph: int
 
 
+class UnloadParams(_Map):
+    """`unload`; with `keep` the lease ends, and the model stays for as long as the daemon keeps
+    an idle one.
+    """
+
+    graph: int
+    keep: bool = False
+
+
 class SessionParams(_Map):
     """`init_execution_context_with_session_id`: an id of 1 to 128 characters, yours alone."""
 
@@ -442,7 +451,7 @@ CALLS: dict[str, Call] = {
     "get_output_single": Call(GetOutputParams, OutputResult),
     "fini_single": Call(ContextParams, Empty),
     "finalize_execution_context": Call(ContextParams, Empty),
-    "unload": Call(GraphParams, Empty),
+    "unload": Call(UnloadParams, Empty),
     "prompt_init": Call(GraphParams, ContextResult),
     "prompt_compute": Call(PromptComputeParams, PromptComputeResult),
     "init_backend": Call(InitBackendParams, InitBackendResult),

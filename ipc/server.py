@@ -10,6 +10,7 @@ import array
 import fcntl
 import os
 import socket
+import stat
 from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -374,6 +375,11 @@ class UnixServer:
     def _remove_dead(self) -> None:
         if not os.path.lexists(self.path):
             return
+        if not stat.S_ISSOCK(os.lstat(self.path).st_mode):
+            raise InvalidArgument(
+                f"{self.path} is there and is no socket",
+                hint="choose another path with --socket or INFERD_SOCKET",
+            )
         probe = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             probe.connect(self.path)

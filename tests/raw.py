@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Any
 
 import msgspec
+
 from inferd.backends.errors import InferdError, error_from_wire
 
 HELLO = [0, {"protocol": [1, 0], "software": "raw"}]

@@ -171,7 +171,7 @@ def _not_applied(asked: dict[str, Any], info: Any) -> dict[str, Any]:
 async def unload(daemon: Daemon, request: Request) -> w.Empty:
     """End the lease and its contexts, whose outputs can still be read.
 
-    If nobody else holds the model, it has left before the answer.
+    If nobody else holds the model, it has left before the answer, unless it is to be kept.
     """
     graph = daemon.graph(request.connection, request.params.graph)
     del daemon.graphs[graph.handle]
@@ -180,7 +180,7 @@ async def unload(daemon: Daemon, request: Request) -> w.Empty:
             daemon.sessions.unload(session)
     model = graph.lease.model
     graph.lease.close()
-    if not model.busy:
+    if not model.busy and not request.params.keep:
         await model.unload()
     return w.Empty()
 
