@@ -1,0 +1,330 @@
+"""The vectors of docs/protocol-vectors.json, played against the daemon and against our client."""
+
+from __future__ import annotations
+
+import array
+import importlib.util
+import json
+import math
+import os
+import socket
+import struct
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.abc
+import msgspec
+import pytest
+
+from inferd import AsyncClient
+from inferd.backends.errors import EndOfSequence, InferdError
+from inferd.ipc import messages as w
+from inferd.ipc.inflight import K
+from inferd.ipc.payloads import encode
+from inferd.ipc.streams import AsyncStream, Turn
+from inferd.testing import RunningDaemon, running_daemon
+from tests.raw import Closed, RawClient
+
+ROOT = Path(__file__).resolve().parents[2]
+VECTORS: dict[str, Any] = json.loads((ROOT / "docs" / "protocol-vectors.json").read_text())
+EXCHANGES = {exchange["name"]: exchange["frames"] for exchange in VECTORS["exchanges"]}
+
+
+ENDS_THE_DAEMON = ("a text that is no UTF-8", "a map with a map for a key")
+"""ipc.server lets UnicodeDecodeError and TypeError of the decoder through: the daemon dies."""
+
+
+def named(section: str) -> list[Any]:
+    bad = pytest.mark.xfail(strict=True, reason="the daemon dies of it")
+    return [
+        pytest.param(case, id=case["name"], marks=bad if case["name"] in ENDS_THE_DAEMON else ())
+        for case in VECTORS[section]
+    ]
+
+
+def plain(value: Any) -> Any:
+    """Return *value* as the file writes it."""
+    if isinstance(value, bytes):
+        return {"$bin": value.hex()}
+    if isinstance(value, dict):
+        return {k: plain(v) for k, v in value.items()}
+    return [plain(v) for v in value] if isinstance(value, list) else value
+
+
+def decode(frame: bytes) -> Any:
+    (size,) = struct.unpack_from("<I", frame)
+    assert size == len(frame) - 4
+    return msgspec.msgpack.decode(frame[4:])
+
+
+def without(message: Any, pointers: list[str]) -> Any:
+    """Return *message* with what *pointers* name set to None."""
+    message = json.loads(json.dumps(message))
+    for pointer in pointers:
+        *path, last = pointer.split("/")[1:]
+        part = message
+        for key in path:
+            part = part[int(key)] if isinstance(part, list) else part.get(key, {})
+        if last in part:
+            part[last] = None
+    return message
+
+
+def test_the_file_is_what_the_tool_writes() -> None:
+    spec = importlib.util.spec_from_file_location("make_vectors", ROOT / "tools/make_vectors.py")
+    assert spec is not None and spec.loader is not None
+    tool = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(tool)
+    assert tool.PATH.read_text() == tool.text()
+
+
+@pytest.mark.parametrize("name", EXCHANGES)
+def test_each_frame_means_what_stands_beside_it(name: str) -> None:
+    for frame in EXCHANGES[name]:
+        assert plain(decode(bytes.fromhex(frame["hex"]))) == frame["means"]
+
+
+# The daemon.
+
+
+@pytest.mark.parametrize("name", EXCHANGES)
+def test_the_daemon_answers_as_the_exchange_says(name: str) -> None:
+    with running_daemon() as daemon, socket.socket(socket.AF_UNIX) as sock:
+        sock.settimeout(20)
+        sock.connect(daemon.socket)
+        for frame in EXCHANGES[name]:
+            data = bytes.fromhex(frame["hex"])
+            if frame["from"] == "client":
+                send(sock, data, frame.get("descriptors", []))
+            else:
+                answered = plain(decode(read_frame(sock)))
+                varies = frame.get("varies", [])
+                assert without(answered, varies) == without(frame["means"], varies)
+
+
+def send(sock: socket.socket, data: bytes, contents: list[str]) -> None:
+    fds = [os.memfd_create("vector") for _ in contents]
+    try:
+        for fd, content in zip(fds, contents, strict=True):
+            os.write(fd, bytes.fromhex(content))
+        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
+        assert sock.sendmsg([data], rights) == len(data)
+    finally:
+        for fd in fds:
+            os.close(fd)
+
+
+def read_frame(sock: socket.socket) -> bytes:
+    head = sock.recv(4, socket.MSG_WAITALL)
+    return head + sock.recv(struct.unpack("<I", head)[0], socket.MSG_WAITALL)
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[RunningDaemon]:
+    with running_daemon() as daemon:
+        yield daemon
+
+
+@pytest.fixture
+def daemon(running: RunningDaemon) -> RunningDaemon:
+    if running.process is None or running.process.poll() is not None:
+        running.start_again()
+    return running
+
+
+@pytest.mark.parametrize("case", named("malformed"))
+def test_the_daemon_answers_a_malformed_frame_as_the_vector_says(
+    daemon: RunningDaemon, case: dict[str, Any]
+) -> None:
+    with RawClient(daemon.socket, hello=case["hello"]) as client:
+        client.send_bytes(b"".join(map(bytes.fromhex, case["frames"])))
+        answer, outcome = client.read(), case["outcome"]
+        if "reply" in outcome:
+            assert answer == [2, 1, outcome["reply"]]
+        elif "error" in outcome:
+            assert (answer[0], answer[1], answer[2]["name"]) == (3, 1, outcome["error"])
+            client.write([1, 2, "queue", {}])
+            assert client.read() == [2, 2, {"tasks": []}], "the connection goes on"
+        else:
+            assert (answer[0], answer[1]["name"]) == (6, outcome["goodbye"])
+            with pytest.raises((Closed, ConnectionResetError)):
+                client.read()
+    assert daemon.process is not None and daemon.process.poll() is None
+
+
+# Our client.
+
+
+@asynccontextmanager
+async def scripted(
+    script: Callable[[anyio.abc.SocketStream], Awaitable[None]], directory: Path
+) -> AsyncIterator[str]:
+    """Serve one connection by *script*; whatever fails in it fails the test."""
+    path = str(directory / "vectors.sock")
+
+    async def serve(stream: anyio.abc.SocketStream) -> None:
+        async with stream:
+            with suppress(anyio.EndOfStream, anyio.BrokenResourceError):
+                await script(stream)
+
+    listener = await anyio.create_unix_listener(path)
+    async with listener, anyio.create_task_group() as group:
+        group.start_soon(listener.serve, serve)
+        yield path
+        group.cancel_scope.cancel()
+
+
+async def exactly(stream: anyio.abc.SocketStream, size: int) -> bytes:
+    data = b""
+    while len(data) < size:
+        data += await stream.receive(size - len(data))
+    return data
+
+
+async def compute(client: AsyncClient) -> None:
+    graph = await client.load_by_name("echo")
+    context = await client.init_execution_context(graph)
+    await client.set_input(context, 0, b"hi")
+    await client.compute(context)
+    assert await client.get_output(context) == b"hi"
+    await client.finalize_execution_context(context)
+    await client.unload(graph)
+
+
+async def stream(client: AsyncClient) -> None:
+    context = await client.init_execution_context(await client.load_by_name("echo"))
+
+    async def start(kind: type[K], deadline: float) -> K:
+        request = kind("stream", deadline)
+        params = w.StreamParams(context=context, prompt="hé!", credit=2)
+        await client.connection.start(request, params)
+        return request
+
+    turn = Turn(client.connection, start, timeout=math.inf, retries=0, credit=2)
+    stream = AsyncStream(turn)
+    assert [piece async for piece in stream] == ["h", "é", "!"]
+    assert stream.tokens == [104, 195, 169, 33]
+    assert stream.metadata["stop_reason"] == "eos"
+
+
+async def compute_single(client: AsyncClient) -> None:
+    context = await client.init_execution_context(await client.load_by_name("echo"))
+    await client.set_input(context, 0, b"ab")
+    assert await client.compute_single(context) == b"a"
+    assert await client.get_output_single(context) == b"a"
+    assert await client.compute_single(context) == b"b"
+    with pytest.raises(EndOfSequence) as raised:
+        await client.compute_single(context)
+    assert raised.value.data == {"stop_reason": "eos"}
+    assert await client.get_output(context) == b"ab"
+    await client.fini_single(context)
+
+
+async def named_tensors(client: AsyncClient) -> None:
+    context = await client.init_execution_context(await client.load_by_name("echo"))
+    inputs = {"metadata": b'{"seed":7,"n-predict":8}', "prompt": b"hey"}
+    result = await client.compute(context, inputs)
+    [(name, tensor)] = result.outputs
+    assert (name, tensor.data, tensor.dimensions) == ("output", b"hey", [3])
+    assert result.metadata["seed"] == 7
+
+
+async def session_with_an_id(client: AsyncClient) -> None:
+    graph = await client.load_by_name("echo")
+    await client.init_execution_context(graph)
+    context = await client.init_execution_context_with_session_id(graph, "notes")
+    assert not context.attached
+    await client.reset(context, "Be brief.")
+    await client.set_options(context, {"temp": 0, "stop": ["."]}, priority="high")
+    reply = await client.chat(context, "yes.")
+    assert reply == "yes" and reply.metadata["session_id"] == "notes"
+    assert not await client.cancel(context)
+    assert await client.queue() == []
+    assert await client.tokenize(graph, "hi", special=True) == [258, 104, 105, 257]
+    assert await client.detokenize(graph, [104, 105]) == b"hi"
+    assert await client.apply_template(graph, [{"role": "user", "content": "hi"}]) == "hi"
+
+
+CALLS: dict[str, Callable[[AsyncClient], Awaitable[None]]] = {
+    "compute": compute,
+    "stream": stream,
+    "compute_single": compute_single,
+    "compute with named tensors": named_tensors,
+    "chat in a session with an id": session_with_an_id,
+}
+
+
+def with_defaults(message: Any) -> Any:
+    """Return a client's message with params as a struct: a default may be sent or left out."""
+    if message[0] != w.Kind.REQUEST:
+        return message
+    kind, number, call, params = message
+    return [kind, number, call, msgspec.convert(params, w.CALLS[call].params)]
+
+
+@pytest.mark.parametrize("name", EXCHANGES)
+def test_our_encoder_makes_these_very_bytes(name: str) -> None:
+    for frame in EXCHANGES[name]:
+        data = bytes.fromhex(frame["hex"])
+        if frame["from"] == "client" and frame["means"][0] == w.Kind.REQUEST:
+            assert encode(with_defaults(decode(data))) == data
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("name", CALLS)
+async def test_our_client_says_what_the_exchange_says_and_reads_the_answers(
+    name: str, tmp_path: Path
+) -> None:
+    async def play(stream: anyio.abc.SocketStream) -> None:
+        for frame in EXCHANGES[name]:
+            data = bytes.fromhex(frame["hex"])
+            if frame["from"] == "daemon":
+                await stream.send(data)
+            else:
+                (size,) = struct.unpack("<I", await exactly(stream, 4))
+                sent = msgspec.msgpack.decode(await exactly(stream, size))
+                assert with_defaults(sent) == with_defaults(decode(data))
+        await anyio.sleep_forever()
+
+    with anyio.fail_after(20):
+        async with scripted(play, tmp_path) as path:
+            client = AsyncClient(path, timeout=math.inf, software=VECTORS["software"])
+            async with client:
+                await CALLS[name](client)
+
+
+def test_only_the_descriptor_is_left_to_the_raw_client() -> None:
+    """Our client passes a memfd only for what does not fit into a frame."""
+    assert set(EXCHANGES) - set(CALLS) == {"a prompt in a descriptor"}
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("case", named("malformed_daemon"))
+async def test_our_client_takes_a_strange_daemon_as_the_vector_says(
+    case: dict[str, Any], tmp_path: Path
+) -> None:
+    frames = b"".join(map(bytes.fromhex, case["frames"]))
+    hello = bytes.fromhex(EXCHANGES["compute"][0]["hex"])
+
+    async def play(stream: anyio.abc.SocketStream) -> None:
+        await stream.send(hello if case["hello"] else frames)
+        for _ in range(2 if case["hello"] else 1):
+            (size,) = struct.unpack("<I", await exactly(stream, 4))
+            await exactly(stream, size)
+        if case["hello"]:
+            await stream.send(frames)
+        await anyio.sleep_forever()
+
+    outcome = case["outcome"]
+    got: dict[str, Any] = {}
+    with anyio.fail_after(20):
+        async with scripted(play, tmp_path) as path:
+            try:
+                async with AsyncClient(path) as client:
+                    got = {"reply": {"tasks": await client.queue()}}
+            except InferdError as error:
+                got = {"error": error.name}
+    assert got == outcome
