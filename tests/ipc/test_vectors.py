@@ -129,10 +129,12 @@ def running() -> Iterator[RunningDaemon]:
 
 
 @pytest.fixture
-def daemon(running: RunningDaemon) -> RunningDaemon:
-    if running.process is None or running.process.poll() is not None:
-        running.start_again()
-    return running
+def daemon(running: RunningDaemon, case: dict[str, Any]) -> Iterator[RunningDaemon]:
+    if case["name"] not in ENDS_THE_DAEMON:
+        yield running
+        return
+    with running_daemon() as doomed:
+        yield doomed
 
 
 @pytest.mark.parametrize("case", named("malformed"))
