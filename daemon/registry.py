@@ -123,9 +123,17 @@ class Model:
             "pid": worker.pid if worker is not None else 0,
             "progress": worker.progress if worker is not None else 0.0,
             "idle_s": self._registry.seconds() - self.used_at if not self.busy else 0.0,
+            "expires_s": self._expires_s(),
             "error": self.error.to_wire() if self.error is not None else None,
             "info": msgspec.structs.asdict(info) if info is not None else None,
         }
+
+    def _expires_s(self) -> float | None:
+        """Return the seconds until an idle model is unloaded; None: it is not to be."""
+        keep = self._registry.config.keep_alive_s
+        if self.worker is None or self.busy or keep < 0:
+            return None
+        return max(0.0, self.used_at + keep - self._registry.seconds())
 
     @property
     def busy(self) -> bool:

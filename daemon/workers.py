@@ -107,6 +107,10 @@ class Worker:
         """Ask a pull task for its next token."""
         self._send(m.Pull(task_id))
 
+    def adjust(self, command: m.Adjust) -> None:
+        """Let a task's parameters hold from its next token on."""
+        self._send(command)
+
     async def tokenize(self, text: bytes, *, special: bool, bos: bool) -> list[int]:
         """Return the token ids of *text*."""
         packed = await self._ask(lambda i: m.Tokenize(i, text, special, bos))

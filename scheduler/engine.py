@@ -117,6 +117,8 @@ class Engine:
                 self._credit(task_id, events)
             case m.Pull(task_id):
                 self._pull(task_id)
+            case m.Adjust():
+                self._adjust(command)
             case m.Submit(spec):
                 self._submit(spec)
             case m.Cancel(task_id):
@@ -176,6 +178,17 @@ class Engine:
         if task is not None:
             task.asked += 1
             task.unread_since = None
+
+    def _adjust(self, command: m.Adjust) -> None:
+        task = self._tasks.get(command.task_id)
+        if task is None:
+            return
+        resample = task.sampler is not None and command.sampling != task.spec.sampling
+        task.adjust(command)
+        if resample:
+            assert task.sampler is not None
+            task.sampler.close()
+            task.sampler = self.model.sampler(task.spec.sampling, task.tokens)
 
     def _cancel(self, task_id: int) -> None:
         task = self._tasks.get(task_id)

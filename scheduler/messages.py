@@ -14,6 +14,7 @@ import msgspec
 from ..backends import ModelInfo, ModelSpec, SamplingParams
 
 __all__ = (
+    "Adjust",
     "Answer",
     "Cancel",
     "ChatPrompt",
@@ -122,6 +123,16 @@ class Pull(_Message):
     task_id: int
 
 
+class Adjust(_Message):
+    """Parameters of a task that hold from its next token on."""
+
+    task_id: int
+    sampling: SamplingParams
+    n_predict: int
+    stop: tuple[str, ...]
+    reverse_prompt: tuple[str, ...]
+
+
 class Tokenize(_Message):
     """Answered with packed token ids."""
 
@@ -172,6 +183,7 @@ Command = (
     | Cancel
     | Credit
     | Pull
+    | Adjust
     | Tokenize
     | Detokenize
     | ChatPrompt

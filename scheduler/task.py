@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+import msgspec
+
 from ..backends import Sampler
-from .messages import TaskSpec, TurnStats, unpack_tokens
+from .messages import Adjust, TaskSpec, TurnStats, unpack_tokens
 from .text import TextAssembler
 
 __all__ = ("PRIORITIES", "Task", "TaskState", "priority_name", "priority_number")
@@ -83,6 +85,17 @@ class Task:
             credit=spec.credit,
             clock_waiting=clock,
         )
+
+    def adjust(self, command: Adjust) -> None:
+        """Take parameters that hold from the next token on; withheld text stays withheld."""
+        self.spec = msgspec.structs.replace(
+            self.spec,
+            sampling=command.sampling,
+            n_predict=command.n_predict,
+            stop=command.stop,
+            reverse_prompt=command.reverse_prompt,
+        )
+        self.text = self.text.with_stops(command.stop, command.reverse_prompt)
 
     @property
     def generated(self) -> int:

@@ -41,6 +41,12 @@ class TextAssembler:
         self._held = b""
         self._stopped = False
 
+    def with_stops(self, stop: Sequence[str], keep: Sequence[str]) -> TextAssembler:
+        """Return an assembler with other stop texts that holds what this one holds."""
+        other = TextAssembler(stop, keep)
+        other._held, other._stopped = self._held, self._stopped
+        return other
+
     def feed(self, piece: bytes) -> Released:
         """Take the bytes of one token, return what can be shown now."""
         if self._stopped:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from ..backends import ModelInfo
-from ..scheduler.messages import Report, TaskSpec
+from ..scheduler.messages import Adjust, Report, TaskSpec
 
 __all__ = ("ModelSource", "Port")
 
@@ -29,6 +29,9 @@ class Port(Protocol):
 
     def pull(self, task_id: int) -> None:
         """Ask a pull task for its next token."""
+
+    def adjust(self, command: Adjust) -> None:
+        """Let a task's parameters hold from its next token on."""
 
     async def tokenize(self, text: bytes, *, special: bool, bos: bool) -> list[int]:
         """Return the token ids of *text*."""

@@ -9,6 +9,7 @@ from typing import Any
 import anyio
 import msgspec
 
+from ..backends import SamplingParams
 from ..backends.errors import Cancelled, InferdError, InvalidArgument, NotFound
 from ..backends.params import Options, read_options, sampling_params
 from ..scheduler import messages as m
@@ -68,6 +69,7 @@ class Session:
         self.turn_at = 0.0
         self._ledger = ledger
         self._defaults = dict(defaults)
+        self._turn_values: dict[str, Any] = {}
         self._lock = anyio.Lock()
         self._cleared = False
         """fini_single was called: the output is gone, the history is not."""
@@ -130,6 +132,8 @@ class Session:
         self.options |= {k: v for k, v in options.values.items() if k not in model}
         self.not_applied |= {k: v for k, v in model.items() if self._defaults.get(k) != v}
         self.ignored = sorted({*self.ignored, *options.ignored})
+        if self.turn is not None and self.active:
+            self.turn.adjust(self._parameters(self.turn.spec))
 
     async def add_text(self, text: bytes) -> None:
         """Add *text* to the history as it stands."""
@@ -216,24 +220,35 @@ class Session:
             return self.turn
 
     def _spec(self, call: TurnOptions) -> m.TaskSpec:
-        values = self.options | read_options(call.options, strict=True).values
-        seed = values.get("seed", -1)
+        self._turn_values = read_options(call.options, strict=True).values
+        seed = (self.options | self._turn_values).get("seed", -1)
         self.seed = secrets.randbits(32) if seed == -1 else seed
-        return m.TaskSpec(
+        spec = m.TaskSpec(
             id=self._ledger.task_id(),
             owner=self.owner,
             tokens=m.pack_tokens(self.prompt),
-            sampling=sampling_params(values, self.seed),
+            sampling=SamplingParams(),
             priority=self.priority if call.priority is None else call.priority,
             pull=call.pull,
             credit=call.credit,
+            special=call.special,
+            queue_timeout_s=call.queue_timeout_s,
+            total_timeout_s=call.timeout_s,
+        )
+        return self._parameters(spec)
+
+    def _parameters(self, spec: m.TaskSpec) -> m.TaskSpec:
+        """Return *spec* with the parameters in force: the session's, then the turn's own."""
+        values = self.options | self._turn_values
+        if values.get("seed", -1) != -1:
+            self.seed = values["seed"]
+        return msgspec.structs.replace(
+            spec,
+            sampling=sampling_params(values, self.seed),
             n_predict=values.get("n-predict", -1),
             ctx_size=values.get("ctx-size", 0),
             stop=tuple(values.get("stop", ())),
             reverse_prompt=tuple(values.get("reverse-prompt", ())),
-            special=call.special,
-            queue_timeout_s=call.queue_timeout_s,
-            total_timeout_s=call.timeout_s,
         )
 
     async def compute_single(self, call: TurnOptions) -> bytes:

@@ -66,6 +66,14 @@ class Turn:
         if not self.ended.is_set():
             self._port.credit(self.spec.id, events)
 
+    def adjust(self, spec: m.TaskSpec) -> None:
+        """Let the parameters of *spec* hold from the next token on."""
+        if not self.ended.is_set():
+            self.spec = spec
+            self._port.adjust(
+                m.Adjust(spec.id, spec.sampling, spec.n_predict, spec.stop, spec.reverse_prompt)
+            )
+
     def report(self, report: m.Report) -> None:
         """Take one report of the engine; what comes after the end is too late to count."""
         if self.ended.is_set():

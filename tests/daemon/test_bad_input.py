@@ -339,9 +339,12 @@ def test_a_descriptor_that_can_be_written_to_is_no_model(
 ) -> None:
     path = tmp_path / "model.gguf"
     path.write_bytes(b"GGUF")
-    with RawClient(daemon.socket) as client, path.open("r+b") as file:
-        with pytest.raises(InvalidArgument) as caught:
-            client.call("load", [file.fileno()], fd=0, encoding="ggml", target="auto")
+    with (
+        RawClient(daemon.socket) as client,
+        path.open("r+b") as file,
+        pytest.raises(InvalidArgument) as caught,
+    ):
+        client.call("load", [file.fileno()], fd=0, encoding="ggml", target="auto")
     assert "read-only" in caught.value.hint
 
 
@@ -400,18 +403,20 @@ def test_refusals_are_logged_with_their_reason(daemon: RunningDaemon) -> None:
     assert "connection.refused" in daemon.log
 
 
-def test_a_connection_without_a_hello_does_not_hold_a_place_for_ever() -> None:
-    with running_daemon("[daemon]\nconnections-max = 2\n") as daemon:
-        with RawClient(daemon.socket) as one, RawClient(daemon.socket) as two:
-            assert one.call("models")
-            assert two.call("models")
-            with RawClient(daemon.socket) as third:
-                assert isinstance(third.goodbye(), Busy)
-            two.socket.close()
-            while one.call("stats")["stats"]["connections"] > 1:
-                pass
-            with RawClient(daemon.socket) as again:
-                assert again.call("models")
+def test_connections_are_bounded_and_a_place_comes_back() -> None:
+    with (
+        running_daemon("[daemon]\nconnections-max = 2\n") as daemon,
+        RawClient(daemon.socket) as one,
+        RawClient(daemon.socket) as two,
+    ):
+        assert two.call("models")
+        with RawClient(daemon.socket) as third:
+            assert isinstance(third.goodbye(), Busy)
+        two.socket.close()
+        while one.call("stats")["stats"]["connections"] > 1:
+            pass
+        with RawClient(daemon.socket) as again:
+            assert again.call("models")
 
 
 def test_the_hello_is_the_first_frame_of_each_side(daemon: RunningDaemon) -> None:

@@ -335,3 +335,15 @@ def test_a_prompt_with_more_bytes_than_any_context_takes_is_refused_untokenised(
 
     assert isinstance(report, m.Refused)
     assert report.error["name"] == "PromptTooLong"
+
+
+def test_adjusted_parameters_hold_from_the_next_token() -> None:
+    bench = Bench()
+    bench.run(bench.submit(1, "abcdef", pull=True))
+    sampling = bench.spec(1).sampling
+
+    bench.run(m.Adjust(1, sampling, 3, (), ()), m.Pull(1))
+    bench.run(m.Pull(1))
+
+    assert bench.text(1) == b"abc"
+    assert bench.stats(1).stop_reason == "length"

@@ -37,6 +37,9 @@ class EnginePort:
     def pull(self, task_id: int) -> None:
         self.commands.append(m.Pull(task_id))
 
+    def adjust(self, command: m.Adjust) -> None:
+        self.commands.append(command)
+
     async def tokenize(self, text: bytes, *, special: bool, bos: bool) -> list[int]:
         return self.bench.model.tokenize(text, special=special, bos=bos)
 

@@ -1,0 +1,257 @@
+"""How a daemon starts and ends: signals, stale sockets, workers that go with it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from inferd.backends.errors import InferdError, ShuttingDown
+from inferd.testing import RunningDaemon, running_daemon
+from tests.raw import Closed, RawClient
+
+SLOW = """
+[daemon]
+grace-s = 20
+[models.slow]
+backend = "echo"
+slots = 1
+[models.slow.echo]
+step_ms = 10
+[models.loading]
+backend = "echo"
+[models.loading.echo]
+load_ms = 20000
+"""
+
+
+def worker_of(client: RawClient, model: str) -> psutil.Process:
+    (described,) = client.call("show", name=model)["models"]
+    return psutil.Process(described["pid"])
+
+
+def wait_gone(processes: list[psutil.Process], seconds: float) -> None:
+    """Wait until they have ended; one that its new parent has not yet reaped has."""
+    end = time.monotonic() + seconds
+    while alive := [p for p in processes if not ended(p)]:
+        assert time.monotonic() < end, f"still there after {seconds} s: {alive}"
+
+
+def ended(process: psutil.Process) -> bool:
+    try:
+        return process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def told(client: RawClient) -> str:
+    return b"".join(e[2].get("text", b"") for e in client.events).decode()
+
+
+def test_sigterm_finishes_what_runs_tells_who_waits_and_removes_the_socket() -> None:
+    text = "finish me " * 10
+    with running_daemon(SLOW) as daemon, RawClient(daemon.socket) as client:
+        running = client.start(
+            "stream", context=client.context("slow"), prompt=text, raw=True, credit=1000
+        )
+        client.events.append(client.read())
+        waiting = client.start("stream", context=client.context("slow"), prompt="x", raw=True)
+        while client.call("stats")["stats"]["waiting"] < 1:
+            pass
+        worker = worker_of(client, "slow")
+        os.kill(daemon.pid, signal.SIGTERM)
+
+        with pytest.raises(ShuttingDown):
+            client.result(waiting)
+        client.result(running)
+        assert told(client) == text
+        assert isinstance(client.goodbye(), ShuttingDown)
+        assert daemon.process is not None
+        assert daemon.process.wait(20.0) == 0
+        assert not Path(daemon.socket).exists()
+        wait_gone([worker], 5.0)
+
+
+def test_a_draining_daemon_takes_nothing_new() -> None:
+    with running_daemon(SLOW) as daemon, RawClient(daemon.socket) as client:
+        context = client.context("slow")
+        running = client.start("stream", context=context, prompt="x" * 100, raw=True, credit=1000)
+        client.events.append(client.read())
+        other = client.context("slow")
+        os.kill(daemon.pid, signal.SIGTERM)
+        while not client.call("stats")["stats"]["draining"]:
+            pass
+
+        with pytest.raises(ShuttingDown):
+            client.call("chat", context=other, prompt="new")
+        with pytest.raises(ShuttingDown):
+            client.call("load_by_name", name="echo")
+        client.result(running)
+
+
+@pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT])
+def test_a_second_signal_stops_at_once(second: signal.Signals) -> None:
+    with running_daemon(SLOW) as daemon, RawClient(daemon.socket) as client:
+        client.start("stream", context=client.context("slow"), prompt="x" * 1000, raw=True)
+        client.events.append(client.read())
+        worker = worker_of(client, "slow")
+        started = time.monotonic()
+        os.kill(daemon.pid, signal.SIGTERM)
+        while not client.call("stats")["stats"]["draining"]:
+            pass
+        os.kill(daemon.pid, second)
+
+        assert daemon.process is not None
+        assert daemon.process.wait(5.0) != 0
+        assert time.monotonic() - started < 5.0
+        assert not Path(daemon.socket).exists()
+        wait_gone([worker], 1.0)
+
+
+def test_a_load_under_way_does_not_hold_up_the_end() -> None:
+    with running_daemon(SLOW) as daemon, RawClient(daemon.socket) as client:
+        number = client.start("load_by_name", name="loading", progress=True)
+        client.read()
+        started = time.monotonic()
+
+        assert daemon.stop() == 0
+        assert time.monotonic() - started < 10.0
+        with pytest.raises((InferdError, Closed)):
+            client.result(number)
+
+
+def test_workers_die_with_a_daemon_that_is_killed_within_a_second() -> None:
+    with running_daemon(SLOW) as daemon, RawClient(daemon.socket) as client:
+        client.start("stream", context=client.context("slow"), prompt="x" * 1000, raw=True)
+        client.events.append(client.read())
+        client.start("load_by_name", name="loading", progress=True)
+        while client.read()[0] != 4:
+            pass
+        workers = [worker_of(client, "slow"), worker_of(client, "loading")]
+        daemon.kill()
+
+        wait_gone(workers, 1.0)
+
+
+def test_a_stopped_socket_of_a_killed_daemon_is_taken_over() -> None:
+    with running_daemon() as daemon:
+        daemon.kill()
+        assert Path(daemon.socket).exists(), "a killed daemon leaves its socket"
+        daemon.start_again()
+
+        with RawClient(daemon.socket) as client:
+            assert client.call("models")["models"]
+
+
+def test_a_socket_nobody_answers_is_taken_over(tmp_path: Path) -> None:
+    path = tmp_path / "run" / "inferd.sock"
+    path.parent.mkdir()
+    dead = socket.socket(socket.AF_UNIX)
+    dead.bind(str(path))
+    dead.close()
+    daemon = RunningDaemon()
+    daemon.directory = tmp_path
+    daemon.socket = str(path)
+    (tmp_path / "config.toml").touch()
+    (tmp_path / "models").mkdir()
+    daemon.start_again()
+    try:
+        with RawClient(daemon.socket) as client:
+            assert client.call("models")["models"]
+    finally:
+        daemon.stop()
+
+
+def test_handles_differ_over_restarts() -> None:
+    with running_daemon() as daemon:
+        handles = []
+        for _ in range(2):
+            with RawClient(daemon.socket) as client:
+                handles.append(client.call("load_by_name", name="echo")["graph"])
+            daemon.stop()
+            daemon.start_again()
+
+    assert handles[0] >> 32 != handles[1] >> 32
+
+
+def test_workers_ignore_the_signals_of_the_terminal_and_go_first_when_memory_is_short() -> None:
+    with running_daemon() as daemon, RawClient(daemon.socket) as client:
+        context = client.context()
+        worker = worker_of(client, "echo")
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            worker.send_signal(number)
+
+        assert client.call("chat", context=context, prompt="still", raw=True)["text"] == b"still"
+        assert Path(f"/proc/{worker.pid}/oom_score_adj").read_text().strip() == "500"
+
+
+def test_an_idle_model_leaves_after_its_keep_alive() -> None:
+    with running_daemon("[daemon]\nkeep-alive-s = 0.2\n") as daemon:
+        with RawClient(daemon.socket) as client:
+            client.context()
+            worker = worker_of(client, "echo")
+        wait_gone([worker], 5.0)
+
+        with RawClient(daemon.socket) as client:
+            (model,) = client.call("show", name="echo")["models"]
+            assert model["state"] == "cold"
+
+
+def test_an_idle_daemon_with_an_idle_worker_uses_no_cpu() -> None:
+    with running_daemon() as daemon, RawClient(daemon.socket) as client:
+        client.context()
+        processes = [psutil.Process(daemon.pid), worker_of(client, "echo")]
+        before = [sum(p.cpu_times()[:2]) for p in processes]
+        time.sleep(2.0)  # the passing of time is what is measured
+        after = [sum(p.cpu_times()[:2]) for p in processes]
+
+    assert [b - a for a, b in zip(before, after, strict=True)] == pytest.approx([0, 0], abs=0.02)
+
+
+def test_the_daemon_without_workers_stays_small() -> None:
+    with running_daemon() as daemon:
+        assert psutil.Process(daemon.pid).memory_info().rss < 60e6
+
+
+def test_sighup_reads_the_models_directory_again() -> None:
+    with running_daemon() as daemon, RawClient(daemon.socket) as client:
+        (daemon.directory / "models" / "new.gguf").write_bytes(b"GGUF")
+        os.kill(daemon.pid, signal.SIGHUP)
+
+        assert "new" in [m["name"] for m in client.call("models")["models"]]
+
+
+def test_a_state_directory_that_cannot_be_written_is_no_reason_not_to_serve(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "file").touch()
+    with running_daemon() as daemon:
+        daemon.stop()
+        environment = {**os.environ, "INFERD_STATE_DIR": str(tmp_path / "file" / "state")}
+        process = subprocess.Popen(
+            [sys.executable, "-m", "inferd", "serve", "--socket", daemon.socket],
+            env=environment,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        try:
+            assert process.stderr is not None
+            lines = iter(process.stderr.readline, "")
+            seen = ""
+            for line in lines:
+                seen += line
+                if "daemon.ready" in line:
+                    break
+            assert "state.not_kept" in seen
+            with RawClient(daemon.socket) as client:
+                assert client.call("models")["models"]
+        finally:
+            process.terminate()
+            process.communicate(timeout=20)

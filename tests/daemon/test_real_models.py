@@ -1,0 +1,187 @@
+"""SmolLM2 and Gemma through a real daemon: what only a real model can show."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+import inferd
+from inferd.testing import RunningDaemon, running_daemon
+from tests.models import gemma3, smollm2
+from tests.raw import RawClient
+
+pytestmark = pytest.mark.model
+GREEDY = {"temp": 0, "n-predict": 16}
+CONFIG = f"""
+[defaults]
+ctx-size = 1024
+slots = 4
+[models.smollm2]
+file = "{smollm2()}"
+[models.gemma3]
+file = "{gemma3()}"
+"""
+
+
+@pytest.fixture(scope="module")
+def daemon() -> Iterator[RunningDaemon]:
+    with running_daemon(CONFIG) as running:
+        yield running
+
+
+@pytest.fixture
+def client(daemon: RunningDaemon) -> Iterator[inferd.Client]:
+    with inferd.Client(daemon.socket) as connected:
+        yield connected
+
+
+@pytest.mark.parametrize("model", ["smollm2", "gemma3"])
+def test_streamed_text_equals_the_whole_text(client: inferd.Client, model: str) -> None:
+    with client.session(model, raw=True, options=GREEDY) as session:
+        streamed = "".join(session.stream("The quick brown fox"))
+    with client.session(model, raw=True, options=GREEDY) as session:
+        whole = session.chat("The quick brown fox")
+
+    assert streamed
+    assert streamed == str(whole)
+    assert whole.metadata["output_tokens"] == 16
+
+
+def test_a_chat_answers_by_the_models_template_and_computes_only_what_is_new(
+    client: inferd.Client,
+) -> None:
+    with client.session("smollm2", system="You are a helpful assistant.", options=GREEDY) as s:
+        first = s.chat("What is the capital of France?")
+        second = s.chat("Say it again.")
+
+    assert "Paris" in first
+    assert first.metadata["cached_tokens"] == 0
+    history = first.metadata["input_tokens"] + first.metadata["output_tokens"]
+    assert second.metadata["cached_tokens"] >= history - 2, "the history was computed again"
+
+
+def test_a_prompt_that_comes_again_is_not_computed_again(client: inferd.Client) -> None:
+    with client.session("smollm2", raw=True, options=GREEDY) as session:
+        first = session.chat("Once upon a time there was a king who had three daughters and")
+        session.reset()
+        second = session.chat("Once upon a time there was a king who had three daughters and")
+
+    assert second.metadata["cached_tokens"] == first.metadata["input_tokens"] - 1
+    assert str(first) == str(second)
+
+
+def test_a_seed_fixes_a_sampled_text_and_another_seed_changes_it(client: inferd.Client) -> None:
+    texts = []
+    for seed in (7, 7, 8):
+        options = {"temp": 1.5, "seed": seed, "n-predict": 24}
+        with client.session("smollm2", raw=True, options=options) as session:
+            reply = session.chat("Write anything at all:")
+            texts.append(str(reply))
+            assert reply.metadata["seed"] == seed
+
+    assert texts[0] == texts[1] != texts[2]
+
+
+def test_pulled_tokens_say_what_streamed_ones_say(
+    daemon: RunningDaemon, client: inferd.Client
+) -> None:
+    with client.session("smollm2", raw=True, options=GREEDY) as session:
+        streamed = "".join(session.stream("The capital of Italy is"))
+    pulled = b""
+    with RawClient(daemon.socket) as raw:
+        context = raw.context("smollm2", '{"temp":0,"n-predict":16}')
+        raw.set_input(context, b"The capital of Italy is")
+        for _ in range(16):
+            pulled += raw.single(context)
+        with pytest.raises(inferd.EndOfSequence):
+            raw.single(context)
+
+    assert pulled.decode() == streamed
+
+
+def test_a_parameter_changed_between_tokens_holds_from_the_next_one(
+    daemon: RunningDaemon,
+) -> None:
+    with RawClient(daemon.socket) as raw:
+        context = raw.context("smollm2", '{"temp":0}')
+        raw.set_input(context, b"One, two, three,")
+        pieces = [raw.single(context) for _ in range(4)]
+        raw.set_input(context, b'{"n-predict":5}', index=1)
+        pieces.append(raw.single(context))
+        with pytest.raises(inferd.EndOfSequence):
+            raw.single(context)
+
+    assert len(pieces) == 5
+
+
+def test_many_clients_share_one_model(daemon: RunningDaemon) -> None:
+    def ask(number: int) -> str:
+        with inferd.Client(daemon.socket) as client:
+            priority = ("low", "normal", "high", "urgent")[number % 4]
+            with client.session("smollm2", priority=priority, options=GREEDY) as session:
+                return str(session.chat(f"Say the number {number}."))
+
+    with ThreadPoolExecutor(12) as pool:
+        answers = list(pool.map(ask, range(12)))
+
+    assert all(answers)
+
+
+def test_two_models_are_served_side_by_side(client: inferd.Client) -> None:
+    with (
+        client.session("smollm2", raw=True, options=GREEDY) as one,
+        client.session("gemma3", raw=True, options=GREEDY) as other,
+    ):
+        assert one.chat("Hello, my name is")
+        assert other.chat("Hello, my name is")
+        names = {m["name"]: m["state"] for m in client.models()}
+
+    assert names["smollm2"] == names["gemma3"] == "ready"
+
+
+def test_a_model_is_loaded_from_an_open_descriptor_and_seen_by_its_user_only(
+    daemon: RunningDaemon,
+) -> None:
+    fd = os.open(smollm2(), os.O_RDONLY)
+    with RawClient(daemon.socket) as raw:
+        graph = raw.call("load", [fd], fd=0, encoding="ggml", target="cpu")
+        os.close(fd)
+        context = raw.call("init_execution_context", graph=graph["graph"])["context"]
+        raw.set_input(context, b'{"temp":0,"n-predict":4}', index=1)
+        raw.set_input(context, b"The capital of France is")
+        raw.call("compute", context=context)
+
+        assert b"Paris" in raw.output(context)
+        assert graph["model"] in [m["name"] for m in raw.call("models")["models"]]
+        raw.call("unload", graph=graph["graph"])
+        assert graph["model"] not in [m["name"] for m in raw.call("models")["models"]]
+
+
+def test_a_truncated_model_is_refused_before_llama_cpp_sees_it(
+    daemon: RunningDaemon, client: inferd.Client
+) -> None:
+    with open(smollm2(), "rb") as whole:
+        (daemon.directory / "models" / "cut.gguf").write_bytes(whole.read(20_000_000))
+
+    with pytest.raises(inferd.LoadFailed) as caught:
+        client.load_by_name("cut")
+    assert "cut.gguf" in caught.value.message
+
+
+def test_special_tokens_show_in_wasi_calls_and_not_in_chats(
+    daemon: RunningDaemon, client: inferd.Client
+) -> None:
+    prompt = "<|im_start|>user\nSay hi.<|im_end|>\n<|im_start|>assistant\n"
+    with RawClient(daemon.socket) as raw:
+        context = raw.context("smollm2", '{"temp":0,"n-predict":60}')
+        raw.set_input(context, prompt.encode())
+        raw.call("compute", context=context)
+        shown = raw.output(context)
+    with client.session("smollm2", raw=True, options={"temp": 0, "n-predict": 60}) as session:
+        plain = session.chat(prompt)
+
+    assert plain.metadata["stop_reason"] == "eos"
+    assert shown == str(plain).encode() + b"<|im_end|>"
