@@ -1,0 +1,170 @@
+"""The main job, shown: several programs share one model, and the urgent one goes first.
+
+Starts a real daemon on a socket of its own, lets background writers, chats and one late urgent
+question loose on SmolLM2, prints what they say as they say it, then their figures, and ends clean.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import psutil
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+import inferd
+from inferd.testing import RunningDaemon, running_daemon
+
+MODELS = Path(__file__).resolve().parent.parent / ".cache" / "models"
+MODEL = "smollm2-135m-instruct"
+URGENT_AFTER_S = 3.0
+SHOWN_CHARACTERS = 70
+
+
+@dataclass
+class Program:
+    """One of the programs that share the daemon, and how it fares."""
+
+    name: str
+    priority: Literal["low", "normal", "high", "urgent"]
+    prompt: str
+    tokens: int
+    after_s: float = 0.0
+    text: str = ""
+    state: str = "not yet there"
+    ttft_s: float = 0.0
+    tokens_per_s: float = 0.0
+    output_tokens: int = 0
+    error: str = ""
+
+    def run(self, socket: str) -> None:
+        """Ask as a program of its own would: with a connection and a session of its own."""
+        time.sleep(self.after_s)
+        self.state = "waiting"
+        try:
+            with inferd.Client(socket) as client:
+                options = {"n-predict": self.tokens, "seed": 1}
+                with client.session(MODEL, priority=self.priority, options=options) as session:
+                    self._ask(session)
+        except inferd.InferdError as exc:
+            self.state, self.error = "failed", str(exc)
+
+    def _ask(self, session: inferd.Session) -> None:
+        asked = time.monotonic()
+        for piece in session.stream(self.prompt):
+            if not self.text:
+                self.ttft_s, self.state = time.monotonic() - asked, "answering"
+            self.text += piece
+        told = session.metadata
+        self.output_tokens = told["output_tokens"]
+        self.tokens_per_s = self.output_tokens / max(told["predicted_ms"] / 1000, 1e-3)
+        self.state = f"done ({told['stop_reason']})"
+
+
+PROGRAMS = [
+    Program("writer 1", "low", "Write a long story about a lighthouse.", 160),
+    Program("writer 2", "low", "Write a long story about a baker.", 160),
+    Program("writer 3", "low", "Write a long story about a clock.", 160),
+    Program("writer 4", "low", "Write a long story about a river.", 160),
+    Program("chat 1", "normal", "What is the capital of France?", 40, 0.5),
+    Program("chat 2", "normal", "Name three colours.", 40, 1.0),
+    Program("alarm", "urgent", "Say in one sentence: what is smoke?", 30, URGENT_AFTER_S),
+]
+
+
+def table(programs: list[Program]) -> Table:
+    """Return the programs as a table."""
+    shown = Table(expand=True)
+    for title in ("program", "class", "state", "first token", "tok/s"):
+        shown.add_column(title, no_wrap=True)
+    shown.add_column("text", ratio=1, no_wrap=True)
+    for p in programs:
+        first = f"{p.ttft_s:.2f} s" if p.text else ""
+        speed = f"{p.tokens_per_s:.1f}" if p.tokens_per_s else ""
+        tail = p.text.replace("\n", " ")[-SHOWN_CHARACTERS:] or p.error
+        shown.add_row(p.name, p.priority, p.state, first, speed, Text(tail))
+    return shown
+
+
+def watch(console: Console, programs: list[Program], running: list[Future[None]]) -> None:
+    """Show the programs until all are done: live on a terminal, else a line for each change."""
+    if console.is_terminal:
+        with Live(table(programs), console=console, refresh_per_second=8) as live:
+            while not all(r.done() for r in running):
+                time.sleep(0.1)
+                live.update(table(programs))
+        return
+    states: dict[str, str] = {}
+    while True:
+        done = all(r.done() for r in running)
+        for p in programs:
+            if states.get(p.name) != p.state:
+                states[p.name] = p.state
+                console.print(f"{p.name:9} {p.priority:7} {p.state}", highlight=False)
+        if done:
+            return
+        time.sleep(0.05)
+
+
+def show(console: Console, programs: list[Program], seconds: float) -> None:
+    """Print what each program got, and the whole."""
+    for p in programs:
+        console.rule(f"{p.name} ({p.priority})", align="left")
+        console.print(Text(p.text.strip() or p.error))
+    if not console.is_terminal:
+        console.print(table(programs))
+    tokens = sum(p.output_tokens for p in programs)
+    console.print(
+        f"{len(programs)} programs, {tokens} tokens in {seconds:.1f} s: {tokens / seconds:.0f} "
+        "tokens/s over all",
+        highlight=False,
+    )
+
+
+def run(console: Console, daemon: RunningDaemon) -> bool:
+    """Let the programs loose and tell whether all was well."""
+    with inferd.Client(daemon.socket) as client:
+        client.load_by_name(MODEL)
+        console.print(f"the daemon serves {MODEL} on {daemon.socket}", highlight=False)
+        started = time.monotonic()
+        with ThreadPoolExecutor(len(PROGRAMS)) as pool:
+            watch(console, PROGRAMS, [pool.submit(p.run, daemon.socket) for p in PROGRAMS])
+        show(console, PROGRAMS, time.monotonic() - started)
+    alarm, late = PROGRAMS[-1], [p for p in PROGRAMS if p.priority == "low"]
+    if not all(p.state.startswith("done") for p in PROGRAMS):
+        return False
+    console.print(
+        f"the urgent question came {URGENT_AFTER_S:g} s late to four slots full of low work, and "
+        f"had its first token after {alarm.ttft_s:.2f} s; nothing of the low work was lost: "
+        f"{sum(p.output_tokens for p in late)} tokens.",
+        highlight=False,
+    )
+    return True
+
+
+def main() -> int:
+    """Run the demo and return its exit status."""
+    argparse.ArgumentParser(description=__doc__).parse_args()
+    console = Console(width=None if sys.stdout.isatty() else 120)
+    with running_daemon("[defaults]\nslots = 4\nctx-size = 1024\n", models_dir=MODELS) as daemon:
+        process = psutil.Process(daemon.pid)
+        good = run(console, daemon)
+        family = [process, *process.children(recursive=True)]
+        status = daemon.stop()
+        left = [p for p in family if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+        gone = not Path(daemon.socket).exists() and not left
+    clean = good and status == 0 and gone
+    console.print("the daemon ended, its socket and its worker are gone" if clean else "not clean!")
+    return 0 if clean else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
