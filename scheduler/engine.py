@@ -25,13 +25,11 @@ from .plan import (
     Limits,
     OwnerClock,
     Rows,
-    Slot,
-    choose_source,
-    least_used,
     plan_rows,
     plan_slots,
 )
 from .prompts import PromptDesk
+from .slots import SlotTable
 from .task import Task, TaskState
 
 __all__ = ("Engine",)
@@ -50,7 +48,7 @@ class Engine:
         self.limits = limits or Limits()
         self._seconds = seconds
         self._now = seconds()
-        self.slots = [Slot(i) for i in range(model.info.slots)]
+        self.slots = SlotTable(model, self.limits.park_bytes_max)
         self.queue: list[Task] = []
         self.owners = OwnerClock()
         self.clock = 0
@@ -59,15 +57,12 @@ class Engine:
         self.quit = False
         self.steps = 0
         self._tasks: dict[int, Task] = {}
-        self._parked: dict[int, tuple[bytes, object]] = {}
-        self._parked_bytes = 0
         self._arrivals = 0
         self._desk = PromptDesk(model)
         self._counters = dict.fromkeys(("generated", "prompt", "cached", "parks", "rows"), 0)
 
     def __repr__(self) -> str:
-        busy = sum(s.task is not None for s in self.slots)
-        slots = f"slots: {busy}/{len(self.slots)}"
+        slots = f"slots: {len(self.slots.tasks)}/{len(self.slots)}"
         return f"<Engine [{slots} | queue: {len(self.queue)} | steps: {self.steps}]>"
 
     def turn(self, commands: Iterable[m.Command]) -> list[m.Report]:
@@ -94,20 +89,18 @@ class Engine:
 
     def _runnable(self) -> bool:
         """Tell whether a turn without any command would compute something."""
-        if any(s.task is not None and s.task.has_work for s in self.slots):
+        if any(t.has_work for t in self.slots.tasks):
             return True
-        free = any(s.task is None for s in self.slots)
-        return free and any(t.has_work or t.wants_token for t in self.queue)
+        return self.slots.free and any(t.has_work or t.wants_token for t in self.queue)
 
     def _lingering(self, now: float) -> bool:
         """Tell whether the next step waits a moment for pull readers that were just told a token:
         batches stay whole.
         """
         since = now - self.limits.pull_linger_s
-        late = [s.task for s in self.slots if s.task is not None and s.task.row]
-        return any(t.unread_since is not None and t.unread_since > since for t in late) and any(
-            s.task is not None and s.task.has_work for s in self.slots
-        )
+        tasks = self.slots.tasks
+        late = any(t.row and t.unread_since is not None and t.unread_since > since for t in tasks)
+        return late and any(t.has_work for t in tasks)
 
     # Commands.
 
@@ -235,21 +228,19 @@ class Engine:
     def _lease_slots(self) -> None:
         if self.queue:
             plan = plan_slots(
-                self.queue, self.slots, self.owners, self.clock, self.limits, self._now
+                self.queue, self.slots.slots, self.owners, self.clock, self.limits, self._now
             )
             stayed = sum(not self._park(task) for task in plan.park)
             for task in plan.admit[: len(plan.admit) - stayed]:
                 self._admit(task)
-        self._close_gap()
+        self.slots.close_gaps()
 
     def _admit(self, task: Task) -> None:
         self.queue.remove(task)
         task.age += self.clock - task.clock_waiting
         task.quantum = 0
         task.state = TaskState.RUNNING
-        state = self._parked.pop(task.spec.id, None)
-        if state is None or not self._restore(task, *state):
-            self._place(task)
+        self.slots.admit(task)
         if task.admitted_at is None:
             task.admitted_at, task.cached = self._now, task.computed
             self._counters["cached"] += task.cached
@@ -257,72 +248,10 @@ class Engine:
             task.sampler = self.model.sampler(task.spec.sampling, task.tokens)
         self.outbox.append(m.Moved(task.spec.id, task.state.value))
 
-    def _restore(self, task: Task, blob: bytes, row: object) -> bool:
-        """Put a parked task's state into the lowest free slot; False if that fails."""
-        self._parked_bytes -= len(blob)
-        idle = [s for s in self.slots if s.task is None]
-        slot, spare = idle[0], least_used(idle)
-        if spare is not slot:
-            self._swap(spare, slot)
-        slot.tokens = []
-        if not self.model.restore(slot.index, blob):
-            task.row = False
-            return False
-        if task.row:
-            self.model.put_row(slot.index, row)
-        self._lease(slot, task)
-        return True
-
-    def _place(self, task: Task) -> None:
-        """Give *task* the lowest free slot and what idle KV can serve it."""
-        plan = choose_source(task, self.slots)
-        source, target = self.slots[plan.source], self.slots[plan.target]
-        if plan.spare is not None and self._copy(source, spare := self.slots[plan.spare]):
-            source = target if source is target else spare
-        if source is not target:
-            self._swap(source, target)
-        task.computed = self.model.trim(target.index, plan.keep)
-        self._lease(target, task)
-
-    def _copy(self, source: Slot, spare: Slot) -> bool:
-        """Copy idle KV into *spare*, whose own is given up; False if it does not fit there."""
-        spare.tokens, spare.owner, spare.used = [], source.owner, source.used
-        if not self.model.restore(spare.index, self.model.save(source.index)):
-            return False
-        spare.tokens = source.tokens
-        return True
-
-    def _swap(self, a: Slot, b: Slot) -> None:
-        self.model.swap(a.index, b.index)
-        a.task, b.task = b.task, a.task
-        a.tokens, b.tokens = b.tokens, a.tokens
-        a.owner, b.owner = b.owner, a.owner
-        a.used, b.used = b.used, a.used
-        for slot in (a, b):
-            if slot.task is not None:
-                slot.task.slot = slot.index
-
-    def _lease(self, slot: Slot, task: Task) -> None:
-        slot.task, slot.owner, slot.tokens = task, task.spec.owner, []
-        task.slot = slot.index
-
-    def _give_back(self, task: Task) -> None:
-        """Leave the task's KV in its slot, for whoever extends it."""
-        slot = self.slots[task.slot]
-        slot.task, slot.tokens, slot.used = None, task.tokens[: task.computed], self.clock
-        task.slot = -1
-
     def _park(self, task: Task) -> bool:
-        """Save a running task's state and put it back into the queue; False if it doesn't fit."""
-        row = self.model.take_row(task.slot) if task.row else None
-        blob = self.model.save(task.slot)
-        if self._parked_bytes + len(blob) > self.limits.park_bytes_max:
-            if task.row:
-                self.model.put_row(task.slot, row)
+        """Put a running task back into the queue; False if its state finds no room."""
+        if not self.slots.park(task, self.clock):
             return False
-        self._parked[task.spec.id] = (blob, row)
-        self._parked_bytes += len(blob)
-        self._give_back(task)
         task.state, task.clock_waiting = TaskState.PARKED, self.clock
         task.parks += 1
         self._counters["parks"] += 1
@@ -330,29 +259,17 @@ class Engine:
         self.outbox.append(m.Moved(task.spec.id, task.state.value))
         return True
 
-    def _close_gap(self) -> None:
-        """Move the highest leased slot into the lowest free one below it.
-
-        Rows of a batch must ascend by sequence without gaps, or llama.cpp cuts the batch into
-        several (measured: 66 → 92 ms with 16 sequences).
-        """
-        leased = [s for s in self.slots if s.task is not None]
-        while leased and leased[-1].index >= len(leased):
-            gap = next(s for s in self.slots if s.task is None)
-            self._swap(leased[-1], gap)
-            leased = [s for s in self.slots if s.task is not None]
-
     # Steps.
 
     def _step(self) -> None:
         if self._lingering(self._now):
             return
         rows = plan_rows(
-            self.slots, self.owners, self.clock, self.limits, self.model.info.batch_size
+            self.slots.slots, self.owners, self.clock, self.limits, self.model.info.batch_size
         )
         if not rows:
             return
-        self._hold_unread({r.task.slot for r in rows})
+        self.slots.hold_rows({r.task.slot for r in rows})
         try:
             self.model.step([self._chunk(r) for r in rows])
         except BackendError as exc:
@@ -363,11 +280,6 @@ class Engine:
             self._count(row)
         self._now = self._seconds()
         self._sample([r.task for r in rows if r.task.row])
-
-    def _hold_unread(self, stepping: set[int]) -> None:
-        for slot in self.slots:
-            if slot.task is not None and slot.task.row and slot.index not in stepping:
-                self.model.hold(slot.index)
 
     def _chunk(self, row: Rows) -> Chunk:
         task, start = row.task, row.task.computed
@@ -387,14 +299,12 @@ class Engine:
 
     def _step_failed(self, rows: list[Rows], error: BackendError) -> None:
         for row in rows:
-            task = row.task
-            task.computed = 0
-            self.model.trim(task.slot, 0)
-            self._fail(task, error)
+            self.slots.clear(row.task)
+            self._fail(row.task, error)
 
     def _serve_readers(self) -> None:
         """Draw the tokens that pull readers have asked for since the last turn."""
-        self._sample([s.task for s in self.slots if s.task is not None and s.task.row])
+        self._sample([t for t in self.slots.tasks if t.row])
 
     def _sample(self, tasks: list[Task]) -> None:
         for task in tasks:
@@ -459,23 +369,20 @@ class Engine:
     def _remove(self, task: Task) -> None:
         del self._tasks[task.spec.id]
         if task.slot >= 0:
-            self._give_back(task)
+            self.slots.give_back(task, self.clock)
         else:
             self.queue.remove(task)
-            blob, _ = self._parked.pop(task.spec.id, (b"", None))
-            self._parked_bytes -= len(blob)
+            self.slots.forget(task)
         if task.sampler is not None:
             task.sampler.close()
             task.sampler = None
 
     def check_integrity(self) -> None:
         """Assert the invariants: no task lost or doubled, no slot leaked."""
-        leased = [s.task for s in self.slots if s.task is not None]
+        leased = self.slots.tasks
         assert len(leased) + len(self.queue) == len(self._tasks)
         assert {id(t) for t in (*leased, *self.queue)} == {id(t) for t in self._tasks.values()}
-        assert all(self.slots[t.slot].task is t for t in leased)
-        assert set(self._parked) == {t.spec.id for t in self.queue if t.state is TaskState.PARKED}
-        assert self._parked_bytes == sum(len(b) for b, _ in self._parked.values())
+        self.slots.check_integrity({t.spec.id for t in self.queue if t.state is TaskState.PARKED})
 
     def statistics(self) -> dict[str, Any]:
         """Return the counters since the start and what is here now."""
@@ -484,6 +391,6 @@ class Engine:
             **self._counters,
             **{state.value: states.count(state) for state in TaskState},
             "steps": self.steps,
-            "parked_bytes": self._parked_bytes,
+            "parked_bytes": self.slots.parked_bytes,
             "slots": len(self.slots),
         }

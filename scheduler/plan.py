@@ -7,20 +7,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
+from .slots import Slot
 from .task import Task
 
 __all__ = (
-    "Admission",
     "Limits",
     "OwnerClock",
     "Rows",
-    "Slot",
     "SlotPlan",
-    "choose_source",
-    "common_prefix",
-    "least_used",
     "plan_rows",
     "plan_slots",
 )
@@ -38,31 +34,6 @@ class Limits:
     park_bytes_max: int = 2 << 30
     prefill_rows_beside_decode: int = 128
     """Prompt rows in a step that decodes too: a long prompt must not stall the streams."""
-
-
-@dataclass(eq=False, slots=True)
-class Slot:
-    """A sequence of the model: leased by a task, or idle with the KV of `tokens`."""
-
-    index: int
-    task: Task | None = None
-    tokens: list[int] = field(default_factory=list)
-    owner: int = -1
-    used: int = 0
-    """The token clock when it was last given back: the smallest is the least recently used."""
-
-
-@dataclass(frozen=True, slots=True)
-class Admission:
-    """*task* takes slot *target*, the lowest free one, and starts from the first *keep* tokens of
-    slot *source*. With *spare*, the source is copied there first, for it is worth keeping whole.
-    """
-
-    task: Task
-    target: int
-    source: int
-    keep: int
-    spare: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,20 +84,6 @@ class OwnerClock:
     def _forget(self, keep: set[int]) -> None:
         if len(self._served) > self.OWNERS_MAX:
             self._served = {o: n for o, n in self._served.items() if o in keep}
-
-
-def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
-    """Return how many tokens *a* and *b* begin with alike."""
-    low, high = 0, min(len(a), len(b))
-    if a[:high] == b[:high]:
-        return high
-    while low < high:  # halving compares slices in C: 20 times faster than a loop over tokens
-        middle = (low + high + 1) // 2
-        if a[low:middle] == b[low:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low
 
 
 class _Order:
@@ -197,33 +154,6 @@ def _victim(
 
 def _absent(task: Task, limits: Limits, now: float) -> bool:
     return task.unread_since is not None and now >= task.unread_since + limits.reader_wait_s
-
-
-def choose_source(task: Task, slots: Sequence[Slot]) -> Admission:
-    """Choose where *task* goes (the lowest free slot) and which idle KV it starts from.
-
-    KV is never reused across owners. A slot that the task extends whole is taken; one that it
-    shares a part with is copied where another can be given up for it: an empty one, or the least
-    recently used.
-    """
-    idle = [s for s in slots if s.task is None]
-    target, spare = idle[0], least_used(idle)
-    best, shared = None, 0
-    for slot in idle:
-        if slot.owner == task.spec.owner and slot.tokens:
-            size = common_prefix(slot.tokens, task.tokens)
-            if size > shared:
-                best, shared = slot, size
-    keep = min(shared, len(task.tokens) - 1)  # the last token is decoded again, for its logits
-    if best is None or keep <= 0:
-        return Admission(task, target.index, spare.index, 0)
-    copy = shared < len(best.tokens) and spare is not best
-    return Admission(task, target.index, best.index, keep, spare.index if copy else None)
-
-
-def least_used(idle: Sequence[Slot]) -> Slot:
-    """Return the idle slot whose KV is given up first: an empty one, else the oldest."""
-    return min(idle, key=lambda s: (bool(s.tokens), s.used, -s.index))
 
 
 def plan_rows(

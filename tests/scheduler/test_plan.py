@@ -7,12 +7,10 @@ from inferd.scheduler.messages import TaskSpec, pack_tokens
 from inferd.scheduler.plan import (
     Limits,
     OwnerClock,
-    Slot,
-    choose_source,
-    common_prefix,
     plan_rows,
     plan_slots,
 )
+from inferd.scheduler.slots import Slot, choose_source, common_prefix
 from inferd.scheduler.task import Task, TaskState
 
 LIMITS = Limits(ageing_tokens=1000, quantum_tokens=100)
