@@ -17,8 +17,8 @@ import structlog
 
 from ..backends.build import LLAMA_BUILD_NUMBER, LLAMA_COMMIT
 from ..backends.errors import InferdError, ShuttingDown
+from ..ipc.listener import UnixListener
 from ..ipc.messages import Kind
-from ..ipc.server import UnixServer
 from .calls import ALL_CALLS
 from .config import Config
 from .core import Daemon
@@ -37,7 +37,7 @@ def serve(config: Config) -> int:
     configure_logging(config.log_level, config.log_format)
     try:
         instance = count_start(config.state_dir)
-        unix = UnixServer(str(config.socket))
+        unix = UnixListener(str(config.socket))
         unix.bind()
     except InferdError as exc:
         sys.stderr.write(f"inferd: {exc.message}\n  {exc.hint}\n")

@@ -6,13 +6,7 @@ loop; a `Connection` is owned by its reader task, and its outbox may be written 
 
 from __future__ import annotations
 
-import array
-import fcntl
-import os
 import socket
-import stat
-from collections import deque
-from collections.abc import Callable
 from typing import Any, Protocol
 
 import anyio
@@ -30,38 +24,21 @@ from ..backends.errors import (
     VersionMismatch,
 )
 from ..backends.params import nearest
-from .frames import FrameReader, check_nesting, pack
+from .frames import FrameReader, check_nesting
 from .messages import CALLS, CREDIT_MAX, PROTOCOL_VERSION, ClientHello, Kind, ServerHello
-from .peer import Peer, peer_of
+from .peer import peer_of
+from .server_connection import Connection, Request
 
-__all__ = ("Connection", "Handler", "Request", "Server", "UnixServer")
+__all__ = ("Connection", "Handler", "Request", "Server")
 
-DESCRIPTORS_MAX = 16
 HELLO_TIMEOUT_S = 10.0
 ACCEPT_PAUSE_S = 0.1
-OUTBOX_PAUSE_BYTES = 1 << 20
-"""A client that leaves this much unread is not read from either."""
-OUTBOX_BYTES_MAX = 64 << 20
-_READ_BYTES = 1 << 16
 
 _envelope = msgspec.msgpack.Decoder(list[msgspec.Raw])
 _kind = msgspec.msgpack.Decoder(int)
 _name = msgspec.msgpack.Decoder(str)
 _hello = msgspec.msgpack.Decoder(ClientHello)
 _params = {name: msgspec.msgpack.Decoder(call.params) for name, call in CALLS.items()}
-
-
-class Request:
-    """One call under way. `emit` sends events before the reply; `on_credit` hears of credit."""
-
-    def __init__(self, connection: Connection, number: int, call: str, params: Any):
-        self.connection, self.number, self.call, self.params = connection, number, call, params
-        self.scope = anyio.CancelScope()
-        self.on_credit: Callable[[int], None] = lambda _: None
-
-    def emit(self, event: Any, *, flush: bool = True) -> None:
-        """Send an event; without *flush* it goes with the next `Connection.flush`."""
-        self.connection.send([Kind.EVENT, self.number, event], flush=flush)
 
 
 class Handler(Protocol):
@@ -87,111 +64,6 @@ class Handler(Protocol):
 
     def failed(self, request: Request, error: Exception) -> None:
         """Note that a call failed in a way that nobody thought of."""
-
-
-class Connection:
-    """One client: its requests in flight and its outbox."""
-
-    def __init__(self, sock: socket.socket, peer: Peer, requests_max: int):
-        self.peer = peer
-        self.requests: dict[int, Request] = {}
-        self.software = ""
-        self.descriptors: deque[int] = deque()
-        self.requests_max = requests_max
-        self._sock = sock
-        self._unsent = bytearray()
-        self._writable = anyio.Event()
-        self._drained = anyio.Event()
-        self._open = True
-
-    def __repr__(self) -> str:
-        return f"<Connection of uid {self.peer.uid} [{len(self.requests)} requests]>"
-
-    def send(self, message: Any, *, flush: bool = True) -> None:
-        """Send a message, or keep what the socket does not take; a client too slow is cut off."""
-        if not self._open:
-            return
-        self._unsent += pack(message)
-        if flush:
-            self.flush()
-
-    def flush(self) -> None:
-        """Send what the socket takes now; the rest goes when it can be written again."""
-        try:
-            while self._unsent and self._open:
-                del self._unsent[: self._sock.send(self._unsent)]
-        except BlockingIOError:
-            self._writable.set()
-            if len(self._unsent) > OUTBOX_BYTES_MAX:
-                self.cut()
-        except OSError:
-            self.cut()
-
-    def cut(self) -> None:
-        """Stop writing and reading: the reader task sees the end and cleans up."""
-        if self._open:
-            self._open = False
-            self._unsent.clear()
-            self._writable.set()
-            self._drained.set()
-            try:
-                self._sock.shutdown(socket.SHUT_RDWR)
-            except OSError:
-                return  # the other end has gone already
-
-    async def write_on(self) -> None:
-        """Write what did not fit, for as long as the connection is open."""
-        while self._open:
-            await self._writable.wait()
-            self._writable = anyio.Event()
-            while self._unsent and self._open:
-                await anyio.wait_writable(self._sock)
-                self.flush()
-            self._drained.set()
-            self._drained = anyio.Event()
-
-    async def receive(self) -> bytes:
-        """Return some bytes, none at the end; waits while too much is unread by the client."""
-        while len(self._unsent) > OUTBOX_PAUSE_BYTES and self._open:
-            await self._drained.wait()
-        while self._open:
-            await anyio.wait_readable(self._sock)
-            try:
-                data, ancillary, flags, _ = self._sock.recvmsg(
-                    _READ_BYTES, socket.CMSG_SPACE(4 * DESCRIPTORS_MAX)
-                )
-            except BlockingIOError:
-                continue
-            except OSError:
-                return b""
-            self._take_descriptors(ancillary)
-            if len(self.descriptors) > DESCRIPTORS_MAX or flags & socket.MSG_CTRUNC:
-                raise ProtocolError(f"more than {DESCRIPTORS_MAX} descriptors that no call takes")
-            return data
-        return b""
-
-    def _take_descriptors(self, ancillary: list[tuple[int, int, bytes]]) -> None:
-        for level, kind, content in ancillary:
-            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-                fds = array.array("i")
-                fds.frombytes(content[: len(content) - len(content) % fds.itemsize])
-                self.descriptors.extend(fds)
-
-    def claim_descriptor(self) -> int:
-        """Return the descriptor that came first of those not yet claimed."""
-        if not self.descriptors:
-            raise InvalidArgument(
-                "the call names a descriptor, but none was passed",
-                hint="send it beside the frame with SCM_RIGHTS",
-            )
-        return self.descriptors.popleft()
-
-    def close(self) -> None:
-        """Close the socket and what was passed and not claimed."""
-        self.cut()
-        self._sock.close()
-        while self.descriptors:
-            os.close(self.descriptors.popleft())
 
 
 class Server:
@@ -325,89 +197,6 @@ class Server:
     def _refuse(self, request: Request, error: InferdError) -> None:
         request.connection.requests.pop(request.number, None)
         request.connection.send([Kind.ERROR, request.number, error.to_wire()])
-
-
-class UnixServer:
-    """A listening socket at a path: made with a mode, taken over from a dead daemon, removed."""
-
-    def __init__(self, path: str, mode: int = 0o600):
-        self.path, self._mode = path, mode
-        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-        self._identity: tuple[int, int] | None = None
-        self._lock_fd = -1
-
-    def bind(self, backlog: int = 128) -> None:
-        """Bind and listen. A socket that nobody answers is a dead daemon's, and is taken over.
-
-        :raises Busy: a daemon answers there.
-        """
-        os.makedirs(os.path.dirname(self.path), mode=0o700, exist_ok=True)
-        self._lock()
-        self._remove_dead()
-        old = os.umask(0o777 & ~self._mode)
-        try:
-            self.socket.bind(self.path)
-        except OSError as exc:
-            raise InvalidArgument(
-                f"cannot listen on {self.path}: {exc.strerror or exc}",
-                hint="choose another path with --socket or INFERD_SOCKET",
-            ) from None
-        finally:
-            os.umask(old)
-        status = os.stat(self.path)
-        self._identity = (status.st_dev, status.st_ino)
-        self.socket.listen(backlog)
-
-    def _lock(self) -> None:
-        """Take the lock beside the socket: of two daemons that start at once, one gets it."""
-        self._lock_fd = os.open(self.path + ".lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(self._lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise self._answered() from None
-
-    def _answered(self) -> Busy:
-        return Busy(
-            f"a daemon answers on {self.path} already",
-            hint="use it, stop it with `inferd stop`, or choose another --socket",
-        )
-
-    def _remove_dead(self) -> None:
-        if not os.path.lexists(self.path):
-            return
-        if not stat.S_ISSOCK(os.lstat(self.path).st_mode):
-            raise InvalidArgument(
-                f"{self.path} is there and is no socket",
-                hint="choose another path with --socket or INFERD_SOCKET",
-            )
-        probe = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            probe.connect(self.path)
-        except ConnectionRefusedError:
-            os.unlink(self.path)
-        except OSError as exc:
-            raise InvalidArgument(
-                f"{self.path} is there and is no socket of a daemon: {exc.strerror or exc}",
-                hint="remove it, or choose another path with --socket",
-            ) from None
-        else:
-            raise self._answered()
-        finally:
-            probe.close()
-
-    def close(self) -> None:
-        """Close, and remove the path if it is still this socket's."""
-        self.socket.close()
-        try:
-            status = os.stat(self.path)
-            if (status.st_dev, status.st_ino) == self._identity:
-                os.unlink(self.path)
-                os.unlink(self.path + ".lock")
-        except OSError:
-            return  # somebody removed it before
-        finally:
-            if self._lock_fd >= 0:
-                os.close(self._lock_fd)
 
 
 def _only_refusal(group: BaseExceptionGroup[BaseException]) -> InferdError:

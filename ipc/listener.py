@@ -1,0 +1,95 @@
+"""The daemon's listening socket: at a path, taken over from a dead daemon, removed at the end."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+import stat
+
+from ..backends.errors import Busy, InvalidArgument
+
+__all__ = ("UnixListener",)
+
+
+class UnixListener:
+    """A listening socket at a path: made with a mode, taken over from a dead daemon, removed."""
+
+    def __init__(self, path: str, mode: int = 0o600):
+        self.path, self._mode = path, mode
+        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        self._identity: tuple[int, int] | None = None
+        self._lock_fd = -1
+
+    def bind(self, backlog: int = 128) -> None:
+        """Bind and listen. A socket that nobody answers is a dead daemon's, and is taken over.
+
+        :raises Busy: a daemon answers there.
+        """
+        os.makedirs(os.path.dirname(self.path), mode=0o700, exist_ok=True)
+        self._lock()
+        self._remove_dead()
+        old = os.umask(0o777 & ~self._mode)
+        try:
+            self.socket.bind(self.path)
+        except OSError as exc:
+            raise InvalidArgument(
+                f"cannot listen on {self.path}: {exc.strerror or exc}",
+                hint="choose another path with --socket or INFERD_SOCKET",
+            ) from None
+        finally:
+            os.umask(old)
+        status = os.stat(self.path)
+        self._identity = (status.st_dev, status.st_ino)
+        self.socket.listen(backlog)
+
+    def _lock(self) -> None:
+        """Take the lock beside the socket: of two daemons that start at once, one gets it."""
+        self._lock_fd = os.open(self.path + ".lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(self._lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise self._answered() from None
+
+    def _answered(self) -> Busy:
+        return Busy(
+            f"a daemon answers on {self.path} already",
+            hint="use it, stop it with `inferd stop`, or choose another --socket",
+        )
+
+    def _remove_dead(self) -> None:
+        if not os.path.lexists(self.path):
+            return
+        if not stat.S_ISSOCK(os.lstat(self.path).st_mode):
+            raise InvalidArgument(
+                f"{self.path} is there and is no socket",
+                hint="choose another path with --socket or INFERD_SOCKET",
+            )
+        probe = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            probe.connect(self.path)
+        except ConnectionRefusedError:
+            os.unlink(self.path)
+        except OSError as exc:
+            raise InvalidArgument(
+                f"{self.path} is there and is no socket of a daemon: {exc.strerror or exc}",
+                hint="remove it, or choose another path with --socket",
+            ) from None
+        else:
+            raise self._answered()
+        finally:
+            probe.close()
+
+    def close(self) -> None:
+        """Close, and remove the path if it is still this socket's."""
+        self.socket.close()
+        try:
+            status = os.stat(self.path)
+            if (status.st_dev, status.st_ino) == self._identity:
+                os.unlink(self.path)
+                os.unlink(self.path + ".lock")
+        except OSError:
+            return  # somebody removed it before
+        finally:
+            if self._lock_fd >= 0:
+                os.close(self._lock_fd)
