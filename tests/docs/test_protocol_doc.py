@@ -1,0 +1,306 @@
+"""docs/protocol.md says what the code does: every call, field, error, number and limit, no more."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import pkgutil
+import re
+import types
+import typing
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+import inferd.daemon.calls
+import inferd.ipc
+import inferd.sessions
+from inferd.backends.errors import ERRORS_BY_NAME, InferdError
+from inferd.backends.params import PARAMETERS
+from inferd.daemon.config import Config
+from inferd.ipc import messages as w
+from inferd.sessions import Ledger, ModelSource, Port, Session
+from inferd.testing import running_daemon
+from tests.raw import RawClient
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = (ROOT / "docs" / "protocol.md").read_text()
+CLIENT_MODULES = {
+    "calls", "client", "connection", "handles", "inflight", "outbox", "paths", "payloads", "pull",
+    "session", "streams", "sync", "twins",
+}  # fmt: skip
+TYPES: dict[Any, str] = {
+    int: "int", str: "str", bytes: "bin", bool: "bool", float: "float", dict: "map",
+    type(None): "nil", w.Tensor: "tensor", w.Limits: "limits",
+}  # fmt: skip
+Row = tuple[str, ...]
+
+
+class Table(typing.NamedTuple):
+    """A table of the page: the headings above it, its columns, its rows without backquotes."""
+
+    heading: str
+    columns: Row
+    rows: list[Row]
+
+    def column(self, name: str) -> list[str]:
+        return [row[self.columns.index(name)] for row in self.rows]
+
+
+def cells(line: str) -> Row:
+    return tuple(cell.strip() for cell in line.strip().strip("|").split("|"))
+
+
+def tables() -> Iterator[Table]:
+    heading, lines = "", PAGE.splitlines()
+    for i, line in enumerate(lines):
+        if line.startswith("#"):
+            heading = line.lstrip("# ")
+        if line.startswith("|---"):
+            rows = []
+            for row in lines[i + 1 :]:
+                if not row.startswith("|"):
+                    break
+                rows.append(cells(row))
+            yield Table(heading, cells(lines[i - 1]), rows)
+
+
+TABLES = list(tables())
+
+
+def only(column: str) -> Table:
+    """Return the one table whose first column is called *column*."""
+    [table] = [t for t in TABLES if t.columns[0] == column]
+    return table
+
+
+def code(cell: str) -> str:
+    return cell.strip("`")
+
+
+def type_text(annotation: Any) -> str:
+    """Return what the page calls a type."""
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if annotation in TYPES:
+        return TYPES[annotation]
+    if origin in (types.UnionType, typing.Union):
+        return " or ".join(type_text(a) for a in arguments)
+    if origin is tuple:
+        return f"({', '.join(type_text(a) for a in arguments)})"
+    if origin is list:
+        return f"array of {type_text(arguments[0])}"
+    assert origin is dict, annotation
+    return "map"
+
+
+def default_text(field: msgspec.structs.FieldInfo) -> str:
+    if field.required:
+        return "required"
+    factory = field.default_factory
+    default = field.default if factory is msgspec.NODEFAULT else factory()
+    if default == b"":
+        return "`empty`"
+    text = "nil" if default is None else json.dumps(default)
+    return f"`{text}`"
+
+
+def fields(struct: Any) -> list[Row]:
+    return [
+        (f"`{f.name}`", type_text(f.type), default_text(f)) for f in msgspec.structs.fields(struct)
+    ]
+
+
+def sections() -> dict[str, str]:
+    """Return the text of each call's section, by the call's name."""
+    parts = re.split(r"^#### (.*)\n", PAGE, flags=re.MULTILINE)
+    found: dict[str, str] = {}
+    for heading, text in zip(parts[1::2], parts[2::2], strict=True):
+        for name in re.findall(r"`(\w+)`", heading):
+            assert name not in found, f"{name} stands twice"
+            found[name] = re.split(r"^##", text, flags=re.MULTILINE)[0]
+    return found
+
+
+SECTIONS = sections()
+
+
+def test_every_call_has_a_section_and_every_section_a_call() -> None:
+    assert set(SECTIONS) == set(w.CALLS)
+
+
+def table_in(call: str, column: str, like: dict[str, str]) -> list[Row] | None:
+    """Return the rows of a call's table, or of the call whose table it shares."""
+    here = [t for t in TABLES if f"`{call}`" in t.heading and t.columns[0] == column]
+    if here:
+        return [row[:3] for row in here[0].rows]
+    return table_in(like[call], column, like) if call in like else None
+
+
+def shared() -> dict[str, str]:
+    """Return which call another one's section refers to: "Result … as `load`"."""
+    found = {}
+    for call, text in SECTIONS.items():
+        match = re.search(r"^(?:Result|Params)[^.\n]*? as `(\w+)`", text, flags=re.MULTILINE)
+        if match:
+            found[call] = match[1]
+    return found
+
+
+@pytest.mark.parametrize("call", w.CALLS)
+def test_the_tables_of_a_call_have_its_very_fields(call: str) -> None:
+    entry, like = w.CALLS[call], shared()
+    assert (table_in(call, "params", like) or []) == fields(entry.params)
+    assert (table_in(call, "result", like) or []) == fields(entry.result)
+    if entry.events is not None:
+        assert table_in(call, "event", like) == fields(entry.events)
+    else:
+        assert not [t for t in TABLES if f"`{call}`" in t.heading and t.columns[0] == "event"]
+    if not fields(entry.params):
+        assert re.search(r"No\s+params", SECTIONS[call])
+    if not fields(entry.result):
+        assert "Result: an empty map" in SECTIONS[call]
+
+
+@pytest.mark.parametrize(
+    ("column", "struct"),
+    [
+        ("client hello", w.ClientHello),
+        ("daemon hello", w.ServerHello),
+        ("limits", w.Limits),
+        ("tensor", w.Tensor),
+    ],
+)
+def test_the_tables_of_structs_have_their_very_fields(column: str, struct: Any) -> None:
+    assert [row[:3] for row in only(column).rows] == fields(struct)
+
+
+def test_the_kinds_are_those_of_the_code() -> None:
+    assert [int(k) for k in only("kind").column("kind")] == list(w.Kind)
+
+
+@pytest.mark.parametrize(
+    ("column", "names"),
+    [("encoding", w.ENCODINGS), ("target", w.TARGETS), ("tensor type", w.TENSOR_TYPES)],
+)
+def test_the_enums_are_those_of_the_code(column: str, names: dict[str, int]) -> None:
+    assert {code(n): int(v) for n, v in only(column).rows} == names
+
+
+def test_the_errors_are_those_of_the_code() -> None:
+    [table] = [t for t in TABLES if t.columns[:3] == ("name", "number", "wasi")]
+    rows = {tuple(row[:4]) for row in table.rows}
+    assert len(rows) == len(table.rows)
+    assert rows == {
+        (f"`{e.name}`", str(e.number), str(e.wasi_number), "yes" if e.retryable else "no")
+        for e in ERRORS_BY_NAME.values()
+    }
+
+
+def test_an_error_has_the_fields_of_the_page() -> None:
+    assert [code(c) for c in only("error").column("error")] == list(InferdError("").to_wire())
+
+
+def limits_of_the_code() -> dict[str, float]:
+    """Return the daemon's public bounds: what ends in MAX, and the rest that the page names."""
+    found: dict[str, float] = {}
+    for package in (inferd.ipc, inferd.sessions, inferd.daemon.calls):
+        for module in pkgutil.iter_modules(package.__path__):
+            if package is inferd.ipc and module.name in CLIENT_MODULES:
+                continue
+            found |= constants(importlib.import_module(f"{package.__name__}.{module.name}"))
+    return found | constants(importlib.import_module("inferd.daemon.core"))
+
+
+def constants(module: types.ModuleType) -> dict[str, float]:
+    return {
+        name: value
+        for name, value in vars(module).items()
+        if re.fullmatch(r"[A-Z][A-Z_]+", name) and isinstance(value, int | float)
+    }
+
+
+def test_the_limits_are_those_of_the_code() -> None:
+    known = limits_of_the_code()
+    told = {code(name): float(value) for name, value, _ in only("limit").rows}
+    assert told == {name: known[name] for name in told}
+    assert {name for name in known if name.endswith("_MAX")} <= set(told)
+
+
+def test_the_settings_have_the_defaults_of_the_configuration() -> None:
+    defaults = {f.name: f.default for f in msgspec.structs.fields(Config)}
+    for name, value, _ in only("setting").rows:
+        assert float(value) == defaults[code(name)], name
+
+
+def test_the_parameters_are_those_of_the_code() -> None:
+    kinds = {int: "int", float: "float", bool: "bool", list: "array of str"}
+    assert only("parameter").rows == [
+        (
+            f"`{p.name}`",
+            ", ".join(f"`{alias}`" for alias in p.aliases),
+            kinds[p.kind],
+            p.level,
+            f"`{json.dumps(p.default)}`",
+            f"{p.low:.10g} … {p.high:.10g}" if p.kind in (int, float) else "",
+            p.doc,
+        )
+        for p in PARAMETERS
+    ]
+
+
+class NoModel(ModelSource):
+    """Nothing is asked of it here."""
+
+    @property
+    def name(self) -> str:
+        return "none"
+
+    async def ready(self) -> Port:
+        raise AssertionError
+
+
+def keys(column: str) -> set[str]:
+    return {code(c) for c in only(column).column(column)}
+
+
+def test_maps_have_the_keys_of_the_page() -> None:
+    assert keys("metadata") - {"parks"} == set(
+        Session(1, 0, NoModel(), Ledger(1, 1), {}).metadata()
+    )
+    config = '[models.slow]\nbackend = "echo"\n[models.slow.echo]\nstep_ms = 50'
+    with running_daemon(config) as daemon, RawClient(daemon.socket) as client:
+        context = client.context("slow")
+        client.call("chat", context=context, prompt="x")
+        assert set(client.metadata(context)) == keys("metadata")
+        client.start("stream", context=context, prompt="slowly", credit=1)
+        assert client.read()[0] == w.Kind.EVENT
+        [task] = client.call("queue")["tasks"]
+        assert set(task) == keys("task")
+        [session] = client.call("sessions")["sessions"]
+        assert set(session) == keys("session")
+        models = client.call("models")["models"]
+        assert all(set(model) == keys("model") for model in models)
+        assert set(client.call("show", name="slow")["models"][0]) == keys("model") | {"options"}
+        assert set(client.call("stats")["stats"]) == keys("stats")
+
+
+def test_the_exchange_is_that_of_the_vectors() -> None:
+    vectors = json.loads((ROOT / "docs" / "protocol-vectors.json").read_text())
+    written = PAGE.split("## An exchange in hex")[1]
+    frames: list[tuple[str, str]] = []
+    for line in written.splitlines():
+        if re.match(r"    [CD]  ", line):
+            frames.append(({"C": "client", "D": "daemon"}[line[4]], ""))
+        elif line.startswith("       "):
+            side, data = frames.pop()
+            frames.append((side, data + line.strip()))
+    assert frames == [(f["from"], f["hex"]) for f in vectors["exchanges"][0]["frames"]]
+
+
+def test_no_other_name_is_written_as_a_call_or_an_error() -> None:
+    """Names in the page's text that look like an error's are errors."""
+    words = set(re.findall(r"`([A-Z][a-z]+(?:[A-Z][a-z]+)+)`", PAGE))
+    assert words <= set(ERRORS_BY_NAME)
