@@ -127,9 +127,9 @@ class Daemon:
         """Log that a connection could not be accepted."""
         log.error("connection.not_accepted", cause=str(error))
 
-    def failed(self, request: Request, error: Exception) -> None:
-        """Log a call that failed in a way that nobody thought of."""
-        log.error("call.failed", call=request.call, exc_info=error)
+    def failed(self, what: str, error: Exception) -> None:
+        """Log a call or connection that failed in a way that nobody thought of."""
+        log.error("call.failed", what=what, exc_info=error)
 
     # Writing.
 

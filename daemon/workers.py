@@ -170,30 +170,40 @@ class Worker:
 
     async def run(self) -> None:
         """Spawn the process, load the model, and serve until the process is gone."""
-        ours, theirs = socket.socketpair()
-        process = None
+        process, line = None, None
         try:
-            arguments = [str(theirs.fileno()), str(os.getpid())]
-            process = await anyio.open_process(
-                [sys.executable, "-m", "inferd.scheduler.worker", *arguments],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=None,
-                pass_fds=(theirs.fileno(),),
-            )  # fmt: skip
-            theirs.close()
-            self.pid = process.pid
+            ours, theirs = socket.socketpair()
+            line = ours
+            with theirs:
+                process = await self._spawn(theirs)
             ours.setblocking(False)
             self._send_load(ours)
             async with anyio.create_task_group() as group:
                 group.start_soon(self._write, ours)
                 await self._read(ours)
                 group.cancel_scope.cancel()
+        except OSError as exc:
+            self.error = LoadFailed(
+                f"no worker process could be started for {self.spec.name!r}: {exc.strerror or exc}",
+                hint="memory, processes or descriptors ran out: free some and try again",
+            )
         finally:
-            theirs.close()
-            ours.close()
+            if line is not None:
+                line.close()
             with anyio.CancelScope(shield=True):
                 await self._bury(process)
+
+    async def _spawn(self, theirs: socket.socket) -> anyio.abc.Process:
+        arguments = [str(theirs.fileno()), str(os.getpid())]
+        process = await anyio.open_process(
+            [sys.executable, "-m", "inferd.scheduler.worker", *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=None,
+            pass_fds=(theirs.fileno(),),
+        )
+        self.pid = process.pid
+        return process
 
     def _send_load(self, sock: socket.socket) -> None:
         frame = pack_frame([m.Load(self.spec, self.limits)])
@@ -229,7 +239,11 @@ class Worker:
             if not data:
                 return
             self._buffer += data
-            self._take_frames()
+            try:
+                self._take_frames()
+            except msgspec.DecodeError as exc:
+                log.error("worker.unreadable", model=self.spec.name, pid=self.pid, cause=str(exc))
+                return
 
     def _take_frames(self) -> None:
         start, buffer = 0, self._buffer

@@ -34,6 +34,9 @@ __all__ = ("Connection", "Handler", "Request", "Server")
 HELLO_TIMEOUT_S = 10.0
 ACCEPT_PAUSE_S = 0.1
 
+UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""What msgspec raises for bytes that are no message; text that is no UTF-8 has its own error."""
+
 _envelope = msgspec.msgpack.Decoder(list[msgspec.Raw])
 _kind = msgspec.msgpack.Decoder(int)
 _name = msgspec.msgpack.Decoder(str)
@@ -62,8 +65,8 @@ class Handler(Protocol):
     def accept_failed(self, error: OSError) -> None:
         """Note that a connection could not be accepted."""
 
-    def failed(self, request: Request, error: Exception) -> None:
-        """Note that a call failed in a way that nobody thought of."""
+    def failed(self, what: str, error: Exception) -> None:
+        """Note that a call or a connection failed in a way that nobody thought of."""
 
 
 class Server:
@@ -110,12 +113,24 @@ class Server:
                 group.cancel_scope.cancel()
         except InferdError as exc:
             self._goodbye(connection, exc)
-        except BaseExceptionGroup as group_exc:
-            self._goodbye(connection, _only_refusal(group_exc))
+        except ExceptionGroup as group_exc:
+            self._goodbye(connection, self._refusal(group_exc))
         finally:
             self.connections.discard(connection)
             self._handler.left(connection)
             connection.close()
+
+    def _refusal(self, group: ExceptionGroup[Exception]) -> InferdError:
+        """Return the refusal that ended a connection; what is none of the tree is our own bug."""
+        refusals, rest = group.split(InferdError)
+        if rest is not None:
+            self._handler.failed("connection", rest)
+            return BackendError("the connection failed inside the daemon")
+        first: BaseException | None = refusals
+        while isinstance(first, BaseExceptionGroup):
+            first = first.exceptions[0]
+        assert isinstance(first, InferdError)
+        return first
 
     def _check_room(self) -> None:
         if len(self.connections) > self._connections_max:
@@ -189,7 +204,7 @@ class Server:
         except InferdError as exc:
             self._refuse(request, exc)
         except Exception as exc:  # our own bug: the one place that catches everything
-            self._handler.failed(request, exc)
+            self._handler.failed(request.call, exc)
             self._refuse(request, BackendError(f"{request.call} failed inside the daemon: {exc!r}"))
         finally:
             connection.requests.pop(request.number, None)
@@ -199,31 +214,19 @@ class Server:
         request.connection.send([Kind.ERROR, request.number, error.to_wire()])
 
 
-def _only_refusal(group: BaseExceptionGroup[BaseException]) -> InferdError:
-    """Return the refusal that ended a connection, or raise *group* on: it is our own bug."""
-    refusals, rest = group.split(InferdError)
-    if rest is not None:
-        raise group
-    first: BaseException | None = refusals
-    while isinstance(first, BaseExceptionGroup):
-        first = first.exceptions[0]
-    assert isinstance(first, InferdError)
-    return first
-
-
 def _open_frame(frame: bytes) -> tuple[int, list[msgspec.Raw]]:
     check_nesting(frame)
     try:
         items = _envelope.decode(frame)
         return _kind.decode(items[0]), items
-    except (msgspec.DecodeError, RecursionError, IndexError) as exc:
+    except (*UNREADABLE, IndexError) as exc:
         raise ProtocolError(f"no msgpack array of the protocol: {exc}") from None
 
 
 def _integer(raw: msgspec.Raw) -> int:
     try:
         return _kind.decode(raw)
-    except msgspec.DecodeError as exc:
+    except UNREADABLE as exc:
         raise ProtocolError(f"no integer where one belongs: {exc}") from None
 
 
@@ -237,7 +240,7 @@ def _greet(connection: Connection, frame: bytes) -> None:
         raise ProtocolError("the first frame is no hello")
     try:
         hello = _hello.decode(items[1])
-    except msgspec.DecodeError as exc:
+    except UNREADABLE as exc:
         raise ProtocolError(f"the hello cannot be read: {exc}") from None
     if hello.protocol[0] != PROTOCOL_VERSION[0]:
         ours, theirs = PROTOCOL_VERSION[0], hello.protocol[0]
@@ -254,7 +257,7 @@ def _decode_request(connection: Connection, number: int, items: list[msgspec.Raw
         if call not in _params:
             raise UnsupportedOperation(f"there is no call {call!r}", hint=nearest(call, CALLS))
         params = _params[call].decode(items[3])
-    except (msgspec.DecodeError, RecursionError) as exc:
+    except UNREADABLE as exc:
         raise InvalidArgument(f"the call's params do not fit: {exc}") from None
     for part in _parts_with_descriptors(params):
         part.fd = connection.claim_descriptor()

@@ -33,16 +33,8 @@ VECTORS: dict[str, Any] = json.loads((ROOT / "docs" / "protocol-vectors.json").r
 EXCHANGES = {exchange["name"]: exchange["frames"] for exchange in VECTORS["exchanges"]}
 
 
-ENDS_THE_DAEMON = ("a text that is no UTF-8",)
-"""ipc.server lets the decoder's UnicodeDecodeError through: the daemon dies."""
-
-
 def named(section: str) -> list[Any]:
-    bad = pytest.mark.xfail(strict=True, reason="the daemon dies of it")
-    return [
-        pytest.param(case, id=case["name"], marks=bad if case["name"] in ENDS_THE_DAEMON else ())
-        for case in VECTORS[section]
-    ]
+    return [pytest.param(case, id=case["name"]) for case in VECTORS[section]]
 
 
 def plain(value: Any) -> Any:
@@ -123,18 +115,9 @@ def read_frame(sock: socket.socket) -> bytes:
 
 
 @pytest.fixture(scope="module")
-def running() -> Iterator[RunningDaemon]:
-    with running_daemon() as daemon:
-        yield daemon
-
-
-@pytest.fixture
-def daemon(running: RunningDaemon, case: dict[str, Any]) -> Iterator[RunningDaemon]:
-    if case["name"] not in ENDS_THE_DAEMON:
+def daemon() -> Iterator[RunningDaemon]:
+    with running_daemon() as running:
         yield running
-        return
-    with running_daemon() as doomed:
-        yield doomed
 
 
 @pytest.mark.parametrize("case", named("malformed"))

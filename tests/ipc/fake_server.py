@@ -1,0 +1,329 @@
+"""A daemon's end of the socket for the client's tests: it answers by a table and remembers all.
+
+`hold` as a prompt sends one event and then nothing until it is cancelled; `refuse N` is refused
+with `Busy` N times. Everything else is said back word by word.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.abc
+import msgspec
+from anyio.from_thread import BlockingPortal, start_blocking_portal
+
+from inferd.backends.errors import Busy, Cancelled, EndOfSequence, InferdError, SessionBusy
+from inferd.ipc.frames import FrameReader, pack
+
+HELLO: dict[str, Any] = {
+    "protocol": [1, 0],
+    "software": "fake",
+    "instance": 7,
+    "limits": {
+        "frame_bytes_max": 8 << 20,
+        "nesting_max": 16,
+        "requests_max": 256,
+        "credit_default": 64,
+        "credit_max": 1024,
+        "tensor_bytes_max": 64 << 20,
+        "sessions_max": 100,
+    },
+}
+GONE = (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError)
+METADATA = {"stop_reason": "eos", "output_tokens": 2}
+
+
+class Exchange:
+    """One request on the server's side."""
+
+    def __init__(self, server: FakeServer, peer: FakePeer, number: int, call: str, params: Any):
+        self.server, self.peer, self.number = server, peer, number
+        self.call, self.params = call, params
+        self.credit = params.get("credit", 64)
+        self.more_credit = anyio.Event()
+        self.cancelled = anyio.Event()
+
+    async def emit(self, event: dict[str, Any]) -> None:
+        """Send an event; for want of credit wait, as the daemon does."""
+        while self.credit == 0:
+            self.more_credit = anyio.Event()
+            await self.more_credit.wait()
+        self.credit -= 1
+        await self.peer.send([4, self.number, event])
+
+    async def hold(self) -> dict[str, Any]:
+        """Answer nothing until the request is cancelled."""
+        await self.cancelled.wait()
+        raise Cancelled("the request was cancelled")
+
+
+class FakePeer:
+    """One connection on the server's side."""
+
+    def __init__(self, stream: anyio.abc.UNIXSocketStream):
+        self.stream = stream
+        self.requests: dict[int, Exchange] = {}
+        self.descriptors: list[int] = []
+        self._lock = anyio.Lock()
+
+    async def send(self, message: Any) -> None:
+        async with self._lock:
+            await self.stream.send(pack(message))
+
+
+Answer = Callable[[Exchange], Awaitable[dict[str, Any]]]
+
+
+class FakeServer:
+    """Answers by `answers`; `calls` are all requests so far, in order."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        self.hello: dict[str, Any] | None = msgspec.json.decode(msgspec.json.encode(HELLO))
+        self.answers: dict[str, Answer] = dict(ANSWERS)
+        self.calls: list[tuple[str, dict[str, Any]]] = []
+        self.credits: list[int] = []
+        self.peers: list[FakePeer] = []
+        self.refusals: dict[str, int] = {}
+        self.inputs: dict[int, bytes] = {}
+        self.left: dict[int, list[str]] = {}
+        self.busy: set[int] = set()
+        self.reading = anyio.Event()
+        self.reading.set()
+        self._changed = anyio.Event()
+
+    def names(self) -> list[str]:
+        """The calls so far by name."""
+        return [name for name, _ in self.calls]
+
+    async def seen(self, call: str, count: int = 1) -> None:
+        """Return once *call* has come *count* times."""
+        while self.names().count(call) < count:
+            await self._changed.wait()
+
+    async def idle(self) -> None:
+        """Return once no request is in flight."""
+        while any(peer.requests for peer in self.peers):
+            await self._changed.wait()
+
+    def change(self) -> None:
+        self._changed.set()
+        self._changed = anyio.Event()
+
+    async def serve(
+        self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED
+    ) -> None:
+        listener = await anyio.create_unix_listener(self.path)
+        async with listener:
+            task_status.started()
+            await listener.serve(self._serve_one)
+
+    async def _serve_one(self, stream: anyio.abc.SocketStream) -> None:
+        assert isinstance(stream, anyio.abc.UNIXSocketStream)
+        peer = FakePeer(stream)
+        self.peers.append(peer)
+        async with stream, anyio.create_task_group() as group:
+            if self.hello is not None:
+                await peer.send([0, self.hello])
+            with suppress(*GONE):
+                await self._read(peer, group)
+            group.cancel_scope.cancel()
+        peer.requests.clear()
+        self.change()
+
+    async def _read(self, peer: FakePeer, group: anyio.abc.TaskGroup) -> None:
+        frames = FrameReader()
+        while True:
+            await self.reading.wait()
+            data, fds = await peer.stream.receive_fds(1 << 16, 16)
+            peer.descriptors += fds
+            for frame in frames.feed(data):
+                self._take(peer, msgspec.msgpack.decode(frame), group)
+
+    def _take(self, peer: FakePeer, message: list[Any], group: anyio.abc.TaskGroup) -> None:
+        if message[0] == 5:
+            self.credits.append(message[2])
+            request = peer.requests.get(message[1])
+            if request is not None:
+                request.credit += message[2]
+                request.more_credit.set()
+        elif message[0] == 1:
+            _, number, call, params = message
+            exchange = peer.requests[number] = Exchange(self, peer, number, call, params)
+            self.calls.append((call, params))
+            group.start_soon(self._answer, exchange)
+        self.change()
+
+    async def _answer(self, exchange: Exchange) -> None:
+        peer, number = exchange.peer, exchange.number
+        try:
+            message: list[Any] = [2, number, await self.answers[exchange.call](exchange)]
+        except InferdError as exc:
+            message = [3, number, exc.to_wire()]
+        peer.requests.pop(number, None)
+        with suppress(*GONE):
+            await peer.send(message)
+        self.change()
+
+
+async def _empty(_: Exchange) -> dict[str, Any]:
+    return {}
+
+
+async def _load(exchange: Exchange) -> dict[str, Any]:
+    if exchange.params.get("progress"):
+        for fraction in (0.25, 0.5, 1.0):
+            await exchange.emit({"progress": fraction})
+    return {"graph": 11, "model": exchange.params.get("name", ""), "ctx_size": 4096}
+
+
+async def _init(exchange: Exchange) -> dict[str, Any]:
+    return {"context": 12, "attached": exchange.params.get("session_id") == "known"}
+
+
+def _words(text: str) -> list[str]:
+    return [word + " " for word in text.split()]
+
+
+def _prompt(exchange: Exchange) -> str:
+    params = exchange.params
+    if params.get("messages"):
+        return str(params["messages"][-1]["content"])
+    if params.get("prompt") is None:
+        return exchange.server.inputs[params["context"]].decode()
+    return str(params["prompt"])
+
+
+async def _turn(exchange: Exchange) -> str:
+    """Do what all turns do: one at a time, refusals, holding."""
+    server, prompt = exchange.server, _prompt(exchange)
+    context = exchange.params["context"]
+    if context in server.busy:
+        raise SessionBusy("a turn is under way")
+    if prompt.startswith("refuse"):
+        done = server.refusals.get(prompt, 0)
+        if done < int(prompt.split()[1]):
+            server.refusals[prompt] = done + 1
+            raise Busy("full", data={"retry_after_s": 0.001})
+    if prompt.startswith("hold"):
+        server.busy.add(context)
+        try:
+            if exchange.call == "stream":
+                await exchange.emit({"tokens": [1], "text": b"held "})
+            await exchange.hold()
+        finally:
+            server.busy.discard(context)
+    return prompt
+
+
+async def _stream(exchange: Exchange) -> dict[str, Any]:
+    for position, word in enumerate(_words(await _turn(exchange))):
+        await exchange.emit({"tokens": [position], "text": word.encode(), "position": position})
+    return {"text": b".", "metadata": METADATA}
+
+
+async def _chat(exchange: Exchange) -> dict[str, Any]:
+    return {"text": (await _turn(exchange)).encode(), "metadata": METADATA}
+
+
+async def _cancel(exchange: Exchange) -> dict[str, Any]:
+    number = exchange.params.get("request")
+    others = [r for r in exchange.peer.requests.values() if r is not exchange]
+    found = [r for r in others if number is None or r.number == number]
+    for request in found:
+        request.cancelled.set()
+    return {"cancelled": bool(found)}
+
+
+async def _set_input(exchange: Exchange) -> dict[str, Any]:
+    params = exchange.params
+    if params["index"] != 1:
+        data = params["tensor"].get("data", b"")
+        exchange.server.inputs[params["context"]] = data
+        exchange.server.left[params["context"]] = _words(data.decode(errors="replace"))
+    return {}
+
+
+async def _compute_single(exchange: Exchange) -> dict[str, Any]:
+    left = exchange.server.left[exchange.params["context"]]
+    if not left:
+        raise EndOfSequence("the turn has ended")
+    return {"piece": left.pop(0).encode()}
+
+
+async def _get_output(exchange: Exchange) -> dict[str, Any]:
+    if exchange.params.get("index") == 1:
+        return {"data": msgspec.json.encode(METADATA)}
+    return {"data": exchange.server.inputs.get(exchange.params["context"], b"")}
+
+
+async def _compute(exchange: Exchange) -> dict[str, Any]:
+    inputs = exchange.params.get("inputs")
+    return {"outputs": inputs, "metadata": METADATA} if inputs else {}
+
+
+def _fixed(**fields: Any) -> Answer:
+    async def answer(_: Exchange) -> dict[str, Any]:
+        return fields
+
+    return answer
+
+
+ANSWERS: dict[str, Answer] = {
+    **dict.fromkeys(("load", "load_by_name", "load_by_name_with_config"), _load),
+    **dict.fromkeys(
+        ("init_execution_context", "init_execution_context_with_session_id", "prompt_init"), _init
+    ),
+    **dict.fromkeys(
+        ("fini_single", "finalize_execution_context", "close_execution_context", "unload",
+         "deinit_backend", "reset", "set_options", "unload_model", "drain"), _empty
+    ),
+    **dict.fromkeys(("get_output", "get_output_single"), _get_output),
+    "set_input": _set_input,
+    "compute": _compute,
+    "compute_single": _compute_single,
+    "prompt_compute": _fixed(text="answer"),
+    "run_inference": _fixed(text=b"answer", metadata=METADATA),
+    "init_backend": _fixed(ignored=["device"]),
+    "stream": _stream,
+    "chat": _chat,
+    "cancel": _cancel,
+    "models": _fixed(models=[{"name": "fake"}]),
+    "show": _fixed(models=[{"name": "fake"}]),
+    "sessions": _fixed(sessions=[{"context": 12}]),
+    "queue": _fixed(tasks=[{"id": 1}]),
+    "stats": _fixed(stats={"waiting": 0}),
+    "tokenize": _fixed(tokens=[1, 2]),
+    "detokenize": _fixed(text=b"\xc3"),
+    "apply_template": _fixed(text="<user>é".encode()),
+}  # fmt: skip
+
+
+@asynccontextmanager
+async def fake_server(folder: Path) -> AsyncIterator[FakeServer]:
+    """Serve on the running loop."""
+    server = FakeServer(folder / "fake.sock")
+    async with anyio.create_task_group() as group:
+        await group.start(server.serve)
+        yield server
+        group.cancel_scope.cancel()
+
+
+@contextmanager
+def fake_server_thread(folder: Path) -> Iterator[tuple[FakeServer, BlockingPortal]]:
+    """Serve on a loop in a thread; reach into it by the portal."""
+    with start_blocking_portal() as portal:
+
+        async def make() -> FakeServer:
+            return FakeServer(folder / "fake.sock")
+
+        server = portal.call(make)
+        future, _ = portal.start_task(server.serve)
+        try:
+            yield server, portal
+        finally:
+            future.cancel()

@@ -1,0 +1,77 @@
+"""The types that the client's users see; mypy checks this file, nothing runs it."""
+
+from __future__ import annotations
+
+from typing import Any, assert_type
+
+from inferd import (
+    AsyncClient,
+    AsyncPull,
+    AsyncSession,
+    AsyncStream,
+    Client,
+    ComputeResult,
+    Context,
+    Graph,
+    Pull,
+    Reply,
+    Session,
+    Stream,
+    Tensor,
+    __version__,
+)
+
+assert_type(__version__, str)
+
+
+async def asynchronous() -> None:
+    async with AsyncClient("path", timeout=5, retries=1) as client:
+        assert_type(client, AsyncClient)
+        graph = await client.load_by_name("m", on_progress=print, timeout=3)
+        assert_type(graph, Graph)
+        assert_type(graph.not_applied, dict[str, Any])
+        assert_type(await client.init_execution_context(graph), Context)
+        await client.set_input(12, 0, memoryview(b"x"))
+        await client.set_input(12, 0, Tensor(data=b"x", dimensions=[1], type="u8"))
+        assert_type(await client.compute(12, {"x": "text", "y": b"bytes"}), ComputeResult)
+        assert_type(await client.compute_single(12, priority="low"), bytes)
+        assert_type(await client.models(), list[dict[str, Any]])
+        assert_type(client.stream(12, "x"), AsyncStream)
+        assert_type(await client.chat(12, [{"role": "user", "content": "x"}]), Reply)
+        await client.compute_single(12, priority="lowest")  # type: ignore[arg-type]
+        async with client.session("m", priority="high", options={"temp": 0}) as session:
+            assert_type(session, AsyncSession)
+            async with session.stream("x") as stream:
+                assert_type(stream, AsyncStream)
+                async for piece in stream:
+                    assert_type(piece, str)
+            assert_type(session.pull("x"), AsyncPull)
+            reply = await session.chat("x")
+            assert_type(reply.upper(), str)
+            assert_type(reply.metadata, dict[str, Any])
+
+
+def synchronous() -> None:
+    with Client("path", timeout=5, retries=1) as client:
+        assert_type(client, Client)
+        graph = client.load_by_name("m", on_progress=print, timeout=3)
+        assert_type(graph, Graph)
+        assert_type(client.init_execution_context(graph), Context)
+        client.set_input(12, 0, "x")
+        assert_type(client.compute(12, {"x": "text", "y": b"bytes"}), ComputeResult)
+        assert_type(client.compute_single(12, priority="low"), bytes)
+        assert_type(client.models(), list[dict[str, Any]])
+        assert_type(client.stream(12, "x"), Stream)
+        assert_type(client.chat(12, "x"), Reply)
+        client.set_input(12, 0)  # type: ignore[call-arg]
+        client.compute_single(12, priority="lowest")  # type: ignore[arg-type]
+        with client.session("m", priority="high", options={"temp": 0}) as session:
+            assert_type(session, Session)
+            with session.stream("x") as stream:
+                assert_type(stream, Stream)
+                for piece in stream:
+                    assert_type(piece, str)
+            assert_type(session.pull("x"), Pull)
+            assert_type(session.chat("x", raw=True), Reply)
+            assert_type(session.cancel(), bool)
+            session.chat("x", cooked=True)  # type: ignore[call-arg]
