@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-from collections.abc import Sequence
-from contextlib import AsyncExitStack
+import fcntl
+from collections.abc import Iterator, Sequence
+from contextlib import AsyncExitStack, contextmanager
 from typing import Any
 
 from rich.console import Console
 
-from tools.build_engine import PACKAGE, ROOT, pinned_version
+from tools.build_engine import CACHE_DIR, PACKAGE, ROOT, pinned_version
 
 from . import daemon, decode, llama_server, report
 from .clients import bare_run, llama_server_run
@@ -59,8 +60,10 @@ async def start_inferd(
         return side
 
     sides = {name: side_of(kind) for name, kind in clients.items() if name in wanted}
+    await daemon.keep_loaded(stack, socket)
     await next(iter(sides.values()))(1, ["Once"], 8, 0)
     processes = [process, *process.children(recursive=True)]
+    assert len(processes) > 1, "no worker"
     idle = await idle_cpu_percent(processes)
     facts["inferd with one idle worker: CPU % of a core"] = f"{idle:.1f}"
     facts["inferd, daemon with one worker: RSS, MB"] = f"{rss_mb(process):.0f}"
@@ -89,6 +92,19 @@ async def bench(arguments: argparse.Namespace, console: Console) -> None:
         report.main()
 
 
+@contextmanager
+def alone() -> Iterator[None]:
+    """Hold the machine's bench lock: two benches at once would both measure each other."""
+    CACHE_DIR.mkdir(parents=True, exist_ok=True)
+    with (CACHE_DIR / "bench.lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            print("another bench is running; waiting for its end", flush=True)
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
 def main() -> None:
     """Read the command line and run the bench."""
     parser = argparse.ArgumentParser(prog="make bench", description=__doc__)
@@ -96,7 +112,9 @@ def main() -> None:
     parser.add_argument("--streams", type=int, nargs="+", default=list(STREAMS))
     parser.add_argument("--sides", nargs="+", choices=SIDES, default=list(SIDES))
     parser.add_argument("--no-report", dest="report", action="store_false")
-    asyncio.run(bench(parser.parse_args(), Console()))
+    arguments = parser.parse_args()
+    with alone():
+        asyncio.run(bench(arguments, Console()))
 
 
 if __name__ == "__main__":

@@ -98,10 +98,16 @@ def options(n_predict: int) -> dict[str, Any]:
     return {"temp": 0, "n-predict": n_predict, "ignore-eos": True}
 
 
+async def keep_loaded(stack: AsyncExitStack, socket: Path) -> None:
+    """Load the model and hold a lease until *stack* closes: no run is to pay for a load."""
+    client = await stack.enter_async_context(AsyncClient(socket))
+    await client.load_by_name(MODEL.stem)
+
+
 async def run(
     socket: Path, kind: type[StreamClient], texts: Sequence[str], n_predict: int
 ) -> list[Stream]:
     """Run the scenario on the daemon, a connection a stream."""
     async with AsyncExitStack() as stack:
-        clients = [await stack.enter_async_context(AsyncClient(str(socket))) for _ in texts]
+        clients = [await stack.enter_async_context(AsyncClient(socket)) for _ in texts]
         return await ask_together([kind(client) for client in clients], texts, n_predict)
