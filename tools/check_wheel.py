@@ -145,7 +145,8 @@ def main() -> None:
         check_alone(bare)
         with daemon(socket, scratch / "data"):
             echo = bare.run("inferd", "run", "echo", "hello")
-        check("inferd run echo hello", "hello" in echo.stdout, echo.stdout + echo.stderr)
+        answered = echo.returncode == 0 and echo.stdout.strip() == "hello"
+        check("inferd run echo hello prints hello", answered, echo.stdout + echo.stderr)
 
 
 if __name__ == "__main__":
