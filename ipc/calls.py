@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -190,7 +190,7 @@ class AsyncCalls:
     async def compute(
         self,
         context: int,
-        inputs: Mapping[str, TensorLike] | Iterable[tuple[str, TensorLike]] | None = None,
+        inputs: Mapping[str, TensorLike] | None = None,
         *,
         priority: Priority | None = None,
         queue_timeout: float | None = None,
@@ -199,7 +199,7 @@ class AsyncCalls:
         """Compute a whole turn on the context's input, or on named tensors, and then answer with
         named outputs.
         """
-        named = inputs.items() if isinstance(inputs, Mapping) else inputs
+        named = None if inputs is None else inputs.items()
         with payload() as packed:
             params = w.ComputeParams(
                 context=context,

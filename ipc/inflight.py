@@ -18,12 +18,13 @@ class InFlight:
     """A request and what has come for it. Owned by its connection, read by whoever made it.
 
     `done`: the caller's side is over, with a result or an error. `answered`: the daemon's side is
-    over too; a request that was timed out or abandoned is done before it is answered.
+    over too; a request that was timed out or abandoned is done before it is answered. `told`: an
+    event has come, read or not.
     """
 
     __slots__ = (
         "_wake", "abandoned", "answered", "call", "deadline", "done", "error", "events", "id",
-        "result",
+        "result", "told",
     )  # fmt: skip
 
     def __init__(self, call: str, deadline: float):
@@ -33,13 +34,8 @@ class InFlight:
         self.events: deque[dict[str, Any]] = deque()
         self.result: dict[str, Any] = {}
         self.error: InferdError | None = None
-        self.done = self.answered = self.abandoned = False
+        self.done = self.answered = self.abandoned = self.told = False
         self._wake: anyio.Event | None = None
-
-    @property
-    def begun(self) -> bool:
-        """Whether an event has come, or the end."""
-        return self.done or bool(self.events)
 
     @property
     def left_s(self) -> float:
@@ -48,6 +44,7 @@ class InFlight:
 
     def deliver(self, event: dict[str, Any]) -> None:
         """Take an event from the connection."""
+        self.told = True
         self.events.append(event)
         self._notify()
 
@@ -67,8 +64,13 @@ class InFlight:
         return self.result
 
     async def wait(self) -> None:
-        """Return when an event is there, or the end."""
-        while not self.begun:
+        """Return when an event waits to be read, or the end is there."""
+        while not self.done and not self.events:
+            await self._changed()
+
+    async def wait_told(self) -> None:
+        """Return when the first event has come, or the end."""
+        while not self.done and not self.told:
             await self._changed()
 
     async def wait_answered(self) -> None:
@@ -100,13 +102,9 @@ class InFlightThread(InFlight):
         super().__init__(call, deadline)
         self.pieces: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
 
-    @property
-    def begun(self) -> bool:
-        """Whether an event has come, or the end."""
-        return self.done or not self.pieces.empty()
-
     def deliver(self, event: dict[str, Any]) -> None:
         """Take an event from the connection."""
+        self.told = True
         self.pieces.put(event)
         self._notify()
 

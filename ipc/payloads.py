@@ -103,9 +103,10 @@ def turn_input(prompt: Prompt | None) -> tuple[str | None, list[dict[str, Any]] 
     """Return (prompt, messages) of a turn: text, or messages, or neither."""
     if prompt is None or isinstance(prompt, str):
         return prompt, None
-    messages = [dict(m) for m in prompt if isinstance(m, Mapping)]
-    if len(messages) == len(prompt):
-        return None, messages
+    if isinstance(prompt, Sequence):
+        messages = [dict(m) for m in prompt if isinstance(m, Mapping)]
+        if len(messages) == len(prompt):
+            return None, messages
     raise InvalidArgument(
         f"a {type(prompt).__name__} is no prompt",
         hint='pass text, or messages such as [{"role": "user", "content": "…"}]',

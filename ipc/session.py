@@ -64,8 +64,7 @@ class AsyncSession:
         self._options, self._config, self._on_progress = options, config, on_progress
         self._graph: Graph | None = None
         self._context: Context | None = None
-        self._turn: InFlight | None = None
-        self._turn_caller = 0
+        self._turns: list[tuple[InFlight, int]] = []
         self._pull: PullTurn | None = None
         self._appends = False
 
@@ -124,6 +123,8 @@ class AsyncSession:
     async def _close(self) -> None:
         context, graph = self._context, self._graph
         self._context = self._graph = None
+        for turn, _ in self._turns:
+            self.client.connection.abandon(turn)
         with anyio.move_on_after(CLOSE_S_MAX, shield=True):
             if context is not None:
                 await _ignore_refusal(self.client.finalize_execution_context(context))
@@ -229,7 +230,9 @@ class AsyncSession:
         return self._pull
 
     def _took_turn(self, request: InFlight) -> None:
-        self._turn, self._turn_caller = request, _caller()
+        # More than one only until the daemon has refused the others as `SessionBusy`.
+        self._turns = [turn for turn in self._turns if not turn[0].answered]
+        self._turns.append((request, _caller()))
 
     def _ended(self, metadata: dict[str, Any]) -> None:
         self.metadata = metadata
@@ -242,14 +245,15 @@ class AsyncSession:
 
         A turn that another task reads goes on; the daemon then answers `SessionBusy`.
         """
-        pull, turn, caller = self._pull, self._turn, _caller()
+        pull, caller = self._pull, _caller()
         if pull is not None and not pull.ended and (pull.left or pull.caller == caller):
             pull.ended = True
             await self.client.fini_single(pull.context)
-        if turn is not None and (turn.abandoned or self._turn_caller == caller):
-            self.client.connection.abandon(turn)
-            with anyio.move_on_after(SETTLE_S_MAX):
-                await turn.wait_answered()
+        for turn, turn_caller in self._turns:
+            if turn.abandoned or turn_caller == caller:
+                self.client.connection.abandon(turn)
+                with anyio.move_on_after(SETTLE_S_MAX):
+                    await turn.wait_answered()
 
 
 def _opened(handle: Handle | None) -> Handle:

@@ -61,12 +61,12 @@ async def retrying(connection: Connection, attempt: Callable[[], Awaitable[K]], 
             return request
         retries -= 1
         try:
-            await request.wait()
+            await request.wait_told()
         except BaseException:
             connection.abandon(request)
             raise
         delay_s = None
-        if request.done and request.error is not None:
+        if request.error is not None and not request.told:
             delay_s = retry_delay_s(request.error, request.left_s)
         if delay_s is None:
             return request

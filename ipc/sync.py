@@ -37,7 +37,7 @@ class Stream(Iterator[str]):
     def __init__(self, thread: LoopThread, stream: AsyncStream):
         self._thread, self._stream, self._turn = thread, stream, stream.turn
         self._request: InFlightThread | None = None
-        self._ended = False
+        self._begun = self._ended = False
 
     @property
     def metadata(self) -> dict[str, Any]:
@@ -67,6 +67,7 @@ class Stream(Iterator[str]):
     def _next(self) -> str:
         request = self._request
         if request is None:
+            self._begun = True
             request = self._thread.run(self._turn.start, InFlightThread)
             self._request = request
         event = request.pieces.get()
@@ -81,7 +82,7 @@ class Stream(Iterator[str]):
     def _leave(self) -> None:
         self._ended = True
         request = self._turn.request
-        if request is not None and not request.answered:
+        if self._begun and not (request and request.answered):
             self._thread.soon(self._turn.leave)
 
     def close(self) -> None:

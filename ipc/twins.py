@@ -13,6 +13,7 @@ from concurrent.futures import CancelledError, Future
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, ExitStack
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, overload
 
+import anyio
 from anyio.from_thread import start_blocking_portal
 
 from ..backends.errors import ConnectionLost
@@ -49,22 +50,27 @@ class LoopThread:
     ) -> R:
         """Run a coroutine function on the loop; a caller who is interrupted cancels it."""
         self._check()
-        token = calling_thread.set(threading.get_ident())
+        call = _Call(functools.partial(function, *args, **kw))
         try:
-            future: Future[R] = self._portal.start_task_soon(
-                functools.partial(function, *args, **kw)
-            )
-        except RuntimeError as exc:
-            raise ConnectionLost(f"the client is closed: {exc}", hint="open a new one") from None
-        finally:
-            calling_thread.reset(token)
-        try:
-            return future.result()
+            return self._spawn(call).result()
         except CancelledError:
             raise ConnectionLost("the client was closed", hint="open a new one") from None
         except BaseException:
-            future.cancel()  # Ctrl-C here must not leave the call running there
+            if not call.ended:  # Ctrl-C here, at any line: it must not run on there
+                self.soon(call.cancel)
             raise
+
+    def _spawn(self, call: _Call[R]) -> Future[R]:
+        token = calling_thread.set(threading.get_ident())
+        try:
+            return self._portal.start_task_soon(call.run)
+        except RuntimeError as exc:
+            raise ConnectionLost(
+                f"no call can be made now: {exc}",
+                hint="the client is closed, or on_progress made a call; open a new client",
+            ) from None
+        finally:
+            calling_thread.reset(token)
 
     def soon(self, function: Callable[..., object], *args: Any) -> None:
         """Let the loop call *function*, without waiting for it."""
@@ -91,6 +97,33 @@ class LoopThread:
         """End the loop and the thread."""
         if not self.forked:
             self._stack.close()
+
+
+class _Call(Generic[R]):
+    """A call on the loop that can be cancelled before it has begun there."""
+
+    def __init__(self, function: Callable[[], Coroutine[Any, Any, R]]):
+        self.ended = False
+        self._function = function
+        self._scope: anyio.CancelScope | None = None
+        self._cancelled = False
+
+    async def run(self) -> R:
+        """Run the function in a scope of its own."""
+        try:
+            with anyio.CancelScope() as self._scope:
+                if self._cancelled:
+                    self._scope.cancel()
+                return await self._function()
+        finally:
+            self.ended = True
+        raise CancelledError
+
+    def cancel(self) -> None:
+        """Cancel it, on the loop."""
+        self._cancelled = True
+        if self._scope is not None:
+            self._scope.cancel()
 
 
 class HasTwin(Protocol[A_co]):

@@ -96,23 +96,25 @@ if TYPE_CHECKING:
     )
 
     __version__: str
+else:  # hidden from type checkers, which would take every misspelt name for an object
 
-
-def __getattr__(name: str) -> object:
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    if name == "__version__":
-        value: object = _version()
-    else:
-        errors = importlib.import_module(".backends.errors", __name__)
-        home = errors if name in errors.__all__ else importlib.import_module(".ipc", __name__)
-        value = getattr(home, name)
-    globals()[name] = value
-    return value
+    def __getattr__(name: str) -> object:
+        if name not in __all__:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        globals()[name] = value = _load(name)
+        return value
 
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
+
+
+def _load(name: str) -> object:
+    if name == "__version__":
+        return _version()
+    errors = importlib.import_module(".backends.errors", __name__)
+    home = errors if name in errors.__all__ else importlib.import_module(".ipc", __name__)
+    return getattr(home, name)
 
 
 def _version() -> str:

@@ -105,6 +105,11 @@ class FakeServer:
         while self.names().count(call) < count:
             await self._changed.wait()
 
+    async def holding(self) -> None:
+        """Return once a turn is held."""
+        while not self.busy:
+            await self._changed.wait()
+
     async def idle(self) -> None:
         """Return once no request is in flight."""
         while any(peer.requests for peer in self.peers):
@@ -211,6 +216,7 @@ async def _turn(exchange: Exchange) -> str:
             raise Busy("full", data={"retry_after_s": 0.001})
     if prompt.startswith("hold"):
         server.busy.add(context)
+        server.change()
         try:
             if exchange.call == "stream":
                 await exchange.emit({"tokens": [1], "text": b"held "})

@@ -158,8 +158,8 @@ def test_another_threads_turn_is_not_disturbed(
 def test_ctrl_c_cancels_the_turn_and_leaves_the_client_usable(
     session: Session, server: FakeServer, portal: BlockingPortal
 ) -> None:
-    def interrupt(call: str) -> None:
-        portal.call(server.seen, call)
+    def interrupt() -> None:
+        portal.call(server.holding)
         os.kill(os.getpid(), signal.SIGINT)
 
     def consume(call: str) -> None:
@@ -169,9 +169,9 @@ def test_ctrl_c_cancels_the_turn_and_leaves_the_client_usable(
             session.chat("hold")
 
     for number, call in enumerate(("stream", "chat"), 1):
-        thread = threading.Thread(target=interrupt, args=(call,))
-        thread.start()
+        thread = threading.Thread(target=interrupt)
         with pytest.raises(KeyboardInterrupt):
+            thread.start()
             consume(call)
         thread.join()
         portal.call(server.seen, "cancel", number)
@@ -207,12 +207,16 @@ def test_it_connects_with_the_first_call_and_closes_once(server: FakeServer) -> 
         client.stats()
 
 
+def _own_threads() -> int:
+    return sum(thread.name == "inferd-client" for thread in threading.enumerate())
+
+
 def test_no_daemon_leaves_no_thread_behind(tmp_path: Path) -> None:
-    before = threading.active_count()
+    before = _own_threads()
     for _ in range(2):
         with pytest.raises(ConnectionLost, match="no daemon answers"), Client(tmp_path / "absent"):
             pass
-    assert threading.active_count() == before
+    assert _own_threads() == before
 
 
 def test_errors_timeouts_and_retries_are_the_asynchronous_ones(server: FakeServer) -> None:
