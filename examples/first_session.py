@@ -1,0 +1,13 @@
+"""A first conversation: one session, two questions; the second knows the first."""
+
+import sys
+
+import inferd
+
+MODEL = sys.argv[1] if len(sys.argv) > 1 else "smollm2-135m-instruct"
+
+with inferd.Client() as client, client.session(MODEL, options={"n-predict": 60}) as session:
+    print(session.chat("What is the capital of France?"))
+    print(session.chat("And of Italy?"))
+    told = session.metadata
+    print(f"{told['cached_tokens']} of {told['input_tokens']} prompt tokens were there already")

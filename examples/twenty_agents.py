@@ -1,0 +1,30 @@
+"""Twenty agents with priorities and deadlines share one model; who is late gets an error."""
+
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import inferd
+from inferd.ipc import Priority
+
+MODEL = sys.argv[1] if len(sys.argv) > 1 else "smollm2-135m-instruct"
+CLASSES: tuple[Priority, ...] = ("low", "normal", "high", "urgent")
+
+
+def agent(number: int) -> str:
+    """Ask one question, within a deadline."""
+    priority = CLASSES[number % 4]
+    started = time.monotonic()
+    with client.session(MODEL, priority=priority, options={"n-predict": 16}) as session:
+        try:
+            answer = session.chat(f"Say a word that begins like {number}.", timeout=60)
+        except inferd.Timeout as exc:
+            return f"agent {number:2} ({priority}): {exc.message}"
+    seconds = time.monotonic() - started
+    return f"agent {number:2} ({priority}): {len(answer)} characters after {seconds:.2f} s"
+
+
+# A client may be used from many threads; `Busy` is retried when the daemon says it makes sense.
+with inferd.Client(retries=3) as client, ThreadPoolExecutor(20) as pool:
+    for line in pool.map(agent, range(20)):
+        print(line)

@@ -1,0 +1,80 @@
+"""The examples run as they stand, and the guide shows them as they are."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from inferd import Client
+from inferd.testing import RunningDaemon, running_daemon
+from tests.models import smollm2
+
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+GUIDE = (ROOT / "docs" / "guide.md").read_text()
+LINES_MAX = 40
+
+
+@pytest.fixture(scope="module")
+def daemon() -> Iterator[RunningDaemon]:
+    with running_daemon(models_dir=smollm2().parent) as running:
+        yield running
+
+
+def run(daemon: RunningDaemon, example: Path, *arguments: str) -> str:
+    """Run an example as a program of its own and return what it prints."""
+    done = subprocess.run(
+        [sys.executable, str(example), *arguments],
+        env=daemon.environment,
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    assert done.returncode == 0, done.stderr
+    assert not done.stderr
+    return done.stdout
+
+
+def test_there_are_eight_of_at_most_forty_lines() -> None:
+    assert len(EXAMPLES) == 8
+    for example in EXAMPLES:
+        assert len(example.read_text().splitlines()) <= LINES_MAX, example.name
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda e: e.stem)
+def test_it_runs_on_the_echo_model_and_leaves_no_turn_behind(
+    daemon: RunningDaemon, example: Path
+) -> None:
+    assert run(daemon, example, "echo").strip()
+    with Client(daemon.socket) as client:
+        assert client.queue() == []
+
+
+@pytest.mark.model
+@pytest.mark.timeout(300)
+def test_the_first_one_runs_on_a_real_model_by_default(daemon: RunningDaemon) -> None:
+    answer = run(daemon, ROOT / "examples" / "first_session.py")
+    assert len(answer.split()) > 8 and "What is the capital" not in answer
+
+
+def shown() -> dict[str, str]:
+    """Return the guide's code by the file that it is said to be."""
+    return dict(re.findall(r"^`examples/(\w+)\.py`:\n\n```python\n(.*?)```$", GUIDE, re.M | re.S))
+
+
+def test_the_guide_shows_each_example_as_it_is() -> None:
+    assert shown() == {example.stem: example.read_text() for example in EXAMPLES}
+
+
+def test_the_guides_test_is_a_test() -> None:
+    code = GUIDE.split("## In tests of your own")[1].split("```python\n")[1].split("```")[0]
+    names: dict[str, object] = {}
+    exec(code, names)
+    test = names["test_my_program_talks_to_a_model"]
+    assert callable(test)
+    test()
