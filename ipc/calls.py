@@ -252,20 +252,23 @@ class AsyncCalls:
         await self.call("fini_single", w.ContextParams(context=context), w.Empty, timeout)
 
     async def finalize_execution_context(
-        self, context: int, *, timeout: float | None = None
+        self, context: int, *, keep: bool = False, timeout: float | None = None
     ) -> None:
-        """Close a context."""
-        params = w.ContextParams(context=context)
+        """Close a context; with *keep*, one with a session id can be come back to."""
+        params = w.FinalizeParams(context=context, keep=keep)
         await self.call("finalize_execution_context", params, w.Empty, timeout)
 
     async def close_execution_context(self, context: int, *, timeout: float | None = None) -> None:
         """Close a context (the name that wasi_nn_backend gives it)."""
-        params = w.ContextParams(context=context)
+        params = w.FinalizeParams(context=context)
         await self.call("close_execution_context", params, w.Empty, timeout)
 
-    async def unload(self, graph: int, *, timeout: float | None = None) -> None:
-        """End this lease on a model, and its contexts; their outputs can still be read."""
-        await self.call("unload", w.GraphParams(graph=graph), w.Empty, timeout)
+    async def unload(self, graph: int, *, keep: bool = False, timeout: float | None = None) -> None:
+        """End this lease on a model, and its contexts; their outputs can still be read.
+
+        With *keep* the model stays, as long as the daemon keeps an idle one.
+        """
+        await self.call("unload", w.UnloadParams(graph=graph, keep=keep), w.Empty, timeout)
 
     async def prompt_init(self, graph: int, *, timeout: float | None = None) -> Context:
         """Open a context of the prompt interface."""

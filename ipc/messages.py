@@ -195,6 +195,15 @@ class ContextParams(_Map):
     context: int
 
 
+class FinalizeParams(_Map):
+    """`finalize_execution_context`; with `keep`, a session with an id sleeps until it is opened
+    again. Without, nothing of it is kept.
+    """
+
+    context: int
+    keep: bool = False
+
+
 class SetInputParams(_Map):
     """`set_input`: index 1 is metadata JSON, any other a prompt."""
 
@@ -450,14 +459,14 @@ CALLS: dict[str, Call] = {
     "get_output": Call(GetOutputParams, OutputResult),
     "get_output_single": Call(GetOutputParams, OutputResult),
     "fini_single": Call(ContextParams, Empty),
-    "finalize_execution_context": Call(ContextParams, Empty),
+    "finalize_execution_context": Call(FinalizeParams, Empty),
     "unload": Call(UnloadParams, Empty),
     "prompt_init": Call(GraphParams, ContextResult),
     "prompt_compute": Call(PromptComputeParams, PromptComputeResult),
     "init_backend": Call(InitBackendParams, InitBackendResult),
     "deinit_backend": Call(Empty, Empty),
     "init_execution_context_with_session_id": Call(SessionParams, ContextResult),
-    "close_execution_context": Call(ContextParams, Empty),
+    "close_execution_context": Call(FinalizeParams, Empty),
     "run_inference": Call(RunInferenceParams, TurnResult),
     "stream": Call(StreamParams, TurnResult, TokensEvent),
     "chat": Call(StreamParams, TurnResult),

@@ -127,9 +127,9 @@ class AsyncSession:
             self.client.connection.abandon(turn)
         with anyio.move_on_after(CLOSE_S_MAX, shield=True):
             if context is not None:
-                await _ignore_refusal(self.client.finalize_execution_context(context))
+                await _ignore_refusal(self.client.finalize_execution_context(context, keep=True))
             if graph is not None:
-                await _ignore_refusal(self.client.unload(graph))
+                await _ignore_refusal(self.client.unload(graph, keep=True))
 
     def stream(
         self,

@@ -167,14 +167,18 @@ class SessionManager:
         session.stop(Call.CLOSE, "the session was closed")
         del self._live[session.handle]
 
+    def detach(self, session: Session) -> None:
+        """Let a session with an id go dormant; one that cannot be woken again is closed."""
+        if session.session_id is None or session.state is State.UNLOADED:
+            self.close(session)
+        else:
+            self._sleep(session)
+
     def leave(self, connection: object) -> None:
         """End the sessions of a connection that is gone; those with an id go dormant."""
         for home, session in list(self._live.values()):
             if home is connection:
-                if session.session_id is None or session.state is State.UNLOADED:
-                    self.close(session)
-                else:
-                    self._sleep(session)
+                self.detach(session)
         self._gone = OrderedDict((h, c) for h, c in self._gone.items() if c is not connection)
 
     def unload(self, session: Session) -> None:

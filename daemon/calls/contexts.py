@@ -132,8 +132,12 @@ async def fini_single(daemon: Daemon, request: Request) -> w.Empty:
 
 
 async def finalize(daemon: Daemon, request: Request) -> w.Empty:
-    """Close the session: nothing of it is kept."""
-    daemon.sessions.close(daemon.session(request))
+    """Close the session: nothing of it is kept, unless it has an id and is to be kept."""
+    session = daemon.session(request)
+    if request.params.keep and session.session_id is not None:
+        daemon.sessions.detach(session)
+    else:
+        daemon.sessions.close(session)
     return w.Empty()
 
 

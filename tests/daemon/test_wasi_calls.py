@@ -518,3 +518,29 @@ def test_a_large_prompt_travels_in_a_memfd(client: RawClient) -> None:
     client.call("compute", context=context)
 
     assert client.output(context) == b"large " * 100
+
+
+def test_a_session_with_an_id_can_be_kept_when_its_context_is_closed(client: RawClient) -> None:
+    graph = client.call("load_by_name", name="echo")["graph"]
+    opened = {"graph": graph, "session_id": "kept"}
+    context = client.call("init_execution_context_with_session_id", **opened)["context"]
+    client.set_input(context, b"hello")
+    client.call("finalize_execution_context", context=context, keep=True)
+    again = client.call("init_execution_context_with_session_id", **opened)
+    client.call("compute", context=again["context"])
+
+    assert again["attached"]
+    assert again["context"] != context
+    assert client.output(again["context"]) == b"hello"
+    client.call("finalize_execution_context", context=again["context"])
+    third = client.call("init_execution_context_with_session_id", **opened)
+    assert "attached" not in third, "a false one is left out"
+
+
+def test_a_model_may_be_kept_by_unload(client: RawClient) -> None:
+    graph = client.call("load_by_name", name="echo")["graph"]
+    client.call("unload", graph=graph, keep=True)
+
+    (model,) = client.call("show", name="echo")["models"]
+    assert model["state"] == "ready"
+    assert model["leases"] == 0

@@ -113,8 +113,8 @@ async def test_a_session_opens_with_everything_and_leaves_nothing(tmp_path: Path
             ("init_execution_context_with_session_id", {"graph": 11, "session_id": "mine"}),
             ("reset", {"context": 12, "system": "be kind"}),
             ("set_options", {"context": 12, "options": {"temp": 0}, "priority": "high"}),
-            ("finalize_execution_context", {"context": 12}),
-            ("unload", {"graph": 11}),
+            ("finalize_execution_context", {"context": 12, "keep": True}),
+            ("unload", {"graph": 11, "keep": True}),
         ]  # fmt: skip
         with pytest.raises(InvalidArgument, match="not open"):
             _ = session.context
