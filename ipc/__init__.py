@@ -14,7 +14,8 @@ from .payloads import Priority, Prompt, TensorLike
 from .pull import AsyncPull
 from .session import AsyncSession
 from .streams import AsyncStream, Reply
-from .sync import Client, Pull, Session, Stream
+from .sync import Client, Session
+from .sync_streams import Pull, Stream
 
 __all__ = (
     "PROTOCOL_VERSION",

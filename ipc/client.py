@@ -14,7 +14,8 @@ import anyio.to_thread
 from ..backends.errors import ConnectionLost, InvalidArgument
 from . import messages as w
 from .calls import AsyncCalls, ProgressCallback
-from .connection import Connection, connect
+from .connecting import connect
+from .connection import Connection
 from .handles import Graph
 from .inflight import K
 from .paths import client_socket_path

@@ -7,6 +7,7 @@ timer is made per call or per token).
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import math
 import os
@@ -14,18 +15,16 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import anyio
 import msgspec
+from anyio.lowlevel import current_token
 
 from ..backends.errors import (
     ConnectionLost,
     InferdError,
-    InvalidArgument,
-    PermissionDenied,
     ProtocolError,
     Timeout,
     TooLarge,
@@ -38,13 +37,12 @@ from .messages import PROTOCOL_VERSION, ClientHello, Kind, ServerHello
 from .outbox import Outbox
 from .payloads import encode
 
-__all__ = ("Connection", "connect")
+__all__ = ("Connection",)
 
 _READ_BYTES = 1 << 18
 _CANCELS_MAX = 16
 """Of the requests that the daemon allows in flight, so many are kept for cancels."""
 _OUTBOX_BYTES_MAX = 16 << 20
-_CONNECT_PAUSE_S = 0.02
 
 _decode = msgspec.msgpack.Decoder(list[Any]).decode
 
@@ -57,6 +55,7 @@ class Connection:
         self.server: ServerHello
         self._pid, self._thread = os.getpid(), threading.get_ident()
         self._socket = sock
+        self._frames = FrameReader()
         self._outbox = Outbox(sock)
         self._ids = itertools.count(1)
         self._in_flight: dict[int, InFlight] = {}
@@ -67,6 +66,7 @@ class Connection:
         self._room = anyio.Event()
         self._greeted = anyio.Event()
         self._lost: InferdError | None = None
+        self._end: InferdError
         self._tick = anyio.Event()
         self._tick_at = 0.0
 
@@ -176,35 +176,61 @@ class Connection:
 
     async def read(self) -> None:
         """Read frames until the connection ends; whatever is in flight then fails."""
-        error: InferdError = ConnectionLost(
+        self._end = ConnectionLost(
             f"the client's connection to {self.path} is closed", hint="open a new client"
         )
         try:
-            error = await self._read_frames()
-        except InferdError as exc:
-            error = exc
-        except OSError as exc:
-            error = ConnectionLost(f"the connection to {self.path} broke: {exc.strerror}")
+            await self._read_on()
         finally:
-            self._lose(error)
+            self._lose(self._end)
 
-    async def _read_frames(self) -> InferdError:
-        frames = FrameReader()
-        while True:
-            await anyio.wait_readable(self._socket)
-            try:
-                data = self._socket.recv(_READ_BYTES)
-            except BlockingIOError:
-                continue
+    async def _read_on(self) -> None:
+        loop = current_token().native_token
+        if not isinstance(loop, asyncio.AbstractEventLoop):
+            while self._read_some():
+                await anyio.wait_readable(self._socket)
+            return
+        # One callback for good: `wait_readable` enters and leaves the selector for every read,
+        # which is half of what an event costs (95 against 47 us; 16 connections, one per 10 ms).
+        ended: asyncio.Future[None] = loop.create_future()
+        loop.add_reader(self._socket, self._read_in_callback, ended)
+        try:
+            await ended
+        finally:
+            loop.remove_reader(self._socket)
+
+    def _read_in_callback(self, ended: asyncio.Future[None]) -> None:
+        if ended.done():
+            return
+        try:
+            if not self._read_some():
+                ended.set_result(None)
+        except Exception as exc:  # a bug of ours: it ends the reader task, not only this callback
+            ended.set_exception(exc)
+
+    def _read_some(self) -> bool:
+        """Take what has come; tell whether more may come; if not, `_end` says why."""
+        try:
+            data = self._socket.recv(_READ_BYTES)
             if not data:
-                return ConnectionLost(f"the daemon at {self.path} closed the connection")
-            for frame in frames.feed(data):
-                try:
-                    goodbye = self._take(_decode(frame))
-                except (msgspec.DecodeError, IndexError, TypeError) as exc:
-                    raise ProtocolError(f"a frame of the daemon cannot be read: {exc}") from None
+                self._end = ConnectionLost(f"the daemon at {self.path} closed the connection")
+                return False
+            for frame in self._frames.feed(data):
+                goodbye = self._take(_decode(frame))
                 if goodbye is not None:
-                    return goodbye
+                    self._end = goodbye
+                    return False
+        except BlockingIOError:
+            return True
+        except OSError as exc:
+            self._end = ConnectionLost(f"the connection to {self.path} broke: {exc.strerror}")
+        except InferdError as exc:
+            self._end = exc
+        except (msgspec.DecodeError, IndexError, TypeError) as exc:
+            self._end = ProtocolError(f"a frame of the daemon cannot be read: {exc}")
+        else:
+            return True
+        return False
 
     def _take(self, message: list[Any]) -> InferdError | None:
         """Take one message; return the error of a goodbye."""
@@ -304,73 +330,3 @@ def _as_map(value: Any) -> dict[str, Any]:
     if type(value) is not dict:
         raise TypeError(f"a {type(value).__name__} where a map belongs")
     return value
-
-
-@asynccontextmanager
-async def connect(path: str, software: str, timeout_s: float) -> AsyncIterator[Connection]:
-    """Connect, run the connection's tasks, and close it at the end.
-
-    :raises ConnectionLost: no daemon answers there.
-    :raises PermissionDenied: the socket is not for this user.
-    :raises VersionMismatch: the daemon speaks another major version.
-    """
-    error: BaseException | None = None
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as sock:
-        sock.setblocking(False)
-        connection = Connection(sock, path)
-        async with anyio.create_task_group() as group:
-            try:
-                with _connect_timeout(path, timeout_s):
-                    await _connect(sock, path)
-                    for task in (connection.read, connection.write, connection.watch):
-                        group.start_soon(task)
-                    await connection.greet(software)
-                yield connection
-            except anyio.get_cancelled_exc_class():
-                raise
-            except BaseException as exc:
-                error = exc  # kept out of the group, which would wrap it
-            finally:
-                group.cancel_scope.cancel()
-    if error is not None:
-        raise error
-
-
-@contextmanager
-def _connect_timeout(path: str, timeout_s: float) -> Iterator[None]:
-    try:
-        with anyio.fail_after(timeout_s):
-            yield
-    except TimeoutError:
-        raise ConnectionLost(
-            f"the daemon at {path} did not answer within {timeout_s:g} s",
-            hint="see `inferd status` and the daemon's log, or raise connect_timeout",
-        ) from None
-
-
-async def _connect(sock: socket.socket, path: str) -> None:
-    while True:
-        try:
-            sock.connect(path)
-            return
-        except BlockingIOError:
-            await anyio.sleep(_CONNECT_PAUSE_S)  # the daemon's backlog is full; nothing to wait on
-        except OSError as exc:
-            raise _connect_error(path, exc) from None
-
-
-def _connect_error(path: str, exc: OSError) -> InferdError:
-    if isinstance(exc, PermissionError):
-        return PermissionDenied(
-            f"the socket {path} is not open to this user",
-            hint="ask whoever runs that daemon, or start your own with `inferd serve`",
-        )
-    if isinstance(exc, FileNotFoundError | ConnectionRefusedError | ConnectionResetError):
-        return ConnectionLost(
-            f"no daemon answers at {path}: {exc.strerror}",
-            hint="start it with `inferd serve`, or set INFERD_SOCKET to its socket",
-        )
-    return InvalidArgument(
-        f"{path} is no socket that can be connected to: {exc.strerror or exc}",
-        hint="a socket's path has at most 107 bytes; set INFERD_SOCKET or pass `path`",
-    )

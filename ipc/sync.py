@@ -1,13 +1,11 @@
 """The synchronous twin of `AsyncClient`: same names, plain iterators and contexts.
 
-The asynchronous client runs on an event loop in a thread of its own. Pieces of a stream come over
-a queue that the loop's reader task fills; credit bounds it.
+The asynchronous client runs on an event loop in a thread of its own.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from threading import Lock
@@ -18,133 +16,13 @@ from ..backends.errors import ConnectionLost
 from .calls import ProgressCallback
 from .client import AsyncClient
 from .handles import Context, Graph
-from .inflight import InFlightThread
 from .messages import ServerHello
 from .payloads import Config, Priority, Prompt, TensorLike
-from .pull import AsyncPull
 from .session import AsyncSession
-from .streams import AsyncStream
+from .sync_streams import Pull, Stream
 from .twins import LoopThread, twin
 
-__all__ = ("Client", "Pull", "Session", "Stream")
-
-
-class Stream(Iterator[str]):
-    """The pieces of a turn's text, as `AsyncStream`'s. Leaving the loop early cancels the turn at
-    once; for one thread at a time.
-    """
-
-    def __init__(self, thread: LoopThread, stream: AsyncStream):
-        self._thread, self._stream, self._turn = thread, stream, stream.turn
-        self._request: InFlightThread | None = None
-        self._begun = self._ended = False
-
-    @property
-    def metadata(self) -> dict[str, Any]:
-        """What the turn's end told; empty before."""
-        return self._turn.metadata
-
-    @property
-    def tokens(self) -> list[int]:
-        """The token ids so far."""
-        return self._turn.tokens
-
-    def __next__(self) -> str:
-        if self._ended:
-            raise StopIteration
-        try:
-            while True:
-                piece = self._next()
-                if piece:
-                    return piece
-                if self._ended:
-                    raise StopIteration
-        except BaseException:
-            # Ctrl-C, too: the exception's traceback keeps this object, so __del__ would come late.
-            self._leave()
-            raise
-
-    def _next(self) -> str:
-        request = self._request
-        if request is None:
-            self._begun = True
-            request = self._thread.run(self._turn.start, InFlightThread)
-            self._request = request
-        event = request.pieces.get()
-        if event is None:
-            self._ended = True
-            return self._turn.end(request)
-        piece, grant = self._turn.take(event)
-        if grant:
-            self._thread.soon(self._turn.connection.grant, request, grant)
-        return piece
-
-    def _leave(self) -> None:
-        self._ended = True
-        request = self._turn.request
-        if self._begun and not (request and request.answered):
-            self._thread.soon(self._turn.leave)
-
-    def close(self) -> None:
-        """Cancel the turn if it has not ended, and wait until it has."""
-        self._ended = True
-        request = self._turn.request
-        if request is not None and not request.answered and not self._thread.forked:
-            self._thread.run(self._stream.aclose)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
-
-    def __del__(self) -> None:
-        self._leave()
-
-
-class Pull(Iterator[str]):
-    """The pieces of a turn, each computed when it is asked for, as `AsyncPull`'s."""
-
-    def __init__(self, thread: LoopThread, pull: AsyncPull):
-        self._thread, self._pull = thread, pull
-
-    @property
-    def metadata(self) -> dict[str, Any]:
-        """What the turn's end told; empty before."""
-        return self._pull.metadata
-
-    def __next__(self) -> str:
-        try:
-            return self._thread.run(self._pull.__anext__)
-        except StopAsyncIteration:
-            raise StopIteration from None
-        except BaseException:
-            self._thread.soon(self._pull.leave)
-            raise
-
-    def close(self) -> None:
-        """End the turn if it has not ended."""
-        if not self._thread.forked:
-            self._thread.run(self._pull.aclose)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
-
-    def __del__(self) -> None:
-        self._thread.soon(self._pull.leave)
+__all__ = ("Client", "Session")
 
 
 class Session:

@@ -1,0 +1,86 @@
+"""Connecting to a daemon: the socket, its connection's tasks, what can go wrong before hello."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+
+import anyio
+
+from ..backends.errors import ConnectionLost, InferdError, InvalidArgument, PermissionDenied
+from .connection import Connection
+
+__all__ = ("connect",)
+
+_CONNECT_PAUSE_S = 0.02
+
+
+@asynccontextmanager
+async def connect(path: str, software: str, timeout_s: float) -> AsyncIterator[Connection]:
+    """Connect, run the connection's tasks, and close it at the end.
+
+    :raises ConnectionLost: no daemon answers there.
+    :raises PermissionDenied: the socket is not for this user.
+    :raises VersionMismatch: the daemon speaks another major version.
+    """
+    error: BaseException | None = None
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as sock:
+        sock.setblocking(False)
+        connection = Connection(sock, path)
+        async with anyio.create_task_group() as group:
+            try:
+                with _connect_timeout(path, timeout_s):
+                    await _connect(sock, path)
+                    for task in (connection.read, connection.write, connection.watch):
+                        group.start_soon(task)
+                    await connection.greet(software)
+                yield connection
+            except anyio.get_cancelled_exc_class():
+                raise
+            except BaseException as exc:
+                error = exc  # kept out of the group, which would wrap it
+            finally:
+                group.cancel_scope.cancel()
+    if error is not None:
+        raise error
+
+
+@contextmanager
+def _connect_timeout(path: str, timeout_s: float) -> Iterator[None]:
+    try:
+        with anyio.fail_after(timeout_s):
+            yield
+    except TimeoutError:
+        raise ConnectionLost(
+            f"the daemon at {path} did not answer within {timeout_s:g} s",
+            hint="see `inferd status` and the daemon's log, or raise connect_timeout",
+        ) from None
+
+
+async def _connect(sock: socket.socket, path: str) -> None:
+    while True:
+        try:
+            sock.connect(path)
+            return
+        except BlockingIOError:
+            await anyio.sleep(_CONNECT_PAUSE_S)  # the daemon's backlog is full; nothing to wait on
+        except OSError as exc:
+            raise _connect_error(path, exc) from None
+
+
+def _connect_error(path: str, exc: OSError) -> InferdError:
+    if isinstance(exc, PermissionError):
+        return PermissionDenied(
+            f"the socket {path} is not open to this user",
+            hint="ask whoever runs that daemon, or start your own with `inferd serve`",
+        )
+    if isinstance(exc, FileNotFoundError | ConnectionRefusedError | ConnectionResetError):
+        return ConnectionLost(
+            f"no daemon answers at {path}: {exc.strerror}",
+            hint="start it with `inferd serve`, or set INFERD_SOCKET to its socket",
+        )
+    return InvalidArgument(
+        f"{path} is no socket that can be connected to: {exc.strerror or exc}",
+        hint="a socket's path has at most 107 bytes; set INFERD_SOCKET or pass `path`",
+    )
