@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 import inferd
+from inferd.ipc.payloads import Priority
 from inferd.testing import RunningDaemon, running_daemon
 from tests.models import gemma3, smollm2
 from tests.raw import RawClient
@@ -120,7 +121,8 @@ def test_a_parameter_changed_between_tokens_holds_from_the_next_one(
 def test_many_clients_share_one_model(daemon: RunningDaemon) -> None:
     def ask(number: int) -> str:
         with inferd.Client(daemon.socket) as client:
-            priority = ("low", "normal", "high", "urgent")[number % 4]
+            priorities: list[Priority] = ["low", "normal", "high", "urgent"]
+            priority = priorities[number % 4]
             with client.session("smollm2", priority=priority, options=GREEDY) as session:
                 return str(session.chat(f"Say the number {number}."))
 
