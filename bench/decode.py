@@ -15,7 +15,7 @@ from rich.table import Table
 
 from tools.build_engine import ROOT
 
-from .resting import ForeignLoad
+from .resting import ForeignLoad, calm
 from .scenario import FIGURES, N_PREDICT, Run, Stream, figures, medians, prompts
 
 OUT_DIR = ROOT / "bench" / "out"
@@ -44,7 +44,7 @@ async def compare(
             begin = number % len(names)
             for name in names[begin:] + names[:begin]:
                 runs.append(await undisturbed(sides[name], name, count, number))
-                console.print(progress_line(runs[-1], rounds))
+                console.print(progress_line(runs[-1], rounds), soft_wrap=True)
     return sorted(runs, key=lambda run: names.index(run.side))
 
 
@@ -52,6 +52,7 @@ async def undisturbed(side: Side, name: str, streams: int, number: int) -> Run:
     """Run one side; again, a few times, if others kept the machine busy; return the calmest."""
     calmest: Run | None = None
     for _ in range(ATTEMPTS_MAX):
+        await calm(FOREIGN_CORES_MAX)
         load = ForeignLoad()
         result = await side(streams, prompts(streams, number), N_PREDICT, number)
         run = replace(check(figures(name, number, result)), foreign_cores=load.cores())

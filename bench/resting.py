@@ -10,6 +10,8 @@ from collections.abc import Sequence
 import psutil
 
 IDLE_S = 6.0
+CALM_SAMPLE_S = 1.0
+CALM_WAIT_S_MAX = 60.0
 
 
 def cpu_s(processes: Sequence[psutil.Process]) -> float:
@@ -57,3 +59,12 @@ class ForeignLoad:
             for now, begin in zip((time.monotonic(), *self._now()), self._begin, strict=True)
         )
         return max(0.0, busy - ours) / seconds
+
+
+async def calm(cores_max: float) -> None:
+    """Wait until others keep at most *cores_max* busy, but not for ever: a run measures it anew."""
+    for _ in range(round(CALM_WAIT_S_MAX / CALM_SAMPLE_S)):
+        load = ForeignLoad()
+        await asyncio.sleep(CALM_SAMPLE_S)
+        if load.cores() <= cores_max:
+            return
