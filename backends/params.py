@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Mapping
+from reprlib import repr as shorten
 from typing import Any, Literal
 
 import msgspec
@@ -28,7 +29,8 @@ __all__ = (
 )
 
 Level = Literal["model", "context", "request"]
-OPTION_NESTING_MAX = 16
+KEY_CHARACTERS_MAX = 100
+"""A longer key is nobody's slip: it is shortened in messages and compared with none."""
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
@@ -124,6 +126,8 @@ _SECTIONS = ("model", "sampling", "stopping")
 
 def nearest(key: str, known: Any) -> str:
     """Return a clause that names the known key nearest to *key*, or an empty text."""
+    if len(key) > KEY_CHARACTERS_MAX:
+        return ""
     close = difflib.get_close_matches(key, list(known), n=1, cutoff=0.6)
     return f"did you mean {close[0]!r}?" if close else ""
 
@@ -168,9 +172,10 @@ def read_options(raw: Mapping[str, Any], *, strict: bool = False) -> Options:
         if parameter is not None:
             _read_one(parameter, key, value, options.values, errors)
         elif strict:
-            errors.append(f"unknown key {key!r} {nearest(key, _BY_ALIAS)}".rstrip())
+            known = nearest(key, _BY_ALIAS)
+            errors.append(f"unknown key {key[:KEY_CHARACTERS_MAX]!r} {known}".rstrip())
         else:
-            options.ignored.append(key)
+            options.ignored.append(key[:KEY_CHARACTERS_MAX])
     if errors:
         raise InvalidArgument("; ".join(errors), data={"errors": errors})
     return options
@@ -200,20 +205,20 @@ def _convert(parameter: Parameter, value: Any) -> Any:
     if kind is list:
         items = [value] if isinstance(value, str) else value
         if not isinstance(items, list) or not all(isinstance(i, str) for i in items):
-            raise ValueError(f"{value!r} is no text and no list of texts")
+            raise ValueError(f"{shorten(value)} is no text and no list of texts")
         return [i for i in items if i]
     if kind is bool:
         if not isinstance(value, bool):
-            raise ValueError(f"{value!r} is neither true nor false")
+            raise ValueError(f"{shorten(value)} is neither true nor false")
         return value
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise ValueError(f"{value!r} is no number")
+        raise ValueError(f"{shorten(value)} is no number")
     if kind is int and value != int(value if math.isfinite(value) else 0):
-        raise ValueError(f"{value!r} is no whole number")
+        raise ValueError(f"{shorten(value)} is no whole number")
     if not parameter.low <= value <= parameter.high:
         good = min(max(value, parameter.low), parameter.high) if value == value else parameter.low
         raise ValueError(
-            f"{value!r} is outside {parameter.low:g} … {parameter.high:g}; nearest: {good:g}"
+            f"{shorten(value)} is outside {parameter.low:g} … {parameter.high:g}; nearest: {good:g}"
         )
     return kind(value)
 

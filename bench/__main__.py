@@ -16,9 +16,11 @@ from tools.build_engine import CACHE_DIR, PACKAGE, ROOT, pinned_version
 from . import daemon, decode, llama_server, report
 from .clients import bare_run, llama_server_run
 from .resting import idle_cpu_percent, rss_mb
-from .scenario import STREAMS, Stream
+from .scenario import STREAMS, Job, Stream
 
 ROUNDS = 5
+FIRST = Job(streams=1, round=0, serial=0, n_predict=8)
+"""Wakes a server up before its idling is measured."""
 SIDES = ("llama-server", "inferd stream", "inferd pull", "bare")
 IDLE_CPU_PERCENT_MAX = 0.5
 """A side that uses more while it idles would disturb the others' runs."""
@@ -32,10 +34,10 @@ async def start_llama_server(
         return {}
     port, process = await stack.enter_async_context(llama_server.running(llama_server.binary()))
 
-    async def side(_: int, texts: Sequence[str], n: int, __: int) -> list[Stream]:
-        return await llama_server_run(port, texts, n)
+    async def side(job: Job) -> list[Stream]:
+        return await llama_server_run(port, job)
 
-    await side(1, ["Once"], 8, 0)
+    await side(FIRST)
     idle = await idle_cpu_percent([process])
     assert idle <= IDLE_CPU_PERCENT_MAX, f"an idle llama-server uses {idle:.1f} % of a core"
     facts["llama-server, idle: CPU % of a core"] = f"{idle:.1f}"
@@ -54,14 +56,14 @@ async def start_inferd(
     facts["inferd, no model loaded: RSS, MB"] = f"{rss_mb(process):.0f}"
 
     def side_of(kind: type[daemon.StreamClient]) -> decode.Side:
-        async def side(_: int, texts: Sequence[str], n: int, __: int) -> list[Stream]:
-            return await daemon.run(socket, kind, texts, n)
+        async def side(job: Job) -> list[Stream]:
+            return await daemon.run(socket, kind, job)
 
         return side
 
     sides = {name: side_of(kind) for name, kind in clients.items() if name in wanted}
     await daemon.keep_loaded(stack, socket)
-    await next(iter(sides.values()))(1, ["Once"], 8, 0)
+    await next(iter(sides.values()))(FIRST)
     processes = [process, *process.children(recursive=True)]
     assert len(processes) > 1, "no worker"
     idle = await idle_cpu_percent(processes)
@@ -71,11 +73,6 @@ async def start_inferd(
     return sides
 
 
-async def bare_side(streams: int, _: Sequence[str], n: int, round_number: int) -> list[Stream]:
-    """Run the bare loop; it makes its prompts itself."""
-    return await bare_run(streams, n, round_number)
-
-
 async def bench(arguments: argparse.Namespace, console: Console) -> None:
     """Start what serves, compare, show and save."""
     facts: dict[str, Any] = {**decode.machine(), PACKAGE: pinned_version()}
@@ -83,7 +80,7 @@ async def bench(arguments: argparse.Namespace, console: Console) -> None:
         sides = await start_llama_server(stack, facts, arguments.sides)
         sides |= await start_inferd(stack, facts, arguments.sides)
         if "bare" in arguments.sides:
-            sides["bare"] = bare_side
+            sides["bare"] = bare_run
         await decode.warm_up(sides, arguments.streams)
         runs = await decode.compare(sides, arguments.streams, arguments.rounds, console)
     console.print(decode.table(runs))

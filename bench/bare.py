@@ -2,7 +2,8 @@
 
 No queue, no process boundary, no text: tokenize, decode mixed batches, sample greedily. Split KV,
 rows ascending by sequence, as inferd's engine has them. A process of its own, so that its memory
-and threads are gone when another side runs: `python -m bench.bare STREAMS N_PREDICT ROUND`.
+and threads are gone when another side runs: `python -m bench.bare` and the fields
+of a `Job`.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from .scenario import (
     MODEL,
     SLOTS,
     THREADS,
+    Job,
     Stream,
-    prompts,
 )
 
 BATCH_SIZE = 512
@@ -105,10 +106,10 @@ class Bare:
 
 def main() -> None:
     """Print the streams of one run as JSON: [asked_s, [arrival_s, …], tokens] each."""
-    streams, n_predict, round_number = map(int, sys.argv[1:4])
+    job = Job(*map(int, sys.argv[1:]))
     bare = Bare()
-    bare.run(prompts(streams, 0), WARM_UP_TOKENS)
-    result = bare.run(prompts(streams, round_number), n_predict)
+    bare.run(Job(job.streams, 0, 0).prompts(), WARM_UP_TOKENS)
+    result = bare.run(job.prompts(), job.n_predict)
     print(json.dumps([[s.asked_s, s.arrivals_s, s.tokens] for s in result]))
 
 

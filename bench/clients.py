@@ -7,11 +7,12 @@ import json
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import astuple
 from typing import Any, Protocol
 
 from tools.build_engine import ROOT
 
-from .scenario import Stream
+from .scenario import Job, Stream, check_cached
 
 HTTP_LINE_BYTES_MAX = 1 << 20
 
@@ -23,10 +24,13 @@ class Client(Protocol):
         """Send the prompt, read its answer to the end."""
 
 
-async def ask_together(clients: Sequence[Client], texts: Sequence[str], n: int) -> list[Stream]:
+async def ask_together(clients: Sequence[Client], job: Job) -> list[Stream]:
     """Let every client ask at once; return the streams in the clients' order."""
     async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(c.ask(t, n)) for c, t in zip(clients, texts, strict=True)]
+        tasks = [
+            group.create_task(client.ask(text, job.n_predict))
+            for client, text in zip(clients, job.prompts(), strict=True)
+        ]
     return [task.result() for task in tasks]
 
 
@@ -60,6 +64,7 @@ class LlamaServerClient:
             event: dict[str, Any] = json.loads(line[6:])
             if event["stop"]:
                 await self._end_of_body()
+                check_cached(event["timings"]["cache_n"])
                 return Stream(asked_s, tuple(arrivals), int(event["tokens_predicted"]))
             arrivals.append(time.perf_counter())
 
@@ -81,20 +86,19 @@ def _request(text: str, n_predict: int, slot: int) -> bytes:
     return head.encode() + raw
 
 
-async def llama_server_run(port: int, texts: Sequence[str], n_predict: int) -> list[Stream]:
+async def llama_server_run(port: int, job: Job) -> list[Stream]:
     """Run the scenario on llama-server."""
-    clients = [await LlamaServerClient.connect(port, slot) for slot in range(len(texts))]
+    clients = [await LlamaServerClient.connect(port, slot) for slot in range(job.streams)]
     try:
-        return await ask_together(clients, texts, n_predict)
+        return await ask_together(clients, job)
     finally:
         for client in clients:
             client.close()
 
 
-async def bare_run(streams: int, n_predict: int, round_number: int) -> list[Stream]:
+async def bare_run(job: Job) -> list[Stream]:
     """Run the scenario in a bare loop, a process of its own."""
-    command = [sys.executable, "-m", "bench.bare"]
-    command += [str(streams), str(n_predict), str(round_number)]
+    command = [sys.executable, "-m", "bench.bare", *map(str, astuple(job))]
     process = await asyncio.create_subprocess_exec(
         *command, cwd=ROOT, stdout=asyncio.subprocess.PIPE
     )

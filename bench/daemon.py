@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from inferd import AsyncClient
 from inferd.backends.errors import EndOfSequence
 
 from .clients import ask_together
-from .scenario import CTX_SIZE, MODEL, SLOTS, THREADS, Stream
+from .scenario import CTX_SIZE, MODEL, SLOTS, THREADS, Job, Stream, check_cached
 
 START_S_MAX = 30
 CONFIGURATION = f"""\
@@ -74,6 +75,7 @@ class StreamClient:
         async with self.client.session(MODEL.stem, raw=True, options=options(n_predict)) as session:
             arrivals = [time.perf_counter() async for _ in session.stream(text)]
             tokens = int(session.metadata["output_tokens"])
+            check_cached(session.metadata["cached_tokens"])
         return Stream(asked_s, tuple(arrivals), tokens)
 
 
@@ -90,6 +92,8 @@ class PullClient(StreamClient):
                 while True:
                     await self.client.compute_single(session.context)
                     arrivals.append(time.perf_counter())
+            metadata = json.loads(await self.client.get_output(session.context, 1))
+            check_cached(metadata["cached_tokens"])
         return Stream(asked_s, tuple(arrivals), len(arrivals))
 
 
@@ -104,10 +108,8 @@ async def keep_loaded(stack: AsyncExitStack, socket: Path) -> None:
     await client.load_by_name(MODEL.stem)
 
 
-async def run(
-    socket: Path, kind: type[StreamClient], texts: Sequence[str], n_predict: int
-) -> list[Stream]:
+async def run(socket: Path, kind: type[StreamClient], job: Job) -> list[Stream]:
     """Run the scenario on the daemon, a connection a stream."""
     async with AsyncExitStack() as stack:
-        clients = [await stack.enter_async_context(AsyncClient(socket)) for _ in texts]
-        return await ask_together([kind(client) for client in clients], texts, n_predict)
+        clients = [await stack.enter_async_context(AsyncClient(socket)) for _ in range(job.streams)]
+        return await ask_together([kind(client) for client in clients], job)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import platform
 import time
@@ -16,21 +17,23 @@ from rich.table import Table
 from tools.build_engine import ROOT
 
 from .resting import ForeignLoad, calm
-from .scenario import FIGURES, N_PREDICT, Run, Stream, figures, medians, prompts
+from .scenario import FIGURES, N_PREDICT, Job, Run, Stream, figures, medians
 
 OUT_DIR = ROOT / "bench" / "out"
 WARM_UP_TOKENS = 16
 ATTEMPTS_MAX = 4
 FOREIGN_CORES_MAX = 0.05
 
-Side = Callable[[int, Sequence[str], int, int], Awaitable[list[Stream]]]
-"""Runs (streams, prompts, tokens each, round) and returns one `Stream` each."""
+Side = Callable[[Job], Awaitable[list[Stream]]]
+"""Runs a job and returns its streams."""
+
+_serials = itertools.count(1)
 
 
 async def warm_up(sides: dict[str, Side], streams: Sequence[int]) -> None:
     """Run each side once, uncounted; round 0 is nobody's."""
     for side in sides.values():
-        await side(max(streams), prompts(max(streams), 0), WARM_UP_TOKENS, 0)
+        await side(Job(max(streams), 0, next(_serials), WARM_UP_TOKENS))
 
 
 async def compare(
@@ -54,8 +57,9 @@ async def undisturbed(side: Side, name: str, streams: int, number: int) -> Run:
     for _ in range(ATTEMPTS_MAX):
         await calm(FOREIGN_CORES_MAX)
         load = ForeignLoad()
-        result = await side(streams, prompts(streams, number), N_PREDICT, number)
-        run = replace(check(figures(name, number, result)), foreign_cores=load.cores())
+        job = Job(streams, number, next(_serials))
+        run = check(figures(name, job, await side(job)))
+        run = replace(run, foreign_cores=load.cores())
         if calmest is None or run.foreign_cores < calmest.foreign_cores:
             calmest = run
         if calmest.foreign_cores <= FOREIGN_CORES_MAX:

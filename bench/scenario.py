@@ -18,12 +18,36 @@ CTX_SIZE = 512
 
 STREAMS = (1, 4, 16)
 N_PREDICT = 128
+CACHED_TOKENS_MAX = 6
+"""Of a prompt: the start mark and some digits of its serial may have been seen before."""
 
 _NAMES = "Ada Ben Cleo Dara Egon Fay Gus Hana Ivo Jana Kofi Lena Milo Nora Otto Pia Quin Rosa"
 _JOBS = "baker carpenter doctor farmer gardener librarian painter sailor tailor teacher"
 _PLACES = "bakery bridge castle forest harbour island library market mill museum station"
 _THINGS = "bell book clock coin compass key lamp letter map mirror ring violin"
 _BEASTS = "badger cat crow dog fox goat hedgehog magpie otter owl rabbit squirrel"
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a side is to run: as many streams of *n_predict* tokens each, all at once.
+
+    *serial* is new in every job and stands at the front of its prompts; for the rest they are
+    alike for all sides of a round. So no server has any of a prompt in a cache: two sides share
+    one daemon, and a disturbed run is made again.
+    """
+
+    streams: int
+    round: int
+    serial: int
+    n_predict: int = N_PREDICT
+
+    def prompts(self) -> list[str]:
+        """Return distinct prompts of 40 to 60 tokens, one a stream."""
+        rng = random.Random(self.round * 1000 + self.streams)
+        names = rng.sample(_NAMES.split(), self.streams)
+        mark = f"{self.serial:04}"[::-1]  # a token a digit, the one that changes first
+        return [f"{mark} {_prompt(name, rng)}" for name in names]
 
 
 @dataclass(frozen=True)
@@ -58,11 +82,9 @@ class Run:
 FIGURES = ("tokens_per_s", "ttft_ms", "itl_p50_ms", "itl_p99_ms")
 
 
-def prompts(streams: int, round_number: int) -> list[str]:
-    """Return distinct prompts of 40 to 60 tokens; other rounds have others, so no cache helps."""
-    rng = random.Random(round_number * 1000 + streams)
-    names = rng.sample(_NAMES.split(), streams)
-    return [_prompt(name, rng) for name in names]
+def check_cached(tokens: int) -> None:
+    """Refuse a run that was spared its prompt: its figures would compare with nothing."""
+    assert tokens <= CACHED_TOKENS_MAX, f"{tokens} tokens of the prompt came from a cache"
 
 
 def _prompt(name: str, rng: random.Random) -> str:
@@ -82,7 +104,7 @@ def percentile(values: Sequence[float], share: float) -> float:
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0.0
 
 
-def figures(side: str, round_number: int, streams: Sequence[Stream]) -> Run:
+def figures(side: str, job: Job, streams: Sequence[Stream]) -> Run:
     """Return the figures of one run: rate over all streams, medians and p99 over all gaps."""
     begin = min(s.asked_s for s in streams)
     wall_s = max(s.arrivals_s[-1] for s in streams) - begin
@@ -91,7 +113,7 @@ def figures(side: str, round_number: int, streams: Sequence[Stream]) -> Run:
     return Run(
         side=side,
         streams=len(streams),
-        round=round_number,
+        round=job.round,
         tokens=tokens,
         wall_s=wall_s,
         tokens_per_s=tokens / wall_s,

@@ -180,14 +180,20 @@ class Server:
         if number in connection.requests:
             raise ProtocolError(f"request id {number} is in use already")
         try:
-            if len(connection.requests) >= connection.requests_max:
-                raise Busy(
-                    f"{connection.requests_max} requests are in flight on this connection",
-                    data={"requests_max": connection.requests_max, "retry_after_s": 0.1},
-                )
             request = _decode_request(connection, number, items)
         except InferdError as exc:
+            connection.drop_descriptors()  # whose they were cannot be told: nobody gets them
             connection.send([Kind.ERROR, number, exc.to_wire()])
+            return
+        if len(connection.requests) >= connection.requests_max:
+            self._refuse(
+                request,
+                Busy(
+                    f"{connection.requests_max} requests are in flight on this connection",
+                    data={"requests_max": connection.requests_max, "retry_after_s": 0.1},
+                ),
+            )
+            request.close()
             return
         connection.requests[number] = request
         group.start_soon(self._run, request)
@@ -208,6 +214,7 @@ class Server:
             self._refuse(request, BackendError(f"{request.call} failed inside the daemon: {exc!r}"))
         finally:
             connection.requests.pop(request.number, None)
+            request.close()
 
     def _refuse(self, request: Request, error: InferdError) -> None:
         request.connection.requests.pop(request.number, None)
@@ -255,13 +262,15 @@ def _decode_request(connection: Connection, number: int, items: list[msgspec.Raw
     try:
         call = _name.decode(items[2])
         if call not in _params:
-            raise UnsupportedOperation(f"there is no call {call!r}", hint=nearest(call, CALLS))
+            raise UnsupportedOperation(f"there is no call {call[:50]!r}", hint=nearest(call, CALLS))
         params = _params[call].decode(items[3])
     except UNREADABLE as exc:
         raise InvalidArgument(f"the call's params do not fit: {exc}") from None
+    request = Request(connection, number, call, params)
     for part in _parts_with_descriptors(params):
         part.fd = connection.claim_descriptor()
-    return Request(connection, number, call, params)
+        request.descriptors.append(part.fd)
+    return request
 
 
 def _parts_with_descriptors(params: Any) -> list[Any]:

@@ -31,7 +31,14 @@ class Request:
     def __init__(self, connection: Connection, number: int, call: str, params: Any):
         self.connection, self.number, self.call, self.params = connection, number, call, params
         self.scope = anyio.CancelScope()
+        self.descriptors: list[int] = []
+        """What came beside the frame; closed with the request, who keeps one duplicates it."""
         self.on_credit: Callable[[int], None] = lambda _: None
+
+    def close(self) -> None:
+        """Close the descriptors that came with the request."""
+        while self.descriptors:
+            os.close(self.descriptors.pop())
 
     def emit(self, event: Any, *, flush: bool = True) -> None:
         """Send an event; without *flush* it goes with the next `Connection.flush`."""
@@ -139,5 +146,9 @@ class Connection:
         """Close the socket and what was passed and not claimed."""
         self.cut()
         self._sock.close()
+        self.drop_descriptors()
+
+    def drop_descriptors(self) -> None:
+        """Close the descriptors that no request has claimed."""
         while self.descriptors:
             os.close(self.descriptors.popleft())

@@ -14,6 +14,7 @@ import msgspec
 from ..backends import ModelInfo, ModelSpec, SamplingParams
 
 __all__ = (
+    "CREDIT_MAX",
     "Adjust",
     "Answer",
     "Cancel",
@@ -42,6 +43,10 @@ __all__ = (
     "pack_tokens",
     "unpack_tokens",
 )
+
+
+CREDIT_MAX = 1024
+"""Events that a reader may have open at once."""
 
 
 def pack_tokens(tokens: Sequence[int]) -> bytes:
@@ -143,7 +148,7 @@ class Tokenize(_Message):
 
 
 class Detokenize(_Message):
-    """Answered with the bytes of packed token ids."""
+    """Answered with the bytes of packed token ids, which are in the vocabulary."""
 
     id: int
     tokens: bytes

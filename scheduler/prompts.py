@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Iterator
 
 from ..backends import InferdError, Model
-from ..backends.errors import InvalidArgument, PromptTooLong
+from ..backends.errors import PromptTooLong
 from . import messages as m
 
 __all__ = ("PromptDesk",)
@@ -51,7 +51,7 @@ class PromptDesk:
         if isinstance(request, m.Tokenize):
             return m.pack_tokens(self._tokenize(request.text, request.special, request.bos))
         if isinstance(request, m.Detokenize):
-            return self._detokenize(m.unpack_tokens(request.tokens))
+            return b"".join(map(self._model.piece, m.unpack_tokens(request.tokens)))
         return self._chat(request)
 
     def _tokenize(self, text: bytes, special: bool, bos: bool) -> list[int]:
@@ -62,13 +62,6 @@ class PromptDesk:
                 data={"prompt_bytes": len(text), "prompt_bytes_max": self._bytes_max},
             )
         return self._model.tokenize(text, special=special, bos=bos)
-
-    def _detokenize(self, tokens: list[int]) -> bytes:
-        size = self._model.info.vocab_size
-        bad = next((t for t in tokens if not 0 <= t < size), None)
-        if bad is not None:
-            raise InvalidArgument(f"token {bad} is not in the vocabulary of {size}")
-        return b"".join(map(self._model.piece, tokens))
 
     def _chat(self, request: m.ChatPrompt) -> tuple[str, bytes, bool]:
         text = self._model.render(request.messages)

@@ -61,6 +61,10 @@ class SessionManager:
     def __iter__(self) -> Iterator[Session]:
         return iter([session for _, session in self._live.values()])
 
+    def of(self, connection: object) -> list[Session]:
+        """Return the sessions of a connection."""
+        return [session for home, session in self._live.values() if home is connection]
+
     @property
     def dormant(self) -> int:
         """Sessions that sleep under their id."""
@@ -176,9 +180,8 @@ class SessionManager:
 
     def leave(self, connection: object) -> None:
         """End the sessions of a connection that is gone; those with an id go dormant."""
-        for home, session in list(self._live.values()):
-            if home is connection:
-                self.detach(session)
+        for session in self.of(connection):
+            self.detach(session)
         self._gone = OrderedDict((h, c) for h, c in self._gone.items() if c is not connection)
 
     def unload(self, session: Session) -> None:

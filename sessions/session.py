@@ -115,8 +115,7 @@ class Session:
             append = bool(self.options.get("append")) and bool(self.prompt)
             tokens = await port.tokenize(text, special=True, bos=not append)
             self.move(Call.SET_INPUT)
-            self._take(self.history() + tokens if append else tokens)
-            self._rendered = None
+            self._take_text(self.history() + tokens if append else tokens)
             return len(tokens)
 
     def set_options(self, values: dict[str, Any]) -> None:
@@ -142,11 +141,10 @@ class Session:
             port = await self._port()
             tokens = await port.tokenize(text, special=True, bos=not self.prompt)
             self.move(Call.SET_INPUT)
-            self._take(self.history() + tokens)
-            self._rendered = None
+            self._take_text(self.history() + tokens)
 
     async def add_messages(self, messages: Sequence[dict[str, Any]]) -> None:
-        """Add chat messages to the history, by the model's template.
+        """Add chat messages to the history, by the model's template; after raw text, begin anew.
 
         Where the template's text begins with what stands already, only the rest is tokenised.
         """
@@ -172,6 +170,11 @@ class Session:
 
     def _take(self, tokens: list[int]) -> None:
         self.prompt, self.turn, self.piece = tokens, None, b""
+
+    def _take_text(self, tokens: list[int]) -> None:
+        """Take raw text: the chat before it, if there was one, is over."""
+        self._take(tokens)
+        self.messages, self._rendered = [], None
 
     def _answered(self) -> list[dict[str, Any]]:
         """Return the messages with the last turn's answer."""

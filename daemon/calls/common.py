@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+from typing import Any
 
 import anyio.to_thread
 
@@ -12,7 +13,19 @@ from ...backends.params import nearest
 from ...ipc.messages import TENSOR_BYTES_MAX, TENSOR_TYPES, Tensor
 from ...scheduler import PRIORITIES
 
-__all__ = ("bounded", "metadata_text", "number_of", "priority_of", "tensor_bytes", "tensor_type")
+__all__ = (
+    "bounded",
+    "checked_messages",
+    "metadata_text",
+    "number_of",
+    "priority_of",
+    "seconds_of",
+    "tensor_bytes",
+    "tensor_type",
+)
+
+MESSAGES_MAX = 1000
+TIMEOUT_S_MAX = 30 * 86_400.0
 
 
 def priority_of(name: str) -> int | None:
@@ -43,6 +56,33 @@ def number_of(value: int | str, names: dict[str, int], what: str) -> int:
             hint=nearest(value, names) or f"use one of {', '.join(names)}",
         )
     return value
+
+
+def seconds_of(value: float) -> float:
+    """Return a timeout; 0 is none.
+
+    :raises InvalidArgument: it is negative, endless or no number.
+    """
+    if not 0 <= value <= TIMEOUT_S_MAX:
+        raise InvalidArgument(
+            f"a timeout of {value} s", hint=f"use 0 (none) to {TIMEOUT_S_MAX:g} seconds"
+        )
+    return value
+
+
+def checked_messages(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return chat messages that all have role and content.
+
+    :raises InvalidArgument: one has not, or there are none or too many.
+    """
+    if not 0 < len(messages) <= MESSAGES_MAX:
+        raise InvalidArgument(f"{len(messages)} messages; it is 1 … {MESSAGES_MAX}")
+    for message in messages:
+        if not isinstance(message.get("role"), str) or not isinstance(message.get("content"), str):
+            raise InvalidArgument(
+                "a message without role or content", hint='{"role": "user", "content": "…"}'
+            )
+    return messages
 
 
 def tensor_type(tensor: Tensor) -> int:
@@ -77,8 +117,6 @@ def _read_descriptor(fd: int) -> bytes:
         return os.pread(fd, status.st_size, 0)
     except OSError as exc:
         raise InvalidArgument(f"the tensor's descriptor cannot be read: {exc.strerror}") from None
-    finally:
-        os.close(fd)
 
 
 def metadata_text(value: str | bytes) -> bytes:

@@ -10,7 +10,7 @@ from ...ipc import messages as w
 from ...ipc.server import Request
 from ...sessions import Session, TurnOptions
 from ..core import CallTable, Daemon
-from .common import bounded, metadata_text, number_of, priority_of, tensor_bytes
+from .common import bounded, metadata_text, number_of, priority_of, seconds_of, tensor_bytes
 
 __all__ = ("CALLS", "open_context")
 
@@ -90,8 +90,8 @@ def _like(data: bytes, prompt: w.Tensor) -> w.Tensor:
 def _turn_options(p: w.ComputeParams | w.ComputeSingleParams) -> TurnOptions:
     return TurnOptions(
         priority=priority_of(p.priority),
-        queue_timeout_s=p.queue_timeout_s,
-        timeout_s=p.timeout_s,
+        queue_timeout_s=seconds_of(p.queue_timeout_s),
+        timeout_s=seconds_of(p.timeout_s),
     )
 
 
@@ -143,9 +143,12 @@ async def finalize(daemon: Daemon, request: Request) -> w.Empty:
 
 async def prompt_compute(daemon: Daemon, request: Request) -> w.PromptComputeResult:
     """Take a prompt and answer it; the context keeps both (the prompt interface)."""
+    daemon.check_open()
     session, p = daemon.session(request), request.params
     await session.add_text(p.prompt.encode())
-    options = TurnOptions(priority=priority_of(p.priority), timeout_s=p.timeout_s, special=False)
+    options = TurnOptions(
+        priority=priority_of(p.priority), timeout_s=seconds_of(p.timeout_s), special=False
+    )
     turn = await session.start(options)
     await session.finish(turn)
     return w.PromptComputeResult(text=turn.text.decode(errors="replace"))
@@ -160,9 +163,9 @@ async def init_backend(daemon: Daemon, request: Request) -> w.InitBackendResult:
 
 async def deinit_backend(daemon: Daemon, request: Request) -> w.Empty:
     """Close the connection's sessions and graphs."""
+    for session in daemon.sessions.of(request.connection):
+        daemon.sessions.close(session)
     for graph in [g for g in daemon.graphs.values() if g.connection is request.connection]:
-        for session in [s for s in daemon.sessions if s.model is graph.lease]:
-            daemon.sessions.close(session)
         del daemon.graphs[graph.handle]
         graph.lease.close()
     return w.Empty()
@@ -179,7 +182,7 @@ async def run_inference(daemon: Daemon, request: Request) -> w.TurnResult:
         TurnOptions(
             options=options.values,
             priority=priority_of(p.priority),
-            timeout_s=p.timeout_s,
+            timeout_s=seconds_of(p.timeout_s),
             special=False,
         )
     )

@@ -14,7 +14,7 @@ from ...ipc.server import Request
 from ...scheduler.task import priority_name
 from ...sessions import Session
 from ..core import CallTable, Daemon
-from .common import priority_of
+from .common import checked_messages, priority_of
 
 __all__ = ("CALLS",)
 
@@ -168,6 +168,10 @@ async def detokenize(daemon: Daemon, request: Request) -> w.TextResult:
     """Turn token ids into text."""
     p = request.params
     worker = await daemon.graph(request.connection, p.graph).lease.ready()
+    size = worker.info.vocab_size
+    bad = next((t for t in p.tokens if not 0 <= t < size), None)
+    if bad is not None:
+        raise InvalidArgument(f"token {bad} is not in the vocabulary of {size}")
     return w.TextResult(text=await worker.detokenize(p.tokens))
 
 
@@ -175,7 +179,7 @@ async def apply_template(daemon: Daemon, request: Request) -> w.TextResult:
     """Return the prompt that the chat template makes of messages."""
     p = request.params
     worker = await daemon.graph(request.connection, p.graph).lease.ready()
-    text, _, _ = await worker.chat_prompt(p.messages, "")
+    text, _, _ = await worker.chat_prompt(checked_messages(p.messages), "")
     return w.TextResult(text=text.encode())
 
 

@@ -37,7 +37,7 @@ async def load(daemon: Daemon, request: Request) -> w.GraphResult:
     if number not in (w.ENCODINGS["ggml"], w.ENCODINGS["autodetect"]):
         name = next((n for n, v in w.ENCODINGS.items() if v == number), str(number))
         raise InvalidEncoding(f"models of the encoding {name} are not run here")
-    options = parse_json_options(p.builders[1]) if len(p.builders) > 1 else Options()
+    options = parse_json_options(metadata_text(p.builders[1])) if len(p.builders) > 1 else Options()
     _apply_target(number_of(p.target, w.TARGETS, "target"), options)
     if p.fd >= 0:
         lease = daemon.registry.lease_descriptor(
@@ -79,20 +79,16 @@ def _builder_name(builders: list[bytes]) -> str:
 
 
 def _checked(fd: int) -> int:
-    """Return *fd* if nobody can change the file behind it through it."""
-    try:
-        status, flags = os.fstat(fd), fcntl.fcntl(fd, fcntl.F_GETFL)
-        if not stat.S_ISREG(status.st_mode):
-            raise InvalidArgument("the descriptor is no regular file", hint="pass a GGUF file")
-        if flags & os.O_ACCMODE != os.O_RDONLY and not _sealed(fd):
-            raise InvalidArgument(
-                "the descriptor can be written to",
-                hint="open the file read-only, or seal the memfd (F_SEAL_WRITE, F_SEAL_SHRINK)",
-            )
-    except BaseException:
-        os.close(fd)
-        raise
-    return fd
+    """Return a duplicate of *fd*, if nobody can change the file behind it through it."""
+    status, flags = os.fstat(fd), fcntl.fcntl(fd, fcntl.F_GETFL)
+    if not stat.S_ISREG(status.st_mode):
+        raise InvalidArgument("the descriptor is no regular file", hint="pass a GGUF file")
+    if flags & os.O_ACCMODE != os.O_RDONLY and not _sealed(fd):
+        raise InvalidArgument(
+            "the descriptor can be written to",
+            hint="open the file read-only, or seal the memfd (F_SEAL_WRITE, F_SEAL_SHRINK)",
+        )
+    return os.dup(fd)
 
 
 def _sealed(fd: int) -> bool:

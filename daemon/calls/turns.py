@@ -8,11 +8,9 @@ from ...ipc.server import Request
 from ...scheduler.messages import Tokens
 from ...sessions import Session, Turn, TurnOptions
 from ..core import CallTable, Daemon
-from .common import priority_of
+from .common import checked_messages, priority_of, seconds_of
 
 __all__ = ("CALLS",)
-
-MESSAGES_MAX = 1000
 
 
 async def stream(daemon: Daemon, request: Request) -> w.TurnResult:
@@ -50,7 +48,7 @@ async def chat(daemon: Daemon, request: Request) -> w.TurnResult:
 async def _take_input(daemon: Daemon, session: Session, p: w.StreamParams) -> None:
     daemon.check_open()
     if p.messages is not None:
-        await session.add_messages(_checked(p.messages))
+        await session.add_messages(checked_messages(p.messages))
     elif p.prompt is not None:
         if p.raw:
             await session.add_text(p.prompt.encode())
@@ -58,23 +56,12 @@ async def _take_input(daemon: Daemon, session: Session, p: w.StreamParams) -> No
             await session.add_messages([{"role": "user", "content": p.prompt}])
 
 
-def _checked(messages: list[dict[str, object]]) -> list[dict[str, object]]:
-    if not 0 < len(messages) <= MESSAGES_MAX:
-        raise InvalidArgument(f"{len(messages)} messages; it is 1 … {MESSAGES_MAX}")
-    for message in messages:
-        if not isinstance(message.get("role"), str) or not isinstance(message.get("content"), str):
-            raise InvalidArgument(
-                "a message without role or content", hint='{"role": "user", "content": "…"}'
-            )
-    return messages
-
-
 def _turn_options(p: w.StreamParams, credit: int) -> TurnOptions:
     return TurnOptions(
         options=p.options,
         priority=priority_of(p.priority),
-        queue_timeout_s=p.queue_timeout_s,
-        timeout_s=p.timeout_s,
+        queue_timeout_s=seconds_of(p.queue_timeout_s),
+        timeout_s=seconds_of(p.timeout_s),
         credit=credit,
         special=False,
     )

@@ -441,3 +441,85 @@ def test_a_socket_path_that_is_something_else_is_left_alone(tmp_path: Path) -> N
 
     assert done.returncode != 0
     assert path.read_text() == "precious"
+
+
+def descriptors_of(daemon: RunningDaemon) -> int:
+    return len(os.listdir(f"/proc/{daemon.pid}/fd"))
+
+
+def test_descriptors_of_refused_calls_are_closed(daemon: RunningDaemon) -> None:
+    with RawClient(daemon.socket) as client, open(os.devnull, "rb") as file:
+        client.call("models")
+        before = descriptors_of(daemon)
+        for _ in range(20):
+            with pytest.raises(InvalidArgument):
+                client.call("set_input", [file.fileno()], context=1, index=0, tensor={"fd": 0})
+            with pytest.raises(InferdError):
+                client.call("load", [file.fileno()], fd=0, encoding="onnx", target=0)
+            with pytest.raises(UnsupportedOperation):
+                client.call("no_such_call", [file.fileno()], fd=0)
+
+        assert descriptors_of(daemon) == before
+
+
+def test_a_refused_calls_descriptor_never_serves_the_next_call(daemon: RunningDaemon) -> None:
+    with RawClient(daemon.socket) as client:
+        context = client.context()
+        secret, public = os.memfd_create("secret"), os.memfd_create("public")
+        os.write(secret, b"secret")
+        os.write(public, b"public")
+        with pytest.raises(UnsupportedOperation):
+            client.call("no_such_call", [secret])
+        client.call("set_input", [public], context=context, index=0, tensor={"fd": 0})
+        client.call("compute", context=context)
+        os.close(secret)
+        os.close(public)
+
+        assert client.output(context) == b"public"
+
+
+def test_messages_that_are_none_are_refused_before_they_reach_the_worker(
+    daemon: RunningDaemon,
+) -> None:
+    with bystander(daemon), RawClient(daemon.socket) as client:
+        graph = client.call("load_by_name", name="slow")["graph"]
+        for messages in ([{}], [], [{"role": "user", "content": 1}]):
+            with pytest.raises(InvalidArgument):
+                client.call("apply_template", graph=graph, messages=messages)
+
+
+@pytest.mark.parametrize("token", [-1, 259, 2**31, 2**63])
+def test_tokens_outside_the_vocabulary_are_refused(daemon: RunningDaemon, token: int) -> None:
+    with RawClient(daemon.socket) as client:
+        graph = client.call("load_by_name", name="echo")["graph"]
+        with pytest.raises(InvalidArgument):
+            client.call("detokenize", graph=graph, tokens=[65, token])
+
+
+@pytest.mark.parametrize("seconds", [-1.0, float("nan"), float("inf")])
+def test_a_timeout_that_is_none_is_refused(daemon: RunningDaemon, seconds: float) -> None:
+    with RawClient(daemon.socket) as client:
+        context = client.context()
+        with pytest.raises(InvalidArgument):
+            client.call("stream", context=context, prompt="x", timeout_s=seconds)
+
+
+def test_giant_names_are_refused_quickly_and_answered_briefly(daemon: RunningDaemon) -> None:
+    giant = "x" * 7_000_000
+    with bystander(daemon), RawClient(daemon.socket) as client:
+        errors = []
+        for call, params in (
+            (giant, {}),
+            ("load_by_name", {"name": giant}),
+            (
+                "load_by_name_with_config",
+                {"name": "echo", "config": f'{{"{giant}":1,"strict":true}}'},
+            ),
+            ("load_by_name_with_config", {"name": "echo", "config": f'{{"temp":"{giant}"}}'}),
+            ("load", {"builders": [b"echo"], "encoding": giant}),
+        ):
+            with pytest.raises(InferdError) as caught:
+                client.call(call, **params)
+            errors.append(caught.value)
+
+    assert max(len(e.message) + len(e.hint) for e in errors) < 2000

@@ -344,3 +344,14 @@ async def test_an_unloaded_session_can_be_read_and_nothing_else() -> None:
         await session.set_input(b"more")
     with pytest.raises(InvalidArgument):
         await session.start(TurnOptions())
+
+
+async def test_a_chat_after_raw_text_begins_anew() -> None:
+    desk = Desk()
+    session = opened(desk)
+    await session.add_messages([{"role": "user", "content": "first"}])
+    await session.set_input(b"raw")
+
+    await session.add_messages([{"role": "user", "content": "second"}])
+
+    assert session.messages == [{"role": "user", "content": "second"}]
