@@ -31,7 +31,7 @@ INTRODUCTION = f"""\
 
 Written by `make bench`; the figures are those of the machine below and no other.
 
-Each stream sends a prompt of 40 to 60 tokens, new in each round, and reads {N_PREDICT} tokens,
+Each stream sends a prompt of 40 to 60 tokens, new in each run, and reads {N_PREDICT} tokens,
 greedily, past the end of generation. All streams of a run ask at once. Tokens per second count the
 generated tokens over the whole run, prompts included; the first token's time is the median over
 the streams, gaps are those between one piece of a stream and the next.
@@ -46,7 +46,7 @@ the streams, gaps are those between one piece of a stream and the next.
 
 The sides take turns within each round. A run beside which other programs kept more than
 {FOREIGN_CORES_MAX:g} cores busy is made again, up to {ATTEMPTS_MAX} times in all, and the calmest
-counts.
+counts. A run in which a server had part of a prompt in a cache is refused.
 """
 
 
@@ -96,6 +96,10 @@ def raw_table(runs: list[Run]) -> str:
 
 def page(facts: dict[str, Any], runs: list[Run]) -> str:
     """Return the whole page."""
+    facts = {
+        **facts,
+        "cores busy with others, worst run": f"{max(r.foreign_cores for r in runs):.2f}",
+    }
     facts_table = rows(["fact", "value"], [[name, str(value)] for name, value in facts.items()])
     parts = [INTRODUCTION, "## Medians\n", median_table(runs), "## Ratios\n", ratio_table(runs)]
     parts += ["## Machine and resting costs\n", facts_table]
