@@ -17,6 +17,7 @@ import structlog
 from ..backends import ModelSpec
 from ..backends.errors import Busy, InferdError, ModelNotFound, ShuttingDown
 from ..backends.params import nearest
+from ..ipc.messages import CREDIT_MAX
 from .config import Config
 from .config_models import MODEL_NAME, ModelConfig
 from .workers import Worker
@@ -284,6 +285,7 @@ class Registry:
         return {
             "reader_wait_s": self.config.reader_wait_ms / 1000,
             "reader_timeout_s": self.config.reader_timeout_s,
+            "credit_max": CREDIT_MAX,
         }
 
     def lease_ended(self, model: Model) -> None:

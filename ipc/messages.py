@@ -20,8 +20,6 @@ from typing import Any
 
 import msgspec
 
-from ..scheduler.messages import CREDIT_MAX
-
 __all__ = (
     "CALLS",
     "CREDIT_MAX",
@@ -39,6 +37,7 @@ PROTOCOL_VERSION = (1, 0)
 """Major, minor. Another major version is refused with a readable error."""
 
 CREDIT_DEFAULT = 64
+CREDIT_MAX = 1024
 REQUESTS_MAX = 256
 TENSOR_BYTES_MAX = 64 << 20
 """Bytes of a prompt or tensor that is passed in a descriptor."""

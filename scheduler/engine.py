@@ -163,7 +163,7 @@ class Engine:
     def _credit(self, task_id: int, events: int) -> None:
         task = self._tasks.get(task_id)
         if task is not None and task.credit >= 0:
-            task.credit = min(task.credit + events, m.CREDIT_MAX)
+            task.credit = min(task.credit + events, self.limits.credit_max)
             task.unread_since = None
 
     def _pull(self, task_id: int) -> None:

@@ -14,7 +14,6 @@ import msgspec
 from ..backends import ModelInfo, ModelSpec, SamplingParams
 
 __all__ = (
-    "CREDIT_MAX",
     "Adjust",
     "Answer",
     "Cancel",
@@ -43,10 +42,6 @@ __all__ = (
     "pack_tokens",
     "unpack_tokens",
 )
-
-
-CREDIT_MAX = 1024
-"""Events that a reader may have open at once."""
 
 
 def pack_tokens(tokens: Sequence[int]) -> bytes:

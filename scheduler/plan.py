@@ -31,6 +31,7 @@ class Limits:
     reader_wait_s: float = 0.2
     reader_timeout_s: float = 300.0
     pull_linger_s: float = 0.002
+    credit_max: int = 1024
     park_bytes_max: int = 2 << 30
     prefill_rows_beside_decode: int = 128
     """Prompt rows in a step that decodes too: a long prompt must not stall the streams."""

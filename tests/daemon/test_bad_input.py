@@ -483,7 +483,8 @@ def test_messages_that_are_none_are_refused_before_they_reach_the_worker(
 ) -> None:
     with bystander(daemon), RawClient(daemon.socket) as client:
         graph = client.call("load_by_name", name="slow")["graph"]
-        for messages in ([{}], [], [{"role": "user", "content": 1}]):
+        bad: list[list[dict[str, object]]] = [[{}], [], [{"role": "user", "content": 1}]]
+        for messages in bad:
             with pytest.raises(InvalidArgument):
                 client.call("apply_template", graph=graph, messages=messages)
 
