@@ -164,11 +164,14 @@ class LlamaContext:
             raise BackendError(f"a token outside 0 … {self._vocab_size - 1} for slot {slot}")
 
     def row(self, index: int) -> NDArray[np.float32]:
-        """Return a copy of the logits of a batch's row."""
+        """Return the logits after row *index* of the last batch: a view, gone with the next one.
+
+        :raises BackendError: that row has none.
+        """
         pointer = lib.llama_get_logits_ith(self.pointer, index)
         if not pointer:
             raise BackendError(f"row {index} of the last batch has no logits")
-        return np.ctypeslib.as_array(pointer, (self._vocab_size,)).copy()
+        return np.ctypeslib.as_array(pointer, (self._vocab_size,))
 
     def clear(self, slot: int) -> None:
         """Empty one slot. One by one: clearing all at once breaks recurrent memory."""

@@ -76,8 +76,11 @@ class LlamaModel:
     def sample(self, slot: int, sampler: Sampler, index: int) -> int:
         """Draw token number *index* of a turn from the slot's row of logits, and use the row up."""
         assert isinstance(sampler, LlamaSampler)
-        chain = sampler.chain(index)
         row = self._live.pop(slot, None)
+        if sampler.greedy:
+            logits = self._take(slot) if row is None else self._context.row(row)
+            return sampler.likeliest(logits)
+        chain = sampler.chain(index)
         if row is not None:
             return int(lib.llama_sampler_sample(chain, self._context.pointer, row))
         if self._candidates is None:
@@ -94,7 +97,7 @@ class LlamaModel:
         """Return a copy of the slot's row of logits, which stays where it is."""
         row = self._live.get(slot)
         if row is not None:
-            return self._context.row(row)
+            return self._context.row(row).copy()
         if slot not in self._held:
             raise BackendError(f"slot {slot} has no row of logits")
         return self._held[slot].copy()
