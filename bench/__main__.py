@@ -84,9 +84,10 @@ async def bench(arguments: argparse.Namespace, console: Console) -> None:
         await decode.warm_up(sides, arguments.streams)
         runs = await decode.compare(sides, arguments.streams, arguments.rounds, console)
     console.print(decode.table(runs))
-    console.print(f"raw figures: {decode.save(runs, facts).relative_to(ROOT)}")
+    saved = decode.save(runs, facts)
+    console.print(f"raw figures: {saved.relative_to(ROOT)}")
     if arguments.report:
-        report.main()
+        report.write(saved)
 
 
 @contextmanager

@@ -118,13 +118,13 @@ def newest() -> Path:
     return files[-1]
 
 
-def main() -> None:
-    """Write docs/benchmarks.md."""
-    facts, runs = load(Path(sys.argv[1]) if len(sys.argv) > 1 else newest())
+def write(path: Path) -> None:
+    """Write docs/benchmarks.md from the run at *path*."""
+    facts, runs = load(path)
     TARGET.parent.mkdir(exist_ok=True)
     TARGET.write_text(page(facts, runs))
     print(f"wrote {TARGET.relative_to(ROOT)}")
 
 
 if __name__ == "__main__":
-    main()
+    write(Path(sys.argv[1]) if len(sys.argv) > 1 else newest())
