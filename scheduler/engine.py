@@ -99,7 +99,7 @@ class Engine:
         """
         since = now - self.limits.pull_linger_s
         tasks = self.slots.tasks
-        late = any(t.row and t.unread_since is not None and t.unread_since > since for t in tasks)
+        late = any(t.row and not t.wants_token and t.row_at > since for t in tasks)
         return late and any(t.has_work for t in tasks)
 
     # Commands.
@@ -279,7 +279,10 @@ class Engine:
         for row in rows:
             self._count(row)
         self._now = self._seconds()
-        self._sample([r.task for r in rows if r.task.row])
+        drawn = [r.task for r in rows if r.task.row]
+        for task in drawn:
+            task.row_at = self._now
+        self._sample(drawn)
 
     def _chunk(self, row: Rows) -> Chunk:
         task, start = row.task, row.task.computed

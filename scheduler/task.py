@@ -67,6 +67,8 @@ class Task:
     cached: int = 0
     parks: int = 0
     unread_since: float | None = None
+    row_at: float = 0.0
+    """When the row of logits came."""
     admitted_at: float | None = None
     prompt_done_at: float | None = None
     first_token_at: float | None = None

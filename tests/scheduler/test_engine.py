@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
+from inferd.backends import Chunk
 from inferd.backends.echo import EchoOptions
 from inferd.scheduler import Limits
 from inferd.scheduler import messages as m
@@ -209,6 +212,26 @@ def test_a_step_waits_a_moment_for_the_readers_of_the_last_one() -> None:
     assert bench.engine.steps == steps
     bench.now += bench.engine.limits.pull_linger_s
     bench.turn()
+    assert bench.engine.steps == steps + 1
+
+
+def test_a_step_waits_for_a_reader_that_is_late_after_a_long_step() -> None:
+    bench = Bench()
+    step = bench.model.step
+
+    def long_step(chunks: Sequence[Chunk]) -> None:
+        step(chunks)
+        bench.now += 1.0
+
+    bench.model.step = long_step  # type: ignore[method-assign]
+    bench.turn(bench.submit(1, "abcdef", pull=True), bench.submit(2, "stream"))
+    bench.turn()
+    steps = bench.engine.steps
+
+    assert bench.engine.patience() == bench.engine.limits.pull_linger_s
+    bench.turn()
+    assert bench.engine.steps == steps, "the step went without its reader"
+    bench.turn(m.Pull(1))
     assert bench.engine.steps == steps + 1
 
 
