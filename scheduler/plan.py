@@ -187,12 +187,3 @@ def plan_rows(
         counts[id(task)] = count = min(task.pending, left)
         left -= count
     return [Rows(t, counts[id(t)]) for t in tasks if id(t) in counts]
-
-
-def queue_position(
-    task: Task, queue: Sequence[Task], owners: OwnerClock, clock: int, limits: Limits
-) -> int:
-    """Return how many queued tasks come before *task*."""
-    order = _Order(clock, owners, limits)
-    key = order.key(task)
-    return sum(order.key(other) < key for other in queue if other is not task)
