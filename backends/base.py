@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import msgspec
 
 from .params import SamplingParams
 
-__all__ = ("Chunk", "LoadProgress", "Message", "Model", "ModelInfo", "ModelSpec", "Sampler")
+__all__ = ("Chunk", "LoadProgress", "Memory", "Message", "Model", "ModelInfo", "ModelSpec", "Sampler")
 
 LoadProgress = Callable[[float], bool]
 """Called with 0.0 … 1.0 while a model loads; answers False to give up the load."""
@@ -43,6 +43,13 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     options: dict[str, Any] = {}
 
 
+Memory = Literal["plain", "window", "recurrent"]
+"""What a model remembers. *plain*: of a saved state, any first part can be used. *window* (sliding
+attention): only the last tokens are there, so a part only where none that it looks back on is
+missing. *recurrent* (and hybrids): the state after the last token alone, nothing in part.
+"""
+
+
 class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     """What a loaded model is: facts for the scheduler, the sessions and the answers' metadata."""
 
@@ -58,6 +65,9 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     parameters: int
     token_bytes_max: int
     has_chat_template: bool
+    memory: Memory = "plain"
+    can_shift: bool = False
+    """Tell whether `Model.shift` works."""
     n_gpu_layers: int = 0
     llama_build_number: int = 0
     llama_commit: str = ""
@@ -122,6 +132,7 @@ class Model(Protocol):
     def step(self, chunks: Sequence[Chunk]) -> None:
         """Decode one batch: chunks in ascending slots, in all at most `batch_size` rows.
 
+        :raises KvFull: no cells are left for the batch; nothing of it was computed.
         :raises BackendError: nothing of the batch counts; the slots in it are to be cleared.
         """
 
@@ -141,6 +152,31 @@ class Model(Protocol):
         """Forget all but the first *keep* tokens of a slot.
 
         Returns how many are really there now: *keep*, or 0 where the memory cannot keep a part.
+        """
+
+    def length(self, slot: int) -> int:
+        """Return how many tokens a slot holds."""
+
+    def trim_min(self, slot: int) -> int:
+        """Return the least number of tokens, other than none, that `trim` can leave in a slot.
+
+        0 or 1 where any part can be kept; all that it holds where nothing can be taken away.
+        """
+
+    def shift(self, slot: int, keep: int, discard: int) -> None:
+        """Drop *discard* tokens after the first *keep*; what follows moves down (approximate).
+
+        The slot's row of logits is lost. It must be decoded into before it is saved.
+
+        :raises UnsupportedOperation: the model's memory cannot; see `ModelInfo.can_shift`.
+        """
+
+    def reuse(self, slot: int, moves: Sequence[tuple[int, int, int]]) -> None:
+        """Move runs of tokens down and drop the rest: (from, to, count), ascending, no overlap.
+
+        Runs that stay where they are have equal *from* and *to*. As approximate as `shift`.
+
+        :raises UnsupportedOperation: as for `shift`.
         """
 
     def swap(self, a: int, b: int) -> None:

@@ -11,6 +11,7 @@
     │   ├── SessionBusy 202           this session has a turn under way
     │   └── ShuttingDown 208          the daemon finishes what runs and takes nothing new
     ├── BackendError 5                "RuntimeError" on the wire, WasmEdge's name
+    │   ├── KvFull 212                no KV cells are left for this turn
     │   ├── WorkerCrashed 205         the process that ran the model is gone
     │   └── LoadFailed 206            the model could not be loaded
     ├── UnsupportedOperation 6
@@ -48,6 +49,7 @@ __all__ = (
     "InferdError",
     "InvalidArgument",
     "InvalidEncoding",
+    "KvFull",
     "LoadFailed",
     "ModelNotFound",
     "NotFound",
@@ -168,6 +170,15 @@ class BackendError(InferdError):
 
     name = "RuntimeError"
     number = wasi_number = 5
+
+
+class KvFull(BackendError):
+    """No cells of the KV cache are left for this turn, and no other turn holds any."""
+
+    name = "KvFull"
+    number = 212
+    wasi_number = 3
+    hint_default = "use a shorter prompt, or let the model be loaded with a larger ctx-size"
 
 
 class WorkerCrashed(BackendError):

@@ -115,6 +115,10 @@ PARAMETERS: tuple[Parameter, ...] = (
     _row("presence-penalty", float, "request", 0.0, "penalty of tokens seen at all", low=-100, high=100),
     _row("frequency-penalty", float, "request", 0.0, "penalty of tokens by their count", low=-100, high=100),
     _row("last-n-penalty", int, "request", 64, "tokens that the penalties look back on", "repeat-last-n", "penalty-last-n", low=0, high=1 << 24),
+    _row("ctx-shift", bool, "request", False, "a full context drops old tokens and goes on (approximate)", "context-shift"),
+    _row("n-keep", int, "request", 0, "tokens at the start that ctx-shift keeps; -1: the whole prompt", "keep", low=-1, high=1 << 24),
+    _row("n-discard", int, "request", 0, "tokens that ctx-shift drops at once; 0: half of what it may", low=0, high=1 << 24),
+    _row("cache-reuse", int, "request", 0, "shortest run of equal tokens that is reused by shifting (approximate); 0: off", "n-cache-reuse", low=0, high=1 << 24),
     _row("ignore-eos", bool, "request", False, "go on after the end of generation"),
 )  # fmt: skip
 

@@ -23,15 +23,22 @@ __all__ = (
     "Detokenize",
     "Failed",
     "Finished",
+    "Forget",
+    "Keep",
     "Load",
     "LoadFailed",
     "Loaded",
+    "Lookup",
     "Moved",
+    "Position",
     "Progress",
     "Pull",
+    "Queue",
+    "QueueEntry",
     "Quit",
     "Refused",
     "Report",
+    "Shifted",
     "Stats",
     "Submit",
     "TaskSpec",
@@ -80,6 +87,19 @@ class TaskSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Show special tokens' names in the text, as WasmEdge does."""
     queue_timeout_s: float = 0.0
     total_timeout_s: float = 0.0
+    session: str = ""
+    """The session's name among its owner's: states that serve it alone are found by it, and
+    `Forget` forgets by it."""
+    persist: bool = False
+    """Its KV state may be written to disk."""
+    adapters: tuple[str, ...] = ()
+    """Tasks with different adapters share neither a batch nor KV state."""
+    ctx_shift: bool = False
+    n_keep: int = 0
+    n_discard: int = 0
+    cache_reuse: int = 0
+    watch: bool = False
+    """Tell the place in the queue when it changes (`Position`)."""
 
 
 class _Message(msgspec.Struct, array_like=True, tag=True):
@@ -161,6 +181,42 @@ class ChatPrompt(_Message):
     said: str
 
 
+class Lookup(_Message):
+    """Answered with how many of packed *tokens* need not be computed again, as of now."""
+
+    id: int
+    owner: int
+    session: str
+    adapters: tuple[str, ...]
+    tokens: bytes
+
+
+class Keep(_Message):
+    """Write to disk what is known of packed *tokens*: the session goes to sleep. Answered with
+    how many of the tokens are kept.
+    """
+
+    id: int
+    owner: int
+    session: str
+    adapters: tuple[str, ...]
+    tokens: bytes
+
+
+class Forget(_Message):
+    """Forget the KV states of a session, in memory and on disk. Answered when it is done."""
+
+    id: int
+    owner: int
+    session: str
+
+
+class Queue(_Message):
+    """Answered with a list of `QueueEntry`, as builtins: who runs and who waits, in order."""
+
+    id: int
+
+
 class Threads(_Message):
     """Use this many threads from the next step on."""
 
@@ -187,6 +243,10 @@ Command = (
     | Tokenize
     | Detokenize
     | ChatPrompt
+    | Lookup
+    | Keep
+    | Forget
+    | Queue
     | Threads
     | Stats
     | Quit
@@ -208,6 +268,25 @@ class TurnStats(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     prompt_ms: float = 0.0
     predicted_ms: float = 0.0
     parks: int = 0
+    shifts: int = 0
+    """Context shifts in this turn."""
+    shifted: bool = False
+    """The KV state was approximate, by a shift in this turn or an earlier one."""
+
+
+class QueueEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """One task as `Queue` tells it. `position` is 0 in a slot, 1 for the next to get one."""
+
+    task_id: int
+    state: str
+    position: int
+    effective_priority: int
+    prompt_tokens: int
+    computed_tokens: int
+    output_tokens: int
+    waited_s: float
+    starts_in_s: float
+    """When it is expected to get a slot: seconds from now."""
 
 
 class Progress(_Message):
@@ -243,6 +322,25 @@ class Moved(_Message):
     state: str
 
 
+class Position(_Message):
+    """A watched task's place in the queue: 1 is the next to get a slot, of *waiting* in all;
+    *starts_in_s* is when it is expected to.
+    """
+
+    task_id: int
+    position: int
+    waiting: int
+    starts_in_s: float
+
+
+class Shifted(_Message):
+    """A full context dropped *discard* tokens after the first *keep*: so does the history."""
+
+    task_id: int
+    keep: int
+    discard: int
+
+
 class Finished(_Message):
     """A task has ended; *text* is what was withheld until now, *end* the name of the token that
     ended it (WasmEdge shows it at the end of the output).
@@ -275,4 +373,16 @@ class Refused(_Message):
     error: dict[str, Any]
 
 
-Report = Progress | Loaded | LoadFailed | Tokens | Moved | Finished | Failed | Answer | Refused
+Report = (
+    Progress
+    | Loaded
+    | LoadFailed
+    | Tokens
+    | Moved
+    | Position
+    | Shifted
+    | Finished
+    | Failed
+    | Answer
+    | Refused
+)
