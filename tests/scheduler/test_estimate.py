@@ -1,0 +1,60 @@
+"""When waiting tasks get a slot: simulated from what is left of each and from measured rates."""
+
+from __future__ import annotations
+
+import pytest
+
+from inferd.scheduler.estimate import Pace, Rates, Work, expected_starts
+
+RATES = Rates(prompt_s=0.01, output_s=0.1)
+
+
+def test_a_free_slot_is_taken_at_once() -> None:
+    assert expected_starts([Work(0, 50)], [Work(10, 10)], 2, RATES) == [0.0]
+
+
+def test_who_waits_takes_the_slot_that_is_free_first() -> None:
+    running = [Work(0, 50), Work(100, 10)]  # 5 s and 2 s
+
+    starts = expected_starts(running, [Work(100, 10), Work(0, 1), Work(0, 1)], 2, RATES)
+
+    assert starts == pytest.approx([2.0, 4.0, 4.1])
+
+
+def test_running_tasks_past_the_slots_wait_before_the_others() -> None:
+    assert expected_starts([Work(0, 10), Work(0, 10)], [Work(0, 1)], 1, RATES) == [2.0]
+
+
+def test_nobody_waits_nothing_is_told() -> None:
+    assert expected_starts([], [], 4, RATES) == []
+
+
+def test_the_pace_is_what_tokens_took_and_answers_measured() -> None:
+    pace = Pace()
+
+    pace.learn(prompt_tokens=200, prompt_s=1.0, output_tokens=40, output_s=2.0)
+
+    assert pace.rates == Rates(0.005, 0.05)
+    assert pace.output_tokens == 40
+
+
+def test_a_turn_without_output_says_nothing_about_what_output_takes() -> None:
+    pace = Pace()
+    pace.learn(prompt_tokens=10, prompt_s=0.1, output_tokens=20, output_s=2.0)
+
+    for _ in range(20_000):
+        pace.learn(prompt_tokens=10, prompt_s=0.1, output_tokens=0, output_s=0.0)
+
+    assert pace.rates.output_s == pytest.approx(0.1)
+    assert pace.output_tokens == pytest.approx(0, abs=1e-9)
+
+
+def test_a_limit_bounds_what_is_expected_and_a_long_answer_goes_on() -> None:
+    pace = Pace()
+    pace.learn(prompt_tokens=1, prompt_s=0.1, output_tokens=40, output_s=1.0)
+
+    assert pace.work(100) == Work(100, 40)
+    assert pace.work(0, done=30, limit=32) == Work(0, 2)
+    assert pace.work(0, done=30) == Work(0, 10)
+    assert pace.work(0, done=90) == Work(0, 10)
+    assert pace.work(0, done=90, limit=90) == Work(0, 0)
