@@ -12,9 +12,22 @@ from typing import Any, Literal, Protocol
 
 import msgspec
 
+from .errors import BackendError
 from .params import SamplingParams
 
-__all__ = ("Chunk", "LoadProgress", "Memory", "Message", "Model", "ModelInfo", "ModelSpec", "Sampler")
+__all__ = (
+    "Chunk",
+    "LoadProgress",
+    "Memory",
+    "Message",
+    "Model",
+    "ModelInfo",
+    "ModelSpec",
+    "Move",
+    "Sampler",
+    "length_moved",
+    "shift_moves",
+)
 
 LoadProgress = Callable[[float], bool]
 """Called with 0.0 … 1.0 while a model loads; answers False to give up the load."""
@@ -87,6 +100,35 @@ class Chunk:
     logits: bool
 
 
+Move = tuple[int, int, int]
+"""A run of a slot's tokens that moves down: from, to, count."""
+
+
+def shift_moves(length: int, keep: int, discard: int) -> list[Move]:
+    """Return what `Model.shift` moves in a slot of *length* tokens.
+
+    :raises BackendError: the numbers leave nothing to move.
+    """
+    rest = length - keep - discard
+    if keep < 0 or discard < 1 or rest < 1:
+        raise BackendError(f"no shift by {discard} after {keep} of {length} tokens")
+    tail = (keep + discard, keep, rest)
+    return [(0, 0, keep), tail] if keep else [tail]
+
+
+def length_moved(length: int, moves: Sequence[Move]) -> int:
+    """Return how many tokens of *length* are left by *moves*.
+
+    :raises BackendError: a run is empty, not there, behind an earlier one, or leaves a gap.
+    """
+    end = total = 0
+    for begin, to, count in moves:
+        if count < 1 or begin < end or begin + count > length or to != total:
+            raise BackendError(f"no move of {count} tokens from {begin} to {to}, of {length}")
+        end, total = begin + count, total + count
+    return total
+
+
 class Sampler(Protocol):
     """Picks tokens of one turn. Token *t* is drawn by a generator seeded from (seed, t)."""
 
@@ -132,7 +174,8 @@ class Model(Protocol):
     def step(self, chunks: Sequence[Chunk]) -> None:
         """Decode one batch: chunks in ascending slots, in all at most `batch_size` rows.
 
-        :raises KvFull: no cells are left for the batch; nothing of it was computed.
+        :raises KvFull: no cells are left for the batch; nothing of it was computed, its slots
+            hold what they held, and rows of logits that were not held are gone.
         :raises BackendError: nothing of the batch counts; the slots in it are to be cleared.
         """
 
@@ -166,27 +209,42 @@ class Model(Protocol):
     def shift(self, slot: int, keep: int, discard: int) -> None:
         """Drop *discard* tokens after the first *keep*; what follows moves down (approximate).
 
-        The slot's row of logits is lost. It must be decoded into before it is saved.
+        The slot's row of logits is lost. It must be decoded into before it is saved or swapped.
 
         :raises UnsupportedOperation: the model's memory cannot; see `ModelInfo.can_shift`.
+        :raises BackendError: nothing would be left to move, and nothing has changed; or cells
+            are missing that the moved tokens look back on, and the slot is then empty.
         """
 
-    def reuse(self, slot: int, moves: Sequence[tuple[int, int, int]]) -> None:
-        """Move runs of tokens down and drop the rest: (from, to, count), ascending, no overlap.
+    def reuse(self, slot: int, moves: Sequence[Move]) -> None:
+        """Move runs of tokens down and drop all others: (from, to, count), ascending, no overlap.
 
-        Runs that stay where they are have equal *from* and *to*. As approximate as `shift`.
-
-        :raises UnsupportedOperation: as for `shift`.
+        The first run goes to 0, each other one to the end of the run before it; one that stays
+        where it is has equal *from* and *to*. As approximate as `shift`, and errors as there.
         """
 
     def swap(self, a: int, b: int) -> None:
-        """Exchange the contents of two slots, rows of logits included."""
+        """Exchange the contents of two slots, rows of logits included.
+
+        :raises BackendError: one was shifted and not decoded into since; nothing has changed.
+        """
 
     def save(self, slot: int) -> bytes:
-        """Return the state of a slot, for `restore` into any slot of an equal model."""
+        """Return the state of a slot, for `restore` into any slot of an equal model.
+
+        :raises BackendError: the slot was shifted and not decoded into since.
+        """
 
     def restore(self, slot: int, state: bytes) -> bool:
         """Put a saved state into a slot; False if it does not fit, the slot is then empty."""
+
+    def set_adapters(self, names: tuple[str, ...]) -> None:
+        """Name the adapters that the next steps use; a state computed with others is another.
+
+        A slot's tokens are all decoded with the same ones.
+
+        :raises InvalidArgument: the model has no adapter of a name; nothing has changed.
+        """
 
     def set_threads(self, threads: int) -> None:
         """Use this many threads from the next step on."""

@@ -7,7 +7,10 @@ state that was lost, mixed up or cut shows in the text.
 
 Options (`ModelSpec.options`) slow it down or break it on purpose: `step_ms`, `load_ms`,
 `crash_at_step` (the process dies), `fail_at_step` (the step fails), `abort_on` (the process dies
-in the step that decodes this text).
+in the step that decodes this text). Others give it another memory: `memory` with `window` (tokens
+that the next one looks back on), and `kv_cells`, which all slots share.
+
+It knows one adapter, `upper`: small letters are drawn as capitals.
 """
 
 from __future__ import annotations
@@ -15,14 +18,29 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Annotated
 
 import msgspec
 
-from .base import Chunk, LoadProgress, Message, ModelInfo, ModelSpec, Sampler
-from .errors import BackendError, Cancelled
+from .base import (
+    Chunk,
+    LoadProgress,
+    Memory,
+    Message,
+    ModelInfo,
+    ModelSpec,
+    Move,
+    Sampler,
+    length_moved,
+    shift_moves,
+)
+from .errors import BackendError, Cancelled, InvalidArgument, KvFull, UnsupportedOperation
 from .params import SamplingParams
 
-__all__ = ("EOG", "PROMPT_BEGIN", "PROMPT_END", "EchoModel", "EchoOptions", "load_echo")
+__all__ = ("EOG", "PROMPT_BEGIN", "PROMPT_END", "UPPER", "EchoModel", "EchoOptions", "load_echo")
+
+UPPER = "upper"
 
 EOG, PROMPT_END, PROMPT_BEGIN = 256, 257, 258
 VOCAB_SIZE = 259
@@ -38,6 +56,25 @@ class EchoOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     crash_at_step: int = -1
     fail_at_step: int = -1
     abort_on: str = ""
+    memory: Memory = "plain"
+    window: Annotated[int, msgspec.Meta(ge=1)] = 8
+    kv_cells: int = -1
+
+
+@dataclass(slots=True)
+class EchoSlot:
+    """One sequence: its tokens, and the first of them whose cell a window still has."""
+
+    tokens: list[int] = field(default_factory=list)
+    begin: int = 0
+    adapters: tuple[str, ...] = ()
+    shifted: bool = False
+
+
+class _State(msgspec.Struct, array_like=True):
+    tokens: list[int]
+    begin: int
+    adapters: tuple[str, ...]
 
 
 class EchoSampler:
@@ -54,7 +91,8 @@ class EchoModel:
         self.options = options or msgspec.convert(spec.options, EchoOptions)
         self.steps = 0
         self.threads = 0
-        self.slots: list[list[int]] = [[] for _ in range(spec.slots)]
+        self.adapters: tuple[str, ...] = ()
+        self.slots = [EchoSlot() for _ in range(spec.slots)]
         self._rows: set[int] = set()
         self._info = ModelInfo(
             description="echo: what goes in comes out",
@@ -69,6 +107,8 @@ class EchoModel:
             parameters=0,
             token_bytes_max=1,
             has_chat_template=True,
+            memory=self.options.memory,
+            can_shift=self.options.memory == "plain",
         )
 
     @property
@@ -103,6 +143,7 @@ class EchoModel:
     def step(self, chunks: Sequence[Chunk]) -> None:
         """Append the chunks to their slots, after the pauses and faults of the options."""
         self._check(chunks)
+        self._check_cells(sum(len(c.tokens) for c in chunks))
         self.steps += 1
         if self.options.step_ms:
             time.sleep(self.options.step_ms / 1000)
@@ -119,22 +160,42 @@ class EchoModel:
         assert slots == sorted(set(slots)), f"chunks not in ascending slots: {slots}"
         assert 0 < sum(len(c.tokens) for c in chunks) <= self._info.batch_size
         for chunk in chunks:
-            assert chunk.position == len(self.slots[chunk.slot]), "a gap in the positions"
+            slot = self.slots[chunk.slot]
+            assert chunk.position == len(slot.tokens), "a gap in the positions"
             assert chunk.position + len(chunk.tokens) <= self._info.ctx_size
+            assert self._serves(slot, chunk.position), "cells of the window are missing"
+            assert slot.adapters == self.adapters or not slot.tokens, "mixed adapters in one slot"
+
+    def _check_cells(self, rows: int) -> None:
+        used, cells = sum(len(s.tokens) for s in self.slots), self.options.kv_cells
+        if 0 <= cells < used + rows:
+            raise KvFull(f"{used} of {cells} KV cells are used: {rows} more do not fit")
 
     def _decode(self, chunk: Chunk) -> None:
-        tokens = self.slots[chunk.slot]
-        tokens.extend(chunk.tokens)
-        if self.options.abort_on and self.options.abort_on.encode() in _text(tokens):
+        slot = self.slots[chunk.slot]
+        slot.tokens.extend(chunk.tokens)
+        slot.adapters, slot.shifted = self.adapters, False
+        if self.options.memory == "window":
+            reach = self.options.window + self._info.batch_size
+            slot.begin = max(slot.begin, len(slot.tokens) - reach)
+        if self.options.abort_on and self.options.abort_on.encode() in _text(slot.tokens):
             os.abort()
         if chunk.logits:
             self._rows.add(chunk.slot)
+
+    def _serves(self, slot: EchoSlot, keep: int) -> bool:
+        """Tell whether the first *keep* tokens can be gone on from, as llama.cpp's memory can."""
+        if self.options.memory == "recurrent":
+            return keep == len(slot.tokens)
+        return slot.begin <= max(0, keep - self.options.window)
 
     def sample(self, slot: int, sampler: Sampler, index: int) -> int:
         """Return the next byte of the slot's last prompt, then the end mark."""
         assert slot in self._rows, f"slot {slot} has no row of logits"
         self._rows.discard(slot)
-        return next_token(self.slots[slot])
+        held = self.slots[slot]
+        token = next_token(held.tokens)
+        return ord(chr(token).upper()) if UPPER in held.adapters and token < 128 else token
 
     def hold(self, slot: int) -> None:
         """Keep the row; the echo model never loses one."""
@@ -150,26 +211,82 @@ class EchoModel:
         self._rows.add(slot)
 
     def trim(self, slot: int, keep: int) -> int:
-        """Forget all but the first *keep* tokens."""
-        del self.slots[slot][keep:]
+        """Forget all but the first *keep* tokens; all, where the memory cannot keep a part."""
         self._rows.discard(slot)
-        return len(self.slots[slot])
+        held = self.slots[slot]
+        keep = min(keep, len(held.tokens))
+        if keep <= 0 or not self._serves(held, keep):
+            self.slots[slot] = EchoSlot()
+            return 0
+        del held.tokens[keep:]
+        return keep
+
+    def length(self, slot: int) -> int:
+        """Return how many tokens a slot holds."""
+        return len(self.slots[slot].tokens)
+
+    def trim_min(self, slot: int) -> int:
+        """Return the least that `trim` can leave; see `Model.trim_min`."""
+        held = self.slots[slot]
+        if self.options.memory == "recurrent":
+            return len(held.tokens)
+        return min(len(held.tokens), held.begin + self.options.window if held.begin else 1)
+
+    def shift(self, slot: int, keep: int, discard: int) -> None:
+        """Drop *discard* tokens after the first *keep*; see `Model.shift`."""
+        self.reuse(slot, shift_moves(self.length(slot), keep, discard))
+
+    def reuse(self, slot: int, moves: Sequence[Move]) -> None:
+        """Keep the runs of tokens that *moves* names; see `Model.reuse`."""
+        if not self._info.can_shift:
+            raise UnsupportedOperation(f"a {self._info.memory} memory cannot be shifted")
+        held = self.slots[slot]
+        if not length_moved(len(held.tokens), moves):
+            self.trim(slot, 0)
+            return
+        held.tokens = [t for begin, _, count in moves for t in held.tokens[begin : begin + count]]
+        held.shifted |= any(begin != to for begin, to, _ in moves)
+        self._rows.discard(slot)
 
     def swap(self, a: int, b: int) -> None:
         """Exchange two slots."""
+        self._check_saved(a, b)
         self.slots[a], self.slots[b] = self.slots[b], self.slots[a]
         exchange = {a: b, b: a}
         self._rows = {exchange.get(slot, slot) for slot in self._rows}
 
     def save(self, slot: int) -> bytes:
-        """Return the slot's tokens."""
-        return msgspec.msgpack.encode(self.slots[slot])
+        """Return the slot's tokens; of a window, those cells that the next token looks back on."""
+        self._check_saved(slot)
+        held, begin = self.slots[slot], 0
+        if self.options.memory == "window":
+            begin = max(held.begin, len(held.tokens) - self.options.window)
+        return msgspec.msgpack.encode(_State(held.tokens, begin, held.adapters))
+
+    def _check_saved(self, *slots: int) -> None:
+        for slot in slots:
+            if self.slots[slot].shifted:
+                raise BackendError(f"slot {slot} was shifted and not decoded into since")
 
     def restore(self, slot: int, state: bytes) -> bool:
-        """Put saved tokens into a slot."""
-        self.slots[slot] = msgspec.msgpack.decode(state, type=list[int])
-        self._rows.discard(slot)
+        """Put saved tokens into a slot; False if it is none, or there are no cells for it."""
+        self.trim(slot, 0)
+        try:
+            saved = msgspec.msgpack.decode(state, type=_State)
+            self._check_cells(len(saved.tokens))
+        except (msgspec.DecodeError, KvFull):
+            return False
+        if len(saved.tokens) > self._info.ctx_size:
+            return False
+        self.slots[slot] = EchoSlot(saved.tokens, saved.begin, saved.adapters)
         return True
+
+    def set_adapters(self, names: tuple[str, ...]) -> None:
+        """Use these adapters from the next step on; there is but `upper`."""
+        for name in names:
+            if name != UPPER:
+                raise InvalidArgument(f"no adapter {name!r}", hint=f"the echo model has {UPPER!r}")
+        self.adapters = names
 
     def set_threads(self, threads: int) -> None:
         """Remember the number, for tests."""

@@ -9,22 +9,23 @@ from __future__ import annotations
 
 import ctypes
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from llama_cpp import llama_cpp as lib
 from numpy.typing import NDArray
 
-from ..base import Chunk
-from ..errors import BackendError
+from ..base import Chunk, Memory, Move, length_moved
+from ..errors import BackendError, KvFull, UnsupportedOperation
 
 __all__ = ("LlamaContext",)
 
 _STATE = struct.Struct("<4s16sii")
 _STATE_MAGIC = b"ifkv"
+_NO_CELLS = 1
 _DECODE_ERRORS = {
-    1: "no KV cells are left for the batch",
+    _NO_CELLS: "no KV cells are left for the batch",
     2: "the step was aborted",
     -1: "llama.cpp refuses the batch",
 }
@@ -103,7 +104,10 @@ class LlamaContext:
         self._whole_only = bool(
             lib.llama_model_is_recurrent(model) or lib.llama_model_is_hybrid(model)
         )
+        # A hybrid says that it can shift, and moves its attention's half only.
+        self.can_shift = bool(lib.llama_memory_can_shift(self.memory)) and not self._whole_only
         self._lengths = [0] * self.slots
+        self._shifted: set[int] = set()
         self._batch = _Batch(self.batch_size)
 
     def close(self) -> None:
@@ -112,6 +116,13 @@ class LlamaContext:
         if pointer is not None:
             lib.llama_free(pointer)
 
+    @property
+    def kind(self) -> Memory:
+        """What the model remembers."""
+        if self._whole_only:
+            return "recurrent"
+        return "window" if self._window > 0 else "plain"
+
     def length(self, slot: int) -> int:
         """Return how many tokens a slot holds."""
         return self._lengths[self._checked(slot)]
@@ -119,21 +130,29 @@ class LlamaContext:
     def decode(self, chunks: Sequence[Chunk]) -> dict[int, int]:
         """Decode a checked batch; return by slot the rows with logits until the next decode.
 
+        :raises KvFull: what `Model.step` says.
         :raises BackendError: what `Model.step` says.
         """
         logits = self._batch.fill(chunks)
         result = lib.llama_decode(self.pointer, self._batch.struct)
+        if result in (0, _NO_CELLS):
+            self._shifted.clear()
         if result != 0:
-            self._measure(chunk.slot for chunk in chunks)
-            reason = _DECODE_ERRORS.get(result, "llama.cpp failed to compute")
-            raise BackendError(f"{reason} (llama_decode returned {result})")
+            raise self._failure(result, [chunk.slot for chunk in chunks])
         for chunk in chunks:
             self._lengths[chunk.slot] = chunk.position + len(chunk.tokens)
         return logits
 
-    def _measure(self, slots: Iterable[int]) -> None:
+    def _failure(self, result: int, slots: Sequence[int]) -> BackendError:
+        """Measure what the slots of a failed batch hold, and return the error."""
+        reason = _DECODE_ERRORS.get(result, "llama.cpp failed to compute")
+        message = f"{reason} (llama_decode returned {result})"
+        # Cells that an earlier part of the batch took from a window are not put back.
+        if result == _NO_CELLS and all(self._is_complete(s, self._lengths[s]) for s in slots):
+            return KvFull(message)
         for slot in slots:
             self._lengths[slot] = self._positions(slot)[1] + 1
+        return BackendError(message)
 
     def check(self, chunks: Sequence[Chunk]) -> None:
         """Refuse a batch that llama.cpp would abort the process for, or do wrong.
@@ -177,6 +196,7 @@ class LlamaContext:
         """Empty one slot. One by one: clearing all at once breaks recurrent memory."""
         lib.llama_memory_seq_rm(self.memory, self._checked(slot), -1, -1)
         self._lengths[slot] = 0
+        self._shifted.discard(slot)
 
     def trim(self, slot: int, keep: int) -> int:
         """Forget all but the first *keep* tokens; see `Model.trim`."""
@@ -191,11 +211,57 @@ class LlamaContext:
         self.clear(slot)
         return 0
 
+    def trim_min(self, slot: int) -> int:
+        """Return the least that `trim` can leave; see `Model.trim_min`."""
+        length = self.length(slot)
+        if self._whole_only:
+            return length
+        first = self._positions(slot)[0] if self._window else 0
+        return min(length, first + self._window if first > 0 else 1)
+
     def _is_complete(self, slot: int, length: int) -> bool:
-        """Tell whether all cells are there that the token after *length* looks at."""
+        """Tell whether all cells are there that the token after *length* looks at.
+
+        From the first cell to the last there are no gaps: llama.cpp sees to it
+        (`llama_kv_cache::apply_ubatch`), and `move` does.
+        """
         first, last = self._positions(slot)
         needed = max(0, length - self._window) if self._window else 0
-        return last == length - 1 and (self._whole_only or 0 <= first <= needed)
+        if last != length - 1:
+            return False
+        return self._whole_only or not length or 0 <= first <= needed
+
+    def move(self, slot: int, moves: Sequence[Move]) -> None:
+        """Move runs of tokens down and drop all others; see `Model.reuse`.
+
+        As llama-server's cache reuse and context shift do it. llama.cpp gives the cells their
+        positions at once and turns their keys at the next decode of the context, whichever slot
+        it is for, and also where that finds no cells (`llama_context::decode`). A state saved in
+        between has new positions with old keys: its logits are off by 1 and more, without an
+        error. So such a slot is not saved until then. The other slots can be; nor is there
+        anything pending for a slot that is cleared or restored into: emptied cells are not turned.
+
+        :raises UnsupportedOperation: the memory cannot.
+        :raises BackendError: *moves* are wrong, and nothing has changed; or cells are missing,
+            and the slot is then empty.
+        """
+        if not self.can_shift:
+            raise UnsupportedOperation(
+                f"a {self.kind} memory cannot be shifted", hint="switch ctx-shift and reuse off"
+            )
+        length = length_moved(self.length(slot), moves)
+        if not length:
+            return self.clear(slot)
+        for begin, to, count in moves:
+            if begin != to:
+                lib.llama_memory_seq_rm(self.memory, slot, to, begin)
+                lib.llama_memory_seq_add(self.memory, slot, begin, begin + count, to - begin)
+                self._shifted.add(slot)
+        lib.llama_memory_seq_rm(self.memory, slot, length, -1)
+        self._lengths[slot] = length
+        if not self._is_complete(slot, length):
+            self.clear(slot)
+            raise BackendError(f"slot {slot} has lost cells that the moved tokens look back on")
 
     def _positions(self, slot: int) -> tuple[int, int]:
         return (
@@ -204,8 +270,13 @@ class LlamaContext:
         )
 
     def save(self, slot: int) -> bytes:
-        """Return the state of a slot, behind a header that names the model and the length."""
+        """Return the state of a slot, behind a header that names the model and the length.
+
+        :raises BackendError: the slot's cells were moved, and await a decode; see `move`.
+        """
         length = self.length(slot)
+        if slot in self._shifted:
+            raise BackendError(f"slot {slot} was shifted and not decoded into since")
         size = lib.llama_state_seq_get_size_ext(self.pointer, slot, 0) if length else 0
         # The one way to have llama.cpp write into `bytes`: no second copy of 20 kB a token.
         state: bytes = _new_bytes(None, _STATE.size + size)
@@ -242,7 +313,8 @@ class LlamaContext:
     def swap(self, a: int, b: int) -> None:
         """Exchange two slots, through a save and restore of both.
 
-        :raises BackendError: a state did not go back in; both slots are then empty.
+        :raises BackendError: a slot cannot be saved, and nothing has changed; or a state did not
+            go back in, and both slots are then empty.
         """
         states = ((b, self.save(a)), (a, self.save(b)))
         restored = [self.restore(slot, state) for slot, state in states]

@@ -250,6 +250,8 @@ def _assemble(
         parameters=int(lib.llama_model_n_params(model)),
         token_bytes_max=file.token_bytes_max,
         has_chat_template=template is not None,
+        memory=context.kind,
+        can_shift=context.can_shift,
         n_gpu_layers=spec.n_gpu_layers,
         llama_build_number=LLAMA_BUILD_NUMBER,
         llama_commit=LLAMA_COMMIT,

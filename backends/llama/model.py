@@ -9,8 +9,8 @@ import numpy as np
 from llama_cpp import llama_cpp as lib
 from numpy.typing import NDArray
 
-from ..base import Chunk, Message, ModelInfo, Sampler
-from ..errors import BackendError, UnsupportedOperation
+from ..base import Chunk, Message, ModelInfo, Move, Sampler, shift_moves
+from ..errors import BackendError, InvalidArgument, UnsupportedOperation
 from ..params import SamplingParams
 from .context import LlamaContext
 from .sampling import Candidates, LlamaSampler
@@ -46,6 +46,8 @@ class LlamaModel:
         self.is_eog = vocab.is_eog
         self.set_threads = context.set_threads
         self.save = context.save
+        self.length = context.length
+        self.trim_min = context.trim_min
 
     @property
     def info(self) -> ModelInfo:
@@ -69,9 +71,10 @@ class LlamaModel:
         """Decode one batch; see `Model.step`. One refused before the decode changes nothing."""
         self._context.check(chunks)
         self._live.clear()
+        live = self._context.decode(chunks)
         for chunk in chunks:
             self._held.pop(chunk.slot, None)
-        self._live = self._context.decode(chunks)
+        self._live = live
 
     def sample(self, slot: int, sampler: Sampler, index: int) -> int:
         """Draw token number *index* of a turn from the slot's row of logits, and use the row up."""
@@ -124,6 +127,15 @@ class LlamaModel:
         self._forget_row(slot)
         return self._context.trim(slot, keep)
 
+    def shift(self, slot: int, keep: int, discard: int) -> None:
+        """Drop *discard* tokens after the first *keep*, and the slot's row; see `Model.shift`."""
+        self.reuse(slot, shift_moves(self.length(slot), keep, discard))
+
+    def reuse(self, slot: int, moves: Sequence[Move]) -> None:
+        """Move runs of tokens down, drop all others and the slot's row; see `Model.reuse`."""
+        self._context.move(slot, moves)
+        self._forget_row(slot)
+
     def swap(self, a: int, b: int) -> None:
         """Exchange the contents of two slots, rows of logits included."""
         if a == b:
@@ -136,6 +148,14 @@ class LlamaModel:
         """Put a saved state into a slot; False if it does not fit, the slot is then empty."""
         self._forget_row(slot)
         return self._context.restore(slot, state)
+
+    def set_adapters(self, names: tuple[str, ...]) -> None:
+        """Refuse all adapters; see `Model.set_adapters`."""
+        if names:
+            raise InvalidArgument(
+                f"the model has no adapter {names[0]!r}",
+                hint="send the request without adapters: LoRA files are not configured",
+            )
 
     def _forget_row(self, slot: int) -> None:
         self._live.pop(slot, None)
