@@ -1,0 +1,99 @@
+"""The learned cost of a step: it predicts kinds of steps that it has not seen for long."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from inferd.scheduler.cost import Load, StepCost
+
+# A CPU with a small model: seconds a run of the graph, a row, a row and token looked back on.
+GRAPH_S, ROW_S, DEPTH_S = 0.004, 0.0029, 2.4e-6
+
+
+class Machine:
+    """A machine of known cost with noise, and the model that learns it."""
+
+    def __init__(self, noise: float = 0.05, seed: int = 1):
+        self.cost = StepCost()
+        self.slowness = 1.0
+        self._noise, self._rng = noise, random.Random(seed)
+
+    def seconds(self, load: Load) -> float:
+        plain = GRAPH_S * load.groups + ROW_S * load.rows + DEPTH_S * load.depth
+        return self.slowness * plain
+
+    def step(self, *chunks: tuple[int, int]) -> None:
+        load = Load.of(chunks)
+        self.cost.learn(load, self.seconds(load) * self._rng.gauss(1, self._noise))
+
+    def error(self, *chunks: tuple[int, int]) -> float:
+        load = Load.of(chunks)
+        return self.cost.predict(load) / self.seconds(load) - 1
+
+
+def lived(machine: Machine) -> Machine:
+    """Let the machine do what machines do: a prompt, decoding, both, decoding for long."""
+    machine.step((0, 32))
+    for at in range(32, 512, 120):
+        machine.step((at, 120))
+    for at in range(60):
+        machine.step(*[(80 + at, 1)] * 3, (24 * at, 24))
+    for at in range(600):
+        machine.step(*[(200 + at % 50, 1)] * 16)
+    return machine
+
+
+def test_a_load_counts_rows_depths_and_runs_of_the_graph() -> None:
+    assert Load.of([(10, 1), (20, 1), (100, 3)]) == Load(2, 5, 10 + 20 + (100 + 101 + 102))
+
+
+def test_nothing_is_known_before_the_first_step() -> None:
+    cost = StepCost()
+    assert not cost.known and cost.predict(Load(1, 100, 0)) == 0.0
+    cost.learn(Load(1, 32, 0), 0.1)
+    assert cost.known and cost.predict(Load(1, 32, 0)) == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_it_predicts_every_kind_of_step_after_hours_of_one_kind(seed: int) -> None:
+    machine = lived(Machine(seed=seed))
+    for chunks in (
+        [(300, 1)] * 16,
+        [(1000, 1)] * 16,
+        [(300, 1)] * 3 + [(1000, 24)],
+        [(0, 128)],
+        [(600, 128)],
+    ):
+        assert abs(machine.error(*chunks)) < 0.25, (chunks, machine.cost)
+
+
+def test_one_hiccup_changes_little_and_a_lasting_change_is_learned() -> None:
+    machine = lived(Machine(noise=0.02))
+    load = Load.of([(300, 1)] * 16)
+    before = machine.cost.predict(load)
+    machine.cost.learn(load, 10 * before)
+    assert machine.cost.predict(load) < 1.5 * before
+    machine.slowness = 4.0
+    for _ in range(15):
+        machine.step(*[(300, 1)] * 16)
+    assert abs(machine.error(*[(300, 1)] * 16)) < 0.2
+
+
+@pytest.mark.parametrize("row_s", [1e-5, 1e-3, 0.3])
+def test_it_needs_no_idea_of_how_fast_the_machine_is(row_s: float) -> None:
+    cost = StepCost()
+    for at in range(0, 2000, 100):
+        load = Load.of([(at, 100)])
+        cost.learn(load, 5 * row_s + row_s * load.rows + row_s / 1000 * load.depth)
+    load = Load.of([(2000, 100)])
+    assert cost.predict(load) == pytest.approx(5 * row_s + 100 * row_s + row_s * 204.95, rel=0.1)
+
+
+def test_coefficients_are_never_negative() -> None:
+    cost = StepCost()
+    rng = random.Random(3)
+    for _ in range(500):
+        cost.learn(Load(1, rng.randint(1, 200), rng.randint(0, 10**5)), rng.random())
+        assert cost.predict(Load(1, 0, 0)) >= 0 and cost.row_s >= 0 and cost.again(1000) >= 0
