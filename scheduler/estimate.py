@@ -11,7 +11,7 @@ import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-__all__ = ("Pace", "Rates", "Work", "expected_starts")
+__all__ = ("Pace", "Quotient", "Rates", "Work", "expected_starts")
 
 FORGET = 0.9
 """What the figures before a turn count beside it: the last ten turns weigh about two thirds."""
@@ -60,12 +60,17 @@ def expected_starts(
 
 
 class Pace:
-    """Learns from turns that have ended what a token takes and how long answers are."""
+    """Learns from turns that have ended what a token takes and how long answers are.
+
+    Of answers that had a limit it learns what share of it they took: where programs ask for just
+    so many tokens, that says more than the mean.
+    """
 
     def __init__(self) -> None:
-        self._prompt = _Quotient(PROMPT_S, 1.0)
-        self._output = _Quotient(OUTPUT_S, 1.0)
-        self._length = _Quotient(OUTPUT_TOKENS, 1.0)
+        self._prompt = Quotient(PROMPT_S)
+        self._output = Quotient(OUTPUT_S)
+        self._length = Quotient(OUTPUT_TOKENS)
+        self._share = Quotient(0.0)
 
     @property
     def rates(self) -> Rates:
@@ -77,13 +82,20 @@ class Pace:
         """The running mean of the answers' lengths."""
         return self._length.value
 
-    def learn(
+    def learn_rates(
         self, prompt_tokens: int, prompt_s: float, output_tokens: int, output_s: float
     ) -> None:
-        """Note a turn: the prompt tokens that were computed, its output, and what both took."""
+        """Note what a turn took that was never parked: for the prompt tokens that were computed,
+        and for its output.
+        """
         self._prompt.add(prompt_s, prompt_tokens)
         self._output.add(output_s, output_tokens)
+
+    def learn_length(self, output_tokens: int, limit: int = -1) -> None:
+        """Note how long an answer was that might have had *limit* tokens (-1: any number)."""
         self._length.add(output_tokens, 1)
+        if limit > 0:
+            self._share.add(output_tokens, limit)
 
     def work(self, prompt_tokens: int, done: int = 0, limit: int = -1) -> Work:
         """Return what is left of a task with *prompt_tokens* to compute and *done* output tokens;
@@ -92,31 +104,25 @@ class Pace:
         An answer that is longer than the mean is expected to be longer still, by a quarter of it.
         """
         mean = self.output_tokens
-        left = max(mean - done, mean / 4)
-        if limit >= 0:
-            left = min(left, max(0, limit - done))
-        return Work(prompt_tokens, left)
+        if limit < 0:
+            return Work(prompt_tokens, max(mean - done, mean / 4))
+        whole = max(min(mean, limit), self._share.value * limit)
+        return Work(prompt_tokens, min(max(whole - done, mean / 4), max(0, limit - done)))
 
 
-class _Quotient:
+class Quotient:
     """A running sum over a running sum; turns that have no share in it change nothing.
 
-    What was assumed at first is forgotten with the first turn.
+    What was *assumed* at first is forgotten with the first turn.
     """
 
-    def __init__(self, sum_: float, count: float):
-        self._sum, self._count = sum_, count
-        self._assumed = True
-
-    @property
-    def value(self) -> float:
-        return self._sum / self._count
+    def __init__(self, assumed: float):
+        self.value = assumed
+        self._sum = self._count = 0.0
 
     def add(self, sum_: float, count: float) -> None:
-        if count <= 0:
-            return
-        if self._assumed:
-            self._sum = self._count = 0.0
-            self._assumed = False
-        self._sum = self._sum * FORGET + sum_
-        self._count = self._count * FORGET + count
+        """Note a turn's share."""
+        if count > 0:
+            self._sum = self._sum * FORGET + sum_
+            self._count = self._count * FORGET + count
+            self.value = self._sum / self._count

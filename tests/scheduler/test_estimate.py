@@ -32,7 +32,8 @@ def test_nobody_waits_nothing_is_told() -> None:
 def test_the_pace_is_what_tokens_took_and_answers_measured() -> None:
     pace = Pace()
 
-    pace.learn(prompt_tokens=200, prompt_s=1.0, output_tokens=40, output_s=2.0)
+    pace.learn_rates(prompt_tokens=200, prompt_s=1.0, output_tokens=40, output_s=2.0)
+    pace.learn_length(40)
 
     assert pace.rates == Rates(0.005, 0.05)
     assert pace.output_tokens == 40
@@ -40,21 +41,38 @@ def test_the_pace_is_what_tokens_took_and_answers_measured() -> None:
 
 def test_a_turn_without_output_says_nothing_about_what_output_takes() -> None:
     pace = Pace()
-    pace.learn(prompt_tokens=10, prompt_s=0.1, output_tokens=20, output_s=2.0)
+    pace.learn_rates(prompt_tokens=10, prompt_s=0.1, output_tokens=20, output_s=2.0)
 
     for _ in range(20_000):
-        pace.learn(prompt_tokens=10, prompt_s=0.1, output_tokens=0, output_s=0.0)
+        pace.learn_rates(prompt_tokens=10, prompt_s=0.1, output_tokens=0, output_s=0.0)
 
     assert pace.rates.output_s == pytest.approx(0.1)
-    assert pace.output_tokens == pytest.approx(0, abs=1e-9)
 
 
 def test_a_limit_bounds_what_is_expected_and_a_long_answer_goes_on() -> None:
     pace = Pace()
-    pace.learn(prompt_tokens=1, prompt_s=0.1, output_tokens=40, output_s=1.0)
+    pace.learn_length(40)
 
     assert pace.work(100) == Work(100, 40)
     assert pace.work(0, done=30, limit=32) == Work(0, 2)
     assert pace.work(0, done=30) == Work(0, 10)
     assert pace.work(0, done=90) == Work(0, 10)
     assert pace.work(0, done=90, limit=90) == Work(0, 0)
+
+
+def test_where_answers_take_their_limits_a_limit_is_what_is_expected() -> None:
+    pace = Pace()
+    for limit in (10, 70, 40):
+        pace.learn_length(limit, limit)
+
+    assert pace.work(0, limit=200).output_tokens == pytest.approx(200)
+    assert pace.work(0, done=50, limit=60).output_tokens == pytest.approx(10)
+
+
+def test_where_limits_are_far_away_the_mean_is_what_is_expected() -> None:
+    pace = Pace()
+    for _ in range(10):
+        pace.learn_length(100, 4096)
+
+    assert pace.work(0, limit=4096).output_tokens == pytest.approx(100)
+    assert pace.work(0, limit=64).output_tokens == pytest.approx(64)
