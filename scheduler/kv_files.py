@@ -39,8 +39,7 @@ __all__ = (
     "KvKey",
     "Read",
     "Written",
-    "is_temporary",
-    "read_header",
+    "scan_folder",
 )
 
 KV_FILES_MAX = 10_000
@@ -55,12 +54,13 @@ _VERSION = 1
 _DIGEST_BYTES = 20
 _PREFIX = struct.Struct(f"<8sII{_DIGEST_BYTES}s")
 _FINGERPRINT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+_TEMPORARY = "."
 _READ_RANK, _WRITE_RANK, _STOP_RANK = 1, 2, 0
 _encoder = msgspec.msgpack.Encoder()
 
 
 class KvDamaged(Exception):
-    """A file that is not what its name and format promise: it is not to be used."""
+    """It is not what its name and the format promise: not to be used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,20 +181,10 @@ class KvFiles:
     def scan(self) -> list[KvFile]:
         """Return the files of this fingerprint, the least recently used first.
 
-        Reads headers only; the states are checked when they are read. Damaged, foreign and
-        temporary files are deleted. To be called once, before anything else is asked.
+        Reads headers only, of at most `KV_FILES_MAX`; the states are checked when they are read.
+        Deletes damaged, foreign and unfinished files. To be called once, before anything else.
         """
-        found: list[tuple[float, KvFile]] = []
-        for path in itertools.islice(_files_below(self._folder), KV_FILES_MAX):
-            if is_temporary(path.name):
-                _unlink(path)
-                continue
-            try:
-                found.append((path.lstat().st_mtime, read_header(path)))
-            except KvDamaged:
-                _unlink(path)
-            except OSError:  # gone since, or it cannot be read now: a read will tell
-                continue
+        found = itertools.islice(scan_folder(self._folder), KV_FILES_MAX)
         return [file for _, file in sorted(found, key=lambda pair: pair[0])]
 
     def write(self, key: KvKey, state: bytes, seconds: float) -> bool:
@@ -313,20 +303,23 @@ class KvFiles:
 # The format.
 
 
-def read_header(path: Path) -> KvFile:
-    """Check the header of a file and return what it says; the state is not looked at.
+def scan_folder(folder: Path) -> Iterator[tuple[float, KvFile]]:
+    """Yield the files of one fingerprint's *folder*, each with the time it was last used at.
 
-    :raises KvDamaged: it is no KV file of ours, or not the one that belongs at *path*.
-    :raises OSError: it cannot be read.
+    Deletes what is damaged, foreign or was never finished. What cannot be read now is left out.
     """
-    with _opened(path) as fd:
-        _, file = _read_head(fd, path)
-    return file
-
-
-def is_temporary(name: str) -> bool:
-    """Tell whether a file of that name is one whose writing has not ended."""
-    return name.startswith(".")
+    for path in _files_below(folder):
+        try:
+            if path.name.startswith(_TEMPORARY):
+                raise KvDamaged("its writing was cut off")
+            with _opened(path) as fd:
+                found = os.fstat(fd).st_mtime, _read_head(fd, path)[1]
+        except KvDamaged:
+            _unlink(path)
+        except OSError:
+            continue
+        else:
+            yield found
 
 
 def _pack_head(fingerprint: str, job: _Write) -> bytes:
@@ -437,7 +430,7 @@ def _write_file(path: Path, parts: Sequence[bytes]) -> None:
 
     It is not synced: what a power loss takes or tears fails its checksum and is computed again.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary = path.with_name(f"{_TEMPORARY}{path.name}.{os.getpid()}")
     try:
         _write_new(temporary, parts)
         os.replace(temporary, path)
