@@ -1,0 +1,375 @@
+"""The index of KV files: what it counts lies on the disk, and it stays within its bounds."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import anyio
+import anyio.lowlevel
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from inferd.backends.errors import BackendError
+from inferd.daemon.kv_index import GreedyDual, KvIndex, Place
+from inferd.scheduler.kv_files import KvFile, KvFiles, KvKey, Written
+from inferd.scheduler.messages import pack_tokens
+
+LARGE = 1 << 30
+
+
+class Store:
+    """Workers' files below one directory, and an index of them."""
+
+    def __init__(self, directory: Path):
+        self.directory = directory
+        self._files: dict[str, KvFiles] = {}
+
+    def write(
+        self,
+        number: int,
+        *,
+        owner: int = 1,
+        session: str = "",
+        fingerprint: str = "model",
+        size: int = 1000,
+        seconds: float = 1.0,
+    ) -> KvFile:
+        """Write a state of *size* bytes, as the worker of *fingerprint* does."""
+        files = self._files.get(fingerprint)
+        if files is None:
+            files = self._files[fingerprint] = KvFiles(self.directory, fingerprint)
+        key = KvKey(owner, pack_tokens([number]), session)
+        assert files.write(key, bytes(size), seconds) and files.flush(30)
+        (result,) = files.results()
+        assert isinstance(result, Written)
+        return result.file
+
+    def close(self) -> None:
+        for files in self._files.values():
+            files.close()
+
+    def names(self) -> set[str]:
+        return {p.name for p in self.directory.rglob("*") if not p.is_dir()}
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    store = Store(tmp_path / "kv")
+    yield store
+    store.close()
+
+
+def report(index: KvIndex, file: KvFile, fingerprint: str = "model") -> None:
+    """Tell the index of a file, as its worker does."""
+    key = file.key
+    index.stored(fingerprint, key.name, key.owner, key.session, file.size, file.seconds)
+
+
+async def settle(index: KvIndex) -> None:
+    """Run the index's service until what has left it is deleted."""
+    async with anyio.create_task_group() as group:
+        group.start_soon(index.run)
+        while index.doomed:
+            await anyio.lowlevel.checkpoint()
+        group.cancel_scope.cancel()
+
+
+def paths(index: KvIndex) -> set[str]:
+    return {place.name for place in index.places()}
+
+
+# Which file goes.
+
+
+def test_what_is_cheapest_to_compute_again_per_byte_goes_first() -> None:
+    values = GreedyDual()
+    for name, size, seconds in (("a", 100, 5.0), ("b", 1000, 5.0), ("c", 100, 1.0)):
+        values.use(Place("model", name), size, seconds)
+
+    assert [values.take_least().name for _ in range(3)] == ["b", "c", "a"]
+
+
+def test_of_equal_ones_the_least_recently_used_goes_first() -> None:
+    values = GreedyDual()
+    for name in ("a", "b", "c", "a"):
+        values.use(Place("model", name), 10, 1.0)
+
+    assert [values.take_least().name for _ in range(3)] == ["b", "c", "a"]
+
+
+def test_even_a_dear_one_goes_when_nobody_uses_it() -> None:
+    values = GreedyDual()
+    values.use(Place("model", "dear"), 1, 5.0)
+    taken = []
+    for number in range(20):
+        values.use(Place("model", str(number)), 1, 1.0)
+        taken.append(values.take_least().name)
+
+    assert "dear" in taken and taken[0] == "0"
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["use", "remove", "take"]),
+            st.integers(0, 9),
+            st.integers(1, 5),
+            st.integers(1, 5),
+        ),
+        max_size=300,
+    )
+)
+def test_it_is_the_published_algorithm(steps: list[tuple[str, int, int, int]]) -> None:
+    """Compared with the paper's, written without a heap."""
+    values, floor = GreedyDual(), 0.0
+    plain: dict[Place, tuple[float, int]] = {}
+    for clock, (step, number, size, seconds) in enumerate(steps):
+        place = Place("model", str(number))
+        if step == "use":
+            values.use(place, size, seconds)
+            plain[place] = (floor + seconds / size, clock)
+        elif step == "remove":
+            values.remove(place)
+            plain.pop(place, None)
+        elif plain:
+            least = min(plain, key=plain.__getitem__)
+            floor = plain.pop(least)[0]
+            assert values.take_least() == least
+
+
+def test_use_without_end_does_not_fill_the_memory() -> None:
+    values = GreedyDual()
+    for number in range(10_000):
+        values.use(Place("model", str(number % 10)), 1, 1.0)
+
+    assert len(values._heap) <= 100
+
+
+# The bounds.
+
+
+@pytest.mark.asyncio
+async def test_past_its_bytes_the_least_valuable_files_leave_index_and_disk(store: Store) -> None:
+    files = [store.write(i, seconds=1 + i % 2) for i in range(6)]
+    index = KvIndex(store.directory, bytes_max=4 * files[0].size)
+
+    for file in files:
+        report(index, file)
+    assert index.bytes == 4 * files[0].size
+    await settle(index)
+
+    assert store.names() == {files[i].key.name for i in (1, 3, 4, 5)}
+
+
+@pytest.mark.asyncio
+async def test_past_its_files_one_leaves_for_each_that_comes(store: Store) -> None:
+    files = [store.write(i) for i in range(5)]
+    index = KvIndex(store.directory, LARGE, files_max=3)
+
+    for file in files[:3]:
+        report(index, file)
+    index.used("model", files[0].key.name)
+    for file in files[3:]:
+        report(index, file)
+    await settle(index)
+
+    assert len(index) == 3
+    assert store.names() == {files[i].key.name for i in (0, 3, 4)}
+
+
+@pytest.mark.asyncio
+async def test_a_file_larger_than_all_room_goes_alone(store: Store) -> None:
+    small, large = store.write(1), store.write(2, size=9000, seconds=1e6)
+    index = KvIndex(store.directory, bytes_max=5000)
+    report(index, small)
+    report(index, large)
+    await settle(index)
+
+    assert store.names() == {small.key.name}
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 20), st.integers(0, 50), st.floats(0, 9)), max_size=60))
+def test_the_bounds_hold_whatever_comes(reports: list[tuple[int, int, float]]) -> None:
+    index = KvIndex(Path("/nowhere"), bytes_max=100, files_max=7)
+    for number, size, seconds in reports:
+        index.stored("model", str(number), 1, "", size, seconds)
+        assert index.bytes <= 100 and len(index) <= 7
+        assert index.bytes == sum(index._entries[place].size for place in index.places())
+
+
+# What workers say.
+
+
+@pytest.mark.asyncio
+async def test_a_file_written_again_counts_once(store: Store) -> None:
+    index = KvIndex(store.directory, LARGE)
+    report(index, store.write(1, size=500))
+    report(index, file := store.write(1, size=800))
+
+    assert (len(index), index.bytes) == (1, file.size)
+
+
+@pytest.mark.asyncio
+async def test_a_file_that_a_worker_found_gone_counts_no_more(store: Store) -> None:
+    index = KvIndex(store.directory, LARGE)
+    report(index, file := store.write(1))
+    index.unstored("model", file.key.name)
+    index.unstored("model", file.key.name)
+    index.used("model", file.key.name)
+
+    assert (len(index), index.bytes) == (0, 0)
+
+
+@pytest.mark.asyncio
+async def test_a_file_written_again_after_its_eviction_stays(store: Store) -> None:
+    first, second = store.write(1), store.write(2)
+    index = KvIndex(store.directory, bytes_max=first.size)
+    report(index, first)
+    report(index, second)  # evicts the first
+    report(index, store.write(1, seconds=9))  # before it was deleted
+    await settle(index)
+
+    assert store.names() == paths(index) == {first.key.name}
+
+
+# Starting.
+
+
+@pytest.mark.asyncio
+async def test_a_new_daemon_knows_what_earlier_ones_left(store: Store) -> None:
+    files = [
+        store.write(i, owner=i % 2, fingerprint=f"model-{i % 3}", session=str(i)) for i in range(12)
+    ]
+    index = KvIndex(store.directory, LARGE)
+    await index.load()
+
+    assert paths(index) == {file.key.name for file in files}
+    assert index.bytes == sum(file.size for file in files)
+    assert await index.forget(1, "7") == 1
+
+
+@pytest.mark.asyncio
+async def test_a_start_without_a_directory_finds_nothing(tmp_path: Path) -> None:
+    index = KvIndex(tmp_path / "none", LARGE)
+    await index.load()
+
+    assert len(index) == 0 and not (tmp_path / "none").exists()
+
+
+@pytest.mark.asyncio
+async def test_a_start_deletes_what_is_no_good(store: Store) -> None:
+    good, cut = store.write(1), store.write(2, fingerprint="other")
+    cut.path.write_bytes(cut.path.read_bytes()[:-1])
+    good.path.with_name(".unfinished.1").touch()
+    (store.directory / "other" / "9").mkdir()
+    (store.directory / "link").symlink_to(store.directory / "model")
+
+    index = KvIndex(store.directory, LARGE)
+    await index.load()
+
+    assert paths(index) == {good.key.name}
+    assert store.names() == {good.key.name}, "a link was followed, or damage left"
+    assert not (store.directory / "other").exists(), "an empty directory was left"
+
+
+@pytest.mark.asyncio
+async def test_a_start_with_less_room_evicts_the_least_recently_used(store: Store) -> None:
+    files = [store.write(i) for i in range(4)]
+    for age, file in zip((3, 1, 4, 2), files, strict=True):
+        os.utime(file.path, (age, age))
+    index = KvIndex(store.directory, bytes_max=2 * files[0].size)
+    await index.load()
+    await settle(index)
+
+    assert store.names() == {files[0].key.name, files[2].key.name}
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(("bytes_max", "files_max"), [(0, 10), (LARGE, 0)])
+async def test_a_store_that_was_switched_off_keeps_nothing(
+    store: Store, bytes_max: int, files_max: int
+) -> None:
+    store.write(1)
+    index = KvIndex(store.directory, bytes_max, files_max)
+    await index.load()
+    report(index, store.write(2))
+    await settle(index)
+
+    assert len(index) == 0 and store.names() == set()
+
+
+# Forgetting.
+
+
+@pytest.mark.asyncio
+async def test_forget_deletes_a_sessions_files_of_all_models_before_it_answers(
+    store: Store,
+) -> None:
+    index = KvIndex(store.directory, LARGE)
+    for i, fingerprint in enumerate(("a", "a", "b")):
+        report(index, store.write(i, session="mine", fingerprint=fingerprint), fingerprint)
+    others = [
+        store.write(1, session="mine", owner=2),
+        store.write(1, session="other"),
+        store.write(1),
+    ]
+    for file in others:
+        report(index, file)
+
+    assert await index.forget(1, "mine") == 3
+    assert store.names() == paths(index) == {file.key.name for file in others}
+    assert await index.forget(1, "mine") == 0
+
+
+@pytest.mark.asyncio
+async def test_forget_deletes_what_was_evicted_and_still_lies_there(store: Store) -> None:
+    index = KvIndex(store.directory, bytes_max=1)
+    report(index, store.write(1, session="mine"))
+    assert len(index) == 0 and store.names()
+
+    assert await index.forget(1, "mine") == 1
+    assert store.names() == set() and not index.doomed
+
+
+@pytest.mark.asyncio
+async def test_a_forget_that_is_cancelled_is_carried_out_all_the_same(store: Store) -> None:
+    index = KvIndex(store.directory, LARGE)
+    report(index, store.write(1, session="mine"))
+    with anyio.CancelScope() as scope:
+        scope.cancel()
+        await index.forget(1, "mine")
+    await settle(index)
+
+    assert len(index) == 0 and store.names() == set()
+
+
+@pytest.mark.asyncio
+async def test_what_cannot_be_deleted_is_an_error(store: Store) -> None:
+    index = KvIndex(store.directory, LARGE)
+    report(index, file := store.write(1, session="mine"))
+    file.path.unlink()
+    file.path.mkdir()
+
+    with pytest.raises(
+        BackendError, match=r"1 KV files of the session cannot be deleted: .*: Is a"
+    ):
+        await index.forget(1, "mine")
+
+
+@pytest.mark.asyncio
+async def test_what_cannot_be_deleted_does_not_end_the_service(
+    store: Store, capsys: pytest.CaptureFixture[str]
+) -> None:
+    index = KvIndex(store.directory, bytes_max=1)
+    report(index, file := store.write(1))
+    file.path.unlink()
+    file.path.mkdir()
+    await settle(index)
+    report(index, store.write(2))
+    await settle(index)
+
+    assert store.names() == set()
