@@ -50,6 +50,10 @@ SOCKET_BYTES_MAX = 107
 ENVIRONMENT_PREFIX = "INFERD_"
 ENVIRONMENT_OTHERS = ("INFERD_CONFIG",)
 SLIP_CUTOFF = 0.85
+BYTES_MAX = 10**15
+KV_RAM_BYTES_MAX = 4 << 30
+"""The most that a model gets without being told."""
+KV_SHARES = ("owner", "all")
 
 
 class ConfigError(InvalidArgument):
@@ -66,7 +70,10 @@ class ConfigError(InvalidArgument):
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True):
-    """What a daemon runs with; `SETTINGS` says what each field means and its range."""
+    """What a daemon runs with; `SETTINGS` says what each field means and its range.
+
+    Where 0 means what the machine has, as in `cores` and `kv_ram_bytes`, that stands here.
+    """
 
     socket: Path
     models_dir: Path
@@ -78,7 +85,18 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     connections_max: int = 256
     tasks_waiting_max: int = 512
     tasks_waiting_owner_max: int = 256
+    prompt_tokens_waiting_max: int = 4_000_000
+    prompt_tokens_waiting_owner_max: int = 2_000_000
     dormant_max: int = 1000
+    kv_disk_bytes: int = 8 << 30
+    kv_ram_bytes: int
+    kv_share: str = "owner"
+    share_tokens_min: int = 64
+    snapshot_tokens: int = 2048
+    shifts_max: int = 8
+    step_ms_target: int = 150
+    quantum_tokens: int = 256
+    ageing_tokens: int = 20_000
     reader_wait_ms: int = 200
     reader_timeout_s: float = 300.0
     grace_s: float = 30.0
@@ -111,7 +129,38 @@ SETTINGS: dict[str, Setting] = {
     "connections-max": Setting(int, "connections open at once", 1, 100_000),
     "tasks-waiting-max": Setting(int, "tasks waiting, over all models", 1, 1_000_000),
     "tasks-waiting-owner-max": Setting(int, "tasks waiting for one user", 1, 1_000_000),
+    "prompt-tokens-waiting-max": Setting(
+        int, "prompt tokens of the tasks waiting, over all models", 1, 1_000_000_000
+    ),
+    "prompt-tokens-waiting-owner-max": Setting(
+        int, "prompt tokens of the tasks waiting for one user", 1, 1_000_000_000
+    ),
     "dormant-max": Setting(int, "sessions kept on disk", 0, 1_000_000),
+    "kv-disk-bytes": Setting(
+        int, "KV states on disk, of all models and users; 0: none", 0, BYTES_MAX
+    ),
+    "kv-ram-bytes": Setting(
+        int, "KV states in a model's memory; 0: an eighth of all, at most 4 GiB", 0, BYTES_MAX
+    ),
+    "kv-share": Setting(
+        str, "whose prompts a user's KV states serve: his own, or all users'", choices=KV_SHARES
+    ),
+    "share-tokens-min": Setting(
+        int, "prompts that begin alike for this long wait for the first of them", 1, 1_000_000
+    ),
+    "snapshot-tokens": Setting(
+        int, "states that cannot be cut are saved each time a prompt gets this on", 64, 10_000_000
+    ),
+    "shifts-max": Setting(int, "context shifts in one turn", 0, 1_000_000),
+    "step-ms-target": Setting(
+        int, "a step that decodes takes in as much of the prompts as fits into this", 1, 10_000
+    ),
+    "quantum-tokens": Setting(
+        int, "a task computes this before another of its class may take its slot", 1, 1_000_000
+    ),
+    "ageing-tokens": Setting(
+        int, "a task that waits while this is computed rises by one class", 1, 1_000_000_000
+    ),
     "reader-wait-ms": Setting(
         int, "a task whose reader lags by this gives way to waiting ones", 1, 3_600_000
     ),
@@ -167,6 +216,7 @@ def _with_defaults(settings: Mapping[str, Any], environ: Mapping[str, str]) -> C
         **settings,
     }
     values["cores"] = values.get("cores") or cores_usable()
+    values["kv-ram-bytes"] = values.get("kv-ram-bytes") or kv_ram_default(memory_usable())
     return Config(**{key.replace("-", "_"): value for key, value in values.items()})
 
 
@@ -178,6 +228,20 @@ def cores_usable() -> int:
         return max(1, min(affinity, round(int(quota) / int(period))))
     except (OSError, ValueError):  # cgroup v1, or "max": no quota
         return affinity
+
+
+def memory_usable() -> int:
+    """Return how many bytes of memory this process may use: the machine's, or its cgroup's."""
+    machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    try:
+        return min(machine, int(Path("/sys/fs/cgroup/memory.max").read_text()))
+    except (OSError, ValueError):  # cgroup v1, or "max": no limit
+        return machine
+
+
+def kv_ram_default(memory: int) -> int:
+    """Return a worker's share of *memory* bytes for KV states, where nobody has set it."""
+    return min(memory // 8, KV_RAM_BYTES_MAX)
 
 
 # Sources.

@@ -8,7 +8,18 @@ from pathlib import Path
 import pytest
 
 from inferd.backends.errors import InvalidArgument
-from inferd.daemon.config import SETTINGS, Config, ConfigError, check_model_name, load_config
+from inferd.daemon.config import (
+    SETTINGS,
+    Config,
+    ConfigError,
+    check_model_name,
+    kv_ram_default,
+    load_config,
+    memory_usable,
+)
+
+FROM_THE_MACHINE = ("cores", "kv-ram-bytes")
+"""Settings that are looked up where they are 0."""
 
 
 @pytest.fixture(autouse=True)
@@ -178,7 +189,8 @@ def test_a_socket_path_longer_than_the_system_takes_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", [n for n, s in SETTINGS.items() if s.kind in (int, float) and n != "cores"]
+    "name",
+    [n for n, s in SETTINGS.items() if s.kind in (int, float) and n not in FROM_THE_MACHINE],
 )
 def test_each_number_is_taken_at_its_bounds_and_refused_past_them(name: str) -> None:
     setting = SETTINGS[name]
@@ -188,6 +200,29 @@ def test_each_number_is_taken_at_its_bounds_and_refused_past_them(name: str) -> 
     for bad in (setting.low - 1, setting.high + 1):
         with pytest.raises(ConfigError, match=f"--{name}: .* is outside"):
             load_config({name: setting.kind(bad)}, {})
+
+
+@pytest.mark.parametrize("name", FROM_THE_MACHINE)
+def test_zero_is_what_the_machine_has(name: str) -> None:
+    default = load_config({}, {})
+    assert load_config({name: 0}, {}) == default
+    field = name.replace("-", "_")
+    assert getattr(load_config({name: 1}, {}), field) == 1 <= getattr(default, field)
+
+
+@pytest.mark.parametrize(
+    ("memory", "share"), [(8 << 30, 1 << 30), (32 << 30, 4 << 30), (512 << 30, 4 << 30)]
+)
+def test_kv_states_get_an_eighth_of_the_memory_at_most_4_gib(memory: int, share: int) -> None:
+    assert kv_ram_default(memory) == share
+    assert load_config({}, {}).kv_ram_bytes == kv_ram_default(memory_usable())
+
+
+def test_kv_states_serve_their_owner_unless_told_otherwise() -> None:
+    assert load_config({}, {}).kv_share == "owner"
+    assert load_config({}, {"INFERD_KV_SHARE": "all"}).kv_share == "all"
+    with pytest.raises(ConfigError, match="'others' is none of owner, all"):
+        load_config({"kv-share": "others"}, {})
 
 
 def test_models_are_read_with_checked_parameters(tmp_path: Path) -> None:
