@@ -1,7 +1,8 @@
 """Writes tiny models with random F32 weights, one of each kind of memory that llama.cpp has.
 
 With an F32 cache and no flash attention their logits depend on the batch's shape by 1e-4 only, so
-that a lost or foreign KV cell (1 and more) shows. Real models hide it in noise of up to 1.2.
+that each single lost KV cell shows: by 0.01 and more 500 tokens on, measured in
+`tests/backends/test_llama_kv.py`. Real models hide it in noise of up to 1.2.
 """
 
 from __future__ import annotations
@@ -93,9 +94,10 @@ def _feed_forward(writer: _Writer, block: str) -> None:
 
 def _attention(writer: _Writer, block: str) -> None:
     writer.ones(f"{block}.attn_norm.weight", EMBEDDING)
-    for name, rows in (("q", HEADS), ("k", HEADS_KV), ("v", HEADS_KV)):
-        # Larger than usual: attention must be sharp, or a lost cell moves nothing.
-        writer.weight(f"{block}.attn_{name}.weight", rows * HEAD, EMBEDDING, scale=0.5)
+    # Queries and keys are not scaled up: attention must be soft. A sharp one (0.5) looks at a
+    # single cell, so that nearly all others can be lost unseen, and makes 50 times the noise.
+    for name, rows, scale in (("q", HEADS, None), ("k", HEADS_KV, None), ("v", HEADS_KV, 0.5)):
+        writer.weight(f"{block}.attn_{name}.weight", rows * HEAD, EMBEDDING, scale=scale)
     writer.weight(f"{block}.attn_output.weight", EMBEDDING, HEADS * HEAD, scale=0.5)
 
 

@@ -5,6 +5,8 @@ from collections.abc import Iterator
 import pytest
 
 from inferd.backends import Model, ModelSpec, load_model
+from inferd.backends.llama.model import LlamaModel
+from tests.backends import tiny as tiny_models
 from tests.models import smollm2
 
 SLOTS, CTX_SIZE, BATCH_SIZE = 4, 256, 32
@@ -47,3 +49,26 @@ def model(request: pytest.FixtureRequest) -> Model:
     """Each backend in turn: whoever adds one adds its name here."""
     found: Model = request.getfixturevalue(request.param)
     return found
+
+
+@pytest.fixture(scope="module", params=tiny_models.KINDS)
+def loaded(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[str, LlamaModel]]:
+    model = tiny_models.load_tiny(request.param, tmp_path_factory.mktemp("tiny"))
+    yield request.param, model
+    model.close()
+
+
+@pytest.fixture
+def kind(loaded: tuple[str, LlamaModel]) -> str:
+    """Which of `tiny_models.KINDS` *tiny* is."""
+    return loaded[0]
+
+
+@pytest.fixture
+def tiny(loaded: tuple[str, LlamaModel]) -> LlamaModel:
+    """The tiny model of each kind in turn, with empty slots."""
+    for slot in range(tiny_models.SLOTS):
+        loaded[1].trim(slot, 0)
+    return loaded[1]

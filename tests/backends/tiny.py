@@ -1,0 +1,130 @@
+"""Tiny models as the KV tests load them, and llama.cpp without the backend to compare with."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from llama_cpp import llama_cpp as lib
+from numpy.typing import NDArray
+
+from inferd.backends import ModelSpec
+from inferd.backends.llama import load_llama
+from inferd.backends.llama.log import capture
+from inferd.backends.llama.model import LlamaModel
+from tests.backends.driving import prefill
+from tests.tiny_gguf import VOCAB_SIZE, write_tiny
+
+__all__ = (
+    "BATCH_SIZE",
+    "KINDS",
+    "NOISE_MAX",
+    "SCRATCH",
+    "SLOTS",
+    "Bare",
+    "assert_as_from_scratch",
+    "difference",
+    "from_scratch",
+    "load_tiny",
+    "tiny_spec",
+    "tokens_of",
+)
+
+NOISE_MAX = 1e-3
+"""What the shape of batches may move a logit by. Measured over shapes: llama 2e-6, gemma3 8e-5,
+mamba 4e-6, lfm2 4e-6. Of 500 cells, losing any single one moves llama's logits by 0.01 and more;
+losing one of the last 60 moves gemma3's by 0.1, lfm2's by 0.06."""
+KINDS = ("llama", "gemma3", "gemma3-full", "mamba", "lfm2")
+"""Plain; a window whose cache holds a part, and all; recurrent; hybrid."""
+SLOTS, SCRATCH, BATCH_SIZE = 4, 3, 64
+EXACT = {"flash-attn": "off", "cache-type-k": "f32", "cache-type-v": "f32"}
+
+
+def tiny_spec(path: Path, slots: int = SLOTS, ctx_size: int = 1024, **options: Any) -> ModelSpec:
+    return ModelSpec(
+        name=path.stem,
+        path=str(path),
+        slots=slots,
+        ctx_size=ctx_size,
+        batch_size=BATCH_SIZE,
+        threads=1,
+        options={**EXACT, **options},
+    )
+
+
+def load_tiny(kind: str, directory: Path) -> LlamaModel:
+    """Write and load the tiny model of *kind*, one of `KINDS`."""
+    name, _, full = kind.partition("-")
+    spec = tiny_spec(write_tiny(name, directory), **{"swa-full": bool(full)})
+    return load_llama(spec, lambda _: True)
+
+
+def tokens_of(seed: int, count: int) -> list[int]:
+    return random.Random(seed).choices(range(3, VOCAB_SIZE), k=count)
+
+
+def difference(a: NDArray[np.float32], b: NDArray[np.float32]) -> float:
+    return float(np.abs(a - b).max())
+
+
+def from_scratch(model: LlamaModel, tokens: Sequence[int]) -> NDArray[np.float32]:
+    """Return the logits after *tokens*, computed in a slot of its own."""
+    model.trim(SCRATCH, 0)
+    prefill(model, SCRATCH, tokens)
+    return model.logits(SCRATCH)
+
+
+def assert_as_from_scratch(model: LlamaModel, slot: int, tokens: Sequence[int]) -> None:
+    """Compare the slot's row, which stays, with the one after *tokens* in a slot of its own."""
+    model.hold(slot)
+    assert difference(model.logits(slot), from_scratch(model, tokens)) < NOISE_MAX
+
+
+class Bare:
+    """A context of llama.cpp by its raw calls alone, on the model of a file."""
+
+    def __init__(
+        self, path: Path, *, ctx_size: int = 1024, unified: bool = False, full: bool = False
+    ):
+        capture()
+        self.model = lib.llama_model_load_from_file(
+            os.fsencode(path), lib.llama_model_default_params()
+        )
+        params = lib.llama_context_default_params()
+        params.n_ctx = ctx_size if unified else ctx_size * SLOTS
+        params.n_seq_max = params.n_outputs_max = SLOTS
+        params.n_batch = params.n_ubatch = BATCH_SIZE
+        params.n_threads = params.n_threads_batch = 1
+        params.flash_attn_type = lib.LLAMA_FLASH_ATTN_TYPE_DISABLED
+        params.type_k = params.type_v = lib.GGML_TYPE_F32
+        params.kv_unified, params.swa_full = unified, full
+        self.context = lib.llama_init_from_model(self.model, params)
+        self.memory = lib.llama_get_memory(self.context)
+
+    def decode(self, slot: int, tokens: Sequence[int], position: int = 0) -> NDArray[np.float32]:
+        """Decode *tokens* from *position* on; return the logits after the last."""
+        for begin in range(0, len(tokens), BATCH_SIZE):
+            part = tokens[begin : begin + BATCH_SIZE]
+            batch = lib.llama_batch_init(len(part), 0, 1)
+            batch.n_tokens = len(part)
+            for row, token in enumerate(part):
+                batch.token[row], batch.pos[row] = token, position + begin + row
+                batch.n_seq_id[row], batch.seq_id[row][0] = 1, slot
+                batch.logits[row] = row == len(part) - 1
+            assert lib.llama_decode(self.context, batch) == 0
+            lib.llama_batch_free(batch)
+        row = np.ctypeslib.as_array(lib.llama_get_logits_ith(self.context, -1), (VOCAB_SIZE,))
+        return row.copy()
+
+    def move(self, slot: int, begin: int, end: int, to: int) -> None:
+        """Remove the cells from *to* up to *begin*, and move those up to *end* down to there."""
+        lib.llama_memory_seq_rm(self.memory, slot, to, begin)
+        lib.llama_memory_seq_add(self.memory, slot, begin, end, to - begin)
+
+    def close(self) -> None:
+        lib.llama_free(self.context)
+        lib.llama_model_free(self.model)
