@@ -147,7 +147,7 @@ class LlamaContext:
         """Measure what the slots of a failed batch hold, and return the error."""
         reason = _DECODE_ERRORS.get(result, "llama.cpp failed to compute")
         message = f"{reason} (llama_decode returned {result})"
-        # Cells that an earlier part of the batch took from a window are not put back.
+        # llama.cpp says that it puts everything back; as elsewhere, what is there is asked for.
         if result == _NO_CELLS and all(self._is_complete(s, self._lengths[s]) for s in slots):
             return KvFull(message)
         for slot in slots:
@@ -237,9 +237,10 @@ class LlamaContext:
         As llama-server's cache reuse and context shift do it. llama.cpp gives the cells their
         positions at once and turns their keys at the next decode of the context, whichever slot
         it is for, and also where that finds no cells (`llama_context::decode`). A state saved in
-        between has new positions with old keys: its logits are off by 1 and more, without an
-        error. So such a slot is not saved until then. The other slots can be; nor is there
-        anything pending for a slot that is cleared or restored into: emptied cells are not turned.
+        between has new positions with old keys and gives no error; its logits are off by 0.7 to
+        1.7 (measured on models with a noise of 1e-4). So such a slot is not saved until then.
+        Other slots can be, and stay as they are bit for bit. Nothing is pending for a slot that
+        is cleared or restored into, as emptied cells are not turned; a trimmed one still waits.
 
         :raises UnsupportedOperation: the memory cannot.
         :raises BackendError: *moves* are wrong, and nothing has changed; or cells are missing,

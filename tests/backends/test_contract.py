@@ -9,6 +9,7 @@ from __future__ import annotations
 import pytest
 
 from inferd.backends import Chunk, InferdError, Model
+from inferd.backends.errors import InvalidArgument
 from tests.backends.driving import DRAWN, GREEDY, generate, go_on, prefill
 
 TEXT = "The capital of France is Paris. The capital of Italy is Rome. The capital of Spain is"
@@ -238,6 +239,138 @@ def test_swap_with_an_empty_slot_moves(model: Model, prompt: list[int]) -> None:
     model.swap(1, 2)
     assert go_on(model, 1, model.sampler(GREEDY, prompt), position) == expected
     prefill(model, 2, prompt)
+
+
+def test_the_length_is_what_was_decoded_and_kept(model: Model, prompt: list[int]) -> None:
+    assert model.length(1) == 0
+    prefill(model, 1, prompt)
+    assert (model.length(1), model.length(0)) == (len(prompt), 0)
+    assert model.restore(0, model.save(1))
+    model.trim(1, 4)
+    assert (model.length(1), model.length(0)) == (4, len(prompt))
+
+
+def test_any_part_of_a_plain_memory_can_be_kept(model: Model, prompt: list[int]) -> None:
+    assert model.info.memory == "plain"
+    assert model.trim_min(0) == 0
+    prefill(model, 0, prompt)
+    assert model.trim_min(0) <= 1
+    assert model.trim(0, 1) == 1
+
+
+def shifted(model: Model, slot: int, prompt: list[int]) -> None:
+    prefill(model, slot, prompt)
+    model.shift(slot, 4, 6)
+
+
+def test_a_shifted_slot_goes_on_and_alike_in_each_slot(model: Model, prompt: list[int]) -> None:
+    assert model.info.can_shift
+    texts = []
+    for slot in (0, 2):
+        shifted(model, slot, prompt)
+        position = len(prompt) - 6
+        assert model.length(slot) == position
+        prefill(model, slot, prompt[-1:], position)
+        texts.append(go_on(model, slot, model.sampler(GREEDY, prompt), position + 1))
+    assert texts[0] == texts[1]
+
+
+def test_a_shifted_slot_has_no_row(model: Model, prompt: list[int]) -> None:
+    shifted(model, 0, prompt)
+    with pytest.raises(REFUSED):
+        model.sample(0, model.sampler(GREEDY, prompt), 0)
+
+
+def test_a_shifted_slot_is_saved_and_swapped_after_its_next_step_only(
+    model: Model, prompt: list[int], other: list[int]
+) -> None:
+    position = prefill(model, 1, other)
+    shifted(model, 0, prompt)
+    for call in (lambda: model.save(0), lambda: model.swap(0, 1), lambda: model.swap(1, 0)):
+        with pytest.raises(REFUSED):
+            call()
+    assert (model.length(0), model.length(1)) == (len(prompt) - 6, position)
+    prefill(model, 0, prompt[-1:], model.length(0))
+    assert model.restore(2, model.save(0))
+    model.swap(0, 1)
+    assert model.length(1) == model.length(2) == len(prompt) - 5
+
+
+def test_an_emptied_slot_forgets_that_it_was_shifted(model: Model, prompt: list[int]) -> None:
+    expected = generate(model, 3, prompt)
+    for empty in (lambda: model.trim(0, 0), lambda: model.reuse(0, [])):
+        shifted(model, 0, prompt)
+        empty()
+        assert model.save(0)
+        assert generate(model, 0, prompt) == expected
+        model.trim(0, 0)
+    shifted(model, 0, prompt)
+    assert model.restore(0, model.save(1))
+    assert model.save(0)
+
+
+@pytest.mark.parametrize("numbers", [(-1, 2), (0, 0), (2, -1), (0, 10), (6, 4), (20, 1)])
+def test_a_shift_that_leaves_nothing_to_move_is_refused(
+    model: Model, prompt: list[int], numbers: tuple[int, int]
+) -> None:
+    prefill(model, 0, prompt[:10])
+    with pytest.raises(REFUSED):
+        model.shift(0, *numbers)
+    assert model.length(0) == 10 and model.save(0)
+
+
+def test_reuse_of_what_follows_a_gap_is_a_shift(model: Model, prompt: list[int]) -> None:
+    length = len(prompt) - 6
+    texts = []
+    for slot in (0, 1):
+        prefill(model, slot, prompt)
+        if slot:
+            model.reuse(slot, [(0, 0, 4), (10, 4, length - 4)])
+        else:
+            model.shift(slot, 4, 6)
+        assert model.length(slot) == length
+        prefill(model, slot, prompt[-1:], length)
+        texts.append(go_on(model, slot, model.sampler(GREEDY, prompt), length + 1))
+    assert texts[0] == texts[1]
+
+
+def test_reuse_of_runs_that_stay_is_a_trim(
+    model: Model, prompt: list[int], other: list[int]
+) -> None:
+    """Nothing has moved, so it can be saved at once."""
+    keep = len(prompt) - 1
+    prefill(model, 0, prompt[:keep])
+    prefill(model, 0, prompt[keep:], keep)
+    expected = go_on(model, 0, model.sampler(GREEDY, prompt), len(prompt))
+    prefill(model, 1, prompt[:keep])
+    prefill(model, 1, other, keep)
+    model.reuse(1, [(0, 0, 4), (4, 4, keep - 4)])
+    assert model.restore(2, model.save(1))
+    prefill(model, 2, prompt[keep:], keep)
+    assert go_on(model, 2, model.sampler(GREEDY, prompt), len(prompt)) == expected
+
+
+@pytest.mark.parametrize(
+    "moves",
+    [[(0, 0, 0)], [(0, 0, 11)], [(0, 0, 4), (2, 4, 2)], [(0, 0, 2), (5, 3, 2)], [(2, 4, 2)]],
+    ids=["empty", "long", "overlap", "gap", "up"],
+)
+def test_reuse_refuses_wrong_moves(
+    model: Model, prompt: list[int], moves: list[tuple[int, int, int]]
+) -> None:
+    prefill(model, 0, prompt[:10])
+    with pytest.raises(REFUSED):
+        model.reuse(0, moves)
+    assert model.length(0) == 10 and model.save(0)
+
+
+def test_adapters_that_the_model_has_not_are_refused(model: Model, prompt: list[int]) -> None:
+    model.set_adapters(())
+    expected = generate(model, 0, prompt)
+    with pytest.raises(InvalidArgument) as caught:
+        model.set_adapters(("nobody's",))
+    assert "nobody's" in caught.value.message and caught.value.hint
+    assert generate(model, 1, prompt) == expected
 
 
 def test_threads_can_change_between_steps(model: Model, prompt: list[int]) -> None:

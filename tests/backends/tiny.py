@@ -111,14 +111,14 @@ class Bare:
             part = tokens[begin : begin + BATCH_SIZE]
             batch = lib.llama_batch_init(len(part), 0, 1)
             batch.n_tokens = len(part)
-            for row, token in enumerate(part):
-                batch.token[row], batch.pos[row] = token, position + begin + row
-                batch.n_seq_id[row], batch.seq_id[row][0] = 1, slot
-                batch.logits[row] = row == len(part) - 1
+            for i, token in enumerate(part):
+                batch.token[i], batch.pos[i] = token, position + begin + i
+                batch.n_seq_id[i], batch.seq_id[i][0] = 1, slot
+                batch.logits[i] = i == len(part) - 1
             assert lib.llama_decode(self.context, batch) == 0
             lib.llama_batch_free(batch)
-        row = np.ctypeslib.as_array(lib.llama_get_logits_ith(self.context, -1), (VOCAB_SIZE,))
-        return row.copy()
+        pointer = lib.llama_get_logits_ith(self.context, -1)
+        return np.array(pointer[:VOCAB_SIZE], np.float32)
 
     def move(self, slot: int, begin: int, end: int, to: int) -> None:
         """Remove the cells from *to* up to *begin*, and move those up to *end* down to there."""

@@ -1,0 +1,171 @@
+"""The echo model as a double: each kind of memory, shared cells, an adapter.
+
+What it makes believe is compared with the tiny models that have such a memory.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from inferd.backends import Chunk, Model, ModelSpec
+from inferd.backends.base import Memory
+from inferd.backends.echo import UPPER, EchoModel, EchoOptions
+from inferd.backends.errors import BackendError, InvalidArgument, KvFull, UnsupportedOperation
+from inferd.backends.llama.model import LlamaModel
+from tests.backends.driving import GREEDY, generate, go_on, prefill
+from tests.tiny_gguf import WINDOW
+
+BATCH_SIZE = 16
+
+
+def echo_of(memory: Memory = "plain", window: int = 8, kv_cells: int = -1) -> EchoModel:
+    spec = ModelSpec(name="echo", slots=4, ctx_size=1024, batch_size=BATCH_SIZE)
+    return EchoModel(spec, EchoOptions(memory=memory, window=window, kv_cells=kv_cells))
+
+
+def prompt_of(model: Model, text: bytes) -> list[int]:
+    return model.tokenize(text, special=False, bos=True)
+
+
+def answers(model: Model, length: int, keep: int) -> list[int]:
+    """Tell how a slot of *length* tokens can be trimmed: computed, and restored from a state."""
+    tokens = [65] * length
+    prefill(model, 0, tokens)
+    state = model.save(0)
+    found = [model.length(0), model.trim_min(0), model.trim(0, keep), model.trim_min(0)]
+    assert model.restore(1, state)
+    found += [model.length(1), model.trim_min(1), model.trim(1, keep), model.trim_min(1)]
+    model.trim(0, 0)
+    model.trim(1, 0)
+    return found
+
+
+@pytest.mark.parametrize("length", [0, 1, 40, 64, 65, 300])
+@pytest.mark.parametrize("less", [0, 1, 60, 200])
+def test_echo_can_be_trimmed_as_the_model_that_it_plays(
+    tiny: LlamaModel, kind: str, length: int, less: int
+) -> None:
+    """But for a window computed in one go, which both have, each to its own reach."""
+    double = echo_of(tiny.info.memory, window=WINDOW)
+    keep = max(0, length - less)
+    if kind.startswith("gemma3"):
+        assert answers(double, length, keep)[4:] == answers(tiny, length, keep)[4:]
+    else:
+        assert answers(double, length, keep) == answers(tiny, length, keep)
+    assert double.info.memory == tiny.info.memory
+    assert double.info.can_shift == tiny.info.can_shift or kind == "gemma3-full"
+
+
+def test_a_window_reaches_back_by_itself_and_a_batch() -> None:
+    model = echo_of("window", window=8)
+    prefill(model, 0, [65] * 20)
+    assert model.trim_min(0) == 1
+    prefill(model, 0, [65] * 80, 20)
+    assert model.trim_min(0) == 100 - BATCH_SIZE
+    assert model.trim(0, 100 - BATCH_SIZE) == 84
+    assert model.trim_min(0) == 84
+    assert model.trim(0, 83) == model.length(0) == 0
+
+
+def test_a_step_on_missing_cells_is_a_bug() -> None:
+    model = echo_of("window", window=8)
+    prefill(model, 0, [65] * 100)
+    del model.slots[0].tokens[70:]
+    with pytest.raises(AssertionError, match="missing"):
+        prefill(model, 0, [65], 70)
+
+
+@pytest.mark.parametrize("memory", ["window", "recurrent"])
+def test_a_memory_that_cannot_shift_says_so(memory: Memory) -> None:
+    model = echo_of(memory)
+    prefill(model, 0, [65] * 20)
+    with pytest.raises(UnsupportedOperation):
+        model.shift(0, 2, 4)
+    with pytest.raises(UnsupportedOperation):
+        model.reuse(0, [(0, 0, 10)])
+    assert model.length(0) == 20
+
+
+def test_what_was_shifted_away_is_not_said() -> None:
+    model = echo_of()
+    prompt = prompt_of(model, b"0123456789")
+    prefill(model, 0, prompt[:-1])
+    model.shift(0, 3, 4)
+    position = prefill(model, 0, prompt[-1:], len(prompt) - 5)
+    said = go_on(model, 0, model.sampler(GREEDY, prompt), position, count=6)
+    assert bytes(said) == b"016789"
+
+
+def test_a_shifted_slot_waits_for_a_step_of_its_own() -> None:
+    """Stricter than llama.cpp, where any slot's decode will do: nobody is to count on that."""
+    model = echo_of()
+    prefill(model, 0, [65] * 20)
+    model.shift(0, 2, 4)
+    prefill(model, 1, [65] * 5)
+    with pytest.raises(BackendError):
+        model.save(0)
+    prefill(model, 0, [65], 16)
+    assert model.save(0)
+
+
+def test_a_step_without_cells_changes_nothing() -> None:
+    model = echo_of(kv_cells=30)
+    prompt = prompt_of(model, b"hello there")
+    position = prefill(model, 0, prompt)
+    prefill(model, 1, [65] * 10)
+    steps = model.steps
+    with pytest.raises(KvFull):
+        model.step([Chunk(1, [65], 10, False), Chunk(2, [65] * 7, 0, False)])
+    assert [model.length(slot) for slot in range(4)] == [position, 10, 0, 0]
+    assert model.steps == steps
+    model.step([Chunk(2, [65] * 7, 0, False)])
+    assert not model.restore(3, model.save(1))
+    model.trim(1, 0)
+    assert bytes(go_on(model, 0, model.sampler(GREEDY, []), position, count=5)) == b"hello"
+
+
+def test_upper_draws_capitals_and_goes_with_the_state() -> None:
+    model = echo_of()
+    prompt = prompt_of(model, b"a-b\xc3\xa4c")
+    plain = generate(model, 0, prompt)
+    model.set_adapters((UPPER,))
+    position = prefill(model, 1, prompt)
+    state = model.save(1)
+    model.set_adapters(())
+    prefill(model, 3, [65])
+    assert model.restore(2, state)
+    model.set_adapters((UPPER,))
+    drawn = go_on(model, 1, model.sampler(GREEDY, prompt), position)
+    assert (bytes(plain), bytes(drawn)) == (b"a-b\xc3\xa4c", b"A-B\xc3\xa4C")
+    prefill(model, 2, drawn[:1], position)
+    assert bytes(go_on(model, 2, model.sampler(GREEDY, []), position + 1, count=5)) == bytes(
+        drawn[1:]
+    )
+
+
+def test_a_slot_of_mixed_adapters_is_a_bug() -> None:
+    model = echo_of()
+    prefill(model, 0, [65] * 3)
+    model.set_adapters((UPPER,))
+    with pytest.raises(AssertionError, match="mixed"):
+        prefill(model, 0, [65], 3)
+    with pytest.raises(InvalidArgument):
+        model.set_adapters((UPPER, "lower"))
+    assert model.adapters == (UPPER,)
+
+
+@pytest.mark.parametrize("state", [b"", b"\x93", b"\x90", b"\x93\x91\x41\x00\xa1a"])
+def test_a_state_that_is_none_leaves_the_slot_empty(state: bytes) -> None:
+    model = echo_of()
+    prefill(model, 0, [65] * 3)
+    assert not model.restore(0, state)
+    assert model.length(0) == 0
+
+
+def test_a_state_longer_than_the_context_leaves_the_slot_empty() -> None:
+    model = echo_of()
+    prefill(model, 0, [65] * 300)
+    spec = ModelSpec(name="echo", slots=1, ctx_size=200, batch_size=BATCH_SIZE)
+    smaller = EchoModel(spec, EchoOptions())
+    assert not smaller.restore(0, model.save(0))
+    assert smaller.length(0) == 0
