@@ -84,6 +84,8 @@ async def _main(config: Config, instance: int, listener: socket.socket) -> int:
             async with anyio.create_task_group() as services:
                 services.start_soon(daemon.sessions.expire_idle)
                 services.start_soon(daemon.registry.unload_idle)
+                await daemon.registry.kv_index.load()
+                services.start_soon(daemon.registry.kv_index.run)
                 await services.start(daemon.server.serve, listener)
                 log.info(
                     "daemon.ready",

@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,10 @@ from ..backends import ModelSpec
 from ..backends.errors import Busy, InferdError, ModelNotFound, ShuttingDown
 from ..backends.params import nearest
 from ..ipc.messages import CREDIT_MAX
+from ..scheduler import messages as m
 from .config import Config
 from .config_models import MODEL_NAME, ModelConfig
+from .kv_index import KvIndex
 from .workers import Worker
 
 __all__ = ("Lease", "Model", "ModelState", "Registry")
@@ -27,6 +30,8 @@ __all__ = ("Lease", "Model", "ModelState", "Registry")
 log = structlog.get_logger()
 ECHO = "echo"
 CTX_SIZE_DEFAULT = 4096
+KV_DIR = "kv"
+"""Where KV states lie below the state directory."""
 
 
 class ModelState(StrEnum):
@@ -178,6 +183,7 @@ class Registry:
         self.closing = False
         self._group = group
         self._on_frame = on_frame
+        self.kv_index = KvIndex(config.state_dir / KV_DIR, config.kv_disk_bytes)
         self._models: dict[str, Model] = {}
         self._changed = anyio.Event()
         self.scan()
@@ -240,8 +246,10 @@ class Registry:
         """Start a worker for a cold model."""
         if self.closing:
             raise ShuttingDown("the daemon is shutting down: no model is loaded any more")
-        worker = Worker(self._spec(model, wanted), self._on_frame, self._limits())
+        kv_dir = str(self.config.state_dir / KV_DIR) if self.config.kv_disk_bytes else ""
+        worker = Worker(self._spec(model, wanted), self._on_frame, self._limits(), kv_dir)
         worker.on_progress = model.progress
+        worker.on_kv = partial(self._note_kv_file, worker)
         model.worker, model.error = worker, None
         self._group.start_soon(self._run, model, worker)
         return worker
@@ -286,7 +294,22 @@ class Registry:
             "reader_wait_s": self.config.reader_wait_ms / 1000,
             "reader_timeout_s": self.config.reader_timeout_s,
             "credit_max": CREDIT_MAX,
+            "ageing_tokens": self.config.ageing_tokens,
+            "quantum_tokens": self.config.quantum_tokens,
+            "step_target_s": self.config.step_ms_target / 1000,
+            "share_tokens_min": self.config.share_tokens_min,
+            "snapshot_tokens": self.config.snapshot_tokens,
+            "shifts_max": self.config.shifts_max,
+            "kv_ram_bytes": self.config.kv_ram_bytes,
+            "kv_shared": self.config.kv_share == "all",
         }
+
+    def _note_kv_file(self, worker: Worker, report: m.Stored | m.Unstored) -> None:
+        fingerprint = worker.info.fingerprint
+        if isinstance(report, m.Unstored):
+            self.kv_index.unstored(fingerprint, report.name)
+        else:
+            self.kv_index.stored(fingerprint, *msgspec.structs.astuple(report))
 
     def lease_ended(self, model: Model) -> None:
         """Look again at who is idle."""

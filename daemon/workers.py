@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import signal
@@ -28,7 +29,7 @@ from ..scheduler.link import pack_frame
 
 __all__ = ("Worker",)
 
-READ_BYTES = 1 << 18
+READ_BYTES = 1 << 16
 QUIT_S = 5.0
 """A worker whose line is closed and that is still there after this is killed."""
 
@@ -53,10 +54,17 @@ class Worker:
     """
 
     def __init__(
-        self, spec: ModelSpec, on_frame: Callable[[], None], limits: dict[str, Any] | None = None
+        self,
+        spec: ModelSpec,
+        on_frame: Callable[[], None],
+        limits: dict[str, Any] | None = None,
+        kv_dir: str = "",
     ):
         self.spec = spec
         self.limits = limits or {}
+        self.kv_dir = kv_dir
+        self.on_kv: Callable[[m.Stored | m.Unstored], None] = lambda _: None
+        """Hears of files that KV states are written to."""
         self.pid = 0
         self.progress = 0.0
         self.on_progress: Callable[[float], None] = lambda _: None
@@ -67,7 +75,9 @@ class Worker:
         self._info: ModelInfo | None = None
         self._on_frame = on_frame
         self._commands: list[m.Command] = []
-        self._wake = anyio.Event()
+        self._line: socket.socket | None = None
+        self._unsent = bytearray()
+        self._writing = False
         self._sinks: dict[int, Sink] = {}
         self._pending: dict[int, _Pending] = {}
         self._requests = 0
@@ -148,8 +158,9 @@ class Worker:
         self._send(m.Quit())
 
     def _send(self, command: m.Command) -> None:
+        if not self._commands and self._line is not None:
+            asyncio.get_running_loop().call_soon(self._write)
         self._commands.append(command)
-        self._wake.set()
 
     async def _ask(self, command: Callable[[int], m.Command]) -> Any:
         self._requests += 1
@@ -178,10 +189,7 @@ class Worker:
                 process = await self._spawn(theirs)
             ours.setblocking(False)
             self._send_load(ours)
-            async with anyio.create_task_group() as group:
-                group.start_soon(self._write, ours)
-                await self._read(ours)
-                group.cancel_scope.cancel()
+            await self._talk(ours)
         except OSError as exc:
             self.error = LoadFailed(
                 f"no worker process could be started for {self.spec.name!r}: {exc.strerror or exc}",
@@ -206,44 +214,73 @@ class Worker:
         return process
 
     def _send_load(self, sock: socket.socket) -> None:
-        frame = pack_frame([m.Load(self.spec, self.limits)])
+        frame = pack_frame([m.Load(self.spec, self.limits, self.kv_dir)])
         if self.spec.fd >= 0:
             socket.send_fds(sock, [frame], [self.spec.fd])
         else:
             sock.send(frame)
 
-    async def _write(self, sock: socket.socket) -> None:
-        unsent = bytearray()
-        while True:
-            await self._wake.wait()
-            self._wake = anyio.Event()
-            commands, self._commands = self._commands, []
-            unsent += pack_frame(commands)
-            while unsent:
-                try:
-                    del unsent[: sock.send(unsent)]
-                except BlockingIOError:
-                    await anyio.wait_writable(sock)
-                except OSError:
-                    return  # the process is gone: the reader sees it too
+    async def _talk(self, sock: socket.socket) -> None:
+        """Write commands and read reports until the process is gone.
 
-    async def _read(self, sock: socket.socket) -> None:
-        while True:
-            await anyio.wait_readable(sock)
-            try:
-                data = sock.recv(READ_BYTES)
-            except BlockingIOError:
-                continue
-            except OSError:
-                return
-            if not data:
-                return
-            self._buffer += data
-            try:
-                self._take_frames()
-            except msgspec.DecodeError as exc:
-                log.error("worker.unreadable", model=self.spec.name, pid=self.pid, cause=str(exc))
-                return
+        One callback for each, for good: what a wake-up costs here is paid per step.
+        """
+        loop = asyncio.get_running_loop()
+        ended: asyncio.Future[None] = loop.create_future()
+        loop.add_reader(sock, self._read, sock, ended)
+        self._line = sock
+        self._write()
+        try:
+            await ended
+        finally:
+            self._line = None
+            loop.remove_reader(sock)
+            loop.remove_writer(sock)
+
+    def _write(self) -> None:
+        """Send the commands that have come since, in one frame, or what the socket takes of it."""
+        sock = self._line
+        if sock is None:
+            return  # the process is gone
+        commands, self._commands = self._commands, []
+        if commands:
+            self._unsent += pack_frame(commands)
+        try:
+            while self._unsent:
+                del self._unsent[: sock.send(self._unsent)]
+        except BlockingIOError:
+            asyncio.get_running_loop().add_writer(sock, self._write)
+            self._writing = True
+        except OSError:
+            self._unsent.clear()  # the process is gone: the reader sees it too
+        if self._writing and not self._unsent:
+            asyncio.get_running_loop().remove_writer(sock)
+            self._writing = False
+
+    def _read(self, sock: socket.socket, ended: asyncio.Future[None]) -> None:
+        if ended.done():
+            return
+        try:
+            if not self._read_some(sock):
+                ended.set_result(None)
+        except Exception as exc:  # it ends `run`, not only this callback
+            ended.set_exception(exc)
+
+    def _read_some(self, sock: socket.socket) -> bool:
+        """Take the reports that are there; tell whether more may come."""
+        try:
+            data = sock.recv(READ_BYTES)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        self._buffer += data
+        try:
+            self._take_frames()
+        except msgspec.DecodeError as exc:
+            log.error("worker.unreadable", model=self.spec.name, pid=self.pid, cause=str(exc))
+            return False
+        return bool(data)
 
     def _take_frames(self) -> None:
         start, buffer = 0, self._buffer
@@ -260,7 +297,7 @@ class Worker:
 
     def _take(self, report: m.Report) -> None:
         match report:
-            case m.Tokens() | m.Moved():
+            case m.Tokens() | m.Moved() | m.Position() | m.Shifted():
                 sink = self._sinks.get(report.task_id)
                 if sink is not None:
                     sink(report)
@@ -272,6 +309,8 @@ class Worker:
                 self._answer(number, value, None)
             case m.Refused(number, error):
                 self._answer(number, None, error_from_wire(error))
+            case m.Stored() | m.Unstored():
+                self.on_kv(report)
             case m.Progress(fraction):
                 self.progress = fraction
                 self.on_progress(fraction)

@@ -13,6 +13,8 @@ NOISE = 0.1
 """A step's time is off by this share, with nothing wrong."""
 SURPRISE_MAX = 3.0
 """A step further off than this many deviations counts as that far off: a hiccup is no trend."""
+SECONDS_MIN = 1e-6
+"""No step takes less, whatever a coarse clock says."""
 TREND_STEPS = 3
 """As many surprises in a row are a trend: the machine has changed."""
 
@@ -81,6 +83,7 @@ class StepCost:
     def learn(self, load: Load, seconds: float) -> None:
         """Take a step of *load* that took *seconds*."""
         self.steps += 1
+        seconds = max(seconds, SECONDS_MIN)
         if self.steps == 1:
             self._begin(load, seconds)
             return

@@ -54,7 +54,6 @@ _VERSION = 1
 _DIGEST_BYTES = 20
 _PREFIX = struct.Struct(f"<8sII{_DIGEST_BYTES}s")
 _FINGERPRINT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
-_TEMPORARY = "."
 _READ_RANK, _WRITE_RANK, _STOP_RANK = 1, 2, 0
 _encoder = msgspec.msgpack.Encoder()
 
@@ -195,13 +194,13 @@ class KvFiles:
         """Queue the reading of *file*; False if the queue is full."""
         return self._ask(_READ_RANK, file, file.size)
 
-    def delete(self, files: Sequence[KvFile]) -> None:
-        """Delete files, after the writes that were asked for before.
+    def delete(self, keys: Sequence[KvKey]) -> None:
+        """Delete the files of *keys*, after the writes that were asked for before.
 
         Never refused: there are no more than were written. `pending` counts it until it is done.
         """
         self._pending += 1
-        self._put(_WRITE_RANK, _Delete(tuple(file.key for file in files)))
+        self._put(_WRITE_RANK, _Delete(tuple(keys)))
 
     def results(self) -> list[Written | Read | Failed]:
         """Return the answers that are there; none after `close`."""
@@ -306,12 +305,11 @@ class KvFiles:
 def scan_folder(folder: Path) -> Iterator[tuple[float, KvFile]]:
     """Yield the files of one fingerprint's *folder*, each with the time it was last used at.
 
-    Deletes what is damaged, foreign or was never finished. What cannot be read now is left out.
+    Deletes what is damaged, foreign or was never finished (its name is not its state's). What
+    cannot be read now is left out.
     """
     for path in _files_below(folder):
         try:
-            if path.name.startswith(_TEMPORARY):
-                raise KvDamaged("its writing was cut off")
             with _opened(path) as fd:
                 found = os.fstat(fd).st_mtime, _read_head(fd, path)[1]
         except KvDamaged:
@@ -376,7 +374,7 @@ def _decode(content: bytes) -> _Header:
 def _read_state(path: Path, key: KvKey) -> bytes:
     with _opened(path) as fd:
         header, file = _read_head(fd, path)
-        if file.key != key:
+        if file.key != key:  # of the same hash, should there ever be two
             raise KvDamaged("it is the state of other tokens")
         state = _read_exactly(fd, header.size)
         if _digest(state) != header.checksum:
@@ -413,8 +411,6 @@ def _opened(path: Path) -> Iterator[int]:
 
 def _read_exactly(fd: int, size: int) -> bytes:
     """Read *size* bytes; one read returns at most 2 GiB."""
-    if size > os.fstat(fd).st_size:  # not to ask for memory that a damaged length names
-        raise KvDamaged("it is cut off")
     parts: list[bytes] = []
     while size:
         part = os.read(fd, size)
@@ -430,7 +426,7 @@ def _write_file(path: Path, parts: Sequence[bytes]) -> None:
 
     It is not synced: what a power loss takes or tears fails its checksum and is computed again.
     """
-    temporary = path.with_name(f"{_TEMPORARY}{path.name}.{os.getpid()}")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         _write_new(temporary, parts)
         os.replace(temporary, path)

@@ -16,7 +16,7 @@ __all__ = ("LinkClosed", "SocketLink", "pack_frame")
 
 _LENGTH = struct.Struct("<I")
 _FDS_MAX = 4
-_READ_BYTES = 1 << 18
+_READ_BYTES = 1 << 16
 _encoder = msgspec.msgpack.Encoder()
 
 
@@ -38,6 +38,7 @@ class SocketLink:
     def __init__(self, sock: socket.socket):
         sock.setblocking(False)
         self._sock = sock
+        self._sources: list[socket.socket | int] = [sock]
         self._decoder = msgspec.msgpack.Decoder(list[m.Command])
         self._buffer = bytearray()
         self._unsent = bytearray()
@@ -81,10 +82,14 @@ class SocketLink:
                 return
             self.flush()
 
+    def wake_on(self, fileno: int) -> None:
+        """Let `receive` return, too, when the descriptor *fileno* is readable."""
+        self._sources.append(fileno)
+
     def _wait(self, timeout_s: float | None) -> None:
         while True:
             out = [self._sock] if self._unsent else []
-            readable, writable, _ = select.select([self._sock], out, [], timeout_s)
+            readable, writable, _ = select.select(self._sources, out, [], timeout_s)
             if writable:
                 self.flush()
             if readable or timeout_s is not None:

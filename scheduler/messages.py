@@ -40,12 +40,14 @@ __all__ = (
     "Report",
     "Shifted",
     "Stats",
+    "Stored",
     "Submit",
     "TaskSpec",
     "Threads",
     "Tokenize",
     "Tokens",
     "TurnStats",
+    "Unstored",
     "pack_tokens",
     "unpack_tokens",
 )
@@ -111,11 +113,13 @@ class _Message(msgspec.Struct, array_like=True, tag=True):
 
 class Load(_Message):
     """Load a model: the first command, once. A descriptor travels beside the frame; *limits*
-    are fields of `plan.Limits` that differ from its defaults.
+    are fields of `plan.Limits` that differ from its defaults; KV states go to disk below *kv_dir*
+    (empty: they do not).
     """
 
     spec: ModelSpec
     limits: dict[str, Any]
+    kv_dir: str = ""
 
 
 class Submit(_Message):
@@ -341,6 +345,22 @@ class Shifted(_Message):
     discard: int
 
 
+class Stored(_Message):
+    """A KV state was written to disk, as the file *name* of *size* bytes, or read again."""
+
+    name: str
+    owner: int
+    session: str
+    size: int
+    seconds: float
+
+
+class Unstored(_Message):
+    """The KV file *name* is gone."""
+
+    name: str
+
+
 class Finished(_Message):
     """A task has ended; *text* is what was withheld until now, *end* the name of the token that
     ended it (WasmEdge shows it at the end of the output).
@@ -381,6 +401,8 @@ Report = (
     | Moved
     | Position
     | Shifted
+    | Stored
+    | Unstored
     | Finished
     | Failed
     | Answer

@@ -1,22 +1,26 @@
 """Who runs next: pure functions of the engine's state, with neither model, clock nor thread.
 
 `plan_slots` decides who gets, keeps and gives up a slot; once the engine has done that,
-`plan_rows` decides the rows of the next batch.
+`plan_adapters` decides which tasks can share the next batch and `plan_rows` its rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+from .cost import Load, StepCost
 from .slots import Slot
 from .task import Task
 
 __all__ = (
     "Limits",
+    "Order",
     "OwnerClock",
     "Rows",
     "SlotPlan",
+    "plan_adapters",
     "plan_rows",
     "plan_slots",
 )
@@ -35,17 +39,32 @@ class Limits:
     quarter of the steps (152 to 165 steps for 128 tokens); with 5 ms it is 131.
     """
     credit_max: int = 1024
-    park_bytes_max: int = 2 << 30
-    prefill_rows_beside_decode: int = 128
-    """Prompt rows in a step that decodes too: a long prompt must not stall the streams."""
+    step_target_s: float = 0.15
+    """What a step may take in which prompts are read beside decoding tasks."""
+    step_alone_s: float = 0.5
+    """What a step may take in which nothing decodes: then arrivals and cancels are seen."""
+    prompt_rows_min: int = 16
+    """Prompts move by so many rows a step, whatever that takes."""
+    share_tokens_min: int = 64
+    """A shorter common beginning is not worth waiting for."""
+    snapshot_tokens: int = 2048
+    """On models whose state serves only as a whole, it is saved every so many tokens."""
+    shifts_max: int = 8
+    """Context shifts of one turn."""
+    kv_ram_bytes: int = 2 << 30
+    kv_shared: bool = False
+    """KV states serve every owner."""
+    fetch_timeout_s: float = 5.0
+    """What a task waits for its state from disk before it is computed again."""
 
 
 @dataclass(frozen=True, slots=True)
 class SlotPlan:
-    """First park, then admit."""
+    """First park, then admit. Each of *follow* waits for what the other task is computing."""
 
     park: tuple[Task, ...] = ()
     admit: tuple[Task, ...] = ()
+    follow: tuple[tuple[Task, Task], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,40 +109,47 @@ class OwnerClock:
             self._served = {o: n for o, n in self._served.items() if o in keep}
 
 
-class _Order:
+class Order:
     """The one order of tasks: (effective class, the owner's served tokens, arrival)."""
 
     def __init__(self, clock: int, owners: OwnerClock, limits: Limits):
         self._clock, self._owners, self._limits = clock, owners, limits
 
     def effective(self, task: Task) -> int:
+        """Return the class of *task* with its age."""
         return task.effective_class(self._clock, self._limits.ageing_tokens)
 
     def key(self, task: Task) -> tuple[int, int, int]:
+        """Return what sorts *task*, first come first."""
         return (-self.effective(task), self._owners.served(task.spec.owner), task.arrival)
 
 
 def plan_slots(
     queue: Sequence[Task],
     slots: Sequence[Slot],
-    owners: OwnerClock,
-    clock: int,
+    order: Order,
     limits: Limits,
     now: float,
+    leader: Callable[[Task, Sequence[Task]], Task | None] = lambda task, running: None,
 ) -> SlotPlan:
     """Decide who is parked and who is admitted, best first.
 
     Preemption: at once for a task whose own class is above a running one's effective class;
     between equals only at the end of a quantum, for one that comes first in the order; and
-    whoever has not been read for `reader_wait_s` gives way to anybody.
+    whoever has not been read for `reader_wait_s` gives way to anybody. *leader* returns which of
+    the running tasks computes what a task then need not compute: it takes no slot until then.
     """
-    order = _Order(clock, owners, limits)
     waiting = sorted((t for t in queue if t.has_work or t.wants_token), key=order.key)
     running = [s.task for s in slots if s.task is not None]
     free = len(slots) - len(running)
     park: list[Task] = []
     admit: list[Task] = []
+    follow: list[tuple[Task, Task]] = []
     for task in waiting:
+        ahead = leader(task, [t for t in (*running, *admit) if t not in park])
+        if ahead is not None:
+            follow.append((task, ahead))
+            continue
         if free:
             free -= 1
         else:
@@ -132,12 +158,13 @@ def plan_slots(
                 break
             park.append(victim)
         admit.append(task)
-    return SlotPlan(tuple(park), tuple(admit))
+    return SlotPlan(tuple(park), tuple(admit), tuple(follow))
 
 
 def _victim(
-    task: Task, running: Sequence[Task], order: _Order, limits: Limits, now: float
+    task: Task, running: Sequence[Task], order: Order, limits: Limits, now: float
 ) -> Task | None:
+    running = [t for t in running if not t.unsettled]
     absent = [t for t in running if _absent(t, limits, now)]
     if absent:
         return min(absent, key=lambda t: (order.effective(t), -t.arrival))
@@ -160,30 +187,92 @@ def _absent(task: Task, limits: Limits, now: float) -> bool:
     return task.unread_since is not None and now >= task.unread_since + limits.reader_wait_s
 
 
+def plan_adapters(
+    slots: Sequence[Slot], order: Order, limits: Limits, current: tuple[str, ...], rows: int
+) -> tuple[str, ...]:
+    """Return the adapters of the next step: only tasks with the same ones share a batch.
+
+    The *current* ones stay for a quantum of *rows*, unless a task of a higher class waits for its
+    turn; then those whose first task comes first in the order of the queue, of the others.
+    """
+    first: dict[tuple[str, ...], Task] = {}
+    tasks = [s.task for s in slots if s.task is not None and s.task.has_work]
+    for task in sorted(tasks, key=order.key):
+        first.setdefault(task.spec.adapters, task)
+    others = [t for adapters, t in first.items() if adapters != current]
+    if not others:
+        return current
+    outranked = current in first and order.effective(others[0]) > order.effective(first[current])
+    if current in first and rows < limits.quantum_tokens and not outranked:
+        return current
+    return others[0].spec.adapters
+
+
 def plan_rows(
     slots: Sequence[Slot],
-    owners: OwnerClock,
-    clock: int,
+    order: Order,
     limits: Limits,
     batch_size: int,
+    cost: StepCost,
+    adapters: tuple[str, ...] = (),
 ) -> list[Rows]:
     """Return the rows of the next batch, in ascending slots.
 
-    Every task that decodes gets its row; prompts share what is left, by the order of the queue,
-    and less of it where tasks of their own or a higher class decode beside them.
+    Every task that decodes gets its row. Prompts share, in the order of the queue, what the
+    step's time has left: where tasks of their own or a higher class decode beside them,
+    `step_target_s` in all, or half of the decoding rows' own time; else `step_alone_s`.
     """
-    order = _Order(clock, owners, limits)
     tasks = [s.task for s in slots if s.task is not None and s.task.has_work]
+    tasks = [t for t in tasks if t.spec.adapters == adapters]
     decoding = [t for t in tasks if not t.prefilling]
     prompts = sorted((t for t in tasks if t.prefilling), key=order.key)
     counts = {id(t): 1 for t in decoding}
-    left = batch_size - len(decoding)
-    highest = max((order.effective(t) for t in decoding), default=-1)
-    if prompts and highest >= order.effective(prompts[0]):
-        left = min(left, limits.prefill_rows_beside_decode)
-    for task in prompts:
-        if left <= 0:
-            break
-        counts[id(task)] = count = min(task.pending, left)
-        left -= count
-    return [Rows(t, counts[id(t)]) for t in tasks if id(t) in counts]
+    if prompts:
+        step = _Step([(t.computed, 1) for t in decoding], cost)
+        step.rows_left = batch_size - len(decoding)
+        step.rows_least = limits.prompt_rows_min
+        highest = max((order.effective(t) for t in decoding), default=-1)
+        protected = highest >= order.effective(prompts[0])
+        step.seconds = limits.step_target_s if protected else limits.step_alone_s
+        step.seconds = max(step.seconds, 1.5 * step.taken())
+        for task in prompts:
+            counts[id(task)] = step.give(task)
+    return [Rows(t, counts[id(t)]) for t in tasks if counts.get(id(t))]
+
+
+ROWS_UNKNOWN = 32
+"""Prompt rows of the very first step, before anything is known of the machine."""
+
+
+class _Step:
+    """A step that is being filled: with chunks (position, count), up to a predicted time."""
+
+    def __init__(self, chunks: list[tuple[int, int]], cost: StepCost):
+        self.chunks, self.cost = chunks, cost
+        self.seconds = 0.0
+        self.rows_left = 0
+        self.rows_least = 0
+
+    def taken(self) -> float:
+        """Return the seconds that the step takes so far."""
+        return self.cost.predict(Load.of(self.chunks))
+
+    def give(self, task: Task) -> int:
+        """Give *task* as many rows as fit, but the least that the prompts are due."""
+        most = min(task.pending, task.rows_to_stop(), self.rows_left)
+        if not self.cost.known:
+            most = min(most, ROWS_UNKNOWN)
+        count = max(self._fitting(task.computed, most), min(most, self.rows_least))
+        if count:
+            self.chunks.append((task.computed, count))
+            self.rows_left -= count
+            self.rows_least = max(0, self.rows_least - count)
+        return count
+
+    def _fitting(self, position: int, most: int) -> int:
+        """Return the greatest count, up to *most*, with which the step keeps to its time."""
+
+        def seconds(count: int) -> float:
+            return self.cost.predict(Load.of([*self.chunks, (position, count)]))
+
+        return bisect_right(range(1, most + 1), self.seconds, key=seconds)

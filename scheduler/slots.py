@@ -1,18 +1,27 @@
-"""Slots: which task leases which sequence of the model, what KV lies idle in the others, and what
-was saved of the parked ones.
+"""Slots: which task leases which sequence of the model, what KV lies idle in the others, and how a
+task comes to the state that spares it most.
 
 Owned by the engine. There is one way to move state: save it, restore it into a sequence.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from array import array
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from ..backends import Model
+from .prefix import common_prefix, equal_runs
+from .store import Entry, KvStore, Origin
 from .task import Task
 
-__all__ = ("Admission", "Slot", "SlotTable", "choose_source", "common_prefix", "least_used")
+__all__ = ("Slot", "SlotTable", "Source")
+
+WORTH_TOKENS = 16
+"""Fewer are computed again rather than saved: one small step."""
+
+
+NOBODY = Origin(scope=-2)
 
 
 @dataclass(eq=False, slots=True)
@@ -21,80 +30,34 @@ class Slot:
 
     index: int
     task: Task | None = None
-    tokens: list[int] = field(default_factory=list)
-    owner: int = -1
-    used: int = 0
-    """The token clock when it was last given back: the smallest is the least recently used."""
+    tokens: array[int] = field(default_factory=lambda: array("i"))
+    origin: Origin = NOBODY
 
 
 @dataclass(frozen=True, slots=True)
-class Admission:
-    """*task* takes slot *target*, the lowest free one, and starts from the first *keep* tokens of
-    slot *source*. With *spare*, the source is copied there first, for it is worth keeping whole.
-    """
+class Source:
+    """Where a task can start from: the first *keep* tokens of a slot or of a saved state."""
 
-    task: Task
-    target: int
-    source: int
-    keep: int
-    spare: int | None = None
-
-
-def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
-    """Return how many tokens *a* and *b* begin with alike."""
-    low, high = 0, min(len(a), len(b))
-    if a[:high] == b[:high]:
-        return high
-    while low < high:  # halving compares slices in C: 20 times faster than a loop over tokens
-        middle = (low + high + 1) // 2
-        if a[low:middle] == b[low:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low
-
-
-def choose_source(task: Task, slots: Sequence[Slot]) -> Admission:
-    """Choose where *task* goes (the lowest free slot) and which idle KV it starts from.
-
-    KV is never reused across owners. A slot that the task extends whole is taken; one that it
-    shares a part with is copied where another can be given up for it: an empty one, or the least
-    recently used.
-    """
-    idle = [s for s in slots if s.task is None]
-    target, spare = idle[0], least_used(idle)
-    best, shared = None, 0
-    for slot in idle:
-        if slot.owner == task.spec.owner and slot.tokens:
-            size = common_prefix(slot.tokens, task.tokens)
-            if size > shared:
-                best, shared = slot, size
-    keep = min(shared, len(task.tokens) - 1)  # the last token is decoded again, for its logits
-    if best is None or keep <= 0:
-        return Admission(task, target.index, spare.index, 0)
-    copy = shared < len(best.tokens) and spare is not best
-    return Admission(task, target.index, best.index, keep, spare.index if copy else None)
-
-
-def least_used(idle: Sequence[Slot]) -> Slot:
-    """Return the idle slot whose KV is given up first: an empty one, else the oldest."""
-    return min(idle, key=lambda s: (bool(s.tokens), s.used, -s.index))
+    keep: int = 0
+    slot: Slot | None = None
+    entry: Entry | None = None
 
 
 class SlotTable:
-    """The slots of one model, and the states of parked tasks, at most *parked_bytes_max* of them.
+    """The slots of one model, and the states of parked tasks, which are pinned in *store*.
 
     Leased slots are kept without gaps from the lowest on: rows of a batch must ascend by
     sequence without gaps, or llama.cpp cuts the batch into several (measured: 66 → 92 ms with 16
-    sequences).
+    sequences). *again* tells the seconds that computing so many tokens again would take.
     """
 
-    def __init__(self, model: Model, parked_bytes_max: int):
+    def __init__(self, model: Model, store: KvStore, again: Callable[[int], float]):
         self.slots = [Slot(i) for i in range(model.info.slots)]
-        self.parked_bytes = 0
+        self.store = store
         self._model = model
-        self._parked_bytes_max = parked_bytes_max
-        self._parked: dict[int, tuple[bytes, object]] = {}
+        self._memory = model.info.memory
+        self._again = again
+        self._parked: dict[int, tuple[Entry | None, object]] = {}
 
     def __iter__(self) -> Iterator[Slot]:
         return iter(self.slots)
@@ -108,93 +71,251 @@ class SlotTable:
         return [s.task for s in self.slots if s.task is not None]
 
     @property
-    def free(self) -> bool:
-        """Tell whether a slot is free."""
-        return any(s.task is None for s in self.slots)
+    def idle(self) -> list[Slot]:
+        """The slots that no task leases."""
+        return [s for s in self.slots if s.task is None]
+
+    # Where a task can start from.
+
+    def find(self, origin: Origin, tokens: array[int]) -> Source:
+        """Return what spares most of *tokens*; of equals a slot, which need not be copied."""
+        best = Source()
+        for slot in self.idle:
+            keep = self._usable(slot, origin, tokens, best.keep)
+            if keep > best.keep:
+                best = Source(keep, slot=slot)
+        entry, keep = self.store.find(origin, tokens, best.keep)
+        if entry is not None:
+            best = Source(keep, entry=entry)
+        if self._memory == "plain":
+            best = self._find_running(origin, tokens, best)
+        return best
+
+    def _usable(self, slot: Slot, origin: Origin, tokens: array[int], at_least: int) -> int:
+        """Return how many of *tokens* an idle slot spares, by what the model can trim it to."""
+        size, most = len(slot.tokens), len(tokens) - 1
+        if min(size, most) <= at_least or slot.tokens[at_least] != tokens[at_least]:
+            return 0
+        if not slot.origin.serves(origin):
+            return 0
+        shared = common_prefix(slot.tokens, tokens)
+        keep = min(shared, most)
+        if keep < size and keep < self._model.trim_min(slot.index):
+            return 0
+        return keep
+
+    def _find_running(self, origin: Origin, tokens: array[int], best: Source) -> Source:
+        """Return a running task's slot where it beats *best* by what a copy is worth."""
+        for slot in self.slots:
+            task = slot.task
+            at = best.keep + WORTH_TOKENS
+            if task is None or task.computed <= at or task.unsettled or len(tokens) - 1 <= at:
+                continue
+            if task.tokens[at] != tokens[at] or not task.origin.serves(origin):
+                continue
+            done = array("i", task.tokens[: task.computed])
+            keep = min(common_prefix(done, tokens), len(tokens) - 1)
+            if keep > at:
+                best = Source(keep, slot=slot)
+        return best
+
+    def parting(self, origin: Origin, tokens: array[int]) -> int:
+        """Return how far *tokens* go with anything that is or was computed here.
+
+        Where prompts part is worth a snapshot on models whose states serve only as a whole.
+        """
+        known = [(s.origin, s.tokens) for s in self.idle]
+        known += [(t.origin, array("i", t.tokens)) for t in self.tasks]
+        known += [(e.origin, e.tokens) for e in self.store]
+        serving = (have for whose, have in known if whose.serves(origin))
+        return max((common_prefix(have, tokens) for have in serving), default=0)
+
+    # Leases.
 
     def admit(self, task: Task) -> None:
-        """Give *task* the lowest free slot, with its parked state or what idle KV serves it."""
-        saved = self._parked.pop(task.spec.id, None)
-        if saved is None or not self._restore(task, *saved):
-            self._place(task)
-
-    def _restore(self, task: Task, state: bytes, row: object) -> bool:
-        self.parked_bytes -= len(state)
-        idle = [s for s in self.slots if s.task is None]
-        slot, spare = idle[0], least_used(idle)
-        if spare is not slot:
-            self._swap(spare, slot)
-        slot.tokens = []
-        if not self._model.restore(slot.index, state):
+        """Give *task* the lowest free slot, with its parked state or what else serves it."""
+        target = self.idle[0]
+        entry, row = self._parked.pop(task.spec.id, (None, None))
+        if entry is None or not self._return(task, target, entry, row):
             task.row = False
-            return False
-        if task.row:
-            self._model.put_row(slot.index, row)
-        _lease(slot, task)
-        return True
+            task.computed = self._start(task, target)
+        target.task, target.tokens, target.origin = task, array("i"), task.origin
+        task.slot = target.index
 
-    def _place(self, task: Task) -> None:
-        plan = choose_source(task, self.slots)
-        source, target = self.slots[plan.source], self.slots[plan.target]
-        if plan.spare is not None and self._copy(source, spare := self.slots[plan.spare]):
-            source = target if source is target else spare
+    def _return(self, task: Task, target: Slot, entry: Entry, row: object) -> bool:
+        """Put a parked task's own state into *target*; False if it does not fit any more."""
+        self._vacate(target)
+        entry.pins -= 1
+        fits = self._model.restore(target.index, entry.state)
+        if fits and task.row:
+            self._model.put_row(target.index, row)
+        if not entry.hits and not entry.pins:
+            self.store.remove(entry)
+        return fits
+
+    def _start(self, task: Task, target: Slot) -> int:
+        """Put the state that spares *task* most into *target*; return how many tokens it has."""
+        source = self.find(task.origin, array("i", task.tokens))
+        if source.entry is not None:
+            source.entry.pins += 1
+            self._vacate(target)
+            source.entry.pins -= 1
+            have = self._load(target, source.entry)
+        elif source.slot is not None and source.slot.task is not None:
+            have = self._copy(source.slot.task, target)
+        elif source.slot is not None:
+            have = self._take(source.slot, target, source.keep)
+        else:
+            self._vacate(target)
+            have = array("i")
+        if task.spec.cache_reuse:
+            reused = self._reuse(task, target, have, min(source.keep, len(have)))
+            if reused:
+                return reused
+        return self._model.trim(target.index, min(source.keep, len(have)))
+
+    def _load(self, target: Slot, entry: Entry) -> array[int]:
+        if not self._model.restore(target.index, entry.state):
+            return array("i")
+        self.store.use(entry)
+        return entry.tokens
+
+    def _copy(self, task: Task, target: Slot) -> array[int]:
+        """Copy a running task's state, by way of the store: another may want it too."""
+        self._vacate(target)
+        state = self._model.save(task.slot)
+        tokens = array("i", task.tokens[: task.computed])
+        self.store.put(task.origin, tokens, state, self._again(len(tokens)))
+        return tokens if self._model.restore(target.index, state) else array("i")
+
+    def _take(self, source: Slot, target: Slot, keep: int) -> array[int]:
+        """Take over idle KV; what the task will not extend, or cannot give back, is saved first."""
+        tokens = source.tokens
+        if len(tokens) - keep >= WORTH_TOKENS or self._memory != "plain":
+            self._preserve(source)
         if source is not target:
             self._swap(source, target)
-        task.computed = self._model.trim(target.index, plan.keep)
-        _lease(target, task)
+        return tokens
 
-    def _copy(self, source: Slot, spare: Slot) -> bool:
-        """Copy idle KV into *spare*, whose own is given up; False if it does not fit there."""
-        spare.tokens, spare.owner, spare.used = [], source.owner, source.used
-        if not self._model.restore(spare.index, self._model.save(source.index)):
-            return False
-        spare.tokens = source.tokens
-        return True
+    def _reuse(self, task: Task, target: Slot, have: array[int], keep: int) -> int:
+        """Let equal runs behind the common prefix move down; return what *task* then has."""
+        if self._memory != "plain" or not self._model.info.can_shift:
+            return 0
+        runs = equal_runs(have, array("i", task.tokens), keep, task.spec.cache_reuse)
+        if not runs:
+            return 0
+        self._model.reuse(target.index, [(0, 0, keep), *runs] if keep else runs)
+        task.shifted = task.unsettled = True
+        return keep + sum(count for _, _, count in runs)
+
+    # Idle KV.
+
+    def _vacate(self, slot: Slot) -> None:
+        """Make an idle slot free to be overwritten: its KV goes to an empty one, or is saved."""
+        if slot.tokens:
+            empty = next((s for s in self.idle if not s.tokens), None)
+            if empty is not None:
+                self._swap(slot, empty)
+            else:
+                self._preserve(slot)
+                slot.tokens = array("i")
+
+    def _preserve(self, slot: Slot) -> Entry | None:
+        """Save idle KV, unless it is small or saved already."""
+        if len(slot.tokens) < WORTH_TOKENS or self.store.covers(slot.origin, slot.tokens):
+            return None
+        state = self._model.save(slot.index)
+        return self.store.put(slot.origin, slot.tokens, state, self._again(len(slot.tokens)))
+
+    def preserve_idle(self, scope: int | None = None, session: str = "") -> None:
+        """Save the KV of idle slots, of all or of one session's, for a slower tier to take."""
+        for slot in self.idle:
+            if scope is None or (slot.origin.scope, slot.origin.session) == (scope, session):
+                self._preserve(slot)
+
+    def empty_idle(self) -> bool:
+        """Save and give up all idle KV; tell whether there was any."""
+        filled = [s for s in self.idle if s.tokens]
+        for slot in filled:
+            self._preserve(slot)
+            self._empty(slot)
+        return bool(filled)
+
+    def forget(self, scope: int, session: str) -> None:
+        """Forget the idle and saved KV that a session made."""
+        for slot in self.idle:
+            if slot.tokens and (slot.origin.scope, slot.origin.session) == (scope, session):
+                self._empty(slot)
+        self.store.forget(scope, session)
 
     def _swap(self, a: Slot, b: Slot) -> None:
         self._model.swap(a.index, b.index)
         a.task, b.task = b.task, a.task
         a.tokens, b.tokens = b.tokens, a.tokens
-        a.owner, b.owner = b.owner, a.owner
-        a.used, b.used = b.used, a.used
+        a.origin, b.origin = b.origin, a.origin
         for slot in (a, b):
             if slot.task is not None:
                 slot.task.slot = slot.index
 
-    def give_back(self, task: Task, clock: int) -> None:
-        """Leave the task's KV in its slot, for whoever extends it."""
+    # Ends of leases.
+
+    def give_back(self, task: Task, *, keep: bool = True) -> None:
+        """End the lease; with *keep* the KV stays in the slot, for whoever extends it."""
         slot = self.slots[task.slot]
-        slot.task, slot.tokens, slot.used = None, task.tokens[: task.computed], clock
+        slot.task, slot.origin = None, task.origin
         task.slot = -1
+        if keep and not task.unsettled:
+            slot.tokens = array("i", task.tokens[: task.computed])
+        else:
+            self._empty(slot)
+
+    def _empty(self, slot: Slot) -> None:
+        self._model.trim(slot.index, 0)
+        slot.tokens = array("i")
 
     def clear(self, task: Task) -> None:
         """Forget the KV of a task whose step has failed."""
         task.computed = self._model.trim(task.slot, 0)
-        task.row = False
+        task.row = task.unsettled = False
 
-    def park(self, task: Task, clock: int) -> bool:
-        """Save the task's state and give its slot back; False if there is no room for it."""
-        row = self._model.take_row(task.slot) if task.row else None
-        state = self._model.save(task.slot)
-        if self.parked_bytes + len(state) > self._parked_bytes_max:
-            if task.row:
-                self._model.put_row(task.slot, row)
+    def snapshot(self, task: Task) -> None:
+        """Save a running task's state as it is, for those who share this beginning."""
+        tokens = array("i", task.tokens[: task.computed])
+        if len(tokens) >= WORTH_TOKENS and not self.store.covers(task.origin, tokens):
+            state = self._model.save(task.slot)
+            self.store.put(task.origin, tokens, state, self._again(len(tokens)))
+
+    def park(self, task: Task, *, anyhow: bool = False) -> bool:
+        """Save the task's state and give its slot back; False if there is no room for it.
+
+        With *anyhow* it goes without its state then: it is computed again.
+        """
+        if task.unsettled and not anyhow:
             return False
-        self._parked[task.spec.id] = (state, row)
-        self.parked_bytes += len(state)
-        self.give_back(task, clock)
+        entry = None
+        if task.computed and not task.unsettled:
+            state, seconds = self._model.save(task.slot), self._again(task.computed)
+            tokens = task.tokens[: task.computed]
+            entry = self.store.put(task.origin, tokens, state, seconds, pin=True)
+            if entry is None and not anyhow:
+                return False
+        if entry is None:
+            self.clear(task)
+        row = self._model.take_row(task.slot) if task.row else None
+        self._parked[task.spec.id] = (entry, row)
+        self.give_back(task, keep=False)
         return True
 
-    def forget(self, task: Task) -> None:
-        """Drop the state of a parked task that has ended."""
-        state, _ = self._parked.pop(task.spec.id, (b"", None))
-        self.parked_bytes -= len(state)
+    def drop(self, task: Task) -> None:
+        """Let go of the state of a parked task that has ended: others may use it."""
+        entry, _ = self._parked.pop(task.spec.id, (None, None))
+        if entry is not None:
+            entry.pins -= 1
 
     def close_gaps(self) -> None:
         """Move the highest leased slot into the lowest free one below it, until there is none."""
-        while (tasks := self.tasks) and tasks[-1].slot >= len(tasks):
-            gap = next(s for s in self.slots if s.task is None)
-            self._swap(self.slots[tasks[-1].slot], gap)
+        while (tasks := self.tasks) and tasks[-1].slot >= len(tasks) and not tasks[-1].unsettled:
+            self._swap(self.slots[tasks[-1].slot], self.idle[0])
 
     def hold_rows(self, stepping: set[int]) -> None:
         """Keep the rows of logits that the next step, over the slots *stepping*, would lose."""
@@ -203,12 +324,14 @@ class SlotTable:
                 self._model.hold(task.slot)
 
     def check_integrity(self, parked: set[int]) -> None:
-        """Assert that every lease is mutual and that just the tasks *parked* are saved."""
+        """Assert that every lease is mutual, that just the tasks *parked* are saved, and that
+        what is said of the slots is what the model has in them.
+        """
         assert all(self.slots[t.slot].task is t for t in self.tasks)
         assert set(self._parked) == parked
-        assert self.parked_bytes == sum(len(state) for state, _ in self._parked.values())
-
-
-def _lease(slot: Slot, task: Task) -> None:
-    slot.task, slot.owner, slot.tokens = task, task.spec.owner, []
-    task.slot = slot.index
+        pinned = [e for e, _ in self._parked.values() if e is not None]
+        assert sorted(map(id, pinned)) == sorted(id(e) for e in self.store if e.pins)
+        for slot in self.slots:
+            size = slot.task.computed if slot.task is not None else len(slot.tokens)
+            assert self._model.length(slot.index) == size, f"slot {slot.index}"
+        self.store.check_integrity()

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 import msgspec
 
 from ..backends import Sampler
 from .messages import Adjust, TaskSpec, TurnStats, unpack_tokens
+from .store import Origin
 from .text import TextAssembler
 
 __all__ = ("PRIORITIES", "Task", "TaskState", "priority_name", "priority_number")
 
 PRIORITIES = {"low": 0, "normal": 1, "high": 2, "urgent": 3}
 PRIORITY_MAX = 3
+SCOPE_ALL = -1
+"""The scope of KV states that serve every owner."""
 
 
 def priority_number(name: str) -> int:
@@ -52,6 +55,8 @@ class Task:
     tokens: list[int]
     prompt_size: int
     text: TextAssembler
+    scope: int = 0
+    """Whom its KV state may serve; see `store.Origin`."""
     state: TaskState = TaskState.WAITING
     slot: int = -1
     computed: int = 0
@@ -63,6 +68,27 @@ class Task:
     """The engine's token clock when this task last began to wait: it ages by what runs since."""
     age: int = 0
     """Tokens that the engine computed while this task was waiting or parked, before that."""
+    boost: int = 0
+    """The highest effective class of those who wait for what this task computes."""
+    head: int = 0
+    """A hash of the first tokens: tasks that share a prefix worth waiting for have equal ones."""
+    stops: set[int] = field(default_factory=set)
+    """Numbers of computed tokens at which the state is saved: where prompts part."""
+    dropped: int = 0
+    """Tokens that context shifts took out of `tokens`."""
+    shifts: int = 0
+    shifted: bool = False
+    """The KV state is approximate, by a shift in this turn or before it."""
+    unsettled: bool = False
+    """The slot was shifted and not decoded into since: it cannot be saved or moved now."""
+    crowded: bool = False
+    """Parked because the KV cache was full: it comes back when another task has ended."""
+    fetching: bool = False
+    """Its state is being read from disk."""
+    looked_up: bool = False
+    """The disk was asked for its state."""
+    position: int = 0
+    """The place in the queue that was told last."""
     quantum: int = 0
     cached: int = 0
     parks: int = 0
@@ -74,8 +100,12 @@ class Task:
     first_token_at: float | None = None
 
     @classmethod
-    def from_spec(cls, spec: TaskSpec, arrival: int, clock: int, now: float) -> Task:
-        """Return a waiting task that arrived at *now*, when the token clock stood at *clock*."""
+    def from_spec(
+        cls, spec: TaskSpec, arrival: int, clock: int, now: float, *, shared: bool = False
+    ) -> Task:
+        """Return a waiting task that arrived at *now*, when the token clock stood at *clock*;
+        *shared* lets its KV state serve all owners.
+        """
         tokens = unpack_tokens(spec.tokens)
         return cls(
             spec=spec,
@@ -84,9 +114,16 @@ class Task:
             tokens=tokens,
             prompt_size=len(tokens),
             text=TextAssembler(spec.stop, spec.reverse_prompt),
+            scope=SCOPE_ALL if shared else spec.owner,
             credit=spec.credit,
             clock_waiting=clock,
         )
+
+    @property
+    def origin(self) -> Origin:
+        """Whose its KV state is."""
+        spec = self.spec
+        return Origin(self.scope, spec.session, spec.adapters, self.shifted, spec.persist)
 
     def adjust(self, command: Adjust) -> None:
         """Take parameters that hold from the next token on; withheld text stays withheld."""
@@ -102,7 +139,7 @@ class Task:
     @property
     def generated(self) -> int:
         """Tokens drawn so far."""
-        return len(self.tokens) - self.prompt_size
+        return len(self.tokens) + self.dropped - self.prompt_size
 
     @property
     def pending(self) -> int:
@@ -112,7 +149,12 @@ class Task:
     @property
     def prefilling(self) -> bool:
         """Tell whether more than the last token is to be decoded."""
-        return self.pending > 1 or self.computed < self.prompt_size
+        return self.pending > 1 or self.computed + self.dropped < self.prompt_size
+
+    def rows_to_stop(self) -> int:
+        """Return the rows up to the next place at which the state is to be saved."""
+        ahead = [stop - self.computed for stop in self.stops if stop > self.computed]
+        return min(ahead, default=self.pending)
 
     @property
     def wants_token(self) -> bool:
@@ -133,7 +175,7 @@ class Task:
         age = self.age
         if self.state is not TaskState.RUNNING:
             age += clock - self.clock_waiting
-        return min(PRIORITY_MAX, self.spec.priority + age // ageing_tokens)
+        return max(self.boost, min(PRIORITY_MAX, self.spec.priority + age // ageing_tokens))
 
     def stats(self, reason: str, detail: str, now: float) -> TurnStats:
         """Return the figures of the turn, ended at *now*."""
@@ -151,4 +193,6 @@ class Task:
             prompt_ms=(prompt_done - admitted) * 1000,
             predicted_ms=(now - prompt_done) * 1000,
             parks=self.parks,
+            shifts=self.shifts,
+            shifted=self.shifted,
         )

@@ -19,6 +19,7 @@ import msgspec
 from ..backends import InferdError, Model, ModelSpec, load_model
 from . import messages as m
 from .engine import Engine
+from .kv_files import KvFiles
 from .link import LinkClosed, SocketLink
 from .plan import Limits
 
@@ -54,7 +55,8 @@ def run(link: SocketLink) -> None:
             return
         model = _load(link, command.spec)
         if model is not None:
-            _serve(link, Engine(model, Limits(**command.limits)))
+            files = _files(command.kv_dir, model)
+            _serve(link, Engine(model, Limits(**command.limits), files=files))
             model.close()
         link.drain(1.0)
     except LinkClosed:
@@ -89,10 +91,17 @@ def _first(link: SocketLink) -> m.Command:
             return commands[0]
 
 
+def _files(kv_dir: str, model: Model) -> KvFiles | None:
+    return KvFiles(Path(kv_dir), model.info.fingerprint) if kv_dir else None
+
+
 def _serve(link: SocketLink, engine: Engine) -> None:
     """Turn the engine until it is told to quit; sleep only when there is nothing to run."""
+    if engine.disk is not None:
+        link.wake_on(engine.disk.fileno())
     while not engine.quit:
         link.send(engine.turn(link.receive(engine.patience())))
+    engine.close()
 
 
 if __name__ == "__main__":

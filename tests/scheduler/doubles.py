@@ -8,6 +8,7 @@ from inferd.backends import ModelSpec, SamplingParams
 from inferd.backends.echo import EchoModel, EchoOptions
 from inferd.scheduler import Engine, Limits
 from inferd.scheduler import messages as m
+from inferd.scheduler.kv_files import KvFiles
 
 
 class Bench:
@@ -20,13 +21,14 @@ class Bench:
         ctx_size: int = 256,
         batch_size: int = 64,
         options: EchoOptions | None = None,
+        files: KvFiles | None = None,
     ):
         spec = ModelSpec(
             name="echo", backend="echo", slots=slots, ctx_size=ctx_size, batch_size=batch_size
         )
         self.now = 100.0
         self.model = EchoModel(spec, options or EchoOptions())
-        self.engine = Engine(self.model, limits, lambda: self.now)
+        self.engine = Engine(self.model, limits, lambda: self.now, files)
         self.reports: dict[int, list[m.Report]] = {}
         self.order: list[int] = []
         """Tasks in the order in which they were first admitted."""

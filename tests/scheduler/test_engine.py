@@ -270,7 +270,7 @@ def test_an_urgent_task_runs_at_once_and_the_parked_one_loses_nothing() -> None:
 
 
 def test_a_parked_state_that_does_not_fit_is_not_parked() -> None:
-    bench = Bench(slots=1, limits=Limits(park_bytes_max=1))
+    bench = Bench(slots=1, limits=Limits(kv_ram_bytes=1))
     bench.turn(bench.submit(1, "low", priority=0))
 
     bench.run(bench.submit(2, "urgent", priority=3))

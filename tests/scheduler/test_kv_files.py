@@ -21,6 +21,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from inferd.scheduler.kv_files import (
+    HEADER_BYTES_MAX,
     QUEUE_BYTES_MAX,
     QUEUE_COUNT_MAX,
     Failed,
@@ -174,7 +175,7 @@ def test_reads_overtake_writes(files: KvFiles, gated: Gated) -> None:
 def test_a_delete_comes_after_the_writes_before_it(gated: Gated) -> None:
     other = replace(KEY, session="other")
     assert gated.write(KEY, STATE, 1)
-    gated.delete([KvFile(KEY, 0, 0, gated.path(KEY))])
+    gated.delete([KEY])
     assert gated.write(other, STATE, 1)
     gated.gate.set()
 
@@ -186,13 +187,13 @@ def test_a_delete_is_pending_until_it_is_done(files: KvFiles) -> None:
     file = written(files)
     assert files.pending == 0
 
-    files.delete([file])
+    files.delete([file.key])
     assert files.pending == 1
     assert files.flush(30)
 
     assert files.results() == [] and files.pending == 0
     assert not file.path.exists()
-    files.delete([file])  # what is gone is deleted once more in peace
+    files.delete([file.key])  # what is gone is deleted once more in peace
     assert refusal(files, file) == "No such file or directory"
 
 
@@ -299,6 +300,20 @@ def test_anything_else_is_refused(whole: tuple[KvFiles, KvFile, bytes], content:
     refused_with(whole, content)
 
 
+def test_a_header_past_its_bound_is_refused_unread(whole: tuple[KvFiles, KvFile, bytes]) -> None:
+    files, file, content = whole
+    file.path.write_bytes(content[:12] + (HEADER_BYTES_MAX + 1).to_bytes(4, "little"))
+    os.truncate(file.path, 2 * HEADER_BYTES_MAX)
+    assert f"more than {HEADER_BYTES_MAX}" in refusal(files, file)
+
+
+def test_a_key_past_the_headers_bound_is_not_written(files: KvFiles) -> None:
+    key = replace(KEY, tokens=bytes(HEADER_BYTES_MAX))
+    assert files.write(key, STATE, 1)
+    (result,) = answers(files)
+    assert isinstance(result, Failed) and (result.key, result.what) == (key, "write")
+
+
 def test_a_file_in_anothers_place_is_refused(files: KvFiles, tmp_path: Path) -> None:
     content = written(files).path.read_bytes()
     with opened(tmp_path / "kv", "another") as another:
@@ -319,7 +334,7 @@ def test_a_path_outside_is_neither_read_nor_deleted(files: KvFiles, tmp_path: Pa
     outside.write_bytes(b"precious")
 
     assert read(files, replace(file, path=outside)) == Read(replace(file, path=outside), STATE)
-    files.delete([replace(file, path=outside)])
+    files.delete([file.key])
     assert files.flush(30)
     assert outside.exists() and not file.path.exists()
 

@@ -4,25 +4,36 @@ from __future__ import annotations
 
 from inferd.backends import SamplingParams
 from inferd.scheduler.messages import TaskSpec, pack_tokens
+from inferd.scheduler.cost import Load, StepCost
 from inferd.scheduler.plan import (
     Limits,
+    Order,
     OwnerClock,
+    plan_adapters,
     plan_rows,
     plan_slots,
 )
-from inferd.scheduler.slots import Slot, choose_source, common_prefix
+from inferd.scheduler.slots import Slot
 from inferd.scheduler.task import Task, TaskState
 
 LIMITS = Limits(ageing_tokens=1000, quantum_tokens=100)
 
 
-def task(number: int, *, tokens: int = 10, owner: int = 1, priority: int = 1) -> Task:
+def task(
+    number: int,
+    *,
+    tokens: int = 10,
+    owner: int = 1,
+    priority: int = 1,
+    adapters: tuple[str, ...] = (),
+) -> Task:
     spec = TaskSpec(
         id=number,
         owner=owner,
         tokens=pack_tokens(range(tokens)),
         sampling=SamplingParams(),
         priority=priority,
+        adapters=adapters,
     )
     return Task.from_spec(spec, arrival=number, clock=0, now=0.0)
 
@@ -30,6 +41,26 @@ def task(number: int, *, tokens: int = 10, owner: int = 1, priority: int = 1) ->
 def running(slot: Slot, it: Task, computed: int = 0) -> Task:
     slot.task, it.slot, it.state, it.computed = it, slot.index, TaskState.RUNNING, computed
     return it
+
+
+def decoding(slot: Slot, it: Task) -> Task:
+    running(slot, it, computed=len(it.tokens)).tokens.append(1)
+    return it
+
+
+def order(owners: OwnerClock | None = None, clock: int = 0) -> Order:
+    return Order(clock, owners or OwnerClock(), LIMITS)
+
+
+class Known(StepCost):
+    """A machine on which a row takes *row_s* seconds, and nothing else counts."""
+
+    def __init__(self, row_s: float):
+        super().__init__()
+        self.steps, self._each = 1, row_s
+
+    def predict(self, load: Load) -> float:
+        return self._each * load.rows
 
 
 def slots_of(count: int) -> list[Slot]:
@@ -43,7 +74,7 @@ def test_a_higher_class_comes_first_then_who_was_served_least_then_who_came_firs
     greedy, urgent = task(0, owner=7), task(4, priority=3)
 
     plan = plan_slots(
-        [low, late, early, greedy, urgent], slots_of(5), owners, clock=0, limits=LIMITS, now=0.0
+        [low, late, early, greedy, urgent], slots_of(5), order(owners), limits=LIMITS, now=0.0
     )
 
     assert plan.admit == (urgent, early, late, greedy, low)
@@ -68,7 +99,7 @@ def test_an_urgent_task_takes_the_slot_of_the_newest_of_the_lowest() -> None:
     first, second = running(slots[0], task(1, priority=0)), running(slots[1], task(2, priority=0))
     urgent = task(3, priority=3)
 
-    plan = plan_slots([urgent], slots, OwnerClock(), 0, LIMITS, 0.0)
+    plan = plan_slots([urgent], slots, order(), LIMITS, 0.0)
 
     assert plan.park == (second,)
     assert plan.admit == (urgent,)
@@ -82,9 +113,9 @@ def test_an_aged_task_does_not_preempt_before_a_quantum_ends() -> None:
     owners = OwnerClock()
     owners.add(1, 5000)
 
-    before = plan_slots([aged], slots, owners, 2000, LIMITS, 0.0)
+    before = plan_slots([aged], slots, order(owners, 2000), LIMITS, 0.0)
     runner.quantum = LIMITS.quantum_tokens
-    after = plan_slots([aged], slots, owners, 2000, LIMITS, 0.0)
+    after = plan_slots([aged], slots, order(owners, 2000), LIMITS, 0.0)
 
     assert before.park == ()
     assert after.park == (runner,)
@@ -96,8 +127,8 @@ def test_a_task_whose_reader_is_absent_gives_way_to_anybody() -> None:
     runner.unread_since = 10.0
     low = task(2, priority=0)
 
-    soon = plan_slots([low], slots, OwnerClock(), 0, LIMITS, 10.1)
-    later = plan_slots([low], slots, OwnerClock(), 0, LIMITS, 10.2)
+    soon = plan_slots([low], slots, order(), LIMITS, 10.1)
+    later = plan_slots([low], slots, order(), LIMITS, 10.2)
 
     assert soon.park == ()
     assert later.park == (runner,)
@@ -112,61 +143,109 @@ def test_a_returning_owner_has_no_credit_from_idleness() -> None:
     assert owners.served(2) == 1000
 
 
+def test_a_task_that_another_computes_for_takes_no_slot_and_the_next_one_does() -> None:
+    slots = slots_of(3)
+    leader = running(slots[0], task(1))
+    follower, other = task(2), task(3)
+
+    plan = plan_slots(
+        [follower, other],
+        slots,
+        order(),
+        LIMITS,
+        0.0,
+        leader=lambda it, running: leader if it is follower and leader in running else None,
+    )
+
+    assert plan.admit == (other,)
+    assert plan.follow == ((follower, leader),)
+
+
 def test_rows_ascend_by_slot_and_fit_the_batch() -> None:
     slots = slots_of(3)
     running(slots[0], task(1, tokens=50))
-    running(slots[1], task(2, tokens=5), computed=5).tokens.append(1)
+    decoding(slots[1], task(2, tokens=5))
     running(slots[2], task(3, tokens=50))
 
-    rows = plan_rows(slots, OwnerClock(), 0, LIMITS, batch_size=64)
+    rows = plan_rows(slots, order(), LIMITS, 64, Known(1e-6))
 
     assert [(r.task.slot, r.count) for r in rows] == [(0, 50), (1, 1), (2, 13)]
 
 
-def test_a_prompt_takes_less_beside_a_decoding_task_of_its_class_but_not_beside_a_lower() -> None:
-    limits = Limits(prefill_rows_beside_decode=16)
-    slots = slots_of(2)
-    running(slots[0], task(1, tokens=100))
-    decoding = running(slots[1], task(2, tokens=5), computed=5)
-    decoding.tokens.append(1)
-
-    equal = plan_rows(slots, OwnerClock(), 0, limits, 64)
-    slots[1].task = running(slots[1], task(3, tokens=5, priority=0), computed=5)
-    slots[1].task.tokens.append(1)
-    lower = plan_rows(slots, OwnerClock(), 0, limits, 64)
-
-    assert [r.count for r in equal] == [16, 1]
-    assert [r.count for r in lower] == [63, 1]
-
-
-def test_idle_kv_is_found_by_its_longest_prefix_and_never_across_owners() -> None:
-    slots = slots_of(3)
-    slots[0].tokens, slots[0].owner = list(range(5)), 1
-    slots[1].tokens, slots[1].owner = list(range(8)), 1
-    slots[2].tokens, slots[2].owner = list(range(10)), 2
-
-    plan = choose_source(task(1, tokens=10, owner=1), slots)
-
-    assert (plan.target, plan.source, plan.keep) == (0, 1, 8)
-
-
-def test_the_last_token_is_always_decoded_again() -> None:
+def test_the_first_step_of_an_unknown_machine_is_small() -> None:
     slots = slots_of(1)
-    slots[0].tokens, slots[0].owner = list(range(10)), 1
+    running(slots[0], task(1, tokens=500))
 
-    assert choose_source(task(1, tokens=10, owner=1), slots).keep == 9
+    assert [r.count for r in plan_rows(slots, order(), LIMITS, 512, StepCost())] == [32]
 
 
-def test_kv_that_serves_only_a_part_is_copied_where_there_is_room() -> None:
+def test_prompts_take_the_time_that_decoding_tasks_of_their_class_leave() -> None:
     slots = slots_of(2)
-    slots[0].tokens, slots[0].owner = list(range(20)), 1
+    running(slots[0], task(1, tokens=500))
+    decoding(slots[1], task(2, tokens=5))
+    limits = Limits(step_target_s=0.305, step_alone_s=0.505)
 
-    assert choose_source(task(1, tokens=10, owner=1), slots).spare == 1
-    assert choose_source(task(1, tokens=30, owner=1), slots).spare is None
+    equal = plan_rows(slots, order(), limits, 512, Known(0.01))
+    slots[1].task = decoding(slots[1], task(3, tokens=5, priority=0))
+    lower = plan_rows(slots, order(), limits, 512, Known(0.01))
+
+    assert [r.count for r in equal] == [29, 1]
+    assert [r.count for r in lower] == [49, 1]
 
 
-def test_common_prefix_counts_equal_tokens() -> None:
-    assert common_prefix([], [1]) == 0
-    assert common_prefix([1, 2, 3], [1, 2, 4, 5]) == 2
-    assert common_prefix([1, 2], [1, 2, 3]) == 2
-    assert common_prefix(list(range(1000)), [*range(777), -1]) == 777
+def test_a_prompt_alone_takes_half_a_second_at_a_time() -> None:
+    slots = slots_of(1)
+    running(slots[0], task(1, tokens=500))
+
+    assert [r.count for r in plan_rows(slots, order(), Limits(), 512, Known(0.01))] == [50]
+
+
+def test_prompts_move_where_decoding_alone_exceeds_the_target() -> None:
+    slots = slots_of(41)
+    for slot in slots[:40]:
+        decoding(slot, task(slot.index))
+    running(slots[40], task(40, tokens=500))
+    slow = plan_rows(slots, order(), Limits(step_target_s=0.01), 512, Known(0.01))
+    half = slots[20:]
+    least = plan_rows(half, order(), Limits(step_target_s=0.01), 512, Known(0.01))
+
+    assert slow[-1].count == 20, "half of what the 40 decoding rows take"
+    assert least[-1].count == 16, "the least, which is more than half of 20"
+
+
+def test_several_prompts_share_a_step_in_the_order_of_the_queue() -> None:
+    slots = slots_of(3)
+    running(slots[0], task(3, tokens=500))
+    running(slots[1], task(1, tokens=30))
+    running(slots[2], task(2, tokens=500))
+
+    rows = plan_rows(slots, order(), Limits(step_alone_s=0.505), 512, Known(0.01))
+
+    assert [(r.task.spec.id, r.count) for r in rows] == [(1, 30), (2, 20)]
+
+
+def test_a_chunk_ends_where_the_state_is_to_be_saved() -> None:
+    slots = slots_of(1)
+    it = running(slots[0], task(1, tokens=40), computed=5)
+    it.stops = {5, 12, 30}
+
+    assert [r.count for r in plan_rows(slots, order(), LIMITS, 512, Known(1e-6))] == [7]
+
+
+def test_tasks_with_other_adapters_take_turns_by_quanta() -> None:
+    slots = slots_of(3)
+    decoding(slots[0], task(1))
+    decoding(slots[1], task(2, adapters=("a",)))
+    decoding(slots[2], task(3, adapters=("b",)))
+
+    def after(current: tuple[str, ...], rows: int) -> tuple[str, ...]:
+        return plan_adapters(slots, order(), LIMITS, current, rows)
+
+    assert after((), 0) == ()
+    assert after((), LIMITS.quantum_tokens) == ("a",)
+    assert after(("a",), LIMITS.quantum_tokens - 1) == ("a",)
+    assert after(("gone",), 0) == ()
+    slots[2].task = decoding(slots[2], task(4, adapters=("b",), priority=3))
+    assert after((), 0) == ("b",), "a higher class does not wait for the end of a quantum"
+    rows = plan_rows(slots, order(), LIMITS, 64, Known(0.01), ("a",))
+    assert [r.task.spec.id for r in rows] == [2]

@@ -1,0 +1,51 @@
+"""From a row of logits to the next token of a turn, its text, and perhaps the turn's end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..backends import Model
+from .task import Task
+
+__all__ = ("Drawn", "Ending", "draw")
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """Why a turn ends: the reason's name and its detail; *piece* is the text of the end mark."""
+
+    reason: str
+    detail: str
+    piece: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """A drawn token. *text* is what it releases; None where the token is the end mark itself."""
+
+    token: int
+    text: bytes | None
+    ending: Ending | None = None
+
+
+def draw(model: Model, task: Task, ctx_size: int, *, may_shift: bool) -> Drawn:
+    """Draw the next token of *task*, whose slot has a row of logits, and add it to its tokens.
+
+    *may_shift* tells that a full context is no end.
+    """
+    assert task.sampler is not None
+    token = model.sample(task.slot, task.sampler, task.generated)
+    task.row = False
+    task.tokens.append(token)
+    spec = task.spec
+    if model.is_eog(token) and not spec.sampling.ignore_eos:
+        return Drawn(token, None, Ending("eos", str(token), model.piece(token)))
+    hidden = not spec.special and model.is_control(token)
+    text, stop = task.text.feed(b"" if hidden else model.piece(token))
+    if stop is not None:
+        return Drawn(token, text, Ending("stop", stop))
+    if 0 <= spec.n_predict <= task.generated:
+        return Drawn(token, text, Ending("length", str(spec.n_predict)))
+    if len(task.tokens) >= ctx_size and not may_shift:
+        return Drawn(token, text, Ending("context_full", str(ctx_size)))
+    return Drawn(token, text)
