@@ -348,6 +348,22 @@ async def test_a_forget_that_is_cancelled_is_carried_out_all_the_same(store: Sto
 
 
 @pytest.mark.asyncio
+async def test_a_file_that_comes_and_goes_during_its_deletion_is_deleted_again(
+    store: Store,
+) -> None:
+    index = KvIndex(store.directory, bytes_max=1)
+    report(index, file := store.write(1, session="mine"))
+    async with anyio.create_task_group() as group:
+        group.start_soon(index.forget, 1, "mine")
+        await anyio.lowlevel.checkpoint()  # it knows by now what it deletes
+        report(index, file)
+    assert index.doomed == 1
+    await settle(index)
+
+    assert not index.doomed
+
+
+@pytest.mark.asyncio
 async def test_what_cannot_be_deleted_is_an_error(store: Store) -> None:
     index = KvIndex(store.directory, LARGE)
     report(index, file := store.write(1, session="mine"))
