@@ -32,7 +32,7 @@ lint: $(STAMP)-lint ## check style, types and the order of imports
 	$(PY) -m mypy tests bench tools examples
 	$(VENV)/bin/lint-imports --no-logo
 
-bench: $(STAMP)-bench models ## compare with llama-server and a bare loop; ARGS="--rounds 5"
+bench: $(STAMP)-bench models ## compare with llama-server; ARGS="--list", "--scenario urgent"
 	$(PY) -m bench $(ARGS)
 
 docs: install ## write the generated parts of docs/ anew

@@ -1,4 +1,4 @@
-"""`python -m bench`: measure every side, show the table, write docs/benchmarks.md."""
+"""`python -m bench`: measure the scenarios, show their tables, write docs/benchmarks.md."""
 
 from __future__ import annotations
 
@@ -7,87 +7,84 @@ import asyncio
 import fcntl
 from collections.abc import Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager
-from typing import Any
+from functools import partial
 
 from rich.console import Console
+from rich.table import Table
 
-from tools.build_engine import CACHE_DIR, PACKAGE, ROOT, pinned_version
+from tools.build_engine import CACHE_DIR, ROOT
 
-from . import daemon, decode, llama_server, report
-from .clients import bare_run, llama_server_run
-from .resting import idle_cpu_percent, rss_mb
-from .scenario import STREAMS, Job, Stream
+from . import llama_server, report, results
+from .compare import FOREIGN_CORES_MAX, compare, warm_up
+from .machine import machine
+from .runs import Run, over_rounds, reached
+from .scenarios import SCENARIOS, Scenario
+from .scenarios.base import Work
 
 ROUNDS = 5
-FIRST = Job(streams=1, round=0, serial=0, n_predict=8)
-"""Wakes a server up before its idling is measured."""
-SIDES = ("llama-server", "inferd stream", "inferd pull", "bare")
-IDLE_CPU_PERCENT_MAX = 0.5
-"""A side that uses more while it idles would disturb the others' runs."""
 
 
-async def start_llama_server(
-    stack: AsyncExitStack, facts: dict[str, Any], wanted: Sequence[str]
-) -> dict[str, decode.Side]:
-    """Start llama-server if it is wanted; return its side."""
-    if "llama-server" not in wanted:
-        return {}
-    port, process = await stack.enter_async_context(llama_server.running(llama_server.binary()))
-
-    async def side(job: Job) -> list[Stream]:
-        return await llama_server_run(port, job)
-
-    await side(FIRST)
-    idle = await idle_cpu_percent([process])
-    assert idle <= IDLE_CPU_PERCENT_MAX, f"an idle llama-server uses {idle:.1f} % of a core"
-    facts["llama-server, idle: CPU % of a core"] = f"{idle:.1f}"
-    facts["llama-server with the model: RSS, MB"] = f"{rss_mb(process):.0f}"
-    return {"llama-server": side}
-
-
-async def start_inferd(
-    stack: AsyncExitStack, facts: dict[str, Any], wanted: Sequence[str]
-) -> dict[str, decode.Side]:
-    """Start a daemon if it is wanted; return its sides."""
-    clients = {"inferd stream": daemon.StreamClient, "inferd pull": daemon.PullClient}
-    if not set(clients) & set(wanted):
-        return {}
-    socket, process = await stack.enter_async_context(daemon.running())
-    facts["inferd, no model loaded: RSS, MB"] = f"{rss_mb(process):.0f}"
-
-    def side_of(kind: type[daemon.StreamClient]) -> decode.Side:
-        async def side(job: Job) -> list[Stream]:
-            return await daemon.run(socket, kind, job)
-
-        return side
-
-    sides = {name: side_of(kind) for name, kind in clients.items() if name in wanted}
-    await daemon.keep_loaded(stack, socket)
-    await next(iter(sides.values()))(FIRST)
-    processes = [process, *process.children(recursive=True)]
-    assert len(processes) > 1, "no worker"
-    idle = await idle_cpu_percent(processes)
-    facts["inferd with one idle worker: CPU % of a core"] = f"{idle:.1f}"
-    facts["inferd, daemon with one worker: RSS, MB"] = f"{rss_mb(process):.0f}"
-    facts["inferd, worker with the model: RSS, MB"] = f"{sum(map(rss_mb, processes[1:])):.0f}"
-    return sides
-
-
-async def bench(arguments: argparse.Namespace, console: Console) -> None:
+async def bench(scenario: Scenario, arguments: argparse.Namespace, console: Console) -> None:
     """Start what serves, compare, show and save."""
-    facts: dict[str, Any] = {**decode.machine(), PACKAGE: pinned_version()}
+    console.rule(scenario.name)
+    works = [
+        Work(case, number, 0, arguments.small)
+        for number in range(1, arguments.rounds + 1)
+        for case in scenario.cases
+        if not arguments.cases or case in arguments.cases
+    ]
     async with AsyncExitStack() as stack:
-        sides = await start_llama_server(stack, facts, arguments.sides)
-        sides |= await start_inferd(stack, facts, arguments.sides)
-        if "bare" in arguments.sides:
-            sides["bare"] = bare_run
-        await decode.warm_up(sides, arguments.streams)
-        runs = await decode.compare(sides, arguments.streams, arguments.rounds, console)
-    console.print(decode.table(runs))
-    saved = decode.save(runs, facts)
-    console.print(f"raw figures: {saved.relative_to(ROOT)}")
+        started = await scenario.start(stack)
+        wanted = arguments.sides or list(started.sides)
+        sides = {name: side for name, side in started.sides.items() if name in wanted}
+        if not arguments.small:
+            await warm_up(scenario, sides)
+        runs = await compare(scenario, sides, works, partial(tell, scenario, console))
+    facts = {**machine(), **started.facts}
+    console.print(table(scenario, runs))
+    print_targets(scenario, runs, console)
+    console.print(f"raw figures: {results.save(scenario, facts, runs).relative_to(ROOT)}")
     if arguments.report:
-        report.write(saved)
+        results.publish(scenario, facts, runs)
+        report.write()
+
+
+def tell(scenario: Scenario, console: Console, run: Run) -> None:
+    """Print a line after a run."""
+    case = f"{run.case:3} {scenario.case_heading}  " if scenario.case_heading else ""
+    shown = "  ".join(f"{f.name} {run.figures[f.name]:.{f.digits}f}" for f in scenario.figures)
+    noise = f"  ({run.foreign_cores:.1f} cores busy with others)" * (
+        run.foreign_cores > FOREIGN_CORES_MAX
+    )
+    console.print(f"round {run.round}  {case}{run.side:20} {shown}{noise}", soft_wrap=True)
+
+
+def table(scenario: Scenario, runs: Sequence[Run]) -> Table:
+    """Return what counts over the rounds as a table for the terminal."""
+    view = Table(title=f"{scenario.title}: {max(r.round for r in runs)} alternating rounds")
+    for heading in (
+        scenario.case_heading or "case",
+        "side",
+        *(f.heading for f in scenario.figures),
+    ):
+        view.add_column(heading)
+    for (case, side), row in over_rounds(runs, scenario.figures).items():
+        values = (f"{row[figure.name]:.{figure.digits}f}" for figure in scenario.figures)
+        view.add_row(str(case or ""), side, *values)
+    return view
+
+
+def print_targets(scenario: Scenario, runs: Sequence[Run], console: Console) -> None:
+    """Print what was reached of each target."""
+    counted = over_rounds(runs, scenario.figures)
+    for target in scenario.targets:
+        value = reached(counted, target)
+        if value is not None:
+            sides = f"{target.side} / {target.other}" if target.other else target.side
+            met = "" if target.met(value) else "  NOT MET"
+            case = f"[{target.case}] " if target.case else ""
+            line = f"{case}{sides}: {target.figure} = {value:.3f} {target.bound()}{met}"
+            console.print(line, markup=False, highlight=False)
 
 
 @contextmanager
@@ -103,16 +100,35 @@ def alone() -> Iterator[None]:
         yield
 
 
-def main() -> None:
-    """Read the command line and run the bench."""
+def parse() -> argparse.Namespace:
+    """Return the command line's arguments."""
     parser = argparse.ArgumentParser(prog="make bench", description=__doc__)
+    parser.add_argument("--list", action="store_true", help="name the scenarios")
+    parser.add_argument("--scenario", nargs="+", choices=SCENARIOS, default=list(SCENARIOS))
     parser.add_argument("--rounds", type=int, default=ROUNDS)
-    parser.add_argument("--streams", type=int, nargs="+", default=list(STREAMS))
-    parser.add_argument("--sides", nargs="+", choices=SIDES, default=list(SIDES))
+    parser.add_argument("--cases", type=int, nargs="+", help="only these; no report")
+    parser.add_argument("--sides", nargs="+", help="only these; no report")
+    parser.add_argument("--small", action="store_true", help="to see that it works; no report")
     parser.add_argument("--no-report", dest="report", action="store_false")
     arguments = parser.parse_args()
+    if arguments.rounds < 1:
+        parser.error("--rounds is at least 1")
+    partial_run = arguments.small or arguments.sides or arguments.cases
+    arguments.report = arguments.report and not partial_run
+    return arguments
+
+
+def main() -> None:
+    """Read the command line and run the scenarios."""
+    arguments = parse()
+    if arguments.list:
+        for scenario in SCENARIOS.values():
+            print(f"{scenario.name:12} {scenario.title}")
+        return
     with alone():
-        asyncio.run(bench(arguments, Console()))
+        llama_server.binary()
+        for name in arguments.scenario:
+            asyncio.run(bench(SCENARIOS[name], arguments, Console()))
 
 
 if __name__ == "__main__":

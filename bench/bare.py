@@ -2,8 +2,8 @@
 
 No queue, no process boundary, no text: tokenize, decode mixed batches, sample greedily. Split KV,
 rows ascending by sequence, as inferd's engine has them. A process of its own, so that its memory
-and threads are gone when another side runs: `python -m bench.bare` and the fields
-of a `Job`.
+and threads are gone when another side runs: `python -m bench.bare` reads JSON, [texts, tokens of
+each answer, slots, tokens of context a slot], and writes [asked_s, [arrival_s, …]] for each text.
 """
 
 from __future__ import annotations
@@ -16,14 +16,7 @@ from typing import Any
 
 import llama_cpp
 
-from .scenario import (
-    CTX_SIZE,
-    MODEL,
-    SLOTS,
-    THREADS,
-    Job,
-    Stream,
-)
+from .machine import MODEL, THREADS
 
 BATCH_SIZE = 512
 WARM_UP_TOKENS = 8
@@ -32,7 +25,8 @@ WARM_UP_TOKENS = 8
 class Bare:
     """A model, a context and a batch; owned by the one thread there is."""
 
-    def __init__(self) -> None:
+    def __init__(self, slots: int, ctx_size: int) -> None:
+        self.ctx_size = ctx_size
         self._log = llama_cpp.llama_log_callback(lambda *_: None)
         llama_cpp.llama_log_set(self._log, ctypes.c_void_p(0))
         llama_cpp.llama_backend_init()
@@ -41,9 +35,9 @@ class Bare:
         )
         self.vocab = llama_cpp.llama_model_get_vocab(self.model)
         params = llama_cpp.llama_context_default_params()
-        params.n_ctx, params.n_seq_max, params.kv_unified = SLOTS * CTX_SIZE, SLOTS, False
+        params.n_ctx, params.n_seq_max, params.kv_unified = slots * ctx_size, slots, False
         params.n_batch = params.n_ubatch = BATCH_SIZE
-        params.n_outputs_max = SLOTS
+        params.n_outputs_max = slots
         params.n_threads = params.n_threads_batch = THREADS
         self.context = llama_cpp.llama_init_from_model(self.model, params)
         self.memory = llama_cpp.llama_get_memory(self.context)
@@ -64,12 +58,12 @@ class Bare:
 
     def tokenize(self, text: str) -> list[int]:
         """Return the prompt's tokens."""
-        raw, tokens = text.encode(), (ctypes.c_int32 * CTX_SIZE)()
-        n = llama_cpp.llama_tokenize(self.vocab, raw, len(raw), tokens, CTX_SIZE, True, False)
+        raw, tokens = text.encode(), (ctypes.c_int32 * self.ctx_size)()
+        n = llama_cpp.llama_tokenize(self.vocab, raw, len(raw), tokens, len(tokens), True, False)
         return list(tokens[:n])
 
-    def run(self, texts: list[str], n_predict: int) -> list[Stream]:
-        """Run all prompts side by side until each has its tokens."""
+    def run(self, texts: list[str], n_predict: int) -> list[tuple[float, list[float]]]:
+        """Run all prompts side by side until each has its tokens; return when each came."""
         asked_s = time.perf_counter()
         pending = [self.tokenize(text) for text in texts]
         done = [0] * len(texts)
@@ -81,7 +75,7 @@ class Bare:
                 pending[sequence] = [token] if len(arrivals[sequence]) < n_predict else []
         for sequence in range(len(texts)):
             llama_cpp.llama_memory_seq_rm(self.memory, sequence, -1, -1)
-        return [Stream(asked_s, tuple(times), len(times)) for times in arrivals]
+        return [(asked_s, times) for times in arrivals]
 
     def _step(self, pending: list[list[int]], done: list[int]) -> list[tuple[int, int]]:
         """Decode what is pending as far as the batch goes; return (sequence, row) to sample."""
@@ -105,12 +99,11 @@ class Bare:
 
 
 def main() -> None:
-    """Print the streams of one run as JSON: [asked_s, [arrival_s, …], tokens] each."""
-    job = Job(*map(int, sys.argv[1:]))
-    bare = Bare()
-    bare.run(Job(job.streams, 0, 0).prompts(), WARM_UP_TOKENS)
-    result = bare.run(job.prompts(), job.n_predict)
-    print(json.dumps([[s.asked_s, s.arrivals_s, s.tokens] for s in result]))
+    """Answer what stands on the standard input."""
+    texts, n_predict, slots, ctx_size = json.load(sys.stdin)
+    bare = Bare(slots, ctx_size)
+    bare.run(texts, WARM_UP_TOKENS)
+    print(json.dumps(bare.run(texts, n_predict)))
 
 
 if __name__ == "__main__":

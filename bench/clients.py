@@ -1,4 +1,4 @@
-"""Equal clients: one asyncio connection a stream, opened before the clock starts."""
+"""Equal clients: one asyncio connection a program, opened before the clock starts."""
 
 from __future__ import annotations
 
@@ -6,103 +6,220 @@ import asyncio
 import json
 import sys
 import time
-from collections.abc import Sequence
-from dataclasses import astuple
-from typing import Any, Protocol
+from collections.abc import AsyncIterator, Coroutine, Iterable, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from operator import itemgetter
+from typing import Any, Literal, Protocol, TypeVar
+
+import anyio
 
 from tools.build_engine import ROOT
 
-from .scenario import Job, Stream, check_cached
+from .streams import Stream
 
 HTTP_LINE_BYTES_MAX = 1 << 20
+T = TypeVar("T")
+Priority = Literal["low", "normal", "high", "urgent"]
+
+
+@dataclass(frozen=True)
+class Ask:
+    """What a program sends: a text, and how many tokens of an answer it wants."""
+
+    text: str
+    tokens: int
+    label: str = ""
+    priority: Priority = "normal"
 
 
 class Client(Protocol):
-    """One program that asks for one stream at a time."""
+    """One program on one connection, in one conversation: an ask goes on where the last ended."""
 
-    async def ask(self, text: str, n_predict: int) -> Stream:
-        """Send the prompt, read its answer to the end."""
+    said: str
+    """The last answer's text."""
+
+    async def ask(self, ask: Ask) -> Stream:
+        """Send the text, read its answer to the end."""
 
 
-async def ask_together(clients: Sequence[Client], job: Job) -> list[Stream]:
+class Server(Protocol):
+    """A server that runs."""
+
+    def client(self, slot: int = -1) -> AbstractAsyncContextManager[Client]:
+        """Connect a program; one with a *slot* is served there, where the server can be told."""
+
+
+async def connect(stack: AsyncExitStack, server: Server, count: int) -> list[Client]:
+    """Connect *count* programs until *stack* closes."""
+    return [await stack.enter_async_context(server.client()) for _ in range(count)]
+
+
+async def together(calls: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """Await all *calls* side by side; return their results in the same order.
+
+    anyio's group, not asyncio's: under Python 3.11 the latter leaves its task marked as cancelled
+    when a child fails, and the open clients around it then hide the error.
+    """
+    results: dict[int, T] = {}
+
+    async def run(number: int, call: Coroutine[Any, Any, T]) -> None:
+        results[number] = await call
+
+    async with anyio.create_task_group() as group:
+        for number, call in enumerate(calls):
+            group.start_soon(run, number, call)
+    return [result for _, result in sorted(results.items(), key=itemgetter(0))]
+
+
+async def ask_together(clients: Sequence[Client], asks: Sequence[Ask]) -> list[Stream]:
     """Let every client ask at once; return the streams in the clients' order."""
-    async with asyncio.TaskGroup() as group:
-        tasks = [
-            group.create_task(client.ask(text, job.n_predict))
-            for client, text in zip(clients, job.prompts(), strict=True)
-        ]
-    return [task.result() for task in tasks]
+    return await together(c.ask(ask) for c, ask in zip(clients, asks, strict=True))
+
+
+async def ask_at(
+    clients: Sequence[Client], asks: Sequence[Ask], moments_s: Sequence[float]
+) -> list[Stream]:
+    """Let every client ask at its moment from now; return the streams in the clients' order."""
+    begin_s = time.perf_counter()
+
+    async def ask_later(client: Client, ask: Ask, moment_s: float) -> Stream:
+        await asyncio.sleep(begin_s + moment_s - time.perf_counter())
+        return await client.ask(ask)
+
+    return await together(map(ask_later, clients, asks, moments_s))
+
+
+async def ask_in_turn(client: Client, asks: Sequence[Ask]) -> list[Stream]:
+    """Let the client ask, and ask again as soon as it has its answer."""
+    return [await client.ask(ask) for ask in asks]
 
 
 class LlamaServerClient:
-    """Streams llama-server's own /completion over one kept HTTP connection."""
+    """Streams llama-server's own /completion over HTTP.
 
-    def __init__(self, slot: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter):
-        self.slot, self.reader, self.writer = slot, reader, writer
+    The server ends a connection after each answer, and one that was silent for 5 s: then the next
+    ask opens another one. It sends the conversation again with each turn: its own texts as they
+    were, the answers as the token ids that came, so that nothing is tokenized in another way.
+    """
 
-    @classmethod
-    async def connect(cls, port: int, slot: int) -> LlamaServerClient:
-        """Open the connection of a client that is to be served in *slot*."""
-        opened = await asyncio.open_connection("127.0.0.1", port, limit=HTTP_LINE_BYTES_MAX)
-        return cls(slot, *opened)
+    def __init__(self, port: int, slot: int = -1, *, cache: bool = True):
+        self.said = ""
+        self._port, self._slot, self._cache = port, slot, cache
+        self._history: list[str | int] = []
+        self._connection: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+
+    async def connect(self) -> asyncio.StreamReader:
+        """Open a connection."""
+        self.close()
+        self._connection = await asyncio.open_connection(
+            "127.0.0.1", self._port, limit=HTTP_LINE_BYTES_MAX
+        )
+        return self._connection[0]
 
     def close(self) -> None:
         """Close the connection."""
-        self.writer.close()
+        if self._connection is not None:
+            self._connection[1].close()
+        self._connection = None
 
-    async def ask(self, text: str, n_predict: int) -> Stream:
-        """Send the prompt, read its answer to the end."""
+    async def _send(self, body: dict[str, Any]) -> asyncio.StreamReader:
+        if self._connection is None or self._connection[0].at_eof():
+            await self.connect()
+        assert self._connection is not None
+        reader, writer = self._connection
+        writer.write(_request(body))
+        return reader
+
+    async def ask(self, ask: Ask) -> Stream:
+        """Send the text, read its answer to the end."""
         asked_s = time.perf_counter()
+        self._history.append(ask.text)
+        reader = await self._send(self._body(ask))
         arrivals: list[float] = []
-        self.writer.write(_request(text, n_predict, self.slot))
-        while True:
-            line = await self.reader.readline()
-            if not line:
-                raise ConnectionError("llama-server closed the connection")
-            if not line.startswith(b"data: "):
-                continue  # headers, and the chunks' lengths
-            event: dict[str, Any] = json.loads(line[6:])
-            if event["stop"]:
-                await self._end_of_body()
-                check_cached(event["timings"]["cache_n"])
-                return Stream(asked_s, tuple(arrivals), int(event["tokens_predicted"]))
+        pieces: list[str] = []
+        tokens: list[int] = []
+        while not (event := await _event(reader)).get("stop") and "error" not in event:
             arrivals.append(time.perf_counter())
+            pieces.append(event["content"])
+            tokens += event["tokens"]
+        self.close()
+        self.said = "".join(pieces)
+        # A token that only begins a character comes in no event.
+        whole = len(tokens) == event.get("tokens_predicted")
+        self._history += tokens if whole else [self.said]
+        return _stream(ask, asked_s, arrivals, event)
 
-    async def _end_of_body(self) -> None:
-        while await self.reader.readline() not in (b"0\r\n", b""):
-            pass
-        await self.reader.readline()
+    def _body(self, ask: Ask) -> dict[str, Any]:
+        prompt = self._history if len(self._history) > 1 else ask.text
+        # A chain of the temperature alone is llama-server's cheapest way to sample greedily.
+        body = {"prompt": prompt, "n_predict": ask.tokens, "stream": True, "temperature": 0}
+        body |= {"samplers": ["temperature"], "ignore_eos": True, "cache_prompt": self._cache}
+        # Left to itself it takes the least recently used slots, in time not next to each other, and
+        # llama.cpp cuts a batch with gaps into several (4 streams: 105 to 122 tok/s, not 155).
+        return body | {"id_slot": self._slot}
 
 
-def _request(text: str, n_predict: int, slot: int) -> bytes:
-    # A chain of the temperature alone is llama-server's cheapest way to sample greedily.
-    body = {"prompt": text, "n_predict": n_predict, "stream": True, "temperature": 0}
-    body |= {"samplers": ["temperature"], "ignore_eos": True, "cache_prompt": False}
-    # Left to itself it takes the least recently used slots, in time not next to each other, and
-    # llama.cpp cuts a batch with gaps into several (4 streams: 105 to 122 tok/s instead of 155).
-    body["id_slot"] = slot
+async def _event(reader: asyncio.StreamReader) -> dict[str, Any]:
+    while line := await reader.readline():
+        if line.startswith(b"HTTP/1.1 ") and b" 200 " not in line:
+            return {"error": line.decode().strip()}
+        if line.startswith(b"data: "):
+            return dict(json.loads(line[6:]))
+    return {"error": "llama-server closed the connection"}
+
+
+def _request(body: dict[str, Any]) -> bytes:
     raw = json.dumps(body).encode()
     head = f"POST /completion HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(raw)}\r\n\r\n"
     return head.encode() + raw
 
 
-async def llama_server_run(port: int, job: Job) -> list[Stream]:
-    """Run the scenario on llama-server."""
-    clients = [await LlamaServerClient.connect(port, slot) for slot in range(job.streams)]
-    try:
-        return await ask_together(clients, job)
-    finally:
-        for client in clients:
-            client.close()
-
-
-async def bare_run(job: Job) -> list[Stream]:
-    """Run the scenario in a bare loop, a process of its own."""
-    command = [sys.executable, "-m", "bench.bare", *map(str, astuple(job))]
-    process = await asyncio.create_subprocess_exec(
-        *command, cwd=ROOT, stdout=asyncio.subprocess.PIPE
+def _stream(ask: Ask, asked_s: float, arrivals: list[float], end: dict[str, Any]) -> Stream:
+    if "error" in end or not arrivals:
+        error = str(end.get("error", "no answer"))
+        return Stream(asked_s, tuple(arrivals), 0, ask.tokens, ask.label, ask.priority, error=error)
+    timings = end["timings"]
+    waited_s = arrivals[0] - asked_s - timings["prompt_ms"] / 1000
+    return Stream(
+        asked_s=asked_s,
+        arrivals_s=tuple(arrivals),
+        tokens=int(end["tokens_predicted"]),
+        wanted=ask.tokens,
+        label=ask.label,
+        priority=ask.priority,
+        waited_s=max(0.0, waited_s),
+        input_tokens=int(timings["cache_n"] + timings["prompt_n"]),
+        cached_tokens=int(timings["cache_n"]),
     )
-    out, _ = await process.communicate()
+
+
+@asynccontextmanager
+async def llama_server_client(
+    port: int, slot: int, *, cache: bool
+) -> AsyncIterator[LlamaServerClient]:
+    """Open a connection, and close it."""
+    client = LlamaServerClient(port, slot, cache=cache)
+    await client.connect()
+    try:
+        yield client
+    finally:
+        client.close()
+
+
+async def bare_run(asks: Sequence[Ask], slots: int, ctx_size: int) -> list[Stream]:
+    """Let a bare loop, a process of its own, answer all at once."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "bench.bare"),
+        cwd=ROOT,
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    texts, tokens = [ask.text for ask in asks], asks[0].tokens
+    out, _ = await process.communicate(json.dumps([texts, tokens, slots, ctx_size]).encode())
     if process.returncode != 0:
         raise SystemExit(f"the bare loop ended with status {process.returncode}")
-    return [Stream(asked_s, tuple(times), tokens) for asked_s, times, tokens in json.loads(out)]
+    return [
+        Stream(asked_s, tuple(times), len(times), tokens, ask.label)
+        for (asked_s, times), ask in zip(json.loads(out), asks, strict=True)
+    ]

@@ -1,4 +1,4 @@
-"""inferd's side of the bench: a daemon with the bench's configuration, and its clients."""
+"""inferd's side of the bench: a daemon with a scenario's configuration, and its clients."""
 
 from __future__ import annotations
 
@@ -8,48 +8,153 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import psutil
 
-from inferd import AsyncClient
+from inferd import AsyncClient, AsyncSession, InferdError
 from inferd.backends.errors import EndOfSequence
 
-from .clients import ask_together
-from .scenario import CTX_SIZE, MODEL, SLOTS, THREADS, Job, Stream, check_cached
+from .clients import Ask
+from .machine import MODEL, THREADS
+from .streams import Stream
 
 START_S_MAX = 30
-CONFIGURATION = f"""\
-[daemon]
-models-dir = "{MODEL.parent}"
-cores = {THREADS}
-keep-alive-s = -1
 
-[defaults]
-slots = {SLOTS}
-ctx-size = {CTX_SIZE}
-"""
+
+def configuration(slots: int, ctx_size: int, settings: Mapping[str, Any] | None = None) -> str:
+    """Return a configuration file's text; *settings* stand under [daemon]."""
+    table = {"models-dir": str(MODEL.parent), "cores": THREADS, "keep-alive-s": -1}
+    lines = ["[daemon]", *_lines(table | dict(settings or {})), ""]
+    return "\n".join([*lines, "[defaults]", *_lines({"slots": slots, "ctx-size": ctx_size}), ""])
+
+
+def _lines(table: Mapping[str, Any]) -> list[str]:
+    return [f"{key} = {json.dumps(value)}" for key, value in table.items()]
+
+
+class StreamClient:
+    """Streams over a connection of its own: the daemon pushes. Opening the session is timed too."""
+
+    def __init__(self, client: AsyncClient, session_id: str | None = None):
+        self.client = client
+        self.session = client.session(MODEL.stem, session_id=session_id, raw=True)
+        self.said = ""
+        self._open = False
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        if self._open:
+            await self.session.__aexit__(None, None, None)
+
+    async def opened(self) -> AsyncSession:
+        """Return the session, opened by the first ask."""
+        if not self._open:
+            await self.session.__aenter__()
+            self._open = True
+        return self.session
+
+    async def ask(self, ask: Ask) -> Stream:
+        """Send the text, read its answer to the end."""
+        asked_s = time.perf_counter()
+        arrivals: list[float] = []
+        pieces: list[str] = []
+        try:
+            session = await self.opened()
+            stream = session.stream(ask.text, options=options(ask.tokens), priority=ask.priority)
+            async for piece in stream:
+                arrivals.append(time.perf_counter())
+                pieces.append(piece)
+        except InferdError as exc:
+            return _stream(ask, asked_s, arrivals, {}, str(exc) or exc.name)
+        self.said = "".join(pieces)
+        return _stream(ask, asked_s, arrivals, session.metadata)
+
+
+class PullClient(StreamClient):
+    """Asks for every token with `compute_single`, as wasi-nn guests do. One turn only."""
+
+    async def ask(self, ask: Ask) -> Stream:
+        """Set the input, then compute a token a call until the turn ends."""
+        asked_s = time.perf_counter()
+        arrivals: list[float] = []
+        session = await self.opened()
+        await session.set_options(options(ask.tokens))
+        await self.client.set_input(session.context, 0, ask.text)
+        with suppress(EndOfSequence):
+            while True:
+                await self.client.compute_single(session.context)
+                arrivals.append(time.perf_counter())
+        metadata = json.loads(await self.client.get_output(session.context, 1))
+        return _stream(ask, asked_s, arrivals, metadata)
+
+
+def _stream(
+    ask: Ask, asked_s: float, arrivals: list[float], metadata: Mapping[str, Any], error: str = ""
+) -> Stream:
+    return Stream(
+        asked_s=asked_s,
+        arrivals_s=tuple(arrivals),
+        tokens=int(metadata.get("output_tokens", 0)),
+        wanted=ask.tokens,
+        label=ask.label,
+        priority=ask.priority,
+        waited_s=metadata.get("queue_ms", 0) / 1000,
+        input_tokens=int(metadata.get("input_tokens", 0)),
+        cached_tokens=int(metadata.get("cached_tokens", 0)),
+        parks=int(metadata.get("parks", 0)),
+        error=error,
+    )
+
+
+def options(n_predict: int) -> dict[str, Any]:
+    """Return what every turn of the bench asks for."""
+    return {"temp": 0, "n-predict": n_predict, "ignore-eos": True}
+
+
+@dataclass(frozen=True)
+class Inferd:
+    """A daemon that runs."""
+
+    socket: Path
+    process: psutil.Process
+
+    @asynccontextmanager
+    async def client(
+        self, slot: int = -1, kind: type[StreamClient] = StreamClient, session_id: str | None = None
+    ) -> AsyncIterator[StreamClient]:
+        """Connect a program; the daemon leases slots itself."""
+        async with AsyncClient(self.socket) as client, kind(client, session_id) as program:
+            yield program
+
+    async def keep_loaded(self, stack: AsyncExitStack) -> None:
+        """Load the model and hold a lease until *stack* closes: no run is to pay for a load."""
+        client = await stack.enter_async_context(AsyncClient(self.socket))
+        await client.load_by_name(MODEL.stem)
 
 
 @asynccontextmanager
-async def running() -> AsyncIterator[tuple[Path, psutil.Process]]:
-    """Run a daemon; yields its socket and process."""
+async def running(text: str, home: Path | None = None) -> AsyncIterator[Inferd]:
+    """Run a daemon on the configuration *text*, its state in *home* if that is given."""
     with tempfile.TemporaryDirectory(prefix="inferd-bench-") as folder:
-        home = Path(folder)
-        (home / "config.toml").write_text(CONFIGURATION)
+        home = home or Path(folder)
+        (home / "config.toml").write_text(text)
         env = {**os.environ, "INFERD_SOCKET": str(home / "inferd.sock")}
         env |= {"INFERD_CONFIG": str(home / "config.toml"), "INFERD_STATE_DIR": str(home)}
-        with (home / "log").open("wb") as log:
+        with (home / "log").open("ab") as log:
             process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", "inferd", "serve"), env=env, stdout=log, stderr=log
             )
         try:
             async with asyncio.timeout(START_S_MAX):
                 await _up(process, home)
-            yield home / "inferd.sock", psutil.Process(process.pid)
+            yield Inferd(home / "inferd.sock", psutil.Process(process.pid))
         finally:
             if process.returncode is None:
                 process.terminate()
@@ -61,55 +166,3 @@ async def _up(process: asyncio.subprocess.Process, home: Path) -> None:
         if process.returncode is not None:
             raise SystemExit(f"inferd did not come up:\n{(home / 'log').read_text()}")
         await asyncio.sleep(0.05)
-
-
-class StreamClient:
-    """Streams over a connection of its own: the daemon pushes. Opening the session is timed too."""
-
-    def __init__(self, client: AsyncClient):
-        self.client = client
-
-    async def ask(self, text: str, n_predict: int) -> Stream:
-        """Send the prompt, read its answer to the end."""
-        asked_s = time.perf_counter()
-        async with self.client.session(MODEL.stem, raw=True, options=options(n_predict)) as session:
-            arrivals = [time.perf_counter() async for _ in session.stream(text)]
-            tokens = int(session.metadata["output_tokens"])
-            check_cached(session.metadata["cached_tokens"])
-        return Stream(asked_s, tuple(arrivals), tokens)
-
-
-class PullClient(StreamClient):
-    """Asks for every token with `compute_single`, as wasi-nn guests do."""
-
-    async def ask(self, text: str, n_predict: int) -> Stream:
-        """Set the input, then compute a token a call until the turn ends."""
-        asked_s = time.perf_counter()
-        arrivals: list[float] = []
-        async with self.client.session(MODEL.stem, raw=True, options=options(n_predict)) as session:
-            await self.client.set_input(session.context, 0, text)
-            with suppress(EndOfSequence):
-                while True:
-                    await self.client.compute_single(session.context)
-                    arrivals.append(time.perf_counter())
-            metadata = json.loads(await self.client.get_output(session.context, 1))
-            check_cached(metadata["cached_tokens"])
-        return Stream(asked_s, tuple(arrivals), len(arrivals))
-
-
-def options(n_predict: int) -> dict[str, Any]:
-    """Return what every turn of the bench asks for."""
-    return {"temp": 0, "n-predict": n_predict, "ignore-eos": True}
-
-
-async def keep_loaded(stack: AsyncExitStack, socket: Path) -> None:
-    """Load the model and hold a lease until *stack* closes: no run is to pay for a load."""
-    client = await stack.enter_async_context(AsyncClient(socket))
-    await client.load_by_name(MODEL.stem)
-
-
-async def run(socket: Path, kind: type[StreamClient], job: Job) -> list[Stream]:
-    """Run the scenario on the daemon, a connection a stream."""
-    async with AsyncExitStack() as stack:
-        clients = [await stack.enter_async_context(AsyncClient(socket)) for _ in range(job.streams)]
-        return await ask_together([kind(client) for client in clients], job)

@@ -15,8 +15,9 @@ import subprocess
 import sys
 import tarfile
 import tempfile
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -32,7 +33,8 @@ from tools.build_engine import (
     run_logged,
 )
 
-from .scenario import CTX_SIZE, MODEL, SLOTS, THREADS
+from .clients import LlamaServerClient, llama_server_client
+from .machine import MODEL, THREADS
 
 LOG = ROOT / ".cache" / "llama-server-build.log"
 START_S_MAX = 60
@@ -47,10 +49,10 @@ DEFINITIONS = (
     "LLAMA_BUILD_EXAMPLES=OFF",
     "LLAMA_BUILD_APP=OFF",
 )
-# Prompt caches are off: every prompt of the bench is new, so they could only cost time.
-FLAGS = ["-t", str(THREADS), "-tb", str(THREADS), "-np", str(SLOTS), "--no-kv-unified"]
-FLAGS += ["-c", str(SLOTS * CTX_SIZE), "--cache-ram", "0", "--no-cache-prompt"]
+FLAGS = ["-t", str(THREADS), "-tb", str(THREADS), "--no-kv-unified"]
 FLAGS += ["--no-ui", "--no-slots", "--log-disable"]
+NO_CACHES = ("--cache-ram", "0", "--no-cache-prompt")
+"""For prompts that are all new: there its caches could only cost time."""
 
 
 def binary() -> Path:
@@ -94,18 +96,35 @@ def _free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+@dataclass(frozen=True)
+class LlamaServer:
+    """A llama-server that runs."""
+
+    port: int
+    process: psutil.Process
+    cache: bool
+
+    def client(self, slot: int = -1) -> AbstractAsyncContextManager[LlamaServerClient]:
+        """Connect a program; one with a *slot* is served there."""
+        return llama_server_client(self.port, slot, cache=self.cache)
+
+
 @asynccontextmanager
-async def running(server: Path) -> AsyncIterator[tuple[int, psutil.Process]]:
-    """Run llama-server on the bench's model; yields its port and process."""
+async def running(
+    slots: int, ctx_size: int, flags: Sequence[str] = ()
+) -> AsyncIterator[LlamaServer]:
+    """Run llama-server on the bench's model, with *ctx_size* tokens of context a slot."""
     port = _free_port()
-    command = [str(server), "-m", str(MODEL), "--host", "127.0.0.1", "--port", str(port), *FLAGS]
+    command = [str(binary()), "-m", str(MODEL), "--host", "127.0.0.1", "--port", str(port)]
+    command += ["-np", str(slots), "-c", str(slots * ctx_size), *FLAGS, *flags]
     process = await asyncio.create_subprocess_exec(
         *command, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.DEVNULL
     )
     try:
         async with asyncio.timeout(START_S_MAX):
             await _healthy(process, port)
-        yield port, psutil.Process(process.pid)
+        cache = "--no-cache-prompt" not in flags
+        yield LlamaServer(port, psutil.Process(process.pid), cache)
     finally:
         if process.returncode is None:
             process.terminate()

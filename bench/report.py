@@ -1,130 +1,147 @@
-"""Writes docs/benchmarks.md from a run's JSON: `python -m bench.report [FILE]`, else the newest."""
+"""Writes docs/benchmarks.md and its pictures from bench/results: `python -m bench.report`."""
 
 from __future__ import annotations
 
-import json
-import sys
-from pathlib import Path
-from typing import Any
+from collections.abc import Mapping, Sequence
 
-from tools.build_engine import ROOT
+from tools.build_engine import PACKAGE, ROOT
 
-from .decode import ATTEMPTS_MAX, FOREIGN_CORES_MAX, OUT_DIR
-from .scenario import CTX_SIZE, FIGURES, N_PREDICT, SLOTS, THREADS, Run, medians
+from . import timeline
+from .compare import ATTEMPTS_MAX, FOREIGN_CORES_MAX
+from .machine import THREADS
+from .results import Result, load
+from .runs import Run, keys, over_rounds, reached
+from .scenarios import SCENARIOS, Scenario
 
 TARGET = ROOT / "docs" / "benchmarks.md"
-HEADINGS = {
-    "tokens_per_s": "tokens/s",
-    "ttft_ms": "first token, ms",
-    "itl_p50_ms": "gap p50, ms",
-    "itl_p99_ms": "gap p99, ms",
-}
-# (of which side, to which, at least): what a release is to reach.
-TARGETS = (
-    ("inferd stream", "llama-server", {1: 1.0, 4: 1.0, 16: 1.0}),
-    ("inferd stream", "bare", {1: 0.85, 4: 0.85, 16: 0.9}),
-    ("inferd pull", "inferd stream", {1: 0.9, 16: 0.9}),
+MACHINE = ("date", "processor", "cores", "system", "python", PACKAGE)
+FACTS = (
+    "{date}, {processor}, {cores} cores, {system}, Python {python}, "
+    f"{PACKAGE} {{{PACKAGE}}}; {{rounds}} rounds; others kept at most {{foreign}} cores busy."
 )
 
 INTRODUCTION = f"""\
 # Benchmarks
 
-Written by `make bench`; the figures are those of the machine below and no other.
+Written by `make bench`; each scenario's figures are those of the machine and the day that it names
+and of no other. `make bench ARGS="--scenario urgent"` measures one anew, `--list` names them all.
 
-Each stream sends a prompt of 40 to 60 tokens, new in each run, and reads {N_PREDICT} tokens,
-greedily, past the end of generation. All streams of a run ask at once. Tokens per second count the
-generated tokens over the whole run, prompts included; the first token's time is the median over
-the streams, gaps are those between one piece of a stream and the next.
+All sides run SmolLM2-135M-Instruct (Q4_1) on {THREADS} threads, greedily, a fixed number of tokens
+past the end of generation, so all do the same work.
 
 - **llama-server** is built from the source that the pinned llama-cpp-python vendors (Release,
-  native), so all sides run the same kernels. {SLOTS} slots of {CTX_SIZE} tokens, split KV,
-  {THREADS} threads, its prompt caches off (every prompt is new), its cheapest greedy sampling; its
-  clients name neighbouring slots, without which its batches fall apart in time.
-- **inferd stream** and **inferd pull** (`compute_single`, a call a token): the same model file,
-  slots, context and threads. Each side has one asyncio connection a stream from one client process.
-- **bare** is a loop around llama.cpp that does nothing else: no queue, no text, no other process.
+  native), so all sides run the same kernels. It has the slots and the context of inferd, split KV,
+  its cheapest greedy sampling, and, but where it is said, its caches as it has them by itself
+  (`--cache-prompt`, 8 GiB of `--cache-ram`). A conversation's later turns send its answers back as
+  the token ids that came, so that it finds them again.
+- **inferd** is a daemon with its defaults but for slots, context and threads.
 
-The sides take turns within each round. A run beside which other programs kept more than
+Clients are equal: one asyncio connection a program, all in one process. A number in the texts is
+new in each run, so that none finds another run's text in a cache; a run in which a server was
+spared a prompt that ought to be new is refused, and so is one in which an answer was cut short. The
+sides take turns within each round. A run beside which other programs kept more than
 {FOREIGN_CORES_MAX:g} cores busy is made again, up to {ATTEMPTS_MAX} times in all, and the calmest
-counts. A run in which a server had part of a prompt in a cache is refused.
+counts. Figures are medians over the rounds; a worst one is the median of each round's worst.
 """
 
 
-def load(path: Path) -> tuple[dict[str, Any], list[Run]]:
-    """Return facts and runs of a file that `decode.save` wrote."""
-    content = json.loads(path.read_text())
-    return content["facts"], [Run(**run) for run in content["runs"]]
-
-
-def rows(header: list[str], lines: list[list[str]]) -> str:
+def rows(header: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
     """Return a Markdown table."""
     ruler = ["---"] * len(header)
     return "".join(f"| {' | '.join(line)} |\n" for line in [header, ruler, *lines])
 
 
-def median_table(runs: list[Run]) -> str:
-    """Return the medians, a line for each number of streams and side."""
-    by_key = sorted(medians(runs).items(), key=lambda item: item[0][1])
+def _cased(scenario: Scenario, case: int, cells: Sequence[str]) -> list[str]:
+    return [str(case), *cells] if scenario.case_heading else list(cells)
+
+
+def _header(scenario: Scenario, *cells: str) -> list[str]:
+    return [scenario.case_heading, *cells] if scenario.case_heading else list(cells)
+
+
+def median_table(scenario: Scenario, runs: Sequence[Run]) -> str:
+    """Return what counts over the rounds, a line for each case and side."""
     lines = [
-        [str(streams), side, *(f"{row[name]:.1f}" for name in FIGURES)]
-        for (side, streams), row in by_key
+        _cased(scenario, case, [side, *(f"{row[f.name]:.{f.digits}f}" for f in scenario.figures)])
+        for (case, side), row in over_rounds(runs, scenario.figures).items()
     ]
-    return rows(["streams", "side", *HEADINGS.values()], lines)
+    return rows(_header(scenario, "side", *(f.heading for f in scenario.figures)), lines)
 
 
-def ratio_table(runs: list[Run]) -> str:
-    """Return tokens/s of one side over the other's, beside what it is to be at least."""
-    by_key = medians(runs)
+def target_table(scenario: Scenario, runs: Sequence[Run]) -> str:
+    """Return ratios and bounds, beside what is to be reached."""
+    counted = over_rounds(runs, scenario.figures)
+    figures = {figure.name: figure for figure in scenario.figures}
     lines = []
-    for side, other, targets in TARGETS:
-        for streams, least in targets.items():
-            if (side, streams) in by_key and (other, streams) in by_key:
-                pair = [by_key[name, streams]["tokens_per_s"] for name in (side, other)]
-                ratio = f"{pair[0] / pair[1]:.2f}"
-                lines.append([f"{side} / {other}", str(streams), ratio, f"{least:.2f}"])
-    return rows(["ratio of tokens/s", "streams", "measured", "at least"], lines)
+    for target in scenario.targets:
+        value = reached(counted, target)
+        if value is None:
+            continue
+        figure = figures[target.figure]
+        what = f"{target.side} / {target.other}" if target.other else target.side
+        shown = f"{value:.3g}" if target.other else f"{value:.{figure.digits}f}"
+        bound = target.bound()
+        met = ("yes" if target.met(value) else "no") if bound else ""
+        cells = [f"{what}: {figure.heading}", shown, bound, met]
+        lines.append(_cased(scenario, target.case, cells))
+    return rows(_header(scenario, "figure or ratio", "measured", "to reach", "met"), lines)
 
 
-def raw_table(runs: list[Run]) -> str:
-    """Return every run's tokens/s."""
-    rounds = range(1, max(run.round for run in runs) + 1)
-    keys = sorted(medians(runs), key=lambda key: key[1])
-    rate = {(r.side, r.streams, r.round): f"{r.tokens_per_s:.1f}" for r in runs}
-    lines = [[str(n), side, *(rate.get((side, n, i), "") for i in rounds)] for side, n in keys]
-    return rows(["streams", "side", *(f"round {i}" for i in rounds)], lines)
+def raw_table(scenario: Scenario, runs: Sequence[Run]) -> str:
+    """Return every run's value of the figures of which something is to be reached."""
+    numbers = range(1, max(run.round for run in runs) + 1)
+    wanted = {target.figure for target in scenario.targets}
+    by_run = {(run.case, run.side, run.round): run.figures for run in runs}
+    lines = []
+    for figure in (figure for figure in scenario.figures if figure.name in wanted):
+        for key in keys(runs):
+            found = (by_run.get((*key, number)) for number in numbers)
+            values = [f"{one[figure.name]:.{figure.digits}f}" if one else "" for one in found]
+            lines.append(_cased(scenario, key[0], [key[1], figure.heading, *values]))
+    return rows(_header(scenario, "side", "figure", *(f"round {n}" for n in numbers)), lines)
 
 
-def page(facts: dict[str, Any], runs: list[Run]) -> str:
-    """Return the whole page."""
-    facts = {
-        **facts,
-        "cores busy with others, worst run": f"{max(r.foreign_cores for r in runs):.2f}",
-    }
-    facts_table = rows(["fact", "value"], [[name, str(value)] for name, value in facts.items()])
-    parts = [INTRODUCTION, "## Medians\n", median_table(runs), "## Ratios\n", ratio_table(runs)]
-    parts += ["## Machine and resting costs\n", facts_table]
-    parts += ["## Every run, tokens/s\n", raw_table(runs)]
+def facts_line(facts: Mapping[str, str], runs: Sequence[Run]) -> str:
+    """Return where and when it was measured."""
+    rounds = max(run.round for run in runs)
+    foreign = f"{max(run.foreign_cores for run in runs):.2f}"
+    return FACTS.format(**facts, rounds=rounds, foreign=foreign)
+
+
+def pictures(scenario: Scenario) -> str:
+    """Return the pictures that there are."""
+    files = ((side, timeline.file_of(scenario.name, side)) for side in scenario.pictures)
+    return "\n".join(
+        f"![{scenario.title}: {side}](timelines/{file.name})\n"
+        for side, file in files
+        if file.exists()
+    )
+
+
+def section(scenario: Scenario, result: Result) -> str:
+    """Return a scenario's part of the page."""
+    others = {name: value for name, value in result.facts.items() if name not in MACHINE}
+    parts = [f"## {scenario.title}\n", scenario.about + "\n"]
+    parts += [median_table(scenario, result.runs), target_table(scenario, result.runs)]
+    parts += [f"{paragraph}\n" for paragraph in result.notes]
+    parts += [text for text in (pictures(scenario),) if text]
+    parts += ["Every run:\n", raw_table(scenario, result.runs)]
+    if others:
+        parts.append(rows(["at rest", "value"], [[name, str(v)] for name, v in others.items()]))
+    parts.append(facts_line(result.facts, result.runs) + "\n")
     return "\n".join(parts)
 
 
-def newest() -> Path:
-    """Return the newest run's file.
-
-    :raises SystemExit: there is none.
-    """
-    files = sorted(OUT_DIR.glob("decode-*.json"))
-    if not files:
-        raise SystemExit(f"no run in {OUT_DIR}; make one with `make bench`")
-    return files[-1]
-
-
-def write(path: Path) -> None:
-    """Write docs/benchmarks.md from the run at *path*."""
-    facts, runs = load(path)
-    TARGET.parent.mkdir(exist_ok=True)
-    TARGET.write_text(page(facts, runs))
+def write() -> None:
+    """Write the page and its pictures."""
+    parts = [INTRODUCTION]
+    for scenario in SCENARIOS.values():
+        if result := load(scenario.name):
+            timeline.write(scenario.name, scenario.title, result.pictures)
+            parts.append(section(scenario, result))
+    TARGET.write_text("\n".join(parts))
     print(f"wrote {TARGET.relative_to(ROOT)}")
 
 
 if __name__ == "__main__":
-    write(Path(sys.argv[1]) if len(sys.argv) > 1 else newest())
+    write()

@@ -1,0 +1,58 @@
+"""The comparison: every side in turn, round after round, in each case of a scenario."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+from .resting import ForeignLoad, calm
+from .runs import Run
+from .scenarios.base import Scenario, Side, Work
+
+ATTEMPTS_MAX = 4
+FOREIGN_CORES_MAX = 0.05
+
+_serials = itertools.count(1)
+
+
+async def warm_up(scenario: Scenario, sides: Mapping[str, Side]) -> None:
+    """Run each side once, small and uncounted; round 0 is nobody's."""
+    for side in sides.values():
+        await side(Work(scenario.cases[-1], 0, next(_serials), small=True))
+
+
+async def compare(
+    scenario: Scenario,
+    sides: Mapping[str, Side],
+    works: Sequence[Work],
+    tell: Callable[[Run], None],
+) -> list[Run]:
+    """Run all *works*; within each the sides alternate, and another one begins each time."""
+    runs: list[Run] = []
+    names = list(sides)
+    for work in works:
+        begin = work.round % len(names)
+        for name in names[begin:] + names[:begin]:
+            runs.append(await undisturbed(scenario, sides[name], name, work))
+            tell(runs[-1])
+    return sorted(runs, key=lambda run: names.index(run.side))
+
+
+async def undisturbed(scenario: Scenario, side: Side, name: str, work: Work) -> Run:
+    """Run one side; again, a few times, if others kept the machine busy; return the calmest."""
+    calmest: Run | None = None
+    for _ in range(1 if work.small else ATTEMPTS_MAX):
+        if not work.small:
+            await calm(FOREIGN_CORES_MAX)
+        load = ForeignLoad()
+        streams = tuple(await side(replace(work, serial=next(_serials))))
+        foreign_cores = load.cores()
+        figures = {name: round(value, 4) for name, value in scenario.measure(streams).items()}
+        run = Run(name, work.case, work.round, figures, foreign_cores, streams)
+        if calmest is None or run.foreign_cores < calmest.foreign_cores:
+            calmest = run
+        if calmest.foreign_cores <= FOREIGN_CORES_MAX:
+            break
+    assert calmest is not None
+    return calmest

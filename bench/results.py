@@ -1,0 +1,124 @@
+"""What was measured, as files: every run in bench/out, each scenario's last full one in results.
+
+A file of `bench/results/` holds the facts, the figures of every run, and for each side that is
+drawn the streams of one run. docs/benchmarks.md and its pictures are made of these files alone.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from tools.build_engine import ROOT
+
+from .runs import Run, typical
+from .scenarios import Scenario
+from .streams import Stream, from_dict
+
+OUT_DIR = ROOT / "bench" / "out"
+RESULTS_DIR = ROOT / "bench" / "results"
+TIME_DIGITS = 4
+
+
+@dataclass(frozen=True)
+class Result:
+    """A scenario's last full run."""
+
+    facts: Mapping[str, str]
+    runs: Sequence[Run]
+    pictures: Mapping[str, Sequence[Stream]]
+    """By side."""
+    notes: Sequence[str] = field(default=())
+    """Paragraphs for the page, until the next full run."""
+
+
+def since_begin(streams: Sequence[Stream]) -> list[Stream]:
+    """Return the streams with times from the first asking on, rounded, in the order of asking."""
+    begin_s = min(stream.asked_s for stream in streams)
+
+    def moved(time_s: float) -> float:
+        return round(time_s - begin_s, TIME_DIGITS)
+
+    return [
+        replace(
+            stream,
+            asked_s=moved(stream.asked_s),
+            arrivals_s=tuple(map(moved, stream.arrivals_s)),
+            waited_s=round(stream.waited_s, TIME_DIGITS),
+        )
+        for stream in sorted(streams, key=lambda s: s.asked_s)
+    ]
+
+
+def pictured(scenario: Scenario, runs: Sequence[Run]) -> dict[str, list[Stream]]:
+    """Return the streams that are drawn, by side: of the run with the median first figure."""
+    figure = scenario.figures[0].name
+    return {
+        side: since_begin(typical(runs, (scenario.picture_case, side), figure).streams)
+        for side in scenario.pictures
+    }
+
+
+def save(scenario: Scenario, facts: Mapping[str, str], runs: Sequence[Run]) -> Path:
+    """Write every run with all its streams to bench/out; return the file."""
+    OUT_DIR.mkdir(parents=True, exist_ok=True)
+    path = OUT_DIR / time.strftime(f"{scenario.name}-%Y%m%d-%H%M%S.json")
+    every = [
+        run.as_dict() | {"streams": [s.as_dict() for s in since_begin(run.streams)]} for run in runs
+    ]
+    path.write_text(json.dumps({"facts": facts, "runs": every}) + "\n")
+    return path
+
+
+def publish(scenario: Scenario, facts: Mapping[str, str], runs: Sequence[Run]) -> Path:
+    """Write the scenario's file of bench/results; return it."""
+    RESULTS_DIR.mkdir(exist_ok=True)
+    path = RESULTS_DIR / f"{scenario.name}.json"
+    result = Result(facts, runs, pictured(scenario, runs))
+    path.write_text(dump(result))
+    return path
+
+
+def dump(result: Result) -> str:
+    """Return the file's text: a run and a stream a line, so that two of them can be compared."""
+    pictures = {side: _lines([s.as_dict() for s in ss]) for side, ss in result.pictures.items()}
+    parts = {
+        "facts": json.dumps(dict(result.facts), indent=1),
+        "notes": json.dumps(list(result.notes), indent=1),
+        "runs": _lines([run.as_dict() for run in result.runs]),
+        "pictures": _table(pictures),
+    }
+    return _table(parts) + "\n"
+
+
+def _table(parts: Mapping[str, str]) -> str:
+    inside = ",\n".join(f"{json.dumps(name)}: {text}" for name, text in parts.items())
+    return f"{{\n{inside}\n}}"
+
+
+def _lines(items: Sequence[Mapping[str, Any]]) -> str:
+    return "[\n" + ",\n".join(map(json.dumps, items)) + "\n]"
+
+
+def load(name: str) -> Result | None:
+    """Return the last full run of the scenario *name*; None where there is none."""
+    path = RESULTS_DIR / f"{name}.json"
+    return parse(path.read_text()) if path.exists() else None
+
+
+def parse(text: str) -> Result:
+    """Return what `dump` wrote."""
+    content = json.loads(text)
+    return Result(
+        facts=content["facts"],
+        runs=[Run(**run) for run in content["runs"]],
+        pictures={
+            side: [from_dict(stream) for stream in streams]
+            for side, streams in content["pictures"].items()
+        },
+        notes=content["notes"],
+    )

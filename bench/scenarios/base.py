@@ -1,0 +1,107 @@
+"""What a scenario is: sides that do the same work, and the figures that are made of it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from typing import Any
+
+from bench import daemon, llama_server, texts
+from bench.clients import Server
+from bench.runs import Figure, Target
+from bench.streams import Stream
+
+INFERD = "inferd"
+LLAMA_SERVER = "llama-server"
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a side is to do once.
+
+    *serial* is new each time and stands at the front of the prompts; for the rest they are alike
+    for all sides of a round. So no server has any of a prompt in a cache, also where sides share
+    a daemon, or a disturbed run is made again.
+    """
+
+    case: int
+    round: int
+    serial: int
+    small: bool = False
+    """Only to see that it works, or to warm up."""
+
+    @property
+    def mark(self) -> str:
+        """The front of each prompt."""
+        return texts.mark(self.serial)
+
+    def rng(self) -> random.Random:
+        """Return the generator of the round's texts."""
+        return random.Random(self.round * 1000 + self.case)
+
+
+Side = Callable[[Work], Awaitable[list[Stream]]]
+"""Does the work and returns its streams."""
+
+
+@dataclass(frozen=True)
+class Started:
+    """A scenario's sides, and what was found out while they started."""
+
+    sides: dict[str, Side]
+    facts: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A scenario; `start` starts what serves, until the stack closes.
+
+    The sides in `pictures` are drawn, of the case `picture_case`; of a side's runs it is the one
+    with the median of the first figure.
+    """
+
+    name: str
+    title: str
+    about: str
+    figures: tuple[Figure, ...]
+    targets: tuple[Target, ...]
+    start: Callable[[AsyncExitStack], Awaitable[Started]]
+    measure: Callable[[Sequence[Stream]], dict[str, float]]
+    """Checks a run's streams and returns its figures."""
+    cases: tuple[int, ...] = (0,)
+    case_heading: str = ""
+    pictures: tuple[str, ...] = (LLAMA_SERVER, INFERD)
+    picture_case: int = 0
+
+
+def side_of(drive: Callable[[Server, Work], Awaitable[list[Stream]]], server: Server) -> Side:
+    """Return the side that drives *server*."""
+
+    async def side(work: Work) -> list[Stream]:
+        return await drive(server, work)
+
+    return side
+
+
+async def start_pair(
+    stack: AsyncExitStack,
+    drive: Callable[[Server, Work], Awaitable[list[Stream]]],
+    slots: int,
+    ctx_size: int,
+) -> Started:
+    """Start llama-server, its caches as it has them by itself, and a daemon."""
+    rival = await stack.enter_async_context(llama_server.running(slots, ctx_size))
+    ours = await start_inferd(stack, slots, ctx_size)
+    return Started({LLAMA_SERVER: side_of(drive, rival), INFERD: side_of(drive, ours)}, {})
+
+
+async def start_inferd(
+    stack: AsyncExitStack, slots: int, ctx_size: int, settings: Mapping[str, Any] | None = None
+) -> daemon.Inferd:
+    """Start a daemon that keeps the model loaded."""
+    text = daemon.configuration(slots, ctx_size, settings)
+    ours = await stack.enter_async_context(daemon.running(text))
+    await ours.keep_loaded(stack)
+    return ours

@@ -1,0 +1,101 @@
+"""A long prompt arrives beside streams: how long do they stand still, and how late is its answer?
+
+What one gains the other loses: `step-ms-target` says how much. The sides are llama-server, inferd
+as it is by itself, and inferd with each of several settings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+
+from bench import llama_server, texts
+from bench import streams as s
+from bench.clients import Ask, Server, ask_at
+from bench.runs import Figure, Target
+from bench.streams import Stream
+
+from .base import INFERD, LLAMA_SERVER, Scenario, Started, Work, side_of, start_inferd
+
+STREAMS, STREAM_TOKENS = 3, 256
+CTX_SIZE = 2048
+WORDS, TOKENS = 1200, 16
+ARRIVES_S = 1.5
+STEP_MS_TARGETS = (75, 100, 150, 200, 300, 500)
+LONG = "long prompt"
+
+
+def asks(work: Work) -> list[Ask]:
+    """Return the streams' asks and, last, the long one."""
+    rng = work.rng()
+    tokens, words = (128, 150) if work.small else (STREAM_TOKENS, WORDS)
+    short = [
+        Ask(f"{work.mark} {texts.paragraph(rng, name)}", tokens, name)
+        for name in texts.names(rng, STREAMS)
+    ]
+    return [*short, Ask(f"{work.mark} Once: {texts.story(rng, words - 1)}", TOKENS, LONG)]
+
+
+async def drive(server: Server, work: Work) -> list[Stream]:
+    """Start the streams, then send the long prompt."""
+    wanted = asks(work)
+    async with AsyncExitStack() as stack:
+        clients = [
+            await stack.enter_async_context(server.client(slot)) for slot in range(len(wanted))
+        ]
+        return await ask_at(clients, wanted, [*[0.0] * STREAMS, ARRIVES_S])
+
+
+def measure(streams: Sequence[Stream]) -> dict[str, float]:
+    """Return the streams' worst gap while the long prompt is computed, and its first token."""
+    s.check_complete(streams)
+    s.check_cold(streams)
+    [long] = [stream for stream in streams if stream.label == LONG]
+    others = [stream for stream in streams if stream is not long]
+    early = [stream.label for stream in others if stream.ended_s < long.first_s]
+    assert not early, f"{early} ended before the long prompt's first token: nothing to measure"
+    return {
+        "gap_worst_s": s.gap_worst_s(others, long.asked_s, long.first_s),
+        "long_ttft_s": long.ttft_s,
+        "makespan_s": s.makespan_s(streams),
+    }
+
+
+def of_setting(step_ms: int) -> str:
+    """Return the name of the side with a setting."""
+    return f"{INFERD}, {step_ms} ms"
+
+
+async def start(stack: AsyncExitStack) -> Started:
+    """Start llama-server, a daemon as it is by itself, and one for each setting."""
+    slots = STREAMS + 1
+    rival = await stack.enter_async_context(llama_server.running(slots, CTX_SIZE))
+    sides = {LLAMA_SERVER: side_of(drive, rival)}
+    sides[INFERD] = side_of(drive, await start_inferd(stack, slots, CTX_SIZE))
+    for step_ms in STEP_MS_TARGETS:
+        ours = await start_inferd(stack, slots, CTX_SIZE, {"step-ms-target": step_ms})
+        sides[of_setting(step_ms)] = side_of(drive, ours)
+    return Started(sides, {})
+
+
+SCENARIO = Scenario(
+    name="long-prompt",
+    title="A long prompt beside streams",
+    about=f"""\
+{STREAMS} streams of {STREAM_TOKENS} tokens run; after {ARRIVES_S:g} s a prompt of {WORDS} words
+arrives. The gap is the longest that any stream stood still between the long prompt's arrival and
+its first token. {STREAMS + 1} slots of {CTX_SIZE} tokens. **inferd** runs with its default of
+`step-ms-target`, the other lines with the value that they name.""",
+    figures=(
+        Figure("gap_worst_s", "streams: worst gap, s", 3),
+        Figure("long_ttft_s", "long prompt: first token, s"),
+        Figure("makespan_s", "all done, s"),
+    ),
+    targets=(
+        Target("gap_worst_s", INFERD, most=0.25),
+        Target("gap_worst_s", LLAMA_SERVER, INFERD),
+        Target("long_ttft_s", INFERD, LLAMA_SERVER, most=1.6),
+    ),
+    start=start,
+    measure=measure,
+)

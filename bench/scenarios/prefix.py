@@ -1,0 +1,69 @@
+"""Many sessions begin at once with the same long text: is it computed once or once each?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+
+from bench import streams as s
+from bench import texts
+from bench.clients import Ask, Server, ask_together, connect
+from bench.runs import Figure, Target
+from bench.streams import Stream
+
+from .base import INFERD, LLAMA_SERVER, Scenario, Started, Work, start_pair
+
+SLOTS = 16
+CTX_SIZE = 1024
+WORDS = 600
+TOKENS = 24
+
+
+async def drive(server: Server, work: Work) -> list[Stream]:
+    """Let all sessions ask at once: the common text, then each its own."""
+    rng = work.rng()
+    count, words = (4, 100) if work.small else (SLOTS, WORDS)
+    common = f"{work.mark} {texts.story(rng, words)}"
+    asks = [
+        Ask(f"{common} {texts.paragraph(rng, name)}", TOKENS, name)
+        for name in texts.names(rng, count)
+    ]
+    async with AsyncExitStack() as stack:
+        return await ask_together(await connect(stack, server, count), asks)
+
+
+def measure(streams: Sequence[Stream]) -> dict[str, float]:
+    """Return how long all took, and how soon each began."""
+    s.check_complete(streams)
+    return {
+        "makespan_s": s.makespan_s(streams),
+        "ttft_median_s": s.ttft_median_s(streams),
+        "ttft_worst_s": max(stream.ttft_s for stream in streams),
+        "prompt_tokens": s.computed_tokens(streams),
+    }
+
+
+async def start(stack: AsyncExitStack) -> Started:
+    """Start both sides."""
+    return await start_pair(stack, drive, SLOTS, CTX_SIZE)
+
+
+SCENARIO = Scenario(
+    name="prefix",
+    title="A prefix in common",
+    about=f"""\
+{SLOTS} new sessions ask at once: {WORDS} words that all have in common, then a paragraph of their
+own; each reads {TOKENS} tokens. {SLOTS} slots of {CTX_SIZE} tokens on both sides.""",
+    figures=(
+        Figure("makespan_s", "all done, s"),
+        Figure("ttft_median_s", "first token, median, s"),
+        Figure("ttft_worst_s", "first token, worst, s"),
+        Figure("prompt_tokens", "prompt tokens computed", 0),
+    ),
+    targets=(
+        Target("makespan_s", LLAMA_SERVER, INFERD, least=6.5),
+        Target("ttft_median_s", LLAMA_SERVER, INFERD, least=6.0),
+    ),
+    start=start,
+    measure=measure,
+)

@@ -1,0 +1,118 @@
+"""A conversation comes back after the server was stopped and started again."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+from bench import daemon, llama_server, texts
+from bench import streams as s
+from bench.clients import Ask, Client
+from bench.runs import Figure, Target
+from bench.streams import Stream
+
+from .base import INFERD, LLAMA_SERVER, Scenario, Side, Started, Work
+
+SLOTS = 4
+CTX_SIZE = 2560
+WORDS = 1250
+TOKENS = 64
+AFRESH = "inferd, fresh state"
+
+Connect = Callable[[], AbstractAsyncContextManager[tuple[Client, bool]]]
+"""Starts a server and connects a program; tells whether its session still has its history."""
+
+
+async def drive(first: Connect, again: Connect, work: Work) -> list[Stream]:
+    """Hold a turn, stop the server, start it again; send the whole again with a question."""
+    rng = work.rng()
+    prompt = f"{work.mark} {texts.story(rng, 150 if work.small else WORDS)}"
+    question = texts.question(rng)
+    async with first() as (client, _):
+        before = await client.ask(Ask(prompt, TOKENS, "before the restart"))
+        known = prompt + client.said
+    async with again() as (client, attached):
+        text = question if attached else known + question
+        return [before, await client.ask(Ask(text, TOKENS, "returns"))]
+
+
+@asynccontextmanager
+async def llama_server_side() -> AsyncIterator[tuple[Client, bool]]:
+    """Run llama-server and connect to it."""
+    async with llama_server.running(SLOTS, CTX_SIZE) as server, server.client() as client:
+        yield client, False
+
+
+@asynccontextmanager
+async def inferd_side(home: Path) -> AsyncIterator[tuple[Client, bool]]:
+    """Run a daemon with its state in *home* and open the session of always; close it, kept."""
+    text = daemon.configuration(SLOTS, CTX_SIZE)
+    async with AsyncExitStack() as stack:
+        ours = await stack.enter_async_context(daemon.running(text, home))
+        await ours.keep_loaded(stack)
+        client = await stack.enter_async_context(ours.client(session_id="returning"))
+        yield client, (await client.opened()).attached
+
+
+def inferd(*, keeps: bool) -> Side:
+    """Return the side of a daemon that finds its state again, or another one's empty folder."""
+
+    async def side(work: Work) -> list[Stream]:
+        with tempfile.TemporaryDirectory(prefix="inferd-bench-") as folder:
+            first, other = Path(folder) / "first", Path(folder) / "other"
+            first.mkdir()
+            other.mkdir()
+            second = first if keeps else other
+            return await drive(lambda: inferd_side(first), lambda: inferd_side(second), work)
+
+    return side
+
+
+async def rival(work: Work) -> list[Stream]:
+    """Do the work on llama-server."""
+    return await drive(llama_server_side, llama_server_side, work)
+
+
+def measure(streams: Sequence[Stream]) -> dict[str, float]:
+    """Return how soon the returning turn began."""
+    s.check_complete(streams)
+    before, back = streams
+    s.check_cold([before])
+    return {
+        "ttft_s": back.ttft_s,
+        "first_ttft_s": before.ttft_s,
+        "input_tokens": back.input_tokens,
+        "cached_tokens": back.cached_tokens,
+    }
+
+
+async def start(_stack: AsyncExitStack) -> Started:
+    """Nothing runs between the runs: each starts and stops its own server, twice."""
+    sides: dict[str, Side] = {LLAMA_SERVER: rival, INFERD: inferd(keeps=True)}
+    return Started(sides | {AFRESH: inferd(keeps=False)}, {})
+
+
+SCENARIO = Scenario(
+    name="return",
+    title="A conversation returns after a restart",
+    about=f"""\
+A program sends {WORDS} words and reads {TOKENS} tokens. The server is stopped (SIGTERM) and
+started again, and the model loaded. Then the program sends the conversation again with a question
+at its end (where its session is still known by its id, the question alone); the clock runs from
+there to the first token. **{AFRESH}** is inferd started on another, empty state directory.
+{SLOTS} slots of {CTX_SIZE} tokens.""",
+    figures=(
+        Figure("ttft_s", "returns: first token, s", 3),
+        Figure("first_ttft_s", "before the restart: first token, s", 3),
+        Figure("input_tokens", "returns: input tokens", 0),
+        Figure("cached_tokens", "of these not computed", 0),
+    ),
+    targets=(
+        Target("ttft_s", AFRESH, INFERD, least=10.0),
+        Target("ttft_s", LLAMA_SERVER, INFERD, least=10.0),
+    ),
+    start=start,
+    measure=measure,
+)

@@ -1,0 +1,128 @@
+"""What a client of the bench saw of its turns, and the figures of that. Pure functions."""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+CACHED_TOKENS_MAX = 6
+"""Of a new prompt: the start mark and some digits of its serial may have been seen before."""
+
+
+@dataclass(frozen=True)
+class Stream:
+    """One turn of one program, as its client saw it; times are seconds of one clock."""
+
+    asked_s: float
+    arrivals_s: tuple[float, ...]
+    """When each piece of the answer came."""
+    tokens: int
+    wanted: int
+    """Tokens that were asked for."""
+    label: str = ""
+    """Who asked; the turns of one conversation share it."""
+    priority: str = "normal"
+    waited_s: float = 0.0
+    """From asking until the prompt's computing began, by the server's account."""
+    input_tokens: int = 0
+    cached_tokens: int = 0
+    """Of the input, not computed."""
+    parks: int = 0
+    """How often the turn gave its place to another."""
+    error: str = ""
+
+    @property
+    def lost(self) -> bool:
+        """Whether the client did not get all that it asked for."""
+        return bool(self.error) or self.tokens != self.wanted
+
+    @property
+    def first_s(self) -> float:
+        """When the first piece came."""
+        return self.arrivals_s[0]
+
+    @property
+    def ended_s(self) -> float:
+        """When the last piece came; when it was asked for, if none came."""
+        return self.arrivals_s[-1] if self.arrivals_s else self.asked_s
+
+    @property
+    def ttft_s(self) -> float:
+        """Seconds from asking to the first piece."""
+        return self.first_s - self.asked_s
+
+    def gaps(self) -> Iterator[tuple[float, float]]:
+        """Yield the times of each two pieces that follow each other."""
+        return zip(self.arrivals_s, self.arrivals_s[1:], strict=False)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the fields for JSON."""
+        return asdict(self)
+
+
+def from_dict(fields: dict[str, Any]) -> Stream:
+    """Return the stream that `as_dict` took apart."""
+    return Stream(**{**fields, "arrivals_s": tuple(fields["arrivals_s"])})
+
+
+def check_complete(streams: Iterable[Stream]) -> None:
+    """Refuse a run in which a turn ended early: its figures would compare with nothing."""
+    for stream in streams:
+        what = stream.error or f"{stream.tokens} tokens, not {stream.wanted}"
+        assert not stream.lost, f"{stream.label or 'a stream'}: {what}"
+
+
+def check_cold(streams: Iterable[Stream]) -> None:
+    """Refuse a run that was spared a prompt: its figures would compare with nothing."""
+    for stream in streams:
+        cached = stream.cached_tokens
+        assert cached <= CACHED_TOKENS_MAX, f"{cached} tokens of the prompt came from a cache"
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """Return the value below which *share* of the values lie (nearest rank)."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0.0
+
+
+def makespan_s(streams: Sequence[Stream]) -> float:
+    """Return the time from the first asking to the last piece."""
+    return max(s.ended_s for s in streams) - min(s.asked_s for s in streams)
+
+
+def ttft_median_s(streams: Sequence[Stream]) -> float:
+    """Return the median time to the first piece."""
+    return statistics.median(s.ttft_s for s in streams)
+
+
+def gap_worst_s(streams: Iterable[Stream], begin_s: float, end_s: float) -> float:
+    """Return the longest gap of any stream that touches the time from *begin_s* to *end_s*."""
+    gaps = (gap for s in streams for gap in s.gaps())
+    return max((b - a for a, b in gaps if b > begin_s and a < end_s), default=0.0)
+
+
+def computed_tokens(streams: Iterable[Stream]) -> int:
+    """Return how many tokens of prompts were computed."""
+    return sum(s.input_tokens - s.cached_tokens for s in streams)
+
+
+def computed_twice(turns: Sequence[Stream]) -> int:
+    """Return how many tokens of its history a conversation computed again, over all its *turns*.
+
+    A turn's history is the input and output of the one before, less the last token: that one was
+    drawn and not computed.
+    """
+    pairs = itertools.pairwise(turns)
+    known = ((before.input_tokens + before.tokens - 1, turn) for before, turn in pairs)
+    return sum(max(0, history - turn.cached_tokens) for history, turn in known)
+
+
+def by_label(streams: Iterable[Stream]) -> dict[str, list[Stream]]:
+    """Return the streams of each label, in the order in which they were asked for."""
+    found: dict[str, list[Stream]] = {}
+    for stream in sorted(streams, key=lambda s: s.asked_s):
+        found.setdefault(stream.label, []).append(stream)
+    return found

@@ -1,0 +1,173 @@
+"""Draws a run as an SVG: a lane for each program, time from left to right.
+
+`python -m bench.timeline` draws docs/timelines anew from bench/results. A lane shows where its
+request waited, where its prompt was computed, each token as a tick, and where it stood still.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from html import escape
+from pathlib import Path
+
+from tools.build_engine import ROOT
+
+from . import results
+from .scenarios import SCENARIOS
+from .streams import Stream, by_label
+
+FOLDER = ROOT / "docs" / "timelines"
+WIDTH, MARGIN, LABELS, HEAD, FOOT = 900, 12, 130, 52, 30
+LANE_TALL, LANE_LOW, LANES_TALL_MAX = 16, 6, 40
+STANDS_S = 0.25
+"""A gap between two tokens from which on a stream is drawn as standing still."""
+TICKS = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300)
+LEGEND = ("waiting", "prefill", "decoding", "standing still")
+STYLE = """\
+text { font: 12px system-ui, sans-serif; fill: var(--ink) }
+.title { font-size: 15px; font-weight: 600 } .end { text-anchor: end }
+.axis { text-anchor: middle } .urgent { fill: var(--urgent); font-weight: 600 }
+.page { fill: var(--page) } .grid { stroke: var(--grid) } .tick { stroke: var(--tick) }
+.waiting { fill: var(--waiting) } .prefill { fill: var(--prefill) }
+.decoding { fill: var(--decoding) } .standing { fill: var(--standing) }
+svg { --page: #ffffff; --ink: #24292f; --grid: #d8dee4; --tick: #0a3069; --waiting: #d0d7de;
+ --prefill: #e8a33d; --decoding: #8cbcf2; --standing: #f3b8b3; --urgent: #b3261e }
+@media (prefers-color-scheme: dark) { svg { --page: #0d1117; --ink: #d1d7e0; --grid: #2a313c;
+ --tick: #dbeaff; --waiting: #3d444d; --prefill: #c27e1f; --decoding: #2f6fb8;
+ --standing: #7d3c3a; --urgent: #ff938a } }
+"""
+
+Span = tuple[str, float, float]
+"""(kind, from, to)"""
+
+
+def spans(stream: Stream) -> Iterator[Span]:
+    """Yield what a request did when, from its asking to its last token."""
+    if not stream.arrivals_s:
+        yield "waiting", stream.asked_s, stream.asked_s
+        return
+    begun_s = min(stream.asked_s + stream.waited_s, stream.first_s)
+    yield "waiting", stream.asked_s, begun_s
+    yield "prefill", begun_s, stream.first_s
+    begin_s = stream.first_s
+    for before_s, after_s in stream.gaps():
+        if after_s - before_s >= STANDS_S:
+            yield "decoding", begin_s, before_s
+            yield "standing", before_s, after_s
+            begin_s = after_s
+    yield "decoding", begin_s, stream.ended_s
+
+
+def tick_step_s(span_s: float, ticks_max: int = 12) -> float:
+    """Return the distance of the time axis's marks."""
+    return next((step for step in TICKS if span_s / step <= ticks_max), span_s)
+
+
+class Picture:
+    """One SVG in the making. *span_s* is the time that its width shows."""
+
+    def __init__(self, lanes: int, span_s: float):
+        self.lane = LANE_TALL if lanes <= LANES_TALL_MAX else LANE_LOW
+        self.labelled = lanes <= LANES_TALL_MAX
+        self.left = MARGIN + (LABELS if self.labelled else 0)
+        self.scale = (WIDTH - self.left - MARGIN) / span_s
+        self.span_s = span_s
+        self.bottom = HEAD + lanes * self.lane
+        self.height = self.bottom + FOOT
+        self.parts: list[str] = []
+
+    def x(self, time_s: float) -> float:
+        """Return where *time_s* is."""
+        return self.left + time_s * self.scale
+
+    def add(self, tag: str, kind: str, text: str = "", **attributes: float) -> None:
+        """Add an element."""
+        values = " ".join(f'{key}="{value:.6g}"' for key, value in attributes.items())
+        end = f">{escape(text)}</{tag}>" if text else "/>"
+        self.parts.append(f'<{tag} class="{kind}" {values}{end}')
+
+    def head(self, title: str) -> None:
+        """Draw the title and what the colours mean."""
+        self.add("text", "title", title, x=MARGIN, y=20)
+        x = float(MARGIN)
+        for name in LEGEND:
+            self.add("rect", name.split()[0], x=x, y=30, width=12, height=12)
+            self.add("text", "legend", name, x=x + 17, y=40)
+            x += 40 + 7 * len(name)
+        self.add("path", "tick", x=0)
+        self.parts[-1] = f'<path class="tick" d="M{x + 6:.6g} 30v12"/>'
+        self.add("text", "legend", "a token", x=x + 17, y=40)
+
+    def axis(self) -> None:
+        """Draw the time axis."""
+        step_s = tick_step_s(self.span_s)
+        for number in range(int(self.span_s / step_s + 1e-6) + 1):
+            x = self.x(number * step_s)
+            self.parts.append(f'<path class="grid" d="M{x:.6g} {HEAD}V{self.bottom + 4}"/>')
+            self.add("text", "axis", f"{number * step_s:g} s", x=x, y=self.bottom + 18)
+
+    def draw(self, number: int, label: str, streams: Iterable[Stream]) -> None:
+        """Draw the lane of one program."""
+        y = HEAD + number * self.lane
+        height = self.lane - (3 if self.labelled else 1)
+        for stream in streams:
+            for kind, begin_s, end_s in spans(stream):
+                width = (end_s - begin_s) * self.scale
+                if width > 0:
+                    self.add("rect", kind, x=self.x(begin_s), y=y, width=width, height=height)
+            self.ticks(stream, y, height)
+            if self.labelled:
+                kind = "end urgent" if stream.priority == "urgent" else "end"
+                self.add("text", kind, label, x=self.left - 6, y=y + 11)
+                label = ""
+
+    def ticks(self, stream: Stream, y: float, height: float) -> None:
+        """Draw a tick for each token, but not more than one a pixel."""
+        pixels = dict.fromkeys(round(self.x(time_s), 0) for time_s in stream.arrivals_s)
+        path = "".join(f"M{x:.6g} {y:.6g}v{height:.6g}" for x in pixels)
+        if path:
+            self.parts.append(f'<path class="tick" d="{path}" stroke-width="0.6"/>')
+
+    def svg(self) -> str:
+        """Return the whole file."""
+        size = f'viewBox="0 0 {WIDTH} {self.height}" width="{WIDTH}" height="{self.height}"'
+        body = "\n".join(self.parts)
+        return (
+            f'<svg xmlns="http://www.w3.org/2000/svg" {size}>\n<style>\n{STYLE}</style>\n'
+            f'<rect class="page" width="{WIDTH}" height="{self.height}"/>\n{body}\n</svg>\n'
+        )
+
+
+def draw(title: str, streams: Sequence[Stream], span_s: float | None = None) -> str:
+    """Return an SVG of *streams*, whose times begin at 0; *span_s* is the time that it shows."""
+    lanes = by_label(streams)
+    picture = Picture(len(lanes), span_s or max(s.ended_s for s in streams) or 1.0)
+    picture.head(title)
+    picture.axis()
+    for number, (label, turns) in enumerate(lanes.items()):
+        picture.draw(number, label, turns)
+    return picture.svg()
+
+
+def file_of(scenario: str, side: str) -> Path:
+    """Return where the picture of a side is."""
+    return FOLDER / f"{scenario}-{side.replace(', ', '-').replace(' ', '-')}.svg"
+
+
+def write(scenario: str, title: str, pictures: Mapping[str, Sequence[Stream]]) -> None:
+    """Draw the sides of a scenario, all with the same scale of time."""
+    FOLDER.mkdir(exist_ok=True)
+    span_s = max((s.ended_s for streams in pictures.values() for s in streams), default=1.0)
+    for side, streams in pictures.items():
+        file_of(scenario, side).write_text(draw(f"{title}: {side}", streams, span_s))
+
+
+def main() -> None:
+    """Draw all pictures anew."""
+    for scenario in SCENARIOS.values():
+        if result := results.load(scenario.name):
+            write(scenario.name, scenario.title, result.pictures)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,91 @@
+"""The bench's scenarios: alike for all sides, and complete enough for a page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bench import report, results
+from bench.daemon import configuration
+from bench.runs import Run
+from bench.scenarios import SCENARIOS, decode, long_prompt, sessions, urgent
+from bench.scenarios.base import Scenario, Work
+from bench.streams import Stream
+from inferd.daemon.config import load_config
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS.values(), ids=lambda s: s.name)
+def test_every_target_names_a_figure_and_a_case(scenario: Scenario) -> None:
+    names = {figure.name for figure in scenario.figures}
+    assert {target.figure for target in scenario.targets} <= names
+    assert {target.case for target in scenario.targets} <= set(scenario.cases)
+
+
+def test_prompts_are_alike_in_a_round_and_new_in_each_run() -> None:
+    one, other = (decode.asks(Work(16, 3, serial)) for serial in (7, 8))
+    assert [a.text[5:] for a in one] == [a.text[5:] for a in other]
+    assert not {a.text for a in one} & {a.text for a in other}
+    assert len({a.text for a in one}) == 16
+
+
+def test_requests_of_a_queue_differ_and_have_their_priority() -> None:
+    low, high = urgent.low_asks(Work(0, 1, 1)), urgent.urgent_asks(Work(0, 1, 1), 8)
+    assert len({ask.text for ask in (*low, *high)}) == 32
+    assert {ask.priority for ask in low} == {"low"} and {a.priority for a in high} == {"urgent"}
+
+
+def test_conversations_of_a_round_differ() -> None:
+    firsts = [sessions.conversation(Work(0, 1, 1), n, 24)[0] for n in range(100)]
+    assert len({ask.text for ask in firsts}) == len({ask.label for ask in firsts}) == 100
+
+
+def test_a_long_prompt_that_came_after_the_streams_measures_nothing() -> None:
+    short = Stream(0.0, (1.0, 2.0), 2, 2, "short")
+    long = Stream(1.5, (3.0, 3.1), 2, 2, long_prompt.LONG)
+    with pytest.raises(AssertionError, match="short"):
+        long_prompt.measure([short, long])
+    late = Stream(0.0, (1.0, 2.9, 3.2), 3, 3, "late")
+    assert long_prompt.measure([late, long])["gap_worst_s"] == pytest.approx(1.9)
+
+
+def test_every_setting_of_the_curve_is_one_of_the_daemon(tmp_path: Path) -> None:
+    for step_ms in long_prompt.STEP_MS_TARGETS:
+        file = tmp_path / "config.toml"
+        file.write_text(configuration(4, 512, {"step-ms-target": step_ms}))
+        assert load_config({"config": file}, {}).step_ms_target == step_ms
+
+
+def result() -> results.Result:
+    streams = results.since_begin([Stream(8.0, (8.5, 9.25), 2, 2, "x"), Stream(7.5, (), 0, 1)])
+    runs = [
+        Run(side, 0, number, {"makespan_s": s, "ttft_median_s": s, "computed_twice": 0.0}
+            | {"prompt_tokens": 5.0}, 0.01)
+        for side, s in (("llama-server", 8.0), ("inferd", 2.0)) for number in (1, 2)
+    ]  # fmt: skip
+    facts = dict.fromkeys(report.MACHINE, "?")
+    return results.Result(facts, runs, {"inferd": streams}, ["a note"])
+
+
+def test_a_file_of_results_says_what_was_put_in() -> None:
+    assert results.parse(results.dump(result())) == result()
+
+
+def test_times_in_a_file_begin_with_the_first_asking() -> None:
+    first, second = result().pictures["inferd"]
+    assert (first.asked_s, second.asked_s, second.arrivals_s) == (0.0, 0.5, (1.0, 1.75))
+
+
+def test_a_section_says_whether_each_target_was_met() -> None:
+    text = report.section(SCENARIOS["sessions"], result())
+    assert "| llama-server / inferd: all done, s | 4 | ≥ 1 | yes |" in text
+    assert "| inferd: tokens computed twice, worst run | 0 | ≤ 0 | yes |" in text
+    assert "| inferd | all done, s | 2.00 | 2.00 |" in text
+    assert "a note" in text and "2 rounds" in text
+
+
+def test_the_committed_results_are_those_of_the_page() -> None:
+    page = report.TARGET.read_text()
+    for scenario in SCENARIOS.values():
+        if found := results.load(scenario.name):
+            assert report.section(scenario, found) in page
