@@ -1,23 +1,59 @@
-"""Counts over all models: how many turns wait, whose they are, how long turns take."""
+"""Counts over all models: who waits, with how many prompt tokens, and when there is room again."""
 
 from __future__ import annotations
 
 import time
-from collections import Counter
-from collections.abc import Callable
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from itertools import count
 
 from ..backends.errors import Busy
-from .table import State
+from ..scheduler.estimate import Quotient
+from ..scheduler.messages import TurnStats
+from .forecast import Forecast, Ticket
+from .table import ACTIVE, State
 
 __all__ = ("Ledger",)
 
-SMOOTHING = 0.1
 TURN_S_DEFAULT = 5.0
+RETRY_S_MIN = 0.1
+RETRY_MARGIN = 1.25
+"""Who comes too early is refused again, who comes late has lost little; and a slot that is free
+is given with the next step, which the reckoning does not see.
+"""
+FORECASTS_MAX = 256
+"""Models whose pace is remembered; models from descriptors have names that never come again."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Bound:
+    """What waits against two bounds: tasks and prompt tokens, of one owner or in all."""
+
+    whose: str
+    tasks: int
+    tasks_max: int
+    tokens: int
+    tokens_max: int
+
+    def refuses(self, prompt_tokens: int) -> str:
+        """Say why a prompt finds no room, or nothing.
+
+        Alone, any prompt does: it would find no room at any other time either.
+        """
+        if self.tasks >= self.tasks_max:
+            return f"{self.tasks} tasks wait ({self.whose}); the limit is {self.tasks_max}"
+        if self.tasks and self.tokens + prompt_tokens > self.tokens_max:
+            return (
+                f"{self.tokens} prompt tokens wait ({self.whose}), this prompt has"
+                f" {prompt_tokens} more; the limit is {self.tokens_max}"
+            )
+        return ""
 
 
 class Ledger:
-    """Bounds the turns that wait, in all and per owner; hands out task ids.
+    """Bounds the turns that wait and their prompt tokens, in all and per owner; hands out task
+    ids.
 
     Owned by the daemon's event loop. `turn_s` is the running mean of how long a slot was held.
     """
@@ -27,44 +63,138 @@ class Ledger:
         waiting_max: int,
         waiting_owner_max: int,
         seconds: Callable[[], float] = time.monotonic,
+        *,
+        prompt_tokens_max: int = 1 << 20,
+        prompt_tokens_owner_max: int = 1 << 19,
     ):
         self.seconds = seconds
         self.waiting_max, self.waiting_owner_max = waiting_max, waiting_owner_max
-        self.waiting: Counter[int] = Counter()
+        self.prompt_tokens_max = prompt_tokens_max
+        self.prompt_tokens_owner_max = prompt_tokens_owner_max
         self.refused = 0
-        self.turn_s = TURN_S_DEFAULT
+        self._waiting: Counter[int] = Counter()
+        self._tokens: Counter[int] = Counter()
+        self._tickets: dict[Ticket, None] = {}
+        """The turns that are under way, in order of arrival."""
+        self._forecasts: OrderedDict[str, Forecast] = OrderedDict()
+        self._turn = Quotient(TURN_S_DEFAULT)
         self._ids = count(1)
+
+    @property
+    def turn_s(self) -> float:
+        """How long a turn held its slot, by the running mean."""
+        return self._turn.value
+
+    @property
+    def waiting(self) -> int:
+        """Turns that wait, in all."""
+        return self._waiting.total()
+
+    @property
+    def waiting_prompt_tokens(self) -> int:
+        """Their prompt tokens."""
+        return self._tokens.total()
 
     def task_id(self) -> int:
         """Return a number that no task has had."""
         return next(self._ids)
 
-    def moved(self, owner: int, before: State, after: State) -> None:
-        """Note that a session of *owner* went from one state to another."""
-        if before is not after:
-            self.waiting[owner] += (after is State.WAITING) - (before is State.WAITING)
-            if not self.waiting[owner]:
-                del self.waiting[owner]
+    def admit(self, ticket: Ticket) -> None:
+        """Take one more waiting turn, or refuse it where a bound is reached.
 
-    def took(self, seconds: float) -> None:
-        """Note how long a turn held its slot."""
-        self.turn_s += SMOOTHING * (seconds - self.turn_s)
-
-    def admit(self, owner: int, slots: int) -> None:
-        """Refuse one more waiting turn where a bound is reached.
-
-        :raises Busy: with the queue's length and an estimate of when there is room.
+        :raises Busy: with the queue's length, the caller's place on its model, and when there
+            will be room.
         """
-        total, own = self.waiting.total(), self.waiting[owner]
-        if total < self.waiting_max and own < self.waiting_owner_max:
+        why = self._refusal(ticket, self._waiting, self._tokens)
+        if not why:
+            self._forecast(ticket.model).arrive(
+                ticket.owner, {t.owner for t in self._tickets if t.model == ticket.model}
+            )
+            self._tickets[ticket] = None
+            self._count(ticket, 1)
             return
         self.refused += 1
-        retry_after_s = round(max(0.1, self.turn_s / slots), 3)
-        whose, bound = ("yours", self.waiting_owner_max)
-        if own < self.waiting_owner_max:
-            whose, bound = ("in all", self.waiting_max)
+        retry_after_s = round(max(RETRY_S_MIN, RETRY_MARGIN * self._room_in_s(ticket)), 3)
         raise Busy(
-            f"{own if whose == 'yours' else total} tasks wait ({whose}); the limit is {bound}",
+            why,
             hint=f"try again in {retry_after_s:g} s, or raise the limit in the configuration",
-            data={"queue_length": total, "position": total, "retry_after_s": retry_after_s},
+            data={
+                "queue_length": self.waiting,
+                "position": self._position(ticket),
+                "retry_after_s": retry_after_s,
+            },
         )
+
+    def move(self, ticket: Ticket, after: State) -> None:
+        """Note that a turn's session went to another state."""
+        before, ticket.state = ticket.state, after
+        if before is after:
+            return
+        if before is State.WAITING:
+            self._count(ticket, -1)
+            ticket.began = self.seconds()
+        if after not in ACTIVE:
+            del self._tickets[ticket]
+            self._forecast(ticket.model).leave(ticket)
+
+    def ended(self, ticket: Ticket, stats: TurnStats) -> None:
+        """Learn from a turn that has ended well."""
+        self._turn.add((stats.prompt_ms + stats.predicted_ms) / 1000, 1)
+        self._forecast(ticket.model).learn(ticket, stats)
+
+    def _forecast(self, model: str) -> Forecast:
+        forecast = self._forecasts.setdefault(model, Forecast())
+        self._forecasts.move_to_end(model)
+        if len(self._forecasts) > FORECASTS_MAX:
+            self._forecasts.popitem(last=False)
+        return forecast
+
+    def _count(self, ticket: Ticket, sign: int) -> None:
+        for counter, amount in ((self._waiting, 1), (self._tokens, ticket.prompt_tokens)):
+            counter[ticket.owner] += sign * amount
+            if not counter[ticket.owner]:
+                del counter[ticket.owner]
+
+    def _refusal(self, ticket: Ticket, waiting: Counter[int], tokens: Counter[int]) -> str:
+        """Say why a turn finds no room while so much waits, or nothing."""
+        owner = ticket.owner
+        yours = _Bound(
+            "yours",
+            waiting[owner],
+            self.waiting_owner_max,
+            tokens[owner],
+            self.prompt_tokens_owner_max,
+        )
+        in_all = _Bound(
+            "in all", waiting.total(), self.waiting_max, tokens.total(), self.prompt_tokens_max
+        )
+        return yours.refuses(ticket.prompt_tokens) or in_all.refuses(ticket.prompt_tokens)
+
+    # When there is room.
+
+    def _position(self, ticket: Ticket) -> int:
+        """Return the place that a refused turn would have in its model's queue."""
+        others = [t for t in self._tickets if t.model == ticket.model]
+        return self._forecast(ticket.model).order([*others, ticket]).index(ticket) + 1
+
+    def _room_in_s(self, ticket: Ticket) -> float:
+        """Return when a refused turn would find room: the waiting ones get slots one by one, each
+        model's at its own pace, until no bound is in its way.
+        """
+        waiting, tokens = self._waiting.copy(), self._tokens.copy()
+        room_s = 0.0
+        for start_s, other in sorted(self._starts(), key=lambda start: start[0]):
+            if not self._refusal(ticket, waiting, tokens):
+                break
+            if other.state is State.WAITING:
+                waiting[other.owner] -= 1
+                tokens[other.owner] -= other.prompt_tokens
+                room_s = start_s
+        return room_s
+
+    def _starts(self) -> Iterator[tuple[float, Ticket]]:
+        by_model: dict[str, list[Ticket]] = {}
+        for ticket in self._tickets:
+            by_model.setdefault(ticket.model, []).append(ticket)
+        for model, tickets in by_model.items():
+            yield from self._forecast(model).starts(tickets, self.seconds())

@@ -13,6 +13,7 @@ from ..backends import SamplingParams
 from ..backends.errors import Cancelled, InferdError, InvalidArgument, NotFound
 from ..backends.params import Options, read_options, sampling_params
 from ..scheduler import messages as m
+from .forecast import Ticket
 from .ledger import Ledger
 from .port import ModelSource, Port
 from .table import ACTIVE, Call, State, step
@@ -68,6 +69,7 @@ class Session:
         self.turns = 0
         self.turn_at = 0.0
         self._ledger = ledger
+        self._ticket: Ticket | None = None
         self._defaults = dict(defaults)
         self._turn_values: dict[str, Any] = {}
         self._lock = anyio.Lock()
@@ -89,18 +91,20 @@ class Session:
 
     def move(self, call: Call) -> None:
         """Do one step of the state table, or raise the error that refuses it."""
-        before, self.state = self.state, step(self.state, call)
-        self._ledger.moved(self.owner, before, self.state)
+        self.state = step(self.state, call)
+        if self._ticket is not None:
+            self._ledger.move(self._ticket, self.state)
+            self._ticket = self._ticket if self.active else None
 
     def _event(self, call: Call) -> None:
         """Take an event of the engine; it may come after the client has moved on."""
+        ticket = self._ticket
         if self.active:
             self.move(call)
         if not self.active:
             self.used_at = self._ledger.seconds()
-            if self.turn is not None and self.turn.stats is not None:
-                stats = self.turn.stats
-                self._ledger.took((stats.prompt_ms + stats.predicted_ms) / 1000)
+            if ticket is not None and self.turn is not None and self.turn.stats is not None:
+                self._ledger.ended(ticket, self.turn.stats)
 
     # Input.
 
@@ -212,15 +216,27 @@ class Session:
             kind = Call.COMPUTE_SINGLE if call.pull else Call.COMPUTE
             step(self.state, kind)
             port = await self._port()
-            self._ledger.admit(self.owner, port.info.slots)
             spec = self._spec(call)
+            self._ticket = self._admit(spec, port.info.slots)
             self.move(kind)
             self.turn = Turn(port, spec, self._event, on_tokens)
+            self._ticket.output = self.turn.tokens
             self.turns += 1
             self.turn_at = self._ledger.seconds()
             self.piece, self._read_ending, self._cleared = b"", False, False
             self.turn.start()
             return self.turn
+
+    def _admit(self, spec: m.TaskSpec, slots: int) -> Ticket:
+        """Return the turn's place in the ledger.
+
+        :raises Busy: it finds no room.
+        """
+        ticket = Ticket(
+            self.owner, self.model.name, slots, spec.priority, len(self.prompt), spec.n_predict
+        )
+        self._ledger.admit(ticket)
+        return ticket
 
     def _spec(self, call: TurnOptions) -> m.TaskSpec:
         self._turn_values = read_options(call.options, strict=True).values

@@ -1,0 +1,202 @@
+"""Who may wait, and when there is room again: bounds, and the time that a refusal tells.
+
+The time is right if a retry after half of it is refused and one after twice of it is accepted,
+nobody else having come in between.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import pytest
+
+from inferd.backends import Chunk, ModelSpec
+from inferd.backends.echo import EchoModel, EchoOptions
+from inferd.backends.errors import Busy
+from inferd.scheduler import Engine
+from inferd.scheduler.messages import TurnStats
+from inferd.sessions import Ledger, Session, TurnOptions
+from inferd.sessions.forecast import Ticket
+from inferd.sessions.ledger import FORECASTS_MAX
+from inferd.sessions.table import State
+from tests.scheduler.doubles import Bench
+from tests.sessions.doubles import EnginePort, Source
+
+STEP_S, ROW_S = 0.02, 0.004
+FULL_STEP_S = STEP_S + 64 * ROW_S
+
+
+def ticket(owner: int = 1, tokens: int = 10, **fields: object) -> Ticket:
+    return Ticket(owner, "m", 1, 1, tokens, **fields)  # type: ignore[arg-type]
+
+
+def ledger(**bounds: int) -> Ledger:
+    return Ledger(bounds.pop("tasks", 100), bounds.pop("tasks_owner", 100), lambda: 0.0, **bounds)
+
+
+def taken(of: Ledger, *tickets: Ticket) -> None:
+    for it in tickets:
+        of.admit(it)
+
+
+@pytest.mark.parametrize(
+    ("bounds", "before", "refused", "told"),
+    [
+        ({"tasks": 2}, [1, 2], 3, "2 tasks wait (in all); the limit is 2"),
+        ({"tasks_owner": 2}, [1, 1], 1, "2 tasks wait (yours); the limit is 2"),
+        ({"prompt_tokens_max": 29}, [1, 2], 3, "20 prompt tokens wait (in all)"),
+        ({"prompt_tokens_owner_max": 29}, [1, 1], 1, "20 prompt tokens wait (yours)"),
+    ],
+)
+def test_each_bound_holds_at_its_limit(
+    bounds: dict[str, int], before: list[int], refused: int, told: str
+) -> None:
+    it = ledger(**bounds)
+    taken(it, *map(ticket, before))
+
+    with pytest.raises(Busy) as caught:
+        it.admit(ticket(refused))
+
+    assert caught.value.message.startswith(told)
+    assert caught.value.data["queue_length"] == 2
+    assert caught.value.data["position"] == 3
+    assert it.refused == 1
+
+
+def test_a_prompt_above_the_bound_is_taken_when_nothing_waits() -> None:
+    it = ledger(prompt_tokens_max=5, prompt_tokens_owner_max=5)
+
+    it.admit(ticket(tokens=50))
+
+    assert it.waiting_prompt_tokens == 50
+    with pytest.raises(Busy):
+        it.admit(ticket(tokens=1))
+
+
+def test_who_runs_or_has_ended_waits_no_more() -> None:
+    it = ledger(tasks=2)
+    one, two = ticket(), ticket()
+    taken(it, one, two)
+
+    it.move(one, State.RUNNING)
+    it.move(two, State.FAILED)
+
+    assert it.waiting == it.waiting_prompt_tokens == 0
+    it.move(one, State.PARKED)
+    assert it.waiting == 0, "a parked turn has been admitted before"
+
+
+def test_the_place_told_goes_by_class_and_owners_take_turns() -> None:
+    it = ledger(tasks=4)
+    taken(it, ticket(1), ticket(1), ticket(1), Ticket(2, "other", 1, 1, 10))
+
+    with pytest.raises(Busy) as caught:
+        it.admit(ticket(2))
+    with pytest.raises(Busy) as urgent:
+        it.admit(Ticket(2, "m", 1, 3, 10))
+
+    assert caught.value.data["position"] == 2
+    assert urgent.value.data["position"] == 1
+
+
+def test_rates_of_models_that_never_come_again_are_forgotten() -> None:
+    it = ledger()
+    for number in range(FORECASTS_MAX + 10):
+        one = Ticket(1, f"descriptor-{number}", 1, 1, 10)
+        it.admit(one)
+        it.move(one, State.RUNNING)
+        it.move(one, State.DONE)
+        it.ended(one, TurnStats(stop_reason="eos", prompt_tokens=10, output_tokens=1))
+
+    assert len(it._forecasts) == FORECASTS_MAX
+
+
+class SlowEcho(EchoModel):
+    """An echo whose steps take time of the bench's clock, by their rows."""
+
+    bench: Bench
+
+    def step(self, chunks: Sequence[Chunk]) -> None:
+        super().step(chunks)
+        self.bench.now += STEP_S + ROW_S * sum(len(c.tokens) for c in chunks)
+
+
+class Crowd:
+    """Sessions of several owners on one engine whose steps take time."""
+
+    def __init__(self, seed: int):
+        self.random = random.Random(seed)
+        self.bench = Bench()
+        slots = self.random.randint(1, 4)
+        spec = ModelSpec(name="echo", backend="echo", slots=slots, ctx_size=512, batch_size=64)
+        self.bench.model = model = SlowEcho(spec, EchoOptions())
+        model.bench = self.bench
+        self.bench.engine = Engine(self.bench.model, None, lambda: self.bench.now)
+        self.port = EnginePort(self.bench)
+        self.ledger = Ledger(
+            self.random.randint(2, 12),
+            self.random.randint(2, 8),
+            lambda: self.bench.now,
+            prompt_tokens_max=self.random.choice((400, 1 << 20)),
+            prompt_tokens_owner_max=self.random.choice((300, 1 << 20)),
+        )
+        self.output = self.random.randint(5, 60)
+        self.count = 0
+        self.last: Session | None = None
+
+    async def arrives(self) -> None:
+        """Let one more turn come, of a length that is known beforehand."""
+        self.count += 1
+        owner = self.random.randint(1, 3)
+        self.last = session = Session(self.count, owner, Source(self.port), self.ledger, {})
+        prompt = self.random.randint(20, 120)
+        wanted = max(1, min(prompt, round(self.output * self.random.uniform(0.5, 2))))
+        session.set_options({"n-predict": wanted})
+        await session.set_input(self.random.randbytes(prompt).replace(b"\0", b"."))
+        await session.start(TurnOptions())
+
+    async def warm_up(self) -> None:
+        """Let some turns end, so that there is something to reckon from."""
+        for _ in range(8):
+            try:
+                await self.arrives()
+            except Busy:
+                self.port.run()
+        self.port.run()
+
+    async def refused(self) -> tuple[int, int, float]:
+        """Let turns come until one is refused; return owner, prompt tokens, and the time told."""
+        while True:
+            try:
+                await self.arrives()
+            except Busy as exc:
+                assert self.last is not None
+                return self.last.owner, len(self.last.prompt), exc.retry_after_s
+            self.port.turn()
+
+    def room_s(self, owner: int, prompt_tokens: int) -> float:
+        """Return after how many seconds there is room for such a prompt."""
+        start = self.bench.now
+        while True:
+            try:
+                self.ledger.admit(Ticket(owner, "echo", 1, 1, prompt_tokens))
+            except Busy:
+                self.port.turn()
+            else:
+                return self.bench.now - start
+
+
+@pytest.mark.asyncio
+async def test_the_time_told_is_right_within_a_factor_of_two_in_nine_of_ten_cases() -> None:
+    """Of turns whose lengths are known; and give or take one full step of the engine."""
+    wrong = []
+    for seed in range(100):
+        crowd = Crowd(seed)
+        await crowd.warm_up()
+        owner, prompt_tokens, told_s = await crowd.refused()
+        room_s = crowd.room_s(owner, prompt_tokens)
+        if not room_s / 2 - FULL_STEP_S <= told_s <= 2 * room_s + FULL_STEP_S:
+            wrong.append((seed, told_s, room_s))
+
+    assert len(wrong) <= 10, wrong
