@@ -14,7 +14,7 @@ from rich.table import Table
 
 from tools.build_engine import CACHE_DIR, ROOT
 
-from . import llama_server, report, results
+from . import llama_server, report, saving
 from .compare import FOREIGN_CORES_MAX, compare, warm_up
 from .machine import machine
 from .runs import Run, over_rounds, reached
@@ -43,9 +43,9 @@ async def bench(scenario: Scenario, arguments: argparse.Namespace, console: Cons
     facts = {**machine(), **started.facts}
     console.print(table(scenario, runs))
     print_targets(scenario, runs, console)
-    console.print(f"raw figures: {results.save(scenario, facts, runs).relative_to(ROOT)}")
+    console.print(f"raw figures: {saving.save(scenario, facts, runs).relative_to(ROOT)}")
     if arguments.report:
-        results.publish(scenario, facts, runs)
+        saving.publish(scenario, facts, runs)
         report.write()
 
 

@@ -9,8 +9,8 @@ from tools.build_engine import PACKAGE, ROOT
 from . import timeline
 from .compare import ATTEMPTS_MAX, FOREIGN_CORES_MAX
 from .machine import THREADS
-from .results import Result, load
 from .runs import Run, keys, over_rounds, reached
+from .saving import Result, load
 from .scenarios import SCENARIOS, Scenario
 
 TARGET = ROOT / "docs" / "benchmarks.md"

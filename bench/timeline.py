@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tools.build_engine import ROOT
 
-from . import results
+from . import saving
 from .scenarios import SCENARIOS
 from .streams import Stream, by_label
 
@@ -23,18 +23,21 @@ STANDS_S = 0.25
 """A gap between two tokens from which on a stream is drawn as standing still."""
 TICKS = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300)
 LEGEND = ("waiting", "prefill", "decoding", "standing still")
-STYLE = """\
-text { font: 12px system-ui, sans-serif; fill: var(--ink) }
-.title { font-size: 15px; font-weight: 600 } .end { text-anchor: end }
-.axis { text-anchor: middle } .urgent { fill: var(--urgent); font-weight: 600 }
-.page { fill: var(--page) } .grid { stroke: var(--grid) } .tick { stroke: var(--tick) }
-.waiting { fill: var(--waiting) } .prefill { fill: var(--prefill) }
-.decoding { fill: var(--decoding) } .standing { fill: var(--standing) }
-svg { --page: #ffffff; --ink: #24292f; --grid: #d8dee4; --tick: #0a3069; --waiting: #d0d7de;
- --prefill: #e8a33d; --decoding: #8cbcf2; --standing: #f3b8b3; --urgent: #b3261e }
-@media (prefers-color-scheme: dark) { svg { --page: #0d1117; --ink: #d1d7e0; --grid: #2a313c;
- --tick: #dbeaff; --waiting: #3d444d; --prefill: #c27e1f; --decoding: #2f6fb8;
- --standing: #7d3c3a; --urgent: #ff938a } }
+PAINTS = {
+    "page": ("fill", "#ffffff", "#0d1117"),
+    "grid": ("stroke", "#d8dee4", "#2a313c"),
+    "tick": ("stroke", "#0a3069", "#dbeaff"),
+    "waiting": ("fill", "#d0d7de", "#3d444d"),
+    "prefill": ("fill", "#e8a33d", "#b5751a"),
+    "decoding": ("fill", "#8cbcf2", "#2f6fb8"),
+    "standing": ("fill", "#f3b8b3", "#7d3c3a"),
+    "ink": ("fill", "#24292f", "#d1d7e0"),
+    "urgent": ("fill", "#b3261e", "#ff938a"),
+}
+"""What is painted how: property, colour on a light page, on a dark one."""
+FONTS = """\
+text { font: 12px system-ui, sans-serif } .title { font-size: 15px; font-weight: 600 }
+.end { text-anchor: end } .axis { text-anchor: middle } .urgent { font-weight: 600 }
 """
 
 Span = tuple[str, float, float]
@@ -63,6 +66,17 @@ def tick_step_s(span_s: float, ticks_max: int = 12) -> float:
     return next((step for step in TICKS if span_s / step <= ticks_max), span_s)
 
 
+def style() -> str:
+    """Return the style sheet: fonts, and colours for a light and for a dark page.
+
+    Without variables, which not every program that shows an SVG knows.
+    """
+    light = [f".{name} {{ {what}: {colour} }}" for name, (what, colour, _) in PAINTS.items()]
+    dark = [f".{name} {{ {what}: {colour} }}" for name, (what, _, colour) in PAINTS.items()]
+    parts = [*light, "@media (prefers-color-scheme: dark) {", *dark, "}"]
+    return FONTS + "\n".join(parts) + "\n"
+
+
 class Picture:
     """One SVG in the making. *span_s* is the time that its width shows."""
 
@@ -88,15 +102,14 @@ class Picture:
 
     def head(self, title: str) -> None:
         """Draw the title and what the colours mean."""
-        self.add("text", "title", title, x=MARGIN, y=20)
+        self.add("text", "ink title", title, x=MARGIN, y=20)
         x = float(MARGIN)
         for name in LEGEND:
             self.add("rect", name.split()[0], x=x, y=30, width=12, height=12)
-            self.add("text", "legend", name, x=x + 17, y=40)
+            self.add("text", "ink", name, x=x + 17, y=40)
             x += 40 + 7 * len(name)
-        self.add("path", "tick", x=0)
-        self.parts[-1] = f'<path class="tick" d="M{x + 6:.6g} 30v12"/>'
-        self.add("text", "legend", "a token", x=x + 17, y=40)
+        self.parts.append(f'<path class="tick" d="M{x + 6:.6g} 30v12"/>')
+        self.add("text", "ink", "a token", x=x + 17, y=40)
 
     def axis(self) -> None:
         """Draw the time axis."""
@@ -104,7 +117,7 @@ class Picture:
         for number in range(int(self.span_s / step_s + 1e-6) + 1):
             x = self.x(number * step_s)
             self.parts.append(f'<path class="grid" d="M{x:.6g} {HEAD}V{self.bottom + 4}"/>')
-            self.add("text", "axis", f"{number * step_s:g} s", x=x, y=self.bottom + 18)
+            self.add("text", "ink axis", f"{number * step_s:g} s", x=x, y=self.bottom + 18)
 
     def draw(self, number: int, label: str, streams: Iterable[Stream]) -> None:
         """Draw the lane of one program."""
@@ -117,7 +130,7 @@ class Picture:
                     self.add("rect", kind, x=self.x(begin_s), y=y, width=width, height=height)
             self.ticks(stream, y, height)
             if self.labelled:
-                kind = "end urgent" if stream.priority == "urgent" else "end"
+                kind = "urgent end" if stream.priority == "urgent" else "ink end"
                 self.add("text", kind, label, x=self.left - 6, y=y + 11)
                 label = ""
 
@@ -133,7 +146,7 @@ class Picture:
         size = f'viewBox="0 0 {WIDTH} {self.height}" width="{WIDTH}" height="{self.height}"'
         body = "\n".join(self.parts)
         return (
-            f'<svg xmlns="http://www.w3.org/2000/svg" {size}>\n<style>\n{STYLE}</style>\n'
+            f'<svg xmlns="http://www.w3.org/2000/svg" {size}>\n<style>\n{style()}</style>\n'
             f'<rect class="page" width="{WIDTH}" height="{self.height}"/>\n{body}\n</svg>\n'
         )
 
@@ -165,7 +178,7 @@ def write(scenario: str, title: str, pictures: Mapping[str, Sequence[Stream]]) -
 def main() -> None:
     """Draw all pictures anew."""
     for scenario in SCENARIOS.values():
-        if result := results.load(scenario.name):
+        if result := saving.load(scenario.name):
             write(scenario.name, scenario.title, result.pictures)
 
 

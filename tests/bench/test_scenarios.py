@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bench import report, results
+from bench import report, saving
 from bench.daemon import configuration
 from bench.runs import Run
 from bench.scenarios import SCENARIOS, decode, long_prompt, sessions, urgent
@@ -56,19 +56,19 @@ def test_every_setting_of_the_curve_is_one_of_the_daemon(tmp_path: Path) -> None
         assert load_config({"config": file}, {}).step_ms_target == step_ms
 
 
-def result() -> results.Result:
-    streams = results.since_begin([Stream(8.0, (8.5, 9.25), 2, 2, "x"), Stream(7.5, (), 0, 1)])
+def result() -> saving.Result:
+    streams = saving.since_begin([Stream(8.0, (8.5, 9.25), 2, 2, "x"), Stream(7.5, (), 0, 1)])
     runs = [
         Run(side, 0, number, {"makespan_s": s, "ttft_median_s": s, "computed_twice": 0.0}
             | {"prompt_tokens": 5.0}, 0.01)
         for side, s in (("llama-server", 8.0), ("inferd", 2.0)) for number in (1, 2)
     ]  # fmt: skip
     facts = dict.fromkeys(report.MACHINE, "?")
-    return results.Result(facts, runs, {"inferd": streams}, ["a note"])
+    return saving.Result(facts, runs, {"inferd": streams}, ["a note"])
 
 
 def test_a_file_of_results_says_what_was_put_in() -> None:
-    assert results.parse(results.dump(result())) == result()
+    assert saving.parse(saving.dump(result())) == result()
 
 
 def test_times_in_a_file_begin_with_the_first_asking() -> None:
@@ -87,5 +87,5 @@ def test_a_section_says_whether_each_target_was_met() -> None:
 def test_the_committed_results_are_those_of_the_page() -> None:
     page = report.TARGET.read_text()
     for scenario in SCENARIOS.values():
-        if found := results.load(scenario.name):
+        if found := saving.load(scenario.name):
             assert report.section(scenario, found) in page
