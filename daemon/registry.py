@@ -156,6 +156,11 @@ class Lease:
         self.closed = False
         model.leases.add(self)
 
+    @property
+    def loaded(self) -> Worker | None:
+        """The model's worker, if the model is loaded."""
+        return self.model.worker if self.model.state is ModelState.READY else None
+
     async def ready(self, on_progress: Callable[[float], None] | None = None) -> Worker:
         """Return the model's worker, loading it if needed."""
         return await self.model.ready(on_progress)

@@ -33,6 +33,9 @@ READ_BYTES = 1 << 16
 QUIT_S = 5.0
 """A worker whose line is closed and that is still there after this is killed."""
 
+_UNASKED = 0
+"""The id of a command whose answer nobody awaits."""
+
 log = structlog.get_logger()
 Sink = Callable[[m.Report], None]
 
@@ -137,6 +140,29 @@ class Worker:
         """Return the rendered text, its tokens, and whether these only add to *said*."""
         text, packed, appended = await self._ask(lambda i: m.ChatPrompt(i, list(messages), said))
         return text, m.unpack_tokens(packed), appended
+
+    async def lookup(
+        self, owner: int, session: str, adapters: tuple[str, ...], tokens: Sequence[int]
+    ) -> int:
+        """Return how many of *tokens* need not be computed again for a session, as of now."""
+        packed = m.pack_tokens(tokens)
+        answer: int = await self._ask(lambda i: m.Lookup(i, owner, session, adapters, packed))
+        return answer
+
+    async def forget(self, owner: int, session: str) -> None:
+        """Forget a session's KV states, in memory and on disk; returns when it is done."""
+        await self._ask(lambda i: m.Forget(i, owner, session))
+
+    def keep(
+        self, owner: int, session: str, adapters: tuple[str, ...], tokens: Sequence[int]
+    ) -> None:
+        """Have a session's KV state written to disk, some time soon; nobody waits for it."""
+        self._send(m.Keep(_UNASKED, owner, session, adapters, m.pack_tokens(tokens)))
+
+    async def queue(self) -> list[m.QueueEntry]:
+        """Return who runs and who waits, in order."""
+        answer = await self._ask(m.Queue)
+        return msgspec.convert(answer, list[m.QueueEntry])
 
     async def statistics(self) -> dict[str, Any]:
         """Return the engine's counters."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import anyio
@@ -14,22 +14,26 @@ from ..backends.errors import (
     SessionBusy,
     SessionExpired,
 )
+from .forgetting import Forgetting
 from .ledger import Ledger
 from .port import ModelSource
 from .session import Session
-from .table import Call, State
+from .table import Call, State, step
 
 __all__ = ("SessionManager",)
 
 EXPIRED_REMEMBERED_MAX = 10_000
 SESSION_ID_CHARACTERS_MAX = 128
+BRANCHES_MAX = 16
+"""Branches that one call makes."""
 
 
 class SessionManager:
     """Opens, finds, expires and closes sessions. Lives on the daemon's event loop.
 
     A session belongs to the connection (any hashable object) that opened it. One with an id
-    outlives it: it becomes dormant, and the same uid attaches it again.
+    outlives it: it becomes dormant, and the same uid attaches it again. `forgetting` deletes what
+    is left of those that have ended.
     """
 
     def __init__(
@@ -47,6 +51,7 @@ class SessionManager:
         self.idle_timeout_s = idle_timeout_s
         self.dormant_max = dormant_max
         self.evict = evict
+        self.forgetting = Forgetting()
         self.expired = 0
         self._seconds = ledger.seconds
         self._new_handle = new_handle
@@ -96,20 +101,25 @@ class SessionManager:
     def _find(
         self, connection: object, owner: int, session_id: str, model: ModelSource
     ) -> Session | None:
-        if not 0 < len(session_id) <= SESSION_ID_CHARACTERS_MAX:
-            raise InvalidArgument(
-                f"a session id of {len(session_id)} characters",
-                hint=f"use 1 to {SESSION_ID_CHARACTERS_MAX}",
+        _check_id(session_id)
+        if self.forgetting.under_way(owner, session_id):
+            raise SessionBusy(f"session {session_id!r} is being forgotten", hint="try again soon")
+        found = self._live_named(owner, session_id)
+        if found is None:
+            return self._wake(connection, owner, session_id, model)
+        home, session = found
+        if home is not connection:
+            raise SessionBusy(
+                f"session {session_id!r} is open on another connection",
+                hint="close it there first; it is free once that connection ends",
             )
+        return session
+
+    def _live_named(self, owner: int, session_id: str) -> tuple[object, Session] | None:
         for home, session in self._live.values():
             if session.owner == owner and session.session_id == session_id:
-                if home is connection:
-                    return session
-                raise SessionBusy(
-                    f"session {session_id!r} is open on another connection",
-                    hint="close it there first; it is free once that connection ends",
-                )
-        return self._wake(connection, owner, session_id, model)
+                return home, session
+        return None
 
     def _wake(
         self, connection: object, owner: int, session_id: str, model: ModelSource
@@ -127,12 +137,20 @@ class SessionManager:
         self._live[session.handle] = (connection, session)
         self._changed.set()
 
-    def _make_room(self) -> None:
-        if len(self._live) < self.sessions_max:
+    def _make_room(self, wanted: int = 1, keep: Session | None = None) -> None:
+        """Have room for *wanted* sessions more, by expiring idle ones other than *keep* where that
+        is configured.
+
+        :raises Busy: there is none, and nothing was expired for it.
+        """
+        over = len(self._live) + wanted - self.sessions_max
+        if over <= 0:
             return
-        idle = sorted((s for s in self if not s.active), key=lambda s: s.used_at)
-        if self.evict and idle:
-            self._expire(idle[0])
+        resting = (s for s in self if not s.active and s is not keep)
+        idle = sorted(resting, key=lambda s: s.used_at)
+        if self.evict and len(idle) >= over:
+            for session in idle[:over]:
+                self._expire(session)
             return
         raise Busy(
             f"{len(self._live)} sessions are open; the limit is {self.sessions_max}",
@@ -166,17 +184,90 @@ class SessionManager:
             hint="handles end with finalize_execution_context and with their connection",
         )
 
-    def close(self, session: Session) -> None:
-        """End a session on purpose: nothing of it is kept."""
-        session.stop(Call.CLOSE, "the session was closed")
+    def fork(
+        self,
+        connection: object,
+        session: Session,
+        count: int,
+        session_ids: Sequence[str] = (),
+    ) -> list[Session]:
+        """Return *count* branches of a session's present state: all of them, or none.
+
+        :raises SessionBusy: a turn is under way, or an id is in use.
+        :raises Busy: the cap does not take so many.
+        """
+        if not 1 <= count <= BRANCHES_MAX:
+            raise InvalidArgument(f"{count} branches; it is 1 … {BRANCHES_MAX}")
+        self._check_ids(session.owner, count, session_ids)
+        step(session.state, Call.FORK)
+        self._make_room(count, keep=session)
+        ids: Sequence[str | None] = session_ids or [None] * count
+        branches = [session.branch(self._new_handle(), session_id) for session_id in ids]
+        for branch in branches:
+            self._publish(connection, branch)
+        return branches
+
+    def _check_ids(self, owner: int, count: int, session_ids: Sequence[str]) -> None:
+        if session_ids and len(set(session_ids)) != count:
+            raise InvalidArgument(
+                f"{len(set(session_ids))} session ids for {count} branches",
+                hint="give one for each, all different, or none",
+            )
+        for session_id in session_ids:
+            _check_id(session_id)
+            key = owner, session_id
+            if key in self._dormant or self.forgetting.under_way(*key) or self._live_named(*key):
+                raise SessionBusy(
+                    f"there is a session {session_id!r} already", hint="forget it, or take another"
+                )
+
+    async def close(self, session: Session) -> None:
+        """End a session on purpose: nothing of it is kept, and one with an id is forgotten, in
+        memory and on disk, before this returns.
+        """
+        self._drop(session, Call.CLOSE, "the session was closed")
+        if session.leaves_state:
+            await self.forgetting.now(session)
+
+    async def forget(self, session: Session) -> None:
+        """End a session, and forget it before this returns, whether it has an id or not."""
+        self._drop(session, Call.CLOSE, "the session was forgotten")
+        await self.forgetting.now(session)
+
+    async def forget_id(self, owner: int, session_id: str) -> bool:
+        """Forget a session by its id, wherever it is open or if it sleeps; tell whether there was
+        one. What lies on disk under this id is deleted in any case.
+        """
+        _check_id(session_id)
+        live = self._live_named(owner, session_id)
+        if live is not None:
+            await self.forget(live[1])
+            return True
+        session = self._dormant.pop((owner, session_id), None)
+        if session is None:
+            await self.forgetting.files(owner, f"id:{session_id}")
+            return False
+        session.stop(Call.CLOSE, "the session was forgotten")
+        await self.forgetting.now(session)
+        return True
+
+    def _drop(self, session: Session, call: Call, why: str) -> None:
+        session.stop(call, why)
         del self._live[session.handle]
+
+    def _forget_soon(self, session: Session) -> None:
+        """Forget a session that has ended without a call that could wait for it."""
+        if session.leaves_state:
+            self.forgetting.soon(session)
+            self._changed.set()
 
     def detach(self, session: Session) -> None:
         """Let a session with an id go dormant; one that cannot be woken again is closed."""
-        if session.session_id is None or session.state is State.UNLOADED:
-            self.close(session)
-        else:
+        if session.session_id is not None and session.state is not State.UNLOADED:
             self._sleep(session)
+            return
+        self._drop(session, Call.CLOSE, "the session was closed")
+        self._forget_soon(session)
 
     def leave(self, connection: object) -> None:
         """End the sessions of a connection that is gone; those with an id go dormant."""
@@ -194,7 +285,9 @@ class SessionManager:
         assert session.session_id is not None
         self._dormant[session.owner, session.session_id] = session
         while len(self._dormant) > self.dormant_max:
-            self._dormant.popitem(last=False)
+            _, oldest = self._dormant.popitem(last=False)
+            oldest.stop(Call.EXPIRE, "the session was forgotten to make room")
+            self._forget_soon(oldest)
 
     def _expire(self, session: Session) -> None:
         home, _ = self._live[session.handle]
@@ -203,14 +296,17 @@ class SessionManager:
         while len(self._gone) > EXPIRED_REMEMBERED_MAX:
             self._gone.popitem(last=False)
         if session.session_id is None or session.state is State.UNLOADED:
-            session.stop(Call.EXPIRE, "the session expired")
-            del self._live[session.handle]
+            self._drop(session, Call.EXPIRE, "the session expired")
+            self._forget_soon(session)
         else:
             self._sleep(session)
 
     async def expire_idle(self) -> None:
-        """Expire sessions for ever, each when its time has come: no polling."""
+        """Expire sessions for ever, each when its time has come, and forget those that have left:
+        no polling.
+        """
         while True:
+            await self.forgetting.drain()
             now = self._seconds()
             resting = [s for s in self if not s.active]
             for session in resting:
@@ -220,5 +316,13 @@ class SessionManager:
             ends = [s.used_at for s in self if not s.active] or ([now] if self._live else [])
             wait = min(ends) + self.idle_timeout_s - now if ends else float("inf")
             self._changed = anyio.Event()
-            with anyio.move_on_after(wait):
+            with anyio.move_on_after(0 if self.forgetting.waiting else wait):
                 await self._changed.wait()
+
+
+def _check_id(session_id: str) -> None:
+    if not 0 < len(session_id) <= SESSION_ID_CHARACTERS_MAX:
+        raise InvalidArgument(
+            f"a session id of {len(session_id)} characters",
+            hint=f"use 1 to {SESSION_ID_CHARACTERS_MAX}",
+        )

@@ -41,6 +41,19 @@ class Port(Protocol):
     ) -> tuple[str, list[int], bool]:
         """Return the rendered text, its tokens, and whether these only add to *said*."""
 
+    async def lookup(
+        self, owner: int, session: str, adapters: tuple[str, ...], tokens: Sequence[int]
+    ) -> int:
+        """Return how many of *tokens* need not be computed again for a session, as of now."""
+
+    async def forget(self, owner: int, session: str) -> None:
+        """Forget a session's KV states, in memory and on disk; returns when it is done."""
+
+    def keep(
+        self, owner: int, session: str, adapters: tuple[str, ...], tokens: Sequence[int]
+    ) -> None:
+        """Have a session's KV state written to disk, some time soon."""
+
 
 class ModelSource(Protocol):
     """A lease on a model, which may have to be loaded first."""
@@ -48,6 +61,10 @@ class ModelSource(Protocol):
     @property
     def name(self) -> str:
         """The name that clients use."""
+
+    @property
+    def loaded(self) -> Port | None:
+        """The line to the model's worker, if the model is loaded."""
 
     async def ready(self) -> Port:
         """Return the line to the model's worker, loading it if it is not there.

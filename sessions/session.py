@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Sequence
 from typing import Any
 
 import anyio
 import msgspec
 
-from ..backends import SamplingParams
-from ..backends.errors import Cancelled, InferdError, InvalidArgument, NotFound
-from ..backends.params import Options, read_options, sampling_params
+from ..backends.errors import Cancelled, InferdError, InvalidArgument, NotFound, WorkerCrashed
+from ..backends.params import Options, read_options
 from ..scheduler import messages as m
 from .forecast import Ticket
+from .history import History
 from .ledger import Ledger
+from .parameters import NO_SAMPLING, Parameters
 from .port import ModelSource, Port
 from .table import ACTIVE, Call, State, step
-from .turn import TokensSink, Turn
+from .turn import PositionSink, TokensSink, Turn
 
 __all__ = ("Session", "TurnOptions")
 
@@ -32,13 +32,15 @@ class TurnOptions(msgspec.Struct, frozen=True, kw_only=True):
     credit: int = -1
     special: bool = True
     pull: bool = False
+    watch: bool = False
+    """Tell the place in the queue, where that changes."""
 
 
 class Session:
     """Owned by the daemon's event loop. `prompt` is the history up to the turn, in token ids.
 
-    Input either replaces the history or, with the option `append`, adds to it. Token ids stay as
-    they are: nothing that was generated is ever tokenised again.
+    Input either replaces the history or, with the option `append`, adds to it. `persist` says that
+    a session with an id may leave its KV state on disk.
     """
 
     def __init__(
@@ -55,34 +57,49 @@ class Session:
         self.model = model
         self.session_id = session_id
         self.state = State.EMPTY
-        self.options = dict(defaults)
-        self.ignored: list[str] = []
-        self.not_applied: dict[str, Any] = {}
+        self.parameters = Parameters(defaults)
         self.priority = 1
-        self.prompt: list[int] = []
-        self.messages: list[dict[str, Any]] = []
+        self.persist = True
         self.turn: Turn | None = None
         self.piece = b""
         """What the last compute_single drew."""
-        self.seed = 0
         self.used_at = 0.0
         self.turns = 0
         self.turn_at = 0.0
+        self._past = History()
         self._ledger = ledger
         self._ticket: Ticket | None = None
-        self._defaults = dict(defaults)
-        self._turn_values: dict[str, Any] = {}
         self._lock = anyio.Lock()
         self._cleared = False
         """fini_single was called: the output is gone, the history is not."""
-        self._rendered: str | None = None
-        """The chat template's text of the history, where token ids and text still agree."""
         self._fingerprint = ""
         self._build: tuple[int, str] = (0, "")
         self._read_ending = False
 
     def __repr__(self) -> str:
         return f"<Session {self.handle:#x} [{self.state} | {len(self.prompt)} tokens]>"
+
+    @property
+    def prompt(self) -> list[int]:
+        """The history up to the turn, in token ids."""
+        return self._past.prompt
+
+    @property
+    def messages(self) -> list[dict[str, Any]]:
+        """The chat up to the turn; empty for raw text."""
+        return self._past.messages
+
+    @property
+    def name(self) -> str:
+        """What the engine calls it: unique among its owner's sessions, and never given again."""
+        return f"#{self.handle}" if self.session_id is None else f"id:{self.session_id}"
+
+    @property
+    def leaves_state(self) -> bool:
+        """Tell whether there may be KV state that serves this session alone: those of others with
+        the same tokens are shared, and no file is kept of a session without an id.
+        """
+        return self.session_id is not None or self._past.after(self.turn).shifted
 
     @property
     def active(self) -> bool:
@@ -116,10 +133,11 @@ class Session:
         async with self._lock:
             step(self.state, Call.SET_INPUT)
             port = await self._port()
-            append = bool(self.options.get("append")) and bool(self.prompt)
+            append = bool(self.parameters.options.get("append")) and bool(self.prompt)
             tokens = await port.tokenize(text, special=True, bos=not append)
-            self.move(Call.SET_INPUT)
-            self._take_text(self.history() + tokens if append else tokens)
+            past = self._past.after(self.turn)
+            past.extend(tokens) if append else past.replace(tokens)
+            self._take(Call.SET_INPUT, past)
             return len(tokens)
 
     def set_options(self, values: dict[str, Any]) -> None:
@@ -131,12 +149,9 @@ class Session:
 
     def apply(self, options: Options) -> None:
         """Let parameters that were read hold from the next token on; note what does not."""
-        model = options.level("model")
-        self.options |= {k: v for k, v in options.values.items() if k not in model}
-        self.not_applied |= {k: v for k, v in model.items() if self._defaults.get(k) != v}
-        self.ignored = sorted({*self.ignored, *options.ignored})
+        self.parameters.apply(options)
         if self.turn is not None and self.active:
-            self.turn.adjust(self._parameters(self.turn.spec))
+            self.turn.adjust(self.parameters.fill(self.turn.spec))
 
     async def add_text(self, text: bytes) -> None:
         """Add *text* to the history as it stands."""
@@ -144,59 +159,72 @@ class Session:
             step(self.state, Call.SET_INPUT)
             port = await self._port()
             tokens = await port.tokenize(text, special=True, bos=not self.prompt)
-            self.move(Call.SET_INPUT)
-            self._take_text(self.history() + tokens)
+            past = self._past.after(self.turn)
+            past.extend(tokens)
+            self._take(Call.SET_INPUT, past)
 
     async def add_messages(self, messages: Sequence[dict[str, Any]]) -> None:
-        """Add chat messages to the history, by the model's template; after raw text, begin anew.
-
-        Where the template's text begins with what stands already, only the rest is tokenised.
-        """
+        """Add chat messages to the history, by the model's template; after raw text, begin anew."""
         async with self._lock:
             step(self.state, Call.SET_INPUT)
             port = await self._port()
-            all_messages = [*self._answered(), *messages]
-            text, tokens, appended = await port.chat_prompt(all_messages, self._said())
-            self.move(Call.SET_INPUT)
-            self._take(self.history() + tokens if appended else tokens)
-            self.messages, self._rendered = all_messages, text
+            past = self._past.after(self.turn)
+            await past.chat(port, messages)
+            self._take(Call.SET_INPUT, past)
 
     def reset(self, system: str | None = None) -> None:
         """Forget the history; *system* is then the first message of the next one."""
-        self.move(Call.RESET)
-        self._take([])
-        self.messages = [{"role": "system", "content": system}] if system else []
-        self._rendered = None
+        self._take(Call.RESET, History(system))
 
     def history(self) -> list[int]:
         """Return the prompt and what the reader has been told since, in token ids."""
-        return self.prompt + (self.turn.tokens if self.turn is not None else [])
+        return self.prompt if self.turn is None else self.turn.history()
 
-    def _take(self, tokens: list[int]) -> None:
-        self.prompt, self.turn, self.piece = tokens, None, b""
+    def _take(self, call: Call, past: History) -> None:
+        self.move(call)
+        self._past, self.turn, self.piece = past, None, b""
 
-    def _take_text(self, tokens: list[int]) -> None:
-        """Take raw text: the chat before it, if there was one, is over."""
-        self._take(tokens)
-        self.messages, self._rendered = [], None
+    # Branches.
 
-    def _answered(self) -> list[dict[str, Any]]:
-        """Return the messages with the last turn's answer."""
-        if self.turn is None or self._rendered is None:
-            return self.messages
-        answer = self.turn.text.decode(errors="replace")
-        return [*self.messages, {"role": "assistant", "content": answer}]
+    async def rewind(self, turns: int | None, tokens: int | None) -> None:
+        """Go back by *turns*, or to the first *tokens* tokens; just one of both is given.
 
-    def _said(self) -> str:
-        """Return the history's text where its token ids say just that, else an empty text."""
-        if self._rendered is None:
-            return ""
-        if self.turn is None:
-            return self._rendered
-        stats = self.turn.stats
-        if stats is not None and stats.stop_reason == "stop":
-            return ""  # the ids hold the stop text that was cut from the answer
-        return self._rendered + self.turn.text.decode(errors="replace")
+        :raises SessionBusy: a turn is under way.
+        :raises InvalidArgument: there is not so much to go back.
+        """
+        async with self._lock:
+            step(self.state, Call.REWIND)
+            past = self._past.after(self.turn)
+            if turns is not None:
+                past.rewind_turns(turns)
+            else:
+                past.rewind_tokens(tokens or 0)
+            self._take(Call.REWIND if past.prompt else Call.RESET, past)
+
+    def branch(self, handle: int, session_id: str | None) -> Session:
+        """Return a new session that goes on from here: history, parameters and priority copied.
+
+        :raises SessionBusy: a turn is under way.
+        """
+        step(self.state, Call.FORK)
+        new = Session(handle, self.owner, self.model, self._ledger, {}, session_id)
+        new.parameters = self.parameters.copy()
+        new.priority, new.persist = self.priority, self.persist
+        if self.state is not State.EMPTY:
+            new._take(Call.SET_INPUT, self._past.after(self.turn))
+        else:
+            new._past = self._past.copy()
+        return new
+
+    async def tokens_kept(self) -> int:
+        """Return how many of the history's tokens need not be computed again, as of now."""
+        port = self.model.loaded
+        if port is None:
+            return 0
+        try:
+            return await port.lookup(self.owner, self.name, (), self.history())
+        except WorkerCrashed:
+            return 0
 
     # Turns.
 
@@ -207,7 +235,12 @@ class Session:
         self._build = (info.llama_build_number, info.llama_commit)
         return port
 
-    async def start(self, call: TurnOptions, on_tokens: TokensSink | None = None) -> Turn:
+    async def start(
+        self,
+        call: TurnOptions,
+        on_tokens: TokensSink | None = None,
+        on_position: PositionSink | None = None,
+    ) -> Turn:
         """Queue a turn on the prompt as it stands.
 
         :raises Busy: too many tasks wait; `retry_after_s` says when to come back.
@@ -219,7 +252,7 @@ class Session:
             spec = self._spec(call)
             self._ticket = self._admit(spec, port.info.slots)
             self.move(kind)
-            self.turn = Turn(port, spec, self._event, on_tokens)
+            self.turn = Turn(port, spec, self._event, on_tokens, on_position)
             self._ticket.output = self.turn.tokens
             self.turns += 1
             self.turn_at = self._ledger.seconds()
@@ -239,36 +272,23 @@ class Session:
         return ticket
 
     def _spec(self, call: TurnOptions) -> m.TaskSpec:
-        self._turn_values = read_options(call.options, strict=True).values
-        seed = (self.options | self._turn_values).get("seed", -1)
-        self.seed = secrets.randbits(32) if seed == -1 else seed
+        self.parameters.begin_turn(call.options)
         spec = m.TaskSpec(
             id=self._ledger.task_id(),
             owner=self.owner,
             tokens=m.pack_tokens(self.prompt),
-            sampling=SamplingParams(),
+            sampling=NO_SAMPLING,
             priority=self.priority if call.priority is None else call.priority,
             pull=call.pull,
             credit=call.credit,
             special=call.special,
             queue_timeout_s=call.queue_timeout_s,
             total_timeout_s=call.timeout_s,
+            session=self.name,
+            persist=self.persist and self.session_id is not None,
+            watch=call.watch,
         )
-        return self._parameters(spec)
-
-    def _parameters(self, spec: m.TaskSpec) -> m.TaskSpec:
-        """Return *spec* with the parameters in force: the session's, then the turn's own."""
-        values = self.options | self._turn_values
-        if values.get("seed", -1) != -1:
-            self.seed = values["seed"]
-        return msgspec.structs.replace(
-            spec,
-            sampling=sampling_params(values, self.seed),
-            n_predict=values.get("n-predict", -1),
-            ctx_size=values.get("ctx-size", 0),
-            stop=tuple(values.get("stop", ())),
-            reverse_prompt=tuple(values.get("reverse-prompt", ())),
-        )
+        return self.parameters.fill(spec)
 
     async def compute_single(self, call: TurnOptions) -> bytes:
         """Draw the next token of a pull turn and return its text.
@@ -328,12 +348,15 @@ class Session:
         self._end_turn(Cancelled(why))
 
     def sleep(self) -> None:
-        """Go dormant: the turn ends, its tokens stand, the history waits for `adopt`."""
+        """Go dormant: the turn ends, its tokens stand, the history waits for `adopt`.
+
+        What is known of them is written to disk, where the session may be.
+        """
         self._end_turn(Cancelled("the session was detached"))
-        self.move(Call.DETACH)
-        messages, said, history = self._answered(), self._said(), self.history()
-        self._take(history)
-        self.messages, self._rendered = messages, said or None
+        self._take(Call.DETACH, self._past.after(self.turn))
+        port = self.model.loaded
+        if port is not None and self.persist and self.prompt:
+            port.keep(self.owner, self.name, (), self.prompt)
 
     def adopt(self, handle: int, model: ModelSource) -> None:
         """Come back from dormancy under a new handle, on a new lease of the same model.
@@ -397,11 +420,13 @@ class Session:
             "predicted_ms": 0.0,
             "stop_reason": failed,
             "stop_detail": "",
+            "shifts": 0,
+            "shifted": False,
             **told,
-            "seed": self.seed,
+            "seed": self.parameters.seed,
             "model": self.model.name,
             "fingerprint": self._fingerprint,
             "session_id": self.session_id,
-            "not_applied": self.not_applied,
-            "ignored": self.ignored,
+            "not_applied": self.parameters.not_applied,
+            "ignored": self.parameters.ignored,
         }

@@ -39,6 +39,8 @@ class Call(StrEnum):
     FINI_SINGLE = "fini_single"
     CANCEL = "cancel"
     RESET = "reset"
+    REWIND = "rewind"
+    FORK = "fork_session"
     CLOSE = "close"
     ATTACH = "attach"
     UNLOAD = "unload"
@@ -75,12 +77,16 @@ TABLE: dict[tuple[State, Call], Outcome] = {
     # At rest: input may be given, and computed once it is there.
     **_rows(_RESTING, set_input=_S.READY, reset=_S.EMPTY, close=_S.CLOSED, unload=_S.UNLOADED),
     **_rows((_S.READY, _S.DONE, _S.FAILED), compute=_S.WAITING, compute_single=_S.WAITING),
+    **_rows((_S.READY, _S.DONE, _S.FAILED), rewind=_S.READY),
+    **_rows((_S.EMPTY,), rewind=_S.EMPTY),
+    **{(s, _C.FORK): s for s in _RESTING},
     **_rows((_S.EMPTY,), get_output=_S.EMPTY, fini_single=_S.EMPTY, cancel=_S.EMPTY),
     **_rows((_S.READY,), get_output=_S.READY, fini_single=_S.READY, cancel=_S.READY),
     **_rows((_S.DONE,), get_output=_S.DONE, fini_single=_S.READY, cancel=_S.DONE),
     **_rows((_S.FAILED,), get_output=_S.FAILED, fini_single=_S.READY, cancel=_S.FAILED),
     # A turn is under way.
     **_rows(_TURN, set_input=SessionBusy, compute=SessionBusy, reset=SessionBusy),
+    **_rows(_TURN, rewind=SessionBusy, fork_session=SessionBusy),
     **_rows(_TURN, fini_single=_S.READY, close=_S.CLOSED, unload=_S.UNLOADED),
     **_rows((_S.WAITING,), get_output=_S.WAITING, compute_single=_S.WAITING, cancel=_S.WAITING),
     **_rows((_S.RUNNING,), get_output=_S.RUNNING, compute_single=_S.RUNNING, cancel=_S.RUNNING),

@@ -17,9 +17,10 @@ from ..scheduler import messages as m
 from .port import Port
 from .table import Call
 
-__all__ = ("Turn",)
+__all__ = ("PositionSink", "TokensSink", "Turn")
 
 TokensSink = Callable[[m.Tokens], None]
+PositionSink = Callable[[m.Position], None]
 Event = Callable[[Call], None]
 
 
@@ -27,7 +28,9 @@ class Turn:
     """Collects what the engine tells of one task. Lives on the daemon's event loop.
 
     `tokens` and `text` are what the reader has been told; `stats` stands once it has ended well,
-    `error` once it has not. *on_call* moves the session's state, *on_tokens* forwards a stream.
+    `error` once it has not. `shifts` are the context shifts (tokens kept, then dropped), in order.
+    *on_call* moves the session's state, *on_tokens* forwards a stream, *on_position* its place in
+    the queue, where that changes.
     """
 
     def __init__(
@@ -36,9 +39,11 @@ class Turn:
         spec: m.TaskSpec,
         on_call: Event,
         on_tokens: TokensSink | None = None,
+        on_position: PositionSink | None = None,
     ):
         self.spec = spec
         self.tokens: list[int] = []
+        self.shifts: list[tuple[int, int]] = []
         self.text = bytearray()
         self.tail = b""
         """The text that was withheld until the end."""
@@ -47,7 +52,10 @@ class Turn:
         self.error: InferdError | None = None
         self.ended = anyio.Event()
         self._port = port
-        self._on_call, self._on_tokens = on_call, on_tokens
+        self._on_call, self._on_tokens, self._on_position = on_call, on_tokens, on_position
+        self._position = -1
+        self._shifted: list[int] | None = None
+        """Prompt and answer, once some of it was dropped."""
         self._pieces: deque[bytes] = deque()
         self._asked = 1 if spec.pull else 0
         self._told = anyio.Event()
@@ -82,6 +90,8 @@ class Turn:
             case m.Tokens(_, tokens, text):
                 self.tokens += tokens
                 self.text += text
+                if self._shifted is not None:
+                    self._shifted += tokens
                 if self._on_tokens is not None:
                     self._on_tokens(report)
                 if self.spec.pull:
@@ -90,6 +100,14 @@ class Turn:
             case m.Moved(_, state):
                 if state != "waiting":
                     self._on_call(Call.ADMITTED if state == "running" else Call.PARK)
+            case m.Position(_, position):
+                if self._on_position is not None and position != self._position:
+                    self._position = position
+                    self._on_position(report)
+            case m.Shifted(_, keep, discard):
+                self._shifted = self.history()
+                del self._shifted[keep : keep + discard]
+                self.shifts.append((keep, discard))
             case m.Finished(_, text, end, stats):
                 self.stats, self.tail, self.end_piece = stats, text, end
                 self.text += text
@@ -97,6 +115,17 @@ class Turn:
             case m.Failed(_, error):
                 self.error = error_from_wire(error)
                 self._end(Call.FAIL)
+
+    def history(self) -> list[int]:
+        """Return the token ids of the prompt and of what was told, less what shifts dropped."""
+        if self._shifted is not None:
+            return list(self._shifted)
+        return m.unpack_tokens(self.spec.tokens) + self.tokens
+
+    @property
+    def stopped_by_text(self) -> bool:
+        """Tell whether a stop text was cut from the answer, whose tokens are still there."""
+        return self.stats is not None and self.stats.stop_reason == "stop"
 
     def _tell(self, piece: bytes) -> None:
         self._pieces.append(piece)

@@ -27,8 +27,8 @@ def open_context(daemon: Daemon, request: Request, session_id: str | None) -> w.
     session, attached = daemon.sessions.open(
         request.connection, uid, graph.lease, graph.options, session_id
     )
-    session.not_applied = dict(graph.not_applied)
-    session.ignored = list(graph.ignored)
+    session.parameters.not_applied = dict(graph.not_applied)
+    session.parameters.ignored = list(graph.ignored)
     return w.ContextResult(context=session.handle, attached=attached)
 
 
@@ -137,7 +137,7 @@ async def finalize(daemon: Daemon, request: Request) -> w.Empty:
     if request.params.keep and session.session_id is not None:
         daemon.sessions.detach(session)
     else:
-        daemon.sessions.close(session)
+        await daemon.sessions.close(session)
     return w.Empty()
 
 
@@ -164,7 +164,7 @@ async def init_backend(daemon: Daemon, request: Request) -> w.InitBackendResult:
 async def deinit_backend(daemon: Daemon, request: Request) -> w.Empty:
     """Close the connection's sessions and graphs."""
     for session in daemon.sessions.of(request.connection):
-        daemon.sessions.close(session)
+        await daemon.sessions.close(session)
     for graph in [g for g in daemon.graphs.values() if g.connection is request.connection]:
         del daemon.graphs[graph.handle]
         graph.lease.close()

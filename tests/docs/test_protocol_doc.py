@@ -258,6 +258,10 @@ class NoModel(ModelSource):
     def name(self) -> str:
         return "none"
 
+    @property
+    def loaded(self) -> None:
+        return None
+
     async def ready(self) -> Port:
         raise AssertionError
 

@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from itertools import count
 from typing import Any
 
+import anyio
+
 from inferd.backends import ModelInfo
 from inferd.scheduler import messages as m
 from inferd.sessions import Ledger, SessionManager
@@ -13,10 +15,16 @@ from tests.scheduler.doubles import Bench
 
 
 class EnginePort:
-    """A `sessions.Port` on an engine in this process, which is turned by `run`."""
+    """A `sessions.Port` on an engine in this process, which is turned by `run`.
+
+    `held` is what `lookup` finds of any tokens; `forgotten` and `kept` are what it was told.
+    """
 
     def __init__(self, bench: Bench):
         self.bench = bench
+        self.held = 0
+        self.forgotten: list[tuple[int, str]] = []
+        self.kept: list[tuple[int, str, list[int]]] = []
         self.commands: list[m.Command] = []
         self.sinks: dict[int, Callable[[m.Report], None]] = {}
 
@@ -46,8 +54,26 @@ class EnginePort:
     async def chat_prompt(
         self, messages: Sequence[dict[str, Any]], said: str
     ) -> tuple[str, list[int], bool]:
-        text = self.bench.model.render(list(messages))
-        return text, self.bench.model.tokenize(text.encode(), special=True, bos=True), False
+        model = self.bench.model
+        text = model.render(list(messages))
+        if said and text.startswith(said):
+            rest = text[len(said) :].encode()
+            return text, model.tokenize(rest, special=True, bos=False), True
+        return text, model.tokenize(text.encode(), special=True, bos=True), False
+
+    async def lookup(
+        self, owner: int, session: str, adapters: tuple[str, ...], tokens: Sequence[int]
+    ) -> int:
+        return min(self.held, len(tokens))
+
+    async def forget(self, owner: int, session: str) -> None:
+        await anyio.lowlevel.checkpoint()
+        self.forgotten.append((owner, session))
+
+    def keep(
+        self, owner: int, session: str, adapters: tuple[str, ...], tokens: Sequence[int]
+    ) -> None:
+        self.kept.append((owner, session, list(tokens)))
 
     def turn(self) -> bool:
         """Turn the engine once; tell whether there may be more to do."""
@@ -69,6 +95,7 @@ class Source:
 
     def __init__(self, port: EnginePort, name: str = "echo"):
         self.name, self.port = name, port
+        self.loaded: EnginePort | None = port
 
     async def ready(self) -> EnginePort:
         return self.port

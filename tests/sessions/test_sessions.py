@@ -310,6 +310,8 @@ async def test_dormant_sessions_are_bounded_and_the_longest_dormant_goes() -> No
     desk.manager.leave(HERE)
 
     assert desk.manager.dormant == 2
+    await desk.manager.forgetting.drain()
+    assert desk.port.forgotten == [(1000, "id:a")]
     _, attached = desk.manager.open(HERE, 1000, desk.source, {}, "a")
     assert not attached
 

@@ -34,7 +34,7 @@ def expected(state: State, call: Call) -> State | type[InferdError]:
 
 
 def expected_in_a_turn(state: State, call: Call) -> State | type[InferdError]:
-    if call in (Call.SET_INPUT, Call.COMPUTE, Call.RESET):
+    if call in (Call.SET_INPUT, Call.COMPUTE, Call.RESET, Call.REWIND, Call.FORK):
         return SessionBusy
     if call is Call.PARK:
         return State.PARKED if state is State.RUNNING else InvalidArgument
@@ -49,6 +49,10 @@ def expected_at_rest(state: State, call: Call) -> State | type[InferdError]:
         return InvalidArgument
     if call in (Call.COMPUTE, Call.COMPUTE_SINGLE):
         return InvalidArgument if state is State.EMPTY else State.WAITING
+    if call is Call.REWIND:
+        return State.EMPTY if state is State.EMPTY else State.READY
+    if call is Call.FORK:
+        return state
     rest = {Call.SET_INPUT: State.READY, Call.RESET: State.EMPTY, Call.DETACH: State.DORMANT}
     return rest.get(call, InvalidArgument)
 

@@ -1,0 +1,57 @@
+"""Deleting what is left of sessions: their KV states, in the worker's memory and on disk."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+
+from ..backends.errors import WorkerCrashed
+from .session import Session
+
+__all__ = ("ForgetFiles", "Forgetting")
+
+ForgetFiles = Callable[[int, str], Awaitable[None]]
+
+
+async def _no_files(owner: int, name: str) -> None:
+    """Forget nothing: no file is kept."""
+
+
+class Forgetting:
+    """Sessions that are being forgotten. Owned by the manager, on the daemon's event loop.
+
+    *files* deletes what lies on disk of a session, by its owner and `Session.name`. Until all is
+    deleted the session's id cannot be opened: a new session would lose its states, too.
+    """
+
+    def __init__(self, files: ForgetFiles = _no_files) -> None:
+        self.files = files
+        self._left: dict[Session, None] = {}
+
+    def under_way(self, owner: int, session_id: str) -> bool:
+        """Tell whether a session with this id is not yet forgotten."""
+        return any(s.owner == owner and s.session_id == session_id for s in self._left)
+
+    @property
+    def waiting(self) -> bool:
+        """Tell whether `drain` has something to do."""
+        return bool(self._left)
+
+    def soon(self, session: Session) -> None:
+        """Leave a session that has ended to the next `drain`."""
+        self._left[session] = None
+
+    async def now(self, session: Session) -> None:
+        """Forget a session that has ended; if the caller is cancelled, the next `drain` does."""
+        self.soon(session)
+        port = session.model.loaded
+        if port is not None:
+            with suppress(WorkerCrashed):  # what it held is gone with it
+                await port.forget(session.owner, session.name)
+        await self.files(session.owner, session.name)
+        self._left.pop(session, None)
+
+    async def drain(self) -> None:
+        """Forget the sessions that were left."""
+        for session in list(self._left):
+            await self.now(session)

@@ -1,0 +1,185 @@
+"""A conversation's past: its token ids, the chat messages that say the same, where turns began."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from ..backends.errors import InvalidArgument
+from .port import Port
+from .turn import Turn
+
+__all__ = ("History", "Mark")
+
+MARKS_MAX = 1000
+"""Turns that can be gone back; older ones stay in the history."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """Where a turn's input began: so many tokens and messages stood before it."""
+
+    tokens: int
+    messages: int
+
+
+class History:
+    """A value: `after` returns a new one, which is changed and then put in the old one's place.
+
+    Token ids stay as they are: nothing that was generated is ever tokenised again. `rendered` is
+    the chat template's text of the history, where ids and text agree. In a *loose* history they no
+    longer do, since ids were dropped (context shift) or cut off (rewind): the next messages are
+    then added by what the template's text gains with them.
+    """
+
+    def __init__(self, system: str | None = None) -> None:
+        self.prompt: list[int] = []
+        self.messages: list[dict[str, Any]] = []
+        self.marks: list[Mark] = []
+        self.shifted = False
+        """Ids were dropped by a context shift: the engine's state is this session's alone."""
+        self._rendered: str | None = None
+        self._loose = False
+        self._open = False
+        """Input was taken that no turn has computed yet: more of it belongs to the same turn."""
+        if system:
+            self.messages.append({"role": "system", "content": system})
+
+    def copy(self) -> History:
+        """Return the same history, to be changed on its own."""
+        new = History()
+        new.prompt, new.messages = list(self.prompt), list(self.messages)
+        new.marks, new._rendered = list(self.marks), self._rendered
+        new._loose, new._open = self._loose, self._open
+        new.shifted = self.shifted
+        return new
+
+    def after(self, turn: Turn | None) -> History:
+        """Return the history with what the reader of *turn* was told."""
+        new = self.copy()
+        if turn is None:
+            return new
+        new._open, new.prompt = False, turn.history()
+        if self._rendered is not None:
+            answer = turn.text.decode(errors="replace")
+            new.messages.append({"role": "assistant", "content": answer})
+            # After a stop text the ids hold what was cut from the answer: they say more.
+            new._rendered = None if turn.stopped_by_text else self._rendered + answer
+        for keep, discard in turn.shifts:
+            new._shift(keep, discard)
+        return new
+
+    # Input.
+
+    def replace(self, tokens: list[int]) -> None:
+        """Begin anew with raw text."""
+        self.marks, self.prompt, self._open = [Mark(0, 0)], tokens, True
+        self._end_chat()
+
+    def extend(self, tokens: list[int]) -> None:
+        """Add raw text: the chat before it, if there was one, is over."""
+        self._begin_turn()
+        self.prompt = self.prompt + tokens
+        self.marks = [Mark(mark.tokens, 0) for mark in self.marks]
+        self._end_chat()
+
+    async def chat(self, port: Port, messages: Sequence[dict[str, Any]]) -> None:
+        """Add messages by the model's template; after raw text, begin anew.
+
+        Where the template's text begins with what stands already, only the rest is tokenised.
+        """
+        everything = [*self.messages, *messages]
+        text, tokens, appended = await port.chat_prompt(everything, await self._said(port))
+        self._begin_turn()
+        if appended:
+            self.prompt = self.prompt + tokens
+        else:
+            shared = _shared(self.prompt, tokens)
+            self.marks = [Mark(min(m.tokens, shared), m.messages) for m in self.marks]
+            self.prompt = tokens
+        self.messages, self._rendered, self._loose = everything, text, False
+
+    async def _said(self, port: Port) -> str:
+        """Return the template's text of what stands; empty: all is to be tokenised anew."""
+        if not self._loose:
+            return self._rendered or ""
+        answer = ""
+        before = self.messages
+        if before[-1]["role"] == "assistant":
+            before, answer = before[:-1], before[-1]["content"]
+        if not before:
+            return ""
+        text, _, _ = await port.chat_prompt(before, "")
+        return text + answer
+
+    def _begin_turn(self) -> None:
+        if not self._open:
+            self.marks.append(Mark(len(self.prompt), len(self.messages)))
+            del self.marks[:-MARKS_MAX]
+        self._open = True
+
+    def _end_chat(self) -> None:
+        self.messages, self._rendered, self._loose = [], None, False
+
+    # Going back, and dropping what is old.
+
+    def rewind_turns(self, turns: int) -> None:
+        """Go back to where the last but *turns* turn ended.
+
+        :raises InvalidArgument: there are not so many.
+        """
+        if not 1 <= turns <= len(self.marks):
+            raise InvalidArgument(
+                f"{turns} turns back in a history of {len(self.marks)}",
+                hint="go back at least one turn, at most to the first one that is remembered",
+                data={"turns": len(self.marks)},
+            )
+        mark = self.marks[-turns]
+        self._cut(mark.tokens, mark.messages)
+        del self.marks[-turns:]
+
+    def rewind_tokens(self, tokens: int) -> None:
+        """Keep the first *tokens* tokens, and the messages of the turns that are whole.
+
+        :raises InvalidArgument: there are not so many.
+        """
+        if not 0 <= tokens <= len(self.prompt):
+            raise InvalidArgument(
+                f"{tokens} tokens to keep of {len(self.prompt)}", data={"tokens": len(self.prompt)}
+            )
+        if tokens < len(self.prompt):
+            whole = [mark.messages for mark in self.marks if mark.tokens <= tokens]
+            self._cut(tokens, whole[-1] if whole else 0)
+            self.marks = [mark for mark in self.marks if mark.tokens < tokens]
+
+    def _cut(self, tokens: int, messages: int) -> None:
+        self.prompt, self.messages = self.prompt[:tokens], self.messages[:messages]
+        self._open = False
+        self._loosen()
+
+    def _shift(self, keep: int, discard: int) -> None:
+        """Move the marks as a context shift has moved the tokens; turns that were dropped whole
+        leave with their messages.
+        """
+        self.shifted = True
+        end = keep + discard
+        first = self.marks[0].messages if self.marks else len(self.messages)
+        messages, marks = self.messages[:first], []
+        for mark, after in pairwise([*self.marks, Mark(end + 1, len(self.messages))]):
+            if mark.tokens < keep or after.tokens > end:
+                place = mark.tokens - discard if mark.tokens >= end else min(mark.tokens, keep)
+                marks.append(Mark(place, len(messages)))
+                messages += self.messages[mark.messages : after.messages]
+        self.messages, self.marks = messages, marks
+        self._loosen()
+
+    def _loosen(self) -> None:
+        self._rendered, self._loose = None, bool(self.prompt and self.messages)
+
+
+def _shared(a: Sequence[int], b: Sequence[int]) -> int:
+    """Return how many tokens both begin with."""
+    pairs = enumerate(zip(a, b, strict=False))
+    return next((i for i, (x, y) in pairs if x != y), min(len(a), len(b)))

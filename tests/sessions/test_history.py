@@ -1,0 +1,242 @@
+"""A conversation's past: marks of turns, going back, what a context shift leaves of a chat."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from inferd.backends import SamplingParams
+from inferd.backends.errors import InvalidArgument
+from inferd.scheduler import messages as m
+from inferd.sessions.history import MARKS_MAX, History, Mark
+from inferd.sessions.turn import Turn
+from tests.scheduler.doubles import Bench
+from tests.sessions.doubles import EnginePort
+
+pytestmark = pytest.mark.asyncio
+
+
+def text_of(messages: Sequence[dict[str, Any]]) -> str:
+    return "".join(f"<{x['role'][0]}>{x['content']}\n" for x in messages) + "<a>"
+
+
+class ChatPort(EnginePort):
+    """Renders by a template in which what was said stays; a token is a character's number."""
+
+    def __init__(self) -> None:
+        super().__init__(Bench())
+        self.rendered: list[str] = []
+
+    async def chat_prompt(
+        self, messages: Sequence[dict[str, Any]], said: str
+    ) -> tuple[str, list[int], bool]:
+        text = text_of(messages)
+        self.rendered.append(text)
+        appended = bool(said) and text.startswith(said)
+        return text, ids(text[len(said) :] if appended else text), appended
+
+
+def ids(text: str) -> list[int]:
+    return [ord(c) for c in text]
+
+
+def user(text: str) -> list[dict[str, Any]]:
+    return [{"role": "user", "content": text}]
+
+
+def turn_on(history: History, *reports: m.Report) -> Turn:
+    """Return a turn on the history that has told this and ended."""
+    port = EnginePort(Bench())
+    spec = m.TaskSpec(
+        id=1, owner=1, tokens=m.pack_tokens(history.prompt), sampling=SamplingParams()
+    )
+    turn = Turn(port, spec, lambda _: None)
+    for report in reports:
+        turn.report(report)
+    return turn
+
+
+def said(text: str) -> m.Tokens:
+    return m.Tokens(1, ids(text), text.encode())
+
+
+def ended(reason: str = "eos") -> m.Finished:
+    return m.Finished(1, b"", b"", m.TurnStats(stop_reason=reason))
+
+
+async def chatted(port: ChatPort, *answers: str) -> History:
+    """Return a chat of turns `q0`, `q1`, … with these answers."""
+    history = History()
+    for number, answer in enumerate(answers):
+        await history.chat(port, user(f"q{number}"))
+        history = history.after(turn_on(history, said(answer), ended()))
+    return history
+
+
+async def test_a_chat_is_only_ever_added_to() -> None:
+    port = ChatPort()
+    history = await chatted(port, "one", "two")
+
+    assert history.prompt == ids("<u>q0\n<a>one\n<u>q1\n<a>two")
+    assert [x["content"] for x in history.messages] == ["q0", "one", "q1", "two"]
+    assert history.marks == [Mark(0, 0), Mark(len("<u>q0\n<a>one"), 2)]
+
+
+async def test_going_back_a_turn_leaves_the_chat_as_it_was_before_it() -> None:
+    port = ChatPort()
+    history = await chatted(port, "one", "two")
+
+    history.rewind_turns(1)
+
+    assert history.prompt == ids("<u>q0\n<a>one")
+    assert [x["content"] for x in history.messages] == ["q0", "one"]
+    await history.chat(port, user("other"))
+    assert history.prompt == ids("<u>q0\n<a>one\n<u>other\n<a>")
+
+
+async def test_going_back_all_turns_leaves_the_system_prompt() -> None:
+    history = History("be brief")
+    await history.chat(ChatPort(), user("q"))
+    history = history.after(turn_on(history, said("a"), ended()))
+
+    history.rewind_turns(1)
+
+    assert history.prompt == []
+    assert history.messages == [{"role": "system", "content": "be brief"}]
+
+
+@pytest.mark.parametrize("turns", [0, -1, 3])
+async def test_there_is_no_way_back_past_the_first_turn(turns: int) -> None:
+    history = await chatted(ChatPort(), "one", "two")
+
+    with pytest.raises(InvalidArgument) as caught:
+        history.rewind_turns(turns)
+
+    assert caught.value.data == {"turns": 2}
+
+
+async def test_keeping_tokens_cuts_anywhere_and_the_chat_goes_on_after_its_whole_turns() -> None:
+    port = ChatPort()
+    history = await chatted(port, "one", "two")
+
+    history.rewind_tokens(len("<u>q0\n<a>one\n<u>q1\n<a>t"))
+    await history.chat(port, user("x"))
+
+    assert history.prompt == ids("<u>q0\n<a>one\n<u>q1\n<a>t\n<u>x\n<a>")
+    assert [x["content"] for x in history.messages] == ["q0", "one", "x"]
+
+
+@pytest.mark.parametrize("tokens", [-1, 4])
+async def test_more_tokens_than_there_are_cannot_be_kept(tokens: int) -> None:
+    history = History()
+    history.replace([1, 2, 3])
+
+    with pytest.raises(InvalidArgument):
+        history.rewind_tokens(tokens)
+
+    history.rewind_tokens(3)
+    assert history.prompt == [1, 2, 3]
+
+
+async def test_inputs_before_one_turn_are_one_turn() -> None:
+    history = History()
+    history.replace([1])
+    history.extend([2])
+    history = history.after(turn_on(history, m.Tokens(1, [3], b"c"), ended()))
+    history.extend([4])
+    history.extend([5])
+
+    history.rewind_turns(1)
+
+    assert history.prompt == [1, 2, 3]
+
+
+async def test_a_value_that_was_taken_on_does_not_change_the_old_one() -> None:
+    history = await chatted(ChatPort(), "one")
+    branch = history.after(None)
+
+    branch.extend([7])
+    branch.rewind_turns(2)
+
+    assert history.prompt == ids("<u>q0\n<a>one")
+    assert len(history.marks) == 1
+
+
+async def test_an_answer_cut_by_a_stop_text_is_tokenised_anew() -> None:
+    port = ChatPort()
+    history = History()
+    await history.chat(port, user("q"))
+    turn = turn_on(history, m.Tokens(1, ids("yes."), b"yes"), ended("stop"))
+    history = history.after(turn)
+
+    await history.chat(port, user("r"))
+
+    assert history.prompt == ids("<u>q\n<a>yes\n<u>r\n<a>")
+    assert history.marks[1].tokens == len("<u>q\n<a>yes"), "as far as both agree"
+
+
+async def test_marks_are_bounded_and_the_oldest_go() -> None:
+    history = History()
+    for _ in range(MARKS_MAX + 5):
+        history.extend([1])
+        history = history.after(turn_on(history, ended()))
+
+    assert len(history.marks) == MARKS_MAX
+    assert len(history.prompt) == MARKS_MAX + 5
+
+
+async def test_a_shift_drops_tokens_and_later_ones_follow() -> None:
+    history = History()
+    history.replace(list(range(10)))
+    turn = turn_on(
+        history,
+        m.Tokens(1, [10, 11], b"xy"),
+        m.Shifted(1, keep=2, discard=4),
+        m.Tokens(1, [12], b"z"),
+        m.Shifted(1, keep=2, discard=1),
+        ended(),
+    )
+
+    assert turn.history() == [0, 1, 7, 8, 9, 10, 11, 12]
+    assert turn.tokens == [10, 11, 12], "the answer is still whole"
+    assert history.after(turn).prompt == turn.history()
+    assert history.after(turn).shifted
+    assert not history.shifted
+
+
+async def test_after_a_shift_a_chat_is_added_to_what_is_left_of_it() -> None:
+    """The turns that were dropped whole leave with their messages; one that was cut stays."""
+    port = ChatPort()
+    history = await chatted(port, "one", "two")
+    await history.chat(port, user("q2"))
+    first = len("<u>q0\n<a>one")
+    turn = turn_on(history, said("th"), m.Shifted(1, 0, first + 3), said("ree"), ended())
+
+    history = history.after(turn)
+    assert [x["content"] for x in history.messages] == ["q1", "two", "q2", "three"]
+    await history.chat(port, user("q3"))
+
+    left = "<u>q0\n<a>one\n<u>q1\n<a>two\n<u>q2\n<a>three"[first + 3 :]
+    assert history.prompt == ids(left + "\n<u>q3\n<a>")
+    assert port.rendered[-1] == text_of(history.messages)
+    history = history.after(turn_on(history, said("four"), ended()))
+    history.rewind_turns(1)
+    assert history.prompt == ids(left)
+    history.rewind_turns(1)
+    assert [x["content"] for x in history.messages] == ["q1", "two"]
+
+
+async def test_the_system_prompt_stays_in_the_messages_of_a_shifted_chat() -> None:
+    port = ChatPort()
+    history = History("be brief")
+    for number in range(3):
+        await history.chat(port, user(f"q{number}"))
+        reports = [m.Shifted(1, 4, 20)] if number == 2 else []
+        history = history.after(turn_on(history, said("a"), *reports, ended()))
+
+    assert history.messages[0] == {"role": "system", "content": "be brief"}
+    length = len(history.prompt)
+    await history.chat(port, user("next"))
+    assert history.prompt[length:] == ids("\n<u>next\n<a>")
