@@ -108,7 +108,6 @@ class Server:
             connection.send([Kind.HELLO, self._handler.hello()])
             self._check_room()
             async with anyio.create_task_group() as group:
-                group.start_soon(connection.write_on)
                 await self._read(connection, group)
                 group.cancel_scope.cancel()
         except InferdError as exc:
@@ -146,15 +145,19 @@ class Server:
 
     async def _read(self, connection: Connection, group: anyio.abc.TaskGroup) -> None:
         frames, greeted = FrameReader(), False
+
+        def take(data: bytes) -> None:
+            nonlocal greeted
+            for frame in frames.feed(data):
+                if greeted:
+                    self._take(connection, frame, group)
+                else:
+                    _greet(connection, frame)
+                    greeted = True
+                    hello_scope.deadline = float("inf")
+
         with anyio.move_on_after(HELLO_TIMEOUT_S) as hello_scope:
-            while data := await connection.receive():
-                for frame in frames.feed(data):
-                    if greeted:
-                        self._take(connection, frame, group)
-                    else:
-                        _greet(connection, frame)
-                        greeted = True
-                        hello_scope.deadline = float("inf")
+            await connection.receive(take)
         if hello_scope.cancelled_caught:
             raise ProtocolError(f"no hello within {HELLO_TIMEOUT_S:g} s")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import array
+import asyncio
 import os
 import socket
 from collections import deque
@@ -23,6 +24,9 @@ OUTBOX_PAUSE_BYTES = 1 << 20
 """A client that leaves this much unread is not read from either."""
 OUTBOX_BYTES_MAX = 64 << 20
 _READ_BYTES = 1 << 16
+_EVENT = int(Kind.EVENT)
+"""msgspec asks an enum's member for its value, which is a third of what encoding an event takes."""
+_ANCILLARY_BYTES = socket.CMSG_SPACE(4 * DESCRIPTORS_MAX)
 
 
 class Request:
@@ -42,11 +46,11 @@ class Request:
 
     def emit(self, event: Any, *, flush: bool = True) -> None:
         """Send an event; without *flush* it goes with the next `Connection.flush`."""
-        self.connection.send([Kind.EVENT, self.number, event], flush=flush)
+        self.connection.send([_EVENT, self.number, event], flush=flush)
 
 
 class Connection:
-    """One client: its requests in flight and its outbox."""
+    """One client: its requests in flight and its outbox. Lives on the daemon's asyncio loop."""
 
     def __init__(self, sock: socket.socket, peer: Peer, requests_max: int):
         self.peer = peer
@@ -56,9 +60,11 @@ class Connection:
         self.requests_max = requests_max
         self._sock = sock
         self._unsent = bytearray()
-        self._writable = anyio.Event()
-        self._drained = anyio.Event()
         self._open = True
+        self._loop = asyncio.get_running_loop()
+        self._ended: asyncio.Future[None] = self._loop.create_future()
+        self._take: Callable[[bytes], None] = lambda _: None
+        self._writing = self._paused = False
 
     def __repr__(self) -> str:
         return f"<Connection of uid {self.peer.uid} [{len(self.requests)} requests]>"
@@ -77,54 +83,89 @@ class Connection:
             while self._unsent and self._open:
                 del self._unsent[: self._sock.send(self._unsent)]
         except BlockingIOError:
-            self._writable.set()
             if len(self._unsent) > OUTBOX_BYTES_MAX:
                 self.cut()
+            elif not self._writing:
+                self._loop.add_writer(self._sock, self.flush)
+                self._writing = True
         except OSError:
             self.cut()
+        else:
+            self._go_on()
+
+    def _go_on(self) -> None:
+        """Wait no more until the socket can be written; read on if that waited too."""
+        if self._writing:
+            self._loop.remove_writer(self._sock)
+            self._writing = False
+        if self._paused:
+            self._loop.add_reader(self._sock, self._readable)
+            self._paused = False
 
     def cut(self) -> None:
         """Stop writing and reading: the reader task sees the end and cleans up."""
         if self._open:
             self._open = False
             self._unsent.clear()
-            self._writable.set()
-            self._drained.set()
+            self._go_on()
+            self._end()
             try:
                 self._sock.shutdown(socket.SHUT_RDWR)
             except OSError:
                 return  # the other end has gone already
 
-    async def write_on(self) -> None:
-        """Write what did not fit, for as long as the connection is open."""
-        while self._open:
-            await self._writable.wait()
-            self._writable = anyio.Event()
-            while self._unsent and self._open:
-                await anyio.wait_writable(self._sock)
-                self.flush()
-            self._drained.set()
-            self._drained = anyio.Event()
+    def _end(self, error: Exception | None = None) -> None:
+        if self._ended.done():
+            return
+        if error is None:
+            self._ended.set_result(None)
+        else:
+            self._ended.set_exception(error)
 
-    async def receive(self) -> bytes:
-        """Return some bytes, none at the end; waits while too much is unread by the client."""
-        while len(self._unsent) > OUTBOX_PAUSE_BYTES and self._open:
-            await self._drained.wait()
-        while self._open:
-            await anyio.wait_readable(self._sock)
-            try:
-                data, ancillary, flags, _ = self._sock.recvmsg(
-                    _READ_BYTES, socket.CMSG_SPACE(4 * DESCRIPTORS_MAX)
-                )
-            except BlockingIOError:
-                continue
-            except OSError:
-                return b""
-            self._take_descriptors(ancillary)
-            if len(self.descriptors) > DESCRIPTORS_MAX or flags & socket.MSG_CTRUNC:
-                raise ProtocolError(f"more than {DESCRIPTORS_MAX} descriptors that no call takes")
-            return data
-        return b""
+    async def receive(self, take: Callable[[bytes], None]) -> None:
+        """Give *take* what comes until the end; nothing while too much is unread by the client.
+
+        One callback for good: `anyio.wait_readable` enters and leaves the selector for every
+        read (330 against 65 us, on a core that rests between reads).
+
+        :raises ProtocolError: too many descriptors came; what *take* raises ends it too.
+        """
+        self._take = take
+        self._loop.add_reader(self._sock, self._readable)
+        try:
+            await self._ended
+        finally:
+            self._loop.remove_reader(self._sock)
+            self._paused = False
+
+    def _readable(self) -> None:
+        if self._ended.done():
+            return
+        if len(self._unsent) > OUTBOX_PAUSE_BYTES:
+            self._loop.remove_reader(self._sock)
+            self._paused = True
+            return
+        try:
+            data = self._read()
+            if data:
+                self._take(data)
+            elif data is not None:
+                self._end()
+        except Exception as exc:  # it ends the reader task, not only this callback
+            self._end(exc)
+
+    def _read(self) -> bytes | None:
+        """Return what is there: None if nothing, no bytes at the end."""
+        try:
+            data, ancillary, flags, _ = self._sock.recvmsg(_READ_BYTES, _ANCILLARY_BYTES)
+        except BlockingIOError:
+            return None
+        except OSError:
+            return b""
+        self._take_descriptors(ancillary)
+        if len(self.descriptors) > DESCRIPTORS_MAX or flags & socket.MSG_CTRUNC:
+            raise ProtocolError(f"more than {DESCRIPTORS_MAX} descriptors that no call takes")
+        return data
 
     def _take_descriptors(self, ancillary: list[tuple[int, int, bytes]]) -> None:
         for level, kind, content in ancillary:

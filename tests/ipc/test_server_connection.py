@@ -1,0 +1,128 @@
+"""One client as the daemon sees it, on a socket pair: when it is read from, and when it is not."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import anyio
+import pytest
+from anyio.lowlevel import checkpoint
+
+from inferd.backends.errors import ProtocolError
+from inferd.ipc import server_connection
+from inferd.ipc.peer import peer_of
+from inferd.ipc.server_connection import OUTBOX_PAUSE_BYTES, Connection
+
+pytestmark = pytest.mark.asyncio
+MUCH = b"x" * (2 * OUTBOX_PAUSE_BYTES)
+
+
+class Reader:
+    """Reads from a connection in a task; keeps what came, and says when it is over."""
+
+    def __init__(self, connection: Connection):
+        self.taken: list[bytes] = []
+        self.came, self.ended = anyio.Event(), anyio.Event()
+        self._connection = connection
+
+    def _take(self, data: bytes) -> None:
+        self.taken.append(data)
+        self.came.set()
+
+    async def run(self) -> None:
+        await self._connection.receive(self._take)
+        self.ended.set()
+
+
+@asynccontextmanager
+async def pair() -> AsyncIterator[tuple[Connection, socket.socket]]:
+    ours, client = socket.socketpair()
+    ours.setblocking(False)
+    connection = Connection(ours, peer_of(ours), requests_max=8)
+    with client, anyio.fail_after(10):
+        yield connection, client
+        connection.close()
+
+
+@asynccontextmanager
+async def reading() -> AsyncIterator[tuple[Connection, socket.socket, Reader]]:
+    async with pair() as (connection, client), anyio.create_task_group() as group:
+        reader = Reader(connection)
+        group.start_soon(reader.run)
+        await settle()
+        yield connection, client, reader
+        group.cancel_scope.cancel()
+
+
+async def settle() -> None:
+    """Let the loop look at its sockets often enough for all that is ready."""
+    for _ in range(10):
+        await checkpoint()
+
+
+async def test_a_client_that_leaves_much_unread_is_not_read_from_until_it_has_read() -> None:
+    async with reading() as (connection, client, reader):
+        connection.send(MUCH)
+        client.send(b"hello")
+        await settle()
+        assert not reader.taken
+
+        unread = len(MUCH)
+        while unread > 0:
+            unread -= len(await asyncio.to_thread(client.recv, 1 << 20))
+        await reader.came.wait()
+        assert reader.taken == [b"hello"]
+
+
+async def test_a_client_that_leaves_little_unread_is_read_from() -> None:
+    async with reading() as (connection, client, reader):
+        connection.send(b"x" * (OUTBOX_PAUSE_BYTES - 100))
+        client.send(b"hello")
+
+        await reader.came.wait()
+
+
+async def test_a_client_that_is_not_read_from_is_seen_to_vanish() -> None:
+    async with reading() as (connection, client, reader):
+        connection.send(MUCH)
+        client.send(b"hello")
+        await settle()
+        client.close()
+
+        await reader.ended.wait()
+        assert not reader.taken
+
+
+async def test_a_client_past_the_outboxs_bound_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_connection, "OUTBOX_BYTES_MAX", OUTBOX_PAUSE_BYTES)
+    async with reading() as (connection, _, reader):
+        connection.send(MUCH)
+
+        await reader.ended.wait()
+
+
+@pytest.mark.parametrize("error", [ProtocolError("unreadable"), ZeroDivisionError()])
+async def test_what_the_taker_raises_ends_the_reading(error: Exception) -> None:
+    def refuse(_: bytes) -> None:
+        raise error
+
+    async with pair() as (connection, client):
+        client.send(b"hello")
+        with pytest.raises(type(error)):
+            await connection.receive(refuse)
+
+
+async def test_a_cancelled_reading_leaves_no_callback_behind() -> None:
+    async with pair() as (connection, client):
+        connection.send(MUCH)
+        client.send(b"hello")
+        with anyio.move_on_after(0.01):
+            await connection.receive(lambda _: None)
+        connection.cut()
+
+        loop = asyncio.get_running_loop()
+        assert not loop.remove_reader(connection._sock)
+        assert not loop.remove_writer(connection._sock)
