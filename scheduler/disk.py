@@ -6,12 +6,13 @@ Owned by the engine; the file thread behind it does the work. Nothing in here wa
 
 from __future__ import annotations
 
+import time
 from array import array
 from collections.abc import Iterator
 
 from ..backends.base import Memory
 from . import messages as m
-from .kv_files import Failed, KvFile, KvFiles, KvKey, Read, Written
+from .kv_files import Deleted, Failed, KvFile, KvFiles, KvKey, Read, Written
 from .store import Entry, KvStore, Origin, usable
 from .task import Task
 
@@ -22,6 +23,8 @@ class DiskTier:
     """The files of one model, beside the *store* of its states in memory."""
 
     def __init__(self, files: KvFiles, store: KvStore, memory: Memory):
+        self.forgotten = 0
+        """Calls of `forget` that are done: they are in the order in which they were made."""
         self.failures = 0
         self.cause = ""
         """Why the last write or read failed."""
@@ -43,11 +46,6 @@ class DiskTier:
     def bytes(self) -> int:
         """Bytes of the files."""
         return sum(file.size for file, _ in self._index.values())
-
-    @property
-    def idle(self) -> bool:
-        """Tell whether all that was asked of the file thread is done."""
-        return not self._files.pending
 
     def _add(self, file: KvFile) -> None:
         tokens = array("i")
@@ -83,6 +81,8 @@ class DiskTier:
                 yield from self._written(result.file)
             elif isinstance(result, Read):
                 yield from self._read(result)
+            elif isinstance(result, Deleted):
+                self.forgotten += 1
             else:
                 yield from self._failed(result)
 
@@ -144,15 +144,16 @@ class DiskTier:
 
     def save_all(self, seconds: float) -> None:
         """Write every state in memory, the most valuable first, for at most *seconds*."""
+        end = time.monotonic() + seconds
         for entry in sorted(self._store, key=lambda e: -e.rank):
-            if not self.save(entry) and entry.origin.persist:
-                self._files.flush(seconds)
+            if not self.save(entry) and entry.origin.persist:  # the queue is full
+                self._files.flush(max(0.0, end - time.monotonic()))
                 list(self.poll())
                 self.save(entry)
-        self._files.flush(seconds)
+        self._files.flush(max(0.0, end - time.monotonic()))
 
     def forget(self, scope: int, session: str) -> None:
-        """Delete the files of a session; they are gone once the tier is `idle`."""
+        """Delete the files of a session; they are gone once `forgotten` counts it."""
         keys = [f.key for f, _ in self._index.values()] + list(self._writing.values())
         doomed = [k for k in keys if (k.owner, k.session) == (scope, session)]
         for key in doomed:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from array import array
+from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -25,8 +26,8 @@ from .leaders import Leaders, head_of
 from .plan import Limits, Order, OwnerClock, Rows, plan_adapters, plan_rows, plan_slots
 from .prompts import PromptDesk
 from .slots import SlotTable
-from .store import KvStore, Origin
-from .task import SCOPE_ALL, Task, TaskState
+from .store import KvStore, Origin, scoped
+from .task import Task, TaskState
 
 __all__ = ("Engine",)
 
@@ -68,7 +69,7 @@ class Engine:
         self._pace = Pace()
         self._adapters: tuple[str, ...] = ()
         self._adapter_rows = 0
-        self._forgetting: list[int] = []
+        self._forgetting: deque[int] = deque()
         self._counters = dict.fromkeys(
             ("generated", "prompt", "cached", "parks", "rows", "shifts", "kv_full", "fetches"), 0
         )
@@ -242,8 +243,9 @@ class Engine:
 
     def _look_up(self, command: m.Lookup | m.Keep) -> None:
         """Answer how much of a history is here; with `Keep`, put it on disk, too."""
-        scope = SCOPE_ALL if self.limits.kv_shared else command.owner
-        origin = Origin(scope, command.session, command.adapters, approximate=True)
+        shared = self.limits.kv_shared
+        scope, session = scoped(command.owner, command.session, shared=shared)
+        origin = Origin(scope, session, command.adapters, approximate=True)
         tokens = array("i", command.tokens)
         tokens.append(-1)  # the last token is never spared: here, all of the history can be
         if isinstance(command, m.Keep):
@@ -262,22 +264,21 @@ class Engine:
         return self.disk.find(origin, tokens, 0)[1] if self.disk is not None else 0
 
     def _forget(self, command: m.Forget) -> None:
-        scope = SCOPE_ALL if self.limits.kv_shared else command.owner
-        self.slots.forget(scope, command.session)
+        scope, session = scoped(command.owner, command.session, shared=self.limits.kv_shared)
+        self.slots.forget(scope, session)
         self.store.evicted.clear()
         if self.disk is None:
             self.outbox.append(m.Answer(command.id, None))
         else:
-            self.disk.forget(scope, command.session)
+            self.disk.forget(scope, session)
             self._forgetting.append(command.id)
 
     def _poll_disk(self) -> None:
         if self.disk is None:
             return
         self.outbox.extend(self.disk.poll())
-        if self._forgetting and self.disk.idle:
-            self.outbox.extend(m.Answer(request, None) for request in self._forgetting)
-            self._forgetting.clear()
+        done, self.disk.forgotten = self.disk.forgotten, 0
+        self.outbox.extend(m.Answer(self._forgetting.popleft(), None) for _ in range(done))
         for task in self.queue:
             if not task.looked_up:
                 task.looked_up = True
@@ -317,7 +318,10 @@ class Engine:
                 self._now,
                 self._leaders.find,
             )
+            for task in self.queue:
+                task.follows = False
             for task, leader in plan.follow:
+                task.follows = True
                 leader.boost = max(leader.boost, order.effective(task))
             stayed = sum(not self._park(task) for task in plan.park)
             for task in plan.admit[: len(plan.admit) - stayed]:

@@ -32,6 +32,7 @@ import msgspec
 
 __all__ = (
     "KV_FILES_MAX",
+    "Deleted",
     "Failed",
     "KvDamaged",
     "KvFile",
@@ -108,6 +109,13 @@ class Read:
 
 
 @dataclass(frozen=True, slots=True)
+class Deleted:
+    """What one `delete` asked for is gone."""
+
+    keys: tuple[KvKey, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Failed:
     """What ("write" or "read") failed, and why. After a failed read the file is gone."""
 
@@ -148,7 +156,7 @@ class _Delete:
 
 
 _Job = _Write | KvFile | _Delete | threading.Event | None
-_Result = Written | Read | Failed
+_Result = Written | Read | Deleted | Failed
 
 
 class KvFiles:
@@ -166,7 +174,7 @@ class KvFiles:
         self._fingerprint = fingerprint
         self._folder = directory / fingerprint
         self._jobs: queue.PriorityQueue[tuple[int, int, _Job]] = queue.PriorityQueue()
-        self._answers: queue.SimpleQueue[tuple[_Result | None, int]] = queue.SimpleQueue()
+        self._answers: queue.SimpleQueue[tuple[_Result, int]] = queue.SimpleQueue()
         self._serials = itertools.count()
         self._pending = 0
         self._bytes = 0
@@ -202,7 +210,7 @@ class KvFiles:
         self._pending += 1
         self._put(_WRITE_RANK, _Delete(tuple(keys)))
 
-    def results(self) -> list[Written | Read | Failed]:
+    def results(self) -> list[Written | Read | Deleted | Failed]:
         """Return the answers that are there; none after `close`."""
         if self._closed:
             return []
@@ -214,8 +222,7 @@ class KvFiles:
                 result, size = self._answers.get_nowait()
                 self._pending -= 1
                 self._bytes -= size
-                if result is not None:
-                    results.append(result)
+                results.append(result)
         return results
 
     def fileno(self) -> int:
@@ -270,7 +277,7 @@ class KvFiles:
             del job  # a state must not stay in memory until the next job comes
             os.eventfd_write(self._event, 1)
 
-    def _answer(self, job: _Write | KvFile | _Delete) -> tuple[_Result | None, int]:
+    def _answer(self, job: _Write | KvFile | _Delete) -> tuple[_Result, int]:
         """Do *job*; return its result and the bytes that it held of the queue's bound."""
         if isinstance(job, _Write):
             return self._write(job), len(job.state)
@@ -278,7 +285,7 @@ class KvFiles:
             return self._read(job), job.size
         for key in job.keys:
             _unlink(self.path(key))
-        return None, 0
+        return Deleted(job.keys), 0
 
     def _write(self, job: _Write) -> Written | Failed:
         path = self.path(job.key)

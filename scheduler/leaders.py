@@ -50,8 +50,10 @@ class Leaders:
                 shared = self._common(task, other)
                 if shared > max(other.computed, stop):
                     best, stop = other, shared
-        if best is None or stop - self._there_already(task, best) < self._least:
+        if best is None:
             return None
+        if not task.follows and stop - self._there_already(task, best) < self._least:
+            return None  # one that has waited so far waits for the rest
         best.stops.add(stop)
         return best
 

@@ -145,22 +145,20 @@ class SlotTable:
     def _return(self, task: Task, target: Slot, entry: Entry, row: object) -> bool:
         """Put a parked task's own state into *target*; False if it does not fit any more."""
         self._vacate(target)
-        entry.pins -= 1
         fits = self._model.restore(target.index, entry.state)
         if fits and task.row:
             self._model.put_row(target.index, row)
-        if not entry.hits and not entry.pins:
-            self.store.remove(entry)
+        self.store.unpin(entry, spent=True)
         return fits
 
     def _start(self, task: Task, target: Slot) -> int:
         """Put the state that spares *task* most into *target*; return how many tokens it has."""
         source = self.find(task.origin, array("i", task.tokens))
         if source.entry is not None:
-            source.entry.pins += 1
+            source.entry.pins += 1  # room is made for others
             self._vacate(target)
-            source.entry.pins -= 1
             have = self._load(target, source.entry)
+            self.store.unpin(source.entry)
         elif source.slot is not None and source.slot.task is not None:
             have = self._copy(source.slot.task, target)
         elif source.slot is not None:
@@ -310,7 +308,7 @@ class SlotTable:
         """Let go of the state of a parked task that has ended: others may use it."""
         entry, _ = self._parked.pop(task.spec.id, (None, None))
         if entry is not None:
-            entry.pins -= 1
+            self.store.unpin(entry)
 
     def close_gaps(self) -> None:
         """Move the highest leased slot into the lowest free one below it, until there is none."""

@@ -13,7 +13,16 @@ from dataclasses import dataclass, field
 from ..backends.base import Memory
 from .prefix import common_prefix
 
-__all__ = ("Entry", "KvStore", "Origin", "usable")
+__all__ = ("SCOPE_ALL", "Entry", "KvStore", "Origin", "scoped", "usable")
+
+
+SCOPE_ALL = -1
+"""The scope of KV states that serve every owner."""
+
+
+def scoped(owner: int, session: str, *, shared: bool) -> tuple[int, str]:
+    """Return the scope and the session's name in it; *shared* states serve every owner."""
+    return (SCOPE_ALL, f"{owner}/{session}") if shared else (owner, session)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +157,13 @@ class KvStore:
         entry.hits += 1
         self._touch(entry)
 
+    def unpin(self, entry: Entry, *, spent: bool = False) -> None:
+        """Let an entry go; one that is *spent* and served nobody else is dropped."""
+        entry.pins -= 1
+        if spent and not entry.hits and not entry.pins:
+            self.remove(entry)
+        self._evict(0)
+
     def remove(self, entry: Entry) -> None:
         """Drop an entry."""
         self._entries.remove(entry)
@@ -162,7 +178,7 @@ class KvStore:
     def shrink(self, bytes_max: int) -> None:
         """Hold no more than *bytes_max* from now on."""
         self.bytes_max = bytes_max
-        self._make_room(0)
+        self._evict(0)
 
     def _touch(self, entry: Entry) -> None:
         entry.rank = self._inflation + entry.seconds / max(len(entry.state), 1)
@@ -177,14 +193,17 @@ class KvStore:
         pinned = sum(len(e.state) for e in self._entries if e.pins)
         if pinned + size > self.bytes_max:
             return False
-        loose = sorted((e for e in self._entries if not e.pins), key=lambda e: e.rank)
-        for entry in loose:
+        self._evict(size)
+        return len(self) < self.ENTRIES_MAX
+
+    def _evict(self, size: int) -> None:
+        """Drop the least valuable until *size* bytes and one entry more would fit."""
+        for entry in sorted((e for e in self._entries if not e.pins), key=lambda e: e.rank):
             if self.bytes + size <= self.bytes_max and len(self) < self.ENTRIES_MAX:
-                break
+                return
             self._inflation = max(self._inflation, entry.rank)
             self.remove(entry)
             self.evicted.append(entry)
-        return len(self) < self.ENTRIES_MAX
 
     def check_integrity(self) -> None:
         """Assert that bytes are counted right and bounded."""

@@ -9,15 +9,13 @@ import msgspec
 
 from ..backends import Sampler
 from .messages import Adjust, TaskSpec, TurnStats, unpack_tokens
-from .store import Origin
+from .store import Origin, scoped
 from .text import TextAssembler
 
 __all__ = ("PRIORITIES", "Task", "TaskState", "priority_name", "priority_number")
 
 PRIORITIES = {"low": 0, "normal": 1, "high": 2, "urgent": 3}
 PRIORITY_MAX = 3
-SCOPE_ALL = -1
-"""The scope of KV states that serve every owner."""
 
 
 def priority_number(name: str) -> int:
@@ -56,6 +54,7 @@ class Task:
     prompt_size: int
     text: TextAssembler
     scope: int = 0
+    session: str = ""
     """Whom its KV state may serve; see `store.Origin`."""
     state: TaskState = TaskState.WAITING
     slot: int = -1
@@ -70,6 +69,8 @@ class Task:
     """Tokens that the engine computed while this task was waiting or parked, before that."""
     boost: int = 0
     """The highest effective class of those who wait for what this task computes."""
+    follows: bool = False
+    """It takes no slot yet: a running task computes what it shares with it."""
     head: int = 0
     """A hash of the first tokens: tasks that share a prefix worth waiting for have equal ones."""
     stops: set[int] = field(default_factory=set)
@@ -107,6 +108,7 @@ class Task:
         *shared* lets its KV state serve all owners.
         """
         tokens = unpack_tokens(spec.tokens)
+        scope, session = scoped(spec.owner, spec.session, shared=shared)
         return cls(
             spec=spec,
             arrival=arrival,
@@ -114,7 +116,8 @@ class Task:
             tokens=tokens,
             prompt_size=len(tokens),
             text=TextAssembler(spec.stop, spec.reverse_prompt),
-            scope=SCOPE_ALL if shared else spec.owner,
+            scope=scope,
+            session=session if spec.session else "",
             credit=spec.credit,
             clock_waiting=clock,
         )
@@ -123,7 +126,7 @@ class Task:
     def origin(self) -> Origin:
         """Whose its KV state is."""
         spec = self.spec
-        return Origin(self.scope, spec.session, spec.adapters, self.shifted, spec.persist)
+        return Origin(self.scope, self.session, spec.adapters, self.shifted, spec.persist)
 
     def adjust(self, command: Adjust) -> None:
         """Take parameters that hold from the next token on; withheld text stays withheld."""

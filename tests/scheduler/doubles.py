@@ -45,11 +45,11 @@ class Bench:
     def turn(self, *commands: m.Command) -> list[m.Report]:
         reports = self.engine.turn(commands)
         for report in reports:
-            self._note(report)
+            self.note(report)
         self.engine.check_integrity()
         return reports
 
-    def _note(self, report: m.Report) -> None:
+    def note(self, report: m.Report) -> None:
         number = getattr(report, "task_id", None)
         if number is None:
             return

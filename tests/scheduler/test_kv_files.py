@@ -24,6 +24,7 @@ from inferd.scheduler.kv_files import (
     HEADER_BYTES_MAX,
     QUEUE_BYTES_MAX,
     QUEUE_COUNT_MAX,
+    Deleted,
     Failed,
     KvFile,
     KvFiles,
@@ -179,7 +180,7 @@ def test_a_delete_comes_after_the_writes_before_it(gated: Gated) -> None:
     assert gated.write(other, STATE, 1)
     gated.gate.set()
 
-    assert [type(result) for result in answers(gated, 2)] == [Written, Written]
+    assert [type(result) for result in answers(gated, 3)] == [Written, Deleted, Written]
     assert [file.key for file in gated.scan()] == [other]
 
 
@@ -191,7 +192,7 @@ def test_a_delete_is_pending_until_it_is_done(files: KvFiles) -> None:
     assert files.pending == 1
     assert files.flush(30)
 
-    assert files.results() == [] and files.pending == 0
+    assert files.results() == [Deleted((file.key,))] and files.pending == 0
     assert not file.path.exists()
     files.delete([file.key])  # what is gone is deleted once more in peace
     assert refusal(files, file) == "No such file or directory"

@@ -1,54 +1,141 @@
-"""Arrivals, credits, pulls, cancels and the clock in any order: what must hold all the same."""
+"""Arrivals, turns, credits, pulls, cancels, timeouts, lost files, changes of the settings and the
+clock in any order, on every kind of memory: what must hold all the same.
+"""
 
 from __future__ import annotations
 
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+import shutil
+import tempfile
+from dataclasses import replace
+from pathlib import Path
 
+import hypothesis
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    rule,
+    run_state_machine_as_test,
+)
+
+from inferd.backends.base import Memory
+from inferd.backends.echo import EchoOptions
 from inferd.scheduler import Limits
 from inferd.scheduler import messages as m
+from inferd.scheduler.kv_files import KvFiles
 from tests.scheduler.doubles import Bench
 
-TEXTS = st.text("abcdefgh", min_size=1, max_size=40)
+HEADS = (
+    "",
+    "a beginning that many prompts share, ",
+    "a beginning that many prompts share; and more ",
+)
+TAILS = st.text("abcdefgh", min_size=1, max_size=40)
 PICK = st.integers(0, 1000)
+CTX_SIZE = 300
+KV_RAM = (1, 400, 2000, 1 << 20)
+TURNS_MAX = 3000
 
 
 class EngineMachine(RuleBasedStateMachine):
-    """A task says what its prompt says: lost, doubled or foreign tokens show in its text."""
+    """A task says what its prompt says, and the model checks each cell that a step looks back on:
+    lost, doubled or foreign tokens and states show in the text, or at once.
+    """
+
+    memory: Memory = "plain"
 
     def __init__(self) -> None:
         super().__init__()
+        self.directory = Path(tempfile.mkdtemp(prefix="inferd-machine-"))
+        self.specs: dict[int, m.TaskSpec] = {}
         self.texts: dict[int, str] = {}
-        self.pulls: set[int] = set()
+        self.asked = 0
+        self.files: KvFiles | None = None
 
-    @initialize(slots=st.integers(1, 4), quantum=st.sampled_from([1, 8, 256]))
-    def start(self, slots: int, quantum: int) -> None:
-        limits = Limits(quantum_tokens=quantum, ageing_tokens=50, reader_timeout_s=1e9)
-        self.bench = Bench(slots=slots, limits=limits, batch_size=32)
+    @initialize(
+        slots=st.integers(1, 4),
+        quantum=st.sampled_from([1, 8, 256]),
+        kv_ram=st.sampled_from(KV_RAM),
+        kv_cells=st.sampled_from([-1, -1, 400, 200]),
+        disk=st.booleans(),
+    )
+    def start(self, slots: int, quantum: int, kv_ram: int, kv_cells: int, disk: bool) -> None:
+        limits = Limits(
+            quantum_tokens=quantum,
+            ageing_tokens=50,
+            reader_timeout_s=1e9,
+            kv_ram_bytes=kv_ram,
+            share_tokens_min=16,
+            snapshot_tokens=32,
+        )
+        self.files = KvFiles(self.directory, "echo-1") if disk else None
+        self.bench = Bench(
+            slots=slots,
+            limits=limits,
+            batch_size=32,
+            ctx_size=CTX_SIZE,
+            options=EchoOptions(memory=self.memory, kv_cells=kv_cells),
+            files=self.files,
+        )
+
+    def submit(self, spec: m.TaskSpec, text: str) -> None:
+        self.specs[spec.id], self.texts[spec.id] = spec, text
+        self.bench.turn(m.Submit(spec))
 
     @rule(
-        text=TEXTS,
+        head=st.sampled_from(HEADS),
+        tail=TAILS,
         priority=st.integers(0, 3),
-        owner=st.integers(1, 3),
+        owner=st.integers(1, 2),
+        session=st.sampled_from(["", "one", "two"]),
         pull=st.booleans(),
         credit=st.sampled_from([-1, 1, 3]),
+        upper=st.booleans(),
+        timeout=st.sampled_from([0.0, 0.0, 0.5]),
     )
-    def arrive(self, text: str, priority: int, owner: int, pull: bool, credit: int) -> None:
-        number = len(self.texts) + 1
-        self.texts[number] = text
-        if pull:
-            self.pulls.add(number)
-        self.bench.turn(
-            self.bench.submit(
-                number,
-                text,
-                priority=priority,
-                owner=owner,
-                pull=pull,
-                credit=-1 if pull else credit,
-            )
+    def arrive(
+        self,
+        head: str,
+        tail: str,
+        priority: int,
+        owner: int,
+        session: str,
+        pull: bool,
+        credit: int,
+        upper: bool,
+        timeout: float,
+    ) -> None:
+        spec = self.bench.spec(
+            len(self.specs) + 1,
+            head + tail,
+            priority=priority,
+            owner=owner,
+            session=session,
+            persist=bool(session),
+            pull=pull,
+            credit=-1 if pull else credit,
+            adapters=("upper",) if upper else (),
+            total_timeout_s=timeout,
+            watch=True,
         )
+        self.submit(spec, (head + tail).upper() if upper else head + tail)
+
+    @rule(number=PICK, text=TAILS)
+    def next_turn(self, number: int, text: str) -> None:
+        """Go on with a conversation: its tokens, then a new prompt."""
+        ended = [n for n in self.specs if isinstance(self.bench.end(n), m.Finished)]
+        if not ended:
+            return
+        last = ended[number % len(ended)]
+        spec = self.specs[last]
+        tokens = m.unpack_tokens(spec.tokens) + self.bench.tokens(last)
+        tokens += self.bench.model.tokenize(text.encode(), special=False, bos=True)
+        if len(tokens) + len(text) + 1 < CTX_SIZE:
+            packed = m.pack_tokens(tokens)
+            spec = m.TaskSpec(**{**_fields(spec), "id": len(self.specs) + 1, "tokens": packed})
+            self.submit(spec, text.upper() if spec.adapters else text)
 
     def pick(self, number: int) -> int | None:
         alive = [n for n in self.texts if self.bench.end(n) is None]
@@ -58,20 +145,54 @@ class EngineMachine(RuleBasedStateMachine):
     def read(self, number: int, events: int) -> None:
         it = self.pick(number)
         if it is not None:
-            self.bench.turn(m.Pull(it) if it in self.pulls else m.Credit(it, events))
+            self.bench.turn(m.Pull(it) if self.specs[it].pull else m.Credit(it, events))
 
     @rule(number=PICK)
     def cancel(self, number: int) -> None:
         it = self.pick(number)
         if it is not None:
-            self.bench.turn(m.Cancel(it))
+            steps = self.bench.engine.steps
+            reports = self.bench.engine.turn([m.Cancel(it)])
+            for report in reports:
+                self.bench.note(report)
             assert self.bench.error(it) == "Cancelled"
+            assert self.bench.engine.steps <= steps + 1
 
     @rule(turns=st.integers(1, 10), seconds=st.sampled_from([0.0, 0.001, 0.25]))
     def go_on(self, turns: int, seconds: float) -> None:
         self.bench.now += seconds
         for _ in range(turns):
             self.bench.turn()
+
+    @rule(number=PICK, owner=st.integers(1, 2), session=st.sampled_from(["one", "two"]))
+    def ask_for_states(self, number: int, owner: int, session: str) -> None:
+        if self.specs:
+            spec = self.specs[1 + number % len(self.specs)]
+            self.asked += 2
+            question = (owner, session, spec.adapters, spec.tokens)
+            reports = self.bench.turn(
+                m.Lookup(self.asked, *question), m.Keep(self.asked + 1, *question)
+            )
+            kept = {r.id: r.value for r in reports if isinstance(r, m.Answer)}
+            assert 0 <= kept[self.asked] <= len(spec.tokens) // 4
+
+    @rule(owner=st.integers(1, 2), session=st.sampled_from(["one", "two"]))
+    def forget(self, owner: int, session: str) -> None:
+        self.asked += 1
+        self.bench.turn(m.Forget(self.asked, owner, session))
+
+    @rule()
+    def lose_the_files(self) -> None:
+        shutil.rmtree(self.directory / "echo-1", ignore_errors=True)
+
+    @rule(kv_ram=st.sampled_from(KV_RAM))
+    def change_the_bytes(self, kv_ram: int) -> None:
+        self.bench.engine.store.shrink(kv_ram)
+
+    @rule(seconds=st.sampled_from([0.001, 0.15]), quantum=st.sampled_from([4, 64]))
+    def change_the_budget(self, seconds: float, quantum: int) -> None:
+        limits = self.bench.engine.limits
+        self.bench.engine.limits = replace(limits, step_target_s=seconds, quantum_tokens=quantum)
 
     @invariant()
     def nothing_is_lost_doubled_or_given_to_another(self) -> None:
@@ -81,21 +202,60 @@ class EngineMachine(RuleBasedStateMachine):
             if isinstance(self.bench.end(number), m.Finished):
                 assert told == text
 
+    @invariant()
+    def whoever_runs_comes_before_whoever_waits(self) -> None:
+        """A free slot and a task that could take it never stay side by side over a turn."""
+        if not hasattr(self, "bench"):
+            return
+        engine = self.bench.engine
+        engine.check_integrity()
+
     def teardown(self) -> None:
         """Everything ends well once it is read."""
-        if not self.texts:
-            return
-        for _ in range(3000):
+        try:
+            if self.texts:
+                self.finish()
+        finally:
+            if self.files is not None:
+                self.files.close()
+            shutil.rmtree(self.directory, ignore_errors=True)
+
+    def finish(self) -> None:
+        for _ in range(TURNS_MAX):
             alive = [n for n in self.texts if self.bench.end(n) is None]
             if not alive:
                 break
             self.bench.now += 0.25
-            self.bench.turn(*(m.Pull(n) if n in self.pulls else m.Credit(n, 5) for n in alive))
+            pulls = [m.Pull(n) if self.specs[n].pull else m.Credit(n, 5) for n in alive]
+            self.bench.turn(*pulls)
+            if self.files is not None and any(t.fetching for t in self.bench.engine.queue):
+                assert self.files.flush(10)
         assert all(self.bench.end(n) is not None for n in self.texts), "a task starves"
         assert all(s.task is None for s in self.bench.engine.slots), "a slot leaked"
+        errors = {self.bench.end(n).error["name"] for n in self.texts if self.failed(n)}  # type: ignore[union-attr]
+        assert errors <= {"Cancelled", "Timeout", "KvFull"}, errors
+
+    def failed(self, number: int) -> bool:
+        return isinstance(self.bench.end(number), m.Failed)
 
 
-EngineMachine.TestCase.settings = settings(
-    max_examples=60, stateful_step_count=40, deadline=None, derandomize=True
-)
-TestEngine = EngineMachine.TestCase
+def _fields(spec: m.TaskSpec) -> dict[str, object]:
+    return {f: getattr(spec, f) for f in m.TaskSpec.__struct_fields__}
+
+
+class WindowMachine(EngineMachine):
+    memory = "window"
+
+
+class RecurrentMachine(EngineMachine):
+    memory = "recurrent"
+
+
+@pytest.mark.parametrize("machine", [EngineMachine, WindowMachine, RecurrentMachine])
+def test_any_order_of_events(machine: type[EngineMachine]) -> None:
+    run_state_machine_as_test(
+        machine,
+        settings=hypothesis.settings(
+            max_examples=25, stateful_step_count=30, deadline=None, derandomize=True
+        ),
+    )

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from inferd.backends import SamplingParams
-from inferd.scheduler.messages import TaskSpec, pack_tokens
 from inferd.scheduler.cost import Load, StepCost
+from inferd.scheduler.messages import TaskSpec, pack_tokens
 from inferd.scheduler.plan import (
     Limits,
     Order,

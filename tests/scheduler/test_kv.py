@@ -1,0 +1,450 @@
+"""What is computed, and what is not computed twice: KV states in slots, in memory and on disk."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from inferd.backends.base import Memory
+from inferd.backends.echo import EchoOptions
+from inferd.scheduler import Limits
+from inferd.scheduler import messages as m
+from inferd.scheduler.kv_files import KvFiles
+from tests.scheduler.doubles import Bench
+
+PREFIX = "the beginning that all of these prompts have in common, and it is long: "
+SHARE = Limits(share_tokens_min=16)
+MEMORIES: tuple[Memory, ...] = ("plain", "window", "recurrent")
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Iterator[KvFiles]:
+    files = KvFiles(tmp_path, "echo-1")
+    yield files
+    files.close()
+
+
+def computed(bench: Bench) -> int:
+    return int(bench.engine.statistics()["rows"])
+
+
+def history(bench: Bench, number: int, text: str) -> bytes:
+    """Return the tokens of a first turn with *text* and its answer."""
+    prompt = bench.model.tokenize(text.encode(), special=False, bos=True)
+    return m.pack_tokens([*prompt, *bench.tokens(number)])
+
+
+def go_on(bench: Bench, number: int, before: bytes, text: str, **fields: object) -> m.Submit:
+    """Return a turn that adds *text* to the tokens *before*."""
+    spec = bench.spec(number, text, **fields)
+    return m.Submit(m.TaskSpec(**{**_fields(spec), "tokens": before + spec.tokens}))
+
+
+def _fields(spec: m.TaskSpec) -> dict[str, object]:
+    return {f: getattr(spec, f) for f in m.TaskSpec.__struct_fields__}
+
+
+def ask(bench: Bench, command: m.Command) -> object:
+    reports = bench.turn(command)
+    return next(r.value for r in reports if isinstance(r, m.Answer))
+
+
+# Slots and memory.
+
+
+@pytest.mark.parametrize("memory", MEMORIES)
+def test_many_sessions_over_few_slots_compute_each_token_once(memory: Memory) -> None:
+    bench = Bench(slots=2, options=EchoOptions(memory=memory))
+    texts = [f"session number {i} says something of its own" for i in range(10)]
+    for i, text in enumerate(texts):
+        bench.run(bench.submit(i, text, session=f"s{i}"))
+    histories = [history(bench, i, text) for i, text in enumerate(texts)]
+    before = computed(bench)
+
+    for i in range(10):
+        bench.run(go_on(bench, 100 + i, histories[i], "and more", session=f"s{i}"))
+
+    assert all(bench.text(100 + i) == b"and more" for i in range(10))
+    assert all(bench.stats(100 + i).cached_tokens == len(histories[i]) // 4 for i in range(10))
+    each = len("and more") + 2 + len("and more")
+    assert computed(bench) - before == 10 * each, "tokens of a history were computed again"
+
+
+def test_states_that_memory_has_no_room_for_are_computed_again() -> None:
+    bench = Bench(slots=1, limits=Limits(kv_ram_bytes=1))
+    bench.run(bench.submit(1, "the first session's text"))
+    before = history(bench, 1, "the first session's text")
+    bench.run(bench.submit(2, "the second session's text", owner=2))
+
+    bench.run(go_on(bench, 3, before, "again"))
+
+    assert bench.text(3) == b"again"
+    assert bench.stats(3).cached_tokens == 0
+
+
+def test_the_state_that_is_cheapest_to_compute_for_its_bytes_goes_first() -> None:
+    bench = Bench(slots=1, limits=Limits(kv_ram_bytes=450))
+    for number, text in ((1, "x" * 60), (2, "y" * 20), (3, "z" * 60), (4, "w" * 60)):
+        bench.run(bench.submit(number, text, owner=number))
+
+    sizes = [len(e.tokens) for e in bench.engine.store]
+    assert bench.engine.store.bytes <= 450
+    assert sizes, "nothing was kept"
+
+
+@pytest.mark.parametrize("memory", MEMORIES)
+def test_the_same_prompt_again_computes_its_last_token_only(memory: Memory) -> None:
+    bench = Bench(slots=2, options=EchoOptions(memory=memory))
+    bench.run(bench.submit(1, PREFIX))
+
+    bench.run(bench.submit(2, PREFIX))
+
+    assert bench.text(2).decode() == PREFIX
+    assert bench.stats(2).cached_tokens == len(PREFIX) + 1
+
+
+def test_states_serve_other_owners_only_where_they_are_shared() -> None:
+    private, shared = Bench(), Bench(limits=Limits(kv_shared=True))
+    for bench in (private, shared):
+        bench.run(bench.submit(1, PREFIX, owner=1))
+        bench.run(bench.submit(2, PREFIX, owner=2))
+
+    assert private.stats(2).cached_tokens == 0
+    assert shared.stats(2).cached_tokens == len(PREFIX) + 1
+
+
+def test_states_of_other_adapters_serve_nobody_else() -> None:
+    bench = Bench(slots=2)
+    bench.run(bench.submit(1, PREFIX))
+    bench.run(bench.submit(2, PREFIX, adapters=("upper",)))
+    bench.run(bench.submit(3, PREFIX, adapters=("upper",)))
+
+    assert bench.text(2).decode() == PREFIX.upper()
+    assert bench.stats(2).cached_tokens == 0
+    assert bench.stats(3).cached_tokens == len(PREFIX) + 1
+
+
+def test_tasks_with_other_adapters_take_turns_and_none_starves() -> None:
+    bench = Bench(slots=4, limits=Limits(quantum_tokens=8))
+    texts = {i: f"text {i} that goes on and on" for i in range(4)}
+    bench.run(
+        *(bench.submit(i, text, adapters=("upper",) if i % 2 else ()) for i, text in texts.items())
+    )
+
+    for i, text in texts.items():
+        assert bench.text(i).decode() == (text.upper() if i % 2 else text)
+
+
+def test_an_unknown_adapter_is_refused() -> None:
+    bench = Bench()
+
+    bench.run(bench.submit(1, "text", adapters=("unknown",)))
+
+    assert bench.error(1) == "InvalidArgument"
+
+
+# Shared prefixes.
+
+
+@pytest.mark.parametrize("memory", MEMORIES)
+def test_sessions_that_share_a_prefix_compute_it_once(memory: Memory) -> None:
+    bench = Bench(slots=8, limits=SHARE, options=EchoOptions(memory=memory), batch_size=32)
+    tails = [f"{i} is the tail" for i in range(8)]
+
+    bench.run(*(bench.submit(i, PREFIX + tail) for i, tail in enumerate(tails)))
+
+    for i, tail in enumerate(tails):
+        assert bench.text(i).decode() == PREFIX + tail
+    leader, *followers = (bench.stats(i).cached_tokens for i in range(8))
+    assert leader == 0
+    assert all(cached >= len(PREFIX) + 1 for cached in followers), followers
+
+
+def test_a_follower_makes_its_leader_as_urgent_as_itself() -> None:
+    bench = Bench(slots=3, limits=SHARE, batch_size=8)
+    bench.turn(bench.submit(1, PREFIX + "low", priority=0), bench.submit(2, "q" * 60, priority=2))
+    leader = next(t for t in bench.engine.slots.tasks if t.spec.id == 1)
+
+    bench.turn(bench.submit(3, PREFIX + "urgent", priority=3))
+
+    assert leader.boost == 3
+    bench.run()
+    assert bench.order.index(3) > bench.order.index(1)
+    assert bench.stats(3).ttft_ms <= bench.stats(2).ttft_ms
+
+
+@pytest.mark.parametrize("memory", MEMORIES)
+def test_a_cancelled_leaders_work_serves_its_followers(memory: Memory) -> None:
+    bench = Bench(slots=2, limits=SHARE, options=EchoOptions(memory=memory), batch_size=16)
+    bench.turn(bench.submit(1, PREFIX + "one"), bench.submit(2, PREFIX + "two"))
+    bench.turn()
+    read = next(t for t in bench.engine.slots.tasks if t.spec.id == 1).computed
+
+    bench.run(m.Cancel(1))
+
+    assert bench.text(2).decode() == PREFIX + "two"
+    assert bench.stats(2).cached_tokens == read > 0
+
+
+def test_nobody_waits_for_a_leader_that_has_read_on_already() -> None:
+    bench = Bench(slots=2, limits=SHARE)
+    bench.turn(bench.submit(1, PREFIX + "one"))
+    bench.turn()
+    bench.turn()
+
+    bench.turn(bench.submit(2, PREFIX + "two"))
+
+    assert [t.spec.id for t in bench.engine.slots.tasks] == [1, 2]
+    bench.run()
+    assert bench.stats(2).cached_tokens == len(PREFIX) + 1, "a running task's state was copied"
+
+
+def test_prompts_that_share_less_than_is_worth_it_run_side_by_side() -> None:
+    bench = Bench(slots=2, limits=Limits(share_tokens_min=64), batch_size=16)
+
+    bench.turn(bench.submit(1, "short share 1"), bench.submit(2, "short share 2"))
+
+    assert len(bench.engine.slots.tasks) == 2
+
+
+@pytest.mark.parametrize("memory", ["window", "recurrent"])
+def test_where_prompts_part_a_snapshot_serves_the_next_one(memory: Memory) -> None:
+    bench = Bench(slots=1, limits=SHARE, options=EchoOptions(memory=memory))
+    for number, tail in ((1, "first"), (2, "second"), (3, "third")):
+        bench.run(bench.submit(number, PREFIX + tail))
+
+    assert bench.stats(2).cached_tokens == 0
+    assert bench.stats(3).cached_tokens == len(PREFIX) + 1
+
+
+# Branches.
+
+
+@pytest.mark.parametrize("memory", MEMORIES)
+def test_branches_of_a_state_compute_the_shared_part_once(memory: Memory) -> None:
+    bench = Bench(slots=4, options=EchoOptions(memory=memory))
+    bench.run(bench.submit(1, PREFIX, session="trunk"))
+    before = history(bench, 1, PREFIX)
+    size = len(before) // 4
+    assert ask(bench, m.Lookup(9, 1, "trunk", (), before)) == size
+    start = computed(bench)
+
+    for i in range(5):
+        bench.run(go_on(bench, 10 + i, before, f"{i} branch", session=f"branch {i}"))
+
+    assert all(bench.stats(10 + i).cached_tokens >= size for i in range(5))
+    assert computed(bench) - start <= 5 * (len("0 branch") * 2 + 2)
+
+
+def test_a_lookup_says_what_is_not_there() -> None:
+    bench = Bench(options=EchoOptions(memory="recurrent"))
+    bench.run(bench.submit(1, PREFIX))
+    tokens = bench.spec(2, PREFIX[:20]).tokens
+
+    assert ask(bench, m.Lookup(1, 1, "", (), tokens)) == 0
+    assert ask(bench, m.Lookup(2, 2, "", (), history(bench, 1, PREFIX))) == 0
+
+
+# Context shift and reuse.
+
+
+def test_a_full_context_shifts_and_goes_on() -> None:
+    bench = Bench(slots=1, ctx_size=24)
+    text = "abcdefghijklm"  # 15 tokens of prompt, 9 free
+
+    bench.run(bench.submit(1, text, ctx_shift=True, n_keep=-1, n_discard=4, n_predict=12))
+
+    stats = bench.stats(1)
+    assert (stats.stop_reason, stats.shifts, stats.shifted) == ("length", 1, True)
+    shifts = [r for r in bench.reports[1] if isinstance(r, m.Shifted)]
+    assert shifts == [m.Shifted(1, 15, 4)]
+    assert bench.text(1).startswith(b"abcdefghi")
+
+
+def test_shifts_are_bounded_and_a_model_that_cannot_ends_the_turn() -> None:
+    limits = Limits(shifts_max=2)
+    bench = Bench(slots=1, ctx_size=24, limits=limits)
+    bench.run(bench.submit(1, "abcdefghijklmno", ctx_shift=True, n_discard=2))
+    fixed = Bench(slots=1, ctx_size=24, options=EchoOptions(memory="recurrent"))
+    fixed.run(fixed.submit(1, "abcdefghijklmno", ctx_shift=True))
+
+    assert bench.stats(1).shifts == 2
+    assert bench.stats(1).stop_reason == "context_full"
+    assert fixed.stats(1).shifts == 0
+    assert fixed.stats(1).stop_reason == "context_full"
+
+
+def test_a_shifted_state_serves_its_own_session_alone() -> None:
+    bench = Bench(slots=2, ctx_size=40)
+    bench.run(
+        bench.submit(1, "abcdefghijklmnopqrstuvwx", session="mine", ctx_shift=True, n_keep=-1,
+                     n_discard=2)
+    )  # fmt: skip
+    assert bench.stats(1).shifts
+    slot = next(s for s in bench.engine.slots if s.tokens)
+    told = m.pack_tokens(slot.tokens)
+
+    mine = ask(bench, m.Lookup(1, 1, "mine", (), told))
+    others = ask(bench, m.Lookup(2, 1, "other", (), told))
+
+    assert mine == len(slot.tokens)
+    assert others == 0
+
+
+def test_parking_waits_until_a_shift_is_settled_and_loses_nothing() -> None:
+    bench = Bench(slots=1, ctx_size=32)
+    bench.turn(bench.submit(1, "abcdefghijklmnopq", priority=0, ctx_shift=True, n_keep=-1,
+                            n_discard=3))  # fmt: skip
+    for _ in range(11):
+        bench.turn()
+    bench.run(bench.submit(2, "now", priority=3))
+
+    assert bench.text(2) == b"now"
+    assert bench.stats(1).parks == 1
+    assert bench.stats(1).shifts >= 1
+
+
+def test_equal_runs_are_reused_by_shifting_and_marked() -> None:
+    bench = Bench(slots=1)
+    bench.run(bench.submit(1, "the head, some middle to drop, and the tail of it all"))
+
+    bench.run(bench.submit(2, "the head, and the tail of it all", cache_reuse=8, session="s"))
+    bench.run(bench.submit(3, "the head, and the tail of it all", session="t"))
+
+    assert bench.text(2) == b"the head, and the tail of it all"
+    assert bench.stats(2).shifted
+    assert bench.stats(2).cached_tokens == len("the head, and the tail of it all") + 1
+    assert bench.stats(3).cached_tokens < 20, "a shifted state served another session"
+    assert not bench.stats(3).shifted
+
+
+# A full KV cache.
+
+
+@pytest.mark.parametrize("memory", MEMORIES)
+def test_a_full_cache_parks_the_last_in_the_order_and_fails_nobody(memory: Memory) -> None:
+    bench = Bench(slots=4, options=EchoOptions(memory=memory, kv_cells=150))
+    texts = [f"{i} " + "text that goes on for a while" for i in range(4)]
+
+    bench.run(*(bench.submit(i, text, priority=3 - i) for i, text in enumerate(texts)))
+
+    assert [bench.text(i).decode() for i in range(4)] == texts
+    assert bench.engine.statistics()["kv_full"] > 0
+    assert bench.stats(0).parks == 0, "the first in the order was parked"
+
+
+def test_a_task_that_is_alone_and_does_not_fit_is_refused() -> None:
+    bench = Bench(slots=2, options=EchoOptions(kv_cells=30))
+
+    bench.run(bench.submit(1, "x" * 40), bench.submit(2, "small"))
+
+    assert bench.error(1) == "KvFull"
+    assert bench.text(2) == b"small"
+
+
+# Disk.
+
+
+def settle(bench: Bench, files: KvFiles) -> None:
+    assert files.flush(10)
+    bench.run()
+
+
+def test_what_memory_has_no_room_for_comes_back_from_disk(files: KvFiles) -> None:
+    bench = Bench(slots=1, limits=Limits(kv_ram_bytes=1, share_tokens_min=16), files=files)
+    bench.run(bench.submit(1, PREFIX, session="mine", persist=True))
+    before = history(bench, 1, PREFIX)
+    bench.run(bench.submit(2, "somebody else comes along", owner=2))
+    settle(bench, files)
+    assert bench.engine.statistics()["kv_disk_files"] == 1
+
+    bench.engine.store.shrink(1 << 20)
+    bench.turn(go_on(bench, 3, before, "back", session="mine", persist=True))
+    assert bench.end(3) is None
+    settle(bench, files)
+
+    assert bench.text(3) == b"back"
+    assert bench.stats(3).cached_tokens == len(before) // 4
+
+
+def test_a_restart_keeps_the_states_of_sessions_that_may_be_on_disk(tmp_path: Path) -> None:
+    first = Bench(slots=2, files=KvFiles(tmp_path, "echo-1"))
+    first.run(first.submit(1, PREFIX, session="kept", persist=True))
+    first.run(first.submit(2, "not to be kept on any disk at all", session="x"))
+    before = history(first, 1, PREFIX)
+    first.engine.close()
+
+    files = KvFiles(tmp_path, "echo-1")
+    second = Bench(slots=2, files=files, limits=SHARE)
+    second.turn(go_on(second, 3, before, "back", session="kept"))
+    settle(second, files)
+    second.engine.close()
+
+    assert second.engine.statistics()["kv_disk_files"] == 1
+    assert second.stats(3).cached_tokens == len(before) // 4
+    assert second.text(3) == b"back"
+
+
+def test_a_damaged_file_is_computed_again(tmp_path: Path) -> None:
+    first = Bench(files=KvFiles(tmp_path, "echo-1"))
+    first.run(first.submit(1, PREFIX, session="kept", persist=True))
+    first.engine.close()
+    (path,) = [p for p in tmp_path.rglob("*") if p.is_file()]
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+
+    files = KvFiles(tmp_path, "echo-1")
+    second = Bench(files=files, limits=SHARE)
+    second.turn(second.submit(2, PREFIX))
+    settle(second, files)
+    second.engine.close()
+
+    assert second.text(2).decode() == PREFIX
+    assert second.stats(2).cached_tokens == 0
+    assert second.engine.statistics()["kv_disk_failures"] == 1
+    assert not path.exists()
+
+
+def test_a_session_that_goes_to_sleep_is_on_disk(files: KvFiles) -> None:
+    bench = Bench(slots=1, files=files)
+    bench.run(bench.submit(1, PREFIX, session="mine", persist=True))
+    before = history(bench, 1, PREFIX)
+
+    assert ask(bench, m.Keep(1, 1, "mine", (), before)) == len(before) // 4
+    settle(bench, files)
+
+    assert bench.engine.statistics()["kv_disk_files"] == 1
+
+
+def test_forget_leaves_nothing_in_slots_memory_and_on_disk(files: KvFiles, tmp_path: Path) -> None:
+    bench = Bench(slots=1, files=files)
+    bench.run(bench.submit(1, PREFIX, session="mine", persist=True))
+    before = history(bench, 1, PREFIX)
+    bench.turn(m.Keep(1, 1, "mine", (), before))
+
+    reports = bench.turn(m.Forget(2, 1, "mine"))
+    assert files.flush(10)
+    reports += bench.turn()
+
+    assert m.Answer(2, None) in reports
+    assert ask(bench, m.Lookup(3, 1, "mine", (), before)) == 0
+    assert not [p for p in tmp_path.rglob("*") if p.is_file()]
+
+
+def test_a_file_that_takes_too_long_is_not_waited_for(files: KvFiles) -> None:
+    first = Bench(files=files)
+    first.run(first.submit(1, PREFIX, session="kept", persist=True))
+    first.turn(m.Keep(1, 1, "kept", (), history(first, 1, PREFIX)))
+    settle(first, files)
+    second = Bench(files=files, limits=SHARE)
+    files.results = list  # type: ignore[method-assign, assignment]
+
+    second.turn(second.submit(2, PREFIX))
+    assert second.engine.queue[0].fetching
+    second.now += second.engine.limits.fetch_timeout_s
+    second.run()
+
+    assert second.text(2).decode() == PREFIX
