@@ -9,30 +9,29 @@ from __future__ import annotations
 
 import time
 from array import array
-from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
 from ..backends import Chunk, InferdError, Model
-from ..backends.errors import BackendError, Cancelled, InvalidArgument, KvFull, PromptTooLong
+from ..backends.errors import BackendError, Cancelled, KvFull
 from . import messages as m
 from .cost import Load, StepCost
 from .deadlines import deadlines, timeout
 from .disk import DiskTier
 from .drawing import Ending, draw
-from .estimate import Pace, expected_starts
+from .estimate import Pace
+from .intake import check_task, ctx_size_of
+from .kv_desk import KvDesk
 from .kv_files import KvFiles
 from .leaders import Leaders, head_of
 from .plan import Limits, Order, OwnerClock, Rows, plan_adapters, plan_rows, plan_slots
 from .prompts import PromptDesk
+from .queue_view import QueueView
 from .slots import SlotTable
-from .store import KvStore, Origin, scoped
+from .store import KvStore
 from .task import Task, TaskState
 
 __all__ = ("Engine",)
-
-CLOSE_S = 10.0
-"""What writing the KV states to disk may take when the engine ends."""
 
 
 class Engine:
@@ -51,8 +50,9 @@ class Engine:
         self._now = seconds()
         self.cost = StepCost()
         self.store = KvStore(self.limits.kv_ram_bytes, model.info.memory)
-        self.disk = DiskTier(files, self.store, model.info.memory) if files is not None else None
         self.slots = SlotTable(model, self.store, self.cost.again)
+        disk = DiskTier(files, self.store, model.info.memory) if files is not None else None
+        self.kv = KvDesk(self.slots, self.store, disk, self.limits)
         self.queue: list[Task] = []
         self.owners = OwnerClock()
         self.clock = 0
@@ -69,9 +69,8 @@ class Engine:
         self._pace = Pace()
         self._adapters: tuple[str, ...] = ()
         self._adapter_rows = 0
-        self._forgetting: deque[int] = deque()
         self._counters = dict.fromkeys(
-            ("generated", "prompt", "cached", "parks", "rows", "shifts", "kv_full", "fetches"), 0
+            ("generated", "prompt", "cached", "parks", "rows", "shifts", "kv_full"), 0
         )
 
     def __repr__(self) -> str:
@@ -84,15 +83,13 @@ class Engine:
         for command in commands:
             self._handle(command)
         self.outbox.extend(self._desk.work())
-        self._poll_disk()
+        self.outbox.extend(self.kv.poll(self.queue, self._now))
         self._expire()
         self._serve_readers()
         self._lease_slots()
         self._tell_positions()
         self._step()
-        if self.disk is not None:
-            self.disk.spill()
-        self.store.evicted.clear()
+        self.kv.spill()
         reports, self.outbox = self.outbox, []
         return reports
 
@@ -129,11 +126,8 @@ class Engine:
         return late and any(t.has_work for t in tasks)
 
     def close(self) -> None:
-        """Write the KV states that may be on disk there, for at most `CLOSE_S`, and end."""
-        if self.disk is not None:
-            self.slots.preserve_idle()
-            self.disk.save_all(CLOSE_S)
-            self.disk.close()
+        """Put the KV states on disk that may be there, and end."""
+        self.kv.close()
 
     # Commands.
 
@@ -152,13 +146,13 @@ class Engine:
             case m.Tokenize() | m.Detokenize() | m.ChatPrompt():
                 self._desk.add(command)
             case m.Lookup() | m.Keep():
-                self._look_up(command)
+                self.outbox.append(self.kv.look_up(command))
             case m.Forget():
-                self._forget(command)
+                self.outbox.extend(self.kv.forget(command))
             case m.Threads(threads):
                 self.model.set_threads(threads)
             case m.Queue(request):
-                self.outbox.append(m.Answer(request, self._describe_queue()))
+                self.outbox.append(m.Answer(request, self._view().entries()))
             case m.Stats(request):
                 self.outbox.append(m.Answer(request, self.statistics()))
             case m.Quit():
@@ -184,26 +178,10 @@ class Engine:
             task.asked = 1
 
     def _check(self, task: Task) -> None:
-        info = self.model.info
-        if not task.tokens:
-            raise InvalidArgument("the prompt has no tokens", hint="send some text")
-        ctx_size = self._ctx_size(task)
-        if task.prompt_size >= ctx_size:
-            raise PromptTooLong(
-                f"the prompt has {task.prompt_size} tokens; the context takes {ctx_size - 1} and"
-                " one to answer",
-                data={"prompt_tokens": task.prompt_size, "ctx_size": ctx_size},
-            )
-        bad = next((t for t in task.tokens if not 0 <= t < info.vocab_size), None)
-        if bad is not None:
-            raise InvalidArgument(f"token {bad} is not in the vocabulary of {info.vocab_size}")
+        check_task(task, self.model)
         if task.spec.adapters:
             self.model.set_adapters(task.spec.adapters)  # refuses what there is not
             self.model.set_adapters(self._adapters)
-
-    def _ctx_size(self, task: Task) -> int:
-        size = self.model.info.ctx_size
-        return min(size, task.spec.ctx_size or size)
 
     def _credit(self, task_id: int, events: int) -> None:
         task = self._tasks.get(task_id)
@@ -238,62 +216,6 @@ class Engine:
             error = timeout(task, self.limits, self._now)
             if error is not None:
                 self._fail(task, error)
-
-    # KV states.
-
-    def _look_up(self, command: m.Lookup | m.Keep) -> None:
-        """Answer how much of a history is here; with `Keep`, put it on disk, too."""
-        shared = self.limits.kv_shared
-        scope, session = scoped(command.owner, command.session, shared=shared)
-        origin = Origin(scope, session, command.adapters, approximate=True)
-        tokens = array("i", command.tokens)
-        tokens.append(-1)  # the last token is never spared: here, all of the history can be
-        if isinstance(command, m.Keep):
-            kept = self._keep(origin, tokens)
-        else:
-            kept = self.slots.find(origin, tokens).keep
-            if self.disk is not None:
-                kept = max(kept, self.disk.find(origin, tokens, kept)[1])
-        self.outbox.append(m.Answer(command.id, kept))
-
-    def _keep(self, origin: Origin, tokens: array[int]) -> int:
-        self.slots.preserve_idle(origin.scope, origin.session)
-        entry, kept = self.store.find(origin, tokens)
-        if entry is not None and self.disk is not None and self.disk.save(entry):
-            return kept
-        return self.disk.find(origin, tokens, 0)[1] if self.disk is not None else 0
-
-    def _forget(self, command: m.Forget) -> None:
-        scope, session = scoped(command.owner, command.session, shared=self.limits.kv_shared)
-        self.slots.forget(scope, session)
-        self.store.evicted.clear()
-        if self.disk is None:
-            self.outbox.append(m.Answer(command.id, None))
-        else:
-            self.disk.forget(scope, session)
-            self._forgetting.append(command.id)
-
-    def _poll_disk(self) -> None:
-        if self.disk is None:
-            return
-        self.outbox.extend(self.disk.poll())
-        done, self.disk.forgotten = self.disk.forgotten, 0
-        self.outbox.extend(m.Answer(self._forgetting.popleft(), None) for _ in range(done))
-        for task in self.queue:
-            if not task.looked_up:
-                task.looked_up = True
-                self._fetch(task, self.disk)
-            elif task.fetching and self._now >= task.now + self.limits.fetch_timeout_s:
-                task.fetching = False
-
-    def _fetch(self, task: Task, disk: DiskTier) -> None:
-        """Have the state of a task that has just come read from disk, where it spares much."""
-        tokens = array("i", task.tokens)
-        here = self.slots.find(task.origin, tokens).keep
-        file, keep = disk.find(task.origin, tokens, here)
-        if file is not None and keep - here >= self.limits.share_tokens_min:
-            disk.fetch(task, file)
-            self._counters["fetches"] += task.fetching
 
     # Slots.
 
@@ -408,7 +330,7 @@ class Engine:
             self.model.set_adapters(adapters)
             self._adapters, self._adapter_rows = adapters, 0
         for task in self.slots.tasks:
-            if len(task.tokens) >= self._ctx_size(task) and task.has_work:
+            if len(task.tokens) >= ctx_size_of(task, self.model) and task.has_work:
                 self._shift(task)
         size = self.model.info.batch_size
         return plan_rows(self.slots.slots, order, self.limits, size, self.cost, adapters)
@@ -463,7 +385,7 @@ class Engine:
 
     def _shift(self, task: Task) -> None:
         """Let a full context drop old tokens, as llama-server does; the first one always stays."""
-        ctx_size = self._ctx_size(task)
+        ctx_size = ctx_size_of(task, self.model)
         keep = task.prompt_size if task.spec.n_keep < 0 else task.spec.n_keep
         keep = max(1, min(keep, ctx_size - 4))
         left = task.computed - keep
@@ -501,7 +423,7 @@ class Engine:
                 task.unread_since = self._now
 
     def _draw(self, task: Task) -> None:
-        ctx_size = self._ctx_size(task)
+        ctx_size = ctx_size_of(task, self.model)
         drawn = draw(self.model, task, ctx_size, may_shift=self._may_shift(task))
         self._counters["generated"] += 1
         if task.first_token_at is None:
@@ -553,47 +475,13 @@ class Engine:
             task.sampler.close()
             task.sampler = None
 
-    # What is told of the queue.
-
-    def _in_order(self) -> list[tuple[Task, float]]:
-        """Return the waiting tasks in the order of the queue, with the seconds until each is
-        expected to get a slot.
-        """
-        waiting = sorted(self.queue, key=self._order().key)
-        running = [self._work_left(t) for t in self.slots.tasks]
-        works = [self._work_left(t) for t in waiting]
-        starts = expected_starts(running, works, len(self.slots), self._pace.rates)
-        return list(zip(waiting, starts, strict=True))
-
-    def _work_left(self, task: Task) -> Any:
-        prompt = max(0, task.prompt_size - task.computed - task.dropped)
-        return self._pace.work(prompt, task.generated, task.spec.n_predict)
-
     def _tell_positions(self) -> None:
-        if not any(t.spec.watch for t in self.queue):
-            return
-        for position, (task, starts_in_s) in enumerate(self._in_order(), 1):
-            if task.spec.watch and task.position != position:
-                task.position = position
-                place = m.Position(task.spec.id, position, len(self.queue), starts_in_s)
-                self.outbox.append(place)
+        if any(t.spec.watch for t in self.queue):
+            self.outbox.extend(self._view().moved())
 
-    def _describe_queue(self) -> list[m.QueueEntry]:
-        running = [self._entry(t, 0, 0.0) for t in self.slots.tasks]
-        waiting = enumerate(self._in_order(), 1)
-        return running + [self._entry(t, place, starts) for place, (t, starts) in waiting]
-
-    def _entry(self, task: Task, position: int, starts_in_s: float) -> m.QueueEntry:
-        return m.QueueEntry(
-            task_id=task.spec.id,
-            state=task.state.value,
-            position=position,
-            effective_priority=self._order().effective(task),
-            prompt_tokens=task.prompt_size,
-            computed_tokens=task.computed,
-            output_tokens=task.generated,
-            waited_s=self._now - task.now,
-            starts_in_s=starts_in_s,
+    def _view(self) -> QueueView:
+        return QueueView(
+            self.slots.tasks, self.queue, len(self.slots), self._order(), self._pace, self._now
         )
 
     def check_integrity(self) -> None:
@@ -606,15 +494,10 @@ class Engine:
     def statistics(self) -> dict[str, Any]:
         """Return the counters since the start and what is here now."""
         states = [t.state for t in self._tasks.values()]
-        disk = self.disk
         return {
             **self._counters,
             **{state.value: states.count(state) for state in TaskState},
             "steps": self.steps,
             "slots": len(self.slots),
-            "kv_ram_bytes": self.store.bytes,
-            "kv_ram_entries": len(self.store),
-            "kv_disk_files": len(disk) if disk is not None else 0,
-            "kv_disk_failures": disk.failures if disk is not None else 0,
-            "kv_disk_cause": disk.cause if disk is not None else "",
+            **self.kv.statistics(),
         }

@@ -69,10 +69,13 @@ class TextAssembler:
         return held
 
     def _find(self, data: bytes) -> tuple[int, str] | None:
-        """Return where the output ends and the stop text that ends it: the leftmost, then the
-        longest."""
+        """Return where the output ends and the stop text that ends it.
+
+        It is the one that is complete first, then the longest: so it does not matter how the
+        tokens split the text.
+        """
         hits = [
-            (at, -len(stop), at + len(stop) if keep else at, name)
+            (at + len(stop), at, at + len(stop) if keep else at, name)
             for stop, name, keep in self._stops
             if (at := data.find(stop)) >= 0
         ]

@@ -97,8 +97,8 @@ def _files(kv_dir: str, model: Model) -> KvFiles | None:
 
 def _serve(link: SocketLink, engine: Engine) -> None:
     """Turn the engine until it is told to quit; sleep only when there is nothing to run."""
-    if engine.disk is not None:
-        link.wake_on(engine.disk.fileno())
+    if engine.kv.disk is not None:
+        link.wake_on(engine.kv.disk.fileno())
     while not engine.quit:
         link.send(engine.turn(link.receive(engine.patience())))
     engine.close()

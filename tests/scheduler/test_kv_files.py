@@ -195,6 +195,7 @@ def test_a_delete_is_pending_until_it_is_done(files: KvFiles) -> None:
     assert files.results() == [Deleted((file.key,))] and files.pending == 0
     assert not file.path.exists()
     files.delete([file.key])  # what is gone is deleted once more in peace
+    assert answers(files, 1) == [Deleted((file.key,))]
     assert refusal(files, file) == "No such file or directory"
 
 

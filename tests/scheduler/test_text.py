@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from inferd.scheduler.text import TextAssembler, incomplete_utf8
@@ -27,6 +27,7 @@ def test_all_text_comes_out_whole_however_it_is_split(text: str, sizes: list[int
     assert b"".join(released) + assembler.flush() == text.encode()
 
 
+@example("XaX", [2], ["a", "XaX"])
 @given(TEXTS, st.lists(st.integers(0, 3)), st.lists(st.text("abXYü€", min_size=1, max_size=4)))
 def test_a_stop_text_ends_the_output_at_the_same_place_however_it_is_split(
     text: str, sizes: list[int], stops: list[str]
@@ -38,9 +39,9 @@ def test_a_stop_text_ends_the_output_at_the_same_place_however_it_is_split(
         out += released.text
         met = met or released.stop
     out += assembler.flush()
-    ends = [at for s in stops if (at := text.find(s)) >= 0]
-    assert out.decode() == (text[: min(ends)] if ends else text)
-    assert (met is not None) == bool(ends)
+    hits = [(at + len(s), at) for s in stops if (at := text.find(s)) >= 0]
+    assert out.decode() == (text[: min(hits)[1]] if hits else text)
+    assert (met is not None) == bool(hits)
 
 
 def test_a_reverse_prompt_stays_in_the_output() -> None:

@@ -1,0 +1,36 @@
+"""What a task must be to be let into the queue."""
+
+from __future__ import annotations
+
+from ..backends import Model
+from ..backends.errors import InvalidArgument, PromptTooLong
+from .task import Task
+
+__all__ = ("check_task", "ctx_size_of")
+
+
+def ctx_size_of(task: Task, model: Model) -> int:
+    """Return the tokens of context that *task* has: its own bound, or the model's."""
+    size = model.info.ctx_size
+    return min(size, task.spec.ctx_size or size)
+
+
+def check_task(task: Task, model: Model) -> None:
+    """Refuse what could not be computed.
+
+    :raises PromptTooLong: the prompt leaves no token of the context for an answer.
+    :raises InvalidArgument: it is empty, or has tokens that the model does not know.
+    """
+    if not task.tokens:
+        raise InvalidArgument("the prompt has no tokens", hint="send some text")
+    ctx_size = ctx_size_of(task, model)
+    if task.prompt_size >= ctx_size:
+        raise PromptTooLong(
+            f"the prompt has {task.prompt_size} tokens; the context takes {ctx_size - 1} and"
+            " one to answer",
+            data={"prompt_tokens": task.prompt_size, "ctx_size": ctx_size},
+        )
+    vocab_size = model.info.vocab_size
+    bad = next((t for t in task.tokens if not 0 <= t < vocab_size), None)
+    if bad is not None:
+        raise InvalidArgument(f"token {bad} is not in the vocabulary of {vocab_size}")
