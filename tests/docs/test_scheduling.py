@@ -1,0 +1,42 @@
+"""docs/scheduling.md names settings and parameters that there are, with their defaults."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import msgspec
+
+from inferd.backends.params import PARAMETERS
+from inferd.daemon.config import SETTINGS, Config
+
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "scheduling.md").read_text()
+ROW = re.compile(r"^\| `([\w-]+)`(?: \((?:model|request)\))? \| ([^|]+) \|", re.MULTILINE)
+SIZES = {"8 GiB": 8 << 30}
+
+
+def defaults() -> dict[str, object]:
+    """Return the default of each setting and parameter, by its name."""
+    config = {f.name: f.default for f in msgspec.structs.fields(Config)}
+    found: dict[str, object] = {name: config[name.replace("-", "_")] for name in SETTINGS}
+    return {p.name: p.default for p in PARAMETERS} | found
+
+
+def told(cell: str) -> object:
+    """Return what a table's cell says."""
+    if cell in SIZES:
+        return SIZES[cell]
+    if cell == "off":
+        return False
+    return cell.strip("`") if cell.startswith("`") else int(cell.replace(" ", ""))
+
+
+def test_every_row_is_a_setting_with_its_default() -> None:
+    rows = dict(ROW.findall(PAGE))
+    known = defaults()
+    assert len(rows) > 15
+    worded = {name for name, cell in rows.items() if cell.startswith("an eighth")}
+    assert worded == {"kv-ram-bytes"} and known["kv-ram-bytes"] is msgspec.NODEFAULT
+    assert {n: told(c) for n, c in rows.items() if n not in worded} == {
+        name: known[name] for name in rows if name not in worded
+    }
