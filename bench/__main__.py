@@ -36,6 +36,8 @@ async def bench(scenario: Scenario, arguments: argparse.Namespace, console: Cons
     async with AsyncExitStack() as stack:
         started = await scenario.start(stack)
         wanted = arguments.sides or list(started.sides)
+        if unknown := set(wanted) - set(started.sides):
+            raise SystemExit(f"no side {', '.join(unknown)}; there are {', '.join(started.sides)}")
         sides = {name: side for name, side in started.sides.items() if name in wanted}
         if not arguments.small:
             await warm_up(scenario, sides)
