@@ -52,7 +52,8 @@ class Leaders:
                     best, stop = other, shared
         if best is None:
             return None
-        if not task.follows and stop - self._there_already(task, best) < self._least:
+        gain = stop - self._there_already(task, best)
+        if gain <= 0 or (gain < self._least and not task.follows):
             return None  # one that has waited so far waits for the rest
         best.stops.add(stop)
         return best

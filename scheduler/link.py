@@ -17,6 +17,7 @@ __all__ = ("LinkClosed", "SocketLink", "pack_frame")
 _LENGTH = struct.Struct("<I")
 _FDS_MAX = 4
 _READ_BYTES = 1 << 16
+_ANCILLARY_BYTES = socket.CMSG_LEN(4 * _FDS_MAX)
 _encoder = msgspec.msgpack.Encoder()
 
 
@@ -98,7 +99,7 @@ class SocketLink:
     def _read(self) -> bool:
         """Read once; tell whether there may be more."""
         try:
-            data, ancillary, _, _ = self._sock.recvmsg(_READ_BYTES, socket.CMSG_LEN(4 * _FDS_MAX))
+            data, ancillary, _, _ = self._sock.recvmsg(_READ_BYTES, _ANCILLARY_BYTES)
         except BlockingIOError:
             return False
         except OSError as exc:

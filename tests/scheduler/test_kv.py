@@ -162,6 +162,19 @@ def test_sessions_that_share_a_prefix_compute_it_once(memory: Memory) -> None:
     assert all(cached >= len(PREFIX) + 1 for cached in followers), followers
 
 
+@pytest.mark.parametrize("memory", MEMORIES)
+def test_followers_go_on_all_at_once(memory: Memory) -> None:
+    bench = Bench(slots=8, limits=SHARE, options=EchoOptions(memory=memory), batch_size=32)
+    bench.turn(*(bench.submit(i, f"{PREFIX}{i} is the tail") for i in range(8)))
+    leased = [len(bench.engine.slots.tasks)]
+
+    while leased[-1] < 8:
+        bench.turn()
+        leased.append(len(bench.engine.slots.tasks))
+
+    assert set(leased) == {1, 8}
+
+
 def test_a_follower_makes_its_leader_as_urgent_as_itself() -> None:
     bench = Bench(slots=3, limits=SHARE, batch_size=8)
     bench.turn(bench.submit(1, PREFIX + "low", priority=0), bench.submit(2, "q" * 60, priority=2))
