@@ -30,6 +30,7 @@ from ..scheduler.link import pack_frame
 __all__ = ("Worker",)
 
 READ_BYTES = 1 << 16
+"""With 256 KiB a read costs 45 us more: malloc maps such a buffer anew each time."""
 QUIT_S = 5.0
 """A worker whose line is closed and that is still there after this is killed."""
 

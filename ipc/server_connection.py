@@ -27,6 +27,7 @@ _READ_BYTES = 1 << 16
 _EVENT = int(Kind.EVENT)
 """msgspec asks an enum's member for its value, which is a third of what encoding an event takes."""
 _ANCILLARY_BYTES = socket.CMSG_SPACE(4 * DESCRIPTORS_MAX)
+_TRUNCATED = int(socket.MSG_CTRUNC)  # an enum's `&` takes as long as the read
 
 
 class Request:
@@ -163,7 +164,7 @@ class Connection:
         except OSError:
             return b""
         self._take_descriptors(ancillary)
-        if len(self.descriptors) > DESCRIPTORS_MAX or flags & socket.MSG_CTRUNC:
+        if len(self.descriptors) > DESCRIPTORS_MAX or flags & _TRUNCATED:
             raise ProtocolError(f"more than {DESCRIPTORS_MAX} descriptors that no call takes")
         return data
 

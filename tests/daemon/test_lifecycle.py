@@ -192,6 +192,16 @@ def test_workers_ignore_the_signals_of_the_terminal_and_go_first_when_memory_is_
         assert Path(f"/proc/{worker.pid}/oom_score_adj").read_text().strip() == "500"
 
 
+def test_commands_that_the_workers_socket_does_not_take_at_once_arrive_whole() -> None:
+    config = '[models.wide]\nbackend = "echo"\nctx-size = 1000000\n'
+    with running_daemon(config) as daemon, RawClient(daemon.socket) as client:
+        graph = client.call("load_by_name", name="wide")["graph"]
+        text = "abcdefgh" * 100_000
+        numbers = [client.start("tokenize", graph=graph, text=text) for _ in range(3)]
+        for number in numbers:
+            assert bytes(client.result(number)["tokens"]) == text.encode()
+
+
 def test_an_idle_model_leaves_after_its_keep_alive() -> None:
     with running_daemon("[daemon]\nkeep-alive-s = 0.2\n") as daemon:
         with RawClient(daemon.socket) as client:
