@@ -62,7 +62,12 @@ class Daemon:
         self.stopping = anyio.Event()
         """Set when the daemon is to end, once what runs has finished."""
         self.graphs: dict[int, Graph] = {}
-        self.ledger = Ledger(config.tasks_waiting_max, config.tasks_waiting_owner_max)
+        self.ledger = Ledger(
+            config.tasks_waiting_max,
+            config.tasks_waiting_owner_max,
+            prompt_tokens_max=config.prompt_tokens_waiting_max,
+            prompt_tokens_owner_max=config.prompt_tokens_waiting_owner_max,
+        )
         self.sessions = SessionManager(
             self.ledger,
             self.new_handle,

@@ -211,6 +211,11 @@ class Registry:
         visible = [m for m in self._models.values() if m.uid in (None, uid)]
         return sorted(visible, key=lambda model: model.name)
 
+    def workers(self) -> list[Worker]:
+        """Return the workers of the models that are ready."""
+        ready = [m for m in self._models.values() if m.state is ModelState.READY]
+        return [m.worker for m in ready if m.worker is not None]
+
     def get(self, name: str, uid: int) -> Model:
         """Return a model by its name.
 

@@ -177,10 +177,13 @@ class UnloadParams(_Map):
 
 
 class SessionParams(_Map):
-    """`init_execution_context_with_session_id`: an id of 1 to 128 characters, yours alone."""
+    """`init_execution_context_with_session_id`: an id of 1 to 128 characters, yours alone. Without
+    `persist` nothing of the session is written to disk.
+    """
 
     graph: int
     session_id: str
+    persist: bool = True
 
 
 class ContextResult(_Map):
@@ -318,6 +321,19 @@ class StreamParams(_Map):
     queue_timeout_s: float = 0.0
     timeout_s: float = 0.0
     credit: int = CREDIT_DEFAULT
+    watch: bool = False
+
+
+class QueueEvent(_Map):
+    """With `watch`: a turn's place in the queue, told before its first token and where it changes.
+
+    1 is the next to get a slot, of `waiting` in all; `starts_in_s` is when it is expected to.
+    Events with `waiting` are these. They use no credit.
+    """
+
+    position: int
+    waiting: int
+    starts_in_s: float
 
 
 class TokensEvent(_Map):
@@ -361,6 +377,55 @@ class SystemParams(_Map):
     system: str | None = None
 
 
+class ForkParams(_Map):
+    """`fork_session`: `n` branches of a context's present state, with ids of their own if given."""
+
+    context: int
+    n: int = 1
+    session_ids: list[str] = []
+
+
+class ForkResult(_Map):
+    """The branches' handles; `kept_tokens` of their `tokens` need not be computed again."""
+
+    contexts: list[int]
+    tokens: int = 0
+    kept_tokens: int = 0
+    kv: str = "kept"
+
+
+class RewindParams(_Map):
+    """`rewind`: back by `turns`, or to the first `tokens` tokens; one of both is given."""
+
+    context: int
+    turns: int | None = None
+    tokens: int | None = None
+
+
+class RewindResult(_Map):
+    """What is left: `tokens` of history, of which `kept_tokens` need not be computed again, and
+    `turns` that one can still go back.
+    """
+
+    tokens: int = 0
+    turns: int = 0
+    kept_tokens: int = 0
+    kv: str = "kept"
+
+
+class ForgetParams(_Map):
+    """`forget`: a context of this connection, or a session by its id; one of both is given."""
+
+    context: int | None = None
+    session_id: str | None = None
+
+
+class ForgetResult(_Map):
+    """Whether there was such a session."""
+
+    forgotten: bool
+
+
 class OptionsParams(_Map):
     """`set_options`: what holds for a context's turns from now on."""
 
@@ -386,6 +451,12 @@ class SessionsResult(_Map):
     """One map a session of the caller's user."""
 
     sessions: list[dict[str, Any]]
+
+
+class QueueParams(_Map):
+    """`queue`; `all` shows an operator the tasks of all users."""
+
+    all: bool = False
 
 
 class QueueResult(_Map):
@@ -442,17 +513,17 @@ class DrainParams(_Map):
 
 
 class Call(msgspec.Struct, frozen=True):
-    """What a call takes and answers; `events` is what it may send before its reply."""
+    """What a call takes and answers; `events` are what it may send before its reply."""
 
     params: type[_Map]
     result: type[_Map]
-    events: type[_Map] | None = None
+    events: tuple[type[_Map], ...] = ()
 
 
 CALLS: dict[str, Call] = {
-    "load": Call(LoadParams, GraphResult, ProgressEvent),
-    "load_by_name": Call(LoadByNameParams, GraphResult, ProgressEvent),
-    "load_by_name_with_config": Call(LoadByNameWithConfigParams, GraphResult, ProgressEvent),
+    "load": Call(LoadParams, GraphResult, (ProgressEvent,)),
+    "load_by_name": Call(LoadByNameParams, GraphResult, (ProgressEvent,)),
+    "load_by_name_with_config": Call(LoadByNameWithConfigParams, GraphResult, (ProgressEvent,)),
     "init_execution_context": Call(GraphParams, ContextResult),
     "set_input": Call(SetInputParams, Empty),
     "compute": Call(ComputeParams, ComputeResult),
@@ -469,16 +540,19 @@ CALLS: dict[str, Call] = {
     "init_execution_context_with_session_id": Call(SessionParams, ContextResult),
     "close_execution_context": Call(FinalizeParams, Empty),
     "run_inference": Call(RunInferenceParams, TurnResult),
-    "stream": Call(StreamParams, TurnResult, TokensEvent),
-    "chat": Call(StreamParams, TurnResult),
+    "stream": Call(StreamParams, TurnResult, (TokensEvent, QueueEvent)),
+    "chat": Call(StreamParams, TurnResult, (QueueEvent,)),
     "cancel": Call(CancelParams, CancelResult),
     "reset": Call(SystemParams, Empty),
+    "rewind": Call(RewindParams, RewindResult),
+    "fork_session": Call(ForkParams, ForkResult),
+    "forget": Call(ForgetParams, ForgetResult),
     "set_options": Call(OptionsParams, Empty),
     "models": Call(Empty, ModelsResult),
     "show": Call(NamesParams, ModelsResult),
     "unload_model": Call(NamesParams, Empty),
     "sessions": Call(Empty, SessionsResult),
-    "queue": Call(Empty, QueueResult),
+    "queue": Call(QueueParams, QueueResult),
     "stats": Call(Empty, StatsResult),
     "tokenize": Call(TokenizeParams, TokensResult),
     "detokenize": Call(DetokenizeParams, TextResult),

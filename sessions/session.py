@@ -180,6 +180,11 @@ class Session:
         """Return the prompt and what the reader has been told since, in token ids."""
         return self.prompt if self.turn is None else self.turn.history()
 
+    @property
+    def turns_back(self) -> int:
+        """How many turns `rewind` can go back."""
+        return len(self._past.marks)
+
     def _take(self, call: Call, past: History) -> None:
         self.move(call)
         self._past, self.turn, self.piece = past, None, b""

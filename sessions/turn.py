@@ -30,7 +30,7 @@ class Turn:
     `tokens` and `text` are what the reader has been told; `stats` stands once it has ended well,
     `error` once it has not. `shifts` are the context shifts (tokens kept, then dropped), in order.
     *on_call* moves the session's state, *on_tokens* forwards a stream, *on_position* its place in
-    the queue, where that changes.
+    the queue, where that changes before the first token.
     """
 
     def __init__(
@@ -101,7 +101,8 @@ class Turn:
                 if state != "waiting":
                     self._on_call(Call.ADMITTED if state == "running" else Call.PARK)
             case m.Position(_, position):
-                if self._on_position is not None and position != self._position:
+                changed = position != self._position and not self.tokens
+                if self._on_position is not None and changed:
                     self._position = position
                     self._on_position(report)
             case m.Shifted(_, keep, discard):

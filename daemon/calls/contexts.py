@@ -38,8 +38,14 @@ async def init_execution_context(daemon: Daemon, request: Request) -> w.ContextR
 
 
 async def init_with_session_id(daemon: Daemon, request: Request) -> w.ContextResult:
-    """Open a session with an id, or come back to it."""
-    return open_context(daemon, request, request.params.session_id)
+    """Open a session with an id, or come back to it; what may not be written down stays so."""
+    p: w.SessionParams = request.params
+    result = open_context(daemon, request, p.session_id)
+    session = daemon.sessions.get(request.connection, result.context)
+    if session.persist and not p.persist:
+        session.persist = False
+        await daemon.sessions.forgetting.files(session.owner, session.name)
+    return result
 
 
 async def set_input(daemon: Daemon, request: Request) -> w.Empty:

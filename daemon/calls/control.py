@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import anyio
 
-from ...backends.errors import InferdError, InvalidArgument
+from ...backends.errors import InferdError, InvalidArgument, WorkerCrashed
 from ...ipc import messages as w
 from ...ipc.server import Request
+from ...scheduler.messages import QueueEntry
 from ...scheduler.task import priority_name
 from ...sessions import Session
 from ..core import CallTable, Daemon
+from ..workers import Worker
 from .common import checked_messages, priority_of
 
 __all__ = ("CALLS",)
@@ -101,22 +105,47 @@ def _describe(session: Session) -> dict[str, Any]:
 
 
 async def queue(daemon: Daemon, request: Request) -> w.QueueResult:
-    """List the caller's turns that wait or run."""
+    """List the turns that run and wait, model by model in the order of the queue: the caller's,
+    or, for an operator, everybody's.
+
+    Places are asked of the workers; of one that does not answer in a second they are left out.
+    """
+    everybody = request.params.all
+    if everybody:
+        daemon.check_operator(request, "see the tasks of all users")
     uid = request.connection.peer.uid
-    active = [s for s in daemon.sessions if s.active and s.turn is not None and s.owner == uid]
-    return w.QueueResult(tasks=[_describe_turn(s) for s in active])
+    entries: dict[int, QueueEntry] = {}
+    async with anyio.create_task_group() as group:
+        for worker in daemon.registry.workers():
+            group.start_soon(_ask_queue, worker, entries)
+    turns = [s for s in daemon.sessions if s.active and (everybody or s.owner == uid)]
+    tasks = [_describe_turn(s, entries) for s in turns]
+    tasks.sort(key=lambda t: (t["model"], t["position"] is None, t["position"], t["task"]))
+    return w.QueueResult(tasks=tasks)
 
 
-def _describe_turn(session: Session) -> dict[str, Any]:
-    assert session.turn is not None
+async def _ask_queue(worker: Worker, entries: dict[int, QueueEntry]) -> None:
+    with anyio.move_on_after(STATISTICS_TIMEOUT_S), contextlib.suppress(WorkerCrashed):
+        entries |= {entry.task_id: entry for entry in await worker.queue()}
+
+
+def _describe_turn(session: Session, entries: Mapping[int, QueueEntry]) -> dict[str, Any]:
+    assert session.turn is not None, "an active session has a turn"
     spec = session.turn.spec
+    entry = entries.get(spec.id)
     return {
         "task": spec.id,
+        "uid": session.owner,
         "context": session.handle,
+        "session_id": session.session_id,
         "model": session.model.name,
         "state": session.state.value,
         "priority": priority_name(spec.priority),
+        "effective_priority": entry and priority_name(entry.effective_priority),
+        "position": entry and entry.position,
+        "starts_in_s": entry and entry.starts_in_s,
         "prompt_tokens": len(session.prompt),
+        "computed_tokens": entry and entry.computed_tokens,
         "output_tokens": len(session.turn.tokens),
         "for_s": max(0.0, time.monotonic() - session.turn_at),
     }

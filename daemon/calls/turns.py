@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from ...backends.errors import InvalidArgument
 from ...ipc import messages as w
 from ...ipc.server import Request
-from ...scheduler.messages import Tokens
-from ...sessions import Session, Turn, TurnOptions
+from ...scheduler.messages import Position, Tokens
+from ...sessions import Session, TurnOptions
 from ..core import CallTable, Daemon
 from .common import checked_messages, priority_of, seconds_of
 
 __all__ = ("CALLS",)
+
+QUEUE_EVENTS_MAX = 256
+"""Places in the queue that one turn tells: they use no credit."""
 
 
 async def stream(daemon: Daemon, request: Request) -> w.TurnResult:
@@ -29,7 +34,7 @@ async def stream(daemon: Daemon, request: Request) -> w.TurnResult:
 
     session = daemon.session(request)
     await _take_input(daemon, session, p)
-    turn = await session.start(_turn_options(p, p.credit), tell)
+    turn = await session.start(_turn_options(p, p.credit), tell, _places(daemon, request))
     request.on_credit = turn.credit
     await session.finish(turn)
     return w.TurnResult(text=turn.tail, metadata=session.metadata())
@@ -40,9 +45,25 @@ async def chat(daemon: Daemon, request: Request) -> w.TurnResult:
     p: w.StreamParams = request.params
     session = daemon.session(request)
     await _take_input(daemon, session, p)
-    turn: Turn = await session.start(_turn_options(p, -1))
+    turn = await session.start(_turn_options(p, -1), None, _places(daemon, request))
     await session.finish(turn)
     return w.TurnResult(text=bytes(turn.text), metadata=session.metadata())
+
+
+def _places(daemon: Daemon, request: Request) -> Callable[[Position], None]:
+    """Return what tells a watching client of its place in the queue, so many times at most."""
+    left = QUEUE_EVENTS_MAX
+
+    def tell(place: Position) -> None:
+        nonlocal left
+        if left:
+            left -= 1
+            event = w.QueueEvent(
+                position=place.position, waiting=place.waiting, starts_in_s=place.starts_in_s
+            )
+            daemon.emit(request, event)
+
+    return tell
 
 
 async def _take_input(daemon: Daemon, session: Session, p: w.StreamParams) -> None:
@@ -64,6 +85,7 @@ def _turn_options(p: w.StreamParams, credit: int) -> TurnOptions:
         timeout_s=seconds_of(p.timeout_s),
         credit=credit,
         special=False,
+        watch=p.watch,
     )
 
 

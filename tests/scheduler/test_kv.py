@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from inferd.backends.base import Memory
@@ -39,11 +40,7 @@ def history(bench: Bench, number: int, text: str) -> bytes:
 def go_on(bench: Bench, number: int, before: bytes, text: str, **fields: object) -> m.Submit:
     """Return a turn that adds *text* to the tokens *before*."""
     spec = bench.spec(number, text, **fields)
-    return m.Submit(m.TaskSpec(**{**_fields(spec), "tokens": before + spec.tokens}))
-
-
-def _fields(spec: m.TaskSpec) -> dict[str, object]:
-    return {f: getattr(spec, f) for f in m.TaskSpec.__struct_fields__}
+    return m.Submit(msgspec.structs.replace(spec, tokens=before + spec.tokens))
 
 
 def ask(bench: Bench, command: m.Command) -> object:
@@ -453,7 +450,7 @@ def test_a_file_that_takes_too_long_is_not_waited_for(files: KvFiles) -> None:
     first.turn(m.Keep(1, 1, "kept", (), history(first, 1, PREFIX)))
     settle(first, files)
     second = Bench(files=files, limits=SHARE)
-    files.results = list  # type: ignore[method-assign, assignment]
+    files.results = list  # type: ignore[method-assign]
 
     second.turn(second.submit(2, PREFIX))
     assert second.engine.queue[0].fetching

@@ -36,7 +36,7 @@ from inferd.scheduler.messages import pack_tokens
 
 KEY = KvKey(1000, pack_tokens([1, 2, 3]), "chat", adapters=("a",))
 STATE = bytes(range(256)) * 20
-Result = Written | Read | Failed
+Result = Written | Read | Deleted | Failed
 
 
 @contextmanager
@@ -192,7 +192,8 @@ def test_a_delete_is_pending_until_it_is_done(files: KvFiles) -> None:
     assert files.pending == 1
     assert files.flush(30)
 
-    assert files.results() == [Deleted((file.key,))] and files.pending == 0
+    expected: list[Result] = [Deleted((file.key,))]
+    assert files.results() == expected and files.pending == 0
     assert not file.path.exists()
     files.delete([file.key])  # what is gone is deleted once more in peace
     assert answers(files, 1) == [Deleted((file.key,))]

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import hypothesis
+import msgspec
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -134,7 +135,7 @@ class EngineMachine(RuleBasedStateMachine):
         tokens += self.bench.model.tokenize(text.encode(), special=False, bos=True)
         if len(tokens) + len(text) + 1 < CTX_SIZE:
             packed = m.pack_tokens(tokens)
-            spec = m.TaskSpec(**{**_fields(spec), "id": len(self.specs) + 1, "tokens": packed})
+            spec = msgspec.structs.replace(spec, id=len(self.specs) + 1, tokens=packed)
             self.submit(spec, text.upper() if spec.adapters else text)
 
     def pick(self, number: int) -> int | None:
@@ -237,10 +238,6 @@ class EngineMachine(RuleBasedStateMachine):
 
     def failed(self, number: int) -> bool:
         return isinstance(self.bench.end(number), m.Failed)
-
-
-def _fields(spec: m.TaskSpec) -> dict[str, object]:
-    return {f: getattr(spec, f) for f in m.TaskSpec.__struct_fields__}
 
 
 class WindowMachine(EngineMachine):
