@@ -68,14 +68,15 @@ class Daemon:
             prompt_tokens_max=config.prompt_tokens_waiting_max,
             prompt_tokens_owner_max=config.prompt_tokens_waiting_owner_max,
         )
+        self.registry = Registry(config, group, self.flush)
         self.sessions = SessionManager(
             self.ledger,
             self.new_handle,
             sessions_max=config.sessions_max,
             idle_timeout_s=config.idle_timeout_ms / 1000,
             dormant_max=config.dormant_max,
+            forget_files=self.registry.forget_files,
         )
-        self.registry = Registry(config, group, self.flush)
         self.server = Server(
             self, connections_max=config.connections_max, requests_max=REQUESTS_MAX
         )

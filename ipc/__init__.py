@@ -8,7 +8,15 @@ from __future__ import annotations
 
 from .client import AsyncClient
 from .handles import Context, Graph
-from .messages import PROTOCOL_VERSION, ComputeResult, ServerHello, Tensor
+from .messages import (
+    PROTOCOL_VERSION,
+    ComputeResult,
+    ForkResult,
+    QueueEvent,
+    RewindResult,
+    ServerHello,
+    Tensor,
+)
 from .paths import client_socket_path, daemon_socket_path
 from .payloads import Priority, Prompt, TensorLike
 from .pull import AsyncPull
@@ -26,11 +34,14 @@ __all__ = (
     "Client",
     "ComputeResult",
     "Context",
+    "ForkResult",
     "Graph",
     "Priority",
     "Prompt",
     "Pull",
+    "QueueEvent",
     "Reply",
+    "RewindResult",
     "ServerHello",
     "Session",
     "Stream",

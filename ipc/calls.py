@@ -58,7 +58,7 @@ class AsyncCalls:
         timeout: float | None,
         *,
         descriptors: Sequence[int] = (),
-        on_progress: ProgressCallback | None = None,
+        on_event: Callable[[dict[str, Any]], None] | None = None,
         on_start: Callable[[InFlight], None] | None = None,
     ) -> R:
         """Make any call of the protocol; *params* and *result* are its structs of `messages`."""
@@ -74,8 +74,8 @@ class AsyncCalls:
 
         request = await retrying(connection, attempt, self._retries)
         try:
-            if on_progress is not None:
-                await _tell_progress(request, on_progress)
+            if on_event is not None:
+                await _tell_events(request, on_event)
             await request.wait()
         finally:
             if not request.done:
@@ -116,7 +116,7 @@ class AsyncCalls:
                 w.GraphResult,
                 timeout,
                 descriptors=() if fd is None else (fd,),
-                on_progress=on_progress,
+                on_event=_progress(on_progress),
             )
         return Graph.of(result)
 
@@ -130,7 +130,9 @@ class AsyncCalls:
         """Load a model by its name."""
         params = w.LoadByNameParams(name=name, progress=on_progress is not None)
         return Graph.of(
-            await self.call("load_by_name", params, w.GraphResult, timeout, on_progress=on_progress)
+            await self.call(
+                "load_by_name", params, w.GraphResult, timeout, on_event=_progress(on_progress)
+            )
         )
 
     async def load_by_name_with_config(
@@ -151,7 +153,7 @@ class AsyncCalls:
                 params,
                 w.GraphResult,
                 timeout,
-                on_progress=on_progress,
+                on_event=_progress(on_progress),
             )
         )
 
@@ -164,10 +166,17 @@ class AsyncCalls:
         )
 
     async def init_execution_context_with_session_id(
-        self, graph: int, session_id: str, *, timeout: float | None = None
+        self,
+        graph: int,
+        session_id: str,
+        *,
+        persist: bool = True,
+        timeout: float | None = None,
     ) -> Context:
-        """Open an execution context with an id, or come back to it and its history."""
-        params = w.SessionParams(graph=graph, session_id=session_id)
+        """Open an execution context with an id, or come back to it and its history; without
+        *persist* nothing of it is written to disk.
+        """
+        params = w.SessionParams(graph=graph, session_id=session_id, persist=persist)
         return Context.of(
             await self.call(
                 "init_execution_context_with_session_id", params, w.ContextResult, timeout
@@ -333,9 +342,15 @@ def _is_model(builder: bytes) -> bool:
     return builder.startswith(_GGUF) or len(builder) >= _MODEL_BYTES_MIN
 
 
-async def _tell_progress(request: InFlight, on_progress: ProgressCallback) -> None:
+def _progress(on_progress: ProgressCallback | None) -> Callable[[dict[str, Any]], None] | None:
+    if on_progress is None:
+        return None
+    return lambda event: on_progress(float(event.get("progress", 0.0)))
+
+
+async def _tell_events(request: InFlight, on_event: Callable[[dict[str, Any]], None]) -> None:
     while True:
         await request.wait()
         if not request.events:
             return
-        on_progress(float(request.events.popleft().get("progress", 0.0)))
+        on_event(request.events.popleft())

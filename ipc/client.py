@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 from types import TracebackType
@@ -13,20 +13,21 @@ import anyio.to_thread
 
 from ..backends.errors import ConnectionLost, InvalidArgument
 from . import messages as w
-from .calls import AsyncCalls, ProgressCallback
+from .calls import ProgressCallback
 from .connecting import connect
 from .connection import Connection
 from .handles import Graph
 from .inflight import K
 from .paths import client_socket_path
-from .payloads import Config, Message, Priority, Prompt, json_text, opened, turn_input
+from .payloads import Config, Priority, Prompt, json_text, opened, turn_input
 from .session import AsyncSession
-from .streams import AsyncStream, Reply, Starter, Turn
+from .steering import AsyncSteering
+from .streams import AsyncStream, QueueCallback, Reply, Starter, Turn, queue_events
 
 __all__ = ("AsyncClient",)
 
 
-class AsyncClient(AsyncCalls):
+class AsyncClient(AsyncSteering):
     """A client of the daemon, under asyncio and trio::
 
         async with AsyncClient() as client, client.session("smollm2") as session:
@@ -131,6 +132,7 @@ class AsyncClient(AsyncCalls):
         *,
         system: str | None = None,
         session_id: str | None = None,
+        persist: bool = True,
         raw: bool = False,
         priority: Priority = "normal",
         options: dict[str, Any] | None = None,
@@ -141,13 +143,15 @@ class AsyncClient(AsyncCalls):
 
         *system* is its system prompt, *options* are parameters of its turns, *config* is what
         `load_by_name_with_config` takes. With a *session_id* that is there already, its history
-        goes on, and *system* counts from the next `reset`. *raw* turns the chat template off.
+        goes on, and *system* counts from the next `reset`; without *persist* nothing of it is
+        written to disk. *raw* turns the chat template off.
         """
         return AsyncSession(
             self,
             model,
             system=system,
             session_id=session_id,
+            persist=persist,
             raw=raw,
             priority=priority,
             options=options,
@@ -164,6 +168,8 @@ class AsyncClient(AsyncCalls):
         priority: Priority | None,
         timeout: float | None,
         queue_timeout: float | None,
+        *,
+        watch: bool = False,
     ) -> w.StreamParams:
         """Return the params of a `stream` or `chat` call."""
         text, messages = turn_input(prompt)
@@ -176,6 +182,7 @@ class AsyncClient(AsyncCalls):
             priority=priority or "",
             queue_timeout_s=queue_timeout or 0.0,
             timeout_s=self.limit_s(timeout),
+            watch=watch,
         )
 
     def new_turn(
@@ -183,6 +190,7 @@ class AsyncClient(AsyncCalls):
         start: Starter,
         timeout: float | None,
         on_end: Callable[[dict[str, Any]], None] | None = None,
+        on_queue: QueueCallback | None = None,
     ) -> Turn:
         """Return a turn that *start* begins, with this client's timeout and retries."""
         return Turn(
@@ -191,6 +199,7 @@ class AsyncClient(AsyncCalls):
             timeout=self.seconds(timeout),
             retries=self._retries,
             on_end=on_end,
+            on_queue=on_queue,
         )
 
     def stream(
@@ -203,18 +212,24 @@ class AsyncClient(AsyncCalls):
         priority: Priority | None = None,
         timeout: float | None = None,
         queue_timeout: float | None = None,
+        on_queue: QueueCallback | None = None,
     ) -> AsyncStream:
         """Stream one turn of a context: of its input as it is, or of *prompt* added to its history
         (by the chat template, or with *raw* as it stands).
+
+        *on_queue* is told the turn's place in the queue, where it has to wait.
         """
-        params = self.turn_params(context, prompt, raw, options, priority, timeout, queue_timeout)
+        params = self.turn_params(
+            context, prompt, raw, options, priority, timeout, queue_timeout,
+            watch=on_queue is not None,
+        )  # fmt: skip
 
         async def start(kind: type[K], deadline: float) -> K:
             request = kind("stream", deadline)
             await self.connection.start(request, params)
             return request
 
-        return AsyncStream(self.new_turn(start, timeout))
+        return AsyncStream(self.new_turn(start, timeout, on_queue=on_queue))
 
     async def chat(
         self,
@@ -226,100 +241,17 @@ class AsyncClient(AsyncCalls):
         priority: Priority | None = None,
         timeout: float | None = None,
         queue_timeout: float | None = None,
+        on_queue: QueueCallback | None = None,
     ) -> Reply:
         """Do one turn of a context and return its whole text."""
-        params = self.turn_params(context, prompt, raw, options, priority, timeout, queue_timeout)
-        result = await self.call("chat", params, w.TurnResult, timeout)
+        params = self.turn_params(
+            context, prompt, raw, options, priority, timeout, queue_timeout,
+            watch=on_queue is not None,
+        )  # fmt: skip
+        result = await self.call(
+            "chat", params, w.TurnResult, timeout, on_event=queue_events(on_queue)
+        )
         return Reply(result.text.decode(errors="replace"), result.metadata)
-
-    async def cancel(
-        self,
-        context: int | None = None,
-        *,
-        request: int | None = None,
-        timeout: float | None = None,
-    ) -> bool:
-        """Cancel a context's turn, or a request by its id; tell whether there was one."""
-        params = w.CancelParams(request=request, context=context)
-        return (await self.call("cancel", params, w.CancelResult, timeout)).cancelled
-
-    async def reset(
-        self, context: int, system: str | None = None, *, timeout: float | None = None
-    ) -> None:
-        """Empty a context's history; *system* is then its first message."""
-        params = w.SystemParams(context=context, system=system)
-        await self.call("reset", params, w.Empty, timeout)
-
-    async def set_options(
-        self,
-        context: int,
-        options: dict[str, Any] | None = None,
-        *,
-        priority: Priority | None = None,
-        timeout: float | None = None,
-    ) -> None:
-        """Let parameters, and a priority, hold for a context's turns from now on."""
-        params = w.OptionsParams(context=context, options=options or {}, priority=priority or "")
-        await self.call("set_options", params, w.Empty, timeout)
-
-    async def models(self, *, timeout: float | None = None) -> list[dict[str, Any]]:
-        """List the models."""
-        return (await self.call("models", w.Empty(), w.ModelsResult, timeout)).models
-
-    async def show(self, name: str, *, timeout: float | None = None) -> dict[str, Any]:
-        """Describe one model."""
-        result = await self.call("show", w.NamesParams(name=name), w.ModelsResult, timeout)
-        return result.models[0] if result.models else {}
-
-    async def unload_model(
-        self, name: str, *, force: bool = False, timeout: float | None = None
-    ) -> None:
-        """Unload a model (for an operator); with *force* also one that is in use."""
-        params = w.NamesParams(name=name, force=force)
-        await self.call("unload_model", params, w.Empty, timeout)
-
-    async def sessions(self, *, timeout: float | None = None) -> list[dict[str, Any]]:
-        """List the user's sessions."""
-        return (await self.call("sessions", w.Empty(), w.SessionsResult, timeout)).sessions
-
-    async def queue(self, *, timeout: float | None = None) -> list[dict[str, Any]]:
-        """List the tasks that wait and run."""
-        return (await self.call("queue", w.Empty(), w.QueueResult, timeout)).tasks
-
-    async def stats(self, *, timeout: float | None = None) -> dict[str, Any]:
-        """Return the daemon's figures."""
-        return (await self.call("stats", w.Empty(), w.StatsResult, timeout)).stats
-
-    async def tokenize(
-        self,
-        graph: int,
-        text: str,
-        *,
-        special: bool = False,
-        bos: bool = False,
-        timeout: float | None = None,
-    ) -> list[int]:
-        """Return a text's token ids; *special* reads the names of special tokens as these."""
-        params = w.TokenizeParams(graph=graph, text=text, special=special, bos=bos)
-        return (await self.call("tokenize", params, w.TokensResult, timeout)).tokens
-
-    async def detokenize(
-        self, graph: int, tokens: Sequence[int], *, timeout: float | None = None
-    ) -> bytes:
-        """Return the bytes of token ids."""
-        params = w.DetokenizeParams(graph=graph, tokens=list(tokens))
-        return (await self.call("detokenize", params, w.TextResult, timeout)).text
-
-    async def apply_template(
-        self, graph: int, messages: Sequence[Message], *, timeout: float | None = None
-    ) -> str:
-        """Return the prompt that the model's chat template makes of *messages*."""
-        params = w.TemplateParams(graph=graph, messages=[dict(m) for m in messages])
-        return (await self.call("apply_template", params, w.TextResult, timeout)).text.decode()
-
-    async def drain(self, *, stop: bool = False, timeout: float | None = None) -> None:
-        """Let the daemon finish what runs and take nothing new; with *stop* it then ends."""
-        await self.call("drain", w.DrainParams(stop=stop), w.Empty, timeout)
 
 
 def _open_file(path: str | os.PathLike[str]) -> int:

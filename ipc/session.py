@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
 from contextvars import ContextVar
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
@@ -16,7 +16,7 @@ from .handles import Context, Graph
 from .inflight import InFlight, K
 from .payloads import Config, Priority, Prompt, TensorLike, json_text
 from .pull import AsyncPull, PullTurn
-from .streams import SETTLE_S_MAX, AsyncStream, Reply
+from .streams import SETTLE_S_MAX, AsyncStream, QueueCallback, Reply, queue_events
 
 if TYPE_CHECKING:
     from .client import AsyncClient
@@ -50,6 +50,7 @@ class AsyncSession:
         *,
         system: str | None = None,
         session_id: str | None = None,
+        persist: bool = True,
         raw: bool = False,
         priority: Priority = "normal",
         options: dict[str, Any] | None = None,
@@ -61,12 +62,16 @@ class AsyncSession:
         self.session_id = session_id
         self.metadata: dict[str, Any] = {}
         self._system, self._raw, self._priority = system, raw, priority
+        self._persist = persist
         self._options, self._config, self._on_progress = options, config, on_progress
         self._graph: Graph | None = None
         self._context: Context | None = None
         self._turns: list[tuple[InFlight, int]] = []
         self._pull: PullTurn | None = None
         self._appends = False
+        self._trunk: AsyncSession | None = None
+        """Where this one branched off: the lease on the model is that session's."""
+        self._branches: set[AsyncSession] = set()
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} with {self.model} [context {self._context}]>"
@@ -87,6 +92,8 @@ class AsyncSession:
         return self.context.attached
 
     async def __aenter__(self) -> Self:
+        if self._trunk is not None and self._context is not None:
+            return self
         if self._graph is not None:
             raise InvalidArgument("the session is open already", hint="make another one")
         try:
@@ -105,7 +112,7 @@ class AsyncSession:
             self._context = await client.init_execution_context(self._graph)
         else:
             self._context = await client.init_execution_context_with_session_id(
-                self._graph, self.session_id
+                self._graph, self.session_id, persist=self._persist
             )
         if self._system is not None and not self._context.attached:
             await client.reset(self._context, self._system)
@@ -121,8 +128,13 @@ class AsyncSession:
         await self._close()
 
     async def _close(self) -> None:
+        for branch in tuple(self._branches):
+            await branch._close()
         context, graph = self._context, self._graph
         self._context = self._graph = None
+        if self._trunk is not None:
+            self._trunk._branches.discard(self)
+            graph = None
         for turn, _ in self._turns:
             self.client.connection.abandon(turn)
         with anyio.move_on_after(CLOSE_S_MAX, shield=True):
@@ -140,14 +152,15 @@ class AsyncSession:
         priority: Priority | None = None,
         timeout: float | None = None,
         queue_timeout: float | None = None,
+        on_queue: QueueCallback | None = None,
     ) -> AsyncStream:
         """Stream a turn: *prompt* is the user's text, or messages (role and content), added to the
         history by the chat template; with *raw* it is added as it stands. Without one the history
-        is answered as it is.
+        is answered as it is. *on_queue* is told the turn's place, where it has to wait.
         """
         params = self.client.turn_params(
             self.context, prompt, self._is_raw(raw), options,
-            priority or self._priority, timeout, queue_timeout,
+            priority or self._priority, timeout, queue_timeout, watch=on_queue is not None,
         )  # fmt: skip
 
         async def start(kind: type[K], deadline: float) -> K:
@@ -157,7 +170,7 @@ class AsyncSession:
             self._took_turn(request)
             return request
 
-        return AsyncStream(self.client.new_turn(start, timeout, self._ended))
+        return AsyncStream(self.client.new_turn(start, timeout, self._ended, on_queue))
 
     async def chat(
         self,
@@ -168,16 +181,18 @@ class AsyncSession:
         priority: Priority | None = None,
         timeout: float | None = None,
         queue_timeout: float | None = None,
+        on_queue: QueueCallback | None = None,
     ) -> Reply:
         """Do a turn as `stream` does and return its whole text, with its metadata."""
         params = self.client.turn_params(
             self.context, prompt, self._is_raw(raw), options,
-            priority or self._priority, timeout, queue_timeout,
+            priority or self._priority, timeout, queue_timeout, watch=on_queue is not None,
         )  # fmt: skip
         await self._settle()
         result = await self.client.call(
-            "chat", params, w.TurnResult, timeout, on_start=self._took_turn
-        )
+            "chat", params, w.TurnResult, timeout,
+            on_event=queue_events(on_queue), on_start=self._took_turn,
+        )  # fmt: skip
         self.metadata = result.metadata
         return Reply(result.text.decode(errors="replace"), result.metadata)
 
@@ -211,6 +226,52 @@ class AsyncSession:
         await self._settle()
         self._system = self._system if system is None else system
         await self.client.reset(self.context, self._system, timeout=timeout)
+
+    async def fork(
+        self, n: int = 1, *, session_ids: Sequence[str] = (), timeout: float | None = None
+    ) -> list[AsyncSession]:
+        """Return *n* sessions that go on from here, each on its own; all or none.
+
+        They are open, live on this one's lease and are closed with it, or by an `async with` of
+        their own. With *session_ids* each has an id by which it can be come back to.
+        """
+        await self._settle()
+        result = await self.client.fork_session(
+            self.context, n, session_ids=session_ids, timeout=timeout
+        )
+        ids: Sequence[str | None] = session_ids or [None] * n
+        return [self._branch(*pair) for pair in zip(result.contexts, ids, strict=True)]
+
+    def _branch(self, context: int, session_id: str | None) -> AsyncSession:
+        branch = AsyncSession(
+            self.client,
+            self.model,
+            system=self._system,
+            session_id=session_id,
+            raw=self._raw,
+            priority=self._priority,
+        )
+        branch._trunk, branch._graph, branch._appends = self, self._graph, self._appends
+        branch._context = Context.of(w.ContextResult(context=context))
+        self._branches.add(branch)
+        return branch
+
+    async def rewind(
+        self,
+        turns: int | None = None,
+        *,
+        tokens: int | None = None,
+        timeout: float | None = None,
+    ) -> w.RewindResult:
+        """Go back by *turns*, questions and answers both, or to the first *tokens* tokens."""
+        await self._settle()
+        return await self.client.rewind(self.context, turns=turns, tokens=tokens, timeout=timeout)
+
+    async def forget(self, *, timeout: float | None = None) -> None:
+        """Delete the session with all that the daemon keeps of it; it is closed then."""
+        await self._settle()
+        await self.client.forget(self.context, timeout=timeout)
+        self._context = None
 
     async def cancel(self, *, timeout: float | None = None) -> bool:
         """Cancel the turn under way, whoever reads it; tell whether there was one."""

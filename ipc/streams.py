@@ -10,13 +10,16 @@ from types import TracebackType
 from typing import Any, Protocol, Self
 
 import anyio
+import msgspec
 
-from ..backends.errors import Busy, InferdError
+from ..backends.errors import Busy, InferdError, ProtocolError
 from .connection import Connection
 from .inflight import InFlight, K
-from .messages import CREDIT_DEFAULT
+from .messages import CREDIT_DEFAULT, QueueEvent
 
-__all__ = ("AsyncStream", "Reply", "Turn", "retrying")
+__all__ = ("AsyncStream", "QueueCallback", "Reply", "Turn", "queue_events", "retrying")
+
+QueueCallback = Callable[[QueueEvent], None]
 
 RETRY_S_MAX = 30.0
 SETTLE_S_MAX = 5.0
@@ -37,6 +40,20 @@ class Reply(str):
 
     def __getnewargs__(self) -> tuple[str, dict[str, Any]]:  # type: ignore[override]
         return str(self), self.metadata
+
+
+def queue_events(on_queue: QueueCallback | None) -> Callable[[dict[str, Any]], None] | None:
+    """Return what takes a call's events to *on_queue*."""
+    if on_queue is None:
+        return None
+    return lambda event: on_queue(_queue_event(event))
+
+
+def _queue_event(event: dict[str, Any]) -> QueueEvent:
+    try:
+        return msgspec.convert(event, QueueEvent)
+    except msgspec.ValidationError as exc:
+        raise ProtocolError(f"an event of the queue cannot be read: {exc}") from None
 
 
 def retry_delay_s(error: InferdError, left_s: float) -> float | None:
@@ -95,6 +112,7 @@ class Turn:
         timeout: float,
         retries: int,
         on_end: Callable[[dict[str, Any]], None] | None = None,
+        on_queue: QueueCallback | None = None,
         credit: int = CREDIT_DEFAULT,
     ):
         self.connection = connection
@@ -103,7 +121,7 @@ class Turn:
         self.tokens: list[int] = []
         self.metadata: dict[str, Any] = {}
         self._start, self._timeout, self._retries = start, timeout, retries
-        self._on_end = on_end
+        self._on_end, self._on_queue = on_end, on_queue
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._grant_at = max(1, credit // 2)
         self._read = 0
@@ -122,7 +140,13 @@ class Turn:
         return request
 
     def take(self, event: dict[str, Any]) -> tuple[str, int]:
-        """Return an event's text, and how many events to grant now (mostly 0)."""
+        """Return an event's text, and how many events to grant now (mostly 0).
+
+        A place in the queue has no text and uses no credit.
+        """
+        if self._on_queue is not None and "waiting" in event:
+            self._on_queue(_queue_event(event))
+            return "", 0
         tokens = event.get("tokens")
         if tokens:
             self.tokens += tokens

@@ -6,6 +6,7 @@ The asynchronous client runs on an event loop in a thread of its own.
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from threading import Lock
@@ -19,6 +20,7 @@ from .handles import Context, Graph
 from .messages import ServerHello
 from .payloads import Config, Priority, Prompt, TensorLike
 from .session import AsyncSession
+from .streams import QueueCallback
 from .sync_streams import Pull, Stream
 from .twins import LoopThread, twin
 
@@ -86,6 +88,7 @@ class Session:
         priority: Priority | None = None,
         timeout: float | None = None,
         queue_timeout: float | None = None,
+        on_queue: QueueCallback | None = None,
     ) -> Stream:
         """Stream a turn; see `AsyncSession.stream`."""
         return Stream(
@@ -97,6 +100,7 @@ class Session:
                 priority=priority,
                 timeout=timeout,
                 queue_timeout=queue_timeout,
+                on_queue=on_queue,
             ),
         )
 
@@ -110,9 +114,18 @@ class Session:
         """Compute a turn token by token; see `AsyncSession.pull`."""
         return Pull(self.thread, self.twin.pull(prompt, priority=priority, timeout=timeout))
 
+    def fork(
+        self, n: int = 1, *, session_ids: Sequence[str] = (), timeout: float | None = None
+    ) -> list[Session]:
+        """Return *n* sessions that go on from here; see `AsyncSession.fork`."""
+        twins = self.thread.run(self.twin.fork, n, session_ids=session_ids, timeout=timeout)
+        return [Session(self.thread, session) for session in twins]
+
     chat = twin(AsyncSession.chat)
     set_options = twin(AsyncSession.set_options)
     reset = twin(AsyncSession.reset)
+    rewind = twin(AsyncSession.rewind)
+    forget = twin(AsyncSession.forget)
     cancel = twin(AsyncSession.cancel)
 
 
@@ -125,7 +138,7 @@ class Client:
 
     Takes what `AsyncClient` takes. It connects in `with`, or with the first call; then `close` it.
     Any number of threads may use it, in a notebook too. `on_progress` is called in the client's
-    own thread.
+    own thread; so is `on_queue` by `chat`, while a stream calls it where the stream is read.
     """
 
     def __init__(
@@ -217,6 +230,7 @@ class Client:
         *,
         system: str | None = None,
         session_id: str | None = None,
+        persist: bool = True,
         raw: bool = False,
         priority: Priority = "normal",
         options: dict[str, Any] | None = None,
@@ -228,6 +242,7 @@ class Client:
             model,
             system=system,
             session_id=session_id,
+            persist=persist,
             raw=raw,
             priority=priority,
             options=options,
@@ -246,6 +261,7 @@ class Client:
         priority: Priority | None = None,
         timeout: float | None = None,
         queue_timeout: float | None = None,
+        on_queue: QueueCallback | None = None,
     ) -> Stream:
         """Stream one turn of a context; see `AsyncClient.stream`."""
         thread = self.thread
@@ -257,6 +273,7 @@ class Client:
             priority=priority,
             timeout=timeout,
             queue_timeout=queue_timeout,
+            on_queue=on_queue,
         )
         return Stream(thread, stream)
 
@@ -285,6 +302,9 @@ class Client:
     chat = twin(AsyncClient.chat)
     cancel = twin(AsyncClient.cancel)
     reset = twin(AsyncClient.reset)
+    rewind = twin(AsyncClient.rewind)
+    fork_session = twin(AsyncClient.fork_session)
+    forget = twin(AsyncClient.forget)
     set_options = twin(AsyncClient.set_options)
     models = twin(AsyncClient.models)
     show = twin(AsyncClient.show)

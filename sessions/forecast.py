@@ -15,7 +15,7 @@ from .table import State
 
 __all__ = ("Forecast", "Ticket")
 
-OWNERS_MAX = 4096
+_OWNERS_MAX = 4096
 """Owners whose served tokens a model remembers."""
 PROMPT_S_MIN = 1e-9
 """A clock that stands still measures no time."""
@@ -53,7 +53,7 @@ class Forecast:
         if owner not in active:
             floor = min((self._served[o] for o in active), default=0)
             self._served[owner] = max(self._served[owner], floor)
-        if len(self._served) > OWNERS_MAX:
+        if len(self._served) > _OWNERS_MAX:
             keep = active | {owner}
             self._served = Counter({o: n for o, n in self._served.items() if o in keep})
 

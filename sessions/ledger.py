@@ -22,7 +22,7 @@ RETRY_MARGIN = 1.25
 """Who comes too early is refused again, who comes late has lost little; and a slot that is free
 is given with the next step, which the reckoning does not see.
 """
-FORECASTS_MAX = 256
+_FORECASTS_MAX = 256
 """Models whose pace is remembered; models from descriptors have names that never come again."""
 
 
@@ -145,7 +145,7 @@ class Ledger:
     def _forecast(self, model: str) -> Forecast:
         forecast = self._forecasts.setdefault(model, Forecast())
         self._forecasts.move_to_end(model)
-        if len(self._forecasts) > FORECASTS_MAX:
+        if len(self._forecasts) > _FORECASTS_MAX:
             self._forecasts.popitem(last=False)
         return forecast
 

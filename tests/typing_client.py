@@ -14,7 +14,9 @@ from inferd import (
     Context,
     Graph,
     Pull,
+    QueueEvent,
     Reply,
+    RewindResult,
     Session,
     Stream,
     Tensor,
@@ -46,9 +48,16 @@ async def asynchronous() -> None:
                 async for piece in stream:
                     assert_type(piece, str)
             assert_type(session.pull("x"), AsyncPull)
+            assert_type(await session.fork(2, session_ids=["a", "b"]), list[AsyncSession])
+            assert_type((await session.rewind(1)).kept_tokens, int)
+            session.stream("x", on_queue=_take_place)
             reply = await session.chat("x")
             assert_type(reply.upper(), str)
             assert_type(reply.metadata, dict[str, Any])
+
+
+def _take_place(place: QueueEvent) -> None:
+    assert_type(place.position, int)
 
 
 def synchronous() -> None:
@@ -72,6 +81,9 @@ def synchronous() -> None:
                 for piece in stream:
                     assert_type(piece, str)
             assert_type(session.pull("x"), Pull)
+            assert_type(session.fork(2), list[Session])
+            assert_type(session.rewind(tokens=5), RewindResult)
+            session.stream("x", on_queue=1)  # type: ignore[arg-type]
             assert_type(session.chat("x", raw=True), Reply)
             assert_type(session.cancel(), bool)
             session.chat("x", cooked=True)  # type: ignore[call-arg]

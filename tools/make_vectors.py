@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import struct
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,8 @@ def metadata(prompt: int, output: int, **fields: Any) -> dict[str, Any]:
         "predicted_ms": 1.5,
         "stop_reason": "eos",
         "stop_detail": "256",
+        "shifts": 0,
+        "shifted": False,
         "parks": 0,
         "seed": 7,
         "model": "echo",
@@ -117,17 +120,18 @@ class Exchange:
         number = self.request(call, params)
         self._daemon([3, number, error.to_wire()], ["/2/message", "/2/hint"])
 
-    def event(self, number: int, event: Any) -> None:
+    def event(self, number: int, event: Any, varies: list[str] | None = None) -> None:
         """Let the daemon tell an event."""
-        self._daemon([4, number, event])
+        self._daemon([4, number, event], varies)
 
     def credit(self, number: int, events: int) -> None:
         """Let the client take more events."""
         self._client([5, number, events])
 
-    def reply(self, number: int, result: w.TurnResult) -> None:
-        """Let the daemon answer a request that told events."""
-        varies = [f"/2/metadata/{key}" for key in result.metadata if key in STATS]
+    def reply(self, number: int, result: w.TurnResult, more: Sequence[str] = ()) -> None:
+        """Let the daemon answer a request that told events; *more* of it varies."""
+        varies = [*more]
+        varies += [f"/2/metadata/{key}" for key in result.metadata if key in STATS]
         self._daemon([2, number, result], varies)
 
     def open(self) -> tuple[int, int]:
@@ -274,6 +278,60 @@ def natural() -> dict[str, Any]:
     return x.done()
 
 
+def branched() -> dict[str, Any]:
+    """Branches of a session's state, the way back, and the end of it all."""
+    x = Exchange("branches")
+    _, context = x.open()
+    turn = w.StreamParams(context=context, prompt="hi", raw=True)
+    x.call("chat", turn, w.TurnResult(text=b"hi", metadata=metadata(4, 3)))
+    one, two = x.handle(), x.handle()
+    x.call(
+        "fork_session",
+        w.ForkParams(context=context, n=2, session_ids=["a", "b"]),
+        w.ForkResult(contexts=[one, two], tokens=6, kept_tokens=6),
+    )
+    x.call(
+        "rewind",
+        w.RewindParams(context=one, turns=1),
+        w.RewindResult(),
+    )
+    x.call(
+        "rewind",
+        w.RewindParams(context=two, tokens=3),
+        w.RewindResult(tokens=3, turns=1, kept_tokens=3),
+    )
+    x.call("forget", w.ForgetParams(session_id="b"), w.ForgetResult(forgotten=True))
+    x.call("forget", w.ForgetParams(context=one), w.ForgetResult(forgotten=True))
+    x.call("forget", w.ForgetParams(session_id="b"), w.ForgetResult(forgotten=False))
+    return x.done()
+
+
+def watched() -> dict[str, Any]:
+    """Four readers that do not read hold the slots; a fifth turn waits and is told its place."""
+    x = Exchange("a place in the queue")
+    graph, first = x.open()
+    contexts = [first]
+    for _ in range(4):
+        contexts.append(x.handle())
+        x.call(
+            "init_execution_context",
+            w.GraphParams(graph=graph),
+            w.ContextResult(context=contexts[-1]),
+        )
+    for context in contexts[:4]:
+        prompt = w.SetInputParams(context=context, index=0, tensor=tensor(b"ab"))
+        x.call("set_input", prompt, w.Empty())
+        one = w.ComputeSingleParams(context=context)
+        x.call("compute_single", one, w.ComputeSingleResult(piece=b"a"))
+    turn = w.StreamParams(context=contexts[4], prompt="hi", watch=True)
+    number = x.request("stream", turn)
+    x.event(number, w.QueueEvent(position=1, waiting=1, starts_in_s=6.4), ["/2/starts_in_s"])
+    for position, text in enumerate((b"h", b"i")):
+        x.event(number, w.TokensEvent(tokens=list(text), text=text, position=position))
+    x.reply(number, w.TurnResult(metadata=metadata(4, 3)), ["/2/metadata/cached_tokens"])
+    return x.done()
+
+
 def passed() -> dict[str, Any]:
     """A prompt in a descriptor: `fd` 0 takes the one that came with the frame."""
     x = Exchange("a prompt in a descriptor")
@@ -283,6 +341,9 @@ def passed() -> dict[str, Any]:
     x.call("compute", w.ComputeParams(context=context), w.ComputeResult())
     x.call("get_output", w.GetOutputParams(context=context), w.OutputResult(data=b"hello"))
     return x.done()
+
+
+EXCHANGES = (computed, streamed, single, named, natural, branched, watched, passed)
 
 
 def framed(body: bytes) -> bytes:
@@ -372,6 +433,8 @@ def refused() -> list[dict[str, Any]]:
         case("a graph that never was", [[1, 1, "unload", {"graph": missing}]], argument),
         case("a descriptor that was not passed", [[1, 1, "load", {"fd": 0}]], argument),
         case("cancel without a target", [[1, 1, "cancel", {}]], argument),
+        case("forget without a target", [[1, 1, "forget", {}]], argument),
+        case("a way back without a goal", [[1, 1, "rewind", {"context": missing}]], argument),
         case("no builder", [[1, 1, "load", {}]], argument),
         case(
             "a builder too long for a name",
@@ -461,7 +524,16 @@ def vectors() -> dict[str, Any]:
         "about": ABOUT,
         "protocol": list(w.PROTOCOL_VERSION),
         "software": SOFTWARE,
-        "exchanges": [computed(), streamed(), single(), named(), natural(), passed()],
+        "exchanges": [
+            computed(),
+            streamed(),
+            single(),
+            named(),
+            natural(),
+            branched(),
+            watched(),
+            passed(),
+        ],
         "malformed": malformed() + refused(),
         "malformed_daemon": malformed_daemon(),
     }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
@@ -13,6 +13,9 @@ from .output import size_text, table, time_text, write, write_json
 __all__ = ("add_to",)
 
 ID_DIGITS = 12
+SESSION_HEADS = (
+    "SESSION", "ID", "MODEL", "STATE", "PLACE", "PRIORITY", "HISTORY", "ANSWER", "FOR",
+)  # fmt: skip
 
 
 def ps(socket: SocketPath = None, as_json: JsonOutput = False) -> None:
@@ -28,8 +31,7 @@ def ps(socket: SocketPath = None, as_json: JsonOutput = False) -> None:
     if sessions:
         running = {task["context"]: task for task in tasks}
         write("")
-        heads = ("SESSION", "ID", "MODEL", "STATE", "PRIORITY", "HISTORY", "ANSWER", "FOR")
-        table(heads, [_session_row(s, running.get(s["context"])) for s in sessions])
+        table(SESSION_HEADS, [_session_row(s, running.get(s["context"])) for s in sessions])
 
 
 def _model_row(model: dict[str, Any], sessions: list[dict[str, Any]]) -> tuple[object, ...]:
@@ -66,10 +68,54 @@ def _session_row(session: dict[str, Any], task: dict[str, Any] | None) -> tuple[
         session["session_id"] or "-",
         session["model"],
         session["state"],
+        _place(task),
         session["priority"],
         session["tokens"],
         task["output_tokens"] if task else "-",
         time_text(task["for_s"] if task else session["idle_s"]),
+    )
+
+
+def _place(task: dict[str, Any] | None) -> object:
+    """Return a task's place in the queue; in a slot it has none, and a busy worker tells none."""
+    return (task and task["position"]) or "-"
+
+
+def queue(
+    everybody: Annotated[
+        bool, typer.Option("--all", help="Everybody's: for root and the daemon's user.")
+    ] = False,
+    socket: SocketPath = None,
+    as_json: JsonOutput = False,
+) -> None:
+    """List the tasks that run and wait, in their order."""
+    with client_of(socket) as client:
+        tasks = client.queue(everybody=everybody)
+    if as_json:
+        write_json({"tasks": tasks})
+        return
+    heads = (
+        "MODEL", "PLACE", "STATE", "SESSION", "ID", "USER", "PRIORITY", "PROMPT", "ANSWER", "FOR",
+        "STARTS IN",
+    )  # fmt: skip
+    table(heads, [_task_row(task) for task in tasks])
+
+
+def _task_row(task: dict[str, Any]) -> tuple[object, ...]:
+    now, own = task["effective_priority"], task["priority"]
+    starts_in_s = task["starts_in_s"] if _place(task) != "-" else None
+    return (
+        task["model"],
+        _place(task),
+        task["state"],
+        task["context"],
+        task["session_id"] or "-",
+        task["uid"],
+        own if now in (own, None) else f"{own}, now {now}",
+        task["prompt_tokens"],
+        task["output_tokens"],
+        time_text(task["for_s"]),
+        "-" if starts_in_s is None else time_text(starts_in_s),
     )
 
 
@@ -96,5 +142,5 @@ def status(socket: SocketPath = None, as_json: JsonOutput = False) -> None:
 
 def add_to(app: typer.Typer) -> None:
     """Add the commands."""
-    for command in (ps, status):
+    for command in (ps, queue, status):
         app.command()(command)

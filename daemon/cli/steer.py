@@ -57,6 +57,20 @@ def _context_of(client: Client, wanted: str) -> int:
     raise NotFound(f"you have no session {wanted!r}", hint="`inferd ps` lists your sessions")
 
 
+def forget(
+    session: Annotated[str, typer.Argument(metavar="ID", help="A session's id.")],
+    socket: SocketPath = None,
+    as_json: JsonOutput = False,
+) -> None:
+    """Delete a session: its history, and what is kept of it in memory and on disk."""
+    with client_of(socket) as client:
+        forgotten = client.forget(session_id=session)
+    if as_json:
+        write_json({"forgotten": forgotten})
+    else:
+        write("forgotten" if forgotten else f"there was no session {session!r}")
+
+
 def stop(
     now: Annotated[bool, typer.Option("--now", help="Do not let running turns finish.")] = False,
     wait: Annotated[
@@ -147,5 +161,5 @@ def _wait_until_gone(path: Path, process: int | None, wait_s: float) -> bool:
 
 def add_to(app: typer.Typer) -> None:
     """Add the commands."""
-    for command in (cancel, stop):
+    for command in (cancel, forget, stop):
         app.command()(command)

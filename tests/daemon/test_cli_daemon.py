@@ -266,11 +266,21 @@ def test_a_session_under_way_is_listed_and_cancelled(by: str, socket: str) -> No
         assert process.stdout.read(1) == b"B"
         listed = inferd("ps", socket=socket).stdout
         assert name in listed and "running" in listed and "low" in listed
+        heads, task = inferd("queue", socket=socket).stdout.splitlines()
+        assert heads.split()[:4] == ["MODEL", "PLACE", "STATE", "SESSION"]
+        assert name in task and "running" in task and task.split()[1] == "-"
         (session,) = document(inferd("ps", "--json", socket=socket))["sessions"]
         wanted = name if by == "id" else str(session["context"])
         assert inferd("cancel", wanted, socket=socket).stdout == "cancelled\n"
         process.wait(60)
     assert document(inferd("ps", "--json", socket=socket))["tasks"] == []
+    assert document(inferd("queue", "--all", "--json", socket=socket)) == {"tasks": []}
+
+
+def test_a_session_is_forgotten_by_its_id(socket: str) -> None:
+    assert inferd("run", "echo", "secret", "--session", "diary", socket=socket).exit_code == 0
+    assert inferd("forget", "diary", socket=socket).stdout == "forgotten\n"
+    assert document(inferd("forget", "diary", "--json", socket=socket)) == {"forgotten": False}
 
 
 def test_stop_waits_until_the_daemon_has_ended() -> None:

@@ -40,8 +40,8 @@ def run(daemon: RunningDaemon, example: Path, *arguments: str) -> str:
     return done.stdout
 
 
-def test_there_are_eight_of_at_most_forty_lines() -> None:
-    assert len(EXAMPLES) == 8
+def test_there_are_nine_of_at_most_forty_lines() -> None:
+    assert len(EXAMPLES) == 9
     for example in EXAMPLES:
         assert len(example.read_text().splitlines()) <= LINES_MAX, example.name
 

@@ -1,7 +1,8 @@
 """A daemon's end of the socket for the client's tests: it answers by a table and remembers all.
 
 `hold` as a prompt sends one event and then nothing until it is cancelled; `refuse N` is refused
-with `Busy` N times. Everything else is said back word by word.
+with `Busy` N times. Everything else is said back word by word; who watches is told two places in
+the queue before.
 """
 
 from __future__ import annotations
@@ -226,13 +227,21 @@ async def _turn(exchange: Exchange) -> str:
     return prompt
 
 
+async def _queued(exchange: Exchange) -> None:
+    for position in (2, 1) if exchange.params.get("watch") else ():
+        place = {"position": position, "waiting": 5, "starts_in_s": 0.5}
+        await exchange.peer.send([4, exchange.number, place])
+
+
 async def _stream(exchange: Exchange) -> dict[str, Any]:
+    await _queued(exchange)
     for position, word in enumerate(_words(await _turn(exchange))):
         await exchange.emit({"tokens": [position], "text": word.encode(), "position": position})
     return {"text": b".", "metadata": METADATA}
 
 
 async def _chat(exchange: Exchange) -> dict[str, Any]:
+    await _queued(exchange)
     return {"text": (await _turn(exchange)).encode(), "metadata": METADATA}
 
 
@@ -243,6 +252,10 @@ async def _cancel(exchange: Exchange) -> dict[str, Any]:
     for request in found:
         request.cancelled.set()
     return {"cancelled": bool(found)}
+
+
+async def _fork(exchange: Exchange) -> dict[str, Any]:
+    return {"contexts": list(range(13, 13 + exchange.params.get("n", 1))), "tokens": 7}
 
 
 async def _set_input(exchange: Exchange) -> dict[str, Any]:
@@ -298,6 +311,9 @@ ANSWERS: dict[str, Answer] = {
     "stream": _stream,
     "chat": _chat,
     "cancel": _cancel,
+    "fork_session": _fork,
+    "rewind": _fixed(tokens=5, turns=1, kept_tokens=2, kv="computed_again"),
+    "forget": _fixed(forgotten=True),
     "models": _fixed(models=[{"name": "fake"}]),
     "show": _fixed(models=[{"name": "fake"}]),
     "sessions": _fixed(sessions=[{"context": 12}]),

@@ -21,6 +21,7 @@ from inferd import (
     ConnectionLost,
     InvalidArgument,
     NotFound,
+    QueueEvent,
     Reply,
     SessionBusy,
     Timeout,
@@ -61,6 +62,69 @@ async def test_a_stream_gives_its_pieces_tokens_and_metadata(
         assert (sent["options"], sent["queue_timeout_s"]) == ({"temp": 0}, 5)
         await stream.aclose()
         assert "cancel" not in server.names()
+
+
+async def test_who_waits_is_told_its_place_and_reads_the_same_pieces(tmp_path: Path) -> None:
+    told: list[QueueEvent] = []
+    async with talking(tmp_path) as (server, session):
+        stream = session.stream("one two", on_queue=told.append)
+        assert [piece async for piece in stream] == ["one ", "two ", "."]
+        assert await session.chat("x", on_queue=told.append) == "x"
+        assert [place.position for place in told] == [2, 1, 2, 1]
+        assert (told[0].waiting, told[0].starts_in_s) == (5, 0.5)
+        assert stream.tokens == [0, 1]
+        assert server.credits == []
+        assert await session.chat("x") == "x"
+        assert "watch" not in server.calls[-1][1]
+
+
+@pytest.mark.parametrize("call", ["stream", "chat"])
+async def test_an_error_in_on_queue_reaches_the_reader_and_cancels_the_turn(
+    call: str, tmp_path: Path
+) -> None:
+    def bad(place: QueueEvent) -> None:
+        raise LookupError(str(place.position))
+
+    async with talking(tmp_path) as (_, session):
+        with pytest.raises(LookupError, match="2"):
+            if call == "stream":
+                [piece async for piece in session.stream("hold", on_queue=bad)]
+            else:
+                await session.chat("hold", on_queue=bad)
+        assert await session.chat("next") == "next"
+
+
+async def test_branches_are_sessions_on_the_same_lease_and_close_with_their_trunk(
+    tmp_path: Path,
+) -> None:
+    async with talking(tmp_path) as (server, session):
+        one, two = await session.fork(2, session_ids=["a", "b"])
+        assert (one.context, two.context, one.session_id) == (13, 14, "a")
+        assert (one.graph, one.model) == (session.graph, "m")
+        assert await one.chat("x") == "x"
+        async with two:
+            assert await two.chat("y") == "y"
+        assert server.calls[-1][0] == "finalize_execution_context"
+        assert server.calls[-1][1]["context"] == 14
+        with pytest.raises(InvalidArgument):
+            await two.chat("closed")
+    closed = [params["context"] for name, params in server.calls if name.startswith("finalize")]
+    assert closed == [14, 13, 12]
+    assert server.names().count("unload") == 1
+
+
+async def test_a_session_goes_back_and_is_forgotten(tmp_path: Path) -> None:
+    async with talking(tmp_path) as (server, session):
+        result = await session.rewind(1)
+        assert (result.tokens, result.turns, result.kv) == (5, 1, "computed_again")
+        assert server.calls[-1] == ("rewind", {"context": 12, "turns": 1})
+        await session.rewind(tokens=3)
+        assert server.calls[-1] == ("rewind", {"context": 12, "tokens": 3})
+        await session.forget()
+        with pytest.raises(InvalidArgument):
+            await session.chat("x")
+    assert "finalize_execution_context" not in server.names()
+    assert server.names()[-1] == "unload"
 
 
 async def test_characters_are_whole_however_the_bytes_come(tmp_path: Path) -> None:

@@ -97,6 +97,28 @@ def test_streams_chats_and_pulls(client: Client, server: FakeServer) -> None:
     assert list(client.stream(12, "x")) == ["x ", "."]
 
 
+def test_branches_places_in_the_queue_and_the_way_back(client: Client, server: FakeServer) -> None:
+    told: list[int] = []
+    with client.session("m") as session:
+        thread = threading.get_ident()
+        stream = session.stream(
+            "one", on_queue=lambda p: told.extend((p.position, threading.get_ident()))
+        )
+        assert list(stream) == ["one ", "."]
+        assert told == [2, thread, 1, thread]
+        one, two = session.fork(2)
+        with one:
+            assert one.chat("x") == "x"
+        assert two.chat("y", on_queue=lambda p: told.append(p.position)) == "y"
+        assert told[4:] == [2, 1]
+        assert session.rewind(1).tokens == 5
+        session.forget()
+    assert client.fork_session(12).contexts == [13]
+    assert client.rewind(12, tokens=1).turns == 1
+    assert client.forget(session_id="a")
+    assert list(client.stream(12, "x", on_queue=lambda p: None)) == ["x ", "."]
+
+
 def test_credit_bounds_what_waits_for_a_slow_thread(
     session: Session, server: FakeServer, portal: BlockingPortal
 ) -> None:

@@ -233,12 +233,39 @@ async def session_with_an_id(client: AsyncClient) -> None:
     assert await client.apply_template(graph, [{"role": "user", "content": "hi"}]) == "hi"
 
 
+async def branches(client: AsyncClient) -> None:
+    context = await client.init_execution_context(await client.load_by_name("echo"))
+    assert await client.chat(context, "hi", raw=True) == "hi"
+    forked = await client.fork_session(context, 2, session_ids=["a", "b"])
+    assert (forked.tokens, forked.kept_tokens, forked.kv) == (6, 6, "kept")
+    one, two = forked.contexts
+    assert (await client.rewind(one, turns=1)).tokens == 0
+    assert (await client.rewind(two, tokens=3)).turns == 1
+    assert await client.forget(session_id="b")
+    assert await client.forget(one)
+    assert not await client.forget(session_id="b")
+
+
+async def watched(client: AsyncClient) -> None:
+    graph = await client.load_by_name("echo")
+    contexts = [await client.init_execution_context(graph) for _ in range(5)]
+    for context in contexts[:4]:
+        await client.set_input(context, 0, b"ab")
+        assert await client.compute_single(context) == b"a"
+    told: list[w.QueueEvent] = []
+    stream = client.stream(contexts[4], "hi", on_queue=told.append)
+    assert [piece async for piece in stream] == ["h", "i"]
+    assert [(place.position, place.waiting) for place in told] == [(1, 1)]
+
+
 CALLS: dict[str, Callable[[AsyncClient], Awaitable[None]]] = {
     "compute": compute,
     "stream": stream,
     "compute_single": compute_single,
     "compute with named tensors": named_tensors,
     "chat in a session with an id": session_with_an_id,
+    "branches": branches,
+    "a place in the queue": watched,
 }
 
 

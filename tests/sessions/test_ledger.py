@@ -18,7 +18,7 @@ from inferd.scheduler import Engine
 from inferd.scheduler.messages import TurnStats
 from inferd.sessions import Ledger, Session, TurnOptions
 from inferd.sessions.forecast import Ticket
-from inferd.sessions.ledger import FORECASTS_MAX
+from inferd.sessions.ledger import _FORECASTS_MAX
 from inferd.sessions.table import State
 from tests.scheduler.doubles import Bench
 from tests.sessions.doubles import EnginePort, Source
@@ -102,14 +102,14 @@ def test_the_place_told_goes_by_class_and_owners_take_turns() -> None:
 
 def test_rates_of_models_that_never_come_again_are_forgotten() -> None:
     it = ledger()
-    for number in range(FORECASTS_MAX + 10):
+    for number in range(_FORECASTS_MAX + 10):
         one = Ticket(1, f"descriptor-{number}", 1, 1, 10)
         it.admit(one)
         it.move(one, State.RUNNING)
         it.move(one, State.DONE)
         it.ended(one, TurnStats(stop_reason="eos", prompt_tokens=10, output_tokens=1))
 
-    assert len(it._forecasts) == FORECASTS_MAX
+    assert len(it._forecasts) == _FORECASTS_MAX
 
 
 class SlowEcho(EchoModel):

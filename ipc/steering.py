@@ -1,0 +1,147 @@
+"""inferd's own calls that steer and look in, as methods of the asynchronous client."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from . import messages as w
+from .calls import AsyncCalls
+from .payloads import Message, Priority
+
+__all__ = ("AsyncSteering",)
+
+
+class AsyncSteering(AsyncCalls):
+    """The calls on contexts and on the daemon that wasi-nn does not have."""
+
+    async def cancel(
+        self,
+        context: int | None = None,
+        *,
+        request: int | None = None,
+        timeout: float | None = None,
+    ) -> bool:
+        """Cancel a context's turn, or a request by its id; tell whether there was one."""
+        params = w.CancelParams(request=request, context=context)
+        return (await self.call("cancel", params, w.CancelResult, timeout)).cancelled
+
+    async def reset(
+        self, context: int, system: str | None = None, *, timeout: float | None = None
+    ) -> None:
+        """Empty a context's history; *system* is then its first message."""
+        params = w.SystemParams(context=context, system=system)
+        await self.call("reset", params, w.Empty, timeout)
+
+    async def fork_session(
+        self,
+        context: int,
+        n: int = 1,
+        *,
+        session_ids: Sequence[str] = (),
+        timeout: float | None = None,
+    ) -> w.ForkResult:
+        """Make *n* branches of a context's present state, with *session_ids* of their own if they
+        are given; all or none.
+        """
+        params = w.ForkParams(context=context, n=n, session_ids=list(session_ids))
+        return await self.call("fork_session", params, w.ForkResult, timeout)
+
+    async def rewind(
+        self,
+        context: int,
+        *,
+        turns: int | None = None,
+        tokens: int | None = None,
+        timeout: float | None = None,
+    ) -> w.RewindResult:
+        """Go back in a context's history by *turns*, or to its first *tokens* tokens."""
+        params = w.RewindParams(context=context, turns=turns, tokens=tokens)
+        return await self.call("rewind", params, w.RewindResult, timeout)
+
+    async def forget(
+        self,
+        context: int | None = None,
+        *,
+        session_id: str | None = None,
+        timeout: float | None = None,
+    ) -> bool:
+        """Delete a session with all that is kept of it: by its context, or, wherever it is open, by
+        its id; tell whether there was one.
+        """
+        params = w.ForgetParams(context=context, session_id=session_id)
+        return (await self.call("forget", params, w.ForgetResult, timeout)).forgotten
+
+    async def set_options(
+        self,
+        context: int,
+        options: dict[str, Any] | None = None,
+        *,
+        priority: Priority | None = None,
+        timeout: float | None = None,
+    ) -> None:
+        """Let parameters, and a priority, hold for a context's turns from now on."""
+        params = w.OptionsParams(context=context, options=options or {}, priority=priority or "")
+        await self.call("set_options", params, w.Empty, timeout)
+
+    async def models(self, *, timeout: float | None = None) -> list[dict[str, Any]]:
+        """List the models."""
+        return (await self.call("models", w.Empty(), w.ModelsResult, timeout)).models
+
+    async def show(self, name: str, *, timeout: float | None = None) -> dict[str, Any]:
+        """Describe one model."""
+        result = await self.call("show", w.NamesParams(name=name), w.ModelsResult, timeout)
+        return result.models[0] if result.models else {}
+
+    async def unload_model(
+        self, name: str, *, force: bool = False, timeout: float | None = None
+    ) -> None:
+        """Unload a model (for an operator); with *force* also one that is in use."""
+        params = w.NamesParams(name=name, force=force)
+        await self.call("unload_model", params, w.Empty, timeout)
+
+    async def sessions(self, *, timeout: float | None = None) -> list[dict[str, Any]]:
+        """List the user's sessions."""
+        return (await self.call("sessions", w.Empty(), w.SessionsResult, timeout)).sessions
+
+    async def queue(
+        self, *, everybody: bool = False, timeout: float | None = None
+    ) -> list[dict[str, Any]]:
+        """List the user's tasks that wait and run; for an operator also those of *everybody*."""
+        params = w.QueueParams(all=everybody)
+        return (await self.call("queue", params, w.QueueResult, timeout)).tasks
+
+    async def stats(self, *, timeout: float | None = None) -> dict[str, Any]:
+        """Return the daemon's figures."""
+        return (await self.call("stats", w.Empty(), w.StatsResult, timeout)).stats
+
+    async def tokenize(
+        self,
+        graph: int,
+        text: str,
+        *,
+        special: bool = False,
+        bos: bool = False,
+        timeout: float | None = None,
+    ) -> list[int]:
+        """Return a text's token ids; *special* reads the names of special tokens as these."""
+        params = w.TokenizeParams(graph=graph, text=text, special=special, bos=bos)
+        return (await self.call("tokenize", params, w.TokensResult, timeout)).tokens
+
+    async def detokenize(
+        self, graph: int, tokens: Sequence[int], *, timeout: float | None = None
+    ) -> bytes:
+        """Return the bytes of token ids."""
+        params = w.DetokenizeParams(graph=graph, tokens=list(tokens))
+        return (await self.call("detokenize", params, w.TextResult, timeout)).text
+
+    async def apply_template(
+        self, graph: int, messages: Sequence[Message], *, timeout: float | None = None
+    ) -> str:
+        """Return the prompt that the model's chat template makes of *messages*."""
+        params = w.TemplateParams(graph=graph, messages=[dict(m) for m in messages])
+        return (await self.call("apply_template", params, w.TextResult, timeout)).text.decode()
+
+    async def drain(self, *, stop: bool = False, timeout: float | None = None) -> None:
+        """Let the daemon finish what runs and take nothing new; with *stop* it then ends."""
+        await self.call("drain", w.DrainParams(stop=stop), w.Empty, timeout)

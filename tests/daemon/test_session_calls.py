@@ -1,0 +1,338 @@
+"""Branches, going back, forgetting and the queue, over a real socket to a real daemon."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import anyio
+import pytest
+
+from inferd import Client, QueueEvent
+from inferd.backends.errors import (
+    Busy,
+    InvalidArgument,
+    PermissionDenied,
+    SessionBusy,
+    ShuttingDown,
+)
+from inferd.daemon.calls import ALL_CALLS
+from inferd.daemon.config import Config
+from inferd.daemon.core import Daemon
+from inferd.ipc.messages import CREDIT_MAX, QueueParams
+from inferd.testing import RunningDaemon, running_daemon
+from tests.raw import RawClient
+
+CONFIG = """
+[daemon]
+sessions_max = 20
+tasks_waiting_max = 6
+prompt_tokens_waiting_owner_max = 400
+
+[models.slow]
+backend = "echo"
+slots = 1
+ctx_size = 64
+[models.slow.echo]
+step_ms = 20
+
+[models.slower]
+backend = "echo"
+slots = 1
+[models.slower.echo]
+step_ms = 100
+"""
+
+
+@pytest.fixture(scope="module")
+def daemon() -> Iterator[RunningDaemon]:
+    with running_daemon(CONFIG) as running:
+        yield running
+
+
+@pytest.fixture
+def client(daemon: RunningDaemon) -> Iterator[RawClient]:
+    with RawClient(daemon.socket) as raw:
+        yield raw
+
+
+def said(client: RawClient, context: int, prompt: str, **params: Any) -> str:
+    """Do a raw turn that adds to the history."""
+    result = client.call("chat", context=context, prompt=prompt, raw=True, **params)
+    return str(result["text"].decode())
+
+
+def queued(client: RawClient, count: int) -> list[dict[str, Any]]:
+    """Return the queue once it has *count* tasks."""
+    for _ in range(1000):
+        if len(tasks := client.call("queue")["tasks"]) == count:
+            return list(tasks)
+    raise AssertionError(f"{len(tasks)} tasks, not {count}")
+
+
+# Branches.
+
+
+def test_branches_go_on_from_one_state_which_is_not_computed_again(client: RawClient) -> None:
+    context = client.context()
+    said(client, context, "shared")
+
+    forked = client.call("fork_session", context=context, n=3)
+
+    assert forked["tokens"] == forked["kept_tokens"] == 14
+    assert "kv" not in forked, "kept is what is left out"
+    for branch, text in zip(forked["contexts"], ("one", "two", "three"), strict=True):
+        assert said(client, branch, text) == text
+        assert client.metadata(branch)["cached_tokens"] >= 13
+    states = {s["context"]: s["tokens"] for s in client.call("sessions")["sessions"]}
+    assert [states[c] for c in (context, *forked["contexts"])] == [14, 22, 22, 26]
+
+
+def test_the_cap_takes_all_branches_or_none(client: RawClient) -> None:
+    context = client.context()
+    client.call("fork_session", context=context, n=16)
+    open_before = len(client.call("sessions")["sessions"])
+
+    with pytest.raises(Busy):
+        client.call("fork_session", context=context, n=16)
+
+    assert len(client.call("sessions")["sessions"]) == open_before
+
+
+def test_going_back_says_what_is_left_and_kept(client: RawClient) -> None:
+    context = client.context()
+    for text in ("first", "second"):
+        said(client, context, text)
+
+    assert client.call("rewind", context=context, turns=1) == {
+        "tokens": 12, "turns": 1, "kept_tokens": 12,
+    }  # fmt: skip
+    assert client.call("rewind", context=context, tokens=4)["tokens"] == 4
+    assert said(client, context, "other") == "other"
+    assert client.call("rewind", context=context, turns=2) == {}
+    with pytest.raises(InvalidArgument):
+        client.call("compute", context=context)
+
+
+@pytest.mark.parametrize(
+    "params", [{}, {"turns": 1, "tokens": 1}, {"turns": 0}, {"turns": 2}, {"tokens": 99}]
+)
+def test_a_way_back_that_is_none_is_refused(client: RawClient, params: dict[str, int]) -> None:
+    context = client.context()
+    said(client, context, "x")
+
+    with pytest.raises(InvalidArgument):
+        client.call("rewind", context=context, **params)
+
+
+def test_nothing_branches_off_or_goes_back_during_a_turn(client: RawClient) -> None:
+    context = client.context("slow")
+    turn = client.start("stream", context=context, prompt="a long story", credit=1)
+    queued(client, 1)
+
+    for call, params in (("fork_session", {}), ("rewind", {"turns": 1})):
+        with pytest.raises(SessionBusy):
+            client.call(call, context=context, **params)
+    client.call("cancel", request=turn)
+
+
+# Forgetting.
+
+
+def test_what_is_forgotten_is_gone_wherever_it_was(
+    client: RawClient, daemon: RunningDaemon
+) -> None:
+    graph = client.call("load_by_name", name="echo")["graph"]
+
+    def opened(by: RawClient, on: int) -> dict[str, Any]:
+        call = "init_execution_context_with_session_id"
+        return dict(by.call(call, graph=on, session_id="diary"))
+
+    context = opened(client, graph)["context"]
+    said(client, context, "secret")
+    with RawClient(daemon.socket) as other:
+        elsewhere = other.call("load_by_name", name="echo")["graph"]
+        assert other.call("forget", session_id="diary") == {"forgotten": True}
+        assert "attached" not in opened(other, elsewhere)
+    with pytest.raises(InvalidArgument):
+        client.call("compute", context=context)
+    back = opened(client, graph)
+    assert back["attached"], "the other connection's session sleeps"
+    assert client.call("forget", context=back["context"]) == {"forgotten": True}
+    assert client.call("forget", session_id="diary") == {"forgotten": False}
+    for params in ({}, {"context": context, "session_id": "diary"}, {"session_id": ""}):
+        with pytest.raises(InvalidArgument):
+            client.call("forget", **params)
+
+
+def test_closing_on_purpose_forgets_and_an_end_of_the_connection_does_not(
+    daemon: RunningDaemon,
+) -> None:
+    with Client(daemon.socket) as client:
+        graph = client.load_by_name("echo")
+        one = client.init_execution_context_with_session_id(graph, "one", persist=False)
+        client.init_execution_context_with_session_id(graph, "two")
+        client.finalize_execution_context(one)
+    with Client(daemon.socket) as client:
+        graph = client.load_by_name("echo")
+        attached = [
+            client.init_execution_context_with_session_id(graph, name).attached
+            for name in ("one", "two")
+        ]
+        assert attached == [False, True]
+        assert client.forget(session_id="one") and client.forget(session_id="two")
+
+
+# The queue.
+
+
+def test_the_queue_shows_who_waits_for_what_and_when_it_is_expected_to_start(
+    client: RawClient,
+) -> None:
+    contexts = [client.context("slow") for _ in range(3)]
+    turns = [client.start("stream", context=c, prompt="a long story") for c in contexts[:2]]
+    turns.append(client.start("stream", context=contexts[2], prompt="urgent", priority="high"))
+
+    tasks = queued(client, 3)
+
+    assert [t["position"] for t in tasks] == [0, 1, 2]
+    assert {t["context"] for t in tasks} == set(contexts)
+    assert {t["uid"] for t in tasks} == {os.getuid()}
+    assert tasks[0]["context"] == contexts[2], "a higher class takes the slot"
+    assert tasks[1]["starts_in_s"] <= tasks[2]["starts_in_s"]
+    assert tasks[2]["starts_in_s"] > 0
+    assert client.call("queue", all=True)["tasks"] != []
+    for turn in turns:
+        client.call("cancel", request=turn)
+
+
+def test_a_worker_that_does_not_answer_leaves_places_out() -> None:
+    config = CONFIG.replace("step_ms = 20", "step_ms = 1500")
+    with running_daemon(config) as stuck, RawClient(stuck.socket) as client:
+        context = client.context("slow")
+        turn = client.start("stream", context=context, prompt="x")
+        [task] = queued(client, 1)
+        assert (task["position"], task["starts_in_s"]) == (None, None)
+        assert task["context"] == context
+        client.call("cancel", request=turn)
+
+
+def test_who_watches_is_told_each_place_once_and_before_the_first_token(
+    client: RawClient,
+) -> None:
+    contexts = [client.context("slow") for _ in range(4)]
+    turns = [
+        client.start("stream", context=c, prompt="tale", credit=CREDIT_MAX, watch=True)
+        for c in contexts
+    ]
+
+    for turn in turns:
+        client.result(turn)
+
+    events = [e for e in client.events if e[1] == turns[3]]
+    places = [e[2]["position"] for e in events if "waiting" in e[2]]
+    assert places == sorted(places, reverse=True)
+    assert places[-1] == 1 and len(places) == len(set(places))
+    assert all("waiting" in e[2] for e in events[: len(places)])
+    assert not [e for e in client.events if e[1] == turns[0] and "waiting" in e[2]]
+
+
+def test_places_use_no_credit_and_who_did_not_ask_gets_none(client: RawClient) -> None:
+    first, second, third = (client.context("slow") for _ in range(3))
+    busy = client.start("stream", context=first, prompt="a long story")
+    queued(client, 1)
+    watching = client.start("stream", context=second, prompt="x", credit=1, watch=True)
+    other = client.start("stream", context=third, prompt="y", credit=CREDIT_MAX)
+    queued(client, 3)
+    client.call("cancel", request=busy)
+
+    client.result(other)
+    client.call("cancel", request=watching)
+
+    told = [e[2] for e in client.events if e[1] == watching]
+    assert "waiting" in told[0]
+    assert sum("waiting" not in event for event in told) == 1, "the credit is for tokens"
+    assert not any("waiting" in e[2] for e in client.events if e[1] == other)
+
+
+def test_the_client_tells_its_place(daemon: RunningDaemon) -> None:
+    told: list[QueueEvent] = []
+    with Client(daemon.socket) as client, client.session("slow") as busy:
+        stream = busy.stream("a long story")
+        next(stream)
+        with client.session("slow") as session:
+            reader = session.stream("x", on_queue=told.append)
+            busy.cancel()
+            assert list(reader) == ["x"]
+            assert session.chat("y", on_queue=told.append) == "y"
+    assert all(place.waiting >= place.position >= 1 for place in told)
+
+
+def test_prompt_tokens_that_wait_are_bounded_and_the_refusal_says_when(
+    client: RawClient,
+) -> None:
+    contexts = [client.context() for _ in range(2)]
+    slow = [client.context("slower") for _ in range(6)]
+    for context in slow:
+        client.set_input(context, b"x" * 60)
+    client.start("compute", context=slow[0])
+    waiting = [client.start("compute", context=c) for c in slow[1:]]
+    queued(client, 6)
+    client.set_input(contexts[0], b"x" * 200)
+
+    with pytest.raises(Busy) as caught:
+        client.call("compute", context=contexts[0])
+
+    assert "prompt tokens wait (yours)" in caught.value.message
+    assert caught.value.data["queue_length"] >= 4
+    assert caught.value.retry_after_s >= 0.1
+    for turn in waiting:
+        client.call("cancel", request=turn)
+    client.call("cancel", context=slow[0])
+
+
+def test_an_operator_sees_everybodys_tasks(client: RawClient) -> None:
+    assert client.call("queue", all=True) == {"tasks": []}
+
+
+@pytest.mark.asyncio
+async def test_others_do_not_see_everybodys_tasks(tmp_path: Path) -> None:
+    somebody = SimpleNamespace(peer=SimpleNamespace(uid=os.getuid() + 1))
+    folders = {"socket": tmp_path / "s", "models_dir": tmp_path, "state_dir": tmp_path}
+    config = Config(**folders, cores=1, kv_ram_bytes=0)
+    async with anyio.create_task_group() as group:
+        daemon = Daemon(config, group, 1, (0, ""))
+        request: Any = SimpleNamespace(params=QueueParams(all=True), connection=somebody)
+        with pytest.raises(PermissionDenied):
+            await ALL_CALLS["queue"](daemon, request)
+
+
+def test_a_draining_daemon_makes_no_branches() -> None:
+    with running_daemon() as daemon, RawClient(daemon.socket) as client:
+        context = client.context()
+        client.call("drain")
+        with pytest.raises(ShuttingDown):
+            client.call("fork_session", context=context)
+        assert client.call("rewind", context=context, tokens=0) == {}
+
+
+# A context shift.
+
+
+def test_a_shifted_session_goes_on_and_says_so(client: RawClient) -> None:
+    context = client.context("slow")
+    options = {"ctx-shift": True, "n-keep": 4, "n-predict": 36}
+    client.call("set_options", context=context, options=options)
+
+    said(client, context, "abcdefghijklmnopqrstuvwxyz0123456789")
+
+    metadata = client.metadata(context)
+    assert metadata["shifts"] >= 1 and metadata["shifted"]
+    assert metadata["output_tokens"] > 64 - 38, "it went on where the context was full"
+    [session] = [s for s in client.call("sessions")["sessions"] if s["context"] == context]
+    assert session["tokens"] < 64
+    assert said(client, context, "on", options={"n-predict": 2}) == "on"
+    assert client.metadata(context)["cached_tokens"] == session["tokens"], "both know what is left"
