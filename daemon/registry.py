@@ -20,6 +20,7 @@ from ..backends.errors import Busy, InferdError, ModelNotFound, ShuttingDown
 from ..backends.params import nearest
 from ..ipc.messages import CREDIT_MAX
 from ..scheduler import messages as m
+from ..scheduler.store import scoped
 from .config import Config
 from .config_models import MODEL_NAME, ModelConfig
 from .kv_index import KvIndex
@@ -320,6 +321,14 @@ class Registry:
             self.kv_index.unstored(fingerprint, report.name)
         else:
             self.kv_index.stored(fingerprint, *msgspec.structs.astuple(report))
+
+    async def forget_files(self, owner: int, session: str) -> None:
+        """Delete what lies on disk of a session that the workers have forgotten.
+
+        :raises BackendError: a file cannot be deleted.
+        """
+        shared = self.config.kv_share == "all"
+        await self.kv_index.forget(*scoped(owner, session, shared=shared))
 
     def lease_ended(self, model: Model) -> None:
         """Look again at who is idle."""

@@ -5,15 +5,19 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
-from ..backends.errors import WorkerCrashed
+import structlog
+
+from ..backends.errors import BackendError, WorkerCrashed
 from .session import Session
 
-__all__ = ("ForgetFiles", "Forgetting")
+__all__ = ("ForgetFiles", "Forgetting", "no_files")
+
+log = structlog.get_logger()
 
 ForgetFiles = Callable[[int, str], Awaitable[None]]
 
 
-async def _no_files(owner: int, name: str) -> None:
+async def no_files(owner: int, name: str) -> None:
     """Forget nothing: no file is kept."""
 
 
@@ -24,7 +28,7 @@ class Forgetting:
     deleted the session's id cannot be opened: a new session would lose its states, too.
     """
 
-    def __init__(self, files: ForgetFiles = _no_files) -> None:
+    def __init__(self, files: ForgetFiles = no_files) -> None:
         self.files = files
         self._left: dict[Session, None] = {}
 
@@ -42,7 +46,10 @@ class Forgetting:
         self._left[session] = None
 
     async def now(self, session: Session) -> None:
-        """Forget a session that has ended; if the caller is cancelled, the next `drain` does."""
+        """Forget a session that has ended; if the caller is cancelled, the next `drain` does.
+
+        :raises BackendError: a file of it cannot be deleted; the next `drain` tries again.
+        """
         self.soon(session)
         port = session.model.loaded
         if port is not None:
@@ -52,6 +59,10 @@ class Forgetting:
         self._left.pop(session, None)
 
     async def drain(self) -> None:
-        """Forget the sessions that were left."""
+        """Forget the sessions that were left; what cannot be deleted is logged."""
         for session in list(self._left):
-            await self.now(session)
+            try:
+                await self.now(session)
+            except BackendError as error:
+                log.warning("session.not_forgotten", session=session.name, cause=str(error))
+                self._left.pop(session, None)

@@ -14,7 +14,7 @@ from ..backends.errors import (
     SessionBusy,
     SessionExpired,
 )
-from .forgetting import Forgetting
+from .forgetting import ForgetFiles, Forgetting, no_files
 from .ledger import Ledger
 from .port import ModelSource
 from .session import Session
@@ -45,13 +45,14 @@ class SessionManager:
         idle_timeout_s: float = 300.0,
         dormant_max: int = 1000,
         evict: bool = False,
+        forget_files: ForgetFiles = no_files,
     ):
         self.ledger = ledger
         self.sessions_max = sessions_max
         self.idle_timeout_s = idle_timeout_s
         self.dormant_max = dormant_max
         self.evict = evict
-        self.forgetting = Forgetting()
+        self.forgetting = Forgetting(forget_files)
         self.expired = 0
         self._seconds = ledger.seconds
         self._new_handle = new_handle

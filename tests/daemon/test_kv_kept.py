@@ -1,0 +1,92 @@
+"""KV states outlive the daemon, and do not outlive being forgotten: real files, real processes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from inferd import Client
+from inferd.testing import RunningDaemon, running_daemon
+
+STORY = "Once upon a time there was a king who had three sons and a golden bird. " * 8
+MORE = "And then?"
+MODELS = pytest.mark.parametrize("memory", ["plain", "window", "recurrent"])
+
+
+def config(memory: str = "plain") -> str:
+    return f'[models.m]\nbackend = "echo"\nslots = 2\n[models.m.echo]\nmemory = "{memory}"\n'
+
+
+def kv_files(daemon: RunningDaemon) -> list[Path]:
+    return [path for path in (daemon.directory / "state" / "kv").rglob("*") if path.is_file()]
+
+
+def tell(daemon: RunningDaemon, prompt: str, session_id: str | None = None) -> tuple[int, int]:
+    """Do one turn on the raw prompt; return how many tokens it had, and how many were cached."""
+    with Client(daemon.socket) as client:
+        graph = client.load_by_name("m")
+        if session_id is None:
+            context = client.init_execution_context(graph)
+        else:
+            context = client.init_execution_context_with_session_id(graph, session_id)
+        client.set_input(context, 0, prompt.encode())
+        client.compute(context)
+        assert client.get_output(context, 0) == prompt.encode()
+        metadata = json.loads(client.get_output(context, 1))
+        return metadata["input_tokens"], metadata["cached_tokens"]
+
+
+@MODELS
+def test_a_conversation_goes_on_after_a_restart(memory: str) -> None:
+    with running_daemon(config(memory)) as daemon:
+        tokens, cached = tell(daemon, STORY, "diary")
+        assert cached == 0
+        daemon.stop()
+        assert kv_files(daemon)
+        daemon.start_again()
+
+        _, cached = tell(daemon, STORY + MORE)
+
+        assert tokens - 1 <= cached <= tokens
+
+
+def test_what_is_damaged_on_disk_is_computed_again() -> None:
+    with running_daemon(config()) as daemon:
+        tell(daemon, STORY, "diary")
+        daemon.stop()
+        for path in kv_files(daemon):
+            damaged = bytearray(path.read_bytes())
+            damaged[-1] ^= 1
+            path.write_bytes(damaged)
+        daemon.start_again()
+
+        assert tell(daemon, STORY + MORE)[1] == 0
+
+
+def test_what_is_forgotten_leaves_no_file() -> None:
+    with running_daemon(config()) as daemon:
+        tell(daemon, STORY, "diary")
+        tell(daemon, STORY.upper(), "other")
+        daemon.stop()
+        before = kv_files(daemon)
+        daemon.start_again()
+        with Client(daemon.socket) as client:
+            client.forget(session_id="diary")
+
+            after = kv_files(daemon)
+            assert after and len(after) < len(before)
+            client.forget(session_id="other")
+            assert not kv_files(daemon)
+
+
+def test_what_may_not_be_written_down_is_not() -> None:
+    with running_daemon(config()) as daemon:
+        with Client(daemon.socket) as client:
+            graph = client.load_by_name("m")
+            context = client.init_execution_context_with_session_id(graph, "quiet", persist=False)
+            client.set_input(context, 0, STORY.encode())
+            client.compute(context)
+        daemon.stop()
+        assert not kv_files(daemon)
