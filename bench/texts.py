@@ -42,7 +42,8 @@ def story(rng: random.Random, words: int) -> str:
     return " ".join(found[:words])
 
 
-def question(rng: random.Random) -> str:
-    """Return a short question, 15 to 20 tokens."""
-    name, thing, place = (rng.choice(words.split()) for words in (_NAMES, _THINGS, _PLACES))
+def question(rng: random.Random, name: str = "") -> str:
+    """Return a short question of *name* or anybody, 15 to 20 tokens."""
+    name = name or rng.choice(_NAMES.split())
+    thing, place = (rng.choice(words.split()) for words in (_THINGS, _PLACES))
     return f" {name} asked: who has seen the {thing} near the {place}? The answer was:"

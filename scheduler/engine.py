@@ -316,6 +316,7 @@ class Engine:
         self.cost.learn(load, self._now - started)
         for row in rows:
             self._count(row)
+        self._age_others(rows)
         drawn = [r.task for r in rows if r.task.row]
         for task in drawn:
             task.row_at = self._now
@@ -355,6 +356,14 @@ class Engine:
         if task.computed in task.stops:
             task.stops.discard(task.computed)
             self.slots.snapshot(task)
+
+    def _age_others(self, rows: list[Rows]) -> None:
+        """Let those age that hold a slot and had no row in this step, as those do who wait for one."""
+        served = {id(r.task) for r in rows}
+        computed = sum(r.count for r in rows)
+        for task in self.slots.tasks:
+            if task.has_work and id(task) not in served:
+                task.age += computed
 
     def _step_failed(self, rows: list[Rows], error: BackendError) -> None:
         for row in rows:

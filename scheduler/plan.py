@@ -220,7 +220,9 @@ def plan_rows(
 
     Every task that decodes gets its row. Prompts share, in the order of the queue, what the
     step's time has left: where tasks of their own or a higher class decode beside them,
-    `step_target_s` in all, or half of the decoding rows' own time; else `step_alone_s`.
+    `step_target_s` in all, or half of the decoding rows' own time; else `step_alone_s`. Prompts
+    of the lowest class always keep to `step_target_s`, as anybody who arrives comes before them,
+    and prompts of a lower class wait for those of a higher one, which else would wait for them.
     """
     tasks = [s.task for s in slots if s.task is not None and s.task.has_work]
     tasks = [t for t in tasks if t.spec.adapters == adapters]
@@ -230,18 +232,25 @@ def plan_rows(
     if prompts:
         step = _Step([(t.computed, 1) for t in decoding], cost)
         step.rows_left = batch_size - len(decoding)
+        if not cost.known:
+            step.rows_left = min(step.rows_left, ROWS_UNKNOWN)
         step.rows_least = limits.prompt_rows_min
-        highest = max((order.effective(t) for t in decoding), default=-1)
-        protected = highest >= order.effective(prompts[0])
-        step.seconds = limits.step_target_s if protected else limits.step_alone_s
+        first = order.effective(prompts[0])
+        highest = max((order.effective(t) for t in decoding), default=0)
+        step.seconds = limits.step_alone_s if first > highest else limits.step_target_s
         step.seconds = max(step.seconds, 1.5 * step.taken())
         for task in prompts:
-            counts[id(task)] = step.give(task)
+            if order.effective(task) == first:
+                counts[id(task)] = step.give(task)
     return [Rows(t, counts[id(t)]) for t in tasks if counts.get(id(t))]
 
 
 ROWS_UNKNOWN = 32
 """Prompt rows of the very first step, before anything is known of the machine."""
+
+
+CHUNK_MIN = 8
+"""A chunk of fewer rows, after which the prompt goes on, is not worth its own cost."""
 
 
 class _Step:
@@ -258,11 +267,17 @@ class _Step:
         return self.cost.predict(Load.of(self.chunks))
 
     def give(self, task: Task) -> int:
-        """Give *task* as many rows as fit, but the least that the prompts are due."""
+        """Give *task* as many rows as fit, but the least that the prompts are due.
+
+        Each chunk has a cost of its own: the last rows of a prompt go along with those before
+        them, and a prompt does not begin with a few.
+        """
         most = min(task.pending, task.rows_to_stop(), self.rows_left)
-        if not self.cost.known:
-            most = min(most, ROWS_UNKNOWN)
         count = max(self._fitting(task.computed, most), min(most, self.rows_least))
+        if most - count <= count // 4:
+            count = most
+        elif count < CHUNK_MIN:
+            count = 0
         if count:
             self.chunks.append((task.computed, count))
             self.rows_left -= count

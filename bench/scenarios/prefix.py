@@ -25,7 +25,7 @@ async def drive(server: Server, work: Work) -> list[Stream]:
     count, words = (4, 100) if work.small else (SLOTS, WORDS)
     common = f"{work.mark} {texts.story(rng, words)}"
     asks = [
-        Ask(f"{common} {texts.paragraph(rng, name)}", TOKENS, name)
+        Ask(f"{common}{texts.question(rng, name)}", TOKENS, name)
         for name in texts.names(rng, count)
     ]
     async with AsyncExitStack() as stack:
@@ -52,8 +52,8 @@ SCENARIO = Scenario(
     name="prefix",
     title="A prefix in common",
     about=f"""\
-{SLOTS} new sessions ask at once: {WORDS} words that all have in common, then a paragraph of their
-own; each reads {TOKENS} tokens. {SLOTS} slots of {CTX_SIZE} tokens on both sides.""",
+{SLOTS} new sessions ask at once: {WORDS} words that all have in common, then a question of
+their own, 15 to 20 tokens; each reads {TOKENS} tokens. {SLOTS} slots of {CTX_SIZE} tokens on both sides.""",
     figures=(
         Figure("makespan_s", "all done, s"),
         Figure("ttft_median_s", "first token, median, s"),

@@ -224,6 +224,41 @@ def test_several_prompts_share_a_step_in_the_order_of_the_queue() -> None:
     assert [(r.task.spec.id, r.count) for r in rows] == [(1, 30), (2, 20)]
 
 
+def test_prompts_of_the_lowest_class_step_aside_sooner() -> None:
+    slots = slots_of(1)
+    running(slots[0], task(1, tokens=500, priority=0))
+    limits = Limits(step_target_s=0.205, step_alone_s=0.505)
+
+    assert [r.count for r in plan_rows(slots, order(), limits, 512, Known(0.01))] == [20]
+
+
+def test_the_last_rows_of_a_prompt_go_along_and_a_few_do_not_begin_one() -> None:
+    slots = slots_of(3)
+    for slot, tokens in zip(slots, (20, 24, 500), strict=True):
+        running(slot, task(slot.index, tokens=tokens))
+    limits = Limits(step_alone_s=0.405)
+
+    first = plan_rows(slots, order(), limits, 512, Known(0.01))
+    rest = plan_rows(slots[2:], order(), Limits(step_alone_s=0.055), 512, Known(0.01))
+
+    assert [(r.task.spec.id, r.count) for r in first] == [(0, 20), (1, 24)]
+    assert [r.count for r in rest] == [16], "unless nothing else would move"
+
+
+def test_prompts_of_a_lower_class_wait_for_those_of_a_higher_one() -> None:
+    slots = slots_of(3)
+    running(slots[0], task(1, tokens=30, priority=3))
+    waiting = running(slots[1], task(2, tokens=30, priority=0))
+    running(slots[2], task(3, tokens=30, priority=3))
+
+    def served() -> list[int]:
+        return [r.task.spec.id for r in plan_rows(slots, order(), LIMITS, 512, Known(1e-6))]
+
+    assert served() == [1, 3]
+    waiting.age = 3 * LIMITS.ageing_tokens
+    assert served() == [1, 2, 3]
+
+
 def test_a_chunk_ends_where_the_state_is_to_be_saved() -> None:
     slots = slots_of(1)
     it = running(slots[0], task(1, tokens=40), computed=5)
