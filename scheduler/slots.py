@@ -46,7 +46,7 @@ class Source:
 class SlotTable:
     """The slots of one model, and the states of parked tasks, which are pinned in *store*.
 
-    Leased slots are kept without gaps from the lowest on: rows of a batch must ascend by
+    Leased slots are kept without gaps between them: rows of a batch must ascend by
     sequence without gaps, or llama.cpp cuts the batch into several (measured: 66 → 92 ms with 16
     sequences). *again* tells the seconds that computing so many tokens again would take.
     """
@@ -133,12 +133,15 @@ class SlotTable:
     # Leases.
 
     def admit(self, task: Task) -> None:
-        """Give *task* the lowest free slot, with its parked state or what else serves it."""
-        target = self.idle[0]
+        """Give *task* a free slot, with its parked state or what else serves it."""
+        target = self._nearest()
         entry, row = self._parked.pop(task.spec.id, (None, None))
         if entry is None or not self._return(task, target, entry, row):
             task.row = False
-            task.computed = self._start(task, target)
+            source = self.find(task.origin, array("i", task.tokens))
+            if source.slot is not None and source.slot.task is None:
+                target = source.slot
+            task.computed = self._start(task, target, source)
         target.task, target.tokens, target.origin = task, array("i"), task.origin
         task.slot = target.index
 
@@ -151,9 +154,18 @@ class SlotTable:
         self.store.unpin(entry, spent=True)
         return fits
 
-    def _start(self, task: Task, target: Slot) -> int:
+    def _nearest(self) -> Slot:
+        """Return the free slot that leaves the leased ones closest together, an empty one first."""
+        leased = [t.slot for t in self.tasks] or [0]
+        low, high = leased[0], leased[-1]
+
+        def rank(slot: Slot) -> tuple[int, bool]:
+            return max(low - slot.index, slot.index - high, 0), bool(slot.tokens)
+
+        return min(self.idle, key=rank)
+
+    def _start(self, task: Task, target: Slot, source: Source) -> int:
         """Put the state that spares *task* most into *target*; return how many tokens it has."""
-        source = self.find(task.origin, array("i", task.tokens))
         if source.entry is not None:
             source.entry.pins += 1  # room is made for others
             self._vacate(target)
@@ -162,7 +174,7 @@ class SlotTable:
         elif source.slot is not None and source.slot.task is not None:
             have = self._copy(source.slot.task, target)
         elif source.slot is not None:
-            have = self._take(source.slot, target, source.keep)
+            have = self._take(target, source.keep)
         else:
             self._vacate(target)
             have = array("i")
@@ -186,14 +198,11 @@ class SlotTable:
         self.store.put(task.origin, tokens, state, self._again(len(tokens)))
         return tokens if self._model.restore(target.index, state) else array("i")
 
-    def _take(self, source: Slot, target: Slot, keep: int) -> array[int]:
+    def _take(self, slot: Slot, keep: int) -> array[int]:
         """Take over idle KV; what the task will not extend, or cannot give back, is saved first."""
-        tokens = source.tokens
-        if len(tokens) - keep >= WORTH_TOKENS or self._memory != "plain":
-            self._preserve(source)
-        if source is not target:
-            self._swap(source, target)
-        return tokens
+        if len(slot.tokens) - keep >= WORTH_TOKENS or self._memory != "plain":
+            self._preserve(slot)
+        return slot.tokens
 
     def _reuse(self, task: Task, target: Slot, have: array[int], keep: int) -> int:
         """Let equal runs behind the common prefix move down; return what *task* then has."""
@@ -311,9 +320,16 @@ class SlotTable:
             self.store.unpin(entry)
 
     def close_gaps(self) -> None:
-        """Move the highest leased slot into the lowest free one below it, until there is none."""
-        while (tasks := self.tasks) and tasks[-1].slot >= len(tasks) and not tasks[-1].unsettled:
-            self._swap(self.slots[tasks[-1].slot], self.idle[0])
+        """Move leased slots so that they follow each other, with as few moves as may be."""
+        leased = [t.slot for t in self.tasks]
+        if not leased or leased[-1] - leased[0] < len(leased):
+            return
+        starts = range(len(self.slots) - len(leased) + 1)
+        runs = [range(start, start + len(leased)) for start in starts]
+        run = max(runs, key=lambda run: sum(slot in run for slot in leased))
+        free = [s for s in self.idle if s.index in run]
+        for task in [t for t in self.tasks if t.slot not in run and not t.unsettled]:
+            self._swap(self.slots[task.slot], free.pop())
 
     def hold_rows(self, stepping: set[int]) -> None:
         """Keep the rows of logits that the next step, over the slots *stepping*, would lose."""
