@@ -254,6 +254,7 @@ class Engine:
         self.queue.remove(task)
         task.age += self.clock - task.clock_waiting
         task.quantum = 0
+        task.leased_at, task.begun_at = self._now, None
         task.crowded = False
         task.state = TaskState.RUNNING
         self._plan_stops(task)
@@ -320,6 +321,8 @@ class Engine:
         drawn = [r.task for r in rows if r.task.row]
         for task in drawn:
             task.row_at = self._now
+            if task.begun_at is None:
+                task.begun_at = self._now
         self._sample(drawn)
 
     def _plan_rows(self) -> list[Rows]:
@@ -358,7 +361,7 @@ class Engine:
             self.slots.snapshot(task)
 
     def _age_others(self, rows: list[Rows]) -> None:
-        """Let those age that hold a slot and had no row in this step, as those do who wait for one."""
+        """Let those age that hold a slot and had no row in this step, like those who have none."""
         served = {id(r.task) for r in rows}
         computed = sum(r.count for r in rows)
         for task in self.slots.tasks:

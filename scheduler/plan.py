@@ -43,6 +43,10 @@ class Limits:
     """What a step may take in which prompts are read beside decoding tasks."""
     step_alone_s: float = 0.5
     """What a step may take in which nothing decodes: then arrivals and cancels are seen."""
+    burst_s: float = 3.0
+    """What reading prompts may take for which streams wait that have just begun: in small chunks
+    beside them these would take longer.
+    """
     prompt_rows_min: int = 16
     """Prompts move by so many rows a step, whatever that takes."""
     share_tokens_min: int = 64
@@ -219,10 +223,9 @@ def plan_rows(
     """Return the rows of the next batch, in ascending slots.
 
     Every task that decodes gets its row. Prompts share, in the order of the queue, what the
-    step's time has left: where tasks of their own or a higher class decode beside them,
-    `step_target_s` in all, or half of the decoding rows' own time; else `step_alone_s`. Prompts
-    of the lowest class always keep to `step_target_s`, as anybody who arrives comes before them,
-    and prompts of a lower class wait for those of a higher one, which else would wait for them.
+    step's time has left: `step_target_s` in all where they are read beside decoding tasks that
+    are protected from them, but at least half of these rows' own time; else `step_alone_s`.
+    Prompts of a lower class wait for those of a higher one, which else would wait for them.
     """
     tasks = [s.task for s in slots if s.task is not None and s.task.has_work]
     tasks = [t for t in tasks if t.spec.adapters == adapters]
@@ -236,13 +239,42 @@ def plan_rows(
             step.rows_left = min(step.rows_left, ROWS_UNKNOWN)
         step.rows_least = limits.prompt_rows_min
         first = order.effective(prompts[0])
-        highest = max((order.effective(t) for t in decoding), default=0)
-        step.seconds = limits.step_alone_s if first > highest else limits.step_target_s
+        prompts = [t for t in prompts if order.effective(t) == first]
+        target = _short(first, decoding, prompts, order, limits, cost)
+        step.seconds = limits.step_target_s if target else limits.step_alone_s
         step.seconds = max(step.seconds, 1.5 * step.taken())
         for task in prompts:
-            if order.effective(task) == first:
-                counts[id(task)] = step.give(task)
+            counts[id(task)] = step.give(task)
     return [Rows(t, counts[id(t)]) for t in tasks if counts.get(id(t))]
+
+
+def _short(
+    effective: int,
+    decoding: Sequence[Task],
+    prompts: Sequence[Task],
+    order: Order,
+    limits: Limits,
+    cost: StepCost,
+) -> bool:
+    """Tell whether a step in which *prompts* of a class are read keeps to `step_target_s`.
+
+    Those of the lowest class always, as whoever arrives comes before them. Others do for the sake
+    of decoding tasks of a higher class, or of their own; but tasks of one burst wait for each
+    other: a stream for those that got their slots at most `step_alone_s` after its first token,
+    if that takes no longer than `burst_s`.
+    """
+    if effective == 0:
+        return True
+    if not decoding or max(map(order.effective, decoding)) < effective:
+        return False
+    if max(map(order.effective, decoding)) > effective:
+        return True
+    equals = [t for t in decoding if order.effective(t) == effective]
+    begun_at = min(t.begun_at or 0.0 for t in equals)
+    if begun_at + limits.step_alone_s < max(t.leased_at for t in prompts):
+        return True
+    left = Load.of([(t.computed, t.pending) for t in prompts])
+    return cost.predict(left) > limits.burst_s
 
 
 ROWS_UNKNOWN = 32

@@ -90,6 +90,10 @@ class Task:
     """The disk was asked for its state."""
     position: int = 0
     """The place in the queue that was told last."""
+    leased_at: float = 0.0
+    """When it got its slot."""
+    begun_at: float | None = None
+    """When it had its first row of logits in this slot."""
     quantum: int = 0
     cached: int = 0
     parks: int = 0

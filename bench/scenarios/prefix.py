@@ -53,7 +53,8 @@ SCENARIO = Scenario(
     title="A prefix in common",
     about=f"""\
 {SLOTS} new sessions ask at once: {WORDS} words that all have in common, then a question of
-their own, 15 to 20 tokens; each reads {TOKENS} tokens. {SLOTS} slots of {CTX_SIZE} tokens on both sides.""",
+their own, 15 to 20 tokens; each reads {TOKENS} tokens. {SLOTS} slots of {CTX_SIZE} tokens on both
+sides.""",
     figures=(
         Figure("makespan_s", "all done, s"),
         Figure("ttft_median_s", "first token, median, s"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from inferd.backends import SamplingParams
 from inferd.scheduler.cost import Load, StepCost
 from inferd.scheduler.messages import TaskSpec, pack_tokens
@@ -222,6 +224,24 @@ def test_several_prompts_share_a_step_in_the_order_of_the_queue() -> None:
     rows = plan_rows(slots, order(), Limits(step_alone_s=0.505), 512, Known(0.01))
 
     assert [(r.task.spec.id, r.count) for r in rows] == [(1, 30), (2, 20)]
+
+
+def test_tasks_of_one_burst_wait_for_each_other_but_not_for_those_who_come_later() -> None:
+    slots = slots_of(3)
+    decoding(slots[0], task(1)).begun_at = 10.0
+    burst = running(slots[1], task(2, tokens=200))
+    late = running(slots[2], task(3, tokens=200))
+    limits = Limits(step_target_s=0.205, step_alone_s=0.505, burst_s=4.1)
+
+    def rows(limits: Limits = limits) -> list[int]:
+        return [r.count for r in plan_rows(slots, order(), limits, 512, Known(0.01))]
+
+    assert rows() == [1, 49]
+    assert rows(replace(limits, burst_s=3.9)) == [1, 19], "it would take too long"
+    late.leased_at = 10.6
+    assert rows() == [1, 19], "it came when the stream had begun"
+    late.leased_at = burst.leased_at = 10.5
+    assert rows() == [1, 49]
 
 
 def test_prompts_of_the_lowest_class_step_aside_sooner() -> None:
