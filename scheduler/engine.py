@@ -287,6 +287,8 @@ class Engine:
             return False
         task.state, task.clock_waiting = TaskState.PARKED, self.clock
         task.parks += 1
+        if task.quantum >= self.limits.quantum_tokens:
+            task.place, self._arrivals = self._arrivals, self._arrivals + 1
         task.crowded = crowded
         self._counters["parks"] += 1
         self.queue.append(task)

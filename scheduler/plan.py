@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from .cost import Load, StepCost
 from .slots import Slot
-from .task import Task
+from .task import PRIORITY_MAX, Task
 
 __all__ = (
     "Limits",
@@ -114,7 +114,10 @@ class OwnerClock:
 
 
 class Order:
-    """The one order of tasks: (effective class, the owner's served tokens, arrival)."""
+    """The one order of tasks: (effective class, the owner's served tokens, place).
+
+    The place is that of arrival, and the last one again for who was parked after a quantum.
+    """
 
     def __init__(self, clock: int, owners: OwnerClock, limits: Limits):
         self._clock, self._owners, self._limits = clock, owners, limits
@@ -125,7 +128,11 @@ class Order:
 
     def key(self, task: Task) -> tuple[int, int, int]:
         """Return what sorts *task*, first come first."""
-        return (-self.effective(task), self._owners.served(task.spec.owner), task.arrival)
+        return (*self.rank(task), task.place)
+
+    def rank(self, task: Task) -> tuple[int, int]:
+        """Return what `key` begins with: equals take turns by quanta."""
+        return -self.effective(task), self._owners.served(task.spec.owner)
 
 
 def plan_slots(
@@ -139,7 +146,7 @@ def plan_slots(
     """Decide who is parked and who is admitted, best first.
 
     Preemption: at once for a task whose own class is above a running one's effective class;
-    between equals only at the end of a quantum, for one that comes first in the order; and
+    between equals only at the end of a quantum, for one whose owner was not served more; and
     whoever has not been read for `reader_wait_s` gives way to anybody. *leader* returns which of
     the running tasks computes what a task then need not compute: it takes no slot until then.
     """
@@ -149,7 +156,10 @@ def plan_slots(
     park: list[Task] = []
     admit: list[Task] = []
     follow: list[tuple[Task, Task]] = []
+    floor: int | None = None
     for task in waiting:
+        if floor is not None and task.spec.priority <= floor:
+            continue
         ahead = leader(task, [t for t in (*running, *admit) if t not in park])
         if ahead is not None:
             follow.append((task, ahead))
@@ -157,9 +167,12 @@ def plan_slots(
         if free:
             free -= 1
         else:
-            victim = _victim(task, [r for r in running if r not in park], order, limits, now)
-            if victim is None:
-                break
+            stayed = [r for r in running if r not in park]
+            victim = _victim(task, stayed, order, limits, now)
+            if victim is None:  # only a higher own class helps whoever comes after it
+                settled = [order.effective(r) for r in stayed if not r.unsettled]
+                floor = min(settled, default=PRIORITY_MAX)
+                continue
             park.append(victim)
         admit.append(task)
     return SlotPlan(tuple(park), tuple(admit), tuple(follow))
@@ -180,9 +193,7 @@ def _victim(
     done = [
         t
         for t in running
-        if t.quantum >= limits.quantum_tokens
-        and order.effective(t) <= order.effective(task)
-        and order.key(task) < order.key(t)
+        if t.quantum >= limits.quantum_tokens and order.rank(task) <= order.rank(t)
     ]
     return max(done, key=order.key, default=None)
 

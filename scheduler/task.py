@@ -49,6 +49,8 @@ class Task:
 
     spec: TaskSpec
     arrival: int
+    place: int
+    """In the order of its equals: `arrival`, or renewed at the end of a quantum."""
     now: float
     tokens: list[int]
     prompt_size: int
@@ -116,6 +118,7 @@ class Task:
         return cls(
             spec=spec,
             arrival=arrival,
+            place=arrival,
             now=now,
             tokens=tokens,
             prompt_size=len(tokens),

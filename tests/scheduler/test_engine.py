@@ -315,6 +315,17 @@ def test_a_failed_step_fails_its_tasks_and_no_others() -> None:
     assert bench.text(2) == b"second"
 
 
+def test_equals_of_one_owner_take_turns_by_quanta() -> None:
+    bench = Bench(slots=1, limits=Limits(quantum_tokens=20))
+    bench.turn(bench.submit(1, "a long story " * 8), bench.submit(2, "another story " * 8))
+    bench.run(bench.submit(3, "short"))
+
+    parks = {n: bench.end(n).stats.parks for n in (1, 2, 3)}  # type: ignore[union-attr]
+    assert parks[1] >= 3 and parks[2] >= 3 and parks[3] == 0
+    ended = [n for n in bench.reports if bench.end(n)]
+    assert bench.text(1) == b"a long story " * 8 and len(ended) == 3
+
+
 def test_leased_slots_stay_without_gaps() -> None:
     bench = Bench(slots=4)
     bench.turn(*(bench.submit(i, "some text that is long enough") for i in range(4)))

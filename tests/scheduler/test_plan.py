@@ -244,6 +244,17 @@ def test_tasks_of_one_burst_wait_for_each_other_but_not_for_those_who_come_later
     assert rows() == [1, 49]
 
 
+def test_one_that_has_aged_does_not_keep_back_a_higher_class_behind_it() -> None:
+    slots = slots_of(1)
+    normal = running(slots[0], task(1, priority=1))
+    aged, high = task(2, priority=0), task(3, priority=2)
+    aged.age = 3 * LIMITS.ageing_tokens
+
+    plan = plan_slots([high, aged], slots, order(), LIMITS, 0.0)
+
+    assert (plan.park, plan.admit) == ((normal,), (high,))
+
+
 def test_prompts_of_the_lowest_class_step_aside_sooner() -> None:
     slots = slots_of(1)
     running(slots[0], task(1, tokens=500, priority=0))

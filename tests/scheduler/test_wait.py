@@ -1,0 +1,96 @@
+"""The bound on a task's wait, whatever the others ask for."""
+
+from __future__ import annotations
+
+from random import Random
+
+import hypothesis
+from hypothesis import strategies as st
+
+from inferd.scheduler import Limits
+from inferd.scheduler import messages as m
+from inferd.scheduler.task import PRIORITY_MAX, Task, TaskState
+from tests.scheduler.doubles import Bench
+
+LIMITS = Limits(ageing_tokens=100, quantum_tokens=20, share_tokens_min=1 << 20)
+BATCH_SIZE = 32
+TARGET = 1_000_000
+TURNS_MAX = 5000
+
+
+class Crowd:
+    """Owners who always have more urgent tasks than there are slots, next to a task that waits."""
+
+    def __init__(self, slots: int, priority: int, owner: int, owners: int, rng: Random):
+        self.bench = Bench(slots=slots, limits=LIMITS, batch_size=BATCH_SIZE)
+        self.engine = self.bench.engine
+        self.owners, self.rng = owners, rng
+        self.submitted = 0
+        self.engine.owners.add(owner, rng.choice([0, 0, 50, 300]))
+        for _ in range(3):
+            self.turn()
+        spec = self.bench.submit(TARGET, "the one who waits", owner=owner, priority=priority)
+        self.turn(spec)
+        self.since = self.engine.clock
+
+    def turn(self, *commands: m.Submit) -> None:
+        """Do one turn; more come, so that no slot is ever free."""
+        missing = len(self.engine.slots) + 3 - len(self.engine._tasks)
+        self.bench.turn(*(self.one_more() for _ in range(missing)), *commands)
+
+    def one_more(self) -> m.Submit:
+        self.submitted += 1
+        priority = self.rng.choice([PRIORITY_MAX, PRIORITY_MAX, self.rng.randint(0, 3)])
+        text = "abcdefgh"[self.submitted % 8] * self.rng.randint(1, 80)
+        owner = self.rng.randint(1, self.owners)
+        return self.bench.submit(self.submitted, text, owner=owner, priority=priority)
+
+    @property
+    def target(self) -> Task:
+        return self.engine._tasks[TARGET]
+
+    def ahead(self) -> set[int]:
+        """Return the tasks of the highest class that come before the one that waits."""
+        order = self.engine._order()
+        key = order.key(self.target)
+        others = [t for t in self.engine._tasks.values() if t is not self.target]
+        return {t.spec.id for t in others if order.key(t) < key}
+
+    def lead(self) -> int:
+        """Return by how much its owner was served more than each of the others."""
+        served = self.engine.owners.served
+        mine = served(self.target.spec.owner)
+        return sum(max(0, mine - served(o)) for o in range(1, self.owners + 1))
+
+
+@hypothesis.settings(max_examples=60, deadline=None, derandomize=True)
+@hypothesis.given(
+    slots=st.integers(1, 3),
+    priority=st.integers(0, PRIORITY_MAX),
+    owner=st.integers(1, 3),
+    owners=st.integers(1, 3),
+    rng=st.randoms(use_true_random=False),
+)
+def test_a_task_runs_after_its_ageing_and_a_quantum_for_each_urgent_one_before_it(
+    slots: int, priority: int, owner: int, owners: int, rng: Random
+) -> None:
+    """And after the owners are level, if its own was served more. A step is not divided: where
+    it ends what it should not, its rows come on top.
+    """
+    crowd = Crowd(slots, priority, owner, owners, rng)
+    ahead: set[int] = set()
+    lead: int | None = None
+    for _ in range(TURNS_MAX):
+        if crowd.target.state is TaskState.RUNNING:
+            break
+        order = crowd.engine._order()
+        if order.effective(crowd.target) == PRIORITY_MAX:
+            lead = crowd.lead() if lead is None else lead
+            ahead |= crowd.ahead()
+        crowd.turn()
+    waited = crowd.engine.clock - crowd.since
+    ageing = LIMITS.ageing_tokens * (PRIORITY_MAX - priority) + BATCH_SIZE
+    holders = len(ahead) + slots
+    bound = ageing + (LIMITS.quantum_tokens + BATCH_SIZE) * holders + (lead or 0)
+    assert waited <= bound, f"{waited} tokens, {len(ahead)} were before it, lead {lead}"
+    assert crowd.target.state is TaskState.RUNNING
