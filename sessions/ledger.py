@@ -11,6 +11,7 @@ from itertools import count
 from ..backends.errors import Busy
 from ..scheduler.estimate import Quotient
 from ..scheduler.messages import TurnStats
+from .accuracy import Accuracy
 from .forecast import Forecast, Ticket
 from .table import ACTIVE, State
 
@@ -72,6 +73,7 @@ class Ledger:
         self.prompt_tokens_max = prompt_tokens_max
         self.prompt_tokens_owner_max = prompt_tokens_owner_max
         self.refused = 0
+        self.accuracy = Accuracy()
         self._waiting: Counter[int] = Counter()
         self._tokens: Counter[int] = Counter()
         self._tickets: dict[Ticket, None] = {}
@@ -115,6 +117,7 @@ class Ledger:
             return
         self.refused += 1
         retry_after_s = round(max(RETRY_S_MIN, RETRY_MARGIN * self._room_in_s(ticket)), 3)
+        self.accuracy.refused(ticket, self.seconds(), retry_after_s)
         raise Busy(
             why,
             hint=f"try again in {retry_after_s:g} s, or raise the limit in the configuration",
@@ -133,6 +136,7 @@ class Ledger:
         if before is State.WAITING:
             self._count(ticket, -1)
             ticket.began = self.seconds()
+            self.accuracy.moved(ticket.began, self._has_room)
         if after not in ACTIVE:
             del self._tickets[ticket]
             self._forecast(ticket.model).leave(ticket)
@@ -169,6 +173,9 @@ class Ledger:
             "in all", waiting.total(), self.waiting_max, tokens.total(), self.prompt_tokens_max
         )
         return yours.refuses(ticket.prompt_tokens) or in_all.refuses(ticket.prompt_tokens)
+
+    def _has_room(self, ticket: Ticket) -> bool:
+        return not self._refusal(ticket, self._waiting, self._tokens)
 
     # When there is room.
 

@@ -179,6 +179,7 @@ async def stats(daemon: Daemon, request: Request) -> w.StatsResult:
             "running": states.count("running"),
             "parked": states.count("parked"),
             "refused": daemon.ledger.refused,
+            "retry_after_ratio": daemon.ledger.accuracy.histogram(),
             "cores": daemon.config.cores,
             "models": workers,
         }

@@ -17,6 +17,7 @@ from inferd.backends.errors import Busy
 from inferd.scheduler import Engine
 from inferd.scheduler.messages import TurnStats
 from inferd.sessions import Ledger, Session, TurnOptions
+from inferd.sessions.accuracy import OPEN_MAX
 from inferd.sessions.forecast import Ticket
 from inferd.sessions.ledger import _FORECASTS_MAX
 from inferd.sessions.table import State
@@ -110,6 +111,39 @@ def test_rates_of_models_that_never_come_again_are_forgotten() -> None:
         it.ended(one, TurnStats(stop_reason="eos", prompt_tokens=10, output_tokens=1))
 
     assert len(it._forecasts) == _FORECASTS_MAX
+
+
+def test_what_was_told_is_compared_with_when_there_was_room() -> None:
+    now = [100.0]
+    it = Ledger(1, 1, lambda: now[0])
+    first = ticket()
+    it.admit(first)
+    with pytest.raises(Busy) as caught:
+        it.admit(ticket(2))
+    told_s = caught.value.retry_after_s
+
+    now[0] += told_s / 1.9
+    it.move(first, State.RUNNING)
+
+    assert it.accuracy.histogram() == {
+        "0.25": 0, "0.5": 0, "0.8": 0, "1.25": 0, "2.0": 1, "4.0": 0, "inf": 0,
+    }  # fmt: skip
+    it.move(first, State.DONE)
+    assert sum(it.accuracy.counts) == 1, "each refusal counts once"
+
+
+def test_a_refusal_is_followed_until_there_is_room_for_its_own_prompt() -> None:
+    it = ledger(prompt_tokens_max=60)
+    small, large = ticket(tokens=10), ticket(tokens=40)
+    taken(it, small, large)
+    for _ in range(OPEN_MAX + 10):
+        with pytest.raises(Busy):
+            it.admit(ticket(2, tokens=30))
+
+    it.move(small, State.RUNNING)
+    assert sum(it.accuracy.counts) == 0
+    it.move(large, State.RUNNING)
+    assert it.accuracy.counts[-1] == OPEN_MAX, "a clock that stands still"
 
 
 class SlowEcho(EchoModel):
