@@ -89,6 +89,8 @@ class Engine:
         self._lease_slots()
         self._tell_positions()
         self._step()
+        if self._rests():
+            self.slots.save_ahead()
         self.kv.spill()
         reports, self.outbox = self.outbox, []
         return reports
@@ -97,7 +99,7 @@ class Engine:
         """Return how long the next turn may wait for commands: seconds, or None for ever."""
         if self._lingering(now := self._seconds()):
             return self.limits.pull_linger_s
-        if self._desk.busy or self._runnable():
+        if self._desk.busy or self._runnable() or self.slots.unsaved is not None:
             return 0
         waits = bool(self.queue)
         ends = [
@@ -107,6 +109,10 @@ class Engine:
             if d > self._now
         ]
         return max(0.0, min(ends) - now) if ends else None
+
+    def _rests(self) -> bool:
+        """Tell whether there is nothing to do that anybody waits for."""
+        return not (self._desk.busy or self._lingering(self._now) or self._runnable())
 
     def _runnable(self) -> bool:
         """Tell whether a turn without any command would compute something."""

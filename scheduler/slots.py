@@ -19,8 +19,8 @@ __all__ = ("Slot", "SlotTable", "Source")
 
 WORTH_TOKENS = 16
 """Fewer are computed again rather than saved: one small step."""
-
-
+AHEAD_BYTES_MAX = 64 << 20
+"""A larger state is not saved ahead: whoever arrives would wait for it for too long."""
 NOBODY = Origin(scope=-2)
 
 
@@ -32,6 +32,8 @@ class Slot:
     task: Task | None = None
     tokens: array[int] = field(default_factory=lambda: array("i"))
     origin: Origin = NOBODY
+    saved: bool = False
+    """The idle KV was saved ahead: see `SlotTable.save_ahead`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +59,8 @@ class SlotTable:
         self._model = model
         self._memory = model.info.memory
         self._again = again
+        self._token_bytes = 1.0
+        """Of the state that was saved last."""
         self._parked: dict[int, tuple[Entry | None, object]] = {}
 
     def __iter__(self) -> Iterator[Slot]:
@@ -219,20 +223,36 @@ class SlotTable:
 
     def _vacate(self, slot: Slot) -> None:
         """Make an idle slot free to be overwritten: its KV goes to an empty one, or is saved."""
-        if slot.tokens:
-            empty = next((s for s in self.idle if not s.tokens), None)
-            if empty is not None:
-                self._swap(slot, empty)
-            else:
-                self._preserve(slot)
-                slot.tokens = array("i")
+        empty = next((s for s in self.idle if not s.tokens), None)
+        if slot.tokens and empty is not None and not self.store.covers(slot.origin, slot.tokens):
+            self._swap(slot, empty)
+        elif slot.tokens:
+            self._preserve(slot)
+            slot.tokens = array("i")
 
     def _preserve(self, slot: Slot) -> Entry | None:
         """Save idle KV, unless it is small or saved already."""
         if len(slot.tokens) < WORTH_TOKENS or self.store.covers(slot.origin, slot.tokens):
             return None
         state = self._model.save(slot.index)
+        self._token_bytes = max(1.0, len(state) / len(slot.tokens))
         return self.store.put(slot.origin, slot.tokens, state, self._again(len(slot.tokens)))
+
+    @property
+    def unsaved(self) -> Slot | None:
+        """An idle slot whose KV may be worth to be saved before somebody needs the slot."""
+        for slot in self.idle:
+            room = min(AHEAD_BYTES_MAX, self.store.bytes_max - self.store.bytes)
+            if not slot.saved and WORTH_TOKENS <= len(slot.tokens) <= room / self._token_bytes:
+                return slot
+        return None
+
+    def save_ahead(self) -> None:
+        """Save the KV of one idle slot while there is nothing else to do."""
+        slot = self.unsaved
+        if slot is not None:
+            self._preserve(slot)
+            slot.saved = True
 
     def preserve_idle(self, scope: int | None = None, session: str = "") -> None:
         """Save the KV of idle slots, of all or of one session's, for a slower tier to take."""
@@ -260,6 +280,7 @@ class SlotTable:
         a.task, b.task = b.task, a.task
         a.tokens, b.tokens = b.tokens, a.tokens
         a.origin, b.origin = b.origin, a.origin
+        a.saved, b.saved = b.saved, a.saved
         for slot in (a, b):
             if slot.task is not None:
                 slot.task.slot = slot.index
@@ -269,7 +290,7 @@ class SlotTable:
     def give_back(self, task: Task, *, keep: bool = True) -> None:
         """End the lease; with *keep* the KV stays in the slot, for whoever extends it."""
         slot = self.slots[task.slot]
-        slot.task, slot.origin = None, task.origin
+        slot.task, slot.origin, slot.saved = None, task.origin, False
         task.slot = -1
         if keep and not task.unsettled:
             slot.tokens = array("i", task.tokens[: task.computed])

@@ -301,7 +301,11 @@ def test_an_operator_sees_everybodys_tasks(client: RawClient) -> None:
 @pytest.mark.asyncio
 async def test_others_do_not_see_everybodys_tasks(tmp_path: Path) -> None:
     somebody = SimpleNamespace(peer=SimpleNamespace(uid=os.getuid() + 1))
-    folders = {"socket": tmp_path / "s", "models_dir": tmp_path, "state_dir": tmp_path}
+    folders: dict[str, Any] = {
+        "socket": tmp_path / "s",
+        "models_dir": tmp_path,
+        "state_dir": tmp_path,
+    }
     config = Config(**folders, cores=1, kv_ram_bytes=0)
     async with anyio.create_task_group() as group:
         daemon = Daemon(config, group, 1, (0, ""))
