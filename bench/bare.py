@@ -3,7 +3,8 @@
 No queue, no process boundary, no text: tokenize, decode mixed batches, sample greedily. Split KV,
 rows ascending by sequence, as inferd's engine has them. A process of its own, so that its memory
 and threads are gone when another side runs: `python -m bench.bare` reads JSON, [texts, tokens of
-each answer, slots, tokens of context a slot], and writes [asked_s, [arrival_s, …]] for each text.
+each answer, slots, tokens of context a slot, whether a common beginning is computed once], and
+writes [asked_s, [arrival_s, …], tokens of the prompt, of these not computed] for each text.
 """
 
 from __future__ import annotations
@@ -20,6 +21,9 @@ from .machine import MODEL, THREADS
 
 BATCH_SIZE = 512
 WARM_UP_TOKENS = 8
+
+Answer = tuple[float, list[float], int, int]
+"""asked_s, arrivals_s, tokens of the prompt, and how many of them were not computed."""
 
 
 class Bare:
@@ -62,11 +66,13 @@ class Bare:
         n = llama_cpp.llama_tokenize(self.vocab, raw, len(raw), tokens, len(tokens), True, False)
         return list(tokens[:n])
 
-    def run(self, texts: list[str], n_predict: int) -> list[tuple[float, list[float]]]:
+    def run(self, texts: list[str], n_predict: int, *, share: bool) -> list[Answer]:
         """Run all prompts side by side until each has its tokens; return when each came."""
         asked_s = time.perf_counter()
         pending = [self.tokenize(text) for text in texts]
+        sizes = [len(tokens) for tokens in pending]
         done = [0] * len(texts)
+        common = self._share(pending, done) if share else 0
         arrivals: list[list[float]] = [[] for _ in texts]
         while min(map(len, arrivals)) < n_predict:
             for sequence, row in self._step(pending, done):
@@ -75,7 +81,26 @@ class Bare:
                 pending[sequence] = [token] if len(arrivals[sequence]) < n_predict else []
         for sequence in range(len(texts)):
             llama_cpp.llama_memory_seq_rm(self.memory, sequence, -1, -1)
-        return [(asked_s, times) for times in arrivals]
+        cached = [0, *[common] * (len(texts) - 1)]
+        return [(asked_s, *answer) for answer in zip(arrivals, sizes, cached, strict=True)]
+
+    def _share(self, pending: list[list[int]], done: list[int]) -> int:
+        """Compute what all prompts begin with once, and copy it; return how many tokens it has."""
+        common = next(
+            i for i, tokens in enumerate(zip(*pending, strict=False)) if len(set(tokens)) > 1
+        )
+        first = [pending[0][:common], *([] for _ in pending[1:])]
+        while first[0]:
+            self._step(first, done)
+        size = llama_cpp.llama_state_seq_get_size(self.context, 0)
+        state = (ctypes.c_uint8 * size)()
+        llama_cpp.llama_state_seq_get_data(self.context, state, size, 0)
+        for sequence in range(1, len(pending)):
+            read = llama_cpp.llama_state_seq_set_data(self.context, state, size, sequence)
+            assert read == size, f"{read} of {size} bytes were restored"
+        for sequence, tokens in enumerate(pending):
+            pending[sequence], done[sequence] = tokens[common:], common
+        return common
 
     def _step(self, pending: list[list[int]], done: list[int]) -> list[tuple[int, int]]:
         """Decode what is pending as far as the batch goes; return (sequence, row) to sample."""
@@ -100,10 +125,10 @@ class Bare:
 
 def main() -> None:
     """Answer what stands on the standard input."""
-    texts, n_predict, slots, ctx_size = json.load(sys.stdin)
+    texts, n_predict, slots, ctx_size, share = json.load(sys.stdin)
     bare = Bare(slots, ctx_size)
-    bare.run(texts, WARM_UP_TOKENS)
-    print(json.dumps(bare.run(texts, n_predict)))
+    bare.run(texts, WARM_UP_TOKENS, share=share)
+    print(json.dumps(bare.run(texts, n_predict, share=share)))
 
 
 if __name__ == "__main__":

@@ -207,8 +207,12 @@ async def llama_server_client(
         client.close()
 
 
-async def bare_run(asks: Sequence[Ask], slots: int, ctx_size: int) -> list[Stream]:
-    """Let a bare loop, a process of its own, answer all at once."""
+async def bare_run(
+    asks: Sequence[Ask], slots: int, ctx_size: int, *, share: bool = False
+) -> list[Stream]:
+    """Let a bare loop, a process of its own, answer all at once; with *share* it computes what all
+    prompts begin with once.
+    """
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "bench.bare"),
         cwd=ROOT,
@@ -216,10 +220,19 @@ async def bare_run(asks: Sequence[Ask], slots: int, ctx_size: int) -> list[Strea
         stdout=asyncio.subprocess.PIPE,
     )
     texts, tokens = [ask.text for ask in asks], asks[0].tokens
-    out, _ = await process.communicate(json.dumps([texts, tokens, slots, ctx_size]).encode())
+    job = json.dumps([texts, tokens, slots, ctx_size, share])
+    out, _ = await process.communicate(job.encode())
     if process.returncode != 0:
         raise SystemExit(f"the bare loop ended with status {process.returncode}")
     return [
-        Stream(asked_s, tuple(times), len(times), tokens, ask.label)
-        for (asked_s, times), ask in zip(json.loads(out), asks, strict=True)
+        Stream(
+            asked_s,
+            tuple(times),
+            len(times),
+            tokens,
+            ask.label,
+            input_tokens=size,
+            cached_tokens=cached,
+        )
+        for (asked_s, times, size, cached), ask in zip(json.loads(out), asks, strict=True)
     ]

@@ -120,7 +120,7 @@ SETTINGS: dict[str, Setting] = {
     "socket": Setting(Path, "the Unix socket to listen on", high=SOCKET_BYTES_MAX),
     "models-dir": Setting(Path, "where model files lie and `inferd pull` puts them"),
     "state-dir": Setting(Path, "where the daemon keeps what outlives it"),
-    "cores": Setting(int, "cores for all models together; 0: all that are usable", 0, 4096),
+    "cores": Setting(int, "threads of each model's worker; 0: all usable cores", 0, 4096),
     "sessions-max": Setting(int, "sessions open at once", 1, 100_000),
     "idle-timeout-ms": Setting(int, "an idle session is closed after this", 1, 30 * 86_400_000),
     "keep-alive-s": Setting(
@@ -135,7 +135,7 @@ SETTINGS: dict[str, Setting] = {
     "prompt-tokens-waiting-owner-max": Setting(
         int, "prompt tokens of the tasks waiting for one user", 1, 1_000_000_000
     ),
-    "dormant-max": Setting(int, "sessions kept on disk", 0, 1_000_000),
+    "dormant-max": Setting(int, "sessions that sleep under their id", 0, 1_000_000),
     "kv-disk-bytes": Setting(
         int, "KV states on disk, of all models and users; 0: none", 0, BYTES_MAX
     ),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import heapq
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -91,6 +91,8 @@ class KvIndex:
 
     def __init__(self, directory: Path, bytes_max: int, files_max: int = KV_FILES_MAX):
         self.bytes = 0
+        self.on_evicted: Callable[[Place], None] = lambda _: None
+        """Hears of files that go to make room, or are forgotten."""
         self._directory = directory
         self._bytes_max, self._files_max = bytes_max, files_max
         self._entries: dict[Place, Entry] = {}
@@ -197,6 +199,7 @@ class KvIndex:
         entry = self._remove(place)
         if entry is not None:
             self._doomed[self._path(place, entry)] = entry
+            self.on_evicted(place)
             self._wake.set()
 
     def _path(self, place: Place, entry: Entry) -> Path:

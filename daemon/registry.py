@@ -23,7 +23,7 @@ from ..scheduler import messages as m
 from ..scheduler.store import scoped
 from .config import Config
 from .config_models import MODEL_NAME, ModelConfig
-from .kv_index import KvIndex
+from .kv_index import KvIndex, Place
 from .workers import Worker
 
 __all__ = ("Lease", "Model", "ModelState", "Registry")
@@ -190,6 +190,7 @@ class Registry:
         self._group = group
         self._on_frame = on_frame
         self.kv_index = KvIndex(config.state_dir / KV_DIR, config.kv_disk_bytes)
+        self.kv_index.on_evicted = self._tell_evicted
         self._models: dict[str, Model] = {}
         self._changed = anyio.Event()
         self.scan()
@@ -268,9 +269,12 @@ class Registry:
     async def _run(self, model: Model, worker: Worker) -> None:
         started = self.seconds()
         log.info("model.loading", model=model.name, file=worker.spec.path)
-        async with anyio.create_task_group() as group:
-            group.start_soon(_tell_loaded, model, worker, started, self.seconds)
-            await worker.run()
+        try:
+            async with anyio.create_task_group() as group:
+                group.start_soon(_tell_loaded, model, worker, started, self.seconds)
+                await worker.run()
+        except Exception:  # whatever it is, it ends this worker alone
+            log.exception("worker.failed", model=model.name, pid=worker.pid)
         model.worker = None
         log.info("model.left", model=model.name, pid=worker.pid)
         self._forget(model)
@@ -322,11 +326,19 @@ class Registry:
         else:
             self.kv_index.stored(fingerprint, *msgspec.structs.astuple(report))
 
+    def _tell_evicted(self, place: Place) -> None:
+        for worker in self.workers():
+            if worker.info.fingerprint == place.fingerprint:
+                worker.evicted(place.name)
+
     async def forget_files(self, owner: int, session: str) -> None:
         """Delete what lies on disk of a session that the workers have forgotten.
 
         :raises BackendError: a file cannot be deleted.
         """
+        for model in list(self._models.values()):
+            if model.worker is not None and model.worker.leaving:
+                await model.worker.gone.wait()  # until then it may write
         shared = self.config.kv_share == "all"
         await self.kv_index.forget(*scoped(owner, session, shared=shared))
 

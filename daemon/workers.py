@@ -160,6 +160,10 @@ class Worker:
         """Have a session's KV state written to disk, some time soon; nobody waits for it."""
         self._send(m.Keep(_UNASKED, owner, session, adapters, m.pack_tokens(tokens)))
 
+    def evicted(self, name: str) -> None:
+        """Tell that a KV file was deleted."""
+        self._send(m.Evicted(name))
+
     async def queue(self) -> list[m.QueueEntry]:
         """Return who runs and who waits, in order."""
         answer = await self._ask(m.Queue)

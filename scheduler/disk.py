@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from ..backends.base import Memory
 from . import messages as m
-from .kv_files import Deleted, Failed, KvFile, KvFiles, KvKey, Read, Written
+from .kv_files import KV_FILES_MAX, Deleted, Failed, KvFile, KvFiles, KvKey, Read, Written
 from .store import Entry, KvStore, Origin, usable
 from .task import Task
 
@@ -50,7 +50,10 @@ class DiskTier:
     def _add(self, file: KvFile) -> None:
         tokens = array("i")
         tokens.frombytes(file.key.tokens)
+        self._index.pop(file.key.name, None)
         self._index[file.key.name] = file, tokens
+        while len(self._index) > KV_FILES_MAX:
+            del self._index[next(iter(self._index))]
 
     # Reading.
 
@@ -142,15 +145,23 @@ class DiskTier:
         self._writing[name] = key
         return True
 
-    def save_all(self, seconds: float) -> None:
-        """Write every state in memory, the most valuable first, for at most *seconds*."""
+    def save_all(self, seconds: float) -> list[m.Report]:
+        """Write every state in memory, the most valuable first, for at most *seconds*; return what
+        is to be told of it.
+        """
+        reports: list[m.Report] = []
         end = time.monotonic() + seconds
         for entry in sorted(self._store, key=lambda e: -e.rank):
             if not self.save(entry) and entry.origin.persist:  # the queue is full
                 self._files.flush(max(0.0, end - time.monotonic()))
-                list(self.poll())
+                reports += self.poll()
                 self.save(entry)
         self._files.flush(max(0.0, end - time.monotonic()))
+        return [*reports, *self.poll()]
+
+    def evicted(self, name: str) -> None:
+        """Take note that a file was deleted to make room."""
+        self._index.pop(name, None)
 
     def forget(self, scope: int, session: str) -> None:
         """Delete the files of a session; they are gone once `forgotten` counts it."""

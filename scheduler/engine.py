@@ -64,7 +64,10 @@ class Engine:
         self._arrivals = 0
         self._desk = PromptDesk(model)
         self._leaders = Leaders(
-            model.info.memory, self.limits.share_tokens_min, lambda o, t: self.slots.find(o, t).keep
+            model.info.memory,
+            self.limits.share_tokens_min,
+            lambda origin, tokens: self.slots.find(origin, tokens).keep,
+            lambda: self.slots.changes,
         )
         self._pace = Pace()
         self._adapters: tuple[str, ...] = ()
@@ -108,6 +111,8 @@ class Engine:
             for d in deadlines(t, self.limits, others_wait=waits)
             if d > self._now
         ]
+        fetches = [t.now + self.limits.fetch_timeout_s for t in self.queue if t.fetching]
+        ends += [end for end in fetches if end > self._now]
         return max(0.0, min(ends) - now) if ends else None
 
     def _rests(self) -> bool:
@@ -116,7 +121,7 @@ class Engine:
 
     def _runnable(self) -> bool:
         """Tell whether a turn without any command would compute something."""
-        if any(t.has_work for t in self.slots.tasks):
+        if any(t.has_work or (t.row and t.wants_token) for t in self.slots.tasks):
             return True
         return bool(self.slots.idle) and any(
             t.has_work or t.wants_token for t in self._admissible()
@@ -131,9 +136,9 @@ class Engine:
         late = any(t.row and not t.wants_token and t.row_at > since for t in tasks)
         return late and any(t.has_work for t in tasks)
 
-    def close(self) -> None:
-        """Put the KV states on disk that may be there, and end."""
-        self.kv.close()
+    def close(self) -> list[m.Report]:
+        """Put the KV states on disk that may be there, and end; return what is to be told."""
+        return self.kv.close()
 
     # Commands.
 
@@ -155,6 +160,8 @@ class Engine:
                 self.outbox.append(self.kv.look_up(command))
             case m.Forget():
                 self.outbox.extend(self.kv.forget(command))
+            case m.Evicted(name):
+                self.kv.evicted(name)
             case m.Threads(threads):
                 self.model.set_threads(threads)
             case m.Queue(request):
@@ -234,9 +241,9 @@ class Engine:
         return [t for t in self.queue if not t.fetching and not (t.crowded and full)]
 
     def _lease_slots(self) -> None:
+        for task in self._tasks.values():
+            task.boost = 0
         if self.queue:
-            for task in self.slots.tasks:
-                task.boost = 0
             order = self._order()
             plan = plan_slots(
                 self._admissible(),

@@ -65,6 +65,11 @@ class KvDesk:
             self.disk.forget(scope, session)
             self._forgetting.append(command.id)
 
+    def evicted(self, name: str) -> None:
+        """Take note that a file was deleted to make room on the disk."""
+        if self.disk is not None:
+            self.disk.evicted(name)
+
     # Every turn.
 
     def poll(self, queue: Iterable[Task], now: float) -> Iterator[m.Report]:
@@ -97,12 +102,16 @@ class KvDesk:
             self.disk.spill()
         self._store.evicted.clear()
 
-    def close(self) -> None:
-        """Write the KV states that may be on disk there, for at most `CLOSE_S`, and end."""
-        if self.disk is not None:
-            self._slots.preserve_idle()
-            self.disk.save_all(CLOSE_S)
-            self.disk.close()
+    def close(self) -> list[m.Report]:
+        """Write the KV states that may be on disk there, for at most `CLOSE_S`, and end; return
+        which these are.
+        """
+        if self.disk is None:
+            return []
+        self._slots.preserve_idle()
+        reports = self.disk.save_all(CLOSE_S)
+        self.disk.close()
+        return reports
 
     def statistics(self) -> dict[str, int | str]:
         """Return what there is, in memory and on disk."""

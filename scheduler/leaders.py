@@ -25,13 +25,21 @@ def head_of(task: Task, share_tokens_min: int) -> int:
 class Leaders:
     """Finds the leader of each waiting task; owned by the engine.
 
-    *spared* tells how many tokens of a task need not be computed as things are now.
+    *spared* tells how many tokens of a task need not be computed as things are now; *changes*
+    counts how often that may have changed.
     """
 
     def __init__(
-        self, memory: Memory, share_tokens_min: int, spared: Callable[[Origin, array[int]], int]
+        self,
+        memory: Memory,
+        share_tokens_min: int,
+        spared: Callable[[Origin, array[int]], int],
+        changes: Callable[[], int],
     ):
-        self._memory, self._least, self._spared = memory, share_tokens_min, spared
+        self._memory, self._least = memory, share_tokens_min
+        self._spared, self._changes = spared, changes
+        self._known: dict[int, tuple[int, int]] = {}
+        """What each waiting task would be spared, and as of which change."""
         self._shared: dict[tuple[int, int], int] = {}
 
     def find(self, task: Task, running: Sequence[Task]) -> Task | None:
@@ -70,8 +78,14 @@ class Leaders:
     def _there_already(self, task: Task, other: Task) -> int:
         """Return what *task* would be spared if it did not wait."""
         copied = other.computed if self._memory == "plain" else 0
-        return max(copied, self._spared(task.origin, array("i", task.tokens)))
+        changes = self._changes()
+        known = self._known.get(task.spec.id)
+        if known is None or known[0] != changes:
+            spared = self._spared(task.origin, array("i", task.tokens))
+            known = self._known[task.spec.id] = changes, spared
+        return max(copied, known[1])
 
     def forget(self, task: Task) -> None:
         """Forget a task that has ended."""
+        self._known.pop(task.spec.id, None)
         self._shared = {p: n for p, n in self._shared.items() if task.spec.id not in p}

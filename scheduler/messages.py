@@ -21,6 +21,7 @@ __all__ = (
     "Command",
     "Credit",
     "Detokenize",
+    "Evicted",
     "Failed",
     "Finished",
     "Forget",
@@ -215,6 +216,12 @@ class Forget(_Message):
     session: str
 
 
+class Evicted(_Message):
+    """The daemon has deleted a KV file. Not answered."""
+
+    name: str
+
+
 class Queue(_Message):
     """Answered with a list of `QueueEntry`, as builtins: who runs and who waits, in order."""
 
@@ -250,6 +257,7 @@ Command = (
     | Lookup
     | Keep
     | Forget
+    | Evicted
     | Queue
     | Threads
     | Stats

@@ -121,10 +121,16 @@ class Order:
 
     def __init__(self, clock: int, owners: OwnerClock, limits: Limits):
         self._clock, self._owners, self._limits = clock, owners, limits
+        self._lifted: dict[int, int] = {}
+
+    def lift(self, leader: Task, effective: int) -> None:
+        """Give a *leader* at least the class of those who wait for what it computes."""
+        self._lifted[leader.arrival] = max(self._lifted.get(leader.arrival, 0), effective)
 
     def effective(self, task: Task) -> int:
         """Return the class of *task* with its age."""
-        return task.effective_class(self._clock, self._limits.ageing_tokens)
+        own = task.effective_class(self._clock, self._limits.ageing_tokens)
+        return max(own, self._lifted.get(task.arrival, 0))
 
     def key(self, task: Task) -> tuple[int, int, int]:
         """Return what sorts *task*, first come first."""
@@ -163,6 +169,7 @@ def plan_slots(
         ahead = leader(task, [t for t in (*running, *admit) if t not in park])
         if ahead is not None:
             follow.append((task, ahead))
+            order.lift(ahead, order.effective(task))
             continue
         if free:
             free -= 1

@@ -44,6 +44,12 @@ class Source:
     slot: Slot | None = None
     entry: Entry | None = None
 
+    @property
+    def approximate(self) -> bool:
+        """Tell whether the state there is what shifts have left."""
+        holder = self.entry or (self.slot and (self.slot.task or self.slot))
+        return holder is not None and holder.origin.approximate
+
 
 class SlotTable:
     """The slots of one model, and the states of parked tasks, which are pinned in *store*.
@@ -59,6 +65,7 @@ class SlotTable:
         self._model = model
         self._memory = model.info.memory
         self._again = again
+        self._changes = 0
         self._token_bytes = 1.0
         """Of the state that was saved last."""
         self._parked: dict[int, tuple[Entry | None, object]] = {}
@@ -134,18 +141,26 @@ class SlotTable:
         serving = (have for whose, have in known if whose.serves(origin))
         return max((common_prefix(have, tokens) for have in serving), default=0)
 
+    @property
+    def changes(self) -> int:
+        """Counts what came and went in idle slots and in memory: what `find` finds changed."""
+        return self._changes + self.store.changes
+
     # Leases.
 
     def admit(self, task: Task) -> None:
         """Give *task* a free slot, with its parked state or what else serves it."""
+        self._changes += 1
         target = self._nearest()
         entry, row = self._parked.pop(task.spec.id, (None, None))
         if entry is None or not self._return(task, target, entry, row):
             task.row = False
             source = self.find(task.origin, array("i", task.tokens))
+            approximate = source.approximate
             if source.slot is not None and source.slot.task is None:
                 target = source.slot
             task.computed = self._start(task, target, source)
+            task.shifted |= approximate and task.computed > 0
         target.task, target.tokens, target.origin = task, array("i"), task.origin
         task.slot = target.index
 
@@ -291,6 +306,7 @@ class SlotTable:
         """End the lease; with *keep* the KV stays in the slot, for whoever extends it."""
         slot = self.slots[task.slot]
         slot.task, slot.origin, slot.saved = None, task.origin, False
+        self._changes += 1
         task.slot = -1
         if keep and not task.unsettled:
             slot.tokens = array("i", task.tokens[: task.computed])
@@ -298,6 +314,7 @@ class SlotTable:
             self._empty(slot)
 
     def _empty(self, slot: Slot) -> None:
+        self._changes += 1
         self._model.trim(slot.index, 0)
         slot.tokens = array("i")
 

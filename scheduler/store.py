@@ -92,6 +92,8 @@ class KvStore:
         self.bytes_max = bytes_max
         self.bytes = 0
         self.evicted: list[Entry] = []
+        self.changes = 0
+        """Counts what came and went."""
         self._memory = memory
         self._entries: list[Entry] = []
         self._inflation = 0.0
@@ -148,6 +150,7 @@ class KvStore:
         if self._memory == "plain":
             self._supersede(entry)
         self._entries.append(entry)
+        self.changes += 1
         self.bytes += len(state)
         self._touch(entry)
         return entry
@@ -167,10 +170,13 @@ class KvStore:
     def remove(self, entry: Entry) -> None:
         """Drop an entry."""
         self._entries.remove(entry)
+        self.changes += 1
         self.bytes -= len(entry.state)
 
     def forget(self, scope: int, session: str) -> None:
         """Drop what a session made, but for what is pinned: that is a running turn's."""
+        whose = (scope, session)
+        self.evicted = [e for e in self.evicted if (e.origin.scope, e.origin.session) != whose]
         for entry in [e for e in self._entries if not e.pins]:
             if entry.origin.scope == scope and entry.origin.session == session:
                 self.remove(entry)

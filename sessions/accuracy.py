@@ -13,7 +13,7 @@ __all__ = ("RATIOS", "Accuracy")
 
 RATIOS = (0.25, 0.5, 0.8, 1.25, 2.0, 4.0)
 """Upper bounds of the histogram's buckets: told by measured seconds. One more has the rest."""
-OPEN_MAX = 256
+OPEN_MAX = 32
 """Refusals that are followed at a time; later ones are not."""
 SECONDS_MIN = 1e-3
 

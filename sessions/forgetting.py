@@ -51,12 +51,19 @@ class Forgetting:
         :raises BackendError: a file of it cannot be deleted; the next `drain` tries again.
         """
         self.soon(session)
+        await self.states(session)
+        self._left.pop(session, None)
+
+    async def states(self, session: Session) -> None:
+        """Delete the KV states of a session, wherever they lie.
+
+        :raises BackendError: a file of it cannot be deleted.
+        """
         port = session.model.loaded
         if port is not None:
             with suppress(WorkerCrashed):  # what it held is gone with it
                 await port.forget(session.owner, session.name)
         await self.files(session.owner, session.name)
-        self._left.pop(session, None)
 
     async def drain(self) -> None:
         """Forget the sessions that were left; what cannot be deleted is logged."""

@@ -228,12 +228,12 @@ class SessionManager:
         """
         self._drop(session, Call.CLOSE, "the session was closed")
         if session.leaves_state:
-            await self.forgetting.now(session)
+            await self._forget_now(session)
 
     async def forget(self, session: Session) -> None:
         """End a session, and forget it before this returns, whether it has an id or not."""
         self._drop(session, Call.CLOSE, "the session was forgotten")
-        await self.forgetting.now(session)
+        await self._forget_now(session)
 
     async def forget_id(self, owner: int, session_id: str) -> bool:
         """Forget a session by its id, wherever it is open or if it sleeps; tell whether there was
@@ -249,8 +249,20 @@ class SessionManager:
             await self.forgetting.files(owner, f"id:{session_id}")
             return False
         session.stop(Call.CLOSE, "the session was forgotten")
-        await self.forgetting.now(session)
+        await self._forget_now(session)
         return True
+
+    async def _forget_now(self, session: Session) -> None:
+        try:
+            await self.forgetting.now(session)
+        except BaseException:
+            self._changed.set()  # what is left is done by `expire_idle`
+            raise
+
+    def discard(self, session: Session) -> None:
+        """End a session of which nobody has heard yet."""
+        if session.handle in self._live:
+            self._drop(session, Call.CLOSE, "the session was not wanted any more")
 
     def _drop(self, session: Session, call: Call, why: str) -> None:
         session.stop(call, why)

@@ -252,8 +252,9 @@ class Session:
         """
         async with self._lock:
             kind = Call.COMPUTE_SINGLE if call.pull else Call.COMPUTE
-            step(self.state, kind)
+            step(self.state, Call.COMPUTE)  # one turn at a time: a pull turn is gone on with, too
             port = await self._port()
+            step(self.state, Call.COMPUTE)  # it may have been closed or emptied meanwhile
             spec = self._spec(call)
             self._ticket = self._admit(spec, port.info.slots)
             self.move(kind)

@@ -154,7 +154,8 @@ class Turn:
             if self._asked <= 0:
                 self._asked += 1
                 self._port.pull(self.spec.id)
-            self._told = anyio.Event()
+            if self._told.is_set():
+                self._told = anyio.Event()
             await self._told.wait()
         return self._pieces.popleft()
 

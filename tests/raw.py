@@ -27,6 +27,7 @@ class RawClient:
         self.socket.settimeout(timeout_s)
         self.socket.connect(path)
         self.events: list[Any] = []
+        self._replies: dict[int, list[Any]] = {}
         self.server_hello = self.read()
         self._number = 0
         if hello:
@@ -74,16 +75,18 @@ class RawClient:
 
     def result(self, number: int) -> Any:
         """Return the result of a request, or raise its error; other replies are kept."""
-        while True:
+        while number not in self._replies:
             message = self.read()
             if message[0] == 6:
                 raise error_from_wire(message[1])
             if message[0] == 4:
                 self.events.append(message)
-            elif message[1] == number:
-                if message[0] == 3:
-                    raise error_from_wire(message[2])
-                return message[2]
+            else:
+                self._replies[message[1]] = message
+        kind, _, content, *_ = self._replies.pop(number)
+        if kind == 3:
+            raise error_from_wire(content)
+        return content
 
     def call(self, call: str, fds: Sequence[int] = (), /, **params: Any) -> Any:
         return self.result(self.start(call, fds, **params))

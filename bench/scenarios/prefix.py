@@ -7,7 +7,7 @@ from contextlib import AsyncExitStack
 
 from bench import streams as s
 from bench import texts
-from bench.clients import Ask, Server, ask_together, connect
+from bench.clients import Ask, Server, ask_together, bare_run, connect
 from bench.runs import Figure, Target
 from bench.streams import Stream
 
@@ -19,17 +19,30 @@ WORDS = 600
 TOKENS = 24
 
 
-async def drive(server: Server, work: Work) -> list[Stream]:
-    """Let all sessions ask at once: the common text, then each its own."""
+BARE = "bare"
+
+
+def asks_of(work: Work) -> list[Ask]:
+    """Return what each session asks: the common text, then its own."""
     rng = work.rng()
     count, words = (4, 100) if work.small else (SLOTS, WORDS)
     common = f"{work.mark} {texts.story(rng, words)}"
-    asks = [
+    return [
         Ask(f"{common}{texts.question(rng, name)}", TOKENS, name)
         for name in texts.names(rng, count)
     ]
+
+
+async def drive(server: Server, work: Work) -> list[Stream]:
+    """Let all sessions ask at once."""
+    asks = asks_of(work)
     async with AsyncExitStack() as stack:
-        return await ask_together(await connect(stack, server, count), asks)
+        return await ask_together(await connect(stack, server, len(asks)), asks)
+
+
+async def drive_bare(work: Work) -> list[Stream]:
+    """Run the bare loop."""
+    return await bare_run(asks_of(work), SLOTS, CTX_SIZE, share=True)
 
 
 def measure(streams: Sequence[Stream]) -> dict[str, float]:
@@ -44,8 +57,9 @@ def measure(streams: Sequence[Stream]) -> dict[str, float]:
 
 
 async def start(stack: AsyncExitStack) -> Started:
-    """Start both sides."""
-    return await start_pair(stack, drive, SLOTS, CTX_SIZE)
+    """Start both servers; the bare loop is a process for each run."""
+    started = await start_pair(stack, drive, SLOTS, CTX_SIZE)
+    return Started({**started.sides, BARE: drive_bare}, started.facts)
 
 
 SCENARIO = Scenario(
@@ -54,7 +68,9 @@ SCENARIO = Scenario(
     about=f"""\
 {SLOTS} new sessions ask at once: {WORDS} words that all have in common, then a question of
 their own, 15 to 20 tokens; each reads {TOKENS} tokens. {SLOTS} slots of {CTX_SIZE} tokens on both
-sides.""",
+sides. **bare** is a loop around llama.cpp that does nothing else: it reads the common text in steps
+of 512 tokens, copies the state, reads all questions in one step, and decodes: the most that this
+machine gives.""",
     figures=(
         Figure("makespan_s", "all done, s"),
         Figure("ttft_median_s", "first token, median, s"),
@@ -64,6 +80,8 @@ sides.""",
     targets=(
         Target("makespan_s", LLAMA_SERVER, INFERD, least=6.5),
         Target("ttft_median_s", LLAMA_SERVER, INFERD, least=6.0),
+        Target("makespan_s", LLAMA_SERVER, BARE),
+        Target("ttft_median_s", LLAMA_SERVER, BARE),
     ),
     start=start,
     measure=measure,

@@ -18,8 +18,13 @@ async def fork_session(daemon: Daemon, request: Request) -> w.ForkResult:
     daemon.check_open()
     p: w.ForkParams = request.params
     branches = daemon.sessions.fork(request.connection, daemon.session(request), p.n, p.session_ids)
-    contexts = [branch.handle for branch in branches]
-    return w.ForkResult(contexts=contexts, **await _kept(branches[0]))
+    try:
+        kept = await _kept(branches[0])
+    except BaseException:  # the caller is gone, and never learns their handles
+        for branch in branches:
+            daemon.sessions.discard(branch)
+        raise
+    return w.ForkResult(contexts=[branch.handle for branch in branches], **kept)
 
 
 async def rewind(daemon: Daemon, request: Request) -> w.RewindResult:

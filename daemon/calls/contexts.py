@@ -44,7 +44,7 @@ async def init_with_session_id(daemon: Daemon, request: Request) -> w.ContextRes
     session = daemon.sessions.get(request.connection, result.context)
     if session.persist and not p.persist:
         session.persist = False
-        await daemon.sessions.forgetting.files(session.owner, session.name)
+        await daemon.sessions.forgetting.states(session)  # they are marked as persistent
     return result
 
 

@@ -24,7 +24,7 @@ def serve(
         Path | None, typer.Option(metavar="PATH", help="Where state is kept.")
     ] = None,
     cores: Annotated[
-        str | None, typer.Option(metavar="N", help="Cores for all models; 0: all.")
+        str | None, typer.Option(metavar="N", help="Threads of each worker; 0: all cores.")
     ] = None,
     log_level: Annotated[
         str | None, typer.Option(metavar="LEVEL", help="debug, info, warning or error.")

@@ -81,6 +81,33 @@ def test_what_is_forgotten_leaves_no_file() -> None:
             assert not kv_files(daemon)
 
 
+def test_what_a_worker_writes_as_it_leaves_is_counted_and_forgotten() -> None:
+    with running_daemon(config()) as daemon, Client(daemon.socket) as client:
+        graph = client.load_by_name("m")
+        context = client.init_execution_context_with_session_id(graph, "diary")
+        client.set_input(context, 0, STORY.encode())
+        client.compute(context)
+        client.unload(graph)
+        client.unload_model("m", force=True)
+        assert kv_files(daemon)
+
+        client.forget(session_id="diary")
+
+        assert not kv_files(daemon)
+
+
+def test_what_may_not_be_written_down_any_more_is_not() -> None:
+    with running_daemon(config()) as daemon:
+        with Client(daemon.socket) as client:
+            graph = client.load_by_name("m")
+            context = client.init_execution_context_with_session_id(graph, "diary")
+            client.set_input(context, 0, STORY.encode())
+            client.compute(context)
+            client.init_execution_context_with_session_id(graph, "diary", persist=False)
+        daemon.stop()
+        assert not kv_files(daemon)
+
+
 def test_what_may_not_be_written_down_is_not() -> None:
     with running_daemon(config()) as daemon:
         with Client(daemon.socket) as client:

@@ -66,9 +66,10 @@ def said(client: RawClient, context: int, prompt: str, **params: Any) -> str:
 
 
 def queued(client: RawClient, count: int) -> list[dict[str, Any]]:
-    """Return the queue once it has *count* tasks."""
+    """Return the queue once it has *count* tasks, of which one has its slot."""
     for _ in range(1000):
-        if len(tasks := client.call("queue")["tasks"]) == count:
+        tasks = client.call("queue")["tasks"]
+        if len(tasks) == count and tasks[0]["position"] == 0:
             return list(tasks)
     raise AssertionError(f"{len(tasks)} tasks, not {count}")
 
@@ -137,6 +138,25 @@ def test_nothing_branches_off_or_goes_back_during_a_turn(client: RawClient) -> N
         with pytest.raises(SessionBusy):
             client.call(call, context=context, **params)
     client.call("cancel", request=turn)
+
+
+def test_two_pulls_at_once_are_one_turn(client: RawClient) -> None:
+    context = client.context("slow")
+    client.set_input(context, b"abcdef")
+    pulls = [client.start("compute_single", context=context) for _ in range(4)]
+
+    outcomes = []
+    for pull in pulls:
+        try:
+            client.result(pull)
+            outcomes.append("told")
+        except SessionBusy:
+            outcomes.append("busy")
+
+    assert outcomes[0] == "told"
+    assert len(client.call("queue")["tasks"]) == 1
+    client.call("fini_single", context=context)
+    assert client.call("queue")["tasks"] == [] and client.call("stats")["stats"]["waiting"] == 0
 
 
 # Forgetting.

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from inferd.daemon.config import load_config
+from inferd.daemon.config import SETTINGS, load_config
 from inferd.testing import running_daemon
 from tests.models import smollm2
 
@@ -100,3 +100,10 @@ def test_the_first_screen_shows_it_working() -> None:
 def test_what_it_is_not_takes_five_lines() -> None:
     lines = PAGE.split("## What it is not")[1].split("\n## ")[0].strip().splitlines()
     assert len(lines) == 5 and all(line.startswith("- ") for line in lines)
+
+
+def test_every_setting_stands_here_or_on_the_page_about_scheduling() -> None:
+    pages = PAGE + (ROOT / "docs" / "scheduling.md").read_text()
+    rows = re.findall(r"^\|.*\|$", pages, re.MULTILINE)
+    named = {name for row in rows for name in re.findall(r"`([a-z-]+)`", row.split("|")[1])}
+    assert set(SETTINGS) <= named

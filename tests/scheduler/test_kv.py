@@ -69,6 +69,32 @@ def test_many_sessions_over_few_slots_compute_each_token_once(memory: Memory) ->
     assert computed(bench) - before == 10 * each, "tokens of a history were computed again"
 
 
+def test_idle_states_are_saved_while_nothing_else_is_to_do_and_nobody_waits_for_it() -> None:
+    bench = Bench(slots=2)
+    slots = bench.engine.slots
+    bench.turn(bench.submit(1, PREFIX), bench.submit(2, "short"))
+    while bench.end(2) is None or bench.end(1) is None:
+        assert len(bench.engine.store) == 0, "not while anything is to be computed"
+        bench.turn()
+
+    bench.run()
+
+    assert [len(e.tokens) for e in bench.engine.store] == [len(slots.slots[0].tokens)]
+    assert slots.unsaved is None and bench.engine.patience() is None
+    saves: list[int] = []
+    bench.model.save = saves.append  # type: ignore[method-assign, assignment]
+    bench.turn(bench.submit(3, "quite another text"), bench.submit(4, "and one more of them"))
+    assert bench.engine.slots.tasks and saves == [], "what is saved already is overwritten"
+
+
+def test_states_that_memory_has_no_room_for_are_not_saved_ahead() -> None:
+    bench = Bench(slots=2, limits=Limits(kv_ram_bytes=1))
+
+    bench.run(bench.submit(1, PREFIX))
+
+    assert len(bench.engine.store) == 0 and bench.engine.patience() is None
+
+
 def test_states_that_memory_has_no_room_for_are_computed_again() -> None:
     bench = Bench(slots=1, limits=Limits(kv_ram_bytes=1))
     bench.run(bench.submit(1, "the first session's text"))
@@ -183,6 +209,22 @@ def test_a_follower_makes_its_leader_as_urgent_as_itself() -> None:
     bench.run()
     assert bench.order.index(3) > bench.order.index(1)
     assert bench.stats(3).ttft_ms <= bench.stats(2).ttft_ms
+
+
+def test_a_leader_is_not_parked_for_others_than_those_who_come_before_its_followers() -> None:
+    bench = Bench(slots=2, limits=SHARE, batch_size=8)
+    bench.turn(bench.submit(1, PREFIX + "low", priority=0), bench.submit(2, "q" * 60, priority=1))
+
+    bench.turn(
+        bench.submit(3, PREFIX + "urgent", priority=3), bench.submit(4, "n" * 30, priority=2)
+    )
+
+    running = {t.spec.id for t in bench.engine.slots.tasks}
+    assert running == {1, 4}, "the normal one gave way"
+    bench.turn(m.Cancel(3))
+    leader = bench.engine._tasks[1]
+    assert leader.boost == 0, "nobody waits for it any more"
+    bench.run()
 
 
 @pytest.mark.parametrize("memory", MEMORIES)
@@ -301,6 +343,23 @@ def test_a_shifted_state_serves_its_own_session_alone() -> None:
 
     assert mine == len(slot.tokens)
     assert others == 0
+
+
+def test_a_turn_on_a_shifted_state_is_as_approximate_and_stays_so() -> None:
+    bench = Bench(slots=2, ctx_size=40)
+    bench.run(
+        bench.submit(1, "abcdefghijklmnopqrstuvwx", session="mine", ctx_shift=True, n_keep=-1,
+                     n_discard=14)
+    )  # fmt: skip
+    before = next(s for s in bench.engine.slots if s.tokens).tokens[:30]
+
+    bench.run(go_on(bench, 2, m.pack_tokens(before), "on", session="mine"))
+
+    assert bench.stats(2).cached_tokens and bench.stats(2).shifted
+    slot = next(s for s in bench.engine.slots if s.tokens)
+    told = m.pack_tokens(slot.tokens)
+    assert ask(bench, m.Lookup(1, 1, "mine", (), told)) == len(slot.tokens)
+    assert ask(bench, m.Lookup(2, 1, "other", (), told)) == 0
 
 
 def test_parking_waits_until_a_shift_is_settled_and_loses_nothing() -> None:
@@ -442,6 +501,44 @@ def test_forget_leaves_nothing_in_slots_memory_and_on_disk(files: KvFiles, tmp_p
     assert m.Answer(2, None) in reports
     assert ask(bench, m.Lookup(3, 1, "mine", (), before)) == 0
     assert not [p for p in tmp_path.rglob("*") if p.is_file()]
+
+
+def test_what_is_forgotten_is_not_written_down_with_what_memory_had_no_room_for(
+    files: KvFiles, tmp_path: Path
+) -> None:
+    bench = Bench(slots=2, limits=Limits(kv_ram_bytes=1), files=files)
+    bench.run(bench.submit(1, PREFIX, session="mine", persist=True))
+    before = history(bench, 1, PREFIX)
+
+    bench.turn(m.Keep(1, 1, "mine", (), before), m.Forget(2, 1, "mine"))
+    settle(bench, files)
+
+    assert not [p for p in tmp_path.rglob("*") if p.is_file()]
+
+
+def test_a_file_that_the_daemon_has_deleted_is_written_again(files: KvFiles) -> None:
+    bench = Bench(slots=1, files=files)
+    bench.run(bench.submit(1, PREFIX, session="mine", persist=True))
+    keep = m.Keep(1, 1, "mine", (), history(bench, 1, PREFIX))
+    bench.turn(keep)
+    settle(bench, files)
+    [file] = files.scan()
+    file.path.unlink()
+
+    bench.turn(m.Evicted(file.path.name))
+    bench.turn(keep)
+    settle(bench, files)
+
+    assert file.path.exists()
+
+
+def test_the_end_says_what_it_has_written(files: KvFiles) -> None:
+    bench = Bench(slots=1, files=files)
+    bench.run(bench.submit(1, PREFIX, session="mine", persist=True))
+
+    told = bench.engine.close()
+
+    assert [type(report) for report in told] == [m.Stored]
 
 
 def test_a_file_that_takes_too_long_is_not_waited_for(files: KvFiles) -> None:
