@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import signal
 import socket
@@ -86,6 +87,8 @@ async def _main(config: Config, instance: int, listener: socket.socket) -> int:
                 services.start_soon(daemon.registry.unload_idle)
                 await daemon.registry.kv_index.load()
                 services.start_soon(daemon.registry.kv_index.run)
+                gc.collect()
+                gc.freeze()  # what is there now stays, and need not be looked through again
                 await services.start(daemon.server.serve, listener)
                 log.info(
                     "daemon.ready",

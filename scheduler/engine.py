@@ -33,6 +33,9 @@ from .task import Task, TaskState
 
 __all__ = ("Engine",)
 
+REST_S = 0.25
+"""Without a step or a command for so long, idle KV is saved: who goes on at once waits for none."""
+
 
 class Engine:
     """Runs tasks on one model. Nothing in here is shared: commands come in, reports go out."""
@@ -60,6 +63,7 @@ class Engine:
         self.outbox: list[m.Report] = []
         self.quit = False
         self.steps = 0
+        self._busy_at = self._now
         self._tasks: dict[int, Task] = {}
         self._arrivals = 0
         self._desk = PromptDesk(model)
@@ -84,6 +88,7 @@ class Engine:
         """Do one turn and return its reports, one frame's worth."""
         self._now = self._seconds()
         for command in commands:
+            self._busy_at = self._now
             self._handle(command)
         self.outbox.extend(self._desk.work())
         self.outbox.extend(self.kv.poll(self.queue, self._now))
@@ -92,7 +97,7 @@ class Engine:
         self._lease_slots()
         self._tell_positions()
         self._step()
-        if self._rests():
+        if self._rests() and self._now >= self._busy_at + REST_S:
             self.slots.save_ahead()
         self.kv.spill()
         reports, self.outbox = self.outbox, []
@@ -102,7 +107,7 @@ class Engine:
         """Return how long the next turn may wait for commands: seconds, or None for ever."""
         if self._lingering(now := self._seconds()):
             return self.limits.pull_linger_s
-        if self._desk.busy or self._runnable() or self.slots.unsaved is not None:
+        if self._desk.busy or self._runnable():
             return 0
         waits = bool(self.queue)
         ends = [
@@ -111,6 +116,8 @@ class Engine:
             for d in deadlines(t, self.limits, others_wait=waits)
             if d > self._now
         ]
+        if self.slots.unsaved is not None:
+            ends.append(self._busy_at + REST_S)
         fetches = [t.now + self.limits.fetch_timeout_s for t in self.queue if t.fetching]
         ends += [end for end in fetches if end > self._now]
         return max(0.0, min(ends) - now) if ends else None
@@ -328,7 +335,7 @@ class Engine:
             self._step_failed(rows, exc)
             return
         self.steps += 1
-        self._now = self._seconds()
+        self._now = self._busy_at = self._seconds()
         self.cost.learn(load, self._now - started)
         for row in rows:
             self._count(row)

@@ -12,6 +12,7 @@ from inferd.backends.base import Memory
 from inferd.backends.echo import EchoOptions
 from inferd.scheduler import Limits
 from inferd.scheduler import messages as m
+from inferd.scheduler.engine import REST_S
 from inferd.scheduler.kv_files import KvFiles
 from tests.scheduler.doubles import Bench
 
@@ -78,6 +79,10 @@ def test_idle_states_are_saved_while_nothing_else_is_to_do_and_nobody_waits_for_
         bench.turn()
 
     bench.run()
+    assert len(bench.engine.store) == 0 and bench.engine.patience() == REST_S, "nor at once"
+
+    bench.now += REST_S
+    bench.run()
 
     assert [len(e.tokens) for e in bench.engine.store] == [len(slots.slots[0].tokens)]
     assert slots.unsaved is None and bench.engine.patience() is None
@@ -89,8 +94,10 @@ def test_idle_states_are_saved_while_nothing_else_is_to_do_and_nobody_waits_for_
 
 def test_states_that_memory_has_no_room_for_are_not_saved_ahead() -> None:
     bench = Bench(slots=2, limits=Limits(kv_ram_bytes=1))
-
     bench.run(bench.submit(1, PREFIX))
+
+    bench.now += REST_S
+    bench.run()
 
     assert len(bench.engine.store) == 0 and bench.engine.patience() is None
 
