@@ -388,7 +388,10 @@ class Worker:
     def _fail_tasks(self, error: InferdError) -> None:
         sinks, self._sinks = self._sinks, {}
         for task_id, sink in sinks.items():
-            sink(m.Failed(task_id, error.to_wire()))
+            try:
+                sink(m.Failed(task_id, error.to_wire()))
+            except Exception:  # the others are told all the same
+                log.exception("worker.report_failed", model=self.spec.name, task=task_id)
         for number in list(self._pending):
             self._answer(number, None, error)
         self._on_frame()

@@ -66,11 +66,6 @@ class StepCost:
         """Tell whether anything was learned yet."""
         return self.steps > 0
 
-    @property
-    def row_s(self) -> float:
-        """Seconds of one more row at no depth."""
-        return self._theta[1]
-
     def predict(self, load: Load) -> float:
         """Return the seconds that a step of *load* will take; 0.0 while nothing is known."""
         a, b, c = self._theta

@@ -97,7 +97,7 @@ class Engine:
         self._lease_slots()
         self._tell_positions()
         self._step()
-        if self._rests() and self._now >= self._busy_at + REST_S:
+        if self._now >= self._busy_at + REST_S and self._rests():
             self.slots.save_ahead()
         self.kv.spill()
         reports, self.outbox = self.outbox, []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -335,38 +336,39 @@ def test_shifts_are_bounded_and_a_model_that_cannot_ends_the_turn() -> None:
     assert fixed.stats(1).stop_reason == "context_full"
 
 
-def test_a_shifted_state_serves_its_own_session_alone() -> None:
+def shifted(n_discard: int) -> Bench:
+    """Return an engine after a turn of the session "mine" with a context shift."""
     bench = Bench(slots=2, ctx_size=40)
-    bench.run(
-        bench.submit(1, "abcdefghijklmnopqrstuvwx", session="mine", ctx_shift=True, n_keep=-1,
-                     n_discard=2)
-    )  # fmt: skip
+    turn = {"session": "mine", "ctx_shift": True, "n_keep": -1, "n_discard": n_discard}
+    bench.run(bench.submit(1, "abcdefghijklmnopqrstuvwx", **turn))
     assert bench.stats(1).shifts
-    slot = next(s for s in bench.engine.slots if s.tokens)
-    told = m.pack_tokens(slot.tokens)
+    return bench
 
-    mine = ask(bench, m.Lookup(1, 1, "mine", (), told))
-    others = ask(bench, m.Lookup(2, 1, "other", (), told))
 
-    assert mine == len(slot.tokens)
-    assert others == 0
+def idle_tokens(bench: Bench) -> array[int]:
+    """Return what lies in the first idle slot that holds anything."""
+    return next(s for s in bench.engine.slots if s.tokens).tokens
+
+
+def assert_it_serves_mine_alone(bench: Bench) -> None:
+    tokens = idle_tokens(bench)
+    told = m.pack_tokens(tokens)
+    assert ask(bench, m.Lookup(1, 1, "mine", (), told)) == len(tokens)
+    assert ask(bench, m.Lookup(2, 1, "other", (), told)) == 0
+
+
+def test_a_shifted_state_serves_its_own_session_alone() -> None:
+    assert_it_serves_mine_alone(shifted(n_discard=2))
 
 
 def test_a_turn_on_a_shifted_state_is_as_approximate_and_stays_so() -> None:
-    bench = Bench(slots=2, ctx_size=40)
-    bench.run(
-        bench.submit(1, "abcdefghijklmnopqrstuvwx", session="mine", ctx_shift=True, n_keep=-1,
-                     n_discard=14)
-    )  # fmt: skip
-    before = next(s for s in bench.engine.slots if s.tokens).tokens[:30]
+    bench = shifted(n_discard=14)
+    before = m.pack_tokens(idle_tokens(bench)[:30])
 
-    bench.run(go_on(bench, 2, m.pack_tokens(before), "on", session="mine"))
+    bench.run(go_on(bench, 2, before, "on", session="mine"))
 
     assert bench.stats(2).cached_tokens and bench.stats(2).shifted
-    slot = next(s for s in bench.engine.slots if s.tokens)
-    told = m.pack_tokens(slot.tokens)
-    assert ask(bench, m.Lookup(1, 1, "mine", (), told)) == len(slot.tokens)
-    assert ask(bench, m.Lookup(2, 1, "other", (), told)) == 0
+    assert_it_serves_mine_alone(bench)
 
 
 def test_parking_waits_until_a_shift_is_settled_and_loses_nothing() -> None:
@@ -558,6 +560,7 @@ def test_a_file_that_takes_too_long_is_not_waited_for(files: KvFiles) -> None:
 
     second.turn(second.submit(2, PREFIX))
     assert second.engine.queue[0].fetching
+    assert second.engine.patience() == second.engine.limits.fetch_timeout_s, "nobody else wakes it"
     second.now += second.engine.limits.fetch_timeout_s
     second.run()
 
