@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import queue
 import time
 from collections import deque
@@ -35,7 +36,7 @@ class InFlight:
         self.result: dict[str, Any] = {}
         self.error: InferdError | None = None
         self.done = self.answered = self.abandoned = self.told = False
-        self._wake: anyio.Event | None = None
+        self._wake: asyncio.Event | anyio.Event | None = None
 
     @property
     def left_s(self) -> float:
@@ -80,14 +81,26 @@ class InFlight:
 
     async def _changed(self) -> None:
         if self._wake is None:
-            self._wake = anyio.Event()
+            self._wake = _new_event()
         await self._wake.wait()
 
     def _notify(self) -> None:
         wake = self._wake
-        if wake is not None:
+        if wake is None:
+            return
+        wake.set()
+        if isinstance(wake, asyncio.Event):
+            wake.clear()  # those who wait go on all the same; a new one per token costs 30 us
+        else:
             self._wake = None
-            wake.set()
+
+
+def _new_event() -> asyncio.Event | anyio.Event:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return anyio.Event()
+    return asyncio.Event()
 
 
 class InFlightThread(InFlight):

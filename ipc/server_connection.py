@@ -23,7 +23,7 @@ DESCRIPTORS_MAX = 16
 OUTBOX_PAUSE_BYTES = 1 << 20
 """A client that leaves this much unread is not read from either."""
 OUTBOX_BYTES_MAX = 64 << 20
-_READ_BYTES = 1 << 16
+_READ_BYTES = 1 << 14
 _EVENT = int(Kind.EVENT)
 """msgspec asks an enum's member for its value, which is a third of what encoding an event takes."""
 _ANCILLARY_BYTES = socket.CMSG_SPACE(4 * DESCRIPTORS_MAX)

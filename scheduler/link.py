@@ -16,7 +16,7 @@ __all__ = ("LinkClosed", "SocketLink", "pack_frame")
 
 _LENGTH = struct.Struct("<I")
 _FDS_MAX = 4
-_READ_BYTES = 1 << 16
+_READ_BYTES = 1 << 14
 _ANCILLARY_BYTES = socket.CMSG_LEN(4 * _FDS_MAX)
 _encoder = msgspec.msgpack.Encoder()
 

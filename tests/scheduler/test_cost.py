@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import random
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from inferd.scheduler.cost import Load, StepCost
 
@@ -97,3 +100,37 @@ def test_coefficients_are_never_negative() -> None:
     for _ in range(500):
         cost.learn(Load(1, rng.randint(1, 200), rng.randint(0, 10**5)), rng.random())
         assert cost.predict(Load(1, 0, 0)) >= 0 and cost.again(1000) >= 0
+
+
+STEPS = st.lists(
+    st.tuples(
+        st.lists(
+            st.tuples(st.integers(0, 100_000), st.integers(1, 512)), min_size=1, max_size=16
+        ),
+        st.floats(0, 1e4),
+    ),
+    min_size=1,
+    max_size=60,
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(STEPS, st.integers(1, 30))
+def test_whatever_the_clock_says_the_prediction_is_a_number(
+    steps: list[tuple[list[tuple[int, int]], float]], rounds: int
+) -> None:
+    cost = StepCost()
+    for chunks, seconds in steps * rounds:
+        load = Load.of(chunks)
+        cost.learn(load, seconds)
+        assert 0 <= cost.predict(load) < math.inf
+        assert 0 <= cost.again(1000) < math.inf
+
+
+def test_coefficients_that_were_driven_to_nothing_are_learned_again() -> None:
+    machine = lived(Machine())
+    for at in range(2000):
+        machine.cost.learn(Load.of([(at % 500, 1)]), 0.0)
+    for at in range(0, 2000, 4):
+        machine.step((at % 500, 1), (at % 300, 1))
+    assert abs(machine.error((100, 1), (100, 1))) < 0.2
