@@ -202,7 +202,10 @@ def _victim(
         for t in running
         if t.quantum >= limits.quantum_tokens and order.rank(task) <= order.rank(t)
     ]
-    return max(done, key=order.key, default=None)
+    last = max(done, key=order.key, default=None)
+    if last is not None and last.spec.priority > order.effective(lowest):
+        return lowest  # the one parked would take its slot at once
+    return last
 
 
 def _absent(task: Task, limits: Limits, now: float) -> bool:

@@ -123,6 +123,20 @@ def test_an_aged_task_does_not_preempt_before_a_quantum_ends() -> None:
     assert after.park == (runner,)
 
 
+def test_whoever_would_take_a_slot_back_at_once_is_not_parked_for_an_equal() -> None:
+    slots = slots_of(2)
+    done = running(slots[0], task(1, priority=1))
+    lowest = running(slots[1], task(2, priority=0))
+    done.quantum = LIMITS.quantum_tokens
+    lowest.clock_waiting = 1000
+    aged = task(3, priority=0)
+
+    plan = plan_slots([aged], slots, order(clock=1000), LIMITS, 0.0)
+
+    assert plan.park == (lowest,)
+    assert plan.admit == (aged,)
+
+
 def test_a_task_whose_reader_is_absent_gives_way_to_anybody() -> None:
     slots = slots_of(1)
     runner = running(slots[0], task(1, priority=3))
