@@ -24,7 +24,16 @@ from .intake import check_task, ctx_size_of
 from .kv_desk import KvDesk
 from .kv_files import KvFiles
 from .leaders import Leaders, head_of
-from .plan import Limits, Order, OwnerClock, Rows, plan_adapters, plan_rows, plan_slots
+from .plan import (
+    Limits,
+    Order,
+    OwnerClock,
+    Rows,
+    absent,
+    plan_adapters,
+    plan_rows,
+    plan_slots,
+)
 from .prompts import PromptDesk
 from .queue_view import QueueView
 from .slots import SlotTable
@@ -243,9 +252,15 @@ class Engine:
         return Order(self.clock, self.owners, self.limits)
 
     def _admissible(self) -> list[Task]:
-        """Return the waiting tasks but those that wait for a file, or for room in the KV cache."""
+        """Return the waiting tasks but those that wait for a file, for room in the KV cache, or
+        for their reader to come back.
+        """
         full = bool(self.slots.tasks)
-        return [t for t in self.queue if not t.fetching and not (t.crowded and full)]
+        return [
+            t
+            for t in self.queue
+            if not t.fetching and not (t.crowded and full) and not absent(t, self.limits, self._now)
+        ]
 
     def _lease_slots(self) -> None:
         for task in self._tasks.values():

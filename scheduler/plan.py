@@ -20,6 +20,7 @@ __all__ = (
     "OwnerClock",
     "Rows",
     "SlotPlan",
+    "absent",
     "plan_adapters",
     "plan_rows",
     "plan_slots",
@@ -189,9 +190,9 @@ def _victim(
     task: Task, running: Sequence[Task], order: Order, limits: Limits, now: float
 ) -> Task | None:
     running = [t for t in running if not t.unsettled]
-    absent = [t for t in running if _absent(t, limits, now)]
-    if absent:
-        return min(absent, key=lambda t: (order.effective(t), -t.arrival))
+    unread = [t for t in running if absent(t, limits, now)]
+    if unread:
+        return min(unread, key=lambda t: (order.effective(t), -t.arrival))
     lowest = min(running, key=lambda t: (order.effective(t), -t.arrival), default=None)
     if lowest is None:
         return None
@@ -208,7 +209,8 @@ def _victim(
     return last
 
 
-def _absent(task: Task, limits: Limits, now: float) -> bool:
+def absent(task: Task, limits: Limits, now: float) -> bool:
+    """Tell whether nobody has read the task for so long that it gives way to anybody."""
     return task.unread_since is not None and now >= task.unread_since + limits.reader_wait_s
 
 

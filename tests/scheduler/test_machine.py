@@ -267,6 +267,6 @@ def test_any_order_of_events(machine: type[EngineMachine]) -> None:
     run_state_machine_as_test(
         machine,
         settings=hypothesis.settings(
-            max_examples=25, stateful_step_count=30, deadline=None, derandomize=True
+            max_examples=80, stateful_step_count=30, deadline=None, derandomize=True
         ),
     )
