@@ -104,9 +104,7 @@ def test_coefficients_are_never_negative() -> None:
 
 STEPS = st.lists(
     st.tuples(
-        st.lists(
-            st.tuples(st.integers(0, 100_000), st.integers(1, 512)), min_size=1, max_size=16
-        ),
+        st.lists(st.tuples(st.integers(0, 100_000), st.integers(1, 512)), min_size=1, max_size=16),
         st.floats(0, 1e4),
     ),
     min_size=1,
