@@ -99,6 +99,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     ageing_tokens: int = 20_000
     reader_wait_ms: int = 200
     reader_timeout_s: float = 300.0
+    worker_hang_s: float = 120.0
     grace_s: float = 30.0
     log_level: str = "info"
     log_format: str = "auto"
@@ -165,6 +166,9 @@ SETTINGS: dict[str, Setting] = {
         int, "a task whose reader lags by this gives way to waiting ones", 1, 3_600_000
     ),
     "reader-timeout-s": Setting(float, "a task nobody reads ends after this", 0.1, 86_400),
+    "worker-hang-s": Setting(
+        float, "a worker that is silent for so long over its work is replaced", 0.1, 86_400
+    ),
     "grace-s": Setting(float, "what runs may finish for this long after SIGTERM", 0, 86_400),
     "log-level": Setting(
         str, "least level that is logged", choices=("debug", "info", "warning", "error")
@@ -197,6 +201,8 @@ def load_config(
         _read_setting(key, value, f"--{key}", settings, errors)
     for key in document.keys() - {"daemon", "defaults", "models"}:
         known = nearest(key, ("daemon", "defaults", "models", *SETTINGS))
+        if hyphens(key) in SETTINGS:
+            known = "write it under [daemon]"
         errors.append(f"{path}: unknown key {key!r}; {known}".rstrip("; "))
     config = _with_defaults(settings, environ)
     folder = path.parent if path else Path.cwd()

@@ -20,10 +20,13 @@ from ..backends.errors import Busy, InferdError, ModelNotFound, ShuttingDown
 from ..backends.params import nearest
 from ..ipc.messages import CREDIT_MAX
 from ..scheduler import messages as m
+from ..scheduler.recorder import Act
 from ..scheduler.store import scoped
+from ..sessions.port import TaskReader
 from .config import Config
 from .config_models import MODEL_NAME, ModelConfig
 from .kv_index import KvIndex, Place
+from .recovery import Recovery
 from .workers import Worker
 
 __all__ = ("Lease", "Model", "ModelState", "Registry")
@@ -61,6 +64,7 @@ class Model:
         self._registry = registry
         self._listeners: set[Callable[[float], None]] = set()
         self._wanted: dict[str, Any] = {}
+        self.recovery = Recovery(name, self.ready, registry.seconds)
 
     @property
     def state(self) -> ModelState:
@@ -145,7 +149,8 @@ class Model:
     @property
     def busy(self) -> bool:
         """Tell whether somebody holds a lease or a task runs."""
-        return bool(self.leases) or (self.worker is not None and self.worker.tasks > 0)
+        tasks = self.worker.tasks if self.worker is not None else 0
+        return bool(self.leases or tasks or len(self.recovery))
 
 
 class Lease:
@@ -259,9 +264,12 @@ class Registry:
         if self.closing:
             raise ShuttingDown("the daemon is shutting down: no model is loaded any more")
         kv_dir = str(self.config.state_dir / KV_DIR) if self.config.kv_disk_bytes else ""
-        worker = Worker(self._spec(model, wanted), self._on_frame, self._limits(), kv_dir)
+        hang_s = self.config.worker_hang_s
+        worker = Worker(self._spec(model, wanted), self._on_frame, self._limits(), kv_dir, hang_s)
         worker.on_progress = model.progress
         worker.on_kv = partial(self._note_kv_file, worker)
+        worker.on_orphans = partial(self._take_orphans, model)
+        worker.poison = model.recovery.poison
         model.worker, model.error = worker, None
         self._group.start_soon(self._run, model, worker)
         return worker
@@ -279,6 +287,10 @@ class Registry:
         log.info("model.left", model=model.name, pid=worker.pid)
         self._forget(model)
         self._changed.set()
+
+    def _take_orphans(self, model: Model, readers: Mapping[int, TaskReader], act: Act) -> None:
+        model.recovery.take(readers, act)
+        self._group.start_soon(model.recovery.bring_back)
 
     def _forget(self, model: Model) -> None:
         if model.fd >= 0 and not model.leases:

@@ -9,7 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import anyio
@@ -26,6 +26,10 @@ from ..backends.errors import (
 )
 from ..scheduler import messages as m
 from ..scheduler.link import pack_frame
+from ..scheduler.recorder import Act, Doing, Recorder, make_record
+from ..sessions.port import TaskReader
+from .recovery import Poison, poisonous
+from .watch import Watch
 
 __all__ = ("Worker",)
 
@@ -33,6 +37,7 @@ READ_BYTES = 1 << 14
 """With 256 KiB a read costs 45 us more, as malloc maps such a buffer anew each time; with 64 KiB
 it tidies its free lists each time.
 """
+HANG_S = 120.0
 QUIT_S = 5.0
 """A worker whose line is closed and that is still there after this is killed."""
 
@@ -40,13 +45,14 @@ _UNASKED = 0
 """The id of a command whose answer nobody awaits."""
 
 log = structlog.get_logger()
-Sink = Callable[[m.Report], None]
 
 
 class _Pending:
     """An answer that is awaited."""
 
-    def __init__(self) -> None:
+    def __init__(self, given: bytes) -> None:
+        self.given = given
+        """What was asked about, if it is of the client's making."""
         self.done = anyio.Event()
         self.value: Any = None
         self.error: InferdError | None = None
@@ -65,12 +71,18 @@ class Worker:
         on_frame: Callable[[], None],
         limits: dict[str, Any] | None = None,
         kv_dir: str = "",
+        hang_s: float = HANG_S,
     ):
         self.spec = spec
+        self.hang_s = hang_s
         self.limits = limits or {}
         self.kv_dir = kv_dir
         self.on_kv: Callable[[m.Stored | m.Unstored], None] = lambda _: None
         """Hears of files that KV states are written to."""
+        self.on_orphans: Callable[[Mapping[int, TaskReader], Act], None] | None = None
+        """Takes the tasks of a process that died; without it they fail."""
+        self.poison = Poison()
+        """Inputs that are refused, as they ended a process before."""
         self.pid = 0
         self.progress = 0.0
         self.on_progress: Callable[[float], None] = lambda _: None
@@ -84,7 +96,10 @@ class Worker:
         self._line: socket.socket | None = None
         self._unsent = bytearray()
         self._writing = False
-        self._sinks: dict[int, Sink] = {}
+        self._readers: dict[int, TaskReader] = {}
+        self._record = make_record()
+        self._recorder = Recorder(self._record)
+        self._watch = Watch(self._recorder, hang_s, self._is_awaited, self._kill)
         self._pending: dict[int, _Pending] = {}
         self._requests = 0
         self._quitting = False
@@ -100,16 +115,19 @@ class Worker:
     @property
     def tasks(self) -> int:
         """Tasks that the worker has."""
-        return len(self._sinks)
+        return len(self._readers)
 
     # The port.
 
-    def submit(self, spec: m.TaskSpec, sink: Sink) -> None:
-        """Queue a task."""
-        self._sinks[spec.id] = sink
+    def submit(self, spec: m.TaskSpec, reader: TaskReader) -> None:
+        """Queue a task, of which *reader* hears."""
+        if spec.tokens in self.poison:
+            reader.report(m.Failed(spec.id, poisonous(self.spec.name).to_wire()))
+            return
+        self._readers[spec.id] = reader
         self._send(m.Submit(spec))
         if self.gone.is_set():
-            self._fail_tasks(self._crash())
+            self._part(self._crash())
 
     def cancel(self, task_id: int) -> None:
         """Stop a task before the next step."""
@@ -129,7 +147,7 @@ class Worker:
 
     async def tokenize(self, text: bytes, *, special: bool, bos: bool) -> list[int]:
         """Return the token ids of *text*."""
-        packed = await self._ask(lambda i: m.Tokenize(i, text, special, bos))
+        packed = await self._ask(lambda i: m.Tokenize(i, text, special, bos), text)
         return m.unpack_tokens(packed)
 
     async def detokenize(self, tokens: Sequence[int]) -> bytes:
@@ -141,7 +159,9 @@ class Worker:
         self, messages: Sequence[dict[str, Any]], said: str
     ) -> tuple[str, list[int], bool]:
         """Return the rendered text, its tokens, and whether these only add to *said*."""
-        text, packed, appended = await self._ask(lambda i: m.ChatPrompt(i, list(messages), said))
+        text, packed, appended = await self._ask(
+            lambda i: m.ChatPrompt(i, list(messages), said), msgspec.msgpack.encode(messages)
+        )
         return text, m.unpack_tokens(packed), appended
 
     async def lookup(
@@ -193,15 +213,27 @@ class Worker:
     def _send(self, command: m.Command) -> None:
         if not self._commands and self._line is not None:
             asyncio.get_running_loop().call_soon(self._write)
+            self._watch.sent()
         self._commands.append(command)
 
-    async def _ask(self, command: Callable[[int], m.Command]) -> Any:
+    def _is_awaited(self) -> bool:
+        return bool(self._readers or self._pending)
+
+    def _kill(self) -> None:
+        """End a process that hangs."""
+        log.error("worker.hangs", model=self.spec.name, pid=self.pid, seconds=self.hang_s)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
+
+    async def _ask(self, command: Callable[[int], m.Command], given: bytes = b"") -> Any:
+        if given in self.poison:
+            raise poisonous(self.spec.name)
         self._requests += 1
-        number, pending = self._requests, _Pending()
+        number, pending = self._requests, _Pending(given)
         self._pending[number] = pending
         self._send(command(number))
         if self.gone.is_set():
-            self._fail_tasks(self._crash())
+            self._part(self._crash())
         try:
             await pending.done.wait()
         finally:
@@ -235,13 +267,13 @@ class Worker:
                 await self._bury(process)
 
     async def _spawn(self, theirs: socket.socket) -> anyio.abc.Process:
-        arguments = [str(theirs.fileno()), str(os.getpid())]
+        arguments = [str(theirs.fileno()), str(os.getpid()), str(self._record)]
         process = await anyio.open_process(
             [sys.executable, "-m", "inferd.scheduler.worker", *arguments],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=None,
-            pass_fds=(theirs.fileno(),),
+            pass_fds=(theirs.fileno(), self._record),
         )
         self.pid = process.pid
         return process
@@ -331,13 +363,13 @@ class Worker:
     def _take(self, report: m.Report) -> None:
         match report:
             case m.Tokens() | m.Moved() | m.Position() | m.Shifted():
-                sink = self._sinks.get(report.task_id)
-                if sink is not None:
-                    sink(report)
+                reader = self._readers.get(report.task_id)
+                if reader is not None:
+                    reader.report(report)
             case m.Finished() | m.Failed():
-                sink = self._sinks.pop(report.task_id, None)
-                if sink is not None:
-                    sink(report)
+                reader = self._readers.pop(report.task_id, None)
+                if reader is not None:
+                    reader.report(report)
             case m.Answer(number, value):
                 self._answer(number, value, None)
             case m.Refused(number, error):
@@ -379,7 +411,9 @@ class Worker:
         self.loaded.set()
         if not self._quitting and self._info is not None:
             log.warning("worker.died", model=self.spec.name, pid=self.pid, cause=_death(code))
-        self._fail_tasks(self._crash(code))
+        self._part(self._crash(code))
+        self._watch.stop()
+        os.close(self._record)
 
     def _crash(self, code: int | None = None) -> WorkerCrashed:
         return WorkerCrashed(
@@ -387,16 +421,28 @@ class Worker:
             data={"model": self.spec.name},
         )
 
-    def _fail_tasks(self, error: InferdError) -> None:
-        sinks, self._sinks = self._sinks, {}
-        for task_id, sink in sinks.items():
+    def _part(self, error: InferdError) -> None:
+        """Give the tasks away, or let them fail, and answer everybody who waits."""
+        readers, self._readers = self._readers, {}
+        act = self._recorder.read()
+        if readers and self.on_orphans is not None and not self._quitting:
+            self.on_orphans(readers, act)
+        else:
+            self._fail(readers, error)
+        for number, pending in list(self._pending.items()):
+            if act.doing is Doing.PROMPT and number in act.ids:
+                self.poison.add(pending.given)
+                self._answer(number, None, poisonous(self.spec.name))
+            else:
+                self._answer(number, None, error)
+        self._on_frame()
+
+    def _fail(self, readers: Mapping[int, TaskReader], error: InferdError) -> None:
+        for task_id, reader in readers.items():
             try:
-                sink(m.Failed(task_id, error.to_wire()))
+                reader.report(m.Failed(task_id, error.to_wire()))
             except Exception:  # the others are told all the same
                 log.exception("worker.report_failed", model=self.spec.name, task=task_id)
-        for number in list(self._pending):
-            self._answer(number, None, error)
-        self._on_frame()
 
 
 def _death(code: int | None) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from ..backends import Model
 from .task import Task
 
-__all__ = ("Drawn", "Ending", "draw")
+__all__ = ("Drawn", "Ending", "draw", "take_up")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +40,7 @@ def draw(model: Model, task: Task, ctx_size: int, *, may_shift: bool) -> Drawn:
     spec = task.spec
     if model.is_eog(token) and not spec.sampling.ignore_eos:
         return Drawn(token, None, Ending("eos", str(token), model.piece(token)))
-    hidden = not spec.special and model.is_control(token)
-    text, stop = task.text.feed(b"" if hidden else model.piece(token))
+    text, stop = task.text.feed(_piece(model, task, token))
     if stop is not None:
         return Drawn(token, text, Ending("stop", stop))
     if 0 <= spec.n_predict <= task.generated:
@@ -49,3 +48,18 @@ def draw(model: Model, task: Task, ctx_size: int, *, may_shift: bool) -> Drawn:
     if len(task.tokens) >= ctx_size and not may_shift:
         return Drawn(token, text, Ending("context_full", str(ctx_size)))
     return Drawn(token, text)
+
+
+def take_up(model: Model, task: Task) -> None:
+    """Let the text of a turn that another worker had begun go on where its reader is."""
+    before = task.spec.progressed
+    if before is None or not before.told:
+        return
+    answer = task.tokens[-before.told :] if before.told < len(task.tokens) else task.tokens
+    told = b"".join(_piece(model, task, token) for token in answer)
+    task.text.take_up(told, None if before.dropped else before.text_bytes)
+
+
+def _piece(model: Model, task: Task, token: int) -> bytes:
+    hidden = not task.spec.special and model.is_control(token)
+    return b"" if hidden else model.piece(token)

@@ -18,7 +18,7 @@ from . import messages as m
 from .cost import Load, StepCost
 from .deadlines import deadlines, timeout
 from .disk import DiskTier
-from .drawing import Ending, draw
+from .drawing import Ending, draw, take_up
 from .estimate import Pace
 from .intake import check_task, ctx_size_of
 from .kv_desk import KvDesk
@@ -36,6 +36,7 @@ from .plan import (
 )
 from .prompts import PromptDesk
 from .queue_view import QueueView
+from .recorder import Doing, Recorder
 from .slots import SlotTable
 from .store import KvStore
 from .task import Task, TaskState
@@ -55,8 +56,10 @@ class Engine:
         limits: Limits | None = None,
         seconds: Callable[[], float] = time.monotonic,
         files: KvFiles | None = None,
+        recorder: Recorder | None = None,
     ):
         self.model = model
+        self.recorder = recorder or Recorder()
         self.limits = limits or Limits()
         self._seconds = seconds
         self._now = seconds()
@@ -75,7 +78,7 @@ class Engine:
         self._busy_at = self._now
         self._tasks: dict[int, Task] = {}
         self._arrivals = 0
-        self._desk = PromptDesk(model)
+        self._desk = PromptDesk(model, self.recorder)
         self._leaders = Leaders(
             model.info.memory,
             self.limits.share_tokens_min,
@@ -96,6 +99,7 @@ class Engine:
     def turn(self, commands: Iterable[m.Command]) -> list[m.Report]:
         """Do one turn and return its reports, one frame's worth."""
         self._now = self._seconds()
+        self.recorder.note(Doing.OTHER)
         for command in commands:
             self._busy_at = self._now
             self._handle(command)
@@ -109,6 +113,7 @@ class Engine:
         if self._now >= self._busy_at + REST_S and self._rests():
             self.slots.save_ahead()
         self.kv.spill()
+        self.recorder.note(Doing.REST)
         reports, self.outbox = self.outbox, []
         return reports
 
@@ -203,8 +208,7 @@ class Engine:
         self._tasks[spec.id] = task
         self.queue.append(task)
         task.head = head_of(task, self.limits.share_tokens_min)
-        if spec.pull:
-            task.asked = 1
+        take_up(self.model, task)
 
     def _check(self, task: Task) -> None:
         check_task(task, self.model)
@@ -340,6 +344,7 @@ class Engine:
             return
         self.slots.hold_rows({r.task.slot for r in rows})
         load = Load.of([(r.task.computed, r.count) for r in rows])
+        self.recorder.note(Doing.STEP, [r.task.spec.id for r in rows])
         started = self._seconds()
         try:
             self.model.step([self._chunk(r) for r in rows])
@@ -371,7 +376,8 @@ class Engine:
             self.model.set_adapters(adapters)
             self._adapters, self._adapter_rows = adapters, 0
         for task in self.slots.tasks:
-            if len(task.tokens) >= ctx_size_of(task, self.model) and task.has_work:
+            full = len(task.tokens) >= ctx_size_of(task, self.model)
+            if full and task.has_work and task.pending == 1:
                 self._shift(task)
         size = self.model.info.batch_size
         return plan_rows(self.slots.slots, order, self.limits, size, self.cost, adapters)
@@ -497,7 +503,7 @@ class Engine:
         stats = task.stats(ending.reason, ending.detail, self._now)
         self.outbox.append(m.Finished(task.spec.id, task.text.flush(), ending.piece, stats))
         self._pace.learn_length(stats.output_tokens, task.spec.n_predict)
-        if not task.parks:
+        if not task.parks and task.spec.progressed is None:
             self._pace.learn_rates(
                 stats.prompt_tokens - stats.cached_tokens,
                 stats.prompt_ms / 1000,

@@ -33,6 +33,7 @@ __all__ = (
     "Moved",
     "Position",
     "Progress",
+    "Progressed",
     "Pull",
     "Queue",
     "QueueEntry",
@@ -64,6 +65,24 @@ def unpack_tokens(data: bytes) -> list[int]:
     tokens = array("i")
     tokens.frombytes(data)
     return tokens.tolist()
+
+
+class Progressed(msgspec.Struct, frozen=True, kw_only=True):
+    """How far a turn had come in a worker that is gone: another one goes on from here.
+
+    The answer has *told* tokens so far, context shifts took *dropped* tokens out of the task's;
+    its reader was told *text_bytes* and waits for *asked* more tokens (pull). Seconds count from
+    when the turn was queued; *admitted_s* and *first_token_s* are None if that did not happen.
+    """
+
+    told: int = 0
+    text_bytes: int = 0
+    asked: int = 0
+    dropped: int = 0
+    shifts: int = 0
+    age_s: float = 0.0
+    admitted_s: float | None = None
+    first_token_s: float | None = None
 
 
 class TaskSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -103,6 +122,8 @@ class TaskSpec(msgspec.Struct, frozen=True, kw_only=True):
     cache_reuse: int = 0
     watch: bool = False
     """Tell the place in the queue when it changes (`Position`)."""
+    progressed: Progressed | None = None
+    """Set where another worker had begun the turn."""
 
 
 class _Message(msgspec.Struct, array_like=True, tag=True):

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from ..backends import InferdError, Model
 from ..backends.errors import PromptTooLong
 from . import messages as m
+from .recorder import Doing, Recorder
 
 __all__ = ("PromptDesk",)
 
@@ -21,8 +22,9 @@ Request = m.Tokenize | m.Detokenize | m.ChatPrompt
 class PromptDesk:
     """Answers tokenizing requests in their order; owned by the engine."""
 
-    def __init__(self, model: Model):
+    def __init__(self, model: Model, recorder: Recorder):
         self._model = model
+        self._recorder = recorder
         self._requests: deque[Request] = deque()
         self._bytes_max = model.info.ctx_size * model.info.token_bytes_max
 
@@ -40,6 +42,7 @@ class PromptDesk:
         end = time.monotonic() + TOKENIZE_S
         while self._requests:
             request = self._requests.popleft()
+            self._recorder.note(Doing.PROMPT, [request.id])
             try:
                 yield m.Answer(request.id, self._answer(request))
             except InferdError as exc:

@@ -8,7 +8,7 @@ from enum import StrEnum
 import msgspec
 
 from ..backends import Sampler
-from .messages import Adjust, TaskSpec, TurnStats, unpack_tokens
+from .messages import Adjust, Progressed, TaskSpec, TurnStats, unpack_tokens
 from .store import Origin, scoped
 from .text import TextAssembler
 
@@ -111,22 +111,30 @@ class Task:
         cls, spec: TaskSpec, arrival: int, clock: int, now: float, *, shared: bool = False
     ) -> Task:
         """Return a waiting task that arrived at *now*, when the token clock stood at *clock*;
-        *shared* lets its KV state serve all owners.
+        *shared* lets its KV state serve all owners. One that another worker had begun arrived as
+        much earlier, and goes on where that was.
         """
         tokens = unpack_tokens(spec.tokens)
         scope, session = scoped(spec.owner, spec.session, shared=shared)
+        before = spec.progressed or Progressed()
+        now -= before.age_s
         return cls(
             spec=spec,
             arrival=arrival,
             place=arrival,
             now=now,
             tokens=tokens,
-            prompt_size=len(tokens),
+            prompt_size=len(tokens) + before.dropped - before.told,
             text=TextAssembler(spec.stop, spec.reverse_prompt),
             scope=scope,
             session=session if spec.session else "",
             credit=spec.credit,
             clock_waiting=clock,
+            asked=(before.asked if spec.progressed else 1) if spec.pull else 0,
+            dropped=before.dropped,
+            shifts=before.shifts,
+            admitted_at=_moment(now, before.admitted_s),
+            first_token_at=_moment(now, before.first_token_s),
         )
 
     @property
@@ -206,3 +214,7 @@ class Task:
             shifts=self.shifts,
             shifted=self.shifted,
         )
+
+
+def _moment(start: float, seconds: float | None) -> float | None:
+    return None if seconds is None else start + seconds

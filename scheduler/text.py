@@ -47,6 +47,14 @@ class TextAssembler:
         other._held, other._stopped = self._held, self._stopped
         return other
 
+    def take_up(self, told: bytes, shown: int | None) -> None:
+        """Go on after *told*, the text of the tokens so far, of which *shown* bytes were released;
+        None: all that nothing here holds back.
+        """
+        if shown is None:
+            shown = len(told) - self._hold(told)
+        self._held = told[shown:]
+
     def feed(self, piece: bytes) -> Released:
         """Take the bytes of one token, return what can be shown now."""
         if self._stopped:
@@ -59,7 +67,7 @@ class TextAssembler:
             end, name = found
             self._stopped, self._held = True, b""
             return Released(data[:end], name)
-        hold = max(self._undecided(data), incomplete_utf8(data))
+        hold = self._hold(data)
         self._held = data[len(data) - hold :]
         return Released(data[: len(data) - hold])
 
@@ -80,6 +88,10 @@ class TextAssembler:
             if (at := data.find(stop)) >= 0
         ]
         return min(hits)[2:] if hits else None
+
+    def _hold(self, data: bytes) -> int:
+        """Return how many bytes at the end of *data* cannot be shown yet."""
+        return max(self._undecided(data), incomplete_utf8(data))
 
     def _undecided(self, data: bytes) -> int:
         """Return the length of the longest end of *data* with which a stop text begins."""

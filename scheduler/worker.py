@@ -1,4 +1,6 @@
-"""A worker process: one model, one engine, one thread. `python -m inferd.scheduler.worker FD`.
+"""A worker process: one model, one engine, one thread.
+
+`python -m inferd.scheduler.worker SOCKET_FD PARENT_PID RECORD_FD` starts it.
 
 It belongs to the daemon: it ignores Ctrl-C and SIGTERM, dies with its parent, and is the first
 that the kernel takes when memory is short.
@@ -23,6 +25,7 @@ from .engine import Engine
 from .kv_files import KvFiles
 from .link import LinkClosed, SocketLink
 from .plan import Limits
+from .recorder import Recorder
 
 __all__ = ("run",)
 
@@ -32,10 +35,12 @@ _PR_SET_PDEATHSIG = 1
 
 
 def main() -> None:
-    """Run the worker on the socket whose descriptor is the first argument."""
-    fd, parent = int(sys.argv[1]), int(sys.argv[2])
+    """Run the worker on the socket whose descriptor is the first argument; the second is the
+    parent's process id, the third the descriptor of the record of what is done.
+    """
+    fd, parent, record = (int(argument) for argument in sys.argv[1:4])
     _belong_to(parent)
-    run(SocketLink(socket.socket(fileno=fd)))
+    run(SocketLink(socket.socket(fileno=fd)), Recorder(record))
 
 
 def _belong_to(parent: int) -> None:
@@ -48,7 +53,7 @@ def _belong_to(parent: int) -> None:
         Path("/proc/self/oom_score_adj").write_text(str(OOM_SCORE_ADJ))
 
 
-def run(link: SocketLink) -> None:
+def run(link: SocketLink, recorder: Recorder | None = None) -> None:
     """Load the model that the first command names, then run its engine until told to quit."""
     try:
         command = _first(link)
@@ -57,7 +62,8 @@ def run(link: SocketLink) -> None:
         model = _load(link, command.spec)
         if model is not None:
             files = _files(command.kv_dir, model)
-            _serve(link, Engine(model, Limits(**command.limits), files=files))
+            limits = Limits(**command.limits)
+            _serve(link, Engine(model, limits, files=files, recorder=recorder))
             model.close()
         link.drain(1.0)
     except LinkClosed:

@@ -2,13 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 from ..backends import ModelInfo
 from ..scheduler.messages import Adjust, Report, TaskSpec
 
-__all__ = ("ModelSource", "Port")
+__all__ = ("ModelSource", "Port", "TaskReader")
+
+
+class TaskReader(Protocol):
+    """Who hears of a task. It outlives the worker that runs the task."""
+
+    @property
+    def spec(self) -> TaskSpec:
+        """The task as it stands: with the parameters that hold from the next token on."""
+
+    def report(self, report: Report) -> None:
+        """Take what the engine tells; the last report is `Finished` or `Failed`."""
+
+    def go_on(self, port: Port) -> TaskSpec | None:
+        """Take the line to another worker, and return the task as it goes on there: with what was
+        told so far. None if nobody waits for it any more.
+        """
 
 
 class Port(Protocol):
@@ -18,8 +34,8 @@ class Port(Protocol):
     def info(self) -> ModelInfo:
         """Facts about the model."""
 
-    def submit(self, spec: TaskSpec, sink: Callable[[Report], None]) -> None:
-        """Queue a task; its reports go to *sink*, the last one `Finished` or `Failed`."""
+    def submit(self, spec: TaskSpec, reader: TaskReader) -> None:
+        """Queue a task, of which *reader* hears."""
 
     def cancel(self, task_id: int) -> None:
         """Stop a task before the next step; `Failed` with `Cancelled` follows."""

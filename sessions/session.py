@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, TypeVar
 
 import anyio
 import msgspec
@@ -20,6 +20,10 @@ from .table import ACTIVE, Call, State, step
 from .turn import PositionSink, TokensSink, Turn
 
 __all__ = ("Session", "TurnOptions")
+
+T = TypeVar("T")
+_ASKED_AGAIN = 3
+"""Workers that may die over a question before it is given up."""
 
 
 class TurnOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -132,9 +136,8 @@ class Session:
         """
         async with self._lock:
             step(self.state, Call.SET_INPUT)
-            port = await self._port()
             append = bool(self.parameters.options.get("append")) and bool(self.prompt)
-            tokens = await port.tokenize(text, special=True, bos=not append)
+            tokens = await self._ask(lambda p: p.tokenize(text, special=True, bos=not append))
             past = self._past.after(self.turn)
             past.extend(tokens) if append else past.replace(tokens)
             self._take(Call.SET_INPUT, past)
@@ -157,8 +160,8 @@ class Session:
         """Add *text* to the history as it stands."""
         async with self._lock:
             step(self.state, Call.SET_INPUT)
-            port = await self._port()
-            tokens = await port.tokenize(text, special=True, bos=not self.prompt)
+            bos = not self.prompt
+            tokens = await self._ask(lambda p: p.tokenize(text, special=True, bos=bos))
             past = self._past.after(self.turn)
             past.extend(tokens)
             self._take(Call.SET_INPUT, past)
@@ -167,9 +170,8 @@ class Session:
         """Add chat messages to the history, by the model's template; after raw text, begin anew."""
         async with self._lock:
             step(self.state, Call.SET_INPUT)
-            port = await self._port()
             past = self._past.after(self.turn)
-            await past.chat(port, messages)
+            await self._ask(lambda p: past.chat(p, messages))
             self._take(Call.SET_INPUT, past)
 
     def reset(self, system: str | None = None) -> None:
@@ -232,6 +234,19 @@ class Session:
             return 0
 
     # Turns.
+
+    async def _ask(self, question: Callable[[Port], Awaitable[T]]) -> T:
+        """Return the worker's answer, of another worker where one dies meanwhile.
+
+        :raises WorkerCrashed: the question ended the worker, or too many workers have died.
+        """
+        for _ in range(_ASKED_AGAIN):
+            try:
+                return await question(await self._port())
+            except WorkerCrashed as exc:
+                if exc.data.get("cause") == "input":
+                    raise
+        return await question(await self._port())
 
     async def _port(self) -> Port:
         port = await self.model.ready()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable
 
 import anyio
+import msgspec
 
 from ..backends.errors import (
     ContextFull,
@@ -57,12 +59,41 @@ class Turn:
         self._shifted: list[int] | None = None
         """Prompt and answer, once some of it was dropped."""
         self._pieces: deque[bytes] = deque()
+        self._credit = spec.credit
+        self._queued_at = time.monotonic()
+        self._admitted_at: float | None = None
+        self._first_token_at: float | None = None
         self._asked = 1 if spec.pull else 0
         self._told = anyio.Event()
 
     def start(self) -> None:
         """Queue the task."""
-        self._port.submit(self.spec, self.report)
+        self._port.submit(self.spec, self)
+
+    def go_on(self, port: Port) -> m.TaskSpec | None:
+        """Go on in another worker; see `TaskReader.go_on`."""
+        if self.ended.is_set():
+            return None
+        self._port = port
+        progressed = m.Progressed(
+            told=len(self.tokens),
+            text_bytes=len(self.text),
+            asked=max(0, self._asked),
+            dropped=sum(discard for _, discard in self.shifts),
+            shifts=len(self.shifts),
+            age_s=time.monotonic() - self._queued_at,
+            admitted_s=self._since_queued(self._admitted_at),
+            first_token_s=self._since_queued(self._first_token_at),
+        )
+        return msgspec.structs.replace(
+            self.spec,
+            tokens=m.pack_tokens(self.history()),
+            credit=self._credit,
+            progressed=progressed,
+        )
+
+    def _since_queued(self, moment: float | None) -> float | None:
+        return None if moment is None else moment - self._queued_at
 
     def cancel(self) -> None:
         """Ask the engine to stop before its next step."""
@@ -72,7 +103,15 @@ class Turn:
     def credit(self, events: int) -> None:
         """Let the engine tell *events* more."""
         if not self.ended.is_set():
+            if self._credit >= 0:
+                self._credit += events
             self._port.credit(self.spec.id, events)
+
+    def ask(self) -> None:
+        """Ask the engine for one token more (pull turns)."""
+        if not self.ended.is_set():
+            self._asked += 1
+            self._port.pull(self.spec.id)
 
     def adjust(self, spec: m.TaskSpec) -> None:
         """Let the parameters of *spec* hold from the next token on."""
@@ -88,6 +127,10 @@ class Turn:
             return
         match report:
             case m.Tokens(_, tokens, text):
+                if self._first_token_at is None:
+                    self._first_token_at = time.monotonic()
+                if self._credit > 0:
+                    self._credit -= 1
                 self.tokens += tokens
                 self.text += text
                 if self._shifted is not None:
@@ -99,6 +142,8 @@ class Turn:
                     self._tell(text)
             case m.Moved(_, state):
                 if state != "waiting":
+                    if self._admitted_at is None:
+                        self._admitted_at = time.monotonic()
                     self._on_call(Call.ADMITTED if state == "running" else Call.PARK)
             case m.Position(_, position):
                 changed = position != self._position and not self.tokens
@@ -152,8 +197,7 @@ class Turn:
             if self.ended.is_set():
                 raise self.ending()
             if self._asked <= 0:
-                self._asked += 1
-                self._port.pull(self.spec.id)
+                self.ask()
             if self._told.is_set():
                 self._told = anyio.Event()
             await self._told.wait()

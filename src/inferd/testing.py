@@ -104,7 +104,10 @@ class RunningDaemon:
         raise RuntimeError(f"the daemon did not start:\n{self.log}")
 
     def stop(self) -> int:
-        """Stop the daemon as systemd does and return its exit status."""
+        """Stop the daemon as systemd does and return its exit status.
+
+        :raises RuntimeError: it did not end; the message holds its log.
+        """
         assert self.process is not None
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
@@ -112,7 +115,7 @@ class RunningDaemon:
             return self.process.wait(STOP_S_MAX)
         except subprocess.TimeoutExpired:
             self.kill()
-            raise
+            raise RuntimeError(f"the daemon did not stop:\n{self.log}") from None
 
     def kill(self) -> None:
         """End the daemon as kill -9 does; its workers go with it."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from inferd.backends import ModelSpec, SamplingParams
 from inferd.backends.echo import EchoModel, EchoOptions
@@ -30,6 +30,7 @@ class Bench:
         self.model = EchoModel(spec, options or EchoOptions())
         self.engine = Engine(self.model, limits, lambda: self.now, files)
         self.reports: dict[int, list[m.Report]] = {}
+        self.on_report: Callable[[m.Report], None] = lambda _: None
         self.order: list[int] = []
         """Tasks in the order in which they were first admitted."""
 
@@ -50,6 +51,7 @@ class Bench:
         return reports
 
     def note(self, report: m.Report) -> None:
+        self.on_report(report)
         number = getattr(report, "task_id", None)
         if number is None:
             return

@@ -26,18 +26,33 @@ from inferd.backends.echo import EchoOptions
 from inferd.scheduler import Limits
 from inferd.scheduler import messages as m
 from inferd.scheduler.kv_files import KvFiles
+from inferd.sessions.turn import Turn
 from tests.scheduler.doubles import Bench
+from tests.sessions.doubles import EnginePort
 
 HEADS = (
     "",
     "a beginning that many prompts share, ",
     "a beginning that many prompts share; and more ",
 )
-TAILS = st.text("abcdefgh", min_size=1, max_size=40)
+TAILS = st.text("abcdefghé€", min_size=1, max_size=40)
 PICK = st.integers(0, 1000)
 CTX_SIZE = 300
 KV_RAM = (1, 400, 2000, 1 << 20)
 TURNS_MAX = 3000
+
+
+def raised(text: str) -> str:
+    """Return what the adapter `upper` makes of a text: it sees bytes."""
+    return text.encode().upper().decode()
+
+
+class Line(EnginePort):
+    """A line to a worker that is turned by the machine."""
+
+    def __init__(self) -> None:
+        self.commands = []
+        self.readers = {}
 
 
 class EngineMachine(RuleBasedStateMachine):
@@ -54,6 +69,9 @@ class EngineMachine(RuleBasedStateMachine):
         self.texts: dict[int, str] = {}
         self.asked = 0
         self.files: KvFiles | None = None
+        self.turns: dict[int, Turn] = {}
+        """What outlives a worker: see `die`."""
+        self.line = Line()
 
     @initialize(
         slots=st.integers(1, 4),
@@ -71,26 +89,46 @@ class EngineMachine(RuleBasedStateMachine):
             share_tokens_min=16,
             snapshot_tokens=32,
         )
-        self.files = KvFiles(self.directory, "echo-1") if disk else None
-        self.bench = Bench(
-            slots=slots,
-            limits=limits,
+        self.disk, self.limits = disk, limits
+        self.options = EchoOptions(memory=self.memory, kv_cells=kv_cells)
+        self.slots = slots
+        self.bench = self.start_worker()
+
+    def start_worker(self) -> Bench:
+        self.files = KvFiles(self.directory, "echo-1") if self.disk else None
+        bench = Bench(
+            slots=self.slots,
+            limits=self.limits,
             batch_size=32,
             ctx_size=CTX_SIZE,
-            options=EchoOptions(memory=self.memory, kv_cells=kv_cells),
+            options=self.options,
             files=self.files,
         )
-        lease = self.bench.engine._lease_slots
+        lease = bench.engine._lease_slots
 
         def checked() -> None:
             lease()
             self.check_order()
 
-        self.bench.engine._lease_slots = checked  # type: ignore[method-assign]
+        bench.engine._lease_slots = checked  # type: ignore[method-assign]
+        bench.on_report = self.tell
+        return bench
+
+    def tell(self, report: m.Report) -> None:
+        turn = self.turns.get(getattr(report, "task_id", -1))
+        if turn is not None:
+            turn.report(report)
 
     def submit(self, spec: m.TaskSpec, text: str) -> None:
         self.specs[spec.id], self.texts[spec.id] = spec, text
-        self.bench.turn(m.Submit(spec))
+        self.turns[spec.id] = Turn(self.line, spec, lambda _: None)
+        self.turns[spec.id].start()
+        self.send()
+
+    def send(self) -> None:
+        """Turn with what the turns have sent."""
+        commands, self.line.commands = self.line.commands, []
+        self.bench.turn(*commands)
 
     @rule(
         head=st.sampled_from(HEADS),
@@ -128,7 +166,7 @@ class EngineMachine(RuleBasedStateMachine):
             total_timeout_s=timeout,
             watch=True,
         )
-        self.submit(spec, (head + tail).upper() if upper else head + tail)
+        self.submit(spec, raised(head + tail) if upper else head + tail)
 
     @rule(number=PICK, text=TAILS)
     def next_turn(self, number: int, text: str) -> None:
@@ -143,7 +181,7 @@ class EngineMachine(RuleBasedStateMachine):
         if len(tokens) + len(text) + 1 < CTX_SIZE:
             packed = m.pack_tokens(tokens)
             spec = msgspec.structs.replace(spec, id=len(self.specs) + 1, tokens=packed)
-            self.submit(spec, text.upper() if spec.adapters else text)
+            self.submit(spec, raised(text) if spec.adapters else text)
 
     def pick(self, number: int) -> int | None:
         alive = [n for n in self.texts if self.bench.end(n) is None]
@@ -153,7 +191,21 @@ class EngineMachine(RuleBasedStateMachine):
     def read(self, number: int, events: int) -> None:
         it = self.pick(number)
         if it is not None:
-            self.bench.turn(m.Pull(it) if self.specs[it].pull else m.Credit(it, events))
+            turn = self.turns[it]
+            turn.ask() if turn.spec.pull else turn.credit(events)
+            self.send()
+
+    @rule()
+    def die(self) -> None:
+        """Lose the worker, with all it has in memory; its tasks go on in another one."""
+        if self.files is not None:
+            self.files.close()
+        before, self.bench = self.bench, self.start_worker()
+        self.bench.now, self.bench.reports = before.now, before.reports
+        for number in [n for n in self.texts if before.end(n) is None]:
+            spec = self.turns[number].go_on(self.line)
+            assert spec is not None
+            self.bench.turn(m.Submit(spec))
 
     @rule(number=PICK)
     def cancel(self, number: int) -> None:
@@ -207,8 +259,11 @@ class EngineMachine(RuleBasedStateMachine):
         for number, text in self.texts.items():
             told = self.bench.text(number).decode()
             assert text.startswith(told), f"task {number} said {told!r} of {text!r}"
-            if isinstance(self.bench.end(number), m.Finished):
+            end = self.bench.end(number)
+            if isinstance(end, m.Finished):
                 assert told == text
+                ends = 1 if end.stats.stop_reason == "eos" else 0
+                assert end.stats.output_tokens == len(self.bench.tokens(number)) + ends
 
     def check_order(self) -> None:
         """No slot is free beside a task that could take it, and no task of a higher class waits

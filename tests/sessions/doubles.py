@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import count
 from typing import Any
 
@@ -11,6 +11,7 @@ import anyio
 from inferd.backends import ModelInfo
 from inferd.scheduler import messages as m
 from inferd.sessions import Ledger, SessionManager
+from inferd.sessions.port import TaskReader
 from tests.scheduler.doubles import Bench
 
 
@@ -26,14 +27,14 @@ class EnginePort:
         self.forgotten: list[tuple[int, str]] = []
         self.kept: list[tuple[int, str, list[int]]] = []
         self.commands: list[m.Command] = []
-        self.sinks: dict[int, Callable[[m.Report], None]] = {}
+        self.readers: dict[int, TaskReader] = {}
 
     @property
     def info(self) -> ModelInfo:
         return self.bench.model.info
 
-    def submit(self, spec: m.TaskSpec, sink: Callable[[m.Report], None]) -> None:
-        self.sinks[spec.id] = sink
+    def submit(self, spec: m.TaskSpec, reader: TaskReader) -> None:
+        self.readers[spec.id] = reader
         self.commands.append(m.Submit(spec))
 
     def cancel(self, task_id: int) -> None:
@@ -80,8 +81,8 @@ class EnginePort:
         commands, self.commands = self.commands, []
         for report in self.bench.turn(*commands):
             number = getattr(report, "task_id", -1)
-            if number in self.sinks:
-                self.sinks[number](report)
+            if number in self.readers:
+                self.readers[number].report(report)
         return bool(self.commands) or self.bench.engine.patience() == 0
 
     def run(self) -> None:

@@ -1,0 +1,73 @@
+"""What a worker does right now, in memory that the daemon reads when the worker is gone or silent.
+
+A message would come too late: llama.cpp aborts the process in the middle of a step.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+__all__ = ("Act", "Doing", "Recorder", "make_record")
+
+_HEAD = struct.Struct("=dII")
+_IDS_MAX = 510
+BYTES = 4096
+
+
+class Doing(IntEnum):
+    """What can end a process or hang it."""
+
+    REST = 0
+    STEP = 1
+    """Decoding a batch; the ids are the tasks'."""
+    PROMPT = 2
+    """Tokenizing, or rendering a chat; the id is the request's."""
+    OTHER = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Act:
+    """What was begun at *at* (seconds of CLOCK_MONOTONIC, which all processes share)."""
+
+    doing: Doing
+    ids: tuple[int, ...]
+    at: float
+
+
+def make_record() -> int:
+    """Return the descriptor of a new record: one page of shared memory."""
+    fd = os.memfd_create("inferd-record", os.MFD_CLOEXEC)
+    os.truncate(fd, BYTES)
+    return fd
+
+
+class Recorder:
+    """One record: written by the worker, 2 µs a step, and read by the daemon. Without a
+    descriptor it is private: an engine in a test has no daemon.
+    """
+
+    def __init__(self, fd: int = -1):
+        self._page = mmap.mmap(fd, BYTES)
+        self.note(Doing.REST)
+
+    def note(self, doing: Doing, ids: Sequence[int] = ()) -> None:
+        """Say what begins now."""
+        ids = ids[:_IDS_MAX]
+        struct.pack_into(f"={len(ids)}Q", self._page, _HEAD.size, *ids)
+        _HEAD.pack_into(self._page, 0, time.monotonic(), doing, len(ids))
+
+    def read(self) -> Act:
+        """Return what was noted last."""
+        at, doing, count = _HEAD.unpack_from(self._page, 0)
+        ids = struct.unpack_from(f"={min(count, _IDS_MAX)}Q", self._page, _HEAD.size)
+        return Act(Doing(doing), ids, at)
+
+    def close(self) -> None:
+        """Give the memory back."""
+        self._page.close()

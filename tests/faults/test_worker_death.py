@@ -1,0 +1,198 @@
+"""Workers die and hang under load: their tasks go on in another one, to the last token."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import anyio
+import psutil
+import pytest
+
+from inferd import AsyncClient, AsyncSession
+from inferd.backends.errors import WorkerCrashed
+from inferd.testing import RunningDaemon, running_daemon
+from tests.models import smollm2
+
+pytestmark = pytest.mark.asyncio
+
+CONFIG = """
+[daemon]
+worker_hang_s = 1
+
+[models.m]
+backend = "echo"
+slots = 4
+[models.m.echo]
+step_ms = 2
+abort_on = "die now"
+"""
+STORY = "Once upon a time — «über» the hills — there was a king who had three sons. " * 3
+
+
+@asynccontextmanager
+async def talking() -> AsyncIterator[tuple[RunningDaemon, AsyncSession]]:
+    """Yield a daemon and a session on it."""
+    async with (
+        running_daemon(CONFIG) as daemon,
+        AsyncClient(daemon.socket) as client,
+        client.session("m", raw=True) as session,
+    ):
+        yield daemon, session
+
+
+def worker_of(daemon: RunningDaemon) -> int:
+    (worker,) = psutil.Process(daemon.pid).children()
+    return worker.pid
+
+
+def end_worker(daemon: RunningDaemon, number: int = signal.SIGKILL) -> None:
+    os.kill(worker_of(daemon), number)
+
+
+async def tell(
+    session: AsyncSession,
+    text: str,
+    at: dict[int, Callable[[], None]] | None = None,
+    **options: object,
+) -> str:
+    """Stream a turn; do what *at* says once so many pieces have come."""
+    pieces: list[str] = []
+    async for piece in session.stream(text, options=options or None):
+        pieces.append(piece)
+        if at and len(pieces) in at:
+            at[len(pieces)]()
+    return "".join(pieces)
+
+
+async def test_streams_go_on_over_several_deaths_and_not_a_character_is_lost_or_doubled() -> None:
+    texts = [f"{number} {STORY}" for number in range(12)]
+    told: dict[int, str] = {}
+    async with running_daemon(CONFIG) as daemon, AsyncClient(daemon.socket) as client:
+
+        async def one(number: int) -> None:
+            kill = {40: lambda: end_worker(daemon)} if number in (0, 5, 11) else None
+            async with client.session("m", raw=True) as session:
+                told[number] = await tell(session, texts[number], kill)
+                assert session.metadata["output_tokens"] == len(texts[number].encode()) + 1
+
+        async with anyio.create_task_group() as group:
+            for number in range(len(texts)):
+                group.start_soon(one, number)
+
+        assert daemon.log.count("worker.died") == 3
+    assert [told[number] for number in range(len(texts))] == texts
+
+
+async def test_what_a_stop_text_holds_back_is_held_back_in_the_new_worker_too() -> None:
+    async with talking() as (daemon, session):
+        at = {len("one "): lambda: end_worker(daemon)}
+        said = await tell(session, "one stop, then STOP and no more", at, stop=["STOP"])
+        assert said == "one stop, then "
+        assert session.metadata["stop_reason"] == "stop"
+
+
+async def test_pulled_tokens_go_on_too() -> None:
+    async with talking() as (daemon, session):
+        pieces = []
+        async for piece in session.pull("token by token"):
+            pieces.append(piece)
+            if len(pieces) in (2, 7):
+                end_worker(daemon)
+        assert "".join(pieces) == "token by token"
+
+
+async def test_the_limit_of_tokens_counts_those_of_the_worker_before() -> None:
+    async with talking() as (daemon, session):
+        at = {10: lambda: end_worker(daemon)}
+        said = await tell(session, STORY, at, **{"n-predict": 30})
+        assert said.encode() == STORY.encode()[: len(said.encode())]
+        assert session.metadata["output_tokens"] == 30
+        assert session.metadata["input_tokens"] == len(STORY.encode()) + 2
+
+
+async def test_a_task_that_ends_its_worker_is_found_and_the_others_go_on() -> None:
+    texts = [f"{number} {STORY}" for number in range(7)]
+    told: dict[int, str] = {}
+    errors: list[WorkerCrashed] = []
+    async with running_daemon(CONFIG) as daemon, AsyncClient(daemon.socket) as client:
+        others_speak = anyio.Event()
+
+        async def one(number: int) -> None:
+            async with client.session("m", raw=True) as session:
+                told[number] = await tell(session, texts[number], {5: others_speak.set})
+
+        async def poison() -> None:
+            await others_speak.wait()
+            async with client.session("m", raw=True) as session:
+                with pytest.raises(WorkerCrashed) as caught:
+                    await tell(session, "you may die now, please")
+                errors.append(caught.value)
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(poison)
+            for number in range(len(texts)):
+                group.start_soon(one, number)
+
+        assert [told[number] for number in range(len(texts))] == texts
+        deaths = daemon.log.count("worker.died")
+        assert deaths == 2, "once, and once more on trial"
+
+        await poison()
+        assert daemon.log.count("worker.died") == deaths, "it is refused untried for an hour"
+        assert [error.data["cause"] for error in errors] == ["input", "input"]
+
+
+async def test_a_worker_that_hangs_is_replaced() -> None:
+    async with talking() as (daemon, session):
+        assert await tell(session, "hello") == "hello"
+        at = {10: lambda: end_worker(daemon, signal.SIGSTOP)}
+        assert await tell(session, STORY, at) == STORY
+        end_worker(daemon, signal.SIGSTOP)
+        assert await tell(session, "after it hung at rest") == "after it hung at rest"
+        assert daemon.log.count("worker.hangs") == 2
+
+
+async def test_questions_are_asked_again() -> None:
+    async with talking() as (daemon, session):
+        for _ in range(5):
+            end_worker(daemon)
+            assert await tell(session, "hello") == "hello"
+
+
+async def test_cancelled_and_left_turns_do_not_come_back() -> None:
+    async with talking() as (daemon, session):
+        stream = session.stream(STORY)
+        assert await anext(stream)
+        end_worker(daemon)
+        await stream.aclose()
+        assert await tell(session, "next") == "next"
+        assert not await session.client.queue()
+
+
+@pytest.mark.model
+async def test_sixteen_streams_of_a_real_model_go_on(tmp_path: Path) -> None:
+    config = f'[models.m]\nfile = "{smollm2()}"\nslots = 16\nctx-size = 256\n'
+    options = {"n-predict": 40, "ignore-eos": True, "temp": 0.8, "seed": 7}
+    async with running_daemon(config) as daemon, AsyncClient(daemon.socket) as client:
+
+        async def one(number: int) -> None:
+            async with client.session("m", raw=True) as session:
+                stream = session.stream(f"Tale number {number}: once", options=options)
+                text, pieces = "", 0
+                async for piece in stream:
+                    text, pieces = text + piece, pieces + 1
+                    if (number, pieces) in ((3, 10), (8, 25)):
+                        end_worker(daemon)
+                assert len(stream.tokens) == 40
+                assert stream.metadata["output_tokens"] == 40
+                said = await client.detokenize(session.graph, stream.tokens)
+                assert text == said.decode(errors="replace")
+
+        async with anyio.create_task_group() as group:
+            for number in range(16):
+                group.start_soon(one, number)
+        assert daemon.log.count("worker.died") == 2
