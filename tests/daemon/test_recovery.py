@@ -22,7 +22,7 @@ class Line(EnginePort):
         self.commands = []
         self.readers = {}
 
-    def tell(self, report: m.Report) -> None:
+    def tell(self, report: m.Tokens) -> None:
         self.readers[report.task_id].report(report)
 
 
