@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from inferd.backends import SamplingParams
-from inferd.backends.errors import LoadFailed
+from inferd.backends import ModelSpec, SamplingParams
+from inferd.backends.errors import LoadFailed, WorkerCrashed
 from inferd.daemon.recovery import DEATHS_MAX, POISON_MAX, POISON_S, Poison, Recovery
+from inferd.daemon.workers import Worker
 from inferd.scheduler import messages as m
 from inferd.scheduler.recorder import Act, Doing
 from inferd.sessions.turn import Turn
@@ -158,3 +159,25 @@ async def test_the_poison_that_is_remembered_is_bounded() -> None:
 
 async def instantly(seconds: float) -> None:
     """Sleep not at all."""
+
+
+class Deaf(Turn):
+    """Cannot take a report: a bug of somebody's."""
+
+    def report(self, report: m.Report) -> None:
+        raise RuntimeError("a reader's bug")
+
+
+async def test_all_hear_of_a_death_whatever_one_of_them_answers() -> None:
+    frames: list[None] = []
+    worker = Worker(ModelSpec(name="m"), lambda: frames.append(None))
+    turns = [kind(worker, spec(n), lambda _: None) for n, kind in enumerate((Deaf, Turn), 1)]
+    for turn in turns:
+        turn.start()
+    worker.gone.set()
+
+    with pytest.raises(WorkerCrashed):
+        await worker.queue()
+    assert turns[1].error is not None and turns[1].error.name == "WorkerCrashed"
+    assert worker.tasks == 0
+    assert frames, "and the clients are written to"
