@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Mapping
 import anyio
 import structlog
 
-from ..backends.errors import InferdError, WorkerCrashed
+from ..backends.errors import InferdError, LoadFailed, WorkerCrashed
 from ..scheduler import messages as m
 from ..scheduler.recorder import Act, Doing
 from ..sessions.port import Port, TaskReader
@@ -130,8 +130,7 @@ class Recovery:
     async def bring_back(self) -> None:
         """Start a worker, and let the tasks go on in it; where that fails they fail."""
         try:
-            await self._sleep(self._backoff_s())
-            port = await self._ready()
+            port = await self._start()
         except InferdError as exc:
             self._fail_all(exc)
         except BaseException:
@@ -139,6 +138,17 @@ class Recovery:
             raise
         else:
             self._admit(port)
+
+    async def _start(self) -> Port:
+        """Return the port of a worker; one that dies while it loads is no reason to give up."""
+        while True:
+            await self._sleep(self._backoff_s())
+            try:
+                return await self._ready()
+            except LoadFailed as exc:
+                if exc.data.get("cause") != "died":
+                    raise
+                self._deaths.append(self._seconds())
 
     def _backoff_s(self) -> float:
         """Return how long to wait before another worker is started.

@@ -407,6 +407,7 @@ class Worker:
             self.error = LoadFailed(
                 f"loading {self.spec.name!r} ended the worker process ({_death(code)})",
                 hint="the file is probably damaged, or memory ran out: see the daemon's log",
+                data={"cause": "died"},
             )
         self.loaded.set()
         if not self._quitting and self._info is not None:

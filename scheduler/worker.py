@@ -92,10 +92,13 @@ def _load(link: SocketLink, spec: ModelSpec) -> Model | None:
 
 
 def _first(link: SocketLink) -> m.Command:
-    while True:
+    """Return the first command, or the `Quit` that came with it: nothing else comes before the
+    model is loaded.
+    """
+    commands: list[m.Command] = []
+    while not commands:
         commands = link.receive(None)
-        if commands:
-            return commands[0]
+    return next((c for c in commands if isinstance(c, m.Quit)), commands[0])
 
 
 def _files(kv_dir: str, model: Model) -> KvFiles | None:

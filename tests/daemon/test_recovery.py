@@ -149,6 +149,20 @@ async def test_a_model_that_cannot_be_loaded_any_more_fails_its_tasks_with_the_r
     assert set(scene.errors().values()) == {"LoadFailed"}
 
 
+async def test_a_worker_that_dies_while_it_loads_is_not_the_last() -> None:
+    scene = Scene()
+    failures = [LoadFailed("it ended", data={"cause": "died"})] * 2
+
+    async def ready() -> Line:
+        if failures:
+            raise failures.pop()
+        return await scene.ready()
+
+    scene.recovery._ready = ready
+    assert await scene.die() == [1, 2, 3, 4]
+    assert scene.errors() == {}
+
+
 async def test_the_poison_that_is_remembered_is_bounded() -> None:
     poison = Poison(lambda: 0.0)
     for number in range(POISON_MAX + 5):
