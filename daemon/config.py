@@ -121,7 +121,7 @@ SETTINGS: dict[str, Setting] = {
     "socket": Setting(Path, "the Unix socket to listen on", high=SOCKET_BYTES_MAX),
     "models-dir": Setting(Path, "where model files lie and `inferd pull` puts them"),
     "state-dir": Setting(Path, "where the daemon keeps what outlives it"),
-    "cores": Setting(int, "threads of each model's worker; 0: all usable cores", 0, 4096),
+    "cores": Setting(int, "cores that the models share; 0: all usable ones", 0, 4096),
     "sessions-max": Setting(int, "sessions open at once", 1, 100_000),
     "idle-timeout-ms": Setting(int, "an idle session is closed after this", 1, 30 * 86_400_000),
     "keep-alive-s": Setting(

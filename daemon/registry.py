@@ -25,6 +25,7 @@ from ..scheduler.store import scoped
 from ..sessions.port import TaskReader
 from .config import Config
 from .config_models import MODEL_NAME, ModelConfig
+from .cores import Cores
 from .kv_index import KvIndex, Place
 from .recovery import Recovery
 from .workers import Worker
@@ -197,6 +198,7 @@ class Registry:
         self.kv_index = KvIndex(config.state_dir / KV_DIR, config.kv_disk_bytes)
         self.kv_index.on_evicted = self._tell_evicted
         self._models: dict[str, Model] = {}
+        self._cores = Cores(config.cores, self._all_workers)
         self._changed = anyio.Event()
         self.scan()
 
@@ -217,6 +219,9 @@ class Registry:
         self.scan()
         visible = [m for m in self._models.values() if m.uid in (None, uid)]
         return sorted(visible, key=lambda model: model.name)
+
+    def _all_workers(self) -> list[Worker]:
+        return [m.worker for m in self._models.values() if m.worker is not None]
 
     def workers(self) -> list[Worker]:
         """Return the workers of the models that are ready."""
@@ -270,7 +275,9 @@ class Registry:
         worker.on_kv = partial(self._note_kv_file, worker)
         worker.on_orphans = partial(self._take_orphans, model)
         worker.poison = model.recovery.poison
+        worker.on_work = self._cores.share
         model.worker, model.error = worker, None
+        self._cores.share()
         self._group.start_soon(self._run, model, worker)
         return worker
 

@@ -28,6 +28,7 @@ from ..scheduler import messages as m
 from ..scheduler.link import pack_frame
 from ..scheduler.recorder import Act, Doing, Recorder, make_record
 from ..sessions.port import TaskReader
+from .cores import LOADING
 from .recovery import Poison, poisonous
 from .watch import Watch
 
@@ -86,6 +87,8 @@ class Worker:
         self.pid = 0
         self.progress = 0.0
         self.on_progress: Callable[[float], None] = lambda _: None
+        self.on_work: Callable[[], None] = lambda: None
+        """Hears that work has appeared or ended."""
         self.loaded = anyio.Event()
         """Set once the model is ready, or `error` says why it is not."""
         self.error: InferdError | None = None
@@ -113,6 +116,20 @@ class Worker:
         return self._info
 
     @property
+    def claim(self) -> int | None:
+        """What it has to do; see `cores.Worker.claim`."""
+        if not self.loaded.is_set():
+            return LOADING
+        if self.leaving or not self._readers:
+            return None
+        return max(reader.spec.priority for reader in self._readers.values())
+
+    @property
+    def threads_max(self) -> int:
+        """Threads that the configuration allows it."""
+        return self.spec.threads
+
+    @property
     def tasks(self) -> int:
         """Tasks that the worker has."""
         return len(self._readers)
@@ -126,6 +143,7 @@ class Worker:
             return
         self._readers[spec.id] = reader
         self._send(m.Submit(spec))
+        self.on_work()
         if self.gone.is_set():
             self._part(self._crash())
 
@@ -370,6 +388,7 @@ class Worker:
                 reader = self._readers.pop(report.task_id, None)
                 if reader is not None:
                     reader.report(report)
+                    self.on_work()
             case m.Answer(number, value):
                 self._answer(number, value, None)
             case m.Refused(number, error):
@@ -382,6 +401,7 @@ class Worker:
             case m.Loaded(info):
                 self._info = info
                 self.loaded.set()
+                self.on_work()
             case m.LoadFailed(error):
                 self.error = error_from_wire(error)
                 self.loaded.set()
@@ -413,6 +433,7 @@ class Worker:
         if not self._quitting and self._info is not None:
             log.warning("worker.died", model=self.spec.name, pid=self.pid, cause=_death(code))
         self._part(self._crash(code))
+        self.on_work()
         self._watch.stop()
         os.close(self._record)
 

@@ -6,7 +6,7 @@ import os
 import signal
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import anyio
@@ -46,8 +46,12 @@ async def talking() -> AsyncIterator[tuple[RunningDaemon, AsyncSession]]:
 
 
 def workers_of(daemon: RunningDaemon) -> set[int]:
-    alive = psutil.Process(daemon.pid).children()
-    return {p.pid for p in alive if p.status() != psutil.STATUS_ZOMBIE}
+    alive = set()
+    for process in psutil.Process(daemon.pid).children():
+        with suppress(psutil.NoSuchProcess):
+            if process.status() != psutil.STATUS_ZOMBIE:
+                alive.add(process.pid)
+    return alive
 
 
 def new_workers(daemon: RunningDaemon, before: set[int]) -> set[int]:
