@@ -273,6 +273,8 @@ class Worker:
             ours.setblocking(False)
             self._send_load(ours)
             await self._talk(ours)
+        except BrokenPipeError:
+            log.warning("worker.died_at_once", model=self.spec.name, pid=self.pid)
         except OSError as exc:
             self.error = LoadFailed(
                 f"no worker process could be started for {self.spec.name!r}: {exc.strerror or exc}",
