@@ -6,7 +6,18 @@ Knows nothing of queues, sessions and sockets. To add a backend, write a class t
 
 from __future__ import annotations
 
-from .base import Chunk, LoadProgress, Message, Model, ModelInfo, ModelSpec, Sampler
+from .base import (
+    Chunk,
+    LoadProgress,
+    MemoryNeed,
+    Message,
+    Model,
+    ModelInfo,
+    ModelSpec,
+    Reckoning,
+    Sampler,
+    Shape,
+)
 from .errors import InferdError, UnsupportedOperation
 from .params import SamplingParams
 
@@ -14,13 +25,17 @@ __all__ = (
     "Chunk",
     "InferdError",
     "LoadProgress",
+    "MemoryNeed",
     "Message",
     "Model",
     "ModelInfo",
     "ModelSpec",
+    "Reckoning",
     "Sampler",
     "SamplingParams",
+    "Shape",
     "load_model",
+    "reckon_model",
 )
 
 
@@ -38,4 +53,24 @@ def load_model(spec: ModelSpec, progress: LoadProgress) -> Model:
         from .llama import load_llama
 
         return load_llama(spec, progress)
-    raise UnsupportedOperation(f"unknown backend {spec.backend!r}", hint="use llama or echo")
+    raise _unknown(spec)
+
+
+def reckon_model(spec: ModelSpec) -> Reckoning:
+    """Look at the model that *spec* names, as `load_model` would load it, and load nothing.
+
+    :raises LoadFailed: the file is missing, unreadable, damaged or of an unknown kind.
+    """
+    if spec.backend == "echo":
+        from .echo import reckon_echo
+
+        return reckon_echo(spec)
+    if spec.backend == "llama":
+        from .llama import reckon_llama
+
+        return reckon_llama(spec)
+    raise _unknown(spec)
+
+
+def _unknown(spec: ModelSpec) -> UnsupportedOperation:
+    return UnsupportedOperation(f"unknown backend {spec.backend!r}", hint="use llama or echo")

@@ -19,12 +19,15 @@ __all__ = (
     "Chunk",
     "LoadProgress",
     "Memory",
+    "MemoryNeed",
     "Message",
     "Model",
     "ModelInfo",
     "ModelSpec",
     "Move",
+    "Reckoning",
     "Sampler",
+    "Shape",
     "length_moved",
     "shift_moves",
 )
@@ -54,6 +57,56 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     n_gpu_layers: int = 0
     threads: int = 0
     options: dict[str, Any] = {}
+
+
+class Shape(msgspec.Struct, frozen=True):
+    """What of a model's size can be chosen: sequences side by side, tokens of each one's context,
+    rows of a step.
+    """
+
+    slots: int
+    ctx_size: int
+    batch_size: int
+
+    def of(self, spec: ModelSpec) -> ModelSpec:
+        """Return *spec* in this shape."""
+        return msgspec.structs.replace(
+            spec, slots=self.slots, ctx_size=self.ctx_size, batch_size=self.batch_size
+        )
+
+
+class MemoryNeed(msgspec.Struct, frozen=True, kw_only=True):
+    """What the process of a loaded model takes of the host's memory, in bytes."""
+
+    weights: int = 0
+    context: int = 0
+    """KV states of all slots."""
+    compute: int = 0
+    """What a step works in, and its rows of logits."""
+    process: int = 0
+    """The vocabulary, libraries, the interpreter."""
+
+    @property
+    def total(self) -> int:
+        """All of it."""
+        return self.weights + self.context + self.compute + self.process
+
+
+class Reckoning(Protocol):
+    """A model that was looked at and not loaded: it tells what loading it would take."""
+
+    @property
+    def shape(self) -> Shape:
+        """The shape that the spec asks for, with the defaults that the model has for it."""
+
+    def need(self, shape: Shape) -> MemoryNeed:
+        """Return what the model needs in *shape*.
+
+        :raises LoadFailed: there is no context of this shape.
+        """
+
+    def close(self) -> None:
+        """Free what looking took."""
 
 
 Memory = Literal["plain", "window", "recurrent"]

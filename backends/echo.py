@@ -8,7 +8,8 @@ state that was lost, mixed up or cut shows in the text.
 Options (`ModelSpec.options`) slow it down or break it on purpose: `step_ms`, `load_ms`,
 `crash_at_step` (the process dies), `fail_at_step` (the step fails), `abort_on` (the process dies
 in the step that decodes this text). Others give it another memory: `memory` with `window` (tokens
-that the next one looks back on), and `kv_cells`, which all slots share.
+that the next one looks back on), and `kv_cells`, which all slots share. `weight_bytes` and
+`token_bytes` (of each slot's context) are what it says that it needs of memory; it takes nothing.
 
 It knows one adapter, `upper`: small letters are drawn as capitals.
 """
@@ -27,18 +28,29 @@ from .base import (
     Chunk,
     LoadProgress,
     Memory,
+    MemoryNeed,
     Message,
     ModelInfo,
     ModelSpec,
     Move,
     Sampler,
+    Shape,
     length_moved,
     shift_moves,
 )
 from .errors import BackendError, Cancelled, InvalidArgument, KvFull, UnsupportedOperation
 from .params import SamplingParams
 
-__all__ = ("EOG", "PROMPT_BEGIN", "PROMPT_END", "UPPER", "EchoModel", "EchoOptions", "load_echo")
+__all__ = (
+    "EOG",
+    "PROMPT_BEGIN",
+    "PROMPT_END",
+    "UPPER",
+    "EchoModel",
+    "EchoOptions",
+    "load_echo",
+    "reckon_echo",
+)
 
 UPPER = "upper"
 
@@ -59,6 +71,8 @@ class EchoOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     memory: Memory = "plain"
     window: Annotated[int, msgspec.Meta(ge=1)] = 8
     kv_cells: int = -1
+    weight_bytes: int = 0
+    token_bytes: int = 0
 
 
 @dataclass(slots=True)
@@ -309,6 +323,30 @@ def next_token(tokens: Sequence[int]) -> int:
     begin = len(before) - before[::-1].index(PROMPT_BEGIN) if PROMPT_BEGIN in before else 0
     said = len(tokens) - end - 1
     return tokens[begin + said] if begin + said < end else EOG
+
+
+class EchoReckoning:
+    """What the echo model's options say that it needs."""
+
+    def __init__(self, spec: ModelSpec):
+        self._options = msgspec.convert(spec.options, EchoOptions)
+        self.shape = Shape(spec.slots, spec.ctx_size or CTX_SIZE_DEFAULT, spec.batch_size)
+
+    def need(self, shape: Shape) -> MemoryNeed:
+        """Return the options' bytes for *shape*."""
+        tokens = shape.slots * shape.ctx_size
+        return MemoryNeed(
+            weights=max(0, self._options.weight_bytes),
+            context=max(0, self._options.token_bytes) * tokens,
+        )
+
+    def close(self) -> None:
+        """Free nothing."""
+
+
+def reckon_echo(spec: ModelSpec) -> EchoReckoning:
+    """Look at the echo model."""
+    return EchoReckoning(spec)
 
 
 def load_echo(spec: ModelSpec, progress: LoadProgress) -> EchoModel:

@@ -17,7 +17,7 @@ import anyio.abc
 import msgspec
 import structlog
 
-from ..backends import ModelInfo, ModelSpec
+from ..backends import ModelInfo, ModelSpec, Shape
 from ..backends.errors import (
     InferdError,
     LoadFailed,
@@ -89,6 +89,8 @@ class Worker:
         self.on_progress: Callable[[float], None] = lambda _: None
         self.on_work: Callable[[], None] = lambda: None
         """Hears that work has appeared or ended."""
+        self.on_reckoned: Callable[[m.Reckoned], None] = lambda _: self.proceed()
+        """Hears what the model will take, and answers: `reckon`, `proceed` or `refuse`."""
         self.loaded = anyio.Event()
         """Set once the model is ready, or `error` says why it is not."""
         self.error: InferdError | None = None
@@ -217,6 +219,22 @@ class Worker:
     def set_threads(self, threads: int) -> None:
         """Let the engine use *threads* from its next step on."""
         self._send(m.Threads(threads))
+
+    # Before the model is loaded.
+
+    def reckon(self, shape: Shape) -> None:
+        """Ask what the model takes in another shape."""
+        self._send(m.Reckon(shape))
+
+    def proceed(self) -> None:
+        """Let the model be loaded in the shape that was reckoned last."""
+        self._send(m.Proceed())
+
+    def refuse(self, error: InferdError) -> None:
+        """Do not let the model be loaded: *error* says why."""
+        self.error = error
+        self.loaded.set()
+        self.quit()
 
     @property
     def leaving(self) -> bool:
@@ -397,6 +415,8 @@ class Worker:
                 self._answer(number, None, error_from_wire(error))
             case m.Stored() | m.Unstored():
                 self.on_kv(report)
+            case m.Reckoned():
+                self.on_reckoned(report)
             case m.Progress(fraction):
                 self.progress = fraction
                 self.on_progress(fraction)

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from ..backends import ModelInfo, ModelSpec, SamplingParams
+from ..backends import MemoryNeed, ModelInfo, ModelSpec, SamplingParams, Shape
 
 __all__ = (
     "Adjust",
@@ -32,12 +32,15 @@ __all__ = (
     "Lookup",
     "Moved",
     "Position",
+    "Proceed",
     "Progress",
     "Progressed",
     "Pull",
     "Queue",
     "QueueEntry",
     "Quit",
+    "Reckon",
+    "Reckoned",
     "Refused",
     "Report",
     "Shifted",
@@ -134,14 +137,24 @@ class _Message(msgspec.Struct, array_like=True, tag=True):
 
 
 class Load(_Message):
-    """Load a model: the first command, once. A descriptor travels beside the frame; *limits*
-    are fields of `plan.Limits` that differ from its defaults; KV states go to disk below *kv_dir*
-    (empty: they do not).
+    """Load a model: the first command, once. Answered with `Reckoned`; nothing is allocated
+    before `Proceed`. A descriptor travels beside the frame; *limits* are fields of `plan.Limits`
+    that differ from its defaults; KV states go to disk below *kv_dir* (empty: they do not).
     """
 
     spec: ModelSpec
     limits: dict[str, Any]
     kv_dir: str = ""
+
+
+class Reckon(_Message):
+    """Reckon again, in another shape. Answered with `Reckoned`."""
+
+    shape: Shape
+
+
+class Proceed(_Message):
+    """Load the model in the shape that was reckoned last."""
 
 
 class Submit(_Message):
@@ -267,6 +280,8 @@ class Quit(_Message):
 
 Command = (
     Load
+    | Reckon
+    | Proceed
     | Submit
     | Cancel
     | Credit
@@ -320,6 +335,13 @@ class QueueEntry(msgspec.Struct, frozen=True, kw_only=True):
     waited_s: float
     starts_in_s: float
     """When it is expected to get a slot: seconds from now."""
+
+
+class Reckoned(_Message):
+    """What the model will take in this shape; the worker waits for the daemon's answer."""
+
+    shape: Shape
+    need: MemoryNeed
 
 
 class Progress(_Message):
@@ -423,7 +445,8 @@ class Refused(_Message):
 
 
 Report = (
-    Progress
+    Reckoned
+    | Progress
     | Loaded
     | LoadFailed
     | Tokens

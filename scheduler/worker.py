@@ -15,11 +15,12 @@ import os
 import signal
 import socket
 import sys
+from collections import deque
 from pathlib import Path
 
 import msgspec
 
-from ..backends import InferdError, Model, ModelSpec, load_model
+from ..backends import InferdError, Model, ModelSpec, load_model, reckon_model
 from . import messages as m
 from .engine import Engine
 from .kv_files import KvFiles
@@ -56,10 +57,11 @@ def _belong_to(parent: int) -> None:
 def run(link: SocketLink, recorder: Recorder | None = None) -> None:
     """Load the model that the first command names, then run its engine until told to quit."""
     try:
-        command = _first(link)
+        commands = _Commands(link)
+        command = commands.next()
         if not isinstance(command, m.Load):
             return
-        model = _load(link, command.spec)
+        model = _load(link, commands, command.spec)
         if model is not None:
             files = _files(command.kv_dir, model)
             limits = Limits(**command.limits)
@@ -70,7 +72,26 @@ def run(link: SocketLink, recorder: Recorder | None = None) -> None:
         pass
 
 
-def _load(link: SocketLink, spec: ModelSpec) -> Model | None:
+class _Commands:
+    """The commands before the engine runs, one by one."""
+
+    def __init__(self, link: SocketLink):
+        self._link = link
+        self._waiting: deque[m.Command] = deque()
+
+    def next(self) -> m.Command:
+        """Return the next command, waiting for it."""
+        while not self._waiting:
+            self._waiting.extend(self._link.receive(None))
+        return self._waiting.popleft()
+
+    def quits(self) -> bool:
+        """Tell whether `Quit` has come."""
+        self._waiting.extend(self._link.receive(0))
+        return any(isinstance(c, m.Quit) for c in self._waiting)
+
+
+def _load(link: SocketLink, commands: _Commands, spec: ModelSpec) -> Model | None:
     told = 0.0
     if spec.fd >= 0:
         spec = msgspec.structs.replace(spec, fd=link.descriptors.pop(0))
@@ -80,10 +101,13 @@ def _load(link: SocketLink, spec: ModelSpec) -> Model | None:
         if fraction - told >= PROGRESS_STEP or fraction >= 1.0:
             told = fraction
             link.send([m.Progress(fraction)])
-        return not any(isinstance(c, m.Quit) for c in link.receive(0))
+        return not commands.quits()
 
     try:
-        model = load_model(spec, progress)
+        agreed = _agree(link, commands, spec)
+        if agreed is None:
+            return None
+        model = load_model(agreed, progress)
     except InferdError as exc:
         link.send([m.LoadFailed(exc.to_wire())])
         return None
@@ -91,14 +115,19 @@ def _load(link: SocketLink, spec: ModelSpec) -> Model | None:
     return model
 
 
-def _first(link: SocketLink) -> m.Command:
-    """Return the first command, or the `Quit` that came with it: nothing else comes before the
-    model is loaded.
-    """
-    commands: list[m.Command] = []
-    while not commands:
-        commands = link.receive(None)
-    return next((c for c in commands if isinstance(c, m.Quit)), commands[0])
+def _agree(link: SocketLink, commands: _Commands, spec: ModelSpec) -> ModelSpec | None:
+    """Tell what the model will take until the daemon lets it be loaded; None: it does not."""
+    with contextlib.closing(reckon_model(spec)) as reckoning:
+        shape = reckoning.shape
+        while True:
+            link.send([m.Reckoned(shape, reckoning.need(shape))])
+            match commands.next():
+                case m.Reckon(other):
+                    shape = other
+                case m.Proceed():
+                    return shape.of(spec)
+                case _:
+                    return None
 
 
 def _files(kv_dir: str, model: Model) -> KvFiles | None:

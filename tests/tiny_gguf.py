@@ -14,7 +14,7 @@ from typing import Any
 import gguf
 import numpy as np
 
-__all__ = ("KINDS", "VOCAB_SIZE", "WINDOW", "write_tiny")
+__all__ = ("KINDS", "VOCAB_SIZE", "WINDOW", "byte_vocabulary", "write_split", "write_tiny")
 
 VOCAB_SIZE = 3 + 256
 WINDOW = 64
@@ -27,8 +27,8 @@ CHAT_TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor
 class _Writer:
     """A GGUF writer that draws its weights from one seeded generator."""
 
-    def __init__(self, path: Path, architecture: str):
-        self.file = gguf.GGUFWriter(path, architecture)
+    def __init__(self, path: Path, architecture: str, split_max_tensors: int = 0):
+        self.file = gguf.GGUFWriter(path, architecture, split_max_tensors=split_max_tensors)
         self._random = np.random.default_rng(7)
 
     def weight(self, name: str, *shape: int, scale: float | None = None) -> None:
@@ -46,7 +46,8 @@ class _Writer:
         self.file.close()
 
 
-def _byte_vocabulary(file: Any) -> None:
+def byte_vocabulary(file: Any) -> None:
+    """Add a vocabulary of all bytes to a writer."""
     names = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
     kinds = gguf.TokenType
     file.add_tokenizer_model("llama")
@@ -60,7 +61,7 @@ def _byte_vocabulary(file: Any) -> None:
 
 def _common(writer: _Writer, layers: int, norm: str = "output_norm.weight") -> None:
     file = writer.file
-    _byte_vocabulary(file)
+    byte_vocabulary(file)
     file.add_chat_template(CHAT_TEMPLATE)
     file.add_context_length(CONTEXT_TRAINED)
     file.add_embedding_length(EMBEDDING)
@@ -106,9 +107,9 @@ def _qk_norms(writer: _Writer, block: str) -> None:
     writer.ones(f"{block}.attn_k_norm.weight", HEAD)
 
 
-def _llama(path: Path) -> None:
+def _llama(path: Path, split_max_tensors: int = 0) -> None:
     """Plain attention."""
-    writer = _Writer(path, "llama")
+    writer = _Writer(path, "llama", split_max_tensors)
     _common(writer, layers=3)
     _output(writer)
     _heads(writer.file, HEADS_KV)
@@ -230,6 +231,12 @@ KINDS: dict[str, Callable[[Path], None]] = {
     "bert": _bert,
     "unheard-of": _unheard_of,
 }
+
+
+def write_split(directory: Path, name: str = "tiny") -> list[Path]:
+    """Write the tiny llama in three parts, and return their paths."""
+    _llama(directory / f"{name}.gguf", split_max_tensors=12)
+    return sorted(directory.glob(f"{name}-*-of-*.gguf"))
 
 
 def write_tiny(kind: str, directory: Path) -> Path:

@@ -2,7 +2,7 @@
 
 `load` makes a model from a file, `model` is the `Model`; `context` owns the KV state, `sampling`
 the sampler chains, `vocab` the tokens, `template` the chat template, `gguf_file` the checks that
-a file passes before llama.cpp sees it, `log` what llama.cpp says.
+a file passes before llama.cpp sees it, `log` what llama.cpp says, `memory` what a model would take.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ from ..base import LoadProgress, ModelSpec
 from ..errors import UnsupportedOperation
 
 if TYPE_CHECKING:
+    from .memory import LlamaReckoning
     from .model import LlamaModel
 
-__all__ = ("load_llama",)
+__all__ = ("load_llama", "reckon_llama")
 
 
 def load_llama(spec: ModelSpec, progress: LoadProgress) -> LlamaModel:
@@ -30,7 +31,23 @@ def load_llama(spec: ModelSpec, progress: LoadProgress) -> LlamaModel:
     try:
         from .load import load
     except (ImportError, OSError, RuntimeError) as exc:
-        raise UnsupportedOperation(
-            f"llama.cpp cannot be used here: {exc}", hint="pip install 'inferd[daemon]'"
-        ) from exc
+        raise _unusable(exc) from exc
     return load(spec, progress)
+
+
+def reckon_llama(spec: ModelSpec) -> LlamaReckoning:
+    """Look at the GGUF model that *spec* names without loading it.
+
+    :raises InferdError: what `load_llama` raises.
+    """
+    try:
+        from .memory import LlamaReckoning
+    except (ImportError, OSError, RuntimeError) as exc:
+        raise _unusable(exc) from exc
+    return LlamaReckoning(spec)
+
+
+def _unusable(error: Exception) -> UnsupportedOperation:
+    return UnsupportedOperation(
+        f"llama.cpp cannot be used here: {error}", hint="pip install 'inferd[daemon]'"
+    )

@@ -15,12 +15,14 @@ import os
 import stat
 import struct
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from llama_cpp import llama_cpp as lib
 
 from ..errors import LoadFailed
+from ..gguf_parts import parts_of
 
-__all__ = ("GgufFile", "open_model_file", "read_gguf")
+__all__ = ("GgufFile", "open_model_file", "read_gguf", "read_parts")
 
 VERSIONS = (2, 3)
 ENTRIES_MAX = 1 << 16
@@ -112,6 +114,37 @@ def read_gguf(fd: int, name: str) -> GgufFile:
         ) from None
     with data:
         return _check(data, name)
+
+
+def read_parts(path: str, first: GgufFile) -> None:
+    """Check the other parts of a split model whose first part is at *path*, and take their contents
+    into the first one's hash.
+
+    :raises LoadFailed: one is missing, unreadable, damaged or cut off, or the names do not fit.
+    """
+    if not first.is_split:
+        return
+    files, count = parts_of(Path(path)), first.values[_SPLIT_COUNT]
+    if len(files) != count:
+        raise LoadFailed(
+            f"{os.path.basename(path)!r} is one of {count} parts and its name does not say so",
+            hint="give the parts back their names: NAME-00001-of-00003.gguf and so on",
+        )
+    missing = [file.name for file in files if not file.exists()]
+    if missing:
+        raise LoadFailed(
+            f"{missing[0]!r} is missing, one of the {count} parts of a split model",
+            hint="put all parts into one folder",
+            data={"missing": missing[:100]},
+        )
+    hashes = [first.content_hash]
+    for file in files[1:]:
+        fd = open_model_file(str(file))
+        try:
+            hashes.append(read_gguf(fd, file.name).content_hash)
+        finally:
+            os.close(fd)
+    first.content_hash = hashlib.sha256(" ".join(hashes).encode()).hexdigest()
 
 
 def _check(data: mmap.mmap, name: str) -> GgufFile:

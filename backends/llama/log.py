@@ -15,7 +15,7 @@ __all__ = ("LogRing", "capture")
 
 LINES_MAX = 400
 LINE_CHARACTERS_MAX = 500
-LEVEL_ERROR, LEVEL_CONTINUE = 4, 5
+LEVEL_DEBUG, LEVEL_ERROR, LEVEL_CONTINUE = 1, 4, 5
 """As in ggml.h; the comments in the bindings name other numbers."""
 
 
@@ -47,6 +47,8 @@ class LogRing:
         return errors[0] if errors else "llama.cpp gave no reason"
 
     def _write(self, level: int, text: bytes, _data: object) -> None:
+        if level == LEVEL_DEBUG:
+            return  # a context alone says 300 such lines: the sizes would be lost among them
         line = text.decode("utf-8", "replace").rstrip("\n")[:LINE_CHARACTERS_MAX]
         if line.strip(" .") and level != LEVEL_CONTINUE:
             self._lines.append((level, line))

@@ -1,0 +1,21 @@
+"""The names of a split model's files, as llama-gguf-split gives them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+__all__ = ("PART", "parts_of")
+
+PART = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
+PARTS_MAX = 1000
+
+
+def parts_of(file: Path) -> list[Path]:
+    """Return all files of the model that *file* is, or is a part of, in their order."""
+    part = PART.fullmatch(file.name)
+    count = int(part["count"]) if part else 0
+    if part is None or not 1 <= count <= PARTS_MAX:
+        return [file]
+    stem = part["stem"]
+    return [file.with_name(f"{stem}-{n:05}-of-{count:05}.gguf") for n in range(1, count + 1)]

@@ -1,0 +1,236 @@
+"""From a `ModelSpec` to llama.cpp's model and context, or to an error that says what is wrong.
+
+What loading and reckoning have in common: the checks, the parameters, the errors.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+from llama_cpp import llama_cpp as lib
+
+from ..base import ModelSpec
+from ..errors import InvalidArgument, LoadFailed, OutOfMemory, UnsupportedOperation
+from ..gguf_parts import parts_of
+from .gguf_file import GgufFile, open_model_file, read_gguf, read_parts
+from .log import LogRing
+
+__all__ = (
+    "LlamaOptions",
+    "ctx_size_of",
+    "load_failed",
+    "name_of",
+    "open_context",
+    "open_model",
+    "read_llama_options",
+)
+
+CTX_SIZE_DEFAULT_MAX = 4096
+CTX_SIZE_STEP = 256
+"""llama.cpp rounds a sequence's share of the context to this (`llama_context`'s constructor)."""
+UBATCH_SIZE_MAX = 512
+CTX_CELLS_MAX = (1 << 31) - 1
+
+_FLASH_ATTENTION = {
+    "auto": lib.LLAMA_FLASH_ATTN_TYPE_AUTO,
+    "on": lib.LLAMA_FLASH_ATTN_TYPE_ENABLED,
+    "off": lib.LLAMA_FLASH_ATTN_TYPE_DISABLED,
+}
+_CACHE_TYPES = {"f16": lib.GGML_TYPE_F16, "f32": lib.GGML_TYPE_F32}
+
+
+class LlamaOptions(msgspec.Struct, kw_only=True, rename="kebab", forbid_unknown_fields=True):
+    """What `ModelSpec.options` can hold for this backend."""
+
+    flash_attn: Literal["auto", "on", "off"] = "auto"
+    cache_type_k: Literal["f16", "f32"] = "f16"
+    cache_type_v: Literal["f16", "f32"] = "f16"
+    swa_full: bool = False
+
+
+def name_of(spec: ModelSpec) -> str:
+    """Return what messages call the model: its file's name."""
+    return os.path.basename(spec.path) or spec.name
+
+
+def read_llama_options(spec: ModelSpec) -> LlamaOptions:
+    """Return the options of *spec*.
+
+    :raises InvalidArgument: an option, or the shape, is wrong.
+    """
+    try:
+        options = msgspec.convert(spec.options, LlamaOptions)
+    except msgspec.ValidationError as exc:
+        raise InvalidArgument(f"the model's options: {exc}") from None
+    cells = _ctx_size(spec.ctx_size) * spec.slots
+    if not 0 < spec.slots <= lib.llama_max_parallel_sequences() or cells > CTX_CELLS_MAX:
+        raise InvalidArgument(f"{spec.slots} slots with a ctx-size of {spec.ctx_size} each")
+    if spec.ctx_size < 0 or not 0 < spec.batch_size <= CTX_CELLS_MAX:
+        raise InvalidArgument(f"ctx-size {spec.ctx_size}, batch-size {spec.batch_size}")
+    return options
+
+
+def _ctx_size(size: int) -> int:
+    return -(-size // CTX_SIZE_STEP) * CTX_SIZE_STEP
+
+
+def ctx_size_of(spec: ModelSpec, model: Any) -> int:
+    """Return the tokens of a slot's context, as llama.cpp rounds them."""
+    trained = int(lib.llama_model_n_ctx_train(model))
+    return _ctx_size(spec.ctx_size or min(trained, CTX_SIZE_DEFAULT_MAX))
+
+
+def open_model(spec: ModelSpec, params: Any) -> tuple[Any, GgufFile]:
+    """Check the file of *spec* and let llama.cpp load it by *params*; the caller frees the model.
+
+    The model is null where llama.cpp gave up and logged no error: *params*' callback stopped it.
+
+    :raises LoadFailed: the file is missing, unreadable, damaged or of an unknown kind.
+    :raises UnsupportedOperation: it is a kind of model that is not run here.
+    """
+    name = name_of(spec)
+    path = str(parts_of(Path(spec.path))[0])
+    fd = _duplicate(spec.fd, name) if spec.fd >= 0 else open_model_file(path)
+    with _closing(fd):
+        file = read_gguf(fd, name)
+        _check_content(file, name)
+        lib.llama_backend_init()
+        params.n_gpu_layers = spec.n_gpu_layers
+        if spec.fd >= 0:
+            model = _load_descriptor(fd, name, file, params)
+        else:
+            read_parts(path, file)
+            model = lib.llama_model_load_from_file(os.fsencode(path), params)
+    if model:
+        try:
+            _check_kind(model, name)
+        except UnsupportedOperation:
+            lib.llama_model_free(model)
+            raise
+    return model, file
+
+
+def _check_content(file: GgufFile, name: str) -> None:
+    """Refuse what is no model by itself, before llama.cpp says something less clear of it."""
+    kind, architecture = (file.values.get(f"general.{k}") for k in ("type", "architecture"))
+    if kind == "mmproj" or architecture == "clip":
+        raise UnsupportedOperation(
+            f"{name!r} is a projector for images or sound: such models are not run here",
+            hint="load the language model that it belongs to; it takes text alone",
+        )
+    if kind == "adapter":
+        raise UnsupportedOperation(
+            f"{name!r} is an adapter (LoRA) and no model", hint="load the model it was made for"
+        )
+
+
+def load_failed(name: str, log: LogRing) -> LoadFailed:
+    """Return the error for a model that llama.cpp did not load."""
+    return LoadFailed(
+        f"llama.cpp cannot load {name!r}: {log.cause()}",
+        hint="is it a language model, whole, and of a kind that this llama.cpp knows?",
+    )
+
+
+def _duplicate(fd: int, name: str) -> int:
+    try:
+        return os.dup(fd)
+    except OSError as exc:
+        raise LoadFailed(
+            f"the descriptor of {name!r} cannot be used: {exc.strerror}",
+            hint="pass an open descriptor of a regular file",
+        ) from None
+
+
+@contextmanager
+def _closing(fd: int) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        os.close(fd)
+
+
+def _load_descriptor(fd: int, name: str, file: GgufFile, params: Any) -> Any:
+    if file.is_split:
+        raise UnsupportedOperation(
+            f"{name!r} is one part of a split model and came as a descriptor",
+            hint="merge the parts with llama-gguf-split --merge, or load the model by name",
+        )
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.fdopen.argtypes, libc.fdopen.restype = [ctypes.c_int, ctypes.c_char_p], ctypes.c_void_p
+    libc.fclose.argtypes = [ctypes.c_void_p]
+    # A dup shares its position with the descriptor that it was made of.
+    os.lseek(fd, 0, os.SEEK_SET)
+    own = os.dup(fd)
+    stream = libc.fdopen(own, b"rb")
+    if not stream:
+        os.close(own)
+        raise LoadFailed(f"{name!r} cannot be read: {os.strerror(ctypes.get_errno())}")
+    try:
+        return lib.llama_model_load_from_file_ptr(stream, params)
+    finally:
+        libc.fclose(stream)
+
+
+def _check_kind(model: Any, name: str) -> None:
+    vocab = lib.llama_model_get_vocab(model)
+    for is_so, kind in (
+        (lib.llama_model_has_encoder(model), "an encoder"),
+        (not lib.llama_model_has_decoder(model), "no decoder"),
+        (lib.llama_model_is_diffusion(model), "a diffusion process"),
+        (lib.llama_vocab_type(vocab) == lib.LLAMA_VOCAB_TYPE_NONE, "no vocabulary"),
+    ):
+        if is_so:
+            raise _unsupported(name, kind)
+
+
+def _unsupported(name: str, kind: str) -> UnsupportedOperation:
+    return UnsupportedOperation(
+        f"{name!r} has {kind}: inferd does not run such models",
+        hint="use a decoder-only language model",
+    )
+
+
+def open_context(spec: ModelSpec, options: LlamaOptions, model: Any, log: LogRing) -> Any:
+    """Return a new context on *model*; the caller frees it.
+
+    :raises OutOfMemory: there is no memory for it.
+    :raises LoadFailed: llama.cpp refuses it.
+    :raises UnsupportedOperation: the model has no KV state.
+    """
+    name = name_of(spec)
+    pointer = lib.llama_init_from_model(model, _context_params(spec, options, model))
+    if not pointer:
+        cause = log.cause()
+        kind = OutOfMemory if "alloc" in cause else LoadFailed
+        raise kind(
+            f"no context for {name!r} with {spec.slots} slots: {cause}",
+            hint="use a smaller ctx-size or fewer slots",
+        )
+    if not lib.llama_get_memory(pointer):
+        lib.llama_free(pointer)
+        raise _unsupported(name, "no KV memory (it makes embeddings)")
+    return pointer
+
+
+def _context_params(spec: ModelSpec, options: LlamaOptions, model: Any) -> Any:
+    params = lib.llama_context_default_params()
+    params.n_ctx = ctx_size_of(spec, model) * spec.slots
+    params.n_seq_max = params.n_outputs_max = spec.slots
+    params.n_batch = spec.batch_size
+    params.n_ubatch = min(spec.batch_size, UBATCH_SIZE_MAX)
+    params.n_threads = params.n_threads_batch = spec.threads or len(os.sched_getaffinity(0))
+    params.flash_attn_type = _FLASH_ATTENTION[options.flash_attn]
+    params.type_k = _CACHE_TYPES[options.cache_type_k]
+    params.type_v = _CACHE_TYPES[options.cache_type_v]
+    params.swa_full = options.swa_full
+    params.kv_unified = False
+    params.offload_kqv = params.op_offload = spec.n_gpu_layers != 0
+    params.no_perf = True
+    return params

@@ -1,0 +1,139 @@
+"""What a model would take of memory is known before anything is allocated."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import psutil
+import pytest
+
+from inferd.backends import MemoryNeed, ModelSpec, Shape, load_model, reckon_model
+from inferd.backends.errors import LoadFailed, UnsupportedOperation
+from tests.models import gemma3, smollm2
+from tests.sparse_gguf import TOKEN_BYTES, WEIGHT_BYTES_MIN, write_sparse
+from tests.tiny_gguf import write_tiny
+
+TOLERANCE = 0.05
+MEASURE = """
+import sys
+from pathlib import Path
+
+import msgspec
+from inferd.backends import Chunk, ModelSpec, load_model, reckon_model
+from inferd.backends.llama import load, memory
+
+
+def resident():
+    return memory._resident_bytes()
+
+
+spec = msgspec.json.decode(sys.argv[1], type=ModelSpec)
+before = resident()
+reckoning = reckon_model(spec)
+need = reckoning.need(reckoning.shape)
+reckoning.close()
+model = load_model(spec, lambda _: True)
+model.step([Chunk(0, list(range(5, 5 + model.info.batch_size)), 0, True)])
+print(need.total - before, resident() - before)
+"""
+
+
+def need_of(spec: ModelSpec, shape: Shape | None = None) -> MemoryNeed:
+    with contextlib.closing(reckon_model(spec)) as reckoning:
+        return reckoning.need(shape or reckoning.shape)
+
+
+def spec_of(path: Path, slots: int = 2, ctx_size: int = 256, batch_size: int = 32) -> ModelSpec:
+    return ModelSpec(
+        name="m",
+        path=str(path),
+        slots=slots,
+        ctx_size=ctx_size,
+        batch_size=batch_size,
+        threads=1,
+    )
+
+
+def test_the_echo_model_needs_what_its_options_say() -> None:
+    options = {"weight_bytes": 1000, "token_bytes": 3}
+    spec = ModelSpec(name="e", backend="echo", slots=2, ctx_size=10, options=options)
+    assert need_of(spec) == MemoryNeed(weights=1000, context=60)
+    assert need_of(spec, Shape(1, 10, 512)).total == 1030
+
+
+@pytest.mark.parametrize("kind", ["llama", "gemma3", "mamba", "lfm2"])
+def test_the_sizes_are_those_of_the_loaded_model(kind: str, tmp_path: Path) -> None:
+    """Of each kind of memory there is: its states in f16, those of recurrence in f32."""
+    spec = spec_of(write_tiny(kind, tmp_path), slots=4, ctx_size=512)
+    need = need_of(spec)
+    model = load_model(spec, lambda _: True)
+    assert need.weights == model.info.size_bytes
+    model.close()
+    assert need.context > 0 and need.compute > 0 and need.process > 10**7
+    one = need_of(spec, Shape(1, 512, 32))
+    assert need.context == pytest.approx(4 * one.context, abs=30_000), "told in 0.01 MiB"
+    assert need.compute >= one.compute
+
+
+def test_the_shape_has_the_defaults_of_the_model(tmp_path: Path) -> None:
+    spec = spec_of(write_tiny("llama", tmp_path), ctx_size=0)
+    with contextlib.closing(reckon_model(spec)) as reckoning:
+        assert reckoning.shape == Shape(2, 4096, 32)
+    odd = msgspec.structs.replace(spec, ctx_size=257)
+    with contextlib.closing(reckon_model(odd)) as reckoning:
+        assert reckoning.shape == Shape(2, 512, 32)
+
+
+def test_a_descriptor_is_reckoned_with_and_stays_usable(tmp_path: Path) -> None:
+    path = write_tiny("llama", tmp_path)
+    with path.open("rb") as file:
+        spec = msgspec.structs.replace(spec_of(path), path="", fd=file.fileno())
+        assert need_of(spec).weights == need_of(spec_of(path)).weights
+        load_model(spec, lambda _: True).close()
+        os.fstat(file.fileno())
+
+
+def test_what_cannot_be_loaded_is_refused_before(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedOperation, match="makes embeddings"):
+        need_of(spec_of(write_tiny("bert", tmp_path)))
+    with pytest.raises(LoadFailed, match="unknown model architecture: 'unheard-of'"):
+        need_of(spec_of(write_tiny("unheard-of", tmp_path)))
+
+
+def test_a_model_of_14_billion_parameters_is_reckoned_with_and_nothing_is_allocated(
+    tmp_path: Path,
+) -> None:
+    path = write_sparse(tmp_path / "large.gguf")
+    assert path.stat().st_blocks * 512 < 10**6, "the file is to be sparse"
+    before = psutil.Process().memory_info().rss
+    need = need_of(spec_of(path, slots=4, ctx_size=8192, batch_size=512))
+    after = psutil.Process().memory_info().rss
+    print(f"{need.weights / 1e9:.2f} GB of weights, {need.context / 1e9:.2f} GB of context")
+    assert need.weights > WEIGHT_BYTES_MIN
+    assert need.context == pytest.approx(4 * 8192 * TOKEN_BYTES, rel=0.001)
+    assert after - before < 10**8
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("ctx_size", [2048, 8192, 32768])
+@pytest.mark.parametrize("model", [smollm2, gemma3], ids=["smollm2", "gemma3"])
+def test_the_reckoning_is_right_within_five_percent(model: object, ctx_size: int) -> None:
+    """Against the process's resident memory after a full batch, both without what it had before."""
+    assert callable(model)
+    spec = spec_of(model(), slots=1 if ctx_size > 8192 else 2, ctx_size=ctx_size, batch_size=512)
+    done = subprocess.run(
+        [sys.executable, "-c", MEASURE, msgspec.json.encode(spec).decode()],
+        capture_output=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stderr
+    told, measured = (int(word) for word in done.stdout.split())
+    print(f"told {told / 1e6:.1f} MB, measured {measured / 1e6:.1f} MB: {told / measured - 1:+.1%}")
+    assert told == pytest.approx(measured, rel=TOLERANCE)
