@@ -101,6 +101,7 @@ PARAMETERS: tuple[Parameter, ...] = (
     _row("threads", int, "model", 0, "threads of a step; 0: the cores of the configuration", "n-threads", low=0, high=512),
     _row("n-gpu-layers", int, "model", 0, "layers that run on the GPU", "gpu-layers", "ngl", low=-1, high=100_000),
     _row("slots", int, "model", 4, "sequences decoded side by side", "n-parallel", "parallel", low=1, high=256),
+    _row("keep-alive", float, "model", None, "seconds that the model stays when nobody uses it; -1: until memory is short", low=-1, high=2_592_000),
     _row("append", bool, "context", False, "set_input(0) adds to the history instead of replacing it"),
     _row("n-predict", int, "request", -1, "tokens to generate, at most; -1: what the context has left", "max-tokens", "max-completion-tokens", low=-1, high=1 << 24),
     _row("stop", list, "request", [], "texts that end the turn; cut from the output"),

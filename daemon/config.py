@@ -82,6 +82,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     sessions_max: int = 100
     idle_timeout_ms: int = 300_000
     keep_alive_s: float = 300.0
+    memory_bytes: int = 0
+    failed_load_s: float = 10.0
     connections_max: int = 256
     tasks_waiting_max: int = 512
     tasks_waiting_owner_max: int = 256
@@ -126,6 +128,12 @@ SETTINGS: dict[str, Setting] = {
     "idle-timeout-ms": Setting(int, "an idle session is closed after this", 1, 30 * 86_400_000),
     "keep-alive-s": Setting(
         float, "an idle model is unloaded after this; -1: never, 0: at once", -1, 30 * 86_400
+    ),
+    "memory-bytes": Setting(
+        int, "memory of all models together; 0: what the machine has free", 0, BYTES_MAX
+    ),
+    "failed-load-s": Setting(
+        float, "a load that failed is not tried again for this, if the file is the same", 0, 3600
     ),
     "connections-max": Setting(int, "connections open at once", 1, 100_000),
     "tasks-waiting-max": Setting(int, "tasks waiting, over all models", 1, 1_000_000),

@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Mapping
 from enum import StrEnum
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import anyio
@@ -15,7 +14,7 @@ import anyio.abc
 import msgspec
 import structlog
 
-from ..backends import ModelSpec
+from ..backends import MemoryNeed, ModelSpec
 from ..backends.errors import Busy, InferdError, ModelNotFound, ShuttingDown
 from ..backends.params import nearest
 from ..ipc.messages import CREDIT_MAX
@@ -24,10 +23,13 @@ from ..scheduler.recorder import Act
 from ..scheduler.store import scoped
 from ..sessions.port import TaskReader
 from .config import Config
-from .config_models import MODEL_NAME, ModelConfig
+from .config_models import ModelConfig
 from .cores import Cores
+from .failures import FailedLoads
 from .kv_index import KvIndex, Place
+from .model_files import files_in_use, models_in, size_bytes
 from .recovery import Recovery
+from .room import Room
 from .workers import Worker
 
 __all__ = ("Lease", "Model", "ModelState", "Registry")
@@ -61,7 +63,14 @@ class Model:
         self.worker: Worker | None = None
         self.error: InferdError | None = None
         self.fd = -1
+        self.pinned = False
+        """It neither expires nor is evicted."""
+        self.load_s = 0.0
+        """What its last load took."""
+        self.fitted: dict[str, int] = {}
+        """Parameters that are smaller than their defaults, for want of memory."""
         self.used_at = registry.seconds()
+        self._keep_alive_s: float | None = None
         self._registry = registry
         self._listeners: set[Callable[[float], None]] = set()
         self._wanted: dict[str, Any] = {}
@@ -102,6 +111,35 @@ class Model:
         """Note model-level values that a first load should have."""
         if self.worker is None:
             self._wanted = {k: v for k, v in values.items() if k in ("ctx-size", "n-gpu-layers")}
+        if values.get("keep-alive") is not None:
+            self._keep_alive_s = values["keep-alive"]
+
+    @property
+    def wanted_ctx_size(self) -> int:
+        """The `ctx-size` that whoever had it loaded asked for; 0: none."""
+        return int(self._wanted.get("ctx-size", 0))
+
+    @property
+    def keep_alive_s(self) -> float:
+        """How long it stays when nobody uses it; negative: until memory is short."""
+        if self.pinned:
+            return -1.0
+        if self.fd >= 0:
+            return 0.0
+        if self._keep_alive_s is not None:
+            return self._keep_alive_s
+        configured = self.options().get("keep-alive")
+        return self._registry.config.keep_alive_s if configured is None else float(configured)
+
+    @property
+    def idle_s(self) -> float:
+        """How long nobody has used it."""
+        return 0.0 if self.busy else max(0.0, self._registry.seconds() - self.used_at)
+
+    @property
+    def evictable(self) -> bool:
+        """Tell whether it may leave for another model."""
+        return self.state is ModelState.READY and not self.busy and not self.pinned
 
     def progress(self, fraction: float) -> None:
         """Tell who waits how far the load is."""
@@ -129,23 +167,25 @@ class Model:
             "state": self.state.value,
             "backend": self.config.backend,
             "file": str(file) if file is not None else "",
-            "size_bytes": _size(file, self.fd),
+            "size_bytes": size_bytes(file, self.fd),
             "leases": len(self.leases),
             "tasks": worker.tasks if worker is not None else 0,
             "pid": worker.pid if worker is not None else 0,
             "progress": worker.progress if worker is not None else 0.0,
-            "idle_s": self._registry.seconds() - self.used_at if not self.busy else 0.0,
+            "idle_s": self.idle_s,
             "expires_s": self._expires_s(),
+            "keep_alive_s": self.keep_alive_s,
+            "pinned": self.pinned,
+            "memory": _memory(self._registry.room.claimed(worker)),
             "error": self.error.to_wire() if self.error is not None else None,
             "info": msgspec.structs.asdict(info) if info is not None else None,
         }
 
     def _expires_s(self) -> float | None:
         """Return the seconds until an idle model is unloaded; None: it is not to be."""
-        keep = self._registry.config.keep_alive_s
-        if self.worker is None or self.busy or keep < 0:
+        if self.worker is None or self.busy or self.keep_alive_s < 0:
             return None
-        return max(0.0, self.used_at + keep - self._registry.seconds())
+        return max(0.0, self.used_at + self.keep_alive_s - self._registry.seconds())
 
     @property
     def busy(self) -> bool:
@@ -199,13 +239,15 @@ class Registry:
         self.kv_index.on_evicted = self._tell_evicted
         self._models: dict[str, Model] = {}
         self._cores = Cores(config.cores, self._all_workers)
+        self.room = Room(config.memory_bytes, self._models.values)
+        self._failures = FailedLoads(config.failed_load_s, seconds)
         self._changed = anyio.Event()
         self.scan()
 
     def scan(self) -> None:
         """Read the configuration's models and the models directory again."""
         found = {ECHO: ModelConfig(backend="echo")}
-        found |= {p.stem: ModelConfig(file=p) for p in _gguf_files(self.config.models_dir)}
+        found |= {n: ModelConfig(file=p) for n, p in models_in(self.config.models_dir).items()}
         found |= self.config.models
         for name, config in found.items():
             if name not in self._models:
@@ -265,9 +307,13 @@ class Registry:
     # Workers.
 
     def start(self, model: Model, wanted: Mapping[str, Any]) -> Worker:
-        """Start a worker for a cold model."""
+        """Start a worker for a cold model.
+
+        :raises InferdError: its last load has failed just now, and would again.
+        """
         if self.closing:
             raise ShuttingDown("the daemon is shutting down: no model is loaded any more")
+        self._failures.check(model.name, files_in_use(model.config.file))
         kv_dir = str(self.config.state_dir / KV_DIR) if self.config.kv_disk_bytes else ""
         hang_s = self.config.worker_hang_s
         worker = Worker(self._spec(model, wanted), self._on_frame, self._limits(), kv_dir, hang_s)
@@ -276,7 +322,8 @@ class Registry:
         worker.on_orphans = partial(self._take_orphans, model)
         worker.poison = model.recovery.poison
         worker.on_work = self._cores.share
-        model.worker, model.error = worker, None
+        worker.on_reckoned = partial(self.room.reckoned, model, worker)
+        model.worker, model.error, model.fitted = worker, None, {}
         self._cores.share()
         self._group.start_soon(self._run, model, worker)
         return worker
@@ -286,18 +333,33 @@ class Registry:
         log.info("model.loading", model=model.name, file=worker.spec.path)
         try:
             async with anyio.create_task_group() as group:
-                group.start_soon(_tell_loaded, model, worker, started, self.seconds)
+                group.start_soon(self._tell_loaded, model, worker, started)
                 await worker.run()
         except Exception:  # whatever it is, it ends this worker alone
             log.exception("worker.failed", model=model.name, pid=worker.pid)
         model.worker = None
         log.info("model.left", model=model.name, pid=worker.pid)
+        self.room.left(worker)
         self._forget(model)
         self._changed.set()
 
     def _take_orphans(self, model: Model, readers: Mapping[int, TaskReader], act: Act) -> None:
         model.recovery.take(readers, act)
         self._group.start_soon(model.recovery.bring_back)
+
+    async def _tell_loaded(self, model: Model, worker: Worker, started: float) -> None:
+        await worker.loaded.wait()
+        took = round(self.seconds() - started, 3)
+        error = model.error = worker.error
+        if error is None:
+            model.load_s = took
+            self.room.loaded(worker)
+            self._failures.forget(model.name)
+            log.info("model.loaded", model=model.name, pid=worker.pid, seconds=took)
+            return
+        if worker.pid:  # without a process the file is not to blame
+            self._failures.note(model.name, files_in_use(model.config.file), error)
+        log.error("model.failed", model=model.name, cause=error.message, seconds=took)
 
     def _forget(self, model: Model) -> None:
         if model.fd >= 0 and not model.leases:
@@ -368,17 +430,17 @@ class Registry:
         self._changed.set()
 
     async def unload_idle(self) -> None:
-        """Let models go that were idle for `keep_alive_s`, for ever; no polling."""
+        """Let models go that were idle for their `keep_alive_s`, for ever; no polling."""
         while True:
-            now, keep = self.seconds(), self.config.keep_alive_s
+            now = self.seconds()
             idle = [m for m in self._models.values() if m.worker is not None and not m.busy]
-            for model in idle:
-                alive = 0 if model.fd >= 0 else keep
-                if alive >= 0 and model.used_at + alive <= now and model.worker is not None:
+            ends = {m: m.used_at + m.keep_alive_s - now for m in idle if m.keep_alive_s >= 0}
+            for model, left_s in ends.items():
+                if left_s <= 0 and model.worker is not None and not model.worker.leaving:
                     model.worker.quit()
-            ends = [m.used_at + keep - now for m in idle if m.used_at + keep > now]
             self._changed = anyio.Event()
-            with anyio.move_on_after(min(ends, default=float("inf")) if keep >= 0 else None):
+            coming = [left_s for left_s in ends.values() if left_s > 0]
+            with anyio.move_on_after(min(coming, default=float("inf"))):
                 await self._changed.wait()
 
     async def unload_by_name(self, name: str, uid: int, *, force: bool) -> None:
@@ -395,6 +457,14 @@ class Registry:
             )
         await model.unload()
 
+    def pin(self, name: str, uid: int, *, pinned: bool) -> None:
+        """Let a model stay whatever happens, or take that back; it is not loaded by it."""
+        model = self.get(name, uid)
+        model.pinned = pinned
+        if not pinned:
+            model.used_at = self.seconds()
+        self._changed.set()
+
     async def close(self) -> None:
         """Let all workers leave."""
         self.closing = True
@@ -403,28 +473,7 @@ class Registry:
                 group.start_soon(model.unload)
 
 
-async def _tell_loaded(
-    model: Model, worker: Worker, started: float, seconds: Callable[[], float]
-) -> None:
-    await worker.loaded.wait()
-    took = round(seconds() - started, 3)
-    model.error = worker.error
-    if worker.error is not None:
-        log.error("model.failed", model=model.name, cause=worker.error.message, seconds=took)
-    else:
-        log.info("model.loaded", model=model.name, pid=worker.pid, seconds=took)
-
-
-def _gguf_files(directory: Path) -> list[Path]:
-    try:
-        files = sorted(directory.glob("*.gguf"))
-    except OSError:
-        return []
-    return [p for p in files if MODEL_NAME.fullmatch(p.stem)]
-
-
-def _size(file: Path | None, fd: int) -> int:
-    try:
-        return os.fstat(fd).st_size if fd >= 0 else file.stat().st_size if file is not None else 0
-    except OSError:
-        return 0
+def _memory(need: MemoryNeed | None) -> dict[str, int] | None:
+    if need is None:
+        return None
+    return msgspec.structs.asdict(need) | {"total": need.total}

@@ -425,7 +425,7 @@ class Worker:
                 self.loaded.set()
                 self.on_work()
             case m.LoadFailed(error):
-                self.error = error_from_wire(error)
+                self.error = self.error or error_from_wire(error)
                 self.loaded.set()
 
     def _answer(self, number: int, value: Any, error: InferdError | None) -> None:

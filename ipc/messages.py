@@ -441,6 +441,12 @@ class NamesParams(_Map):
     force: bool = False
 
 
+class NameParams(_Map):
+    """`pin` and `unpin`: a model by its name."""
+
+    name: str
+
+
 class ModelsResult(_Map):
     """One map a model: name, state, file, size_bytes, leases, contexts, …"""
 
@@ -551,6 +557,8 @@ CALLS: dict[str, Call] = {
     "models": Call(Empty, ModelsResult),
     "show": Call(NamesParams, ModelsResult),
     "unload_model": Call(NamesParams, Empty),
+    "pin": Call(NameParams, Empty),
+    "unpin": Call(NameParams, Empty),
     "sessions": Call(Empty, SessionsResult),
     "queue": Call(QueueParams, QueueResult),
     "stats": Call(Empty, StatsResult),

@@ -100,6 +100,14 @@ class AsyncSteering(AsyncCalls):
         params = w.NamesParams(name=name, force=force)
         await self.call("unload_model", params, w.Empty, timeout)
 
+    async def pin(self, name: str, *, timeout: float | None = None) -> None:
+        """Let a model stay, once it is loaded, whatever else needs memory (for an operator)."""
+        await self.call("pin", w.NameParams(name=name), w.Empty, timeout)
+
+    async def unpin(self, name: str, *, timeout: float | None = None) -> None:
+        """Let a model leave again (for an operator)."""
+        await self.call("unpin", w.NameParams(name=name), w.Empty, timeout)
+
     async def sessions(self, *, timeout: float | None = None) -> list[dict[str, Any]]:
         """List the user's sessions."""
         return (await self.call("sessions", w.Empty(), w.SessionsResult, timeout)).sessions

@@ -309,6 +309,8 @@ class Client:
     models = twin(AsyncClient.models)
     show = twin(AsyncClient.show)
     unload_model = twin(AsyncClient.unload_model)
+    pin = twin(AsyncClient.pin)
+    unpin = twin(AsyncClient.unpin)
     sessions = twin(AsyncClient.sessions)
     queue = twin(AsyncClient.queue)
     stats = twin(AsyncClient.stats)

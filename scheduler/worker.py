@@ -21,6 +21,7 @@ from pathlib import Path
 import msgspec
 
 from ..backends import InferdError, Model, ModelSpec, load_model, reckon_model
+from ..backends.errors import Cancelled
 from . import messages as m
 from .engine import Engine
 from .kv_files import KvFiles
@@ -104,10 +105,7 @@ def _load(link: SocketLink, commands: _Commands, spec: ModelSpec) -> Model | Non
         return not commands.quits()
 
     try:
-        agreed = _agree(link, commands, spec)
-        if agreed is None:
-            return None
-        model = load_model(agreed, progress)
+        model = load_model(_agree(link, commands, spec), progress)
     except InferdError as exc:
         link.send([m.LoadFailed(exc.to_wire())])
         return None
@@ -115,8 +113,11 @@ def _load(link: SocketLink, commands: _Commands, spec: ModelSpec) -> Model | Non
     return model
 
 
-def _agree(link: SocketLink, commands: _Commands, spec: ModelSpec) -> ModelSpec | None:
-    """Tell what the model will take until the daemon lets it be loaded; None: it does not."""
+def _agree(link: SocketLink, commands: _Commands, spec: ModelSpec) -> ModelSpec:
+    """Tell what the model will take until the daemon lets it be loaded; return what to load.
+
+    :raises Cancelled: it is not to be loaded.
+    """
     with contextlib.closing(reckon_model(spec)) as reckoning:
         shape = reckoning.shape
         while True:
@@ -127,7 +128,7 @@ def _agree(link: SocketLink, commands: _Commands, spec: ModelSpec) -> ModelSpec 
                 case m.Proceed():
                     return shape.of(spec)
                 case _:
-                    return None
+                    raise Cancelled(f"the load of {spec.name!r} was cancelled")
 
 
 def _files(kv_dir: str, model: Model) -> KvFiles | None:

@@ -20,6 +20,7 @@ HEADS, HEADS_KV, HEAD = 40, 8, 128
 TOKEN_BYTES = LAYERS * 2 * HEADS_KV * HEAD * 2
 """Of the KV state of one token, in f16: 192 KiB."""
 WEIGHT_BYTES_MIN = 8 * 10**9
+ALIGNMENT = 32
 KIND = gguf.GGMLQuantizationType.Q4_1
 
 
@@ -74,4 +75,4 @@ def _add(writer: gguf.GGUFWriter, name: str, shape: tuple[int, ...]) -> int:
     block, block_bytes = gguf.GGML_QUANT_SIZES[kind]
     size = int(np.prod(shape)) // block * block_bytes
     writer.add_tensor_info(name, shape, np.dtype(np.float32), size, raw_dtype=kind)
-    return -(-size // gguf.GGUF_DEFAULT_ALIGNMENT) * gguf.GGUF_DEFAULT_ALIGNMENT
+    return int(-(-size // ALIGNMENT) * ALIGNMENT)

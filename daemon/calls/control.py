@@ -85,6 +85,20 @@ async def unload_model(daemon: Daemon, request: Request) -> w.Empty:
     return w.Empty()
 
 
+async def pin(daemon: Daemon, request: Request) -> w.Empty:
+    """Let a model stay, once it is loaded, for an operator."""
+    daemon.check_operator(request, "pin models")
+    daemon.registry.pin(request.params.name, request.connection.peer.uid, pinned=True)
+    return w.Empty()
+
+
+async def unpin(daemon: Daemon, request: Request) -> w.Empty:
+    """Take `pin` back."""
+    daemon.check_operator(request, "unpin models")
+    daemon.registry.pin(request.params.name, request.connection.peer.uid, pinned=False)
+    return w.Empty()
+
+
 async def sessions(daemon: Daemon, request: Request) -> w.SessionsResult:
     """List the caller's sessions."""
     uid = request.connection.peer.uid
@@ -230,6 +244,8 @@ CALLS: CallTable = {
     "models": models,
     "show": show,
     "unload_model": unload_model,
+    "pin": pin,
+    "unpin": unpin,
     "sessions": sessions,
     "queue": queue,
     "stats": stats,

@@ -130,7 +130,7 @@ async def _open(daemon: Daemon, request: Request, lease: Lease, options: Options
         raise
     graph = Graph(daemon.new_handle(), request.connection, lease)
     info, asked = worker.info, options.level("model")
-    graph.not_applied = _not_applied(asked, info)
+    graph.not_applied = _not_applied(asked, info, lease.model.fitted)
     graph.ignored = options.ignored
     graph.options = lease.model.options() | options.level("context", "request")
     graph.options["ctx-size"] = min(asked.get("ctx-size") or info.ctx_size, info.ctx_size)
@@ -146,8 +146,9 @@ async def _open(daemon: Daemon, request: Request, lease: Lease, options: Options
     )
 
 
-def _not_applied(asked: dict[str, Any], info: Any) -> dict[str, Any]:
-    """Return the model-level values in force where others were asked for.
+def _not_applied(asked: dict[str, Any], info: Any, fitted: dict[str, int]) -> dict[str, Any]:
+    """Return the model-level values in force where others were asked for, or where memory did not
+    suffice for the defaults (*fitted*).
 
     A context smaller than the worker's holds for the graph; the rest belongs to the operator.
     """
@@ -158,10 +159,12 @@ def _not_applied(asked: dict[str, Any], info: Any) -> dict[str, Any]:
         "n-gpu-layers": info.n_gpu_layers,
         "threads": "the daemon's cores",
     }
-    different = {k: force[k] for k, v in asked.items() if v != force[k]}
-    if 0 <= asked.get("ctx-size", 0) <= info.ctx_size:
+    different = {k: force[k] for k, v in asked.items() if k in force and v != force[k]}
+    size = asked.get("ctx-size", 0)
+    if size <= info.ctx_size:
         different.pop("ctx-size", None)
-    return different
+    kept = {"ctx-size"} if 0 < size <= info.ctx_size else set()
+    return {k: v for k, v in fitted.items() if k not in kept} | different
 
 
 async def unload(daemon: Daemon, request: Request) -> w.Empty:
@@ -176,7 +179,7 @@ async def unload(daemon: Daemon, request: Request) -> w.Empty:
             daemon.sessions.unload(session)
     model = graph.lease.model
     graph.lease.close()
-    if not model.busy and not request.params.keep:
+    if not model.busy and not model.pinned and not request.params.keep:
         await model.unload()
     return w.Empty()
 

@@ -56,6 +56,8 @@ def _processor(info: dict[str, Any]) -> str:
 def _until(model: dict[str, Any]) -> str:
     if model["state"] != "ready":
         return f"{model['state']} {model['progress']:.0%}"
+    if model.get("pinned"):
+        return "pinned"
     if model["leases"] or model["tasks"]:
         return "in use"
     left_s = model.get("expires_s")

@@ -1,4 +1,4 @@
-"""Commands on models: list, show, load, unload, remove."""
+"""Commands on models: list, show, load, unload, pin, remove."""
 
 from __future__ import annotations
 
@@ -53,23 +53,39 @@ def _flat(value: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
     return rows
 
 
-def load(name: Name, socket: SocketPath = None, as_json: JsonOutput = False) -> None:
+def load(
+    name: Name,
+    keep_alive: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SECONDS",
+            help="How long it stays when nobody uses it; -1: until memory is short.",
+        ),
+    ] = None,
+    socket: SocketPath = None,
+    as_json: JsonOutput = False,
+) -> None:
     """Load a model ahead of its first use.
 
-    It stays for the daemon's keep-alive.
+    It stays for its keep-alive.
     """
+    config = {} if keep_alive is None else {"keep-alive": keep_alive}
     with client_of(socket) as client, fraction_bar(f"loading {name}", show=not as_json) as tell:
-        graph = client.load_by_name(name, on_progress=tell)
+        graph = client.load_by_name_with_config(name, config, on_progress=tell)
         answer = {
             "model": graph.model,
             "fingerprint": graph.fingerprint,
             "ctx_size": graph.ctx_size,
             "slots": graph.slots,
+            "not_applied": graph.not_applied,
         }
     if as_json:
         write_json(answer)
     else:
-        write(f"{name} is loaded: {graph.slots} sessions at once, {graph.ctx_size} tokens each")
+        less = ", fewer or smaller than usual for want of memory" if graph.not_applied else ""
+        write(
+            f"{name} is loaded: {graph.slots} sessions at once, {graph.ctx_size} tokens each{less}"
+        )
 
 
 def unload(
@@ -82,6 +98,26 @@ def unload(
         write_json({"unloaded": name})
     else:
         write(f"{name} is unloaded")
+
+
+def pin(name: Name, socket: SocketPath = None, as_json: JsonOutput = False) -> None:
+    """Let a model stay once it is loaded, whatever else needs memory."""
+    with client_of(socket) as client:
+        client.pin(name)
+    if as_json:
+        write_json({"pinned": name})
+    else:
+        write(f"{name} is pinned: once loaded it stays")
+
+
+def unpin(name: Name, socket: SocketPath = None, as_json: JsonOutput = False) -> None:
+    """Let a pinned model leave again."""
+    with client_of(socket) as client:
+        client.unpin(name)
+    if as_json:
+        write_json({"unpinned": name})
+    else:
+        write(f"{name} is not pinned any more")
 
 
 def rm(
@@ -145,5 +181,5 @@ def _same(one: str, other: Path) -> bool:
 
 def add_to(app: typer.Typer) -> None:
     """Add the commands."""
-    for command in (models, show, load, unload, rm):
+    for command in (models, show, load, unload, pin, unpin, rm):
         app.command()(command)

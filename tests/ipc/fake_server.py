@@ -299,7 +299,7 @@ ANSWERS: dict[str, Answer] = {
     ),
     **dict.fromkeys(
         ("fini_single", "finalize_execution_context", "close_execution_context", "unload",
-         "deinit_backend", "reset", "set_options", "unload_model", "drain"), _empty
+         "deinit_backend", "reset", "set_options", "unload_model", "pin", "unpin", "drain"), _empty
     ),
     **dict.fromkeys(("get_output", "get_output_single"), _get_output),
     "set_input": _set_input,

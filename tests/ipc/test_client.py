@@ -165,6 +165,8 @@ CALLS: list[tuple[str, tuple[Any, ...], dict[str, Any], dict[str, Any], Any]] = 
     ("models", (), {}, {}, [{"name": "fake"}]),
     ("show", ("m",), {}, {"name": "m"}, {"name": "fake"}),
     ("unload_model", ("m",), {"force": True}, {"name": "m", "force": True}, None),
+    ("pin", ("m",), {}, {"name": "m"}, None),
+    ("unpin", ("m",), {}, {"name": "m"}, None),
     ("sessions", (), {}, {}, [{"context": 12}]),
     ("queue", (), {}, {}, [{"id": 1}]),
     ("queue", (), {"everybody": True}, {"all": True}, [{"id": 1}]),

@@ -1,0 +1,177 @@
+"""Reckoning with memory: what is free, who must leave, what must shrink, what a refusal says.
+
+Pure functions: figures and texts of /proc in, decisions out. `room` asks them and acts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..backends import MemoryNeed, Shape
+from ..backends.errors import OutOfMemory
+
+__all__ = (
+    "Idle",
+    "available_bytes",
+    "cgroup_free_bytes",
+    "cgroup_of",
+    "refusal",
+    "smaller",
+    "spared_bytes",
+    "victims",
+)
+
+CTX_SIZE_MIN = 512
+BATCH_SIZE_MIN = 128
+SPARED_BYTES_MAX = 1 << 30
+HOLDERS_NAMED = 3
+IDLE_S_MIN = 0.001
+
+
+@dataclass(frozen=True, slots=True)
+class Idle:
+    """A loaded model that nobody uses and that may leave."""
+
+    name: str
+    need: int
+    """Bytes that come back when it leaves."""
+    load_s: float
+    """What loading it again takes."""
+    idle_s: float
+
+    @property
+    def worth(self) -> float:
+        """What its memory is worth: the time to load it again against the time it was idle."""
+        return self.load_s / max(self.idle_s, IDLE_S_MIN)
+
+
+def victims(idle: Iterable[Idle], missing: int) -> list[Idle] | None:
+    """Return who leaves so that *missing* bytes come back, the least worth first.
+
+    None where all of them together are not enough: then nobody is to leave.
+    """
+    chosen: list[Idle] = []
+    for candidate in sorted(idle, key=lambda i: (i.worth, i.name)):
+        if sum(c.need for c in chosen) >= missing:
+            break
+        chosen.append(candidate)
+    if sum(c.need for c in chosen) < missing:
+        return None
+    for candidate in reversed(chosen):  # a large one that came late may do without small ones
+        rest = [c for c in chosen if c is not candidate]
+        if sum(c.need for c in rest) >= missing:
+            chosen = rest
+    return chosen
+
+
+def smaller(shape: Shape, floor: Shape) -> Shape | None:
+    """Return the next smaller shape, not below *floor*; None: there is none.
+
+    Slots go first (others wait longer), then the context, then the rows of a step.
+    """
+    slots = max(floor.slots, shape.slots // 2)
+    if slots < shape.slots:
+        return Shape(slots, shape.ctx_size, shape.batch_size)
+    ctx_size = max(floor.ctx_size, shape.ctx_size // 2)
+    if ctx_size < shape.ctx_size:
+        return Shape(shape.slots, ctx_size, shape.batch_size)
+    batch_size = max(floor.batch_size, shape.batch_size // 2)
+    if batch_size < shape.batch_size:
+        return Shape(shape.slots, shape.ctx_size, batch_size)
+    return None
+
+
+def refusal(
+    name: str,
+    need: MemoryNeed,
+    shape: Shape,
+    floor: Shape,
+    *,
+    free: int,
+    holders: Sequence[tuple[str, int]],
+) -> OutOfMemory:
+    """Return the error for a model that needs *need* bytes in the smallest *shape* it may have.
+
+    *free* is what it could have had, idle models gone; *holders* keep the rest, with their bytes.
+    """
+    advice = []
+    if need.weights + need.process > free:
+        advice.append("use a smaller model or a smaller quantisation of it")
+    else:
+        if shape.ctx_size > CTX_SIZE_MIN and floor.ctx_size == shape.ctx_size:
+            advice.append(f"use a smaller ctx-size than {shape.ctx_size}")
+        if shape.slots > 1:
+            advice.append(f"use fewer slots than {shape.slots}")
+        if not advice:
+            advice.append("use a smaller model")
+    largest = sorted(holders, key=lambda h: -h[1])[:HOLDERS_NAMED]
+    advice += [f"unload {holder} ({_size(size)})" for holder, size in largest if size > 0]
+    return OutOfMemory(
+        f"{name!r} needs {_size(need.total)} of memory with {shape.slots} slots of"
+        f" {shape.ctx_size} tokens, and {_size(free)} are free",
+        hint=", or ".join(advice),
+        data={
+            "needed_bytes": need.total,
+            "free_bytes": max(0, free),
+            "total_bytes": max(0, free) + sum(size for _, size in holders),
+            "weights_bytes": need.weights,
+            "slots": shape.slots,
+            "ctx_size": shape.ctx_size,
+        },
+    )
+
+
+def _size(count: int) -> str:
+    size = max(0, count)
+    if size < 1 << 20:
+        return f"{size} bytes"
+    return f"{size / 1e9:.2f} GB" if size >= 10**9 else f"{size / 1e6:.1f} MB"
+
+
+# What the machine has.
+
+
+def spared_bytes(total: int) -> int:
+    """Return how much of *total* bytes is left to everybody else: a twentieth, at most 1 GiB."""
+    return min(total // 20, SPARED_BYTES_MAX)
+
+
+def available_bytes(meminfo: str) -> int:
+    """Return the available bytes of a text as /proc/meminfo has it, less what is spared."""
+    fields = dict(line.split(":", 1) for line in meminfo.splitlines() if ":" in line)
+    total, available = (int(fields[key].split()[0]) * 1024 for key in ("MemTotal", "MemAvailable"))
+    return available - spared_bytes(total)
+
+
+def cgroup_of(text: str) -> str:
+    """Return the path of the version 2 cgroup in a text as /proc/self/cgroup has it."""
+    paths = (line.removeprefix("0::") for line in text.splitlines() if line.startswith("0::"))
+    return next(paths, "/")
+
+
+def cgroup_free_bytes(root: Path, path: str) -> int | None:
+    """Return what the limits of a cgroup and those above it leave; None: there is no limit.
+
+    What the page cache holds counts as free, as in MemAvailable: it goes when it must.
+    """
+    folder, found = root / path.lstrip("/"), []
+    for place in (folder, *folder.parents):
+        if (free := _free_in(place)) is not None:
+            found.append(free)
+        if place == root:
+            break
+    return min(found, default=None)
+
+
+def _free_in(folder: Path) -> int | None:
+    try:
+        limit = int((folder / "memory.max").read_text())
+        used = int((folder / "memory.current").read_text())
+        lines = (folder / "memory.stat").read_text().splitlines()
+    except (OSError, ValueError):  # no limit ("max"), or no such controller here
+        return None
+    figures = dict(line.split(" ", 1) for line in lines if " " in line)
+    cache = sum(int(figures.get(key, "0")) for key in ("active_file", "inactive_file"))
+    return limit - (used - min(used, cache)) - spared_bytes(limit)

@@ -1,0 +1,47 @@
+"""The models directory: which files are models, and which files make up one.
+
+A model may be split into parts, `NAME-00001-of-00003.gguf` and so on: they are one model, `NAME`.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from ..backends.gguf_parts import PART, parts_of
+from .config_models import MODEL_NAME
+
+__all__ = ("files_in_use", "models_in", "size_bytes")
+
+
+def models_in(directory: Path) -> dict[str, Path]:
+    """Return the models in *directory* by name, each with its (first) file.
+
+    A split model is there if any part is: what is missing is said when it is loaded.
+    """
+    try:
+        files = sorted(directory.glob("*.gguf"))
+    except OSError:
+        return {}
+    found: dict[str, Path] = {}
+    for file in files:
+        part = PART.fullmatch(file.name)
+        name = part["stem"] if part else file.stem
+        if MODEL_NAME.fullmatch(name):
+            found.setdefault(name, parts_of(file)[0])
+    return found
+
+
+def files_in_use(file: Path | None) -> list[Path]:
+    """Return the files that make up the model of *file*."""
+    return parts_of(file) if file is not None else []
+
+
+def size_bytes(file: Path | None, fd: int) -> int:
+    """Return the bytes of a model's files, or of the descriptor *fd* if there is one."""
+    try:
+        if fd >= 0:
+            return os.fstat(fd).st_size
+        return sum(part.stat().st_size for part in files_in_use(file))
+    except OSError:
+        return 0

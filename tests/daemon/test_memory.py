@@ -1,0 +1,252 @@
+"""Reckoning with memory, without processes: who leaves, what shrinks, what is free."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from inferd.backends import MemoryNeed, Shape
+from inferd.backends.errors import InferdError, InvalidArgument, LoadFailed, OutOfMemory, Timeout
+from inferd.daemon.failures import FailedLoads
+from inferd.daemon.memory import (
+    Idle,
+    available_bytes,
+    cgroup_free_bytes,
+    cgroup_of,
+    refusal,
+    smaller,
+    spared_bytes,
+    victims,
+)
+from inferd.daemon.room import MachineMemory
+
+GIB = 1 << 30
+
+
+def idle(name: str, need: int, load_s: float = 1.0, idle_s: float = 10.0) -> Idle:
+    return Idle(name, need, load_s, idle_s)
+
+
+# Who leaves.
+
+
+def names(found: list[Idle] | None) -> list[str] | None:
+    return found if found is None else [i.name for i in found]
+
+
+def test_the_least_valuable_leaves_first() -> None:
+    quick, slow = idle("quick", 5, load_s=0.1), idle("slow", 5, load_s=9)
+    assert names(victims([slow, quick], 5)) == ["quick"]
+    lately, long_ago = idle("lately", 5, idle_s=1), idle("long-ago", 5, idle_s=1000)
+    assert names(victims([lately, long_ago], 3)) == ["long-ago"]
+
+
+def test_no_more_leave_than_must() -> None:
+    small, large = idle("small", 2, load_s=0.1), idle("large", 10)
+    assert names(victims([small, large], 8)) == ["large"]
+    assert names(victims([small, large], 12)) == ["small", "large"]
+    assert names(victims([small, large], 0)) == []
+
+
+def test_nobody_leaves_for_what_does_not_fit_all_the_same() -> None:
+    assert victims([idle("a", 5), idle("b", 5)], 11) is None
+    assert victims([], 1) is None
+
+
+def test_one_that_was_never_idle_is_worth_a_lot() -> None:
+    assert idle("a", 1, idle_s=0.0).worth > idle("b", 1, idle_s=0.1).worth
+
+
+# What shrinks.
+
+
+def test_slots_shrink_first_then_the_context_then_the_batch() -> None:
+    shape, floor = Shape(4, 4096, 512), Shape(1, 1024, 128)
+    steps = []
+    while (found := smaller(shape, floor)) is not None:
+        shape = found
+        steps.append(found)
+    assert steps == [
+        Shape(2, 4096, 512),
+        Shape(1, 4096, 512),
+        Shape(1, 2048, 512),
+        Shape(1, 1024, 512),
+        Shape(1, 1024, 256),
+        Shape(1, 1024, 128),
+    ]
+
+
+def test_what_was_asked_for_stays() -> None:
+    assert smaller(Shape(3, 2048, 64), Shape(3, 2048, 64)) is None
+    assert smaller(Shape(4, 4096, 512), Shape(4, 3000, 512)) == Shape(4, 3000, 512)
+    assert smaller(Shape(3, 512, 128), Shape(1, 512, 128)) == Shape(1, 512, 128)
+
+
+# What a refusal says.
+
+
+def test_a_refusal_has_both_numbers_and_says_what_helps() -> None:
+    need = MemoryNeed(weights=10**9, context=3 * 10**9)
+    shape = Shape(2, 8192, 512)
+    error = refusal("big", need, shape, shape, free=2 * 10**9, holders=[("a", 1), ("b", 10**9)])
+    assert "4.00 GB" in error.message and "2.00 GB are free" in error.message
+    assert "smaller ctx-size than 8192" in error.hint and "fewer slots than 2" in error.hint
+    assert "unload b (1.00 GB)" in error.hint
+    assert error.data["needed_bytes"] == 4 * 10**9 and error.data["free_bytes"] == 2 * 10**9
+    assert error.data["total_bytes"] == 3 * 10**9 + 1
+
+
+def test_where_the_weights_alone_do_not_fit_a_smaller_context_is_no_advice() -> None:
+    need, shape = MemoryNeed(weights=10**10), Shape(4, 8192, 512)
+    error = refusal("big", need, shape, shape, free=-5, holders=[])
+    assert "smaller model" in error.hint and "ctx-size" not in error.hint
+    assert error.data["free_bytes"] == 0
+
+
+# What is free.
+
+MEMINFO = "MemTotal:       16777216 kB\nMemFree:  1 kB\nMemAvailable:    8388608 kB\nHuge: 0\n"
+
+
+def test_a_twentieth_of_the_machine_is_spared() -> None:
+    assert available_bytes(MEMINFO) == 8 * GIB - 16 * GIB // 20
+    assert spared_bytes(100 * GIB) == GIB
+
+
+def test_the_cgroup_is_the_one_of_version_2() -> None:
+    assert cgroup_of("4:memory:/old\n0::/system.slice/inferd.service\n") == (
+        "/system.slice/inferd.service"
+    )
+    assert cgroup_of("4:memory:/old\n") == "/"
+
+
+def limit(folder: Path, most: str, used: int, cache: int = 0) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "memory.max").write_text(f"{most}\n")
+    (folder / "memory.current").write_text(f"{used}\n")
+    (folder / "memory.stat").write_text(f"anon 5\nactive_file {cache}\ninactive_file 0\n")
+
+
+def test_the_tightest_limit_on_the_path_holds(tmp_path: Path) -> None:
+    limit(tmp_path / "a" / "b", "max", 7)
+    limit(tmp_path / "a", str(4 * GIB), 3 * GIB)
+    assert cgroup_free_bytes(tmp_path, "/a/b") == GIB - 4 * GIB // 20
+    limit(tmp_path / "a" / "b", str(2 * GIB), 2 * GIB)
+    assert cgroup_free_bytes(tmp_path, "/a/b") == -(2 * GIB // 20)
+
+
+def test_the_page_cache_counts_as_free(tmp_path: Path) -> None:
+    limit(tmp_path, str(2 * GIB), 2 * GIB, cache=GIB)
+    assert cgroup_free_bytes(tmp_path, "/") == GIB - 2 * GIB // 20
+
+
+def test_without_limits_there_is_none(tmp_path: Path) -> None:
+    assert cgroup_free_bytes(tmp_path, "/a/b") is None
+    limit(tmp_path / "a", "max", 5)
+    assert cgroup_free_bytes(tmp_path, "/a") is None
+
+
+def test_the_machine_is_read_from_proc(tmp_path: Path) -> None:
+    (tmp_path / "meminfo").write_text(MEMINFO)
+    (tmp_path / "self").mkdir()
+    (tmp_path / "self" / "cgroup").write_text("0::/a\n")
+    (tmp_path / "7").mkdir()
+    (tmp_path / "7" / "statm").write_text("100 30 10 1 0 5 0\n")
+    machine = MachineMemory(tmp_path, tmp_path / "cgroups")
+    assert machine.free_bytes() == available_bytes(MEMINFO)
+    limit(tmp_path / "cgroups" / "a", str(GIB), 0)
+    assert machine.free_bytes() == GIB - GIB // 20
+    assert machine.anonymous_bytes(7) == 20 * 4096
+    assert machine.anonymous_bytes(8) == 0
+
+
+def test_this_machine_has_some_free() -> None:
+    machine = MachineMemory()
+    assert machine.free_bytes() != 0
+    assert machine.anonymous_bytes(1) >= 0
+
+
+# Failed loads.
+
+
+class Clock:
+    """Seconds that pass when they are told to."""
+
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+def refused(failed: FailedLoads, file: Path) -> InferdError | None:
+    try:
+        failed.check("m", [file])
+    except InferdError as exc:
+        return exc
+    return None
+
+
+def test_a_failed_load_is_remembered_for_its_time(tmp_path: Path, clock: Clock) -> None:
+    failed, file = FailedLoads(10.0, clock), tmp_path / "m.gguf"
+    failed.note("m", [file], LoadFailed("cannot open it", hint="look", data={"a": 1}))
+    clock.now += 4
+    error = refused(failed, file)
+    assert isinstance(error, LoadFailed) and error.hint == "look"
+    assert "cannot open it" in error.message and "4.0 s ago" in error.message
+    assert error.data == {"a": 1, "failed_s_ago": 4.0, "tried_again_in_s": 6.0}
+    clock.now += 6
+    assert refused(failed, file) is None
+
+
+def test_a_file_that_has_changed_is_tried_at_once(tmp_path: Path, clock: Clock) -> None:
+    failed, file = FailedLoads(10.0, clock), tmp_path / "m.gguf"
+    failed.note("m", [file], LoadFailed("missing"))
+    assert refused(failed, file) is not None
+    file.write_bytes(b"G")
+    assert refused(failed, file) is None
+    for change in (
+        lambda: file.write_bytes(b"GG"),
+        lambda: file.chmod(0o600),
+        lambda: (file.rename(tmp_path / "old"), file.write_bytes(b"GG")),
+        lambda: file.unlink(),
+    ):
+        failed.note("m", [file], LoadFailed("damaged"))
+        assert refused(failed, file) is not None
+        change()
+        assert refused(failed, file) is None
+
+
+@pytest.mark.parametrize(
+    ("error", "remembered"),
+    [
+        (LoadFailed("x"), True),
+        (InvalidArgument("x"), True),
+        (OutOfMemory("x", data={"needed_bytes": 5, "total_bytes": 4}), True),
+        (OutOfMemory("x", data={"needed_bytes": 5, "total_bytes": 5}), False),
+        (Timeout("x"), False),
+    ],
+)
+def test_only_what_lasts_is_remembered(
+    error: InferdError, remembered: bool, tmp_path: Path, clock: Clock
+) -> None:
+    failed = FailedLoads(10.0, clock)
+    failed.note("m", [tmp_path], error)
+    assert (refused(failed, tmp_path) is not None) == remembered
+
+
+def test_failures_are_bounded_and_can_be_switched_off(tmp_path: Path, clock: Clock) -> None:
+    failed = FailedLoads(10.0, clock)
+    for number in range(1500):
+        failed.note(f"m{number}", [], LoadFailed("x"))
+    failed.check("m0", [])
+    with pytest.raises(LoadFailed):
+        failed.check("m1499", [])
+    off = FailedLoads(0.0, clock)
+    off.note("m", [], LoadFailed("x"))
+    off.check("m", [])
