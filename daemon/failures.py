@@ -24,6 +24,7 @@ class _Failure(NamedTuple):
     error: InferdError
     at: float
     signature: Signature
+    asked: object
 
 
 class FailedLoads:
@@ -34,26 +35,28 @@ class FailedLoads:
         self._seconds = seconds
         self._failures: dict[str, _Failure] = {}
 
-    def note(self, name: str, files: list[Path], error: InferdError) -> None:
-        """Remember that the model *name* could not be loaded, if trying again would not help."""
+    def note(self, name: str, files: list[Path], asked: object, error: InferdError) -> None:
+        """Remember that the model *name* could not be loaded from *files* in the way that was
+        *asked* for, if trying again would not help.
+        """
         if not self._remember_s or not _lasts(error):
             return
         self._failures.pop(name, None)
         while len(self._failures) >= FAILURES_MAX:
             del self._failures[next(iter(self._failures))]
-        self._failures[name] = _Failure(error, self._seconds(), _signature(files))
+        self._failures[name] = _Failure(error, self._seconds(), _signature(files), asked)
 
     def forget(self, name: str) -> None:
         """Forget that *name* could not be loaded."""
         self._failures.pop(name, None)
 
-    def check(self, name: str, files: list[Path]) -> None:
-        """Raise the error of the last load again, if it is still to be expected.
+    def check(self, name: str, files: list[Path], asked: object) -> None:
+        """Raise the error of the last load again, if the same is still to be expected.
 
         :raises InferdError: the error, with the time that has passed and what is left of it.
         """
         failure = self._failures.get(name)
-        if failure is None:
+        if failure is None or failure.asked != asked:
             return
         passed_s = self._seconds() - failure.at
         if passed_s >= self._remember_s or _signature(files) != failure.signature:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from enum import StrEnum
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -109,7 +110,7 @@ class Model:
 
     def want(self, values: Mapping[str, Any]) -> None:
         """Note model-level values that a first load should have."""
-        if self.worker is None:
+        if self.worker is None or self.worker.leaving:
             self._wanted = {k: v for k, v in values.items() if k in ("ctx-size", "n-gpu-layers")}
         if values.get("keep-alive") is not None:
             self._keep_alive_s = values["keep-alive"]
@@ -313,10 +314,12 @@ class Registry:
         """
         if self.closing:
             raise ShuttingDown("the daemon is shutting down: no model is loaded any more")
-        self._failures.check(model.name, files_in_use(model.config.file))
+        spec = self._spec(model, wanted)
+        self._failures.check(model.name, *_conditions(model, spec))
         kv_dir = str(self.config.state_dir / KV_DIR) if self.config.kv_disk_bytes else ""
-        hang_s = self.config.worker_hang_s
-        worker = Worker(self._spec(model, wanted), self._on_frame, self._limits(), kv_dir, hang_s)
+        worker = Worker(
+            spec, self._on_frame, self._limits(), kv_dir, self.config.worker_hang_s
+        )
         worker.on_progress = model.progress
         worker.on_kv = partial(self._note_kv_file, worker)
         worker.on_orphans = partial(self._take_orphans, model)
@@ -358,7 +361,7 @@ class Registry:
             log.info("model.loaded", model=model.name, pid=worker.pid, seconds=took)
             return
         if worker.pid:  # without a process the file is not to blame
-            self._failures.note(model.name, files_in_use(model.config.file), error)
+            self._failures.note(model.name, *_conditions(model, worker.spec), error)
         log.error("model.failed", model=model.name, cause=error.message, seconds=took)
 
     def _forget(self, model: Model) -> None:
@@ -471,6 +474,11 @@ class Registry:
         async with anyio.create_task_group() as group:
             for model in self._models.values():
                 group.start_soon(model.unload)
+
+
+def _conditions(model: Model, spec: ModelSpec) -> tuple[list[Path], object]:
+    """Return what decides on how a load goes: the files, and what is asked for."""
+    return files_in_use(model.config.file), (spec, model.wanted_ctx_size)
 
 
 def _memory(need: MemoryNeed | None) -> dict[str, int] | None:

@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 
 from ...backends.errors import InvalidArgument
+from ...backends.gguf_parts import PART
 from ..config_models import check_model_name
 from .part import NOTE_NAME, Part, Progress, PullFailed
 from .sources import Source
@@ -92,7 +93,7 @@ def _publish(part: Part, target: Path, name: str) -> None:
 
 
 def files_of(name: str, models_dir: Path) -> list[Path]:
-    """Return the files that a pull of *name* made: the model, its notes, unfinished ones."""
+    """Return the files of the model *name*: itself or its parts, its notes, unfinished ones."""
     check_model_name(name)
     model = models_dir / f"{name}.gguf"
     prefix = f"{name}."
@@ -102,9 +103,15 @@ def files_of(name: str, models_dir: Path) -> list[Path]:
             for path in sorted(models_dir.iterdir())
             if path.name.startswith(prefix) and NOTE_NAME.fullmatch(path.name[len(prefix) :])
         ]
+        parts = [path for path in sorted(models_dir.iterdir()) if _is_part(path, name)]
         unfinished = [model.with_name(f"{model.name}{end}") for end in (".part", ".part.json")]
-        return [path for path in (model, *beside, *unfinished) if path.is_file()]
+        return [path for path in (model, *parts, *beside, *unfinished) if path.is_file()]
     return []
+
+
+def _is_part(path: Path, name: str) -> bool:
+    part = PART.fullmatch(path.name)
+    return part is not None and part["stem"] == name
 
 
 def _refuse_taken(target: Path, force: bool) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
+import psutil
 import pytest
 
-from inferd.backends import MemoryNeed, Shape
+from inferd.backends import MemoryNeed, ModelSpec, Shape, reckon_model
 from inferd.backends.errors import InferdError, InvalidArgument, LoadFailed, OutOfMemory, Timeout
 from inferd.daemon.failures import FailedLoads
 from inferd.daemon.memory import (
@@ -20,6 +22,7 @@ from inferd.daemon.memory import (
     victims,
 )
 from inferd.daemon.room import MachineMemory
+from tests.sparse_gguf import TOKEN_BYTES, write_sparse
 
 GIB = 1 << 30
 
@@ -81,6 +84,24 @@ def test_what_was_asked_for_stays() -> None:
     assert smaller(Shape(3, 2048, 64), Shape(3, 2048, 64)) is None
     assert smaller(Shape(4, 4096, 512), Shape(4, 3000, 512)) == Shape(4, 3000, 512)
     assert smaller(Shape(3, 512, 128), Shape(1, 512, 128)) == Shape(1, 512, 128)
+
+
+def test_a_model_of_14_billion_parameters_is_fitted_into_11_gb_before_it_is_loaded(
+    tmp_path: Path,
+) -> None:
+    path = write_sparse(tmp_path / "large.gguf")
+    spec = ModelSpec(name="large", path=str(path))
+    with contextlib.closing(reckon_model(spec)) as reckoning:
+        shape: Shape | None = reckoning.shape
+        needs = []
+        while shape is not None and reckoning.need(shape).total > 11 * 10**9:
+            needs.append(reckoning.need(shape).total)
+            shape = smaller(shape, Shape(1, 512, 128))
+        assert shape == Shape(2, 4096, 512)
+        needs.append(reckoning.need(shape).total)
+    whole, fitted = needs
+    assert whole - fitted > 2 * 4096 * TOKEN_BYTES
+    assert psutil.Process().memory_info().rss < 10**9
 
 
 # What a refusal says.
@@ -169,6 +190,8 @@ def test_this_machine_has_some_free() -> None:
 
 # Failed loads.
 
+ASKED = ("ctx-size", 512)
+
 
 class Clock:
     """Seconds that pass when they are told to."""
@@ -186,7 +209,7 @@ def clock() -> Clock:
 
 def refused(failed: FailedLoads, file: Path) -> InferdError | None:
     try:
-        failed.check("m", [file])
+        failed.check("m", [file], ASKED)
     except InferdError as exc:
         return exc
     return None
@@ -194,7 +217,7 @@ def refused(failed: FailedLoads, file: Path) -> InferdError | None:
 
 def test_a_failed_load_is_remembered_for_its_time(tmp_path: Path, clock: Clock) -> None:
     failed, file = FailedLoads(10.0, clock), tmp_path / "m.gguf"
-    failed.note("m", [file], LoadFailed("cannot open it", hint="look", data={"a": 1}))
+    failed.note("m", [file], ASKED, LoadFailed("cannot open it", hint="look", data={"a": 1}))
     clock.now += 4
     error = refused(failed, file)
     assert isinstance(error, LoadFailed) and error.hint == "look"
@@ -204,9 +227,16 @@ def test_a_failed_load_is_remembered_for_its_time(tmp_path: Path, clock: Clock) 
     assert refused(failed, file) is None
 
 
+def test_another_way_of_loading_is_tried_at_once(tmp_path: Path, clock: Clock) -> None:
+    failed, file = FailedLoads(10.0, clock), tmp_path / "m.gguf"
+    failed.note("m", [file], ASKED, LoadFailed("too large"))
+    failed.check("m", [file], ("ctx-size", 256))
+    assert refused(failed, file) is not None
+
+
 def test_a_file_that_has_changed_is_tried_at_once(tmp_path: Path, clock: Clock) -> None:
     failed, file = FailedLoads(10.0, clock), tmp_path / "m.gguf"
-    failed.note("m", [file], LoadFailed("missing"))
+    failed.note("m", [file], ASKED, LoadFailed("missing"))
     assert refused(failed, file) is not None
     file.write_bytes(b"G")
     assert refused(failed, file) is None
@@ -216,7 +246,7 @@ def test_a_file_that_has_changed_is_tried_at_once(tmp_path: Path, clock: Clock) 
         lambda: (file.rename(tmp_path / "old"), file.write_bytes(b"GG")),
         lambda: file.unlink(),
     ):
-        failed.note("m", [file], LoadFailed("damaged"))
+        failed.note("m", [file], ASKED, LoadFailed("damaged"))
         assert refused(failed, file) is not None
         change()
         assert refused(failed, file) is None
@@ -236,17 +266,17 @@ def test_only_what_lasts_is_remembered(
     error: InferdError, remembered: bool, tmp_path: Path, clock: Clock
 ) -> None:
     failed = FailedLoads(10.0, clock)
-    failed.note("m", [tmp_path], error)
+    failed.note("m", [tmp_path], ASKED, error)
     assert (refused(failed, tmp_path) is not None) == remembered
 
 
 def test_failures_are_bounded_and_can_be_switched_off(tmp_path: Path, clock: Clock) -> None:
     failed = FailedLoads(10.0, clock)
     for number in range(1500):
-        failed.note(f"m{number}", [], LoadFailed("x"))
-    failed.check("m0", [])
+        failed.note(f"m{number}", [], ASKED, LoadFailed("x"))
+    failed.check("m0", [], ASKED)
     with pytest.raises(LoadFailed):
-        failed.check("m1499", [])
+        failed.check("m1499", [], ASKED)
     off = FailedLoads(0.0, clock)
-    off.note("m", [], LoadFailed("x"))
-    off.check("m", [])
+    off.note("m", [], ASKED, LoadFailed("x"))
+    off.check("m", [], ASKED)

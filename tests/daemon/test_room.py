@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,6 +25,7 @@ from inferd.daemon.config import Config
 from inferd.daemon.core import Daemon
 from inferd.ipc.messages import NameParams
 from inferd.testing import RunningDaemon, running_daemon
+from tests.models import gemma3, smollm2
 from tests.raw import RawClient
 from tests.sparse_gguf import WEIGHT_BYTES_MIN, write_sparse
 from tests.tiny_gguf import write_split, write_tiny
@@ -204,6 +206,23 @@ def test_a_load_that_waits_for_memory_holds_up_neither_turns_nor_a_load_that_fit
             client.result(turn)
 
 
+def test_without_a_budget_no_more_is_promised_than_the_machine_has() -> None:
+    """Each needs three fifths of what is free now and takes nothing of it."""
+    token_bytes = psutil.virtual_memory().available * 3 // 5 // 1024
+    keys = {"ctx-size": 1024, "slots": 1}
+    models = [echo(name, 0, token_bytes=token_bytes, **keys) for name in ("a", "b")]
+    with daemon_with(*models, memory_bytes=0) as daemon, RawClient(daemon.socket) as client:
+        graph = load(client, "a")["graph"]
+        with pytest.raises(OutOfMemory) as caught:
+            load(client, "b")
+        assert caught.value.data["needed_bytes"] == token_bytes * 1024
+        assert caught.value.data["free_bytes"] < token_bytes * 1024
+        client.call("unload", graph=graph, keep=True)
+
+        assert load(client, "b")["model"] == "b"
+        assert states(client)["a"] == "cold"
+
+
 # Fitting.
 
 
@@ -239,6 +258,17 @@ def test_a_context_that_was_asked_for_is_not_made_smaller(
 
         assert caught.value.data["needed_bytes"] == 4096
         assert "smaller ctx-size than 4096" in caught.value.hint
+
+
+def test_what_was_refused_for_a_large_context_is_loaded_with_a_small_one_at_once() -> None:
+    with (
+        daemon_with(echo("a", 0, token_bytes=1), memory_bytes=3000) as daemon,
+        RawClient(daemon.socket) as client,
+    ):
+        for _ in range(2):
+            with pytest.raises(OutOfMemory):
+                load(client, "a", '{"ctx-size": 10000}')
+        assert load(client, "a", '{"ctx-size": 1000}')["ctx_size"] == 1000
 
 
 def test_a_smaller_context_that_was_asked_for_is_the_least_it_gets() -> None:
@@ -409,3 +439,47 @@ def test_a_model_larger_than_the_memory_is_refused_before_anything_is_allocated(
             load(client, "large")
         assert time.monotonic() - started < 0.1
         assert all(p.memory_info().rss < 200e6 for p in children())
+
+
+def test_a_split_model_is_removed_whole(tmp_path: Path) -> None:
+    parts = write_split(tmp_path, "split")
+    write_split(tmp_path, "split-other")
+    done = inferd(
+        "rm", "split", "--yes", "--models-dir", str(tmp_path), socket=str(tmp_path / "no")
+    )
+    assert done.exit_code == 0
+    assert not [part for part in parts if part.exists()]
+    assert len(list(tmp_path.glob("split-other-*"))) == 3
+
+
+REAL = f"""
+[daemon]
+memory-bytes = 700_000_000
+kv-ram-bytes = 1
+[models.smollm2]
+file = "{smollm2()}"
+[models.gemma3]
+file = "{gemma3()}"
+"""
+
+
+def settled(name: str, client: RawClient) -> tuple[int, int]:
+    """Compute a full batch on a model; return what it was told to take, and what it has."""
+    context = client.context(name)
+    client.set_input(context, b"one two three four five six seven " * 90)
+    client.call("compute", context=context, timeout_s=60)
+    found = model(client, name)
+    return found["memory"]["total"], psutil.Process(found["pid"]).memory_info().rss
+
+
+@pytest.mark.model
+@pytest.mark.timeout(240)
+def test_a_real_model_leaves_for_another_and_each_takes_what_was_told() -> None:
+    """700 MB are enough for either, and not for both."""
+    with running_daemon(REAL + "[defaults]\nn-predict = 1\n") as daemon:
+        for name, others in (("smollm2", "gemma3"), ("gemma3", "smollm2")):
+            with RawClient(daemon.socket, timeout_s=100) as client:
+                told, resident = settled(name, client)
+                sys.stderr.write(f"{name}: told {told / 1e6:.1f}, has {resident / 1e6:.1f} MB\n")
+                assert told == pytest.approx(resident, rel=0.05)
+                assert model(client, others)["state"] == "cold"
