@@ -197,7 +197,7 @@ class Room:
     def _refuse(self, load: _Load, free: int) -> None:
         self._end(load.worker)
         holders = [
-            (model.name, self._claims[model.worker].need.total)
+            (_told_name(model), self._claims[model.worker].need.total)
             for model in self._models()
             if model.worker in self._claims and not model.evictable and model.worker is not None
         ]
@@ -214,6 +214,11 @@ class Room:
     def _stop_waiting(self, worker: Worker) -> None:
         if worker in self._waiting:
             self._waiting.remove(worker)
+
+
+def _told_name(model: Model) -> str:
+    """Return what anybody may hear of a model: descriptors' models are their user's alone."""
+    return model.name if model.uid is None else "what another descriptor loaded"
 
 
 def floor_of(model: Model, report: m.Reckoned) -> Shape:
