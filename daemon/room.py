@@ -133,8 +133,6 @@ class Room:
         room = free + self._coming() - ahead
         if need <= min(free, room):
             self._grant(load)
-        elif need <= room:
-            self._wait(load)
         elif (leaving := victims(self._idle(), need - room)) is not None:
             self._wait(load)
             self._evict([i.name for i in leaving], load.model.name)

@@ -9,12 +9,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import gguf
+import numpy as np
 import pytest
 
 from inferd.backends import Chunk, Model, ModelSpec, load_model
 from inferd.backends.errors import Cancelled, InvalidArgument, LoadFailed, UnsupportedOperation
 from tests.models import gemma3, smollm2
-from tests.tiny_gguf import VOCAB_SIZE, write_tiny
+from tests.tiny_gguf import VOCAB_SIZE, write_split, write_tiny
 
 
 def load(path: Path | str, **fields: Any) -> Model:
@@ -135,6 +137,74 @@ def test_an_architecture_that_nobody_knows(tmp_path: Path) -> None:
 def test_an_encoder(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedOperation, match="makes embeddings"):
         load(write_tiny("bert", tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("architecture", "kind", "words"),
+    [("clip", "mmproj", "a projector"), ("clip", "", "a projector"), ("llama", "adapter", "LoRA")],
+)
+def test_what_is_no_model_by_itself(
+    tmp_path: Path, architecture: str, kind: str, words: str
+) -> None:
+    writer = gguf.GGUFWriter(tmp_path / "half.gguf", architecture)
+    if kind:
+        writer.add_type(kind)
+    writer.add_tensor("v.weight", np.ones(32, np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with pytest.raises(UnsupportedOperation, match=words) as caught:
+        load(tmp_path / "half.gguf")
+    assert "'half.gguf'" in caught.value.message
+
+
+# Split models.
+
+
+def test_a_split_model_is_the_whole_one(tmp_path: Path, tiny: Path) -> None:
+    whole = load(tiny)
+    parts = write_split(tmp_path)
+    for part in parts:
+        model = load(part)
+        assert model.info.parameters == whole.info.parameters
+        assert model.info.vocab_hash == whole.info.vocab_hash
+        model.close()
+    whole.close()
+
+
+def test_a_split_model_has_another_fingerprint_when_any_part_is_another(tmp_path: Path) -> None:
+    parts = write_split(tmp_path)
+    before = load(parts[0])
+    data = bytearray(parts[2].read_bytes())
+    data[-1] ^= 1
+    parts[2].write_bytes(data)
+    after = load(parts[0])
+    assert before.info.fingerprint != after.info.fingerprint
+    before.close()
+    after.close()
+
+
+@pytest.mark.parametrize("missing", [0, 1, 2])
+def test_a_missing_part(tmp_path: Path, missing: int) -> None:
+    parts = write_split(tmp_path)
+    parts[missing].unlink()
+    with pytest.raises(LoadFailed) as caught:
+        load(parts[0])
+    assert parts[missing].name in caught.value.message
+
+
+def test_a_part_that_is_cut_off(tmp_path: Path) -> None:
+    parts = write_split(tmp_path)
+    parts[1].write_bytes(parts[1].read_bytes()[:-100])
+    with pytest.raises(LoadFailed, match="cut off") as caught:
+        load(parts[0])
+    assert parts[1].name in caught.value.message
+
+
+def test_a_part_under_another_name(tmp_path: Path) -> None:
+    part = write_split(tmp_path)[0].rename(tmp_path / "renamed.gguf")
+    assert "one of 3 parts" in refusal(part).message
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,91 @@
+"""The first words between daemon and worker: nothing is loaded before both agree on its shape."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import msgspec
+import pytest
+
+from inferd.backends import MemoryNeed, ModelSpec, Shape
+from inferd.scheduler import messages as m
+from inferd.scheduler.link import pack_frame
+
+SPEC = ModelSpec(name="e", backend="echo", slots=2, options={"weight_bytes": 9, "token_bytes": 2})
+
+
+class Daemon:
+    """The daemon's end of the line."""
+
+    def __init__(self, sock: socket.socket):
+        sock.settimeout(20)
+        self._sock = sock
+        self._decoder = msgspec.msgpack.Decoder(list[m.Report])
+        self._reports: list[m.Report] = []
+
+    def send(self, *commands: m.Command) -> None:
+        self._sock.sendall(pack_frame(commands))
+
+    def report(self) -> m.Report:
+        while not self._reports:
+            size = int.from_bytes(self._exactly(4), "little")
+            self._reports = self._decoder.decode(self._exactly(size))
+        return self._reports.pop(0)
+
+    def _exactly(self, size: int) -> bytes:
+        data = self._sock.recv(size, socket.MSG_WAITALL)
+        assert len(data) == size
+        return data
+
+
+@pytest.fixture
+def daemon() -> Iterator[Daemon]:
+    """A worker process, and its daemon; the worker must have ended by itself at the test's end."""
+    ours, theirs = socket.socketpair()
+    arguments = [str(theirs.fileno()), str(os.getpid())]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "inferd.scheduler.worker", *arguments],
+        stdin=subprocess.DEVNULL,
+        pass_fds=(theirs.fileno(),),
+    )
+    theirs.close()
+    with ours:
+        try:
+            yield Daemon(ours)
+            assert process.wait(20) == 0
+        finally:
+            process.kill()
+            process.wait()
+
+
+def test_a_model_is_loaded_in_the_shape_that_was_reckoned_last(daemon: Daemon) -> None:
+    daemon.send(m.Load(SPEC, {}))
+    assert daemon.report() == m.Reckoned(
+        Shape(2, 4096, 512), MemoryNeed(weights=9, context=2 * 2 * 4096)
+    )
+    small = Shape(1, 100, 16)
+    daemon.send(m.Reckon(small))
+    assert daemon.report() == m.Reckoned(small, MemoryNeed(weights=9, context=200))
+    daemon.send(m.Proceed())
+    assert daemon.report() == m.Progress(1.0)
+    loaded = daemon.report()
+    assert isinstance(loaded, m.Loaded)
+    assert (loaded.info.slots, loaded.info.ctx_size, loaded.info.batch_size) == (1, 100, 16)
+    daemon.send(m.Quit())
+
+
+def test_a_load_that_is_given_up_is_over_and_not_lost_among_other_commands(daemon: Daemon) -> None:
+    daemon.send(m.Load(SPEC, {}), m.Quit())
+    assert isinstance(daemon.report(), m.Reckoned)
+    failed = daemon.report()
+    assert isinstance(failed, m.LoadFailed) and failed.error["name"] == "Cancelled"
+
+
+def test_what_cannot_be_loaded_is_told_without_a_reckoning(daemon: Daemon) -> None:
+    daemon.send(m.Load(ModelSpec(name="m", path="/nowhere.gguf"), {}))
+    failed = daemon.report()
+    assert isinstance(failed, m.LoadFailed) and failed.error["name"] == "LoadFailed"
