@@ -317,9 +317,7 @@ class Registry:
         spec = self._spec(model, wanted)
         self._failures.check(model.name, *_conditions(model, spec))
         kv_dir = str(self.config.state_dir / KV_DIR) if self.config.kv_disk_bytes else ""
-        worker = Worker(
-            spec, self._on_frame, self._limits(), kv_dir, self.config.worker_hang_s
-        )
+        worker = Worker(spec, self._on_frame, self._limits(), kv_dir, self.config.worker_hang_s)
         worker.on_progress = model.progress
         worker.on_kv = partial(self._note_kv_file, worker)
         worker.on_orphans = partial(self._take_orphans, model)

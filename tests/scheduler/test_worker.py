@@ -14,6 +14,7 @@ import pytest
 from inferd.backends import MemoryNeed, ModelSpec, Shape
 from inferd.scheduler import messages as m
 from inferd.scheduler.link import pack_frame
+from inferd.scheduler.recorder import make_record
 
 SPEC = ModelSpec(name="e", backend="echo", slots=2, options={"weight_bytes": 9, "token_bytes": 2})
 
@@ -46,13 +47,15 @@ class Daemon:
 def daemon() -> Iterator[Daemon]:
     """A worker process, and its daemon; the worker must have ended by itself at the test's end."""
     ours, theirs = socket.socketpair()
-    arguments = [str(theirs.fileno()), str(os.getpid())]
+    record = make_record()
+    arguments = [str(theirs.fileno()), str(os.getpid()), str(record)]
     process = subprocess.Popen(
         [sys.executable, "-m", "inferd.scheduler.worker", *arguments],
         stdin=subprocess.DEVNULL,
-        pass_fds=(theirs.fileno(),),
+        pass_fds=(theirs.fileno(), record),
     )
     theirs.close()
+    os.close(record)
     with ours:
         try:
             yield Daemon(ours)
