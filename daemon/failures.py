@@ -75,9 +75,11 @@ class FailedLoads:
 
 
 def _lasts(error: InferdError) -> bool:
-    """Tell whether the same load would fail again; memory may be free the next moment, but not
-    more than there is.
+    """Tell whether the same load would fail again: memory may be free the next moment, but not more
+    than there is, and a process may die of what has nothing to do with the file.
     """
+    if error.data.get("cause") == "died":
+        return False
     if isinstance(error, OutOfMemory):
         return int(error.data.get("needed_bytes", 0)) > int(error.data.get("total_bytes", 0))
     return isinstance(error, _LASTING)

@@ -289,7 +289,8 @@ class Worker:
             with theirs:
                 process = await self._spawn(theirs)
             ours.setblocking(False)
-            self._send_load(ours)
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                self._send_load(ours)  # a process that has died by now is found out below
             await self._talk(ours)
         except BrokenPipeError:
             log.warning("worker.died_at_once", model=self.spec.name, pid=self.pid)

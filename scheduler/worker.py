@@ -118,6 +118,8 @@ def _agree(link: SocketLink, commands: _Commands, spec: ModelSpec) -> ModelSpec:
 
     :raises Cancelled: it is not to be loaded.
     """
+    if commands.quits():
+        raise _cancelled(spec)
     with contextlib.closing(reckon_model(spec)) as reckoning:
         shape = reckoning.shape
         while True:
@@ -128,7 +130,11 @@ def _agree(link: SocketLink, commands: _Commands, spec: ModelSpec) -> ModelSpec:
                 case m.Proceed():
                     return shape.of(spec)
                 case _:
-                    raise Cancelled(f"the load of {spec.name!r} was cancelled")
+                    raise _cancelled(spec)
+
+
+def _cancelled(spec: ModelSpec) -> Cancelled:
+    return Cancelled(f"the load of {spec.name!r} was cancelled")
 
 
 def _files(kv_dir: str, model: Model) -> KvFiles | None:

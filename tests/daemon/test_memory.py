@@ -257,6 +257,7 @@ def test_a_file_that_has_changed_is_tried_at_once(tmp_path: Path, clock: Clock) 
     ("error", "remembered"),
     [
         (LoadFailed("x"), True),
+        (LoadFailed("x", data={"cause": "died"}), False),
         (InvalidArgument("x"), True),
         (OutOfMemory("x", data={"needed_bytes": 5, "total_bytes": 4}), True),
         (OutOfMemory("x", data={"needed_bytes": 5, "total_bytes": 5}), False),

@@ -83,7 +83,14 @@ def test_a_model_is_loaded_in_the_shape_that_was_reckoned_last(daemon: Daemon) -
 
 def test_a_load_that_is_given_up_is_over_and_not_lost_among_other_commands(daemon: Daemon) -> None:
     daemon.send(m.Load(SPEC, {}), m.Quit())
+    failed = daemon.report()
+    assert isinstance(failed, m.LoadFailed) and failed.error["name"] == "Cancelled"
+
+
+def test_a_load_can_be_given_up_after_its_reckoning(daemon: Daemon) -> None:
+    daemon.send(m.Load(SPEC, {}))
     assert isinstance(daemon.report(), m.Reckoned)
+    daemon.send(m.Quit())
     failed = daemon.report()
     assert isinstance(failed, m.LoadFailed) and failed.error["name"] == "Cancelled"
 
