@@ -289,8 +289,7 @@ class Worker:
             with theirs:
                 process = await self._spawn(theirs)
             ours.setblocking(False)
-            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-                self._send_load(ours)  # a process that has died by now is found out below
+            self._send_load(ours)
             await self._talk(ours)
         except BrokenPipeError:
             log.warning("worker.died_at_once", model=self.spec.name, pid=self.pid)

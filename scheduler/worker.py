@@ -122,14 +122,15 @@ def _agree(link: SocketLink, commands: _Commands, spec: ModelSpec) -> ModelSpec:
         raise _cancelled(spec)
     with contextlib.closing(reckon_model(spec)) as reckoning:
         shape = reckoning.shape
+        link.send([m.Reckoned(shape, reckoning.need(shape))])
         while True:
-            link.send([m.Reckoned(shape, reckoning.need(shape))])
             match commands.next():
                 case m.Reckon(other):
                     shape = other
+                    link.send([m.Reckoned(shape, reckoning.need(shape))])
                 case m.Proceed():
                     return shape.of(spec)
-                case _:
+                case m.Quit():
                     raise _cancelled(spec)
 
 
