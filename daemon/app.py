@@ -87,6 +87,8 @@ async def _main(config: Config, instance: int, listener: socket.socket) -> int:
                 services.start_soon(daemon.registry.unload_idle)
                 await daemon.registry.kv_index.load()
                 services.start_soon(daemon.registry.kv_index.run)
+                await daemon.restore()
+                services.start_soon(daemon.journal.run)
                 gc.collect()
                 gc.freeze()  # what is there now stays, and need not be looked through again
                 await services.start(daemon.server.serve, listener)
@@ -113,7 +115,9 @@ async def _stop(daemon: Daemon) -> None:
     error = ShuttingDown("the daemon is shutting down")
     for connection in tuple(daemon.server.connections):
         connection.send([Kind.GOODBYE, error.to_wire()])
+    daemon.sessions.sleep_all()
     await daemon.registry.close()
+    await daemon.journal.close()
 
 
 @contextlib.asynccontextmanager

@@ -90,6 +90,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens_waiting_max: int = 4_000_000
     prompt_tokens_waiting_owner_max: int = 2_000_000
     dormant_max: int = 1000
+    dormant_days_max: float = 7.0
+    dormant_bytes_max: int = 256 << 20
     kv_disk_bytes: int = 8 << 30
     kv_ram_bytes: int
     kv_share: str = "owner"
@@ -145,6 +147,8 @@ SETTINGS: dict[str, Setting] = {
         int, "prompt tokens of the tasks waiting for one user", 1, 1_000_000_000
     ),
     "dormant-max": Setting(int, "sessions that sleep under their id", 0, 1_000_000),
+    "dormant-days-max": Setting(float, "a session that sleeps this long is forgotten", 0, 3650),
+    "dormant-bytes-max": Setting(int, "histories of the sessions that sleep", 0, BYTES_MAX),
     "kv-disk-bytes": Setting(
         int, "KV states on disk, of all models and users; 0: none", 0, BYTES_MAX
     ),

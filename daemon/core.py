@@ -15,7 +15,14 @@ import anyio.abc
 import structlog
 
 from .. import __version__
-from ..backends.errors import InferdError, InvalidArgument, PermissionDenied, ShuttingDown
+from ..backends.errors import (
+    InferdError,
+    InvalidArgument,
+    ModelNotFound,
+    PermissionDenied,
+    SessionExpired,
+    ShuttingDown,
+)
 from ..ipc.frames import FRAME_BYTES_MAX, NESTING_MAX
 from ..ipc.messages import (
     CREDIT_DEFAULT,
@@ -27,14 +34,16 @@ from ..ipc.messages import (
     ServerHello,
 )
 from ..ipc.server import Connection, Request, Server
-from ..sessions import Ledger, Session, SessionManager
+from ..sessions import DAY_S, Journal, Ledger, ModelSource, Port, Session, SessionManager, Stored
 from .config import Config
-from .registry import Lease, Registry
+from .registry import Lease, ModelState, Registry
 
 __all__ = ("CallTable", "Daemon", "Graph")
 
 log = structlog.get_logger()
 CallTable = dict[str, Callable[["Daemon", Request], Awaitable[Any]]]
+JOURNAL_FILE = "sessions.db"
+"""The journal, below the state directory."""
 GRAPHS_MAX = 1000
 """Graphs of one connection."""
 
@@ -47,6 +56,26 @@ class Graph:
         self.options: dict[str, Any] = {}
         self.not_applied: dict[str, Any] = {}
         self.ignored: list[str] = []
+
+
+class _Unleased:
+    """The model of a session in the journal, which nobody has opened yet: a `ModelSource`."""
+
+    def __init__(self, registry: Registry, name: str, uid: int):
+        self._registry, self.name, self._uid = registry, name, uid
+
+    @property
+    def loaded(self) -> Port | None:
+        """The model's worker, if another one has loaded it."""
+        try:
+            model = self._registry.get(self.name, self._uid)
+        except ModelNotFound:
+            return None
+        return model.worker if model.state is ModelState.READY else None
+
+    async def ready(self) -> Port:
+        """Refuse: a dormant session computes nothing."""
+        raise SessionExpired(f"nobody holds the model {self.name!r}")
 
 
 class Daemon:
@@ -69,13 +98,17 @@ class Daemon:
             prompt_tokens_owner_max=config.prompt_tokens_waiting_owner_max,
         )
         self.registry = Registry(config, group, self.flush)
+        self.journal = Journal(config.state_dir / JOURNAL_FILE)
         self.sessions = SessionManager(
             self.ledger,
             self.new_handle,
             sessions_max=config.sessions_max,
             idle_timeout_s=config.idle_timeout_ms / 1000,
             dormant_max=config.dormant_max,
+            dormant_s_max=config.dormant_days_max * DAY_S,
+            dormant_bytes_max=config.dormant_bytes_max,
             forget_files=self.registry.forget_files,
+            journal=self.journal,
         )
         self.server = Server(
             self, connections_max=config.connections_max, requests_max=REQUESTS_MAX
@@ -190,7 +223,21 @@ class Daemon:
         if request.connection.peer.uid not in (0, os.getuid()):
             raise PermissionDenied(f"user {request.connection.peer.uid} may not {what}")
 
-    # The end.
+    # Beginning and end.
+
+    async def restore(self) -> None:
+        """Let the sessions of earlier daemons sleep under their ids."""
+        began = time.monotonic()
+        self.sessions.restore(await self.journal.open(), self._unleased)
+        log.info(
+            "sessions.restored",
+            sessions=self.sessions.dormant,
+            bytes=self.sessions.dormant_bytes,
+            seconds=round(time.monotonic() - began, 3),
+        )
+
+    def _unleased(self, stored: Stored) -> ModelSource:
+        return _Unleased(self.registry, stored.facts.model, stored.owner)
 
     async def drain(self, grace_s: float) -> None:
         """Finish what runs, refuse what waits, for at most *grace_s*."""

@@ -1,4 +1,4 @@
-"""Deleting what is left of sessions: their KV states, in the worker's memory and on disk."""
+"""Deleting what is left of sessions: in the journal, and KV states in memory and on disk."""
 
 from __future__ import annotations
 
@@ -10,26 +10,27 @@ import structlog
 from ..backends.errors import BackendError, WorkerCrashed
 from .session import Session
 
-__all__ = ("ForgetFiles", "Forgetting", "no_files")
+__all__ = ("Forget", "Forgetting", "nothing")
 
 log = structlog.get_logger()
 
-ForgetFiles = Callable[[int, str], Awaitable[None]]
+Forget = Callable[[int, str], Awaitable[None]]
 
 
-async def no_files(owner: int, name: str) -> None:
-    """Forget nothing: no file is kept."""
+async def nothing(owner: int, name: str) -> None:
+    """Forget nothing: none is kept."""
 
 
 class Forgetting:
     """Sessions that are being forgotten. Owned by the manager, on the daemon's event loop.
 
-    *files* deletes what lies on disk of a session, by its owner and `Session.name`. Until all is
-    deleted the session's id cannot be opened: a new session would lose its states, too.
+    *files* deletes the KV files of a session, by its owner and `Session.name`, *rows* what the
+    journal has of it, by its id. Until all is deleted the session's id cannot be opened: a new
+    session would lose its states, too.
     """
 
-    def __init__(self, files: ForgetFiles = no_files) -> None:
-        self.files = files
+    def __init__(self, files: Forget = nothing, rows: Forget = nothing) -> None:
+        self.files, self._rows = files, rows
         self._left: dict[Session, None] = {}
 
     def under_way(self, owner: int, session_id: str) -> bool:
@@ -55,15 +56,25 @@ class Forgetting:
         self._left.pop(session, None)
 
     async def states(self, session: Session) -> None:
-        """Delete the KV states of a session, wherever they lie.
+        """Delete what is written of a session, and its KV states wherever they lie.
 
-        :raises BackendError: a file of it cannot be deleted.
+        :raises BackendError: something of it cannot be deleted.
         """
+        if session.session_id is not None:
+            await self._rows(session.owner, session.session_id)
         port = session.model.loaded
         if port is not None:
             with suppress(WorkerCrashed):  # what it held is gone with it
                 await port.forget(session.owner, session.name)
         await self.files(session.owner, session.name)
+
+    async def by_id(self, owner: int, session_id: str) -> None:
+        """Delete what lies on disk under an id that no session has.
+
+        :raises BackendError: something of it cannot be deleted.
+        """
+        await self._rows(owner, session_id)
+        await self.files(owner, f"id:{session_id}")
 
     async def drain(self) -> None:
         """Forget the sessions that were left; what cannot be deleted is logged."""

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, Protocol
 
 from ..backends.errors import InvalidArgument
+from ..scheduler.messages import pack_tokens, unpack_tokens
+from .entries import Begin, PastEntry, Replay, Stored, decode_past, encode
 from .port import Port
-from .turn import Turn
 
-__all__ = ("History", "Mark")
+__all__ = ("History", "Mark", "Told", "packed_past")
 
 MARKS_MAX = 1000
 """Turns that can be gone back; older ones stay in the history."""
@@ -23,6 +24,25 @@ class Mark:
 
     tokens: int
     messages: int
+
+
+class Told(Protocol):
+    """What a turn has told: a `Turn`, or a `Replay` of one."""
+
+    @property
+    def text(self) -> bytes | bytearray:
+        """What it has said."""
+
+    @property
+    def shifts(self) -> Sequence[tuple[int, int]]:
+        """Its context shifts, in order: tokens kept, then dropped."""
+
+    @property
+    def stopped_by_text(self) -> bool:
+        """Tell whether a stop text was cut from the answer."""
+
+    def history(self) -> list[int]:
+        """Return the token ids of the prompt and of what was told, less what shifts dropped."""
 
 
 class History:
@@ -56,7 +76,30 @@ class History:
         new.shifted = self.shifted
         return new
 
-    def after(self, turn: Turn | None) -> History:
+    def entry(self, interrupted: Begin | None = None) -> PastEntry:
+        """Return what is written down of it."""
+        return PastEntry(
+            tokens=pack_tokens(self.prompt),
+            messages=self.messages,
+            marks=[(mark.tokens, mark.messages) for mark in self.marks],
+            rendered=self._rendered,
+            loose=self._loose,
+            open=self._open,
+            shifted=self.shifted,
+            interrupted=interrupted,
+        )
+
+    @classmethod
+    def of(cls, entry: PastEntry) -> History:
+        """Return the history that was written down."""
+        new = cls()
+        new.prompt, new.messages = unpack_tokens(entry.tokens), list(entry.messages)
+        new.marks = [Mark(*mark) for mark in entry.marks]
+        new._rendered, new._loose, new._open = entry.rendered, entry.loose, entry.open
+        new.shifted = entry.shifted
+        return new
+
+    def after(self, turn: Told | None) -> History:
         """Return the history with what the reader of *turn* was told."""
         new = self.copy()
         if turn is None:
@@ -183,3 +226,12 @@ def _shared(a: Sequence[int], b: Sequence[int]) -> int:
     """Return how many tokens both begin with."""
     pairs = enumerate(zip(a, b, strict=False))
     return next((i for i, (x, y) in pairs if x != y), min(len(a), len(b)))
+
+
+def packed_past(stored: Stored) -> bytes:
+    """Return the past of a session in the journal, with what its last turn told."""
+    if not stored.pieces:
+        return stored.past
+    past = History.of(decode_past(stored.past))
+    replay = Replay(past.prompt, stored.pieces)
+    return encode(past.after(replay).entry(replay.interrupted))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 from typing import Any
 
 import anyio
@@ -14,7 +16,9 @@ from ..backends.errors import (
     SessionBusy,
     SessionExpired,
 )
-from .forgetting import ForgetFiles, Forgetting, no_files
+from .entries import Stored
+from .forgetting import Forget, Forgetting, nothing
+from .journal import Journal, NoRecording
 from .ledger import Ledger
 from .port import ModelSource
 from .session import Session
@@ -24,6 +28,7 @@ __all__ = ("SessionManager",)
 
 EXPIRED_REMEMBERED_MAX = 10_000
 SESSION_ID_CHARACTERS_MAX = 128
+DAY_S = 86_400.0
 BRANCHES_MAX = 16
 """Branches that one call makes."""
 
@@ -32,8 +37,8 @@ class SessionManager:
     """Opens, finds, expires and closes sessions. Lives on the daemon's event loop.
 
     A session belongs to the connection (any hashable object) that opened it. One with an id
-    outlives it: it becomes dormant, and the same uid attaches it again. `forgetting` deletes what
-    is left of those that have ended.
+    outlives it: it becomes dormant, and the same uid attaches it again; *journal* keeps it, too.
+    `forgetting` deletes what is left of those that have ended.
     """
 
     def __init__(
@@ -44,15 +49,22 @@ class SessionManager:
         sessions_max: int = 100,
         idle_timeout_s: float = 300.0,
         dormant_max: int = 1000,
+        dormant_s_max: float = 7 * DAY_S,
+        dormant_bytes_max: int = 256 << 20,
         evict: bool = False,
-        forget_files: ForgetFiles = no_files,
+        forget_files: Forget = nothing,
+        journal: Journal | None = None,
     ):
         self.ledger = ledger
         self.sessions_max = sessions_max
         self.idle_timeout_s = idle_timeout_s
         self.dormant_max = dormant_max
+        self.dormant_s_max = dormant_s_max
+        self.dormant_bytes_max = dormant_bytes_max
+        self.dormant_bytes = 0
         self.evict = evict
-        self.forgetting = Forgetting(forget_files)
+        self.forgetting = Forgetting(forget_files, nothing if journal is None else journal.forget)
+        self._journal = journal
         self.expired = 0
         self._seconds = ledger.seconds
         self._new_handle = new_handle
@@ -83,8 +95,11 @@ class SessionManager:
         model: ModelSource,
         defaults: dict[str, Any],
         session_id: str | None = None,
+        *,
+        persist: bool = True,
     ) -> tuple[Session, bool]:
-        """Return a session of *connection*, and whether it was there before (by its id).
+        """Return a session of *connection*, and whether it was there before (by its id). A new one
+        is written to disk only with *persist*.
 
         :raises Busy: the cap is reached.
         :raises SessionBusy: the id is in use on another connection.
@@ -96,8 +111,32 @@ class SessionManager:
         self._make_room()
         handle = self._new_handle()
         session = Session(handle, owner, model, self.ledger, defaults, session_id)
+        session.persist = persist
+        self._record(session)
         self._publish(connection, session)
         return session, False
+
+    def _record(self, session: Session, *, found: bool = False) -> None:
+        """Have a session with an id written down, unless it is not to be."""
+        if self._journal is not None and session.session_id is not None and session.persist:
+            key = session.owner, session.session_id
+            session.recording = self._journal.recording(session, key, found=found)
+
+    async def quiet(self, session: Session) -> None:
+        """Write nothing of a session to disk from now on, and delete what is there."""
+        session.persist, session.recording = False, NoRecording()
+        await self.forgetting.states(session)
+
+    def restore(self, found: Sequence[Stored], model: Callable[[Stored], ModelSource]) -> None:
+        """Let the sessions that the journal has found sleep under their ids: the longest untouched
+        first, as they are given. *model* returns the model of one.
+        """
+        for stored in found:
+            session = Session.restored(stored, model(stored), self.ledger)
+            session.used_at = self._seconds() - max(0.0, time.time() - stored.at)
+            self._record(session, found=True)
+            self._lay_down(session)
+        self._forget_dormant()
 
     def _find(
         self, connection: object, owner: int, session_id: str, model: ModelSource
@@ -128,8 +167,10 @@ class SessionManager:
         session = self._dormant.get((owner, session_id))
         if session is not None:
             self._make_room()
-            session.adopt(self._new_handle(), model)
+            size = len(session.packed)
+            session.adopt(self._new_handle(), model)  # it may be refused
             del self._dormant[owner, session_id]
+            self.dormant_bytes -= size
             self._publish(connection, session)
         return session
 
@@ -205,6 +246,8 @@ class SessionManager:
         ids: Sequence[str | None] = session_ids or [None] * count
         branches = [session.branch(self._new_handle(), session_id) for session_id in ids]
         for branch in branches:
+            self._record(branch)
+            branch.recording.past_changed()
             self._publish(connection, branch)
         return branches
 
@@ -244,10 +287,11 @@ class SessionManager:
         if live is not None:
             await self.forget(live[1])
             return True
-        session = self._dormant.pop((owner, session_id), None)
+        session = self._dormant.get((owner, session_id))
         if session is None:
-            await self.forgetting.files(owner, f"id:{session_id}")
+            await self.forgetting.by_id(owner, session_id)
             return False
+        self._take_up(session)
         session.stop(Call.CLOSE, "the session was forgotten")
         await self._forget_now(session)
         return True
@@ -263,6 +307,7 @@ class SessionManager:
         """End a session of which nobody has heard yet."""
         if session.handle in self._live:
             self._drop(session, Call.CLOSE, "the session was not wanted any more")
+            self._forget_soon(session)
 
     def _drop(self, session: Session, call: Call, why: str) -> None:
         session.stop(call, why)
@@ -294,11 +339,39 @@ class SessionManager:
 
     def _sleep(self, session: Session) -> None:
         session.sleep()
+        session.used_at = self._seconds()
         del self._live[session.handle]
-        assert session.session_id is not None
+        self._lay_down(session)
+        self._forget_dormant()
+        self._changed.set()
+
+    def sleep_all(self) -> None:
+        """Let all sessions with an id go dormant: the daemon ends."""
+        for session in self:
+            if session.session_id is not None and session.state is not State.UNLOADED:
+                self._sleep(session)
+
+    def _lay_down(self, session: Session) -> None:
+        assert session.session_id is not None, "only a session with an id can be found again"
         self._dormant[session.owner, session.session_id] = session
-        while len(self._dormant) > self.dormant_max:
-            _, oldest = self._dormant.popitem(last=False)
+        self.dormant_bytes += len(session.packed)
+
+    def _take_up(self, session: Session) -> None:
+        assert session.session_id is not None
+        del self._dormant[session.owner, session.session_id]
+        self.dormant_bytes -= len(session.packed)
+
+    def _forget_dormant(self) -> None:
+        """Forget dormant sessions past the bounds, the longest dormant first."""
+        while self._dormant:
+            oldest = next(iter(self._dormant.values()))
+            if not (
+                len(self._dormant) > self.dormant_max
+                or self.dormant_bytes > self.dormant_bytes_max
+                or oldest.used_at + self.dormant_s_max <= self._seconds()
+            ):
+                return
+            self._take_up(oldest)
             oldest.stop(Call.EXPIRE, "the session was forgotten to make room")
             self._forget_soon(oldest)
 
@@ -319,6 +392,7 @@ class SessionManager:
         no polling.
         """
         while True:
+            self._forget_dormant()
             await self.forgetting.drain()
             now = self._seconds()
             resting = [s for s in self if not s.active]
@@ -328,6 +402,8 @@ class SessionManager:
             # An active session rests at the earliest now: its time is a whole timeout away.
             ends = [s.used_at for s in self if not s.active] or ([now] if self._live else [])
             wait = min(ends) + self.idle_timeout_s - now if ends else float("inf")
+            for oldest in islice(self._dormant.values(), 1):
+                wait = min(wait, oldest.used_at + self.dormant_s_max - now)
             self._changed = anyio.Event()
             with anyio.move_on_after(0 if self.forgetting.waiting else wait):
                 await self._changed.wait()

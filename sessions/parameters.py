@@ -19,8 +19,8 @@ NO_SAMPLING = SamplingParams()
 
 
 class Parameters:
-    """Owned by its session. `options` hold for the session, `ignored` and `not_applied` are what
-    was asked for and does not; `seed` is that of the last turn.
+    """Owned by its session. `defaults` are its graph's, `options` hold for the session, `ignored`
+    and `not_applied` are what was asked for and does not; `seed` is that of the last turn.
     """
 
     def __init__(self, defaults: Mapping[str, Any]):
@@ -28,12 +28,12 @@ class Parameters:
         self.ignored: list[str] = []
         self.not_applied: dict[str, Any] = {}
         self.seed = 0
-        self._defaults = dict(defaults)
+        self.defaults = dict(defaults)
         self._turn: dict[str, Any] = {}
 
     def copy(self) -> Parameters:
         """Return the same parameters, for another session."""
-        new = Parameters(self._defaults)
+        new = Parameters(self.defaults)
         new.options, new.ignored = dict(self.options), list(self.ignored)
         new.not_applied = dict(self.not_applied)
         return new
@@ -42,7 +42,7 @@ class Parameters:
         """Let parameters that were read hold; note what does not."""
         model = options.level("model")
         self.options |= {k: v for k, v in options.values.items() if k not in model}
-        self.not_applied |= {k: v for k, v in model.items() if self._defaults.get(k) != v}
+        self.not_applied |= {k: v for k, v in model.items() if self.defaults.get(k) != v}
         self.ignored = sorted({*self.ignored, *options.ignored})
 
     def begin_turn(self, options: Mapping[str, Any]) -> None:

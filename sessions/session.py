@@ -11,8 +11,10 @@ import msgspec
 from ..backends.errors import Cancelled, InferdError, InvalidArgument, NotFound, WorkerCrashed
 from ..backends.params import Options, read_options
 from ..scheduler import messages as m
+from .entries import Begin, Facts, Stored, decode_past, encode
 from .forecast import Ticket
-from .history import History
+from .history import History, packed_past
+from .journal import NoRecording
 from .ledger import Ledger
 from .parameters import NO_SAMPLING, Parameters
 from .port import ModelSource, Port
@@ -24,6 +26,8 @@ __all__ = ("Session", "TurnOptions")
 T = TypeVar("T")
 _ASKED_AGAIN = 3
 """Workers that may die over a question before it is given up."""
+DETACHED = "detached"
+"""Stop reason of a turn that nobody was left to read."""
 
 
 class TurnOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,7 +48,8 @@ class Session:
     """Owned by the daemon's event loop. `prompt` is the history up to the turn, in token ids.
 
     Input either replaces the history or, with the option `append`, adds to it. `persist` says that
-    a session with an id may leave its KV state on disk.
+    a session with an id may be written to disk: its history by `recording`, its KV state by the
+    worker. `interrupted` is how the turn began that its history ends with, if it has no end.
     """
 
     def __init__(
@@ -70,18 +75,59 @@ class Session:
         self.used_at = 0.0
         self.turns = 0
         self.turn_at = 0.0
+        self.recording = NoRecording()
+        self.interrupted: Begin | None = None
+        self._how = Begin()
+        self._left = False
+        """The turn was ended because its reader went away."""
         self._past = History()
+        self._packed: bytes | None = None
+        """The past of a dormant session."""
         self._ledger = ledger
         self._ticket: Ticket | None = None
         self._lock = anyio.Lock()
         self._cleared = False
         """fini_single was called: the output is gone, the history is not."""
-        self._fingerprint = ""
+        self._fingerprint = self._vocabulary = ""
         self._build: tuple[int, str] = (0, "")
         self._read_ending = False
 
     def __repr__(self) -> str:
         return f"<Session {self.handle:#x} [{self.state} | {len(self.prompt)} tokens]>"
+
+    @classmethod
+    def restored(cls, stored: Stored, model: ModelSource, ledger: Ledger) -> Session:
+        """Return the dormant session that lies in the journal."""
+        facts = stored.facts
+        new = cls(0, stored.owner, model, ledger, facts.defaults, stored.session_id)
+        new.state, new._packed = State.DORMANT, packed_past(stored)
+        new.parameters.options = dict(facts.options)
+        begun = [piece.begin.turns for piece in stored.pieces if piece.begin is not None]
+        new.priority, new.turns = facts.priority, max(facts.turns, *begun, 0)
+        new._fingerprint, new._vocabulary = facts.fingerprint, facts.vocabulary
+        return new
+
+    @property
+    def facts(self) -> Facts:
+        """What the journal keeps beside the past."""
+        return Facts(
+            model=self.model.name,
+            fingerprint=self._fingerprint,
+            vocabulary=self._vocabulary,
+            options=self.parameters.options,
+            defaults=self.parameters.defaults,
+            priority=self.priority,
+            turns=self.turns,
+        )
+
+    @property
+    def packed(self) -> bytes:
+        """The past, as the journal keeps it."""
+        return self._packed or encode(self._past.entry(self.interrupted))
+
+    async def settled(self) -> None:
+        """Wait until what was answered is in the journal, or cannot be: the metadata say which."""
+        await self.recording.settled()
 
     @property
     def prompt(self) -> list[int]:
@@ -124,6 +170,7 @@ class Session:
             self.move(call)
         if not self.active:
             self.used_at = self._ledger.seconds()
+            self.recording.ended()
             if ticket is not None and self.turn is not None and self.turn.stats is not None:
                 self._ledger.ended(ticket, self.turn.stats)
 
@@ -141,7 +188,8 @@ class Session:
             past = self._past.after(self.turn)
             past.extend(tokens) if append else past.replace(tokens)
             self._take(Call.SET_INPUT, past)
-            return len(tokens)
+        await self.settled()
+        return len(tokens)
 
     def set_options(self, values: dict[str, Any]) -> None:
         """Let parameters hold for this session from the next token on.
@@ -155,6 +203,7 @@ class Session:
         self.parameters.apply(options)
         if self.turn is not None and self.active:
             self.turn.adjust(self.parameters.fill(self.turn.spec))
+        self.recording.facts_changed()
 
     async def add_text(self, text: bytes) -> None:
         """Add *text* to the history as it stands."""
@@ -165,6 +214,7 @@ class Session:
             past = self._past.after(self.turn)
             past.extend(tokens)
             self._take(Call.SET_INPUT, past)
+        await self.settled()
 
     async def add_messages(self, messages: Sequence[dict[str, Any]]) -> None:
         """Add chat messages to the history, by the model's template; after raw text, begin anew."""
@@ -173,6 +223,7 @@ class Session:
             past = self._past.after(self.turn)
             await self._ask(lambda p: past.chat(p, messages))
             self._take(Call.SET_INPUT, past)
+        await self.settled()
 
     def reset(self, system: str | None = None) -> None:
         """Forget the history; *system* is then the first message of the next one."""
@@ -189,7 +240,8 @@ class Session:
 
     def _take(self, call: Call, past: History) -> None:
         self.move(call)
-        self._past, self.turn, self.piece = past, None, b""
+        self._past, self.turn, self.piece, self.interrupted = past, None, b"", None
+        self.recording.past_changed()
 
     # Branches.
 
@@ -207,6 +259,7 @@ class Session:
             else:
                 past.rewind_tokens(tokens or 0)
             self._take(Call.REWIND if past.prompt else Call.RESET, past)
+        await self.settled()
 
     def branch(self, handle: int, session_id: str | None) -> Session:
         """Return a new session that goes on from here: history, parameters and priority copied.
@@ -251,7 +304,7 @@ class Session:
     async def _port(self) -> Port:
         port = await self.model.ready()
         info = port.info
-        self._fingerprint = info.fingerprint
+        self._fingerprint, self._vocabulary = info.fingerprint, info.vocab_hash
         self._build = (info.llama_build_number, info.llama_commit)
         return port
 
@@ -273,13 +326,26 @@ class Session:
             spec = self._spec(call)
             self._ticket = self._admit(spec, port.info.slots)
             self.move(kind)
-            self.turn = Turn(port, spec, self._event, on_tokens, on_position)
+            sink = self.recording.watch(on_tokens)
+            self.turn = Turn(port, spec, self._event, sink, on_position)
             self._ticket.output = self.turn.tokens
             self.turns += 1
             self.turn_at = self._ledger.seconds()
             self.piece, self._read_ending, self._cleared = b"", False, False
+            self._left, self.interrupted = False, None
+            self._how = self._beginning(call, spec)
+            self.recording.begin(self.turn, self._how)
             self.turn.start()
             return self.turn
+
+    def _beginning(self, call: TurnOptions, spec: m.TaskSpec) -> Begin:
+        return Begin(
+            options=call.options,
+            seed=self.parameters.seed,
+            priority=spec.priority,
+            special=spec.special,
+            turns=self.turns,
+        )
 
     def _admit(self, spec: m.TaskSpec, slots: int) -> Ticket:
         """Return the turn's place in the ledger.
@@ -325,6 +391,7 @@ class Session:
         except Exception:
             self._read_ending = True
             self.piece = turn.end_piece
+            await self.settled()
             raise
         return self.piece
 
@@ -345,8 +412,10 @@ class Session:
             await turn.ended.wait()
         except BaseException:
             if turn is self.turn:
+                self._left = self.active
                 self._end_turn(Cancelled("the request was cancelled"))
             raise
+        await self.settled()
         if turn.error is not None:
             raise turn.error
 
@@ -373,24 +442,37 @@ class Session:
 
         What is known of them is written to disk, where the session may be.
         """
+        interrupted = self._how if self.active or self._left else self.interrupted
         self._end_turn(Cancelled("the session was detached"))
         self._take(Call.DETACH, self._past.after(self.turn))
+        self.interrupted, self._left = interrupted, False
         port = self.model.loaded
         if port is not None and self.persist and self.prompt:
             port.keep(self.owner, self.name, (), self.prompt)
+        self._packed, self._past = self.packed, History()
 
     def adopt(self, handle: int, model: ModelSource) -> None:
         """Come back from dormancy under a new handle, on a new lease of the same model.
 
-        :raises InvalidArgument: the session is of another model.
+        :raises InvalidArgument: the session is of another model, or of one with other tokens.
         """
         if model.name != self.model.name:
             raise InvalidArgument(
                 f"session {self.session_id!r} is of model {self.model.name!r}, not {model.name!r}",
                 hint="attach it with its own model, or take another session id",
             )
+        port = model.loaded
+        if port is not None and self._vocabulary not in ("", port.info.vocab_hash):
+            raise InvalidArgument(
+                f"session {self.session_id!r} has other tokens than model {model.name!r} has now",
+                hint="its file was exchanged: take another session id, or forget this one",
+                data={"fingerprint": self._fingerprint, "fingerprint_now": port.info.fingerprint},
+            )
         self.move(Call.ATTACH)
         self.handle, self.model = handle, model
+        entry = decode_past(self.packed)
+        self._past, self._packed, self.interrupted = History.of(entry), None, entry.interrupted
+        self.recording.past_changed()
 
     def _end_turn(self, error: InferdError) -> None:
         """End the turn here and now; the engine is told, what it still says comes too late."""
@@ -429,6 +511,8 @@ class Session:
         told = {} if stats is None else msgspec.structs.asdict(stats)
         told.pop("prompt_tokens", None)
         failed = turn.error.name if turn is not None and turn.error is not None else None
+        if turn is None and self.interrupted is not None:
+            failed = DETACHED
         return {
             "input_tokens": len(self.prompt),
             "output_tokens": len(turn.tokens) if turn is not None else 0,
@@ -448,6 +532,7 @@ class Session:
             "model": self.model.name,
             "fingerprint": self._fingerprint,
             "session_id": self.session_id,
+            "durable": self.recording.durable,
             "not_applied": self.parameters.not_applied,
             "ignored": self.parameters.ignored,
         }

@@ -19,6 +19,8 @@ async def fork_session(daemon: Daemon, request: Request) -> w.ForkResult:
     p: w.ForkParams = request.params
     branches = daemon.sessions.fork(request.connection, daemon.session(request), p.n, p.session_ids)
     try:
+        for branch in branches:
+            await branch.settled()
         kept = await _kept(branches[0])
     except BaseException:  # the caller is gone, and never learns their handles
         for branch in branches:

@@ -19,13 +19,15 @@ METADATA_NAMES = ("1", "metadata", "options", "config")
 """Names under which `compute`'s named inputs hold metadata JSON; any other holds the prompt."""
 
 
-def open_context(daemon: Daemon, request: Request, session_id: str | None) -> w.ContextResult:
+def open_context(
+    daemon: Daemon, request: Request, session_id: str | None, *, persist: bool = True
+) -> w.ContextResult:
     """Open a session on a graph, or find it by its id."""
     daemon.check_open()
     graph = daemon.graph(request.connection, request.params.graph)
     uid = request.connection.peer.uid
     session, attached = daemon.sessions.open(
-        request.connection, uid, graph.lease, graph.options, session_id
+        request.connection, uid, graph.lease, graph.options, session_id, persist=persist
     )
     session.parameters.not_applied = dict(graph.not_applied)
     session.parameters.ignored = list(graph.ignored)
@@ -40,11 +42,10 @@ async def init_execution_context(daemon: Daemon, request: Request) -> w.ContextR
 async def init_with_session_id(daemon: Daemon, request: Request) -> w.ContextResult:
     """Open a session with an id, or come back to it; what may not be written down stays so."""
     p: w.SessionParams = request.params
-    result = open_context(daemon, request, p.session_id)
+    result = open_context(daemon, request, p.session_id, persist=p.persist)
     session = daemon.sessions.get(request.connection, result.context)
-    if session.persist and not p.persist:
-        session.persist = False
-        await daemon.sessions.forgetting.states(session)  # they are marked as persistent
+    if not p.persist and (session.persist or not result.attached):
+        await daemon.sessions.quiet(session)
     return result
 
 
@@ -54,6 +55,7 @@ async def set_input(daemon: Daemon, request: Request) -> w.Empty:
     data = await tensor_bytes(p.tensor)
     if p.index == METADATA_INDEX:
         set_metadata(session, data)
+        await session.settled()
     else:
         await session.set_input(data)
     return w.Empty()
@@ -133,7 +135,9 @@ async def get_output_single(daemon: Daemon, request: Request) -> w.OutputResult:
 
 async def fini_single(daemon: Daemon, request: Request) -> w.Empty:
     """End the turn; the input stays."""
-    daemon.session(request).fini_single()
+    session = daemon.session(request)
+    session.fini_single()
+    await session.settled()
     return w.Empty()
 
 
@@ -142,6 +146,7 @@ async def finalize(daemon: Daemon, request: Request) -> w.Empty:
     session = daemon.session(request)
     if request.params.keep and session.session_id is not None:
         daemon.sessions.detach(session)
+        await session.settled()
     else:
         await daemon.sessions.close(session)
     return w.Empty()

@@ -37,7 +37,10 @@ async def cancel(daemon: Daemon, request: Request) -> w.CancelResult:
         other.scope.cancel()
         return w.CancelResult(cancelled=True)
     assert p.context is not None
-    return w.CancelResult(cancelled=_cancellable(daemon, request, p.context).cancel())
+    session = _cancellable(daemon, request, p.context)
+    cancelled = session.cancel()
+    await session.settled()
+    return w.CancelResult(cancelled=cancelled)
 
 
 def _cancellable(daemon: Daemon, request: Request, handle: int) -> Session:
@@ -51,7 +54,9 @@ def _cancellable(daemon: Daemon, request: Request, handle: int) -> Session:
 
 async def reset(daemon: Daemon, request: Request) -> w.Empty:
     """Forget the history."""
-    daemon.session(request).reset(request.params.system)
+    session = daemon.session(request)
+    session.reset(request.params.system)
+    await session.settled()
     return w.Empty()
 
 
@@ -62,6 +67,7 @@ async def set_options(daemon: Daemon, request: Request) -> w.Empty:
     number = priority_of(p.priority)
     if number is not None:
         session.priority = number
+    await session.settled()
     return w.Empty()
 
 
@@ -189,6 +195,7 @@ async def stats(daemon: Daemon, request: Request) -> w.StatsResult:
             "sessions_max": daemon.config.sessions_max,
             "sessions_dormant": daemon.sessions.dormant,
             "sessions_expired": daemon.sessions.expired,
+            "journal": daemon.journal.status,
             "waiting": states.count("waiting"),
             "running": states.count("running"),
             "parked": states.count("parked"),

@@ -1,0 +1,124 @@
+"""What is written down of a session, as immutable values: its facts, its past, its last turn."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import msgspec
+
+from ..scheduler.messages import unpack_tokens
+
+__all__ = ("Begin", "Facts", "PastEntry", "Piece", "Replay", "Stored", "decode_past", "encode")
+
+
+class Facts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What holds for a session between its turns. *vocabulary* is a hash of its model's tokens."""
+
+    model: str
+    fingerprint: str = ""
+    vocabulary: str = ""
+    options: dict[str, Any] = {}
+    defaults: dict[str, Any] = {}
+    priority: int = 1
+    turns: int = 0
+
+
+class PastEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A `History`; *tokens* are packed, *marks* are pairs of tokens and messages.
+
+    *interrupted* is how the turn began whose answer these tokens end with, if it has no end.
+    """
+
+    tokens: bytes = b""
+    messages: list[dict[str, Any]] = []
+    marks: list[tuple[int, int]] = []
+    rendered: str | None = None
+    loose: bool = False
+    open: bool = False
+    shifted: bool = False
+    interrupted: Begin | None = None
+
+
+class Begin(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How a turn began: its own options, the seed that was drawn, its class; *turns* counts the
+    session's turns, this one among them.
+    """
+
+    options: dict[str, Any] = {}
+    seed: int = 0
+    priority: int = 1
+    special: bool = False
+    turns: int = 0
+
+
+class Piece(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a turn has told since the piece before. The first one says how it began, the last one
+    how it ended: by a stop reason, or the name of an error.
+
+    *tokens* are packed; *shifts* are (tokens of the turn before it, kept, dropped).
+    """
+
+    tokens: bytes = b""
+    text: bytes = b""
+    shifts: tuple[tuple[int, int, int], ...] = ()
+    begin: Begin | None = None
+    end: str | None = None
+
+
+@dataclass(frozen=True)
+class Replay:
+    """A turn as its pieces tell it, on the prompt that it had: what `History.after` takes."""
+
+    prompt: Sequence[int]
+    pieces: Sequence[Piece]
+
+    @cached_property
+    def text(self) -> bytes:
+        """What the turn has said."""
+        return b"".join(piece.text for piece in self.pieces)
+
+    @property
+    def shifts(self) -> list[tuple[int, int]]:
+        """The context shifts: tokens kept, then dropped."""
+        return [(keep, discard) for p in self.pieces for _, keep, discard in p.shifts]
+
+    @property
+    def stopped_by_text(self) -> bool:
+        """Tell whether a stop text was cut from the answer."""
+        return bool(self.pieces) and self.pieces[-1].end == "stop"
+
+    @property
+    def interrupted(self) -> Begin | None:
+        """How the turn began, if it has not ended."""
+        if not self.pieces or self.pieces[-1].end is not None:
+            return None
+        return self.pieces[0].begin
+
+    def history(self) -> list[int]:
+        """Return the token ids of the prompt and of what was told, less what shifts dropped."""
+        told = unpack_tokens(b"".join(piece.tokens for piece in self.pieces))
+        ids, done = list(self.prompt), 0
+        for at, keep, discard in (shift for p in self.pieces for shift in p.shifts):
+            ids += told[done:at]
+            done = at
+            del ids[keep : keep + discard]
+        return ids + told[done:]
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A session as it lies in the journal. *at* is when it was last written: seconds since 1970."""
+
+    owner: int
+    session_id: str
+    at: float
+    facts: Facts
+    past: bytes
+    pieces: tuple[Piece, ...] = ()
+
+
+encode = msgspec.msgpack.Encoder().encode
+decode_past = msgspec.msgpack.Decoder(PastEntry).decode

@@ -1,0 +1,432 @@
+"""The journal: what is to be written down of sessions with an id, and when.
+
+It knows which sessions have changed, and asks them what there is to write when it writes: so what
+waits is bounded by the sessions there are, however slow the disk is.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+import anyio
+import anyio.from_thread
+import anyio.to_thread
+import structlog
+
+from ..backends.errors import BackendError
+from ..scheduler import messages as m
+from ..scheduler.messages import pack_tokens
+from .entries import Begin, Facts, Piece, Stored, encode
+from .journal_file import (
+    Change,
+    Erase,
+    Found,
+    JournalFile,
+    NewerJournal,
+    SaveFacts,
+    SavePast,
+    SavePiece,
+    damaged,
+)
+from .turn import TokensSink, Turn
+
+__all__ = ("Journal", "NoRecording", "Recorded", "Recording")
+
+GROUP_S = 0.05
+GROUP_TOKENS = 256
+"""What turns have told is written after this time, or as soon as it is so much."""
+RETRY_S = 1.0
+"""A journal that cannot be written is tried again after this, and by each call that needs it."""
+
+log = structlog.get_logger()
+_Key = tuple[int, str]
+_T = TypeVar("_T")
+
+
+class Recorded(Protocol):
+    """A session, as the journal sees it."""
+
+    @property
+    def facts(self) -> Facts:
+        """What holds for it now."""
+
+    @property
+    def packed(self) -> bytes:
+        """Its past, up to the turn: a `PastEntry` in msgpack."""
+
+
+class NoRecording:
+    """The line of a session of which nothing is written down. *durable* is what its metadata say:
+    None, or False where it should be and cannot.
+    """
+
+    def __init__(self, durable: bool | None = None):
+        self._durable = durable
+
+    @property
+    def durable(self) -> bool | None:
+        """Tell whether what the session has answered is written down; None: it is not to be."""
+        return self._durable
+
+    def facts_changed(self) -> None:
+        """Note that parameters or the like have changed."""
+
+    def past_changed(self) -> None:
+        """Note that the past is another one, and no turn on it has begun."""
+
+    def begin(self, turn: Turn, how: Begin) -> None:
+        """Note that a turn begins on the past as it stands."""
+
+    def watch(self, sink: TokensSink | None) -> TokensSink | None:
+        """Return what a turn is to tell its tokens to, where its reader has *sink*."""
+        return sink
+
+    def ended(self) -> None:
+        """Note that the turn has ended."""
+
+    async def settled(self) -> None:
+        """Wait until what was noted is written, or cannot be."""
+
+
+class Recording(NoRecording):
+    """One session's line to the journal, and how much of it is written.
+
+    *present*: it is in the journal as it stands.
+    """
+
+    def __init__(self, journal: Journal, key: _Key, session: Recorded, *, present: bool = False):
+        super().__init__()
+        self.key = key
+        self._journal, self._session = journal, session
+        self._facts, self._past = False, not present
+        self._turn: Turn | None = None
+        self._how = Begin()
+        self._shifts: list[tuple[int, int, int]] = []
+        """The turn's shifts: after how many of its tokens, kept, dropped."""
+        self._written = _Written()
+
+    @property
+    def durable(self) -> bool | None:
+        """Tell whether what the session has answered is written down."""
+        return self._journal.cause is None
+
+    def facts_changed(self) -> None:
+        """Note that parameters or the like have changed: written before the answer."""
+        self._facts = True
+        self._journal.note(self, urgent=True)
+
+    def past_changed(self) -> None:
+        """Note that the past is another one: written before the answer."""
+        self._past, self._turn = True, None
+        self._journal.note(self, urgent=True)
+
+    def begin(self, turn: Turn, how: Begin) -> None:
+        """Note that a turn begins: written some time soon."""
+        self._turn, self._how = turn, how
+        self._shifts, self._written = [], _Written()
+        self._journal.note(self)
+
+    def watch(self, sink: TokensSink | None) -> TokensSink:
+        """Return what a turn is to tell its tokens to."""
+        note = self._told
+        if sink is None:
+            return note
+
+        def both(report: m.Tokens) -> None:
+            note(report)
+            sink(report)
+
+        return both
+
+    def _told(self, report: m.Tokens) -> None:
+        turn = self._turn
+        if turn is not None:
+            if len(turn.shifts) > len(self._shifts):
+                self._note_shifts(turn, len(turn.tokens) - len(report.tokens))
+            self._journal.note(self, len(report.tokens))
+
+    def _note_shifts(self, turn: Turn, at: int) -> None:
+        """Note the shifts that have come since, after *at* tokens of the turn."""
+        self._shifts += [(at, *shift) for shift in turn.shifts[len(self._shifts) :]]
+
+    def ended(self) -> None:
+        """Note that the turn has ended: written before the answer."""
+        if self._turn is not None:
+            self._note_shifts(self._turn, len(self._turn.tokens))
+            self._journal.note(self, urgent=True)
+
+    async def settled(self) -> None:
+        """Wait until what was noted is written, or cannot be."""
+        await self._journal.settle(self)
+
+    # What the journal asks when it writes.
+
+    def missed(self) -> None:
+        """Have everything written again: what was taken was not."""
+        self._past, self._written = True, _Written()
+
+    def take(self, at: float) -> list[Change]:
+        """Return what is to be written as of now; it counts as written then."""
+        owner, session_id = self.key
+        changes: list[Change] = []
+        if self._past or self._facts:
+            facts = encode(self._session.facts)
+            if self._past:
+                past = self._session.packed
+                saved: Change = SavePast(
+                    owner=owner, session_id=session_id, facts=facts, past=past, at=at
+                )
+            else:
+                saved = SaveFacts(owner=owner, session_id=session_id, facts=facts, at=at)
+            changes.append(saved)
+            self._past = self._facts = False
+        if (piece := self._piece()) is not None:
+            number, data = self._written.pieces, encode(piece)
+            changes.append(SavePiece(owner=owner, session_id=session_id, number=number, data=data))
+            self._written.pieces += 1
+        return changes
+
+    def _piece(self) -> Piece | None:
+        """Return what the turn has told since the last piece, if there is something."""
+        turn, done = self._turn, self._written
+        if turn is None or done.end:
+            return None
+        piece = Piece(
+            tokens=pack_tokens(turn.tokens[done.tokens :]),
+            text=bytes(turn.text[done.text :]),
+            shifts=tuple(self._shifts[done.shifts :]),
+            begin=None if done.pieces else self._how,
+            end=_end_of(turn),
+        )
+        done.tokens, done.text, done.shifts = len(turn.tokens), len(turn.text), len(self._shifts)
+        done.end = piece.end is not None
+        told = piece.tokens or piece.text or piece.shifts or piece.begin or done.end
+        return piece if told else None
+
+
+@dataclass(slots=True)
+class _Written:
+    """How much of a turn is written."""
+
+    pieces: int = 0
+    tokens: int = 0
+    text: int = 0
+    shifts: int = 0
+    end: bool = False
+
+
+def _end_of(turn: Turn) -> str | None:
+    if turn.stats is not None:
+        return turn.stats.stop_reason
+    return None if turn.error is None else turn.error.name
+
+
+class Journal:
+    """Lives on the daemon's event loop; *file* is used by one thread at a time.
+
+    `run` writes: each time as many changes as there are, in one transaction. `cause` says why the
+    journal is not written, if it is not; `set_aside` where a damaged one was put.
+    """
+
+    def __init__(self, path: Path, now: Callable[[], float] = time.time):
+        self.cause: str | None = None
+        self.set_aside: Path | None = None
+        self._file = JournalFile(path, now)
+        self._now = now
+        self._refused = False
+        self._closed = False
+        self._recordings: dict[_Key, Recording] = {}
+        self._changed: dict[Recording, None] = {}
+        self._erasing: dict[_Key, None] = {}
+        self._present: set[_Key] = set()
+        """Sessions that the file has, or may have."""
+        self._tokens = 0
+        self._wake, self._urgent, self._flushed = anyio.Event(), anyio.Event(), anyio.Event()
+        self._begun = self._done = 0
+        self._lock = anyio.Lock()
+        self._thread = anyio.CapacityLimiter(1)
+
+    async def open(self) -> list[Stored]:
+        """Open the file and return what is in it. Where that is not possible, the daemon goes on
+        without.
+        """
+        try:
+            found = await self._in_thread(self._file.open)
+        except NewerJournal as exc:
+            self._refused, self.cause = True, str(exc)
+            log.error("journal.refused", path=str(self._file.path), cause=str(exc))
+            return []
+        except (OSError, sqlite3.Error) as exc:
+            self._failed([], exc)
+            return []
+        self._note_found(found)
+        return found.sessions
+
+    def _note_found(self, found: Found) -> None:
+        if found.set_aside is None:
+            self._present |= {(s.owner, s.session_id) for s in found.sessions}
+            return
+        self.set_aside = found.set_aside
+        log.error(
+            "journal.set_aside",
+            path=str(self._file.path),
+            set_aside=str(found.set_aside),
+            sessions_read=len(found.sessions),
+        )
+
+    async def _in_thread(self, work: Callable[[], _T]) -> _T:
+        return await anyio.to_thread.run_sync(work, limiter=self._thread)
+
+    def recording(self, session: Recorded, key: _Key, *, found: bool = False) -> NoRecording:
+        """Return the line of an owner's session, by its id; *found*: `open` returned it."""
+        if self._refused:
+            return NoRecording(durable=False)
+        present = found and key in self._present
+        recording = self._recordings[key] = Recording(self, key, session, present=present)
+        if found and not present:
+            self.note(recording)
+        return recording
+
+    @property
+    def status(self) -> dict[str, Any]:
+        """What `stats` tell of the journal."""
+        state = "refused" if self._refused else "failing" if self.cause else "written"
+        return {
+            "state": state,
+            "cause": self.cause,
+            "sessions": len(self._present),
+            "set_aside": None if self.set_aside is None else str(self.set_aside),
+        }
+
+    # What recordings note.
+
+    def note(self, recording: Recording, tokens: int = 0, *, urgent: bool = False) -> None:
+        """Note that a session has something to be written, *tokens* of a turn among it."""
+        if self._recordings.get(recording.key) is not recording:
+            return  # it is forgotten
+        self._changed[recording] = None
+        self._tokens += tokens
+        self._wake.set()
+        if urgent or self._tokens >= GROUP_TOKENS:
+            self._urgent.set()
+
+    async def settle(self, recording: Recording) -> None:
+        """Wait until what a session has noted is written, or was tried to be."""
+        if recording in self._changed:
+            self._urgent.set()
+            await self._reached(self._begun + 1)
+        else:
+            await self._reached(self._begun)
+
+    async def _reached(self, number: int) -> None:
+        while self._done < number and not self._closed:
+            await self._flushed.wait()
+
+    async def forget(self, owner: int, session_id: str) -> None:
+        """Delete what is written of a session; nothing of it is written any more.
+
+        :raises BackendError: it cannot be deleted; it is tried again until it is.
+        """
+        key = owner, session_id
+        recording = self._recordings.pop(key, None)
+        if recording is not None:
+            self._changed.pop(recording, None)
+        if self._refused or not self._may_have(key):
+            return
+        self._erasing[key] = None
+        self._wake.set()
+        self._urgent.set()
+        await self._reached(self._begun + 1)
+        if key in self._erasing:
+            raise BackendError(
+                f"the journal cannot be written: {self.cause or 'it is closed'}",
+                hint="what is written of the session is deleted as soon as that is possible",
+            )
+
+    def _may_have(self, key: _Key) -> bool:
+        return key in self._present or (not self._file.is_open and self._file.path.exists())
+
+    # Writing.
+
+    async def run(self) -> None:
+        """Write what has changed, for ever."""
+        while True:
+            await self._wake.wait()
+            with anyio.move_on_after(RETRY_S if self.cause else GROUP_S):
+                await self._urgent.wait()
+            await self._flush()
+
+    async def close(self) -> None:
+        """Write what is left and close the file."""
+        await self._flush()
+        self._closed = True
+        self._flushed.set()
+        await self._in_thread(self._file.close)
+
+    async def _flush(self) -> None:
+        async with self._lock:
+            self._begun += 1
+            self._wake, self._urgent, self._tokens = anyio.Event(), anyio.Event(), 0
+            taken, erasing = list(self._changed), list(self._erasing)
+            self._changed.clear()
+            changes = self._changes(taken, erasing)
+            try:
+                if changes and not self._closed:
+                    with anyio.CancelScope(shield=True):  # it is told what became of it
+                        await self._in_thread(partial(self._write, changes))
+            except (OSError, sqlite3.Error, NewerJournal) as exc:
+                self._failed(taken, exc)
+            else:
+                self._wrote(erasing, bool(changes))
+            self._done = self._begun
+            flushed, self._flushed = self._flushed, anyio.Event()
+            flushed.set()
+
+    def _changes(self, taken: Sequence[Recording], erasing: Sequence[_Key]) -> list[Change]:
+        changes: list[Change] = [Erase(owner=owner, session_id=name) for owner, name in erasing]
+        at = self._now()
+        for recording in taken:
+            changes += recording.take(at)
+            self._present.add(recording.key)
+        return changes
+
+    def _wrote(self, erased: Sequence[_Key], anything: bool) -> None:
+        for key in erased:
+            self._erasing.pop(key, None)
+            if key not in self._recordings:
+                self._present.discard(key)
+        if anything and self.cause is not None:
+            self.cause = None
+            log.info("journal.written_again", path=str(self._file.path))
+
+    def _failed(self, taken: Sequence[Recording], error: Exception) -> None:
+        """Note that a batch was not written: all of it is to be written again, some time."""
+        if isinstance(error, sqlite3.Error) and damaged(error):
+            taken = list(self._recordings.values())
+        for recording in taken:
+            if self._recordings.get(recording.key) is recording:
+                recording.missed()
+                self._changed[recording] = None
+        self._wake.set()
+        if self.cause is None:
+            log.error("journal.not_written", path=str(self._file.path), cause=str(error))
+        self.cause = str(error)
+
+    # In the thread.
+
+    def _write(self, changes: Sequence[Change]) -> None:
+        if not self._file.is_open:
+            found = self._file.open()
+            anyio.from_thread.run_sync(self._note_found, found)
+        try:
+            self._file.write(changes)
+        except sqlite3.Error as exc:
+            if damaged(exc):
+                self._file.close()  # opening it sets it aside
+            raise

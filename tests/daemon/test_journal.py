@@ -1,0 +1,340 @@
+"""Sessions with an id outlive the daemon: real kills, real restarts, full disks, damaged files."""
+
+from __future__ import annotations
+
+import resource
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from inferd.backends.errors import Cancelled, ShuttingDown
+from inferd.testing import RunningDaemon, running_daemon
+from tests.models import smollm2
+from tests.raw import Closed, RawClient
+
+SECRET = "the cat is called Fluffington"
+ECHO = """
+[daemon]
+grace_s = 0.1
+[models.m]
+backend = "echo"
+slots = 2
+[models.slow]
+backend = "echo"
+[models.slow.echo]
+step_ms = 10
+"""
+REAL = f"""
+[daemon]
+cores = 1
+[defaults]
+ctx-size = 1024
+[models.m]
+file = "{smollm2()}"
+"""
+GREEDY = {"temp": 0, "n-predict": 12}
+BOTH = pytest.mark.parametrize(
+    "config", [ECHO, pytest.param(REAL, marks=pytest.mark.model)], ids=["echo", "smollm2"]
+)
+
+
+@contextmanager
+def attached(
+    daemon: RunningDaemon, session_id: str = "diary", model: str = "m", **params: Any
+) -> Iterator[tuple[RawClient, dict[str, Any]]]:
+    """Open a session by its id on a connection of its own."""
+    with RawClient(daemon.socket, timeout_s=100.0) as client:
+        graph = client.call("load_by_name", name=model)["graph"]
+        call = "init_execution_context_with_session_id"
+        yield client, client.call(call, graph=graph, session_id=session_id, **params)
+
+
+def chat(client: RawClient, context: int, prompt: str, **options: Any) -> tuple[str, Any]:
+    result = client.call("chat", context=context, prompt=prompt, options=GREEDY | options)
+    return bytes(result["text"]).decode(), result["metadata"]
+
+
+def journal(daemon: RunningDaemon) -> Path:
+    return daemon.directory / "state" / "sessions.db"
+
+
+def written(daemon: RunningDaemon) -> bytes:
+    """Return all bytes below the state directory."""
+    files = (p for p in (daemon.directory / "state").rglob("*") if p.is_file())
+    return b"".join(path.read_bytes() for path in files)
+
+
+def told(daemon: RunningDaemon, session_id: str = "diary", model: str = "m") -> int:
+    """Return how many tokens the session has."""
+    with attached(daemon, session_id, model) as (client, opened):
+        assert opened.get("attached"), "it was not there"
+        return int(client.metadata(opened["context"])["input_tokens"])
+
+
+@BOTH
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("ending", ["stop", "kill"])
+def test_a_conversation_goes_on_after_a_restart_as_if_there_had_been_none(
+    config: str, ending: str
+) -> None:
+    questions = ("What is the capital of France?", "And of Italy?", "Say both again.")
+    with running_daemon(config) as daemon:
+        with attached(daemon, "whole") as (client, opened):
+            expected = [chat(client, opened["context"], q) for q in questions]
+        with attached(daemon) as (client, opened):
+            first = [chat(client, opened["context"], q)[0] for q in questions[:2]]
+            if ending == "kill":
+                daemon.kill()
+            else:
+                assert daemon.stop() == 0
+        daemon.start_again()
+
+        with attached(daemon) as (client, opened):
+            assert opened["attached"]
+            text, metadata = chat(client, opened["context"], questions[2])
+
+        assert [*first, text] == [text for text, _ in expected]
+        assert metadata["input_tokens"] == expected[2][1]["input_tokens"]
+        assert metadata["durable"] is True
+        if ending == "stop":
+            history = metadata["input_tokens"] - metadata["cached_tokens"]
+            whole = expected[2][1]["input_tokens"] - expected[2][1]["cached_tokens"]
+            assert history <= whole + 1, "only what is new was computed"
+
+
+def test_an_answered_input_and_options_survive_a_kill() -> None:
+    with running_daemon(ECHO) as daemon:
+        with attached(daemon) as (client, opened):
+            context = opened["context"]
+            client.set_input(context, b"hello")
+            client.set_input(context, b'{"n-predict": 2}', index=1)
+            client.call("set_options", context=context, priority="high")
+            daemon.kill()
+        daemon.start_again()
+        with attached(daemon) as (client, opened):
+            client.call("compute", context=opened["context"])
+            assert client.output(opened["context"]) == b"he"
+            [session] = client.call("sessions")["sessions"]
+            assert session["priority"] == "high"
+
+
+def test_the_last_of_reset_rewind_and_fork_survives_a_kill() -> None:
+    with running_daemon(ECHO) as daemon:
+        with attached(daemon) as (client, opened):
+            context = opened["context"]
+            for prompt in ("one", "two"):
+                chat(client, context, prompt)
+            client.call("fork_session", context=context, n=2, session_ids=["a", "b"])
+            left = client.call("rewind", context=context, turns=1)["tokens"]
+            whole = client.call("sessions")["sessions"][-1]["tokens"]
+            daemon.kill()
+        daemon.start_again()
+        assert told(daemon) == left
+        assert told(daemon, "a") == told(daemon, "b") == whole > left
+        with attached(daemon) as (client, opened):
+            client.call("reset", context=opened["context"])
+            daemon.kill()
+        daemon.start_again()
+        assert told(daemon) == 0
+
+
+def read_tokens(client: RawClient, count: int) -> list[int]:
+    """Return the tokens of a stream's next events, until there are *count*."""
+    tokens: list[int] = []
+    while len(tokens) < count:
+        message = client.read()
+        assert message[0] == 4, message
+        tokens += message[2]["tokens"]
+    return tokens
+
+
+@pytest.mark.parametrize("ending", ["stop", "kill"])
+def test_a_turn_that_was_interrupted_keeps_what_it_told(ending: str) -> None:
+    with running_daemon(ECHO) as daemon:
+        with attached(daemon, model="slow") as (client, opened):
+            context = opened["context"]
+            client.set_input(context, b"abcdefghijklmnopqrstuvwxyz")
+            prompt = client.metadata(context)["input_tokens"]
+            client.start("stream", context=context, credit=20)
+            tokens = read_tokens(client, 20)
+            if ending == "kill":
+                # Its answer says that what was told before is written.
+                client.call("set_options", context=context, options={"n-predict": 100})
+                daemon.kill()
+            else:
+                daemon.stop()
+        daemon.start_again()
+
+        with attached(daemon, model="slow") as (client, opened):
+            metadata = client.metadata(opened["context"])
+            assert metadata["stop_reason"] == "detached"
+            assert metadata["input_tokens"] == prompt + len(tokens)
+            assert client.call("rewind", context=opened["context"], turns=1) == {}
+
+
+def test_of_a_turn_at_most_the_last_group_is_lost() -> None:
+    with running_daemon(ECHO) as daemon:
+        with attached(daemon, model="slow") as (client, opened):
+            context = opened["context"]
+            client.set_input(context, b"x" * 200)
+            prompt = client.metadata(context)["input_tokens"]
+            for _ in range(40):  # a token each 10 ms: several groups
+                client.call("compute_single", context=context)
+            daemon.kill()
+        daemon.start_again()
+
+        kept = told(daemon, model="slow") - prompt
+        assert 0 < kept <= 40
+
+
+def test_a_reader_that_goes_away_detaches_its_turn() -> None:
+    with running_daemon(ECHO) as daemon:
+        with attached(daemon, model="slow") as (client, opened):
+            client.set_input(opened["context"], b"abcdefghijklmnopqrstuvwxyz")
+            client.start("stream", context=opened["context"], credit=3)
+            read_tokens(client, 3)
+        with attached(daemon, model="slow") as (client, opened):
+            assert client.metadata(opened["context"])["stop_reason"] == "detached"
+
+
+def test_a_daemon_that_ends_says_so_and_not_that_a_session_was_detached() -> None:
+    with running_daemon(ECHO) as daemon, attached(daemon, model="slow") as (client, opened):
+        client.set_input(opened["context"], b"abcdefghijklmnopqrstuvwxyz")
+        turn = client.start("stream", context=opened["context"], credit=3)
+        read_tokens(client, 3)
+        daemon.stop()
+        with pytest.raises(ShuttingDown):
+            client.result(turn)
+
+
+@pytest.mark.parametrize("way", ["forget", "forget by id", "close", "persist"])
+def test_what_is_forgotten_is_in_no_file_and_does_not_come_back(way: str) -> None:
+    with running_daemon(ECHO) as daemon:
+        with attached(daemon, "other") as (client, opened):
+            chat(client, opened["context"], "something else")
+        with attached(daemon) as (client, opened):
+            chat(client, opened["context"], SECRET, **{"n-predict": 60})
+        daemon.stop()
+        assert SECRET.encode() in written(daemon)
+        daemon.start_again()
+
+        with attached(daemon, persist=way != "persist") as (client, opened):
+            if way == "forget":
+                client.call("forget", context=opened["context"])
+            elif way == "forget by id":
+                client.call("forget", session_id="diary")
+            elif way == "close":
+                client.call("close_execution_context", context=opened["context"])
+            assert SECRET.encode() not in written(daemon)
+            daemon.kill()
+        assert SECRET.encode() not in written(daemon)
+        daemon.start_again()
+        with attached(daemon) as (_, opened):
+            assert not opened.get("attached")
+        assert told(daemon, "other")
+
+
+def test_a_sleeping_session_is_forgotten_by_its_id_before_anybody_opens_it() -> None:
+    with running_daemon(ECHO) as daemon:
+        with attached(daemon) as (client, opened):
+            chat(client, opened["context"], SECRET)
+        daemon.stop()
+        daemon.start_again()
+        with RawClient(daemon.socket) as client:
+            assert client.call("forget", session_id="diary") == {"forgotten": True}
+        assert SECRET.encode() not in written(daemon)
+
+
+def limit_files(daemon: RunningDaemon, size: int) -> None:
+    """Let no file of the daemon grow past *size* bytes: its writes fail as on a full disk."""
+    _, hard = resource.prlimit(daemon.pid, resource.RLIMIT_FSIZE)
+    resource.prlimit(daemon.pid, resource.RLIMIT_FSIZE, (size, hard))
+
+
+def test_a_full_disk_is_told_once_and_service_goes_on_until_there_is_room() -> None:
+    with running_daemon(ECHO) as daemon:
+        with attached(daemon) as (client, opened):
+            context = opened["context"]
+            assert chat(client, context, "x" * 200, **{"n-predict": 300})[1]["durable"] is True
+            limit_files(daemon, len(daemon.log) + 4096)
+            for _ in range(3):
+                text, metadata = chat(client, context, "full")
+                assert (text, metadata["durable"]) == ("full", False)
+            state = client.call("stats")["stats"]["journal"]
+            assert state["state"] == "failing" and state["cause"]
+            assert daemon.log.count("journal.not_written") == 1
+
+            limit_files(daemon, resource.RLIM_INFINITY)
+            _, metadata = chat(client, context, "room")
+            assert metadata["durable"] is True
+            assert client.call("stats")["stats"]["journal"]["state"] == "written"
+            assert daemon.log.count("journal.written_again") == 1
+            [session] = client.call("sessions")["sessions"]
+            daemon.kill()
+        daemon.start_again()
+        assert told(daemon) == session["tokens"], "what was said with a full disk is there, too"
+
+
+def test_a_damaged_journal_is_set_aside_and_the_daemon_says_so() -> None:
+    with running_daemon(ECHO) as daemon:
+        with attached(daemon) as (client, opened):
+            chat(client, opened["context"], "hello")
+        daemon.stop()
+        data = journal(daemon).read_bytes()
+        journal(daemon).write_bytes(data[:5000] + b"\0" * len(data[5000:]))
+        daemon.start_again()
+
+        with attached(daemon) as (client, opened):
+            assert not opened.get("attached")
+            state = client.call("stats")["stats"]["journal"]
+            aside = Path(state["set_aside"])
+            assert aside.parent == journal(daemon).parent
+            assert aside.read_bytes()[:5000] == data[:5000]
+            assert "journal.set_aside" in daemon.log
+            assert chat(client, opened["context"], "anew")[1]["durable"] is True
+
+
+def test_a_journal_of_a_newer_version_is_left_alone_and_the_daemon_says_so() -> None:
+    with running_daemon(ECHO) as daemon:
+        daemon.stop()
+        with sqlite3.connect(journal(daemon)) as db:
+            db.execute("PRAGMA user_version = 1000")
+        db.close()
+        before = journal(daemon).read_bytes()
+        daemon.start_again()
+
+        with attached(daemon) as (client, opened):
+            assert chat(client, opened["context"], "hello")[1]["durable"] is False
+            state = client.call("stats")["stats"]["journal"]
+            assert state["state"] == "refused"
+            assert "newer version of inferd" in state["cause"]
+        daemon.stop()
+        assert journal(daemon).read_bytes() == before
+        assert "journal.refused" in daemon.log
+
+
+def test_the_journal_is_its_owners_alone() -> None:
+    with running_daemon(ECHO) as daemon:
+        with attached(daemon) as (client, opened):
+            chat(client, opened["context"], "hello")
+        modes = {p.name: p.stat().st_mode & 0o777 for p in journal(daemon).parent.glob("*.db*")}
+        assert modes == {"sessions.db": 0o600, "sessions.db-wal": 0o600}
+
+
+def test_a_cancelled_turn_of_a_session_is_no_interrupted_one() -> None:
+    with running_daemon(ECHO) as daemon:
+        with attached(daemon, model="slow") as (client, opened):
+            client.set_input(opened["context"], b"abcdefghijklmnopqrstuvwxyz")
+            turn = client.start("stream", context=opened["context"], credit=3)
+            read_tokens(client, 3)
+            assert client.call("cancel", context=opened["context"])["cancelled"]
+            with pytest.raises((Cancelled, Closed)):
+                client.result(turn)
+            daemon.kill()
+        daemon.start_again()
+        with attached(daemon, model="slow") as (client, opened):
+            assert client.metadata(opened["context"])["stop_reason"] is None
