@@ -60,6 +60,7 @@ def metadata(prompt: int, output: int, **fields: Any) -> dict[str, Any]:
         "model": "echo",
         "fingerprint": "echo-1",
         "session_id": None,
+        "durable": None,
         "not_applied": {},
         "ignored": [],
     } | fields
@@ -257,7 +258,9 @@ def natural() -> dict[str, Any]:
         w.StreamParams(context=context, prompt="yes."),
         w.TurnResult(
             text=b"yes",
-            metadata=metadata(6, 4, stop_reason="stop", stop_detail=".", session_id="notes"),
+            metadata=metadata(
+                6, 4, stop_reason="stop", stop_detail=".", session_id="notes", durable=True
+            ),
         ),
     )
     x.call("cancel", w.CancelParams(context=context), w.CancelResult(cancelled=False))
