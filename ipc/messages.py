@@ -453,8 +453,17 @@ class ModelsResult(_Map):
     models: list[dict[str, Any]]
 
 
+class SessionsParams(_Map):
+    """`sessions`; `dormant` adds those that sleep under their id, `all` shows an operator those of
+    all users.
+    """
+
+    dormant: bool = False
+    all: bool = False
+
+
 class SessionsResult(_Map):
-    """One map a session of the caller's user."""
+    """One map a session."""
 
     sessions: list[dict[str, Any]]
 
@@ -559,7 +568,7 @@ CALLS: dict[str, Call] = {
     "unload_model": Call(NamesParams, Empty),
     "pin": Call(NameParams, Empty),
     "unpin": Call(NameParams, Empty),
-    "sessions": Call(Empty, SessionsResult),
+    "sessions": Call(SessionsParams, SessionsResult),
     "queue": Call(QueueParams, QueueResult),
     "stats": Call(Empty, StatsResult),
     "tokenize": Call(TokenizeParams, TokensResult),

@@ -108,9 +108,14 @@ class AsyncSteering(AsyncCalls):
         """Let a model leave again (for an operator)."""
         await self.call("unpin", w.NameParams(name=name), w.Empty, timeout)
 
-    async def sessions(self, *, timeout: float | None = None) -> list[dict[str, Any]]:
-        """List the user's sessions."""
-        return (await self.call("sessions", w.Empty(), w.SessionsResult, timeout)).sessions
+    async def sessions(
+        self, *, dormant: bool = False, everybody: bool = False, timeout: float | None = None
+    ) -> list[dict[str, Any]]:
+        """List the user's sessions, with *dormant* also those that sleep under their id; for an
+        operator also those of *everybody*.
+        """
+        params = w.SessionsParams(dormant=dormant, all=everybody)
+        return (await self.call("sessions", params, w.SessionsResult, timeout)).sessions
 
     async def queue(
         self, *, everybody: bool = False, timeout: float | None = None

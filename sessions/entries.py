@@ -15,7 +15,9 @@ __all__ = ("Begin", "Facts", "PastEntry", "Piece", "Replay", "Stored", "decode_p
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What holds for a session between its turns. *vocabulary* is a hash of its model's tokens."""
+    """What holds for a session between its turns. *vocabulary* is a hash of its model's tokens,
+    *tokens* counts those of its past, with what an interrupted turn told.
+    """
 
     model: str
     fingerprint: str = ""
@@ -24,12 +26,12 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     defaults: dict[str, Any] = {}
     priority: int = 1
     turns: int = 0
+    tokens: int = 0
 
 
 class PastEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A `History`; *tokens* are packed, *marks* are pairs of tokens and messages.
-
-    *interrupted* is how the turn began whose answer these tokens end with, if it has no end.
+    """A `History`; *tokens* are packed, *marks* are pairs of tokens and messages. *told* is what a
+    turn on it has told, if that has no end.
     """
 
     tokens: bytes = b""
@@ -39,7 +41,7 @@ class PastEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     loose: bool = False
     open: bool = False
     shifted: bool = False
-    interrupted: Begin | None = None
+    told: Piece | None = None
 
 
 class Begin(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -91,16 +93,30 @@ class Replay:
         return bool(self.pieces) and self.pieces[-1].end == "stop"
 
     @property
-    def interrupted(self) -> Begin | None:
-        """How the turn began, if it has not ended."""
+    def tokens(self) -> list[int]:
+        """The token ids that the turn has told."""
+        return unpack_tokens(b"".join(piece.tokens for piece in self.pieces))
+
+    @property
+    def begin(self) -> Begin:
+        """How the turn began."""
+        return self.pieces[0].begin or Begin()
+
+    @property
+    def interrupted(self) -> Piece | None:
+        """All that the turn has told, if it has not ended."""
         if not self.pieces or self.pieces[-1].end is not None:
             return None
-        return self.pieces[0].begin
+        return Piece(
+            tokens=b"".join(piece.tokens for piece in self.pieces),
+            text=self.text,
+            shifts=tuple(shift for piece in self.pieces for shift in piece.shifts),
+            begin=self.begin,
+        )
 
     def history(self) -> list[int]:
         """Return the token ids of the prompt and of what was told, less what shifts dropped."""
-        told = unpack_tokens(b"".join(piece.tokens for piece in self.pieces))
-        ids, done = list(self.prompt), 0
+        ids, told, done = list(self.prompt), self.tokens, 0
         for at, keep, discard in (shift for p in self.pieces for shift in p.shifts):
             ids += told[done:at]
             done = at

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from ..backends.errors import InvalidArgument
 from ..scheduler.messages import pack_tokens, unpack_tokens
-from .entries import Begin, PastEntry, Replay, Stored, decode_past, encode
+from .entries import PastEntry, Piece, Replay, Stored, decode_past, encode
 from .port import Port
 
 __all__ = ("History", "Mark", "Told", "packed_past")
@@ -76,8 +76,8 @@ class History:
         new.shifted = self.shifted
         return new
 
-    def entry(self, interrupted: Begin | None = None) -> PastEntry:
-        """Return what is written down of it."""
+    def entry(self, told: Piece | None = None) -> PastEntry:
+        """Return what is written down of it, where a turn on it has *told* this without an end."""
         return PastEntry(
             tokens=pack_tokens(self.prompt),
             messages=self.messages,
@@ -86,7 +86,7 @@ class History:
             loose=self._loose,
             open=self._open,
             shifted=self.shifted,
-            interrupted=interrupted,
+            told=told,
         )
 
     @classmethod
@@ -234,4 +234,6 @@ def packed_past(stored: Stored) -> bytes:
         return stored.past
     past = History.of(decode_past(stored.past))
     replay = Replay(past.prompt, stored.pieces)
-    return encode(past.after(replay).entry(replay.interrupted))
+    if replay.interrupted is not None:
+        return encode(past.entry(replay.interrupted))
+    return encode(past.after(replay).entry())

@@ -90,6 +90,11 @@ class NoRecording:
     def ended(self) -> None:
         """Note that the turn has ended."""
 
+    @property
+    def shifts(self) -> Sequence[tuple[int, int, int]]:
+        """The turn's context shifts: after how many of its tokens, kept, dropped."""
+        return ()
+
     async def settled(self) -> None:
         """Wait until what was noted is written, or cannot be."""
 
@@ -108,7 +113,6 @@ class Recording(NoRecording):
         self._turn: Turn | None = None
         self._how = Begin()
         self._shifts: list[tuple[int, int, int]] = []
-        """The turn's shifts: after how many of its tokens, kept, dropped."""
         self._written = _Written()
 
     @property
@@ -160,6 +164,11 @@ class Recording(NoRecording):
         if self._turn is not None:
             self._note_shifts(self._turn, len(self._turn.tokens))
             self._journal.note(self, urgent=True)
+
+    @property
+    def shifts(self) -> Sequence[tuple[int, int, int]]:
+        """The turn's context shifts: after how many of its tokens, kept, dropped."""
+        return self._shifts
 
     async def settled(self) -> None:
         """Wait until what was noted is written, or cannot be."""
@@ -365,6 +374,8 @@ class Journal:
     async def close(self) -> None:
         """Write what is left and close the file."""
         await self._flush()
+        if self._changed and not self._refused:
+            log.error("journal.lost", sessions=len(self._changed), cause=self.cause)
         self._closed = True
         self._flushed.set()
         await self._in_thread(self._file.close)
@@ -375,12 +386,12 @@ class Journal:
             self._wake, self._urgent, self._tokens = anyio.Event(), anyio.Event(), 0
             taken, erasing = list(self._changed), list(self._erasing)
             self._changed.clear()
-            changes = self._changes(taken, erasing)
             try:
+                changes = self._changes(taken, erasing)
                 if changes and not self._closed:
                     with anyio.CancelScope(shield=True):  # it is told what became of it
                         await self._in_thread(partial(self._write, changes))
-            except (OSError, sqlite3.Error, NewerJournal) as exc:
+            except Exception as exc:  # whatever it is, the sessions go on without
                 self._failed(taken, exc)
             else:
                 self._wrote(erasing, bool(changes))
@@ -415,8 +426,14 @@ class Journal:
                 self._changed[recording] = None
         self._wake.set()
         if self.cause is None:
-            log.error("journal.not_written", path=str(self._file.path), cause=str(error))
-        self.cause = str(error)
+            expected = isinstance(error, OSError | sqlite3.Error | NewerJournal)
+            log.error(
+                "journal.not_written",
+                path=str(self._file.path),
+                cause=str(error),
+                exc_info=None if expected else error,
+            )
+        self.cause = str(error) or repr(error)
 
     # In the thread.
 

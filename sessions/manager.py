@@ -84,6 +84,11 @@ class SessionManager:
         return [session for home, session in self._live.values() if home is connection]
 
     @property
+    def sleeping(self) -> list[Session]:
+        """The sessions that sleep under their id, the longest dormant first."""
+        return list(self._dormant.values())
+
+    @property
     def dormant(self) -> int:
         """Sessions that sleep under their id."""
         return len(self._dormant)

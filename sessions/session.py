@@ -11,7 +11,7 @@ import msgspec
 from ..backends.errors import Cancelled, InferdError, InvalidArgument, NotFound, WorkerCrashed
 from ..backends.params import Options, read_options
 from ..scheduler import messages as m
-from .entries import Begin, Facts, Stored, decode_past, encode
+from .entries import Begin, Facts, PastEntry, Piece, Replay, Stored, decode_past, encode
 from .forecast import Ticket
 from .history import History, packed_past
 from .journal import NoRecording
@@ -49,7 +49,7 @@ class Session:
 
     Input either replaces the history or, with the option `append`, adds to it. `persist` says that
     a session with an id may be written to disk: its history by `recording`, its KV state by the
-    worker. `interrupted` is how the turn began that its history ends with, if it has no end.
+    worker. `interrupted` is the turn that its history ends with, if that has no end.
     """
 
     def __init__(
@@ -76,13 +76,16 @@ class Session:
         self.turns = 0
         self.turn_at = 0.0
         self.recording = NoRecording()
-        self.interrupted: Begin | None = None
+        self.interrupted: Replay | None = None
         self._how = Begin()
         self._left = False
         """The turn was ended because its reader went away."""
         self._past = History()
+        self._before = self._past
+        """The history that the interrupted turn began on."""
         self._packed: bytes | None = None
-        """The past of a dormant session."""
+        """The past of a dormant session, of so many tokens:"""
+        self._packed_tokens = 0
         self._ledger = ledger
         self._ticket: Ticket | None = None
         self._lock = anyio.Lock()
@@ -101,6 +104,9 @@ class Session:
         facts = stored.facts
         new = cls(0, stored.owner, model, ledger, facts.defaults, stored.session_id)
         new.state, new._packed = State.DORMANT, packed_past(stored)
+        told = sum(len(m.unpack_tokens(piece.tokens)) for piece in stored.pieces)
+        dropped = sum(discard for piece in stored.pieces for *_, discard in piece.shifts)
+        new._packed_tokens = facts.tokens + told - dropped
         new.parameters.options = dict(facts.options)
         begun = [piece.begin.turns for piece in stored.pieces if piece.begin is not None]
         new.priority, new.turns = facts.priority, max(facts.turns, *begun, 0)
@@ -118,12 +124,18 @@ class Session:
             defaults=self.parameters.defaults,
             priority=self.priority,
             turns=self.turns,
+            tokens=len(self.prompt) if self._packed is None else self._packed_tokens,
         )
 
     @property
     def packed(self) -> bytes:
         """The past, as the journal keeps it."""
-        return self._packed or encode(self._past.entry(self.interrupted))
+        return self._packed or encode(self._entry())
+
+    def _entry(self) -> PastEntry:
+        if self.interrupted is None:
+            return self._past.entry()
+        return self._before.entry(self.interrupted.interrupted)
 
     async def settled(self) -> None:
         """Wait until what was answered is in the journal, or cannot be: the metadata say which."""
@@ -229,6 +241,11 @@ class Session:
         """Forget the history; *system* is then the first message of the next one."""
         self._take(Call.RESET, History(system))
 
+    @property
+    def size(self) -> int:
+        """Tokens of the history, of a dormant session, too."""
+        return len(self.history()) if self._packed is None else self._packed_tokens
+
     def history(self) -> list[int]:
         """Return the prompt and what the reader has been told since, in token ids."""
         return self.prompt if self.turn is None else self.turn.history()
@@ -240,7 +257,8 @@ class Session:
 
     def _take(self, call: Call, past: History) -> None:
         self.move(call)
-        self._past, self.turn, self.piece, self.interrupted = past, None, b"", None
+        self._past, self._before, self.turn, self.piece = past, past, None, b""
+        self.interrupted, self._left = None, False
         self.recording.past_changed()
 
     # Branches.
@@ -442,14 +460,29 @@ class Session:
 
         What is known of them is written to disk, where the session may be.
         """
-        interrupted = self._how if self.active or self._left else self.interrupted
+        unfinished = self.active or self._left
         self._end_turn(Cancelled("the session was detached"))
+        told = self._told() if unfinished else None
+        if told is not None:
+            self._packed = encode(self._past.entry(told))
+        elif self.turn is None:
+            self._packed = self.packed  # a turn that was interrupted before stays so
+        else:
+            self._packed = encode(self._past.after(self.turn).entry())
         self._take(Call.DETACH, self._past.after(self.turn))
-        self.interrupted, self._left = interrupted, False
         port = self.model.loaded
         if port is not None and self.persist and self.prompt:
             port.keep(self.owner, self.name, (), self.prompt)
-        self._packed, self._past = self.packed, History()
+        self._packed_tokens = len(self.prompt)
+        self._past = self._before = History()
+
+    def _told(self) -> Piece | None:
+        """Return all that the turn has told; None if nobody knows when its shifts were."""
+        turn, shifts = self.turn, tuple(self.recording.shifts)
+        if turn is None or len(shifts) != len(turn.shifts):
+            return None
+        tokens, text = m.pack_tokens(turn.tokens), bytes(turn.text)
+        return Piece(tokens=tokens, text=text, shifts=shifts, begin=self._how)
 
     def adopt(self, handle: int, model: ModelSource) -> None:
         """Come back from dormancy under a new handle, on a new lease of the same model.
@@ -471,7 +504,11 @@ class Session:
         self.move(Call.ATTACH)
         self.handle, self.model = handle, model
         entry = decode_past(self.packed)
-        self._past, self._packed, self.interrupted = History.of(entry), None, entry.interrupted
+        self._past, self._packed = History.of(entry), None
+        if entry.told is not None:
+            self._before = self._past
+            self.interrupted = Replay(self._before.prompt, (entry.told,))
+            self._past = self._before.after(self.interrupted)
         self.recording.past_changed()
 
     def _end_turn(self, error: InferdError) -> None:

@@ -106,19 +106,26 @@ async def unpin(daemon: Daemon, request: Request) -> w.Empty:
 
 
 async def sessions(daemon: Daemon, request: Request) -> w.SessionsResult:
-    """List the caller's sessions."""
+    """List the caller's sessions, or, for an operator, everybody's; the dormant ones last."""
+    p: w.SessionsParams = request.params
+    if p.all:
+        daemon.check_operator(request, "see the sessions of other users")
     uid = request.connection.peer.uid
-    return w.SessionsResult(sessions=[_describe(s) for s in daemon.sessions if s.owner == uid])
+    found = [*daemon.sessions, *(daemon.sessions.sleeping if p.dormant else ())]
+    mine = [s for s in found if p.all or s.owner == uid]
+    return w.SessionsResult(sessions=[_describe(s) for s in mine])
 
 
 def _describe(session: Session) -> dict[str, Any]:
     return {
-        "context": session.handle,
+        "context": None if session.state == "dormant" else session.handle,
+        "uid": session.owner,
         "session_id": session.session_id,
         "model": session.model.name,
         "state": session.state.value,
         "priority": priority_name(session.priority),
-        "tokens": len(session.history()),
+        "tokens": session.size,
+        "persisted": session.recording.durable,
         "turns": session.turns,
         "idle_s": 0.0 if session.active else max(0.0, time.monotonic() - session.used_at),
     }

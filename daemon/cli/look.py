@@ -83,6 +83,37 @@ def _place(task: dict[str, Any] | None) -> object:
     return (task and task["position"]) or "-"
 
 
+def sessions(
+    everybody: Annotated[
+        bool, typer.Option("--all", help="Everybody's: for root and the daemon's user.")
+    ] = False,
+    socket: SocketPath = None,
+    as_json: JsonOutput = False,
+) -> None:
+    """List your sessions: those that are open, and those that sleep under their id."""
+    with client_of(socket) as client:
+        found = client.sessions(dormant=True, everybody=everybody)
+    if as_json:
+        write_json({"sessions": found})
+        return
+    heads = ("ID", "SESSION", "USER", "MODEL", "STATE", "HISTORY", "TURNS", "IDLE", "ON DISK")
+    table(heads, [_listed_row(session) for session in found])
+
+
+def _listed_row(session: dict[str, Any]) -> tuple[object, ...]:
+    return (
+        session["session_id"] or "-",
+        session["context"] or "-",
+        session["uid"],
+        session["model"],
+        session["state"],
+        session["tokens"],
+        session["turns"],
+        time_text(session["idle_s"]),
+        {True: "yes", False: "cannot be written", None: "no"}[session["persisted"]],
+    )
+
+
 def queue(
     everybody: Annotated[
         bool, typer.Option("--all", help="Everybody's: for root and the daemon's user.")
@@ -138,11 +169,16 @@ def status(socket: SocketPath = None, as_json: JsonOutput = False) -> None:
         f"; tasks: {stats['running']} running, {stats['waiting']} waiting"
         f", {stats['parked']} parked, {stats['refused']} refused so far"
     )
+    journal = stats["journal"]
+    if journal["state"] != "written":
+        write(f"sessions with an id are not written down: {journal['cause']}")
+    if journal["set_aside"]:
+        write(f"a damaged journal of sessions was set aside as {journal['set_aside']}")
     names = ", ".join(stats["models"]) or "none"
     write(f"models loaded: {names}; connections: {stats['connections']}; cores: {stats['cores']}")
 
 
 def add_to(app: typer.Typer) -> None:
     """Add the commands."""
-    for command in (ps, queue, status):
+    for command in (ps, sessions, queue, status):
         app.command()(command)

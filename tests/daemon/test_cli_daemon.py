@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 from collections.abc import Iterator
@@ -275,6 +276,19 @@ def test_a_session_under_way_is_listed_and_cancelled(by: str, socket: str) -> No
         process.wait(60)
     assert document(inferd("ps", "--json", socket=socket))["tasks"] == []
     assert document(inferd("queue", "--all", "--json", socket=socket)) == {"tasks": []}
+
+
+def test_sessions_that_sleep_are_listed(socket: str) -> None:
+    inferd("run", "echo", "hello", "--session", "asleep", socket=socket)
+
+    heads, *rows = inferd("sessions", "--all", socket=socket).stdout.splitlines()
+    assert heads.split()[:4] == ["ID", "SESSION", "USER", "MODEL"]
+    [row] = [row for row in rows if row.split()[0] == "asleep"]
+    assert row.split()[1:5] == ["-", str(os.getuid()), "echo", "dormant"]
+    assert row.split()[-1] == "yes", "it is on disk"
+    listed = document(inferd("sessions", "--json", socket=socket))["sessions"]
+    assert "asleep" in [session["session_id"] for session in listed]
+    assert "asleep" not in inferd("ps", socket=socket).stdout
 
 
 def test_a_session_is_forgotten_by_its_id(socket: str) -> None:

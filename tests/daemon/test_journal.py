@@ -338,3 +338,20 @@ def test_a_cancelled_turn_of_a_session_is_no_interrupted_one() -> None:
         daemon.start_again()
         with attached(daemon, model="slow") as (client, opened):
             assert client.metadata(opened["context"])["stop_reason"] is None
+
+
+def test_sessions_are_listed_with_those_that_sleep_and_whether_they_are_written() -> None:
+    with running_daemon(ECHO) as daemon:
+        with attached(daemon) as (client, opened):
+            chat(client, opened["context"], "hello")
+            [before] = client.call("sessions")["sessions"]
+        daemon.stop()
+        daemon.start_again()
+        with attached(daemon, "quiet", persist=False) as (client, opened):
+            live, asleep = client.call("sessions", dormant=True, all=True)["sessions"]
+            assert len(client.call("sessions")["sessions"]) == 1
+            assert (live["session_id"], live["persisted"]) == ("quiet", None)
+            same = ("session_id", "uid", "model", "tokens", "turns", "persisted", "priority")
+            assert {k: asleep[k] for k in same} == {k: before[k] for k in same}
+            assert (asleep["context"], asleep["state"]) == (None, "dormant")
+            assert asleep["persisted"] is True and asleep["tokens"] > 5

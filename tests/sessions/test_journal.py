@@ -323,7 +323,10 @@ async def test_a_turn_under_way_survives_a_kill_up_to_the_last_group(tmp_path: P
             assert back.history() == session.history()
             assert bytes(t for t in back.history() if t < 256) == b"abcdefabc"
             assert back.metadata()["stop_reason"] == "detached"
-            assert back.interrupted == Begin(options={"seed": 9}, seed=9, special=True, turns=1)
+            assert back.interrupted is not None
+            begin = back.interrupted.begin
+            assert begin == Begin(options={"seed": 9}, seed=9, special=True, turns=1)
+            assert (back.interrupted.tokens, back.interrupted.text) == (list(b"abc"), b"abc")
 
 
 @pytest.mark.asyncio
