@@ -324,6 +324,21 @@ class StreamParams(_Map):
     watch: bool = False
 
 
+class ResumeParams(_Map):
+    """`resume`: go on with a turn that was interrupted. `tokens` and `text` are what the client has
+    of it, from its start.
+    """
+
+    context: int
+    tokens: list[int] = []
+    text: bytes = b""
+    priority: str = ""
+    queue_timeout_s: float = 0.0
+    timeout_s: float = 0.0
+    credit: int = CREDIT_DEFAULT
+    watch: bool = False
+
+
 class QueueEvent(_Map):
     """With `watch`: a turn's place in the queue, told before its first token and where it changes.
 
@@ -557,6 +572,7 @@ CALLS: dict[str, Call] = {
     "run_inference": Call(RunInferenceParams, TurnResult),
     "stream": Call(StreamParams, TurnResult, (TokensEvent, QueueEvent)),
     "chat": Call(StreamParams, TurnResult, (QueueEvent,)),
+    "resume": Call(ResumeParams, TurnResult, (TokensEvent, QueueEvent)),
     "cancel": Call(CancelParams, CancelResult),
     "reset": Call(SystemParams, Empty),
     "rewind": Call(RewindParams, RewindResult),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import anyio
 
-from ..backends.errors import ConnectionLost, InvalidArgument, SessionExpired
+from ..backends.errors import ConnectionLost, InvalidArgument, SessionExpired, ShuttingDown
 from . import messages as w
 from .calls import ProgressCallback
 from .handles import Context, Graph
@@ -166,6 +166,39 @@ class AsyncSession:
         async def start(kind: type[K], deadline: float) -> K:
             await self._settle()
             request = kind("stream", deadline)
+            await self.client.connection.start(request, params)
+            self._took_turn(request)
+            return request
+
+        return AsyncStream(self.client.new_turn(start, timeout, self._ended, on_queue))
+
+    def resume(
+        self,
+        tokens: Sequence[int] = (),
+        text: str = "",
+        *,
+        priority: Priority | None = None,
+        timeout: float | None = None,
+        queue_timeout: float | None = None,
+        on_queue: QueueCallback | None = None,
+    ) -> AsyncStream:
+        """Go on with the turn that a restart of the daemon, or the end of its connection, has
+        interrupted (`attached` sessions whose metadata's stop reason is `detached`). *tokens* and
+        *text* are what was read of it: the stream begins after them.
+        """
+        params = w.ResumeParams(
+            context=self.context,
+            tokens=list(tokens),
+            text=text.encode(),
+            priority=priority or "",
+            queue_timeout_s=queue_timeout or 0.0,
+            timeout_s=self.client.limit_s(timeout),
+            watch=on_queue is not None,
+        )
+
+        async def start(kind: type[K], deadline: float) -> K:
+            await self._settle()
+            request = kind("resume", deadline)
             await self.client.connection.start(request, params)
             self._took_turn(request)
             return request
@@ -329,5 +362,5 @@ async def _ignore_refusal(call: Awaitable[None]) -> None:
     """Await a call that tidies up: what is closed or lost already needs no closing."""
     try:
         await call
-    except (InvalidArgument, SessionExpired, ConnectionLost):
+    except (InvalidArgument, SessionExpired, ConnectionLost, ShuttingDown):
         return

@@ -104,6 +104,29 @@ class Session:
             ),
         )
 
+    def resume(
+        self,
+        tokens: Sequence[int] = (),
+        text: str = "",
+        *,
+        priority: Priority | None = None,
+        timeout: float | None = None,
+        queue_timeout: float | None = None,
+        on_queue: QueueCallback | None = None,
+    ) -> Stream:
+        """Go on with a turn that was interrupted; see `AsyncSession.resume`."""
+        return Stream(
+            self.thread,
+            self.twin.resume(
+                tokens,
+                text,
+                priority=priority,
+                timeout=timeout,
+                queue_timeout=queue_timeout,
+                on_queue=on_queue,
+            ),
+        )
+
     def pull(
         self,
         prompt: TensorLike | None = None,

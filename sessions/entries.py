@@ -9,7 +9,8 @@ from typing import Any
 
 import msgspec
 
-from ..scheduler.messages import unpack_tokens
+from ..backends.errors import InvalidArgument
+from ..scheduler.messages import pack_tokens, unpack_tokens
 
 __all__ = ("Begin", "Facts", "PastEntry", "Piece", "Replay", "Stored", "decode_past", "encode")
 
@@ -83,9 +84,14 @@ class Replay:
         return b"".join(piece.text for piece in self.pieces)
 
     @property
+    def placed_shifts(self) -> list[tuple[int, int, int]]:
+        """The context shifts: after how many tokens of the turn, kept, dropped."""
+        return [shift for piece in self.pieces for shift in piece.shifts]
+
+    @property
     def shifts(self) -> list[tuple[int, int]]:
         """The context shifts: tokens kept, then dropped."""
-        return [(keep, discard) for p in self.pieces for _, keep, discard in p.shifts]
+        return [(keep, discard) for _, keep, discard in self.placed_shifts]
 
     @property
     def stopped_by_text(self) -> bool:
@@ -110,18 +116,38 @@ class Replay:
         return Piece(
             tokens=b"".join(piece.tokens for piece in self.pieces),
             text=self.text,
-            shifts=tuple(shift for piece in self.pieces for shift in piece.shifts),
+            shifts=tuple(self.placed_shifts),
             begin=self.begin,
         )
+
+    def extended(self, tokens: Sequence[int], text: bytes) -> Replay:
+        """Return the turn with what its reader has of it beyond this.
+
+        :raises InvalidArgument: the reader has something else.
+        """
+        mine = self.tokens
+        if not _alike(mine, list(tokens)) or not _alike(self.text, text):
+            raise InvalidArgument(
+                "that is not what the interrupted turn has told",
+                hint="give all its tokens and text from the start, as its events told them",
+                data={"tokens": len(mine)},
+            )
+        rest = Piece(tokens=pack_tokens(tokens[len(mine) :]), text=text[len(self.text) :])
+        return Replay(self.prompt, (*self.pieces, rest))
 
     def history(self) -> list[int]:
         """Return the token ids of the prompt and of what was told, less what shifts dropped."""
         ids, told, done = list(self.prompt), self.tokens, 0
-        for at, keep, discard in (shift for p in self.pieces for shift in p.shifts):
+        for at, keep, discard in self.placed_shifts:
             ids += told[done:at]
             done = at
             del ids[keep : keep + discard]
         return ids + told[done:]
+
+
+def _alike(a: Sequence[int], b: Sequence[int]) -> bool:
+    """Tell whether one begins with the other."""
+    return a[: len(b)] == b[: len(a)]
 
 
 @dataclass(frozen=True)

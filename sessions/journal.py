@@ -45,6 +45,8 @@ RETRY_S = 1.0
 """A journal that cannot be written is tried again after this, and by each call that needs it."""
 
 log = structlog.get_logger()
+Shift = tuple[int, int, int]
+"""After how many tokens of the turn; how many tokens of the history were kept, and then dropped."""
 _Key = tuple[int, str]
 _T = TypeVar("_T")
 
@@ -80,8 +82,8 @@ class NoRecording:
     def past_changed(self) -> None:
         """Note that the past is another one, and no turn on it has begun."""
 
-    def begin(self, turn: Turn, how: Begin) -> None:
-        """Note that a turn begins on the past as it stands."""
+    def begin(self, turn: Turn, how: Begin, shifts: Sequence[Shift] = ()) -> None:
+        """Note that a turn begins on the past as it stands, or goes on after such *shifts*."""
 
     def watch(self, sink: TokensSink | None) -> TokensSink | None:
         """Return what a turn is to tell its tokens to, where its reader has *sink*."""
@@ -91,8 +93,8 @@ class NoRecording:
         """Note that the turn has ended."""
 
     @property
-    def shifts(self) -> Sequence[tuple[int, int, int]]:
-        """The turn's context shifts: after how many of its tokens, kept, dropped."""
+    def shifts(self) -> Sequence[Shift]:
+        """The turn's context shifts."""
         return ()
 
     async def settled(self) -> None:
@@ -112,7 +114,7 @@ class Recording(NoRecording):
         self._facts, self._past = False, not present
         self._turn: Turn | None = None
         self._how = Begin()
-        self._shifts: list[tuple[int, int, int]] = []
+        self._shifts: list[Shift] = []
         self._written = _Written()
 
     @property
@@ -130,10 +132,10 @@ class Recording(NoRecording):
         self._past, self._turn = True, None
         self._journal.note(self, urgent=True)
 
-    def begin(self, turn: Turn, how: Begin) -> None:
+    def begin(self, turn: Turn, how: Begin, shifts: Sequence[Shift] = ()) -> None:
         """Note that a turn begins: written some time soon."""
         self._turn, self._how = turn, how
-        self._shifts, self._written = [], _Written()
+        self._shifts, self._written = list(shifts), _Written()
         self._journal.note(self)
 
     def watch(self, sink: TokensSink | None) -> TokensSink:
@@ -166,8 +168,8 @@ class Recording(NoRecording):
             self._journal.note(self, urgent=True)
 
     @property
-    def shifts(self) -> Sequence[tuple[int, int, int]]:
-        """The turn's context shifts: after how many of its tokens, kept, dropped."""
+    def shifts(self) -> Sequence[Shift]:
+        """The turn's context shifts."""
         return self._shifts
 
     async def settled(self) -> None:

@@ -183,8 +183,9 @@ class Session:
         if not self.active:
             self.used_at = self._ledger.seconds()
             self.recording.ended()
-            if ticket is not None and self.turn is not None and self.turn.stats is not None:
-                self._ledger.ended(ticket, self.turn.stats)
+            turn = self.turn
+            if ticket is not None and turn is not None and turn.stats and not turn.resumed:
+                self._ledger.ended(ticket, turn.stats)
 
     # Input.
 
@@ -337,24 +338,105 @@ class Session:
         :raises Busy: too many tasks wait; `retry_after_s` says when to come back.
         """
         async with self._lock:
-            kind = Call.COMPUTE_SINGLE if call.pull else Call.COMPUTE
-            step(self.state, Call.COMPUTE)  # one turn at a time: a pull turn is gone on with, too
-            port = await self._port()
-            step(self.state, Call.COMPUTE)  # it may have been closed or emptied meanwhile
-            spec = self._spec(call)
-            self._ticket = self._admit(spec, port.info.slots)
-            self.move(kind)
-            sink = self.recording.watch(on_tokens)
-            self.turn = Turn(port, spec, self._event, sink, on_position)
-            self._ticket.output = self.turn.tokens
-            self.turns += 1
-            self.turn_at = self._ledger.seconds()
-            self.piece, self._read_ending, self._cleared = b"", False, False
-            self._left, self.interrupted = False, None
-            self._how = self._beginning(call, spec)
-            self.recording.begin(self.turn, self._how)
-            self.turn.start()
-            return self.turn
+            port = await self._startable()
+            turn = self._begin(port, call, on_tokens, on_position)
+            await self._write_beginning()
+            if not turn.ended.is_set():
+                turn.start()
+            return turn
+
+    async def resume(
+        self,
+        call: TurnOptions,
+        tokens: Sequence[int],
+        text: bytes,
+        on_tokens: TokensSink | None = None,
+        on_position: PositionSink | None = None,
+    ) -> Turn:
+        """Go on with the turn that was interrupted, with its own options and seed. Its reader has
+        these *tokens* and this *text* of it; he is told first what he has not.
+
+        :raises InvalidArgument: there is none, or the reader has something else.
+        """
+        async with self._lock:
+            port = await self._startable()
+            before = self.interrupted
+            if before is None:
+                raise InvalidArgument("no turn of this session was interrupted")
+            if not all(0 <= token < port.info.vocab_size for token in tokens):
+                raise InvalidArgument(f"the tokens are 0 … {port.info.vocab_size - 1}")
+            whole, how = before.extended(tokens, text), before.begin
+            own = msgspec.structs.replace(
+                call,
+                options={**how.options, "seed": how.seed},
+                priority=how.priority if call.priority is None else call.priority,
+                special=how.special,
+            )
+            past, self._past = self._past, self._before
+            try:
+                turn = self._begin(port, own, on_tokens, on_position, whole)
+            except BaseException:
+                self._past = past
+                raise
+            await self._write_beginning()
+            if turn.ended.is_set():
+                return turn
+            turn.resume()
+            told, said = whole.tokens[len(tokens) :], whole.text[len(text) :]
+            if on_tokens is not None and (told or said):
+                on_tokens(m.Tokens(turn.spec.id, told, said))
+            if 0 <= turn.spec.n_predict <= len(turn.tokens):
+                turn.complete("length", str(turn.spec.n_predict))
+            return turn
+
+    async def _write_beginning(self) -> None:
+        """Have a turn's beginning in the journal before it tells anything: without it nobody could
+        say it again after a kill.
+        """
+        try:
+            await self.settled()
+        except BaseException:
+            self._left = True
+            self._end_turn(Cancelled("the request was cancelled"))
+            raise
+
+    async def _startable(self) -> Port:
+        """Return the line to the worker, if a turn may begin."""
+        step(self.state, Call.COMPUTE)  # one turn at a time: a pull turn is gone on with, too
+        port = await self._port()
+        step(self.state, Call.COMPUTE)  # it may have been closed or emptied meanwhile
+        return port
+
+    def _begin(
+        self,
+        port: Port,
+        call: TurnOptions,
+        on_tokens: TokensSink | None,
+        on_position: PositionSink | None,
+        before: Replay | None = None,
+    ) -> Turn:
+        """Return a new turn on the past as it stands, of which the worker does not know yet; it may
+        go on where another one was interrupted, *before*.
+
+        :raises Busy: too many tasks wait.
+        """
+        spec = self._spec(call)
+        self._ticket = self._admit(spec, port.info.slots)
+        self.move(Call.COMPUTE_SINGLE if call.pull else Call.COMPUTE)
+        sink = self.recording.watch(on_tokens)
+        self.turn = turn = Turn(port, spec, self._event, sink, on_position)
+        self._ticket.output = turn.tokens
+        self.turns += 1
+        self.turn_at = self._ledger.seconds()
+        self.piece, self._read_ending, self._cleared = b"", False, False
+        if self.interrupted is not None:
+            self.interrupted = None
+            self.recording.past_changed()  # it has the turn that was interrupted
+        if before is not None:
+            turn.take_over(before)
+        self._left, self._how = False, self._beginning(call, spec)
+        self.recording.begin(turn, self._how, () if before is None else before.placed_shifts)
+        return turn
 
     def _beginning(self, call: TurnOptions, spec: m.TaskSpec) -> Begin:
         return Begin(

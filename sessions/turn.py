@@ -16,6 +16,7 @@ from ..backends.errors import (
     error_from_wire,
 )
 from ..scheduler import messages as m
+from .entries import Replay
 from .port import Port
 from .table import Call
 
@@ -53,6 +54,8 @@ class Turn:
         self.stats: m.TurnStats | None = None
         self.error: InferdError | None = None
         self.ended = anyio.Event()
+        self.resumed = False
+        """It goes on where an earlier turn was interrupted."""
         self._port = port
         self._on_call, self._on_tokens, self._on_position = on_call, on_tokens, on_position
         self._position = -1
@@ -69,6 +72,26 @@ class Turn:
     def start(self) -> None:
         """Queue the task."""
         self._port.submit(self.spec, self)
+
+    def take_over(self, before: Replay) -> None:
+        """Have told what *before* has, an earlier turn on the same prompt."""
+        self.tokens += before.tokens
+        self.text += before.text
+        self.shifts += before.shifts
+        self._shifted = before.history() if self.shifts else None
+        self.resumed = True
+
+    def resume(self) -> None:
+        """Queue the task where the turn that was taken over ended."""
+        spec = self.go_on(self._port)
+        assert spec is not None, "it has not begun, and so has not ended"
+        self._port.submit(spec, self)
+
+    def complete(self, reason: str, detail: str) -> None:
+        """End a turn that needs no token more."""
+        self.cancel()
+        stats = m.TurnStats(stop_reason=reason, stop_detail=detail, output_tokens=len(self.tokens))
+        self.report(m.Finished(self.spec.id, b"", b"", stats))
 
     def go_on(self, port: Port) -> m.TaskSpec | None:
         """Go on in another worker; see `TaskReader.go_on`."""

@@ -309,6 +309,30 @@ def branched() -> dict[str, Any]:
     return x.done()
 
 
+def resumed() -> dict[str, Any]:
+    """A turn that is left, come back to, and gone on with from what the client has of it."""
+    x = Exchange("a turn that is gone on with")
+    graph, _ = x.open()
+    context, again = x.handle(), x.handle()
+    named = w.SessionParams(graph=graph, session_id="notes")
+    call = "init_execution_context_with_session_id"
+    x.call(call, named, w.ContextResult(context=context))
+    prompt = w.SetInputParams(context=context, index=0, tensor=tensor(b"abcd"))
+    x.call("set_input", prompt, w.Empty())
+    one = w.ComputeSingleParams(context=context)
+    for piece in (b"a", b"b"):
+        x.call("compute_single", one, w.ComputeSingleResult(piece=piece))
+    left = w.FinalizeParams(context=context, keep=True)
+    x.call("finalize_execution_context", left, w.Empty())
+    x.call(call, named, w.ContextResult(context=again, attached=True))
+    number = x.request("resume", w.ResumeParams(context=again, tokens=[97], text=b"a"))
+    for position, text in enumerate((b"b", b"c", b"d"), 1):
+        x.event(number, w.TokensEvent(tokens=list(text), text=text, position=position))
+    end = metadata(6, 5, session_id="notes", durable=True)
+    x.reply(number, w.TurnResult(metadata=end), ["/2/metadata/cached_tokens"])
+    return x.done()
+
+
 def watched() -> dict[str, Any]:
     """Four readers that do not read hold the slots; a fifth turn waits and is told its place."""
     x = Exchange("a place in the queue")
@@ -346,7 +370,7 @@ def passed() -> dict[str, Any]:
     return x.done()
 
 
-EXCHANGES = (computed, streamed, single, named, natural, branched, watched, passed)
+EXCHANGES = (computed, streamed, single, named, natural, branched, resumed, watched, passed)
 
 
 def framed(body: bytes) -> bytes:

@@ -1,4 +1,4 @@
-"""Streams and chats: a turn of a session, told as it goes or when it is done."""
+"""Streams, chats, and turns that are gone on with: told as they go or when they are done."""
 
 from __future__ import annotations
 
@@ -21,9 +21,43 @@ QUEUE_EVENTS_MAX = 256
 async def stream(daemon: Daemon, request: Request) -> w.TurnResult:
     """Tell a turn token by token, as fast as the reader gives credit."""
     p: w.StreamParams = request.params
-    if not 1 <= p.credit <= w.CREDIT_MAX:
-        raise InvalidArgument(f"a credit of {p.credit}; it is 1 … {w.CREDIT_MAX} events")
-    position = 0
+    _check_credit(p.credit)
+    session = daemon.session(request)
+    await _take_input(daemon, session, p)
+    tell, places = _teller(daemon, request), _places(daemon, request)
+    turn = await session.start(_turn_options(p, p.credit), tell, places)
+    request.on_credit = turn.credit
+    await session.finish(turn)
+    return w.TurnResult(text=turn.tail, metadata=session.metadata())
+
+
+async def resume(daemon: Daemon, request: Request) -> w.TurnResult:
+    """Go on with a turn that was interrupted, from where its client is."""
+    p: w.ResumeParams = request.params
+    _check_credit(p.credit)
+    daemon.check_open()
+    session = daemon.session(request)
+    options = TurnOptions(
+        priority=priority_of(p.priority),
+        queue_timeout_s=seconds_of(p.queue_timeout_s),
+        timeout_s=seconds_of(p.timeout_s),
+        credit=p.credit,
+        watch=p.watch,
+    )
+    tell, places = _teller(daemon, request, len(p.tokens)), _places(daemon, request)
+    turn = await session.resume(options, p.tokens, p.text, tell, places)
+    request.on_credit = turn.credit
+    await session.finish(turn)
+    return w.TurnResult(text=turn.tail, metadata=session.metadata())
+
+
+def _check_credit(credit: int) -> None:
+    if not 1 <= credit <= w.CREDIT_MAX:
+        raise InvalidArgument(f"a credit of {credit}; it is 1 … {w.CREDIT_MAX} events")
+
+
+def _teller(daemon: Daemon, request: Request, position: int = 0) -> Callable[[Tokens], None]:
+    """Return what tells a client of a turn's tokens, of which he has so many."""
 
     def tell(report: Tokens) -> None:
         nonlocal position
@@ -32,12 +66,7 @@ async def stream(daemon: Daemon, request: Request) -> w.TurnResult:
         )
         position += len(report.tokens)
 
-    session = daemon.session(request)
-    await _take_input(daemon, session, p)
-    turn = await session.start(_turn_options(p, p.credit), tell, _places(daemon, request))
-    request.on_credit = turn.credit
-    await session.finish(turn)
-    return w.TurnResult(text=turn.tail, metadata=session.metadata())
+    return tell
 
 
 async def chat(daemon: Daemon, request: Request) -> w.TurnResult:
@@ -89,4 +118,4 @@ def _turn_options(p: w.StreamParams, credit: int) -> TurnOptions:
     )
 
 
-CALLS: CallTable = {"stream": stream, "chat": chat}
+CALLS: CallTable = {"stream": stream, "chat": chat, "resume": resume}

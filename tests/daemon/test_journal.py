@@ -9,10 +9,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
-from inferd.backends.errors import Cancelled, ShuttingDown
+from inferd import Client
+from inferd.backends.errors import Cancelled, InvalidArgument, ShuttingDown
 from inferd.testing import RunningDaemon, running_daemon
+from tests.daemon.command_line import inferd
 from tests.models import smollm2
 from tests.raw import Closed, RawClient
 
@@ -31,11 +34,13 @@ step_ms = 10
 REAL = f"""
 [daemon]
 cores = 1
+grace_s = 0.1
 [defaults]
 ctx-size = 1024
 [models.m]
 file = "{smollm2()}"
 """
+QUESTION = "Tell me a story about a king and his three sons. " * 4
 GREEDY = {"temp": 0, "n-predict": 12}
 BOTH = pytest.mark.parametrize(
     "config", [ECHO, pytest.param(REAL, marks=pytest.mark.model)], ids=["echo", "smollm2"]
@@ -295,6 +300,7 @@ def test_a_damaged_journal_is_set_aside_and_the_daemon_says_so() -> None:
             assert aside.parent == journal(daemon).parent
             assert aside.read_bytes()[:5000] == data[:5000]
             assert "journal.set_aside" in daemon.log
+            assert f"set aside as {aside}" in inferd("status", socket=daemon.socket).stdout
             assert chat(client, opened["context"], "anew")[1]["durable"] is True
 
 
@@ -312,6 +318,7 @@ def test_a_journal_of_a_newer_version_is_left_alone_and_the_daemon_says_so() -> 
             state = client.call("stats")["stats"]["journal"]
             assert state["state"] == "refused"
             assert "newer version of inferd" in state["cause"]
+            assert "are not written down: " in inferd("status", socket=daemon.socket).stdout
         daemon.stop()
         assert journal(daemon).read_bytes() == before
         assert "journal.refused" in daemon.log
@@ -355,3 +362,73 @@ def test_sessions_are_listed_with_those_that_sleep_and_whether_they_are_written(
             assert {k: asleep[k] for k in same} == {k: before[k] for k in same}
             assert (asleep["context"], asleep["state"]) == (None, "dormant")
             assert asleep["persisted"] is True and asleep["tokens"] > 5
+
+
+WHOLE = {"temp": 0, "n-predict": 100}
+"""More tokens than a stream has credit for: it stands still until they are read."""
+
+
+@BOTH
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("ending", ["stop", "kill", "leave"])
+def test_an_interrupted_answer_is_resumed_where_its_reader_is(config: str, ending: str) -> None:
+    with running_daemon(config) as daemon:
+        with Client(daemon.socket) as client, client.session("m", options=WHOLE) as session:
+            whole = str(session.chat(QUESTION))
+        with Client(daemon.socket) as client:
+            session = client.session("m", session_id="diary", options=WHOLE)
+            seen = ""
+            with session, session.stream(QUESTION) as stream:
+                for piece in stream:
+                    seen += piece
+                    if len(stream.tokens) >= 9:
+                        break
+                tokens = list(stream.tokens)
+                if ending == "kill":
+                    daemon.kill()
+                elif ending == "stop":
+                    daemon.stop()
+        if ending != "leave":
+            daemon.start_again()
+
+        with Client(daemon.socket) as client, client.session("m", session_id="diary") as session:
+            assert session.attached
+            metadata = msgspec.json.decode(client.get_output(session.context, 1))
+            assert metadata["stop_reason"] == "detached"
+            stream = session.resume(tokens, seen)
+            rest = "".join(stream)
+
+            everything = client.detokenize(session.graph, tokens + stream.tokens)
+            assert everything.decode() == seen + rest
+            # A real model's logits move a little with the shape of the batch.
+            assert config == REAL or seen + rest == whole
+            assert stream.metadata["stop_reason"] == "length"
+            assert stream.metadata["output_tokens"] == 100
+
+
+def test_what_the_daemon_has_and_the_client_has_not_is_told_first() -> None:
+    with running_daemon(ECHO) as daemon:
+        with attached(daemon, model="slow") as (client, opened):
+            client.set_input(opened["context"], b"abcdefghij")
+            client.start("stream", context=opened["context"], credit=4)
+            assert read_tokens(client, 4) == list(b"abcd")
+        with attached(daemon, model="slow") as (client, opened):
+            params = {"context": opened["context"], "tokens": list(b"ab"), "text": b"ab"}
+            result = client.call("resume", **params)
+            first, *others = [event for _, _, event in client.events]
+            assert first == {"tokens": list(b"cd"), "text": b"cd", "position": 2}
+            assert [e["position"] for e in others] == list(range(4, 10))
+            assert b"".join(e["text"] for e in others) == b"efghij"
+            assert result["metadata"]["stop_reason"] == "eos"
+            with pytest.raises(InvalidArgument, match="no turn of this session"):
+                client.call("resume", **params)
+
+
+@pytest.mark.parametrize("credit", [0, 1025])
+def test_a_credit_that_is_none_is_refused(credit: int) -> None:
+    with (
+        running_daemon(ECHO) as daemon,
+        attached(daemon) as (client, opened),
+        pytest.raises(InvalidArgument, match="a credit of"),
+    ):
+        client.call("resume", context=opened["context"], credit=credit)

@@ -669,6 +669,152 @@ async def test_a_session_whose_model_has_other_tokens_now_is_refused(tmp_path: P
         assert await desk.manager.forget_id(OWNER, "diary")
 
 
+# Resuming.
+
+
+async def interrupted(desk: Kept, told: int = 3, **options: Any) -> Session:
+    """Return a session that was come back to, of whose turn so many tokens were told."""
+    session = named(desk)
+    await session.set_input(b"abcdefghij")
+    await session.start(TurnOptions(credit=told, options=options))
+    desk.port.run()
+    desk.manager.leave(HERE)
+    desk.port.run()
+    return await reopened(desk)
+
+
+async def resumed(desk: Kept, session: Session, tokens: bytes = b"", text: bytes = b"") -> bytes:
+    """Resume with what the reader has, and return what he is told."""
+    told = bytearray()
+    turn = await session.resume(
+        TurnOptions(), list(tokens), text, lambda report: told.extend(report.text)
+    )
+    desk.port.run()
+    await session.finish(turn)
+    return bytes(told) + turn.tail
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("seen", [b"", b"a", b"abc", b"abcdef", b"abcdefghij"])
+async def test_a_turn_goes_on_from_where_its_reader_is(tmp_path: Path, seen: bytes) -> None:
+    async with Kept(tmp_path / "a").running() as desk:
+        session = await interrupted(desk)
+        assert await resumed(desk, session, seen, seen) == b"abcdefghij"[len(seen) :]
+
+        assert bytes(session.turn.text) == b"abcdefghij" if session.turn else False
+        assert session.metadata()["stop_reason"] == "eos"
+        assert bytes(t for t in session.history() if t < 256) == b"abcdefghij" * 2
+        async with desk.killed(tmp_path / "b") as other:
+            assert all_of(await reopened(other)) == all_of(session)
+
+
+@pytest.mark.asyncio
+async def test_a_resumed_turn_has_its_own_options_seed_and_bound(tmp_path: Path) -> None:
+    async with Kept(tmp_path).running() as desk:
+        options = {"n-predict": 5, "seed": 77}
+        session = await interrupted(desk, **options)
+        assert await resumed(desk, session, b"abc", b"abc") == b"de"
+        assert session.metadata()["seed"] == 77
+        assert session.metadata()["stop_reason"] == "length"
+
+
+@pytest.mark.asyncio
+async def test_a_turn_whose_last_token_its_reader_has_ends_without_another(tmp_path: Path) -> None:
+    async with Kept(tmp_path).running() as desk:
+        session = await interrupted(desk, **{"n-predict": 5})
+        assert await resumed(desk, session, b"abcde", b"abcde") == b""
+        assert session.metadata()["stop_reason"] == "length"
+        assert bytes(t for t in session.history() if t < 256) == b"abcdefghijabcde"
+
+
+@pytest.mark.asyncio
+async def test_a_turn_may_be_interrupted_and_resumed_again_and_again(tmp_path: Path) -> None:
+    async def go_on(desk: Kept, session: Session, told: int) -> None:
+        await session.settled()
+        async with desk.killed(tmp_path / str(told)) as other:
+            back = await reopened(other)
+            turn = await back.resume(TurnOptions(credit=2), [], b"")
+            other.port.run()
+            assert bytes(turn.text) == b"abcdefghij"[: told + 2]
+            if told < 6:
+                await go_on(other, back, told + 2)
+
+    async with Kept(tmp_path / "first").running() as desk:
+        await go_on(desk, await interrupted(desk, told=2), 2)
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("call", ["compute", "input"])
+async def test_what_is_done_instead_of_resuming_leaves_the_turn_as_it_stands(
+    tmp_path: Path, call: str
+) -> None:
+    async with Kept(tmp_path / "a").running() as desk:
+        session = await interrupted(desk)
+        await session.settled()
+        if call == "compute":
+            turn = await session.start(TurnOptions(options={"n-predict": 1}))
+            desk.port.run()
+            await session.finish(turn)
+        else:
+            await session.add_text(b"more")
+        with pytest.raises(InvalidArgument, match="no turn of this session was interrupted"):
+            await session.resume(TurnOptions(), [], b"")
+        async with desk.killed(tmp_path / "b") as other:
+            back = await reopened(other)
+            assert all_of(back) == all_of(session)
+            assert back.interrupted is None
+
+
+@pytest.mark.asyncio
+async def test_a_turn_tells_nothing_before_its_beginning_is_written(tmp_path: Path) -> None:
+    async with Kept(tmp_path / "a").running() as desk:
+        session = named(desk)
+        await session.set_input(b"abc")
+        async with anyio.create_task_group() as group, desk.journal._thread:  # the disk is slow
+            group.start_soon(session.start, TurnOptions())
+            await anyio.wait_all_tasks_blocked()
+            desk.port.run()
+            assert session.active and not session.history()[5:]
+        desk.port.run()
+        assert bytes(t for t in session.history() if t < 256) == b"abcabc"
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("ending", ["the caller goes", "the turn is cancelled"])
+async def test_a_turn_that_ends_while_its_beginning_is_written_never_reaches_the_engine(
+    tmp_path: Path, ending: str
+) -> None:
+    async with Kept(tmp_path).running() as desk:
+        session = named(desk)
+        await session.set_input(b"abc")
+        async with anyio.create_task_group() as group, desk.journal._thread:
+            group.start_soon(session.start, TurnOptions())
+            await anyio.wait_all_tasks_blocked()
+            if ending == "the caller goes":
+                group.cancel_scope.cancel()
+            else:
+                session.cancel()
+        desk.port.run()
+
+        assert session.state == "failed"
+        assert desk.port.bench.engine.statistics()["prompt"] == 0
+        assert await answer(desk, session, b"again") == b"again"
+
+
+@pytest.mark.asyncio
+async def test_what_was_not_told_is_refused_and_the_turn_can_still_be_resumed(
+    tmp_path: Path,
+) -> None:
+    async with Kept(tmp_path).running() as desk:
+        session = await interrupted(desk)
+        for tokens, text in ((b"xbc", b"abc"), (b"abc", b"xbc")):
+            with pytest.raises(InvalidArgument, match="not what the interrupted turn has told"):
+                await session.resume(TurnOptions(), list(tokens), text)
+        with pytest.raises(InvalidArgument, match="the tokens are"):
+            await session.resume(TurnOptions(), [97, 98, 99, -1], b"abc")
+        assert await resumed(desk, session, b"abc", b"abc") == b"defghij"
+
+
 # Any sequence of calls.
 
 CALLS = st.lists(
@@ -684,6 +830,7 @@ CALLS = st.lists(
         st.tuples(st.just("back"), st.integers(1, 2)),
         st.tuples(st.just("reset"), st.sampled_from([None, "be brief"])),
         st.tuples(st.just("sleep"), st.none()),
+        st.tuples(st.just("resume"), st.integers(1, 4)),
     ),
     max_size=12,
 )
@@ -716,6 +863,11 @@ async def do(desk: Kept, session: Session, call: str, value: Any) -> Session:
             await session.rewind(value, None)
         case "reset":
             session.reset(value)
+        case "resume":
+            turn = await session.resume(TurnOptions(credit=value), [], b"")
+            desk.port.run()
+            if turn.ended.is_set():
+                await session.finish(turn)
         case "sleep":
             desk.manager.detach(session)
             session, _ = desk.manager.open(HERE, OWNER, desk.source, {}, "diary")
