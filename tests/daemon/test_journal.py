@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import resource
+import signal
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -432,3 +434,21 @@ def test_a_credit_that_is_none_is_refused(credit: int) -> None:
         pytest.raises(InvalidArgument, match="a credit of"),
     ):
         client.call("resume", context=opened["context"], credit=credit)
+
+
+def test_a_turn_that_went_on_in_another_worker_is_written_as_one() -> None:
+    with running_daemon(ECHO) as daemon:
+        with attached(daemon, model="slow") as (client, opened):
+            client.set_input(opened["context"], b"abcdefghijklmnopqrstuvwxyz")
+            prompt = client.metadata(opened["context"])["input_tokens"]
+            turn = client.start("stream", context=opened["context"], credit=64)
+            seen = read_tokens(client, 5)
+            [model] = [x for x in client.call("models")["models"] if x["name"] == "slow"]
+            os.kill(model["pid"], signal.SIGKILL)
+            client.result(turn)
+            events = [event for _, number, event in client.events if number == turn]
+            seen += [token for event in events for token in event["tokens"]]
+            assert seen == list(b"abcdefghijklmnopqrstuvwxyz")
+            daemon.kill()
+        daemon.start_again()
+        assert told(daemon, model="slow") == prompt + 26
