@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from types import TracebackType
@@ -226,6 +226,37 @@ class AsyncClient(AsyncSteering):
 
         async def start(kind: type[K], deadline: float) -> K:
             request = kind("stream", deadline)
+            await self.connection.start(request, params)
+            return request
+
+        return AsyncStream(self.new_turn(start, timeout, on_queue=on_queue))
+
+    def resume(
+        self,
+        context: int,
+        tokens: Sequence[int] = (),
+        text: str = "",
+        *,
+        priority: Priority | None = None,
+        timeout: float | None = None,
+        queue_timeout: float | None = None,
+        on_queue: QueueCallback | None = None,
+    ) -> AsyncStream:
+        """Go on with a turn that was interrupted, of a context that was come back to; the stream
+        begins after *tokens* and *text*, what was read of it.
+        """
+        params = w.ResumeParams(
+            context=context,
+            tokens=list(tokens),
+            text=text.encode(),
+            priority=priority or "",
+            queue_timeout_s=queue_timeout or 0.0,
+            timeout_s=self.limit_s(timeout),
+            watch=on_queue is not None,
+        )
+
+        async def start(kind: type[K], deadline: float) -> K:
+            request = kind("resume", deadline)
             await self.connection.start(request, params)
             return request
 

@@ -300,6 +300,29 @@ class Client:
         )
         return Stream(thread, stream)
 
+    def resume(
+        self,
+        context: int,
+        tokens: Sequence[int] = (),
+        text: str = "",
+        *,
+        priority: Priority | None = None,
+        timeout: float | None = None,
+        queue_timeout: float | None = None,
+        on_queue: QueueCallback | None = None,
+    ) -> Stream:
+        """Go on with a turn that was interrupted; see `AsyncClient.resume`."""
+        stream = self.twin.resume(
+            context,
+            tokens,
+            text,
+            priority=priority,
+            timeout=timeout,
+            queue_timeout=queue_timeout,
+            on_queue=on_queue,
+        )
+        return Stream(self.thread, stream)
+
     load = twin(AsyncClient.load)
     load_file = twin(AsyncClient.load_file)
     load_by_name = twin(AsyncClient.load_by_name)

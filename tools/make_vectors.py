@@ -551,16 +551,7 @@ def vectors() -> dict[str, Any]:
         "about": ABOUT,
         "protocol": list(w.PROTOCOL_VERSION),
         "software": SOFTWARE,
-        "exchanges": [
-            computed(),
-            streamed(),
-            single(),
-            named(),
-            natural(),
-            branched(),
-            watched(),
-            passed(),
-        ],
+        "exchanges": [exchange() for exchange in EXCHANGES],
         "malformed": malformed() + refused(),
         "malformed_daemon": malformed_daemon(),
     }

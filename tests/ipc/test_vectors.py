@@ -246,6 +246,20 @@ async def branches(client: AsyncClient) -> None:
     assert not await client.forget(session_id="b")
 
 
+async def gone_on_with(client: AsyncClient) -> None:
+    graph = await client.load_by_name("echo")
+    await client.init_execution_context(graph)
+    context = await client.init_execution_context_with_session_id(graph, "notes")
+    await client.set_input(context, 0, b"abcd")
+    assert [await client.compute_single(context) for _ in "ab"] == [b"a", b"b"]
+    await client.finalize_execution_context(context, keep=True)
+    again = await client.init_execution_context_with_session_id(graph, "notes")
+    assert again.attached
+    stream = client.resume(again, [97], "a")
+    assert [piece async for piece in stream] == ["b", "c", "d"]
+    assert stream.metadata["stop_reason"] == "eos"
+
+
 async def watched(client: AsyncClient) -> None:
     graph = await client.load_by_name("echo")
     contexts = [await client.init_execution_context(graph) for _ in range(5)]
@@ -265,6 +279,7 @@ CALLS: dict[str, Callable[[AsyncClient], Awaitable[None]]] = {
     "compute with named tensors": named_tensors,
     "chat in a session with an id": session_with_an_id,
     "branches": branches,
+    "a turn that is gone on with": gone_on_with,
     "a place in the queue": watched,
 }
 
