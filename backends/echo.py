@@ -68,6 +68,7 @@ class EchoOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     crash_at_step: int = -1
     fail_at_step: int = -1
     abort_on: str = ""
+    variant: str = ""
     memory: Memory = "plain"
     window: Annotated[int, msgspec.Meta(ge=1)] = 8
     kv_cells: int = -1
@@ -110,7 +111,7 @@ class EchoModel:
         self._rows: set[int] = set()
         self._info = ModelInfo(
             description="echo: what goes in comes out",
-            fingerprint="echo-1",
+            fingerprint=f"echo-1{self.options.variant}",
             vocab_size=VOCAB_SIZE,
             vocab_hash="echo-1",
             ctx_size=spec.ctx_size or CTX_SIZE_DEFAULT,

@@ -104,6 +104,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     reader_wait_ms: int = 200
     reader_timeout_s: float = 300.0
     worker_hang_s: float = 120.0
+    swap_grace_s: float = 60.0
     grace_s: float = 30.0
     log_level: str = "info"
     log_format: str = "auto"
@@ -180,6 +181,9 @@ SETTINGS: dict[str, Setting] = {
     "reader-timeout-s": Setting(float, "a task nobody reads ends after this", 0.1, 86_400),
     "worker-hang-s": Setting(
         float, "a worker that is silent for so long over its work is replaced", 0.1, 86_400
+    ),
+    "swap-grace-s": Setting(
+        float, "turns on a model that was swapped may finish there for this long", 0, 86_400
     ),
     "grace-s": Setting(float, "what runs may finish for this long after SIGTERM", 0, 86_400),
     "log-level": Setting(

@@ -37,6 +37,7 @@ from ..ipc.server import Connection, Request, Server
 from ..sessions import DAY_S, Journal, Ledger, ModelSource, Port, Session, SessionManager, Stored
 from .config import Config
 from .registry import Lease, ModelState, Registry
+from .swapping import Swaps
 
 __all__ = ("CallTable", "Daemon", "Graph")
 
@@ -72,6 +73,10 @@ class _Unleased:
         except ModelNotFound:
             return None
         return model.worker if model.state is ModelState.READY else None
+
+    def former(self, vocabulary: str) -> Port | None:
+        """Return nothing: no client has a lease."""
+        return None
 
     async def ready(self) -> Port:
         """Refuse: a dormant session computes nothing."""
@@ -110,6 +115,7 @@ class Daemon:
             forget_files=self.registry.forget_files,
             journal=self.journal,
         )
+        self.swaps = Swaps(self.registry, self.sessions, config.swap_grace_s)
         self.server = Server(
             self, connections_max=config.connections_max, requests_max=REQUESTS_MAX
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
@@ -75,6 +75,8 @@ class Model:
         self._registry = registry
         self._listeners: set[Callable[[float], None]] = set()
         self._wanted: dict[str, Any] = {}
+        self.formers: list[Worker] = []
+        """Workers that had the name before a swap and are not done yet."""
         self.recovery = Recovery(name, self.ready, registry.seconds)
 
     @property
@@ -213,6 +215,11 @@ class Lease:
         """Return the model's worker, loading it if needed."""
         return await self.model.ready(on_progress)
 
+    def former(self, vocabulary: str) -> Worker | None:
+        """Return a worker that had the model's name before a swap, by its vocabulary's hash."""
+        formers = (w for w in self.model.formers if not w.leaving)
+        return next((w for w in formers if w.info.vocab_hash == vocabulary), None)
+
     def close(self) -> None:
         """Give the lease up."""
         self.closed = True
@@ -290,6 +297,18 @@ class Registry:
             )
         return model
 
+    def target(self, to: str, uid: int) -> ModelConfig:
+        """Return what a swap is to load: another model's file and parameters, or a file of the
+        models directory.
+
+        :raises ModelNotFound: there is neither.
+        """
+        if to.endswith(".gguf"):
+            found = {p.name: p for p in models_in(self.config.models_dir).values()}
+            if to in found:
+                return ModelConfig(file=found[to])
+        return self.get(to, uid).config
+
     def lease(self, name: str, uid: int) -> Lease:
         """Return a lease on the model *name*."""
         if self.closing:
@@ -318,16 +337,48 @@ class Registry:
         self._failures.check(model.name, *_conditions(model, spec))
         kv_dir = str(self.config.state_dir / KV_DIR) if self.config.kv_disk_bytes else ""
         worker = Worker(spec, self._on_frame, self._limits(), kv_dir, self.config.worker_hang_s)
-        worker.on_progress = model.progress
         worker.on_kv = partial(self._note_kv_file, worker)
-        worker.on_orphans = partial(self._take_orphans, model)
-        worker.poison = model.recovery.poison
+        self._wire(model, worker)
         worker.on_work = self._cores.share
         worker.on_reckoned = partial(self.room.reckoned, model, worker)
         model.worker, model.error, model.fitted = worker, None, {}
         self._cores.share()
         self._group.start_soon(self._run, model, worker)
         return worker
+
+    def _wire(self, model: Model, worker: Worker) -> None:
+        worker.spec = msgspec.structs.replace(worker.spec, name=model.name)
+        worker.on_progress = model.progress
+        worker.on_orphans = partial(self.adopt, model)
+        worker.poison = model.recovery.poison
+
+    def add(self, name: str, config: ModelConfig, uid: int) -> Model:
+        """Return a new model that only *uid* may name."""
+        model = self._models[name] = Model(self, name, config, uid)
+        return model
+
+    def remove(self, model: Model) -> None:
+        """Forget a model that has left."""
+        self._models.pop(model.name, None)
+
+    def exchange(self, one: Model, other: Model) -> Worker | None:
+        """Exchange what two models are, of which *other* is loaded; return *one*'s worker before,
+        if that was loaded. Names, leases and handles stay where they are.
+        """
+        before = one.worker if one.state is ModelState.READY else None
+        one.worker, other.worker = other.worker, one.worker
+        one.config, other.config = other.config, one.config
+        one.fitted, other.fitted = other.fitted, one.fitted
+        one.load_s, other.load_s = other.load_s, one.load_s
+        one.error, other.error = other.error, one.error
+        for model in (one, other):
+            if model.worker is not None:
+                self._wire(model, model.worker)
+        return before
+
+    def start_soon(self, work: Callable[..., Coroutine[Any, Any, None]], *arguments: Any) -> None:
+        """Do *work* in the daemon's task group."""
+        self._group.start_soon(work, *arguments)
 
     async def _run(self, model: Model, worker: Worker) -> None:
         started = self.seconds()
@@ -338,13 +389,16 @@ class Registry:
                 await worker.run()
         except Exception:  # whatever it is, it ends this worker alone
             log.exception("worker.failed", model=model.name, pid=worker.pid)
-        model.worker = None
+        model = next((m for m in self._models.values() if m.worker is worker), model)
+        if model.worker is worker:
+            model.worker = None
         log.info("model.left", model=model.name, pid=worker.pid)
         self.room.left(worker)
         self._forget(model)
         self._changed.set()
 
-    def _take_orphans(self, model: Model, readers: Mapping[int, TaskReader], act: Act) -> None:
+    def adopt(self, model: Model, readers: Mapping[int, TaskReader], act: Act) -> None:
+        """Let the tasks of a worker that is gone go on in another one of *model*."""
         model.recovery.take(readers, act)
         self._group.start_soon(model.recovery.bring_back)
 

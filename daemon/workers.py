@@ -95,6 +95,7 @@ class Worker:
         """Set once the model is ready, or `error` says why it is not."""
         self.error: InferdError | None = None
         self.gone = anyio.Event()
+        self._changed = anyio.Event()
         self._info: ModelInfo | None = None
         self._on_frame = on_frame
         self._commands: list[m.Command] = []
@@ -252,6 +253,27 @@ class Worker:
             self._watch.sent()
         self._commands.append(command)
 
+    async def changed(self) -> None:
+        """Wait until a task has ended, or the process."""
+        await self._changed.wait()
+
+    def give_away(self, take: Callable[[Mapping[int, TaskReader]], None]) -> None:
+        """Hand all tasks over to *take*; the process computes them no more."""
+        readers, self._readers = self._readers, {}
+        for number in readers:
+            self.cancel(number)
+        take(readers)
+
+    def fail_tasks(self, error: InferdError) -> None:
+        """Let all tasks fail with *error*."""
+        self.give_away(lambda readers: self._fail(readers, error))
+        self._on_frame()
+
+    def _work_changed(self) -> None:
+        self.on_work()
+        changed, self._changed = self._changed, anyio.Event()
+        changed.set()
+
     def _is_awaited(self) -> bool:
         return bool(self._readers or self._pending)
 
@@ -408,7 +430,7 @@ class Worker:
                 reader = self._readers.pop(report.task_id, None)
                 if reader is not None:
                     reader.report(report)
-                    self.on_work()
+                    self._work_changed()
             case m.Answer(number, value):
                 self._answer(number, value, None)
             case m.Refused(number, error):
@@ -455,7 +477,7 @@ class Worker:
         if not self._quitting and self._info is not None:
             log.warning("worker.died", model=self.spec.name, pid=self.pid, cause=_death(code))
         self._part(self._crash(code))
-        self.on_work()
+        self._work_changed()
         self._watch.stop()
         os.close(self._record)
 

@@ -15,6 +15,7 @@ from .messages import (
     QueueEvent,
     RewindResult,
     ServerHello,
+    SwapResult,
     Tensor,
 )
 from .paths import client_socket_path, daemon_socket_path
@@ -42,6 +43,7 @@ __all__ = (
     "QueueEvent",
     "Reply",
     "RewindResult",
+    "SwapResult",
     "ServerHello",
     "Session",
     "Stream",

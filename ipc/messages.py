@@ -462,6 +462,22 @@ class NameParams(_Map):
     name: str
 
 
+class SwapParams(_Map):
+    """`swap`: the model of name or file *to* takes over *name*."""
+
+    name: str
+    to: str
+
+
+class SwapResult(_Map):
+    """The fingerprints of the model that has the name now, and of the one that had it, if that was
+    loaded.
+    """
+
+    fingerprint: str
+    before: str = ""
+
+
 class ModelsResult(_Map):
     """One map a model: name, state, file, size_bytes, leases, contexts, …"""
 
@@ -583,6 +599,7 @@ CALLS: dict[str, Call] = {
     "show": Call(NamesParams, ModelsResult),
     "unload_model": Call(NamesParams, Empty),
     "pin": Call(NameParams, Empty),
+    "swap": Call(SwapParams, SwapResult),
     "unpin": Call(NameParams, Empty),
     "sessions": Call(SessionsParams, SessionsResult),
     "queue": Call(QueueParams, QueueResult),

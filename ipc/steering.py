@@ -108,6 +108,12 @@ class AsyncSteering(AsyncCalls):
         """Let a model leave again (for an operator)."""
         await self.call("unpin", w.NameParams(name=name), w.Empty, timeout)
 
+    async def swap(self, name: str, to: str, *, timeout: float | None = None) -> w.SwapResult:
+        """Let the model of another name, or of a file of the models directory, take over *name*
+        (for an operator). Sessions go on: turns that run end where they began.
+        """
+        return await self.call("swap", w.SwapParams(name=name, to=to), w.SwapResult, timeout)
+
     async def sessions(
         self, *, dormant: bool = False, everybody: bool = False, timeout: float | None = None
     ) -> list[dict[str, Any]]:

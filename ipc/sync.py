@@ -357,6 +357,7 @@ class Client:
     unload_model = twin(AsyncClient.unload_model)
     pin = twin(AsyncClient.pin)
     unpin = twin(AsyncClient.unpin)
+    swap = twin(AsyncClient.swap)
     sessions = twin(AsyncClient.sessions)
     queue = twin(AsyncClient.queue)
     stats = twin(AsyncClient.stats)

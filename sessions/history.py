@@ -144,6 +144,23 @@ class History:
             self.prompt = tokens
         self.messages, self._rendered, self._loose = everything, text, False
 
+    async def retell(self, port: Port, text: bytes) -> None:
+        """Say everything in the tokens of another vocabulary: the messages by its template, or
+        else *text*. One cannot go back to turns before it by their tokens.
+        """
+        answer = ""
+        before = self.messages
+        if before and before[-1]["role"] == "assistant":
+            before, answer = before[:-1], before[-1]["content"]
+        if before:
+            said, self.prompt, _ = await port.chat_prompt(before, "")
+            self.prompt += await port.tokenize(answer.encode(), special=True, bos=False)
+            self._rendered, self._loose = said + answer, False
+        else:
+            self.prompt = await port.tokenize(text, special=True, bos=True)
+        self.marks = [Mark(0, mark.messages) for mark in self.marks]
+        self.shifted = False
+
     async def _said(self, port: Port) -> str:
         """Return the template's text of what stands; empty: all is to be tokenised anew."""
         if not self._loose:

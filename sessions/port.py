@@ -52,6 +52,9 @@ class Port(Protocol):
     async def tokenize(self, text: bytes, *, special: bool, bos: bool) -> list[int]:
         """Return the token ids of *text*."""
 
+    async def detokenize(self, tokens: Sequence[int]) -> bytes:
+        """Return the text of token ids."""
+
     async def chat_prompt(
         self, messages: Sequence[dict[str, Any]], said: str
     ) -> tuple[str, list[int], bool]:
@@ -81,6 +84,11 @@ class ModelSource(Protocol):
     @property
     def loaded(self) -> Port | None:
         """The line to the model's worker, if the model is loaded."""
+
+    def former(self, vocabulary: str) -> Port | None:
+        """Return the line to a worker that had the model's name before, by its vocabulary's hash,
+        while it is there.
+        """
 
     async def ready(self) -> Port:
         """Return the line to the model's worker, loading it if it is not there.

@@ -92,6 +92,8 @@ class Session:
         self._cleared = False
         """fini_single was called: the output is gone, the history is not."""
         self._fingerprint = self._vocabulary = ""
+        self._carried: bytes | None = None
+        """The history's text, where the model that it has token ids of was swapped."""
         self._build: tuple[int, str] = (0, "")
         self._read_ending = False
 
@@ -197,7 +199,10 @@ class Session:
         async with self._lock:
             step(self.state, Call.SET_INPUT)
             append = bool(self.parameters.options.get("append")) and bool(self.prompt)
-            tokens = await self._ask(lambda p: p.tokenize(text, special=True, bos=not append))
+            await self._port(anew=not append)
+            tokens = await self._ask(
+                lambda p: p.tokenize(text, special=True, bos=not append), anew=not append
+            )
             past = self._past.after(self.turn)
             past.extend(tokens) if append else past.replace(tokens)
             self._take(Call.SET_INPUT, past)
@@ -222,6 +227,7 @@ class Session:
         """Add *text* to the history as it stands."""
         async with self._lock:
             step(self.state, Call.SET_INPUT)
+            await self._port()
             bos = not self.prompt
             tokens = await self._ask(lambda p: p.tokenize(text, special=True, bos=bos))
             past = self._past.after(self.turn)
@@ -233,6 +239,7 @@ class Session:
         """Add chat messages to the history, by the model's template; after raw text, begin anew."""
         async with self._lock:
             step(self.state, Call.SET_INPUT)
+            await self._port()
             past = self._past.after(self.turn)
             await self._ask(lambda p: past.chat(p, messages))
             self._take(Call.SET_INPUT, past)
@@ -289,6 +296,7 @@ class Session:
         new = Session(handle, self.owner, self.model, self._ledger, {}, session_id)
         new.parameters = self.parameters.copy()
         new.priority, new.persist = self.priority, self.persist
+        new._vocabulary, new._carried = self._vocabulary, self._carried
         if self.state is not State.EMPTY:
             new._take(Call.SET_INPUT, self._past.after(self.turn))
         else:
@@ -307,25 +315,69 @@ class Session:
 
     # Turns.
 
-    async def _ask(self, question: Callable[[Port], Awaitable[T]]) -> T:
+    async def _ask(self, question: Callable[[Port], Awaitable[T]], *, anew: bool = False) -> T:
         """Return the worker's answer, of another worker where one dies meanwhile.
 
         :raises WorkerCrashed: the question ended the worker, or too many workers have died.
         """
         for _ in range(_ASKED_AGAIN):
             try:
-                return await question(await self._port())
+                return await question(await self._port(anew=anew))
             except WorkerCrashed as exc:
                 if exc.data.get("cause") == "input":
                     raise
-        return await question(await self._port())
+        return await question(await self._port(anew=anew))
 
-    async def _port(self) -> Port:
+    async def _port(self, *, anew: bool = False) -> Port:
+        """Return the line to the worker. A history in the tokens of a model that had the name
+        before a swap is said again in those of the present one, unless the session begins *anew*.
+        """
         port = await self.model.ready()
         info = port.info
+        if self._vocabulary not in ("", info.vocab_hash) and self._speaks() and not anew:
+            await self._retell(port)
+        self._carried = None
         self._fingerprint, self._vocabulary = info.fingerprint, info.vocab_hash
         self._build = (info.llama_build_number, info.llama_commit)
         return port
+
+    def _speaks(self) -> bool:
+        """Tell whether there is a history, in tokens of `_vocabulary`."""
+        return not self.active and bool(self.history())
+
+    async def carry(self) -> None:
+        """Take the history's text along, before the worker that has its vocabulary leaves."""
+        if self.turn is not None and self.active:
+            await self.turn.ended.wait()
+        async with self._lock:
+            port = self.model.loaded
+            if self._speaks() and (port is None or port.info.vocab_hash != self._vocabulary):
+                self._carried = await self._text(self._past.after(self.turn))
+
+    async def _text(self, past: History) -> bytes | None:
+        former = self.model.former(self._vocabulary)
+        if former is None or past.messages:
+            return self._carried
+        first = await former.tokenize(b"", special=True, bos=True)
+        begins = past.prompt[: len(first)] == first
+        return await former.detokenize(past.prompt[len(first) if begins else 0 :])
+
+    async def _retell(self, port: Port) -> None:
+        """Say the history in the tokens of the model that has the name now.
+
+        :raises InvalidArgument: nobody knows its text any more.
+        """
+        past = self._past.after(self.turn)
+        text = await self._text(past)
+        if text is None and not past.messages:
+            raise InvalidArgument(
+                f"the history has tokens of another vocabulary than model {self.model.name!r} has",
+                hint="reset the context, or give it a new input without `append`",
+            )
+        await past.retell(port, text or b"")
+        self._vocabulary = port.info.vocab_hash
+        self._past, self._before, self.turn, self.interrupted = past, past, None, None
+        self.recording.past_changed()
 
     async def start(
         self,
@@ -577,7 +629,9 @@ class Session:
                 hint="attach it with its own model, or take another session id",
             )
         port = model.loaded
-        if port is not None and self._vocabulary not in ("", port.info.vocab_hash):
+        entry = decode_past(self.packed)
+        other = port is not None and self._vocabulary not in ("", port.info.vocab_hash)
+        if other and port is not None and entry.tokens and not entry.messages:
             raise InvalidArgument(
                 f"session {self.session_id!r} has other tokens than model {model.name!r} has now",
                 hint="its file was exchanged: take another session id, or forget this one",
@@ -585,7 +639,6 @@ class Session:
             )
         self.move(Call.ATTACH)
         self.handle, self.model = handle, model
-        entry = decode_past(self.packed)
         self._past, self._packed = History.of(entry), None
         if entry.told is not None:
             self._before = self._past

@@ -98,6 +98,19 @@ async def pin(daemon: Daemon, request: Request) -> w.Empty:
     return w.Empty()
 
 
+async def swap(daemon: Daemon, request: Request) -> w.SwapResult:
+    """Let another model take over a name; answered once new turns begin on it."""
+    daemon.check_operator(request, "swap models")
+    daemon.check_open()
+    p: w.SwapParams = request.params
+    uid = request.connection.peer.uid
+    model = daemon.registry.get(p.name, uid)
+    loaded = model.worker is not None and model.worker.loaded.is_set()
+    before = model.worker.info.fingerprint if loaded and model.worker is not None else ""
+    worker = await daemon.swaps.swap(model, daemon.registry.target(p.to, uid))
+    return w.SwapResult(fingerprint=worker.info.fingerprint, before=before)
+
+
 async def unpin(daemon: Daemon, request: Request) -> w.Empty:
     """Take `pin` back."""
     daemon.check_operator(request, "unpin models")
@@ -260,6 +273,7 @@ CALLS: CallTable = {
     "unload_model": unload_model,
     "pin": pin,
     "unpin": unpin,
+    "swap": swap,
     "sessions": sessions,
     "queue": queue,
     "stats": stats,

@@ -16,6 +16,7 @@ from .output import fraction_bar, note, size_text, table, write, write_json
 __all__ = ("add_to",)
 
 Name = Annotated[str, typer.Argument(help="The model's name.")]
+To = Annotated[str, typer.Option("--to", help="Another model, or a file of the models directory.")]
 Force = Annotated[bool, typer.Option("--force", help="Even if it is in use.")]
 
 
@@ -110,6 +111,16 @@ def pin(name: Name, socket: SocketPath = None, as_json: JsonOutput = False) -> N
         write(f"{name} is pinned: once loaded it stays")
 
 
+def swap(name: Name, to: To, socket: SocketPath = None, as_json: JsonOutput = False) -> None:
+    """Let another model take over a name: its sessions go on, no request fails."""
+    with client_of(socket) as client:
+        result = client.swap(name, to)
+    if as_json:
+        write_json({"swapped": name, "fingerprint": result.fingerprint, "before": result.before})
+    else:
+        write(f"{name} is {to} now ({result.fingerprint})")
+
+
 def unpin(name: Name, socket: SocketPath = None, as_json: JsonOutput = False) -> None:
     """Let a pinned model leave again."""
     with client_of(socket) as client:
@@ -181,5 +192,5 @@ def _same(one: str, other: Path) -> bool:
 
 def add_to(app: typer.Typer) -> None:
     """Add the commands."""
-    for command in (models, show, load, unload, pin, unpin, rm):
+    for command in (models, show, load, unload, pin, unpin, swap, rm):
         app.command()(command)

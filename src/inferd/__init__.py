@@ -40,6 +40,7 @@ __all__ = (
     "ReaderTimeout",
     "Reply",
     "RewindResult",
+    "SwapResult",
     "Session",
     "SessionBusy",
     "SessionExpired",
@@ -98,6 +99,7 @@ if TYPE_CHECKING:
         RewindResult,
         Session,
         Stream,
+        SwapResult,
         Tensor,
     )
 

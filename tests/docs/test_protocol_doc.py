@@ -267,6 +267,9 @@ class NoModel(ModelSource):
     def loaded(self) -> None:
         return None
 
+    def former(self, vocabulary: str) -> None:
+        return None
+
     async def ready(self) -> Port:
         raise AssertionError
 

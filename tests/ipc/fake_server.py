@@ -302,6 +302,7 @@ ANSWERS: dict[str, Answer] = {
          "deinit_backend", "reset", "set_options", "unload_model", "pin", "unpin", "drain"), _empty
     ),
     **dict.fromkeys(("get_output", "get_output_single"), _get_output),
+    "swap": _fixed(fingerprint="f", before="g"),
     "set_input": _set_input,
     "compute": _compute,
     "compute_single": _compute_single,

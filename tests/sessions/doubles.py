@@ -52,6 +52,9 @@ class EnginePort:
     async def tokenize(self, text: bytes, *, special: bool, bos: bool) -> list[int]:
         return self.bench.model.tokenize(text, special=special, bos=bos)
 
+    async def detokenize(self, tokens: Sequence[int]) -> bytes:
+        return b"".join(map(self.bench.model.piece, tokens))
+
     async def chat_prompt(
         self, messages: Sequence[dict[str, Any]], said: str
     ) -> tuple[str, list[int], bool]:
@@ -97,6 +100,9 @@ class Source:
     def __init__(self, port: EnginePort, name: str = "echo"):
         self.name, self.port = name, port
         self.loaded: EnginePort | None = port
+
+    def former(self, vocabulary: str) -> EnginePort | None:
+        return None
 
     async def ready(self) -> EnginePort:
         return self.port

@@ -1,0 +1,195 @@
+"""Models are swapped under load: no request fails, and every turn is one model's."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import anyio
+import pytest
+
+from inferd import AsyncClient, AsyncSession
+from inferd.backends.errors import Busy, LoadFailed, ModelNotFound, UnsupportedOperation
+from inferd.testing import RunningDaemon, running_daemon
+from tests.faults.test_worker_death import workers_of
+from tests.models import gemma3, smollm2
+
+pytestmark = pytest.mark.asyncio
+
+CONFIG = """
+[daemon]
+swap_grace_s = 60
+[models.live]
+backend = "echo"
+slots = 4
+[models.live.echo]
+step_ms = 1
+[models.one]
+backend = "echo"
+slots = 3
+[models.one.echo]
+step_ms = 1
+variant = "one"
+[models.two]
+backend = "echo"
+slots = 4
+[models.two.echo]
+step_ms = 1
+variant = "two"
+[models.broken]
+file = "no-such-file.gguf"
+"""
+STORY = "Once upon a time there was a king who had three sons. "
+
+
+async def test_twenty_swaps_under_sixteen_streams_and_no_request_fails() -> None:
+    turns = 0
+    async with running_daemon(CONFIG) as daemon, AsyncClient(daemon.socket) as client:
+        graph = await client.load_by_name("live")
+        fingerprints = {graph.fingerprint}
+        swapped = anyio.Event()
+
+        async def talk(number: int) -> None:
+            nonlocal turns
+            seen = set()
+            async with client.session("live", raw=True) as session:
+                while not swapped.is_set():
+                    text = f"{number} {turns} {STORY}"
+                    said = "".join([p async for p in session.stream(text)])
+                    assert said == text, session.metadata
+                    seen.add(session.metadata["fingerprint"])
+                    turns += 1
+                    if session.metadata["input_tokens"] > 400:
+                        await client.reset(session.context)
+            assert seen <= fingerprints
+
+        async with anyio.create_task_group() as group:
+            for number in range(16):
+                group.start_soon(talk, number)
+            for number in range(20):
+                fingerprints.add(await swap(client, ("one", "two")[number % 2]))
+            swapped.set()
+        assert len(fingerprints) == 3
+        assert turns > 16
+        await all_left(daemon)
+        assert await client.init_execution_context(graph), "the handle is the name's"
+
+
+@asynccontextmanager
+async def talking(config: str) -> AsyncIterator[tuple[AsyncClient, AsyncSession]]:
+    """Yield a client of a daemon, and a session on `live`."""
+    async with (
+        running_daemon(config) as daemon,
+        AsyncClient(daemon.socket) as client,
+        client.session("live", raw=True) as session,
+    ):
+        yield client, session
+
+
+async def swap(client: AsyncClient, to: str) -> str:
+    """Swap `live`, as soon as the swap before is over, and return the new fingerprint."""
+    while True:
+        try:
+            return (await client.swap("live", to)).fingerprint
+        except Busy:
+            await anyio.sleep(0.01)
+
+
+async def all_left(daemon: RunningDaemon) -> None:
+    """Wait until no worker of before is left."""
+    for _ in range(1000):
+        if len(workers_of(daemon)) == 1:
+            return
+        await anyio.sleep(0.01)
+    raise AssertionError("a worker that was swapped does not leave")
+
+
+async def test_a_turn_ends_where_it_began_and_the_next_is_the_new_models() -> None:
+    async with talking(CONFIG) as (client, session):
+        stream = session.stream(STORY * 3)
+        said = await anext(stream)
+        before = session.graph.fingerprint
+        after = (await client.swap("live", "one")).fingerprint
+        said += "".join([p async for p in stream])
+        assert said == STORY * 3
+        assert stream.metadata["fingerprint"] == before != after
+        assert await session.chat("next") == "next"
+        assert session.metadata["fingerprint"] == after
+
+
+async def test_a_swap_that_fails_changes_nothing() -> None:
+    async with talking(CONFIG) as (client, session):
+        before = session.graph.fingerprint
+        for to, error in (("broken", LoadFailed), ("nobody", ModelNotFound)):
+            with pytest.raises(error):
+                await client.swap("live", to)
+        assert await session.chat("hello") == "hello"
+        assert session.metadata["fingerprint"] == before
+
+
+async def test_a_history_moves_by_ids_and_what_was_told_can_still_be_read() -> None:
+    async with running_daemon(CONFIG) as daemon, AsyncClient(daemon.socket) as client:
+        graph = await client.load_by_name("live")
+        context = await client.init_execution_context(graph)
+        await client.set_input(context, 0, b"first")
+        await client.compute(context)
+        await client.swap("live", "one")
+        assert await client.get_output(context, 0) == b"first"
+        await client.set_options(context, {"append": True})
+        await client.set_input(context, 0, b"second")
+        await client.compute(context)
+        assert await client.get_output(context, 0) == b"second"
+
+
+async def test_turns_that_outlast_the_grace_go_on_in_the_new_model() -> None:
+    config = CONFIG.replace("swap_grace_s = 60", "swap_grace_s = 0.1")
+    async with talking(config) as (client, session):
+        stream = session.stream(STORY * 10)
+        said = await anext(stream)
+        await client.swap("live", "one")
+        said += "".join([p async for p in stream])
+        assert said == STORY * 10
+
+
+@pytest.mark.model
+async def test_histories_move_between_vocabularies_as_text_and_messages() -> None:
+    config = f"""
+[models.live]
+file = "{smollm2()}"
+slots = 2
+ctx-size = 512
+[models.smollm2]
+file = "{smollm2()}"
+slots = 2
+ctx-size = 512
+[models.gemma]
+file = "{gemma3()}"
+slots = 2
+ctx-size = 512
+"""
+    options = {"n-predict": 8, "temp": 0}
+    async with running_daemon(config) as daemon, AsyncClient(daemon.socket) as client:
+        chat = client.session("live", system="Be brief.", options=options)
+        raw = client.session("live", raw=True, options=options | {"append": True})
+        async with chat, raw:
+            await chat.chat("My name is Ada.")
+            said = "The capital of France is" + await raw.chat("The capital of France is")
+            first = chat.metadata["fingerprint"]
+
+            second = (await client.swap("live", "gemma")).fingerprint
+            answer = await raw.chat(" and of Italy")
+            assert raw.metadata["fingerprint"] == second != first
+            before = await client.tokenize(raw.graph, said, bos=True)
+            added = await client.tokenize(raw.graph, " and of Italy")
+            assert raw.metadata["input_tokens"] == len(before) + len(added)
+            said += " and of Italy" + answer
+            with pytest.raises(UnsupportedOperation, match="no chat template"):
+                await chat.chat("What is my name?")
+
+            assert await swap(client, "smollm2") == first
+            await raw.chat(" too")
+            before = await client.tokenize(raw.graph, said, bos=True)
+            added = await client.tokenize(raw.graph, " too")
+            assert raw.metadata["input_tokens"] == len(before) + len(added)
+            assert await chat.chat("What is my name?")
+            assert chat.metadata["fingerprint"] == first
