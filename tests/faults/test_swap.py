@@ -21,18 +21,18 @@ CONFIG = """
 swap_grace_s = 60
 [models.live]
 backend = "echo"
-slots = 4
+slots = 16
 [models.live.echo]
 step_ms = 1
 [models.one]
 backend = "echo"
-slots = 3
+slots = 16
 [models.one.echo]
 step_ms = 1
 variant = "one"
 [models.two]
 backend = "echo"
-slots = 4
+slots = 16
 [models.two.echo]
 step_ms = 1
 variant = "two"
