@@ -155,11 +155,12 @@ async def queue(daemon: Daemon, request: Request) -> w.QueueResult:
         daemon.check_operator(request, "see the tasks of all users")
     uid = request.connection.peer.uid
     entries: dict[int, QueueEntry] = {}
+    # Those that come while the workers are asked have no place in their answers.
+    turns = [s for s in daemon.sessions if s.active and (everybody or s.owner == uid)]
     async with anyio.create_task_group() as group:
         for worker in daemon.registry.workers():
             group.start_soon(_ask_queue, worker, entries)
-    turns = [s for s in daemon.sessions if s.active and (everybody or s.owner == uid)]
-    tasks = [_describe_turn(s, entries) for s in turns]
+    tasks = [_describe_turn(s, entries) for s in turns if s.active]
     tasks.sort(key=lambda t: (t["model"], t["position"] is None, t["position"], t["task"]))
     return w.QueueResult(tasks=tasks)
 
