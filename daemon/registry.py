@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import anyio
 import anyio.abc
@@ -16,7 +16,7 @@ import msgspec
 import structlog
 
 from ..backends import MemoryNeed, ModelSpec
-from ..backends.errors import Busy, InferdError, ModelNotFound, ShuttingDown
+from ..backends.errors import Busy, InferdError, ModelNotFound, ShuttingDown, WorkerCrashed
 from ..backends.params import nearest
 from ..ipc.messages import CREDIT_MAX
 from ..scheduler import messages as m
@@ -36,6 +36,8 @@ from .workers import Worker
 __all__ = ("Lease", "Model", "ModelState", "Registry")
 
 log = structlog.get_logger()
+T = TypeVar("T")
+_ASKED_AGAIN = 3
 ECHO = "echo"
 CTX_SIZE_DEFAULT = 4096
 KV_DIR = "kv"
@@ -214,6 +216,19 @@ class Lease:
     async def ready(self, on_progress: Callable[[float], None] | None = None) -> Worker:
         """Return the model's worker, loading it if needed."""
         return await self.model.ready(on_progress)
+
+    async def ask(self, question: Callable[[Worker], Awaitable[T]]) -> T:
+        """Return the worker's answer, of another worker where one dies meanwhile.
+
+        :raises WorkerCrashed: the question ended the worker, or too many workers have died.
+        """
+        for _ in range(_ASKED_AGAIN):
+            try:
+                return await question(await self.ready())
+            except WorkerCrashed as exc:
+                if exc.data.get("cause") == "input":
+                    raise
+        return await question(await self.ready())
 
     def former(self, vocabulary: str) -> Worker | None:
         """Return a worker that had the model's name before a swap, by its vocabulary's hash."""

@@ -231,27 +231,29 @@ async def stats(daemon: Daemon, request: Request) -> w.StatsResult:
 async def tokenize(daemon: Daemon, request: Request) -> w.TokensResult:
     """Turn text into token ids."""
     p = request.params
-    worker = await daemon.graph(request.connection, p.graph).lease.ready()
-    tokens = await worker.tokenize(p.text.encode(), special=p.special, bos=p.bos)
+    lease = daemon.graph(request.connection, p.graph).lease
+    text = p.text.encode()
+    tokens = await lease.ask(lambda it: it.tokenize(text, special=p.special, bos=p.bos))
     return w.TokensResult(tokens=tokens)
 
 
 async def detokenize(daemon: Daemon, request: Request) -> w.TextResult:
     """Turn token ids into text."""
     p = request.params
-    worker = await daemon.graph(request.connection, p.graph).lease.ready()
-    size = worker.info.vocab_size
+    lease = daemon.graph(request.connection, p.graph).lease
+    size = (await lease.ready()).info.vocab_size
     bad = next((t for t in p.tokens if not 0 <= t < size), None)
     if bad is not None:
         raise InvalidArgument(f"token {bad} is not in the vocabulary of {size}")
-    return w.TextResult(text=await worker.detokenize(p.tokens))
+    return w.TextResult(text=await lease.ask(lambda it: it.detokenize(p.tokens)))
 
 
 async def apply_template(daemon: Daemon, request: Request) -> w.TextResult:
     """Return the prompt that the chat template makes of messages."""
     p = request.params
-    worker = await daemon.graph(request.connection, p.graph).lease.ready()
-    text, _, _ = await worker.chat_prompt(checked_messages(p.messages), "")
+    lease = daemon.graph(request.connection, p.graph).lease
+    messages = checked_messages(p.messages)
+    text, _, _ = await lease.ask(lambda it: it.chat_prompt(messages, ""))
     return w.TextResult(text=text.encode())
 
 
