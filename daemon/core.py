@@ -36,7 +36,8 @@ from ..ipc.messages import (
 from ..ipc.server import Connection, Request, Server
 from ..sessions import DAY_S, Journal, Ledger, ModelSource, Port, Session, SessionManager, Stored
 from .config import Config
-from .registry import Lease, ModelState, Registry
+from .models import Lease, ModelState
+from .registry import Registry
 from .swapping import Swaps
 
 __all__ = ("CallTable", "Daemon", "Graph")

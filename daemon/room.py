@@ -30,7 +30,7 @@ from .memory import (
 from .workers import Worker
 
 if TYPE_CHECKING:
-    from .registry import Model
+    from .models import Model
 
 __all__ = ("MachineMemory", "Room", "floor_of")
 

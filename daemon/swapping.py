@@ -20,7 +20,8 @@ from .config_models import ModelConfig
 from .workers import Worker
 
 if TYPE_CHECKING:
-    from .registry import Model, Registry
+    from .models import Model
+    from .registry import Registry
 
 __all__ = ("Swaps",)
 

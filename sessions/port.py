@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Protocol
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Protocol, TypeVar
 
 from ..backends import ModelInfo
+from ..backends.errors import WorkerCrashed
 from ..scheduler.messages import Adjust, Report, TaskSpec
 
-__all__ = ("ModelSource", "Port", "TaskReader")
+__all__ = ("ModelSource", "Port", "TaskReader", "ask_again")
+
+P = TypeVar("P")
+T = TypeVar("T")
+ASKED_AGAIN = 3
+"""Workers that may die over a question before it is given up."""
 
 
 class TaskReader(Protocol):
@@ -95,3 +101,17 @@ class ModelSource(Protocol):
 
         :raises LoadFailed: it cannot be loaded.
         """
+
+
+async def ask_again(ready: Callable[[], Awaitable[P]], question: Callable[[P], Awaitable[T]]) -> T:
+    """Return the answer of the worker that *ready* gives, of another one where it dies meanwhile.
+
+    :raises WorkerCrashed: the question ended the worker, or too many workers have died.
+    """
+    for _ in range(ASKED_AGAIN):
+        try:
+            return await question(await ready())
+        except WorkerCrashed as exc:
+            if exc.data.get("cause") == "input":
+                raise
+    return await question(await ready())

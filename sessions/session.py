@@ -17,15 +17,13 @@ from .history import History, packed_past
 from .journal import NoRecording
 from .ledger import Ledger
 from .parameters import NO_SAMPLING, Parameters
-from .port import ModelSource, Port
+from .port import ModelSource, Port, ask_again
 from .table import ACTIVE, Call, State, step
 from .turn import PositionSink, TokensSink, Turn
 
 __all__ = ("Session", "TurnOptions")
 
 T = TypeVar("T")
-_ASKED_AGAIN = 3
-"""Workers that may die over a question before it is given up."""
 DETACHED = "detached"
 """Stop reason of a turn that nobody was left to read."""
 
@@ -199,7 +197,6 @@ class Session:
         async with self._lock:
             step(self.state, Call.SET_INPUT)
             append = bool(self.parameters.options.get("append")) and bool(self.prompt)
-            await self._port(anew=not append)
             tokens = await self._ask(
                 lambda p: p.tokenize(text, special=True, bos=not append), anew=not append
             )
@@ -227,7 +224,6 @@ class Session:
         """Add *text* to the history as it stands."""
         async with self._lock:
             step(self.state, Call.SET_INPUT)
-            await self._port()
             bos = not self.prompt
             tokens = await self._ask(lambda p: p.tokenize(text, special=True, bos=bos))
             past = self._past.after(self.turn)
@@ -239,11 +235,13 @@ class Session:
         """Add chat messages to the history, by the model's template; after raw text, begin anew."""
         async with self._lock:
             step(self.state, Call.SET_INPUT)
-            await self._port()
-            past = self._past.after(self.turn)
-            await self._ask(lambda p: past.chat(p, messages))
-            self._take(Call.SET_INPUT, past)
+            self._take(Call.SET_INPUT, await self._ask(lambda p: self._chatted(p, messages)))
         await self.settled()
+
+    async def _chatted(self, port: Port, messages: Sequence[dict[str, Any]]) -> History:
+        past = self._past.after(self.turn)
+        await past.chat(port, messages)
+        return past
 
     def reset(self, system: str | None = None) -> None:
         """Forget the history; *system* is then the first message of the next one."""
@@ -320,13 +318,7 @@ class Session:
 
         :raises WorkerCrashed: the question ended the worker, or too many workers have died.
         """
-        for _ in range(_ASKED_AGAIN):
-            try:
-                return await question(await self._port(anew=anew))
-            except WorkerCrashed as exc:
-                if exc.data.get("cause") == "input":
-                    raise
-        return await question(await self._port(anew=anew))
+        return await ask_again(lambda: self._port(anew=anew), question)
 
     async def _port(self, *, anew: bool = False) -> Port:
         """Return the line to the worker. A history in the tokens of a model that had the name

@@ -17,7 +17,7 @@ from ...backends.params import Options, parse_json_options
 from ...ipc import messages as w
 from ...ipc.server import Request
 from ..core import GRAPHS_MAX, CallTable, Daemon, Graph
-from ..registry import Lease
+from ..models import Lease
 from .common import metadata_text, number_of
 
 __all__ = ("CALLS",)

@@ -1,0 +1,223 @@
+"""A model as the registry knows it, its state, and the leases that clients hold on it."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgspec
+
+from ..backends import MemoryNeed
+from ..backends.errors import InferdError
+from ..sessions.port import ask_again
+from .config_models import ModelConfig
+from .model_files import size_bytes
+from .recovery import Recovery
+from .workers import Worker
+
+if TYPE_CHECKING:
+    from .registry import Registry
+
+__all__ = ("Lease", "Model", "ModelState")
+
+T = TypeVar("T")
+
+
+class ModelState(StrEnum):
+    """Where a model is."""
+
+    COLD = "cold"
+    LOADING = "loading"
+    READY = "ready"
+    LEAVING = "leaving"
+    FAILED = "failed"
+
+
+class Model:
+    """A registry entry. Lives on the daemon's event loop, which owns its state.
+
+    At most one worker runs it at a time: who asks while one leaves, waits until it has left.
+    """
+
+    def __init__(self, registry: Registry, name: str, config: ModelConfig, uid: int | None = None):
+        self.name, self.config, self.uid = name, config, uid
+        self.leases: set[Lease] = set()
+        self.worker: Worker | None = None
+        self.error: InferdError | None = None
+        self.fd = -1
+        self.pinned = False
+        """It neither expires nor is evicted."""
+        self.load_s = 0.0
+        """What its last load took."""
+        self.fitted: dict[str, int] = {}
+        """Parameters that are smaller than their defaults, for want of memory."""
+        self.used_at = registry.seconds()
+        self._keep_alive_s: float | None = None
+        self._registry = registry
+        self._listeners: set[Callable[[float], None]] = set()
+        self._wanted: dict[str, Any] = {}
+        self.formers: list[Worker] = []
+        """Workers that had the name before a swap and are not done yet."""
+        self.recovery = Recovery(name, self.ready, registry.seconds)
+
+    @property
+    def state(self) -> ModelState:
+        """Where the model is: follows from its worker."""
+        worker = self.worker
+        if worker is None:
+            return ModelState.COLD if self.error is None else ModelState.FAILED
+        if worker.error is not None:
+            return ModelState.FAILED
+        if not worker.loaded.is_set():
+            return ModelState.LOADING
+        return ModelState.LEAVING if worker.leaving else ModelState.READY
+
+    async def ready(self, on_progress: Callable[[float], None] | None = None) -> Worker:
+        """Return the worker, loading the model if it is cold; concurrent callers share one load.
+
+        :raises LoadFailed: it cannot be loaded.
+        """
+        self.used_at = self._registry.seconds()
+        while self.worker is not None and self.worker.leaving:
+            await self.worker.gone.wait()
+        worker = self.worker or self._registry.start(self, self._wanted)
+        if on_progress is not None:
+            self._listeners.add(on_progress)
+        try:
+            await worker.loaded.wait()
+        finally:
+            self._listeners.discard(on_progress) if on_progress is not None else None
+        if worker.error is not None:
+            raise worker.error
+        return worker
+
+    def want(self, values: Mapping[str, Any]) -> None:
+        """Note model-level values that a first load should have."""
+        if self.worker is None or self.worker.leaving:
+            self._wanted = {k: v for k, v in values.items() if k in ("ctx-size", "n-gpu-layers")}
+        if values.get("keep-alive") is not None:
+            self._keep_alive_s = values["keep-alive"]
+
+    @property
+    def wanted_ctx_size(self) -> int:
+        """The `ctx-size` that whoever had it loaded asked for; 0: none."""
+        return int(self._wanted.get("ctx-size", 0))
+
+    @property
+    def keep_alive_s(self) -> float:
+        """How long it stays when nobody uses it; negative: until memory is short."""
+        if self.pinned:
+            return -1.0
+        if self.fd >= 0:
+            return 0.0
+        if self._keep_alive_s is not None:
+            return self._keep_alive_s
+        configured = self.options().get("keep-alive")
+        return self._registry.config.keep_alive_s if configured is None else float(configured)
+
+    @property
+    def idle_s(self) -> float:
+        """How long nobody has used it."""
+        return 0.0 if self.busy else max(0.0, self._registry.seconds() - self.used_at)
+
+    @property
+    def evictable(self) -> bool:
+        """Tell whether it may leave for another model."""
+        return self.state is ModelState.READY and not self.busy and not self.pinned
+
+    def progress(self, fraction: float) -> None:
+        """Tell who waits how far the load is."""
+        for listener in tuple(self._listeners):
+            listener(fraction)
+
+    async def unload(self) -> None:
+        """Let the worker leave, and wait until it has left."""
+        worker = self.worker
+        if worker is not None:
+            worker.quit()
+            await worker.gone.wait()
+
+    def options(self) -> dict[str, Any]:
+        """Return the configured parameters: the defaults, then the model's own."""
+        return self._registry.config.defaults | self.config.options
+
+    def describe(self) -> dict[str, Any]:
+        """Return what `models` says of it."""
+        worker = self.worker
+        info = worker.info if self.state is ModelState.READY and worker is not None else None
+        file = self.config.file
+        return {
+            "name": self.name,
+            "state": self.state.value,
+            "backend": self.config.backend,
+            "file": str(file) if file is not None else "",
+            "size_bytes": size_bytes(file, self.fd),
+            "leases": len(self.leases),
+            "tasks": worker.tasks if worker is not None else 0,
+            "pid": worker.pid if worker is not None else 0,
+            "progress": worker.progress if worker is not None else 0.0,
+            "idle_s": self.idle_s,
+            "expires_s": self._expires_s(),
+            "keep_alive_s": self.keep_alive_s,
+            "pinned": self.pinned,
+            "memory": _memory(self._registry.room.claimed(worker)),
+            "error": self.error.to_wire() if self.error is not None else None,
+            "info": msgspec.structs.asdict(info) if info is not None else None,
+        }
+
+    def _expires_s(self) -> float | None:
+        """Return the seconds until an idle model is unloaded; None: it is not to be."""
+        if self.worker is None or self.busy or self.keep_alive_s < 0:
+            return None
+        return max(0.0, self.used_at + self.keep_alive_s - self._registry.seconds())
+
+    @property
+    def busy(self) -> bool:
+        """Tell whether somebody holds a lease or a task runs."""
+        tasks = self.worker.tasks if self.worker is not None else 0
+        return bool(self.leases or tasks or len(self.recovery))
+
+
+class Lease:
+    """One client's hold on a model: a `sessions.ModelSource`. While it lasts, the model stays."""
+
+    def __init__(self, model: Model):
+        self.model = model
+        self.name = model.name
+        self.closed = False
+        model.leases.add(self)
+
+    @property
+    def loaded(self) -> Worker | None:
+        """The model's worker, if the model is loaded."""
+        return self.model.worker if self.model.state is ModelState.READY else None
+
+    async def ready(self, on_progress: Callable[[float], None] | None = None) -> Worker:
+        """Return the model's worker, loading it if needed."""
+        return await self.model.ready(on_progress)
+
+    async def ask(self, question: Callable[[Worker], Awaitable[T]]) -> T:
+        """Return the worker's answer, of another worker where one dies meanwhile.
+
+        :raises WorkerCrashed: the question ended the worker, or too many workers have died.
+        """
+        return await ask_again(self.ready, question)
+
+    def former(self, vocabulary: str) -> Worker | None:
+        """Return a worker that had the model's name before a swap, by its vocabulary's hash."""
+        formers = (w for w in self.model.formers if not w.leaving)
+        return next((w for w in formers if w.info.vocab_hash == vocabulary), None)
+
+    def close(self) -> None:
+        """Give the lease up."""
+        self.closed = True
+        self.model.leases.discard(self)
+        self.model.used_at = self.model._registry.seconds()
+        self.model._registry.lease_ended(self.model)
+
+
+def _memory(need: MemoryNeed | None) -> dict[str, int] | None:
+    if need is None:
+        return None
+    return msgspec.structs.asdict(need) | {"total": need.total}
