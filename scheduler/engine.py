@@ -1,7 +1,7 @@
 """The engine: one owner of queue, slots and KV state, driven turn by turn by one thread.
 
-A turn: drain the inbox, plan, act (park, restore, decode once, sample), tell everything in one
-frame. It knows no clock but the one it is given and no process, so a test drives it turn by turn;
+A turn: drain the inbox, draw what readers ask for, plan, park and restore, tell; then decode once,
+sample, tell. It knows no clock but the one it is given and no process, so a test drives it turn by turn;
 `scheduler.worker` drives it in a process.
 """
 
@@ -97,7 +97,11 @@ class Engine:
         return f"<Engine [{slots} | queue: {len(self.queue)} | steps: {self.steps}]>"
 
     def turn(self, commands: Iterable[m.Command]) -> list[m.Report]:
-        """Do one turn and return its reports, one frame's worth."""
+        """Do one turn and return its reports."""
+        return [*self.take(commands), *self.compute()]
+
+    def take(self, commands: Iterable[m.Command]) -> list[m.Report]:
+        """Do the first half of a turn, all but the step: what it tells waits for no step."""
         self._now = self._seconds()
         self.recorder.note(Doing.OTHER)
         for command in commands:
@@ -109,11 +113,18 @@ class Engine:
         self._serve_readers()
         self._lease_slots()
         self._tell_positions()
+        return self._told()
+
+    def compute(self) -> list[m.Report]:
+        """Do the other half of a turn: decode once, where there is something to decode."""
         self._step()
         if self._now >= self._busy_at + REST_S and self._rests():
             self.slots.save_ahead()
         self.kv.spill()
         self.recorder.note(Doing.REST)
+        return self._told()
+
+    def _told(self) -> list[m.Report]:
         reports, self.outbox = self.outbox, []
         return reports
 

@@ -149,7 +149,8 @@ def _serve(link: SocketLink, engine: Engine) -> None:
     if engine.kv.disk is not None:
         link.wake_on(engine.kv.disk.fileno())
     while not engine.quit:
-        link.send(engine.turn(link.receive(engine.patience())))
+        link.send(engine.take(link.receive(engine.patience())))
+        link.send(engine.compute())
     link.send(engine.close())
 
 

@@ -189,6 +189,18 @@ def test_a_pull_task_draws_a_token_when_it_is_asked_for() -> None:
     assert bench.stats(1).stop_reason == "eos"
 
 
+def test_what_a_reader_asks_for_is_told_before_the_next_step() -> None:
+    bench = Bench()
+    bench.run(bench.submit(1, "abc", pull=True))
+    steps = bench.engine.steps
+    (token,) = bench.engine.take([m.Pull(1)])
+    assert isinstance(token, m.Tokens)
+    assert token.text == b"b"
+    assert bench.engine.steps == steps
+    assert bench.engine.compute() == [], "the step draws no token that nobody has asked for"
+    assert bench.engine.steps == steps + 1
+
+
 def test_a_token_of_a_pull_task_is_decoded_ahead_of_the_next_call() -> None:
     bench = Bench()
     bench.run(bench.submit(1, "abc", pull=True))
