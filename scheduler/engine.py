@@ -1,8 +1,8 @@
 """The engine: one owner of queue, slots and KV state, driven turn by turn by one thread.
 
 A turn: drain the inbox, draw what readers ask for, plan, park and restore, tell; then decode once,
-sample, tell. It knows no clock but the one it is given and no process, so a test drives it turn by turn;
-`scheduler.worker` drives it in a process.
+sample, tell. It knows no clock but the one it is given and no process, so a test drives it turn by
+turn; `scheduler.worker` drives it in a process.
 """
 
 from __future__ import annotations
