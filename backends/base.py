@@ -135,6 +135,8 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     can_shift: bool = False
     """Tell whether `Model.shift` works."""
     n_gpu_layers: int = 0
+    sampling: dict[str, Any] = {}
+    """Parameters of the request level that the file itself recommends."""
     llama_build_number: int = 0
     llama_commit: str = ""
 
@@ -222,7 +224,10 @@ class Model(Protocol):
         """
 
     def sampler(self, params: SamplingParams, prompt: Sequence[int]) -> Sampler:
-        """Return a sampler that has seen the tokens of *prompt* (for its penalties)."""
+        """Return a sampler that has seen the tokens of *prompt* (for its penalties).
+
+        :raises InvalidArgument: a bias is for a token that the model does not have.
+        """
 
     def step(self, chunks: Sequence[Chunk]) -> None:
         """Decode one batch: chunks in ascending slots, in all at most `batch_size` rows.

@@ -56,6 +56,8 @@ class Graph:
     def __init__(self, handle: int, connection: Connection, lease: Lease):
         self.handle, self.connection, self.lease = handle, connection, lease
         self.options: dict[str, Any] = {}
+        self.origins: dict[str, str] = {}
+        """Who set them: the file, the model's configuration; else the graph."""
         self.not_applied: dict[str, Any] = {}
         self.ignored: list[str] = []
 

@@ -449,6 +449,12 @@ class OptionsParams(_Map):
     priority: str = ""
 
 
+class ParametersResult(_Map):
+    """`parameters`: each with `name`, `value` in force, `origin`, `adjusted`."""
+
+    parameters: list[dict[str, Any]]
+
+
 class NamesParams(_Map):
     """A call on a model by its name."""
 
@@ -595,6 +601,7 @@ CALLS: dict[str, Call] = {
     "fork_session": Call(ForkParams, ForkResult),
     "forget": Call(ForgetParams, ForgetResult),
     "set_options": Call(OptionsParams, Empty),
+    "parameters": Call(ContextParams, ParametersResult),
     "models": Call(Empty, ModelsResult),
     "show": Call(NamesParams, ModelsResult),
     "unload_model": Call(NamesParams, Empty),

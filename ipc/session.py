@@ -254,6 +254,10 @@ class AsyncSession:
         await self.client.set_options(self.context, options, priority=priority, timeout=timeout)
         self._priority = priority or self._priority
 
+    async def parameters(self, *, timeout: float | None = None) -> list[dict[str, Any]]:
+        """Return every parameter as it holds now; see `AsyncClient.parameters`."""
+        return await self.client.parameters(self.context, timeout=timeout)
+
     async def reset(self, system: str | None = None, *, timeout: float | None = None) -> None:
         """Empty the history; the system prompt stays, or becomes *system*."""
         await self._settle()

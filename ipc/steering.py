@@ -84,6 +84,15 @@ class AsyncSteering(AsyncCalls):
         params = w.OptionsParams(context=context, options=options or {}, priority=priority or "")
         await self.call("set_options", params, w.Empty, timeout)
 
+    async def parameters(
+        self, context: int, *, timeout: float | None = None
+    ) -> list[dict[str, Any]]:
+        """Return every parameter as it holds for a context: its `name`, `value` and `origin`, and
+        under `adjusted` why it is not as it was asked for.
+        """
+        params = w.ContextParams(context=context)
+        return (await self.call("parameters", params, w.ParametersResult, timeout)).parameters
+
     async def models(self, *, timeout: float | None = None) -> list[dict[str, Any]]:
         """List the models."""
         return (await self.call("models", w.Empty(), w.ModelsResult, timeout)).models

@@ -146,6 +146,7 @@ class Session:
 
     chat = twin(AsyncSession.chat)
     set_options = twin(AsyncSession.set_options)
+    parameters = twin(AsyncSession.parameters)
     reset = twin(AsyncSession.reset)
     rewind = twin(AsyncSession.rewind)
     forget = twin(AsyncSession.forget)
@@ -352,6 +353,7 @@ class Client:
     fork_session = twin(AsyncClient.fork_session)
     forget = twin(AsyncClient.forget)
     set_options = twin(AsyncClient.set_options)
+    parameters = twin(AsyncClient.parameters)
     models = twin(AsyncClient.models)
     show = twin(AsyncClient.show)
     unload_model = twin(AsyncClient.unload_model)

@@ -223,6 +223,8 @@ class Engine:
 
     def _check(self, task: Task) -> None:
         check_task(task, self.model)
+        if task.spec.sampling.logit_bias:
+            self.model.sampler(task.spec.sampling, ()).close()  # refuses tokens that there are not
         if task.spec.adapters:
             self.model.set_adapters(task.spec.adapters)  # refuses what there is not
             self.model.set_adapters(self._adapters)
@@ -243,12 +245,15 @@ class Engine:
         task = self._tasks.get(command.task_id)
         if task is None:
             return
-        resample = task.sampler is not None and command.sampling != task.spec.sampling
-        task.adjust(command)
-        if resample:
-            assert task.sampler is not None
+        if task.sampler is not None and command.sampling != task.spec.sampling:
+            try:
+                sampler = self.model.sampler(command.sampling, task.tokens)
+            except InferdError as exc:
+                self._fail(task, exc)
+                return
             task.sampler.close()
-            task.sampler = self.model.sampler(task.spec.sampling, task.tokens)
+            task.sampler = sampler
+        task.adjust(command)
 
     def _cancel(self, task_id: int) -> None:
         task = self._tasks.get(task_id)

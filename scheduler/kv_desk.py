@@ -83,7 +83,8 @@ class KvDesk:
         for task in queue:
             if not task.looked_up:
                 task.looked_up = True
-                self._fetch(task, self.disk)
+                if not task.spec.fresh:
+                    self._fetch(task, self.disk)
             elif task.fetching and now >= task.now + self._limits.fetch_timeout_s:
                 task.fetching = False
 

@@ -16,8 +16,10 @@ PAIRS_MAX = 100_000
 
 
 def head_of(task: Task, share_tokens_min: int) -> int:
-    """Return a hash of what *task* begins with; 0 if it is too short to share anything."""
-    if len(task.tokens) <= share_tokens_min:
+    """Return a hash of what *task* begins with; 0 if it is too short to share anything, or is to
+    be computed anew.
+    """
+    if task.spec.fresh or len(task.tokens) <= share_tokens_min:
         return 0
     return hash((task.scope, task.spec.adapters, tuple(task.tokens[:share_tokens_min]))) or 1
 

@@ -123,6 +123,8 @@ class TaskSpec(msgspec.Struct, frozen=True, kw_only=True):
     n_keep: int = 0
     n_discard: int = 0
     cache_reuse: int = 0
+    fresh: bool = False
+    """The prompt is computed anew, whatever KV state is there."""
     watch: bool = False
     """Tell the place in the queue when it changes (`Position`)."""
     progressed: Progressed | None = None

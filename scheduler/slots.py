@@ -155,7 +155,8 @@ class SlotTable:
         entry, row = self._parked.pop(task.spec.id, (None, None))
         if entry is None or not self._return(task, target, entry, row):
             task.row = False
-            source = self.find(task.origin, array("i", task.tokens))
+            fresh = task.spec.fresh
+            source = Source() if fresh else self.find(task.origin, array("i", task.tokens))
             approximate = source.approximate
             if source.slot is not None and source.slot.task is None:
                 target = source.slot

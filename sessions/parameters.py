@@ -3,60 +3,112 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import msgspec
 
 from ..backends import SamplingParams
-from ..backends.params import Options, read_options, sampling_params
+from ..backends.errors import InvalidArgument
+from ..backends.params import BY_NAME, PARAMETERS, Options, read_options, sampling_params, settle
 from ..scheduler.messages import TaskSpec
 
-__all__ = ("NO_SAMPLING", "Parameters")
+__all__ = ("NO_SAMPLING", "Effective", "Parameters")
 
 NO_SAMPLING = SamplingParams()
 """Stands in a spec until `Parameters.fill`."""
+SESSION, TURN, BUILTIN, GRAPH = "session", "turn", "built-in", "graph"
+
+
+class Effective(msgspec.Struct, frozen=True):
+    """A parameter's value in force, who set it, and why another value than was asked for holds."""
+
+    name: str
+    value: Any
+    origin: str
+    adjusted: str = ""
 
 
 class Parameters:
-    """Owned by its session. `defaults` are its graph's, `options` hold for the session, `ignored`
-    and `not_applied` are what was asked for and does not; `seed` is that of the last turn.
+    """Owned by its session. `defaults` are its graph's, `origins` tell who set them; `options`
+    hold for the session; `ignored` and `not_applied` are what was asked for and does not hold,
+    `adjusted` tells why a value is not as it was asked for; `seed` is that of the last turn.
     """
 
-    def __init__(self, defaults: Mapping[str, Any]):
-        self.options = dict(defaults)
+    def __init__(self, defaults: Mapping[str, Any], origins: Mapping[str, str] | None = None):
+        self.defaults = dict(defaults)
+        self.origins = dict(origins or {})
+        self.options: dict[str, Any] = {}
         self.ignored: list[str] = []
         self.not_applied: dict[str, Any] = {}
+        self.adjusted: dict[str, str] = {}
         self.seed = 0
-        self.defaults = dict(defaults)
         self._turn: dict[str, Any] = {}
 
     def copy(self) -> Parameters:
         """Return the same parameters, for another session."""
-        new = Parameters(self.defaults)
+        new = Parameters(self.defaults, self.origins)
         new.options, new.ignored = dict(self.options), list(self.ignored)
         new.not_applied = dict(self.not_applied)
         return new
 
     def apply(self, options: Options) -> None:
-        """Let parameters that were read hold; note what does not."""
+        """Let parameters that were read hold; note what does not.
+
+        :raises InvalidArgument: they cannot hold together with the others.
+        """
         model = options.level("model")
-        self.options |= {k: v for k, v in options.values.items() if k not in model}
+        own = self.options | {k: v for k, v in options.values.items() if k not in model}
+        settle(self.defaults | own | self._turn)
+        self.options = own
         self.not_applied |= {k: v for k, v in model.items() if self.defaults.get(k) != v}
         self.ignored = sorted({*self.ignored, *options.ignored})
 
     def begin_turn(self, options: Mapping[str, Any]) -> None:
         """Let *options* hold for one turn, and draw its seed.
 
-        :raises InvalidArgument: a key is unknown, or a value out of its range.
+        :raises InvalidArgument: a key is unknown, a value is out of its range, or cannot hold
+            together with another.
         """
-        self._turn = read_options(options, strict=True).values
-        seed = (self.options | self._turn).get("seed", -1)
+        turn = read_options(options, strict=True).values
+        _check_level(turn)
+        settle(self.defaults | self.options | turn)
+        self._turn = turn
+        seed = self.get("seed")
         self.seed = secrets.randbits(32) if seed == -1 else seed
+
+    def get(self, name: str) -> Any:
+        """Return what was asked for of a parameter, or its default."""
+        return next(self._asked(name))[0]
+
+    def standing(self, name: str) -> Any:
+        """Return what holds between turns."""
+        values = self.defaults | self.options
+        return values.get(name, BY_NAME[name].default)
+
+    def _asked(self, name: str) -> Iterator[tuple[Any, str]]:
+        if name in self._turn:
+            yield self._turn[name], TURN
+        if name in self.options:
+            yield self.options[name], SESSION
+        if self.defaults.get(name) is not None:
+            yield self.defaults[name], self.origins.get(name, GRAPH)
+        yield BY_NAME[name].default, BUILTIN
+
+    def effective(self) -> list[Effective]:
+        """Return every parameter with its value in force, and who set it: the turn under way or
+        the last one, the session, its graph, the model's configuration, the file, or nobody.
+        """
+        asked = {p.name: next(self._asked(p.name)) for p in PARAMETERS}
+        values, adjusted = settle(self.defaults | self.options | self._turn)
+        return [
+            Effective(n, values.get(n, value), origin, adjusted.get(n, ""))
+            for n, (value, origin) in asked.items()
+        ]
 
     def fill(self, spec: TaskSpec) -> TaskSpec:
         """Return *spec* with the parameters in force: the session's, then the turn's own."""
-        values = self.options | self._turn
+        values, self.adjusted = settle(self.defaults | self.options | self._turn)
         if values.get("seed", -1) != -1:
             self.seed = values["seed"]
         return msgspec.structs.replace(
@@ -70,4 +122,15 @@ class Parameters:
             n_keep=values.get("n-keep", 0),
             n_discard=values.get("n-discard", 0),
             cache_reuse=values.get("cache-reuse", 0),
+        )
+
+
+def _check_level(turn: Mapping[str, Any]) -> None:
+    """Refuse what cannot hold for a turn alone; a smaller context can."""
+    others = [n for n in turn if BY_NAME[n].level != "request" and n != "ctx-size"]
+    if others:
+        raise InvalidArgument(
+            "; ".join(f"{n}: holds for a {BY_NAME[n].level}, not for a turn" for n in others),
+            hint="set_options sets a context's, the daemon's configuration a model's",
+            data={"errors": others},
         )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+import contextlib
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import anyio
@@ -71,6 +72,8 @@ class Session:
         self.piece = b""
         """What the last compute_single drew."""
         self.used_at = 0.0
+        self._rested_at: float | None = None
+        """When its last turn ended, if this daemon knows."""
         self.turns = 0
         self.turn_at = 0.0
         self.recording = NoRecording()
@@ -181,7 +184,7 @@ class Session:
         if self.active:
             self.move(call)
         if not self.active:
-            self.used_at = self._ledger.seconds()
+            self.used_at = self._rested_at = self._ledger.seconds()
             self.recording.ended()
             turn = self.turn
             if ticket is not None and turn is not None and turn.stats and not turn.resumed:
@@ -196,7 +199,7 @@ class Session:
         """
         async with self._lock:
             step(self.state, Call.SET_INPUT)
-            append = bool(self.parameters.options.get("append")) and bool(self.prompt)
+            append = bool(self.parameters.standing("append")) and bool(self.prompt)
             tokens = await self._ask(
                 lambda p: p.tokenize(text, special=True, bos=not append), anew=not append
             )
@@ -266,6 +269,25 @@ class Session:
         self._past, self._before, self.turn, self.piece = past, past, None, b""
         self.interrupted, self._left = None, False
         self.recording.past_changed()
+
+    @contextlib.contextmanager
+    def undone_if_refused(self) -> Iterator[None]:
+        """Take input back that was given inside, if no turn begins on it there: who tries again
+        gives it again.
+        """
+        before = (self.state, self._past, self._before, self.turn, self.piece, self.interrupted)
+        left = self._left
+        try:
+            yield
+        except BaseException:
+            taken = self._past is not before[1] and self.turn is None
+            if taken and self.state is State.READY:
+                (self.state, self._past, self._before, self.turn, self.piece, self.interrupted) = (
+                    before
+                )
+                self._left = left
+                self.recording.past_changed()
+            raise
 
     # Branches.
 
@@ -519,7 +541,18 @@ class Session:
             persist=self.persist and self.session_id is not None,
             watch=call.watch,
         )
-        return self.parameters.fill(spec)
+        spec = self.parameters.fill(spec)
+        return msgspec.structs.replace(spec, fresh=self._starts_fresh())
+
+    def _starts_fresh(self) -> bool:
+        """Tell whether the turn may not use KV state that is there."""
+        retention_ms = self.parameters.get("retention-ms")
+        if not self.parameters.get("cache-prompt"):
+            return True
+        if retention_ms < 0 or self.turns == 0:
+            return False
+        rested = self._rested_at
+        return rested is None or self._ledger.seconds() > rested + retention_ms / 1000
 
     async def compute_single(self, call: TurnOptions) -> bytes:
         """Draw the next token of a pull turn and return its text.
@@ -698,5 +731,6 @@ class Session:
             "session_id": self.session_id,
             "durable": self.recording.durable,
             "not_applied": self.parameters.not_applied,
+            "adjusted": self.parameters.adjusted,
             "ignored": self.parameters.ignored,
         }

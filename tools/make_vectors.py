@@ -62,6 +62,7 @@ def metadata(prompt: int, output: int, **fields: Any) -> dict[str, Any]:
         "session_id": None,
         "durable": None,
         "not_applied": {},
+        "adjusted": {},
         "ignored": [],
     } | fields
 

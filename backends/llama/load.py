@@ -24,6 +24,7 @@ from .opening import (
     open_model,
     read_llama_options,
 )
+from .recommended import recommended
 from .template import ChatTemplate
 from .vocab import Vocab
 
@@ -109,6 +110,7 @@ def _assemble(
         memory=context.kind,
         can_shift=context.can_shift,
         n_gpu_layers=spec.n_gpu_layers,
+        sampling=recommended(model),
         llama_build_number=LLAMA_BUILD_NUMBER,
         llama_commit=LLAMA_COMMIT,
     )

@@ -13,6 +13,7 @@ from ..base import Chunk, Message, ModelInfo, Move, Sampler, shift_moves
 from ..errors import BackendError, InvalidArgument, UnsupportedOperation
 from ..params import SamplingParams
 from .context import LlamaContext
+from .samplers import Prototypes
 from .sampling import Candidates, LlamaSampler
 from .template import ChatTemplate
 from .vocab import Vocab
@@ -36,6 +37,7 @@ class LlamaModel:
         self._vocab = vocab
         self._template = template
         self._info = info
+        self._prototypes = Prototypes()
         self._candidates: Candidates | None = None
         # Rows of logits by slot: in the context until the next step, or held, a copy of our own.
         self._live: dict[int, int] = {}
@@ -65,7 +67,8 @@ class LlamaModel:
 
     def sampler(self, params: SamplingParams, prompt: Sequence[int]) -> Sampler:
         """Return a sampler that has seen the tokens of *prompt* (for its penalties)."""
-        return LlamaSampler(self._vocab, params, prompt, self._info.ctx_size)
+        ctx_size = self._info.ctx_size
+        return LlamaSampler(self._vocab, self._prototypes, params, prompt, ctx_size)
 
     def step(self, chunks: Sequence[Chunk]) -> None:
         """Decode one batch; see `Model.step`. One refused before the decode changes nothing."""
@@ -165,6 +168,7 @@ class LlamaModel:
         """Free everything; twice is once."""
         self._live.clear()
         self._held.clear()
+        self._prototypes.close()
         self._context.close()
         pointer, self._pointer = self._pointer, None
         if pointer is not None:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -13,49 +12,51 @@ from numpy.typing import NDArray
 
 from ..errors import BackendError
 from ..params import SamplingParams
+from .samplers import Prototypes, Setup, Stage, biases_of, logit_bias, stages_of
 from .vocab import Vocab
 
-__all__ = ("Candidates", "LlamaSampler", "seed_of")
-
-_MASK = (1 << 64) - 1
-
-
-def seed_of(seed: int, index: int) -> int:
-    """Return the seed of the generator that draws token *index* of a turn: 32 bits.
-
-    splitmix64 (Steele, Lea, Flood 2014) over both numbers: stable for ever, unlike `hash`.
-    """
-    x = ((seed & 0xFFFFFFFF) << 32 | (index & 0xFFFFFFFF)) + 0x9E3779B97F4A7C15 & _MASK
-    x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9 & _MASK
-    x = (x ^ x >> 27) * 0x94D049BB133111EB & _MASK
-    mixed = (x ^ x >> 31) & 0xFFFFFFFF
-    # LLAMA_DEFAULT_SEED asks for a random one.
-    return mixed if mixed != lib.LLAMA_DEFAULT_SEED else 0
+__all__ = ("Candidates", "LlamaSampler")
 
 
 class LlamaSampler:
-    """One turn's chain. Order as in llama-server; samplers that change nothing are left out.
+    """One turn's chain: the biases, the samplers in their order, the last of which picks.
 
-    The last one picks: greedily, or drawing with a generator made anew for each token.
+    Those that draw by chance are made anew for each token, so that a turn goes on in another
+    process as it would have. Mirostat and adaptive-p, which learn while they draw, begin anew
+    there.
+
+    :raises InvalidArgument: a bias is for a token that the vocabulary does not have.
     """
 
     def __init__(
-        self, vocab: Vocab, params: SamplingParams, prompt: Sequence[int], last_n_max: int
+        self,
+        vocab: Vocab,
+        prototypes: Prototypes,
+        params: SamplingParams,
+        prompt: Sequence[int],
+        last_n_max: int,
     ):
-        self._seed = params.seed
-        self._draws = params.temp > 0
-        self._never = np.array(_muted(vocab, params), dtype=np.intp)
+        self._setup = Setup(vocab, prototypes, params, prompt, last_n_max)
+        self._stages = stages_of(self._setup)
+        self._chance = next((i for i, s in enumerate(self._stages) if s.chance), None)
+        """The first stage that is made anew for each token; with it go those behind it."""
+        biases = biases_of(vocab, params)
+        self._before = 1 if biases else 0
+        self._biased = np.array(list(biases), dtype=np.intp)
+        self._added = np.array(list(biases.values()), dtype=np.float32)
+        self.greedy = len(self._stages) == 1 and params.temp <= 0
+        """The likeliest token, and nothing but biases to heed: no chain is needed."""
+        self._chain = self._build(biases)
+
+    def _build(self, biases: dict[int, float]) -> Any:
         chain_params = lib.llama_sampler_chain_default_params()
         chain_params.no_perf = True
-        self._chain = lib.llama_sampler_chain_init(chain_params)
-        for sampler in _samplers(vocab, params, prompt, last_n_max):
-            lib.llama_sampler_chain_add(self._chain, sampler)
-        last = lib.llama_sampler_init_dist(0) if self._draws else lib.llama_sampler_init_greedy()
-        lib.llama_sampler_chain_add(self._chain, last)
-        self._last = int(lib.llama_sampler_chain_n(self._chain)) - 1
-        biases = 1 if len(self._never) else 0
-        self.greedy = not self._draws and self._last == biases
-        """The likeliest token, and nothing but muted ones to heed: no chain is needed."""
+        chain = lib.llama_sampler_chain_init(chain_params)
+        if biases:
+            lib.llama_sampler_chain_add(chain, logit_bias(self._setup.vocab.size, biases))
+        for stage in self._stages:
+            lib.llama_sampler_chain_add(chain, stage.make(self._setup, 0))
+        return chain
 
     def likeliest(self, logits: NDArray[np.float32]) -> int:
         """Return the token with the highest logit, the first of equals, as the greedy sampler.
@@ -64,18 +65,25 @@ class LlamaSampler:
         75 → 14 µs with 49k tokens). Changes *logits*, which nobody needs any more.
         """
         self._check_open()
-        if len(self._never):
-            logits[self._never] = -np.inf
+        if len(self._biased):
+            logits[self._biased] += self._added
         return int(logits.argmax())
 
     def chain(self, index: int) -> Any:
         """Return the chain, ready to draw token number *index*."""
         self._check_open()
-        if self._draws:
-            lib.llama_sampler_free(lib.llama_sampler_chain_remove(self._chain, self._last))
-            fresh = lib.llama_sampler_init_dist(seed_of(self._seed, index))
-            lib.llama_sampler_chain_add(self._chain, fresh)
+        if self._chance is not None:
+            self._renew(self._stages[self._chance :], self._before + self._chance, index)
         return self._chain
+
+    def _renew(self, stages: Sequence[Stage], place: int, index: int) -> None:
+        """Make the samplers anew that draw by chance; a chain can only be added to at its end."""
+        taken = [lib.llama_sampler_chain_remove(self._chain, place) for _ in stages]
+        for stage, sampler in zip(stages, taken, strict=True):
+            if stage.chance:
+                lib.llama_sampler_free(sampler)
+            new = stage.make(self._setup, index) if stage.chance else sampler
+            lib.llama_sampler_chain_add(self._chain, new)
 
     def _check_open(self) -> None:
         if self._chain is None:
@@ -86,50 +94,6 @@ class LlamaSampler:
         chain, self._chain = self._chain, None
         if chain is not None:
             lib.llama_sampler_free(chain)
-
-
-def _samplers(
-    vocab: Vocab, params: SamplingParams, prompt: Sequence[int], last_n_max: int
-) -> Iterator[Any]:
-    if never := _muted(vocab, params):
-        yield _never(vocab.size, never)
-    last_n = min(params.last_n_penalty, last_n_max)
-    penalties = (params.repeat_penalty, params.frequency_penalty, params.presence_penalty)
-    if last_n and penalties != (1.0, 0.0, 0.0):
-        yield _penalties(vocab.size, last_n, penalties, prompt)
-    if params.temp <= 0:
-        return
-    if params.top_k > 0:
-        yield lib.llama_sampler_init_top_k(params.top_k)
-    if params.typ_p < 1:
-        yield lib.llama_sampler_init_typical(params.typ_p, 0)
-    if params.top_p < 1:
-        yield lib.llama_sampler_init_top_p(params.top_p, 0)
-    if params.min_p > 0:
-        yield lib.llama_sampler_init_min_p(params.min_p, 0)
-    if params.temp != 1:
-        yield lib.llama_sampler_init_temp(params.temp)
-
-
-def _muted(vocab: Vocab, params: SamplingParams) -> tuple[int, ...]:
-    """Return the tokens that are never drawn."""
-    return vocab.muted() + (vocab.eog() if params.ignore_eos else ())
-
-
-def _never(vocab_size: int, tokens: Sequence[int]) -> Any:
-    biases = (lib.llama_logit_bias * len(tokens))()
-    for bias, token in zip(biases, tokens, strict=True):
-        bias.token, bias.bias = token, -math.inf
-    return lib.llama_sampler_init_logit_bias(vocab_size, len(tokens), biases)
-
-
-def _penalties(
-    vocab_size: int, last_n: int, penalties: tuple[float, float, float], prompt: Sequence[int]
-) -> Any:
-    sampler = lib.llama_sampler_init_penalties(vocab_size, last_n, *penalties)
-    for token in prompt[-last_n:]:
-        lib.llama_sampler_accept(sampler, token)
-    return sampler
 
 
 class Candidates:

@@ -19,7 +19,7 @@ class Vocab:
     """The vocabulary of a loaded model. Reads only: the model must outlive it."""
 
     def __init__(self, pointer: Any):
-        self._pointer = pointer
+        self.pointer = pointer
         self.size = int(lib.llama_vocab_n_tokens(pointer))
         self._pieces: dict[int, bytes] = {}
         self._buffer = ctypes.create_string_buffer(PIECE_BYTES)
@@ -29,17 +29,17 @@ class Vocab:
     @property
     def adds_bos(self) -> bool:
         """Tell whether `tokenize` with *bos* puts a token before the text."""
-        return bool(lib.llama_vocab_get_add_bos(self._pointer))
+        return bool(lib.llama_vocab_get_add_bos(self.pointer))
 
     @property
     def bos(self) -> str:
         """Name of the token that begins a text; empty if there is none."""
-        return self._name(int(lib.llama_vocab_bos(self._pointer)))
+        return self._name(int(lib.llama_vocab_bos(self.pointer)))
 
     @property
     def eos(self) -> str:
         """Name of the token that ends a text; empty if there is none."""
-        return self._name(int(lib.llama_vocab_eos(self._pointer)))
+        return self._name(int(lib.llama_vocab_eos(self.pointer)))
 
     def _name(self, token: int) -> str:
         return self.piece(token).decode("utf-8", "replace") if 0 <= token < self.size else ""
@@ -50,7 +50,7 @@ class Vocab:
         count = len(text) // 3 + 16
         while True:
             tokens = (ctypes.c_int32 * count)()
-            found = lib.llama_tokenize(self._pointer, text, len(text), tokens, count, bos, special)
+            found = lib.llama_tokenize(self.pointer, text, len(text), tokens, count, bos, special)
             if found >= 0:
                 return tokens[:found]
             if -found <= count:
@@ -66,7 +66,7 @@ class Vocab:
 
     def _piece(self, token: int) -> bytes:
         length = lib.llama_token_to_piece(
-            self._pointer, token, self._buffer, len(self._buffer), 0, True
+            self.pointer, token, self._buffer, len(self._buffer), 0, True
         )
         if length < 0:
             self._buffer = ctypes.create_string_buffer(-length)
@@ -75,11 +75,11 @@ class Vocab:
 
     def is_control(self, token: int) -> bool:
         """Tell whether *token* is a special one that is no text."""
-        return bool(lib.llama_vocab_is_control(self._pointer, self._checked(token)))
+        return bool(lib.llama_vocab_is_control(self.pointer, self._checked(token)))
 
     def is_eog(self, token: int) -> bool:
         """Tell whether *token* ends a generation."""
-        return bool(lib.llama_vocab_is_eog(self._pointer, self._checked(token)))
+        return bool(lib.llama_vocab_is_eog(self.pointer, self._checked(token)))
 
     def _checked(self, token: int) -> int:
         # llama.cpp looks the token up without a check: a C++ exception would end the process.
@@ -91,14 +91,14 @@ class Vocab:
         """Return the tokens that the model's file wants never to be generated."""
         if self._muted is None:
             count = ctypes.c_int32(0)
-            tokens = lib.llama_vocab_get_suppress_tokens(self._pointer, ctypes.byref(count))
+            tokens = lib.llama_vocab_get_suppress_tokens(self.pointer, ctypes.byref(count))
             self._muted = tuple(tokens[: count.value]) if tokens else ()
         return self._muted
 
     def eog(self) -> tuple[int, ...]:
         """Return all tokens that end a generation; the first call asks about every token."""
         if self._eog is None:
-            ends, pointer = lib.llama_vocab_is_eog, self._pointer
+            ends, pointer = lib.llama_vocab_is_eog, self.pointer
             self._eog = tuple(t for t in range(self.size) if ends(pointer, t))
         return self._eog
 

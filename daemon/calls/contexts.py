@@ -29,6 +29,7 @@ def open_context(
     session, attached = daemon.sessions.open(
         request.connection, uid, graph.lease, graph.options, session_id, persist=persist
     )
+    session.parameters.origins = dict(graph.origins)
     session.parameters.not_applied = dict(graph.not_applied)
     session.parameters.ignored = list(graph.ignored)
     return w.ContextResult(context=session.handle, attached=attached)
@@ -156,11 +157,12 @@ async def prompt_compute(daemon: Daemon, request: Request) -> w.PromptComputeRes
     """Take a prompt and answer it; the context keeps both (the prompt interface)."""
     daemon.check_open()
     session, p = daemon.session(request), request.params
-    await session.add_text(p.prompt.encode())
     options = TurnOptions(
         priority=priority_of(p.priority), timeout_s=seconds_of(p.timeout_s), special=False
     )
-    turn = await session.start(options)
+    with session.undone_if_refused():
+        await session.add_text(p.prompt.encode())
+        turn = await session.start(options)
     await session.finish(turn)
     return w.PromptComputeResult(text=turn.text.decode(errors="replace"))
 
@@ -188,15 +190,15 @@ async def run_inference(daemon: Daemon, request: Request) -> w.TurnResult:
     session, p = daemon.session(request), request.params
     data = (await tensor_bytes(p.tensor)).rstrip(b"\0")
     options = parse_json_options(metadata_text(p.config))
-    await session.add_messages([{"role": "user", "content": data.decode(errors="replace")}])
-    turn = await session.start(
-        TurnOptions(
-            options=options.values,
-            priority=priority_of(p.priority),
-            timeout_s=seconds_of(p.timeout_s),
-            special=False,
-        )
+    call = TurnOptions(
+        options=options.values,
+        priority=priority_of(p.priority),
+        timeout_s=seconds_of(p.timeout_s),
+        special=False,
     )
+    with session.undone_if_refused():
+        await session.add_messages([{"role": "user", "content": data.decode(errors="replace")}])
+        turn = await session.start(call)
     await session.finish(turn)
     metadata = session.metadata()
     metadata["ignored"] = sorted({*metadata["ignored"], *options.ignored})

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import anyio
+import msgspec
 
 from ...backends.errors import InferdError, InvalidArgument, WorkerCrashed
 from ...ipc import messages as w
@@ -69,6 +70,12 @@ async def set_options(daemon: Daemon, request: Request) -> w.Empty:
         session.priority = number
     await session.settled()
     return w.Empty()
+
+
+async def parameters(daemon: Daemon, request: Request) -> w.ParametersResult:
+    """Tell every parameter's value in force, and who set it."""
+    effective = daemon.session(request).parameters.effective()
+    return w.ParametersResult(parameters=[msgspec.structs.asdict(e) for e in effective])
 
 
 async def models(daemon: Daemon, request: Request) -> w.ModelsResult:
@@ -271,6 +278,7 @@ CALLS: CallTable = {
     "cancel": cancel,
     "reset": reset,
     "set_options": set_options,
+    "parameters": parameters,
     "models": models,
     "show": show,
     "unload_model": unload_model,

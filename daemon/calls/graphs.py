@@ -132,7 +132,11 @@ async def _open(daemon: Daemon, request: Request, lease: Lease, options: Options
     info, asked = worker.info, options.level("model")
     graph.not_applied = _not_applied(asked, info, lease.model.fitted)
     graph.ignored = options.ignored
-    graph.options = lease.model.options() | options.level("context", "request")
+    configured = lease.model.options()
+    graph.origins = dict.fromkeys(info.sampling, "file") | dict.fromkeys(configured, "model")
+    own = options.level("context", "request")
+    graph.origins = {k: v for k, v in graph.origins.items() if k not in own}
+    graph.options = info.sampling | configured | own
     graph.options["ctx-size"] = min(asked.get("ctx-size") or info.ctx_size, info.ctx_size)
     daemon.graphs[graph.handle] = graph
     return w.GraphResult(

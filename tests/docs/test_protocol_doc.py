@@ -19,7 +19,6 @@ import inferd.daemon.calls
 import inferd.ipc
 import inferd.sessions
 from inferd.backends.errors import ERRORS_BY_NAME, InferdError
-from inferd.backends.params import PARAMETERS
 from inferd.daemon.config import Config
 from inferd.ipc import messages as w
 from inferd.sessions import Ledger, ModelSource, Port, Session
@@ -238,22 +237,6 @@ def test_the_settings_have_the_defaults_of_the_configuration() -> None:
     defaults = {f.name: f.default for f in msgspec.structs.fields(Config)}
     for name, value, _ in only("setting").rows:
         assert float(value) == defaults[code(name)], name
-
-
-def test_the_parameters_are_those_of_the_code() -> None:
-    kinds = {int: "int", float: "float", bool: "bool", list: "array of str"}
-    assert only("parameter").rows == [
-        (
-            f"`{p.name}`",
-            ", ".join(f"`{alias}`" for alias in p.aliases),
-            kinds[p.kind],
-            p.level,
-            f"`{json.dumps(p.default)}`",
-            f"{p.low:.10g} … {p.high:.10g}" if p.kind in (int, float) else "",
-            p.doc,
-        )
-        for p in PARAMETERS
-    ]
 
 
 class NoModel(ModelSource):

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from inferd.backends import Chunk
+from inferd.backends import Chunk, Sampler, SamplingParams
 from inferd.backends.echo import EchoOptions
+from inferd.backends.errors import InvalidArgument
 from inferd.scheduler import Limits
 from inferd.scheduler import messages as m
 from tests.scheduler.doubles import Bench
@@ -400,3 +401,34 @@ def test_adjusted_parameters_hold_from_the_next_token() -> None:
 
     assert bench.text(1) == b"abc"
     assert bench.stats(1).stop_reason == "length"
+
+
+def test_a_task_that_is_to_be_computed_anew_waits_for_no_leader_and_takes_no_state() -> None:
+    text = "a prefix that is long enough to be worth waiting for, twice over and more: " * 2
+    bench = Bench(slots=3, batch_size=16)
+    bench.turn(bench.submit(1, text + "one"))
+    bench.turn(bench.submit(2, text + "two"), bench.submit(3, text + "three", fresh=True))
+    states = {t.spec.id: t.follows for t in bench.engine.queue}
+    assert states == {2: True}, "the other one runs"
+    bench.run()
+    assert bench.stats(2).cached_tokens > 100 and bench.stats(3).cached_tokens == 0
+
+
+def test_a_bias_for_a_token_that_there_is_not_refuses_the_task_alone() -> None:
+    bench = Bench()
+    bad = SamplingParams(logit_bias=((1 << 20, 1.0),))
+    sampler = bench.model.sampler
+
+    def strict(params: SamplingParams, prompt: Sequence[int]) -> Sampler:
+        if params.logit_bias:
+            raise InvalidArgument("logit-bias: no such token")
+        return sampler(params, prompt)
+
+    bench.model.sampler = strict  # type: ignore[method-assign]
+    bench.run(bench.submit(1, "abc", sampling=bad), bench.submit(2, "abc"))
+    assert bench.error(1) == "InvalidArgument" and bench.text(2) == b"abc"
+    bench.turn(bench.submit(3, "abcdef", pull=True))
+    bench.run(m.Adjust(3, bad, -1, (), ()))
+    assert bench.error(3) == "InvalidArgument"
+    bench.run(bench.submit(4, "abc"))
+    assert bench.text(4) == b"abc"

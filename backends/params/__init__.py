@@ -1,0 +1,24 @@
+"""Parameters that a client or a configuration can set: their table, reading them, their meaning."""
+
+from .outside import OUTSIDE
+from .reading import Options, nearest, parse_json_options, read_options
+from .sampling import SamplingParams, sampling_params, settle
+from .table import BY_NAME, BY_SPELLING, PARAMETERS, SAMPLERS, Kind, Level, Parameter
+
+__all__ = (
+    "BY_NAME",
+    "BY_SPELLING",
+    "OUTSIDE",
+    "PARAMETERS",
+    "SAMPLERS",
+    "Kind",
+    "Level",
+    "Options",
+    "Parameter",
+    "SamplingParams",
+    "nearest",
+    "parse_json_options",
+    "read_options",
+    "sampling_params",
+    "settle",
+)

@@ -1,0 +1,62 @@
+"""Keys of other runtimes that are no parameters here, and why: what is ignored is told by name.
+
+They come from WasmEdge's metadata parser, llama-server's requests and apuslabs/wasi_nn_backend's
+configuration, the forms included that it deleted. In `strict` they are refused with the reason.
+"""
+
+from __future__ import annotations
+
+__all__ = ("OUTSIDE",)
+
+_REASONS: dict[str, str] = {
+    "the operator's: a setting of the daemon's configuration": """
+        max-sessions idle-timeout-ms auto-cleanup auto-cleanup-enabled queue-size
+        default-task-timeout-ms priority-scheduling-enabled fair-scheduling-enabled
+        auto-queue-cleanup queue-warning-threshold queue-reject-threshold max-concurrent
+        cache-strategy max-cache-tokens max-memory-mb memory-pressure-threshold
+        enable-partial-cache-deletion enable-token-cache-reuse cache-deletion-strategy
+        level enable-debug enable-debug-log enable-log timestamps colors file logging verbosity
+        log-json stream-stdout batch-processing batch-timeout-ms port hostname timeout-read
+        timeout-write n-threads-http ssl-key-file ssl-cert-file webui endpoint-slots
+        endpoint-props endpoint-metrics slot-save-path slot-prompt-similarity api-key
+        model-alias cont-batching n-sequences""",
+    "the engine's: how a model is loaded follows from the machine and its memory": """
+        use-mmap use-mlock numa warmup check-tensors cpu-moe n-cpu-moe split-mode main-gpu
+        tensor-split no-kv-offload cache-type-k cache-type-v flash-attn ubatch-size n-ubatch
+        threads-batch n-threads-batch mask-valid mask-valid-batch strict-cpu strict-cpu-batch
+        poll poll-batch priority priority-batch grp-attn-n grp-attn-w rope-freq-base
+        rope-freq-scale rope-scaling-type yarn-ext-factor yarn-attn-factor yarn-beta-fast
+        yarn-beta-slow yarn-orig-ctx attention-type n-chunks no-perf no-perf-sampling
+        backend-sampling""",
+    "no such task here: no images, no speech, no reranking, no draft model": """
+        image always-regenerate-image-embd mmproj tts model-vocoder tts-output-file
+        tts-speaker-file hf-repo-vocoder hf-file-vocoder model-url-vocoder reranking
+        n-ctx-speculative n-max-speculative n-min-speculative n-gpu-layers-speculative
+        p-split-speculative p-min-speculative lookup-cache-static lookup-cache-dynamic
+        spm-infill control-vector-load control-vector-layer-start control-vector-layer-end""",
+    "not here: models are got with `inferd pull`, clients name them": """
+        model-url hf-token hf-repo hf-file model-path""",
+    "a call of its own does it": """
+        prompt stream stream-options include-usage prompt-file path-prompt-cache
+        prompt-cache-all prompt-cache-ro id-slot input-prefix input-suffix chat-template
+        enable-chat-template interactive interactive-first interactive-specials simple-io
+        use-color multiline-input conversation return-tokens return-progress timings-per-token
+        timing-per-token response-fields verbose sse-ping-interval n-prev llama3 echo""",
+    "without effect where it comes from, too": """
+        hellaswag hellaswag-tasks winogrande winogrande-tasks multiple-choice
+        multiple-choice-tasks kl-divergence n-pp n-tg n-pl context-files chunk-size
+        chunk-separator n-junk i-pos out-file n-out-freq n-save-freq i-chunk process-output
+        compute-ppl cvector-outfile cvector-positive-file cvector-negative-file
+        cvector-dimre-method n-pca-batch n-pca-iterations ppl-stride ppl-output-type
+        t-max-prompt-ms runtime""",
+    "not offered (yet): the answer is made without it": """
+        embedding pooling-type embd-normalize embd-out embd-sep grammar grammar-lazy json-schema
+        json_schema n-probs logprobs post-sampling-probs n-cmpl n n-indent t-max-predict-ms lora
+        preserved-tokens grammar-triggers dynamic-timeout token-conditions pattern-conditions
+        semantic-conditions context-aware reasoning-format reasoning-budget-tokens
+        reasoning-budget-message reasoning-control generation-prompt chat-format chat-parser
+        parse-tool-calls continue-final-message""",
+}
+
+OUTSIDE: dict[str, str] = {key: reason for reason, keys in _REASONS.items() for key in keys.split()}
+"""The reason by the key's name, with hyphens."""

@@ -1,0 +1,244 @@
+"""Reading parameters from JSON objects: of wasi-nn calls, our own calls, the configuration."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Callable, Iterator, Mapping
+from reprlib import repr as shorten
+from typing import Any
+
+import msgspec
+
+from ..errors import InvalidArgument, InvalidEncoding
+from .outside import OUTSIDE
+from .table import BY_NAME, BY_SPELLING, SAMPLERS, Kind, Level, Parameter
+
+__all__ = ("Options", "nearest", "parse_json_options", "read_options")
+
+KEY_CHARACTERS_MAX = 100
+"""A longer key is nobody's slip: it is shortened in messages and compared with none."""
+ITEMS_MAX = 10_000
+"""Items of one list."""
+
+_SECTIONS = {
+    "model": "",
+    "runtime": "",
+    "backend": "",
+    "sampling": "",
+    "sampling.dynatemp": "dynatemp-",
+    "sampling.dry": "dry-",
+    "sampling.xtc": "xtc-",
+    "sampling.mirostat": "mirostat-",
+    "stopping": "",
+    "memory": "",
+    "memory-policy": "",
+    "memory-management": "",
+    "memory-management.cache-policy": "",
+    "performance": "",
+    "logging": "",
+}
+"""Objects whose keys are read as if they stood at the top, with what then stands before them."""
+
+
+class Options(msgspec.Struct, kw_only=True):
+    """What was read from a JSON object: values by parameter name, and the keys set aside."""
+
+    values: dict[str, Any] = {}
+    ignored: list[str] = []
+
+    def level(self, *levels: Level) -> dict[str, Any]:
+        """Return the values that belong to one of *levels*."""
+        return {k: v for k, v in self.values.items() if BY_NAME[k].level in levels}
+
+
+def nearest(key: str, known: Any) -> str:
+    """Return a clause that names the known key nearest to *key*, or an empty text."""
+    if len(key) > KEY_CHARACTERS_MAX:
+        return ""
+    close = difflib.get_close_matches(key, list(known), n=1, cutoff=0.6)
+    return f"did you mean {close[0]!r}?" if close else ""
+
+
+def parse_json_options(text: bytes | str, *, strict: bool = False) -> Options:
+    """Read the JSON text of a wasi-nn call; empty text is an empty object.
+
+    :raises InvalidEncoding: it is no JSON object.
+    :raises InvalidArgument: a value is wrong, or, with strict, a key is unknown.
+    """
+    if not text.strip():
+        return Options()
+    try:
+        value = msgspec.json.decode(text)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
+        raise InvalidEncoding(
+            f"the metadata is no valid JSON: {exc}", hint='send one JSON object, such as {"temp":0}'
+        ) from None
+    if not isinstance(value, dict):
+        raise InvalidEncoding(
+            f"the metadata is a JSON {type(value).__name__}, not an object",
+            hint='send one JSON object, such as {"temp":0}',
+        )
+    return read_options(value, strict=strict)
+
+
+def read_options(raw: Mapping[str, Any], *, strict: bool = False) -> Options:
+    """Read parameters from a decoded object; unknown keys are set aside under `ignored`.
+
+    Of several spellings of one parameter the last one holds. All errors are reported together,
+    each with key, value and range.
+
+    :raises InvalidArgument: a value is wrong, or, with strict (or ``"strict": true``), unknown.
+    """
+    options = Options()
+    errors: list[str] = []
+    strict = strict or raw.get("strict") is True
+    for key, name, value in _flat(raw):
+        parameter = BY_SPELLING.get(name)
+        if value is None or (name == "strict" and isinstance(value, bool)):
+            continue
+        if parameter is not None:
+            _read_one(parameter, key, value, options.values, errors)
+        elif strict:
+            errors.append(_unknown(key, name))
+        else:
+            options.ignored.append(key[:KEY_CHARACTERS_MAX])
+    if errors:
+        raise InvalidArgument("; ".join(errors), data={"errors": errors})
+    return options
+
+
+def _flat(raw: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, str, Any]]:
+    """Yield (the key with its path, the parameter's spelling, the value)."""
+    prefix = _SECTIONS.get(path, "")
+    for key, value in raw.items():
+        spelling = str(key).lower().replace("_", "-")
+        place = f"{path}.{spelling}" if path else spelling
+        if place in _SECTIONS and isinstance(value, Mapping):
+            yield from _flat(value, place)
+        else:
+            yield str(key), prefix + spelling, value
+
+
+def _unknown(key: str, name: str) -> str:
+    if name in OUTSIDE:
+        return f"key {key!r} has no effect here: {OUTSIDE[name]}"
+    return f"unknown key {key[:KEY_CHARACTERS_MAX]!r} {nearest(name, BY_SPELLING)}".rstrip()
+
+
+def _read_one(
+    parameter: Parameter, key: str, value: Any, values: dict[str, Any], errors: list[str]
+) -> None:
+    try:
+        values[parameter.name] = _READERS[parameter.kind](parameter, value)
+    except ValueError as exc:
+        errors.append(f"{key}: {exc}")
+
+
+def _read_bool(_: Parameter, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError(f"{shorten(value)} is neither true nor false")
+    return value
+
+
+def _read_int(parameter: Parameter, value: Any) -> int:
+    number = _read_float(parameter, value)
+    if number != int(number):
+        raise ValueError(f"{shorten(value)} is no whole number")
+    return int(value)
+
+
+def _read_float(parameter: Parameter, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError(f"{shorten(value)} is no number")
+    if not parameter.low <= value <= parameter.high:
+        good = min(max(value, parameter.low), parameter.high) if value == value else parameter.low
+        raise ValueError(
+            f"{shorten(value)} is outside {parameter.low:g} … {parameter.high:g}; nearest: {good:g}"
+        )
+    return float(value)
+
+
+def _read_texts(_: Parameter, value: Any) -> list[str]:
+    items = [value] if isinstance(value, str) else value
+    if not isinstance(items, list) or not all(isinstance(i, str) for i in items):
+        raise ValueError(f"{shorten(value)} is no text and no list of texts")
+    _check_length(items)
+    return [i for i in items if i]
+
+
+def _read_samplers(_: Parameter, value: Any) -> list[str]:
+    """Read names, or letters as llama-server has them; spelled with `_`, `-` or neither."""
+    letters = {letter: name for name, letter in SAMPLERS.items()}
+    if isinstance(value, str) and all(c in letters for c in value):
+        return _once([letters[c] for c in value])
+    names = value.replace(";", ",").split(",") if isinstance(value, str) else value
+    if not isinstance(names, list) or not all(isinstance(n, str) for n in names):
+        raise ValueError(f"{shorten(value)} is no list of samplers and no text of their letters")
+    _check_length(names)
+    return _once([_sampler(name) for name in names])
+
+
+def _sampler(name: str) -> str:
+    plain = name.strip().lower().replace("_", "-")
+    known = {n.replace("-", ""): n for n in SAMPLERS} | {
+        "temp": "temperature",
+        "typical": "typ-p",
+        "typicalp": "typ-p",
+        "nucleus": "top-p",
+    }
+    try:
+        return known[plain.replace("-", "")]
+    except KeyError:
+        hint = nearest(plain, SAMPLERS) or f"there are {', '.join(SAMPLERS)}"
+        raise ValueError(f"there is no sampler {shorten(name)}; {hint}") from None
+
+
+def _once(names: list[str]) -> list[str]:
+    twice = next((n for i, n in enumerate(names) if n in names[:i]), None)
+    if twice is not None:
+        raise ValueError(f"sampler {twice!r} is there twice; name each once")
+    return names
+
+
+def _read_biases(_: Parameter, value: Any) -> list[list[Any]]:
+    pairs = [[_token(k), v] for k, v in value.items()] if isinstance(value, dict) else value
+    if not isinstance(pairs, list):
+        raise ValueError(f"{shorten(value)} is no list of pairs and no map")
+    _check_length(pairs)
+    return [_bias(pair) for pair in pairs]
+
+
+def _token(key: Any) -> Any:
+    """Return a map's key as a token's number where it is one: JSON has no others than texts."""
+    return int(key) if isinstance(key, str) and key.isascii() and key.isdecimal() else key
+
+
+def _bias(pair: Any) -> list[Any]:
+    if not isinstance(pair, list) or len(pair) != 2:
+        raise ValueError(f"{shorten(pair)} is no pair of a token or text and a number or false")
+    token, bias = pair
+    if isinstance(token, bool) or not isinstance(token, int | str) or token == "":
+        raise ValueError(f"{shorten(token)} is no token's number and no text")
+    if bias is False:
+        return [token, False]
+    if isinstance(bias, bool) or not isinstance(bias, int | float) or not math.isfinite(bias):
+        raise ValueError(f"{shorten(bias)} is no number and not false")
+    if abs(bias) > 1e6:
+        raise ValueError(f"{shorten(bias)} is outside -1e+06 … 1e+06; use false for never")
+    return [token, float(bias)]
+
+
+def _check_length(items: list[Any]) -> None:
+    if len(items) > ITEMS_MAX:
+        raise ValueError(f"{len(items)} items; {ITEMS_MAX} at most")
+
+
+_READERS: dict[Kind, Callable[[Parameter, Any], Any]] = {
+    "bool": _read_bool,
+    "int": _read_int,
+    "float": _read_float,
+    "texts": _read_texts,
+    "samplers": _read_samplers,
+    "biases": _read_biases,
+}

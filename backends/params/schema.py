@@ -1,0 +1,117 @@
+"""What is made of the table for readers: a JSON schema, and the page docs/parameters.md."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from .outside import OUTSIDE
+from .table import PARAMETERS, SAMPLERS, Kind, Parameter
+
+__all__ = ("json_schema", "page")
+
+_TYPES: dict[Kind, dict[str, Any]] = {
+    "int": {"type": "integer"},
+    "float": {"type": "number"},
+    "bool": {"type": "boolean"},
+    "texts": {"type": ["string", "array"], "items": {"type": "string"}},
+    "samplers": {"type": ["string", "array"], "items": {"enum": list(SAMPLERS)}},
+    "biases": {"type": ["array", "object"]},
+}
+_WORDS: dict[Kind, str] = {
+    "int": "int",
+    "float": "float",
+    "bool": "bool",
+    "texts": "text, or array of texts",
+    "samplers": "array of names, or letters",
+    "biases": "array of pairs, or map",
+}
+
+
+def json_schema() -> dict[str, Any]:
+    """Return a JSON schema of parameters by their names; other spellings and keys are not in it."""
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "parameters of inferd",
+        "type": "object",
+        "properties": {p.name: _property(p) for p in PARAMETERS},
+    }
+
+
+def _property(p: Parameter) -> dict[str, Any]:
+    bounds = {"minimum": p.low, "maximum": p.high}
+    finite = {key: _plain(value) for key, value in bounds.items() if math.isfinite(value)}
+    return {**_TYPES[p.kind], **finite, "default": p.default, "description": p.doc}
+
+
+def _plain(number: float) -> float:
+    return int(number) if number == int(number) else number
+
+
+def page() -> str:
+    """Return docs/parameters.md."""
+    return "\n".join([*_INTRODUCTION, *_tables(), *_OUTSIDE_INTRODUCTION, *_outside(), ""])
+
+
+_INTRODUCTION = """\
+# Parameters
+
+Made by `make docs` from the table in `backends/params/table.py`; as a JSON schema:
+[parameters.schema.json](parameters.schema.json).
+
+Read from the configuration (`[defaults]`, `[models.NAME]`), from JSON (`set_input` at index 1,
+`config`, `builders[1]`) and from `options`. `_` and `-` are the same, and so are the spellings in
+the second column: llama-server's, WasmEdge's and those of apuslabs/wasi_nn_backend, whose nested
+objects are read too (`model`, `sampling`, `stopping`, `memory`, `memory_policy`,
+`memory_management`, `performance`, `backend`, `logging`; `sampling.dynatemp.range` is
+`dynatemp-range`). In JSON an unknown key is set aside and told as `ignored`, unless
+`"strict": true` stands beside it; everywhere else it is refused, with the nearest known one. A
+value out of its range is refused, with the range and the nearest good value; all errors are told at
+once.
+
+**Whose value holds**: the turn's, else the session's, the graph's, the model's in the
+configuration, the one that the GGUF file recommends (`general.sampling.*`), the built-in default.
+The call `parameters` tells each value in force and who set it; where values contradict each other,
+it and the metadata (`adjusted`) tell what holds instead.
+
+*Model* parameters are the operator's; of those a client may ask for a smaller `ctx-size`. *Context*
+ones hold for a context, *request* ones for a context or a turn.
+""".splitlines()
+
+_OUTSIDE_INTRODUCTION = """\
+## Keys that have no effect
+
+Other runtimes know them. They are told as `ignored`, or refused with the reason where keys are
+strict.
+
+| keys | why |
+|---|---|""".splitlines()
+
+
+def _tables() -> Iterator[str]:
+    for level in ("model", "context", "request"):
+        yield f"## {level.capitalize()}"
+        yield ""
+        yield "| parameter | also | type | default | range | meaning |"
+        yield "|---|---|---|---|---|---|"
+        yield from (_line(p) for p in PARAMETERS if p.level == level)
+        yield ""
+
+
+def _line(p: Parameter) -> str:
+    bounds = f"{p.low:.10g} … {p.high:.10g}" if p.kind in ("int", "float") else ""
+    default = f"`{json.dumps(p.default)}`".replace("|", "\\|")
+    return (
+        f"| `{p.name}` | {_code(p.aliases)} | {_WORDS[p.kind]} | {default} | {bounds} | {p.doc} |"
+    )
+
+
+def _outside() -> Iterator[str]:
+    for reason in dict.fromkeys(OUTSIDE.values()):
+        yield f"| {_code(k for k, why in OUTSIDE.items() if why == reason)} | {reason} |"
+
+
+def _code(names: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)

@@ -1,0 +1,229 @@
+"""Reading parameters: every key at, inside and outside its limits, in every spelling and form."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import pytest
+
+from inferd.backends.errors import InvalidArgument, InvalidEncoding
+from inferd.backends.params import (
+    OUTSIDE,
+    PARAMETERS,
+    SAMPLERS,
+    Parameter,
+    parse_json_options,
+    read_options,
+    sampling_params,
+    settle,
+)
+
+NUMBERS = [p for p in PARAMETERS if p.kind in ("int", "float")]
+GOOD: dict[str, list[tuple[Any, Any]]] = {
+    "bool": [(True, True), (False, False)],
+    "texts": [("a", ["a"]), (["a", "b"], ["a", "b"]), ([], []), (["", "a"], ["a"])],
+    "samplers": [
+        ("kpt", ["top-k", "top-p", "temperature"]),
+        ("top_k;temperature", ["top-k", "temperature"]),
+        (["typical_p", "TopK", "min_p"], ["typ-p", "top-k", "min-p"]),
+        ("", []),
+        ([], []),
+    ],
+    "biases": [
+        ([[5, 1.5], ["yes", False]], [[5, 1.5], ["yes", False]]),
+        ({"5": -2, "yes": 1}, [[5, -2.0], ["yes", 1.0]]),
+        ([], []),
+    ],
+}
+BAD: dict[str, list[Any]] = {
+    "int": ["1", True, 1.5, [], {}],
+    "float": ["1", False, [], {}],
+    "bool": [1, "true", []],
+    "texts": [1, [1], {}, ["a"] * 10_001],
+    "samplers": [["top_k", "top_k"], ["nobody"], "kk", "zz", 7, [7]],
+    "biases": [
+        [5],
+        [[5]],
+        [[True, 1]],
+        [["", 1]],
+        [[5, True]],
+        [[5, "1"]],
+        [[5, 1e7]],
+        "5",
+        {"5": None},
+    ],
+}
+
+
+@pytest.mark.parametrize("parameter", NUMBERS, ids=lambda p: p.name)
+def test_a_number_is_taken_up_to_its_limits_and_refused_beyond(parameter: Parameter) -> None:
+    step = 1 if parameter.kind == "int" else 0.125
+    for good in (parameter.low, parameter.low + step, parameter.high):
+        value = int(good) if parameter.kind == "int" else min(good, parameter.high)
+        assert read_options({parameter.name: value}).values == {parameter.name: value}
+    for bad, nearest in (
+        (parameter.low - step, parameter.low),
+        (parameter.high + step, parameter.high),
+        (math.inf, parameter.high),
+        (-math.inf, parameter.low),
+    ):
+        with pytest.raises(InvalidArgument, match=f"{parameter.name}: .* outside") as caught:
+            read_options({parameter.name: bad})
+        assert caught.value.message.endswith(f"nearest: {nearest:g}")
+
+
+@pytest.mark.parametrize("parameter", PARAMETERS, ids=lambda p: p.name)
+def test_a_value_of_another_kind_is_refused_and_null_is_absent(parameter: Parameter) -> None:
+    for value, read in GOOD.get(parameter.kind, ()):
+        assert read_options({parameter.name: value}).values == {parameter.name: read}
+    for value in BAD[parameter.kind]:
+        with pytest.raises(InvalidArgument, match=parameter.name):
+            read_options({parameter.name: value})
+    assert read_options({parameter.name: None}).values == {}
+
+
+@pytest.mark.parametrize("parameter", PARAMETERS, ids=lambda p: p.name)
+def test_every_spelling_is_read(parameter: Parameter) -> None:
+    value = parameter.default if parameter.default is not None else parameter.low
+    for spelling in (parameter.name, *parameter.aliases):
+        for key in (spelling, spelling.replace("-", "_"), spelling.upper()):
+            assert read_options({key: value}).values == {parameter.name: value}
+
+
+def test_all_errors_are_told_at_once() -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        read_options({"temp": -1, "top-k": "x", "seeed": 1}, strict=True)
+    assert caught.value.data["errors"] == [
+        "temp: -1 is outside 0 … 100; nearest: 0",
+        "top-k: 'x' is no number",
+        "unknown key 'seeed' did you mean 'seed'?",
+    ]
+
+
+@pytest.mark.parametrize("key", OUTSIDE)
+def test_a_key_without_effect_is_told_or_where_keys_are_strict_refused(key: str) -> None:
+    options = read_options({key: "x", "temp": 0})
+    assert options.ignored == [key] and options.values == {"temp": 0}
+    for strict in ({"strict": True}, {}):
+        with pytest.raises(InvalidArgument, match="has no effect here: "):
+            read_options({key: "x", **strict}, strict=not strict)
+
+
+def test_a_legacy_document_of_wasi_nn_backend_is_read_whole() -> None:
+    text = (
+        '{"n_gpu_layers":98,"ctx_size":2048,"n_predict":512,"batch_size":512,"threads":8,'
+        '"temp":0.7,"top_p":0.95,"repeat_penalty":1.10}'
+    )
+    options = parse_json_options(text)
+    assert options.ignored == []
+    assert options.values == {
+        key.replace("_", "-"): value for key, value in json.loads(text).items()
+    }
+
+
+def test_a_nested_document_of_wasi_nn_backend_is_read_whole() -> None:
+    options = parse_json_options(
+        '{"sampling":{"dynatemp":{"range":0.1,"exponent":1.2}},"memory_management":'
+        '{"cache_policy":{"enable_prompt_cache":true,"retention_ms":300000}}}'
+    )
+    assert options.ignored == []
+    assert options.values == {
+        "dynatemp-range": 0.1,
+        "dynatemp-exponent": 1.2,
+        "cache-prompt": True,
+        "retention-ms": 300_000,
+    }
+
+
+def test_the_sections_of_wasi_nn_backend_are_read_as_if_they_stood_at_the_top() -> None:
+    options = read_options(
+        {
+            "backend": {"max_sessions": 5, "temp": 0.5},
+            "model": {"n_ctx": 512},
+            "sampling": {"mirostat": 2, "mirostat_tau": 4, "dry": {"base": 2}},
+            "stopping": {"max_tokens": 9, "stop": ["."]},
+            "memory": {"n_keep_tokens": 64, "cache_strategy": "lru"},
+            "logging": {"level": "debug"},
+            "logit_bias": [[3, -1]],
+        }
+    )
+    assert options.values == {
+        "temp": 0.5,
+        "ctx-size": 512,
+        "mirostat": 2,
+        "mirostat-tau": 4,
+        "dry-base": 2,
+        "n-predict": 9,
+        "stop": ["."],
+        "n-keep": 64,
+        "logit-bias": [[3, -1.0]],
+    }
+    assert options.ignored == ["max_sessions", "cache_strategy", "level"]
+
+
+@pytest.mark.parametrize("text", ["[1]", "7", '"a"', "{", "{]", '{"a":' * 2000, b"\xff"])
+def test_what_is_no_json_object_is_refused(text: str | bytes) -> None:
+    with pytest.raises(InvalidEncoding):
+        parse_json_options(text)
+
+
+# What contradicts itself
+
+
+@pytest.mark.parametrize(
+    ("values", "key", "holds"),
+    [
+        ({"mirostat": 2, "samplers": ["top-k"]}, "samplers", ["temperature"]),
+        ({"dry-base": 0.5}, "dry-base", 1.75),
+        ({"adaptive-target": 0.5}, "adaptive-target", 0.5),
+        ({"xtc-probability": 1.0, "xtc-threshold": 0.6}, "xtc-threshold", 0.6),
+    ],
+    ids=str,
+)
+def test_what_does_not_hold_as_asked_for_is_told(
+    values: dict[str, Any], key: str, holds: object
+) -> None:
+    before = dict(values)
+    settled, told = settle(values)
+    assert settled[key] == holds and list(told) == [key] and told[key]
+    assert values == before
+
+
+def test_mirostat_alone_takes_the_chains_place_without_a_word() -> None:
+    settled, told = settle({"mirostat": 1})
+    assert settled["samplers"] == ["temperature"] and told == {}
+
+
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        ({"dry-sequence-breakers": []}, "empty"),
+        ({"dry-sequence-breakers": ["x" * 41]}, "41 characters; 40"),
+        ({"dry-sequence-breakers": ["x"] * 9}, "9 texts; 8"),
+        ({"samplers": ["infill"]}, "infill needs top-k"),
+        ({"samplers": ["infill", "top-k"]}, "infill needs top-k"),
+        ({"samplers": ["top-k", "infill"], "top-k": 0}, "infill needs top-k"),
+        ({"samplers": ["top-k", "infill"], "top-k": 1001}, "infill needs top-k"),
+    ],
+    ids=str,
+)
+def test_what_cannot_hold_together_is_refused(values: dict[str, Any], says: str) -> None:
+    with pytest.raises(InvalidArgument, match=says):
+        settle(values)
+
+
+def test_what_is_at_the_limit_holds() -> None:
+    values = {"dry-sequence-breakers": ["x" * 40] * 8, "samplers": ["top-k", "infill"]}
+    assert settle(values | {"top-k": 1000})[1] == {}
+
+
+def test_sampling_params_are_what_was_read() -> None:
+    values = read_options(
+        {"temp": 0.5, "samplers": "kt", "logit_bias": {"7": False}, "stop": ["x"]}
+    ).values
+    params = sampling_params(values, seed=9)
+    assert (params.seed, params.temp, params.samplers) == (9, 0.5, ("top-k", "temperature"))
+    assert params.logit_bias == ((7, False),)
+    assert sampling_params({}, 0).samplers == tuple(SAMPLERS)[:9]

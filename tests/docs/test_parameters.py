@@ -1,0 +1,32 @@
+"""docs/parameters.md and its schema are made from the table; the table holds together."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from inferd.backends.params import BY_SPELLING, OUTSIDE, PARAMETERS, Parameter, read_options
+from inferd.backends.params.schema import json_schema
+from tools.docs import pages
+
+
+def test_the_pages_are_current() -> None:
+    for path, text in pages().items():
+        assert path.read_text() == text, f"run `make docs`: {path.name} is old"
+
+
+def test_no_spelling_means_two_things() -> None:
+    spellings = [s for p in PARAMETERS for s in (p.name, *p.aliases)]
+    assert len(spellings) == len(set(spellings)) == len(BY_SPELLING)
+    assert not set(spellings) & set(OUTSIDE)
+
+
+@pytest.mark.parametrize("parameter", PARAMETERS, ids=lambda p: p.name)
+def test_a_default_is_a_good_value_and_in_the_schema(parameter: Parameter) -> None:
+    if parameter.default is not None:
+        read = read_options({parameter.name: parameter.default}, strict=True).values
+        assert read == {parameter.name: parameter.default}
+    schema = json_schema()["properties"][parameter.name]
+    assert schema["default"] == parameter.default
+    assert json.loads(json.dumps(schema)) == schema

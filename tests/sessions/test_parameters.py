@@ -1,0 +1,135 @@
+"""Whose parameters hold, who is told so, and what those do that are about KV state."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from inferd.backends.errors import InvalidArgument
+from inferd.backends.params import PARAMETERS, read_options
+from inferd.sessions import Session, TurnOptions
+from inferd.sessions.parameters import Parameters
+from tests.sessions.doubles import Desk
+
+HERE = object()
+
+
+def effective(parameters: Parameters, name: str) -> tuple[Any, str, str]:
+    found = next(e for e in parameters.effective() if e.name == name)
+    return found.value, found.origin, found.adjusted
+
+
+def test_each_level_overrides_the_ones_before_it() -> None:
+    """built-in → file → model → graph → session → turn."""
+    defaults = {"temp": 0.1, "top-k": 10, "top-p": 0.2}
+    parameters = Parameters(defaults, {"temp": "file", "top-k": "model"})
+
+    assert effective(parameters, "min-p") == (0.05, "built-in", "")
+    assert effective(parameters, "temp") == (0.1, "file", "")
+    assert effective(parameters, "top-k") == (10, "model", "")
+    assert effective(parameters, "top-p") == (0.2, "graph", "")
+    parameters.apply(read_options({"temp": 0.3}))
+    assert effective(parameters, "temp") == (0.3, "session", "")
+    parameters.begin_turn({"temp": 0.4})
+    assert effective(parameters, "temp") == (0.4, "turn", "")
+    parameters.begin_turn({})
+    assert effective(parameters, "temp") == (0.3, "session", "")
+    assert [e.name for e in parameters.effective()] == [p.name for p in PARAMETERS]
+
+
+def test_what_holds_instead_is_told() -> None:
+    parameters = Parameters({"samplers": ["top-k"]}, {"samplers": "model"})
+    parameters.apply(read_options({"mirostat": 2}))
+
+    value, origin, why = effective(parameters, "samplers")
+    assert (value, origin) == (["temperature"], "model")
+    assert "mirostat" in why
+
+
+def test_what_cannot_hold_together_changes_nothing() -> None:
+    parameters = Parameters({})
+    bad: list[dict[str, Any]] = [{"dry-sequence-breakers": []}, {"samplers": ["infill"]}]
+    for options in bad:
+        with pytest.raises(InvalidArgument):
+            parameters.apply(read_options(options))
+        with pytest.raises(InvalidArgument):
+            parameters.begin_turn(options)
+    assert parameters.options == {} and effective(parameters, "samplers")[1] == "built-in"
+
+
+@pytest.mark.parametrize("name", ["threads", "slots", "append", "keep-alive"])
+def test_a_turn_cannot_set_what_does_not_hold_for_a_turn(name: str) -> None:
+    good = next(p for p in PARAMETERS if p.name == name)
+    value = True if good.kind == "bool" else 4
+    with pytest.raises(InvalidArgument, match=f"{name}: holds for a {good.level}"):
+        Parameters({}).begin_turn({name: value})
+
+
+# On an engine
+
+
+def opened(desk: Desk, **fields: object) -> Session:
+    session, _ = desk.manager.open(HERE, 1000, desk.source, {}, **fields)  # type: ignore[arg-type]
+    return session
+
+
+async def turn(desk: Desk, session: Session, text: bytes, **options: object) -> dict[str, Any]:
+    await session.set_input(text)
+    begun = await session.start(TurnOptions(options=options))
+    desk.port.run()
+    await session.finish(begun)
+    return session.metadata()
+
+
+@pytest.mark.asyncio
+async def test_without_cache_prompt_everything_is_computed_anew() -> None:
+    desk, text = Desk(), b"a text of some length " * 5
+    session = opened(desk)
+
+    first = await turn(desk, session, text)
+    again = await turn(desk, session, text)
+    anew = await turn(desk, session, text, **{"cache-prompt": False})
+    then = await turn(desk, session, text)
+
+    assert first["cached_tokens"] == anew["cached_tokens"] == 0
+    assert again["cached_tokens"] == then["cached_tokens"] == first["input_tokens"] - 1
+
+
+@pytest.mark.asyncio
+async def test_a_session_that_rested_longer_than_its_retention_is_computed_anew() -> None:
+    desk, text = Desk(), b"a text of some length " * 5
+    session = opened(desk)
+    session.set_options({"retention-ms": 60_000})
+
+    size = (await turn(desk, session, text))["input_tokens"]
+    desk.now += 60
+    assert (await turn(desk, session, text))["cached_tokens"] == size - 1
+    desk.now += 60.001
+    assert (await turn(desk, session, text))["cached_tokens"] == 0
+    session.set_options({"retention-ms": -1})
+    desk.now += 3600
+    assert (await turn(desk, session, text))["cached_tokens"] == size - 1
+
+
+@pytest.mark.asyncio
+async def test_a_new_session_with_a_retention_shares_what_others_computed() -> None:
+    desk, text = Desk(), b"a text of some length " * 5
+    size = (await turn(desk, opened(desk), text))["input_tokens"]
+    other = opened(desk)
+    other.set_options({"retention-ms": 0})
+
+    assert (await turn(desk, other, text))["cached_tokens"] == size - 1
+    desk.now += 0.001
+    assert (await turn(desk, other, text))["cached_tokens"] == 0
+
+
+@pytest.mark.asyncio
+async def test_the_metadata_tell_what_was_adjusted() -> None:
+    desk = Desk()
+    session = opened(desk)
+    metadata = await turn(desk, session, b"abc", **{"dry-base": 0.5})
+    assert list(metadata["adjusted"]) == ["dry-base"]
+    assert list(msgspec.json.decode(session.output(1))["adjusted"]) == ["dry-base"]
+    assert (await turn(desk, session, b"abc"))["adjusted"] == {}

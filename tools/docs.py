@@ -1,0 +1,32 @@
+"""Writes the pages of docs/ that are made from the code."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from inferd.backends.params.schema import json_schema, page
+
+__all__ = ("pages",)
+
+DOCS = Path(__file__).parent.parent / "docs"
+
+
+def pages() -> dict[Path, str]:
+    """Return what each page has to say, by its path."""
+    return {
+        DOCS / "parameters.md": page(),
+        DOCS / "parameters.schema.json": json.dumps(json_schema(), indent=1, ensure_ascii=False)
+        + "\n",
+    }
+
+
+def main() -> None:
+    """Write the pages."""
+    for path, text in pages().items():
+        path.write_text(text)
+        print(path)
+
+
+if __name__ == "__main__":
+    main()
