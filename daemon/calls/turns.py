@@ -23,9 +23,10 @@ async def stream(daemon: Daemon, request: Request) -> w.TurnResult:
     p: w.StreamParams = request.params
     _check_credit(p.credit)
     session = daemon.session(request)
-    await _take_input(daemon, session, p)
     tell, places = _teller(daemon, request), _places(daemon, request)
-    turn = await session.start(_turn_options(p, p.credit), tell, places)
+    with session.undone_if_refused():
+        await _take_input(daemon, session, p)
+        turn = await session.start(_turn_options(p, p.credit), tell, places)
     request.on_credit = turn.credit
     await session.finish(turn)
     return w.TurnResult(text=turn.tail, metadata=session.metadata())
@@ -73,8 +74,9 @@ async def chat(daemon: Daemon, request: Request) -> w.TurnResult:
     """Do a turn and answer with its whole text."""
     p: w.StreamParams = request.params
     session = daemon.session(request)
-    await _take_input(daemon, session, p)
-    turn = await session.start(_turn_options(p, -1), None, _places(daemon, request))
+    with session.undone_if_refused():
+        await _take_input(daemon, session, p)
+        turn = await session.start(_turn_options(p, -1), None, _places(daemon, request))
     await session.finish(turn)
     return w.TurnResult(text=bytes(turn.text), metadata=session.metadata())
 

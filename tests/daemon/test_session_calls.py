@@ -362,3 +362,28 @@ def test_a_shifted_session_goes_on_and_says_so(client: RawClient) -> None:
     assert session["tokens"] < 64
     assert said(client, context, "on", options={"n-predict": 2}) == "on"
     assert client.metadata(context)["cached_tokens"] == session["tokens"], "both know what is left"
+
+
+# What was refused.
+
+
+@pytest.mark.parametrize("call", ["chat", "stream"])
+@pytest.mark.parametrize("raw", [True, False])
+def test_a_turn_that_is_refused_leaves_nothing_of_its_input(
+    client: RawClient, call: str, raw: bool
+) -> None:
+    """Who is refused tries again, and says the same again: it must not be there twice."""
+    context = client.context("echo")
+    client.call("chat", context=context, prompt="first", raw=True)
+    before, tokens = client.metadata(context), tokens_of(client, context)
+    for _ in range(3):
+        with pytest.raises(InvalidArgument):
+            client.call(call, context=context, prompt="x", raw=raw, options={"temp": -1})
+    assert client.metadata(context) == before, "the turn before can still be read"
+    assert client.output(context) == b"first"
+    assert tokens_of(client, context) == tokens
+
+
+def tokens_of(client: RawClient, context: int) -> int:
+    sessions = client.call("sessions")["sessions"]
+    return next(int(s["tokens"]) for s in sessions if s["context"] == context)
