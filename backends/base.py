@@ -223,10 +223,14 @@ class Model(Protocol):
         :raises InvalidArgument: the template refuses the messages.
         """
 
-    def sampler(self, params: SamplingParams, prompt: Sequence[int]) -> Sampler:
-        """Return a sampler that has seen the tokens of *prompt* (for its penalties).
+    def sampler(
+        self, params: SamplingParams, prompt: Sequence[int], answer: Sequence[int] = ()
+    ) -> Sampler:
+        """Return a sampler that has seen the tokens of *prompt* and *answer*: of both for its
+        penalties, of the answer alone for its grammar.
 
-        :raises InvalidArgument: a bias is for a token that the model does not have.
+        :raises InvalidArgument: a bias is for a token that the model does not have, or the grammar
+            is none.
         """
 
     def step(self, chunks: Sequence[Chunk]) -> None:

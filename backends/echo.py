@@ -151,7 +151,9 @@ class EchoModel:
         """Return the last message's content: that is what is echoed."""
         return str(messages[-1]["content"]) if messages else ""
 
-    def sampler(self, params: SamplingParams, prompt: Sequence[int]) -> Sampler:
+    def sampler(
+        self, params: SamplingParams, prompt: Sequence[int], answer: Sequence[int] = ()
+    ) -> Sampler:
         """Return a sampler; it has nothing to do."""
         return EchoSampler()
 

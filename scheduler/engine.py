@@ -12,7 +12,7 @@ from array import array
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from ..backends import Chunk, InferdError, Model
+from ..backends import Chunk, InferdError, Model, Sampler, SamplingParams
 from ..backends.errors import BackendError, Cancelled, KvFull
 from . import messages as m
 from .cost import Load, StepCost
@@ -223,8 +223,10 @@ class Engine:
 
     def _check(self, task: Task) -> None:
         check_task(task, self.model)
-        if task.spec.sampling.logit_bias:
-            self.model.sampler(task.spec.sampling, ()).close()  # refuses tokens that there are not
+        if task.spec.sampling.logit_bias or task.spec.sampling.grammar:
+            self.recorder.note(Doing.STEP, [task.spec.id])  # whom to blame if it ends the process
+            self._sampler(task, task.spec.sampling).close()  # refuses what cannot be
+            self.recorder.note(Doing.OTHER)
         if task.spec.adapters:
             self.model.set_adapters(task.spec.adapters)  # refuses what there is not
             self.model.set_adapters(self._adapters)
@@ -247,13 +249,17 @@ class Engine:
             return
         if task.sampler is not None and command.sampling != task.spec.sampling:
             try:
-                sampler = self.model.sampler(command.sampling, task.tokens)
+                sampler = self._sampler(task, command.sampling)
             except InferdError as exc:
                 self._fail(task, exc)
                 return
             task.sampler.close()
             task.sampler = sampler
         task.adjust(command)
+
+    def _sampler(self, task: Task, sampling: SamplingParams) -> Sampler:
+        prompt, answer = task.said
+        return self.model.sampler(sampling, prompt, answer)
 
     def _cancel(self, task_id: int) -> None:
         task = self._tasks.get(task_id)
@@ -318,7 +324,7 @@ class Engine:
             task.admitted_at, task.cached = self._now, task.computed
             self._counters["cached"] += task.cached
         if task.sampler is None:
-            task.sampler = self.model.sampler(task.spec.sampling, task.tokens)
+            task.sampler = self._sampler(task, task.spec.sampling)
         self.outbox.append(m.Moved(task.spec.id, task.state.value))
 
     def _plan_stops(self, task: Task) -> None:

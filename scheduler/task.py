@@ -160,6 +160,12 @@ class Task:
         return len(self.tokens) + self.dropped - self.prompt_size
 
     @property
+    def said(self) -> tuple[list[int], list[int]]:
+        """Prompt and answer; where some of both was dropped, all counts as prompt."""
+        size = len(self.tokens) if self.dropped else self.prompt_size
+        return self.tokens[:size], self.tokens[size:]
+
+    @property
     def pending(self) -> int:
         """Rows to decode before the next token can be drawn."""
         return len(self.tokens) - self.computed

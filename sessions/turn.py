@@ -137,9 +137,13 @@ class Turn:
             self._port.pull(self.spec.id)
 
     def adjust(self, spec: m.TaskSpec) -> None:
-        """Let the parameters of *spec* hold from the next token on."""
+        """Let the parameters of *spec* hold from the next token on; a grammar, which is about the
+        whole answer, from the next turn on.
+        """
         if not self.ended.is_set():
-            self.spec = spec
+            grammar = self.spec.sampling.grammar
+            sampling = msgspec.structs.replace(spec.sampling, grammar=grammar)
+            self.spec = spec = msgspec.structs.replace(spec, sampling=sampling)
             self._port.adjust(
                 m.Adjust(spec.id, spec.sampling, spec.n_predict, spec.stop, spec.reverse_prompt)
             )

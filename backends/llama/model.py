@@ -13,6 +13,7 @@ from ..base import Chunk, Message, ModelInfo, Move, Sampler, shift_moves
 from ..errors import BackendError, InvalidArgument, UnsupportedOperation
 from ..params import SamplingParams
 from .context import LlamaContext
+from .grammar import Grammar
 from .samplers import Prototypes
 from .sampling import Candidates, LlamaSampler
 from .template import ChatTemplate
@@ -65,10 +66,12 @@ class LlamaModel:
             )
         return self._template.render(messages)
 
-    def sampler(self, params: SamplingParams, prompt: Sequence[int]) -> Sampler:
-        """Return a sampler that has seen the tokens of *prompt* (for its penalties)."""
-        ctx_size = self._info.ctx_size
-        return LlamaSampler(self._vocab, self._prototypes, params, prompt, ctx_size)
+    def sampler(
+        self, params: SamplingParams, prompt: Sequence[int], answer: Sequence[int] = ()
+    ) -> Sampler:
+        """Return a sampler that has seen *prompt* and *answer*; see `Model.sampler`."""
+        seen, ctx_size = [*prompt, *answer], self._info.ctx_size
+        return LlamaSampler(self._vocab, self._prototypes, params, seen, answer, ctx_size)
 
     def step(self, chunks: Sequence[Chunk]) -> None:
         """Decode one batch; see `Model.step`. One refused before the decode changes nothing."""
@@ -83,15 +86,30 @@ class LlamaModel:
         """Draw token number *index* of a turn from the slot's row of logits, and use the row up."""
         assert isinstance(sampler, LlamaSampler)
         row = self._live.pop(slot, None)
+        if sampler.grammar is not None:
+            return self._sample_by_grammar(slot, row, sampler, sampler.grammar, index)
         if sampler.greedy:
             logits = self._take(slot) if row is None else self._context.row(row)
             return sampler.likeliest(logits)
         chain = sampler.chain(index)
         if row is not None:
             return int(lib.llama_sampler_sample(chain, self._context.pointer, row))
+        return self._buffer.draw(chain, self._take(slot))
+
+    def _sample_by_grammar(
+        self, slot: int, row: int | None, sampler: LlamaSampler, grammar: Grammar, index: int
+    ) -> int:
+        logits = self._take(slot) if row is None else self._context.row(row)
+        token = self._buffer.draw_by_grammar(sampler, grammar, logits, index)
+        if token is None:  # nothing can follow: the answer ends
+            return next(iter(self._vocab.eog()), 0)
+        return token
+
+    @property
+    def _buffer(self) -> Candidates:
         if self._candidates is None:
             self._candidates = Candidates(self._vocab.size)
-        return self._candidates.draw(chain, self._take(slot))
+        return self._candidates
 
     def _take(self, slot: int) -> NDArray[np.float32]:
         try:

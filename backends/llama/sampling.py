@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from ..errors import BackendError
 from ..params import SamplingParams
+from .grammar import Grammar
 from .samplers import Prototypes, Setup, Stage, biases_of, logit_bias, stages_of
 from .vocab import Vocab
 
@@ -25,7 +26,8 @@ class LlamaSampler:
     process as it would have. Mirostat and adaptive-p, which learn while they draw, begin anew
     there.
 
-    :raises InvalidArgument: a bias is for a token that the vocabulary does not have.
+    :raises InvalidArgument: a bias is for a token that the vocabulary does not have, or the
+        grammar is none.
     """
 
     def __init__(
@@ -34,6 +36,7 @@ class LlamaSampler:
         prototypes: Prototypes,
         params: SamplingParams,
         prompt: Sequence[int],
+        answer: Sequence[int],
         last_n_max: int,
     ):
         self._setup = Setup(vocab, prototypes, params, prompt, last_n_max)
@@ -44,6 +47,9 @@ class LlamaSampler:
         self._before = 1 if biases else 0
         self._biased = np.array(list(biases), dtype=np.intp)
         self._added = np.array(list(biases.values()), dtype=np.float32)
+        self.grammar: Grammar | None = None
+        if params.grammar:
+            self.grammar = Grammar(vocab, prototypes, params.grammar, answer)
         self.greedy = len(self._stages) == 1 and params.temp <= 0
         """The likeliest token, and nothing but biases to heed: no chain is needed."""
         self._chain = self._build(biases)
@@ -91,6 +97,8 @@ class LlamaSampler:
 
     def close(self) -> None:
         """Free the chain and all in it; twice is once."""
+        if self.grammar is not None:
+            self.grammar.close()
         chain, self._chain = self._chain, None
         if chain is not None:
             lib.llama_sampler_free(chain)
@@ -107,13 +115,42 @@ class Candidates:
 
     def draw(self, chain: Any, row: NDArray[np.float32]) -> int:
         """Draw from a copied row as `llama_sampler_sample` draws from one in the context."""
+        self._fill(row)
+        token = self._pick(chain)
+        lib.llama_sampler_accept(chain, token)
+        return token
+
+    def draw_by_grammar(
+        self, sampler: LlamaSampler, grammar: Grammar, row: NDArray[np.float32], index: int
+    ) -> int | None:
+        """Draw a token that *grammar* allows; None if it allows none.
+
+        The one that would be drawn is looked at first, all others only where it is not allowed:
+        as `common_sampler_sample` does it (`common/sampling.cpp`).
+        """
+        self._fill(row)
+        token = self._pick(chain := sampler.chain(index))
+        if not grammar.allows(token):
+            self._fill(row)
+            grammar.mask(self._array)
+            if not np.isfinite(self._data["logit"]).any():
+                return None
+            token = self._pick(chain := sampler.chain(index))
+            if not grammar.allows(token):
+                return None  # all that it allows are muted
+        lib.llama_sampler_accept(chain, token)
+        grammar.accept(token)
+        return token
+
+    def _fill(self, row: NDArray[np.float32]) -> None:
         data, array = self._data, self._array
         data["id"], data["logit"], data["p"] = self._ids, row, 0
         array.data = ctypes.cast(data.ctypes.data, lib.llama_token_data_p)
         array.size, array.selected, array.sorted = len(data), -1, False
+
+    def _pick(self, chain: Any) -> int:
+        array = self._array
         lib.llama_sampler_apply(chain, ctypes.byref(array))
         if not 0 <= array.selected < array.size:
             raise BackendError("the sampler chain picked nothing")
-        token = int(array.data[array.selected].id)
-        lib.llama_sampler_accept(chain, token)
-        return token
+        return int(array.data[array.selected].id)

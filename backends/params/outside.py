@@ -50,7 +50,7 @@ _REASONS: dict[str, str] = {
         cvector-dimre-method n-pca-batch n-pca-iterations ppl-stride ppl-output-type
         t-max-prompt-ms runtime""",
     "not offered (yet): the answer is made without it": """
-        embedding pooling-type embd-normalize embd-out embd-sep grammar grammar-lazy json-schema
+        embedding pooling-type embd-normalize embd-out embd-sep grammar-lazy json-schema
         json_schema n-probs logprobs post-sampling-probs n-cmpl n n-indent t-max-predict-ms lora
         preserved-tokens grammar-triggers dynamic-timeout token-conditions pattern-conditions
         semantic-conditions context-aware reasoning-format reasoning-budget-tokens

@@ -20,6 +20,7 @@ KEY_CHARACTERS_MAX = 100
 """A longer key is nobody's slip: it is shortened in messages and compared with none."""
 ITEMS_MAX = 10_000
 """Items of one list."""
+TEXT_CHARACTERS_MAX = 64 << 10
 
 _SECTIONS = {
     "model": "",
@@ -159,6 +160,16 @@ def _read_float(parameter: Parameter, value: Any) -> float:
     return float(value)
 
 
+def _read_text(_: Parameter, value: Any) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"{shorten(value)} is no text")
+    if len(value) > TEXT_CHARACTERS_MAX:
+        raise ValueError(f"a text of {len(value)} characters; {TEXT_CHARACTERS_MAX} at most")
+    if "\0" in value:
+        raise ValueError("it holds a NUL")
+    return value
+
+
 def _read_texts(_: Parameter, value: Any) -> list[str]:
     items = [value] if isinstance(value, str) else value
     if not isinstance(items, list) or not all(isinstance(i, str) for i in items):
@@ -238,6 +249,7 @@ _READERS: dict[Kind, Callable[[Parameter, Any], Any]] = {
     "bool": _read_bool,
     "int": _read_int,
     "float": _read_float,
+    "text": _read_text,
     "texts": _read_texts,
     "samplers": _read_samplers,
     "biases": _read_biases,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -14,8 +15,12 @@ __all__ = ("SamplingParams", "sampling_params", "settle")
 
 _BREAKERS, _BREAKER_CHARACTERS = 8, 40
 """Making a sampler with one takes 12 ms with 262k tokens (Gemma): the engine stands meanwhile."""
+_GRAMMAR_NESTING = 100
+"""llama.cpp's parser calls itself for each bracket that is open."""
 _INFILL_TOP_K = 1000
 """Infill compares every token with every other: with 49k of them a token takes minutes."""
+_BRACKETS = re.compile(r"[^()]")
+"""All but round brackets; those in quotes are counted, too: too many are refused at worst."""
 Bias = tuple[int | str, float | bool]
 """A token or a text, and what its logits get more; False: it is never drawn."""
 
@@ -52,6 +57,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     adaptive_decay: float = 0.9
     logit_bias: tuple[Bias, ...] = ()
     ignore_eos: bool = False
+    grammar: str = ""
 
 
 _FIELDS = {f: f.replace("_", "-") for f in SamplingParams.__struct_fields__}
@@ -117,6 +123,26 @@ def _infill_sees_few(values: dict[str, Any], _: dict[str, str], errors: list[str
         errors.append(f"samplers: infill needs top-k before it, with 1 … {_INFILL_TOP_K} tokens")
 
 
+def _grammar_ends_the_answer(values: dict[str, Any], told: dict[str, str], _: list[str]) -> None:
+    if not _get(values, "grammar"):
+        return
+    if _get(values, "ignore-eos"):
+        told["ignore-eos"] = "the answer ends where its grammar is complete"
+        values["ignore-eos"] = False
+    if _get(values, "ctx-shift"):
+        told["ctx-shift"] = "the answer to a grammar keeps its beginning"
+        values["ctx-shift"] = False
+
+
+def _grammar_is_flat(values: dict[str, Any], _: dict[str, str], errors: list[str]) -> None:
+    depth = deepest = 0
+    for bracket in _BRACKETS.sub("", _get(values, "grammar")):
+        depth += (bracket == "(") - (bracket == ")")
+        deepest = max(deepest, depth)
+    if deepest > _GRAMMAR_NESTING:
+        errors.append(f"grammar: {deepest} brackets are open at once; {_GRAMMAR_NESTING} at most")
+
+
 def _dry_grows(values: dict[str, Any], told: dict[str, str], _: list[str]) -> None:
     if _get(values, "dry-base") < 1:
         told["dry-base"] = "below 1 it would shrink: 1.75 holds"
@@ -137,6 +163,8 @@ _RULES: tuple[Rule, ...] = (
     _mirostat_draws_alone,
     _breakers_are_few,
     _infill_sees_few,
+    _grammar_ends_the_answer,
+    _grammar_is_flat,
     _dry_grows,
     _adaptive_p_is_in_the_chain,
     _xtc_is_on,

@@ -24,7 +24,7 @@ __all__ = (
 )
 
 Level = Literal["model", "context", "request"]
-Kind = Literal["int", "float", "bool", "texts", "samplers", "biases"]
+Kind = Literal["int", "float", "bool", "texts", "samplers", "biases", "text"]
 """How a value is read: *texts* takes one text, too; *samplers* names or letters; *biases* pairs of
 a token or text and a number or false, or a map of them.
 """
@@ -124,6 +124,7 @@ PARAMETERS: tuple[Parameter, ...] = (
     _row("adaptive-target", "float", "request", -1.0, "the probability that adaptive-p aims at, where the chain has it; below 0: off", low=-1, high=1),
     _row("adaptive-decay", "float", "request", 0.9, "how slowly adaptive-p forgets", low=0, high=0.99),
     _row("logit-bias", "biases", "request", [], "pairs of a token or a text and what is added to its logit; false: it is never drawn"),
+    _row("grammar", "text", "request", "", "GBNF that the answer follows; it may end where the grammar is complete, and must where nothing can follow"),
     _row("ignore-eos", "bool", "request", False, "go on after the end of generation"),
     _row("ctx-shift", "bool", "request", False, "a full context drops old tokens and goes on (approximate)", "context-shift", "context-shifting"),
     _row("n-keep", "int", "request", 0, "tokens at the start that ctx-shift keeps; -1: the whole prompt", "keep", "n-keep-tokens", low=-1, high=_COUNT_MAX),

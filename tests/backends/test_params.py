@@ -22,6 +22,7 @@ from inferd.backends.params import (
 
 NUMBERS = [p for p in PARAMETERS if p.kind in ("int", "float")]
 GOOD: dict[str, list[tuple[Any, Any]]] = {
+    "text": [("", ""), ("a" * 65536, "a" * 65536)],
     "bool": [(True, True), (False, False)],
     "texts": [("a", ["a"]), (["a", "b"], ["a", "b"]), ([], []), (["", "a"], ["a"])],
     "samplers": [
@@ -41,6 +42,7 @@ BAD: dict[str, list[Any]] = {
     "int": ["1", True, 1.5, [], {}],
     "float": ["1", False, [], {}],
     "bool": [1, "true", []],
+    "text": [1, ["a"], "a" * 65537, "a\0b"],
     "texts": [1, [1], {}, ["a"] * 10_001],
     "samplers": [["top_k", "top_k"], ["nobody"], "kk", "zz", 7, [7]],
     "biases": [
@@ -179,6 +181,8 @@ def test_what_is_no_json_object_is_refused(text: str | bytes) -> None:
         ({"dry-base": 0.5}, "dry-base", 1.75),
         ({"adaptive-target": 0.5}, "adaptive-target", 0.5),
         ({"xtc-probability": 1.0, "xtc-threshold": 0.6}, "xtc-threshold", 0.6),
+        ({"grammar": "root ::= [a]", "ignore-eos": True}, "ignore-eos", False),
+        ({"grammar": "root ::= [a]", "ctx-shift": True}, "ctx-shift", False),
     ],
     ids=str,
 )
@@ -203,6 +207,7 @@ def test_mirostat_alone_takes_the_chains_place_without_a_word() -> None:
         ({"dry-sequence-breakers": ["x" * 41]}, "41 characters; 40"),
         ({"dry-sequence-breakers": ["x"] * 9}, "9 texts; 8"),
         ({"samplers": ["infill"]}, "infill needs top-k"),
+        ({"grammar": "root ::= " + "(" * 101}, "101 brackets are open at once; 100"),
         ({"samplers": ["infill", "top-k"]}, "infill needs top-k"),
         ({"samplers": ["top-k", "infill"], "top-k": 0}, "infill needs top-k"),
         ({"samplers": ["top-k", "infill"], "top-k": 1001}, "infill needs top-k"),
@@ -215,7 +220,11 @@ def test_what_cannot_hold_together_is_refused(values: dict[str, Any], says: str)
 
 
 def test_what_is_at_the_limit_holds() -> None:
-    values = {"dry-sequence-breakers": ["x" * 40] * 8, "samplers": ["top-k", "infill"]}
+    values: dict[str, Any] = {
+        "dry-sequence-breakers": ["x" * 40] * 8,
+        "samplers": ["top-k", "infill"],
+    }
+    values["grammar"] = f"root ::= {'(' * 100}[a]{')' * 100}"
     assert settle(values | {"top-k": 1000})[1] == {}
 
 

@@ -419,7 +419,9 @@ def test_a_bias_for_a_token_that_there_is_not_refuses_the_task_alone() -> None:
     bad = SamplingParams(logit_bias=((1 << 20, 1.0),))
     sampler = bench.model.sampler
 
-    def strict(params: SamplingParams, prompt: Sequence[int]) -> Sampler:
+    def strict(
+        params: SamplingParams, prompt: Sequence[int], answer: Sequence[int] = ()
+    ) -> Sampler:
         if params.logit_bias:
             raise InvalidArgument("logit-bias: no such token")
         return sampler(params, prompt)

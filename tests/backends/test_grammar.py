@@ -1,0 +1,120 @@
+"""Answers follow their grammar, on a model with random weights, which would say anything."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from inferd.backends import Model, ModelSpec, SamplingParams
+from inferd.backends.errors import InvalidArgument
+from inferd.backends.llama import load_llama
+from inferd.backends.llama.model import LlamaModel
+from inferd.scheduler import Engine
+from inferd.scheduler import messages as m
+from tests.backends.driving import go_on, prefill
+from tests.tiny_gguf import write_tiny
+
+PROMPT = [1, *range(10, 40)]
+YES = 'root ::= "yes" | "no"'
+NUMBERS = 'root ::= "[" [0-9]+ ("," [0-9]+){3} "]"'
+JSON = r"""
+root   ::= object
+object ::= "{" pair ("," pair){0,2} "}"
+pair   ::= string ":" (string | "{" pair "}")
+string ::= "\"" [a-z]{1,4} "\""
+"""
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LlamaModel]:
+    path = write_tiny("llama", tmp_path_factory.mktemp("tiny"))
+    spec = ModelSpec(name="tiny", path=str(path), slots=2, ctx_size=512, threads=1)
+    model = load_llama(spec, lambda _: True)
+    yield model
+    model.close()
+
+
+def answer(model: Model, grammar: str, **fields: object) -> str:
+    """Return the text of one turn by the engine."""
+    engine = Engine(model)
+    params = SamplingParams(grammar=grammar, **fields)  # type: ignore[arg-type]
+    spec = m.TaskSpec(
+        id=1, owner=1, tokens=m.pack_tokens(PROMPT), sampling=params, n_predict=450, special=False
+    )
+    reports = engine.turn([m.Submit(spec)])
+    while not isinstance(reports[-1], m.Finished | m.Failed):
+        reports += engine.turn([])
+    end = reports[-1]
+    assert isinstance(end, m.Finished), end
+    assert end.stats.stop_reason == "eos", "it ends where the grammar does"
+    tokens = [r for r in reports if isinstance(r, m.Tokens)]
+    return (b"".join(t.text for t in tokens) + end.text).decode()
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("temp", [0.0, 1.0, 5.0])
+def test_answers_follow_their_grammar(model: LlamaModel, seed: int, temp: float) -> None:
+    fields = {"seed": seed, "temp": temp, "top_k": 0, "min_p": 0.0, "top_p": 1.0}
+    assert answer(model, YES, **fields) in ("yes", "no")
+    value = json.loads(answer(model, JSON, **fields))
+    assert isinstance(value, dict) and all(re.fullmatch("[a-z]{1,4}", key) for key in value)
+
+
+def test_penalties_and_narrow_chains_do_not_lead_out_of_the_grammar(model: LlamaModel) -> None:
+    for fields in ({"top_k": 1}, {"min_p": 1.0}, {"repeat_penalty": 100.0}, {"mirostat": 2}):
+        assert answer(model, YES, seed=1, temp=1.0, **fields) in ("yes", "no")
+
+
+def test_where_all_that_is_allowed_is_muted_the_answer_ends(model: LlamaModel) -> None:
+    tokens = model.tokenize(b"yn", special=False, bos=False)[-2:]
+    biases = tuple((token, False) for token in tokens)
+    assert answer(model, YES, temp=0.0, logit_bias=biases) == ""
+
+
+def test_an_answer_goes_on_in_another_sampler_as_it_would_have(model: LlamaModel) -> None:
+    params = SamplingParams(grammar=JSON, seed=5, temp=2.0, top_k=0, min_p=0.0, top_p=1.0)
+
+    def said(parts: list[int]) -> list[int]:
+        model.trim(0, 0)
+        position, told = prefill(model, 0, PROMPT), list[int]()
+        for part, count in enumerate(parts):
+            if part:
+                prefill(model, 0, told[-1:], position - 1)
+            sampler = model.sampler(params, PROMPT, told)
+            told += go_on(model, 0, sampler, position, index=len(told), count=count)
+            position += count
+            sampler.close()
+        return told
+
+    whole = said([12])
+    assert said([5, 7]) == said([1, 1, 10]) == whole
+
+
+def test_an_answer_that_does_not_follow_is_refused_and_ends_nothing(model: LlamaModel) -> None:
+    tokens = model.tokenize(b"maybe", special=False, bos=False)
+    with pytest.raises(InvalidArgument, match="does not follow"):
+        model.sampler(SamplingParams(grammar=YES), PROMPT, tokens)
+
+
+@pytest.mark.parametrize(
+    ("grammar", "says"),
+    [
+        ('root ::= "a" b', "Undefined rule identifier 'b'"),
+        ('x ::= "a"', "'root' symbol"),
+        ("root ::= (", "expecting '\\)'"),
+        ('root ::= root "a" | "b"', "left recursion"),
+        ("root ::= [a-", "unexpected end of input"),
+        ('root ::= (("a"?){0,2000}){0,2000}', "exceeds sane defaults"),
+        ("\x01", "grammar: "),
+    ],
+)
+def test_a_grammar_that_is_none_is_refused_with_the_cause(
+    model: LlamaModel, capfd: pytest.CaptureFixture[str], grammar: str, says: str
+) -> None:
+    with pytest.raises(InvalidArgument, match=says) as caught:
+        model.sampler(SamplingParams(grammar=grammar), ())
+    assert "root" in caught.value.hint
+    assert capfd.readouterr().err == "", "the client's text is nobody else's to read"
