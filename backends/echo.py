@@ -19,6 +19,7 @@ It knows one adapter, `upper`: small letters are drawn as capitals.
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -60,6 +61,8 @@ EOG, PROMPT_END, PROMPT_BEGIN = 256, 257, 258
 VOCAB_SIZE = 259
 CTX_SIZE_DEFAULT = 4096
 _NAMES = {EOG: b"", PROMPT_END: b"<|echo|>", PROMPT_BEGIN: b"<|prompt|>"}
+_MARKS = {name: token for token, name in _NAMES.items() if name}
+_MARK = re.compile(b"(%s)" % b"|".join(map(re.escape, _MARKS)))
 
 
 class EchoOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -136,9 +139,16 @@ class EchoModel:
         return self._info
 
     def tokenize(self, text: bytes, *, special: bool, bos: bool) -> list[int]:
-        """Return the bytes of *text*; a prompt's, added or first, get marks around them."""
+        """Return the bytes of *text*; a prompt's, added or first, get marks around them. A special
+        text that begins with a mark has them already.
+        """
+        if special and text.startswith(_NAMES[PROMPT_BEGIN]):
+            return [token for part in _MARK.split(text) for token in self._part(part)]
         tokens = [self._token(byte) for byte in text]
         return [PROMPT_BEGIN, *tokens, PROMPT_END] if bos or special else tokens
+
+    def _part(self, part: bytes) -> list[int]:
+        return [_MARKS[part]] if part in _MARKS else [self._token(byte) for byte in part]
 
     def _token(self, byte: int) -> int:
         return (byte + self.options.vocabulary) % EOG

@@ -185,3 +185,15 @@ def test_another_vocabulary_says_the_same_in_other_tokens() -> None:
     assert [b"".join(map(m.piece, t)) for m, t in zip(models, said, strict=True)] == [
         "Où ?".encode()
     ] * 2
+
+
+def test_a_history_that_is_said_again_in_another_vocabulary_has_its_marks() -> None:
+    one, other = (
+        EchoModel(ModelSpec(name="echo", slots=1), EchoOptions(vocabulary=number))
+        for number in (0, 7)
+    )
+    history = [*prompt_of(one, b"first"), *one.tokenize(b"first", special=False, bos=False)]
+    said = b"".join(map(one.piece, history))
+    again = other.tokenize(said, special=True, bos=True)
+    assert len(again) == len(history)
+    assert b"".join(map(other.piece, again)) == said
