@@ -77,7 +77,7 @@ class _Unleased:
             return None
         return model.worker if model.state is ModelState.READY else None
 
-    def former(self, vocabulary: str) -> Port | None:
+    def former(self, vocabulary: str) -> None:
         """Return nothing: no client has a lease."""
         return None
 

@@ -37,7 +37,8 @@ class ModelState(StrEnum):
 class Model:
     """A registry entry. Lives on the daemon's event loop, which owns its state.
 
-    At most one worker runs it at a time: who asks while one leaves, waits until it has left.
+    At most one worker runs it at a time: who asks while one leaves, waits until it has left. What a
+    swap takes the name from is a model of its own until its turns have ended, among `formers`.
     """
 
     def __init__(self, registry: Registry, name: str, config: ModelConfig, uid: int | None = None):
@@ -57,8 +58,8 @@ class Model:
         self._registry = registry
         self._listeners: set[Callable[[float], None]] = set()
         self._wanted: dict[str, Any] = {}
-        self.formers: list[Worker] = []
-        """Workers that had the name before a swap and are not done yet."""
+        self.formers: dict[str, Model] = {}
+        """Models that had the name before a swap and are not done yet, by their vocabulary."""
         self.recovery = Recovery(name, self.ready, registry.seconds)
 
     @property
@@ -204,10 +205,9 @@ class Lease:
         """
         return await ask_again(self.ready, question)
 
-    def former(self, vocabulary: str) -> Worker | None:
-        """Return a worker that had the model's name before a swap, by its vocabulary's hash."""
-        formers = (w for w in self.model.formers if not w.leaving)
-        return next((w for w in formers if w.info.vocab_hash == vocabulary), None)
+    def former(self, vocabulary: str) -> Model | None:
+        """Return a model that had the name before a swap, by its vocabulary's hash."""
+        return self.model.formers.get(vocabulary)
 
     def close(self) -> None:
         """Give the lease up."""

@@ -9,7 +9,7 @@ from .entries import Stored
 from .journal import Journal
 from .ledger import Ledger
 from .manager import DAY_S, SessionManager
-from .port import ModelSource, Port
+from .port import ModelSource, Port, TaskReader
 from .session import Session, TurnOptions
 from .turn import Turn
 
@@ -22,6 +22,7 @@ __all__ = (
     "Session",
     "SessionManager",
     "Stored",
+    "TaskReader",
     "Turn",
     "TurnOptions",
 )

@@ -359,22 +359,29 @@ class Session:
         """Tell whether there is a history, in tokens of `_vocabulary`."""
         return not self.active and bool(self.history())
 
-    async def carry(self) -> None:
-        """Take the history's text along, before the worker that has its vocabulary leaves."""
-        if self.turn is not None and self.active:
-            await self.turn.ended.wait()
+    async def carry(self, *, also_text: bool) -> None:
+        """Wait until whatever had the line to the model before a swap has done with it. With
+        *also_text* the text is taken along of a history that is at rest in its tokens.
+
+        :raises InferdError: nobody can tell the text.
+        """
         async with self._lock:
-            port = self.model.loaded
-            if self._speaks() and (port is None or port.info.vocab_hash != self._vocabulary):
+            if also_text and self._speaks() and self.model.former(self._vocabulary) is not None:
                 self._carried = await self._text(self._past.after(self.turn))
 
     async def _text(self, past: History) -> bytes | None:
         former = self.model.former(self._vocabulary)
         if former is None or past.messages:
             return self._carried
-        first = await former.tokenize(b"", special=True, bos=True)
-        begins = past.prompt[: len(first)] == first
-        return await former.detokenize(past.prompt[len(first) if begins else 0 :])
+        return await ask_again(former.ready, lambda port: self._said(port, past.prompt))
+
+    async def _said(self, port: Port, prompt: list[int]) -> bytes | None:
+        """Return the text of a prompt, without the mark that begins each."""
+        if port.info.vocab_hash != self._vocabulary:
+            return None  # it died, and its file was exchanged meanwhile
+        first = await port.tokenize(b"", special=True, bos=True)
+        begins = prompt[: len(first)] == first
+        return await port.detokenize(prompt[len(first) if begins else 0 :])
 
     async def _retell(self, port: Port) -> None:
         """Say the history in the tokens of the model that has the name now.
@@ -727,7 +734,7 @@ class Session:
             **told,
             "seed": self.parameters.seed,
             "model": self.model.name,
-            "fingerprint": self._fingerprint,
+            "fingerprint": self._fingerprint if turn is None else turn.port.info.fingerprint,
             "session_id": self.session_id,
             "durable": self.recording.durable,
             "not_applied": self.parameters.not_applied,

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import os
+import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -9,7 +12,13 @@ import anyio
 import pytest
 
 from inferd import AsyncClient, AsyncSession
-from inferd.backends.errors import Busy, LoadFailed, ModelNotFound, UnsupportedOperation
+from inferd.backends.errors import (
+    Busy,
+    Cancelled,
+    LoadFailed,
+    ModelNotFound,
+    UnsupportedOperation,
+)
 from inferd.testing import RunningDaemon, running_daemon
 from tests.faults.test_worker_death import workers_of
 from tests.models import gemma3, smollm2
@@ -36,13 +45,23 @@ slots = 16
 [models.two.echo]
 step_ms = 1
 variant = "two"
+[models.other]
+backend = "echo"
+slots = 16
+[models.other.echo]
+step_ms = 1
+vocabulary = 7
 [models.broken]
 file = "no-such-file.gguf"
 """
+SHORT_GRACE = CONFIG.replace("swap_grace_s = 60", "swap_grace_s = 0.1")
+ONE_SLOT = CONFIG.replace("slots = 16", "slots = 1")
 STORY = "Once upon a time there was a king who had three sons. "
 
 
-async def test_twenty_swaps_under_sixteen_streams_and_no_request_fails() -> None:
+@pytest.mark.parametrize("other", ["two", "other"])
+async def test_twenty_swaps_under_sixteen_streams_and_no_request_fails(other: str) -> None:
+    """Between models of one vocabulary, and between two vocabularies."""
     turns = 0
     async with running_daemon(CONFIG) as daemon, AsyncClient(daemon.socket) as client:
         graph = await client.load_by_name("live")
@@ -67,7 +86,7 @@ async def test_twenty_swaps_under_sixteen_streams_and_no_request_fails() -> None
             for number in range(16):
                 group.start_soon(talk, number)
             for number in range(20):
-                fingerprints.add(await swap(client, ("one", "two")[number % 2]))
+                fingerprints.add(await swap(client, ("one", other)[number % 2]))
             swapped.set()
         assert len(fingerprints) == 3
         assert turns > 16
@@ -93,6 +112,22 @@ async def swap(client: AsyncClient, to: str) -> str:
             return (await client.swap("live", to)).fingerprint
         except Busy:
             await anyio.sleep(0.01)
+
+
+async def in_state(client: AsyncClient, session: AsyncSession, state: str) -> None:
+    """Wait until a session is in *state*."""
+    with anyio.fail_after(20):
+        while True:
+            found = await client.sessions()
+            if any(s["context"] == session.context and s["state"] == state for s in found):
+                return
+            await anyio.sleep(0.01)
+
+
+async def refused(client: AsyncClient, session: AsyncSession) -> None:
+    """Compute, and be told to do so again."""
+    with pytest.raises(Busy, match="before the turn had begun"):
+        await client.compute(session.context)
 
 
 async def all_left(daemon: RunningDaemon) -> None:
@@ -142,13 +177,94 @@ async def test_a_history_moves_by_ids_and_what_was_told_can_still_be_read() -> N
 
 
 async def test_turns_that_outlast_the_grace_go_on_in_the_new_model() -> None:
-    config = CONFIG.replace("swap_grace_s = 60", "swap_grace_s = 0.1")
-    async with talking(config) as (client, session):
+    async with talking(SHORT_GRACE) as (client, session):
         stream = session.stream(STORY * 10)
         said = await anext(stream)
-        await client.swap("live", "one")
+        after = await client.swap("live", "one")
         said += "".join([p async for p in stream])
         assert said == STORY * 10
+        assert stream.metadata["fingerprint"] == after.fingerprint
+        assert (await client.stats())["recovered"] == 1
+
+
+async def test_turns_that_wait_move_at_once_and_the_one_that_runs_stays() -> None:
+    async with running_daemon(ONE_SLOT) as daemon, AsyncClient(daemon.socket) as client:
+        runs, waits = (client.session("live", raw=True) for _ in range(2))
+        async with runs, waits, anyio.create_task_group() as group:
+            await client.set_input(waits.context, 0, b"waits")
+            stream = runs.stream(STORY)
+            said = await anext(stream)
+            [old] = workers_of(daemon)
+            os.kill(old, signal.SIGSTOP)  # it begins with nothing more
+            group.start_soon(client.compute, waits.context)
+            await in_state(client, waits, "waiting")
+
+            after = await client.swap("live", "one")
+            await in_state(client, waits, "done")
+            assert await client.get_output(waits.context, 0) == b"waits"
+            metadata = json.loads(await client.get_output(waits.context, 1))
+            assert metadata["fingerprint"] == after.fingerprint
+            os.kill(old, signal.SIGCONT)
+            said += "".join([p async for p in stream])
+            assert said == STORY
+            assert stream.metadata["fingerprint"] == after.before
+
+
+async def test_turns_that_outlast_the_grace_end_where_the_vocabulary_is_another() -> None:
+    """One that had not begun may be asked for again; then it is the new model's."""
+    config = SHORT_GRACE.replace("slots = 16", "slots = 1")
+    async with running_daemon(config) as daemon, AsyncClient(daemon.socket) as client:
+        runs, waits = (client.session("live", raw=True) for _ in range(2))
+        async with runs, waits:
+            await client.set_input(waits.context, 0, b"waits")
+            stream = runs.stream(STORY)
+            await anext(stream)
+            [old] = workers_of(daemon)
+            os.kill(old, signal.SIGSTOP)
+            async with anyio.create_task_group() as group:
+                group.start_soon(refused, client, waits)
+                await in_state(client, waits, "waiting")
+                await client.swap("live", "other")
+                with pytest.raises(Cancelled, match="was swapped"):
+                    assert [p async for p in stream]
+            os.kill(old, signal.SIGCONT)
+            await client.compute(waits.context)
+            assert await client.get_output(waits.context, 0) == b"waits"
+            assert await runs.chat("next") == "next"
+            assert runs.metadata["input_tokens"] > len(STORY), "the history is there"
+
+
+async def test_an_old_worker_that_dies_over_the_histories_loses_none_and_ends_nothing() -> None:
+    async with running_daemon(CONFIG) as daemon, AsyncClient(daemon.socket) as client:
+        async with client.session("live", raw=True) as session:
+            await session.chat(STORY)
+            [old] = workers_of(daemon)
+            os.kill(old, signal.SIGSTOP)
+            after = await client.swap("live", "other")
+            os.kill(old, signal.SIGKILL)
+
+            assert await session.chat("next") == "next"
+            assert session.metadata["fingerprint"] == after.fingerprint
+            assert session.metadata["input_tokens"] > len(STORY)
+        await all_left(daemon)
+
+
+async def test_the_old_worker_leaves_though_a_turn_runs_on_the_new_one() -> None:
+    async with running_daemon(CONFIG) as daemon, AsyncClient(daemon.socket) as client:
+        raw, chat = client.session("live", raw=True), client.session("live")
+        async with raw, chat:
+            for session in (raw, chat):
+                await session.chat("hello")
+            [old] = workers_of(daemon)
+            os.kill(old, signal.SIGSTOP)  # so that the raw history waits to be taken along
+            after = await client.swap("live", "other")
+            stream = chat.stream(STORY * 20)
+            await anext(stream)
+            os.kill(old, signal.SIGCONT)
+            await all_left(daemon)
+            assert "".join([p async for p in stream]).endswith(STORY)
+            assert stream.metadata["fingerprint"] == after.fingerprint
+            assert await raw.chat("next") == "next"
 
 
 @pytest.mark.model

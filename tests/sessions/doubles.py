@@ -101,7 +101,7 @@ class Source:
         self.name, self.port = name, port
         self.loaded: EnginePort | None = port
 
-    def former(self, vocabulary: str) -> EnginePort | None:
+    def former(self, vocabulary: str) -> None:
         return None
 
     async def ready(self) -> EnginePort:
