@@ -68,6 +68,11 @@ class _Unleased:
     def __init__(self, registry: Registry, name: str, uid: int):
         self._registry, self.name, self._uid = registry, name, uid
 
+    held = False
+
+    async def released(self) -> None:
+        """Wait for nothing: a dormant session has no turns."""
+
     @property
     def loaded(self) -> Port | None:
         """The model's worker, if another one has loaded it."""

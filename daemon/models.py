@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import anyio
 import msgspec
 
 from ..backends import MemoryNeed
@@ -61,6 +62,11 @@ class Model:
         self.formers: dict[str, Model] = {}
         """Models that had the name before a swap and are not done yet, by their vocabulary."""
         self.recovery = Recovery(name, self.ready, registry.seconds)
+        self.whole = False
+        """It is loaded as it is configured, not smaller for want of memory."""
+        self.held = False
+        """A swap holds the name's turns back until another model is loaded."""
+        self._released = anyio.Event()
 
     @property
     def state(self) -> ModelState:
@@ -76,6 +82,20 @@ class Model:
 
     async def ready(self, on_progress: Callable[[float], None] | None = None) -> Worker:
         """Return the worker, loading the model if it is cold; concurrent callers share one load.
+        One that fails while turns are held back is tried again: then the model before is back.
+
+        :raises LoadFailed: it cannot be loaded.
+        """
+        while True:
+            try:
+                return await self.load(on_progress)
+            except InferdError:
+                if not self.held:
+                    raise
+            await self.released()
+
+    async def load(self, on_progress: Callable[[float], None] | None = None) -> Worker:
+        """Return the worker, loading the model if it is cold.
 
         :raises LoadFailed: it cannot be loaded.
         """
@@ -92,6 +112,20 @@ class Model:
         if worker.error is not None:
             raise worker.error
         return worker
+
+    def hold(self) -> None:
+        """Hold turns back."""
+        self.held, self._released = True, anyio.Event()
+
+    def release(self) -> None:
+        """Let turns begin again."""
+        self.held = False
+        self._released.set()
+
+    async def released(self) -> None:
+        """Wait until turns may begin."""
+        while self.held:
+            await self._released.wait()
 
     def want(self, values: Mapping[str, Any]) -> None:
         """Note model-level values that a first load should have."""
@@ -193,6 +227,15 @@ class Lease:
     def loaded(self) -> Worker | None:
         """The model's worker, if the model is loaded."""
         return self.model.worker if self.model.state is ModelState.READY else None
+
+    @property
+    def held(self) -> bool:
+        """Whether a swap holds turns back."""
+        return self.model.held
+
+    async def released(self) -> None:
+        """Wait until turns may begin."""
+        await self.model.released()
 
     async def ready(self, on_progress: Callable[[float], None] | None = None) -> Worker:
         """Return the model's worker, loading it if needed."""

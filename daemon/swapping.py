@@ -1,8 +1,10 @@
 """Hot swap: another model takes over a name under running sessions.
 
-What moves is the session, between turns. The new model is loaded beside the old one; from then on
-turns begin on it, while those that run end where they began. A history moves as token ids where
-both have the same vocabulary, else as text, and only then does the old model leave.
+What moves is the session, between turns. To *migrate*, the new model is loaded beside the old one;
+from then on turns begin on it, while those that run end where they began. Where memory does not
+hold both, the old one is *drained*: new turns are held back, those that run end, it leaves, and the
+new one is loaded in its place. A history moves as token ids where both have the same vocabulary,
+else as text, which is asked of the old model before it leaves.
 """
 
 from __future__ import annotations
@@ -10,13 +12,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import anyio
 import structlog
 
 from ..backends import ModelInfo
-from ..backends.errors import Busy, Cancelled, ShuttingDown
+from ..backends.errors import Busy, Cancelled, InferdError, OutOfMemory, ShuttingDown
 from ..sessions import Session, TaskReader
 from .config_models import ModelConfig
 from .recovery import fail_readers
@@ -26,7 +28,9 @@ if TYPE_CHECKING:
     from .models import Model
     from .registry import Registry
 
-__all__ = ("Swapped", "Swaps")
+__all__ = ("Mode", "Swapped", "Swaps")
+
+Mode = Literal["migrate", "drain"]
 
 NOBODY = -2
 """The owner of a model that no client may name."""
@@ -42,17 +46,19 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True)
 class Swapped:
-    """A swap that is done: the fingerprint now, and the one before (empty: nothing was loaded)."""
+    """A swap that is done: the fingerprint now, the one before (empty: nothing was loaded), and
+    how it was done.
+    """
 
     fingerprint: str
     before: str
+    mode: Mode
 
 
 @dataclass(frozen=True)
 class _Handover:
-    """From *former*, whose worker was loaded as *before*, to *model*, which is *after* now."""
+    """*model* was loaded as *before*, and is *after* now."""
 
-    former: Model
     model: Model
     before: ModelInfo
     after: ModelInfo
@@ -70,9 +76,10 @@ class Swaps:
         self._registry, self._sessions, self._grace_s = registry, sessions, grace_s
         self._under_way: set[str] = set()
 
-    async def swap(self, model: Model, config: ModelConfig) -> Swapped:
+    async def swap(self, model: Model, config: ModelConfig, mode: Mode = "migrate") -> Swapped:
         """Let the model of *config* take over the name of *model*; return once new turns begin on
-        it. The old one's turns end in the background, in `swap_grace_s` at most.
+        it. The old one's turns end in `swap_grace_s` at most, where it can be in the background.
+        Where memory does not hold both, it is drained whatever *mode* says.
 
         :raises Busy: another swap of this name is under way.
         :raises LoadFailed: the new one cannot be loaded: nothing has changed.
@@ -83,15 +90,23 @@ class Swaps:
             )
         self._under_way.add(model.name)
         try:
-            return await self._take_over(model, config)
+            if mode == "migrate" or model.state != "ready":
+                try:
+                    return await self._take_over(model, config)
+                except OutOfMemory:
+                    if model.state != "ready":
+                        raise
+            done = await self._replace(model, config)
         except BaseException:
             self._under_way.discard(model.name)
             raise
+        self._under_way.discard(model.name)
+        return done
 
     async def _take_over(self, model: Model, config: ModelConfig) -> Swapped:
         registry = self._registry
         former = registry.add(f"{model.name} (swap)", config, NOBODY)
-        former.pinned = True
+        former.pinned = former.whole = True
         try:
             worker = await former.ready()
             if model.worker is not None:
@@ -102,30 +117,26 @@ class Swaps:
             await self._drop(former)
             raise
         before = registry.exchange(model, former)
-        done = Swapped(worker.info.fingerprint, "" if before is None else before.info.fingerprint)
-        log.info(
-            "model.swapped", model=model.name, fingerprint=done.fingerprint, before=done.before
-        )
+        former.whole = False
+        done = _done(model, worker.info, None if before is None else before.info, "migrate")
         if before is None:
             await self._drop(former)
             self._under_way.discard(model.name)
         else:
-            handover = _Handover(former, model, before.info, worker.info)
+            handover = _Handover(model, before.info, worker.info)
             model.formers[before.info.vocab_hash] = former
-            registry.start_soon(self._retire, handover, before)
+            registry.start_soon(self._retire, handover, former, before)
         return done
 
-    async def _retire(self, handover: _Handover, before: Worker) -> None:
+    async def _retire(self, handover: _Handover, former: Model, before: Worker) -> None:
         """Let the turns of the old model end, take the histories along, and let it leave."""
-        former, model = handover.former, handover.model
+        model = handover.model
         try:
             if handover.speaks_the_same:
                 self._registry.move(model, before.give_away(waiting=True))
             for _ in range(PASSES):
-                with anyio.move_on_after(self._grace_s):
-                    await _finished(former, before)
-                self._pass_on(handover, _unfinished(former))
-                await self._carry(handover)
+                self._pass_on(handover, await self._rest_of(former, before))
+                await self._carry(model, also_text=not handover.speaks_the_same)
         finally:
             with anyio.CancelScope(shield=True):
                 del model.formers[handover.before.vocab_hash]
@@ -134,15 +145,73 @@ class Swaps:
                 await self._drop(former)
                 self._under_way.discard(model.name)
 
-    async def _carry(self, handover: _Handover) -> None:
-        """Take along the histories in the tokens of the old model. Each session's own work is
-        waited for, so that none has the old worker's line afterwards.
+    async def _replace(self, model: Model, config: ModelConfig) -> Swapped:
+        """Drain the old model, and load the new one in its place; if that fails, the old one."""
+        worker = await model.ready()
+        before, after = worker.info, worker.info
+        left: dict[int, TaskReader] = {}
+        model.hold()
+        try:
+            await self._empty(model, worker, left)
+            after = await self._exchange(model, config, left)
+        finally:
+            model.release()
+            self._pass_on(_Handover(model, before, after), left)
+        return _done(model, after, before, "drain")
+
+    async def _empty(self, model: Model, worker: Worker, left: dict[int, TaskReader]) -> None:
+        """Let the turns of *model* end, but for those *left* after the grace, and take the
+        histories along.
+        """
+        model.formers[worker.info.vocab_hash] = model
+        try:
+            for _ in range(PASSES):
+                left |= await self._rest_of(model, worker)
+                await self._carry(model, also_text=True)
+        finally:
+            del model.formers[worker.info.vocab_hash]
+
+    async def _exchange(
+        self, model: Model, config: ModelConfig, left: dict[int, TaskReader]
+    ) -> ModelInfo:
+        """Unload *model*, and load it as *config* says; if that fails, as it was before. Turns that
+        come to its old worker after all are *left*, too.
+        """
+        before, model.config = model.config, config
+        if model.worker is not None:
+            model.worker.heir = left.update
+        try:
+            await model.unload()
+            return (await model.load()).info
+        except BaseException as exc:
+            model.config = before
+            with anyio.CancelScope(shield=True):
+                await model.unload()
+                if isinstance(exc, InferdError):
+                    await self._bring_back(model)
+            raise
+
+    async def _bring_back(self, model: Model) -> None:
+        try:
+            await model.load()
+        except InferdError as exc:  # the next turn tries again
+            log.error("model.not_back", model=model.name, cause=exc.message)
+
+    async def _rest_of(self, model: Model, worker: Worker) -> dict[int, TaskReader]:
+        """Let the turns of *model*, which *worker* has, end; take those that outlast the grace."""
+        with anyio.move_on_after(self._grace_s):
+            await _finished(model, worker)
+        return _unfinished(model)
+
+    async def _carry(self, model: Model, *, also_text: bool) -> None:
+        """Wait for each session's own work, so that none has the old worker's line afterwards; with
+        *also_text*, take the histories along that are in its tokens.
         """
         done: set[Session] = set()
-        while session := self._another(handover.model, done):
+        while session := self._another(model, done):
             done.add(session)
             try:
-                await session.carry(also_text=not handover.speaks_the_same)
+                await session.carry(also_text=also_text)
             except Exception as exc:  # the other sessions go on
                 log.error("session.not_carried", session=session.handle, cause=str(exc))
 
@@ -178,6 +247,18 @@ class Swaps:
     async def _drop(self, former: Model) -> None:
         await former.unload()
         self._registry.remove(former)
+
+
+def _done(model: Model, after: ModelInfo, before: ModelInfo | None, mode: Mode) -> Swapped:
+    done = Swapped(after.fingerprint, "" if before is None else before.fingerprint, mode)
+    log.info(
+        "model.swapped",
+        model=model.name,
+        fingerprint=done.fingerprint,
+        before=done.before,
+        mode=mode,
+    )
+    return done
 
 
 async def _finished(former: Model, before: Worker) -> None:

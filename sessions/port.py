@@ -102,6 +102,13 @@ class ModelSource(Protocol):
         """The name that clients use."""
 
     @property
+    def held(self) -> bool:
+        """Whether turns are held back: the model leaves, and another one is to take its name."""
+
+    async def released(self) -> None:
+        """Wait until turns are held back no more."""
+
+    @property
     def loaded(self) -> Port | None:
         """The line to the model's worker, if the model is loaded."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import anyio
@@ -190,6 +190,16 @@ class Session:
             if ticket is not None and turn is not None and turn.stats and not turn.resumed:
                 self._ledger.ended(ticket, turn.stats)
 
+    @contextlib.asynccontextmanager
+    async def _alone(self) -> AsyncIterator[None]:
+        """Have the session alone, and while turns of its model are not held back."""
+        while True:
+            await self.model.released()
+            async with self._lock:
+                if not self.model.held:
+                    yield
+                    return
+
     # Input.
 
     async def set_input(self, text: bytes) -> int:
@@ -197,7 +207,7 @@ class Session:
 
         :raises SessionBusy: a turn is under way.
         """
-        async with self._lock:
+        async with self._alone():
             step(self.state, Call.SET_INPUT)
             append = bool(self.parameters.standing("append")) and bool(self.prompt)
             tokens = await self._ask(
@@ -225,7 +235,7 @@ class Session:
 
     async def add_text(self, text: bytes) -> None:
         """Add *text* to the history as it stands."""
-        async with self._lock:
+        async with self._alone():
             step(self.state, Call.SET_INPUT)
             bos = not self.prompt
             tokens = await self._ask(lambda p: p.tokenize(text, special=True, bos=bos))
@@ -236,7 +246,7 @@ class Session:
 
     async def add_messages(self, messages: Sequence[dict[str, Any]]) -> None:
         """Add chat messages to the history, by the model's template; after raw text, begin anew."""
-        async with self._lock:
+        async with self._alone():
             step(self.state, Call.SET_INPUT)
             self._take(Call.SET_INPUT, await self._ask(lambda p: self._chatted(p, messages)))
         await self.settled()
@@ -297,8 +307,10 @@ class Session:
         :raises SessionBusy: a turn is under way.
         :raises InvalidArgument: there is not so much to go back.
         """
-        async with self._lock:
+        async with self._alone():
             step(self.state, Call.REWIND)
+            if self._carried is not None:
+                await self._port()  # the text is that of the whole
             past = self._past.after(self.turn)
             if turns is not None:
                 past.rewind_turns(turns)
@@ -361,12 +373,12 @@ class Session:
 
     async def carry(self, *, also_text: bool) -> None:
         """Wait until whatever had the line to the model before a swap has done with it. With
-        *also_text* the text is taken along of a history that is at rest in its tokens.
+        *also_text* the text is taken along of a history in its tokens, as it stands.
 
         :raises InferdError: nobody can tell the text.
         """
         async with self._lock:
-            if also_text and self._speaks() and self.model.former(self._vocabulary) is not None:
+            if also_text and self.history() and self.model.former(self._vocabulary) is not None:
                 self._carried = await self._text(self._past.after(self.turn))
 
     async def _text(self, past: History) -> bytes | None:
@@ -410,7 +422,7 @@ class Session:
 
         :raises Busy: too many tasks wait; `retry_after_s` says when to come back.
         """
-        async with self._lock:
+        async with self._alone():
             port = await self._startable()
             turn = self._begin(port, call, on_tokens, on_position)
             await self._write_beginning()
@@ -431,7 +443,7 @@ class Session:
 
         :raises InvalidArgument: there is none, or the reader has something else.
         """
-        async with self._lock:
+        async with self._alone():
             port = await self._startable()
             before = self.interrupted
             if before is None:

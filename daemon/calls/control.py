@@ -112,8 +112,8 @@ async def swap(daemon: Daemon, request: Request) -> w.SwapResult:
     p: w.SwapParams = request.params
     uid = request.connection.peer.uid
     model, config = daemon.registry.get(p.name, uid), daemon.registry.target(p.to, uid)
-    done = await daemon.swaps.swap(model, config)
-    return w.SwapResult(fingerprint=done.fingerprint, before=done.before)
+    done = await daemon.swaps.swap(model, config, p.mode)
+    return w.SwapResult(fingerprint=done.fingerprint, before=done.before, mode=done.mode)
 
 
 async def unpin(daemon: Daemon, request: Request) -> w.Empty:

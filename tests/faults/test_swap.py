@@ -15,10 +15,13 @@ from inferd import AsyncClient, AsyncSession
 from inferd.backends.errors import (
     Busy,
     Cancelled,
+    InvalidArgument,
     LoadFailed,
     ModelNotFound,
+    OutOfMemory,
     UnsupportedOperation,
 )
+from inferd.daemon.swapping import Mode
 from inferd.testing import RunningDaemon, running_daemon
 from tests.faults.test_worker_death import workers_of
 from tests.models import gemma3, smollm2
@@ -56,11 +59,39 @@ file = "no-such-file.gguf"
 """
 SHORT_GRACE = CONFIG.replace("swap_grace_s = 60", "swap_grace_s = 0.1")
 ONE_SLOT = CONFIG.replace("slots = 16", "slots = 1")
+TIGHT = """
+[daemon]
+memory_bytes = 100_000
+[models.live]
+backend = "echo"
+[models.live.echo]
+weight_bytes = 50_000
+[models.heavy]
+backend = "echo"
+[models.heavy.echo]
+weight_bytes = 40_000
+token_bytes = 1
+variant = "heavy"
+[models.light]
+backend = "echo"
+[models.light.echo]
+variant = "light"
+[models.huge]
+backend = "echo"
+[models.huge.echo]
+weight_bytes = 200_000
+[models.broken]
+file = "no-such-file.gguf"
+"""
 STORY = "Once upon a time there was a king who had three sons. "
 
 
-@pytest.mark.parametrize("other", ["two", "other"])
-async def test_twenty_swaps_under_sixteen_streams_and_no_request_fails(other: str) -> None:
+@pytest.mark.parametrize(
+    ("other", "mode"), [("two", "migrate"), ("other", "migrate"), ("other", "drain")]
+)
+async def test_twenty_swaps_under_sixteen_streams_and_no_request_fails(
+    other: str, mode: Mode
+) -> None:
     """Between models of one vocabulary, and between two vocabularies."""
     turns = 0
     async with running_daemon(CONFIG) as daemon, AsyncClient(daemon.socket) as client:
@@ -86,7 +117,7 @@ async def test_twenty_swaps_under_sixteen_streams_and_no_request_fails(other: st
             for number in range(16):
                 group.start_soon(talk, number)
             for number in range(20):
-                fingerprints.add(await swap(client, ("one", other)[number % 2]))
+                fingerprints.add(await swap(client, ("one", other)[number % 2], mode))
             swapped.set()
         assert len(fingerprints) == 3
         assert turns > 16
@@ -95,31 +126,38 @@ async def test_twenty_swaps_under_sixteen_streams_and_no_request_fails(other: st
 
 
 @asynccontextmanager
-async def talking(config: str) -> AsyncIterator[tuple[AsyncClient, AsyncSession]]:
-    """Yield a client of a daemon, and a session on `live`."""
+async def talking(config: str) -> AsyncIterator[tuple[RunningDaemon, AsyncClient, AsyncSession]]:
+    """Yield a daemon, a client of it, and a session on `live`."""
     async with (
         running_daemon(config) as daemon,
         AsyncClient(daemon.socket) as client,
         client.session("live", raw=True) as session,
     ):
-        yield client, session
+        yield daemon, client, session
 
 
-async def swap(client: AsyncClient, to: str) -> str:
+async def swap(client: AsyncClient, to: str, mode: Mode = "migrate") -> str:
     """Swap `live`, as soon as the swap before is over, and return the new fingerprint."""
     while True:
         try:
-            return (await client.swap("live", to)).fingerprint
+            done = await client.swap("live", to, mode=mode)
+            assert done.mode == mode
+            return done.fingerprint
         except Busy:
             await anyio.sleep(0.01)
+
+
+async def state_of(client: AsyncClient, session: AsyncSession) -> str:
+    """Return the state of a session."""
+    found = await client.sessions()
+    return next(str(s["state"]) for s in found if s["context"] == session.context)
 
 
 async def in_state(client: AsyncClient, session: AsyncSession, state: str) -> None:
     """Wait until a session is in *state*."""
     with anyio.fail_after(20):
         while True:
-            found = await client.sessions()
-            if any(s["context"] == session.context and s["state"] == state for s in found):
+            if await state_of(client, session) == state:
                 return
             await anyio.sleep(0.01)
 
@@ -140,7 +178,7 @@ async def all_left(daemon: RunningDaemon) -> None:
 
 
 async def test_a_turn_ends_where_it_began_and_the_next_is_the_new_models() -> None:
-    async with talking(CONFIG) as (client, session):
+    async with talking(CONFIG) as (_, client, session):
         stream = session.stream(STORY * 3)
         said = await anext(stream)
         before = session.graph.fingerprint
@@ -153,7 +191,7 @@ async def test_a_turn_ends_where_it_began_and_the_next_is_the_new_models() -> No
 
 
 async def test_a_swap_that_fails_changes_nothing() -> None:
-    async with talking(CONFIG) as (client, session):
+    async with talking(CONFIG) as (_, client, session):
         before = session.graph.fingerprint
         for to, error in (("broken", LoadFailed), ("nobody", ModelNotFound)):
             with pytest.raises(error):
@@ -177,7 +215,7 @@ async def test_a_history_moves_by_ids_and_what_was_told_can_still_be_read() -> N
 
 
 async def test_turns_that_outlast_the_grace_go_on_in_the_new_model() -> None:
-    async with talking(SHORT_GRACE) as (client, session):
+    async with talking(SHORT_GRACE) as (_, client, session):
         stream = session.stream(STORY * 10)
         said = await anext(stream)
         after = await client.swap("live", "one")
@@ -235,17 +273,16 @@ async def test_turns_that_outlast_the_grace_end_where_the_vocabulary_is_another(
 
 
 async def test_an_old_worker_that_dies_over_the_histories_loses_none_and_ends_nothing() -> None:
-    async with running_daemon(CONFIG) as daemon, AsyncClient(daemon.socket) as client:
-        async with client.session("live", raw=True) as session:
-            await session.chat(STORY)
-            [old] = workers_of(daemon)
-            os.kill(old, signal.SIGSTOP)
-            after = await client.swap("live", "other")
-            os.kill(old, signal.SIGKILL)
+    async with talking(CONFIG) as (daemon, client, session):
+        await session.chat(STORY)
+        [old] = workers_of(daemon)
+        os.kill(old, signal.SIGSTOP)
+        after = await client.swap("live", "other")
+        os.kill(old, signal.SIGKILL)
 
-            assert await session.chat("next") == "next"
-            assert session.metadata["fingerprint"] == after.fingerprint
-            assert session.metadata["input_tokens"] > len(STORY)
+        assert await session.chat("next") == "next"
+        assert session.metadata["fingerprint"] == after.fingerprint
+        assert session.metadata["input_tokens"] > len(STORY)
         await all_left(daemon)
 
 
@@ -265,6 +302,86 @@ async def test_the_old_worker_leaves_though_a_turn_runs_on_the_new_one() -> None
             assert "".join([p async for p in stream]).endswith(STORY)
             assert stream.metadata["fingerprint"] == after.fingerprint
             assert await raw.chat("next") == "next"
+
+
+async def test_a_drain_holds_new_turns_back_until_the_new_model_is_there() -> None:
+    async with running_daemon(CONFIG) as daemon, AsyncClient(daemon.socket) as client:
+        runs, comes = (client.session("live", raw=True) for _ in range(2))
+        async with runs, comes:
+            stream = runs.stream(STORY * 10)
+            said = await anext(stream)
+            old = workers_of(daemon)
+            async with anyio.create_task_group() as group:
+                group.start_soon(swap, client, "other", "drain")
+                await client.stats()  # the swap waits for the stream now, that for its reader
+                group.start_soon(comes.chat, "comes")
+                await client.stats()
+                assert await state_of(client, comes) == "empty" and workers_of(daemon) == old
+                said += "".join([p async for p in stream])
+            assert said == STORY * 10
+            assert stream.metadata["fingerprint"] != comes.metadata["fingerprint"] == "echo-8"
+            assert await runs.chat("next") == "next"
+            assert runs.metadata["input_tokens"] > 20 * len(STORY), "the history is there"
+
+
+async def test_turns_that_outlast_a_drain_go_on_in_the_new_model_or_end() -> None:
+    """They go on where it has the vocabulary."""
+    for to, ends in (("one", False), ("other", True)):
+        async with talking(SHORT_GRACE) as (_, client, session):
+            stream = session.stream(STORY * 10)
+            said = await anext(stream)
+            after = await client.swap("live", to, mode="drain")
+            if ends:
+                with pytest.raises(Cancelled, match="was swapped"):
+                    assert [p async for p in stream]
+            else:
+                said += "".join([p async for p in stream])
+                assert said == STORY * 10
+                assert stream.metadata["fingerprint"] == after.fingerprint
+            assert await session.chat("next") == "next"
+            assert session.metadata["input_tokens"] > 10 * len(STORY), "the history is there"
+
+
+@pytest.mark.parametrize("to", ["broken", "huge"])
+async def test_the_old_model_comes_back_where_the_new_one_cannot_take_its_place(to: str) -> None:
+    async with talking(TIGHT) as (daemon, client, session):
+        await session.chat(STORY)
+        before, [old] = session.metadata["fingerprint"], workers_of(daemon)
+        with pytest.raises((LoadFailed, OutOfMemory)):
+            await client.swap("live", to, mode="drain")
+        assert await session.chat("next") == "next"
+        assert session.metadata["fingerprint"] == before
+        assert session.metadata["input_tokens"] > 2 * len(STORY)
+        assert workers_of(daemon) not in (set(), {old})
+
+
+async def test_a_swap_of_models_that_do_not_fit_together_is_a_drain() -> None:
+    """None of both gets smaller for it."""
+    async with talking(TIGHT) as (_, client, session):
+        await session.chat(STORY)
+        done = await client.swap("live", "heavy")
+        assert done.mode == "drain"
+        assert await session.chat("next") == "next"
+        assert session.metadata["fingerprint"] == done.fingerprint != done.before
+        [model] = [m for m in await client.models() if m["name"] == "live"]
+        assert (model["info"]["slots"], model["info"]["ctx_size"]) == (4, 4096)
+        assert (await client.swap("live", "light")).mode == "migrate"
+
+
+async def test_a_raw_history_of_another_vocabulary_is_not_gone_back_by_its_old_turns() -> None:
+    async with talking(CONFIG) as (daemon, client, session):
+        for text in ("one", "two"):
+            await session.chat(text)
+        await client.swap("live", "other")
+        await all_left(daemon)
+        with pytest.raises(InvalidArgument, match="turns back in a history of 0"):
+            await session.rewind(turns=1)
+        await session.chat("three")
+        size = session.metadata["input_tokens"]
+        await session.chat("four")
+        await session.rewind(turns=1)
+        await session.chat("five")
+        assert session.metadata["input_tokens"] == size + len("three") + 2 + len("five")
 
 
 @pytest.mark.model
