@@ -13,6 +13,7 @@ from ..backends import MemoryNeed
 from ..backends.errors import InferdError
 from ..sessions.port import ask_again
 from .config_models import ModelConfig
+from .kept import Kept, Taken
 from .model_files import size_bytes
 from .recovery import Recovery
 from .workers import Worker
@@ -44,6 +45,8 @@ class Model:
 
     def __init__(self, registry: Registry, name: str, config: ModelConfig, uid: int | None = None):
         self.name, self.config, self.uid = name, config, uid
+        self.configured = config
+        """What it was before any swap."""
         self.leases: set[Lease] = set()
         self.worker: Worker | None = None
         self.error: InferdError | None = None
@@ -133,6 +136,18 @@ class Model:
             self._wanted = {k: v for k, v in values.items() if k in ("ctx-size", "n-gpu-layers")}
         if values.get("keep-alive") is not None:
             self._keep_alive_s = values["keep-alive"]
+            self._registry.keep(self)
+
+    @property
+    def kept(self) -> Kept:
+        """What was said of it at run time, and holds over a restart."""
+        swapped = Taken(self.configured, self.config) if self.config != self.configured else None
+        return Kept(swapped=swapped, pinned=self.pinned, keep_alive_s=self._keep_alive_s)
+
+    def take_up(self, kept: Kept) -> None:
+        """Be what an earlier daemon was told that it is."""
+        self.config = self.configured if kept.swapped is None else kept.swapped.now
+        self.pinned, self._keep_alive_s = kept.pinned, kept.keep_alive_s
 
     @property
     def wanted_ctx_size(self) -> int:

@@ -26,6 +26,7 @@ from .config import Config
 from .config_models import ModelConfig
 from .cores import Cores
 from .failures import FailedLoads
+from .kept import KEPT_FILE, KeptModels
 from .kv_index import KvIndex, Place
 from .model_files import files_in_use, models_in
 from .models import Lease, Model, ModelState
@@ -63,18 +64,20 @@ class Registry:
         self.room = Room(config.memory_bytes, self._models.values)
         self._failures = FailedLoads(config.failed_load_s, seconds)
         self._changed = anyio.Event()
+        self._kept = KeptModels(config.state_dir / KEPT_FILE)
         self._recovered = 0
         """In models that were removed."""
         self.scan()
 
     def scan(self) -> None:
         """Read the configuration's models and the models directory again."""
-        found = {ECHO: ModelConfig(backend="echo")}
+        found = {ECHO: ModelConfig(backend="echo")} | self._kept.taken(self.config.models_dir)
         found |= {n: ModelConfig(file=p) for n, p in models_in(self.config.models_dir).items()}
         found |= self.config.models
         for name, config in found.items():
             if name not in self._models:
-                self._models[name] = Model(self, name, config)
+                model = self._models[name] = Model(self, name, config)
+                model.take_up(self._kept.of(name, config))
         for name, model in list(self._models.items()):
             if name not in found and model.uid is None and not model.busy and not model.worker:
                 del self._models[name]
@@ -183,6 +186,11 @@ class Registry:
         """Forget a model that has left."""
         if self._models.pop(model.name, None) is model:
             self._recovered += model.recovery.recovered
+
+    def keep(self, model: Model) -> None:
+        """Write down what was said of a model, for the daemons to come; descriptors' are not."""
+        if model.uid is None:
+            self._kept.keep(model.name, model.kept)
 
     def exchange(self, one: Model, other: Model) -> Worker | None:
         """Exchange what two models are, of which *other* is loaded; return *one*'s worker before,
@@ -349,6 +357,7 @@ class Registry:
         model.pinned = pinned
         if not pinned:
             model.used_at = self.seconds()
+        self.keep(model)
         self._changed.set()
 
     async def close(self) -> None:

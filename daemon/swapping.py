@@ -118,7 +118,7 @@ class Swaps:
             raise
         before = registry.exchange(model, former)
         former.whole = False
-        done = _done(model, worker.info, None if before is None else before.info, "migrate")
+        done = self._done(model, worker.info, None if before is None else before.info, "migrate")
         if before is None:
             await self._drop(former)
             self._under_way.discard(model.name)
@@ -157,7 +157,7 @@ class Swaps:
         finally:
             model.release()
             self._pass_on(_Handover(model, before, after), left)
-        return _done(model, after, before, "drain")
+        return self._done(model, after, before, "drain")
 
     async def _empty(self, model: Model, worker: Worker, left: dict[int, TaskReader]) -> None:
         """Let the turns of *model* end, but for those *left* after the grace, and take the
@@ -244,21 +244,24 @@ class Swaps:
             ),
         )
 
+    def _done(
+        self, model: Model, after: ModelInfo, before: ModelInfo | None, mode: Mode
+    ) -> Swapped:
+        """Write down what the name means now."""
+        done = Swapped(after.fingerprint, "" if before is None else before.fingerprint, mode)
+        self._registry.keep(model)
+        log.info(
+            "model.swapped",
+            model=model.name,
+            fingerprint=done.fingerprint,
+            before=done.before,
+            mode=mode,
+        )
+        return done
+
     async def _drop(self, former: Model) -> None:
         await former.unload()
         self._registry.remove(former)
-
-
-def _done(model: Model, after: ModelInfo, before: ModelInfo | None, mode: Mode) -> Swapped:
-    done = Swapped(after.fingerprint, "" if before is None else before.fingerprint, mode)
-    log.info(
-        "model.swapped",
-        model=model.name,
-        fingerprint=done.fingerprint,
-        before=done.before,
-        mode=mode,
-    )
-    return done
 
 
 async def _finished(former: Model, before: Worker) -> None:
