@@ -7,6 +7,7 @@ import os
 import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import anyio
 import pytest
@@ -426,3 +427,49 @@ ctx-size = 512
             assert raw.metadata["input_tokens"] == len(before) + len(added)
             assert await chat.chat("What is my name?")
             assert chat.metadata["fingerprint"] == first
+
+
+@pytest.mark.model
+async def test_twenty_swaps_of_real_models_with_two_vocabularies_under_streams() -> None:
+    """No turn fails or is cut short, and a history grows by what was added and said alone."""
+    config = "".join(
+        f'[models.{name}]\nfile = "{file}"\nslots = 4\nctx-size = 512\n'
+        for name, file in (("live", smollm2()), ("smollm2", smollm2()), ("gemma", gemma3()))
+    )
+    text, tokens = " Then the king said to his son:", 4
+    options = {"n-predict": tokens, "temp": 0, "ignore-eos": True}
+    async with running_daemon(config) as daemon, AsyncClient(daemon.socket) as client:
+        added: dict[str, int] = {}
+        for name in ("gemma", "smollm2"):
+            graph = await client.load_by_name(name)
+            added[graph.fingerprint] = len(await client.tokenize(graph, text, special=True))
+            await client.unload(graph)
+            await client.unload_model(name, force=True)
+        swapped, followed = anyio.Event(), 0
+
+        async def talk() -> None:
+            nonlocal followed
+            before: dict[str, Any] = {}
+            async with client.session("live", raw=True, options=options) as session:
+                while not swapped.is_set():
+                    said = "".join([p async for p in session.stream(text)])
+                    now = session.metadata
+                    assert said and now["output_tokens"] == tokens
+                    if now["fingerprint"] == before.get("fingerprint"):
+                        grown = before["input_tokens"] + tokens + added[now["fingerprint"]]
+                        assert now["input_tokens"] == grown
+                        followed += 1
+                    before = now
+                    if now["input_tokens"] > 120:
+                        await client.reset(session.context)
+                        before = {}
+            assert now["fingerprint"] in added
+
+        async with anyio.create_task_group() as group:
+            for _ in range(3):
+                group.start_soon(talk)
+            for number in range(20):
+                await swap(client, ("gemma", "smollm2")[number % 2])
+            swapped.set()
+        assert followed > 3
+        await all_left(daemon)
