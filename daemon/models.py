@@ -69,6 +69,8 @@ class Model:
         """It is loaded as it is configured, not smaller for want of memory."""
         self.held = False
         """A swap holds the name's turns back until another model is loaded."""
+        self.replaced = False
+        """The model before has left for that; nobody waits for his turn any more."""
         self._released = anyio.Event()
 
     @property
@@ -85,7 +87,7 @@ class Model:
 
     async def ready(self, on_progress: Callable[[float], None] | None = None) -> Worker:
         """Return the worker, loading the model if it is cold; concurrent callers share one load.
-        One that fails while turns are held back is tried again: then the model before is back.
+        One that fails in a swap is tried again: then the model before is back.
 
         :raises LoadFailed: it cannot be loaded.
         """
@@ -93,7 +95,7 @@ class Model:
             try:
                 return await self.load(on_progress)
             except InferdError:
-                if not self.held:
+                if not self.replaced:
                     raise
             await self.released()
 
@@ -122,7 +124,7 @@ class Model:
 
     def release(self) -> None:
         """Let turns begin again."""
-        self.held = False
+        self.held = self.replaced = False
         self._released.set()
 
     async def released(self) -> None:

@@ -90,18 +90,25 @@ class Swaps:
             )
         self._under_way.add(model.name)
         try:
-            if mode == "migrate" or model.state != "ready":
-                try:
-                    return await self._take_over(model, config)
-                except OutOfMemory:
-                    if model.state != "ready":
-                        raise
-            done = await self._replace(model, config)
+            return await self._migrate_or_drain(model, config, mode)
         except BaseException:
             self._under_way.discard(model.name)
             raise
-        self._under_way.discard(model.name)
-        return done
+
+    async def _migrate_or_drain(self, model: Model, config: ModelConfig, mode: Mode) -> Swapped:
+        if mode == "migrate" or model.state != "ready":
+            try:
+                return await self._take_over(model, config)
+            except OutOfMemory as exc:
+                if model.state != "ready" or not self._would_fit(model, exc):
+                    raise
+        return await self._replace(model, config)
+
+    def _would_fit(self, model: Model, refusal: OutOfMemory) -> bool:
+        """Tell whether it is worth while to let *model* leave for what was refused."""
+        held = self._registry.room.claimed(model.worker)
+        room = refusal.data["free_bytes"] + (0 if held is None else held.total)
+        return bool(refusal.data["weights_bytes"] <= room)
 
     async def _take_over(self, model: Model, config: ModelConfig) -> Swapped:
         registry = self._registry
@@ -157,6 +164,7 @@ class Swaps:
         finally:
             model.release()
             self._pass_on(_Handover(model, before, after), left)
+            self._under_way.discard(model.name)
         return self._done(model, after, before, "drain")
 
     async def _empty(self, model: Model, worker: Worker, left: dict[int, TaskReader]) -> None:
@@ -177,7 +185,7 @@ class Swaps:
         """Unload *model*, and load it as *config* says; if that fails, as it was before. Turns that
         come to its old worker after all are *left*, too.
         """
-        before, model.config = model.config, config
+        before, model.config, model.replaced = model.config, config, True
         if model.worker is not None:
             model.worker.heir = left.update
         try:

@@ -356,6 +356,15 @@ async def test_the_old_model_comes_back_where_the_new_one_cannot_take_its_place(
         assert workers_of(daemon) not in (set(), {old})
 
 
+async def test_a_model_that_would_not_fit_alone_either_disturbs_nobody() -> None:
+    async with talking(TIGHT) as (daemon, client, session):
+        await session.chat("hello")
+        old = workers_of(daemon)
+        with pytest.raises(OutOfMemory):
+            await client.swap("live", "huge")
+        assert workers_of(daemon) == old
+
+
 async def test_a_swap_of_models_that_do_not_fit_together_is_a_drain() -> None:
     """None of both gets smaller for it."""
     async with talking(TIGHT) as (_, client, session):
