@@ -559,7 +559,8 @@ class Session:
         port = model.loaded
         entry = decode_past(self.packed)
         other = port is not None and self.vocabulary.is_another(port.info)
-        if other and port is not None and entry.tokens and not entry.messages:
+        told = bool(entry.messages) or self.vocabulary.carried is not None
+        if other and port is not None and entry.tokens and not told:
             raise InvalidArgument(
                 f"session {self.session_id!r} has other tokens than model {model.name!r} has now",
                 hint="its file was exchanged: take another session id, or forget this one",

@@ -378,6 +378,17 @@ async def test_a_swap_of_models_that_do_not_fit_together_is_a_drain() -> None:
         assert (await client.swap("live", "light")).mode == "migrate"
 
 
+async def test_a_session_that_sleeps_after_a_swap_wakes_with_its_history() -> None:
+    async with running_daemon(CONFIG) as daemon, AsyncClient(daemon.socket) as client:
+        async with client.session("live", session_id="diary", raw=True) as session:
+            await session.chat(STORY)
+            await client.swap("live", "other")
+            await all_left(daemon)
+        async with client.session("live", session_id="diary", raw=True) as session:
+            assert await session.chat("next") == "next"
+            assert session.metadata["input_tokens"] > 2 * len(STORY)
+
+
 async def test_a_raw_history_of_another_vocabulary_is_not_gone_back_by_its_old_turns() -> None:
     async with talking(CONFIG) as (daemon, client, session):
         for text in ("one", "two"):
