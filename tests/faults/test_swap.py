@@ -7,6 +7,8 @@ import os
 import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -26,6 +28,7 @@ from inferd.daemon.swapping import Mode
 from inferd.testing import RunningDaemon, running_daemon
 from tests.faults.test_worker_death import workers_of
 from tests.models import gemma3, smollm2
+from tests.tiny_gguf import write_tiny
 
 pytestmark = pytest.mark.asyncio
 
@@ -167,6 +170,12 @@ async def refused(client: AsyncClient, session: AsyncSession) -> None:
     """Compute, and be told to do so again."""
     with pytest.raises(Busy, match="before the turn had begun"):
         await client.compute(session.context)
+
+
+async def not_loaded(client: AsyncClient, session: AsyncSession) -> None:
+    """Give input, and hear that the model cannot be loaded any more."""
+    with pytest.raises(LoadFailed):
+        await client.set_input(session.context, 0, b"b")
 
 
 async def all_left(daemon: RunningDaemon) -> None:
@@ -354,6 +363,29 @@ async def test_the_old_model_comes_back_where_the_new_one_cannot_take_its_place(
         assert session.metadata["fingerprint"] == before
         assert session.metadata["input_tokens"] > 2 * len(STORY)
         assert workers_of(daemon) not in (set(), {old})
+
+
+async def test_a_drain_does_not_wait_for_who_waits_for_a_model_that_cannot_come_back(
+    tmp_path: Path,
+) -> None:
+    """The old worker dies over a question, and its file is damaged: the new model comes."""
+    file = write_tiny("llama", tmp_path).rename(tmp_path / "tiny.gguf")
+    async with (
+        running_daemon(models_dir=tmp_path) as daemon,
+        AsyncClient(daemon.socket) as client,
+        client.session("tiny", raw=True) as session,
+    ):
+        await client.set_input(session.context, 0, b"a")
+        [old] = workers_of(daemon)
+        os.kill(old, signal.SIGSTOP)
+        async with anyio.create_task_group() as group:
+            group.start_soon(not_loaded, client, session)
+            await anyio.wait_all_tasks_blocked()
+            group.start_soon(partial(client.swap, "tiny", "echo", mode="drain"))
+            await client.models()
+            file.write_bytes(b"damaged")
+            os.kill(old, signal.SIGKILL)
+        assert (await client.load_by_name("tiny")).fingerprint == "echo-1"
 
 
 async def test_a_model_that_would_not_fit_alone_either_disturbs_nobody() -> None:
