@@ -10,6 +10,8 @@ Options (`ModelSpec.options`) slow it down or break it on purpose: `step_ms`, `l
 in the step that decodes this text). Others give it another memory: `memory` with `window` (tokens
 that the next one looks back on), and `kv_cells`, which all slots share. `weight_bytes` and
 `token_bytes` (of each slot's context) are what it says that it needs of memory; it takes nothing.
+`variant` (a text) makes it another model, with another fingerprint; `vocabulary` (a number) makes
+it one of another vocabulary: its tokens are the bytes, counted from there.
 
 It knows one adapter, `upper`: small letters are drawn as capitals.
 """
@@ -17,6 +19,7 @@ It knows one adapter, `upper`: small letters are drawn as capitals.
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -58,6 +61,8 @@ EOG, PROMPT_END, PROMPT_BEGIN = 256, 257, 258
 VOCAB_SIZE = 259
 CTX_SIZE_DEFAULT = 4096
 _NAMES = {EOG: b"", PROMPT_END: b"<|echo|>", PROMPT_BEGIN: b"<|prompt|>"}
+_MARKS = {name: token for token, name in _NAMES.items() if name}
+_MARK = re.compile(b"(%s)" % b"|".join(map(re.escape, _MARKS)))
 
 
 class EchoOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -69,6 +74,7 @@ class EchoOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     fail_at_step: int = -1
     abort_on: str = ""
     variant: str = ""
+    vocabulary: Annotated[int, msgspec.Meta(ge=0, lt=256)] = 0
     memory: Memory = "plain"
     window: Annotated[int, msgspec.Meta(ge=1)] = 8
     kv_cells: int = -1
@@ -109,11 +115,12 @@ class EchoModel:
         self.adapters: tuple[str, ...] = ()
         self.slots = [EchoSlot() for _ in range(spec.slots)]
         self._rows: set[int] = set()
+        vocabulary = f"echo-{1 + self.options.vocabulary}"
         self._info = ModelInfo(
             description="echo: what goes in comes out",
-            fingerprint=f"echo-1{self.options.variant}",
+            fingerprint=f"{vocabulary}{self.options.variant}",
             vocab_size=VOCAB_SIZE,
-            vocab_hash="echo-1",
+            vocab_hash=vocabulary,
             ctx_size=spec.ctx_size or CTX_SIZE_DEFAULT,
             ctx_size_trained=1 << 20,
             batch_size=spec.batch_size,
@@ -132,12 +139,26 @@ class EchoModel:
         return self._info
 
     def tokenize(self, text: bytes, *, special: bool, bos: bool) -> list[int]:
-        """Return the bytes of *text*; a prompt's, added or first, get marks around them."""
-        return [PROMPT_BEGIN, *text, PROMPT_END] if bos or special else list(text)
+        """Return the bytes of *text*; a prompt's, added or first, get marks around them. A special
+        text that begins with a mark has them already.
+        """
+        if special and text.startswith(_NAMES[PROMPT_BEGIN]):
+            return [token for part in _MARK.split(text) for token in self._part(part)]
+        tokens = [self._token(byte) for byte in text]
+        return [PROMPT_BEGIN, *tokens, PROMPT_END] if bos or special else tokens
+
+    def _part(self, part: bytes) -> list[int]:
+        return [_MARKS[part]] if part in _MARKS else [self._token(byte) for byte in part]
+
+    def _token(self, byte: int) -> int:
+        return (byte + self.options.vocabulary) % EOG
+
+    def _byte(self, token: int) -> int:
+        return (token - self.options.vocabulary) % EOG
 
     def piece(self, token: int) -> bytes:
         """Return the byte, or a mark's name; the end mark has none: what goes in comes out."""
-        return bytes((token,)) if token < EOG else _NAMES[token]
+        return bytes((self._byte(token),)) if token < EOG else _NAMES[token]
 
     def is_control(self, token: int) -> bool:
         """Tell whether *token* is a mark."""
@@ -195,7 +216,7 @@ class EchoModel:
         if self.options.memory == "window":
             reach = self.options.window + self._info.batch_size
             slot.begin = max(slot.begin, len(slot.tokens) - reach)
-        if self.options.abort_on and self.options.abort_on.encode() in _text(slot.tokens):
+        if self.options.abort_on and self.options.abort_on.encode() in self._text(slot.tokens):
             os.abort()
         if chunk.logits:
             self._rows.add(chunk.slot)
@@ -212,7 +233,9 @@ class EchoModel:
         self._rows.discard(slot)
         held = self.slots[slot]
         token = next_token(held.tokens)
-        return ord(chr(token).upper()) if UPPER in held.adapters and token < 128 else token
+        if UPPER not in held.adapters or token >= EOG:
+            return token
+        return self._token(bytes((self._byte(token),)).upper()[0])
 
     def hold(self, slot: int) -> None:
         """Keep the row; the echo model never loses one."""
@@ -312,9 +335,8 @@ class EchoModel:
     def close(self) -> None:
         """Free nothing."""
 
-
-def _text(tokens: Sequence[int]) -> bytes:
-    return bytes(t for t in tokens if t < EOG)
+    def _text(self, tokens: Sequence[int]) -> bytes:
+        return bytes(self._byte(t) for t in tokens if t < EOG)
 
 
 def next_token(tokens: Sequence[int]) -> int:

@@ -68,6 +68,11 @@ class _Unleased:
     def __init__(self, registry: Registry, name: str, uid: int):
         self._registry, self.name, self._uid = registry, name, uid
 
+    held = False
+
+    async def released(self) -> None:
+        """Wait for nothing: a dormant session has no turns."""
+
     @property
     def loaded(self) -> Port | None:
         """The model's worker, if another one has loaded it."""
@@ -77,7 +82,7 @@ class _Unleased:
             return None
         return model.worker if model.state is ModelState.READY else None
 
-    def former(self, vocabulary: str) -> Port | None:
+    def former(self, vocabulary: str) -> None:
         """Return nothing: no client has a lease."""
         return None
 

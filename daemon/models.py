@@ -6,12 +6,14 @@ from collections.abc import Awaitable, Callable, Mapping
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import anyio
 import msgspec
 
 from ..backends import MemoryNeed
 from ..backends.errors import InferdError
 from ..sessions.port import ask_again
 from .config_models import ModelConfig
+from .kept import Kept, Taken
 from .model_files import size_bytes
 from .recovery import Recovery
 from .workers import Worker
@@ -37,11 +39,14 @@ class ModelState(StrEnum):
 class Model:
     """A registry entry. Lives on the daemon's event loop, which owns its state.
 
-    At most one worker runs it at a time: who asks while one leaves, waits until it has left.
+    At most one worker runs it at a time: who asks while one leaves, waits until it has left. What a
+    swap takes the name from is a model of its own until its turns have ended, among `formers`.
     """
 
     def __init__(self, registry: Registry, name: str, config: ModelConfig, uid: int | None = None):
         self.name, self.config, self.uid = name, config, uid
+        self.configured = config
+        """What it was before any swap."""
         self.leases: set[Lease] = set()
         self.worker: Worker | None = None
         self.error: InferdError | None = None
@@ -57,9 +62,16 @@ class Model:
         self._registry = registry
         self._listeners: set[Callable[[float], None]] = set()
         self._wanted: dict[str, Any] = {}
-        self.formers: list[Worker] = []
-        """Workers that had the name before a swap and are not done yet."""
+        self.formers: dict[str, Model] = {}
+        """Models that had the name before a swap and are not done yet, by their vocabulary."""
         self.recovery = Recovery(name, self.ready, registry.seconds)
+        self.whole = False
+        """It is loaded as it is configured, not smaller for want of memory."""
+        self.held = False
+        """A swap holds the name's turns back until another model is loaded."""
+        self.replaced = False
+        """The model before has left for that; nobody waits for his turn any more."""
+        self._released = anyio.Event()
 
     @property
     def state(self) -> ModelState:
@@ -75,6 +87,20 @@ class Model:
 
     async def ready(self, on_progress: Callable[[float], None] | None = None) -> Worker:
         """Return the worker, loading the model if it is cold; concurrent callers share one load.
+        One that fails in a swap is tried again: then the model before is back.
+
+        :raises LoadFailed: it cannot be loaded.
+        """
+        while True:
+            try:
+                return await self.load(on_progress)
+            except InferdError:
+                if not self.replaced:
+                    raise
+            await self.released()
+
+    async def load(self, on_progress: Callable[[float], None] | None = None) -> Worker:
+        """Return the worker, loading the model if it is cold.
 
         :raises LoadFailed: it cannot be loaded.
         """
@@ -92,12 +118,38 @@ class Model:
             raise worker.error
         return worker
 
+    def hold(self) -> None:
+        """Hold turns back."""
+        self.held, self._released = True, anyio.Event()
+
+    def release(self) -> None:
+        """Let turns begin again."""
+        self.held = self.replaced = False
+        self._released.set()
+
+    async def released(self) -> None:
+        """Wait until turns may begin."""
+        while self.held:
+            await self._released.wait()
+
     def want(self, values: Mapping[str, Any]) -> None:
         """Note model-level values that a first load should have."""
         if self.worker is None or self.worker.leaving:
             self._wanted = {k: v for k, v in values.items() if k in ("ctx-size", "n-gpu-layers")}
         if values.get("keep-alive") is not None:
             self._keep_alive_s = values["keep-alive"]
+            self._registry.keep(self)
+
+    @property
+    def kept(self) -> Kept:
+        """What was said of it at run time, and holds over a restart."""
+        swapped = Taken(self.configured, self.config) if self.config != self.configured else None
+        return Kept(swapped=swapped, pinned=self.pinned, keep_alive_s=self._keep_alive_s)
+
+    def take_up(self, kept: Kept) -> None:
+        """Be what an earlier daemon was told that it is."""
+        self.config = self.configured if kept.swapped is None else kept.swapped.now
+        self.pinned, self._keep_alive_s = kept.pinned, kept.keep_alive_s
 
     @property
     def wanted_ctx_size(self) -> int:
@@ -193,6 +245,15 @@ class Lease:
         """The model's worker, if the model is loaded."""
         return self.model.worker if self.model.state is ModelState.READY else None
 
+    @property
+    def held(self) -> bool:
+        """Whether a swap holds turns back."""
+        return self.model.held
+
+    async def released(self) -> None:
+        """Wait until turns may begin."""
+        await self.model.released()
+
     async def ready(self, on_progress: Callable[[float], None] | None = None) -> Worker:
         """Return the model's worker, loading it if needed."""
         return await self.model.ready(on_progress)
@@ -204,10 +265,9 @@ class Lease:
         """
         return await ask_again(self.ready, question)
 
-    def former(self, vocabulary: str) -> Worker | None:
-        """Return a worker that had the model's name before a swap, by its vocabulary's hash."""
-        formers = (w for w in self.model.formers if not w.leaving)
-        return next((w for w in formers if w.info.vocab_hash == vocabulary), None)
+    def former(self, vocabulary: str) -> Model | None:
+        """Return a model that had the name before a swap, by its vocabulary's hash."""
+        return self.model.formers.get(vocabulary)
 
     def close(self) -> None:
         """Give the lease up."""

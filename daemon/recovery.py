@@ -20,7 +20,7 @@ from ..scheduler import messages as m
 from ..scheduler.recorder import Act, Doing
 from ..sessions.port import Port, TaskReader
 
-__all__ = ("Poison", "Recovery", "poisonous")
+__all__ = ("Poison", "Recovery", "fail_readers", "poisonous")
 
 DEATHS_MAX = 8
 """So many deaths within `DEATHS_S`, with nothing computed between them, and the tasks fail."""
@@ -82,6 +82,10 @@ class _OnTrial:
     def go_on(self, port: Port) -> m.TaskSpec | None:
         return self.reader.go_on(port)
 
+    @property
+    def begun(self) -> bool:
+        return True
+
 
 class Recovery:
     """One model's. *ready* returns its worker's port, starting one if need be."""
@@ -95,7 +99,7 @@ class Recovery:
     ):
         self.poison = Poison(seconds)
         self.recovered = 0
-        """Tasks that went on in a new worker."""
+        """Times that a task went on in another worker: its own had died, or was swapped."""
         self._model, self._ready = model, ready
         self._seconds, self._sleep = seconds, sleep
         self._orphans: dict[int, TaskReader] = {}
@@ -107,9 +111,19 @@ class Recovery:
     def __len__(self) -> int:
         return len(self._orphans)
 
+    def move(self, readers: Mapping[int, TaskReader]) -> None:
+        """Take tasks that are to go on in another worker, though nothing has died."""
+        self._orphans |= _themselves(readers)
+
+    def release(self) -> dict[int, TaskReader]:
+        """Return the tasks that wait for a worker; they are somebody else's now."""
+        orphans, self._orphans = self._orphans, {}
+        self._suspects.clear()
+        return orphans
+
     def take(self, readers: Mapping[int, TaskReader], act: Act) -> None:
         """Take the tasks of a worker that died while it did *act*."""
-        tasks = {n: r.reader if isinstance(r, _OnTrial) else r for n, r in readers.items()}
+        tasks = _themselves(readers)
         fatal = {n for n in act.ids if n in tasks} if act.doing is Doing.STEP else set()
         if self._trial is not None and self._trial in fatal:
             self._suspects.discard(self._trial)
@@ -125,19 +139,17 @@ class Recovery:
     def _refuse(self, reader: TaskReader) -> None:
         self.poison.add(reader.spec.tokens)
         log.error("task.poisonous", model=self._model, task=reader.spec.id)
-        _fail(reader, poisonous(self._model))
+        fail_readers({reader.spec.id: reader}, poisonous(self._model))
 
     async def bring_back(self) -> None:
         """Start a worker, and let the tasks go on in it; where that fails they fail."""
         try:
-            port = await self._start()
+            self._admit(await self._start())
         except InferdError as exc:
-            self._fail_all(exc)
+            fail_readers(self.release(), exc)
         except BaseException:
-            self._fail_all(self._gave_up())
+            fail_readers(self.release(), self._gave_up())
             raise
-        else:
-            self._admit(port)
 
     async def _start(self) -> Port:
         """Return the port of a worker; one that dies while it loads is no reason to give up."""
@@ -203,15 +215,15 @@ class Recovery:
             self._deaths.clear()
             self._try_next(port)
 
-    def _fail_all(self, error: InferdError) -> None:
-        orphans, self._orphans = self._orphans, {}
-        self._suspects.clear()
-        for reader in orphans.values():
-            _fail(reader, error)
+
+def _themselves(readers: Mapping[int, TaskReader]) -> dict[int, TaskReader]:
+    return {n: r.reader if isinstance(r, _OnTrial) else r for n, r in readers.items()}
 
 
-def _fail(reader: TaskReader, error: InferdError) -> None:
-    try:
-        reader.report(m.Failed(reader.spec.id, error.to_wire()))
-    except Exception:  # the others are told all the same
-        log.exception("task.report_failed", task=reader.spec.id)
+def fail_readers(readers: Mapping[int, TaskReader], error: InferdError) -> None:
+    """Tell each of *readers* that its task has failed."""
+    for number, reader in readers.items():
+        try:
+            reader.report(m.Failed(number, error.to_wire()))
+        except Exception:  # the others are told all the same
+            log.exception("task.report_failed", task=number)

@@ -26,6 +26,7 @@ from .config import Config
 from .config_models import ModelConfig
 from .cores import Cores
 from .failures import FailedLoads
+from .kept import KEPT_FILE, KeptModels
 from .kv_index import KvIndex, Place
 from .model_files import files_in_use, models_in
 from .models import Lease, Model, ModelState
@@ -63,16 +64,20 @@ class Registry:
         self.room = Room(config.memory_bytes, self._models.values)
         self._failures = FailedLoads(config.failed_load_s, seconds)
         self._changed = anyio.Event()
+        self._kept = KeptModels(config.state_dir / KEPT_FILE)
+        self._recovered = 0
+        """In models that were removed."""
         self.scan()
 
     def scan(self) -> None:
         """Read the configuration's models and the models directory again."""
-        found = {ECHO: ModelConfig(backend="echo")}
+        found = {ECHO: ModelConfig(backend="echo")} | self._kept.taken(self.config.models_dir)
         found |= {n: ModelConfig(file=p) for n, p in models_in(self.config.models_dir).items()}
         found |= self.config.models
         for name, config in found.items():
             if name not in self._models:
-                self._models[name] = Model(self, name, config)
+                model = self._models[name] = Model(self, name, config)
+                model.take_up(self._kept.of(name, config))
         for name, model in list(self._models.items()):
             if name not in found and model.uid is None and not model.busy and not model.worker:
                 del self._models[name]
@@ -85,6 +90,11 @@ class Registry:
 
     def _all_workers(self) -> list[Worker]:
         return [m.worker for m in self._models.values() if m.worker is not None]
+
+    @property
+    def recovered(self) -> int:
+        """How often a turn went on in another worker: its own had died, or was swapped."""
+        return self._recovered + sum(m.recovery.recovered for m in self._models.values())
 
     def workers(self) -> list[Worker]:
         """Return the workers of the models that are ready."""
@@ -146,6 +156,8 @@ class Registry:
         """
         if self.closing:
             raise ShuttingDown("the daemon is shutting down: no model is loaded any more")
+        if self._models.get(model.name) is not model:
+            raise ModelNotFound(f"the model {model.name!r} has left")
         spec = self._spec(model, wanted)
         self._failures.check(model.name, *_conditions(model, spec))
         kv_dir = str(self.config.state_dir / KV_DIR) if self.config.kv_disk_bytes else ""
@@ -172,7 +184,13 @@ class Registry:
 
     def remove(self, model: Model) -> None:
         """Forget a model that has left."""
-        self._models.pop(model.name, None)
+        if self._models.pop(model.name, None) is model:
+            self._recovered += model.recovery.recovered
+
+    def keep(self, model: Model) -> None:
+        """Write down what was said of a model, for the daemons to come; descriptors' are not."""
+        if model.uid is None:
+            self._kept.keep(model.name, model.kept)
 
     def exchange(self, one: Model, other: Model) -> Worker | None:
         """Exchange what two models are, of which *other* is loaded; return *one*'s worker before,
@@ -190,8 +208,10 @@ class Registry:
         return before
 
     def start_soon(self, work: Callable[..., Coroutine[Any, Any, None]], *arguments: Any) -> None:
-        """Do *work* in the daemon's task group."""
-        self._group.start_soon(work, *arguments)
+        """Do *work* in the daemon's task group; where it fails in a way nobody thought of, it ends
+        alone.
+        """
+        self._group.start_soon(_guarded, work, *arguments)
 
     async def _run(self, model: Model, worker: Worker) -> None:
         started = self.seconds()
@@ -213,7 +233,13 @@ class Registry:
     def adopt(self, model: Model, readers: Mapping[int, TaskReader], act: Act) -> None:
         """Let the tasks of a worker that is gone go on in another one of *model*."""
         model.recovery.take(readers, act)
-        self._group.start_soon(model.recovery.bring_back)
+        self.start_soon(model.recovery.bring_back)
+
+    def move(self, model: Model, readers: Mapping[int, TaskReader]) -> None:
+        """Let the tasks of a worker that was swapped go on in *model*'s."""
+        if readers:
+            model.recovery.move(readers)
+            self.start_soon(model.recovery.bring_back)
 
     async def _tell_loaded(self, model: Model, worker: Worker, started: float) -> None:
         await worker.loaded.wait()
@@ -331,6 +357,7 @@ class Registry:
         model.pinned = pinned
         if not pinned:
             model.used_at = self.seconds()
+        self.keep(model)
         self._changed.set()
 
     async def close(self) -> None:
@@ -339,6 +366,13 @@ class Registry:
         async with anyio.create_task_group() as group:
             for model in self._models.values():
                 group.start_soon(model.unload)
+
+
+async def _guarded(work: Callable[..., Coroutine[Any, Any, None]], *arguments: Any) -> None:
+    try:
+        await work(*arguments)
+    except Exception:  # the daemon goes on
+        log.exception("background.failed", work=work.__qualname__)
 
 
 def _conditions(model: Model, spec: ModelSpec) -> tuple[list[Path], object]:

@@ -222,6 +222,8 @@ def _told_name(model: Model) -> str:
 def floor_of(model: Model, report: m.Reckoned) -> Shape:
     """Return the smallest shape that *model* may be loaded in: what was asked for stays."""
     set_by_hand, shape = model.options(), report.shape
+    if model.whole:
+        return shape
     wanted = model.wanted_ctx_size
     ctx_size = min(shape.ctx_size, max(CTX_SIZE_MIN, wanted))
     if set_by_hand.get("ctx-size") or wanted >= shape.ctx_size:

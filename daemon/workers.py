@@ -29,7 +29,7 @@ from ..scheduler.link import pack_frame
 from ..scheduler.recorder import Act, Doing, Recorder, make_record
 from ..sessions.port import TaskReader
 from .cores import LOADING
-from .recovery import Poison, poisonous
+from .recovery import Poison, fail_readers, poisonous
 from .watch import Watch
 
 __all__ = ("Worker",)
@@ -82,6 +82,8 @@ class Worker:
         """Hears of files that KV states are written to."""
         self.on_orphans: Callable[[Mapping[int, TaskReader], Act], None] | None = None
         """Takes the tasks of a process that died; without it they fail."""
+        self.heir: Callable[[Mapping[int, TaskReader]], None] | None = None
+        """Takes the tasks that still come after the process was told to quit; else they fail."""
         self.poison = Poison()
         """Inputs that are refused, as they ended a process before."""
         self.pid = 0
@@ -257,17 +259,15 @@ class Worker:
         """Wait until a task has ended, or the process."""
         await self._changed.wait()
 
-    def give_away(self, take: Callable[[Mapping[int, TaskReader]], None]) -> None:
-        """Hand all tasks over to *take*; the process computes them no more."""
-        readers, self._readers = self._readers, {}
-        for number in readers:
+    def give_away(self, *, waiting: bool = False) -> dict[int, TaskReader]:
+        """Return the tasks, or those alone that still wait: the process computes them no more."""
+        given = {n: r for n, r in self._readers.items() if not (waiting and r.begun)}
+        for number in given:
+            del self._readers[number]
             self.cancel(number)
-        take(readers)
-
-    def fail_tasks(self, error: InferdError) -> None:
-        """Let all tasks fail with *error*."""
-        self.give_away(lambda readers: self._fail(readers, error))
-        self._on_frame()
+        if given:
+            self._work_changed()
+        return given
 
     def _work_changed(self) -> None:
         self.on_work()
@@ -491,10 +491,12 @@ class Worker:
         """Give the tasks away, or let them fail, and answer everybody who waits."""
         readers, self._readers = self._readers, {}
         act = self._recorder.read()
-        if readers and self.on_orphans is not None and not self._quitting:
+        if readers and self._quitting and self.heir is not None:
+            self.heir(readers)
+        elif readers and not self._quitting and self.on_orphans is not None:
             self.on_orphans(readers, act)
         else:
-            self._fail(readers, error)
+            fail_readers(readers, error)
         for number, pending in list(self._pending.items()):
             if act.doing is Doing.PROMPT and number in act.ids:
                 self.poison.add(pending.given)
@@ -502,13 +504,6 @@ class Worker:
             else:
                 self._answer(number, None, error)
         self._on_frame()
-
-    def _fail(self, readers: Mapping[int, TaskReader], error: InferdError) -> None:
-        for task_id, reader in readers.items():
-            try:
-                reader.report(m.Failed(task_id, error.to_wire()))
-            except Exception:  # the others are told all the same
-                log.exception("worker.report_failed", model=self.spec.name, task=task_id)
 
 
 def _death(code: int | None) -> str:

@@ -16,7 +16,7 @@ Params, results and events are maps; fields that one side does not know are igno
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -473,15 +473,17 @@ class SwapParams(_Map):
 
     name: str
     to: str
+    mode: Literal["migrate", "drain"] = "migrate"
 
 
 class SwapResult(_Map):
     """The fingerprints of the model that has the name now, and of the one that had it, if that was
-    loaded.
+    loaded, and how it was done.
     """
 
     fingerprint: str
     before: str = ""
+    mode: str = "migrate"
 
 
 class ModelsResult(_Map):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 from . import messages as w
 from .calls import AsyncCalls
@@ -117,11 +117,20 @@ class AsyncSteering(AsyncCalls):
         """Let a model leave again (for an operator)."""
         await self.call("unpin", w.NameParams(name=name), w.Empty, timeout)
 
-    async def swap(self, name: str, to: str, *, timeout: float | None = None) -> w.SwapResult:
+    async def swap(
+        self,
+        name: str,
+        to: str,
+        *,
+        mode: Literal["migrate", "drain"] = "migrate",
+        timeout: float | None = None,
+    ) -> w.SwapResult:
         """Let the model of another name, or of a file of the models directory, take over *name*
-        (for an operator). Sessions go on: turns that run end where they began.
+        (for an operator). Sessions go on: turns that run end where they began. With the mode
+        `drain`, or where memory does not hold both, the old model leaves before the new one comes.
         """
-        return await self.call("swap", w.SwapParams(name=name, to=to), w.SwapResult, timeout)
+        params = w.SwapParams(name=name, to=to, mode=mode)
+        return await self.call("swap", params, w.SwapResult, timeout)
 
     async def sessions(
         self, *, dormant: bool = False, everybody: bool = False, timeout: float | None = None

@@ -67,7 +67,3 @@ class Recorder:
         at, doing, count = _HEAD.unpack_from(self._page, 0)
         ids = struct.unpack_from(f"={min(count, _IDS_MAX)}Q", self._page, _HEAD.size)
         return Act(Doing(doing), ids, at)
-
-    def close(self) -> None:
-        """Give the memory back."""
-        self._page.close()

@@ -9,8 +9,9 @@ from .entries import Stored
 from .journal import Journal
 from .ledger import Ledger
 from .manager import DAY_S, SessionManager
-from .port import ModelSource, Port
-from .session import Session, TurnOptions
+from .parameters import TurnOptions
+from .port import ModelSource, Port, TaskReader
+from .session import Session
 from .turn import Turn
 
 __all__ = (
@@ -22,6 +23,7 @@ __all__ = (
     "Session",
     "SessionManager",
     "Stored",
+    "TaskReader",
     "Turn",
     "TurnOptions",
 )

@@ -156,9 +156,9 @@ class History:
             said, self.prompt, _ = await port.chat_prompt(before, "")
             self.prompt += await port.tokenize(answer.encode(), special=True, bos=False)
             self._rendered, self._loose = said + answer, False
+            self.marks = [Mark(0, mark.messages) for mark in self.marks]
         else:
-            self.prompt = await port.tokenize(text, special=True, bos=True)
-        self.marks = [Mark(0, mark.messages) for mark in self.marks]
+            self.prompt, self.marks = await port.tokenize(text, special=True, bos=True), []
         self.shifted = False
 
     async def _said(self, port: Port) -> str:

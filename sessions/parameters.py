@@ -13,7 +13,7 @@ from ..backends.errors import InvalidArgument
 from ..backends.params import BY_NAME, PARAMETERS, Options, read_options, sampling_params, settle
 from ..scheduler.messages import TaskSpec
 
-__all__ = ("NO_SAMPLING", "Effective", "Parameters")
+__all__ = ("NO_SAMPLING", "Effective", "Parameters", "TurnOptions")
 
 NO_SAMPLING = SamplingParams()
 """Stands in a spec until `Parameters.fill`."""
@@ -27,6 +27,20 @@ class Effective(msgspec.Struct, frozen=True):
     value: Any
     origin: str
     adjusted: str = ""
+
+
+class TurnOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What one call says about its turn; empty fields leave it to the session."""
+
+    options: dict[str, Any] = {}
+    priority: int | None = None
+    queue_timeout_s: float = 0.0
+    timeout_s: float = 0.0
+    credit: int = -1
+    special: bool = True
+    pull: bool = False
+    watch: bool = False
+    """Tell the place in the queue, where that changes."""
 
 
 class Parameters:

@@ -9,7 +9,7 @@ from ..backends import ModelInfo
 from ..backends.errors import WorkerCrashed
 from ..scheduler.messages import Adjust, Report, TaskSpec
 
-__all__ = ("ModelSource", "Port", "TaskReader", "ask_again")
+__all__ = ("Former", "ModelSource", "Port", "TaskReader", "ask_again")
 
 P = TypeVar("P")
 T = TypeVar("T")
@@ -23,6 +23,10 @@ class TaskReader(Protocol):
     @property
     def spec(self) -> TaskSpec:
         """The task as it stands: with the parameters that hold from the next token on."""
+
+    @property
+    def begun(self) -> bool:
+        """Tell whether a worker has begun with the task: it has had a slot, or told something."""
 
     def report(self, report: Report) -> None:
         """Take what the engine tells; the last report is `Finished` or `Failed`."""
@@ -80,6 +84,16 @@ class Port(Protocol):
         """Have a session's KV state written to disk, some time soon."""
 
 
+class Former(Protocol):
+    """A model that had a name before a swap."""
+
+    async def ready(self) -> Port:
+        """Return the line to its worker, to another one if it has died.
+
+        :raises LoadFailed: it cannot be loaded any more.
+        """
+
+
 class ModelSource(Protocol):
     """A lease on a model, which may have to be loaded first."""
 
@@ -88,12 +102,19 @@ class ModelSource(Protocol):
         """The name that clients use."""
 
     @property
+    def held(self) -> bool:
+        """Whether turns are held back: the model leaves, and another one is to take its name."""
+
+    async def released(self) -> None:
+        """Wait until turns are held back no more."""
+
+    @property
     def loaded(self) -> Port | None:
         """The line to the model's worker, if the model is loaded."""
 
-    def former(self, vocabulary: str) -> Port | None:
-        """Return the line to a worker that had the model's name before, by its vocabulary's hash,
-        while it is there.
+    def former(self, vocabulary: str) -> Former | None:
+        """Return a model that had the name before a swap, by its vocabulary's hash, while it is
+        there.
         """
 
     async def ready(self) -> Port:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from copy import copy
 from typing import Any, TypeVar
 
 import anyio
@@ -12,35 +13,24 @@ import msgspec
 from ..backends.errors import Cancelled, InferdError, InvalidArgument, NotFound, WorkerCrashed
 from ..backends.params import Options, read_options
 from ..scheduler import messages as m
-from .entries import Begin, Facts, PastEntry, Piece, Replay, Stored, decode_past, encode
+from .beginning import begin_of, task_of, ticket_of
+from .entries import Begin, Facts, Piece, Replay, Stored, decode_past
 from .forecast import Ticket
-from .history import History, packed_past
+from .history import History
 from .journal import NoRecording
 from .ledger import Ledger
-from .parameters import NO_SAMPLING, Parameters
+from .metadata import metadata
+from .parameters import Parameters, TurnOptions
+from .past import Past
 from .port import ModelSource, Port, ask_again
+from .resuming import resumed
+from .retelling import Vocabulary
 from .table import ACTIVE, Call, State, step
 from .turn import PositionSink, TokensSink, Turn
 
-__all__ = ("Session", "TurnOptions")
+__all__ = ("Session",)
 
 T = TypeVar("T")
-DETACHED = "detached"
-"""Stop reason of a turn that nobody was left to read."""
-
-
-class TurnOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What one call says about its turn; empty fields leave it to the session."""
-
-    options: dict[str, Any] = {}
-    priority: int | None = None
-    queue_timeout_s: float = 0.0
-    timeout_s: float = 0.0
-    credit: int = -1
-    special: bool = True
-    pull: bool = False
-    watch: bool = False
-    """Tell the place in the queue, where that changes."""
 
 
 class Session:
@@ -48,7 +38,7 @@ class Session:
 
     Input either replaces the history or, with the option `append`, adds to it. `persist` says that
     a session with an id may be written to disk: its history by `recording`, its KV state by the
-    worker. `interrupted` is the turn that its history ends with, if that has no end.
+    worker.
     """
 
     def __init__(
@@ -72,30 +62,21 @@ class Session:
         self.piece = b""
         """What the last compute_single drew."""
         self.used_at = 0.0
-        self._rested_at: float | None = None
+        self.rested_at: float | None = None
         """When its last turn ended, if this daemon knows."""
         self.turns = 0
         self.turn_at = 0.0
         self.recording = NoRecording()
-        self.interrupted: Replay | None = None
+        self.past = Past()
+        self.vocabulary = Vocabulary()
         self._how = Begin()
         self._left = False
         """The turn was ended because its reader went away."""
-        self._past = History()
-        self._before = self._past
-        """The history that the interrupted turn began on."""
-        self._packed: bytes | None = None
-        """The past of a dormant session, of so many tokens:"""
-        self._packed_tokens = 0
         self._ledger = ledger
         self._ticket: Ticket | None = None
         self._lock = anyio.Lock()
         self._cleared = False
         """fini_single was called: the output is gone, the history is not."""
-        self._fingerprint = self._vocabulary = ""
-        self._carried: bytes | None = None
-        """The history's text, where the model that it has token ids of was swapped."""
-        self._build: tuple[int, str] = (0, "")
         self._read_ending = False
 
     def __repr__(self) -> str:
@@ -106,39 +87,37 @@ class Session:
         """Return the dormant session that lies in the journal."""
         facts = stored.facts
         new = cls(0, stored.owner, model, ledger, facts.defaults, stored.session_id)
-        new.state, new._packed = State.DORMANT, packed_past(stored)
-        told = sum(len(m.unpack_tokens(piece.tokens)) for piece in stored.pieces)
-        dropped = sum(discard for piece in stored.pieces for *_, discard in piece.shifts)
-        new._packed_tokens = facts.tokens + told - dropped
+        new.state, new.past = State.DORMANT, Past.stored(stored)
         new.parameters.options = dict(facts.options)
         begun = [piece.begin.turns for piece in stored.pieces if piece.begin is not None]
         new.priority, new.turns = facts.priority, max(facts.turns, *begun, 0)
-        new._fingerprint, new._vocabulary = facts.fingerprint, facts.vocabulary
+        new.vocabulary = Vocabulary(facts.fingerprint, facts.vocabulary)
         return new
 
     @property
     def facts(self) -> Facts:
         """What the journal keeps beside the past."""
+        asleep = self.past.asleep_tokens
         return Facts(
             model=self.model.name,
-            fingerprint=self._fingerprint,
-            vocabulary=self._vocabulary,
+            fingerprint=self.vocabulary.fingerprint,
+            vocabulary=self.vocabulary.hash,
             options=self.parameters.options,
             defaults=self.parameters.defaults,
             priority=self.priority,
             turns=self.turns,
-            tokens=len(self.prompt) if self._packed is None else self._packed_tokens,
+            tokens=len(self.prompt) if asleep is None else asleep,
         )
 
     @property
     def packed(self) -> bytes:
         """The past, as the journal keeps it."""
-        return self._packed or encode(self._entry())
+        return self.past.packed
 
-    def _entry(self) -> PastEntry:
-        if self.interrupted is None:
-            return self._past.entry()
-        return self._before.entry(self.interrupted.interrupted)
+    @property
+    def interrupted(self) -> Replay | None:
+        """The turn that the history ends with, if that has no end."""
+        return self.past.interrupted
 
     async def settled(self) -> None:
         """Wait until what was answered is in the journal, or cannot be: the metadata say which."""
@@ -147,12 +126,12 @@ class Session:
     @property
     def prompt(self) -> list[int]:
         """The history up to the turn, in token ids."""
-        return self._past.prompt
+        return self.past.now.prompt
 
     @property
     def messages(self) -> list[dict[str, Any]]:
         """The chat up to the turn; empty for raw text."""
-        return self._past.messages
+        return self.past.now.messages
 
     @property
     def name(self) -> str:
@@ -164,7 +143,7 @@ class Session:
         """Tell whether there may be KV state that serves this session alone: those of others with
         the same tokens are shared, and no file is kept of a session without an id.
         """
-        return self.session_id is not None or self._past.after(self.turn).shifted
+        return self.session_id is not None or self.past.now.after(self.turn).shifted
 
     @property
     def active(self) -> bool:
@@ -184,11 +163,21 @@ class Session:
         if self.active:
             self.move(call)
         if not self.active:
-            self.used_at = self._rested_at = self._ledger.seconds()
+            self.used_at = self.rested_at = self._ledger.seconds()
             self.recording.ended()
             turn = self.turn
             if ticket is not None and turn is not None and turn.stats and not turn.resumed:
                 self._ledger.ended(ticket, turn.stats)
+
+    @contextlib.asynccontextmanager
+    async def _alone(self) -> AsyncIterator[None]:
+        """Have the session alone, and while turns of its model are not held back."""
+        while True:
+            await self.model.released()
+            async with self._lock:
+                if not self.model.held:
+                    yield
+                    return
 
     # Input.
 
@@ -197,13 +186,13 @@ class Session:
 
         :raises SessionBusy: a turn is under way.
         """
-        async with self._lock:
+        async with self._alone():
             step(self.state, Call.SET_INPUT)
             append = bool(self.parameters.standing("append")) and bool(self.prompt)
             tokens = await self._ask(
                 lambda p: p.tokenize(text, special=True, bos=not append), anew=not append
             )
-            past = self._past.after(self.turn)
+            past = self.past.now.after(self.turn)
             past.extend(tokens) if append else past.replace(tokens)
             self._take(Call.SET_INPUT, past)
         await self.settled()
@@ -225,24 +214,24 @@ class Session:
 
     async def add_text(self, text: bytes) -> None:
         """Add *text* to the history as it stands."""
-        async with self._lock:
+        async with self._alone():
             step(self.state, Call.SET_INPUT)
             bos = not self.prompt
             tokens = await self._ask(lambda p: p.tokenize(text, special=True, bos=bos))
-            past = self._past.after(self.turn)
+            past = self.past.now.after(self.turn)
             past.extend(tokens)
             self._take(Call.SET_INPUT, past)
         await self.settled()
 
     async def add_messages(self, messages: Sequence[dict[str, Any]]) -> None:
         """Add chat messages to the history, by the model's template; after raw text, begin anew."""
-        async with self._lock:
+        async with self._alone():
             step(self.state, Call.SET_INPUT)
             self._take(Call.SET_INPUT, await self._ask(lambda p: self._chatted(p, messages)))
         await self.settled()
 
     async def _chatted(self, port: Port, messages: Sequence[dict[str, Any]]) -> History:
-        past = self._past.after(self.turn)
+        past = self.past.now.after(self.turn)
         await past.chat(port, messages)
         return past
 
@@ -253,7 +242,8 @@ class Session:
     @property
     def size(self) -> int:
         """Tokens of the history, of a dormant session, too."""
-        return len(self.history()) if self._packed is None else self._packed_tokens
+        asleep = self.past.asleep_tokens
+        return len(self.history()) if asleep is None else asleep
 
     def history(self) -> list[int]:
         """Return the prompt and what the reader has been told since, in token ids."""
@@ -262,12 +252,12 @@ class Session:
     @property
     def turns_back(self) -> int:
         """How many turns `rewind` can go back."""
-        return len(self._past.marks)
+        return len(self.past.now.marks)
 
     def _take(self, call: Call, past: History) -> None:
         self.move(call)
-        self._past, self._before, self.turn, self.piece = past, past, None, b""
-        self.interrupted, self._left = None, False
+        self.past.set(past)
+        self.turn, self.piece, self._left = None, b"", False
         self.recording.past_changed()
 
     @contextlib.contextmanager
@@ -275,17 +265,16 @@ class Session:
         """Take input back that was given inside, if no turn begins on it there: who tries again
         gives it again.
         """
-        before = (self.state, self._past, self._before, self.turn, self.piece, self.interrupted)
-        left = self._left
+        history, past = self.past.now, copy(self.past)
+        vocabulary = copy(self.vocabulary)
+        before = (self.state, self.turn, self.piece, self._left)
         try:
             yield
         except BaseException:
-            taken = self._past is not before[1] and self.turn is None
+            taken = self.past.now is not history and self.turn is None
             if taken and self.state is State.READY:
-                (self.state, self._past, self._before, self.turn, self.piece, self.interrupted) = (
-                    before
-                )
-                self._left = left
+                self.past, self.vocabulary = past, self.vocabulary.undone(vocabulary)
+                self.state, self.turn, self.piece, self._left = before
                 self.recording.past_changed()
             raise
 
@@ -297,9 +286,11 @@ class Session:
         :raises SessionBusy: a turn is under way.
         :raises InvalidArgument: there is not so much to go back.
         """
-        async with self._lock:
+        async with self._alone():
             step(self.state, Call.REWIND)
-            past = self._past.after(self.turn)
+            if self.vocabulary.carried is not None:
+                await self._port()  # the text is that of the whole
+            past = self.past.now.after(self.turn)
             if turns is not None:
                 past.rewind_turns(turns)
             else:
@@ -316,11 +307,11 @@ class Session:
         new = Session(handle, self.owner, self.model, self._ledger, {}, session_id)
         new.parameters = self.parameters.copy()
         new.priority, new.persist = self.priority, self.persist
-        new._vocabulary, new._carried = self._vocabulary, self._carried
+        new.vocabulary = self.vocabulary.branch()
         if self.state is not State.EMPTY:
-            new._take(Call.SET_INPUT, self._past.after(self.turn))
+            new._take(Call.SET_INPUT, self.past.now.after(self.turn))
         else:
-            new._past = self._past.copy()
+            new.past.set(self.past.now.copy())
         return new
 
     async def tokens_kept(self) -> int:
@@ -347,50 +338,27 @@ class Session:
         before a swap is said again in those of the present one, unless the session begins *anew*.
         """
         port = await self.model.ready()
-        info = port.info
-        if self._vocabulary not in ("", info.vocab_hash) and self._speaks() and not anew:
+        at_rest = not self.active and bool(self.history())
+        if self.vocabulary.is_another(port.info) and at_rest and not anew:
             await self._retell(port)
-        self._carried = None
-        self._fingerprint, self._vocabulary = info.fingerprint, info.vocab_hash
-        self._build = (info.llama_build_number, info.llama_commit)
+        self.vocabulary.take(port.info)
         return port
 
-    def _speaks(self) -> bool:
-        """Tell whether there is a history, in tokens of `_vocabulary`."""
-        return not self.active and bool(self.history())
+    async def carry(self, *, also_text: bool) -> None:
+        """Wait until whatever had the line to the model before a swap has done with it. With
+        *also_text* the text is taken along of a history in its tokens, as it stands.
 
-    async def carry(self) -> None:
-        """Take the history's text along, before the worker that has its vocabulary leaves."""
-        if self.turn is not None and self.active:
-            await self.turn.ended.wait()
+        :raises InferdError: nobody can tell the text.
+        """
         async with self._lock:
-            port = self.model.loaded
-            if self._speaks() and (port is None or port.info.vocab_hash != self._vocabulary):
-                self._carried = await self._text(self._past.after(self.turn))
-
-    async def _text(self, past: History) -> bytes | None:
-        former = self.model.former(self._vocabulary)
-        if former is None or past.messages:
-            return self._carried
-        first = await former.tokenize(b"", special=True, bos=True)
-        begins = past.prompt[: len(first)] == first
-        return await former.detokenize(past.prompt[len(first) if begins else 0 :])
+            if also_text and self.history():
+                await self.vocabulary.carry(self.model, self.past.now.after(self.turn))
 
     async def _retell(self, port: Port) -> None:
-        """Say the history in the tokens of the model that has the name now.
-
-        :raises InvalidArgument: nobody knows its text any more.
-        """
-        past = self._past.after(self.turn)
-        text = await self._text(past)
-        if text is None and not past.messages:
-            raise InvalidArgument(
-                f"the history has tokens of another vocabulary than model {self.model.name!r} has",
-                hint="reset the context, or give it a new input without `append`",
-            )
-        await past.retell(port, text or b"")
-        self._vocabulary = port.info.vocab_hash
-        self._past, self._before, self.turn, self.interrupted = past, past, None, None
+        past = self.past.now.after(self.turn)
+        await self.vocabulary.retell(self.model, port, past)
+        self.past.set(past)
+        self.turn = None
         self.recording.past_changed()
 
     async def start(
@@ -403,7 +371,7 @@ class Session:
 
         :raises Busy: too many tasks wait; `retry_after_s` says when to come back.
         """
-        async with self._lock:
+        async with self._alone():
             port = await self._startable()
             turn = self._begin(port, call, on_tokens, on_position)
             await self._write_beginning()
@@ -424,25 +392,15 @@ class Session:
 
         :raises InvalidArgument: there is none, or the reader has something else.
         """
-        async with self._lock:
+        async with self._alone():
             port = await self._startable()
-            before = self.interrupted
-            if before is None:
-                raise InvalidArgument("no turn of this session was interrupted")
-            if not all(0 <= token < port.info.vocab_size for token in tokens):
-                raise InvalidArgument(f"the tokens are 0 … {port.info.vocab_size - 1}")
-            whole, how = before.extended(tokens, text), before.begin
-            own = msgspec.structs.replace(
-                call,
-                options={**how.options, "seed": how.seed},
-                priority=how.priority if call.priority is None else call.priority,
-                special=how.special,
-            )
-            past, self._past = self._past, self._before
+            size = port.info.vocab_size
+            whole, own = resumed(self.interrupted, call, tokens, text, size)
+            past, self.past.now = self.past.now, self.past.before
             try:
                 turn = self._begin(port, own, on_tokens, on_position, whole)
             except BaseException:
-                self._past = past
+                self.past.now = past
                 raise
             await self._write_beginning()
             if turn.ended.is_set():
@@ -486,8 +444,10 @@ class Session:
 
         :raises Busy: too many tasks wait.
         """
-        spec = self._spec(call)
-        self._ticket = self._admit(spec, port.info.slots)
+        spec = task_of(self, call, self._ledger.task_id(), self._ledger.seconds())
+        ticket = ticket_of(self, spec, port.info.slots)
+        self._ledger.admit(ticket)
+        self._ticket = ticket
         self.move(Call.COMPUTE_SINGLE if call.pull else Call.COMPUTE)
         sink = self.recording.watch(on_tokens)
         self.turn = turn = Turn(port, spec, self._event, sink, on_position)
@@ -496,63 +456,13 @@ class Session:
         self.turn_at = self._ledger.seconds()
         self.piece, self._read_ending, self._cleared = b"", False, False
         if self.interrupted is not None:
-            self.interrupted = None
+            self.past.interrupted = None
             self.recording.past_changed()  # it has the turn that was interrupted
         if before is not None:
             turn.take_over(before)
-        self._left, self._how = False, self._beginning(call, spec)
+        self._left, self._how = False, begin_of(self, call, spec)
         self.recording.begin(turn, self._how, () if before is None else before.placed_shifts)
         return turn
-
-    def _beginning(self, call: TurnOptions, spec: m.TaskSpec) -> Begin:
-        return Begin(
-            options=call.options,
-            seed=self.parameters.seed,
-            priority=spec.priority,
-            special=spec.special,
-            turns=self.turns,
-        )
-
-    def _admit(self, spec: m.TaskSpec, slots: int) -> Ticket:
-        """Return the turn's place in the ledger.
-
-        :raises Busy: it finds no room.
-        """
-        ticket = Ticket(
-            self.owner, self.model.name, slots, spec.priority, len(self.prompt), spec.n_predict
-        )
-        self._ledger.admit(ticket)
-        return ticket
-
-    def _spec(self, call: TurnOptions) -> m.TaskSpec:
-        self.parameters.begin_turn(call.options)
-        spec = m.TaskSpec(
-            id=self._ledger.task_id(),
-            owner=self.owner,
-            tokens=m.pack_tokens(self.prompt),
-            sampling=NO_SAMPLING,
-            priority=self.priority if call.priority is None else call.priority,
-            pull=call.pull,
-            credit=call.credit,
-            special=call.special,
-            queue_timeout_s=call.queue_timeout_s,
-            total_timeout_s=call.timeout_s,
-            session=self.name,
-            persist=self.persist and self.session_id is not None,
-            watch=call.watch,
-        )
-        spec = self.parameters.fill(spec)
-        return msgspec.structs.replace(spec, fresh=self._starts_fresh())
-
-    def _starts_fresh(self) -> bool:
-        """Tell whether the turn may not use KV state that is there."""
-        retention_ms = self.parameters.get("retention-ms")
-        if not self.parameters.get("cache-prompt"):
-            return True
-        if retention_ms < 0 or self.turns == 0:
-            return False
-        rested = self._rested_at
-        return rested is None or self._ledger.seconds() > rested + retention_ms / 1000
 
     async def compute_single(self, call: TurnOptions) -> bytes:
         """Draw the next token of a pull turn and return its text.
@@ -621,19 +531,12 @@ class Session:
         """
         unfinished = self.active or self._left
         self._end_turn(Cancelled("the session was detached"))
-        told = self._told() if unfinished else None
-        if told is not None:
-            self._packed = encode(self._past.entry(told))
-        elif self.turn is None:
-            self._packed = self.packed  # a turn that was interrupted before stays so
-        else:
-            self._packed = encode(self._past.after(self.turn).entry())
-        self._take(Call.DETACH, self._past.after(self.turn))
+        self.past.pack(self.turn, self._told() if unfinished else None)
+        self._take(Call.DETACH, self.past.now.after(self.turn))
         port = self.model.loaded
         if port is not None and self.persist and self.prompt:
             port.keep(self.owner, self.name, (), self.prompt)
-        self._packed_tokens = len(self.prompt)
-        self._past = self._before = History()
+        self.past.sleep()
 
     def _told(self) -> Piece | None:
         """Return all that the turn has told; None if nobody knows when its shifts were."""
@@ -655,20 +558,20 @@ class Session:
             )
         port = model.loaded
         entry = decode_past(self.packed)
-        other = port is not None and self._vocabulary not in ("", port.info.vocab_hash)
-        if other and port is not None and entry.tokens and not entry.messages:
+        other = port is not None and self.vocabulary.is_another(port.info)
+        told = bool(entry.messages) or self.vocabulary.carried is not None
+        if other and port is not None and entry.tokens and not told:
             raise InvalidArgument(
                 f"session {self.session_id!r} has other tokens than model {model.name!r} has now",
                 hint="its file was exchanged: take another session id, or forget this one",
-                data={"fingerprint": self._fingerprint, "fingerprint_now": port.info.fingerprint},
+                data={
+                    "fingerprint": self.vocabulary.fingerprint,
+                    "fingerprint_now": port.info.fingerprint,
+                },
             )
         self.move(Call.ATTACH)
         self.handle, self.model = handle, model
-        self._past, self._packed = History.of(entry), None
-        if entry.told is not None:
-            self._before = self._past
-            self.interrupted = Replay(self._before.prompt, (entry.told,))
-            self._past = self._before.after(self.interrupted)
+        self.past.wake()
         self.recording.past_changed()
 
     def _end_turn(self, error: InferdError) -> None:
@@ -702,35 +605,5 @@ class Session:
         return None if self._cleared else self.turn
 
     def metadata(self) -> dict[str, Any]:
-        """Return what explains the last turn: WasmEdge's four keys, then ours."""
-        turn = self._shown()
-        stats = turn.stats if turn is not None else None
-        told = {} if stats is None else msgspec.structs.asdict(stats)
-        told.pop("prompt_tokens", None)
-        failed = turn.error.name if turn is not None and turn.error is not None else None
-        if turn is None and self.interrupted is not None:
-            failed = DETACHED
-        return {
-            "input_tokens": len(self.prompt),
-            "output_tokens": len(turn.tokens) if turn is not None else 0,
-            "llama_build_number": self._build[0],
-            "llama_commit": self._build[1],
-            "cached_tokens": 0,
-            "queue_ms": 0.0,
-            "ttft_ms": 0.0,
-            "prompt_ms": 0.0,
-            "predicted_ms": 0.0,
-            "stop_reason": failed,
-            "stop_detail": "",
-            "shifts": 0,
-            "shifted": False,
-            **told,
-            "seed": self.parameters.seed,
-            "model": self.model.name,
-            "fingerprint": self._fingerprint,
-            "session_id": self.session_id,
-            "durable": self.recording.durable,
-            "not_applied": self.parameters.not_applied,
-            "adjusted": self.parameters.adjusted,
-            "ignored": self.parameters.ignored,
-        }
+        """Return what explains the last turn."""
+        return metadata(self, self._shown())

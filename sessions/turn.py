@@ -196,6 +196,16 @@ class Turn:
         return m.unpack_tokens(self.spec.tokens) + self.tokens
 
     @property
+    def port(self) -> Port:
+        """The line to the worker that has the task now, or had it last."""
+        return self._port
+
+    @property
+    def begun(self) -> bool:
+        """Tell whether a worker has begun with it; see `TaskReader.begun`."""
+        return self._admitted_at is not None or bool(self.tokens)
+
+    @property
     def stopped_by_text(self) -> bool:
         """Tell whether a stop text was cut from the answer, whose tokens are still there."""
         return self.stats is not None and self.stats.stop_reason == "stop"

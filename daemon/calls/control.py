@@ -111,11 +111,9 @@ async def swap(daemon: Daemon, request: Request) -> w.SwapResult:
     daemon.check_open()
     p: w.SwapParams = request.params
     uid = request.connection.peer.uid
-    model = daemon.registry.get(p.name, uid)
-    loaded = model.worker is not None and model.worker.loaded.is_set()
-    before = model.worker.info.fingerprint if loaded and model.worker is not None else ""
-    worker = await daemon.swaps.swap(model, daemon.registry.target(p.to, uid))
-    return w.SwapResult(fingerprint=worker.info.fingerprint, before=before)
+    model, config = daemon.registry.get(p.name, uid), daemon.registry.target(p.to, uid)
+    done = await daemon.swaps.swap(model, config, p.mode)
+    return w.SwapResult(fingerprint=done.fingerprint, before=done.before, mode=done.mode)
 
 
 async def unpin(daemon: Daemon, request: Request) -> w.Empty:
@@ -228,6 +226,7 @@ async def stats(daemon: Daemon, request: Request) -> w.StatsResult:
             "running": states.count("running"),
             "parked": states.count("parked"),
             "refused": daemon.ledger.refused,
+            "recovered": daemon.registry.recovered,
             "retry_after_ratio": daemon.ledger.accuracy.histogram(),
             "cores": daemon.config.cores,
             "models": workers,

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
+import msgspec
 import typer
 
 from ...backends.errors import ConnectionLost, InvalidArgument, ModelNotFound
@@ -17,6 +18,10 @@ __all__ = ("add_to",)
 
 Name = Annotated[str, typer.Argument(help="The model's name.")]
 To = Annotated[str, typer.Option("--to", help="Another model, or a file of the models directory.")]
+Mode = Annotated[
+    Literal["migrate", "drain"],
+    typer.Option("--mode", help="migrate: load it beside the old one; drain: in its place."),
+]
 Force = Annotated[bool, typer.Option("--force", help="Even if it is in use.")]
 
 
@@ -111,14 +116,20 @@ def pin(name: Name, socket: SocketPath = None, as_json: JsonOutput = False) -> N
         write(f"{name} is pinned: once loaded it stays")
 
 
-def swap(name: Name, to: To, socket: SocketPath = None, as_json: JsonOutput = False) -> None:
+def swap(
+    name: Name,
+    to: To,
+    mode: Mode = "migrate",
+    socket: SocketPath = None,
+    as_json: JsonOutput = False,
+) -> None:
     """Let another model take over a name: its sessions go on, no request fails."""
     with client_of(socket) as client:
-        result = client.swap(name, to)
+        result = client.swap(name, to, mode=mode)
     if as_json:
-        write_json({"swapped": name, "fingerprint": result.fingerprint, "before": result.before})
+        write_json({"swapped": name, **msgspec.structs.asdict(result)})
     else:
-        write(f"{name} is {to} now ({result.fingerprint})")
+        write(f"{name} is {to} now ({result.fingerprint}, {result.mode})")
 
 
 def unpin(name: Name, socket: SocketPath = None, as_json: JsonOutput = False) -> None:

@@ -169,3 +169,31 @@ def test_a_state_longer_than_the_context_leaves_the_slot_empty() -> None:
     smaller = EchoModel(spec, EchoOptions())
     assert not smaller.restore(0, model.save(0))
     assert smaller.length(0) == 0
+
+
+def test_another_vocabulary_says_the_same_in_other_tokens() -> None:
+    """What is computed with another one's tokens says something else: nobody can mix them up."""
+    models = [
+        EchoModel(ModelSpec(name="echo", slots=1), EchoOptions(vocabulary=number))
+        for number in (0, 7)
+    ]
+    prompts = [prompt_of(model, "Où ?".encode()) for model in models]
+    assert prompts[0] != prompts[1]
+    assert len({model.info.vocab_hash for model in models}) == 2
+    assert len({model.info.fingerprint for model in models}) == 2
+    said = [generate(m, 0, p, count=5) for m, p in zip(models, prompts, strict=True)]
+    assert [b"".join(map(m.piece, t)) for m, t in zip(models, said, strict=True)] == [
+        "Où ?".encode()
+    ] * 2
+
+
+def test_a_history_that_is_said_again_in_another_vocabulary_has_its_marks() -> None:
+    one, other = (
+        EchoModel(ModelSpec(name="echo", slots=1), EchoOptions(vocabulary=number))
+        for number in (0, 7)
+    )
+    history = [*prompt_of(one, b"first"), *one.tokenize(b"first", special=False, bos=False)]
+    said = b"".join(map(one.piece, history))
+    again = other.tokenize(said, special=True, bos=True)
+    assert len(again) == len(history)
+    assert b"".join(map(other.piece, again)) == said

@@ -9,7 +9,7 @@ import pytest
 from bench import report, saving
 from bench.daemon import configuration
 from bench.runs import Run
-from bench.scenarios import SCENARIOS, decode, long_prompt, sessions, urgent
+from bench.scenarios import SCENARIOS, decode, long_prompt, sessions, swap, urgent
 from bench.scenarios.base import Scenario, Work
 from bench.streams import Stream
 from inferd.daemon.config import load_config
@@ -47,6 +47,40 @@ def test_a_long_prompt_that_came_after_the_streams_measures_nothing() -> None:
         long_prompt.measure([short, long])
     late = Stream(0.0, (1.0, 2.9, 3.2), 3, 3, "late")
     assert long_prompt.measure([late, long])["gap_worst_s"] == pytest.approx(1.9)
+
+
+def a_turn(of: str, asked_s: float, *arrivals_s: float) -> Stream:
+    return Stream(asked_s, arrivals_s, len(arrivals_s), len(arrivals_s), of)
+
+
+def test_the_silence_of_a_swap_is_told_in_steps_of_the_model_before() -> None:
+    streams = [
+        a_turn("load a", 0.0, 1.0),
+        a_turn("load b", 1.0, 3.0),
+        a_turn("a", 3.0, 3.1, 3.2, 3.3, 3.4),
+        a_turn("swap a b", 4.0, 6.5),
+        a_turn("a", 3.9, 3.95, 4.05, 4.55, 4.65),
+        a_turn("b", 6.5, 6.7, 6.9, 7.1, 7.3),
+        a_turn("swap b a", 8.0, 9.0),
+        a_turn("b", 7.9, 8.0, 8.2, 8.8),
+        a_turn("a", 9.0, 9.1, 9.2),
+    ]
+    figures = swap.measure(streams)
+    assert figures["silence_steps"] == pytest.approx(5.0)
+    assert figures["silence_median_steps"] == pytest.approx(4.0)
+    assert figures["late_s"] == pytest.approx(max(2.7 - 2.0, 1.1 - 1.0))
+    assert figures["load_s"] == pytest.approx(1.5) and figures["turns"] == 5
+    with pytest.raises(AssertionError, match="nobody swapped to"):
+        swap.measure([*streams, a_turn("c", 9.0, 9.1)])
+
+
+@pytest.mark.parametrize("side", swap.OTHERS)
+def test_the_models_of_a_swap_are_a_configuration(tmp_path: Path, side: str) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text(swap.configuration(side))
+    models = load_config({"config": file}, {}).models
+    assert all(models[name].file is not None for name in ("first", "second"))
+    assert models["first"] != models["second"]
 
 
 def test_every_setting_of_the_curve_is_one_of_the_daemon(tmp_path: Path) -> None:

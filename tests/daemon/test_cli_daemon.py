@@ -334,3 +334,23 @@ def test_ctrl_d_and_a_lost_daemon_end_a_chat() -> None:
 
 def test_two_words_of_a_prompt_are_a_usage_error(socket: str) -> None:
     assert inferd("run", "echo", "two", "words", socket=socket).exit_code == 2
+
+
+# swap.
+
+
+def test_swap_says_how_it_was_done() -> None:
+    config = '[models.live]\nbackend = "echo"\n[models.one]\nbackend = "echo"\n'
+    config += '[models.one.echo]\nvariant = "one"\n'
+    with running_daemon(config) as daemon, Client(daemon.socket) as client:
+        client.load_by_name("live")
+        arguments = ("swap", "live", "--to", "one")
+        done = document(inferd(*arguments, "--mode", "drain", "--json", socket=daemon.socket))
+        assert done == {
+            "swapped": "live",
+            "fingerprint": "echo-1one",
+            "before": "echo-1",
+            "mode": "drain",
+        }
+        said = inferd("swap", "live", "--to", "echo", socket=daemon.socket).stdout
+        assert said == "live is echo now (echo-1, migrate)\n"

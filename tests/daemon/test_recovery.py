@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import anyio
 import pytest
+from anyio.abc import TaskGroup
 
 from inferd.backends import ModelSpec, SamplingParams
 from inferd.backends.errors import LoadFailed, WorkerCrashed
+from inferd.daemon.config import load_config
 from inferd.daemon.recovery import DEATHS_MAX, POISON_MAX, POISON_S, Poison, Recovery
+from inferd.daemon.registry import Registry
 from inferd.daemon.workers import Worker
 from inferd.scheduler import messages as m
 from inferd.scheduler.recorder import Act, Doing
+from inferd.sessions.port import TaskReader
 from inferd.sessions.turn import Turn
 from tests.sessions.doubles import EnginePort
 
@@ -163,6 +170,32 @@ async def test_a_worker_that_dies_while_it_loads_is_not_the_last() -> None:
     assert scene.errors() == {}
 
 
+async def test_tasks_that_are_moved_are_no_deaths_and_disturb_no_trial() -> None:
+    scene = Scene()
+    await scene.die(1, 2)
+    trial = scene.recovery._trial
+    assert trial == 1
+    for _ in range(2 * DEATHS_MAX):
+        line = scene.line
+        readers = {n: r for n, r in line.readers.items() if n != trial}
+        for number in readers:
+            del line.readers[number]
+        scene.recovery.move(readers)
+        await scene.recovery.bring_back()
+    assert scene.errors() == {}
+    assert scene.recovery._trial == trial
+    assert scene.recovery.recovered > 2 * DEATHS_MAX
+
+
+async def test_tasks_that_wait_for_a_worker_can_be_taken_back() -> None:
+    scene = Scene()
+    readers, scene.line.readers = scene.line.readers, {}
+    scene.recovery.move(readers)
+    assert scene.recovery.release() == readers
+    await scene.recovery.bring_back()
+    assert scene.line.readers == {}
+
+
 async def test_the_poison_that_is_remembered_is_bounded() -> None:
     poison = Poison(lambda: 0.0)
     for number in range(POISON_MAX + 5):
@@ -195,3 +228,55 @@ async def test_all_hear_of_a_death_whatever_one_of_them_answers() -> None:
     assert turns[1].error is not None and turns[1].error.name == "WorkerCrashed"
     assert worker.tasks == 0
     assert frames, "and the clients are written to"
+
+
+async def test_a_task_that_comes_after_the_worker_was_told_to_quit_goes_to_the_heir() -> None:
+    worker = Worker(ModelSpec(name="m"), lambda: None)
+    inherited: dict[int, TaskReader] = {}
+    worker.heir = inherited.update
+    worker.quit()
+    turn = Turn(worker, spec(1), lambda _: None)
+    turn.start()
+    worker.gone.set()
+    with pytest.raises(WorkerCrashed):
+        await worker.queue()
+    late = Turn(worker, spec(2), lambda _: None)
+    late.start()
+
+    assert inherited == {1: turn, 2: late}
+    assert turn.error is None and late.error is None
+    assert worker.tasks == 0
+
+
+def registry_in(folder: Path, group: TaskGroup) -> Registry:
+    config = load_config({"state_dir": folder, "models_dir": folder}, {})
+    return Registry(config, group, lambda: None)
+
+
+async def test_background_work_that_fails_ends_alone(tmp_path: Path) -> None:
+    done = anyio.Event()
+
+    async def fails() -> None:
+        raise RuntimeError("a bug of somebody's")
+
+    async def works() -> None:
+        done.set()
+
+    async with anyio.create_task_group() as group:
+        registry = registry_in(tmp_path, group)
+        registry.start_soon(fails)
+        registry.start_soon(works)
+        await done.wait()
+
+
+async def test_tasks_whose_return_fails_hear_of_it_and_the_daemon_goes_on(tmp_path: Path) -> None:
+    async with anyio.create_task_group() as group:
+        registry = registry_in(tmp_path, group)
+        model = registry.get("echo", 0)
+        scene = Scene()
+        scene.failure = RuntimeError("a bug of somebody's")
+        model.recovery._ready = scene.ready
+        registry.adopt(model, dict(scene.line.readers), Act(Doing.REST, (), 0.0))
+        for turn in scene.turns:
+            await turn.ended.wait()
+    assert set(scene.errors().values()) == {"WorkerCrashed"}

@@ -91,6 +91,8 @@ def type_text(annotation: Any) -> str:
         return f"({', '.join(type_text(a) for a in arguments)})"
     if origin is list:
         return f"array of {type_text(arguments[0])}"
+    if origin is typing.Literal:
+        return type_text(type(arguments[0]))
     assert origin is dict, annotation
     return "map"
 
@@ -245,6 +247,13 @@ class NoModel(ModelSource):
     @property
     def name(self) -> str:
         return "none"
+
+    @property
+    def held(self) -> bool:
+        return False
+
+    async def released(self) -> None:
+        raise AssertionError
 
     @property
     def loaded(self) -> None:

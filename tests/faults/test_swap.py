@@ -2,17 +2,33 @@
 
 from __future__ import annotations
 
+import json
+import os
+import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
 
 from inferd import AsyncClient, AsyncSession
-from inferd.backends.errors import Busy, LoadFailed, ModelNotFound, UnsupportedOperation
+from inferd.backends.errors import (
+    Busy,
+    Cancelled,
+    InvalidArgument,
+    LoadFailed,
+    ModelNotFound,
+    OutOfMemory,
+    UnsupportedOperation,
+)
+from inferd.daemon.swapping import Mode
 from inferd.testing import RunningDaemon, running_daemon
 from tests.faults.test_worker_death import workers_of
 from tests.models import gemma3, smollm2
+from tests.tiny_gguf import write_tiny
 
 pytestmark = pytest.mark.asyncio
 
@@ -36,13 +52,51 @@ slots = 16
 [models.two.echo]
 step_ms = 1
 variant = "two"
+[models.other]
+backend = "echo"
+slots = 16
+[models.other.echo]
+step_ms = 1
+vocabulary = 7
+[models.broken]
+file = "no-such-file.gguf"
+"""
+SHORT_GRACE = CONFIG.replace("swap_grace_s = 60", "swap_grace_s = 0.1")
+ONE_SLOT = CONFIG.replace("slots = 16", "slots = 1")
+TIGHT = """
+[daemon]
+memory_bytes = 100_000
+[models.live]
+backend = "echo"
+[models.live.echo]
+weight_bytes = 50_000
+[models.heavy]
+backend = "echo"
+[models.heavy.echo]
+weight_bytes = 40_000
+token_bytes = 1
+variant = "heavy"
+[models.light]
+backend = "echo"
+[models.light.echo]
+variant = "light"
+[models.huge]
+backend = "echo"
+[models.huge.echo]
+weight_bytes = 200_000
 [models.broken]
 file = "no-such-file.gguf"
 """
 STORY = "Once upon a time there was a king who had three sons. "
 
 
-async def test_twenty_swaps_under_sixteen_streams_and_no_request_fails() -> None:
+@pytest.mark.parametrize(
+    ("other", "mode"), [("two", "migrate"), ("other", "migrate"), ("other", "drain")]
+)
+async def test_twenty_swaps_under_sixteen_streams_and_no_request_fails(
+    other: str, mode: Mode
+) -> None:
+    """Between models of one vocabulary, and between two vocabularies."""
     turns = 0
     async with running_daemon(CONFIG) as daemon, AsyncClient(daemon.socket) as client:
         graph = await client.load_by_name("live")
@@ -67,7 +121,7 @@ async def test_twenty_swaps_under_sixteen_streams_and_no_request_fails() -> None
             for number in range(16):
                 group.start_soon(talk, number)
             for number in range(20):
-                fingerprints.add(await swap(client, ("one", "two")[number % 2]))
+                fingerprints.add(await swap(client, ("one", other)[number % 2], mode))
             swapped.set()
         assert len(fingerprints) == 3
         assert turns > 16
@@ -76,23 +130,52 @@ async def test_twenty_swaps_under_sixteen_streams_and_no_request_fails() -> None
 
 
 @asynccontextmanager
-async def talking(config: str) -> AsyncIterator[tuple[AsyncClient, AsyncSession]]:
-    """Yield a client of a daemon, and a session on `live`."""
+async def talking(config: str) -> AsyncIterator[tuple[RunningDaemon, AsyncClient, AsyncSession]]:
+    """Yield a daemon, a client of it, and a session on `live`."""
     async with (
         running_daemon(config) as daemon,
         AsyncClient(daemon.socket) as client,
         client.session("live", raw=True) as session,
     ):
-        yield client, session
+        yield daemon, client, session
 
 
-async def swap(client: AsyncClient, to: str) -> str:
+async def swap(client: AsyncClient, to: str, mode: Mode = "migrate") -> str:
     """Swap `live`, as soon as the swap before is over, and return the new fingerprint."""
     while True:
         try:
-            return (await client.swap("live", to)).fingerprint
+            done = await client.swap("live", to, mode=mode)
+            assert done.mode == mode
+            return done.fingerprint
         except Busy:
             await anyio.sleep(0.01)
+
+
+async def state_of(client: AsyncClient, session: AsyncSession) -> str:
+    """Return the state of a session."""
+    found = await client.sessions()
+    return next(str(s["state"]) for s in found if s["context"] == session.context)
+
+
+async def in_state(client: AsyncClient, session: AsyncSession, state: str) -> None:
+    """Wait until a session is in *state*."""
+    with anyio.fail_after(20):
+        while True:
+            if await state_of(client, session) == state:
+                return
+            await anyio.sleep(0.01)
+
+
+async def refused(client: AsyncClient, session: AsyncSession) -> None:
+    """Compute, and be told to do so again."""
+    with pytest.raises(Busy, match="before the turn had begun"):
+        await client.compute(session.context)
+
+
+async def not_loaded(client: AsyncClient, session: AsyncSession) -> None:
+    """Give input, and hear that the model cannot be loaded any more."""
+    with pytest.raises(LoadFailed):
+        await client.set_input(session.context, 0, b"b")
 
 
 async def all_left(daemon: RunningDaemon) -> None:
@@ -105,7 +188,7 @@ async def all_left(daemon: RunningDaemon) -> None:
 
 
 async def test_a_turn_ends_where_it_began_and_the_next_is_the_new_models() -> None:
-    async with talking(CONFIG) as (client, session):
+    async with talking(CONFIG) as (_, client, session):
         stream = session.stream(STORY * 3)
         said = await anext(stream)
         before = session.graph.fingerprint
@@ -118,7 +201,7 @@ async def test_a_turn_ends_where_it_began_and_the_next_is_the_new_models() -> No
 
 
 async def test_a_swap_that_fails_changes_nothing() -> None:
-    async with talking(CONFIG) as (client, session):
+    async with talking(CONFIG) as (_, client, session):
         before = session.graph.fingerprint
         for to, error in (("broken", LoadFailed), ("nobody", ModelNotFound)):
             with pytest.raises(error):
@@ -142,13 +225,216 @@ async def test_a_history_moves_by_ids_and_what_was_told_can_still_be_read() -> N
 
 
 async def test_turns_that_outlast_the_grace_go_on_in_the_new_model() -> None:
-    config = CONFIG.replace("swap_grace_s = 60", "swap_grace_s = 0.1")
-    async with talking(config) as (client, session):
+    async with talking(SHORT_GRACE) as (_, client, session):
         stream = session.stream(STORY * 10)
         said = await anext(stream)
-        await client.swap("live", "one")
+        after = await client.swap("live", "one")
         said += "".join([p async for p in stream])
         assert said == STORY * 10
+        assert stream.metadata["fingerprint"] == after.fingerprint
+        assert (await client.stats())["recovered"] == 1
+
+
+async def test_turns_that_wait_move_at_once_and_the_one_that_runs_stays() -> None:
+    async with running_daemon(ONE_SLOT) as daemon, AsyncClient(daemon.socket) as client:
+        runs, waits = (client.session("live", raw=True) for _ in range(2))
+        async with runs, waits, anyio.create_task_group() as group:
+            await client.set_input(waits.context, 0, b"waits")
+            stream = runs.stream(STORY)
+            said = await anext(stream)
+            [old] = workers_of(daemon)
+            os.kill(old, signal.SIGSTOP)  # it begins with nothing more
+            group.start_soon(client.compute, waits.context)
+            await in_state(client, waits, "waiting")
+
+            after = await client.swap("live", "one")
+            await in_state(client, waits, "done")
+            assert await client.get_output(waits.context, 0) == b"waits"
+            metadata = json.loads(await client.get_output(waits.context, 1))
+            assert metadata["fingerprint"] == after.fingerprint
+            os.kill(old, signal.SIGCONT)
+            said += "".join([p async for p in stream])
+            assert said == STORY
+            assert stream.metadata["fingerprint"] == after.before
+
+
+async def test_turns_that_outlast_the_grace_end_where_the_vocabulary_is_another() -> None:
+    """One that had not begun may be asked for again; then it is the new model's."""
+    config = SHORT_GRACE.replace("slots = 16", "slots = 1")
+    async with running_daemon(config) as daemon, AsyncClient(daemon.socket) as client:
+        runs, waits = (client.session("live", raw=True) for _ in range(2))
+        async with runs, waits:
+            await client.set_input(waits.context, 0, b"waits")
+            stream = runs.stream(STORY)
+            await anext(stream)
+            [old] = workers_of(daemon)
+            os.kill(old, signal.SIGSTOP)
+            async with anyio.create_task_group() as group:
+                group.start_soon(refused, client, waits)
+                await in_state(client, waits, "waiting")
+                await client.swap("live", "other")
+                with pytest.raises(Cancelled, match="was swapped"):
+                    assert [p async for p in stream]
+            os.kill(old, signal.SIGCONT)
+            await client.compute(waits.context)
+            assert await client.get_output(waits.context, 0) == b"waits"
+            assert await runs.chat("next") == "next"
+            assert runs.metadata["input_tokens"] > len(STORY), "the history is there"
+
+
+async def test_an_old_worker_that_dies_over_the_histories_loses_none_and_ends_nothing() -> None:
+    async with talking(CONFIG) as (daemon, client, session):
+        await session.chat(STORY)
+        [old] = workers_of(daemon)
+        os.kill(old, signal.SIGSTOP)
+        after = await client.swap("live", "other")
+        os.kill(old, signal.SIGKILL)
+
+        assert await session.chat("next") == "next"
+        assert session.metadata["fingerprint"] == after.fingerprint
+        assert session.metadata["input_tokens"] > len(STORY)
+        await all_left(daemon)
+
+
+async def test_the_old_worker_leaves_though_a_turn_runs_on_the_new_one() -> None:
+    async with running_daemon(CONFIG) as daemon, AsyncClient(daemon.socket) as client:
+        raw, chat = client.session("live", raw=True), client.session("live")
+        async with raw, chat:
+            for session in (raw, chat):
+                await session.chat("hello")
+            [old] = workers_of(daemon)
+            os.kill(old, signal.SIGSTOP)  # so that the raw history waits to be taken along
+            after = await client.swap("live", "other")
+            stream = chat.stream(STORY * 20)
+            await anext(stream)
+            os.kill(old, signal.SIGCONT)
+            await all_left(daemon)
+            assert "".join([p async for p in stream]).endswith(STORY)
+            assert stream.metadata["fingerprint"] == after.fingerprint
+            assert await raw.chat("next") == "next"
+
+
+async def test_a_drain_holds_new_turns_back_until_the_new_model_is_there() -> None:
+    async with running_daemon(CONFIG) as daemon, AsyncClient(daemon.socket) as client:
+        runs, comes = (client.session("live", raw=True) for _ in range(2))
+        async with runs, comes:
+            stream = runs.stream(STORY * 10)
+            said = await anext(stream)
+            old = workers_of(daemon)
+            async with anyio.create_task_group() as group:
+                group.start_soon(swap, client, "other", "drain")
+                await client.stats()  # the swap waits for the stream now, that for its reader
+                group.start_soon(comes.chat, "comes")
+                await client.stats()
+                assert await state_of(client, comes) == "empty" and workers_of(daemon) == old
+                said += "".join([p async for p in stream])
+            assert said == STORY * 10
+            assert stream.metadata["fingerprint"] != comes.metadata["fingerprint"] == "echo-8"
+            assert await runs.chat("next") == "next"
+            assert runs.metadata["input_tokens"] > 20 * len(STORY), "the history is there"
+
+
+async def test_turns_that_outlast_a_drain_go_on_in_the_new_model_or_end() -> None:
+    """They go on where it has the vocabulary."""
+    for to, ends in (("one", False), ("other", True)):
+        async with talking(SHORT_GRACE) as (_, client, session):
+            stream = session.stream(STORY * 10)
+            said = await anext(stream)
+            after = await client.swap("live", to, mode="drain")
+            if ends:
+                with pytest.raises(Cancelled, match="was swapped"):
+                    assert [p async for p in stream]
+            else:
+                said += "".join([p async for p in stream])
+                assert said == STORY * 10
+                assert stream.metadata["fingerprint"] == after.fingerprint
+            assert await session.chat("next") == "next"
+            assert session.metadata["input_tokens"] > 10 * len(STORY), "the history is there"
+
+
+@pytest.mark.parametrize("to", ["broken", "huge"])
+async def test_the_old_model_comes_back_where_the_new_one_cannot_take_its_place(to: str) -> None:
+    async with talking(TIGHT) as (daemon, client, session):
+        await session.chat(STORY)
+        before, [old] = session.metadata["fingerprint"], workers_of(daemon)
+        with pytest.raises((LoadFailed, OutOfMemory)):
+            await client.swap("live", to, mode="drain")
+        assert await session.chat("next") == "next"
+        assert session.metadata["fingerprint"] == before
+        assert session.metadata["input_tokens"] > 2 * len(STORY)
+        assert workers_of(daemon) not in (set(), {old})
+
+
+async def test_a_drain_does_not_wait_for_who_waits_for_a_model_that_cannot_come_back(
+    tmp_path: Path,
+) -> None:
+    """The old worker dies over a question, and its file is damaged: the new model comes."""
+    file = write_tiny("llama", tmp_path).rename(tmp_path / "tiny.gguf")
+    async with (
+        running_daemon(models_dir=tmp_path) as daemon,
+        AsyncClient(daemon.socket) as client,
+        client.session("tiny", raw=True) as session,
+    ):
+        await client.set_input(session.context, 0, b"a")
+        [old] = workers_of(daemon)
+        os.kill(old, signal.SIGSTOP)
+        async with anyio.create_task_group() as group:
+            group.start_soon(not_loaded, client, session)
+            await anyio.wait_all_tasks_blocked()
+            group.start_soon(partial(client.swap, "tiny", "echo", mode="drain"))
+            await client.models()
+            file.write_bytes(b"damaged")
+            os.kill(old, signal.SIGKILL)
+        assert (await client.load_by_name("tiny")).fingerprint == "echo-1"
+
+
+async def test_a_model_that_would_not_fit_alone_either_disturbs_nobody() -> None:
+    async with talking(TIGHT) as (daemon, client, session):
+        await session.chat("hello")
+        old = workers_of(daemon)
+        with pytest.raises(OutOfMemory):
+            await client.swap("live", "huge")
+        assert workers_of(daemon) == old
+
+
+async def test_a_swap_of_models_that_do_not_fit_together_is_a_drain() -> None:
+    """None of both gets smaller for it."""
+    async with talking(TIGHT) as (_, client, session):
+        await session.chat(STORY)
+        done = await client.swap("live", "heavy")
+        assert done.mode == "drain"
+        assert await session.chat("next") == "next"
+        assert session.metadata["fingerprint"] == done.fingerprint != done.before
+        [model] = [m for m in await client.models() if m["name"] == "live"]
+        assert (model["info"]["slots"], model["info"]["ctx_size"]) == (4, 4096)
+        assert (await client.swap("live", "light")).mode == "migrate"
+
+
+async def test_a_session_that_sleeps_after_a_swap_wakes_with_its_history() -> None:
+    async with running_daemon(CONFIG) as daemon, AsyncClient(daemon.socket) as client:
+        async with client.session("live", session_id="diary", raw=True) as session:
+            await session.chat(STORY)
+            await client.swap("live", "other")
+            await all_left(daemon)
+        async with client.session("live", session_id="diary", raw=True) as session:
+            assert await session.chat("next") == "next"
+            assert session.metadata["input_tokens"] > 2 * len(STORY)
+
+
+async def test_a_raw_history_of_another_vocabulary_is_not_gone_back_by_its_old_turns() -> None:
+    async with talking(CONFIG) as (daemon, client, session):
+        for text in ("one", "two"):
+            await session.chat(text)
+        await client.swap("live", "other")
+        await all_left(daemon)
+        with pytest.raises(InvalidArgument, match="turns back in a history of 0"):
+            await session.rewind(turns=1)
+        await session.chat("three")
+        size = session.metadata["input_tokens"]
+        await session.chat("four")
+        await session.rewind(turns=1)
+        await session.chat("five")
+        assert session.metadata["input_tokens"] == size + len("three") + 2 + len("five")
 
 
 @pytest.mark.model
@@ -193,3 +479,49 @@ ctx-size = 512
             assert raw.metadata["input_tokens"] == len(before) + len(added)
             assert await chat.chat("What is my name?")
             assert chat.metadata["fingerprint"] == first
+
+
+@pytest.mark.model
+async def test_twenty_swaps_of_real_models_with_two_vocabularies_under_streams() -> None:
+    """No turn fails or is cut short, and a history grows by what was added and said alone."""
+    config = "".join(
+        f'[models.{name}]\nfile = "{file}"\nslots = 4\nctx-size = 512\n'
+        for name, file in (("live", smollm2()), ("smollm2", smollm2()), ("gemma", gemma3()))
+    )
+    text, tokens = " Then the king said to his son:", 4
+    options = {"n-predict": tokens, "temp": 0, "ignore-eos": True}
+    async with running_daemon(config) as daemon, AsyncClient(daemon.socket) as client:
+        added: dict[str, int] = {}
+        for name in ("gemma", "smollm2"):
+            graph = await client.load_by_name(name)
+            added[graph.fingerprint] = len(await client.tokenize(graph, text, special=True))
+            await client.unload(graph)
+            await client.unload_model(name, force=True)
+        swapped, followed = anyio.Event(), 0
+
+        async def talk() -> None:
+            nonlocal followed
+            before: dict[str, Any] = {}
+            async with client.session("live", raw=True, options=options) as session:
+                while not swapped.is_set():
+                    said = "".join([p async for p in session.stream(text)])
+                    now = session.metadata
+                    assert said and now["output_tokens"] == tokens
+                    if now["fingerprint"] == before.get("fingerprint"):
+                        grown = before["input_tokens"] + tokens + added[now["fingerprint"]]
+                        assert now["input_tokens"] == grown
+                        followed += 1
+                    before = now
+                    if now["input_tokens"] > 120:
+                        await client.reset(session.context)
+                        before = {}
+            assert now["fingerprint"] in added
+
+        async with anyio.create_task_group() as group:
+            for _ in range(3):
+                group.start_soon(talk)
+            for number in range(20):
+                await swap(client, ("gemma", "smollm2")[number % 2])
+            swapped.set()
+        assert followed > 3
+        await all_left(daemon)

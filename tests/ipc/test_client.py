@@ -169,6 +169,13 @@ CALLS: list[tuple[str, tuple[Any, ...], dict[str, Any], dict[str, Any], Any]] = 
     ("pin", ("m",), {}, {"name": "m"}, None),
     ("unpin", ("m",), {}, {"name": "m"}, None),
     ("swap", ("m", "n"), {}, {"name": "m", "to": "n"}, SwapResult(fingerprint="f", before="g")),
+    (
+        "swap",
+        ("m", "n"),
+        {"mode": "drain"},
+        {"name": "m", "to": "n", "mode": "drain"},
+        SwapResult(fingerprint="f", before="g"),
+    ),
     ("sessions", (), {}, {}, [{"context": 12}]),
     ("queue", (), {}, {}, [{"id": 1}]),
     ("queue", (), {"everybody": True}, {"all": True}, [{"id": 1}]),

@@ -97,12 +97,17 @@ class EnginePort:
 class Source:
     """A lease on the echo model."""
 
+    held = False
+
     def __init__(self, port: EnginePort, name: str = "echo"):
         self.name, self.port = name, port
         self.loaded: EnginePort | None = port
 
-    def former(self, vocabulary: str) -> EnginePort | None:
+    def former(self, vocabulary: str) -> None:
         return None
+
+    async def released(self) -> None:
+        return
 
     async def ready(self) -> EnginePort:
         return self.port

@@ -81,7 +81,7 @@ def named(desk: Desk, session_id: str = "diary", **fields: Any) -> Session:
 
 def all_of(session: Session) -> tuple[PastEntry, Any]:
     """Return all that a session is to come back with."""
-    entry = session._past.after(session.turn).entry()
+    entry = session.past.now.after(session.turn).entry()
     facts = session.facts
     return entry, (facts.model, facts.options, facts.priority, facts.turns, facts.vocabulary)
 
@@ -661,7 +661,7 @@ async def test_a_session_whose_model_has_other_tokens_now_is_refused(tmp_path: P
     async with Kept(tmp_path).running() as desk:
         session = named(desk)
         await answer(desk, session, b"hello")
-        session._vocabulary = "another"
+        session.vocabulary.hash = "another"
         desk.manager.sleep_all()
     async with Kept(tmp_path).running() as desk:
         with pytest.raises(InvalidArgument, match="has other tokens"):

@@ -357,3 +357,23 @@ async def test_a_chat_after_raw_text_begins_anew() -> None:
     await session.add_messages([{"role": "user", "content": "second"}])
 
     assert session.messages == [{"role": "user", "content": "second"}]
+
+
+async def test_a_refused_turn_leaves_a_history_of_another_vocabulary_as_it_was() -> None:
+    """Its text is known still, though it was said again for the turn."""
+    desk = Desk()
+    session = opened(desk)
+    await session.add_text(b"hello")
+    session.vocabulary.hash, session.vocabulary.carried = "another", b"hello, as it was said"
+    before = session.history()
+    desk.ledger.waiting_max = 0
+    with pytest.raises(Busy), session.undone_if_refused():
+        await session.add_text(b"more")
+        await session.start(TurnOptions())
+    assert session.history() == before
+    assert session.vocabulary.hash == "another"
+
+    await session.add_text(b"more")
+    said = await desk.port.detokenize(session.history())
+    assert b"hello, as it was said" in said and b"more" in said
+    assert session.vocabulary.carried is None

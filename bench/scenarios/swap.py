@@ -1,0 +1,261 @@
+"""Models are swapped under streams: how long do these stand still, and when does the new one begin?
+
+Of a run's streams most are turns, labelled with the fingerprint that answered; the others are what
+the operator did: loads of one model alone, and swaps.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import statistics
+import time
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from bench import daemon, texts
+from bench import streams as s
+from bench.clients import Ask, together
+from bench.daemon import Inferd, StreamClient
+from bench.machine import MODEL
+from bench.runs import Figure, Target
+from bench.streams import Stream, gap_worst_s
+from inferd import AsyncClient
+from inferd.backends.errors import Busy
+from tools.get_models import MODELS_DIR, SOURCES
+
+from .base import INFERD, Scenario, Side, Started, Work
+
+T = TypeVar("T")
+PROGRAMS, TOKENS = 16, 48
+SLOTS = PROGRAMS + 1
+"""One for who asks the new model at once."""
+CTX_SIZE, HISTORY_MAX = 1024, 500
+SWAPS, APART_S = 20, 1.5
+ONE = f"{INFERD}, one vocabulary"
+TWO = f"{INFERD}, two vocabularies"
+OTHERS = {
+    ONE: (SOURCES["smollm2"].file, SLOTS + 1),
+    TWO: (SOURCES["gemma3"].file, SLOTS),
+}
+"""What each side swaps to: a file and its slots, which make another model of the same file."""
+LOAD, SWAP = "load", "swap"
+
+
+def configuration(side: str) -> str:
+    """Return the configuration of a side: beside the swapped model, what it is swapped for."""
+    file, slots = OTHERS[side]
+    text = daemon.configuration(SLOTS, CTX_SIZE)
+    return f"""{text}
+[models.first]
+file = "{MODEL}"
+[models.second]
+file = "{MODELS_DIR / file}"
+slots = {slots}
+"""
+
+
+class Programs:
+    """Programs that ask turn after turn until they are told to end."""
+
+    def __init__(self, work: Work):
+        self.work, self.rng = work, work.rng()
+        self.count, self.tokens = (4, 16) if work.small else (PROGRAMS, TOKENS)
+        self.turns: list[Stream] = []
+        self.swaps: list[Stream] = []
+        self.over = False
+        self.begun = asyncio.Event()
+        """Each has had a turn."""
+        self._beginners = self.count
+
+    async def talk(self, client: StreamClient) -> None:
+        """Be one of them."""
+        name = texts.names(self.rng, 1)[0]
+        for number in itertools.count():
+            text = f"{self.work.mark} {texts.question(self.rng, name)}"
+            turn = await turn_of(client, Ask(text, self.tokens, name))
+            self.turns.append(turn)
+            if turn.input_tokens > HISTORY_MAX:
+                await client.client.reset(client.session.context)
+            if number == 0:
+                self._beginners -= 1
+                if not self._beginners:
+                    self.begun.set()
+            if self.over:
+                return
+
+
+async def turn_of(client: StreamClient, ask: Ask) -> Stream:
+    """Return a turn, labelled with the fingerprint that answered it."""
+    turn = await client.ask(ask)
+    if turn.error:
+        return turn
+    return replace(turn, label=str(client.session.metadata["fingerprint"]))
+
+
+async def timed(label: str, call: Callable[[], Awaitable[T]]) -> tuple[Stream, T]:
+    """Return how long a call takes, as a stream of one piece, and its result."""
+    asked_s = time.perf_counter()
+    result = await call()
+    return Stream(asked_s, (time.perf_counter(),), 1, 1, label), result
+
+
+async def load_alone(client: AsyncClient, name: str) -> Stream:
+    """Load a model while nothing runs, and let it leave again."""
+    load, graph = await timed(LOAD, lambda: client.load_by_name(name))
+    await client.unload(graph)
+    await client.unload_model(name, force=True)
+    return replace(load, label=f"{LOAD} {graph.fingerprint}")
+
+
+async def swap(client: AsyncClient, to: str) -> Stream:
+    """Swap as soon as the swap before is over."""
+    while True:
+        try:
+            call, done = await timed(SWAP, lambda: client.swap(MODEL.stem, to))
+        except Busy:
+            await asyncio.sleep(0.05)
+        else:
+            return replace(call, label=f"{SWAP} {done.before} {done.fingerprint}")
+
+
+async def swap_under(programs: Programs, probe: StreamClient) -> None:
+    """Swap there and back while the programs talk; ask the new model at once each time."""
+    await programs.begun.wait()
+    for number in range(2 if programs.work.small else SWAPS):
+        await asyncio.sleep(APART_S)
+        programs.swaps.append(await swap(probe.client, ("second", "first")[number % 2]))
+        text = f"{programs.work.mark} {number}"
+        programs.turns.append(await turn_of(probe, Ask(text, 4)))
+        await probe.client.reset(probe.session.context)
+    await asyncio.sleep(APART_S)
+    programs.over = True
+
+
+def side_of(ours: Inferd) -> Side:
+    """Return the side of a daemon."""
+
+    async def side(work: Work) -> list[Stream]:
+        programs = Programs(work)
+        async with AsyncExitStack() as stack:
+            clients = [
+                await stack.enter_async_context(ours.client()) for _ in range(programs.count + 1)
+            ]
+            operator = clients[-1].client
+            loads = [await load_alone(operator, name) for name in ("first", "second")]
+            for client in clients:
+                await client.opened()
+            talking = [programs.talk(client) for client in clients[:-1]]
+            await together([swap_under(programs, clients[-1]), *talking])
+        return [*loads, *programs.swaps, *programs.turns]
+
+    return side
+
+
+@dataclass(frozen=True)
+class Swap:
+    """A swap of a run, until the next one: from a model to another one, by their fingerprints."""
+
+    call: Stream
+    began_s: float
+    """When the time before it began, in which nothing was swapped."""
+    until_s: float
+
+    @property
+    def before(self) -> str:
+        """The fingerprint before."""
+        return self.call.label.split()[1]
+
+    @property
+    def after(self) -> str:
+        """The fingerprint since."""
+        return self.call.label.split()[2]
+
+    def step_s(self, turns: Sequence[Stream]) -> float:
+        """Return a step of the old model before the swap: the median gap of its streams."""
+        gaps = (gap for turn in turns if turn.label == self.before for gap in turn.gaps())
+        before = [b - a for a, b in gaps if a >= self.began_s and b <= self.call.asked_s]
+        return statistics.median(before)
+
+    def silence_steps(self, turns: Sequence[Stream]) -> float:
+        """Return the longest silence of a stream since, in steps before."""
+        return gap_worst_s(turns, self.call.asked_s, self.until_s) / self.step_s(turns)
+
+    def first_s(self, turns: Sequence[Stream]) -> float:
+        """Return the time until the first turn of the new model told something."""
+        moments = (t.first_s for t in turns if t.label == self.after)
+        return min(m for m in moments if m >= self.call.asked_s) - self.call.asked_s
+
+
+def swaps_of(streams: Sequence[Stream]) -> Iterator[Swap]:
+    """Yield the swaps among *streams*, in their order."""
+    calls = sorted((x for x in streams if x.label.startswith(SWAP)), key=lambda x: x.asked_s)
+    end_s = max(x.ended_s for x in streams)
+    begin_s = min(x.asked_s for x in streams)
+    for before, call, after in zip([None, *calls], calls, [*calls[1:], None], strict=False):
+        began_s = begin_s if before is None else before.ended_s
+        yield Swap(call, began_s, end_s if after is None else after.asked_s)
+
+
+def measure(streams: Sequence[Stream]) -> dict[str, float]:
+    """Return a stream's worst silence, and how much later than by a load alone a turn begins."""
+    s.check_complete(streams)
+    loads = {x.label.split()[1]: x.ttft_s for x in streams if x.label.startswith(LOAD)}
+    turns = [x for x in streams if x.label.split()[0] not in (LOAD, SWAP)]
+    swaps = list(swaps_of(streams))
+    known = {fingerprint for swap in swaps for fingerprint in (swap.before, swap.after)}
+    assert {turn.label for turn in turns} <= known, "a turn of a model that nobody swapped to"
+    silences = [swap.silence_steps(turns) for swap in swaps]
+    return {
+        "silence_steps": max(silences),
+        "silence_median_steps": statistics.median(silences),
+        "late_s": max(swap.first_s(turns) - loads[swap.after] for swap in swaps),
+        "first_s": statistics.median(swap.first_s(turns) for swap in swaps),
+        "load_s": statistics.median(loads.values()),
+        "turns": len(turns),
+    }
+
+
+async def start(stack: AsyncExitStack) -> Started:
+    """Start a daemon for each side."""
+    running = {
+        name: await stack.enter_async_context(daemon.running(configuration(name)))
+        for name in OTHERS
+    }
+    return Started({name: side_of(ours) for name, ours in running.items()}, {})
+
+
+SCENARIO = Scenario(
+    name="swap",
+    title="Models are swapped under streams",
+    about=f"""\
+{PROGRAMS} programs ask turn after turn of {TOKENS} tokens while the model behind their name is
+swapped {SWAPS} times, there and back; each swap as soon as the one before is over, but
+{APART_S:g} s after it at least. **{ONE}**: between SmolLM2 135M and the same with a
+slot more; **{TWO}**: between SmolLM2 135M and Gemma 3 270M. A run in which a turn failed or was cut
+short is refused. The silence is the longest that a stream stood still within a turn, in steps (the
+median gap between its tokens) of the old model before the swap. A load alone runs beside nothing;
+the new model's first token is counted from the asking for the swap. {SLOTS} slots of
+{CTX_SIZE} tokens.""",
+    figures=(
+        Figure("silence_steps", "worst silence of a stream, steps", 1),
+        Figure("silence_median_steps", "median of the swaps' worst silences, steps", 1),
+        Figure("late_s", "new model's first token after a load alone, worst, s"),
+        Figure("first_s", "new model's first token, median, s"),
+        Figure("load_s", "a load alone, s"),
+        Figure("turns", "turns, all answered", 0),
+    ),
+    targets=tuple(
+        target
+        for side in OTHERS
+        for target in (
+            Target("silence_steps", side, most=5.0),
+            Target("late_s", side, most=0.5),
+        )
+    ),
+    start=start,
+    measure=measure,
+    pictures=(),
+)

@@ -1,0 +1,169 @@
+"""What was said of models at run time holds over a restart: real kills, real restarts."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from anyio import create_task_group
+
+from inferd import Client
+from inferd.backends.errors import LoadFailed
+from inferd.daemon.config import load_config
+from inferd.daemon.config_models import ModelConfig
+from inferd.daemon.kept import KEPT_FILE, KEPT_MAX, VERSION, Kept, KeptModels, Taken
+from inferd.daemon.registry import Registry
+from inferd.testing import RunningDaemon, running_daemon
+
+CONFIG = """
+[models.live]
+backend = "echo"
+[models.one]
+backend = "echo"
+[models.one.echo]
+variant = "one"
+"""
+SWAPPED = Taken(ModelConfig(file=Path("/m/a.gguf")), ModelConfig(file=Path("/m/b.gguf")))
+
+
+def live(client: Client) -> dict[str, Any]:
+    return next(m for m in client.models() if m["name"] == "live")
+
+
+def kill_and_start(daemon: RunningDaemon) -> None:
+    daemon.kill()
+    daemon.start_again()
+
+
+def file_of(daemon: RunningDaemon) -> Path:
+    return daemon.directory / "state" / KEPT_FILE
+
+
+def test_swaps_pins_and_keep_alives_survive_a_kill() -> None:
+    with running_daemon(CONFIG) as daemon:
+        with Client(daemon.socket) as client:
+            client.load_by_name_with_config("live", {"keep-alive": 77})
+            after = client.swap("live", "one").fingerprint
+            client.pin("live")
+        assert file_of(daemon).stat().st_mode & 0o777 == 0o600
+        kill_and_start(daemon)
+        with Client(daemon.socket) as client:
+            assert live(client)["pinned"]
+            assert client.load_by_name("live").fingerprint == after
+            client.unpin("live")
+            assert live(client)["keep_alive_s"] == 77
+            client.swap("live", "echo")
+        kill_and_start(daemon)
+        with Client(daemon.socket) as client:
+            assert client.load_by_name("live").fingerprint == "echo-1"
+            assert not live(client)["pinned"]
+        [kept] = json.loads(file_of(daemon).read_text())["models"].values()
+        assert kept == {"keep_alive_s": 77.0}, "the name is again what the configuration says"
+
+
+def test_a_drain_is_kept_and_a_swap_that_failed_is_not() -> None:
+    with running_daemon(CONFIG) as daemon:
+        (daemon.directory / "models" / "damaged.gguf").write_bytes(b"no model")
+        with Client(daemon.socket) as client:
+            client.load_by_name("live")
+            after = client.swap("live", "one", mode="drain").fingerprint
+            with pytest.raises(LoadFailed):
+                client.swap("live", "damaged.gguf", mode="drain")
+        kill_and_start(daemon)
+        with Client(daemon.socket) as client:
+            assert client.load_by_name("live").fingerprint == after
+
+
+def test_a_configuration_that_was_changed_counts_more_than_a_swap() -> None:
+    with running_daemon(CONFIG) as daemon:
+        with Client(daemon.socket) as client:
+            client.swap("live", "one")
+            client.pin("live")
+        text = CONFIG.replace("[models.one]", '[models.live.echo]\nvariant = "new"\n[models.one]')
+        (daemon.directory / "config.toml").write_text(text)
+        kill_and_start(daemon)
+        with Client(daemon.socket) as client:
+            assert client.load_by_name("live").fingerprint == "echo-1new"
+            assert live(client)["pinned"]
+        assert "model.swap_is_over" in daemon.log
+
+
+def test_a_damaged_file_is_set_aside_and_the_daemon_starts() -> None:
+    with running_daemon(CONFIG) as daemon:
+        with Client(daemon.socket) as client:
+            client.swap("live", "one")
+        whole = file_of(daemon).read_bytes()
+        file_of(daemon).write_bytes(whole[: len(whole) // 2])
+        kill_and_start(daemon)
+        with Client(daemon.socket) as client:
+            assert client.load_by_name("live").fingerprint == "echo-1"
+            client.pin("live")
+        [aside] = file_of(daemon).parent.glob(f"{KEPT_FILE}.damaged-*")
+        assert aside.read_bytes() == whole[: len(whole) // 2]
+        assert "models.set_aside" in daemon.log
+        kill_and_start(daemon)
+        with Client(daemon.socket) as client:
+            assert live(client)["pinned"]
+
+
+@pytest.mark.parametrize(
+    "text", ["[]", "{}", '{"version": "1"}', '{"version": 1, "models": 3}', ""]
+)
+def test_what_is_no_such_file_is_set_aside(tmp_path: Path, text: str) -> None:
+    path = tmp_path / KEPT_FILE
+    path.write_text(text)
+    assert KeptModels(path).of("m", ModelConfig()) == Kept()
+    assert not path.exists()
+
+
+def test_a_file_of_a_newer_version_is_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / KEPT_FILE
+    text = json.dumps({"version": VERSION + 1, "models": [], "more": True})
+    path.write_text(text)
+    KeptModels(path).keep("m", Kept(pinned=True))
+    assert path.read_text() == text
+
+
+def test_what_cannot_be_written_holds_until_the_end(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    kept = KeptModels(tmp_path / "file" / KEPT_FILE)
+    kept.keep("m", Kept(pinned=True))
+    assert kept.of("m", ModelConfig()) == Kept(pinned=True)
+
+
+def test_names_are_bounded_and_the_oldest_go_first(tmp_path: Path) -> None:
+    kept = KeptModels(tmp_path / KEPT_FILE)
+    kept._models = {str(number): Kept(pinned=True) for number in range(KEPT_MAX)}
+    kept.keep("0", Kept(keep_alive_s=1.0))
+    kept.keep("new", Kept(pinned=True))
+    again = KeptModels(tmp_path / KEPT_FILE)
+    assert again.of("1", ModelConfig()) == Kept()
+    assert again.of("0", ModelConfig()) == Kept(keep_alive_s=1.0)
+    assert again.of("new", ModelConfig()) == Kept(pinned=True)
+
+
+def test_a_name_that_was_taken_over_stays_when_its_file_goes(tmp_path: Path) -> None:
+    kept = KeptModels(tmp_path / KEPT_FILE)
+    kept.keep("a", Kept(swapped=SWAPPED))
+    kept.keep("elsewhere", Kept(swapped=Taken(ModelConfig(file=Path("/x/a.gguf")), SWAPPED.now)))
+    kept.keep("echo", Kept(swapped=Taken(ModelConfig(backend="echo"), SWAPPED.now)))
+    again = KeptModels(tmp_path / KEPT_FILE)
+    assert again.taken(Path("/m")) == {"a": SWAPPED.configured}
+    assert again.of("a", SWAPPED.configured).swapped == SWAPPED
+
+
+@pytest.mark.asyncio
+async def test_a_model_of_a_descriptor_is_not_kept(tmp_path: Path) -> None:
+    """Nobody can name it after a restart."""
+    config = load_config({"state_dir": tmp_path, "models_dir": tmp_path}, {})
+    async with create_task_group() as group:
+        registry = Registry(config, group, lambda: None)
+        lease = registry.lease_descriptor("d", os.open(os.devnull, os.O_RDONLY), 0)
+        registry.pin("d", 0, pinned=True)
+        assert not (tmp_path / KEPT_FILE).exists()
+        registry.pin("echo", 0, pinned=True)
+        assert (tmp_path / KEPT_FILE).exists()
+        lease.close()
