@@ -249,11 +249,14 @@ class Daemon:
         return _Unleased(self.registry, stored.facts.model, stored.owner)
 
     async def drain(self, grace_s: float) -> None:
-        """Finish what runs, refuse what waits, for at most *grace_s*."""
+        """Finish what runs, refuse what waits, for at most *grace_s*.
+
+        A turn that waits in order to go on is no new one: refused, it would count as ended.
+        """
         self.draining = True
         error = ShuttingDown("the daemon is shutting down: the turn had not begun")
         for session in self.sessions:
-            if session.state == "waiting":
+            if session.state == "waiting" and session.turn is not None and not session.turn.tokens:
                 session.cancel(error)
         with anyio.move_on_after(grace_s):
             for session in [s for s in self.sessions if s.active]:
