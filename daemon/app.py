@@ -6,7 +6,6 @@ import contextlib
 import gc
 import os
 import signal
-import socket
 import sys
 import time
 from collections.abc import AsyncIterator
@@ -18,7 +17,7 @@ import structlog
 
 from ..backends.build import LLAMA_BUILD_NUMBER, LLAMA_COMMIT
 from ..backends.errors import InferdError, ShuttingDown
-from ..ipc.listener import UnixListener
+from ..ipc.listener import InheritedListener, UnixListener, inherited
 from ..ipc.messages import Kind
 from .calls import ALL_CALLS
 from .config import Config
@@ -31,6 +30,7 @@ __all__ = ("serve",)
 log = structlog.get_logger()
 STARTS_FILE = "starts"
 _HARD_STOP = 1
+Listener = UnixListener | InheritedListener
 
 
 def serve(config: Config) -> int:
@@ -38,15 +38,24 @@ def serve(config: Config) -> int:
     configure_logging(config.log_level, config.log_format)
     try:
         instance = count_start(config.state_dir)
-        unix = UnixListener(str(config.socket))
-        unix.bind()
+        listener = _listener(config)
     except InferdError as exc:
         sys.stderr.write(f"inferd: {exc.message}\n  {exc.hint}\n")
         return 1
     try:
-        return anyio.run(_main, config, instance, unix.socket, backend_options=_loop_options())
+        return anyio.run(_main, config, instance, listener, backend_options=_loop_options())
     finally:
-        unix.close()
+        listener.close()
+
+
+def _listener(config: Config) -> Listener:
+    """Return the socket that systemd has opened, or else the configured one."""
+    given = inherited(os.environ)
+    if given is not None:
+        return given
+    own = UnixListener(str(config.socket))
+    own.bind()
+    return own
 
 
 def _loop_options() -> dict[str, bool]:
@@ -76,12 +85,13 @@ def count_start(state_dir: Path) -> int:
     return number & 0x7FFF_FFFF
 
 
-async def _main(config: Config, instance: int, listener: socket.socket) -> int:
+async def _main(config: Config, instance: int, listener: Listener) -> int:
     async with anyio.create_task_group() as group:
         daemon = Daemon(config, group, instance, (LLAMA_BUILD_NUMBER, LLAMA_COMMIT))
         daemon.calls = ALL_CALLS
+        daemon.socket_activated = listener.inherited
         async with _signals() as signals:
-            group.start_soon(_watch_signals, daemon, signals)
+            group.start_soon(_watch_signals, daemon, signals, listener)
             async with anyio.create_task_group() as services:
                 services.start_soon(daemon.sessions.expire_idle)
                 services.start_soon(daemon.registry.unload_idle)
@@ -91,16 +101,19 @@ async def _main(config: Config, instance: int, listener: socket.socket) -> int:
                 services.start_soon(daemon.journal.run)
                 gc.collect()
                 gc.freeze()  # what is there now stays, and need not be looked through again
-                await services.start(daemon.server.serve, listener)
+                await services.start(daemon.server.serve, listener.socket)
                 log.info(
                     "daemon.ready",
-                    socket=str(config.socket),
+                    socket=listener.path,
+                    inherited=listener.inherited,
                     pid=os.getpid(),
                     models=len(daemon.registry.models(os.getuid())),
                 )
                 notify("READY=1\nSTATUS=serving")
                 await daemon.stopping.wait()
                 notify("STOPPING=1\nSTATUS=finishing what runs")
+                if listener.inherited:
+                    daemon.server.stop_accepting()  # the next daemon serves who comes now
                 await _stop(daemon)
                 services.cancel_scope.cancel()
         group.cancel_scope.cancel()
@@ -126,7 +139,9 @@ async def _signals() -> AsyncIterator[AsyncIterator[signal.Signals]]:
         yield signals
 
 
-async def _watch_signals(daemon: Daemon, signals: AsyncIterator[signal.Signals]) -> None:
+async def _watch_signals(
+    daemon: Daemon, signals: AsyncIterator[signal.Signals], listener: Listener
+) -> None:
     """First SIGTERM or Ctrl-C: finish what runs; second: stop at once. SIGHUP: scan for models."""
     async for number in signals:
         if number is signal.SIGHUP:
@@ -136,6 +151,5 @@ async def _watch_signals(daemon: Daemon, signals: AsyncIterator[signal.Signals])
             daemon.stopping.set()
         else:
             log.warning("daemon.stopped_at_once")
-            with contextlib.suppress(OSError):
-                os.unlink(daemon.config.socket)
+            listener.remove()
             os._exit(_HARD_STOP)  # the workers die with this process

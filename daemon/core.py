@@ -12,6 +12,7 @@ from typing import Any
 
 import anyio
 import anyio.abc
+import anyio.lowlevel
 import structlog
 
 from .. import __version__
@@ -48,6 +49,8 @@ JOURNAL_FILE = "sessions.db"
 """The journal, below the state directory."""
 GRAPHS_MAX = 1000
 """Graphs of one connection."""
+_ANSWER_S_MAX = 5.0
+"""So long the end waits for the journal, and with it for the answers of turns that have ended."""
 
 
 class Graph:
@@ -96,6 +99,8 @@ class Daemon:
         self.instance = instance
         self.started = time.time()
         self.draining = False
+        self.socket_activated = False
+        """Systemd listens, and goes on listening when this daemon has ended."""
         self.stopping = anyio.Event()
         """Set when the daemon is to end, once what runs has finished."""
         self.graphs: dict[int, Graph] = {}
@@ -262,3 +267,7 @@ class Daemon:
             for session in [s for s in self.sessions if s.active]:
                 if session.turn is not None:
                     await session.turn.ended.wait()
+        with anyio.move_on_after(_ANSWER_S_MAX):
+            for session in tuple(self.sessions):
+                await session.settled()  # so that answers go before the goodbye
+            await anyio.lowlevel.checkpoint()

@@ -126,7 +126,15 @@ class AsyncSession:
     async def _open(self) -> None:
         if self.resumes:
             await self.client.reconnect()
-        await self._begin(await self.attachment.open())
+        try:
+            await self.attachment.open()
+        except InferdError as exc:
+            former = self.attachment.connection
+            if former is None or not self.resumes or not is_loss(exc):
+                raise
+            until = time.monotonic() + self.client.resume_timeout
+            await self.attachment.renew(former, until)
+        await self._begin(self.context)
 
     async def _begin(self, context: Context) -> None:
         """Give a context that is newly attached to its system prompt and its options."""

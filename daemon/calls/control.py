@@ -218,6 +218,7 @@ async def stats(daemon: Daemon, request: Request) -> w.StatsResult:
             "pid": os.getpid(),
             "instance": daemon.instance,
             "draining": daemon.draining,
+            "socket_activated": daemon.socket_activated,
             "connections": len(daemon.server.connections),
             "sessions": len(daemon.sessions),
             "sessions_max": daemon.config.sessions_max,

@@ -85,7 +85,7 @@ async def test_streams_go_on_by_themselves_and_not_a_token_is_lost_or_doubled(
 ) -> None:
     """Five streams on two slots: some wait, some have been parked, when the daemon goes."""
     async with running_daemon(ECHO) as daemon, AsyncClient(daemon.socket) as client:
-        between = Between(100, *[lambda: end(daemon)] * 3)
+        between = Between(40, *[lambda: end(daemon)] * 3)
 
         async def tell(number: int) -> None:
             session = client.session("m", session_id=f"{number}", raw=True, resume=True)
@@ -110,7 +110,7 @@ def test_so_do_those_of_the_synchronous_client_in_threads(
     end: Callable[[RunningDaemon], None],
 ) -> None:
     with running_daemon(ECHO) as daemon, Client(daemon.socket) as client, ExitStack() as stack:
-        between = Between(100, *[lambda: end(daemon)] * 3)
+        between = Between(40, *[lambda: end(daemon)] * 3)
         texts: dict[int, str] = {}
 
         def tell(number: int) -> None:
