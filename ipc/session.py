@@ -197,7 +197,7 @@ class AsyncSession:
         is answered as it is. *on_queue* is told the turn's place, where it has to wait.
         """
         params = self.client.turn_params(
-            self.context, prompt, self._is_raw(raw), options,
+            _opened(self.attachment.context), prompt, self._is_raw(raw), options,
             priority or self._priority, timeout, queue_timeout, watch=on_queue is not None,
         )  # fmt: skip
         return self._stream(params, timeout, on_queue)
@@ -227,7 +227,7 @@ class AsyncSession:
         *text* are what was read of it: the stream begins after them.
         """
         params = w.ResumeParams(
-            context=self.context,
+            context=_opened(self.attachment.context),
             tokens=list(tokens),
             text=text.encode(),
             priority=priority or "",

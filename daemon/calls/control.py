@@ -225,6 +225,7 @@ async def stats(daemon: Daemon, request: Request) -> w.StatsResult:
             "sessions_dormant": daemon.sessions.dormant,
             "sessions_expired": daemon.sessions.expired,
             "journal": daemon.journal.status,
+            "parts": daemon.parts.describe(),
             "waiting": states.count("waiting"),
             "running": states.count("running"),
             "parked": states.count("parked"),
