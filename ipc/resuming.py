@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from ..backends.errors import ConnectionLost, InferdError, ShuttingDown, error_from_wire
+from ..backends.errors import (
+    ConnectionLost,
+    InferdError,
+    SessionExpired,
+    ShuttingDown,
+    error_from_wire,
+)
 from . import messages as w
 from .inflight import InFlight, K
 
@@ -90,12 +96,19 @@ class Asked:
         if not self._session.resumes:
             return await self._send(kind, deadline, self._params)
         try:
-            self._before = await self._session.attachment.standing()
+            self._before = await self._standing()
             return await self._send(kind, deadline, self._params)
         except InferdError as exc:
             if is_loss(exc):
                 return _ended(kind, deadline, exc)
             raise
+
+    async def _standing(self) -> Standing:
+        try:
+            return await self._session.attachment.standing()
+        except SessionExpired:
+            await self._session.wake()
+            return await self._session.attachment.standing()
 
     async def _send(
         self, kind: type[K], deadline: float, params: w.StreamParams | w.ResumeParams

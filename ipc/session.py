@@ -154,6 +154,15 @@ class AsyncSession:
         former = self.attachment.connection
         assert former is not None, "a session that was never open is not attached again"
         await self.attachment.renew(former, until)
+        await self._come_back()
+
+    async def wake(self) -> None:
+        """Open the context again that was idle for too long, over the same connection."""
+        await self.attachment.close()
+        await self.attachment.open()
+        await self._come_back()
+
+    async def _come_back(self) -> None:
         if self.attached:
             return
         if self._spoke:

@@ -38,6 +38,7 @@ slots = 1
 """
 STORY = "Once upon a time — «über» the hills — there was a king who had three sons. " * 2
 SESSIONS = 5
+IDLE = ECHO.replace("grace_s = 0.1", "idle_timeout_ms = 200")
 
 
 def kill(daemon: RunningDaemon) -> None:
@@ -251,6 +252,21 @@ def test_a_session_that_is_gone_is_not_begun_anew_behind_the_callers_back() -> N
             assert caught.value.data["text"] == text
             with pytest.raises(InvalidArgument, match="not open"):
                 session.chat("more")
+
+
+def test_a_session_that_was_idle_for_too_long_is_woken() -> None:
+    with (
+        running_daemon(IDLE) as daemon,
+        Client(daemon.socket) as client,
+        client.session("m", session_id="diary", resume=True) as session,
+    ):
+        session.chat("one")
+        with Client(daemon.socket) as other:
+            while other.sessions():
+                pass
+            assert session.chat("two") == "two"
+            [found] = other.sessions()
+        assert (found["session_id"], found["turns"]) == ("diary", 2)
 
 
 def test_branches_with_an_id_go_on_too() -> None:
