@@ -158,6 +158,22 @@ def test_the_kv_store_on_a_full_disk_later() -> None:
         check(daemon, "kv-store", "File too large")
 
 
+def test_systemd_is_told_with_the_news_that_the_daemon_serves() -> None:
+    with running_daemon() as daemon:
+        daemon.stop()
+        starts = daemon.directory / "state" / "starts"
+        starts.unlink()
+        starts.mkdir()
+        path = str(daemon.directory / "notify")
+        with (
+            manager_of(daemon) as manager,
+            serving(daemon, {**os.environ, "NOTIFY_SOCKET": path}),
+        ):
+            told = manager.recv(4096).decode()
+        assert told.startswith("READY=1\nSTATUS=serving; degraded: state (")
+        assert told.endswith("Is a directory)")
+
+
 def test_the_service_manager_that_is_gone(tmp_path: Path) -> None:
     with running_daemon() as daemon:
         daemon.stop()
