@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import importlib.util
 import os
 import signal
-import socket
 import sys
 import time
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 
 import anyio
@@ -18,47 +19,66 @@ import structlog
 
 from ..backends.build import LLAMA_BUILD_NUMBER, LLAMA_COMMIT
 from ..backends.errors import InferdError, ShuttingDown
-from ..ipc.listener import UnixListener
+from ..ipc.listener import InheritedListener, UnixListener, inherited
 from ..ipc.messages import Kind
 from .calls import ALL_CALLS
 from .config import Config
 from .core import Daemon
 from .logs import configure_logging
 from .notify import notify
+from .parts import Parts
 
 __all__ = ("serve",)
 
 log = structlog.get_logger()
 STARTS_FILE = "starts"
 _HARD_STOP = 1
+Listener = UnixListener | InheritedListener
 
 
 def serve(config: Config) -> int:
     """Run a daemon until it is told to stop; return the process's exit status."""
     configure_logging(config.log_level, config.log_format)
+    parts = Parts()
     try:
-        instance = count_start(config.state_dir)
-        unix = UnixListener(str(config.socket))
-        unix.bind()
+        instance = count_start(config.state_dir, parts)
+        listener = _listener(config)
     except InferdError as exc:
         sys.stderr.write(f"inferd: {exc.message}\n  {exc.hint}\n")
         return 1
     try:
-        return anyio.run(_main, config, instance, unix.socket, backend_options=_loop_options())
+        return anyio.run(
+            _main, config, instance, listener, parts, backend_options=_loop_options(parts)
+        )
     finally:
-        unix.close()
+        listener.close()
 
 
-def _loop_options() -> dict[str, bool]:
-    """Use uvloop where it is installed."""
-    with contextlib.suppress(ImportError):
-        import uvloop  # noqa: F401
+def _listener(config: Config) -> Listener:
+    """Return the socket that systemd has opened, or else the configured one."""
+    given = inherited(os.environ)
+    if given is not None:
+        return given
+    own = UnixListener(str(config.socket))
+    own.bind()
+    return own
 
-        return {"use_uvloop": True}
-    return {}
+
+def _loop_options(parts: Parts) -> dict[str, bool]:
+    """Use uvloop where it is installed, and works."""
+    if importlib.util.find_spec("uvloop") is None:
+        return {}
+    try:
+        import uvloop
+
+        uvloop.new_event_loop().close()
+    except Exception as exc:  # whatever an extra does, the daemon starts
+        parts.note("uvloop", repr(exc))
+        return {}
+    return {"use_uvloop": True}
 
 
-def count_start(state_dir: Path) -> int:
+def count_start(state_dir: Path, parts: Parts) -> int:
     """Return how many times a daemon has started on this state: the upper half of its handles.
 
     Where it cannot be kept, the clock stands in: it too never gives a number twice.
@@ -71,17 +91,18 @@ def count_start(state_dir: Path) -> int:
         temporary.write_text(f"{number}\n")
         temporary.replace(path)
     except (OSError, ValueError) as exc:
-        log.warning("state.not_kept", directory=str(state_dir), cause=str(exc))
+        parts.note("state", f"{state_dir}: {getattr(exc, 'strerror', None) or exc}")
         return int(time.time())
     return number & 0x7FFF_FFFF
 
 
-async def _main(config: Config, instance: int, listener: socket.socket) -> int:
+async def _main(config: Config, instance: int, listener: Listener, parts: Parts) -> int:
     async with anyio.create_task_group() as group:
-        daemon = Daemon(config, group, instance, (LLAMA_BUILD_NUMBER, LLAMA_COMMIT))
+        daemon = Daemon(config, group, instance, (LLAMA_BUILD_NUMBER, LLAMA_COMMIT), parts)
         daemon.calls = ALL_CALLS
+        daemon.socket_activated = listener.inherited
         async with _signals() as signals:
-            group.start_soon(_watch_signals, daemon, signals)
+            group.start_soon(_watch_signals, daemon, signals, listener)
             async with anyio.create_task_group() as services:
                 services.start_soon(daemon.sessions.expire_idle)
                 services.start_soon(daemon.registry.unload_idle)
@@ -91,21 +112,35 @@ async def _main(config: Config, instance: int, listener: socket.socket) -> int:
                 services.start_soon(daemon.journal.run)
                 gc.collect()
                 gc.freeze()  # what is there now stays, and need not be looked through again
-                await services.start(daemon.server.serve, listener)
+                await services.start(daemon.server.serve, listener.socket)
                 log.info(
                     "daemon.ready",
-                    socket=str(config.socket),
+                    socket=listener.path,
+                    inherited=listener.inherited,
                     pid=os.getpid(),
                     models=len(daemon.registry.models(os.getuid())),
                 )
-                notify("READY=1\nSTATUS=serving")
+                _tell_manager(parts, f"READY=1\nSTATUS={parts.line}")
+                parts.on_change = partial(_tell_status, parts)
                 await daemon.stopping.wait()
-                notify("STOPPING=1\nSTATUS=finishing what runs")
+                parts.on_change = lambda _: None
+                _tell_manager(parts, "STOPPING=1\nSTATUS=finishing what runs")
+                if listener.inherited:
+                    daemon.server.stop_accepting()  # the next daemon serves who comes now
                 await _stop(daemon)
                 services.cancel_scope.cancel()
         group.cancel_scope.cancel()
     log.info("daemon.stopped")
     return 0
+
+
+def _tell_manager(parts: Parts, state: str) -> None:
+    parts.note("notify", notify(state))
+
+
+def _tell_status(parts: Parts, changed: str) -> None:
+    if changed != "notify":  # it would be told of itself for ever
+        _tell_manager(parts, f"STATUS={parts.line}")
 
 
 async def _stop(daemon: Daemon) -> None:
@@ -126,7 +161,9 @@ async def _signals() -> AsyncIterator[AsyncIterator[signal.Signals]]:
         yield signals
 
 
-async def _watch_signals(daemon: Daemon, signals: AsyncIterator[signal.Signals]) -> None:
+async def _watch_signals(
+    daemon: Daemon, signals: AsyncIterator[signal.Signals], listener: Listener
+) -> None:
     """First SIGTERM or Ctrl-C: finish what runs; second: stop at once. SIGHUP: scan for models."""
     async for number in signals:
         if number is signal.SIGHUP:
@@ -136,6 +173,5 @@ async def _watch_signals(daemon: Daemon, signals: AsyncIterator[signal.Signals])
             daemon.stopping.set()
         else:
             log.warning("daemon.stopped_at_once")
-            with contextlib.suppress(OSError):
-                os.unlink(daemon.config.socket)
+            listener.remove()
             os._exit(_HARD_STOP)  # the workers die with this process

@@ -8,10 +8,12 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import anyio
 import anyio.abc
+import anyio.lowlevel
 import structlog
 
 from .. import __version__
@@ -37,6 +39,7 @@ from ..ipc.server import Connection, Request, Server
 from ..sessions import DAY_S, Journal, Ledger, ModelSource, Port, Session, SessionManager, Stored
 from .config import Config
 from .models import Lease, ModelState
+from .parts import Parts
 from .registry import Registry
 from .swapping import Swaps
 
@@ -48,6 +51,9 @@ JOURNAL_FILE = "sessions.db"
 """The journal, below the state directory."""
 GRAPHS_MAX = 1000
 """Graphs of one connection."""
+NEWER_JOURNAL = "start the newer version again, or move the file away"
+_ANSWER_S_MAX = 5.0
+"""So long the end waits for the journal, and with it for the answers of turns that have ended."""
 
 
 class Graph:
@@ -95,12 +101,20 @@ class Daemon:
     """Everything that lives on the event loop: registry, sessions, graphs, connections."""
 
     def __init__(
-        self, config: Config, group: anyio.abc.TaskGroup, instance: int, build: tuple[int, str]
+        self,
+        config: Config,
+        group: anyio.abc.TaskGroup,
+        instance: int,
+        build: tuple[int, str],
+        parts: Parts | None = None,
     ):
         self.config = config
+        self.parts = parts or Parts()
         self.instance = instance
         self.started = time.time()
         self.draining = False
+        self.socket_activated = False
+        """Systemd listens, and goes on listening when this daemon has ended."""
         self.stopping = anyio.Event()
         """Set when the daemon is to end, once what runs has finished."""
         self.graphs: dict[int, Graph] = {}
@@ -111,7 +125,9 @@ class Daemon:
             prompt_tokens_owner_max=config.prompt_tokens_waiting_owner_max,
         )
         self.registry = Registry(config, group, self.flush)
+        self.registry.kv_index.on_disk = partial(self.parts.note, "kv-store")
         self.journal = Journal(config.state_dir / JOURNAL_FILE)
+        self.journal.on_change = self._note_journal
         self.sessions = SessionManager(
             self.ledger,
             self.new_handle,
@@ -250,17 +266,39 @@ class Daemon:
             seconds=round(time.monotonic() - began, 3),
         )
 
+    def _note_journal(self) -> None:
+        """Note how the journal is: failing, refused, or written after a damaged one."""
+        journal = self.journal
+        if journal.status["state"] == "refused":
+            self.parts.note("journal", journal.cause, remedy=NEWER_JOURNAL)
+        elif journal.cause is None and journal.set_aside is not None:
+            self.parts.note(
+                "journal",
+                f"a damaged one was set aside as {journal.set_aside}",
+                missing="sessions may be missing",
+                remedy="check the disk, and delete that file when it is not needed any more",
+            )
+        else:
+            self.parts.note("journal", journal.cause)
+
     def _unleased(self, stored: Stored) -> ModelSource:
         return _Unleased(self.registry, stored.facts.model, stored.owner)
 
     async def drain(self, grace_s: float) -> None:
-        """Finish what runs, refuse what waits, for at most *grace_s*."""
+        """Finish what runs, refuse what waits, for at most *grace_s*.
+
+        A turn that waits in order to go on is no new one: refused, it would count as ended.
+        """
         self.draining = True
         error = ShuttingDown("the daemon is shutting down: the turn had not begun")
         for session in self.sessions:
-            if session.state == "waiting":
+            if session.state == "waiting" and session.turn is not None and not session.turn.tokens:
                 session.cancel(error)
         with anyio.move_on_after(grace_s):
             for session in [s for s in self.sessions if s.active]:
                 if session.turn is not None:
                     await session.turn.ended.wait()
+        with anyio.move_on_after(_ANSWER_S_MAX):
+            for session in tuple(self.sessions):
+                await session.settled()  # so that answers go before the goodbye
+            await anyio.lowlevel.checkpoint()

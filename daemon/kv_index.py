@@ -93,6 +93,8 @@ class KvIndex:
         self.bytes = 0
         self.on_evicted: Callable[[Place], None] = lambda _: None
         """Hears of files that go to make room, or are forgotten."""
+        self.on_disk: Callable[[str | None], None] = lambda _: None
+        """Hears why a file could not be written or deleted, or with None that one was written."""
         self._directory = directory
         self._bytes_max, self._files_max = bytes_max, files_max
         self._entries: dict[Place, Entry] = {}
@@ -126,6 +128,7 @@ class KvIndex:
             self._wake = anyio.Event()
             for path, cause in (await self._delete(dict(self._doomed))).items():
                 log.warning("kv.not_deleted", path=str(path), cause=cause)
+                self.on_disk(f"{path} cannot be deleted: {cause}")
 
     @property
     def doomed(self) -> int:
@@ -140,6 +143,8 @@ class KvIndex:
         """Take in a file that a worker has written, or written again; make room for it."""
         place, entry = Place(fingerprint, name), Entry(owner, session, size, seconds)
         self._doomed.pop(self._path(place, entry), None)
+        if place not in self._entries:
+            self.on_disk(None)  # else it may just have been read
         self._insert(place, entry)
         if size > self._bytes_max:  # rather it alone than all others for nothing
             self._doom(place)
@@ -150,9 +155,11 @@ class KvIndex:
         if entry := self._entries.get(place := Place(fingerprint, name)):
             self._values.use(place, entry.size, entry.seconds)
 
-    def unstored(self, fingerprint: str, name: str) -> None:
-        """Note that a worker has deleted a file, or found it gone."""
+    def unstored(self, fingerprint: str, name: str, cause: str = "") -> None:
+        """Note that a worker has deleted a file or found it gone, or why it could not write it."""
         self._remove(Place(fingerprint, name))
+        if cause:
+            self.on_disk(cause)
 
     # What calls ask.
 

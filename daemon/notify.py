@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import socket
 
 __all__ = ("notify",)
 
 
-def notify(state: str) -> None:
-    """Send *state*, such as ``READY=1``; nothing happens without a service manager."""
+def notify(state: str) -> str | None:
+    """Send *state*, such as ``READY=1``; return why that failed, if it did. Nothing happens without
+    a service manager.
+    """
     path = os.environ.get("NOTIFY_SOCKET")
     if not path:
-        return
+        return None
     address = "\0" + path[1:] if path.startswith("@") else path
-    with (
-        contextlib.suppress(OSError),
-        socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sock,
-    ):
-        sock.sendto(state.encode(), address)
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sock:
+            sock.setblocking(False)  # nothing waits for a manager that does not read
+            sock.sendto(state.encode(), address)
+    except OSError as exc:
+        return f"{path}: {exc.strerror or exc}"
+    return None

@@ -297,7 +297,7 @@ class Registry:
     def _note_kv_file(self, worker: Worker, report: m.Stored | m.Unstored) -> None:
         fingerprint = worker.info.fingerprint
         if isinstance(report, m.Unstored):
-            self.kv_index.unstored(fingerprint, report.name)
+            self.kv_index.unstored(fingerprint, report.name, report.cause)
         else:
             self.kv_index.stored(fingerprint, *msgspec.structs.astuple(report))
 

@@ -72,7 +72,7 @@ class AsyncCalls:
                 on_start(request)
             return request
 
-        request = await retrying(connection, attempt, self._retries)
+        request = await retrying(attempt, self._retries)
         try:
             if on_event is not None:
                 await _tell_events(request, on_event)

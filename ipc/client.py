@@ -9,12 +9,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import anyio
+import anyio.abc
 import anyio.to_thread
 
 from ..backends.errors import ConnectionLost, InvalidArgument
 from . import messages as w
 from .calls import ProgressCallback
-from .connecting import connect
+from .connecting import hold, own_group
 from .connection import Connection
 from .handles import Graph
 from .inflight import K
@@ -22,7 +24,15 @@ from .paths import client_socket_path
 from .payloads import Config, Priority, Prompt, json_text, opened, turn_input
 from .session import AsyncSession
 from .steering import AsyncSteering
-from .streams import AsyncStream, QueueCallback, Reply, Starter, Turn, queue_events
+from .streams import (
+    AsyncStream,
+    GoingOn,
+    QueueCallback,
+    Reply,
+    Starter,
+    Turn,
+    queue_events,
+)
 
 __all__ = ("AsyncClient",)
 
@@ -36,8 +46,9 @@ class AsyncClient(AsyncSteering):
 
     *path* is the daemon's socket (without one: `INFERD_SOCKET`, the user's own, the system's).
     *timeout* holds for each call that names none. `Busy` and its like are tried again *retries*
-    times, after the time that the daemon names, and never after the first token. Any number of
-    tasks may use one client.
+    times, after the time that the daemon names, and never after the first token. *resume_timeout*
+    is how long sessions opened with `resume` try to attach again. Any number of tasks may use one
+    client.
     """
 
     def __init__(
@@ -46,19 +57,25 @@ class AsyncClient(AsyncSteering):
         *,
         timeout: float = 600.0,
         connect_timeout: float = 5.0,
+        resume_timeout: float = 60.0,
         retries: int = 0,
         software: str = "",
     ):
-        if not timeout > 0 or not connect_timeout > 0 or retries < 0:
+        seconds = (timeout, connect_timeout, resume_timeout)
+        if not all(s > 0 for s in seconds) or retries < 0:
             raise InvalidArgument(
-                f"timeout {timeout:g}, connect_timeout {connect_timeout:g}, retries {retries}",
+                f"timeout {timeout:g}, connect_timeout {connect_timeout:g}, resume_timeout"
+                f" {resume_timeout:g}, retries {retries}",
                 hint="timeouts are above 0 s, retries 0 or more",
             )
         super().__init__(timeout=timeout, retries=retries)
         self._path = Path(path) if path is not None else client_socket_path()
+        self.resume_timeout = resume_timeout
         self._connect_timeout = connect_timeout
         self._software = software or "inferd python client"
         self._connection: Connection | None = None
+        self._group: anyio.abc.TaskGroup | None = None
+        self._connecting = anyio.Lock()
         self._stack = AsyncExitStack()
 
     def __repr__(self) -> str:
@@ -90,10 +107,30 @@ class AsyncClient(AsyncSteering):
     async def __aenter__(self) -> Self:
         if self._connection is not None:
             raise InvalidArgument("the client is open already", hint="make another one")
-        self._connection = await self._stack.enter_async_context(
-            connect(str(self._path), self._software, self._connect_timeout)
-        )
+        group = await self._stack.enter_async_context(own_group())
+        try:
+            self._connection = await self._connect(group)
+        except BaseException:
+            await self._stack.aclose()
+            raise
+        self._group = group
         return self
+
+    async def _connect(self, group: anyio.abc.TaskGroup) -> Connection:
+        connection = await group.start(hold, str(self._path), self._software, self._connect_timeout)
+        assert isinstance(connection, Connection)
+        return connection
+
+    async def reconnect(self) -> None:
+        """Connect anew if the connection was lost; what belonged to it has ended.
+
+        :raises ConnectionLost: no daemon answers.
+        """
+        async with self._connecting:
+            if self._group is None:
+                raise InvalidArgument("the client is not open", hint="open a new one")
+            if self.connection.lost:
+                self._connection = await self._connect(self._group)
 
     async def __aexit__(
         self,
@@ -101,7 +138,7 @@ class AsyncClient(AsyncSteering):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> bool | None:
-        self._connection = None
+        self._connection = self._group = None
         return await self._stack.__aexit__(kind, error, traceback)
 
     async def load_file(
@@ -133,6 +170,7 @@ class AsyncClient(AsyncSteering):
         system: str | None = None,
         session_id: str | None = None,
         persist: bool = True,
+        resume: bool = False,
         raw: bool = False,
         priority: Priority = "normal",
         options: dict[str, Any] | None = None,
@@ -144,7 +182,9 @@ class AsyncClient(AsyncSteering):
         *system* is its system prompt, *options* are parameters of its turns, *config* is what
         `load_by_name_with_config` takes. With a *session_id* that is there already, its history
         goes on, and *system* counts from the next `reset`; without *persist* nothing of it is
-        written to disk. *raw* turns the chat template off.
+        written to disk. With *resume* such a session attaches again where the connection is lost,
+        after a restart of the daemon, too, and its streams go on. *raw* turns the chat template
+        off.
         """
         return AsyncSession(
             self,
@@ -152,6 +192,7 @@ class AsyncClient(AsyncSteering):
             system=system,
             session_id=session_id,
             persist=persist,
+            resume=resume,
             raw=raw,
             priority=priority,
             options=options,
@@ -191,15 +232,16 @@ class AsyncClient(AsyncSteering):
         timeout: float | None,
         on_end: Callable[[dict[str, Any]], None] | None = None,
         on_queue: QueueCallback | None = None,
+        go_on: GoingOn | None = None,
     ) -> Turn:
         """Return a turn that *start* begins, with this client's timeout and retries."""
         return Turn(
-            self.connection,
             start,
             timeout=self.seconds(timeout),
             retries=self._retries,
             on_end=on_end,
             on_queue=on_queue,
+            go_on=go_on,
         )
 
     def stream(

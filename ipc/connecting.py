@@ -7,13 +7,31 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 
 import anyio
+import anyio.abc
 
 from ..backends.errors import ConnectionLost, InferdError, InvalidArgument, PermissionDenied
 from .connection import Connection
 
-__all__ = ("connect",)
+__all__ = ("connect", "hold", "own_group")
 
 _CONNECT_PAUSE_S = 0.02
+
+
+@asynccontextmanager
+async def own_group() -> AsyncIterator[anyio.abc.TaskGroup]:
+    """Yield a task group that ends with its body, whose error is raised as it is, ungrouped."""
+    error: BaseException | None = None
+    async with anyio.create_task_group() as group:
+        try:
+            yield group
+        except anyio.get_cancelled_exc_class():
+            raise
+        except BaseException as exc:
+            error = exc  # kept out of the group, which would wrap it
+        finally:
+            group.cancel_scope.cancel()
+    if error is not None:
+        raise error
 
 
 @asynccontextmanager
@@ -24,26 +42,29 @@ async def connect(path: str, software: str, timeout_s: float) -> AsyncIterator[C
     :raises PermissionDenied: the socket is not for this user.
     :raises VersionMismatch: the daemon speaks another major version.
     """
-    error: BaseException | None = None
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as sock:
         sock.setblocking(False)
         connection = Connection(sock, path)
-        async with anyio.create_task_group() as group:
-            try:
-                with _connect_timeout(path, timeout_s):
-                    await _connect(sock, path)
-                    for task in (connection.read, connection.write, connection.watch):
-                        group.start_soon(task)
-                    await connection.greet(software)
-                yield connection
-            except anyio.get_cancelled_exc_class():
-                raise
-            except BaseException as exc:
-                error = exc  # kept out of the group, which would wrap it
-            finally:
-                group.cancel_scope.cancel()
-    if error is not None:
-        raise error
+        async with own_group() as group:
+            with _connect_timeout(path, timeout_s):
+                await _connect(sock, path)
+                for task in (connection.read, connection.write, connection.watch):
+                    group.start_soon(task)
+                await connection.greet(software)
+            yield connection
+
+
+async def hold(
+    path: str,
+    software: str,
+    timeout_s: float,
+    *,
+    task_status: anyio.abc.TaskStatus[Connection] = anyio.TASK_STATUS_IGNORED,
+) -> None:
+    """Connect as `connect` does, and keep the connection until it is lost."""
+    async with connect(path, software, timeout_s) as connection:
+        task_status.started(connection)
+        await connection.ended.wait()
 
 
 @contextmanager

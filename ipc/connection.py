@@ -67,6 +67,8 @@ class Connection:
         self._soon: deque[Callable[[], object]] = deque()
         self._room = anyio.Event()
         self._greeted = anyio.Event()
+        self.ended = anyio.Event()
+        """Set when the connection is gone."""
         self._lost: InferdError | None = None
         self._end: InferdError
         self._tick = anyio.Event()
@@ -103,8 +105,8 @@ class Connection:
         )
 
     def _begin(self, request: InFlight, params: Any, descriptors: Sequence[int]) -> None:
-        self._check()
-        request.id = next(self._ids)
+        self.check()
+        request.id, request.connection = next(self._ids), self
         frame = encode((Kind.REQUEST, request.id, request.call, params))
         bytes_max = self.server.limits.frame_bytes_max
         if len(frame) - 4 > bytes_max:
@@ -118,7 +120,8 @@ class Connection:
         if request.deadline < self._tick_at:
             self._tick.set()
 
-    def _check(self) -> None:
+    def check(self) -> None:
+        """Raise what the connection was lost by, if it was."""
         if os.getpid() != self._pid:
             raise ConnectionLost(
                 f"this client was opened by process {self._pid}, before a fork",
@@ -286,10 +289,11 @@ class Connection:
         self._cancels_waiting.clear()
         self._outbox.close()
         for request in requests:
-            request.answered = True
+            request.answered = request.lost = True
             request.finish(None, error)
         self._greeted.set()
         self._room.set()
+        self.ended.set()
 
     # The clock's side.
 
@@ -325,7 +329,7 @@ class Connection:
             encode((Kind.HELLO, ClientHello(protocol=PROTOCOL_VERSION, software=software)))
         )
         await self._greeted.wait()
-        self._check()
+        self.check()
 
 
 def _as_map(value: Any) -> dict[str, Any]:

@@ -6,11 +6,14 @@ import asyncio
 import queue
 import time
 from collections import deque
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import anyio
 
 from ..backends.errors import InferdError, error_from_wire
+
+if TYPE_CHECKING:
+    from .connection import Connection
 
 __all__ = ("InFlight", "InFlightThread", "K")
 
@@ -20,22 +23,24 @@ class InFlight:
 
     `done`: the caller's side is over, with a result or an error. `answered`: the daemon's side is
     over too; a request that was timed out or abandoned is done before it is answered. `told`: an
-    event has come, read or not.
+    event has come, read or not. `lost`: the connection went before the answer came. `connection`:
+    where it was sent.
     """
 
     __slots__ = (
-        "_wake", "abandoned", "answered", "call", "deadline", "done", "error", "events", "id",
-        "result", "told",
+        "_wake", "abandoned", "answered", "call", "connection", "deadline", "done", "error",
+        "events", "id", "lost", "result", "told",
     )  # fmt: skip
 
     def __init__(self, call: str, deadline: float):
         self.id = 0
+        self.connection: Connection
         self.call = call
         self.deadline = deadline
         self.events: deque[dict[str, Any]] = deque()
         self.result: dict[str, Any] = {}
         self.error: InferdError | None = None
-        self.done = self.answered = self.abandoned = self.told = False
+        self.done = self.answered = self.abandoned = self.told = self.lost = False
         self._wake: asyncio.Event | anyio.Event | None = None
 
     @property

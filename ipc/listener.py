@@ -1,4 +1,4 @@
-"""The daemon's listening socket: at a path, taken over from a dead daemon, removed at the end."""
+"""The daemon's listening socket: given by systemd, or at a path that it makes and removes."""
 
 from __future__ import annotations
 
@@ -6,14 +6,83 @@ import fcntl
 import os
 import socket
 import stat
+from collections.abc import MutableMapping
 
 from ..backends.errors import Busy, InvalidArgument
 
-__all__ = ("UnixListener",)
+__all__ = ("InheritedListener", "UnixListener", "inherited")
+
+FD_FIRST = 3
+FD_NAMES = ("inferd", "inferd.socket")
+
+
+class InheritedListener:
+    """A listening socket that systemd opened and keeps: connections wait in it while no daemon
+    runs, and its path stays.
+    """
+
+    inherited = True
+
+    def __init__(self, sock: socket.socket):
+        self.socket = sock
+        self.path = str(sock.getsockname())
+
+    def remove(self) -> None:
+        """Leave the path: it is not the daemon's."""
+
+    def close(self) -> None:
+        """Close the daemon's descriptor of it."""
+        self.socket.close()
+
+
+def inherited(environment: MutableMapping[str, str]) -> InheritedListener | None:
+    """Return the socket that systemd has passed to this process (`sd_listen_fds(3)`), if it has;
+    no child sees what says so.
+
+    :raises InvalidArgument: it is no listening Unix stream socket, or one of several that cannot be
+        told apart.
+    """
+    told = [environment.pop(f"LISTEN_{what}", "") for what in ("PID", "FDS", "FDNAMES")]
+    if told[0] != str(os.getpid()) or not told[1].isdecimal():
+        return None
+    names = told[2].split(":")
+    numbers = range(FD_FIRST, FD_FIRST + int(told[1]))
+    for number in numbers:
+        os.set_inheritable(number, False)
+    if len(numbers) > 1:
+        named = dict(zip(numbers, names, strict=False))
+        numbers_named = [number for number in numbers if named.get(number) in FD_NAMES]
+    else:
+        numbers_named = list(numbers)
+    if len(numbers_named) != 1:
+        raise InvalidArgument(
+            f"systemd passed {len(numbers)} sockets, {len(numbers_named)} of them for inferd",
+            hint="one ListenStream, or FileDescriptorName=inferd for the one that is meant",
+        )
+    return InheritedListener(_listening(numbers_named[0]))
+
+
+def _listening(number: int) -> socket.socket:
+    try:
+        sock = socket.socket(fileno=number)
+        kind = sock.family, sock.type
+        if kind == (socket.AF_UNIX, socket.SOCK_STREAM) and sock.getsockopt(
+            socket.SOL_SOCKET, socket.SO_ACCEPTCONN
+        ):
+            return sock
+        found = f"{sock.family.name} {sock.type.name}"
+    except OSError as exc:
+        found = str(exc.strerror)
+    raise InvalidArgument(
+        f"what systemd passed is no listening Unix stream socket: {found}",
+        hint="ListenStream= with a path and Accept=no, as in systemd/inferd.socket",
+    )
 
 
 class UnixListener:
     """A listening socket at a path: made with a mode, taken over from a dead daemon, removed."""
+
+    inherited = False
 
     def __init__(self, path: str, mode: int = 0o600):
         self.path, self._mode = path, mode
@@ -83,6 +152,12 @@ class UnixListener:
     def close(self) -> None:
         """Close, and remove the path if it is still this socket's."""
         self.socket.close()
+        self.remove()
+        if self._lock_fd >= 0:
+            os.close(self._lock_fd)
+
+    def remove(self) -> None:
+        """Remove the path if it is still this socket's."""
         try:
             status = os.stat(self.path)
             if (status.st_dev, status.st_ino) == self._identity:
@@ -90,6 +165,3 @@ class UnixListener:
                 os.unlink(self.path + ".lock")
         except OSError:
             return  # somebody removed it before
-        finally:
-            if self._lock_fd >= 0:
-                os.close(self._lock_fd)

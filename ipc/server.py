@@ -77,6 +77,7 @@ class Server:
         self._handler = handler
         self._connections_max = connections_max
         self._requests_max = requests_max
+        self._accepting = anyio.CancelScope()
 
     async def serve(
         self,
@@ -84,22 +85,30 @@ class Server:
         *,
         task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED,
     ) -> None:
-        """Accept connections for ever."""
+        """Accept connections until `stop_accepting`, and serve each to its end."""
         listener.setblocking(False)
         async with anyio.create_task_group() as group:
             task_status.started()
-            while True:
-                await anyio.wait_readable(listener)
-                try:
-                    sock, _ = listener.accept()
-                except BlockingIOError:
-                    continue
-                except OSError as exc:  # out of descriptors: wait for some to come back
-                    self._handler.accept_failed(exc)
-                    await anyio.sleep(ACCEPT_PAUSE_S)
-                    continue
-                sock.setblocking(False)
-                group.start_soon(self._serve_one, sock)
+            with self._accepting:
+                await self._accept(listener, group)
+
+    def stop_accepting(self) -> None:
+        """Leave new connections in the listening socket: whoever accepts there next has them."""
+        self._accepting.cancel()
+
+    async def _accept(self, listener: socket.socket, group: anyio.abc.TaskGroup) -> None:
+        while True:
+            await anyio.wait_readable(listener)
+            try:
+                sock, _ = listener.accept()
+            except BlockingIOError:
+                continue
+            except OSError as exc:  # out of descriptors: wait for some to come back
+                self._handler.accept_failed(exc)
+                await anyio.sleep(ACCEPT_PAUSE_S)
+                continue
+            sock.setblocking(False)
+            group.start_soon(self._serve_one, sock)
 
     async def _serve_one(self, sock: socket.socket) -> None:
         connection = Connection(sock, peer_of(sock), self._requests_max)

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Sequence
+import math
+import time
+from collections.abc import Sequence
 from contextvars import ContextVar
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import anyio
 
-from ..backends.errors import ConnectionLost, InvalidArgument, SessionExpired, ShuttingDown
+from ..backends.errors import InferdError, InvalidArgument, SessionExpired
 from . import messages as w
+from .attaching import Attachment
 from .calls import ProgressCallback
 from .handles import Context, Graph
-from .inflight import InFlight, K
-from .payloads import Config, Priority, Prompt, TensorLike, json_text
+from .inflight import InFlight
+from .payloads import Config, Priority, Prompt, TensorLike
 from .pull import AsyncPull, PullTurn
+from .resuming import Asked, is_loss, told_so_far
 from .streams import SETTLE_S_MAX, AsyncStream, QueueCallback, Reply, queue_events
 
 if TYPE_CHECKING:
@@ -23,7 +27,6 @@ if TYPE_CHECKING:
 
 __all__ = ("AsyncSession", "calling_thread")
 
-CLOSE_S_MAX = 5.0
 Handle = TypeVar("Handle", bound=int)
 _APPEND = b'{"append":true}'
 
@@ -41,6 +44,9 @@ class AsyncSession:
     Opened and closed by `async with`: it loads the model if need be and leaves nothing behind, also
     where opening fails. A turn whose stream was left early is cancelled by the next call of the
     same task; a turn that another task reads makes it `SessionBusy`.
+
+    One that *resumes* attaches again by its id where the connection is lost, and its streams and
+    chats go on; others raise `ConnectionLost` or `ShuttingDown`, with what was read in `data`.
     """
 
     def __init__(
@@ -51,21 +57,29 @@ class AsyncSession:
         system: str | None = None,
         session_id: str | None = None,
         persist: bool = True,
+        resume: bool = False,
         raw: bool = False,
         priority: Priority = "normal",
         options: dict[str, Any] | None = None,
         config: Config | None = None,
         on_progress: ProgressCallback | None = None,
     ):
+        if resume and session_id is None:
+            raise InvalidArgument(
+                "resume without a session_id", hint="give the session an id to be found again by"
+            )
         self.client = client
         self.model = model
         self.session_id = session_id
+        self.resumes = resume
         self.metadata: dict[str, Any] = {}
+        self.attachment = Attachment(
+            client, model, session_id, persist=persist, config=config, on_progress=on_progress
+        )
         self._system, self._raw, self._priority = system, raw, priority
-        self._persist = persist
-        self._options, self._config, self._on_progress = options, config, on_progress
-        self._graph: Graph | None = None
-        self._context: Context | None = None
+        self._options = options
+        self._spoke = False
+        """There is a history that must be there again after a restart."""
         self._turns: list[tuple[InFlight, int]] = []
         self._pull: PullTurn | None = None
         self._appends = False
@@ -74,27 +88,33 @@ class AsyncSession:
         self._branches: set[AsyncSession] = set()
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} with {self.model} [context {self._context}]>"
+        return f"<{type(self).__name__} with {self.model} [context {self.attachment.context}]>"
 
     @property
     def graph(self) -> Graph:
         """The session's lease on the model, and what the daemon said of it."""
-        return _opened(self._graph)
+        return _opened(self.attachment.graph)
 
     @property
     def context(self) -> Context:
-        """The execution context's handle, for the wasi-nn calls."""
-        return _opened(self._context)
+        """The execution context's handle, for the wasi-nn calls.
+
+        :raises ConnectionLost: its connection is gone, and the session does not resume.
+        """
+        context, connection = _opened(self.attachment.context), self.attachment.connection
+        if connection is not None and connection.lost and not self.resumes:
+            connection.check()
+        return context
 
     @property
     def attached(self) -> bool:
         """Whether the session was there before, with its history."""
-        return self.context.attached
+        return _opened(self.attachment.context).attached
 
     async def __aenter__(self) -> Self:
-        if self._trunk is not None and self._context is not None:
+        if self._trunk is not None and self.attachment.context is not None:
             return self
-        if self._graph is not None:
+        if self.attachment.graph is not None:
             raise InvalidArgument("the session is open already", hint="make another one")
         try:
             await self._open()
@@ -104,20 +124,54 @@ class AsyncSession:
         return self
 
     async def _open(self) -> None:
-        client = self.client
-        self._graph = await client.load_by_name_with_config(
-            self.model, json_text(self._config), on_progress=self._on_progress
-        )
-        if self.session_id is None:
-            self._context = await client.init_execution_context(self._graph)
-        else:
-            self._context = await client.init_execution_context_with_session_id(
-                self._graph, self.session_id, persist=self._persist
-            )
-        if self._system is not None and not self._context.attached:
-            await client.reset(self._context, self._system)
+        if self.resumes:
+            await self.client.reconnect()
+        try:
+            await self.attachment.open()
+        except InferdError as exc:
+            former = self.attachment.connection
+            if former is None or not self.resumes or not is_loss(exc):
+                raise
+            until = time.monotonic() + self.client.resume_timeout
+            await self.attachment.renew(former, until)
+        await self._begin(self.context)
+
+    async def _begin(self, context: Context) -> None:
+        """Give a context that is newly attached to its system prompt and its options."""
+        self._spoke = context.attached
+        if self._system is not None and not context.attached:
+            await self.client.reset(context, self._system)
+            self._spoke = True
         if self._options or self._priority != "normal":
-            await client.set_options(self._context, self._options, priority=self._priority)
+            await self.client.set_options(context, self._options, priority=self._priority)
+
+    async def attach_again(self, until: float) -> None:
+        """Attach to the session over another connection, once the present one has ended; try
+        *until* then.
+
+        :raises SessionExpired: the daemon does not have it any more.
+        """
+        former = self.attachment.connection
+        assert former is not None, "a session that was never open is not attached again"
+        await self.attachment.renew(former, until)
+        await self._come_back()
+
+    async def wake(self) -> None:
+        """Open the context again that was idle for too long, over the same connection."""
+        await self.attachment.close()
+        await self.attachment.open()
+        await self._come_back()
+
+    async def _come_back(self) -> None:
+        if self.attached:
+            return
+        if self._spoke:
+            await self.attachment.close()
+            raise SessionExpired(
+                f"the daemon does not have session {self.session_id!r} any more",
+                hint="open it anew: it begins without a history; `inferd status` may tell why",
+            )
+        await self._begin(self.context)
 
     async def __aexit__(
         self,
@@ -130,18 +184,11 @@ class AsyncSession:
     async def _close(self) -> None:
         for branch in tuple(self._branches):
             await branch._close()
-        context, graph = self._context, self._graph
-        self._context = self._graph = None
         if self._trunk is not None:
             self._trunk._branches.discard(self)
-            graph = None
         for turn, _ in self._turns:
-            self.client.connection.abandon(turn)
-        with anyio.move_on_after(CLOSE_S_MAX, shield=True):
-            if context is not None:
-                await _ignore_refusal(self.client.finalize_execution_context(context, keep=True))
-            if graph is not None:
-                await _ignore_refusal(self.client.unload(graph, keep=True))
+            turn.connection.abandon(turn)
+        await self.attachment.close()
 
     def stream(
         self,
@@ -159,18 +206,20 @@ class AsyncSession:
         is answered as it is. *on_queue* is told the turn's place, where it has to wait.
         """
         params = self.client.turn_params(
-            self.context, prompt, self._is_raw(raw), options,
+            _opened(self.attachment.context), prompt, self._is_raw(raw), options,
             priority or self._priority, timeout, queue_timeout, watch=on_queue is not None,
         )  # fmt: skip
+        return self._stream(params, timeout, on_queue)
 
-        async def start(kind: type[K], deadline: float) -> K:
-            await self._settle()
-            request = kind("stream", deadline)
-            await self.client.connection.start(request, params)
-            self._took_turn(request)
-            return request
-
-        return AsyncStream(self.client.new_turn(start, timeout, self._ended, on_queue))
+    def _stream(
+        self,
+        params: w.StreamParams | w.ResumeParams,
+        timeout: float | None,
+        on_queue: QueueCallback | None,
+    ) -> AsyncStream:
+        asked = Asked(self, params)
+        go_on = asked.go_on if self.resumes else None
+        return AsyncStream(self.client.new_turn(asked.start, timeout, self._ended, on_queue, go_on))
 
     def resume(
         self,
@@ -187,7 +236,7 @@ class AsyncSession:
         *text* are what was read of it: the stream begins after them.
         """
         params = w.ResumeParams(
-            context=self.context,
+            context=_opened(self.attachment.context),
             tokens=list(tokens),
             text=text.encode(),
             priority=priority or "",
@@ -195,15 +244,7 @@ class AsyncSession:
             timeout_s=self.client.limit_s(timeout),
             watch=on_queue is not None,
         )
-
-        async def start(kind: type[K], deadline: float) -> K:
-            await self._settle()
-            request = kind("resume", deadline)
-            await self.client.connection.start(request, params)
-            self._took_turn(request)
-            return request
-
-        return AsyncStream(self.client.new_turn(start, timeout, self._ended, on_queue))
+        return self._stream(params, timeout, on_queue)
 
     async def chat(
         self,
@@ -217,15 +258,26 @@ class AsyncSession:
         on_queue: QueueCallback | None = None,
     ) -> Reply:
         """Do a turn as `stream` does and return its whole text, with its metadata."""
+        if self.resumes:  # what was told is needed to go on from there
+            stream = self.stream(
+                prompt, raw=raw, options=options, priority=priority, timeout=timeout,
+                queue_timeout=queue_timeout, on_queue=on_queue,
+            )  # fmt: skip
+            async with stream:
+                text = "".join([piece async for piece in stream])
+            return Reply(text, stream.metadata)
         params = self.client.turn_params(
             self.context, prompt, self._is_raw(raw), options,
             priority or self._priority, timeout, queue_timeout, watch=on_queue is not None,
         )  # fmt: skip
-        await self._settle()
-        result = await self.client.call(
-            "chat", params, w.TurnResult, timeout,
-            on_event=queue_events(on_queue), on_start=self._took_turn,
-        )  # fmt: skip
+        await self.settle()
+        try:
+            result = await self.client.call(
+                "chat", params, w.TurnResult, timeout,
+                on_event=queue_events(on_queue), on_start=self.took_turn,
+            )  # fmt: skip
+        except InferdError as exc:
+            raise told_so_far(exc, [], "") if is_loss(exc) else exc from None
         self.metadata = result.metadata
         return Reply(result.text.decode(errors="replace"), result.metadata)
 
@@ -251,6 +303,7 @@ class AsyncSession:
         timeout: float | None = None,
     ) -> None:
         """Let parameters, and a priority, hold for the turns from now on."""
+        await self._attached()
         await self.client.set_options(self.context, options, priority=priority, timeout=timeout)
         self._priority = priority or self._priority
 
@@ -260,7 +313,7 @@ class AsyncSession:
 
     async def reset(self, system: str | None = None, *, timeout: float | None = None) -> None:
         """Empty the history; the system prompt stays, or becomes *system*."""
-        await self._settle()
+        await self.settle()
         self._system = self._system if system is None else system
         await self.client.reset(self.context, self._system, timeout=timeout)
 
@@ -272,7 +325,7 @@ class AsyncSession:
         They are open, live on this one's lease and are closed with it, or by an `async with` of
         their own. With *session_ids* each has an id by which it can be come back to.
         """
-        await self._settle()
+        await self.settle()
         result = await self.client.fork_session(
             self.context, n, session_ids=session_ids, timeout=timeout
         )
@@ -285,11 +338,13 @@ class AsyncSession:
             self.model,
             system=self._system,
             session_id=session_id,
+            resume=self.resumes and session_id is not None,
             raw=self._raw,
             priority=self._priority,
         )
-        branch._trunk, branch._graph, branch._appends = self, self._graph, self._appends
-        branch._context = Context.of(w.ContextResult(context=context))
+        branch._trunk, branch._appends, branch._spoke = self, self._appends, True
+        handle = Context.of(w.ContextResult(context=context))
+        branch.attachment = self.attachment.branch(handle, session_id)
         self._branches.add(branch)
         return branch
 
@@ -301,14 +356,14 @@ class AsyncSession:
         timeout: float | None = None,
     ) -> w.RewindResult:
         """Go back by *turns*, questions and answers both, or to the first *tokens* tokens."""
-        await self._settle()
+        await self.settle()
         return await self.client.rewind(self.context, turns=turns, tokens=tokens, timeout=timeout)
 
     async def forget(self, *, timeout: float | None = None) -> None:
         """Delete the session with all that the daemon keeps of it; it is closed then."""
-        await self._settle()
+        await self.settle()
         await self.client.forget(self.context, timeout=timeout)
-        self._context = None
+        self.attachment.context = None
 
     async def cancel(self, *, timeout: float | None = None) -> bool:
         """Cancel the turn under way, whoever reads it; tell whether there was one."""
@@ -318,7 +373,7 @@ class AsyncSession:
 
     async def begin_pull(self, prompt: TensorLike | None, timeout: float | None) -> PullTurn:
         """Set the input of a pull."""
-        await self._settle()
+        await self.settle()
         if prompt is not None and not self._appends:
             await self.client.set_input(self.context, 1, _APPEND, timeout=timeout)
             self._appends = True
@@ -327,7 +382,9 @@ class AsyncSession:
         self._pull = PullTurn(self.client.connection, self.context, _caller())
         return self._pull
 
-    def _took_turn(self, request: InFlight) -> None:
+    def took_turn(self, request: InFlight) -> None:
+        """Note the request of a turn that has begun."""
+        self._spoke = True
         # More than one only until the daemon has refused the others as `SessionBusy`.
         self._turns = [turn for turn in self._turns if not turn[0].answered]
         self._turns.append((request, _caller()))
@@ -338,18 +395,25 @@ class AsyncSession:
     def _is_raw(self, raw: bool | None) -> bool:
         return self._raw if raw is None else raw
 
-    async def _settle(self) -> None:
+    async def _attached(self, until: float = math.inf) -> None:
+        """Attach again, where the connection was lost since and the session resumes."""
+        if self.resumes and self.attachment.lost:
+            await self.attach_again(min(until, time.monotonic() + self.client.resume_timeout))
+
+    async def settle(self, until: float = math.inf) -> None:
         """See to the turn before: one that was left is ended, and its end awaited.
 
         A turn that another task reads goes on; the daemon then answers `SessionBusy`.
         """
+        await self._attached(until)
         pull, caller = self._pull, _caller()
         if pull is not None and not pull.ended and (pull.left or pull.caller == caller):
             pull.ended = True
-            await self.client.fini_single(pull.context)
+            if not pull.connection.lost:
+                await self.client.fini_single(pull.context)
         for turn, turn_caller in self._turns:
             if turn.abandoned or turn_caller == caller:
-                self.client.connection.abandon(turn)
+                turn.connection.abandon(turn)
                 with anyio.move_on_after(SETTLE_S_MAX):
                     await turn.wait_answered()
 
@@ -360,11 +424,3 @@ def _opened(handle: Handle | None) -> Handle:
             "the session is not open", hint="use it as `with client.session(…) as session:`"
         )
     return handle
-
-
-async def _ignore_refusal(call: Awaitable[None]) -> None:
-    """Await a call that tidies up: what is closed or lost already needs no closing."""
-    try:
-        await call
-    except (InvalidArgument, SessionExpired, ConnectionLost, ShuttingDown):
-        return

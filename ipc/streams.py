@@ -12,10 +12,10 @@ from typing import Any, Protocol, Self
 import anyio
 import msgspec
 
-from ..backends.errors import Busy, InferdError, ProtocolError
-from .connection import Connection
+from ..backends.errors import Busy, InferdError, ProtocolError, ShuttingDown
 from .inflight import InFlight, K
 from .messages import CREDIT_DEFAULT, QueueEvent
+from .resuming import is_loss, told_so_far
 
 __all__ = ("AsyncStream", "QueueCallback", "Reply", "Turn", "queue_events", "retrying")
 
@@ -24,6 +24,8 @@ QueueCallback = Callable[[QueueEvent], None]
 RETRY_S_MAX = 30.0
 SETTLE_S_MAX = 5.0
 """How long a stream that is left waits for the daemon to confirm."""
+LOSSES_MAX = 8
+"""So often in a row a turn loses its connection without a new token; then it is given up."""
 
 
 class Reply(str):
@@ -58,15 +60,15 @@ def _queue_event(event: dict[str, Any]) -> QueueEvent:
 
 def retry_delay_s(error: InferdError, left_s: float) -> float | None:
     """Return how long to wait before trying again after *error*; None: do not."""
-    if not error.retryable:
-        return None
+    if not error.retryable or isinstance(error, ShuttingDown):
+        return None  # a daemon that ends takes nothing more on this connection
     asked_s = error.retry_after_s if isinstance(error, Busy) else 0.0
     # Jitter, upwards only: the daemon has reckoned when a try makes sense.
     delay_s = min(asked_s, RETRY_S_MAX) * random.uniform(1.0, 1.25)
     return delay_s if delay_s < left_s else None
 
 
-async def retrying(connection: Connection, attempt: Callable[[], Awaitable[K]], retries: int) -> K:
+async def retrying(attempt: Callable[[], Awaitable[K]], retries: int) -> K:
     """Return the request of the first *attempt* that is not refused, or of the last one.
 
     With retries left it returns once an event or the end is there: after the first token nothing
@@ -80,7 +82,8 @@ async def retrying(connection: Connection, attempt: Callable[[], Awaitable[K]], 
         try:
             await request.wait_told()
         except BaseException:
-            connection.abandon(request)
+            if not request.answered:
+                request.connection.abandon(request)
             raise
         delay_s = None
         if request.error is not None and not request.told:
@@ -97,6 +100,16 @@ class Starter(Protocol):
         """Return the request, once it is sent."""
 
 
+class GoingOn(Protocol):
+    """Goes on with a turn whose connection was lost."""
+
+    async def __call__(self, kind: type[K], turn: Turn, lost: InFlight) -> K:
+        """Return the request that tells the rest of *turn*, whose request was *lost*.
+
+        :raises InferdError: it cannot be gone on with.
+        """
+
+
 class Turn:
     """A streamed turn: its request, the credit it has used and what it has said.
 
@@ -106,38 +119,69 @@ class Turn:
 
     def __init__(
         self,
-        connection: Connection,
         start: Starter,
         *,
         timeout: float,
         retries: int,
         on_end: Callable[[dict[str, Any]], None] | None = None,
         on_queue: QueueCallback | None = None,
+        go_on: GoingOn | None = None,
         credit: int = CREDIT_DEFAULT,
     ):
-        self.connection = connection
         self.request: InFlight | None = None
+        self.deadline = 0.0
         self.left = False
         self.tokens: list[int] = []
+        self.text = bytearray()
         self.metadata: dict[str, Any] = {}
         self._start, self._timeout, self._retries = start, timeout, retries
-        self._on_end, self._on_queue = on_end, on_queue
+        self._on_end, self._on_queue, self._go_on = on_end, on_queue, go_on
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._grant_at = max(1, credit // 2)
         self._read = 0
+        self._losses = self._told_before = 0
 
     async def start(self, kind: type[K]) -> K:
         """Send the request, again where it is refused and `retries` says so."""
-        deadline = time.monotonic() + self._timeout
+        self.deadline = time.monotonic() + self._timeout
 
         async def attempt() -> K:
-            self.request = request = await self._start(kind, deadline)
+            self.request = request = await self._start(kind, self.deadline)
             return request
 
-        request = await retrying(self.connection, attempt, self._retries)
+        request = await retrying(attempt, self._retries)
         if self.left:
             self.leave()
         return request
+
+    def goes_on(self, request: InFlight) -> bool:
+        """Tell whether *request*, which is done, has lost its daemon, and the turn goes on."""
+        return (
+            self._go_on is not None
+            and not self.left
+            and request.error is not None
+            and is_loss(request.error)
+            and self._losses < LOSSES_MAX
+        )
+
+    async def go_on(self, kind: type[K], lost: InFlight) -> K:
+        """Return the request that tells what is left, after this one was *lost*.
+
+        :raises InferdError: it cannot be gone on with; the error says how far it got.
+        """
+        assert self._go_on is not None, "`goes_on` is asked before"
+        self._losses = 1 if len(self.tokens) > self._told_before else self._losses + 1
+        self._told_before, self._read = len(self.tokens), 0
+        try:
+            self.request = request = await self._go_on(kind, self, lost)
+        except InferdError as exc:
+            raise self._how_far(exc) from None
+        if self.left:
+            self.leave()
+        return request
+
+    def _how_far(self, error: InferdError) -> InferdError:
+        return told_so_far(error, self.tokens, self.text.decode(errors="replace"))
 
     def take(self, event: dict[str, Any]) -> tuple[str, int]:
         """Return an event's text, and how many events to grant now (mostly 0).
@@ -147,21 +191,28 @@ class Turn:
         if self._on_queue is not None and "waiting" in event:
             self._on_queue(_queue_event(event))
             return "", 0
-        tokens = event.get("tokens")
+        tokens, text = event.get("tokens"), event.get("text", b"")
         if tokens:
             self.tokens += tokens
+        self.text += text
         self._read += 1
         if self._read < self._grant_at:
-            return self._decoder.decode(event.get("text", b"")), 0
+            return self._decoder.decode(text), 0
         self._read = 0
-        return self._decoder.decode(event.get("text", b"")), self._grant_at
+        return self._decoder.decode(text), self._grant_at
 
     def end(self, request: InFlight) -> str:
         """Take the turn's end and return what was left of its text.
 
-        :raises InferdError: the turn failed.
+        :raises InferdError: the turn failed; where its daemon is gone the error says how far it
+            got.
         """
-        result = request.outcome()
+        try:
+            result = request.outcome()
+        except InferdError as exc:
+            if is_loss(exc):
+                raise self._how_far(exc) from None
+            raise
         self.metadata = result.get("metadata") or {}
         if self._on_end is not None:
             self._on_end(self.metadata)
@@ -170,8 +221,8 @@ class Turn:
     def leave(self) -> None:
         """Cancel the turn, on the connection's loop."""
         self.left = True
-        if self.request is not None:
-            self.connection.abandon(self.request)
+        if self.request is not None and not self.request.answered:
+            self.request.connection.abandon(self.request)
 
     async def settle(self) -> None:
         """Leave the turn and wait for the daemon to confirm, so that the next one can begin."""
@@ -225,7 +276,10 @@ class AsyncStream(AsyncIterator[str]):
                 if request.events:
                     piece, grant = turn.take(request.events.popleft())
                     if grant:
-                        turn.connection.grant(request, grant)
+                        request.connection.grant(request, grant)
+                elif request.done and turn.goes_on(request):
+                    request = await turn.go_on(InFlight, request)
+                    continue
                 elif request.done:
                     return self._last(request)
                 else:
@@ -264,5 +318,5 @@ class AsyncStream(AsyncIterator[str]):
     def __del__(self) -> None:
         request = self._turn.request
         if request is not None and not request.answered:
-            connection = self._turn.connection
+            connection = request.connection
             connection.soon(lambda: connection.abandon(request))

@@ -171,6 +171,7 @@ class Client:
         *,
         timeout: float = 600.0,
         connect_timeout: float = 5.0,
+        resume_timeout: float = 60.0,
         retries: int = 0,
         software: str = "",
     ):
@@ -178,6 +179,7 @@ class Client:
             path,
             timeout=timeout,
             connect_timeout=connect_timeout,
+            resume_timeout=resume_timeout,
             retries=retries,
             software=software,
         )
@@ -255,6 +257,7 @@ class Client:
         system: str | None = None,
         session_id: str | None = None,
         persist: bool = True,
+        resume: bool = False,
         raw: bool = False,
         priority: Priority = "normal",
         options: dict[str, Any] | None = None,
@@ -267,6 +270,7 @@ class Client:
             system=system,
             session_id=session_id,
             persist=persist,
+            resume=resume,
             raw=raw,
             priority=priority,
             options=options,

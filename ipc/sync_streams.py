@@ -59,12 +59,15 @@ class Stream(Iterator[str]):
             request = self._thread.run(self._turn.start, InFlightThread)
             self._request = request
         event = request.pieces.get()
+        if event is None and self._turn.goes_on(request):
+            self._request = self._thread.run(self._turn.go_on, InFlightThread, request)
+            return ""
         if event is None:
             self._ended = True
             return self._turn.end(request)
         piece, grant = self._turn.take(event)
         if grant:
-            self._thread.soon(self._turn.connection.grant, request, grant)
+            self._thread.soon(request.connection.grant, request, grant)
         return piece
 
     def _leave(self) -> None:

@@ -112,6 +112,8 @@ class DiskTier:
             if self._index.pop(name, None) is not None:
                 yield m.Unstored(name)
             self._release(name)
+        else:
+            yield m.Unstored(name, result.cause)
 
     def _release(self, name: str) -> None:
         for task in self._fetches.pop(name, ()):

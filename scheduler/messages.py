@@ -409,9 +409,10 @@ class Stored(_Message):
 
 
 class Unstored(_Message):
-    """The KV file *name* is gone."""
+    """The KV file *name* is gone; or, with a *cause*, it could not be written."""
 
     name: str
+    cause: str = ""
 
 
 class Finished(_Message):

@@ -248,6 +248,8 @@ class Journal:
     def __init__(self, path: Path, now: Callable[[], float] = time.time):
         self.cause: str | None = None
         self.set_aside: Path | None = None
+        self.on_change: Callable[[], None] = lambda: None
+        """Hears that `cause` or `set_aside` have changed."""
         self._file = JournalFile(path, now)
         self._now = now
         self._refused = False
@@ -272,6 +274,7 @@ class Journal:
         except NewerJournal as exc:
             self._refused, self.cause = True, str(exc)
             log.error("journal.refused", path=str(self._file.path), cause=str(exc))
+            self.on_change()
             return []
         except (OSError, sqlite3.Error) as exc:
             self._failed([], exc)
@@ -290,6 +293,7 @@ class Journal:
             set_aside=str(found.set_aside),
             sessions_read=len(found.sessions),
         )
+        self.on_change()
 
     async def _in_thread(self, work: Callable[[], _T]) -> _T:
         return await anyio.to_thread.run_sync(work, limiter=self._thread)
@@ -417,6 +421,7 @@ class Journal:
         if anything and self.cause is not None:
             self.cause = None
             log.info("journal.written_again", path=str(self._file.path))
+            self.on_change()
 
     def _failed(self, taken: Sequence[Recording], error: Exception) -> None:
         """Note that a batch was not written: all of it is to be written again, some time."""
@@ -436,6 +441,7 @@ class Journal:
                 exc_info=None if expected else error,
             )
         self.cause = str(error) or repr(error)
+        self.on_change()
 
     # In the thread.
 

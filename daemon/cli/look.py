@@ -169,11 +169,9 @@ def status(socket: SocketPath = None, as_json: JsonOutput = False) -> None:
         f"; tasks: {stats['running']} running, {stats['waiting']} waiting"
         f", {stats['parked']} parked, {stats['refused']} refused so far"
     )
-    journal = stats["journal"]
-    if journal["state"] != "written":
-        write(f"sessions with an id are not written down: {journal['cause']}")
-    if journal["set_aside"]:
-        write(f"a damaged journal of sessions was set aside as {journal['set_aside']}")
+    for part in stats["parts"]:
+        if not part["works"]:
+            write(f"{part['part']} fails: {part['missing']}: {part['cause']} ({part['remedy']})")
     names = ", ".join(stats["models"]) or "none"
     write(f"models loaded: {names}; connections: {stats['connections']}; cores: {stats['cores']}")
 

@@ -85,11 +85,15 @@ def stop(
     """
     path = socket_of(socket)
     with client_of(path) as client, _process_of(path, client) as process:
+        activated = client.stats()["socket_activated"]  # then its path stays
         with contextlib.suppress(ShuttingDown):  # it stops already
             client.drain(stop=True)
         if now:
             _end(process)
-        ended = _wait_until_gone(path, process, wait)
+        if process is None and activated:
+            ended = _wait_until_left(client, wait)
+        else:
+            ended = _wait_until_gone(path, process, wait)
     if not ended:
         raise Timeout(
             f"the daemon at {path} has not ended within {wait:g} s",
@@ -153,6 +157,16 @@ def _wait_until_gone(path: Path, process: int | None, wait_s: float) -> bool:
         return bool(poll.poll(wait_s * 1000))
     deadline = time.monotonic() + wait_s
     while path.exists():
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(POLL_S)
+    return True
+
+
+def _wait_until_left(client: Client, wait_s: float) -> bool:
+    """Wait for the daemon's goodbye."""
+    deadline = time.monotonic() + wait_s
+    while not client.twin.connection.lost:
         if time.monotonic() >= deadline:
             return False
         time.sleep(POLL_S)

@@ -74,16 +74,21 @@ class RunningDaemon:
             notify.settimeout(START_S_MAX)
             with (self.directory / "log").open("ab") as log:
                 self.process = subprocess.Popen(
-                    [sys.executable, "-m", "inferd", "serve", *self._arguments()],
+                    self._command(),
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
                     stderr=log,
                     env={**os.environ, "NOTIFY_SOCKET": path},
+                    pass_fds=self._descriptors(),
                 )
             self._wait_until_ready(notify)
 
-    def _arguments(self) -> list[str]:
+    def _descriptors(self) -> tuple[int, ...]:
+        return ()
+
+    def _command(self) -> list[str]:
         return [
+            *(sys.executable, "-m", "inferd", "serve"),
             *("--config", str(self.directory / "config.toml")),
             *("--socket", self.socket),
             *("--models-dir", str(self._models_dir or self.directory / "models")),

@@ -188,7 +188,7 @@ async def stream(client: AsyncClient) -> None:
         await client.connection.start(request, params)
         return request
 
-    turn = Turn(client.connection, start, timeout=math.inf, retries=0, credit=2)
+    turn = Turn(start, timeout=math.inf, retries=0, credit=2)
     stream = AsyncStream(turn)
     assert [piece async for piece in stream] == ["h", "é", "!"]
     assert stream.tokens == [104, 195, 169, 33]

@@ -1,0 +1,112 @@
+"""The parts that answers do not need: which of them fail, why, and what is to be done.
+
+A part that fails, at the start or later, is told in the log, in `stats`, by `inferd status` and to
+systemd; the daemon serves on.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import structlog
+
+__all__ = ("PARTS", "Part", "Parts")
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True)
+class Part:
+    """What is missing while it fails, and what to do."""
+
+    missing: str
+    remedy: str
+
+
+PARTS = {
+    "state": Part(
+        "starts are not counted: the clock stands in",
+        "let the daemon's user write to state-dir, or name another directory",
+    ),
+    "journal": Part(
+        "sessions with an id are not written down",
+        "make room on the disk of state-dir, or let the daemon's user write there; what waits is"
+        " then written by itself",
+    ),
+    "kv-store": Part(
+        "KV states are not kept on disk: they are computed again when memory has no room for them",
+        "make room on the disk of state-dir, or let the daemon's user own its folder `kv`",
+    ),
+    "notify": Part(
+        "the service manager is not told how the daemon is",
+        "Type=notify and NotifyAccess=main in the unit, or no NOTIFY_SOCKET",
+    ),
+    "uvloop": Part(
+        "the event loop is asyncio's, which needs more time for each token",
+        "install uvloop again, or remove it",
+    ),
+}
+"""All there are. A remedy that depends on the cause is given with it."""
+
+
+@dataclass(frozen=True)
+class _Failure:
+    cause: str
+    missing: str
+    remedy: str
+    since: float
+
+
+class Parts:
+    """Owned by the daemon's event loop; before that runs, by the thread that starts it."""
+
+    def __init__(self, seconds: Callable[[], float] = time.monotonic):
+        self.on_change: Callable[[str], None] = lambda _: None
+        """Hears the name of a part that fails, or works again."""
+        self._seconds = seconds
+        self._failures: dict[str, _Failure] = {}
+
+    def note(self, name: str, cause: str | None, *, missing: str = "", remedy: str = "") -> None:
+        """Note why a part fails now, or with None that it works; where *missing* or *remedy* are
+        other ones than usual they are given, too.
+        """
+        before = self._failures.get(name)
+        if cause is None:
+            if before is not None:
+                del self._failures[name]
+                log.info("part.works_again", part=name)
+                self.on_change(name)
+            return
+        part = PARTS[name]
+        self._failures[name] = failure = _Failure(
+            " ".join(cause.split()) or "unknown",
+            missing or part.missing,
+            remedy or part.remedy,
+            before.since if before is not None else self._seconds(),
+        )
+        if before is None or before.missing != failure.missing:
+            log.error("part.fails", part=name, cause=failure.cause, remedy=failure.remedy)
+            self.on_change(name)
+
+    @property
+    def line(self) -> str:
+        """How the daemon is, in one line, for systemd."""
+        failing = ", ".join(f"{n} ({f.cause})" for n, f in sorted(self._failures.items()))
+        return f"serving; degraded: {failing}" if failing else "serving"
+
+    def describe(self) -> list[dict[str, Any]]:
+        """Return how each part is, for `stats`."""
+        return [self._described(name, self._failures.get(name)) for name in PARTS]
+
+    def _described(self, name: str, failure: _Failure | None) -> dict[str, Any]:
+        return {
+            "part": name,
+            "works": failure is None,
+            "cause": failure and failure.cause,
+            "missing": failure and failure.missing,
+            "remedy": failure and failure.remedy,
+            "for_s": failure and self._seconds() - failure.since,
+        }

@@ -1,0 +1,234 @@
+"""Systemd listens for the daemon: it is started by a connection, and a restart refuses none."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from inferd import Client
+from inferd.backends.errors import InvalidArgument
+from inferd.ipc.listener import inherited
+from inferd.testing import RunningDaemon
+from tests.daemon.command_line import inferd
+from tests.raw import RawClient
+
+CONFIG = """
+[daemon]
+grace_s = 0.05
+[models.m]
+backend = "echo"
+slots = 2
+[models.m.echo]
+step_ms = 2
+"""
+RESTARTS = 20
+LAUNCH = """
+import os, sys
+os.dup2(int(sys.argv[1]), 3)
+os.environ |= {"LISTEN_PID": str(os.getpid()), "LISTEN_FDS": "1", "LISTEN_FDNAMES": "inferd.socket"}
+os.execv(sys.argv[2], sys.argv[2:])
+"""
+"""What systemd does before it starts a service whose socket it has opened."""
+
+
+class ActivatedDaemon(RunningDaemon):
+    """A daemon whose listening socket is this process's, over all its restarts."""
+
+    def start(self) -> None:
+        self.directory = Path(tempfile.mkdtemp(prefix="inferd-"))
+        self.socket = str(self.directory / "inferd.sock")
+        (self.directory / "config.toml").write_text(self._config)
+        (self.directory / "models").mkdir()
+        self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.listener.bind(self.socket)
+        self.listener.listen(128)
+        self.start_again()
+
+    def __exit__(self, *ending: Any) -> None:
+        super().__exit__(*ending)
+        self.listener.close()
+
+    def _descriptors(self) -> tuple[int, ...]:
+        return (self.listener.fileno(),)
+
+    def _command(self) -> list[str]:
+        return [sys.executable, "-c", LAUNCH, str(self.listener.fileno()), *super()._command()]
+
+
+def test_a_connection_starts_the_daemon_and_its_path_stays(tmp_path: Path) -> None:
+    path = tmp_path / "inferd.sock"
+    command = [sys.executable, "-m", "inferd", "serve", "--state-dir", str(tmp_path / "state")]
+    names = [f"-E{name}" for name in ("PYTHONPATH", "VIRTUAL_ENV") if name in os.environ]
+    process = subprocess.Popen(
+        ["systemd-socket-activate", f"--listen={path}", *names, *command],
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stderr is not None
+        assert "Listening on" in process.stderr.readline()
+        with Client(path, connect_timeout=30) as client, client.session("echo") as session:
+            assert session.chat("hello") == "hello"
+            stats = client.stats()
+            assert stats["socket_activated"] is True and stats["pid"] == process.pid
+        assert inferd("stop", socket=str(path)).exit_code == 0
+        assert process.wait(20) == 0
+        assert path.is_socket(), "it is systemd's"
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_twenty_restarts_under_load_refuse_no_connection() -> None:
+    with ActivatedDaemon(CONFIG) as daemon:
+        over = threading.Event()
+        failures: list[BaseException] = []
+        done = [0, 0]
+
+        def converse(number: int) -> None:
+            text = f"{number} " * 20
+            while not over.is_set():
+                with (
+                    Client(daemon.socket, connect_timeout=30) as client,
+                    client.session("m", session_id=str(number), raw=True, resume=True) as session,
+                ):
+                    session.reset()
+                    assert session.chat(text) == text
+                    done[0] += 1
+
+        def connect(_: int) -> None:
+            while not over.is_set():
+                with RawClient(daemon.socket, timeout_s=30.0) as client:
+                    assert client.server_hello[1]["instance"] > 0
+                    done[1] += 1
+
+        def watched(work: object, number: int) -> None:
+            try:
+                work(number)  # type: ignore[operator]
+            except BaseException as exc:
+                failures.append(exc)
+                raise
+
+        threads = [threading.Thread(target=watched, args=(converse, n)) for n in range(3)]
+        threads.append(threading.Thread(target=watched, args=(connect, 0)))
+        for thread in threads:
+            thread.start()
+        instances = set()
+        try:
+            for _ in range(RESTARTS):
+                before = list(done)
+                while not failures and (done[0] == before[0] or done[1] == before[1]):
+                    over.wait(0.005)
+                assert not failures
+                with RawClient(daemon.socket) as client:
+                    instances.add(client.server_hello[1]["instance"])
+                daemon.stop()
+                daemon.start_again()
+        finally:
+            over.set()
+            for thread in threads:
+                thread.join()
+        assert not failures
+        assert len(instances) == RESTARTS
+
+
+def test_who_connects_while_the_daemon_finishes_is_served_by_the_next_one() -> None:
+    config = CONFIG.replace("0.05", "20").replace("slots = 2", "slots = 1")
+    with ActivatedDaemon(config) as daemon, RawClient(daemon.socket) as client:
+        text = "finish me " * 30
+        turn = client.start(
+            "stream", context=client.context("m"), prompt=text, raw=True, credit=1000
+        )
+        client.events.append(client.read())
+        os.kill(daemon.pid, signal.SIGTERM)
+        while not client.call("stats")["stats"]["draining"]:
+            pass
+        late = socket.socket(socket.AF_UNIX)
+        late.connect(daemon.socket)
+        client.result(turn)
+        assert b"".join(e[2].get("text", b"") for e in client.events).decode() == text
+        late.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            late.recv(1)  # this daemon did not take it
+        assert daemon.process is not None and daemon.process.wait(20) == 0
+        daemon.start_again()
+        late.settimeout(20)
+        assert b"inferd/" in late.recv(4096)
+        late.close()
+
+
+def test_a_second_signal_leaves_the_path(tmp_path: Path) -> None:
+    config = CONFIG.replace("0.05", "20")
+    with ActivatedDaemon(config) as daemon, RawClient(daemon.socket) as client:
+        client.start("stream", context=client.context("m"), prompt="x" * 2000, raw=True)
+        client.events.append(client.read())
+        os.kill(daemon.pid, signal.SIGTERM)
+        while not client.call("stats")["stats"]["draining"]:
+            pass
+        assert daemon.stop() != 0
+        assert Path(daemon.socket).is_socket()
+        daemon.start_again()
+        with RawClient(daemon.socket) as client:
+            assert client.call("models")["models"]
+
+
+def test_what_is_for_another_process_is_not_taken() -> None:
+    environment = {"LISTEN_PID": str(os.getpid() + 1), "LISTEN_FDS": "1", "KEPT": "x"}
+    assert inherited(environment) is None
+    assert environment == {"KEPT": "x"}, "workers are not told"
+
+
+@pytest.mark.parametrize(
+    ("names", "kinds", "cause"),
+    [
+        (("x",), ("stream",), "no listening"),
+        (("x",), ("tcp",), "AF_INET"),
+        (("x", "y"), ("listening", "listening"), "2 sockets, 0 of them"),
+        (("inferd", "inferd"), ("listening", "listening"), "2 sockets, 2 of them"),
+    ],
+)
+def test_what_does_not_fit_is_refused_with_what_to_change(
+    names: tuple[str, ...], kinds: tuple[str, ...], cause: str, tmp_path: Path
+) -> None:
+    """In a process of its own: descriptors 3 and 4 are taken."""
+    script = (
+        "import os, socket, sys\n"
+        "kinds, names = sys.argv[1].split(','), sys.argv[2]\n"
+        "keep = []\n"
+        "for number, kind in enumerate(kinds, 3):\n"
+        "    family = socket.AF_INET if kind == 'tcp' else socket.AF_UNIX\n"
+        "    sock = socket.socket(family)\n"
+        "    if kind == 'listening':\n"
+        "        sock.bind(f'{sys.argv[3]}/{number}')\n"
+        "        sock.listen()\n"
+        "    os.dup2(sock.fileno(), number + 20)\n"
+        "    keep.append(sock)\n"
+        "for number in range(3, 3 + len(kinds)):\n"
+        "    os.dup2(number + 20, number)\n"
+        "os.environ |= {'LISTEN_PID': str(os.getpid()), 'LISTEN_FDS': str(len(kinds)),\n"
+        "    'LISTEN_FDNAMES': names}\n"
+        "os.execv(sys.executable, [sys.executable, '-m', 'inferd', 'serve'])\n"
+    )
+    arguments = [sys.executable, "-c", script, ",".join(kinds), ":".join(names), str(tmp_path)]
+    environment = {**os.environ, "INFERD_STATE_DIR": str(tmp_path / "state")}
+    ended = subprocess.run(
+        arguments, env=environment, capture_output=True, text=True, timeout=30, check=False
+    )
+    assert ended.returncode == 1
+    assert cause in ended.stderr
+    assert "FileDescriptorName=inferd" in ended.stderr or "systemd/inferd.socket" in ended.stderr
+
+
+def test_no_socket_where_one_is_announced_is_refused() -> None:
+    environment = {"LISTEN_PID": str(os.getpid()), "LISTEN_FDS": "0"}
+    with pytest.raises(InvalidArgument, match="0 sockets"):
+        inherited(environment)

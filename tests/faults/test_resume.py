@@ -1,0 +1,287 @@
+"""Daemons are killed and restarted under sessions that resume: their streams go on."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import threading
+from collections.abc import Callable
+from contextlib import ExitStack
+
+import anyio
+import anyio.to_thread
+import pytest
+
+from inferd import AsyncClient, Client, ConnectionLost, InferdError, InvalidArgument, Session
+from inferd.backends.errors import SessionExpired, ShuttingDown
+from inferd.testing import RunningDaemon, running_daemon
+from tests.models import smollm2
+
+ECHO = """
+[daemon]
+grace_s = 0.1
+[models.m]
+backend = "echo"
+slots = 2
+[models.m.echo]
+step_ms = 5
+"""
+REAL = f"""
+[daemon]
+cores = 1
+grace_s = 0.1
+[models.m]
+file = "{smollm2()}"
+ctx-size = 1024
+slots = 1
+"""
+STORY = "Once upon a time — «über» the hills — there was a king who had three sons. " * 2
+SESSIONS = 5
+IDLE = ECHO.replace("grace_s = 0.1", "idle_timeout_ms = 200")
+
+
+def kill(daemon: RunningDaemon) -> None:
+    daemon.kill()
+    daemon.start_again()
+
+
+def restart(daemon: RunningDaemon) -> None:
+    assert daemon.stop() == 0
+    daemon.start_again()
+
+
+ENDINGS = pytest.mark.parametrize("end", [kill, restart])
+
+
+class Between:
+    """Does *actions* one after the other, in a thread, each as soon as *pieces* more have come."""
+
+    def __init__(self, pieces: int, *actions: Callable[[], object]):
+        self._every, self._actions = pieces, list(actions)
+        self._left = pieces
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    def piece(self) -> None:
+        """Note that a piece was read, by anybody."""
+        with self._lock:
+            self._left -= 1
+            if self._left > 0 or not self._actions or (self._thread and self._thread.is_alive()):
+                return
+            self._left = self._every
+            self._thread = threading.Thread(target=self._actions.pop(0))
+            self._thread.start()
+
+    def done(self) -> None:
+        """Wait for the last one, and make sure that all of them were done."""
+        assert self._thread is not None and not self._actions, "it was over too soon"
+        self._thread.join()
+
+
+@pytest.mark.anyio
+@ENDINGS
+async def test_streams_go_on_by_themselves_and_not_a_token_is_lost_or_doubled(
+    end: Callable[[RunningDaemon], None],
+) -> None:
+    """Five streams on two slots: some wait, some have been parked, when the daemon goes."""
+    async with running_daemon(ECHO) as daemon, AsyncClient(daemon.socket) as client:
+        between = Between(40, *[lambda: end(daemon)] * 3)
+
+        async def tell(number: int) -> None:
+            session = client.session("m", session_id=f"{number}", raw=True, resume=True)
+            async with session:
+                text, stream = "", session.stream(f"{number}: {STORY}")
+                async for piece in stream:
+                    text += piece
+                    between.piece()
+                assert text == f"{number}: {STORY}"
+                assert bytes(stream.tokens) == text.encode()
+                assert stream.metadata["stop_reason"] == "eos"
+                assert session.metadata["session_id"] == f"{number}"
+
+        async with anyio.create_task_group() as group:
+            for number in range(SESSIONS):
+                group.start_soon(tell, number)
+        await anyio.to_thread.run_sync(between.done)
+
+
+@ENDINGS
+def test_so_do_those_of_the_synchronous_client_in_threads(
+    end: Callable[[RunningDaemon], None],
+) -> None:
+    with running_daemon(ECHO) as daemon, Client(daemon.socket) as client, ExitStack() as stack:
+        between = Between(40, *[lambda: end(daemon)] * 3)
+        texts: dict[int, str] = {}
+
+        def tell(number: int) -> None:
+            with client.session("m", session_id=f"{number}", raw=True, resume=True) as session:
+                for piece in session.stream(f"{number}: {STORY}"):
+                    texts[number] = texts.get(number, "") + piece
+                    between.piece()
+
+        for number in range(SESSIONS):
+            thread = threading.Thread(target=tell, args=(number,))
+            thread.start()
+            stack.callback(thread.join)
+        stack.close()
+        between.done()
+        assert texts == {number: f"{number}: {STORY}" for number in range(SESSIONS)}
+
+
+@pytest.mark.model
+@pytest.mark.timeout(300)
+def test_a_sampled_text_of_a_real_model_is_the_one_of_an_uninterrupted_turn() -> None:
+    options = {"seed": 7, "temp": 0.7, "n-predict": 60}
+    question = "Tell me a story about a king and his three sons."
+    with running_daemon(REAL) as daemon, Client(daemon.socket) as client:
+        with client.session("m", options=options) as session:
+            whole = str(session.chat(question))
+        with client.session("m", session_id="tale", options=options, resume=True) as session:
+            between = Between(8, *[lambda: kill(daemon)] * 3)
+            text, stream = "", session.stream(question)
+            for piece in stream:
+                text += piece
+                between.piece()
+            between.done()
+            assert text == whole
+            assert len(stream.tokens) == stream.metadata["output_tokens"] == 60
+
+
+@ENDINGS
+def test_a_chat_and_what_is_asked_after_a_restart_go_on_too(
+    end: Callable[[RunningDaemon], None],
+) -> None:
+    with (
+        running_daemon(ECHO) as daemon,
+        Client(daemon.socket) as client,
+        Client(daemon.socket) as other,
+        client.session("m", session_id="diary", resume=True, priority="high") as session,
+    ):
+        assert session.chat("hello") == "hello"
+        [before] = other.sessions()
+        end(daemon)
+        session.set_options({"n-predict": 40})
+        ending = threading.Thread(target=when_running, args=(daemon, end))
+        ending.start()
+        assert session.chat("x" * 200) == "x" * 40
+        ending.join()
+        with Client(daemon.socket) as other:
+            [after] = other.sessions()
+        assert (after["session_id"], after["priority"]) == ("diary", "high")
+        assert after["tokens"] > before["tokens"] + 200, "the question is there, once"
+        assert after["tokens"] < before["tokens"] + 400
+
+
+def when_running(daemon: RunningDaemon, end: Callable[[RunningDaemon], None]) -> None:
+    """End the daemon once a turn has told something."""
+    with Client(daemon.socket) as client:
+        while not any(task["output_tokens"] for task in client.queue()):
+            pass
+    end(daemon)
+
+
+def interrupted(daemon: RunningDaemon, session: Session) -> tuple[str, InferdError]:
+    """Return what was read of a stream under which the daemon was killed, and its error."""
+    text = ""
+    with session, pytest.raises(InferdError) as caught:
+        for piece in session.stream(STORY):
+            text += piece
+            if len(text) == 9:
+                daemon.kill()
+    return text, caught.value
+
+
+@pytest.mark.parametrize("session_id", [None, "diary"])
+def test_who_does_not_resume_is_told_how_far_the_turn_got(session_id: str | None) -> None:
+    with running_daemon(ECHO) as daemon, Client(daemon.socket) as client:
+        session = client.session("m", session_id=session_id, raw=True)
+        text, error = interrupted(daemon, session)
+        assert isinstance(error, ConnectionLost)
+        assert error.data["text"] == text and STORY.startswith(text)
+        assert bytes(error.data["tokens"]) == text.encode()
+        assert f"{len(text.encode())} tokens of the answer were read" in error.message
+        assert "resume=True" in error.hint
+
+
+def test_a_stop_says_how_far_the_turn_got_and_a_session_with_that_goes_on_by_hand() -> None:
+    with running_daemon(ECHO) as daemon:
+        text = ""
+        with Client(daemon.socket) as client:
+            session = client.session("m", session_id="diary", raw=True)
+            with session, pytest.raises(ShuttingDown) as caught:
+                for piece in session.stream(STORY):
+                    text += piece
+                    if len(text) == 9:
+                        os.kill(daemon.pid, signal.SIGTERM)
+        assert caught.value.data["text"] == text
+        assert daemon.process is not None
+        assert daemon.process.wait(20) == 0
+        daemon.start_again()
+        with Client(daemon.socket) as client, client.session("m", session_id="diary") as session:
+            assert text + "".join(session.resume(caught.value.data["tokens"], text)) == STORY
+
+
+def test_it_is_given_up_when_no_daemon_comes_back_in_time() -> None:
+    with (
+        running_daemon(ECHO) as daemon,
+        Client(daemon.socket, resume_timeout=0.3) as client,
+    ):
+        session = client.session("m", session_id="diary", raw=True, resume=True)
+        text, error = interrupted(daemon, session)
+        assert isinstance(error, ConnectionLost)
+        assert (error.data["text"], bytes(error.data["tokens"])) == (text, text.encode())
+
+
+def test_a_session_that_is_gone_is_not_begun_anew_behind_the_callers_back() -> None:
+    with running_daemon(ECHO) as daemon, Client(daemon.socket) as client:
+
+        def lose() -> None:
+            daemon.kill()
+            shutil.rmtree(daemon.directory / "state")
+            daemon.start_again()
+
+        between = Between(9, lose)
+        text = ""
+        with client.session("m", session_id="diary", raw=True, resume=True) as session:
+            with pytest.raises(SessionExpired, match="'diary'") as caught:
+                for piece in session.stream(STORY):
+                    text += piece
+                    between.piece()
+            between.done()
+            assert caught.value.data["text"] == text
+            with pytest.raises(InvalidArgument, match="not open"):
+                session.chat("more")
+
+
+def test_a_session_that_was_idle_for_too_long_is_woken() -> None:
+    with (
+        running_daemon(IDLE) as daemon,
+        Client(daemon.socket) as client,
+        client.session("m", session_id="diary", resume=True) as session,
+    ):
+        session.chat("one")
+        with Client(daemon.socket) as other:
+            while other.sessions():
+                pass
+            assert session.chat("two") == "two"
+            [found] = other.sessions()
+        assert (found["session_id"], found["turns"]) == ("diary", 2)
+
+
+def test_branches_with_an_id_go_on_too() -> None:
+    with (
+        running_daemon(ECHO) as daemon,
+        Client(daemon.socket) as client,
+        client.session("m", session_id="trunk", resume=True) as session,
+    ):
+        session.chat("one")
+        [branch] = session.fork(session_ids=["branch"])
+        [nameless] = session.fork()
+        kill(daemon)
+        assert branch.chat("two") == "two"
+        assert session.chat("three") == "three"
+        with pytest.raises(ConnectionLost):
+            nameless.chat("four")
+        names = {s["session_id"]: s["turns"] for s in client.sessions()}
+        assert names == {"trunk": 2, "branch": 1}
