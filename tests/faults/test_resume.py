@@ -222,6 +222,32 @@ def test_a_stop_says_how_far_the_turn_got_and_a_session_with_that_goes_on_by_han
             assert text + "".join(session.resume(caught.value.data["tokens"], text)) == STORY
 
 
+@pytest.mark.anyio
+async def test_who_does_not_wait_for_the_daemon_leaves_nothing_behind() -> None:
+    async with (
+        running_daemon(ECHO) as daemon,
+        AsyncClient(daemon.socket) as client,
+        client.session("m", session_id="diary", raw=True, resume=True) as session,
+    ):
+        begun = anyio.Event()
+
+        async def read() -> None:
+            async for _ in session.stream(STORY):
+                begun.set()
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(read)
+            await begun.wait()
+            daemon.kill()
+            await client.connection.ended.wait()
+            group.cancel_scope.cancel()
+        await anyio.to_thread.run_sync(daemon.start_again)
+        assert await session.chat("more") == "more"
+        assert await client.queue() == []
+        [found] = await client.sessions()
+        assert (found["session_id"], found["turns"]) == ("diary", 2)
+
+
 def test_it_is_given_up_when_no_daemon_comes_back_in_time() -> None:
     with (
         running_daemon(ECHO) as daemon,
