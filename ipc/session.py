@@ -127,14 +127,15 @@ class AsyncSession:
         if self.resumes:
             await self.client.reconnect()
         try:
-            await self.attachment.open()
+            await self._begin(await self.attachment.open())
         except InferdError as exc:
             former = self.attachment.connection
             if former is None or not self.resumes or not is_loss(exc):
                 raise
+            await self.attachment.close()
             until = time.monotonic() + self.client.resume_timeout
             await self.attachment.renew(former, until)
-        await self._begin(self.context)
+            await self._begin(self.context)
 
     async def _begin(self, context: Context) -> None:
         """Give a context that is newly attached to its system prompt and its options."""

@@ -168,6 +168,32 @@ async def test_attaching_is_tried_again_where_the_daemon_says_that_it_makes_sens
         assert left == -1
 
 
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    "call", ["load_by_name_with_config", "init_execution_context_with_session_id", "set_options"]
+)
+async def test_a_session_whose_daemon_ends_while_it_opens_is_opened_on_the_next_one(
+    call: str, tmp_path: Path
+) -> None:
+    async with fake_server(tmp_path) as server:
+        answer = server.answers[call]
+
+        async def lose(exchange: Exchange) -> dict[str, Any]:
+            server.answers[call] = answer
+            await exchange.peer.send([6, ShuttingDown("it ends").to_wire()])
+            raise ConnectionLost("it is gone")
+
+        server.answers[call] = lose
+        async with (
+            AsyncClient(server.path) as client,
+            client.session("m", session_id="new", resume=True, priority="high") as session,
+        ):
+            assert session.context == 12
+            assert server.names()[-1] == "set_options"
+            assert len(server.peers) == 2
+        assert server.names()[-2:] == ["finalize_execution_context", "unload"]
+
+
 def test_only_a_session_with_an_id_can_resume() -> None:
     with pytest.raises(InvalidArgument, match="session_id"):
         AsyncClient("nowhere").session("m", resume=True)
