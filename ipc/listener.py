@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import socket
 import stat
-from collections.abc import MutableMapping
+from collections.abc import MutableMapping, Sequence
 
 from ..backends.errors import Busy, InvalidArgument
 
@@ -45,21 +46,24 @@ def inherited(environment: MutableMapping[str, str]) -> InheritedListener | None
     told = [environment.pop(f"LISTEN_{what}", "") for what in ("PID", "FDS", "FDNAMES")]
     if told[0] != str(os.getpid()) or not told[1].isdecimal():
         return None
-    names = told[2].split(":")
     numbers = range(FD_FIRST, FD_FIRST + int(told[1]))
     for number in numbers:
-        os.set_inheritable(number, False)
-    if len(numbers) > 1:
-        named = dict(zip(numbers, names, strict=False))
-        numbers_named = [number for number in numbers if named.get(number) in FD_NAMES]
-    else:
-        numbers_named = list(numbers)
-    if len(numbers_named) != 1:
+        with contextlib.suppress(OSError):  # it is none: told below, if it is the one
+            os.set_inheritable(number, False)
+    ours = _ours(numbers, told[2].split(":"))
+    if len(ours) != 1:
         raise InvalidArgument(
-            f"systemd passed {len(numbers)} sockets, {len(numbers_named)} of them for inferd",
+            f"systemd passed {len(numbers)} sockets, {len(ours)} of them for inferd",
             hint="one ListenStream, or FileDescriptorName=inferd for the one that is meant",
         )
-    return InheritedListener(_listening(numbers_named[0]))
+    return InheritedListener(_listening(ours[0]))
+
+
+def _ours(numbers: Sequence[int], names: Sequence[str]) -> Sequence[int]:
+    """Return the descriptors that are for inferd: a single one whatever it is called."""
+    if len(numbers) == 1:
+        return numbers
+    return [number for number, name in zip(numbers, names, strict=False) if name in FD_NAMES]
 
 
 def _listening(number: int) -> socket.socket:

@@ -192,6 +192,7 @@ def test_what_is_for_another_process_is_not_taken() -> None:
     [
         (("x",), ("stream",), "no listening"),
         (("x",), ("tcp",), "AF_INET"),
+        (("x",), ("closed",), "Bad file descriptor"),
         (("x", "y"), ("listening", "listening"), "2 sockets, 0 of them"),
         (("inferd", "inferd"), ("listening", "listening"), "2 sockets, 2 of them"),
     ],
@@ -214,6 +215,8 @@ def test_what_does_not_fit_is_refused_with_what_to_change(
         "    keep.append(sock)\n"
         "for number in range(3, 3 + len(kinds)):\n"
         "    os.dup2(number + 20, number)\n"
+        "    if kinds[number - 3] == 'closed':\n"
+        "        os.close(number)\n"
         "os.environ |= {'LISTEN_PID': str(os.getpid()), 'LISTEN_FDS': str(len(kinds)),\n"
         "    'LISTEN_FDNAMES': names}\n"
         "os.execv(sys.executable, [sys.executable, '-m', 'inferd', 'serve'])\n"
