@@ -31,6 +31,7 @@ from .kv_index import KvIndex, Place
 from .model_files import files_in_use, models_in
 from .models import Lease, Model, ModelState
 from .room import Room
+from .turnstile import Turnstile
 from .workers import Worker
 
 __all__ = ("Registry",)
@@ -61,7 +62,10 @@ class Registry:
         self.kv_index.on_evicted = self._tell_evicted
         self._models: dict[str, Model] = {}
         self._cores = Cores(config.cores, self._all_workers)
-        self.room = Room(config.memory_bytes, self._models.values)
+        self.room = Room(config.memory_bytes, self._models.values, seconds=seconds)
+        self.turnstile = Turnstile(
+            self.room, self._models.values, config.model_stay_s, seconds, group.start_soon
+        )
         self._failures = FailedLoads(config.failed_load_s, seconds)
         self._changed = anyio.Event()
         self._kept = KeptModels(config.state_dir / KEPT_FILE)
@@ -165,11 +169,15 @@ class Registry:
         worker.on_kv = partial(self._note_kv_file, worker)
         self._wire(model, worker)
         worker.on_work = self._cores.share
-        worker.on_reckoned = partial(self.room.reckoned, model, worker)
+        worker.on_reckoned = partial(self._reckoned, model, worker)
         model.worker, model.error, model.fitted = worker, None, {}
         self._cores.share()
         self._group.start_soon(self._run, model, worker)
         return worker
+
+    def _reckoned(self, model: Model, worker: Worker, report: m.Reckoned) -> None:
+        self.room.reckoned(model, worker, report)
+        self.turnstile.look()
 
     def _wire(self, model: Model, worker: Worker) -> None:
         worker.spec = msgspec.structs.replace(worker.spec, name=model.name)
@@ -227,6 +235,7 @@ class Registry:
             model.worker = None
         log.info("model.left", model=model.name, pid=worker.pid)
         self.room.left(worker)
+        self.turnstile.left(model)
         self._forget(model)
         self._changed.set()
 
@@ -247,6 +256,7 @@ class Registry:
         error = model.error = worker.error
         if error is None:
             model.load_s = took
+            model.stay.began = self.seconds()
             self.room.loaded(worker)
             self._failures.forget(model.name)
             log.info("model.loaded", model=model.name, pid=worker.pid, seconds=took)
