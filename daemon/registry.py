@@ -333,6 +333,10 @@ class Registry:
             self._forget(model)
         self._changed.set()
 
+    async def watch_cores(self) -> None:
+        """Use fewer cores while other programs need them, for ever."""
+        await self._cores.watch()
+
     async def unload_idle(self) -> None:
         """Let models go that were idle for their `keep_alive_s`, for ever; no polling."""
         while True:

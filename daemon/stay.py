@@ -14,7 +14,7 @@ __all__ = ("AGEING_S_MIN", "LINGER_S", "Stay", "Visit", "present")
 
 AGEING_S_MIN = 10.0
 """A visit that waits rises by a class each time it has waited for a stay, but not sooner."""
-LINGER_S = 0.1
+LINGER_S = 0.2
 """A model is left alone for so long after a visit: what it was to prepare follows (`compute` after
 `set_input`, the next step of a program).
 """
