@@ -137,10 +137,10 @@ class Inferd:
         async with AsyncClient(self.socket) as client, kind(client, session_id, model) as program:
             yield program
 
-    async def keep_loaded(self, stack: AsyncExitStack) -> None:
+    async def keep_loaded(self, stack: AsyncExitStack, model: str = MODEL.stem) -> None:
         """Load the model and hold a lease until *stack* closes: no run is to pay for a load."""
         client = await stack.enter_async_context(AsyncClient(self.socket))
-        await client.load_by_name(MODEL.stem)
+        await client.load_by_name(model)
 
 
 @asynccontextmanager
