@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 import anyio
 
-from ..backends.errors import ReaderTimeout
+from ..backends.errors import Cancelled, InferdError, ReaderTimeout
 from ..scheduler import messages as m
 from ..sessions.port import TaskReader
 
@@ -41,11 +41,21 @@ class Aside:
 
     async def _give_up(self, taken: Mapping[int, TaskReader]) -> None:
         await anyio.sleep(self._timeout_s)
-        error = ReaderTimeout(f"nobody has read the stream for {self._timeout_s:g} s").to_wire()
-        for number, reader in taken.items():
+        self._fail(taken, ReaderTimeout(f"nobody has read the stream for {self._timeout_s:g} s"))
+
+    def swapped(self, model: str) -> None:
+        """Let all turns end: the next worker of *model* may have other tokens."""
+        error = Cancelled(
+            f"the turn ended with its model: {model!r} was swapped",
+            hint="go on with the next turn: the history is there",
+        )
+        self._fail(dict(self._readers), error)
+
+    def _fail(self, readers: Mapping[int, TaskReader], error: InferdError) -> None:
+        for number, reader in readers.items():
             if self._readers.get(number) is reader:
                 del self._readers[number]
-                reader.report(m.Failed(number, error))
+                reader.report(m.Failed(number, error.to_wire()))
 
     def _go_on(self, task_id: int) -> None:
         reader = self._readers.pop(task_id, None)

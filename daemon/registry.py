@@ -205,6 +205,7 @@ class Registry:
         if that was loaded. Names, leases and handles stay where they are.
         """
         before = one.worker if one.state is ModelState.READY else None
+        one.aside.swapped(one.name)
         one.worker, other.worker = other.worker, one.worker
         one.config, other.config = other.config, one.config
         one.fitted, other.fitted = other.fitted, one.fitted

@@ -258,6 +258,20 @@ def test_a_stream_that_was_set_aside_ends_if_nobody_reads_it() -> None:
         assert model(client, "a")["tasks"] == 0
 
 
+def test_a_turn_that_was_set_aside_ends_where_its_model_is_swapped() -> None:
+    with daemon_with(*MODELS) as daemon, RawClient(daemon.socket) as client:
+        context = contexts(client, "ab")
+        client.set_input(context["a"], b"abcdef")
+        assert client.single(context["a"]) == b"a"
+        assert said(client, chat(client, context["b"], "b")) == b"b"
+        assert model(client, "a")["tasks"] == 1
+        client.call("unload_model", name="b", force=True)
+        client.call("swap", name="a", to="c")
+        assert model(client, "a")["tasks"] == 0
+        with pytest.raises(Cancelled, match="was swapped"):
+            client.call("compute_single", context=context["a"])
+
+
 # What comes back.
 
 
