@@ -54,7 +54,7 @@ def deal(claims: Sequence[tuple[int, int]], cores: int) -> list[int]:
     return threads
 
 
-LOOK_S = 0.5
+LOOK_S = 0.25
 """While somebody computes, what other programs take is looked at so often."""
 
 log = structlog.get_logger()

@@ -13,7 +13,7 @@ from pathlib import Path
 
 __all__ = ("ForeignLoad", "busy_s", "own_s")
 
-TAKEN_AT = 0.6
+TAKEN_AT = 0.5
 """A core counts as taken from this share of it on: a program beside two threads on two cores gets
 two thirds of one.
 """
