@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 
 import anyio
 
+from ..backends import ModelInfo
 from ..backends.errors import Cancelled, InferdError, ReaderTimeout
 from ..scheduler import messages as m
 from ..sessions.port import TaskReader
@@ -28,12 +29,14 @@ class Aside:
     ):
         self._move, self._start, self._timeout_s = move, start, timeout_s
         self._readers: dict[int, TaskReader] = {}
+        self._info: ModelInfo | None = None
 
     def __len__(self) -> int:
         return len(self._readers)
 
-    def take(self, readers: Mapping[int, TaskReader]) -> None:
-        """Take the turns of a worker that leaves."""
+    def take(self, readers: Mapping[int, TaskReader], info: ModelInfo) -> None:
+        """Take the turns of a worker that leaves, with *info* on its model."""
+        self._info = info
         taken = {number: r for number, r in readers.items() if r.go_on(self) is not None}
         self._readers |= taken
         if taken:
@@ -63,6 +66,12 @@ class Aside:
             self._move({task_id: reader})
 
     # The line.
+
+    @property
+    def info(self) -> ModelInfo:
+        """Facts about the model that has left."""
+        assert self._info is not None, "no turn was set aside"
+        return self._info
 
     def submit(self, spec: m.TaskSpec, reader: TaskReader) -> None:
         """Let a turn begin in a worker."""

@@ -200,7 +200,7 @@ class Model:
         """Let the worker leave for another model; turns that nobody reads are set aside."""
         worker = self.loaded
         if worker is not None:
-            self.aside.take(worker.give_away())
+            self.aside.take(worker.give_away(), worker.info)
             worker.quit()
 
     def progress(self, fraction: float) -> None:

@@ -40,6 +40,10 @@ class TaskReader(Protocol):
 class Line(Protocol):
     """What a turn needs of a worker."""
 
+    @property
+    def info(self) -> ModelInfo:
+        """Facts about the model."""
+
     def submit(self, spec: TaskSpec, reader: TaskReader) -> None:
         """Queue a task, of which *reader* hears."""
 
@@ -58,10 +62,6 @@ class Line(Protocol):
 
 class Port(Line, Protocol):
     """The line to a loaded model's worker. All calls are made on the daemon's event loop."""
-
-    @property
-    def info(self) -> ModelInfo:
-        """Facts about the model."""
 
     async def tokenize(self, text: bytes, *, special: bool, bos: bool) -> list[int]:
         """Return the token ids of *text*."""
