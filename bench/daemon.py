@@ -40,9 +40,9 @@ def _lines(table: Mapping[str, Any]) -> list[str]:
 class StreamClient:
     """Streams over a connection of its own: the daemon pushes. Opening the session is timed too."""
 
-    def __init__(self, client: AsyncClient, session_id: str | None = None):
+    def __init__(self, client: AsyncClient, session_id: str | None = None, model: str = MODEL.stem):
         self.client = client
-        self.session = client.session(MODEL.stem, session_id=session_id, raw=True)
+        self.session = client.session(model, session_id=session_id, raw=True)
         self.said = ""
         self._open = False
 
@@ -127,16 +127,20 @@ class Inferd:
 
     @asynccontextmanager
     async def client(
-        self, slot: int = -1, kind: type[StreamClient] = StreamClient, session_id: str | None = None
+        self,
+        slot: int = -1,
+        kind: type[StreamClient] = StreamClient,
+        session_id: str | None = None,
+        model: str = MODEL.stem,
     ) -> AsyncIterator[StreamClient]:
         """Connect a program; the daemon leases slots itself."""
-        async with AsyncClient(self.socket) as client, kind(client, session_id) as program:
+        async with AsyncClient(self.socket) as client, kind(client, session_id, model) as program:
             yield program
 
-    async def keep_loaded(self, stack: AsyncExitStack) -> None:
+    async def keep_loaded(self, stack: AsyncExitStack, model: str = MODEL.stem) -> None:
         """Load the model and hold a lease until *stack* closes: no run is to pay for a load."""
         client = await stack.enter_async_context(AsyncClient(self.socket))
-        await client.load_by_name(MODEL.stem)
+        await client.load_by_name(model)
 
 
 @asynccontextmanager

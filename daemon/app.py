@@ -106,6 +106,7 @@ async def _main(config: Config, instance: int, listener: Listener, parts: Parts)
             async with anyio.create_task_group() as services:
                 services.start_soon(daemon.sessions.expire_idle)
                 services.start_soon(daemon.registry.unload_idle)
+                services.start_soon(daemon.registry.watch_cores)
                 await daemon.registry.kv_index.load()
                 services.start_soon(daemon.registry.kv_index.run)
                 await daemon.restore()

@@ -83,6 +83,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     idle_timeout_ms: int = 300_000
     keep_alive_s: float = 300.0
     memory_bytes: int = 0
+    model_stay_s: float = 20.0
     failed_load_s: float = 10.0
     connections_max: int = 256
     tasks_waiting_max: int = 512
@@ -134,6 +135,9 @@ SETTINGS: dict[str, Setting] = {
     ),
     "memory-bytes": Setting(
         int, "memory of all models together; 0: what the machine has free", 0, BYTES_MAX
+    ),
+    "model-stay-s": Setting(
+        float, "a model that others wait for lets in later visits for this; 0: none", 0, 86_400
     ),
     "failed-load-s": Setting(
         float, "a load that failed is not tried again for this, if the file is the same", 0, 3600

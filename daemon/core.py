@@ -291,6 +291,7 @@ class Daemon:
         """
         self.draining = True
         error = ShuttingDown("the daemon is shutting down: the turn had not begun")
+        self.registry.turnstile.refuse(error)
         for session in self.sessions:
             if session.state == "waiting" and session.turn is not None and not session.turn.tokens:
                 session.cancel(error)

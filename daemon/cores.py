@@ -7,8 +7,15 @@ each, 225 with one each, 195 for one model alone with two.)
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
+
+import anyio
+import structlog
+
+from .foreign import ForeignLoad, busy_s, own_s
 
 __all__ = ("LOADING", "Cores", "Worker", "deal")
 
@@ -18,6 +25,8 @@ LOADING = -1
 
 class Worker(Protocol):
     """What the cores are dealt out to."""
+
+    pid: int
 
     @property
     def claim(self) -> int | None:
@@ -45,21 +54,59 @@ def deal(claims: Sequence[tuple[int, int]], cores: int) -> list[int]:
     return threads
 
 
-class Cores:
-    """Deals *count* cores out among the *workers* there are. Lives on the daemon's event loop."""
+LOOK_S = 0.25
+"""While somebody computes, what other programs take is looked at so often."""
 
-    def __init__(self, count: int, workers: Callable[[], Iterable[Worker]]):
+log = structlog.get_logger()
+
+
+class Cores:
+    """Deals *count* cores of the *machine*'s out among the *workers* there are, less what other
+    programs take. Lives on the daemon's event loop.
+    """
+
+    def __init__(
+        self,
+        count: int,
+        workers: Callable[[], Iterable[Worker]],
+        machine: int | None = None,
+    ):
         self.count = count
+        self.foreign = ForeignLoad()
+        self._machine = machine or os.cpu_count() or count
         self._workers = workers
         self._told: dict[Worker, int] = {}
+        self._busy = anyio.Event()
+
+    @property
+    def left(self) -> int:
+        """The cores that others leave to us: one at least."""
+        return max(1, min(self.count, self._machine - self.foreign.taken))
+
+    async def watch(self) -> None:
+        """Deal anew when other programs come and go, for ever; no polling while nobody computes."""
+        while True:
+            await self._busy.wait()
+            self._busy = anyio.Event()
+            self.foreign.rest()
+            while any(worker.claim is not None for worker in self._workers()):
+                self._look()
+                await anyio.sleep(LOOK_S)
+
+    def _look(self) -> None:
+        own = own_s([os.getpid(), *(worker.pid for worker in self._workers() if worker.pid)])
+        if self.foreign.sample(time.monotonic(), busy_s(), own):
+            log.info("cores.left", cores=self.left, taken=self.foreign.taken)
+            self.share()
 
     def share(self) -> None:
         """Deal anew: work has appeared or ended. Only who gets another number is told."""
         workers = list(self._workers())
         self._told = {w: n for w, n in self._told.items() if w in workers}
         busy = [(w, c) for w in workers if (c := w.claim) is not None]
-        threads = deal([(claim, worker.threads_max) for worker, claim in busy], self.count)
+        threads = deal([(claim, worker.threads_max) for worker, claim in busy], self.left)
         for (worker, claim), number in zip(busy, threads, strict=True):
+            self._busy.set()
             if claim != LOADING and self._told.get(worker) != number:
                 self._told[worker] = number
                 worker.set_threads(number)

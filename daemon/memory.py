@@ -32,7 +32,7 @@ IDLE_S_MIN = 0.001
 
 @dataclass(frozen=True, slots=True)
 class Idle:
-    """A loaded model that nobody uses and that may leave."""
+    """A loaded model that may leave, now or, where it is *busy*, once it is not."""
 
     name: str
     need: int
@@ -40,20 +40,28 @@ class Idle:
     load_s: float
     """What loading it again takes."""
     idle_s: float
+    busy: bool = False
+    began: float = 0.0
+    """When it was loaded."""
 
     @property
     def worth(self) -> float:
         """What its memory is worth: the time to load it again against the time it was idle."""
         return self.load_s / max(self.idle_s, IDLE_S_MIN)
 
+    @property
+    def key(self) -> tuple[bool, float, str]:
+        """What sorts those that may leave: idle ones by their worth, then the longest loaded."""
+        return self.busy, self.began if self.busy else self.worth, self.name
+
 
 def victims(idle: Iterable[Idle], missing: int) -> list[Idle] | None:
-    """Return who leaves so that *missing* bytes come back, the least worth first.
+    """Return who leaves so that *missing* bytes come back: the least worth first, busy ones last.
 
     None where all of them together are not enough: then nobody is to leave.
     """
     chosen: list[Idle] = []
-    for candidate in sorted(idle, key=lambda i: (i.worth, i.name)):
+    for candidate in sorted(idle, key=lambda i: i.key):
         if sum(c.need for c in chosen) >= missing:
             break
         chosen.append(candidate)

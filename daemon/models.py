@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 from enum import StrEnum
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import anyio
@@ -12,10 +13,13 @@ import msgspec
 from ..backends import MemoryNeed
 from ..backends.errors import InferdError
 from ..sessions.port import ask_again
+from .aside import Aside
 from .config_models import ModelConfig
 from .kept import Kept, Taken
 from .model_files import size_bytes
 from .recovery import Recovery
+from .stay import NORMAL
+from .turnstile import Caller
 from .workers import Worker
 
 if TYPE_CHECKING:
@@ -64,7 +68,7 @@ class Model:
         self._wanted: dict[str, Any] = {}
         self.formers: dict[str, Model] = {}
         """Models that had the name before a swap and are not done yet, by their vocabulary."""
-        self.recovery = Recovery(name, self.ready, registry.seconds)
+        self.recovery = Recovery(name, self._ready_again, registry.seconds)
         self.whole = False
         """It is loaded as it is configured, not smaller for want of memory."""
         self.held = False
@@ -72,6 +76,12 @@ class Model:
         self.replaced = False
         """The model before has left for that; nobody waits for his turn any more."""
         self._released = anyio.Event()
+        self.awaited = 0
+        """How many wait for its load."""
+        self.stay = registry.turnstile.stay()
+        self.aside = Aside(
+            partial(registry.move, self), registry.start_soon, registry.config.reader_timeout_s
+        )
 
     @property
     def state(self) -> ModelState:
@@ -110,9 +120,11 @@ class Model:
         worker = self.worker or self._registry.start(self, self._wanted)
         if on_progress is not None:
             self._listeners.add(on_progress)
+        self.awaited += 1
         try:
             await worker.loaded.wait()
         finally:
+            self.awaited -= 1
             self._listeners.discard(on_progress) if on_progress is not None else None
         if worker.error is not None:
             raise worker.error
@@ -174,9 +186,22 @@ class Model:
         return 0.0 if self.busy else max(0.0, self._registry.seconds() - self.used_at)
 
     @property
-    def evictable(self) -> bool:
-        """Tell whether it may leave for another model."""
-        return self.state is ModelState.READY and not self.busy and not self.pinned
+    def loaded(self) -> Worker | None:
+        """Its worker, if it is ready."""
+        return self.worker if self.state is ModelState.READY else None
+
+    async def _ready_again(self) -> Worker:
+        """Return the worker for turns that have none any more; they come as those who read them."""
+        priority = max((visit.priority for visit in self.stay.inside), default=NORMAL)
+        async with self._registry.turnstile.visit(self, Caller(self._registry.seconds(), priority)):
+            return await self.ready()
+
+    def make_way(self) -> None:
+        """Let the worker leave for another model; turns that nobody reads are set aside."""
+        worker = self.loaded
+        if worker is not None:
+            self.aside.take(worker.give_away(), worker.info)
+            worker.quit()
 
     def progress(self, fraction: float) -> None:
         """Tell who waits how far the load is."""
@@ -206,7 +231,7 @@ class Model:
             "file": str(file) if file is not None else "",
             "size_bytes": size_bytes(file, self.fd),
             "leases": len(self.leases),
-            "tasks": worker.tasks if worker is not None else 0,
+            "tasks": (worker.tasks if worker is not None else 0) + len(self.aside),
             "pid": worker.pid if worker is not None else 0,
             "progress": worker.progress if worker is not None else 0.0,
             "idle_s": self.idle_s,
@@ -228,11 +253,13 @@ class Model:
     def busy(self) -> bool:
         """Tell whether somebody holds a lease or a task runs."""
         tasks = self.worker.tasks if self.worker is not None else 0
-        return bool(self.leases or tasks or len(self.recovery))
+        return bool(self.leases or tasks or len(self.recovery) or self.stay.wanted)
 
 
 class Lease:
-    """One client's hold on a model: a `sessions.ModelSource`. While it lasts, the model stays."""
+    """One client's hold on a model: a `sessions.ModelSource`. While it lasts, the model does not
+    expire; it may leave for another one, and comes back when it is needed.
+    """
 
     def __init__(self, model: Model):
         self.model = model
@@ -243,7 +270,7 @@ class Lease:
     @property
     def loaded(self) -> Worker | None:
         """The model's worker, if the model is loaded."""
-        return self.model.worker if self.model.state is ModelState.READY else None
+        return self.model.loaded
 
     @property
     def held(self) -> bool:

@@ -18,7 +18,7 @@ import structlog
 from ..backends.errors import InferdError, LoadFailed, WorkerCrashed
 from ..scheduler import messages as m
 from ..scheduler.recorder import Act, Doing
-from ..sessions.port import Port, TaskReader
+from ..sessions.port import Line, Port, TaskReader
 
 __all__ = ("Poison", "Recovery", "fail_readers", "poisonous")
 
@@ -79,7 +79,7 @@ class _OnTrial:
             passed, self._passed = self._passed, None
             passed(self.spec.id)
 
-    def go_on(self, port: Port) -> m.TaskSpec | None:
+    def go_on(self, port: Line) -> m.TaskSpec | None:
         return self.reader.go_on(port)
 
     @property

@@ -31,6 +31,7 @@ from .kv_index import KvIndex, Place
 from .model_files import files_in_use, models_in
 from .models import Lease, Model, ModelState
 from .room import Room
+from .turnstile import Turnstile
 from .workers import Worker
 
 __all__ = ("Registry",)
@@ -61,7 +62,10 @@ class Registry:
         self.kv_index.on_evicted = self._tell_evicted
         self._models: dict[str, Model] = {}
         self._cores = Cores(config.cores, self._all_workers)
-        self.room = Room(config.memory_bytes, self._models.values)
+        self.room = Room(config.memory_bytes, self._models.values, seconds=seconds)
+        self.turnstile = Turnstile(
+            self.room, self._models.values, config.model_stay_s, seconds, group.start_soon
+        )
         self._failures = FailedLoads(config.failed_load_s, seconds)
         self._changed = anyio.Event()
         self._kept = KeptModels(config.state_dir / KEPT_FILE)
@@ -165,11 +169,15 @@ class Registry:
         worker.on_kv = partial(self._note_kv_file, worker)
         self._wire(model, worker)
         worker.on_work = self._cores.share
-        worker.on_reckoned = partial(self.room.reckoned, model, worker)
+        worker.on_reckoned = partial(self._reckoned, model, worker)
         model.worker, model.error, model.fitted = worker, None, {}
         self._cores.share()
         self._group.start_soon(self._run, model, worker)
         return worker
+
+    def _reckoned(self, model: Model, worker: Worker, report: m.Reckoned) -> None:
+        self.room.reckoned(model, worker, report)
+        self.turnstile.look()
 
     def _wire(self, model: Model, worker: Worker) -> None:
         worker.spec = msgspec.structs.replace(worker.spec, name=model.name)
@@ -197,6 +205,7 @@ class Registry:
         if that was loaded. Names, leases and handles stay where they are.
         """
         before = one.worker if one.state is ModelState.READY else None
+        one.aside.swapped(one.name)
         one.worker, other.worker = other.worker, one.worker
         one.config, other.config = other.config, one.config
         one.fitted, other.fitted = other.fitted, one.fitted
@@ -227,6 +236,7 @@ class Registry:
             model.worker = None
         log.info("model.left", model=model.name, pid=worker.pid)
         self.room.left(worker)
+        self.turnstile.left(model)
         self._forget(model)
         self._changed.set()
 
@@ -247,6 +257,7 @@ class Registry:
         error = model.error = worker.error
         if error is None:
             model.load_s = took
+            model.stay.began = self.seconds()
             self.room.loaded(worker)
             self._failures.forget(model.name)
             log.info("model.loaded", model=model.name, pid=worker.pid, seconds=took)
@@ -322,6 +333,10 @@ class Registry:
         if model.worker is None:
             self._forget(model)
         self._changed.set()
+
+    async def watch_cores(self) -> None:
+        """Use fewer cores while other programs need them, for ever."""
+        await self._cores.watch()
 
     async def unload_idle(self) -> None:
         """Let models go that were idle for their `keep_alive_s`, for ever; no polling."""

@@ -2,12 +2,14 @@
 
 Lives on the daemon's event loop and never waits: a worker's reckoning is decided on when it comes,
 in one step with noting what was promised; one that must wait for others to leave is looked at again
-each time one has left. So two loads never get the same bytes, and none waits for nothing.
+each time one has left. So two loads never get the same bytes, and none waits for nothing. They come
+in the order of their models' visits (`stay`); models leave for them whose stay is over.
 """
 
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,6 +29,7 @@ from .memory import (
     smaller,
     victims,
 )
+from .stay import Visit
 from .workers import Worker
 
 if TYPE_CHECKING:
@@ -87,10 +90,12 @@ class Room:
         budget: int,
         models: Callable[[], Iterable[Model]],
         machine: MachineMemory | None = None,
+        seconds: Callable[[], float] = time.monotonic,
     ):
         self._budget = budget
         self._models = models
         self._machine = machine or MachineMemory()
+        self._seconds = seconds
         self._claims: dict[Worker, _Claim] = {}
         self._loads: dict[Worker, _Load] = {}
         self._waiting: list[Worker] = []
@@ -112,12 +117,30 @@ class Room:
             claim.unseen = self._unseen(worker, claim)
 
     def left(self, worker: Worker) -> None:
-        """Look again at the loads that wait: a worker is gone."""
+        """Note that a worker is gone."""
         self._claims.pop(worker, None)
         self._end(worker)
-        for other in tuple(self._waiting):
-            load = self._loads.get(other)
-            if load is not None and not other.leaving:
+
+    @property
+    def loads_wait(self) -> bool:
+        """Tell whether a load waits for others to leave."""
+        return bool(self._waiting)
+
+    def head(self, now: float) -> tuple[Visit | None, set[Model]]:
+        """Return the visit for which memory is given next, and which models are to leave for it."""
+        for load in self._in_order(now):
+            first = load.model.stay.first(now)
+            if first is None:
+                continue
+            leaving = victims(self._holders(load, now), self._missing(load, now))
+            names = {holder.name for holder in leaving or ()}
+            return first, {model for model in self._models() if model.name in names}
+        return None, set()
+
+    def look(self, now: float) -> None:
+        """Decide again on the loads that wait."""
+        for load in self._in_order(now):
+            if load.worker in self._waiting and not load.worker.leaving:
                 self._decide(load)
 
     def claimed(self, worker: Worker | None) -> MemoryNeed | None:
@@ -128,19 +151,32 @@ class Room:
     # Decisions.
 
     def _decide(self, load: _Load) -> None:
-        need, free = load.report.need.total, self.free_bytes()
-        ahead = self._promised_ahead(load.worker)
-        room = free + self._coming() - ahead
-        if need <= min(free, room):
+        now, need, free = self._seconds(), load.report.need.total, self.free_bytes()
+        holders = self._holders(load, now)
+        held = sum(holder.need for holder in holders)
+        whole = free + self._coming() + held + self._loading(load)
+        leaving = victims(holders, self._missing(load, now))
+        if need <= free and need <= whole - self._promised_ahead(load, now):
             self._grant(load)
-        elif (leaving := victims(self._idle(), need - room)) is not None:
+        elif not load.model.awaited:
+            self._end(load.worker)
+            load.worker.quit()
+        elif leaving is not None or (load.model.stay.wanted and need <= whole):
             self._wait(load)
-            self._evict([i.name for i in leaving], load.model.name)
+            if leaving and not any(holder.busy for holder in leaving):
+                self._evict([holder.name for holder in leaving], load.model.name)
         elif (shape := smaller(load.report.shape, load.floor)) is not None:
             self._stop_waiting(load.worker)
             load.worker.reckon(shape)
         else:
-            self._refuse(load, room + sum(i.need for i in self._idle()))
+            self._refuse(load, whole)
+
+    def _missing(self, load: _Load, now: float) -> int:
+        """Return the bytes that are missing when those have left that are about to, and those have
+        loaded that come first.
+        """
+        room = self.free_bytes() + self._coming() - self._promised_ahead(load, now)
+        return load.report.need.total - room
 
     def free_bytes(self) -> int:
         """Return the bytes that nobody has and nobody was promised."""
@@ -158,24 +194,52 @@ class Room:
         """Return the bytes of workers that are about to end."""
         return sum(c.need.total for w, c in self._claims.items() if w.leaving)
 
-    def _promised_ahead(self, worker: Worker) -> int:
-        """Return what the loads need that wait and came before *worker*'s."""
-        ahead = self._waiting
-        if worker in ahead:
-            ahead = ahead[: ahead.index(worker)]
-        return sum(self._loads[w].report.need.total for w in ahead)
+    def _loading(self, load: _Load) -> int:
+        """Return the bytes of models that are being loaded: they leave, too, once they served."""
+        if not load.model.stay.wanted:
+            return 0
+        loading = [m for m in self._models() if m.worker in self._claims and m.loaded is None]
+        return sum(
+            self._claims[m.worker].need.total
+            for m in loading
+            if m.worker is not None and not m.worker.leaving and not m.pinned
+        )
 
-    def _idle(self) -> list[Idle]:
-        found = []
+    def _in_order(self, now: float) -> list[_Load]:
+        """Return the loads that wait, first come first."""
+        loads = [self._loads[worker] for worker in self._waiting]
+        return sorted(loads, key=lambda load: load.model.stay.rank(now))
+
+    def _promised_ahead(self, load: _Load, now: float) -> int:
+        """Return what the loads need that wait and come before *load*."""
+        ahead = self._in_order(now)
+        if load in ahead:
+            ahead = ahead[: ahead.index(load)]
+        else:
+            rank = load.model.stay.rank(now)
+            ahead = [other for other in ahead if other.model.stay.rank(now) <= rank]
+        return sum(other.report.need.total for other in ahead)
+
+    def _holders(self, load: _Load, now: float) -> list[Idle]:
+        """Return the models that may leave for a load, now or when their stay is over. For one that
+        nobody waits for (a swap's), only those leave that nobody holds.
+        """
+        visit, found = load.model.stay.first(now), []
         for model in self._models():
             claim = self._claims.get(model.worker) if model.worker is not None else None
-            if claim is not None and model.evictable:
-                found.append(Idle(model.name, claim.need.total, model.load_s, model.idle_s))
+            if claim is None or model.loaded is None or model.pinned:
+                continue
+            busy = not model.stay.over(visit, now)
+            if load.model.stay.wanted or not (busy or model.busy):
+                unused_s = max(0.0, now - model.used_at)
+                need, began = claim.need.total, model.stay.began
+                found.append(Idle(model.name, need, model.load_s, unused_s, busy, began))
         return found
 
     def _grant(self, load: _Load) -> None:
         self._claims[load.worker] = _Claim(load.report.need)
         self._end(load.worker)
+        load.model.stay.begin(self._seconds(), load.report.shape.slots)
         asked, shape = load.asked.shape, load.report.shape
         load.model.fitted = fitted(asked, shape)
         if load.model.fitted:
@@ -185,19 +249,20 @@ class Room:
     def _wait(self, load: _Load) -> None:
         if load.worker not in self._waiting:
             self._waiting.append(load.worker)
+            log.info("model.waits", model=load.model.name, bytes=load.report.need.total)
 
     def _evict(self, names: list[str], for_model: str) -> None:
         for model in self._models():
             if model.name in names and model.worker is not None:
                 log.info("model.evicted", model=model.name, for_model=for_model)
-                model.worker.quit()
+                model.make_way()
 
     def _refuse(self, load: _Load, free: int) -> None:
         self._end(load.worker)
         holders = [
             (_told_name(model), self._claims[model.worker].need.total)
             for model in self._models()
-            if model.worker in self._claims and not model.evictable and model.worker is not None
+            if model.worker in self._claims and model.pinned and model.worker is not None
         ]
         report = load.report
         error = refusal(

@@ -78,6 +78,8 @@ class Ledger:
         self._tokens: Counter[int] = Counter()
         self._tickets: dict[Ticket, None] = {}
         """The turns that are under way, in order of arrival."""
+        self._entered: list[Ticket] = []
+        """Of turns whose model is there, and which have not been admitted yet."""
         self._forecasts: OrderedDict[str, Forecast] = OrderedDict()
         self._turn = Quotient(TURN_S_DEFAULT)
         self._ids = count(1)
@@ -101,12 +103,39 @@ class Ledger:
         """Return a number that no task has had."""
         return next(self._ids)
 
+    def hold(self, ticket: Ticket) -> None:
+        """Take one more waiting turn whose model is not in memory, so that its prompt's tokens are
+        not known. Once it has entered, `admit` lets a turn in on this ticket.
+
+        :raises Busy: a bound is reached.
+        """
+        self._take(ticket)
+
+    def enter(self, ticket: Ticket) -> None:
+        """Note that the model of a turn that was held is there."""
+        self._entered.append(ticket)
+
+    def let_go(self, ticket: Ticket) -> None:
+        """Hold a turn no more, if it still is."""
+        if ticket in self._entered:
+            self._entered.remove(ticket)
+        if ticket in self._tickets:
+            self.move(ticket, State.READY)
+
     def admit(self, ticket: Ticket) -> None:
         """Take one more waiting turn, or refuse it where a bound is reached.
 
         :raises Busy: with the queue's length, the caller's place on its model, and when there
             will be room.
         """
+        held = (ticket.owner, ticket.model)
+        for other in self._entered:
+            if (other.owner, other.model) == held:
+                self.let_go(other)
+                break
+        self._take(ticket)
+
+    def _take(self, ticket: Ticket) -> None:
         why = self._refusal(ticket, self._waiting, self._tokens)
         if not why:
             self._forecast(ticket.model).arrive(

@@ -9,7 +9,7 @@ from ..backends import ModelInfo
 from ..backends.errors import WorkerCrashed
 from ..scheduler.messages import Adjust, Report, TaskSpec
 
-__all__ = ("Former", "ModelSource", "Port", "TaskReader", "ask_again")
+__all__ = ("Former", "Line", "ModelSource", "Port", "TaskReader", "ask_again")
 
 P = TypeVar("P")
 T = TypeVar("T")
@@ -31,14 +31,14 @@ class TaskReader(Protocol):
     def report(self, report: Report) -> None:
         """Take what the engine tells; the last report is `Finished` or `Failed`."""
 
-    def go_on(self, port: Port) -> TaskSpec | None:
+    def go_on(self, port: Line) -> TaskSpec | None:
         """Take the line to another worker, and return the task as it goes on there: with what was
         told so far. None if nobody waits for it any more.
         """
 
 
-class Port(Protocol):
-    """The line to a loaded model's worker. All calls are made on the daemon's event loop."""
+class Line(Protocol):
+    """What a turn needs of a worker."""
 
     @property
     def info(self) -> ModelInfo:
@@ -58,6 +58,10 @@ class Port(Protocol):
 
     def adjust(self, command: Adjust) -> None:
         """Let a task's parameters hold from its next token on."""
+
+
+class Port(Line, Protocol):
+    """The line to a loaded model's worker. All calls are made on the daemon's event loop."""
 
     async def tokenize(self, text: bytes, *, special: bool, bos: bool) -> list[int]:
         """Return the token ids of *text*."""

@@ -17,7 +17,7 @@ from ..backends.errors import (
 )
 from ..scheduler import messages as m
 from .entries import Replay
-from .port import Port
+from .port import Line
 from .table import Call
 
 __all__ = ("PositionSink", "TokensSink", "Turn")
@@ -38,7 +38,7 @@ class Turn:
 
     def __init__(
         self,
-        port: Port,
+        port: Line,
         spec: m.TaskSpec,
         on_call: Event,
         on_tokens: TokensSink | None = None,
@@ -66,6 +66,8 @@ class Turn:
         self._queued_at = time.monotonic()
         self._admitted_at: float | None = None
         self._first_token_at: float | None = None
+        self._unread_at: float | None = None
+        """When the last credit was used up."""
         self._asked = 1 if spec.pull else 0
         self._told = anyio.Event()
 
@@ -93,7 +95,7 @@ class Turn:
         stats = m.TurnStats(stop_reason=reason, stop_detail=detail, output_tokens=len(self.tokens))
         self.report(m.Finished(self.spec.id, b"", b"", stats))
 
-    def go_on(self, port: Port) -> m.TaskSpec | None:
+    def go_on(self, port: Line) -> m.TaskSpec | None:
         """Go on in another worker; see `TaskReader.go_on`."""
         if self.ended.is_set():
             return None
@@ -126,6 +128,7 @@ class Turn:
     def credit(self, events: int) -> None:
         """Let the engine tell *events* more."""
         if not self.ended.is_set():
+            self._unread_at = None
             if self._credit >= 0:
                 self._credit += events
             self._port.credit(self.spec.id, events)
@@ -158,6 +161,7 @@ class Turn:
                     self._first_token_at = time.monotonic()
                 if self._credit > 0:
                     self._credit -= 1
+                    self._unread_at = None if self._credit else time.monotonic()
                 self.tokens += tokens
                 self.text += text
                 if self._shifted is not None:
@@ -189,6 +193,11 @@ class Turn:
                 self.error = error_from_wire(error)
                 self._end(Call.FAIL)
 
+    def unread_for(self, seconds: float) -> bool:
+        """Tell whether its reader has let a stream stand still for so long."""
+        at = self._unread_at
+        return at is not None and time.monotonic() >= at + seconds
+
     def history(self) -> list[int]:
         """Return the token ids of the prompt and of what was told, less what shifts dropped."""
         if self._shifted is not None:
@@ -196,7 +205,7 @@ class Turn:
         return m.unpack_tokens(self.spec.tokens) + self.tokens
 
     @property
-    def port(self) -> Port:
+    def port(self) -> Line:
         """The line to the worker that has the task now, or had it last."""
         return self._port
 

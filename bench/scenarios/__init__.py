@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
-from . import decode, long_prompt, prefix, returning, sessions, swap, urgent
+from . import (
+    decode,
+    foreign,
+    long_prompt,
+    pipeline,
+    prefix,
+    returning,
+    sessions,
+    swap,
+    two_models,
+    urgent,
+)
 from .base import Scenario
 
 __all__ = ("SCENARIOS", "Scenario")
 
-SCENARIOS: dict[str, Scenario] = {
-    module.SCENARIO.name: module.SCENARIO
-    for module in (decode, prefix, urgent, long_prompt, sessions, returning, swap)
-}
+_ALL = (
+    *(decode, prefix, urgent, long_prompt, sessions),
+    *(returning, swap, pipeline, two_models, foreign),
+)
+SCENARIOS: dict[str, Scenario] = {module.SCENARIO.name: module.SCENARIO for module in _ALL}

@@ -11,15 +11,18 @@ from typing import Any
 import anyio
 import msgspec
 
-from ...backends.errors import InferdError, InvalidArgument, WorkerCrashed
+from ...backends.errors import Cancelled, InferdError, InvalidArgument, WorkerCrashed
 from ...ipc import messages as w
 from ...ipc.server import Request
 from ...scheduler.messages import QueueEntry
 from ...scheduler.task import priority_name
 from ...sessions import Session
 from ..core import CallTable, Daemon
+from ..models import Model
+from ..turnstile import Caller
 from ..workers import Worker
 from .common import checked_messages, priority_of
+from .visits import waiting_turns
 
 __all__ = ("CALLS",)
 
@@ -39,7 +42,8 @@ async def cancel(daemon: Daemon, request: Request) -> w.CancelResult:
         return w.CancelResult(cancelled=True)
     assert p.context is not None
     session = _cancellable(daemon, request, p.context)
-    cancelled = session.cancel()
+    waits = daemon.registry.turnstile.refuse(Cancelled("the turn was cancelled"), session)
+    cancelled = session.cancel() or waits
     await session.settled()
     return w.CancelResult(cancelled=cancelled)
 
@@ -167,7 +171,29 @@ async def queue(daemon: Daemon, request: Request) -> w.QueueResult:
             group.start_soon(_ask_queue, worker, entries)
     tasks = [_describe_turn(s, entries) for s in turns if s.active]
     tasks.sort(key=lambda t: (t["model"], t["position"] is None, t["position"], t["task"]))
-    return w.QueueResult(tasks=tasks)
+    waiting = [w for w in waiting_turns(daemon) if everybody or w[2].owner == uid]
+    return w.QueueResult(tasks=[*tasks, *(_describe_waiting(*turn) for turn in waiting)])
+
+
+def _describe_waiting(model: Model, visit: Caller, session: Session) -> dict[str, Any]:
+    """Describe a turn that waits for its model to be in memory."""
+    now = time.monotonic()
+    return {
+        "task": None,
+        "uid": session.owner,
+        "context": session.handle,
+        "session_id": session.session_id,
+        "model": model.name,
+        "state": "waiting",
+        "priority": priority_name(visit.priority),
+        "effective_priority": priority_name(visit.effective(now, model.stay.stay_s)),
+        "position": None,
+        "starts_in_s": None,
+        "prompt_tokens": len(session.prompt),
+        "computed_tokens": None,
+        "output_tokens": 0,
+        "for_s": max(0.0, now - visit.since),
+    }
 
 
 async def _ask_queue(worker: Worker, entries: dict[int, QueueEntry]) -> None:
@@ -224,7 +250,7 @@ async def stats(daemon: Daemon, request: Request) -> w.StatsResult:
             "sessions_expired": daemon.sessions.expired,
             "journal": daemon.journal.status,
             "parts": daemon.parts.describe(),
-            "waiting": states.count("waiting"),
+            "waiting": states.count("waiting") + len(waiting_turns(daemon)),
             "running": states.count("running"),
             "parked": states.count("parked"),
             "refused": daemon.ledger.refused,

@@ -18,6 +18,7 @@ from ...ipc import messages as w
 from ...ipc.server import Request
 from ..core import GRAPHS_MAX, CallTable, Daemon, Graph
 from ..models import Lease
+from ..turnstile import Caller
 from .common import metadata_text, number_of
 
 __all__ = ("CALLS",)
@@ -124,7 +125,10 @@ async def _open(daemon: Daemon, request: Request, lease: Lease, options: Options
         def progress(fraction: float) -> None:
             request.emit(w.ProgressEvent(progress=fraction))
 
-        worker = await lease.ready(progress if request.params.progress else None)
+        turnstile, visit = daemon.registry.turnstile, Caller(daemon.registry.seconds())
+        told = progress if request.params.progress else None
+        async with turnstile.visit(lease.model, visit, told):
+            worker = await lease.ready()
     except BaseException:
         lease.close()
         raise

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import os
+import time
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from inferd.daemon.cores import LOADING, Cores, deal
+from inferd.daemon.foreign import ForeignLoad, busy_s, own_s
 
 
 class Busy:
     """A worker as the cores see it."""
 
     def __init__(self, claim: int | None = None, threads_max: int = 8):
-        self.claim, self.threads_max = claim, threads_max
+        self.claim, self.threads_max, self.pid = claim, threads_max, 0
         self.told: list[int] = []
 
     def set_threads(self, threads: int) -> None:
@@ -52,7 +56,7 @@ def test_nobody_goes_without_and_no_core_is_dealt_twice(
 def test_only_who_gets_another_number_is_told() -> None:
     one, two = Busy(1), Busy()
     workers = [one, two]
-    cores = Cores(4, lambda: workers)
+    cores = Cores(4, lambda: workers, 4)
     cores.share()
     cores.share()
     two.claim = 3
@@ -67,9 +71,78 @@ def test_only_who_gets_another_number_is_told() -> None:
 
 def test_a_worker_that_loads_is_told_when_it_has_work() -> None:
     it = Busy(LOADING)
-    cores = Cores(4, lambda: [it])
+    cores = Cores(4, lambda: [it], 4)
     cores.share()
     assert it.told == []
     it.claim = 1
     cores.share()
     assert it.told == [4]
+
+
+# What other programs take.
+
+
+def sampled(load: ForeignLoad, *cores: float, own: float = 1.0) -> list[int]:
+    """Feed samples of a second each; return what is taken after each of them."""
+    taken, busy = [], 0.0
+    load.sample(0.0, busy, {1: 0.0})
+    for second, foreign in enumerate(cores, start=1):
+        busy += foreign + own
+        load.sample(float(second), busy, {1: own * second})
+        taken.append(load.taken)
+    return taken
+
+
+@pytest.mark.parametrize(
+    ("cores", "taken"),
+    [
+        ([0.0, 0.3, 0.45, 0.45, 0.45], [0, 0, 0, 0, 0]),
+        ([0.7, 0.7], [0, 1]),
+        ([0.7, 0.0, 0.7, 0.0], [0, 0, 0, 0]),
+        ([1.0, 1.0, 0.4, 0.4, 0.2, 0.2], [0, 1, 1, 1, 1, 0]),
+        ([2.9, 2.9, 1.0, 1.0, 1.0], [0, 3, 3, 1, 1]),
+    ],
+)
+def test_a_core_is_taken_once_others_have_most_of_it_for_a_while(
+    cores: list[float], taken: list[int]
+) -> None:
+    assert sampled(ForeignLoad(), *cores) == taken
+
+
+def test_a_sample_over_which_our_processes_changed_says_nothing() -> None:
+    load = ForeignLoad()
+    for second in range(10):
+        load.sample(float(second), 2.0 * second, {second: 0.0})
+    assert load.taken == 0
+
+
+def test_what_others_take_is_not_dealt_out() -> None:
+    one, two = Busy(1), Busy()
+    cores = Cores(4, lambda: [one, two], 4)
+    cores.share()
+    sampled(cores.foreign, 1.0, 1.0)
+    cores.share()
+    two.claim = 1
+    cores.share()
+    sampled(cores.foreign, 9.0, 9.0)
+    cores.share()
+    assert one.told == [4, 3, 2, 1]
+    assert two.told == [1]
+
+
+def test_cores_that_are_not_ours_may_be_busy() -> None:
+    cores = Cores(4, lambda: [], 16)
+    sampled(cores.foreign, 12.0, 12.0)
+    assert cores.left == 4
+    sampled(cores.foreign, 13.0, 13.0)
+    assert cores.left == 3
+
+
+def test_the_figures_of_this_machine_are_read() -> None:
+    before, mine = busy_s(), own_s([os.getpid(), 1 << 30])
+    begun = time.process_time()
+    while time.process_time() < begun + 0.1:
+        pass
+    assert busy_s() - before >= 0.08
+    assert own_s([os.getpid()])[os.getpid()] - mine[os.getpid()] >= 0.08
+    assert list(mine) == [os.getpid()]

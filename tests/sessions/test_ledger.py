@@ -234,3 +234,46 @@ async def test_the_time_told_is_right_within_a_factor_of_two_in_nine_of_ten_case
             wrong.append((seed, told_s, room_s))
 
     assert len(wrong) <= 10, wrong
+
+
+# Turns whose model is not in memory.
+
+
+def test_who_waits_for_a_model_waits_and_is_admitted_on_that_place() -> None:
+    it = ledger(tasks=2)
+    held, other = ticket(1, tokens=0), ticket(2)
+    it.hold(held)
+    it.admit(other)
+    with pytest.raises(Busy):
+        it.hold(ticket(3, tokens=0))
+
+    it.enter(held)
+    turn = ticket(1, tokens=7)
+    it.admit(turn)
+    assert (it.waiting, it.waiting_prompt_tokens) == (2, 17)
+    it.let_go(held)
+    assert it.waiting == 2
+    it.move(turn, State.RUNNING)
+    assert it.waiting == 1
+
+
+def test_a_place_that_was_held_for_nothing_is_given_back() -> None:
+    it = ledger(tasks=1)
+    held = ticket(tokens=0)
+    it.hold(held)
+    it.let_go(held)
+    entered = ticket(tokens=0)
+    it.hold(entered)
+    it.enter(entered)
+    it.let_go(entered)
+    assert it.waiting == 0
+    it.admit(ticket())
+
+
+def test_nobody_is_admitted_on_the_place_of_another_user() -> None:
+    it = ledger(tasks=1)
+    held = ticket(1, tokens=0)
+    it.hold(held)
+    it.enter(held)
+    with pytest.raises(Busy):
+        it.admit(ticket(2))

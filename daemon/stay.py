@@ -1,0 +1,138 @@
+"""A model's stay in memory that others wait for: who may still enter, and when it is over.
+
+Decisions without a loop or a clock; `turnstile` asks them and acts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import count
+
+from ..scheduler.task import PRIORITY_MAX
+
+__all__ = ("AGEING_S_MIN", "LINGER_S", "Stay", "Visit", "present")
+
+AGEING_S_MIN = 10.0
+"""A visit that waits rises by a class each time it has waited for a stay, but not sooner."""
+LINGER_S = 0.2
+"""A model is left alone for so long after a visit: what it was to prepare follows (`compute` after
+`set_input`, the next step of a program).
+"""
+NORMAL = 1
+
+_numbers = count()
+
+
+def present() -> bool:
+    """Tell of a reader that there is nothing it could be away from."""
+    return False
+
+
+class Visit:
+    """Somebody who needs a model, from asking for it until he is done with it.
+
+    *absent* tells whether nobody reads what the model says to him: then he does not keep it.
+    """
+
+    def __init__(self, priority: int, since: float, absent: Callable[[], bool] = present) -> None:
+        self.priority, self.since, self.absent = priority, since, absent
+        self.number = next(_numbers)
+
+    def effective(self, now: float, stay_s: float) -> int:
+        """Return the class with its age."""
+        rises = int(max(0.0, now - self.since) / max(stay_s, AGEING_S_MIN))
+        return min(PRIORITY_MAX, self.priority + rises)
+
+    def key(self, now: float, stay_s: float) -> tuple[int, int]:
+        """Return what sorts visits, first come first: (class with age, arrival)."""
+        return -self.effective(now, stay_s), self.number
+
+
+class Stay:
+    """One model's visits: those that wait for it and those inside. *stay_s* is how long others may
+    be delayed by visits that came after theirs.
+    """
+
+    def __init__(self, stay_s: float):
+        self.stay_s = stay_s
+        self.waiting: list[Visit] = []
+        self.inside: list[Visit] = []
+        self.slots = 1
+        self.began = 0.0
+        """When the model was loaded."""
+        self.served = False
+        """Somebody has been let in since."""
+        self.used_at = float("-inf")
+        """When somebody was inside last."""
+
+    def begin(self, now: float, slots: int) -> None:
+        """Note that the model was loaded."""
+        self.began, self.slots, self.served = now, slots, False
+
+    @property
+    def wanted(self) -> bool:
+        """Tell whether anybody wants the model."""
+        return bool(self.waiting) or self.visited
+
+    @property
+    def visited(self) -> bool:
+        """Tell whether somebody is inside who is not away."""
+        return any(not visit.absent() for visit in self.inside)
+
+    def first(self, now: float) -> Visit | None:
+        """Return who comes first of those who wait, or, if nobody does, of those inside."""
+        visits = self.waiting or self.inside
+        return min(visits, key=lambda visit: visit.key(now, self.stay_s), default=None)
+
+    def rank(self, now: float) -> tuple[int, float]:
+        """Return what sorts models by their visits; those without any come last."""
+        keys = [visit.key(now, self.stay_s) for visit in (*self.waiting, *self.inside)]
+        return min(keys, default=(0, float("inf")))
+
+    def let_in(self, other: Visit | None, now: float) -> list[Visit]:
+        """Let those in who may enter, and return them; *other* waits for the model's memory.
+
+        Who comes before *other* enters. Who comes after it does if its own class is not lower, a
+        slot is free, and the stay is not over: so no more is delayed than `stay_s`, and what has a
+        slot by then. Whom the model was loaded for enters in any case, or models would come and go
+        without having served anybody.
+        """
+        entered = []
+        for visit in sorted(self.waiting, key=lambda visit: visit.key(now, self.stay_s)):
+            if other is None or not self.served or self._enters(visit, other, now):
+                self.enter(visit)
+                entered.append(visit)
+        return entered
+
+    def enter(self, visit: Visit) -> None:
+        """Let a visit in."""
+        if visit in self.waiting:
+            self.waiting.remove(visit)
+        self.inside.append(visit)
+        self.served = True
+
+    def leave(self, visit: Visit, now: float) -> None:
+        """End a visit, whether it was let in or not."""
+        if visit in self.waiting:
+            self.waiting.remove(visit)
+        elif visit in self.inside:
+            self.inside.remove(visit)
+            self.used_at = now
+
+    def _enters(self, visit: Visit, other: Visit, now: float) -> bool:
+        if visit.key(now, self.stay_s) < other.key(now, self.stay_s):
+            return True
+        free = sum(not v.absent() for v in self.inside) < self.slots
+        return free and visit.priority >= other.priority and now < self.ends(other)
+
+    def ends(self, other: Visit) -> float:
+        """Return when nobody enters any more who comes after *other*."""
+        return max(self.began, other.since) + self.stay_s
+
+    def over(self, other: Visit | None, now: float) -> bool:
+        """Tell whether the model may leave for *other*, once `let_in` has let nobody in."""
+        if self.visited or (self.waiting and not self.served):
+            return False
+        if other is None:
+            return True
+        return now >= min(self.used_at + LINGER_S, self.ends(other))

@@ -1,0 +1,186 @@
+"""The turnstile: everybody who needs a model passes it, and waits here while others have memory.
+
+Lives on the daemon's event loop. `look` decides for all models in one step, in which nothing else
+happens: who is let in, which loads go on, which models leave for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import anyio
+
+from ..backends.errors import InferdError, Timeout
+from .room import Room
+from .stay import NORMAL, Stay, Visit, present
+
+if TYPE_CHECKING:
+    from .models import Model
+
+__all__ = ("Caller", "Turnstile")
+
+LOOK_S = 0.05
+"""While a load waits for models that are in use, they are looked at so often."""
+
+
+class Caller(Visit):
+    """A visit on the event loop. *about* is what it is for, by which it can be found again; *turn*
+    tells whether it is a turn of that. *on_wait* hears that it has to wait, and may refuse that;
+    *on_look* that it waits still.
+    """
+
+    def __init__(
+        self,
+        now: float,
+        priority: int = NORMAL,
+        *,
+        about: Any = None,
+        turn: bool = False,
+        queue_timeout_s: float = 0.0,
+        timeout_s: float = 0.0,
+        absent: Callable[[], bool] = present,
+        on_wait: Callable[[], None] = lambda: None,
+        on_look: Callable[[], None] = lambda: None,
+    ):
+        super().__init__(priority, now, absent)
+        self.about, self.turn = about, turn
+        self.on_wait, self.on_look = on_wait, on_look
+        self.queue_timeout_s, self.timeout_s = queue_timeout_s, timeout_s
+        self.scope = anyio.CancelScope()
+        self.waited = False
+        self.error: InferdError | None = None
+        self.woken = anyio.Event()
+
+    def refuse(self, error: InferdError) -> None:
+        """Let the wait end with *error*."""
+        self.error = error
+        self.scope.cancel()
+
+    def timed_out(self, waited_s: float) -> Timeout:
+        """Return the error of a wait that was too long."""
+        total = 0 < self.timeout_s <= waited_s
+        which, limit = ("", self.timeout_s) if total else ("queue ", self.queue_timeout_s)
+        return Timeout(
+            f"the {which}timeout of {limit:g} s has passed: the model was not in memory",
+            data={"timeout": "total" if total else "queue"},
+        )
+
+
+class Turnstile:
+    """Lets visits in to *models*, which share the memory of *room*.
+
+    *start* does work in the daemon's task group.
+    """
+
+    def __init__(
+        self,
+        room: Room,
+        models: Callable[[], Iterable[Model]],
+        stay_s: float,
+        seconds: Callable[[], float],
+        start: Callable[..., Any],
+    ):
+        self.stay_s = stay_s
+        self._room, self._models = room, models
+        self._seconds, self._start = seconds, start
+        self._looking = False
+
+    def stay(self) -> Stay:
+        """Return a new model's."""
+        return Stay(self.stay_s)
+
+    @property
+    def waiting(self) -> list[tuple[Model, Caller]]:
+        """Who waits for which model, in order."""
+        now = self._seconds()
+        found = [(m, v) for m in self._models() for v in m.stay.waiting if isinstance(v, Caller)]
+        return sorted(found, key=lambda pair: pair[1].key(now, self.stay_s))
+
+    def refuse(self, error: InferdError, about: Any = None) -> bool:
+        """Let those wait no more who are here for *about* (None: all); tell if there was any."""
+        found = [v for _, v in self.waiting if about is None or v.about is about]
+        for visit in found:
+            visit.refuse(error)
+        return bool(found)
+
+    @asynccontextmanager
+    async def visit(
+        self,
+        model: Model,
+        visit: Caller,
+        on_progress: Callable[[float], None] | None = None,
+    ) -> AsyncIterator[None]:
+        """Wait until *model* is in memory and *visit* may enter; it stays there until the end.
+
+        :raises LoadFailed: it cannot be loaded.
+        :raises Timeout: that took too long.
+        """
+        try:
+            if model.loaded is not None and not self._room.loads_wait:
+                model.stay.enter(visit)
+            else:
+                await self._wait(model, visit, on_progress)
+            yield
+        finally:
+            now = model.used_at = self._seconds()
+            model.stay.leave(visit, now)
+            if self._room.loads_wait:
+                self.look()
+
+    async def _wait(
+        self, model: Model, visit: Caller, on_progress: Callable[[float], None] | None
+    ) -> None:
+        model.stay.waiting.append(visit)
+        if model.loaded is not None:
+            self.look()
+        if visit not in model.stay.waiting:
+            return
+        visit.on_wait()
+        visit.waited = True
+        limits = [s for s in (visit.queue_timeout_s, visit.timeout_s) if s]
+        visit.scope.deadline = anyio.current_time() + min(limits, default=float("inf"))
+        with visit.scope:
+            while visit in model.stay.waiting:
+                await model.released()
+                await model.ready(on_progress)
+                self.look()
+                if visit in model.stay.waiting:
+                    await visit.woken.wait()
+                    visit.woken = anyio.Event()
+            return
+        raise visit.error or visit.timed_out(self._seconds() - visit.since)
+
+    def left(self, model: Model) -> None:
+        """Let those who wait ask for *model* again: its worker is gone."""
+        for visit in model.stay.waiting:
+            if isinstance(visit, Caller):
+                visit.woken.set()
+        self.look()
+
+    def look(self) -> None:
+        """Let in who may enter, and give memory to loads that wait for it."""
+        now = self._seconds()
+        rival, givers = self._room.head(now)
+        for model in self._models():
+            if model.stay.waiting and model.loaded is not None:
+                other = rival if model in givers else None
+                for visit in model.stay.let_in(other, now):
+                    if isinstance(visit, Caller):
+                        visit.woken.set()
+        self._room.look(now)
+        if self._room.loads_wait and not self._looking:
+            self._looking = True
+            self._start(self._keep_looking)
+
+    async def _keep_looking(self) -> None:
+        """Look while a load waits: readers go away, and a stay ends, without anybody saying so."""
+        try:
+            while self._room.loads_wait:
+                await anyio.sleep(LOOK_S)
+                for _, visit in self.waiting:
+                    visit.on_look()
+                self.look()
+        finally:
+            self._looking = False

@@ -1,0 +1,222 @@
+"""Models that take turns in memory, on a clock of the test's own: order, bound, loads."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from inferd.daemon.stay import AGEING_S_MIN, LINGER_S, Stay, Visit
+
+TICK_S = 0.25
+LOAD_S = 1.0
+SLOTS = 2
+WORK_S_MAX = 4.0
+
+
+class Job(Visit):
+    """A visit that computes for *work_s* once it has a slot."""
+
+    def __init__(self, model: int, priority: int, since: float, work_s: float) -> None:
+        super().__init__(priority, since)
+        self.model, self.left_s, self.entered_at = model, work_s, -1.0
+
+
+class Machine:
+    """Memory for one of several models; each has `SLOTS` and works off who is inside in order."""
+
+    def __init__(self, models: int, stay_s: float) -> None:
+        self.stays = [Stay(stay_s) for _ in range(models)]
+        self.now = 0.0
+        self.resident = -1
+        self.ready_at = 0.0
+        self.loads = 0
+        self.served: list[int] = []
+        """How many each load has let in."""
+
+    def ask(self, job: Job) -> None:
+        self.stays[job.model].waiting.append(job)
+
+    def rival(self) -> Visit | None:
+        others = [s for i, s in enumerate(self.stays) if i != self.resident and s.waiting]
+        first = min(others, key=lambda s: s.rank(self.now), default=None)
+        return first.first(self.now) if first is not None else None
+
+    def look(self) -> None:
+        other = self.rival()
+        if self.resident >= 0 and self.now < self.ready_at:
+            return
+        if self.resident >= 0:
+            stay = self.stays[self.resident]
+            for visit in stay.let_in(other, self.now):
+                assert isinstance(visit, Job)
+                visit.entered_at = self.now
+                self.served[-1] += 1
+            if other is None or not stay.over(other, self.now):
+                return
+        if other is not None:
+            assert isinstance(other, Job)
+            self.resident, self.ready_at = other.model, self.now + LOAD_S
+            self.stays[other.model].begin(self.ready_at, SLOTS)
+            self.loads += 1
+            self.served.append(0)
+
+    def tick(self) -> None:
+        self.look()
+        if self.resident >= 0 and self.now >= self.ready_at:
+            for job in list(self.stays[self.resident].inside[:SLOTS]):
+                assert isinstance(job, Job)
+                job.left_s -= TICK_S
+                if job.left_s <= 0:
+                    self.stays[self.resident].leave(job, self.now)
+        self.now += TICK_S
+
+    def run(self, jobs: list[Job], until_s: float = float("inf")) -> None:
+        """Let the jobs come when their time is there, and run until all are done."""
+        coming = sorted(jobs, key=lambda j: j.since)
+        for number, job in enumerate(coming):
+            job.number = number
+        while self.now < until_s and (coming or any(s.waiting or s.inside for s in self.stays)):
+            while coming and coming[0].since <= self.now:
+                self.ask(coming.pop(0))
+            self.tick()
+
+
+def bound_s(
+    job: Job, jobs: list[Job], models: int, stay_s: float, work_s: dict[Job, float]
+) -> float:
+    """Return how long a visit may wait, whatever comes after it has become urgent."""
+    aged_s = (3 - job.priority) * max(stay_s, AGEING_S_MIN)
+    before = sum(work_s[j] for j in jobs if j is not job and j.since <= job.since + aged_s)
+    return aged_s + before + models * (stay_s + WORK_S_MAX + LOAD_S + LINGER_S + 2 * TICK_S)
+
+
+jobs_of = st.lists(
+    st.builds(
+        Job,
+        model=st.integers(0, 2),
+        priority=st.integers(0, 3),
+        since=st.integers(0, 240).map(lambda n: n * TICK_S),
+        work_s=st.integers(1, int(WORK_S_MAX / TICK_S)).map(lambda n: n * TICK_S),
+    ),
+    min_size=1,
+    max_size=60,
+)
+
+
+@given(jobs=jobs_of, stay_s=st.sampled_from([0.0, 2.0, 10.0]))
+@settings(deadline=None, max_examples=150)
+def test_nobody_waits_past_the_bound_and_no_model_is_loaded_for_nothing(
+    jobs: list[Job], stay_s: float
+) -> None:
+    work_s = {job: job.left_s for job in jobs}
+    machine = Machine(3, stay_s)
+    machine.run(jobs)
+    for job in jobs:
+        assert 0 <= job.entered_at - job.since <= bound_s(job, jobs, 3, stay_s, work_s)
+    assert all(machine.served)
+    assert sum(machine.served) == len(jobs)
+
+
+@pytest.mark.parametrize("priority", [0, 1, 2, 3])
+@pytest.mark.parametrize("stay_s", [0.0, 5.0, 20.0])
+def test_a_flood_of_urgent_visits_delays_a_cold_model_for_its_ageing_alone(
+    priority: int, stay_s: float
+) -> None:
+    """The flood is more than the resident model can do, and never ends."""
+    flood = [Job(0, 3, n * TICK_S, 1.0) for n in range(1000)]
+    cold = Job(1, priority, 10 * TICK_S, 1.0)
+    machine = Machine(2, stay_s)
+    machine.run([*flood, cold], until_s=240)
+    aged_s = (3 - priority) * max(stay_s, AGEING_S_MIN)
+    queued_s = sum(1 for j in flood if j.since <= cold.since + aged_s) * 1.0 / SLOTS
+    assert cold.entered_at - cold.since > 0
+    assert cold.entered_at <= queued_s + stay_s + LOAD_S + WORK_S_MAX + cold.since
+
+
+def pipelines(count: int, rounds: int) -> list[Job]:
+    """Return what arrives where programs ask three models in turns, out of phase."""
+    return [Job((p + n) % 3, 1, float(n), 0.5) for n in range(rounds * 3) for p in range(count)]
+
+
+def test_models_in_turns_are_loaded_for_many_at_a_time() -> None:
+    """Arrival order is what a stay of 0 makes of it: each arrival finds another model there."""
+    machines = {stay_s: Machine(3, stay_s) for stay_s in (0.0, 20.0)}
+    for machine in machines.values():
+        machine.run(pipelines(4, 10))
+    assert machines[20.0].loads * 2 <= machines[0.0].loads
+
+
+# Single decisions.
+
+
+def stay_of(*inside: Visit, began: float = 0.0, stay_s: float = 10.0) -> Stay:
+    stay = Stay(stay_s)
+    stay.begin(began, SLOTS)
+    for visit in inside:
+        stay.enter(visit)
+    return stay
+
+
+def asks(stay: Stay, other: Visit | None, *visits: Visit, now: float) -> list[Visit]:
+    stay.waiting.extend(visits)
+    return stay.let_in(other, now)
+
+
+def test_without_others_everybody_enters() -> None:
+    visits = [Visit(0, 1.0) for _ in range(5)]
+    assert asks(stay_of(), None, *visits, now=1.0) == visits
+
+
+def test_who_came_first_enters_and_who_came_later_only_into_a_free_slot() -> None:
+    earlier, other = Visit(1, 1.0), Visit(1, 2.0)
+    later = [Visit(1, 3.0) for _ in range(3)]
+    stay = stay_of(Visit(1, 0.0))
+    assert asks(stay, other, *later, now=3.0) == later[:1]
+    assert asks(stay, other, earlier, now=3.0) == [earlier]
+
+
+def test_after_the_stay_only_who_came_first_enters() -> None:
+    other, later = Visit(1, 2.0), Visit(1, 3.0)
+    assert asks(stay_of(Visit(1, 0.0)), other, later, now=11.9) == [later]
+    assert asks(stay_of(Visit(1, 0.0)), other, Visit(1, 3.0), now=12.0) == []
+    assert asks(stay_of(Visit(1, 0.0), began=9.0), other, later, now=12.0) == [later]
+
+
+def test_a_lower_class_does_not_delay_a_higher_one() -> None:
+    assert asks(stay_of(Visit(0, 0.0)), Visit(2, 2.0), Visit(1, 1.0), now=2.0) == []
+
+
+def test_age_counts() -> None:
+    other, urgent = Visit(1, 0.0), Visit(3, 20.0)
+    assert asks(stay_of(Visit(3, 0.0)), other, Visit(3, 19.0), now=19.0) != []
+    assert asks(stay_of(Visit(3, 0.0)), other, urgent, now=20.0) == []
+
+
+def test_whom_a_model_was_loaded_for_enters_even_if_somebody_more_urgent_has_come() -> None:
+    stay = stay_of()
+    mine = Visit(0, 0.0)
+    stay.waiting.append(mine)
+    assert not stay.over(Visit(3, 1.0), 5.0)
+    assert stay.let_in(Visit(3, 1.0), 5.0) == [mine]
+
+
+def test_a_model_leaves_once_nobody_is_inside_or_all_are_away() -> None:
+    away = False
+    inside, other = Visit(1, 0.0, lambda: away), Visit(1, 0.0)
+    stay = stay_of(inside)
+    assert not stay.over(other, 99.0)
+    away = True
+    assert stay.over(other, 99.0)
+    away = False
+    stay.leave(inside, 3.0)
+    assert not stay.over(other, 3.0 + LINGER_S / 2)
+    assert stay.over(other, 3.0 + LINGER_S)
+    assert stay.over(None, 3.0)
+
+
+def test_a_stay_of_nothing_lingers_for_nobody() -> None:
+    inside = Visit(1, 0.0)
+    stay = stay_of(inside, stay_s=0.0)
+    stay.leave(inside, 3.0)
+    assert stay.over(Visit(1, 0.0), 3.0)
