@@ -49,6 +49,7 @@ __all__ = (
     "Submit",
     "TaskSpec",
     "Threads",
+    "Thrift",
     "Tokenize",
     "Tokens",
     "TurnStats",
@@ -270,6 +271,15 @@ class Threads(_Message):
     threads: int
 
 
+class Thrift(_Message):
+    """Hold no KV states in memory but those of parked tasks, while *on*: what may be on disk goes
+    there. Answered with the bytes that are let go.
+    """
+
+    id: int
+    on: bool
+
+
 class Stats(_Message):
     """Answered with a dict of counters."""
 
@@ -298,6 +308,7 @@ Command = (
     | Evicted
     | Queue
     | Threads
+    | Thrift
     | Stats
     | Quit
 )
