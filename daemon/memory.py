@@ -5,7 +5,8 @@ Pure functions: figures and texts of /proc in, decisions out. `room` asks them a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,10 +17,13 @@ __all__ = (
     "Idle",
     "available_bytes",
     "cgroup_free_bytes",
+    "cgroup_limit_bytes",
     "cgroup_of",
     "refusal",
     "smaller",
     "spared_bytes",
+    "stalled_s",
+    "total_bytes",
     "victims",
 )
 
@@ -140,9 +144,25 @@ def spared_bytes(total: int) -> int:
 
 def available_bytes(meminfo: str) -> int:
     """Return the available bytes of a text as /proc/meminfo has it, less what is spared."""
-    fields = dict(line.split(":", 1) for line in meminfo.splitlines() if ":" in line)
-    total, available = (int(fields[key].split()[0]) * 1024 for key in ("MemTotal", "MemAvailable"))
-    return available - spared_bytes(total)
+    return _meminfo(meminfo, "MemAvailable") - spared_bytes(total_bytes(meminfo))
+
+
+def total_bytes(meminfo: str) -> int:
+    """Return all bytes of a text as /proc/meminfo has it."""
+    return _meminfo(meminfo, "MemTotal")
+
+
+def _meminfo(text: str, key: str) -> int:
+    fields = dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
+    return int(fields[key].split()[0]) * 1024
+
+
+def stalled_s(text: str) -> float | None:
+    """Return for how long some task waited, of a text as /proc/pressure/memory has it; None: that
+    is not told.
+    """
+    found = re.search(r"^some .*\btotal=(\d+)", text, re.MULTILINE)
+    return int(found[1]) / 1e6 if found is not None else None
 
 
 def cgroup_of(text: str) -> str:
@@ -156,21 +176,40 @@ def cgroup_free_bytes(root: Path, path: str) -> int | None:
 
     What the page cache holds counts as free, as in MemAvailable: it goes when it must.
     """
-    folder, found = root / path.lstrip("/"), []
+    found = [_free_in(place) for place in _up(root, path)]
+    return min((free for free in found if free is not None), default=None)
+
+
+def cgroup_limit_bytes(root: Path, path: str) -> int | None:
+    """Return the tightest limit of a cgroup and those above it; None: there is none."""
+    found = [_limit_in(place) for place in _up(root, path)]
+    return min((limit for limit in found if limit is not None), default=None)
+
+
+def _up(root: Path, path: str) -> Iterator[Path]:
+    """Yield the folder of a cgroup and those of the ones above it."""
+    folder = root / path.lstrip("/")
     for place in (folder, *folder.parents):
-        if (free := _free_in(place)) is not None:
-            found.append(free)
+        yield place
         if place == root:
-            break
-    return min(found, default=None)
+            return
+
+
+def _limit_in(folder: Path) -> int | None:
+    try:
+        return int((folder / "memory.max").read_text())
+    except (OSError, ValueError):  # no limit ("max"), or no such controller here
+        return None
 
 
 def _free_in(folder: Path) -> int | None:
+    limit = _limit_in(folder)
+    if limit is None:
+        return None
     try:
-        limit = int((folder / "memory.max").read_text())
         used = int((folder / "memory.current").read_text())
         lines = (folder / "memory.stat").read_text().splitlines()
-    except (OSError, ValueError):  # no limit ("max"), or no such controller here
+    except (OSError, ValueError):
         return None
     figures = dict(line.split(" ", 1) for line in lines if " " in line)
     cache = sum(int(figures.get(key, "0")) for key in ("active_file", "inactive_file"))

@@ -28,6 +28,7 @@ from .cores import Cores
 from .failures import FailedLoads
 from .kept import KEPT_FILE, KeptModels
 from .kv_index import KvIndex, Place
+from .machine import MachineMemory
 from .model_files import files_in_use, models_in
 from .models import Lease, Model, ModelState
 from .room import Room
@@ -51,6 +52,7 @@ class Registry:
         group: anyio.abc.TaskGroup,
         on_frame: Callable[[], None],
         seconds: Callable[[], float] = time.monotonic,
+        machine: MachineMemory | None = None,
     ):
         self.config = config
         self.seconds = seconds
@@ -61,7 +63,7 @@ class Registry:
         self.kv_index.on_evicted = self._tell_evicted
         self._models: dict[str, Model] = {}
         self._cores = Cores(config.cores, self._all_workers)
-        self.room = Room(config.memory_bytes, self._models.values)
+        self.room = Room(config.memory_bytes, self._models.values, machine)
         self._failures = FailedLoads(config.failed_load_s, seconds)
         self._changed = anyio.Event()
         self._kept = KeptModels(config.state_dir / KEPT_FILE)

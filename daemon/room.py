@@ -7,22 +7,18 @@ each time one has left. So two loads never get the same bytes, and none waits fo
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import structlog
 
 from ..backends import MemoryNeed, Shape
 from ..scheduler import messages as m
+from .machine import MachineMemory
 from .memory import (
     BATCH_SIZE_MIN,
     CTX_SIZE_MIN,
     Idle,
-    available_bytes,
-    cgroup_free_bytes,
-    cgroup_of,
     refusal,
     smaller,
     victims,
@@ -32,33 +28,9 @@ from .workers import Worker
 if TYPE_CHECKING:
     from .models import Model
 
-__all__ = ("MachineMemory", "Room", "floor_of")
+__all__ = ("Room", "floor_of")
 
 log = structlog.get_logger()
-
-
-class MachineMemory:
-    """What the machine and this process's cgroups have free; read anew each time."""
-
-    def __init__(self, proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")):
-        self._proc, self._cgroups = proc, cgroups
-
-    def free_bytes(self) -> int:
-        """Return the bytes that models may take now."""
-        free = available_bytes((self._proc / "meminfo").read_text())
-        limited = cgroup_free_bytes(self._cgroups, cgroup_of(self._read("self/cgroup")))
-        return free if limited is None else min(free, limited)
-
-    def anonymous_bytes(self, pid: int) -> int:
-        """Return the memory of a process that free memory does not count any more."""
-        fields = self._read(f"{pid}/statm").split()
-        return (int(fields[1]) - int(fields[2])) * os.sysconf("SC_PAGE_SIZE") if fields else 0
-
-    def _read(self, path: str) -> str:
-        try:
-            return (self._proc / path).read_text()
-        except OSError:
-            return ""
 
 
 class _Claim:
@@ -135,7 +107,7 @@ class Room:
             self._grant(load)
         elif (leaving := victims(self._idle(), need - room)) is not None:
             self._wait(load)
-            self._evict([i.name for i in leaving], load.model.name)
+            self._evict([i.name for i in leaving], for_model=load.model.name)
         elif (shape := smaller(load.report.shape, load.floor)) is not None:
             self._stop_waiting(load.worker)
             load.worker.reckon(shape)
@@ -148,6 +120,21 @@ class Room:
             return self._budget - sum(c.need.total for c in self._claims.values())
         unseen = sum(self._unseen(worker, claim) for worker, claim in self._claims.items())
         return self._machine.free_bytes() - unseen
+
+    def spare_bytes(self) -> int:
+        """Return what the machine has free; negative where it is short.
+
+        Where the budget is set by hand, what the models have yet to touch is the operator's care.
+        """
+        return self._machine.free_bytes() if self._budget else self.free_bytes()
+
+    def shed(self) -> Idle | None:
+        """Let the idle model leave that is least worth its memory; None: none may."""
+        leaving = victims(self._idle(), 1)
+        if not leaving:
+            return None
+        self._evict([leaving[0].name], cause="pressure")
+        return leaving[0]
 
     def _unseen(self, worker: Worker, claim: _Claim) -> int:
         if claim.unseen is not None:
@@ -186,10 +173,10 @@ class Room:
         if load.worker not in self._waiting:
             self._waiting.append(load.worker)
 
-    def _evict(self, names: list[str], for_model: str) -> None:
+    def _evict(self, names: list[str], **why: str) -> None:
         for model in self._models():
             if model.name in names and model.worker is not None:
-                log.info("model.evicted", model=model.name, for_model=for_model)
+                log.info("model.evicted", model=model.name, **why)
                 model.worker.quit()
 
     def _refuse(self, load: _Load, free: int) -> None:

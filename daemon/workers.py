@@ -219,6 +219,13 @@ class Worker:
         answer: dict[str, Any] = await self._ask(m.Stats)
         return answer
 
+    async def thrift(self, *, on: bool) -> int:
+        """Let the worker hold no KV states but those of parked tasks, while memory is short;
+        return the bytes that it lets go.
+        """
+        answer: int = await self._ask(lambda i: m.Thrift(i, on))
+        return answer
+
     def set_threads(self, threads: int) -> None:
         """Let the engine use *threads* from its next step on."""
         self._send(m.Threads(threads))

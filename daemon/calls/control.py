@@ -231,6 +231,7 @@ async def stats(daemon: Daemon, request: Request) -> w.StatsResult:
             "recovered": daemon.registry.recovered,
             "retry_after_ratio": daemon.ledger.accuracy.histogram(),
             "cores": daemon.config.cores,
+            "memory": daemon.memory.status,
             "models": workers,
         }
     )
