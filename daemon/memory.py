@@ -6,19 +6,25 @@ Pure functions: figures and texts of /proc in, decisions out. `room` asks them a
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..backends import MemoryNeed, Shape
+from msgspec.structs import replace
+
+from ..backends import Device, MemoryNeed, Shape
 from ..backends.errors import OutOfMemory
 
 __all__ = (
+    "DeviceShort",
     "Idle",
     "available_bytes",
     "cgroup_free_bytes",
     "cgroup_limit_bytes",
     "cgroup_of",
+    "device_refusal",
+    "device_short",
+    "fewer_layers",
     "refusal",
     "smaller",
     "spared_bytes",
@@ -70,6 +76,63 @@ def victims(idle: Iterable[Idle], missing: int) -> list[Idle] | None:
     return chosen
 
 
+@dataclass(frozen=True, slots=True)
+class DeviceShort:
+    """A device that has less than a model needs of it."""
+
+    device: Device
+    need: int
+    free: int
+    """What it has, less what is to be spared and what others were promised."""
+
+    @property
+    def missing(self) -> int:
+        """Bytes that must come back."""
+        return self.need - self.free
+
+
+def device_short(
+    need: MemoryNeed, devices: Sequence[Device], promised: Mapping[str, int]
+) -> DeviceShort | None:
+    """Return the device that is missing most; None: every one has what is needed of it.
+
+    *promised* are the bytes of each that loads under way have not taken yet.
+    """
+    found = []
+    for device in devices:
+        free = device.free - spared_bytes(device.total) - promised.get(device.name, 0)
+        found.append(DeviceShort(device, need.devices.get(device.name, 0), free))
+    short = [it for it in found if it.need and it.missing > 0]
+    return max(short, key=lambda it: it.missing, default=None)
+
+
+def fewer_layers(shape: Shape, floor: Shape, short: DeviceShort) -> Shape | None:
+    """Return the shape with as many layers on devices as *short* has room for, in proportion; None:
+    there cannot be fewer.
+    """
+    if shape.n_gpu_layers <= floor.n_gpu_layers:
+        return None
+    layers = shape.n_gpu_layers * max(0, short.free) // short.need
+    layers = max(floor.n_gpu_layers, min(layers, shape.n_gpu_layers - 1))
+    return replace(shape, n_gpu_layers=layers)
+
+
+def device_refusal(name: str, shape: Shape, short: DeviceShort) -> OutOfMemory:
+    """Return the error for a model whose number of layers on devices stays and does not fit."""
+    return OutOfMemory(
+        f"{name!r} needs {_size(short.need)} of {short.device.name}'s memory with"
+        f" {shape.n_gpu_layers} layers on devices, and {_size(short.free)} are free",
+        hint="set n-gpu-layers to -1: as many as fit run there, and the others on the CPU",
+        data={
+            "device": short.device.name,
+            "needed_bytes": short.need,
+            "free_bytes": max(0, short.free),
+            "total_bytes": short.device.total,
+            "n_gpu_layers": shape.n_gpu_layers,
+        },
+    )
+
+
 def smaller(shape: Shape, floor: Shape) -> Shape | None:
     """Return the next smaller shape, not below *floor*; None: there is none.
 
@@ -77,13 +140,13 @@ def smaller(shape: Shape, floor: Shape) -> Shape | None:
     """
     slots = max(floor.slots, shape.slots // 2)
     if slots < shape.slots:
-        return Shape(slots, shape.ctx_size, shape.batch_size)
+        return replace(shape, slots=slots)
     ctx_size = max(floor.ctx_size, shape.ctx_size // 2)
     if ctx_size < shape.ctx_size:
-        return Shape(shape.slots, ctx_size, shape.batch_size)
+        return replace(shape, ctx_size=ctx_size)
     batch_size = max(floor.batch_size, shape.batch_size // 2)
     if batch_size < shape.batch_size:
-        return Shape(shape.slots, shape.ctx_size, batch_size)
+        return replace(shape, batch_size=batch_size)
     return None
 
 

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 __all__ = ("Lease", "Model", "ModelState")
 
 T = TypeVar("T")
+WANTED = ("ctx-size", "n-gpu-layers", "main-gpu", "tensor-split")
+"""What a call that loads a model may ask for, where the configuration names none."""
 
 
 class ModelState(StrEnum):
@@ -135,7 +137,7 @@ class Model:
     def want(self, values: Mapping[str, Any]) -> None:
         """Note model-level values that a first load should have."""
         if self.worker is None or self.worker.leaving:
-            self._wanted = {k: v for k, v in values.items() if k in ("ctx-size", "n-gpu-layers")}
+            self._wanted = {k: v for k, v in values.items() if k in WANTED}
         if values.get("keep-alive") is not None:
             self._keep_alive_s = values["keep-alive"]
             self._registry.keep(self)
@@ -155,6 +157,11 @@ class Model:
     def wanted_ctx_size(self) -> int:
         """The `ctx-size` that whoever had it loaded asked for; 0: none."""
         return int(self._wanted.get("ctx-size", 0))
+
+    @property
+    def wanted_gpu_layers(self) -> int:
+        """The `n-gpu-layers` that it asked for; -1: as many as fit."""
+        return int(self._wanted.get("n-gpu-layers", -1))
 
     @property
     def keep_alive_s(self) -> float:

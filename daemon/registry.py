@@ -276,7 +276,9 @@ class Registry:
             slots=options.get("slots", 4),
             ctx_size=ctx_size,
             batch_size=options.get("batch-size", 512),
-            n_gpu_layers=options.get("n-gpu-layers", wanted.get("n-gpu-layers", 0)),
+            n_gpu_layers=options.get("n-gpu-layers", wanted.get("n-gpu-layers", -1)),
+            main_gpu=options.get("main-gpu", wanted.get("main-gpu", -1)),
+            tensor_split=tuple(options.get("tensor-split", wanted.get("tensor-split", ()))),
             threads=options.get("threads", 0) or self.config.cores,
             options=model.config.echo,
         )

@@ -7,6 +7,7 @@ each time one has left. So two loads never get the same bytes, and none waits fo
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
@@ -18,7 +19,11 @@ from .machine import MachineMemory
 from .memory import (
     BATCH_SIZE_MIN,
     CTX_SIZE_MIN,
+    DeviceShort,
     Idle,
+    device_refusal,
+    device_short,
+    fewer_layers,
     refusal,
     smaller,
     victims,
@@ -89,7 +94,11 @@ class Room:
         self._end(worker)
         for other in tuple(self._waiting):
             load = self._loads.get(other)
-            if load is not None and not other.leaving:
+            if load is None or other.leaving:
+                continue
+            if load.report.devices:
+                other.reckon(load.report.shape)  # what is free there now, its worker sees
+            else:
                 self._decide(load)
 
     def claimed(self, worker: Worker | None) -> MemoryNeed | None:
@@ -100,7 +109,11 @@ class Room:
     # Decisions.
 
     def _decide(self, load: _Load) -> None:
-        need, free = load.report.need.total, self.free_bytes()
+        report, promised = load.report, self._promised_on_devices(load.worker)
+        if (short := device_short(report.need, report.devices, promised)) is not None:
+            self._make_room_on_device(load, short)
+            return
+        need, free = report.need.total, self.free_bytes()
         ahead = self._promised_ahead(load.worker)
         room = free + self._coming() - ahead
         if need <= min(free, room):
@@ -113,6 +126,19 @@ class Room:
             load.worker.reckon(shape)
         else:
             self._refuse(load, room + sum(i.need for i in self._idle()))
+
+    def _make_room_on_device(self, load: _Load, short: DeviceShort) -> None:
+        name = short.device.name
+        leaving = victims(self._idle(name), short.missing - self._coming(name))
+        if leaving is not None:
+            self._wait(load)
+            self._evict([i.name for i in leaving], for_model=load.model.name)
+        elif (shape := fewer_layers(load.report.shape, load.floor, short)) is not None:
+            self._stop_waiting(load.worker)
+            load.worker.reckon(shape)
+        else:
+            self._end(load.worker)
+            load.worker.refuse(device_refusal(load.model.name, load.report.shape, short))
 
     def free_bytes(self) -> int:
         """Return the bytes that nobody has and nobody was promised."""
@@ -141,9 +167,23 @@ class Room:
             return claim.unseen
         return max(0, claim.need.total - self._machine.anonymous_bytes(worker.pid))
 
-    def _coming(self) -> int:
-        """Return the bytes of workers that are about to end."""
-        return sum(c.need.total for w, c in self._claims.items() if w.leaving)
+    def _coming(self, device: str = "") -> int:
+        """Return the bytes of workers that are about to end, the host's or a device's."""
+        return sum(_bytes_of(c.need, device) for w, c in self._claims.items() if w.leaving)
+
+    def _promised_on_devices(self, worker: Worker) -> Counter[str]:
+        """Return the bytes of each device that loads under way will take, and those that wait and
+        came before *worker*'s; what is loaded is not free on the device.
+        """
+        ahead = self._waiting
+        if worker in ahead:
+            ahead = ahead[: ahead.index(worker)]
+        needs = [self._loads[w].report.need for w in ahead]
+        needs += [c.need for c in self._claims.values() if c.unseen is None]
+        promised: Counter[str] = Counter()
+        for need in needs:
+            promised.update(need.devices)
+        return promised
 
     def _promised_ahead(self, worker: Worker) -> int:
         """Return what the loads need that wait and came before *worker*'s."""
@@ -152,12 +192,15 @@ class Room:
             ahead = ahead[: ahead.index(worker)]
         return sum(self._loads[w].report.need.total for w in ahead)
 
-    def _idle(self) -> list[Idle]:
+    def _idle(self, device: str = "") -> list[Idle]:
+        """Return the models that may leave, with what comes back of the host's or a device's."""
         found = []
         for model in self._models():
             claim = self._claims.get(model.worker) if model.worker is not None else None
             if claim is not None and model.evictable:
-                found.append(Idle(model.name, claim.need.total, model.load_s, model.idle_s))
+                found.append(
+                    Idle(model.name, _bytes_of(claim.need, device), model.load_s, model.idle_s)
+                )
         return found
 
     def _grant(self, load: _Load) -> None:
@@ -201,6 +244,10 @@ class Room:
             self._waiting.remove(worker)
 
 
+def _bytes_of(need: MemoryNeed, device: str) -> int:
+    return need.devices.get(device, 0) if device else need.total
+
+
 def _told_name(model: Model) -> str:
     """Return what anybody may hear of a model: descriptors' models are their user's alone."""
     return model.name if model.uid is None else "what another descriptor loaded"
@@ -219,14 +266,16 @@ def floor_of(model: Model, report: m.Reckoned) -> Shape:
         shape.slots if "slots" in set_by_hand else 1,
         ctx_size,
         shape.batch_size if "batch-size" in set_by_hand else min(shape.batch_size, BATCH_SIZE_MIN),
+        0 if set_by_hand.get("n-gpu-layers", model.wanted_gpu_layers) < 0 else shape.n_gpu_layers,
     )
 
 
 def fitted(asked: Shape, shape: Shape) -> dict[str, int]:
     """Return the parameters whose values in force are smaller than the defaults would be."""
-    names = {"slots": "slots", "ctx-size": "ctx_size", "batch-size": "batch_size"}
+    names = ("slots", "ctx-size", "batch-size", "n-gpu-layers")
+    fields = {name: name.replace("-", "_") for name in names}
     return {
         key: getattr(shape, field)
-        for key, field in names.items()
+        for key, field in fields.items()
         if getattr(shape, field) != getattr(asked, field)
     }

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from ..backends import MemoryNeed, ModelInfo, ModelSpec, SamplingParams, Shape
+from ..backends import Device, MemoryNeed, ModelInfo, ModelSpec, SamplingParams, Shape
 
 __all__ = (
     "Adjust",
@@ -355,6 +355,7 @@ class Reckoned(_Message):
 
     shape: Shape
     need: MemoryNeed
+    devices: list[Device] = []
 
 
 class Progress(_Message):

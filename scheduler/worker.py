@@ -20,7 +20,15 @@ from pathlib import Path
 
 import msgspec
 
-from ..backends import InferdError, Model, ModelSpec, load_model, reckon_model
+from ..backends import (
+    InferdError,
+    Model,
+    ModelSpec,
+    Reckoning,
+    Shape,
+    load_model,
+    reckon_model,
+)
 from ..backends.errors import Cancelled
 from . import messages as m
 from .engine import Engine
@@ -122,16 +130,20 @@ def _agree(link: SocketLink, commands: _Commands, spec: ModelSpec) -> ModelSpec:
         raise _cancelled(spec)
     with contextlib.closing(reckon_model(spec)) as reckoning:
         shape = reckoning.shape
-        link.send([m.Reckoned(shape, reckoning.need(shape))])
+        link.send([_reckoned(reckoning, shape)])
         while True:
             match commands.next():
                 case m.Reckon(other):
                     shape = other
-                    link.send([m.Reckoned(shape, reckoning.need(shape))])
+                    link.send([_reckoned(reckoning, shape)])
                 case m.Proceed():
                     return shape.of(spec)
                 case m.Quit():
                     raise _cancelled(spec)
+
+
+def _reckoned(reckoning: Reckoning, shape: Shape) -> m.Reckoned:
+    return m.Reckoned(shape, reckoning.need(shape), reckoning.devices)
 
 
 def _cancelled(spec: ModelSpec) -> Cancelled:
