@@ -29,8 +29,9 @@ from .failures import FailedLoads
 from .kept import KEPT_FILE, KeptModels
 from .kv_index import KvIndex, Place
 from .machine import MachineMemory
-from .model_files import files_in_use, models_in
+from .model_files import Signature, files_in_use, models_in, signature_of
 from .models import Lease, Model, ModelState
+from .reckonings import Reckonings
 from .room import Room
 from .workers import Worker
 
@@ -64,6 +65,7 @@ class Registry:
         self._models: dict[str, Model] = {}
         self._cores = Cores(config.cores, self._all_workers)
         self.room = Room(config.memory_bytes, self._models.values, machine)
+        self._reckonings = Reckonings()
         self._failures = FailedLoads(config.failed_load_s, seconds)
         self._changed = anyio.Event()
         self._kept = KeptModels(config.state_dir / KEPT_FILE)
@@ -167,11 +169,19 @@ class Registry:
         worker.on_kv = partial(self._note_kv_file, worker)
         self._wire(model, worker)
         worker.on_work = self._cores.share
-        worker.on_reckoned = partial(self.room.reckoned, model, worker)
+        signature = signature_of(files_in_use(model.config.file))
+        worker.known = self._reckonings.known(spec, signature)
+        worker.on_reckoned = partial(self._reckoned, model, worker, signature)
         model.worker, model.error, model.fitted = worker, None, {}
         self._cores.share()
         self._group.start_soon(self._run, model, worker)
         return worker
+
+    def _reckoned(
+        self, model: Model, worker: Worker, signature: Signature, report: m.Reckoned
+    ) -> None:
+        self._reckonings.note(worker.spec, signature, report)
+        self.room.reckoned(model, worker, report)
 
     def _wire(self, model: Model, worker: Worker) -> None:
         worker.spec = msgspec.structs.replace(worker.spec, name=model.name)
@@ -217,7 +227,7 @@ class Registry:
 
     async def _run(self, model: Model, worker: Worker) -> None:
         started = self.seconds()
-        log.info("model.loading", model=model.name, file=worker.spec.path)
+        log.info("model.loading", model=model.name, file=worker.spec.path, known=bool(worker.known))
         try:
             async with anyio.create_task_group() as group:
                 group.start_soon(self._tell_loaded, model, worker, started)

@@ -142,12 +142,14 @@ class _Message(msgspec.Struct, array_like=True, tag=True):
 class Load(_Message):
     """Load a model: the first command, once. Answered with `Reckoned`; nothing is allocated
     before `Proceed`. A descriptor travels beside the frame; *limits* are fields of `plan.Limits`
-    that differ from its defaults; KV states go to disk below *kv_dir* (empty: they do not).
+    that differ from its defaults; KV states go to disk below *kv_dir* (empty: they do not). *known*
+    was reported of the same file before.
     """
 
     spec: ModelSpec
     limits: dict[str, Any]
     kv_dir: str = ""
+    known: list[Reckoned] = []
 
 
 class Reckon(_Message):
