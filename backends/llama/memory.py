@@ -2,8 +2,8 @@
 
 The model is opened with `no_alloc` (and without mmap: llama.cpp aborts on both together), then a
 context is made on it. llama.cpp tells what it would have allocated; the vocabulary is there for
-real, so the process's own size is measured. A first load is 0.13 s longer by it on SmolLM2 135M (0.56 s
-without), and 0.5 s on Gemma 3 270M (0.83 s), whose vocabulary is read twice.
+real, so the process's own size is measured. A first load is 0.13 s longer by it on SmolLM2 135M
+(0.56 s without), and 0.5 s on Gemma 3 270M (0.83 s), whose vocabulary is read twice.
 
 Weights that llama.cpp repacks for the CPU are counted once: their pages in the file's mapping are
 not read again, and the kernel may take them back.
