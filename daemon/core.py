@@ -115,7 +115,7 @@ class Daemon:
         self.config = config
         self.parts = parts or Parts()
         self.instance = instance
-        self.started = time.time()
+        self.started = time.monotonic()
         self.draining = False
         self.socket_activated = False
         """Systemd listens, and goes on listening when this daemon has ended."""

@@ -212,7 +212,7 @@ async def stats(daemon: Daemon, request: Request) -> w.StatsResult:
     states = [s.state.value for s in daemon.sessions]
     return w.StatsResult(
         stats={
-            "uptime_s": time.time() - daemon.started,
+            "uptime_s": time.monotonic() - daemon.started,
             "pid": os.getpid(),
             "instance": daemon.instance,
             "draining": daemon.draining,
