@@ -91,56 +91,56 @@ def test_a_split_has_as_many_parts_as_llama_cpp_has_devices_at_most() -> None:
 # On real processes.
 
 
-def daemon_with(devices: list[int], memory_bytes: int = 10_000, **keys: object) -> RunningDaemon:
-    """Return a daemon with a model of 10 layers of 100 bytes, and devices."""
+def model_with(name: str, devices: list[int], **keys: object) -> str:
+    """Return the configuration of a model of 10 layers of 100 bytes, and its devices."""
     lines = [f"{key.replace('_', '-')} = {json.dumps(value)}" for key, value in keys.items()]
-    return running_daemon(
-        f"""
-[daemon]
-memory-bytes = {memory_bytes}
-[models.m]
+    return f"""
+[models.{name}]
 backend = "echo"
 {chr(10).join(lines)}
-[models.m.echo]
+[models.{name}.echo]
 layers = 10
 layer_bytes = 100
 device_bytes = {devices}
 """
-    )
 
 
-def load(client: RawClient, config: str = "") -> dict[str, Any]:
-    result: dict[str, Any] = client.call("load_by_name_with_config", name="m", config=config)
+def daemon_with(devices: list[int], memory_bytes: int = 10_000, **keys: object) -> RunningDaemon:
+    settings = f"[daemon]\nmemory-bytes = {memory_bytes}\n"
+    return running_daemon(settings + model_with("m", devices, **keys))
+
+
+def load(client: RawClient, config: str = "", name: str = "m") -> dict[str, Any]:
+    result: dict[str, Any] = client.call("load_by_name_with_config", name=name, config=config)
     return result
 
 
-def model(client: RawClient) -> dict[str, Any]:
-    (found,) = client.call("show", name="m")["models"]
+def model(client: RawClient, name: str = "m") -> dict[str, Any]:
+    (found,) = client.call("show", name=name)["models"]
     return dict(found)
 
 
-@pytest.mark.parametrize(
-    ("devices", "layers", "taken"),
-    [
-        ([2000], 10, {"echo0": 1000}),
-        ([500], 4, {"echo0": 400}),
-        ([10], 0, {}),
-        ([600, 600], 10, {"echo0": 500, "echo1": 500}),
-        ([900, 300], 10, {"echo0": 800, "echo1": 200}),
-        ([], 0, {}),
-    ],
+FITTED: tuple[tuple[list[int], int, dict[str, int]], ...] = (
+    ([2000], 10, {"echo0": 1000}),
+    ([500], 4, {"echo0": 400}),
+    ([10], 0, {}),
+    ([600, 600], 10, {"echo0": 500, "echo1": 500}),
+    ([900, 300], 10, {"echo0": 800, "echo1": 200}),
+    ([], 0, {}),
 )
-def test_as_many_layers_as_fit_run_on_devices_and_the_others_on_the_cpu(
-    devices: list[int], layers: int, taken: dict[str, int]
-) -> None:
-    with daemon_with(devices) as daemon, RawClient(daemon.socket) as client:
-        result = load(client)
-        found = model(client)
-        assert found["info"]["n_gpu_layers"] == layers
-        assert found["memory"]["devices"] == taken
-        assert found["memory"]["weights"] == 1000 - sum(taken.values())
-        fewer = {"n-gpu-layers": layers} if devices and layers < 10 else {}
-        assert result.get("not_applied", {}) == fewer
+
+
+def test_as_many_layers_as_fit_run_on_devices_and_the_others_on_the_cpu() -> None:
+    models = "".join(model_with(f"m{i}", devices) for i, (devices, _, _) in enumerate(FITTED))
+    with running_daemon(models) as daemon, RawClient(daemon.socket) as client:
+        for number, (devices, layers, taken) in enumerate(FITTED):
+            result = load(client, name=f"m{number}")
+            found = model(client, f"m{number}")
+            assert found["info"]["n_gpu_layers"] == layers
+            assert found["memory"]["devices"] == taken
+            assert found["memory"]["weights"] == 1000 - sum(taken.values())
+            fewer = {"n-gpu-layers": layers} if devices and layers < 10 else {}
+            assert result.get("not_applied", {}) == fewer
 
 
 def test_a_number_that_was_asked_for_stays_or_the_load_is_refused() -> None:
