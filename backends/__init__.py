@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from .base import (
     Chunk,
+    Device,
     LoadProgress,
     MemoryNeed,
     Message,
@@ -23,6 +24,7 @@ from .params import SamplingParams
 
 __all__ = (
     "Chunk",
+    "Device",
     "InferdError",
     "LoadProgress",
     "MemoryNeed",

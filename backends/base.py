@@ -12,11 +12,12 @@ from typing import Any, Literal, Protocol
 
 import msgspec
 
-from .errors import BackendError
+from .errors import BackendError, InvalidArgument
 from .params import SamplingParams
 
 __all__ = (
     "Chunk",
+    "Device",
     "LoadProgress",
     "Memory",
     "MemoryNeed",
@@ -28,6 +29,7 @@ __all__ = (
     "Reckoning",
     "Sampler",
     "Shape",
+    "check_devices",
     "length_moved",
     "shift_moves",
 )
@@ -55,28 +57,65 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     ctx_size: int = 0
     batch_size: int = 512
     n_gpu_layers: int = 0
+    """Layers that run on devices beside the CPU; -1: all."""
+    main_gpu: int = -1
+    """The one device that has them; -1: all have some."""
+    tensor_split: tuple[float, ...] = ()
+    """What each device has of them, in proportion; empty: by its free memory."""
     threads: int = 0
     options: dict[str, Any] = {}
 
 
 class Shape(msgspec.Struct, frozen=True):
     """What of a model's size can be chosen: sequences side by side, tokens of each one's context,
-    rows of a step.
+    rows of a step, layers that run on devices.
     """
 
     slots: int
     ctx_size: int
     batch_size: int
+    n_gpu_layers: int = 0
 
     def of(self, spec: ModelSpec) -> ModelSpec:
         """Return *spec* in this shape."""
         return msgspec.structs.replace(
-            spec, slots=self.slots, ctx_size=self.ctx_size, batch_size=self.batch_size
+            spec,
+            slots=self.slots,
+            ctx_size=self.ctx_size,
+            batch_size=self.batch_size,
+            n_gpu_layers=self.n_gpu_layers,
+        )
+
+
+class Device(msgspec.Struct, frozen=True):
+    """A device beside the CPU that layers can run on, with its memory in bytes."""
+
+    name: str
+    free: int
+    total: int
+
+
+def check_devices(spec: ModelSpec, found: list[Device]) -> None:
+    """Refuse a choice of devices that there are not. Without any the CPU runs all layers, whatever
+    was chosen.
+
+    :raises InvalidArgument: it names a device that is not there.
+    """
+    names = ", ".join(device.name for device in found)
+    if found and spec.main_gpu >= len(found):
+        raise InvalidArgument(
+            f"main-gpu {spec.main_gpu}: there are {len(found)} devices, {names}",
+            hint=f"use 0 to {len(found) - 1}, or -1 for all",
+        )
+    if found and len(spec.tensor_split) > len(found):
+        raise InvalidArgument(
+            f"tensor-split has {len(spec.tensor_split)} parts for {len(found)} devices, {names}",
+            hint=f"give {len(found)} numbers at most",
         )
 
 
 class MemoryNeed(msgspec.Struct, frozen=True, kw_only=True):
-    """What the process of a loaded model takes of the host's memory, in bytes."""
+    """What the process of a loaded model takes of the host's memory, in bytes, and of devices'."""
 
     weights: int = 0
     context: int = 0
@@ -85,10 +124,12 @@ class MemoryNeed(msgspec.Struct, frozen=True, kw_only=True):
     """What a step works in, and its rows of logits."""
     process: int = 0
     """The vocabulary, libraries, the interpreter."""
+    devices: dict[str, int] = {}
+    """What is on each device, by its name; not in the figures above."""
 
     @property
     def total(self) -> int:
-        """All of it."""
+        """All of the host's."""
         return self.weights + self.context + self.compute + self.process
 
 
@@ -98,6 +139,10 @@ class Reckoning(Protocol):
     @property
     def shape(self) -> Shape:
         """The shape that the spec asks for, with the defaults that the model has for it."""
+
+    @property
+    def devices(self) -> list[Device]:
+        """The devices that layers could run on, as of now."""
 
     def need(self, shape: Shape) -> MemoryNeed:
         """Return what the model needs in *shape*.
@@ -135,6 +180,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     can_shift: bool = False
     """Tell whether `Model.shift` works."""
     n_gpu_layers: int = 0
+    """Layers that run on devices."""
     sampling: dict[str, Any] = {}
     """Parameters of the request level that the file itself recommends."""
     llama_build_number: int = 0

@@ -8,8 +8,9 @@ state that was lost, mixed up or cut shows in the text.
 Options (`ModelSpec.options`) slow it down or break it on purpose: `step_ms`, `load_ms`,
 `crash_at_step` (the process dies), `fail_at_step` (the step fails), `abort_on` (the process dies
 in the step that decodes this text). Others give it another memory: `memory` with `window` (tokens
-that the next one looks back on), and `kv_cells`, which all slots share. `weight_bytes` and
-`token_bytes` (of each slot's context) are what it says that it needs of memory; it takes nothing.
+that the next one looks back on), and `kv_cells`, which all slots share. It says that it needs
+`weight_bytes` of memory, `token_bytes` for each token of a slot's context, and `layer_bytes` for
+each of `layers`, which run on devices that have `device_bytes` free; it takes nothing.
 `variant` (a text) makes it another model, with another fingerprint; `vocabulary` (a number) makes
 it one of another vocabulary: its tokens are the bytes, counted from there.
 
@@ -23,12 +24,14 @@ import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Annotated
 
 import msgspec
 
 from .base import (
     Chunk,
+    Device,
     LoadProgress,
     Memory,
     MemoryNeed,
@@ -38,6 +41,7 @@ from .base import (
     Move,
     Sampler,
     Shape,
+    check_devices,
     length_moved,
     shift_moves,
 )
@@ -80,6 +84,9 @@ class EchoOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     kv_cells: int = -1
     weight_bytes: int = 0
     token_bytes: int = 0
+    layers: Annotated[int, msgspec.Meta(ge=0)] = 0
+    layer_bytes: int = 0
+    device_bytes: tuple[int, ...] = ()
 
 
 @dataclass(slots=True)
@@ -131,6 +138,7 @@ class EchoModel:
             has_chat_template=True,
             memory=self.options.memory,
             can_shift=self.options.memory == "plain",
+            n_gpu_layers=layers_on_devices(spec, self.options),
         )
 
     @property
@@ -355,18 +363,50 @@ class EchoReckoning:
 
     def __init__(self, spec: ModelSpec):
         self._options = msgspec.convert(spec.options, EchoOptions)
-        self.shape = Shape(spec.slots, spec.ctx_size or CTX_SIZE_DEFAULT, spec.batch_size)
+        ctx_size, layers = spec.ctx_size or CTX_SIZE_DEFAULT, layers_on_devices(spec, self._options)
+        self.shape = Shape(spec.slots, ctx_size, spec.batch_size, layers)
+        self._split = spec.tensor_split or self._options.device_bytes
+        self._main = spec.main_gpu
+        check_devices(spec, self.devices)
+
+    @property
+    def devices(self) -> list[Device]:
+        """The options' devices: nothing of them is ever taken."""
+        return [Device(f"echo{i}", size, size) for i, size in enumerate(self._options.device_bytes)]
 
     def need(self, shape: Shape) -> MemoryNeed:
         """Return the options' bytes for *shape*."""
-        tokens = shape.slots * shape.ctx_size
+        tokens, on_devices = shape.slots * shape.ctx_size, shape.n_gpu_layers
+        layer_bytes = max(0, self._options.layer_bytes)
+        on_host = (self._options.layers - on_devices) * layer_bytes
         return MemoryNeed(
-            weights=max(0, self._options.weight_bytes),
+            weights=max(0, self._options.weight_bytes) + on_host,
             context=max(0, self._options.token_bytes) * tokens,
+            devices=self._spread(on_devices, layer_bytes) if on_devices else {},
         )
+
+    def _spread(self, layers: int, layer_bytes: int) -> dict[str, int]:
+        """Return what each device has of so many layers, in the split's proportions."""
+        if self._main >= 0:
+            return {f"echo{self._main}": layers * layer_bytes}
+        ends = [
+            round(layers * sum(self._split[: i + 1]) / sum(self._split))
+            for i in range(len(self._split))
+        ]
+        return {
+            f"echo{i}": (end - begin) * layer_bytes
+            for i, (begin, end) in enumerate(pairwise((0, *ends)))
+        }
 
     def close(self) -> None:
         """Free nothing."""
+
+
+def layers_on_devices(spec: ModelSpec, options: EchoOptions) -> int:
+    """Return how many layers run on devices; none where there are no devices."""
+    if not options.device_bytes:
+        return 0
+    return options.layers if spec.n_gpu_layers < 0 else min(spec.n_gpu_layers, options.layers)
 
 
 def reckon_echo(spec: ModelSpec) -> EchoReckoning:

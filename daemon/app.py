@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from functools import partial
 from pathlib import Path
 
@@ -25,8 +25,10 @@ from .calls import ALL_CALLS
 from .config import Config
 from .core import Daemon
 from .logs import configure_logging
+from .machine import MachineMemory
 from .notify import notify
 from .parts import Parts
+from .pressure import Pace
 
 __all__ = ("serve",)
 
@@ -34,10 +36,14 @@ log = structlog.get_logger()
 STARTS_FILE = "starts"
 _HARD_STOP = 1
 Listener = UnixListener | InheritedListener
+_BUILD = (LLAMA_BUILD_NUMBER, LLAMA_COMMIT)
 
 
-def serve(config: Config) -> int:
-    """Run a daemon until it is told to stop; return the process's exit status."""
+def serve(config: Config, machine: MachineMemory | None = None, pace: Pace | None = None) -> int:
+    """Run a daemon until it is told to stop; return the process's exit status.
+
+    *machine* and *pace* are what memory is read from, and how often.
+    """
     configure_logging(config.log_level, config.log_format)
     parts = Parts()
     try:
@@ -47,9 +53,16 @@ def serve(config: Config) -> int:
         sys.stderr.write(f"inferd: {exc.message}\n  {exc.hint}\n")
         return 1
     try:
-        return anyio.run(
-            _main, config, instance, listener, parts, backend_options=_loop_options(parts)
+        daemon = partial(
+            Daemon,
+            config,
+            instance=instance,
+            build=_BUILD,
+            parts=parts,
+            machine=machine,
+            pace=pace,
         )
+        return anyio.run(_main, daemon, listener, parts, backend_options=_loop_options(parts))
     finally:
         listener.close()
 
@@ -96,9 +109,11 @@ def count_start(state_dir: Path, parts: Parts) -> int:
     return number & 0x7FFF_FFFF
 
 
-async def _main(config: Config, instance: int, listener: Listener, parts: Parts) -> int:
+async def _main(
+    start: Callable[[anyio.abc.TaskGroup], Daemon], listener: Listener, parts: Parts
+) -> int:
     async with anyio.create_task_group() as group:
-        daemon = Daemon(config, group, instance, (LLAMA_BUILD_NUMBER, LLAMA_COMMIT), parts)
+        daemon = start(group)
         daemon.calls = ALL_CALLS
         daemon.socket_activated = listener.inherited
         async with _signals() as signals:
@@ -107,6 +122,7 @@ async def _main(config: Config, instance: int, listener: Listener, parts: Parts)
                 services.start_soon(daemon.sessions.expire_idle)
                 services.start_soon(daemon.registry.unload_idle)
                 services.start_soon(daemon.registry.watch_cores)
+                services.start_soon(daemon.memory.run)
                 await daemon.registry.kv_index.load()
                 services.start_soon(daemon.registry.kv_index.run)
                 await daemon.restore()

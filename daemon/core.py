@@ -38,8 +38,10 @@ from ..ipc.messages import (
 from ..ipc.server import Connection, Request, Server
 from ..sessions import DAY_S, Journal, Ledger, ModelSource, Port, Session, SessionManager, Stored
 from .config import Config
+from .machine import MachineMemory
 from .models import Lease, ModelState
 from .parts import Parts
+from .pressure import MemoryWatch, Pace
 from .registry import Registry
 from .swapping import Swaps
 
@@ -107,11 +109,13 @@ class Daemon:
         instance: int,
         build: tuple[int, str],
         parts: Parts | None = None,
+        machine: MachineMemory | None = None,
+        pace: Pace | None = None,
     ):
         self.config = config
         self.parts = parts or Parts()
         self.instance = instance
-        self.started = time.time()
+        self.started = time.monotonic()
         self.draining = False
         self.socket_activated = False
         """Systemd listens, and goes on listening when this daemon has ended."""
@@ -124,8 +128,13 @@ class Daemon:
             prompt_tokens_max=config.prompt_tokens_waiting_max,
             prompt_tokens_owner_max=config.prompt_tokens_waiting_owner_max,
         )
-        self.registry = Registry(config, group, self.flush)
+        machine = machine or MachineMemory()
+        self.registry = Registry(config, group, self.flush, machine=machine)
         self.registry.kv_index.on_disk = partial(self.parts.note, "kv-store")
+        room = self.registry.room
+        self.memory = MemoryWatch(
+            machine, self.registry.workers, room.spare_bytes, room.shed, time.monotonic, pace
+        )
         self.journal = Journal(config.state_dir / JOURNAL_FILE)
         self.journal.on_change = self._note_journal
         self.sessions = SessionManager(

@@ -5,19 +5,18 @@ A file that has changed since is tried at once, too.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 from ..backends.errors import InferdError, InvalidArgument, LoadFailed, OutOfMemory
 from ..backends.errors import UnsupportedOperation as Unsupported
+from .model_files import Signature, signature_of
 
 __all__ = ("FailedLoads",)
 
 FAILURES_MAX = 1000
 _LASTING = (LoadFailed, Unsupported, InvalidArgument)
-Signature = tuple[tuple[int, ...], ...]
 
 
 class _Failure(NamedTuple):
@@ -44,7 +43,7 @@ class FailedLoads:
         self._failures.pop(name, None)
         while len(self._failures) >= FAILURES_MAX:
             del self._failures[next(iter(self._failures))]
-        self._failures[name] = _Failure(error, self._seconds(), _signature(files), asked)
+        self._failures[name] = _Failure(error, self._seconds(), signature_of(files), asked)
 
     def forget(self, name: str) -> None:
         """Forget that *name* could not be loaded."""
@@ -59,7 +58,7 @@ class FailedLoads:
         if failure is None or failure.asked != asked:
             return
         passed_s = self._seconds() - failure.at
-        if passed_s >= self._remember_s or _signature(files) != failure.signature:
+        if passed_s >= self._remember_s or signature_of(files) != failure.signature:
             del self._failures[name]
             return
         error = failure.error
@@ -83,16 +82,3 @@ def _lasts(error: InferdError) -> bool:
     if isinstance(error, OutOfMemory):
         return int(error.data.get("needed_bytes", 0)) > int(error.data.get("total_bytes", 0))
     return isinstance(error, _LASTING)
-
-
-def _signature(files: list[Path]) -> Signature:
-    """Return what changes when a file does: its place, size, times, rights, or that it is gone."""
-    return tuple(_status(file) for file in files)
-
-
-def _status(file: Path) -> tuple[int, ...]:
-    try:
-        s = os.stat(file)
-    except OSError as exc:
-        return (exc.errno or -1,)
-    return s.st_dev, s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns

@@ -5,21 +5,31 @@ Pure functions: figures and texts of /proc in, decisions out. `room` asks them a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..backends import MemoryNeed, Shape
+from msgspec.structs import replace
+
+from ..backends import Device, MemoryNeed, Shape
 from ..backends.errors import OutOfMemory
 
 __all__ = (
+    "DeviceShort",
     "Idle",
     "available_bytes",
     "cgroup_free_bytes",
+    "cgroup_limit_bytes",
     "cgroup_of",
+    "device_refusal",
+    "device_short",
+    "fewer_layers",
     "refusal",
     "smaller",
     "spared_bytes",
+    "stalled_s",
+    "total_bytes",
     "victims",
 )
 
@@ -41,6 +51,8 @@ class Idle:
     """What loading it again takes."""
     idle_s: float
     busy: bool = False
+    lingers: bool = False
+    """It was used just now, and may be again in a moment: it does not leave yet."""
     began: float = 0.0
     """When it was loaded."""
 
@@ -74,6 +86,63 @@ def victims(idle: Iterable[Idle], missing: int) -> list[Idle] | None:
     return chosen
 
 
+@dataclass(frozen=True, slots=True)
+class DeviceShort:
+    """A device that has less than a model needs of it."""
+
+    device: Device
+    need: int
+    free: int
+    """What it has, less what is to be spared and what others were promised."""
+
+    @property
+    def missing(self) -> int:
+        """Bytes that must come back."""
+        return self.need - self.free
+
+
+def device_short(
+    need: MemoryNeed, devices: Sequence[Device], promised: Mapping[str, int]
+) -> DeviceShort | None:
+    """Return the device that is missing most; None: every one has what is needed of it.
+
+    *promised* are the bytes of each that loads under way have not taken yet.
+    """
+    found = []
+    for device in devices:
+        free = device.free - spared_bytes(device.total) - promised.get(device.name, 0)
+        found.append(DeviceShort(device, need.devices.get(device.name, 0), free))
+    short = [it for it in found if it.need and it.missing > 0]
+    return max(short, key=lambda it: it.missing, default=None)
+
+
+def fewer_layers(shape: Shape, floor: Shape, short: DeviceShort) -> Shape | None:
+    """Return the shape with as many layers on devices as *short* has room for, in proportion; None:
+    there cannot be fewer.
+    """
+    if shape.n_gpu_layers <= floor.n_gpu_layers:
+        return None
+    layers = shape.n_gpu_layers * max(0, short.free) // short.need
+    layers = max(floor.n_gpu_layers, min(layers, shape.n_gpu_layers - 1))
+    return replace(shape, n_gpu_layers=layers)
+
+
+def device_refusal(name: str, shape: Shape, short: DeviceShort) -> OutOfMemory:
+    """Return the error for a model whose number of layers on devices stays and does not fit."""
+    return OutOfMemory(
+        f"{name!r} needs {_size(short.need)} of {short.device.name}'s memory with"
+        f" {shape.n_gpu_layers} layers on devices, and {_size(short.free)} are free",
+        hint="set n-gpu-layers to -1: as many as fit run there, and the others on the CPU",
+        data={
+            "device": short.device.name,
+            "needed_bytes": short.need,
+            "free_bytes": max(0, short.free),
+            "total_bytes": short.device.total,
+            "n_gpu_layers": shape.n_gpu_layers,
+        },
+    )
+
+
 def smaller(shape: Shape, floor: Shape) -> Shape | None:
     """Return the next smaller shape, not below *floor*; None: there is none.
 
@@ -81,13 +150,13 @@ def smaller(shape: Shape, floor: Shape) -> Shape | None:
     """
     slots = max(floor.slots, shape.slots // 2)
     if slots < shape.slots:
-        return Shape(slots, shape.ctx_size, shape.batch_size)
+        return replace(shape, slots=slots)
     ctx_size = max(floor.ctx_size, shape.ctx_size // 2)
     if ctx_size < shape.ctx_size:
-        return Shape(shape.slots, ctx_size, shape.batch_size)
+        return replace(shape, ctx_size=ctx_size)
     batch_size = max(floor.batch_size, shape.batch_size // 2)
     if batch_size < shape.batch_size:
-        return Shape(shape.slots, shape.ctx_size, batch_size)
+        return replace(shape, batch_size=batch_size)
     return None
 
 
@@ -148,9 +217,25 @@ def spared_bytes(total: int) -> int:
 
 def available_bytes(meminfo: str) -> int:
     """Return the available bytes of a text as /proc/meminfo has it, less what is spared."""
-    fields = dict(line.split(":", 1) for line in meminfo.splitlines() if ":" in line)
-    total, available = (int(fields[key].split()[0]) * 1024 for key in ("MemTotal", "MemAvailable"))
-    return available - spared_bytes(total)
+    return _meminfo(meminfo, "MemAvailable") - spared_bytes(total_bytes(meminfo))
+
+
+def total_bytes(meminfo: str) -> int:
+    """Return all bytes of a text as /proc/meminfo has it."""
+    return _meminfo(meminfo, "MemTotal")
+
+
+def _meminfo(text: str, key: str) -> int:
+    fields = dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
+    return int(fields[key].split()[0]) * 1024
+
+
+def stalled_s(text: str) -> float | None:
+    """Return for how long some task waited, of a text as /proc/pressure/memory has it; None: that
+    is not told.
+    """
+    found = re.search(r"^some .*\btotal=(\d+)", text, re.MULTILINE)
+    return int(found[1]) / 1e6 if found is not None else None
 
 
 def cgroup_of(text: str) -> str:
@@ -164,21 +249,40 @@ def cgroup_free_bytes(root: Path, path: str) -> int | None:
 
     What the page cache holds counts as free, as in MemAvailable: it goes when it must.
     """
-    folder, found = root / path.lstrip("/"), []
+    found = [_free_in(place) for place in _up(root, path)]
+    return min((free for free in found if free is not None), default=None)
+
+
+def cgroup_limit_bytes(root: Path, path: str) -> int | None:
+    """Return the tightest limit of a cgroup and those above it; None: there is none."""
+    found = [_limit_in(place) for place in _up(root, path)]
+    return min((limit for limit in found if limit is not None), default=None)
+
+
+def _up(root: Path, path: str) -> Iterator[Path]:
+    """Yield the folder of a cgroup and those of the ones above it."""
+    folder = root / path.lstrip("/")
     for place in (folder, *folder.parents):
-        if (free := _free_in(place)) is not None:
-            found.append(free)
+        yield place
         if place == root:
-            break
-    return min(found, default=None)
+            return
+
+
+def _limit_in(folder: Path) -> int | None:
+    try:
+        return int((folder / "memory.max").read_text())
+    except (OSError, ValueError):  # no limit ("max"), or no such controller here
+        return None
 
 
 def _free_in(folder: Path) -> int | None:
+    limit = _limit_in(folder)
+    if limit is None:
+        return None
     try:
-        limit = int((folder / "memory.max").read_text())
         used = int((folder / "memory.current").read_text())
         lines = (folder / "memory.stat").read_text().splitlines()
-    except (OSError, ValueError):  # no limit ("max"), or no such controller here
+    except (OSError, ValueError):
         return None
     figures = dict(line.split(" ", 1) for line in lines if " " in line)
     cache = sum(int(figures.get(key, "0")) for key in ("active_file", "inactive_file"))

@@ -6,12 +6,16 @@ A model may be split into parts, `NAME-00001-of-00003.gguf` and so on: they are 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
 from ..backends.gguf_parts import PART, parts_of
 from .config_models import MODEL_NAME
 
-__all__ = ("files_in_use", "models_in", "size_bytes")
+__all__ = ("Signature", "files_in_use", "models_in", "signature_of", "size_bytes")
+
+Signature = tuple[tuple[int, ...], ...]
+"""What changes when files do."""
 
 
 def models_in(directory: Path) -> dict[str, Path]:
@@ -45,3 +49,16 @@ def size_bytes(file: Path | None, fd: int) -> int:
         return sum(part.stat().st_size for part in files_in_use(file))
     except OSError:
         return 0
+
+
+def signature_of(files: Iterable[Path]) -> Signature:
+    """Return what changes when a file does: its place, size, times, or that it is gone."""
+    return tuple(_status(file) for file in files)
+
+
+def _status(file: Path) -> tuple[int, ...]:
+    try:
+        s = os.stat(file)
+    except OSError as exc:
+        return (exc.errno or -1,)
+    return s.st_dev, s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns

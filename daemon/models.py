@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 __all__ = ("Lease", "Model", "ModelState")
 
 T = TypeVar("T")
+WANTED = ("ctx-size", "n-gpu-layers", "main-gpu", "tensor-split")
+"""What a call that loads a model may ask for, where the configuration names none."""
 
 
 class ModelState(StrEnum):
@@ -147,7 +149,7 @@ class Model:
     def want(self, values: Mapping[str, Any]) -> None:
         """Note model-level values that a first load should have."""
         if self.worker is None or self.worker.leaving:
-            self._wanted = {k: v for k, v in values.items() if k in ("ctx-size", "n-gpu-layers")}
+            self._wanted = {k: v for k, v in values.items() if k in WANTED}
         if values.get("keep-alive") is not None:
             self._keep_alive_s = values["keep-alive"]
             self._registry.keep(self)
@@ -167,6 +169,11 @@ class Model:
     def wanted_ctx_size(self) -> int:
         """The `ctx-size` that whoever had it loaded asked for; 0: none."""
         return int(self._wanted.get("ctx-size", 0))
+
+    @property
+    def wanted_gpu_layers(self) -> int:
+        """The `n-gpu-layers` that it asked for; -1: as many as fit."""
+        return int(self._wanted.get("n-gpu-layers", -1))
 
     @property
     def keep_alive_s(self) -> float:
@@ -252,8 +259,13 @@ class Model:
     @property
     def busy(self) -> bool:
         """Tell whether somebody holds a lease or a task runs."""
+        return bool(self.leases or self.computes or self.stay.wanted)
+
+    @property
+    def computes(self) -> bool:
+        """Tell whether it has tasks."""
         tasks = self.worker.tasks if self.worker is not None else 0
-        return bool(self.leases or tasks or len(self.recovery) or self.stay.wanted)
+        return bool(tasks or len(self.recovery))
 
 
 class Lease:

@@ -28,8 +28,10 @@ from .cores import Cores
 from .failures import FailedLoads
 from .kept import KEPT_FILE, KeptModels
 from .kv_index import KvIndex, Place
-from .model_files import files_in_use, models_in
+from .machine import MachineMemory
+from .model_files import Signature, files_in_use, models_in, signature_of
 from .models import Lease, Model, ModelState
+from .reckonings import Reckonings
 from .room import Room
 from .turnstile import Turnstile
 from .workers import Worker
@@ -52,6 +54,7 @@ class Registry:
         group: anyio.abc.TaskGroup,
         on_frame: Callable[[], None],
         seconds: Callable[[], float] = time.monotonic,
+        machine: MachineMemory | None = None,
     ):
         self.config = config
         self.seconds = seconds
@@ -62,10 +65,11 @@ class Registry:
         self.kv_index.on_evicted = self._tell_evicted
         self._models: dict[str, Model] = {}
         self._cores = Cores(config.cores, self._all_workers)
-        self.room = Room(config.memory_bytes, self._models.values, seconds=seconds)
+        self.room = Room(config.memory_bytes, self._models.values, machine, seconds)
         self.turnstile = Turnstile(
             self.room, self._models.values, config.model_stay_s, seconds, group.start_soon
         )
+        self._reckonings = Reckonings()
         self._failures = FailedLoads(config.failed_load_s, seconds)
         self._changed = anyio.Event()
         self._kept = KeptModels(config.state_dir / KEPT_FILE)
@@ -169,13 +173,18 @@ class Registry:
         worker.on_kv = partial(self._note_kv_file, worker)
         self._wire(model, worker)
         worker.on_work = self._cores.share
-        worker.on_reckoned = partial(self._reckoned, model, worker)
+        signature = signature_of(files_in_use(model.config.file))
+        worker.known = self._reckonings.known(spec, signature)
+        worker.on_reckoned = partial(self._reckoned, model, worker, signature)
         model.worker, model.error, model.fitted = worker, None, {}
         self._cores.share()
         self._group.start_soon(self._run, model, worker)
         return worker
 
-    def _reckoned(self, model: Model, worker: Worker, report: m.Reckoned) -> None:
+    def _reckoned(
+        self, model: Model, worker: Worker, signature: Signature, report: m.Reckoned
+    ) -> None:
+        self._reckonings.note(worker.spec, signature, report)
         self.room.reckoned(model, worker, report)
         self.turnstile.look()
 
@@ -224,7 +233,7 @@ class Registry:
 
     async def _run(self, model: Model, worker: Worker) -> None:
         started = self.seconds()
-        log.info("model.loading", model=model.name, file=worker.spec.path)
+        log.info("model.loading", model=model.name, file=worker.spec.path, known=bool(worker.known))
         try:
             async with anyio.create_task_group() as group:
                 group.start_soon(self._tell_loaded, model, worker, started)
@@ -285,7 +294,9 @@ class Registry:
             slots=options.get("slots", 4),
             ctx_size=ctx_size,
             batch_size=options.get("batch-size", 512),
-            n_gpu_layers=options.get("n-gpu-layers", wanted.get("n-gpu-layers", 0)),
+            n_gpu_layers=options.get("n-gpu-layers", wanted.get("n-gpu-layers", -1)),
+            main_gpu=options.get("main-gpu", wanted.get("main-gpu", -1)),
+            tensor_split=tuple(options.get("tensor-split", wanted.get("tensor-split", ()))),
             threads=options.get("threads", 0) or self.config.cores,
             options=model.config.echo,
         )

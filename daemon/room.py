@@ -8,23 +8,24 @@ in the order of their models' visits (`stay`); models leave for them whose stay 
 
 from __future__ import annotations
 
-import os
 import time
-from collections.abc import Callable, Iterable
-from pathlib import Path
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 import structlog
 
 from ..backends import MemoryNeed, Shape
 from ..scheduler import messages as m
+from .machine import MachineMemory
 from .memory import (
     BATCH_SIZE_MIN,
     CTX_SIZE_MIN,
+    DeviceShort,
     Idle,
-    available_bytes,
-    cgroup_free_bytes,
-    cgroup_of,
+    device_refusal,
+    device_short,
+    fewer_layers,
     refusal,
     smaller,
     victims,
@@ -35,33 +36,9 @@ from .workers import Worker
 if TYPE_CHECKING:
     from .models import Model
 
-__all__ = ("MachineMemory", "Room", "floor_of")
+__all__ = ("Room", "floor_of")
 
 log = structlog.get_logger()
-
-
-class MachineMemory:
-    """What the machine and this process's cgroups have free; read anew each time."""
-
-    def __init__(self, proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")):
-        self._proc, self._cgroups = proc, cgroups
-
-    def free_bytes(self) -> int:
-        """Return the bytes that models may take now."""
-        free = available_bytes((self._proc / "meminfo").read_text())
-        limited = cgroup_free_bytes(self._cgroups, cgroup_of(self._read("self/cgroup")))
-        return free if limited is None else min(free, limited)
-
-    def anonymous_bytes(self, pid: int) -> int:
-        """Return the memory of a process that free memory does not count any more."""
-        fields = self._read(f"{pid}/statm").split()
-        return (int(fields[1]) - int(fields[2])) * os.sysconf("SC_PAGE_SIZE") if fields else 0
-
-    def _read(self, path: str) -> str:
-        try:
-            return (self._proc / path).read_text()
-        except OSError:
-            return ""
 
 
 class _Claim:
@@ -80,6 +57,8 @@ class _Load:
     def __init__(self, model: Model, worker: Worker, asked: m.Reckoned, floor: Shape):
         self.model, self.worker = model, worker
         self.asked, self.report, self.floor = asked, asked, floor
+        self.outdated = False
+        """A worker has left since the report: its devices may have more free."""
 
 
 class Room:
@@ -120,6 +99,8 @@ class Room:
         """Note that a worker is gone."""
         self._claims.pop(worker, None)
         self._end(worker)
+        for load in self._loads.values():
+            load.outdated = bool(load.report.devices)
 
     @property
     def loads_wait(self) -> bool:
@@ -132,15 +113,19 @@ class Room:
             first = load.model.stay.first(now)
             if first is None:
                 continue
-            leaving = victims(self._holders(load, now), self._missing(load, now))
-            names = {holder.name for holder in leaving or ()}
+            names = {holder.name for holder in self._leaving(load, now) or ()}
             return first, {model for model in self._models() if model.name in names}
         return None, set()
 
     def look(self, now: float) -> None:
         """Decide again on the loads that wait."""
         for load in self._in_order(now):
-            if load.worker in self._waiting and not load.worker.leaving:
+            if load.worker not in self._waiting or load.worker.leaving:
+                continue
+            if load.outdated:
+                load.outdated = False
+                load.worker.reckon(load.report.shape)  # what is free there now, its worker sees
+            else:
                 self._decide(load)
 
     def claimed(self, worker: Worker | None) -> MemoryNeed | None:
@@ -152,31 +137,43 @@ class Room:
 
     def _decide(self, load: _Load) -> None:
         now, need, free = self._seconds(), load.report.need.total, self.free_bytes()
-        holders = self._holders(load, now)
-        held = sum(holder.need for holder in holders)
-        whole = free + self._coming() + held + self._loading(load)
-        leaving = victims(holders, self._missing(load, now))
-        if need <= free and need <= whole - self._promised_ahead(load, now):
+        whole, short = self._whole(load, now), self._short(load, now)
+        leaving = self._leaving(load, now)
+        if short is None and need <= free and need <= whole - self._promised_ahead(load, now):
             self._grant(load)
         elif not load.model.awaited:
             self._end(load.worker)
             load.worker.quit()
-        elif leaving is not None or (load.model.stay.wanted and need <= whole):
+        elif leaving is not None or (load.model.stay.wanted and short is None and need <= whole):
             self._wait(load)
-            if leaving and not any(holder.busy for holder in leaving):
-                self._evict([holder.name for holder in leaving], load.model.name)
-        elif (shape := smaller(load.report.shape, load.floor)) is not None:
+            if leaving and not any(holder.busy or holder.lingers for holder in leaving):
+                self._evict([holder.name for holder in leaving], for_model=load.model.name)
+        elif (shape := _less(load, short)) is not None:
             self._stop_waiting(load.worker)
             load.worker.reckon(shape)
         else:
-            self._refuse(load, whole)
+            self._refuse(load, short, whole)
 
-    def _missing(self, load: _Load, now: float) -> int:
-        """Return the bytes that are missing when those have left that are about to, and those have
-        loaded that come first.
+    def _short(self, load: _Load, now: float) -> DeviceShort | None:
+        """Return the device that has too little for a load, if there is one."""
+        report = load.report
+        return device_short(report.need, report.devices, self._promised_on_devices(load, now))
+
+    def _leaving(self, load: _Load, now: float) -> list[Idle] | None:
+        """Return who leaves for a load, of a device that is short or else of the host; None: all
+        that may leave are not enough.
         """
+        short = self._short(load, now)
+        if short is not None:
+            name = short.device.name
+            return victims(self._holders(load, now, name), short.missing - self._coming(name))
         room = self.free_bytes() + self._coming() - self._promised_ahead(load, now)
-        return load.report.need.total - room
+        return victims(self._holders(load, now), load.report.need.total - room)
+
+    def _whole(self, load: _Load, now: float) -> int:
+        """Return what a load could have if all left that may."""
+        held = sum(holder.need for holder in self._holders(load, now))
+        return self.free_bytes() + self._coming() + held + self._loading(load)
 
     def free_bytes(self) -> int:
         """Return the bytes that nobody has and nobody was promised."""
@@ -185,14 +182,40 @@ class Room:
         unseen = sum(self._unseen(worker, claim) for worker, claim in self._claims.items())
         return self._machine.free_bytes() - unseen
 
+    def spare_bytes(self) -> int:
+        """Return what the machine has free; negative where it is short.
+
+        Where the budget is set by hand, what the models have yet to touch is the operator's care.
+        """
+        return self._machine.free_bytes() if self._budget else self.free_bytes()
+
+    def shed(self) -> Idle | None:
+        """Let the idle model leave that is least worth its memory; None: none may."""
+        leaving = victims(self._unused(), 1)
+        if not leaving:
+            return None
+        self._evict([leaving[0].name], cause="pressure")
+        return leaving[0]
+
     def _unseen(self, worker: Worker, claim: _Claim) -> int:
         if claim.unseen is not None:
             return claim.unseen
         return max(0, claim.need.total - self._machine.anonymous_bytes(worker.pid))
 
-    def _coming(self) -> int:
-        """Return the bytes of workers that are about to end."""
-        return sum(c.need.total for w, c in self._claims.items() if w.leaving)
+    def _coming(self, device: str = "") -> int:
+        """Return the bytes of workers that are about to end, the host's or a device's."""
+        return sum(_bytes_of(c.need, device) for w, c in self._claims.items() if w.leaving)
+
+    def _promised_on_devices(self, load: _Load, now: float) -> Counter[str]:
+        """Return the bytes of each device that loads under way will take, and those that wait and
+        come before *load*; what is loaded is not free on the device.
+        """
+        needs = [other.report.need for other in self._ahead(load, now)]
+        needs += [claim.need for claim in self._claims.values() if claim.unseen is None]
+        promised: Counter[str] = Counter()
+        for need in needs:
+            promised.update(need.devices)
+        return promised
 
     def _loading(self, load: _Load) -> int:
         """Return the bytes of models that are being loaded: they leave, too, once they served."""
@@ -210,31 +233,48 @@ class Room:
         loads = [self._loads[worker] for worker in self._waiting]
         return sorted(loads, key=lambda load: load.model.stay.rank(now))
 
-    def _promised_ahead(self, load: _Load, now: float) -> int:
-        """Return what the loads need that wait and come before *load*."""
+    def _ahead(self, load: _Load, now: float) -> list[_Load]:
+        """Return the loads that wait and come before *load*."""
         ahead = self._in_order(now)
         if load in ahead:
-            ahead = ahead[: ahead.index(load)]
-        else:
-            rank = load.model.stay.rank(now)
-            ahead = [other for other in ahead if other.model.stay.rank(now) <= rank]
-        return sum(other.report.need.total for other in ahead)
+            return ahead[: ahead.index(load)]
+        rank = load.model.stay.rank(now)
+        return [other for other in ahead if other.model.stay.rank(now) <= rank]
 
-    def _holders(self, load: _Load, now: float) -> list[Idle]:
-        """Return the models that may leave for a load, now or when their stay is over. For one that
-        nobody waits for (a swap's), only those leave that nobody holds.
+    def _promised_ahead(self, load: _Load, now: float) -> int:
+        return sum(other.report.need.total for other in self._ahead(load, now))
+
+    def _holders(self, load: _Load, now: float, device: str = "") -> list[Idle]:
+        """Return the models that may leave for a load, now or when their stay is over, with what
+        comes back of the host's or a device's memory. For one that nobody waits for (a swap's),
+        only those leave that nobody holds.
         """
         visit, found = load.model.stay.first(now), []
+        for model, need in self._settled():
+            busy, over = model.stay.engaged, model.stay.over(visit, now)
+            if not load.model.stay.wanted and (model.busy or not over):
+                continue
+            unused_s = max(0.0, now - model.used_at)
+            size, began = _bytes_of(need, device), model.stay.began
+            lingers = not (busy or over)
+            found.append(Idle(model.name, size, model.load_s, unused_s, busy, lingers, began))
+        return found
+
+    def _unused(self) -> list[Idle]:
+        """Return the models that nobody uses; who holds a lease has them loaded again."""
+        now = self._seconds()
+        return [
+            Idle(model.name, need.total, model.load_s, max(0.0, now - model.used_at))
+            for model, need in self._settled()
+            if model.stay.over(None, now) and not model.computes
+        ]
+
+    def _settled(self) -> Iterator[tuple[Model, MemoryNeed]]:
+        """Yield the models that are loaded and not pinned, with what they were promised."""
         for model in self._models():
             claim = self._claims.get(model.worker) if model.worker is not None else None
-            if claim is None or model.loaded is None or model.pinned:
-                continue
-            busy = not model.stay.over(visit, now)
-            if load.model.stay.wanted or not (busy or model.busy):
-                unused_s = max(0.0, now - model.used_at)
-                need, began = claim.need.total, model.stay.began
-                found.append(Idle(model.name, need, model.load_s, unused_s, busy, began))
-        return found
+            if claim is not None and model.loaded is not None and not model.pinned:
+                yield model, claim.need
 
     def _grant(self, load: _Load) -> None:
         self._claims[load.worker] = _Claim(load.report.need)
@@ -251,14 +291,17 @@ class Room:
             self._waiting.append(load.worker)
             log.info("model.waits", model=load.model.name, bytes=load.report.need.total)
 
-    def _evict(self, names: list[str], for_model: str) -> None:
+    def _evict(self, names: list[str], **why: str) -> None:
         for model in self._models():
             if model.name in names and model.worker is not None:
-                log.info("model.evicted", model=model.name, for_model=for_model)
+                log.info("model.evicted", model=model.name, **why)
                 model.make_way()
 
-    def _refuse(self, load: _Load, free: int) -> None:
+    def _refuse(self, load: _Load, short: DeviceShort | None, free: int) -> None:
         self._end(load.worker)
+        if short is not None:
+            load.worker.refuse(device_refusal(load.model.name, load.report.shape, short))
+            return
         holders = [
             (_told_name(model), self._claims[model.worker].need.total)
             for model in self._models()
@@ -279,6 +322,17 @@ class Room:
             self._waiting.remove(worker)
 
 
+def _less(load: _Load, short: DeviceShort | None) -> Shape | None:
+    """Return the next smaller shape that a load may have."""
+    if short is not None:
+        return fewer_layers(load.report.shape, load.floor, short)
+    return smaller(load.report.shape, load.floor)
+
+
+def _bytes_of(need: MemoryNeed, device: str) -> int:
+    return need.devices.get(device, 0) if device else need.total
+
+
 def _told_name(model: Model) -> str:
     """Return what anybody may hear of a model: descriptors' models are their user's alone."""
     return model.name if model.uid is None else "what another descriptor loaded"
@@ -297,14 +351,16 @@ def floor_of(model: Model, report: m.Reckoned) -> Shape:
         shape.slots if "slots" in set_by_hand else 1,
         ctx_size,
         shape.batch_size if "batch-size" in set_by_hand else min(shape.batch_size, BATCH_SIZE_MIN),
+        0 if set_by_hand.get("n-gpu-layers", model.wanted_gpu_layers) < 0 else shape.n_gpu_layers,
     )
 
 
 def fitted(asked: Shape, shape: Shape) -> dict[str, int]:
     """Return the parameters whose values in force are smaller than the defaults would be."""
-    names = {"slots": "slots", "ctx-size": "ctx_size", "batch-size": "batch_size"}
+    names = ("slots", "ctx-size", "batch-size", "n-gpu-layers")
+    fields = {name: name.replace("-", "_") for name in names}
     return {
         key: getattr(shape, field)
-        for key, field in names.items()
+        for key, field in fields.items()
         if getattr(shape, field) != getattr(asked, field)
     }

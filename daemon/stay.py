@@ -79,6 +79,11 @@ class Stay:
         """Tell whether somebody is inside who is not away."""
         return any(not visit.absent() for visit in self.inside)
 
+    @property
+    def engaged(self) -> bool:
+        """Tell whether somebody is inside, or is to be: whom it was loaded for."""
+        return self.visited or (bool(self.waiting) and not self.served)
+
     def first(self, now: float) -> Visit | None:
         """Return who comes first of those who wait, or, if nobody does, of those inside."""
         visits = self.waiting or self.inside
@@ -131,7 +136,7 @@ class Stay:
 
     def over(self, other: Visit | None, now: float) -> bool:
         """Tell whether the model may leave for *other*, once `let_in` has let nobody in."""
-        if self.visited or (self.waiting and not self.served):
+        if self.engaged:
             return False
         if other is None:
             return True

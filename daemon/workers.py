@@ -78,6 +78,8 @@ class Worker:
         self.hang_s = hang_s
         self.limits = limits or {}
         self.kv_dir = kv_dir
+        self.known: list[m.Reckoned] = []
+        """What was reckoned of the same file before."""
         self.on_kv: Callable[[m.Stored | m.Unstored], None] = lambda _: None
         """Hears of files that KV states are written to."""
         self.on_orphans: Callable[[Mapping[int, TaskReader], Act], None] | None = None
@@ -219,6 +221,13 @@ class Worker:
         answer: dict[str, Any] = await self._ask(m.Stats)
         return answer
 
+    async def thrift(self, *, on: bool) -> int:
+        """Let the worker hold no KV states but those of parked tasks, while memory is short;
+        return the bytes that it lets go.
+        """
+        answer: int = await self._ask(lambda i: m.Thrift(i, on))
+        return answer
+
     def set_threads(self, threads: int) -> None:
         """Let the engine use *threads* from its next step on."""
         self._send(m.Threads(threads))
@@ -339,7 +348,7 @@ class Worker:
         return process
 
     def _send_load(self, sock: socket.socket) -> None:
-        frame = pack_frame([m.Load(self.spec, self.limits, self.kv_dir)])
+        frame = pack_frame([m.Load(self.spec, self.limits, self.kv_dir, self.known)])
         if self.spec.fd >= 0:
             socket.send_fds(sock, [frame], [self.spec.fd])
         else:

@@ -47,6 +47,11 @@ class DiskTier:
         """Bytes of the files."""
         return sum(file.size for file, _ in self._index.values())
 
+    @property
+    def writing(self) -> bool:
+        """Tell whether states wait to be written."""
+        return bool(self._writing)
+
     def _add(self, file: KvFile) -> None:
         tokens = array("i")
         tokens.frombytes(file.key.tokens)

@@ -196,6 +196,8 @@ class Engine:
                 self.kv.evicted(name)
             case m.Threads(threads):
                 self.model.set_threads(threads)
+            case m.Thrift():
+                self.outbox.append(self.kv.be_thrifty(command))
             case m.Queue(request):
                 self.outbox.append(m.Answer(request, self._view().entries()))
             case m.Stats(request):

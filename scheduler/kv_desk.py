@@ -6,11 +6,12 @@ from array import array
 from collections import deque
 from collections.abc import Iterable, Iterator
 
+from . import heap
 from . import messages as m
 from .disk import DiskTier
 from .plan import Limits
 from .slots import SlotTable
-from .store import KvStore, Origin, scoped
+from .store import Entry, KvStore, Origin, scoped
 from .task import Task
 
 __all__ = ("KvDesk",)
@@ -28,6 +29,7 @@ class KvDesk:
         """Tasks for which a state was read from disk."""
         self._slots, self._store, self._limits = slots, store, limits
         self._forgetting: deque[int] = deque()
+        self._writing = False
 
     # Commands.
 
@@ -70,6 +72,12 @@ class KvDesk:
         if self.disk is not None:
             self.disk.evicted(name)
 
+    def be_thrifty(self, command: m.Thrift) -> m.Answer:
+        """Hold no states but those of parked tasks, or do so again."""
+        self._store.thrifty = command.on
+        leaving = self._store.unpinned if command.on else []
+        return m.Answer(command.id, sum(len(entry.state) for entry in leaving))
+
     # Every turn.
 
     def poll(self, queue: Iterable[Task], now: float) -> Iterator[m.Report]:
@@ -99,9 +107,24 @@ class KvDesk:
 
     def spill(self) -> None:
         """Write to disk what memory has had no room for, as far as that may be."""
+        if self._store.thrifty:
+            self._let_go()
         if self.disk is not None:
             self.disk.spill()
         self._store.evicted.clear()
+
+    def _let_go(self) -> None:
+        """Empty memory, as fast as the disk takes what may go there."""
+        leaving = [entry for entry in self._store.unpinned if self._is_safe(entry)]
+        for entry in leaving:
+            self._store.remove(entry)
+        was_writing, self._writing = self._writing, self.disk is not None and self.disk.writing
+        if leaving or (was_writing and not self._writing):
+            heap.give_back()
+
+    def _is_safe(self, entry: Entry) -> bool:
+        """Tell whether an entry can go: it is on disk, on its way there, or not to be there."""
+        return self.disk is None or not entry.origin.persist or self.disk.save(entry)
 
     def close(self) -> list[m.Report]:
         """Write the KV states that may be on disk there, for at most `CLOSE_S`, and end; return

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from ..backends import MemoryNeed, ModelInfo, ModelSpec, SamplingParams, Shape
+from ..backends import Device, MemoryNeed, ModelInfo, ModelSpec, SamplingParams, Shape
 
 __all__ = (
     "Adjust",
@@ -49,6 +49,7 @@ __all__ = (
     "Submit",
     "TaskSpec",
     "Threads",
+    "Thrift",
     "Tokenize",
     "Tokens",
     "TurnStats",
@@ -141,12 +142,14 @@ class _Message(msgspec.Struct, array_like=True, tag=True):
 class Load(_Message):
     """Load a model: the first command, once. Answered with `Reckoned`; nothing is allocated
     before `Proceed`. A descriptor travels beside the frame; *limits* are fields of `plan.Limits`
-    that differ from its defaults; KV states go to disk below *kv_dir* (empty: they do not).
+    that differ from its defaults; KV states go to disk below *kv_dir* (empty: they do not). *known*
+    was reported of the same file before.
     """
 
     spec: ModelSpec
     limits: dict[str, Any]
     kv_dir: str = ""
+    known: list[Reckoned] = []
 
 
 class Reckon(_Message):
@@ -270,6 +273,15 @@ class Threads(_Message):
     threads: int
 
 
+class Thrift(_Message):
+    """Hold no KV states in memory but those of parked tasks, while *on*: what may be on disk goes
+    there. Answered with the bytes that are let go.
+    """
+
+    id: int
+    on: bool
+
+
 class Stats(_Message):
     """Answered with a dict of counters."""
 
@@ -298,6 +310,7 @@ Command = (
     | Evicted
     | Queue
     | Threads
+    | Thrift
     | Stats
     | Quit
 )
@@ -344,6 +357,7 @@ class Reckoned(_Message):
 
     shape: Shape
     need: MemoryNeed
+    devices: list[Device] = []
 
 
 class Progress(_Message):

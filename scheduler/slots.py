@@ -257,6 +257,8 @@ class SlotTable:
     @property
     def unsaved(self) -> Slot | None:
         """An idle slot whose KV may be worth to be saved before somebody needs the slot."""
+        if self.store.thrifty:
+            return None
         for slot in self.idle:
             room = min(AHEAD_BYTES_MAX, self.store.bytes_max - self.store.bytes)
             if not slot.saved and WORTH_TOKENS <= len(slot.tokens) <= room / self._token_bytes:

@@ -94,6 +94,8 @@ class KvStore:
         self.evicted: list[Entry] = []
         self.changes = 0
         """Counts what came and went."""
+        self.thrifty = False
+        """Memory is short: what is not pinned is not to stay."""
         self._memory = memory
         self._entries: list[Entry] = []
         self._inflation = 0.0
@@ -181,6 +183,11 @@ class KvStore:
             if entry.origin.scope == scope and entry.origin.session == session:
                 self.remove(entry)
 
+    @property
+    def unpinned(self) -> list[Entry]:
+        """The entries that no task holds, the most valuable first."""
+        return sorted((e for e in self._entries if not e.pins), key=lambda e: -e.rank)
+
     def shrink(self, bytes_max: int) -> None:
         """Hold no more than *bytes_max* from now on."""
         self.bytes_max = bytes_max
@@ -204,7 +211,7 @@ class KvStore:
 
     def _evict(self, size: int) -> None:
         """Drop the least valuable until *size* bytes and one entry more would fit."""
-        for entry in sorted((e for e in self._entries if not e.pins), key=lambda e: e.rank):
+        for entry in reversed(self.unpinned):
             if self.bytes + size <= self.bytes_max and len(self) < self.ENTRIES_MAX:
                 return
             self._inflation = max(self._inflation, entry.rank)

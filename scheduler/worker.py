@@ -20,7 +20,14 @@ from pathlib import Path
 
 import msgspec
 
-from ..backends import InferdError, Model, ModelSpec, load_model, reckon_model
+from ..backends import (
+    InferdError,
+    Model,
+    ModelSpec,
+    Reckoning,
+    Shape,
+    load_model,
+)
 from ..backends.errors import Cancelled
 from . import messages as m
 from .engine import Engine
@@ -28,6 +35,7 @@ from .kv_files import KvFiles
 from .link import LinkClosed, SocketLink
 from .plan import Limits
 from .recorder import Recorder
+from .remembered import Remembered
 
 __all__ = ("run",)
 
@@ -62,7 +70,7 @@ def run(link: SocketLink, recorder: Recorder | None = None) -> None:
         command = commands.next()
         if not isinstance(command, m.Load):
             return
-        model = _load(link, commands, command.spec)
+        model = _load(link, commands, command.spec, command.known)
         if model is not None:
             files = _files(command.kv_dir, model)
             limits = Limits(**command.limits)
@@ -92,7 +100,9 @@ class _Commands:
         return any(isinstance(c, m.Quit) for c in self._waiting)
 
 
-def _load(link: SocketLink, commands: _Commands, spec: ModelSpec) -> Model | None:
+def _load(
+    link: SocketLink, commands: _Commands, spec: ModelSpec, known: list[m.Reckoned]
+) -> Model | None:
     told = 0.0
     if spec.fd >= 0:
         spec = msgspec.structs.replace(spec, fd=link.descriptors.pop(0))
@@ -105,7 +115,7 @@ def _load(link: SocketLink, commands: _Commands, spec: ModelSpec) -> Model | Non
         return not commands.quits()
 
     try:
-        model = load_model(_agree(link, commands, spec), progress)
+        model = load_model(_agree(link, commands, spec, known), progress)
     except InferdError as exc:
         link.send([m.LoadFailed(exc.to_wire())])
         return None
@@ -113,25 +123,31 @@ def _load(link: SocketLink, commands: _Commands, spec: ModelSpec) -> Model | Non
     return model
 
 
-def _agree(link: SocketLink, commands: _Commands, spec: ModelSpec) -> ModelSpec:
+def _agree(
+    link: SocketLink, commands: _Commands, spec: ModelSpec, known: list[m.Reckoned]
+) -> ModelSpec:
     """Tell what the model will take until the daemon lets it be loaded; return what to load.
 
     :raises Cancelled: it is not to be loaded.
     """
     if commands.quits():
         raise _cancelled(spec)
-    with contextlib.closing(reckon_model(spec)) as reckoning:
+    with contextlib.closing(Remembered(spec, known)) as reckoning:
         shape = reckoning.shape
-        link.send([m.Reckoned(shape, reckoning.need(shape))])
+        link.send([_reckoned(reckoning, shape)])
         while True:
             match commands.next():
                 case m.Reckon(other):
                     shape = other
-                    link.send([m.Reckoned(shape, reckoning.need(shape))])
+                    link.send([_reckoned(reckoning, shape)])
                 case m.Proceed():
                     return shape.of(spec)
                 case m.Quit():
                     raise _cancelled(spec)
+
+
+def _reckoned(reckoning: Reckoning, shape: Shape) -> m.Reckoned:
+    return m.Reckoned(shape, reckoning.need(shape), reckoning.devices)
 
 
 def _cancelled(spec: ModelSpec) -> Cancelled:

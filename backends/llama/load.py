@@ -13,6 +13,7 @@ from ..base import LoadProgress, ModelInfo, ModelSpec
 from ..build import LLAMA_BUILD_NUMBER, LLAMA_COMMIT
 from ..errors import Cancelled
 from .context import LlamaContext
+from .devices import devices, layers_of
 from .gguf_file import GgufFile
 from .log import LogRing, capture
 from .model import LlamaModel
@@ -109,7 +110,7 @@ def _assemble(
         has_chat_template=template is not None,
         memory=context.kind,
         can_shift=context.can_shift,
-        n_gpu_layers=spec.n_gpu_layers,
+        n_gpu_layers=layers_of(spec, model, devices()),
         sampling=recommended(model),
         llama_build_number=LLAMA_BUILD_NUMBER,
         llama_commit=LLAMA_COMMIT,

@@ -1,9 +1,9 @@
 """What a model would take of memory, asked of llama.cpp by a dry run: nothing of it is allocated.
 
 The model is opened with `no_alloc` (and without mmap: llama.cpp aborts on both together), then a
-context is made on it. llama.cpp logs what it would have allocated; the vocabulary is there for
-real, so the process's own size is measured. A load is 0.13 s longer by it on SmolLM2 135M (0.56 s
-without), and 0.5 s on Gemma 3 270M (0.83 s), whose vocabulary is read twice.
+context is made on it. llama.cpp tells what it would have allocated; the vocabulary is there for
+real, so the process's own size is measured. A first load is 0.13 s longer by it on SmolLM2 135M
+(0.56 s without), and 0.5 s on Gemma 3 270M (0.83 s), whose vocabulary is read twice.
 
 Weights that llama.cpp repacks for the CPU are counted once: their pages in the file's mapping are
 not read again, and the kernel may take them back.
@@ -13,11 +13,15 @@ from __future__ import annotations
 
 import os
 import re
+from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from llama_cpp import llama_cpp as lib
 
-from ..base import MemoryNeed, ModelSpec, Shape
+from ..base import Device, MemoryNeed, ModelSpec, Shape
+from .devices import Share, breakdown, devices, layers_of
 from .log import capture
 from .opening import (
     ctx_size_of,
@@ -28,12 +32,11 @@ from .opening import (
     read_llama_options,
 )
 
-__all__ = ("LlamaReckoning",)
+__all__ = ("LlamaReckoning", "total_need")
 
 _MIB = 1 << 20
-_STATES = re.compile(r"\w+: size = +([\d.]+) MiB")
-"""`llama_kv_cache: size = …`, `llama_memory_recurrent: size = …`: one line for each cache."""
-_SCRATCH = re.compile(r"\w+: +\S+ +(?:compute|output) buffer size = +([\d.]+) MiB")
+_OUTPUT = re.compile(r"\w+: +\S+ +output buffer size = +([\d.]+) MiB")
+"""Rows of logits lie on the host, and are in no breakdown."""
 
 
 class LlamaReckoning:
@@ -43,33 +46,41 @@ class LlamaReckoning:
         self._spec = spec
         self._options = read_llama_options(spec)
         self._log = capture()
+        self._model = self._open(spec)
+        self._layers = layers_of(spec, self._model, devices())
+
+    def _open(self, spec: ModelSpec) -> Any:
         self._log.clear()
         params = lib.llama_model_default_params()
         params.no_alloc, params.load_mode = True, lib.LLAMA_LOAD_MODE_NONE
-        self._model, _ = open_model(spec, params)
-        if not self._model:
+        model, _ = open_model(spec, params)
+        if not model:
             raise load_failed(name_of(spec), self._log)
+        return model
 
     @property
     def shape(self) -> Shape:
         """The shape that the spec asks for, with the defaults that the model has for it."""
         spec = self._spec
-        return Shape(spec.slots, ctx_size_of(spec, self._model), spec.batch_size)
+        ctx_size = ctx_size_of(spec, self._model)
+        return Shape(spec.slots, ctx_size, spec.batch_size, self._layers)
+
+    @property
+    def devices(self) -> list[Device]:
+        """The devices that layers could run on, as of now."""
+        return devices()
 
     def need(self, shape: Shape) -> MemoryNeed:
-        """Return what the model needs in *shape*; takes 5 ms."""
-        self._log.clear()
+        """Return what the model needs in *shape*; takes 5 ms if as many layers are on devices."""
         spec = shape.of(self._spec)
+        if shape.n_gpu_layers != self._layers:
+            self.close()
+            self._model, self._layers = self._open(spec), shape.n_gpu_layers
+        self._log.clear()
         context = open_context(spec, self._options, self._model, self._log)
-        process = _resident_bytes()
+        shares, process = breakdown(context), _resident_bytes()
         lib.llama_free(context)
-        lines = self._log.lines()
-        return MemoryNeed(
-            weights=int(lib.llama_model_size(self._model)),
-            context=_sum(_STATES, lines),
-            compute=_sum(_SCRATCH, lines),
-            process=process,
-        )
+        return total_need(shares, process, _output_bytes(self._log.lines()))
 
     def close(self) -> None:
         """Free the model; twice is once."""
@@ -78,8 +89,27 @@ class LlamaReckoning:
             lib.llama_model_free(model)
 
 
-def _sum(pattern: re.Pattern[str], lines: list[str]) -> int:
-    found = (pattern.match(line) for line in lines)
+def total_need(shares: Iterable[Share], process: int, output: int) -> MemoryNeed:
+    """Return the need that the *shares* of host and devices come to."""
+    weights = context = compute = 0
+    on_devices: Counter[str] = Counter()
+    for share in shares:
+        if share.device:
+            on_devices[share.device] += share.weights + share.context + share.compute
+        else:
+            weights, context = weights + share.weights, context + share.context
+            compute += share.compute
+    return MemoryNeed(
+        weights=weights,
+        context=context,
+        compute=compute + output,
+        process=process,
+        devices=dict(on_devices),
+    )
+
+
+def _output_bytes(lines: list[str]) -> int:
+    found = (_OUTPUT.match(line) for line in lines)
     return sum(round(float(match[1]) * _MIB) for match in found if match)
 
 

@@ -15,9 +15,10 @@ from typing import Any, Literal
 import msgspec
 from llama_cpp import llama_cpp as lib
 
-from ..base import ModelSpec
+from ..base import ModelSpec, check_devices
 from ..errors import InvalidArgument, LoadFailed, OutOfMemory, UnsupportedOperation
 from ..gguf_parts import parts_of
+from .devices import devices, place
 from .gguf_file import GgufFile, open_model_file, read_gguf, read_parts
 from .log import LogRing
 
@@ -101,7 +102,8 @@ def open_model(spec: ModelSpec, params: Any) -> tuple[Any, GgufFile]:
         file = read_gguf(fd, name)
         _check_content(file, name)
         lib.llama_backend_init()
-        params.n_gpu_layers = spec.n_gpu_layers
+        check_devices(spec, devices())
+        place(spec, params)
         if spec.fd >= 0:
             model = _load_descriptor(fd, name, file, params)
         else:

@@ -21,8 +21,8 @@ _REASONS: dict[str, str] = {
         endpoint-props endpoint-metrics slot-save-path slot-prompt-similarity api-key
         model-alias cont-batching n-sequences""",
     "the engine's: how a model is loaded follows from the machine and its memory": """
-        use-mmap use-mlock numa warmup check-tensors cpu-moe n-cpu-moe split-mode main-gpu
-        tensor-split no-kv-offload cache-type-k cache-type-v flash-attn ubatch-size n-ubatch
+        use-mmap use-mlock numa warmup check-tensors cpu-moe n-cpu-moe split-mode
+        no-kv-offload cache-type-k cache-type-v flash-attn ubatch-size n-ubatch
         threads-batch n-threads-batch mask-valid mask-valid-batch strict-cpu strict-cpu-batch
         poll poll-batch priority priority-batch grp-attn-n grp-attn-w rope-freq-base
         rope-freq-scale rope-scaling-type yarn-ext-factor yarn-attn-factor yarn-beta-fast

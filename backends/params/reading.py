@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping
 from reprlib import repr as shorten
 from typing import Any
@@ -12,7 +13,7 @@ import msgspec
 
 from ..errors import InvalidArgument, InvalidEncoding
 from .outside import OUTSIDE
-from .table import BY_NAME, BY_SPELLING, SAMPLERS, Kind, Level, Parameter
+from .table import BY_NAME, BY_SPELLING, SAMPLERS, TENSOR_SPLIT_MAX, Kind, Level, Parameter
 
 __all__ = ("Options", "nearest", "parse_json_options", "read_options")
 
@@ -21,6 +22,7 @@ KEY_CHARACTERS_MAX = 100
 ITEMS_MAX = 10_000
 """Items of one list."""
 TEXT_CHARACTERS_MAX = 64 << 10
+SHARE_HIGH = 1e6
 
 _SECTIONS = {
     "model": "",
@@ -240,6 +242,24 @@ def _bias(pair: Any) -> list[Any]:
     return [token, float(bias)]
 
 
+def _read_shares(_: Parameter, value: Any) -> list[float]:
+    """Read a list of numbers, or a text of them as llama.cpp's command line takes it."""
+    parts = value
+    if isinstance(value, str):
+        parts = re.split(r"[,/]", value) if value.strip() else []
+    if not isinstance(parts, list) or len(parts) > TENSOR_SPLIT_MAX:
+        raise ValueError(f"{shorten(value)} is no list of up to {TENSOR_SPLIT_MAX} numbers")
+    try:
+        numbers = [float(part) for part in parts if not isinstance(part, bool)]
+    except (TypeError, ValueError, OverflowError):
+        raise ValueError(f"{shorten(value)} is no list of numbers") from None
+    if len(numbers) < len(parts) or not all(0 <= n <= SHARE_HIGH for n in numbers):
+        raise ValueError(f"{shorten(value)}: each number is to be in 0 … {SHARE_HIGH:g}")
+    if numbers and not sum(numbers):
+        raise ValueError(f"{shorten(value)}: no device has anything")
+    return numbers
+
+
 def _check_length(items: list[Any]) -> None:
     if len(items) > ITEMS_MAX:
         raise ValueError(f"{len(items)} items; {ITEMS_MAX} at most")
@@ -253,4 +273,5 @@ _READERS: dict[Kind, Callable[[Parameter, Any], Any]] = {
     "texts": _read_texts,
     "samplers": _read_samplers,
     "biases": _read_biases,
+    "shares": _read_shares,
 }

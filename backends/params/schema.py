@@ -20,6 +20,7 @@ _TYPES: dict[Kind, dict[str, Any]] = {
     "texts": {"type": ["string", "array"], "items": {"type": "string"}},
     "samplers": {"type": ["string", "array"], "items": {"enum": list(SAMPLERS)}},
     "biases": {"type": ["array", "object"]},
+    "shares": {"type": ["string", "array"], "items": {"type": "number"}},
 }
 _WORDS: dict[Kind, str] = {
     "int": "int",
@@ -29,6 +30,7 @@ _WORDS: dict[Kind, str] = {
     "texts": "text, or array of texts",
     "samplers": "array of names, or letters",
     "biases": "array of pairs, or map",
+    "shares": "array of numbers, or text as 3,2",
 }
 
 

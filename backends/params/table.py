@@ -18,15 +18,16 @@ __all__ = (
     "PARAMETERS",
     "SAMPLERS",
     "SAMPLERS_DEFAULT",
+    "TENSOR_SPLIT_MAX",
     "Kind",
     "Level",
     "Parameter",
 )
 
 Level = Literal["model", "context", "request"]
-Kind = Literal["int", "float", "bool", "texts", "samplers", "biases", "text"]
+Kind = Literal["int", "float", "bool", "texts", "samplers", "biases", "shares", "text"]
 """How a value is read: *texts* takes one text, too; *samplers* names or letters; *biases* pairs of
-a token or text and a number or false, or a map of them.
+a token or text and a number or false, or a map of them; *shares* numbers, or a text of them.
 """
 
 SAMPLERS = {
@@ -46,6 +47,8 @@ SAMPLERS = {
 SAMPLERS_DEFAULT = tuple(SAMPLERS)[:9]
 DRY_BREAKERS = ("\n", ":", '"', "*")
 _COUNT_MAX = 1 << 24
+TENSOR_SPLIT_MAX = 16
+"""`llama_max_devices`."""
 
 
 class Parameter(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,7 +90,9 @@ PARAMETERS: tuple[Parameter, ...] = (
     _row("ctx-size", "int", "model", 0, "tokens of one session's context; 0: the model's own, at most 4096", "n-ctx", low=0, high=_COUNT_MAX),
     _row("batch-size", "int", "model", 512, "rows of one step, at most", "n-batch", low=16, high=8192),
     _row("threads", "int", "model", 0, "threads of a step; 0: the cores of the configuration", "n-threads", low=0, high=512),
-    _row("n-gpu-layers", "int", "model", 0, "layers that run on the GPU", "gpu-layers", "ngl", low=-1, high=100_000),
+    _row("n-gpu-layers", "int", "model", -1, "layers that run on GPUs; -1: as many as fit", "gpu-layers", "ngl", low=-1, high=100_000),
+    _row("main-gpu", "int", "model", -1, "the one GPU that has the layers; -1: all have some", low=-1, high=TENSOR_SPLIT_MAX - 1),
+    _row("tensor-split", "shares", "model", [], "what each GPU has of the layers, in proportion; empty: by its free memory"),
     _row("slots", "int", "model", 4, "sequences decoded side by side", "n-parallel", "parallel", low=1, high=256),
     _row("keep-alive", "float", "model", None, "seconds that the model stays when nobody uses it; -1: until memory is short", low=-1, high=2_592_000),
     _row("append", "bool", "context", False, "set_input(0) adds to the history instead of replacing it"),

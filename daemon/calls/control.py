@@ -238,7 +238,7 @@ async def stats(daemon: Daemon, request: Request) -> w.StatsResult:
     states = [s.state.value for s in daemon.sessions]
     return w.StatsResult(
         stats={
-            "uptime_s": time.time() - daemon.started,
+            "uptime_s": time.monotonic() - daemon.started,
             "pid": os.getpid(),
             "instance": daemon.instance,
             "draining": daemon.draining,
@@ -257,6 +257,7 @@ async def stats(daemon: Daemon, request: Request) -> w.StatsResult:
             "recovered": daemon.registry.recovered,
             "retry_after_ratio": daemon.ledger.accuracy.histogram(),
             "cores": daemon.config.cores,
+            "memory": daemon.memory.status,
             "models": workers,
         }
     )

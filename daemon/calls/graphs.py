@@ -7,6 +7,7 @@ import os
 import stat
 from typing import Any
 
+from ...backends import ModelInfo, ModelSpec
 from ...backends.errors import (
     InvalidArgument,
     InvalidEncoding,
@@ -134,7 +135,7 @@ async def _open(daemon: Daemon, request: Request, lease: Lease, options: Options
         raise
     graph = Graph(daemon.new_handle(), request.connection, lease)
     info, asked = worker.info, options.level("model")
-    graph.not_applied = _not_applied(asked, info, lease.model.fitted)
+    graph.not_applied = _not_applied(asked, info, lease.model.fitted, worker.spec)
     graph.ignored = options.ignored
     configured = lease.model.options()
     graph.origins = dict.fromkeys(info.sampling, "file") | dict.fromkeys(configured, "model")
@@ -154,23 +155,29 @@ async def _open(daemon: Daemon, request: Request, lease: Lease, options: Options
     )
 
 
-def _not_applied(asked: dict[str, Any], info: Any, fitted: dict[str, int]) -> dict[str, Any]:
+def _not_applied(
+    asked: dict[str, Any], info: ModelInfo, fitted: dict[str, int], spec: ModelSpec
+) -> dict[str, Any]:
     """Return the model-level values in force where others were asked for, or where memory did not
     suffice for the defaults (*fitted*).
 
     A context smaller than the worker's holds for the graph; the rest belongs to the operator.
     """
-    force = {
+    force: dict[str, Any] = {
         "ctx-size": info.ctx_size,
         "batch-size": info.batch_size,
         "slots": info.slots,
         "n-gpu-layers": info.n_gpu_layers,
+        "main-gpu": spec.main_gpu if info.n_gpu_layers else -1,
+        "tensor-split": list(spec.tensor_split) if info.n_gpu_layers else [],
         "threads": "the daemon's cores",
     }
     different = {k: force[k] for k, v in asked.items() if k in force and v != force[k]}
     size = asked.get("ctx-size", 0)
     if size <= info.ctx_size:
         different.pop("ctx-size", None)
+    if asked.get("n-gpu-layers") == -1 and info.n_gpu_layers:
+        different.pop("n-gpu-layers")
     kept = {"ctx-size"} if 0 < size <= info.ctx_size else set()
     return {k: v for k, v in fitted.items() if k not in kept} | different
 

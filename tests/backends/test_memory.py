@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,9 +12,13 @@ from pathlib import Path
 import msgspec
 import psutil
 import pytest
+from llama_cpp import llama_cpp as lib
 
 from inferd.backends import MemoryNeed, ModelSpec, Shape, load_model, reckon_model
 from inferd.backends.errors import LoadFailed, UnsupportedOperation
+from inferd.backends.llama.devices import Share, breakdown, place
+from inferd.backends.llama.memory import LlamaReckoning, total_need
+from inferd.backends.llama.opening import open_context
 from tests.models import gemma3, smollm2
 from tests.sparse_gguf import TOKEN_BYTES, WEIGHT_BYTES_MIN, write_sparse
 from tests.tiny_gguf import write_tiny
@@ -78,6 +83,75 @@ def test_the_sizes_are_those_of_the_loaded_model(kind: str, tmp_path: Path) -> N
     one = need_of(spec, Shape(1, 512, 32))
     assert need.context == pytest.approx(4 * one.context, abs=30_000), "told in 0.01 MiB"
     assert need.compute >= one.compute
+
+
+@pytest.mark.parametrize("kind", ["llama", "gemma3", "mamba", "lfm2"])
+def test_the_breakdown_is_what_llama_cpp_says_in_other_ways(kind: str, tmp_path: Path) -> None:
+    """It comes out of a C++ map: a wrong layout shows in the numbers, or crashes."""
+    spec = spec_of(write_tiny(kind, tmp_path), slots=3, ctx_size=512)
+    with contextlib.closing(LlamaReckoning(spec)) as reckoning:
+        options, model = reckoning._options, reckoning._model
+        reckoning._log.clear()
+        context = open_context(reckoning.shape.of(spec), options, model, reckoning._log)
+        shares = breakdown(context)
+        lib.llama_free(context)
+        logged = reckoning._log.lines()
+        assert sum(s.weights for s in shares) == lib.llama_model_size(model)
+    assert [s.device for s in shares] == [""] * len(shares)
+    states = sum(mebibytes(r"\w+: size = +([\d.]+) MiB", logged))
+    assert sum(s.context for s in shares) / 2**20 == pytest.approx(states, abs=0.01)
+    compute = sum(mebibytes(r"\w+: +\S+ +compute buffer size = +([\d.]+) MiB", logged))
+    assert sum(s.compute for s in shares) / 2**20 == pytest.approx(compute, abs=0.01)
+
+
+def mebibytes(pattern: str, lines: list[str]) -> list[float]:
+    return [float(found[1]) for line in lines if (found := re.match(pattern, line))]
+
+
+def test_what_is_on_devices_is_not_on_the_host() -> None:
+    shares = [
+        Share("", 10, 20, 3),
+        Share("GPU0", 5, 6, 7),
+        Share("", 1, 0, 0),
+        Share("GPU1", 1, 1, 1),
+    ]
+    assert total_need([*shares, Share("GPU0", 100, 0, 0)], process=4, output=2) == MemoryNeed(
+        weights=11, context=20, compute=5, process=4, devices={"GPU0": 118, "GPU1": 3}
+    )
+
+
+def test_where_there_is_no_gpu_the_cpu_runs_all_layers_whatever_is_asked(tmp_path: Path) -> None:
+    path = write_tiny("llama", tmp_path)
+    for layers in (-1, 0, 1, 99):
+        spec = msgspec.structs.replace(
+            spec_of(path), n_gpu_layers=layers, main_gpu=3, tensor_split=(1, 2)
+        )
+        with contextlib.closing(reckon_model(spec)) as reckoning:
+            assert reckoning.devices == []
+            assert reckoning.shape.n_gpu_layers == 0
+            assert reckoning.need(reckoning.shape).devices == {}
+        model = load_model(spec, lambda _: True)
+        assert model.info.n_gpu_layers == 0
+        model.close()
+
+
+@pytest.mark.parametrize(
+    ("main_gpu", "tensor_split", "written"),
+    [
+        (-1, (), (7, lib.LLAMA_SPLIT_MODE_LAYER, 0, None)),
+        (1, (), (7, lib.LLAMA_SPLIT_MODE_NONE, 1, None)),
+        (-1, (3.0, 2.0), (7, lib.LLAMA_SPLIT_MODE_LAYER, 0, [3.0, 2.0] + [0.0] * 14)),
+        (1, (3.0, 2.0), (7, lib.LLAMA_SPLIT_MODE_LAYER, 1, [3.0, 2.0] + [0.0] * 14)),
+    ],
+)
+def test_the_choice_of_devices_reaches_llama_cpp(
+    main_gpu: int, tensor_split: tuple[float, ...], written: object
+) -> None:
+    params = lib.llama_model_default_params()
+    spec = ModelSpec(name="m", n_gpu_layers=7, main_gpu=main_gpu, tensor_split=tensor_split)
+    place(spec, params)
+    split = params.tensor_split[: lib.llama_max_devices()] if params.tensor_split else None
+    assert (params.n_gpu_layers, params.split_mode, params.main_gpu, split) == written
 
 
 def test_the_shape_has_the_defaults_of_the_model(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import pytest
 from inferd.backends import MemoryNeed, ModelSpec, Shape, reckon_model
 from inferd.backends.errors import InferdError, InvalidArgument, LoadFailed, OutOfMemory, Timeout
 from inferd.daemon.failures import FailedLoads
+from inferd.daemon.machine import MachineMemory
 from inferd.daemon.memory import (
     Idle,
     available_bytes,
@@ -21,7 +22,6 @@ from inferd.daemon.memory import (
     spared_bytes,
     victims,
 )
-from inferd.daemon.room import MachineMemory
 from tests.sparse_gguf import TOKEN_BYTES, write_sparse
 
 GIB = 1 << 30

@@ -249,6 +249,13 @@ class EngineMachine(RuleBasedStateMachine):
     def change_the_bytes(self, kv_ram: int) -> None:
         self.bench.engine.store.shrink(kv_ram)
 
+    @rule(on=st.booleans())
+    def be_thrifty(self, on: bool) -> None:
+        self.asked += 1
+        self.bench.turn(m.Thrift(self.asked, on))
+        if on and not self.disk:
+            assert all(entry.pins for entry in self.bench.engine.store)
+
     @rule(seconds=st.sampled_from([0.001, 0.15]), quantum=st.sampled_from([4, 64]))
     def change_the_budget(self, seconds: float, quantum: int) -> None:
         limits = self.bench.engine.limits

@@ -1,0 +1,131 @@
+"""The devices beside the CPU that layers can run on, and how much of a model each would take.
+
+`llama_get_memory_breakdown` is what llama.cpp's own fitting uses. It returns a C++ map and is no
+promise of llama.cpp's: the engine is pinned, and a test compares it with what llama.cpp tells in
+other ways.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+from llama_cpp import llama_cpp as lib
+
+from ..base import Device, ModelSpec
+
+__all__ = ("Share", "breakdown", "devices", "layers_of", "place")
+
+_GPU, _IGPU = 1, 2
+"""`ggml_backend_dev_type`."""
+_SPLIT_SIZE = int(lib.llama_max_devices())
+
+
+class Share(msgspec.Struct, frozen=True):
+    """What one device, or the host (an empty name), takes of a model, in bytes."""
+
+    device: str
+    weights: int
+    context: int
+    compute: int
+
+
+class _Map(ctypes.Structure):
+    """`std::map` of libstdc++: a red-black tree's header."""
+
+    _fields_ = (
+        ("less", ctypes.c_void_p),
+        ("color", ctypes.c_void_p),
+        ("root", ctypes.c_void_p),
+        ("leftmost", ctypes.c_void_p),
+        ("rightmost", ctypes.c_void_p),
+        ("count", ctypes.c_size_t),
+    )
+
+
+class _Node(ctypes.Structure):
+    _fields_ = (
+        ("color", ctypes.c_void_p),
+        ("parent", ctypes.c_void_p),
+        ("left", ctypes.c_void_p),
+        ("right", ctypes.c_void_p),
+        ("buffer_type", ctypes.c_void_p),
+        ("weights", ctypes.c_size_t),
+        ("context", ctypes.c_size_t),
+        ("compute", ctypes.c_size_t),
+    )
+
+
+def _function(name: str, result: Any, *arguments: Any) -> Any:
+    function = lib._lib[name]
+    function.restype, function.argtypes = result, arguments
+    return function
+
+
+_pointer, _pointer_to_size = ctypes.c_void_p, ctypes.POINTER(ctypes.c_size_t)
+_breakdown = _function("_Z26llama_get_memory_breakdownPK13llama_context", _Map, _pointer)
+_is_host = _function("ggml_backend_buft_is_host", ctypes.c_bool, _pointer)
+_device_of = _function("ggml_backend_buft_get_device", _pointer, _pointer)
+_count = _function("ggml_backend_dev_count", ctypes.c_size_t)
+_get = _function("ggml_backend_dev_get", _pointer, ctypes.c_size_t)
+_type = _function("ggml_backend_dev_type", ctypes.c_int, _pointer)
+_name = _function("ggml_backend_dev_name", ctypes.c_char_p, _pointer)
+_memory = _function("ggml_backend_dev_memory", None, _pointer, _pointer_to_size, _pointer_to_size)
+
+
+def devices() -> list[Device]:
+    """Return the GPUs that llama.cpp would use, in its order; integrated ones if there are no
+    others, as in `llama_prepare_model_devices`.
+    """
+    pointers = [_get(index) for index in range(_count())]
+    chosen = [p for p in pointers if _type(p) == _GPU]
+    return [_device(p) for p in chosen or [p for p in pointers if _type(p) == _IGPU]]
+
+
+def _device(pointer: int) -> Device:
+    free, total = ctypes.c_size_t(), ctypes.c_size_t()
+    _memory(pointer, ctypes.byref(free), ctypes.byref(total))
+    return Device(_name(pointer).decode(), free.value, total.value)
+
+
+def breakdown(context: Any) -> list[Share]:
+    """Return what a context and its model take, or would if they were allocated: the host's share
+    and each device's. The map's nodes, some of 64 bytes, are not freed: they are C++'s.
+    """
+    found = []
+    for node in _walk(_breakdown(context).root):
+        device = _device_of(node.buffer_type)
+        # Weights that are repacked for the CPU are in no host buffer, but on its device.
+        is_beside = device is not None and _type(device) in (_GPU, _IGPU)
+        name = _name(device).decode() if is_beside and not _is_host(node.buffer_type) else ""
+        found.append(Share(name, node.weights, node.context, node.compute))
+    return found
+
+
+def _walk(address: int | None) -> Iterator[Any]:
+    if address:
+        node = _Node.from_address(address)
+        yield from _walk(node.left)
+        yield node
+        yield from _walk(node.right)
+
+
+def layers_of(spec: ModelSpec, model: Any, found: list[Device]) -> int:
+    """Return how many layers of *model* run on devices: the output layer counts as one."""
+    most = int(lib.llama_model_n_layer(model)) + 1
+    if not found:
+        return 0
+    return most if spec.n_gpu_layers < 0 else min(spec.n_gpu_layers, most)
+
+
+def place(spec: ModelSpec, params: Any) -> None:
+    """Write into llama.cpp's *params* which layers run where."""
+    params.n_gpu_layers = spec.n_gpu_layers
+    if spec.main_gpu >= 0:
+        params.main_gpu = spec.main_gpu
+        if not spec.tensor_split:
+            params.split_mode = lib.LLAMA_SPLIT_MODE_NONE
+    if spec.tensor_split:
+        params.tensor_split = (ctypes.c_float * _SPLIT_SIZE)(*spec.tensor_split)

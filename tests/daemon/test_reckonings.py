@@ -1,0 +1,137 @@
+"""A model's need of memory is reckoned once for a file, and anew when the file has changed."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import threading
+from contextlib import closing
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from inferd.backends import Device, MemoryNeed, ModelSpec, Shape
+from inferd.daemon.model_files import signature_of
+from inferd.daemon.reckonings import MODELS_MAX, SHAPES_MAX, Reckonings
+from inferd.scheduler import messages as m
+from inferd.scheduler import worker
+from inferd.scheduler.link import SocketLink, pack_frame
+from inferd.testing import running_daemon
+from tests.raw import RawClient
+from tests.tiny_gguf import write_tiny
+
+SPEC = ModelSpec(name="m", path="/m.gguf")
+SIGNATURE = ((1, 2, 3),)
+
+
+def report(slots: int = 4, **fields: object) -> m.Reckoned:
+    return m.Reckoned(Shape(slots, 4096, 512), MemoryNeed(weights=slots), **fields)  # type: ignore[arg-type]
+
+
+def test_what_was_reported_is_known_for_the_same_files_and_the_same_spec() -> None:
+    reckonings = Reckonings()
+    for slots in (4, 2, 2, 1):
+        reckonings.note(SPEC, SIGNATURE, report(slots))
+    assert reckonings.known(SPEC, SIGNATURE) == [report(4), report(2), report(1)]
+    assert reckonings.known(SPEC, ((1, 2, 4),)) == []
+    assert reckonings.known(msgspec.structs.replace(SPEC, slots=3), SIGNATURE) == []
+    assert reckonings.known(msgspec.structs.replace(SPEC, name="n"), SIGNATURE) == []
+
+
+def test_another_file_takes_the_place_of_the_one_before() -> None:
+    reckonings = Reckonings()
+    reckonings.note(SPEC, SIGNATURE, report(4))
+    reckonings.note(SPEC, ((9,),), report(2))
+    assert reckonings.known(SPEC, SIGNATURE) == []
+    assert reckonings.known(SPEC, ((9,),)) == [report(2)]
+
+
+def test_what_depends_on_devices_or_on_a_descriptor_is_not_remembered() -> None:
+    reckonings = Reckonings()
+    reckonings.note(SPEC, SIGNATURE, report(devices=[Device("GPU0", 1, 2)]))
+    reckonings.note(msgspec.structs.replace(SPEC, fd=3), SIGNATURE, report())
+    assert reckonings.known(SPEC, SIGNATURE) == []
+    assert reckonings.known(msgspec.structs.replace(SPEC, fd=3), SIGNATURE) == []
+
+
+def test_models_and_shapes_are_bounded() -> None:
+    reckonings = Reckonings()
+    for number in range(MODELS_MAX + 1):
+        reckonings.note(msgspec.structs.replace(SPEC, name=f"m{number}"), SIGNATURE, report())
+    assert not reckonings.known(msgspec.structs.replace(SPEC, name="m0"), SIGNATURE)
+    assert reckonings.known(msgspec.structs.replace(SPEC, name="m1"), SIGNATURE)
+    for slots in range(1, SHAPES_MAX + 9):
+        reckonings.note(SPEC, SIGNATURE, report(slots))
+    assert len(reckonings.known(SPEC, SIGNATURE)) == SHAPES_MAX
+
+
+def test_a_file_that_is_written_or_replaced_is_another(tmp_path: Path) -> None:
+    file = tmp_path / "m"
+    file.write_bytes(b"GGUF")
+    before = signature_of([file])
+    assert signature_of([file]) == before
+    os.utime(file, ns=(1, 1))
+    assert signature_of([file]) != before
+    file.unlink()
+    assert signature_of([file]) != before
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_worker_looks_at_the_file_for_what_is_not_known_alone(
+    known: bool, tmp_path: Path
+) -> None:
+    """The file is not there: whoever looks at it fails."""
+    ours, theirs = socket.socketpair()
+    spec = ModelSpec(name="m", path=str(tmp_path / "none.gguf"))
+    thread = threading.Thread(target=worker.run, args=(SocketLink(theirs),))
+    thread.start()
+    with theirs, ours, closing(Reports(ours)) as reader:
+        ours.sendall(pack_frame([m.Load(spec, {}, "", [report(4), report(2)] if known else [])]))
+        if known:
+            assert reader.next() == report(4)
+            ours.sendall(pack_frame([m.Reckon(Shape(2, 4096, 512))]))
+            assert reader.next() == report(2)
+            ours.sendall(pack_frame([m.Reckon(Shape(1, 4096, 512))]))
+        failed = reader.next()
+        assert isinstance(failed, m.LoadFailed) and "none.gguf" in failed.error["message"]
+        thread.join(10)
+        assert not thread.is_alive()
+
+
+class Reports:
+    """What a worker says, report by report."""
+
+    def __init__(self, sock: socket.socket):
+        sock.settimeout(30)
+        self._file = sock.makefile("rb")
+        self._decoder = msgspec.msgpack.Decoder(list[m.Report])
+        self._waiting: list[m.Report] = []
+
+    def next(self) -> m.Report:
+        while not self._waiting:
+            size = int.from_bytes(self._file.read(4), "little")
+            self._waiting += self._decoder.decode(self._file.read(size))
+        return self._waiting.pop(0)
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def test_a_reload_looks_at_a_changed_file_alone() -> None:
+    with running_daemon() as daemon, RawClient(daemon.socket) as client:
+        models = daemon.directory / "models"
+        write_tiny("llama", models).rename(models / "m.gguf")
+
+        def weights() -> int:
+            graph = client.call("load_by_name", name="m")["graph"]
+            (found,) = client.call("show", name="m")["models"]
+            client.call("unload", graph=graph)
+            return int(found["memory"]["weights"])
+
+        first, again = weights(), weights()
+        write_tiny("mamba", models).rename(models / "m.gguf")
+        changed = weights()
+        assert first == again != changed
+        assert re.findall(r"model.loading .*known=(\w+)", daemon.log) == ["False", "True", "False"]

@@ -1,0 +1,335 @@
+"""A worker and the daemon are killed in every state that the tables have: what was promised holds,
+and nothing is left behind.
+
+The states come from `sessions/table.py` and `daemon/models.py`: one that nobody has written a way
+to here fails `test_there_is_a_way_to_every_state`.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from inferd.backends.errors import InferdError, InvalidArgument, LoadFailed, SessionBusy
+from inferd.daemon.models import ModelState
+from inferd.sessions.table import ACTIVE, State
+from inferd.testing import RunningDaemon, running_daemon
+from tests.raw import RawClient
+
+CONFIG = """
+[models.m]
+backend = "echo"
+slots = 1
+[models.m.echo]
+step_ms = 2
+[models.slow]
+backend = "echo"
+[models.slow.echo]
+load_ms = 20000
+[models.bad]
+file = "nowhere.gguf"
+"""
+TALE = "once upon a time there was a daemon that nobody could kill. " * 2
+URGENT = "let me through, I am in a hurry. " * 3
+ID = "victim"
+
+
+@dataclass
+class Scene:
+    """A daemon with one session on the model `m`, brought into a state by `WAYS`."""
+
+    daemon: RunningDaemon
+    client: RawClient
+    other: RawClient
+    """Another client: who is in the way, and who looks."""
+    context: int = 0
+    graph: int = 0
+    turns: list[tuple[RawClient, int, str]] = field(default_factory=list)
+    """Turns under way: who asked, the request, the text that is to come."""
+
+    def open(self) -> None:
+        graph = self.client.call("load_by_name", name="m")["graph"]
+        call = "init_execution_context_with_session_id"
+        self.graph = int(graph)
+        self.context = int(self.client.call(call, graph=graph, session_id=ID)["context"])
+
+    def stream(self, client: RawClient, context: int, text: str, priority: str) -> None:
+        params = {"context": context, "prompt": text, "priority": priority}
+        number = client.start("stream", **params, raw=True, credit=1000)
+        self.turns.append((client, number, text))
+
+    def block(self) -> None:
+        """Have an urgent turn in the only slot."""
+        self.stream(self.other, self.other.context("m"), URGENT, "urgent")
+        self.other.events.append(self.other.read())
+
+    def speak(self) -> None:
+        """Have the session's turn begin."""
+        self.stream(self.client, self.context, TALE, "low")
+
+    def await_state(self, state: State) -> None:
+        with RawClient(self.daemon.socket) as looker:
+            within(10, lambda: self.state(looker) == state.value)
+
+    def state(self, looker: RawClient) -> str | None:
+        listed = looker.call("sessions", dormant=True)["sessions"]
+        return next((s["state"] for s in listed if s["session_id"] == ID), None)
+
+    def worker(self, model: str = "m") -> int:
+        (found,) = self.other.call("show", name=model)["models"]
+        return int(found["pid"])
+
+
+def within(seconds: float, is_so: Callable[[], bool]) -> None:
+    end = time.monotonic() + seconds
+    while not is_so():
+        assert time.monotonic() < end, f"not within {seconds} s"
+
+
+def waiting(scene: Scene) -> None:
+    scene.block()
+    scene.speak()
+
+
+def running(scene: Scene) -> None:
+    scene.speak()
+    scene.client.events.append(scene.client.read())
+
+
+def parked(scene: Scene) -> None:
+    running(scene)
+    scene.block()
+
+
+def ready(scene: Scene) -> None:
+    scene.client.set_input(scene.context, b"hello")
+
+
+def done(scene: Scene) -> None:
+    ready(scene)
+    scene.client.call("compute", context=scene.context)
+
+
+def failed(scene: Scene) -> None:
+    running(scene)
+    scene.other.call("cancel", context=scene.context)
+    client, number, _ = scene.turns.pop()
+    with pytest.raises(InferdError):
+        client.result(number)
+
+
+def unloaded(scene: Scene) -> None:
+    done(scene)
+    scene.other.call("load_by_name", name="m")
+    scene.client.call("unload", graph=scene.graph)
+
+
+def dormant(scene: Scene) -> None:
+    done(scene)
+    scene.client.socket.close()
+
+
+def closed(scene: Scene) -> None:
+    done(scene)
+    scene.client.call("forget", context=scene.context)
+
+
+WAYS: dict[State, Callable[[Scene], None]] = {
+    State.EMPTY: lambda scene: None,
+    State.READY: ready,
+    State.WAITING: waiting,
+    State.RUNNING: running,
+    State.PARKED: parked,
+    State.DONE: done,
+    State.FAILED: failed,
+    State.UNLOADED: unloaded,
+    State.DORMANT: dormant,
+    State.CLOSED: closed,
+}
+
+
+@contextmanager
+def scene_of(daemon: RunningDaemon, state: State) -> Iterator[Scene]:
+    """Yield a scene whose session is in *state*."""
+    with RawClient(daemon.socket) as client, RawClient(daemon.socket) as other:
+        scene = Scene(daemon, client, other)
+        scene.open()
+        WAYS[state](scene)
+        if state is not State.CLOSED:
+            scene.await_state(state)
+        yield scene
+
+
+def test_there_is_a_way_to_every_state() -> None:
+    assert set(WAYS) == set(State)
+    assert set(MODEL_WAYS) == set(ModelState)
+
+
+def told(client: RawClient) -> str:
+    return b"".join(e[2].get("text", b"") for e in client.events).decode()
+
+
+def chat(daemon: RunningDaemon, model: str = "m") -> None:
+    """Assert that the daemon serves, the session by its id as well as a new one."""
+    with RawClient(daemon.socket) as client:
+        graph = client.call("load_by_name", name=model)["graph"]
+        for session_id in (ID, "another"):
+            context = opened(client, graph, session_id)
+            client.set_input(context, b"are you there?")
+            client.call("compute", context=context)
+            assert client.output(context) == b"are you there?"
+            client.call("forget", context=context)
+
+
+def opened(client: RawClient, graph: int, session_id: str) -> int:
+    """Open a session by its id, as soon as the one before has been left or forgotten."""
+    end = time.monotonic() + 10
+    while True:
+        try:
+            call = "init_execution_context_with_session_id"
+            return int(client.call(call, graph=graph, session_id=session_id)["context"])
+        except SessionBusy:
+            assert time.monotonic() < end
+
+
+def processes(daemon: RunningDaemon) -> set[int]:
+    """Return the daemon's processes that have not ended."""
+    return {p.pid for p in psutil.Process(daemon.pid).children() if not is_ended(p.pid)}
+
+
+def is_ended(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+@pytest.fixture
+def daemon() -> Iterator[RunningDaemon]:
+    """Yield a daemon, and assert that it leaves neither processes nor files when it stops."""
+    running = running_daemon(CONFIG)
+    running.start()
+    try:
+        yield running
+        workers = processes(running)
+        assert running.stop() == 0
+        assert not Path(running.socket).exists()
+        within(5, lambda: all(map(is_ended, workers)))
+        left = {p.name for p in running.directory.rglob("*") if p.is_file()}
+        assert not {name for name in left if name.endswith((".new", ".tmp", ".part"))}
+    finally:
+        with suppress(Exception):
+            running.kill()
+        running.__exit__(None, None, None)
+
+
+@pytest.mark.parametrize("state", State)
+def test_a_worker_is_killed_in_every_state_of_a_session(
+    state: State, daemon: RunningDaemon
+) -> None:
+    with scene_of(daemon, state) as scene:
+        os.kill(scene.worker(), signal.SIGKILL)
+        for client, request, text in scene.turns:
+            client.result(request)
+            assert told(client) == text, "not a character is lost or said twice"
+        if state is State.CLOSED:
+            with pytest.raises(InvalidArgument):
+                scene.client.output(scene.context)
+        if state in (State.DONE, State.UNLOADED):
+            assert scene.client.output(scene.context) == b"hello"
+        if state in ACTIVE or state in (State.EMPTY, State.READY, State.DONE, State.FAILED):
+            scene.client.set_input(scene.context, b"and on we go")
+            scene.client.call("compute", context=scene.context)
+            assert scene.client.output(scene.context) == b"and on we go"
+    chat(daemon)
+    assert len(processes(daemon)) == 1
+
+
+@pytest.mark.parametrize("state", State)
+def test_the_daemon_is_killed_in_every_state_of_a_session(
+    state: State, daemon: RunningDaemon
+) -> None:
+    with scene_of(daemon, state):
+        workers = processes(daemon)
+        assert workers
+        daemon.kill()
+        within(5, lambda: all(map(is_ended, workers)))
+    daemon.start_again()
+    chat(daemon)
+
+
+def is_loading(scene: Scene) -> str:
+    scene.turns.append((scene.client, scene.client.start("load_by_name", name="slow"), ""))
+    return "slow"
+
+
+def is_leaving(scene: Scene) -> str:
+    """A worker that is stopped does not hear that it is to quit."""
+    pid = scene.worker()
+    os.kill(pid, signal.SIGSTOP)
+    scene.turns.append((scene.client, scene.client.start("unload", graph=scene.graph), ""))
+    return "m"
+
+
+def is_failed(scene: Scene) -> str:
+    with pytest.raises(LoadFailed):
+        scene.other.call("load_by_name", name="bad")
+    return "bad"
+
+
+def is_cold(scene: Scene) -> str:
+    scene.client.call("unload", graph=scene.graph)
+    return "m"
+
+
+MODEL_WAYS: dict[ModelState, Callable[[Scene], str]] = {
+    ModelState.COLD: is_cold,
+    ModelState.LOADING: is_loading,
+    ModelState.READY: lambda scene: "m",
+    ModelState.LEAVING: is_leaving,
+    ModelState.FAILED: is_failed,
+}
+
+
+def described(client: RawClient, name: str) -> dict[str, Any]:
+    (found,) = client.call("show", name=name)["models"]
+    return dict(found)
+
+
+@pytest.mark.parametrize("state", ModelState)
+def test_a_worker_is_killed_in_every_state_of_a_model(
+    state: ModelState, daemon: RunningDaemon
+) -> None:
+    with scene_of(daemon, State.DONE) as scene:
+        name = MODEL_WAYS[state](scene)
+        within(10, lambda: described(scene.other, name)["state"] == state.value)
+        within(10, lambda: state in (ModelState.COLD, ModelState.FAILED) or _pid(scene, name) > 0)
+        pid = _pid(scene, name)
+        assert state is not ModelState.COLD or not pid
+        if pid:
+            with suppress(ProcessLookupError):  # one that failed is about to end
+                os.kill(pid, signal.SIGKILL)
+        if state is ModelState.LOADING:
+            with pytest.raises(LoadFailed, match="killed by SIGKILL") as caught:
+                scene.client.result(scene.turns[0][1])
+            assert caught.value.hint
+        elif state is ModelState.LEAVING:
+            assert scene.client.result(scene.turns[0][1]) == {}
+        elif state is ModelState.FAILED:
+            with pytest.raises(LoadFailed):
+                scene.other.call("load_by_name", name=name)
+    chat(daemon)
+    assert len(processes(daemon)) == 1
+
+
+def _pid(scene: Scene, name: str) -> int:
+    return int(described(scene.other, name)["pid"])

@@ -1,0 +1,197 @@
+"""Other programs take the memory while models run: what leaves, what stays, and what goes on.
+
+The daemon reads a /proc that the test writes; its workers are processes as ever.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from inferd import AsyncClient
+from inferd.testing import RunningDaemon
+
+pytestmark = pytest.mark.asyncio
+
+KIB = 1024
+TOTAL = 16 * KIB**3
+PLENTY, NONE = TOTAL // 2, TOTAL // 100
+MODELS = """
+[models.quick]
+backend = "echo"
+[models.quick.echo]
+weight_bytes = 1000
+[models.slow]
+backend = "echo"
+[models.slow.echo]
+weight_bytes = 1000
+load_ms = 300
+[models.pinned]
+backend = "echo"
+[models.pinned.echo]
+weight_bytes = 1000
+[models.busy]
+backend = "echo"
+[models.busy.echo]
+weight_bytes = 1000
+step_ms = 1
+"""
+STORY = "there was a king who had three sons, and that is how it began. " * 2
+
+
+class Proc:
+    """A /proc that says what it is told to."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        (folder / "self").mkdir(parents=True)
+        self.available(PLENTY)
+
+    def available(self, size: int) -> None:
+        """Have so many bytes available."""
+        text = f"MemTotal: {TOTAL // KIB} kB\nMemAvailable: {size // KIB} kB\n"
+        self._write("meminfo", text)
+
+    def stalled(self, seconds: float) -> None:
+        """Have had tasks wait for so long."""
+        (self.folder / "pressure").mkdir(exist_ok=True)
+        total = int(seconds * 1e6)
+        self._write("pressure/memory", f"some avg10=0.00 total={total}\nfull total=0\n")
+
+    def _write(self, name: str, text: str) -> None:
+        temporary = self.folder / "new"
+        temporary.write_text(text)
+        temporary.rename(self.folder / name)
+
+
+SERVE = """
+import sys
+from pathlib import Path
+from inferd.daemon.app import serve
+from inferd.daemon.config import load_config
+from inferd.daemon.machine import MachineMemory
+from inferd.daemon.pressure import Pace
+
+proc, pairs = Path(sys.argv[1]), sys.argv[2:]
+flags = {key.removeprefix("--"): value for key, value in zip(pairs[::2], pairs[1::2])}
+pace = Pace(look_s=0.01, pressed_s=0.01, settle_s=0.05, calm_s=0.05)
+sys.exit(serve(load_config(flags), MachineMemory(proc, proc / "cgroups"), pace))
+"""
+
+
+class WatchingDaemon(RunningDaemon):
+    """A daemon that looks at *proc* for its memory, a hundred times a second."""
+
+    def __init__(self, proc: Proc):
+        super().__init__(MODELS)
+        self._proc = proc
+
+    def _command(self) -> list[str]:
+        options = super()._command()[len(("python", "-m", "inferd", "serve")) :]
+        return [sys.executable, "-c", SERVE, str(self._proc.folder), *options]
+
+
+@asynccontextmanager
+async def serving(folder: Path) -> AsyncIterator[tuple[RunningDaemon, AsyncClient, Proc]]:
+    """Yield a daemon that looks at a /proc of our own, and a client of it."""
+    proc = Proc(folder / "proc")
+    async with WatchingDaemon(proc) as daemon, AsyncClient(daemon.socket) as client:
+        yield daemon, client, proc
+
+
+async def until(client: AsyncClient, is_so: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+    """Return the daemon's figures as soon as *is_so* holds of those on memory."""
+    with anyio.fail_after(10):
+        while True:
+            stats = await client.stats()
+            if is_so(stats["memory"]):
+                return stats
+
+
+async def states(client: AsyncClient) -> dict[str, str]:
+    found = {model["name"]: model["state"] for model in await client.models()}
+    return {name: state for name, state in found.items() if name != "echo"}
+
+
+async def settled(client: AsyncClient) -> dict[str, str]:
+    """Return the models' states as soon as none is leaving."""
+    with anyio.fail_after(10):
+        while "leaving" in (found := await states(client)).values():
+            pass
+    return found
+
+
+async def test_states_leave_first_then_idle_models_and_busy_and_pinned_ones_stay(
+    tmp_path: Path,
+) -> None:
+    async with serving(tmp_path) as (daemon, client, proc):
+        await client.pin("pinned")
+        for name in ("pinned", "quick", "slow"):
+            await client.unload(await client.load_by_name(name), keep=True)
+        async with AsyncExitStack() as stack:
+            for number in range(7):  # more sessions than slots: some states are in memory
+                session = await stack.enter_async_context(client.session("busy", raw=True))
+                await session.chat(f"{number} says hello")
+            stream = session.stream(STORY)
+            said = await anext(stream)
+            proc.available(NONE)
+            await until(client, lambda memory: memory["times"] == 1)
+            stats = await client.stats()
+            assert stats["memory"]["states_bytes"] > 0
+            assert stats["models"]["busy"]["kv_ram_bytes"] == 0
+
+            stats = await until(client, lambda memory: memory["models"] == 2)
+            assert stats["memory"]["models_bytes"] == 2000
+            assert await settled(client) == {
+                "quick": "cold",
+                "slow": "cold",
+                "pinned": "ready",
+                "busy": "ready",
+            }
+            async for piece in stream:
+                said += piece
+            assert said == STORY
+            assert re.findall("memory.model_left .*model=(\\w+)", daemon.log) == ["quick", "slow"]
+
+        proc.available(PLENTY)
+        await until(client, lambda memory: not memory["short"])
+        assert (await client.stats())["memory"]["free_bytes"] > 0
+
+
+async def test_without_stall_information_the_daemon_serves_and_looks_at_free_memory(
+    tmp_path: Path,
+) -> None:
+    async with serving(tmp_path) as (daemon, client, proc):
+        stats = await until(client, lambda memory: memory["free_bytes"] is not None)
+        assert stats["memory"]["stalls_told"] is False
+        async with client.session("echo", raw=True) as session:
+            assert await session.chat("hello") == "hello"
+            (proc.folder / "meminfo").unlink()
+            while "memory.unreadable" not in daemon.log:
+                assert await session.chat("hello") == "hello"
+        proc.available(NONE)
+        await until(client, lambda memory: memory["short"])
+
+
+async def test_stalls_alone_are_enough(tmp_path: Path) -> None:
+    async with serving(tmp_path) as (_, client, proc):
+        await client.unload(await client.load_by_name("quick"), keep=True)
+        proc.available(TOTAL // 10)
+        proc.stalled(0.0)
+        await until(client, lambda memory: memory["stalls_told"])
+        seconds = itertools.count(1.0)
+
+        def stalls_go_on(memory: dict[str, Any]) -> bool:
+            proc.stalled(next(seconds))
+            return bool(memory["models"])
+
+        await until(client, stalls_go_on)
+        await until(client, lambda memory: not memory["short"])
