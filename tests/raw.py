@@ -88,6 +88,10 @@ class RawClient:
             raise error_from_wire(content)
         return content
 
+    def has_answer(self, number: int) -> bool:
+        """Tell whether the answer to a request was read already, with those to others."""
+        return number in self._replies
+
     def call(self, call: str, fds: Sequence[int] = (), /, **params: Any) -> Any:
         return self.result(self.start(call, fds, **params))
 
