@@ -20,9 +20,6 @@ LINGER_S = 0.2
 """
 NORMAL = 1
 
-Rank = tuple[int, bool, int, float]
-"""What sorts models: class with age, patience, how many wait, arrival."""
-
 _numbers = count()
 
 
@@ -92,20 +89,10 @@ class Stay:
         visits = self.waiting or self.inside
         return min(visits, key=lambda visit: visit.key(now, self.stay_s), default=None)
 
-    def rank(self, now: float) -> Rank:
-        """Return what sorts models by their visits; those without any come last.
-
-        Of equal class the model comes first that most wait for: programs that ask for several
-        models in turns, each group for another one, so come together and share the loads. Once the
-        first has waited for a stay, his arrival alone counts.
-        """
-        visits = (*self.waiting, *self.inside)
-        if not visits:
-            return 0, True, 0, float("inf")
-        first = min(visits, key=lambda visit: visit.key(now, self.stay_s))
-        patient = now - first.since < self.stay_s
-        wanted = len(self.waiting) if patient else 0
-        return -first.effective(now, self.stay_s), patient, -wanted, first.number
+    def rank(self, now: float) -> tuple[int, float]:
+        """Return what sorts models by their visits; those without any come last."""
+        keys = [visit.key(now, self.stay_s) for visit in (*self.waiting, *self.inside)]
+        return min(keys, default=(0, float("inf")))
 
     def let_in(self, other: Visit | None, now: float) -> list[Visit]:
         """Let those in who may enter, and return them; *other* waits for the model's memory.

@@ -147,35 +147,6 @@ def test_models_in_turns_are_loaded_for_many_at_a_time() -> None:
     assert machines[20.0].loads * 2 <= machines[0.0].loads
 
 
-def run_programs(machine: Machine, first: list[int], steps: int) -> None:
-    """Let programs ask the three models in turns, each for the next one when it has its answer, the
-    first ones in the order given.
-    """
-    jobs = [Job(model, 1, 0.0, 0.5) for model in first]
-    left = [steps] * len(jobs)
-    for job in jobs:
-        machine.ask(job)
-    while any(left):
-        machine.tick()
-        for program, job in enumerate(jobs):
-            if job.left_s <= 0 and left[program]:
-                left[program] -= 1
-                jobs[program] = Job((job.model + 1) % 3, 1, machine.now, 0.5)
-                if left[program]:
-                    machine.ask(jobs[program])
-
-
-def test_programs_that_are_out_of_step_fall_into_step() -> None:
-    """Pairs that ask for different models would do so for ever if arrival alone counted."""
-    loads = {}
-    for stay_s in (0.0, 5.0):
-        machine = Machine(3, stay_s)
-        run_programs(machine, [1, 0, 0, 2], 30)
-        loads[stay_s] = machine.loads
-    assert loads[0.0] > 58
-    assert loads[5.0] <= 36
-
-
 # Single decisions.
 
 
