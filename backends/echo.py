@@ -14,7 +14,7 @@ each of `layers`, which run on devices that have `device_bytes` free; it takes n
 `variant` (a text) makes it another model, with another fingerprint; `vocabulary` (a number) makes
 it one of another vocabulary: its tokens are the bytes, counted from there.
 
-It knows one adapter, `upper`: small letters are drawn as capitals.
+It knows two adapters, `upper` and `lower`: letters are drawn as capitals, or as small ones.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Annotated
@@ -49,17 +49,18 @@ from .errors import BackendError, Cancelled, InvalidArgument, KvFull, Unsupporte
 from .params import SamplingParams
 
 __all__ = (
+    "ADAPTERS",
     "EOG",
     "PROMPT_BEGIN",
     "PROMPT_END",
-    "UPPER",
     "EchoModel",
     "EchoOptions",
     "load_echo",
     "reckon_echo",
 )
 
-UPPER = "upper"
+ADAPTERS: dict[str, Callable[[bytes], bytes]] = {"upper": bytes.upper, "lower": bytes.lower}
+"""What each makes of a letter."""
 
 EOG, PROMPT_END, PROMPT_BEGIN = 256, 257, 258
 VOCAB_SIZE = 259
@@ -241,9 +242,12 @@ class EchoModel:
         self._rows.discard(slot)
         held = self.slots[slot]
         token = next_token(held.tokens)
-        if UPPER not in held.adapters or token >= EOG:
+        if token >= EOG:
             return token
-        return self._token(bytes((self._byte(token),)).upper()[0])
+        letter = bytes((self._byte(token),))
+        for name in held.adapters:
+            letter = ADAPTERS[name](letter)
+        return self._token(letter[0])
 
     def hold(self, slot: int) -> None:
         """Keep the row; the echo model never loses one."""
@@ -330,10 +334,11 @@ class EchoModel:
         return True
 
     def set_adapters(self, names: tuple[str, ...]) -> None:
-        """Use these adapters from the next step on; there is but `upper`."""
+        """Use these adapters from the next step on."""
         for name in names:
-            if name != UPPER:
-                raise InvalidArgument(f"no adapter {name!r}", hint=f"the echo model has {UPPER!r}")
+            if name not in ADAPTERS:
+                known = ", ".join(ADAPTERS)
+                raise InvalidArgument(f"no adapter {name!r}", hint=f"the echo model has {known}")
         self.adapters = names
 
     def set_threads(self, threads: int) -> None:

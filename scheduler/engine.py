@@ -20,6 +20,7 @@ from .deadlines import deadlines, timeout
 from .disk import DiskTier
 from .drawing import Ending, draw, take_up
 from .estimate import Pace
+from .groups import GroupTurn, plan_group
 from .intake import check_task, ctx_size_of
 from .kv_desk import KvDesk
 from .kv_files import KvFiles
@@ -30,7 +31,6 @@ from .plan import (
     OwnerClock,
     Rows,
     absent,
-    plan_adapters,
     plan_rows,
     plan_slots,
 )
@@ -86,8 +86,7 @@ class Engine:
             lambda: self.slots.changes,
         )
         self._pace = Pace()
-        self._adapters: tuple[str, ...] = ()
-        self._adapter_rows = 0
+        self._turn = GroupTurn()
         self._counters = dict.fromkeys(
             ("generated", "prompt", "cached", "parks", "rows", "shifts", "kv_full"), 0
         )
@@ -231,7 +230,7 @@ class Engine:
             self.recorder.note(Doing.OTHER)
         if task.spec.adapters:
             self.model.set_adapters(task.spec.adapters)  # refuses what there is not
-            self.model.set_adapters(self._adapters)
+            self.model.set_adapters(self._turn.group.adapters)
 
     def _credit(self, task_id: int, events: int) -> None:
         task = self._tasks.get(task_id)
@@ -381,6 +380,7 @@ class Engine:
         self.steps += 1
         self._now = self._busy_at = self._seconds()
         self.cost.learn(load, self._now - started)
+        self._turn = self._turn.with_rows(load.rows)
         for row in rows:
             self._count(row)
         self._age_others(rows)
@@ -393,18 +393,16 @@ class Engine:
 
     def _plan_rows(self) -> list[Rows]:
         order = self._order()
-        adapters = plan_adapters(
-            self.slots.slots, order, self.limits, self._adapters, self._adapter_rows
-        )
-        if adapters != self._adapters:
-            self.model.set_adapters(adapters)
-            self._adapters, self._adapter_rows = adapters, 0
+        group = plan_group(self.slots.tasks, order, self.limits, self._turn)
+        if group != self._turn.group:
+            self.model.set_adapters(group.adapters)
+            self._turn = self._turn.of(group)
         for task in self.slots.tasks:
             full = len(task.tokens) >= ctx_size_of(task, self.model)
             if full and task.has_work and task.pending == 1:
                 self._shift(task)
         size = self.model.info.batch_size
-        return plan_rows(self.slots.slots, order, self.limits, size, self.cost, adapters)
+        return plan_rows(self.slots.slots, order, self.limits, size, self.cost, group)
 
     def _chunk(self, row: Rows) -> Chunk:
         task, start = row.task, row.task.computed
@@ -420,7 +418,6 @@ class Engine:
         task.unsettled = False
         task.row = task.pending == 0
         self.clock += row.count
-        self._adapter_rows += row.count
         self._counters["rows"] += row.count
         self.owners.add(task.spec.owner, row.count)
         if task.computed in task.stops:

@@ -1,7 +1,7 @@
 """Who runs next: pure functions of the engine's state, with neither model, clock nor thread.
 
 `plan_slots` decides who gets, keeps and gives up a slot; once the engine has done that,
-`plan_adapters` decides which tasks can share the next batch and `plan_rows` its rows.
+`groups.plan_group` decides which tasks can share the next batch and `plan_rows` its rows.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from .cost import Load, StepCost
 from .slots import Slot
-from .task import PRIORITY_MAX, Task
+from .task import PLAIN, PRIORITY_MAX, Group, Task
 
 __all__ = (
     "Limits",
@@ -21,7 +21,6 @@ __all__ = (
     "Rows",
     "SlotPlan",
     "absent",
-    "plan_adapters",
     "plan_rows",
     "plan_slots",
 )
@@ -214,36 +213,15 @@ def absent(task: Task, limits: Limits, now: float) -> bool:
     return task.unread_since is not None and now >= task.unread_since + limits.reader_wait_s
 
 
-def plan_adapters(
-    slots: Sequence[Slot], order: Order, limits: Limits, current: tuple[str, ...], rows: int
-) -> tuple[str, ...]:
-    """Return the adapters of the next step: only tasks with the same ones share a batch.
-
-    The *current* ones stay for a quantum of *rows*, unless a task of a higher class waits for its
-    turn; then those whose first task comes first in the order of the queue, of the others.
-    """
-    first: dict[tuple[str, ...], Task] = {}
-    tasks = [s.task for s in slots if s.task is not None and s.task.has_work]
-    for task in sorted(tasks, key=order.key):
-        first.setdefault(task.spec.adapters, task)
-    others = [t for adapters, t in first.items() if adapters != current]
-    if not others:
-        return current
-    outranked = current in first and order.effective(others[0]) > order.effective(first[current])
-    if current in first and rows < limits.quantum_tokens and not outranked:
-        return current
-    return others[0].spec.adapters
-
-
 def plan_rows(
     slots: Sequence[Slot],
     order: Order,
     limits: Limits,
     batch_size: int,
     cost: StepCost,
-    adapters: tuple[str, ...] = (),
+    group: Group = PLAIN,
 ) -> list[Rows]:
-    """Return the rows of the next batch, in ascending slots.
+    """Return the rows of the next batch, in ascending slots: those of tasks of one *group*.
 
     Every task that decodes gets its row. Prompts share, in the order of the queue, what the
     step's time has left: `step_target_s` in all where they are read beside decoding tasks that
@@ -251,7 +229,7 @@ def plan_rows(
     Prompts of a lower class wait for those of a higher one, which else would wait for them.
     """
     tasks = [s.task for s in slots if s.task is not None and s.task.has_work]
-    tasks = [t for t in tasks if t.spec.adapters == adapters]
+    tasks = [t for t in tasks if t.group == group]
     decoding = [t for t in tasks if not t.prefilling]
     prompts = sorted((t for t in tasks if t.prefilling), key=order.key)
     counts = {id(t): 1 for t in decoding}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import NamedTuple
 
 import msgspec
 
@@ -12,7 +13,7 @@ from .messages import Adjust, Progressed, TaskSpec, TurnStats, unpack_tokens
 from .store import Origin, scoped
 from .text import TextAssembler
 
-__all__ = ("PRIORITIES", "Task", "TaskState", "priority_name", "priority_number")
+__all__ = ("PLAIN", "PRIORITIES", "Group", "Task", "TaskState", "priority_name", "priority_number")
 
 PRIORITIES = {"low": 0, "normal": 1, "high": 2, "urgent": 3}
 PRIORITY_MAX = 3
@@ -37,6 +38,16 @@ class TaskState(StrEnum):
     WAITING = "waiting"
     RUNNING = "running"
     PARKED = "parked"
+
+
+class Group(NamedTuple):
+    """What a step does in one way for all its rows: only tasks of one group share a batch."""
+
+    adapters: tuple[str, ...] = ()
+
+
+PLAIN = Group()
+"""The model as it is."""
 
 
 @dataclass(eq=False)
@@ -136,6 +147,11 @@ class Task:
             admitted_at=_moment(now, before.admitted_s),
             first_token_at=_moment(now, before.first_token_s),
         )
+
+    @property
+    def group(self) -> Group:
+        """With whom it may share a batch."""
+        return Group(self.spec.adapters)
 
     @property
     def origin(self) -> Origin:

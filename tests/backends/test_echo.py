@@ -9,7 +9,7 @@ import pytest
 
 from inferd.backends import Chunk, Model, ModelSpec
 from inferd.backends.base import Memory
-from inferd.backends.echo import UPPER, EchoModel, EchoOptions
+from inferd.backends.echo import EchoModel, EchoOptions
 from inferd.backends.errors import BackendError, InvalidArgument, KvFull, UnsupportedOperation
 from inferd.backends.llama.model import LlamaModel
 from tests.backends.driving import GREEDY, generate, go_on, prefill
@@ -128,13 +128,13 @@ def test_upper_draws_capitals_and_goes_with_the_state() -> None:
     model = echo_of()
     prompt = prompt_of(model, b"a-b\xc3\xa4c")
     plain = generate(model, 0, prompt)
-    model.set_adapters((UPPER,))
+    model.set_adapters(("upper",))
     position = prefill(model, 1, prompt)
     state = model.save(1)
     model.set_adapters(())
     prefill(model, 3, [65])
     assert model.restore(2, state)
-    model.set_adapters((UPPER,))
+    model.set_adapters(("upper",))
     drawn = go_on(model, 1, model.sampler(GREEDY, prompt), position)
     assert (bytes(plain), bytes(drawn)) == (b"a-b\xc3\xa4c", b"A-B\xc3\xa4C")
     prefill(model, 2, drawn[:1], position)
@@ -146,12 +146,12 @@ def test_upper_draws_capitals_and_goes_with_the_state() -> None:
 def test_a_slot_of_mixed_adapters_is_a_bug() -> None:
     model = echo_of()
     prefill(model, 0, [65] * 3)
-    model.set_adapters((UPPER,))
+    model.set_adapters(("upper",))
     with pytest.raises(AssertionError, match="mixed"):
         prefill(model, 0, [65], 3)
     with pytest.raises(InvalidArgument):
-        model.set_adapters((UPPER, "lower"))
-    assert model.adapters == (UPPER,)
+        model.set_adapters(("upper", "nobody's"))
+    assert model.adapters == ("upper",)
 
 
 @pytest.mark.parametrize("state", [b"", b"\x93", b"\x90", b"\x93\x91\x41\x00\xa1a"])

@@ -157,17 +157,6 @@ def test_states_of_other_adapters_serve_nobody_else() -> None:
     assert bench.stats(3).cached_tokens == len(PREFIX) + 1
 
 
-def test_tasks_with_other_adapters_take_turns_and_none_starves() -> None:
-    bench = Bench(slots=4, limits=Limits(quantum_tokens=8))
-    texts = {i: f"text {i} that goes on and on" for i in range(4)}
-    bench.run(
-        *(bench.submit(i, text, adapters=("upper",) if i % 2 else ()) for i, text in texts.items())
-    )
-
-    for i, text in texts.items():
-        assert bench.text(i).decode() == (text.upper() if i % 2 else text)
-
-
 def test_an_unknown_adapter_is_refused() -> None:
     bench = Bench()
 

@@ -11,7 +11,6 @@ from inferd.scheduler.plan import (
     Limits,
     Order,
     OwnerClock,
-    plan_adapters,
     plan_rows,
     plan_slots,
 )
@@ -310,22 +309,3 @@ def test_a_chunk_ends_where_the_state_is_to_be_saved() -> None:
     it.stops = {5, 12, 30}
 
     assert [r.count for r in plan_rows(slots, order(), LIMITS, 512, Known(1e-6))] == [7]
-
-
-def test_tasks_with_other_adapters_take_turns_by_quanta() -> None:
-    slots = slots_of(3)
-    decoding(slots[0], task(1))
-    decoding(slots[1], task(2, adapters=("a",)))
-    decoding(slots[2], task(3, adapters=("b",)))
-
-    def after(current: tuple[str, ...], rows: int) -> tuple[str, ...]:
-        return plan_adapters(slots, order(), LIMITS, current, rows)
-
-    assert after((), 0) == ()
-    assert after((), LIMITS.quantum_tokens) == ("a",)
-    assert after(("a",), LIMITS.quantum_tokens - 1) == ("a",)
-    assert after(("gone",), 0) == ()
-    slots[2].task = decoding(slots[2], task(4, adapters=("b",), priority=3))
-    assert after((), 0) == ("b",), "a higher class does not wait for the end of a quantum"
-    rows = plan_rows(slots, order(), LIMITS, 64, Known(0.01), ("a",))
-    assert [r.task.spec.id for r in rows] == [2]
