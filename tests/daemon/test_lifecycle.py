@@ -266,3 +266,19 @@ def test_a_state_directory_that_cannot_be_written_is_no_reason_not_to_serve(
         finally:
             process.terminate()
             process.communicate(timeout=20)
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "spins"),
+    [("LANG", "C", "10000"), ("GOMP_SPINCOUNT", "77", "77"), ("OMP_WAIT_POLICY", "active", None)],
+)
+def test_how_a_workers_threads_wait_is_set_unless_the_operator_does(
+    monkeypatch: pytest.MonkeyPatch, variable: str, value: str, spins: str | None
+) -> None:
+    for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv(variable, value)
+    with running_daemon() as daemon, RawClient(daemon.socket) as client:
+        client.context("echo")
+        environment = worker_of(client, "echo").environ()
+    assert (environment.get("GOMP_SPINCOUNT"), environment[variable]) == (spins, value)
