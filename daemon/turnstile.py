@@ -6,8 +6,8 @@ happens: who is let in, which loads go on, which models leave for them.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -48,17 +48,42 @@ class Caller(Visit):
         self.about, self.turn = about, turn
         self.on_wait, self.on_look = on_wait, on_look
         self.queue_timeout_s, self.timeout_s = queue_timeout_s, timeout_s
-        self.scope = anyio.CancelScope()
         self.waited = False
-        self.error: InferdError | None = None
-        self.woken = anyio.Event()
+        self._error: InferdError | None = None
+        self._scope: anyio.CancelScope | None = None
+        self._woken: anyio.Event | None = None
 
     def refuse(self, error: InferdError) -> None:
-        """Let the wait end with *error*."""
-        self.error = error
-        self.scope.cancel()
+        """Let the wait end with *error*; one that has ended is not touched."""
+        self._error = error
+        if self._scope is not None:
+            self._scope.cancel()
 
-    def timed_out(self, waited_s: float) -> Timeout:
+    @contextmanager
+    def limited(self, seconds: Callable[[], float]) -> Iterator[None]:
+        """Wait inside, as long as this visit may.
+
+        :raises InferdError: what it was refused with.
+        :raises Timeout: it was too long.
+        """
+        limits = [s for s in (self.queue_timeout_s, self.timeout_s) if s]
+        with anyio.move_on_after(min(limits, default=float("inf"))) as self._scope:
+            yield
+        if self._scope.cancelled_caught:
+            raise self._error or self._timed_out(seconds() - self.since)
+
+    async def woken(self) -> None:
+        """Wait until it is woken, or was since it last waited."""
+        self._woken = self._woken or anyio.Event()
+        await self._woken.wait()
+        self._woken = None
+
+    def wake(self) -> None:
+        """Let it look again whether it was let in."""
+        self._woken = self._woken or anyio.Event()
+        self._woken.set()
+
+    def _timed_out(self, waited_s: float) -> Timeout:
         """Return the error of a wait that was too long."""
         total = 0 < self.timeout_s <= waited_s
         which, limit = ("", self.timeout_s) if total else ("queue ", self.queue_timeout_s)
@@ -139,24 +164,19 @@ class Turnstile:
             return
         visit.on_wait()
         visit.waited = True
-        limits = [s for s in (visit.queue_timeout_s, visit.timeout_s) if s]
-        visit.scope.deadline = anyio.current_time() + min(limits, default=float("inf"))
-        with visit.scope:
+        with visit.limited(self._seconds):
             while visit in model.stay.waiting:
                 await model.released()
                 await model.ready(on_progress)
                 self.look()
                 if visit in model.stay.waiting:
-                    await visit.woken.wait()
-                    visit.woken = anyio.Event()
-            return
-        raise visit.error or visit.timed_out(self._seconds() - visit.since)
+                    await visit.woken()
 
     def left(self, model: Model) -> None:
         """Let those who wait ask for *model* again: its worker is gone."""
         for visit in model.stay.waiting:
             if isinstance(visit, Caller):
-                visit.woken.set()
+                visit.wake()
         self.look()
 
     def look(self) -> None:
@@ -168,7 +188,7 @@ class Turnstile:
                 other = rival if model in givers else None
                 for visit in model.stay.let_in(other, now):
                     if isinstance(visit, Caller):
-                        visit.woken.set()
+                        visit.wake()
         self._room.look(now)
         if self._room.loads_wait and not self._looking:
             self._looking = True
