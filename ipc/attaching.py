@@ -114,23 +114,25 @@ class Attachment:
                 hint="raise resume_timeout, or see `inferd status`",
             )
             with anyio.move_on_after(until - time.monotonic()):
-                ending: Connection | None = former
+                await former.ended.wait()
                 for pause_s in _pauses():
                     try:
-                        if ending is not None:
-                            await ending.ended.wait()
-                        ending = None
-                        await self._client.reconnect()
-                        await self.open()
-                        return
+                        return await self._open_anew()
                     except InferdError as exc:
                         if not (exc.retryable or self.lost or isinstance(exc, ConnectionLost)):
                             raise
                         error = exc
-                        if isinstance(exc, ShuttingDown):
-                            ending = self.connection
                     await anyio.sleep(pause_s)
             raise error
+
+    async def _open_anew(self) -> None:
+        await self._client.reconnect()
+        try:
+            await self.open()
+        except ShuttingDown:  # a daemon that still answers; the next one listens after its end
+            if self.connection is not None:
+                await self.connection.ended.wait()
+            raise
 
     async def standing(self) -> Standing:
         """Return how far the session is, as the daemon knows it."""

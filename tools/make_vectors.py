@@ -437,11 +437,9 @@ def malformed() -> list[dict[str, Any]]:
 
 
 def refused() -> list[dict[str, Any]]:
-    """What a request is refused for, and what is ignored; the connection goes on."""
+    """What a request is refused for; the connection goes on."""
     argument = error("InvalidArgument")
     missing = (INSTANCE << 32) - 1
-    nothing: dict[str, Any] = {"reply": {"tasks": []}}
-    queue = [1, 1, "queue", {}]
     strange = framed(
         b"\x94\x01\x01\xabset_options\x82\xa7context\x01\xa7options\x81\xa1a\x81\x81\x01\x02\x03"
     )
@@ -497,6 +495,14 @@ def refused() -> list[dict[str, Any]]:
             [[1, 1, "load_by_name_with_config", {"name": "echo", "config": '{"temp":-1}'}]],
             argument,
         ),
+    ]
+
+
+def ignored() -> list[dict[str, Any]]:
+    """What is not looked at."""
+    nothing: dict[str, Any] = {"reply": {"tasks": []}}
+    queue = [1, 1, "queue", {}]
+    return [
         case("an unknown field is ignored", [[1, 1, "queue", {"colour": "green"}]], nothing),
         case("more items than a request has are ignored", [[1, 1, "queue", {}, "more"]], nothing),
         case("credit for a request that is over is ignored", [[5, 77, 1], queue], nothing),
@@ -553,7 +559,7 @@ def vectors() -> dict[str, Any]:
         "protocol": list(w.PROTOCOL_VERSION),
         "software": SOFTWARE,
         "exchanges": [exchange() for exchange in EXCHANGES],
-        "malformed": malformed() + refused(),
+        "malformed": malformed() + refused() + ignored(),
         "malformed_daemon": malformed_daemon(),
     }
 

@@ -29,7 +29,8 @@ def open_context(
     session, attached = daemon.sessions.open(
         request.connection, uid, graph.lease, graph.options, session_id, persist=persist
     )
-    session.parameters.origins = dict(graph.origins)
+    if not attached:  # else it keeps the defaults it was opened with
+        session.parameters.origins = dict(graph.origins)
     session.parameters.not_applied = dict(graph.not_applied)
     session.parameters.ignored = list(graph.ignored)
     return w.ContextResult(context=session.handle, attached=attached)

@@ -128,9 +128,7 @@ def test_biases_add_up_and_texts_mean_their_tokens(
 ) -> None:
     params = SamplingParams(temp=0, logit_bias=((9, 30.0), (9, 30.0), (10, 40.0)))
     assert draw(model, row, params, count=1) == [9]
-    token = model.tokenize(b"x", special=True, bos=False)[-1]
     params = SamplingParams(temp=0, logit_bias=(("x", 100.0),))
-    assert token in model.tokenize(b"x", special=True, bos=False)
     assert draw(model, row, params, count=1)[0] in model.tokenize(b"x", special=True, bos=False)
 
 
