@@ -121,8 +121,8 @@ async def _main(
             async with anyio.create_task_group() as services:
                 services.start_soon(daemon.sessions.expire_idle)
                 services.start_soon(daemon.registry.unload_idle)
-                services.start_soon(daemon.registry.watch_cores)
-                services.start_soon(daemon.memory.run)
+                services.start_soon(parts.while_it_works, "cores", daemon.registry.watch_cores)
+                services.start_soon(parts.while_it_works, "memory", daemon.memory.run)
                 await daemon.registry.kv_index.load()
                 services.start_soon(daemon.registry.kv_index.run)
                 await daemon.restore()

@@ -129,12 +129,12 @@ class Daemon:
             prompt_tokens_owner_max=config.prompt_tokens_waiting_owner_max,
         )
         machine = machine or MachineMemory()
-        self.registry = Registry(config, group, self.flush, machine=machine)
-        self.registry.kv_index.on_disk = partial(self.parts.note, "kv-store")
+        self.registry = Registry(config, group, self.flush, machine=machine, parts=self.parts)
         room = self.registry.room
         self.memory = MemoryWatch(
             machine, self.registry.workers, room.spare_bytes, room.shed, time.monotonic, pace
         )
+        self.memory.on_read = partial(self.parts.note, "memory")
         self.journal = Journal(config.state_dir / JOURNAL_FILE)
         self.journal.on_change = self._note_journal
         self.sessions = SessionManager(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -50,10 +51,11 @@ class _File(msgspec.Struct):
 class KeptModels:
     """What is kept, by model name. A file that cannot be read is set aside, one of a newer version
     left alone; where none can be written the daemon serves, and what is said holds until its end.
+    *on_file* hears why the file does not keep what was said, or with None that it does.
     """
 
-    def __init__(self, path: Path):
-        self._path = path
+    def __init__(self, path: Path, on_file: Callable[[str | None], None] = lambda _: None):
+        self._path, self._on_file = path, on_file
         self._writable = True
         self._models = self._read()
 
@@ -99,7 +101,7 @@ class KeptModels:
             if version <= VERSION:
                 return msgspec.json.decode(data, type=_File, dec_hook=_path).models
             self._writable = False
-            log.error("models.newer", file=str(self._path), version=version)
+            self._on_file(f"{self._path} is of a newer version: {version}")
         except FileNotFoundError:
             pass
         except (OSError, ValueError) as exc:  # no JSON, or not of this form
@@ -111,9 +113,9 @@ class KeptModels:
         try:
             self._path.rename(aside)
         except OSError as exc:
-            log.error("models.unreadable", file=str(self._path), cause=str(exc))
+            self._on_file(f"{self._path} cannot be read, nor set aside: {exc}")
         else:
-            log.error("models.set_aside", file=str(aside), cause=str(cause))
+            self._on_file(f"a damaged one was set aside as {aside}: {cause}")
 
     def _write(self) -> None:
         if not self._writable:
@@ -125,7 +127,9 @@ class KeptModels:
                 file.write(_packed(_File(VERSION, self._models)))
             new.replace(self._path)
         except OSError as exc:
-            log.error("models.not_kept", file=str(self._path), cause=str(exc))
+            self._on_file(str(exc))
+        else:
+            self._on_file(None)
 
 
 class _Version(msgspec.Struct):

@@ -11,7 +11,6 @@ import os
 import select
 from collections.abc import Iterable
 from pathlib import Path
-from types import TracebackType
 
 import anyio
 
@@ -82,7 +81,7 @@ class MachineMemory:
 
 
 class StallAlarm:
-    """Triggers of the kernel's pressure stall information; a context manager. One task waits.
+    """Triggers of the kernel's pressure stall information, until they are closed. One task waits.
 
     A file that is not there, or may not be written, has none: then it is looked at now and then.
     """
@@ -129,15 +128,8 @@ class StallAlarm:
         del self._triggers[fd]
         os.close(fd)
 
-    def __enter__(self) -> StallAlarm:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
+        """Let go of the triggers."""
         for fd in tuple(self._triggers):
             self._disarm(fd)
         self._epoll.close()

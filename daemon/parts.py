@@ -7,7 +7,7 @@ systemd; the daemon serves on.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,6 +39,20 @@ PARTS = {
     "kv-store": Part(
         "KV states are not kept on disk: they are computed again when memory has no room for them",
         "make room on the disk of state-dir, or let the daemon's user own its folder `kv`",
+    ),
+    "models": Part(
+        "swaps, pins and keep-alives said at run time end with the daemon",
+        "make room on the disk of state-dir, or let the daemon's user write there; where the file"
+        " is of a newer version, start that one again, or move the file away",
+    ),
+    "memory": Part(
+        "memory that falls short while models run is not given back",
+        "let the daemon read /proc/meminfo and its cgroup's files, and start it again if they can"
+        " be read",
+    ),
+    "cores": Part(
+        "as many threads compute as there are cores for them, also beside other busy programs",
+        "let the daemon read /proc/stat, and start it again",
     ),
     "notify": Part(
         "the service manager is not told how the daemon is",
@@ -90,6 +104,14 @@ class Parts:
         if before is None or before.missing != failure.missing:
             log.error("part.fails", part=name, cause=failure.cause, remedy=failure.remedy)
             self.on_change(name)
+
+    async def while_it_works(self, name: str, work: Callable[[], Awaitable[None]]) -> None:
+        """Do a part's *work*; where that fails in a way nobody thought of, the part ends alone."""
+        try:
+            await work()
+        except Exception as exc:
+            log.exception("part.failed", part=name)
+            self.note(name, repr(exc))
 
     @property
     def line(self) -> str:

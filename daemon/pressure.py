@@ -9,6 +9,7 @@ from readings alone; `MemoryWatch` reads, acts and counts. It wakes when the ker
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Protocol
@@ -176,7 +177,9 @@ class MemoryWatch:
         self._counts = _Counts()
         self._thrifty: set[ThriftyWorker] = set()
         self._last: Reading | None = None
-        self._is_blind = self._is_helpless = False
+        self._is_helpless = False
+        self.on_read: Callable[[str | None], None] = lambda _: None
+        """Hears after each look why nothing could be read, or None."""
 
     @property
     def status(self) -> dict[str, int | bool | None]:
@@ -191,7 +194,7 @@ class MemoryWatch:
 
     async def run(self) -> None:
         """Look when the kernel tells of stalls, and now and then."""
-        with self._machine.alarm() as alarm:
+        with closing(self._machine.alarm()) as alarm:
             log.debug("memory.watched", alarms=len(alarm))
             while True:
                 await self._look()
@@ -202,11 +205,10 @@ class MemoryWatch:
         try:
             reading = self._read()
         except (OSError, ValueError, KeyError) as exc:
-            if not self._is_blind:
-                log.warning("memory.unreadable", cause=str(exc))
-            self._is_blind = True
+            self.on_read(repr(exc))
             return
-        self._is_blind, self._last = False, reading
+        self.on_read(None)
+        self._last = reading
         was_pressed = self._pressure.pressed
         await self._act(self._pressure.look(reading))
         if was_pressed and self._pressure.pressed:

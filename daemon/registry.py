@@ -31,6 +31,7 @@ from .kv_index import KvIndex, Place
 from .machine import MachineMemory
 from .model_files import Signature, files_in_use, models_in, signature_of
 from .models import Lease, Model, ModelState
+from .parts import Parts
 from .reckonings import Reckonings
 from .room import Room
 from .turnstile import Turnstile
@@ -55,7 +56,9 @@ class Registry:
         on_frame: Callable[[], None],
         seconds: Callable[[], float] = time.monotonic,
         machine: MachineMemory | None = None,
+        parts: Parts | None = None,
     ):
+        parts = parts or Parts()
         self.config = config
         self.seconds = seconds
         self.closing = False
@@ -63,16 +66,17 @@ class Registry:
         self._on_frame = on_frame
         self.kv_index = KvIndex(config.state_dir / KV_DIR, config.kv_disk_bytes)
         self.kv_index.on_evicted = self._tell_evicted
+        self.kv_index.on_disk = partial(parts.note, "kv-store")
         self._models: dict[str, Model] = {}
         self._cores = Cores(config.cores, self._all_workers)
         self.room = Room(config.memory_bytes, self._models.values, machine, seconds)
         self.turnstile = Turnstile(
-            self.room, self._models.values, config.model_stay_s, seconds, group.start_soon
+            self.room, self._models.values, config.model_stay_s, seconds, self.start_soon
         )
         self._reckonings = Reckonings()
         self._failures = FailedLoads(config.failed_load_s, seconds)
         self._changed = anyio.Event()
-        self._kept = KeptModels(config.state_dir / KEPT_FILE)
+        self._kept = KeptModels(config.state_dir / KEPT_FILE, partial(parts.note, "models"))
         self._recovered = 0
         """In models that were removed."""
         self.scan()

@@ -103,7 +103,7 @@ def test_a_damaged_file_is_set_aside_and_the_daemon_starts() -> None:
             client.pin("live")
         [aside] = file_of(daemon).parent.glob(f"{KEPT_FILE}.damaged-*")
         assert aside.read_bytes() == whole[: len(whole) // 2]
-        assert "models.set_aside" in daemon.log
+        assert f"a damaged one was set aside as {aside}" in daemon.log
         kill_and_start(daemon)
         with Client(daemon.socket) as client:
             assert live(client)["pinned"]
@@ -123,15 +123,24 @@ def test_a_file_of_a_newer_version_is_left_alone(tmp_path: Path) -> None:
     path = tmp_path / KEPT_FILE
     text = json.dumps({"version": VERSION + 1, "models": [], "more": True})
     path.write_text(text)
-    KeptModels(path).keep("m", Kept(pinned=True))
+    told: list[str | None] = []
+    KeptModels(path, told.append).keep("m", Kept(pinned=True))
     assert path.read_text() == text
+    assert told == [f"{path} is of a newer version: {VERSION + 1}"]
 
 
-def test_what_cannot_be_written_holds_until_the_end(tmp_path: Path) -> None:
+def test_what_cannot_be_written_holds_until_the_end_and_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    kept = KeptModels(tmp_path / "file" / KEPT_FILE)
+    told: list[str | None] = []
+    kept = KeptModels(tmp_path / "file" / KEPT_FILE, told.append)
     kept.keep("m", Kept(pinned=True))
     assert kept.of("m", ModelConfig()) == Kept(pinned=True)
+    (tmp_path / "file").unlink()
+    kept.keep("m", Kept())
+    unread, refused, written = told
+    assert unread is not None and "cannot be read, nor set aside" in unread
+    assert refused is not None and "File exists" in refused
+    assert written is None
 
 
 def test_names_are_bounded_and_the_oldest_go_first(tmp_path: Path) -> None:

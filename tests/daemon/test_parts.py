@@ -12,9 +12,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 
 from inferd import Client
+from inferd.daemon.kept import KEPT_FILE
 from inferd.daemon.parts import PARTS, Parts
 from inferd.testing import RunningDaemon, running_daemon
 from tests.daemon.command_line import inferd
@@ -156,6 +158,31 @@ def test_the_kv_store_on_a_full_disk_later() -> None:
         talk(daemon, "x" * 2000)
         assert "kv-store" in status_of(manager)
         check(daemon, "kv-store", "File too large")
+
+
+def test_what_is_said_of_models_cannot_be_written_until_it_can() -> None:
+    with running_daemon() as daemon, manager_of(daemon) as manager, Client(daemon.socket) as client:
+        obstacle = (daemon.directory / "state" / KEPT_FILE).with_suffix(".new")
+        obstacle.mkdir()
+        client.pin("echo")
+        assert status_of(manager).startswith("serving; degraded: models (")
+        check(daemon, "models", "Is a directory")
+        obstacle.rmdir()
+        client.unpin("echo")
+        assert status_of(manager) == "serving"
+        assert part(daemon, "models")["works"]
+
+
+@pytest.mark.asyncio
+async def test_a_part_whose_work_fails_ends_alone() -> None:
+    parts = Parts()
+
+    async def watch() -> None:
+        raise OSError("no /proc/stat")
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(parts.while_it_works, "cores", watch)
+    assert parts.line == "serving; degraded: cores (OSError('no /proc/stat'))"
 
 
 def test_systemd_is_told_with_the_news_that_the_daemon_serves() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -166,7 +167,7 @@ async def test_files_without_triggers_are_left_as_they_are_and_waiting_ends(
     """An ordinary file, a missing one, and one that cannot be polled."""
     file = tmp_path / "memory"
     file.write_text(PSI)
-    with StallAlarm([file, tmp_path / "none", Path("/dev/null")]) as alarm:
+    with closing(StallAlarm([file, tmp_path / "none", Path("/dev/null")])) as alarm:
         assert len(alarm) == 0
         assert not await alarm.wait(0.01)
     assert file.read_text() == PSI
@@ -177,7 +178,7 @@ async def test_an_alarm_whose_file_is_gone_wakes_once_and_all_files_are_closed()
     """A terminal that hangs up is told of as a cgroup that is removed."""
     leader, follower = os.openpty()
     before = len(os.listdir("/proc/self/fd"))
-    with StallAlarm([Path(os.ttyname(follower))]) as alarm:
+    with closing(StallAlarm([Path(os.ttyname(follower))])) as alarm:
         assert len(alarm) == 1
         os.close(leader)
         assert await alarm.wait(10)
@@ -189,5 +190,5 @@ async def test_an_alarm_whose_file_is_gone_wakes_once_and_all_files_are_closed()
 
 @pytest.mark.asyncio
 async def test_this_machine_is_watched_whatever_it_tells() -> None:
-    with MachineMemory().alarm() as alarm:
+    with closing(MachineMemory().alarm()) as alarm:
         await alarm.wait(0.01)

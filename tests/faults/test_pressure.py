@@ -116,6 +116,11 @@ async def until(client: AsyncClient, is_so: Callable[[dict[str, Any]], bool]) ->
                 return stats
 
 
+async def is_watched(client: AsyncClient) -> bool:
+    parts = (await client.stats())["parts"]
+    return next(part["works"] for part in parts if part["part"] == "memory")
+
+
 async def states(client: AsyncClient) -> dict[str, str]:
     found = {model["name"]: model["state"] for model in await client.models()}
     return {name: state for name, state in found.items() if name != "echo"}
@@ -169,16 +174,17 @@ async def test_states_leave_first_then_idle_models_and_busy_and_pinned_ones_stay
 async def test_without_stall_information_the_daemon_serves_and_looks_at_free_memory(
     tmp_path: Path,
 ) -> None:
-    async with serving(tmp_path) as (daemon, client, proc):
+    async with serving(tmp_path) as (_, client, proc):
         stats = await until(client, lambda memory: memory["free_bytes"] is not None)
         assert stats["memory"]["stalls_told"] is False
         async with client.session("echo", raw=True) as session:
             assert await session.chat("hello") == "hello"
             (proc.folder / "meminfo").unlink()
-            while "memory.unreadable" not in daemon.log:
+            while await is_watched(client):
                 assert await session.chat("hello") == "hello"
         proc.available(NONE)
         await until(client, lambda memory: memory["short"])
+        assert await is_watched(client)
 
 
 async def test_stalls_alone_are_enough(tmp_path: Path) -> None:
