@@ -21,14 +21,17 @@ Signature = tuple[tuple[int, ...], ...]
 def models_in(directory: Path) -> dict[str, Path]:
     """Return the models in *directory* by name, each with its (first) file.
 
-    A split model is there if any part is: what is missing is said when it is loaded.
+    A split model is there if any part is: what is missing is said when it is loaded. Where there is
+    no directory there are none.
+
+    :raises OSError: it cannot be read.
     """
     try:
-        files = sorted(directory.glob("*.gguf"))
-    except OSError:
+        names = os.listdir(directory)
+    except FileNotFoundError:
         return {}
     found: dict[str, Path] = {}
-    for file in files:
+    for file in sorted(directory / name for name in names if name.endswith(".gguf")):
         part = PART.fullmatch(file.name)
         name = part["stem"] if part else file.stem
         if MODEL_NAME.fullmatch(name):

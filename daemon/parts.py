@@ -45,6 +45,10 @@ PARTS = {
         "make room on the disk of state-dir, or let the daemon's user write there; where the file"
         " is of a newer version, start that one again, or move the file away",
     ),
+    "models-dir": Part(
+        "models that come into the models directory, or leave it, are not noticed",
+        "let the daemon's user read models-dir, or name another directory",
+    ),
     "memory": Part(
         "memory that falls short while models run is not given back",
         "let the daemon read /proc/meminfo and its cgroup's files, and start it again if they can"

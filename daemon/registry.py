@@ -58,7 +58,7 @@ class Registry:
         machine: MachineMemory | None = None,
         parts: Parts | None = None,
     ):
-        parts = parts or Parts()
+        self._parts = parts = parts or Parts()
         self.config = config
         self.seconds = seconds
         self.closing = False
@@ -77,6 +77,7 @@ class Registry:
         self._failures = FailedLoads(config.failed_load_s, seconds)
         self._changed = anyio.Event()
         self._kept = KeptModels(config.state_dir / KEPT_FILE, partial(parts.note, "models"))
+        self._last_files: dict[str, Path] = {}
         self._recovered = 0
         """In models that were removed."""
         self.scan()
@@ -84,7 +85,7 @@ class Registry:
     def scan(self) -> None:
         """Read the configuration's models and the models directory again."""
         found = {ECHO: ModelConfig(backend="echo")} | self._kept.taken(self.config.models_dir)
-        found |= {n: ModelConfig(file=p) for n, p in models_in(self.config.models_dir).items()}
+        found |= {n: ModelConfig(file=p) for n, p in self._files().items()}
         found |= self.config.models
         for name, config in found.items():
             if name not in self._models:
@@ -93,6 +94,16 @@ class Registry:
         for name, model in list(self._models.items()):
             if name not in found and model.uid is None and not model.busy and not model.worker:
                 del self._models[name]
+
+    def _files(self) -> dict[str, Path]:
+        """Return the models directory's, by name; as they were, while it cannot be read."""
+        try:
+            self._last_files = models_in(self.config.models_dir)
+        except OSError as exc:
+            self._parts.note("models-dir", f"{self.config.models_dir}: {exc.strerror or exc}")
+        else:
+            self._parts.note("models-dir", None)
+        return self._last_files
 
     def models(self, uid: int) -> list[Model]:
         """Return the models that *uid* may see."""
@@ -139,7 +150,7 @@ class Registry:
         :raises ModelNotFound: there is neither.
         """
         if to.endswith(".gguf"):
-            found = {p.name: p for p in models_in(self.config.models_dir).values()}
+            found = {p.name: p for p in self._files().values()}
             if to in found:
                 return ModelConfig(file=found[to])
         return self.get(to, uid).config

@@ -173,6 +173,22 @@ def test_what_is_said_of_models_cannot_be_written_until_it_can() -> None:
         assert part(daemon, "models")["works"]
 
 
+def test_the_models_directory_that_cannot_be_read_for_a_while(tmp_path: Path) -> None:
+    folder, aside = tmp_path / "models", tmp_path / "aside"
+    folder.mkdir()
+    (folder / "here.gguf").touch()
+    with running_daemon(models_dir=folder) as daemon, Client(daemon.socket) as client:
+        folder.rename(aside)
+        folder.touch()
+        assert "here" in [model["name"] for model in client.models()]
+        check(daemon, "models-dir", f"{folder}: Not a directory")
+        folder.unlink()
+        aside.rename(folder)
+        (folder / "here.gguf").rename(folder / "new.gguf")
+        assert [model["name"] for model in client.models()] == ["echo", "new"]
+        assert part(daemon, "models-dir")["works"]
+
+
 @pytest.mark.asyncio
 async def test_a_part_whose_work_fails_ends_alone() -> None:
     parts = Parts()
