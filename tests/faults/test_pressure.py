@@ -118,7 +118,7 @@ async def until(client: AsyncClient, is_so: Callable[[dict[str, Any]], bool]) ->
 
 async def is_watched(client: AsyncClient) -> bool:
     parts = (await client.stats())["parts"]
-    return next(part["works"] for part in parts if part["part"] == "memory")
+    return bool(next(part["works"] for part in parts if part["part"] == "memory"))
 
 
 async def states(client: AsyncClient) -> dict[str, str]:
