@@ -1,0 +1,158 @@
+"""Regular expressions on a growing text agree with Python's own, and tell what may still match."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from inferd.backends.errors import InvalidArgument
+from inferd.backends.patterns import PATTERN_CHARACTERS_MAX, STATES_MAX, Matcher, Pattern, byte_size
+
+ALPHABET = "abAB1_ \nü😀"
+TEXTS = st.text(ALPHABET, max_size=16)
+ATOMS = st.sampled_from(
+    ["a", "b", "B", "ü", "😀", ".", "[ab]", "[^a]", r"\d", r"\w", r"\S", r"\n", "[a-z1]", r"[^\W_]"]
+)
+
+
+def grown(part: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
+    return st.one_of(
+        st.lists(part, min_size=1, max_size=3).map("".join),
+        st.lists(part, min_size=2, max_size=3).map(lambda p: f"(?:{'|'.join(p)})"),
+        st.tuples(part, st.sampled_from(["*", "+", "?", "{1,2}", "{2}", "{2,}", "*?"])).map(
+            lambda p: f"(?:{p[0]}){p[1]}"
+        ),
+        part.map(lambda p: f"^{p}"),
+    )
+
+
+PATTERNS = st.tuples(
+    st.sampled_from(["", "(?i)", "(?m)", "(?s)", "(?a)"]), st.recursive(ATOMS, grown, max_leaves=6)
+).map("".join)
+
+
+def cut(text: str, sizes: list[int]) -> list[str]:
+    pieces = []
+    for size in sizes:
+        pieces.append(text[:size])
+        text = text[size:]
+    return [*pieces, text]
+
+
+def place(text: str, index: int) -> int:
+    return byte_size(text[:index])
+
+
+def first_by_python(pattern: str, text: str) -> tuple[int, int] | None:
+    """Return the match that ends first; of those that end there, the one that begins first."""
+    compiled = re.compile(pattern)
+    for end in range(1, len(text) + 1):
+        for begin in range(end):
+            if compiled.fullmatch(text, begin, end):
+                return place(text, begin), place(text, end)
+    return None
+
+
+def taken(pattern: str) -> Pattern | None:
+    try:
+        return Pattern(pattern)
+    except InvalidArgument as exc:
+        assert "empty text" in exc.message, exc.message
+        return None
+
+
+@example("(?m)^b", "a\nb", [])
+@example("(?:a|ab)b", "ab", [])
+@example("(?i)ü", "Ü", [])
+@given(PATTERNS, TEXTS, st.lists(st.integers(0, 3), max_size=6))
+def test_the_match_is_pythons_that_ends_first_however_the_text_is_split(
+    pattern: str, text: str, sizes: list[int]
+) -> None:
+    compiled = taken(pattern)
+    if compiled is None:
+        assert re.compile(pattern).match("") or "^" in pattern
+        return
+    matcher, at, found = Matcher(compiled), 0, None
+    for piece in cut(text, sizes):
+        found = matcher.feed(piece, at)
+        at += byte_size(piece)
+        if found is not None:
+            break
+    assert found == first_by_python(pattern, text)
+
+
+@given(PATTERNS, TEXTS, TEXTS)
+def test_what_a_match_takes_was_pending_before(pattern: str, text: str, more: str) -> None:
+    compiled = taken(pattern)
+    if compiled is None:
+        return
+    matcher = Matcher(compiled)
+    if matcher.feed(text, 0) is not None:
+        return
+    pending, size = matcher.pending, byte_size(text)
+    found = matcher.feed(more, size)
+    if found is not None and found[0] < size:
+        assert pending is not None and pending <= found[0]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "text", "pending"),
+    [("ab+c", "xxab", 2), ("ab+c", "xxabd", None), ("abc|b", "xa", 1), ("a.*z", "a\nb", None)],
+)
+def test_only_text_that_may_still_become_a_match_is_pending(
+    pattern: str, text: str, pending: int | None
+) -> None:
+    matcher = Matcher(Pattern(pattern))
+    assert matcher.feed(text, 0) is None
+    assert matcher.pending == pending
+
+
+def test_a_whole_pattern_matches_from_the_beginning_only() -> None:
+    assert Matcher(Pattern("b", whole=True)).feed("ab", 0) is None
+    assert Matcher(Pattern("ab", whole=True)).feed("ab", 0) == (0, 2)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "says"),
+    [
+        ("(", "missing \\)"),
+        ("a*", "empty text"),
+        ("^", "empty text"),
+        ("a$", r"\$ cannot be told"),
+        (r"a\b", r"\\b cannot be told"),
+        (r"a\Z", r"\\Z cannot be told"),
+        ("a(?=b)", "lookahead"),
+        ("(?<!a)b", "lookbehind"),
+        (r"(a)\1", "backreference"),
+        ("a++", "possessive"),
+        ("(?>a)", "atomic"),
+        ("a" * (PATTERN_CHARACTERS_MAX + 1), f"{PATTERN_CHARACTERS_MAX} at most"),
+        (f"a{{{STATES_MAX + 1}}}", f"more than {STATES_MAX} states"),
+        ("((a{99}){99}){99}", f"more than {STATES_MAX} states"),
+        ("(?:(?:(?:|){9999}){9999}){9999}", "repeats too much|more than"),
+        ("(?:(?i:){4000}){4000}b", "repeats too much"),
+        ("a{99999999999}", "too large"),
+    ],
+)
+def test_a_pattern_that_cannot_be_run_is_refused_with_the_reason(pattern: str, says: str) -> None:
+    with pytest.raises(InvalidArgument, match=says) as caught:
+        Pattern(pattern)
+    assert "stopping.md" in caught.value.hint
+
+
+def test_a_pattern_that_takes_other_engines_exponential_time_takes_a_step_for_each_state() -> None:
+    pattern = Pattern("(?:a+)+(?:a+)+(?:a+)+b")
+    asked = 0
+    real = pattern._step
+
+    def counted(state: int, character: str) -> tuple[int, ...]:
+        nonlocal asked
+        asked += 1
+        return real(state, character)
+
+    pattern._step = counted  # type: ignore[method-assign]
+    assert Matcher(pattern).feed("a" * 5000, 0) is None
+    assert asked <= len(pattern), "each state and character is looked at once"
