@@ -233,6 +233,10 @@ def length_moved(length: int, moves: Sequence[Move]) -> int:
 class Sampler(Protocol):
     """Picks tokens of one turn. Token *t* is drawn by a generator seeded from (seed, t)."""
 
+    @property
+    def complete(self) -> bool:
+        """Tell whether the answer may end here by its grammar; false without one."""
+
     def close(self) -> None:
         """Free what the sampler holds."""
 
@@ -289,6 +293,11 @@ class Model(Protocol):
 
     def sample(self, slot: int, sampler: Sampler, index: int) -> int:
         """Draw token number *index* of a turn from the slot's row of logits."""
+
+    def surprise(self, slot: int) -> Callable[[int], float]:
+        """Return what tells of a token how the slot's row, as it is now, takes it: −ln of its
+        probability, in nats, before biases and samplers.
+        """
 
     def hold(self, slot: int) -> None:
         """Keep the slot's row of logits over the next steps: it is sampled later."""

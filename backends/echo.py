@@ -11,6 +11,7 @@ in the step that decodes this text). Others give it another memory: `memory` wit
 that the next one looks back on), and `kv_cells`, which all slots share. It says that it needs
 `weight_bytes` of memory, `token_bytes` for each token of a slot's context, and `layer_bytes` for
 each of `layers`, which run on devices that have `device_bytes` free; it takes nothing.
+It is surprised by the characters of `surprising` (a text) and by no others.
 `variant` (a text) makes it another model, with another fingerprint; `vocabulary` (a number) makes
 it one of another vocabulary: its tokens are the bytes, counted from there.
 
@@ -78,6 +79,7 @@ class EchoOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     crash_at_step: int = -1
     fail_at_step: int = -1
     abort_on: str = ""
+    surprising: str = ""
     variant: str = ""
     vocabulary: Annotated[int, msgspec.Meta(ge=0, lt=256)] = 0
     memory: Memory = "plain"
@@ -108,6 +110,8 @@ class _State(msgspec.Struct, array_like=True):
 
 class EchoSampler:
     """Nothing to draw from: the echo model always knows what to say."""
+
+    complete = False
 
     def close(self) -> None:
         """Hold nothing, free nothing."""
@@ -248,6 +252,12 @@ class EchoModel:
         for name in held.adapters:
             letter = ADAPTERS[name](letter)
         return self._token(letter[0])
+
+    def surprise(self, slot: int) -> Callable[[int], float]:
+        """Return what tells of a token how surprising it is: ten nats or not at all."""
+        assert slot in self._rows
+        surprising = self.options.surprising.encode()
+        return lambda token: 10.0 if token < EOG and self._byte(token) in surprising else 0.0
 
     def hold(self, slot: int) -> None:
         """Keep the row; the echo model never loses one."""

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import zip_longest
 
 from ..backends import Model
+from .messages import unpack_floats, unpack_tokens
+from .stopping import Watch
 from .task import Task
 
 __all__ = ("Drawn", "Ending", "draw", "take_up")
@@ -21,43 +24,90 @@ class Ending:
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """A drawn token. *text* is what it releases; None where the token is the end mark itself."""
+    """A drawn token. *text* is what it releases; None where the token is the end mark itself.
+    *surprise* is known where it counts.
+    """
 
     token: int
     text: bytes | None
     ending: Ending | None = None
+    surprise: float | None = None
 
 
-def draw(model: Model, task: Task, ctx_size: int, *, may_shift: bool) -> Drawn:
+def draw(model: Model, task: Task, ctx_size: int, now: float, *, may_shift: bool) -> Drawn:
     """Draw the next token of *task*, whose slot has a row of logits, and add it to its tokens.
 
     *may_shift* tells that a full context is no end.
     """
     assert task.sampler is not None
+    watch = task.watch
+    counts = watch is not None and watch.surprise is not None
+    surprise_of = model.surprise(task.slot) if counts else None
     token = model.sample(task.slot, task.sampler, task.generated)
     task.row = False
     task.tokens.append(token)
     spec = task.spec
     if model.is_eog(token) and not spec.sampling.ignore_eos:
         return Drawn(token, None, Ending("eos", str(token), model.piece(token)))
-    text, stop = task.text.feed(_piece(model, task, token))
+    if watch is not None and token in watch.tokens:
+        return Drawn(token, None, Ending("token", str(token)))
+    piece = _piece(model, task, token)
+    text, stop, reason = task.text.feed(piece)
+    surprise = None if surprise_of is None else surprise_of(token)
     if stop is not None:
-        return Drawn(token, text, Ending("stop", stop))
+        return Drawn(token, text, Ending(reason, stop), surprise)
+    ending = None if watch is None else _watched(watch, task, token, piece, surprise, now)
+    if ending is not None:
+        return Drawn(token, text, ending, surprise)
     if 0 <= spec.n_predict <= task.generated:
-        return Drawn(token, text, Ending("length", str(spec.n_predict)))
+        return Drawn(token, text, Ending("length", str(spec.n_predict)), surprise)
     if len(task.tokens) >= ctx_size and not may_shift:
-        return Drawn(token, text, Ending("context_full", str(ctx_size)))
-    return Drawn(token, text)
+        return Drawn(token, text, Ending("context_full", str(ctx_size)), surprise)
+    return Drawn(token, text, None, surprise)
 
 
-def take_up(model: Model, task: Task) -> None:
-    """Let the text of a turn that another worker had begun go on where its reader is."""
+def _watched(
+    watch: Watch, task: Task, token: int, piece: bytes, surprise: float | None, now: float
+) -> Ending | None:
+    """Return the end that *token* is by what watches the turn, in the order of llama-server's
+    checks (`server-context.cpp`) where it has them.
+    """
+    since = task.first_token_at
+    late = since is not None and 0 < watch.line_ms < (now - since) * 1000
+    if late and b"\n" in piece:
+        return Ending("time", f"t-max-predict-ms {watch.line_ms}")
+    met = watch.feed(token, surprise)
+    if met is not None:
+        return Ending(*met)
+    if watch.grammar and task.sampler is not None and task.sampler.complete:
+        return Ending("grammar", "complete")
+    return None
+
+
+def take_up(model: Model, task: Task) -> Ending | None:
+    """Let the text of a turn that another worker had begun go on where its reader is.
+
+    Returns its end where it had met that, and only the end was not told any more.
+    """
     before = task.spec.progressed
     if before is None or not before.told:
-        return
-    answer = task.tokens[-before.told :] if before.told < len(task.tokens) else task.tokens
+        return None
+    answer = unpack_tokens(before.answer) if before.answer else task.tokens[-before.told :]
     told = b"".join(_piece(model, task, token) for token in answer)
-    task.text.take_up(told, None if before.dropped else before.text_bytes)
+    _, stop, reason = task.text.take_up(told, before.text_bytes)
+    if stop is not None:
+        return Ending(reason, stop)
+    met = None if task.watch is None else _replayed(task.watch, answer, before.surprises)
+    return None if met is None else Ending(*met)
+
+
+def _replayed(watch: Watch, answer: list[int], surprises: bytes) -> tuple[str, str] | None:
+    """Let *watch* see an answer's tokens; of the last ones the surprise may not be known."""
+    known = unpack_floats(surprises)
+    met = None
+    for token, nats in zip_longest(answer, known[: len(answer)]):
+        met = watch.feed(token, nats)
+    return met
 
 
 def _piece(model: Model, task: Task, token: int) -> bytes:

@@ -16,7 +16,7 @@ from ..backends import Chunk, InferdError, Model, Sampler, SamplingParams
 from ..backends.errors import BackendError, Cancelled, KvFull
 from . import messages as m
 from .cost import Load, StepCost
-from .deadlines import deadlines, timeout
+from .deadlines import deadlines, overdue, timeout
 from .disk import DiskTier
 from .drawing import Ending, draw, take_up
 from .estimate import Pace
@@ -220,7 +220,9 @@ class Engine:
         self._tasks[spec.id] = task
         self.queue.append(task)
         task.head = head_of(task, self.limits.share_tokens_min)
-        take_up(self.model, task)
+        ending = take_up(self.model, task)
+        if ending is not None:
+            self._finish(task, ending)
 
     def _check(self, task: Task) -> None:
         check_task(task, self.model)
@@ -272,6 +274,8 @@ class Engine:
             error = timeout(task, self.limits, self._now)
             if error is not None:
                 self._fail(task, error)
+            elif (bound := overdue(task, self._now)) is not None:
+                self._finish(task, Ending("time", bound))
 
     # Slots.
 
@@ -500,17 +504,17 @@ class Engine:
 
     def _draw(self, task: Task) -> None:
         ctx_size = ctx_size_of(task, self.model)
-        drawn = draw(self.model, task, ctx_size, may_shift=self._may_shift(task))
+        drawn = draw(self.model, task, ctx_size, self._now, may_shift=self._may_shift(task))
         self._counters["generated"] += 1
         if task.first_token_at is None:
             task.first_token_at = self._now
         if drawn.text is not None:
-            self._tell(task, drawn.token, drawn.text)
+            self._tell(task, drawn.token, drawn.text, drawn.surprise)
         if drawn.ending is not None:
             self._finish(task, drawn.ending)
 
-    def _tell(self, task: Task, token: int, text: bytes) -> None:
-        self.outbox.append(m.Tokens(task.spec.id, [token], text))
+    def _tell(self, task: Task, token: int, text: bytes, surprise: float | None) -> None:
+        self.outbox.append(m.Tokens(task.spec.id, [token], text, surprise))
         if task.spec.pull:
             task.asked -= 1
         elif task.credit > 0:

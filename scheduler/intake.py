@@ -19,7 +19,7 @@ def check_task(task: Task, model: Model) -> None:
     """Refuse what could not be computed.
 
     :raises PromptTooLong: the prompt leaves no token of the context for an answer.
-    :raises InvalidArgument: it is empty, or has tokens that the model does not know.
+    :raises InvalidArgument: it is empty; or it, or its ends, have tokens that the model lacks.
     """
     if not task.tokens:
         raise InvalidArgument("the prompt has no tokens", hint="send some text")
@@ -34,3 +34,9 @@ def check_task(task: Task, model: Model) -> None:
     bad = next((t for t in task.tokens if not 0 <= t < vocab_size), None)
     if bad is not None:
         raise InvalidArgument(f"token {bad} is not in the vocabulary of {vocab_size}")
+    unknown = next((t for t in task.spec.stopping.stop_tokens if t >= vocab_size), None)
+    if unknown is not None:
+        raise InvalidArgument(
+            f"stop-tokens: token {unknown} is not in the vocabulary of {vocab_size}",
+            hint="`tokenize` tells the tokens of a text",
+        )

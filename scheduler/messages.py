@@ -12,11 +12,13 @@ from typing import Any
 import msgspec
 
 from ..backends import Device, MemoryNeed, ModelInfo, ModelSpec, SamplingParams, Shape
+from ..backends.params import StoppingParams
 
 __all__ = (
     "Adjust",
     "Answer",
     "Cancel",
+    "CUT_REASONS",
     "ChatPrompt",
     "Command",
     "Credit",
@@ -54,7 +56,9 @@ __all__ = (
     "Tokens",
     "TurnStats",
     "Unstored",
+    "pack_floats",
     "pack_tokens",
+    "unpack_floats",
     "unpack_tokens",
 )
 
@@ -71,6 +75,18 @@ def unpack_tokens(data: bytes) -> list[int]:
     return tokens.tolist()
 
 
+def pack_floats(numbers: Sequence[float]) -> bytes:
+    """Return numbers as little-endian doubles."""
+    return array("d", numbers).tobytes()
+
+
+def unpack_floats(data: bytes) -> list[float]:
+    """Return the numbers that `pack_floats` packed."""
+    numbers = array("d")
+    numbers.frombytes(data)
+    return numbers.tolist()
+
+
 class Progressed(msgspec.Struct, frozen=True, kw_only=True):
     """How far a turn had come in a worker that is gone: another one goes on from here.
 
@@ -81,6 +97,10 @@ class Progressed(msgspec.Struct, frozen=True, kw_only=True):
 
     told: int = 0
     text_bytes: int = 0
+    answer: bytes = b""
+    """The answer's tokens, packed, where a shift dropped some of the task's."""
+    surprises: bytes = b""
+    """Their surprises, packed, where those count."""
     asked: int = 0
     dropped: int = 0
     shifts: int = 0
@@ -109,6 +129,8 @@ class TaskSpec(msgspec.Struct, frozen=True, kw_only=True):
     """A context smaller than the worker's; 0: the worker's."""
     stop: tuple[str, ...] = ()
     reverse_prompt: tuple[str, ...] = ()
+    stopping: StoppingParams = StoppingParams()
+    """The other ends; they hold for the whole turn."""
     special: bool = False
     """Show special tokens' names in the text, as WasmEdge does."""
     queue_timeout_s: float = 0.0
@@ -318,6 +340,10 @@ Command = (
 # Reports: worker to daemon.
 
 
+CUT_REASONS = frozenset(("stop", "pattern", "complete", "indent"))
+"""Stop reasons with which text is cut whose tokens stand: they say more than the text."""
+
+
 class TurnStats(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """What a finished turn took."""
 
@@ -384,6 +410,8 @@ class Tokens(_Message):
     task_id: int
     tokens: list[int]
     text: bytes
+    surprise: float | None = None
+    """−ln of the probability that the model gave the last of them, where that counts."""
 
 
 class Moved(_Message):

@@ -10,6 +10,7 @@ import msgspec
 
 from ..backends import Sampler
 from .messages import Adjust, Progressed, TaskSpec, TurnStats, unpack_tokens
+from .stopping import Watch
 from .store import Origin, scoped
 from .text import TextAssembler
 
@@ -66,6 +67,8 @@ class Task:
     tokens: list[int]
     prompt_size: int
     text: TextAssembler
+    watch: Watch | None = None
+    """What may end it beside its stop texts and its bounds."""
     scope: int = 0
     session: str = ""
     """Whom its KV state may serve; see `store.Origin`."""
@@ -129,6 +132,7 @@ class Task:
         scope, session = scoped(spec.owner, spec.session, shared=shared)
         before = spec.progressed or Progressed()
         now -= before.age_s
+        watch = Watch.of(spec.stopping)
         return cls(
             spec=spec,
             arrival=arrival,
@@ -136,7 +140,10 @@ class Task:
             now=now,
             tokens=tokens,
             prompt_size=len(tokens) + before.dropped - before.told,
-            text=TextAssembler(spec.stop, spec.reverse_prompt),
+            text=TextAssembler(
+                spec.stop, spec.reverse_prompt, None if watch is None else watch.text
+            ),
+            watch=watch,
             scope=scope,
             session=session if spec.session else "",
             credit=spec.credit,

@@ -1,18 +1,23 @@
-"""From token pieces to text: whole characters only, nothing shown that a stop text might cut."""
+"""From token pieces to text: whole characters only, nothing shown that a stop might cut."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from .stopping import Stop, TextWatch
+
 __all__ = ("Released", "TextAssembler", "incomplete_utf8")
 
 
 class Released(NamedTuple):
-    """What a piece releases; `stop` names the stop text that was met, or is None."""
+    """What a piece releases; `stop` is the detail of the end that was met, or None: with the
+    reason `stop` the stop text.
+    """
 
     text: bytes
     stop: str | None = None
+    reason: str = ""
 
 
 def incomplete_utf8(data: bytes) -> int:
@@ -30,54 +35,67 @@ def incomplete_utf8(data: bytes) -> int:
 
 
 class TextAssembler:
-    """Holds back what is undecided: half a character, or the beginning of a stop text.
+    """Holds back what is undecided: half a character, or the beginning of what a stop may cut.
 
-    *stop* texts are cut from the output, *keep* texts (reverse prompts) stay in it. Text after
-    a stop is never released, however the tokens split it.
+    *stop* texts are cut from the output, *keep* texts (reverse prompts) stay in it; *watch* has
+    the other conditions on the text. Text after a stop is never released, however the tokens split
+    it.
     """
 
-    def __init__(self, stop: Sequence[str] = (), keep: Sequence[str] = ()):
+    def __init__(
+        self, stop: Sequence[str] = (), keep: Sequence[str] = (), watch: TextWatch | None = None
+    ):
         self._stops = [(s.encode(), s, False) for s in stop] + [(s.encode(), s, True) for s in keep]
+        self._watch = watch
+        self._plain = not self._stops and watch is None
         self._held = b""
         self._stopped = False
 
     def with_stops(self, stop: Sequence[str], keep: Sequence[str]) -> TextAssembler:
         """Return an assembler with other stop texts that holds what this one holds."""
-        other = TextAssembler(stop, keep)
+        other = TextAssembler(stop, keep, self._watch)
         other._held, other._stopped = self._held, self._stopped
         return other
 
-    def take_up(self, told: bytes, shown: int | None) -> None:
-        """Go on after *told*, the text of the tokens so far, of which *shown* bytes were released;
-        None: all that nothing here holds back.
+    def take_up(self, told: bytes, shown: int) -> Released:
+        """Go on after *told*, the text of the tokens so far, of which *shown* bytes were released.
+
+        Where the turn had met its end, and only that was not told, it is told again.
         """
-        if shown is None:
-            shown = len(told) - self._hold(told)
-        self._held = told[shown:]
+        self._held = b""
+        stop = None if self._watch is None else self._watch.feed(told)
+        held = told[shown:]
+        found = _earliest(self._find(held), stop, shown)
+        self._held = held if found is None else held[: max(0, found.end)]
+        self._stopped = found is not None
+        return Released(b"") if found is None else Released(b"", found.detail, found.reason)
 
     def feed(self, piece: bytes) -> Released:
         """Take the bytes of one token, return what can be shown now."""
         if self._stopped:
             return Released(b"")
-        if not self._held and not self._stops and piece.isascii():
+        if self._plain and not self._held and piece.isascii():
             return Released(piece)
-        data = self._held + piece
-        found = self._find(data)
+        data, watch = self._held + piece, self._watch
+        begin = 0 if watch is None else watch.size - len(self._held)
+        stop = None if watch is None else watch.feed(piece)
+        found = _earliest(self._find(data), stop, begin)
         if found is not None:
-            end, name = found
             self._stopped, self._held = True, b""
-            return Released(data[:end], name)
-        hold = self._hold(data)
-        self._held = data[len(data) - hold :]
-        return Released(data[: len(data) - hold])
+            return Released(data[: _boundary(data, found.end)], found.detail, found.reason)
+        size = len(data) - self._hold(data)
+        if watch is not None:
+            size = min(size, _boundary(data, watch.undecided - begin))
+        self._held = data[size:]
+        return Released(data[:size])
 
     def flush(self) -> bytes:
         """Return what is still held back, at the end of the turn."""
         held, self._held = self._held, b""
         return held
 
-    def _find(self, data: bytes) -> tuple[int, str] | None:
-        """Return where the output ends and the stop text that ends it.
+    def _find(self, data: bytes) -> Stop | None:
+        """Return the stop text that ends the output, and where in *data* that ends.
 
         It is the one that is complete first, then the longest: so it does not matter how the
         tokens split the text.
@@ -87,7 +105,10 @@ class TextAssembler:
             for stop, name, keep in self._stops
             if (at := data.find(stop)) >= 0
         ]
-        return min(hits)[2:] if hits else None
+        if not hits:
+            return None
+        met, _, end, name = min(hits)
+        return Stop(met, end, "stop", name)
 
     def _hold(self, data: bytes) -> int:
         """Return how many bytes at the end of *data* cannot be shown yet."""
@@ -96,6 +117,23 @@ class TextAssembler:
     def _undecided(self, data: bytes) -> int:
         """Return the length of the longest end of *data* with which a stop text begins."""
         return max((_overlap(data, stop) for stop, _, _ in self._stops), default=0)
+
+
+def _earliest(text: Stop | None, watched: Stop | None, begin: int) -> Stop | None:
+    """Return the stop that was met first, its places counted from the byte *begin*, as those of
+    *text* are.
+    """
+    if watched is None:
+        return text
+    watched = watched._replace(met=watched.met - begin, end=watched.end - begin)
+    return watched if text is None else min(text, watched)
+
+
+def _boundary(data: bytes, place: int) -> int:
+    """Return *place*, or where the character ends in whose middle that is."""
+    while 0 < place < len(data) and data[place] & 0xC0 == 0x80:
+        place += 1
+    return place
 
 
 def _overlap(data: bytes, stop: bytes) -> int:

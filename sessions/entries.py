@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from ..backends.errors import InvalidArgument
-from ..scheduler.messages import pack_tokens, unpack_tokens
+from ..scheduler.messages import CUT_REASONS, pack_tokens, unpack_floats, unpack_tokens
 
 __all__ = ("Begin", "Facts", "PastEntry", "Piece", "Replay", "Stored", "decode_past", "encode")
 
@@ -61,11 +61,12 @@ class Piece(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What a turn has told since the piece before. The first one says how it began, the last one
     how it ended: by a stop reason, or the name of an error.
 
-    *tokens* are packed; *shifts* are (tokens of the turn before it, kept, dropped).
+    *tokens* and *surprises* are packed; *shifts* are (tokens of the turn before it, kept, dropped).
     """
 
     tokens: bytes = b""
     text: bytes = b""
+    surprises: bytes = b""
     shifts: tuple[tuple[int, int, int], ...] = ()
     begin: Begin | None = None
     end: str | None = None
@@ -84,6 +85,11 @@ class Replay:
         return b"".join(piece.text for piece in self.pieces)
 
     @property
+    def surprises(self) -> list[float]:
+        """How unlikely the tokens were, as far as that is known."""
+        return unpack_floats(b"".join(piece.surprises for piece in self.pieces))
+
+    @property
     def placed_shifts(self) -> list[tuple[int, int, int]]:
         """The context shifts: after how many tokens of the turn, kept, dropped."""
         return [shift for piece in self.pieces for shift in piece.shifts]
@@ -95,8 +101,8 @@ class Replay:
 
     @property
     def stopped_by_text(self) -> bool:
-        """Tell whether a stop text was cut from the answer."""
-        return bool(self.pieces) and self.pieces[-1].end == "stop"
+        """Tell whether text was cut from the answer whose tokens are still there."""
+        return bool(self.pieces) and self.pieces[-1].end in CUT_REASONS
 
     @property
     def tokens(self) -> list[int]:
@@ -116,6 +122,7 @@ class Replay:
         return Piece(
             tokens=b"".join(piece.tokens for piece in self.pieces),
             text=self.text,
+            surprises=b"".join(piece.surprises for piece in self.pieces),
             shifts=tuple(self.placed_shifts),
             begin=self.begin,
         )

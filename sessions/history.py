@@ -39,7 +39,7 @@ class Told(Protocol):
 
     @property
     def stopped_by_text(self) -> bool:
-        """Tell whether a stop text was cut from the answer."""
+        """Tell whether text was cut from the answer whose tokens are still there."""
 
     def history(self) -> list[int]:
         """Return the token ids of the prompt and of what was told, less what shifts dropped."""
@@ -108,7 +108,7 @@ class History:
         if self._rendered is not None:
             answer = turn.text.decode(errors="replace")
             new.messages.append({"role": "assistant", "content": answer})
-            # After a stop text the ids hold what was cut from the answer: they say more.
+            # The ids then hold what was cut from the answer: they say more.
             new._rendered = None if turn.stopped_by_text else self._rendered + answer
         for keep, discard in turn.shifts:
             new._shift(keep, discard)

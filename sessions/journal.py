@@ -21,7 +21,7 @@ import structlog
 
 from ..backends.errors import BackendError
 from ..scheduler import messages as m
-from ..scheduler.messages import pack_tokens
+from ..scheduler.messages import pack_floats, pack_tokens
 from .entries import Begin, Facts, Piece, Stored, encode
 from .journal_file import (
     Change,
@@ -211,11 +211,13 @@ class Recording(NoRecording):
         piece = Piece(
             tokens=pack_tokens(turn.tokens[done.tokens :]),
             text=bytes(turn.text[done.text :]),
+            surprises=pack_floats(turn.surprises[done.surprises :]),
             shifts=tuple(self._shifts[done.shifts :]),
             begin=None if done.pieces else self._how,
             end=_end_of(turn),
         )
         done.tokens, done.text, done.shifts = len(turn.tokens), len(turn.text), len(self._shifts)
+        done.surprises = len(turn.surprises)
         done.end = piece.end is not None
         told = piece.tokens or piece.text or piece.shifts or piece.begin or done.end
         return piece if told else None
@@ -228,6 +230,7 @@ class _Written:
     pieces: int = 0
     tokens: int = 0
     text: int = 0
+    surprises: int = 0
     shifts: int = 0
     end: bool = False
 

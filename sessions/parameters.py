@@ -10,7 +10,15 @@ import msgspec
 
 from ..backends import SamplingParams
 from ..backends.errors import InvalidArgument
-from ..backends.params import BY_NAME, PARAMETERS, Options, read_options, sampling_params, settle
+from ..backends.params import (
+    BY_NAME,
+    PARAMETERS,
+    Options,
+    read_options,
+    sampling_params,
+    settle,
+    stopping_params,
+)
 from ..scheduler.messages import TaskSpec
 
 __all__ = ("NO_SAMPLING", "Effective", "Parameters", "TurnOptions")
@@ -132,6 +140,7 @@ class Parameters:
             ctx_size=values.get("ctx-size", 0),
             stop=tuple(values.get("stop", ())),
             reverse_prompt=tuple(values.get("reverse-prompt", ())),
+            stopping=stopping_params(values),
             ctx_shift=values.get("ctx-shift", False),
             n_keep=values.get("n-keep", 0),
             n_discard=values.get("n-discard", 0),

@@ -544,7 +544,8 @@ class Session:
         if turn is None or len(shifts) != len(turn.shifts):
             return None
         tokens, text = m.pack_tokens(turn.tokens), bytes(turn.text)
-        return Piece(tokens=tokens, text=text, shifts=shifts, begin=self._how)
+        surprises = m.pack_floats(turn.surprises)
+        return Piece(tokens=tokens, text=text, surprises=surprises, shifts=shifts, begin=self._how)
 
     def adopt(self, handle: int, model: ModelSource) -> None:
         """Come back from dormancy under a new handle, on a new lease of the same model.

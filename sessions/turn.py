@@ -48,6 +48,8 @@ class Turn:
         self.tokens: list[int] = []
         self.shifts: list[tuple[int, int]] = []
         self.text = bytearray()
+        self.surprises: list[float] = []
+        """How unlikely its tokens were, as far as that counts and is known."""
         self.tail = b""
         """The text that was withheld until the end."""
         self.end_piece = b""
@@ -79,6 +81,7 @@ class Turn:
         """Have told what *before* has, an earlier turn on the same prompt."""
         self.tokens += before.tokens
         self.text += before.text
+        self.surprises += before.surprises
         self.shifts += before.shifts
         self._shifted = before.history() if self.shifts else None
         self.resumed = True
@@ -103,6 +106,8 @@ class Turn:
         progressed = m.Progressed(
             told=len(self.tokens),
             text_bytes=len(self.text),
+            answer=m.pack_tokens(self.tokens) if self.shifts else b"",
+            surprises=m.pack_floats(self.surprises),
             asked=max(0, self._asked),
             dropped=sum(discard for _, discard in self.shifts),
             shifts=len(self.shifts),
@@ -140,13 +145,16 @@ class Turn:
             self._port.pull(self.spec.id)
 
     def adjust(self, spec: m.TaskSpec) -> None:
-        """Let the parameters of *spec* hold from the next token on; a grammar, which is about the
-        whole answer, from the next turn on.
+        """Let the parameters of *spec* hold from the next token on; a grammar and the
+        conditions on the whole answer from the next turn on.
         """
         if not self.ended.is_set():
-            grammar = self.spec.sampling.grammar
-            sampling = msgspec.structs.replace(spec.sampling, grammar=grammar)
-            self.spec = spec = msgspec.structs.replace(spec, sampling=sampling)
+            begun = self.spec.sampling
+            sampling = msgspec.structs.replace(
+                spec.sampling, grammar=begun.grammar, grammar_triggers=begun.grammar_triggers
+            )
+            stopping = self.spec.stopping
+            self.spec = spec = msgspec.structs.replace(spec, sampling=sampling, stopping=stopping)
             self._port.adjust(
                 m.Adjust(spec.id, spec.sampling, spec.n_predict, spec.stop, spec.reverse_prompt)
             )
@@ -164,6 +172,8 @@ class Turn:
                     self._unread_at = None if self._credit else time.monotonic()
                 self.tokens += tokens
                 self.text += text
+                if report.surprise is not None:
+                    self.surprises.append(report.surprise)
                 if self._shifted is not None:
                     self._shifted += tokens
                 if self._on_tokens is not None:
@@ -216,8 +226,8 @@ class Turn:
 
     @property
     def stopped_by_text(self) -> bool:
-        """Tell whether a stop text was cut from the answer, whose tokens are still there."""
-        return self.stats is not None and self.stats.stop_reason == "stop"
+        """Tell whether text was cut from the answer whose tokens are still there."""
+        return self.stats is not None and self.stats.stop_reason in m.CUT_REASONS
 
     def _tell(self, piece: bytes) -> None:
         self._pieces.append(piece)

@@ -48,6 +48,11 @@ class Grammar:
         """Let the logits of tokens that may not come next be −inf."""
         lib.llama_sampler_apply(self._sampler, ctypes.byref(candidates))
 
+    @property
+    def complete(self) -> bool:
+        """Tell whether the answer may end here."""
+        return any(self.allows(token) for token in self._vocab.eog()[:1])
+
     def accept(self, token: int) -> None:
         """Go on behind *token*, which is allowed: llama.cpp ends the process over another."""
         lib.llama_sampler_accept(self._sampler, token)

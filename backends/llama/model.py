@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -125,6 +126,13 @@ class LlamaModel:
         if slot not in self._held:
             raise BackendError(f"slot {slot} has no row of logits")
         return self._held[slot].copy()
+
+    def surprise(self, slot: int) -> Callable[[int], float]:
+        """Return what tells of a token how unlikely it was; see `Model.surprise`."""
+        logits = self.logits(slot)
+        top = float(logits.max())
+        whole = top + math.log(float(np.exp(logits - top).sum(dtype=np.float64)))
+        return lambda token: whole - float(logits[token])
 
     def hold(self, slot: int) -> None:
         """Keep the slot's row of logits over the next steps: it is sampled later."""

@@ -95,6 +95,11 @@ class LlamaSampler:
         if self._chain is None:
             raise BackendError("the sampler is closed")
 
+    @property
+    def complete(self) -> bool:
+        """Tell whether the answer may end here by its grammar."""
+        return self.grammar is not None and self.grammar.complete
+
     def close(self) -> None:
         """Free the chain and all in it; twice is once."""
         if self.grammar is not None:

@@ -3,6 +3,7 @@
 from .outside import OUTSIDE
 from .reading import Options, nearest, parse_json_options, read_options
 from .sampling import SamplingParams, sampling_params, settle
+from .stopping import StoppingParams, stopping_params
 from .table import BY_NAME, BY_SPELLING, PARAMETERS, SAMPLERS, Kind, Level, Parameter
 
 __all__ = (
@@ -16,9 +17,11 @@ __all__ = (
     "Options",
     "Parameter",
     "SamplingParams",
+    "StoppingParams",
     "nearest",
     "parse_json_options",
     "read_options",
     "sampling_params",
     "settle",
+    "stopping_params",
 )

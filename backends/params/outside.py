@@ -48,14 +48,14 @@ _REASONS: dict[str, str] = {
         chunk-separator n-junk i-pos out-file n-out-freq n-save-freq i-chunk process-output
         compute-ppl cvector-outfile cvector-positive-file cvector-negative-file
         cvector-dimre-method n-pca-batch n-pca-iterations ppl-stride ppl-output-type
-        t-max-prompt-ms runtime""",
+        runtime context-aware timeout-config semantic-stopping token-filters""",
+    "not needed: any text and any token can be a trigger of a grammar": """
+        preserved-tokens""",
     "not offered (yet): the answer is made without it": """
-        embedding pooling-type embd-normalize embd-out embd-sep grammar-lazy json-schema
-        json_schema n-probs logprobs post-sampling-probs n-cmpl n n-indent t-max-predict-ms lora
-        preserved-tokens grammar-triggers dynamic-timeout token-conditions pattern-conditions
-        semantic-conditions context-aware reasoning-format reasoning-budget-tokens
-        reasoning-budget-message reasoning-control generation-prompt chat-format chat-parser
-        parse-tool-calls continue-final-message""",
+        embedding pooling-type embd-normalize embd-out embd-sep json-schema
+        json_schema n-probs logprobs post-sampling-probs n-cmpl n lora
+        reasoning-format reasoning-budget-tokens reasoning-budget-message reasoning-control
+        generation-prompt chat-format chat-parser parse-tool-calls continue-final-message""",
 }
 
 OUTSIDE: dict[str, str] = {key: reason for reason, keys in _REASONS.items() for key in keys.split()}

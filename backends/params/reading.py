@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from ..errors import InvalidArgument, InvalidEncoding
+from .forms import FORMS, read_triggers
 from .outside import OUTSIDE
 from .table import BY_NAME, BY_SPELLING, SAMPLERS, TENSOR_SPLIT_MAX, Kind, Level, Parameter
 
@@ -97,6 +98,9 @@ def read_options(raw: Mapping[str, Any], *, strict: bool = False) -> Options:
     errors: list[str] = []
     strict = strict or raw.get("strict") is True
     for key, name, value in _flat(raw):
+        if name in FORMS and value is not None:
+            _read_form(key, FORMS[name], value, options.values, errors)
+            continue
         parameter = BY_SPELLING.get(name)
         if value is None or (name == "strict" and isinstance(value, bool)):
             continue
@@ -136,6 +140,22 @@ def _read_one(
         values[parameter.name] = _READERS[parameter.kind](parameter, value)
     except ValueError as exc:
         errors.append(f"{key}: {exc}")
+
+
+def _read_form(
+    key: str,
+    form: Callable[[Any], dict[str, Any]],
+    value: Any,
+    values: dict[str, Any],
+    errors: list[str],
+) -> None:
+    try:
+        meant = form(value)
+    except ValueError as exc:
+        errors.append(f"{key}: {exc}")
+        return
+    for name, one in meant.items():
+        _read_one(BY_NAME[name], key, one, values, errors)
 
 
 def _read_bool(_: Parameter, value: Any) -> bool:
@@ -260,6 +280,19 @@ def _read_shares(_: Parameter, value: Any) -> list[float]:
     return numbers
 
 
+def _read_tokens(_: Parameter, value: Any) -> list[int]:
+    items = value if isinstance(value, list) else [value]
+    _check_length(items)
+    for item in items:
+        if isinstance(item, bool) or not isinstance(item, int) or not 0 <= item < 1 << 31:
+            raise ValueError(f"{shorten(item)} is no token's number")
+    return items
+
+
+def _read_triggers(_: Parameter, value: Any) -> list[list[Any]]:
+    return read_triggers(value)
+
+
 def _check_length(items: list[Any]) -> None:
     if len(items) > ITEMS_MAX:
         raise ValueError(f"{len(items)} items; {ITEMS_MAX} at most")
@@ -274,4 +307,6 @@ _READERS: dict[Kind, Callable[[Parameter, Any], Any]] = {
     "samplers": _read_samplers,
     "biases": _read_biases,
     "shares": _read_shares,
+    "tokens": _read_tokens,
+    "triggers": _read_triggers,
 }

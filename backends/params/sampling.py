@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from ..errors import InvalidArgument
+from .stopping import STOPPING_RULES
 from .table import BY_NAME, DRY_BREAKERS, SAMPLERS_DEFAULT
 
 __all__ = ("SamplingParams", "sampling_params", "settle")
@@ -58,6 +59,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     logit_bias: tuple[Bias, ...] = ()
     ignore_eos: bool = False
     grammar: str = ""
+    grammar_triggers: tuple[tuple[str, str | int], ...] = ()
+    """What wakes the grammar: (kind, value); none: it holds from the beginning."""
 
 
 _FIELDS = {f: f.replace("_", "-") for f in SamplingParams.__struct_fields__}
@@ -168,4 +171,5 @@ _RULES: tuple[Rule, ...] = (
     _dry_grows,
     _adaptive_p_is_in_the_chain,
     _xtc_is_on,
+    *STOPPING_RULES,
 )

@@ -21,6 +21,8 @@ _TYPES: dict[Kind, dict[str, Any]] = {
     "samplers": {"type": ["string", "array"], "items": {"enum": list(SAMPLERS)}},
     "biases": {"type": ["array", "object"]},
     "shares": {"type": ["string", "array"], "items": {"type": "number"}},
+    "tokens": {"type": ["integer", "array"], "items": {"type": "integer", "minimum": 0}},
+    "triggers": {"type": ["string", "array", "object"]},
 }
 _WORDS: dict[Kind, str] = {
     "int": "int",
@@ -31,6 +33,8 @@ _WORDS: dict[Kind, str] = {
     "samplers": "array of names, or letters",
     "biases": "array of pairs, or map",
     "shares": "array of numbers, or text as 3,2",
+    "tokens": "int, or array of ints",
+    "triggers": "text, or array of texts, pairs and objects",
 }
 
 
@@ -73,7 +77,7 @@ objects are read too (`model`, `sampling`, `stopping`, `memory`, `memory_policy`
 `dynatemp-range`). In JSON an unknown key is set aside and told as `ignored`, unless
 `"strict": true` stands beside it; everywhere else it is refused, with the nearest known one. A
 value out of its range is refused, with the range and the nearest good value; all errors are told at
-once.
+once. [stopping.md](stopping.md) says what ends a turn, and which further forms are read.
 
 **Whose value holds**: the turn's, else the session's, the graph's, the model's in the
 configuration, the one that the GGUF file recommends (`general.sampling.*`), the built-in default.

@@ -25,9 +25,12 @@ __all__ = (
 )
 
 Level = Literal["model", "context", "request"]
-Kind = Literal["int", "float", "bool", "texts", "samplers", "biases", "shares", "text"]
+Kind = Literal[
+    "int", "float", "bool", "texts", "samplers", "biases", "shares", "text", "tokens", "triggers"
+]
 """How a value is read: *texts* takes one text, too; *samplers* names or letters; *biases* pairs of
-a token or text and a number or false, or a map of them; *shares* numbers, or a text of them.
+a token or text and a number or false, or a map of them; *shares* numbers, or a text of them;
+*tokens* one number, too; *triggers* texts, or pairs of a kind and a value, or objects with both.
 """
 
 SAMPLERS = {
@@ -99,8 +102,24 @@ PARAMETERS: tuple[Parameter, ...] = (
     _row("cache-prompt", "bool", "request", True, "KV state that is there is used; false: the prompt is computed anew", "enable-prompt-cache"),
     _row("retention-ms", "int", "request", -1, "milliseconds; a session that rested for longer has its prompt computed anew; -1: no bound", low=-1, high=2_592_000_000),
     _row("n-predict", "int", "request", -1, "tokens to generate, at most; -1: what the context has left", "max-tokens", "max-completion-tokens", low=-1, high=_COUNT_MAX),
-    _row("stop", "texts", "request", [], "texts that end the turn; cut from the output"),
+    _row("stop", "texts", "request", [], "texts that end the turn; cut from the output", "stop-sequences"),
     _row("reverse-prompt", "texts", "request", [], "texts that end the turn; kept in the output", "antiprompt"),
+    _row("stop-tokens", "tokens", "request", [], "token ids that end the turn; their text is cut", "stop-token-ids"),
+    _row("stop-patterns", "texts", "request", [], "regular expressions that end the turn where they match; the match is cut"),
+    _row("stop-complete", "texts", "request", [], "the turn ends when this is complete: `json`, `fence`, `sentence`"),
+    _row("stop-grammar", "bool", "request", False, "the turn ends as soon as its grammar may be complete"),
+    _row("stop-repetition", "float", "request", 0.0, "the turn ends when this share of the last 4-grams is there already; 0: off", low=0, high=1),
+    _row("stop-repetition-window", "int", "request", 128, "tokens that stop-repetition looks back on", low=8, high=4096),
+    _row("stop-surprise", "float", "request", 0.0, "the turn ends when the mean surprise of its last tokens is beyond this, in nats; 0: off", low=0, high=100),
+    _row("stop-surprise-window", "int", "request", 32, "tokens that stop-surprise looks back on", low=1, high=4096),
+    _row("n-indent", "int", "request", 0, "the turn ends at a line, after the first, that begins with fewer spaces and tabs; 0: off", low=0, high=1000),
+    _row("t-max-prompt-ms", "int", "request", -1, "milliseconds that the prompt may take from its first slot on; then the turn ends; 0 and -1: no bound", low=-1, high=2_592_000_000),
+    _row("t-max-predict-ms", "int", "request", -1, "milliseconds from the first token on after which the turn ends with the next line; 0 and -1: no bound", low=-1, high=2_592_000_000),
+    _row("timeout-base-ms", "int", "request", -1, "milliseconds that a turn may take from its first slot on, beside those for each token; -1: no bound", low=-1, high=2_592_000_000),
+    _row("timeout-token-ms", "float", "request", 0.0, "milliseconds more for each token of prompt and answer", low=0, high=1_000_000),
+    _row("timeout-max-ms", "int", "request", -1, "milliseconds that these are at most; -1: no bound", low=-1, high=2_592_000_000),
+    _row("grammar-lazy", "bool", "request", False, "true: a trigger is to wake the grammar; false, where it is said: none is needed"),
+    _row("grammar-triggers", "triggers", "request", [], "what wakes a grammar that sleeps until then: texts, or pairs of `token`, `word`, `pattern` or `pattern-full` and its value"),
     _row("seed", "int", "request", -1, "seed of the generator; -1: a random one, told in the metadata", low=-1, high=(1 << 32) - 1),
     _row("samplers", "samplers", "request", list(SAMPLERS_DEFAULT), "the chain of samplers, in order, by names or letters: " + ", ".join(f"{n} ({c})" for n, c in SAMPLERS.items())),
     _row("temp", "float", "request", 0.8, "temperature; 0 is greedy", "temperature", low=0, high=100),

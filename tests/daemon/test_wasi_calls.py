@@ -288,6 +288,8 @@ def test_after_the_end_the_next_compute_single_starts_the_prompt_anew(client: Ra
         ('{"n-predict":3}', b"hel", "length"),
         ('{"stop":"lo"}', b"hel", "stop"),
         ('{"reverse-prompt":"lo"}', b"hello", "stop"),
+        ('{"stop_patterns":"l+o"}', b"he", "pattern"),
+        ('{"stopping":{"token_conditions":[{"token_id":108}]}}', b"he", "token"),
     ],
 )
 def test_bounds_hold_in_single_mode_too_and_the_reason_stands_in_the_metadata(

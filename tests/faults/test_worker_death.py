@@ -111,6 +111,16 @@ async def test_what_a_stop_text_holds_back_is_held_back_in_the_new_worker_too() 
         assert session.metadata["stop_reason"] == "stop"
 
 
+async def test_what_a_pattern_holds_back_is_held_back_in_the_new_worker_too() -> None:
+    async with talking() as (daemon, session):
+        text = "one <a> two <b and so on: c> and no more"
+        at = {len("one > two "): lambda: end_worker(daemon)}
+        said = await tell(session, text, at, **{"stop-patterns": ["<b.*>"]})
+        assert said == "one <a> two "
+        assert session.metadata["stop_reason"] == "pattern"
+        assert session.metadata["stop_detail"] == "<b.*>"
+
+
 async def test_pulled_tokens_go_on_too() -> None:
     async with talking() as (daemon, session):
         pieces = []

@@ -164,11 +164,12 @@ async def test_a_value_that_was_taken_on_does_not_change_the_old_one() -> None:
     assert len(history.marks) == 1
 
 
-async def test_an_answer_cut_by_a_stop_text_is_tokenised_anew() -> None:
+@pytest.mark.parametrize("reason", sorted(m.CUT_REASONS))
+async def test_an_answer_from_which_text_was_cut_is_tokenised_anew(reason: str) -> None:
     port = ChatPort()
     history = History()
     await history.chat(port, user("q"))
-    turn = turn_on(history, m.Tokens(1, ids("yes."), b"yes"), ended("stop"))
+    turn = turn_on(history, m.Tokens(1, ids("yes."), b"yes"), ended(reason))
     history = history.after(turn)
 
     await history.chat(port, user("r"))

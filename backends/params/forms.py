@@ -1,0 +1,140 @@
+"""Conditions in the forms of wasi_nn_backend, and the parameters here that they mean."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from reprlib import repr as shorten
+from typing import Any
+
+__all__ = ("FORMS", "TRIGGER_KINDS", "read_triggers")
+
+TRIGGER_KINDS = ("token", "word", "pattern", "pattern-full")
+"""By llama-server's numbers (`common/common.h`)."""
+CONDITIONS_MAX = 512
+_GLOBAL_FLAGS = re.compile(r"\(\?[aiLmsux]+\)")
+
+
+def read_triggers(value: Any) -> list[list[Any]]:
+    """Return pairs of a trigger's kind and its value, a text or a token's number.
+
+    :raises ValueError: they are none.
+    """
+    return [_trigger(item) for item in _items(value)]
+
+
+def _trigger(item: Any) -> list[Any]:
+    if isinstance(item, str) and item:
+        return ["word", item]
+    if isinstance(item, list) and len(item) == 2:
+        item = {"type": item[0], "value": item[1]}
+    if not isinstance(item, Mapping):
+        raise ValueError(f"{shorten(item)} is no trigger: a text, or a type and a value")
+    kind, value = item.get("type", "word"), item.get("value", "")
+    if isinstance(kind, int) and not isinstance(kind, bool) and 0 <= kind < len(TRIGGER_KINDS):
+        kind = TRIGGER_KINDS[kind]
+    kind = kind.replace("_", "-") if isinstance(kind, str) else kind
+    if kind not in TRIGGER_KINDS:
+        raise ValueError(f"there is no trigger {shorten(kind)}; use {', '.join(TRIGGER_KINDS)}")
+    if kind == "token":
+        token = item.get("token", value)
+        return [kind, _token(token)]
+    if not isinstance(value, str) or not value:
+        raise ValueError(f"{shorten(value)} is no text that wakes a grammar")
+    return [kind, value]
+
+
+def _token(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 31:
+        raise ValueError(f"{shorten(value)} is no token's number")
+    return value
+
+
+def _items(value: Any) -> list[Any]:
+    items = value if isinstance(value, list) else [value]
+    if len(items) > CONDITIONS_MAX:
+        raise ValueError(f"{len(items)} items; {CONDITIONS_MAX} at most")
+    return items
+
+
+def _maps(value: Any) -> list[Mapping[str, Any]]:
+    items = _items(value)
+    for item in items:
+        if not isinstance(item, Mapping):
+            raise ValueError(f"{shorten(item)} is no condition: an object is")
+    return items
+
+
+def _token_conditions(value: Any) -> dict[str, Any]:
+    tokens = []
+    for item in _maps(value):
+        mode = item.get("mode", "stop_on_token")
+        if mode != "stop_on_token":
+            raise ValueError(f"there is no mode {shorten(mode)}; use stop_on_token")
+        tokens.append(_token(item.get("token_id")))
+    return {"stop-tokens": tokens}
+
+
+def _pattern_conditions(value: Any) -> dict[str, Any]:
+    patterns = []
+    for item in _maps(value):
+        pattern, kind = item.get("pattern"), item.get("match_type", "partial")
+        if not isinstance(pattern, str) or kind not in ("partial", "full"):
+            raise ValueError(f"{shorten(dict(item))} is no pattern that matches partial or full")
+        flags = _GLOBAL_FLAGS.match(pattern)
+        head = flags.group() if flags else ""
+        full = rf"{head}\A(?:{pattern[len(head) :]})"
+        patterns.append(full if kind == "full" else pattern)
+    return {"stop-patterns": patterns}
+
+
+def _semantic_conditions(value: Any) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for item in _maps(value):
+        kind, threshold = item.get("type"), item.get("threshold", 0.8)
+        if isinstance(threshold, bool) or not isinstance(threshold, int | float):
+            raise ValueError(f"{shorten(threshold)} is no number")
+        if not 0 < threshold < 1:
+            raise ValueError(f"a threshold of {threshold:g}; it is between 0 and 1")
+        match kind:
+            case "completion_detection":
+                found["stop-complete"] = ["sentence"]
+            case "repetition_detection":
+                found["stop-repetition"] = float(threshold)
+            case "coherence_break":
+                found["stop-surprise"] = -math.log(1 - threshold)
+            case _:
+                raise ValueError(_no_semantics(kind))
+    return found
+
+
+def _no_semantics(kind: Any) -> str:
+    if isinstance(kind, str) and kind.startswith("similarity"):
+        return "similarity compares embeddings, which no turn has: use stop-repetition"
+    return f"there is no condition {shorten(kind)}; use {', '.join(_SEMANTICS)}"
+
+
+_SEMANTICS = ("completion_detection", "repetition_detection", "coherence_break")
+
+
+def _dynamic_timeout(value: Any) -> dict[str, Any]:
+    [item] = _maps(value)[:1] or [{}]
+    names = {
+        "base_ms": "timeout-base-ms",
+        "token_scale": "timeout-token-ms",
+        "max_ms": "timeout-max-ms",
+    }
+    unknown = [key for key in item if key not in names]
+    if unknown:
+        raise ValueError(f"there is no {shorten(unknown[0])}; use {', '.join(names)}")
+    return {name: item[key] for key, name in names.items() if key in item}
+
+
+FORMS: dict[str, Callable[[Any], dict[str, Any]]] = {
+    "token-conditions": _token_conditions,
+    "pattern-conditions": _pattern_conditions,
+    "semantic-conditions": _semantic_conditions,
+    "dynamic-timeout": _dynamic_timeout,
+}
+"""By the key's name, with hyphens; what they return is read as if it stood at the top."""

@@ -1,0 +1,132 @@
+"""From parameters to what ends a turn beside its end mark, its stop texts and its bounds."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from ..errors import InvalidArgument
+from ..patterns import STATES_MAX, Pattern
+from .table import BY_NAME
+
+__all__ = (
+    "COMPLETE",
+    "PATTERNS_MAX",
+    "STOPPING_RULES",
+    "StoppingParams",
+    "stopping_params",
+    "trigger_pattern",
+)
+
+COMPLETE = ("json", "fence", "sentence")
+PATTERNS_MAX = 8
+TRIGGERS_MAX = 16
+TOKENS_MAX = 256
+
+
+class StoppingParams(msgspec.Struct, frozen=True, kw_only=True):
+    """What may end a turn; each field is off at its default. They hold for a whole turn."""
+
+    stop_tokens: tuple[int, ...] = ()
+    stop_patterns: tuple[str, ...] = ()
+    stop_complete: tuple[str, ...] = ()
+    stop_grammar: bool = False
+    stop_repetition: float = 0.0
+    stop_repetition_window: int = 128
+    stop_surprise: float = 0.0
+    stop_surprise_window: int = 32
+    n_indent: int = 0
+    t_max_prompt_ms: int = -1
+    t_max_predict_ms: int = -1
+    timeout_base_ms: int = -1
+    timeout_token_ms: float = 0.0
+    timeout_max_ms: int = -1
+
+
+_FIELDS = {f: f.replace("_", "-") for f in StoppingParams.__struct_fields__}
+
+
+def stopping_params(values: Mapping[str, Any]) -> StoppingParams:
+    """Return the part of *values* (by parameter name) that is about ends."""
+    found: dict[str, Any] = {f: values[n] for f, n in _FIELDS.items() if n in values}
+    fixed: dict[str, Any] = {f: tuple(v) for f, v in found.items() if isinstance(v, list)}
+    return StoppingParams(**{**found, **fixed})
+
+
+def trigger_pattern(kind: str, value: str) -> Pattern:
+    """Return what wakes a grammar when it matches: a word as it stands, or a pattern.
+
+    :raises InvalidArgument: it cannot be run.
+    """
+    if kind == "word":
+        return Pattern.of(re.escape(value))
+    return Pattern.of(value, kind == "pattern-full")
+
+
+def _get(values: Mapping[str, Any], name: str) -> Any:
+    return values.get(name, BY_NAME[name].default)
+
+
+def _patterns_can_be_run(values: dict[str, Any], _: dict[str, str], errors: list[str]) -> None:
+    stops = [("pattern", text) for text in _get(values, "stop-patterns")]
+    triggers = [(k, v) for k, v in _get(values, "grammar-triggers") if k != "token"]
+    _can_be_run("stop-patterns", stops, PATTERNS_MAX, errors)
+    _can_be_run("grammar-triggers", triggers, TRIGGERS_MAX, errors)
+
+
+def _can_be_run(
+    name: str, patterns: Sequence[tuple[str, str]], most: int, errors: list[str]
+) -> None:
+    if len(patterns) > most:
+        errors.append(f"{name}: {len(patterns)} patterns; {most} at most")
+        return
+    try:
+        states = sum(len(trigger_pattern(*pattern)) for pattern in patterns)
+    except InvalidArgument as exc:
+        errors.append(f"{name}: {exc.message}; {exc.hint}")
+        return
+    if states > STATES_MAX:
+        errors.append(f"{name}: {states} states in all; {STATES_MAX} at most")
+
+
+def _what_is_complete_is_known(
+    values: dict[str, Any], _: dict[str, str], errors: list[str]
+) -> None:
+    unknown = [name for name in _get(values, "stop-complete") if name not in COMPLETE]
+    if unknown:
+        known = ", ".join(COMPLETE)
+        errors.append(f"stop-complete: {unknown[0][:40]!r}; there are {known}")
+
+
+def _tokens_are_few(values: dict[str, Any], _: dict[str, str], errors: list[str]) -> None:
+    count = len(_get(values, "stop-tokens"))
+    if count > TOKENS_MAX:
+        errors.append(f"stop-tokens: {count} tokens; {TOKENS_MAX} at most")
+
+
+def _a_lazy_grammar_wakes(values: dict[str, Any], told: dict[str, str], errors: list[str]) -> None:
+    triggers, grammar = _get(values, "grammar-triggers"), _get(values, "grammar")
+    tokens = sum(kind == "token" for kind, _ in triggers)
+    if tokens > TOKENS_MAX:
+        errors.append(f"grammar-triggers: {tokens} tokens; {TOKENS_MAX} at most")
+    if _get(values, "grammar-lazy") and not triggers:
+        errors.append("grammar-lazy: there are no grammar-triggers that would wake it")
+    if triggers and values.get("grammar-lazy") is False:
+        told["grammar-triggers"] = "grammar-lazy is false: the grammar holds from the beginning"
+        values["grammar-triggers"] = []
+    for name in ("grammar-triggers", "stop-grammar"):
+        if _get(values, name) and not grammar:
+            told[name] = "there is no grammar"
+
+
+Rule = Callable[[dict[str, Any], dict[str, str], list[str]], None]
+STOPPING_RULES: tuple[Rule, ...] = (
+    _patterns_can_be_run,
+    _what_is_complete_is_known,
+    _tokens_are_few,
+    _a_lazy_grammar_wakes,
+)
+"""Those of `settle` that are about ends and about what wakes a grammar."""

@@ -1,0 +1,128 @@
+"""A turn ends where what it says is complete: a JSON value, a fenced block, a sentence."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from ...backends.patterns import byte_size
+from .condition import Stop, TextCondition
+
+__all__ = ("COMPLETE", "FenceCondition", "JsonCondition", "SentenceCondition")
+
+_CLOSING = {"{": "}", "[": "]"}
+_BLANK = " \t\r\n"
+_LINES = re.compile(r"[^\n]*\n|[^\n]+")
+_FENCE = re.compile(r" {0,3}(`{3,}|~{3,})(.*)", re.DOTALL)
+_TERMINATORS = ".!?…"
+_WIDE_TERMINATORS = "。！？｡"
+_CLOSERS = "\"'”’»)]}」』）*_`"
+
+
+class JsonCondition:
+    """The answer begins, behind blanks, with an object, an array or a text of JSON (RFC 8259), and
+    that is closed. Brackets within texts do not count. An answer that begins with something else,
+    or closes what is not open, never meets it.
+    """
+
+    undecided = None
+
+    def __init__(self) -> None:
+        self._open: list[str] | None = []
+        """The closing brackets that are to come, the innermost last; None: it is no JSON."""
+        self._begun = self._quoted = self._escaped = False
+
+    def feed(self, text: str, at: int) -> Stop | None:
+        """See `TextCondition.feed`."""
+        for character in text:
+            if self._open is None:
+                return None
+            at += byte_size(character)
+            self._take(character)
+            if self._begun and not self._quoted and self._open == []:
+                return Stop(at, at, "complete", "json")
+        return None
+
+    def _take(self, character: str) -> None:
+        assert self._open is not None
+        if self._quoted:
+            self._quoted = self._escaped or character != '"'
+            self._escaped = character == "\\" and not self._escaped
+        elif character == '"':
+            self._begun = self._quoted = True
+        elif character in _CLOSING:
+            self._begun = True
+            self._open.append(_CLOSING[character])
+        elif character in "]}" or (not self._begun and character not in _BLANK):
+            closes = bool(self._open) and self._open.pop() == character
+            self._open = self._open if closes else None
+
+
+class FenceCondition:
+    """A fenced block (CommonMark 0.31.2, section 4.5) is closed and its line has ended. The line's
+    end is cut off.
+    """
+
+    undecided = None
+
+    def __init__(self) -> None:
+        self._line = ""
+        self._fence = ""
+        """What opened the block; empty outside of one."""
+
+    def feed(self, text: str, at: int) -> Stop | None:
+        """See `TextCondition.feed`."""
+        for part in _LINES.findall(text):
+            at += byte_size(part)
+            self._line += part
+            if part.endswith("\n"):
+                line, self._line = self._line[:-1], ""
+                if self._closes(line):
+                    return Stop(at, at - 1, "complete", "fence")
+        return None
+
+    def _closes(self, line: str) -> bool:
+        found = _FENCE.fullmatch(line)
+        if found is None:
+            return False
+        fence, rest = found.groups()
+        if not self._fence:
+            self._fence = "" if fence[0] == "`" and "`" in rest else fence
+            return False
+        return not rest.strip() and fence[0] == self._fence[0] and len(fence) >= len(self._fence)
+
+
+class SentenceCondition:
+    """A sentence has ended: behind a letter or digit come `.`, `!`, `?` or `…`, perhaps closing
+    quotes and brackets, and a blank; behind `。`, `！` and `？` any other character. What
+    comes behind the sentence is cut off. (The boundaries of Unicode's UAX #29, rules SB6 to SB11,
+    as far as they need no dictionary and no text that follows: `e.g. ` ends one.)
+    """
+
+    undecided = None
+
+    def __init__(self) -> None:
+        self._worded = self._ended = self._wide = False
+
+    def feed(self, text: str, at: int) -> Stop | None:
+        """See `TextCondition.feed`."""
+        for character in text:
+            end = at + byte_size(character)
+            if character in _TERMINATORS or character in _WIDE_TERMINATORS:
+                self._ended = self._worded
+                self._wide = self._ended and character in _WIDE_TERMINATORS
+            elif self._ended and character not in _CLOSERS:
+                if self._wide or character.isspace():
+                    return Stop(end, at, "complete", "sentence")
+                self._ended = False
+            self._worded |= character.isalnum()
+            at = end
+        return None
+
+
+COMPLETE: dict[str, Callable[[], TextCondition]] = {
+    "json": JsonCondition,
+    "fence": FenceCondition,
+    "sentence": SentenceCondition,
+}
+"""What `stop-complete` can name."""

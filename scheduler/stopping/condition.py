@@ -1,0 +1,33 @@
+"""What a condition on a turn's text is."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+__all__ = ("WITHHELD_BYTES_MAX", "Stop", "TextCondition")
+
+WITHHELD_BYTES_MAX = 4096
+"""Text that a pattern may still match is withheld up to so much of it."""
+
+
+class Stop(NamedTuple):
+    """A condition that is met: at the byte *met* of the answer, whose text ends at the byte *end*.
+
+    In this order the one counts that was met first, and of those the one that leaves least.
+    """
+
+    met: int
+    end: int
+    reason: str
+    detail: str
+
+
+class TextCondition(Protocol):
+    """Looks at an answer's text, which comes in pieces; how it is split makes no difference."""
+
+    @property
+    def undecided(self) -> int | None:
+        """The byte from which text might be cut off later; None: nothing will."""
+
+    def feed(self, text: str, at: int) -> Stop | None:
+        """Take the next *text*, whole characters that stand at the byte *at*."""

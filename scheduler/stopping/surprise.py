@@ -1,0 +1,26 @@
+"""A turn ends where its tokens were too unlikely for too long: it has lost the thread."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+
+__all__ = ("Surprise",)
+
+
+class Surprise:
+    """The mean surprise of the last tokens, −ln of the probability that the model itself gave each,
+    in nats: the logarithm of their perplexity. It is looked at once the window is full.
+    """
+
+    def __init__(self, threshold: float, window: int):
+        self._threshold = threshold
+        self._last: deque[float] = deque(maxlen=window)
+
+    def feed(self, nats: float) -> str | None:
+        """Take a token's surprise; return the mean, as text, if it is beyond the threshold."""
+        self._last.append(nats)
+        if len(self._last) < (self._last.maxlen or 0):
+            return None
+        mean = math.fsum(self._last) / len(self._last)
+        return f"{mean:.3f}" if mean > self._threshold else None

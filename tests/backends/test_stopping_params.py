@@ -1,0 +1,163 @@
+"""What ends a turn, read from JSON: our parameters, and the forms of other runtimes."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from inferd.backends.errors import InvalidArgument
+from inferd.backends.params import (
+    StoppingParams,
+    read_options,
+    sampling_params,
+    settle,
+    stopping_params,
+)
+from inferd.backends.params.stopping import PATTERNS_MAX, TOKENS_MAX, TRIGGERS_MAX
+from inferd.backends.patterns import STATES_MAX
+
+
+@pytest.mark.parametrize(
+    ("document", "values"),
+    [
+        ({"stop_token_ids": 7}, {"stop-tokens": [7]}),
+        ({"token_conditions": [{"token_id": 7, "mode": "stop_on_token"}]}, {"stop-tokens": [7]}),
+        (
+            {"pattern_conditions": [{"pattern": "END", "match_type": "partial"}]},
+            {"stop-patterns": ["END"]},
+        ),
+        (
+            {"pattern_conditions": [{"pattern": "(?i)end|no", "match_type": "full"}]},
+            {"stop-patterns": [r"(?i)\A(?:end|no)"]},
+        ),
+        (
+            {"semantic_conditions": [{"type": "completion_detection", "threshold": 0.8}]},
+            {"stop-complete": ["sentence"]},
+        ),
+        (
+            {"semantic_conditions": [{"type": "repetition_detection", "threshold": 0.5}]},
+            {"stop-repetition": 0.5},
+        ),
+        (
+            {"semantic_conditions": [{"type": "coherence_break"}]},
+            {"stop-surprise": pytest.approx(math.log(5))},
+        ),
+        (
+            {"dynamic_timeout": {"base_ms": 500, "token_scale": 2.5, "max_ms": 9000}},
+            {"timeout-base-ms": 500, "timeout-token-ms": 2.5, "timeout-max-ms": 9000},
+        ),
+        ({"stopping": {"stop_sequences": ["a"], "n_indent": 2}}, {"stop": ["a"], "n-indent": 2}),
+        (
+            {"grammar_triggers": [{"type": 1, "value": "<tool"}, {"type": "token", "token": 3}]},
+            {"grammar-triggers": [["word", "<tool"], ["token", 3]]},
+        ),
+        (
+            {"grammar_triggers": [{"type": "pattern_full", "value": "a+b"}, "x", ["pattern", "c"]]},
+            {"grammar-triggers": [["pattern-full", "a+b"], ["word", "x"], ["pattern", "c"]]},
+        ),
+    ],
+    ids=str,
+)
+def test_every_form_acts(document: dict[str, Any], values: dict[str, Any]) -> None:
+    for form in (document, {"stopping": document}):
+        if "stopping" in document and form is not document:
+            continue
+        options = read_options(form, strict=True)
+        assert options.values == values and options.ignored == []
+
+
+@pytest.mark.parametrize(
+    ("document", "says"),
+    [
+        ({"token_conditions": [{"token_id": "x"}]}, "'x' is no token's number"),
+        ({"token_conditions": [{"token_id": 3, "mode": "count"}]}, "no mode 'count'"),
+        ({"token_conditions": [3]}, "no condition"),
+        ({"token_conditions": [{"token_id": 1}] * 513}, "513 items; 512 at most"),
+        ({"pattern_conditions": [{"pattern": 3}]}, "no pattern"),
+        ({"pattern_conditions": [{"pattern": "a", "match_type": "some"}]}, "no pattern"),
+        ({"semantic_conditions": [{"type": "mood"}]}, "no condition 'mood'; use completion_"),
+        ({"semantic_conditions": [{"type": "similarity"}]}, "embeddings"),
+        ({"semantic_conditions": [{"type": "coherence_break", "threshold": 1}]}, "between 0 and 1"),
+        ({"dynamic_timeout": {"base_ms": -2}}, "outside -1"),
+        ({"dynamic_timeout": {"base": 2}}, "no 'base'; use base_ms"),
+        ({"grammar_triggers": [{"type": "tokens"}]}, "no trigger 'tokens'"),
+        ({"grammar_triggers": [{"type": 4, "value": "a"}]}, "no trigger 4"),
+        ({"grammar_triggers": [{"type": "word", "value": ""}]}, "no text that wakes"),
+        ({"grammar_triggers": [{"type": "token", "value": "a"}]}, "no token's number"),
+    ],
+    ids=str,
+)
+def test_a_form_that_is_wrong_is_refused_with_its_key(document: dict[str, Any], says: str) -> None:
+    [key] = document
+    with pytest.raises(InvalidArgument, match=says) as caught:
+        read_options(document)
+    assert caught.value.message.startswith(f"{key}: ")
+
+
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        ({"stop-patterns": ["("]}, "stop-patterns: the pattern '\\('"),
+        ({"stop-patterns": ["a"] * (PATTERNS_MAX + 1)}, f"{PATTERNS_MAX} at most"),
+        ({"stop-patterns": ["a{600}", "b{600}"]}, f"1200 states in all; {STATES_MAX} at most"),
+        ({"stop-complete": ["poem"]}, "'poem'; there are json, fence, sentence"),
+        ({"stop-tokens": [1] * (TOKENS_MAX + 1)}, f"{TOKENS_MAX} at most"),
+        ({"grammar-lazy": True, "grammar": "root ::= [a]"}, "no grammar-triggers"),
+        ({"grammar-triggers": [["pattern", "a$"]]}, "cannot be told"),
+        ({"grammar-triggers": [["word", "a" * 600]]}, "600 characters"),
+        ({"grammar-triggers": [["word", "a"]] * (TRIGGERS_MAX + 1)}, f"{TRIGGERS_MAX} at most"),
+        ({"grammar-triggers": [["token", 1]] * (TOKENS_MAX + 1)}, f"{TOKENS_MAX} at most"),
+    ],
+    ids=lambda v: str(v)[:60],
+)
+def test_conditions_that_cannot_hold_are_refused(values: dict[str, Any], says: str) -> None:
+    with pytest.raises(InvalidArgument, match=says):
+        settle(values)
+
+
+def test_conditions_at_their_limits_hold() -> None:
+    values: dict[str, Any] = {
+        "grammar": "root ::= [a]",
+        "stop-patterns": ["a{124}b"] * PATTERNS_MAX,
+        "stop-tokens": [1] * TOKENS_MAX,
+        "grammar-triggers": [["word", "a"]] * TRIGGERS_MAX + [["token", 1]] * TOKENS_MAX,
+    }
+    assert settle(values)[1] == {}
+
+
+@pytest.mark.parametrize(
+    ("values", "key", "holds"),
+    [
+        ({"stop-grammar": True}, "stop-grammar", True),
+        ({"grammar-triggers": [["word", "a"]]}, "grammar-triggers", [["word", "a"]]),
+        (
+            {
+                "grammar": "root ::= [a]",
+                "grammar-lazy": False,
+                "grammar-triggers": [["word", "a"]],
+            },
+            "grammar-triggers",
+            [],
+        ),
+    ],
+    ids=str,
+)
+def test_conditions_without_effect_are_told(
+    values: dict[str, Any], key: str, holds: object
+) -> None:
+    settled, told = settle(values)
+    assert settled[key] == holds and list(told) == [key]
+
+
+def test_what_was_read_is_what_the_engine_gets() -> None:
+    values = read_options(
+        {"stop_patterns": "a+", "stop_token_ids": [3], "n_indent": 2, "stop_repetition": 0.5}
+    ).values
+    assert stopping_params(values) == StoppingParams(
+        stop_patterns=("a+",), stop_tokens=(3,), n_indent=2, stop_repetition=0.5
+    )
+    assert stopping_params({"stop": ["x"], "temp": 0}) == StoppingParams()
+    triggers = read_options({"grammar_triggers": ["<tool>"]}).values
+    assert sampling_params(triggers, 1).grammar_triggers == (("word", "<tool>"),)

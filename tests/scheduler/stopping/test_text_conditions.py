@@ -1,0 +1,258 @@
+"""Conditions on a turn's text: where it ends, whatever pieces it comes in, and that nothing of what
+is cut off is shown before.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from inferd.backends.params import StoppingParams
+from inferd.backends.params import stopping as params
+from inferd.scheduler.stopping import Watch
+from inferd.scheduler.stopping.complete import COMPLETE
+from inferd.scheduler.stopping.condition import WITHHELD_BYTES_MAX
+from inferd.scheduler.text import TextAssembler
+
+SIZES = st.lists(st.integers(0, 4), max_size=30)
+TEXTS = st.text('abEND.!?。 "\n\t`~{}[]\\ü😀', max_size=40)
+CONDITIONS = st.builds(
+    StoppingParams,
+    stop_patterns=st.lists(
+        st.sampled_from(["END", r"\s*END", "b.*d", r"[.!?]\n", "ü+a", r"(?s)\{.*\}", "a|ab"]),
+        max_size=3,
+    ).map(tuple),
+    stop_complete=st.lists(st.sampled_from(sorted(COMPLETE)), unique=True).map(tuple),
+    n_indent=st.integers(0, 3),
+)
+
+
+def assembler_of(
+    stopping: StoppingParams, stop: tuple[str, ...] = (), keep: tuple[str, ...] = ()
+) -> TextAssembler:
+    watch = Watch.of(stopping)
+    return TextAssembler(stop, keep, None if watch is None else watch.text)
+
+
+def said(assembler: TextAssembler, pieces: list[bytes]) -> tuple[bytes, str, str]:
+    """Return the text, and the end's reason and detail."""
+    out = b""
+    for piece in pieces:
+        released = assembler.feed(piece)
+        out += released.text
+        if released.stop is not None:
+            assert assembler.feed(b"more") == (b"", None, "") and assembler.flush() == b""
+            return out, released.reason, released.stop
+    return out + assembler.flush(), "", ""
+
+
+def cut(data: bytes, sizes: list[int]) -> list[bytes]:
+    pieces = []
+    for size in sizes:
+        pieces.append(data[:size])
+        data = data[size:]
+    return [*pieces, data]
+
+
+@example(StoppingParams(stop_patterns=("b.*d",)), (), "ab END bd", [1, 1, 1, 1, 1, 1, 1, 1])
+@example(StoppingParams(stop_patterns=("ü+a",)), ("ü",), "xüüa", [2, 1, 1, 1])
+@given(
+    CONDITIONS,
+    st.lists(st.text("abEND.ü", min_size=1, max_size=3), max_size=2).map(tuple),
+    TEXTS,
+    SIZES,
+)
+def test_a_turn_ends_at_the_same_place_however_its_text_is_split(
+    stopping: StoppingParams, stop: tuple[str, ...], text: str, sizes: list[int]
+) -> None:
+    whole = said(assembler_of(stopping, stop), [text.encode()])
+    split = said(assembler_of(stopping, stop), cut(text.encode(), sizes))
+    bytewise = said(assembler_of(stopping, stop), [bytes((b,)) for b in text.encode()])
+    assert split == bytewise == whole
+    assert text.startswith(whole[0].decode())
+
+
+@given(CONDITIONS, TEXTS, SIZES, st.integers(0, 30))
+def test_a_turn_that_is_taken_up_ends_where_it_would_have(
+    stopping: StoppingParams, text: str, sizes: list[int], taken: int
+) -> None:
+    """After a worker's death: the text that was said is fed again, the reader has what he has."""
+    pieces = cut(text.encode(), sizes)
+    expected = said(assembler_of(stopping, ("NDE",)), pieces)
+    before, told, shown, stopped = assembler_of(stopping, ("NDE",)), b"", b"", False
+    for piece in pieces[:taken]:
+        told += piece
+        released = before.feed(piece)
+        shown += released.text
+        stopped |= released.stop is not None
+        if stopped:
+            break
+    after = assembler_of(stopping, ("NDE",))
+    found = after.take_up(told, len(shown))
+    assert (found.stop is not None) == stopped
+    if stopped:
+        assert (shown + after.flush(), found.reason, found.stop) == expected
+        return
+    text_, reason, detail = said(after, pieces[taken:])
+    assert (shown + text_, reason, detail) == expected
+
+
+@given(CONDITIONS, st.binary(max_size=24), SIZES)
+def test_bytes_that_are_no_text_come_out_as_they_are(
+    stopping: StoppingParams, data: bytes, sizes: list[int]
+) -> None:
+    text, reason, _ = said(assembler_of(stopping), cut(data, sizes))
+    assert data.startswith(text)
+    assert text == data or reason
+
+
+# Patterns
+
+
+@pytest.mark.parametrize(
+    ("pattern", "pieces", "shown", "held"),
+    [
+        ("END", ["so E", "N"], "so ", "EN"),
+        (r"\n+Q:", ["a\n", "\n", "b"], "a\n\nb", ""),
+        ("(?s)x.*y", ["ax", "bcd"], "a", "xbcd"),
+    ],
+)
+def test_text_that_may_still_match_is_withheld_and_no_other(
+    pattern: str, pieces: list[str], shown: str, held: str
+) -> None:
+    assembler = assembler_of(StoppingParams(stop_patterns=(pattern,)))
+    assert b"".join(assembler.feed(p.encode()).text for p in pieces).decode() == shown
+    assert assembler.flush().decode() == held
+
+
+def test_a_pattern_withholds_so_much_text_and_then_cuts_so_much() -> None:
+    stopping = StoppingParams(stop_patterns=("(?s)<.*>",))
+    body = "é" * WITHHELD_BYTES_MAX  # two bytes each, and the limit falls into one
+    pieces = [b"a<b", *(c.encode() for c in body), b">", b"no more"]
+    text, reason, detail = said(assembler_of(stopping), pieces)
+    assert (reason, detail) == ("pattern", "(?s)<.*>")
+    whole = f"a<b{body}>".encode()
+    assert whole.startswith(text) and text.decode()
+    assert WITHHELD_BYTES_MAX - 1 <= len(whole) - len(text) <= WITHHELD_BYTES_MAX
+    assert said(assembler_of(stopping), [whole])[0] == text
+
+
+# What is complete
+
+
+def test_the_names_that_are_read_are_those_that_there_are() -> None:
+    assert set(params.COMPLETE) == set(COMPLETE)
+
+
+JSON = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(), st.text('ab"{}[]\\ \nü', max_size=6)),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3), st.dictionaries(st.text('a"}', max_size=3), inner, max_size=3)
+    ),
+    max_leaves=8,
+)
+
+
+@given(JSON.filter(lambda v: isinstance(v, (list, dict, str))), st.booleans(), TEXTS, SIZES)
+def test_a_json_value_ends_the_turn_behind_its_last_character(
+    value: object, ascii_: bool, rest: str, sizes: list[int]
+) -> None:
+    text = "\n " + json.dumps(value, ensure_ascii=ascii_, indent=1)
+    stopping = StoppingParams(stop_complete=("json",))
+    found = said(assembler_of(stopping), cut((text + rest).encode(), sizes))
+    assert found == (text.encode(), "complete", "json")
+
+
+@pytest.mark.parametrize("text", ["Here: {}", "7 ", "null ", '{"a": 1', '["]"', "[}", "} {}", " "])
+def test_what_is_no_complete_json_value_ends_no_turn(text: str) -> None:
+    stopping = StoppingParams(stop_complete=("json",))
+    assert said(assembler_of(stopping), [text.encode()]) == (text.encode(), "", "")
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("See:\n```py\nx = '`'\n```\nThat's it", "See:\n```py\nx = '`'\n```"),
+        ("~~~\n```\n~~~~ \nmore", "~~~\n```\n~~~~ "),
+        ("````\n```\n````\nmore", "````\n```\n````"),
+        ("   ```\r\na\r\n   ```\r\nb", "   ```\r\na\r\n   ```\r"),
+        ("```\na\n``` no\n```", None),
+        ("    ```\na\n    ```\nb", None),
+        ("``` a`b\n```\nstill open", None),
+        ("```", None),
+    ],
+)
+def test_a_fenced_block_ends_the_turn_behind_its_closing_fence(
+    text: str, shown: str | None
+) -> None:
+    stopping = StoppingParams(stop_complete=("fence",))
+    expected = (text, "", "") if shown is None else (shown, "complete", "fence")
+    out, *end = said(assembler_of(stopping), [c.encode() for c in text])
+    assert (out.decode(), *end) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("It is 3.5 m. And", "It is 3.5 m."),
+        ('He said "no!" Then', 'He said "no!"'),
+        ("... well?! Yes", "... well?!"),
+        ("これです。次", "これです。"),
+        ("「はい。」と", "「はい。」"),
+        ("Wait…\nmore", "Wait…"),
+        ("no end.", None),
+        ("a.b.c", None),
+        (" . . .", None),
+    ],
+)
+def test_a_sentence_ends_the_turn_behind_its_end(text: str, shown: str | None) -> None:
+    stopping = StoppingParams(stop_complete=("sentence",))
+    expected = (text, "", "") if shown is None else (shown, "complete", "sentence")
+    out, *end = said(assembler_of(stopping), [c.encode() for c in text])
+    assert (out.decode(), *end) == expected
+
+
+# Indent
+
+
+def by_llama_server(text: str, n_indent: int) -> str:
+    """Return what is left of *text*: lines but the first begin with so many blanks."""
+    for match in re.finditer(r"\n([ \t]*)(?=[^ \t])", text):
+        if len(match[1]) < n_indent:
+            return text[: match.end()]
+    return text
+
+
+@example("a\n  b\nc", 2)
+@example("a\n\n  b", 1)
+@given(st.text("ab \t\n", max_size=30), st.integers(1, 3))
+def test_a_line_that_is_indented_too_little_ends_the_turn_as_in_llama_server(
+    text: str, n_indent: int
+) -> None:
+    out, reason, detail = said(
+        assembler_of(StoppingParams(n_indent=n_indent)), [c.encode() for c in text]
+    )
+    assert out.decode() == by_llama_server(text, n_indent)
+    assert (reason, detail) == (
+        ("indent", f"n-indent {n_indent}") if out.decode() != text else ("", "")
+    )
+
+
+# Several at once
+
+
+def test_of_several_ends_the_one_that_is_met_first_counts() -> None:
+    stopping = StoppingParams(stop_patterns=("de",), stop_complete=("json",))
+    assert said(assembler_of(stopping, ("def",)), [b"abcdefg"])[1:] == ("pattern", "de")
+    assert said(assembler_of(stopping, ("cd",)), [b"abcdefg"])[1:] == ("stop", "cd")
+    assert said(assembler_of(stopping, ("cde",)), [b"abcdefg"]) == (b"ab", "stop", "cde")
+    assert said(assembler_of(stopping), [b'["de"]'])[0] == b'["'
+
+
+def test_a_reverse_prompt_stays_beside_what_a_pattern_holds_back() -> None:
+    assembler = assembler_of(StoppingParams(stop_patterns=("Us.*Z",)), keep=("User:",))
+    assert said(assembler, [b"Hi ", b"Us", b"er", b": Z"]) == (b"Hi User:", "stop", "User:")

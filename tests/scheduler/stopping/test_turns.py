@@ -1,0 +1,294 @@
+"""Turns end where their conditions say, told whole or token by token, parked, or gone on with in
+another worker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from inferd.backends.echo import EchoOptions
+from inferd.backends.params import StoppingParams
+from inferd.scheduler import messages as m
+from inferd.scheduler.stopping.repetition import GRAM, Repetition
+from inferd.scheduler.stopping.surprise import Surprise
+from inferd.sessions.entries import Piece, Replay
+from inferd.sessions.turn import Turn
+from tests.scheduler.doubles import Bench
+from tests.sessions.doubles import EnginePort
+
+SURPRISED = EchoOptions(surprising="!")
+LOOPS = {"stop_repetition": 0.5, "stop_repetition_window": 12}
+LOST = {"stop_surprise": 5.0, "stop_surprise_window": 4}
+
+
+def end_of(text: str, fields: dict[str, object], **stopping: object) -> tuple[bytes, str, str]:
+    """Return what a turn said, and why it ended."""
+    bench = Bench(options=SURPRISED)
+    params = StoppingParams(**stopping)  # type: ignore[arg-type]
+    bench.run(bench.submit(1, text, stopping=params, **fields))
+    stats = bench.stats(1)
+    return bench.text(1), stats.stop_reason, stats.stop_detail
+
+
+@pytest.mark.parametrize(
+    ("text", "stopping", "said", "reason", "detail"),
+    [
+        ("abcd", {"stop_tokens": (ord("z"), ord("c"))}, "ab", "token", "99"),
+        ("no 42!", {"stop_patterns": (r"\d+",)}, "no ", "pattern", r"\d+"),
+        ("a\n b\nc", {"n_indent": 1}, "a\n b\n", "indent", "n-indent 1"),
+        ('{"a": 1} and', {"stop_complete": ("json",)}, '{"a": 1}', "complete", "json"),
+        ("abc" * 9, LOOPS, "abc" * 4, "repetition", "0.667"),
+        ("aaaa!!!!!", LOST, "aaaa!!!", "surprise", "7.500"),
+        ("nothing", {"stop_patterns": ("x",), "stop_tokens": (1,)}, "nothing", "eos", "256"),
+    ],
+)  # fmt: skip
+def test_a_turn_tells_which_condition_ended_it(
+    text: str, stopping: dict[str, object], said: str, reason: str, detail: str
+) -> None:
+    assert end_of(text, {}, **stopping) == (said.encode(), reason, detail)
+    pulled = end_of(text, {"pull": False, "credit": -1, "n_predict": len(said)}, **stopping)
+    assert pulled[0] == said.encode()
+
+
+def test_a_stop_token_is_not_told() -> None:
+    bench = Bench()
+    bench.run(bench.submit(1, "abcd", stopping=StoppingParams(stop_tokens=(ord("c"),))))
+    assert bench.tokens(1) == [ord("a"), ord("b")]
+    assert bench.stats(1).output_tokens == 3, "it counts as drawn, as the end mark does"
+
+
+def test_a_stop_token_that_the_model_does_not_have_is_refused() -> None:
+    bench = Bench()
+    bench.run(bench.submit(1, stopping=StoppingParams(stop_tokens=(5, 9999))))
+    assert bench.error(1) == "InvalidArgument"
+    assert bench.engine.steps == 0
+
+
+def test_the_end_mark_counts_before_a_stop_token() -> None:
+    assert end_of("ab", {}, stop_tokens=(256,)) == (b"ab", "eos", "256")
+
+
+# However it comes about
+
+
+CONDITIONS = st.builds(
+    StoppingParams,
+    stop_tokens=st.sampled_from([(), (ord("x"),)]),
+    stop_patterns=st.lists(st.sampled_from(["END", "b.*d", r"\s+c", "ü+"]), max_size=2).map(tuple),
+    stop_complete=st.lists(
+        st.sampled_from(["json", "fence", "sentence"]), unique=True, max_size=2
+    ).map(tuple),
+    n_indent=st.integers(0, 2),
+    stop_repetition=st.sampled_from([0.0, 0.5, 0.9]),
+    stop_repetition_window=st.sampled_from([8, 12]),
+    stop_surprise=st.sampled_from([0.0, 4.0]),
+    stop_surprise_window=st.sampled_from([3, 8]),
+)
+TEXTS = st.text('abEND.!? \n`{}"xü', min_size=1, max_size=40)
+Told = tuple[bytes, list[int], str, str]
+
+
+def told(text: str, stopping: StoppingParams, deaths: Sequence[int], *, shift: bool) -> Told:
+    """Return what the reader of a turn has, whose worker dies after so many of its turns each."""
+
+    def worker() -> EnginePort:
+        return EnginePort(Bench(options=SURPRISED, ctx_size=48 if shift else 256, slots=1))
+
+    port = worker()
+    spec = port.bench.spec(1, text, stopping=stopping, ctx_shift=shift, n_predict=60)
+    turn = Turn(port, spec, lambda _: None)
+    turn.start()
+    for turns in deaths:
+        for _ in range(turns):
+            port.turn()
+        port = worker()
+        again = turn.go_on(port)
+        if again is not None:
+            port.submit(again, turn)
+    port.run()
+    assert turn.stats is not None, turn.error
+    assert turn.stats.output_tokens - len(turn.tokens) in (0, 1)
+    return bytes(turn.text), turn.tokens, turn.stats.stop_reason, turn.stats.stop_detail
+
+
+@settings(deadline=None)
+@example("ab!a!b!!!!", StoppingParams(stop_surprise=4.0, stop_surprise_window=8), [4, 3], False)
+@example("abab" * 9, StoppingParams(stop_repetition=0.9, stop_repetition_window=12), [30], True)
+@example("x bEENDd", StoppingParams(stop_patterns=("b.*d",)), [5, 2], False)
+@given(TEXTS, CONDITIONS, st.lists(st.integers(0, 12), min_size=1, max_size=3), st.booleans())
+def test_a_turn_whose_worker_dies_ends_where_it_would_have(
+    text: str, stopping: StoppingParams, deaths: list[int], shift: bool
+) -> None:
+    assert told(text, stopping, deaths, shift=shift) == told(text, stopping, [], shift=shift)
+
+
+@settings(deadline=None)
+@given(TEXTS, CONDITIONS, st.integers(1, 12))
+def test_a_turn_that_is_parked_or_pulled_ends_where_it_would_have(
+    text: str, stopping: StoppingParams, turns: int
+) -> None:
+    alone = told(text, stopping, [], shift=False)
+    bench = Bench(options=SURPRISED, slots=1)
+    bench.turn(bench.submit(1, text, stopping=stopping, n_predict=60))
+    for _ in range(turns):
+        bench.turn()
+    bench.run(bench.submit(2, "urgent", priority=3))
+    stats = bench.stats(1)
+    parked = (bench.text(1), bench.tokens(1), stats.stop_reason, stats.stop_detail)
+    assert parked == alone
+
+    bench = Bench(options=SURPRISED)
+    bench.run(bench.submit(1, text, stopping=stopping, n_predict=60, pull=True))
+    while bench.end(1) is None:
+        bench.run(m.Pull(1))
+    stats = bench.stats(1)
+    assert (bench.text(1), bench.tokens(1), stats.stop_reason, stats.stop_detail) == alone
+
+
+@pytest.mark.parametrize(
+    ("text", "stopping"),
+    [
+        ("so END of", StoppingParams(stop_patterns=("END",))),
+        ("abc" * 9, StoppingParams(stop_repetition=0.5, stop_repetition_window=12)),
+        ("a!!!!", StoppingParams(stop_surprise=5.0, stop_surprise_window=2)),
+        ("One. Two.", StoppingParams(stop_complete=("sentence",))),
+    ],
+)
+def test_a_turn_of_which_only_the_end_was_not_told_ends_when_it_is_resumed(
+    text: str, stopping: StoppingParams
+) -> None:
+    """As after a kill between the last token and the end: its reader has all of the tokens."""
+    said, tokens, reason, detail = told(text, stopping, [], shift=False)
+    port = EnginePort(Bench(options=SURPRISED))
+    spec = port.bench.spec(1, text, stopping=stopping)
+    surprises = [10.0 if token == ord("!") else 0.0 for token in tokens]
+    piece = Piece(
+        tokens=m.pack_tokens(tokens),
+        text=said,
+        surprises=m.pack_floats(surprises) if stopping.stop_surprise else b"",
+    )
+    turn = Turn(port, spec, lambda _: None)
+    turn.take_over(Replay(m.unpack_tokens(spec.tokens), [piece]))
+    turn.resume()
+    port.run()
+    assert turn.stats is not None
+    assert (bytes(turn.text), turn.tokens) == (said, tokens)
+    assert (turn.stats.stop_reason, turn.stats.stop_detail) == (reason, detail)
+
+
+def test_conditions_of_a_turn_under_way_stay_as_they_were() -> None:
+    port = EnginePort(Bench())
+    spec = port.bench.spec(1, "one END two", stopping=StoppingParams(stop_patterns=("END",)))
+    turn = Turn(port, spec, lambda _: None)
+    turn.start()
+    for _ in range(3):
+        port.turn()
+    turn.adjust(port.bench.spec(1, "", stop=("two",)))
+    port.run()
+    assert turn.stats is not None
+    assert (bytes(turn.text), turn.stats.stop_reason) == (b"one ", "pattern")
+
+
+# Time
+
+
+def test_a_prompt_that_takes_too_long_ends_its_turn() -> None:
+    bench = Bench(batch_size=16)
+    stopping = StoppingParams(t_max_prompt_ms=500)
+    bench.turn(bench.submit(1, "x" * 100, stopping=stopping))
+    bench.now += 0.499
+    bench.turn()
+    assert bench.end(1) is None
+    bench.now += 0.001
+    bench.turn()
+    assert (bench.stats(1).stop_reason, bench.stats(1).stop_detail) == (
+        "time",
+        "t-max-prompt-ms 500",
+    )
+    assert bench.text(1) == b""
+
+
+def test_the_bound_on_a_prompt_counts_neither_the_queue_nor_the_answer() -> None:
+    bench = Bench(slots=1)
+    bench.turn(bench.submit(1, "first", pull=True))
+    bench.turn(bench.submit(2, "second", stopping=StoppingParams(t_max_prompt_ms=500)))
+    bench.now += 10
+    bench.run(m.Cancel(1))
+    bench.now += 10
+    bench.run()
+    assert (bench.text(2), bench.stats(2).stop_reason) == (b"second", "eos")
+
+
+def test_the_time_of_an_answer_ends_it_with_its_next_line() -> None:
+    """As in llama-server: without a line's end it goes on."""
+    bench, stopping = Bench(), StoppingParams(t_max_predict_ms=500)
+    for number, text in ((1, "a\nbc\nd"), (2, "one line")):
+        bench.turn(bench.submit(number, text, stopping=stopping))
+    while len(bench.tokens(1)) < 3:
+        bench.turn()
+    bench.now += 0.501
+    bench.run()
+    assert bench.text(1) == b"a\nbc\n"
+    assert bench.stats(1).stop_detail == "t-max-predict-ms 500"
+    assert (bench.text(2), bench.stats(2).stop_reason) == (b"one line", "eos")
+
+
+@pytest.mark.parametrize(
+    ("stopping", "limit_ms"),
+    [
+        ({"timeout_base_ms": 100, "timeout_token_ms": 10.0}, 100 + 10 * (12 + 3)),
+        ({"timeout_base_ms": 100, "timeout_token_ms": 10.0, "timeout_max_ms": 200}, 200),
+        ({"timeout_base_ms": 300}, 300),
+    ],
+)
+def test_a_timeout_that_grows_with_the_tokens_ends_a_turn(
+    stopping: dict[str, object], limit_ms: int
+) -> None:
+    bench = Bench()
+    params = StoppingParams(**stopping)  # type: ignore[arg-type]
+    bench.turn(bench.submit(1, "0123456789", stopping=params, credit=3))
+    while len(bench.tokens(1)) < 3:
+        bench.turn()
+    bench.now += (limit_ms - 1) / 1000
+    bench.turn()
+    assert bench.end(1) is None
+    bench.now += 0.001
+    bench.turn()
+    assert bench.text(1) == b"012"
+    assert bench.stats(1).stop_detail == f"timeout {limit_ms} ms"
+
+
+def test_a_reader_is_told_of_a_timeout_without_asking() -> None:
+    bench = Bench()
+    stopping = StoppingParams(timeout_base_ms=300)
+    bench.turn(bench.submit(1, "0123456789", stopping=stopping, credit=1))
+    while not bench.tokens(1):
+        bench.turn()
+    patience = bench.engine.patience()
+    assert patience is not None and 0 < patience <= 0.3
+
+
+# Measures
+
+
+@given(st.lists(st.integers(0, 3), max_size=60), st.integers(GRAM, 12), st.floats(0.1, 1))
+def test_repetition_is_the_share_of_grams_that_are_not_the_first_of_their_kind(
+    tokens: list[int], window: int, threshold: float
+) -> None:
+    repetition = Repetition(threshold, window)
+    for end, token in enumerate(tokens, 1):
+        last = tokens[max(0, end - window) : end]
+        grams = [tuple(last[i : i + GRAM]) for i in range(len(last) - GRAM + 1)]
+        share = 1 - len(set(grams)) / len(grams) if len(last) == window else -1.0
+        found = repetition.feed(token)
+        assert found == (f"{share:.3f}" if share >= threshold else None)
+
+
+def test_surprise_is_the_mean_of_a_full_window() -> None:
+    surprise = Surprise(1.0, 3)
+    assert [surprise.feed(n) for n in (9, 0, 0)] == [None, None, "3.000"]
+    assert [surprise.feed(n) for n in (1, 1, 1, 1.5)] == [None, None, None, "1.167"]
