@@ -86,6 +86,13 @@ class LlamaModel:
     def sample(self, slot: int, sampler: Sampler, index: int) -> int:
         """Draw token number *index* of a turn from the slot's row of logits, and use the row up."""
         assert isinstance(sampler, LlamaSampler)
+        asleep = sampler.asleep
+        token = self._sample(slot, sampler, index)
+        if asleep:
+            sampler.hear(token)
+        return token
+
+    def _sample(self, slot: int, sampler: LlamaSampler, index: int) -> int:
         row = self._live.pop(slot, None)
         if sampler.grammar is not None:
             return self._sample_by_grammar(slot, row, sampler, sampler.grammar, index)

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from ..errors import BackendError
 from ..params import SamplingParams
 from .grammar import Grammar
+from .lazy import LazyGrammar
 from .samplers import Prototypes, Setup, Stage, biases_of, logit_bias, stages_of
 from .vocab import Vocab
 
@@ -48,7 +49,11 @@ class LlamaSampler:
         self._biased = np.array(list(biases), dtype=np.intp)
         self._added = np.array(list(biases.values()), dtype=np.float32)
         self.grammar: Grammar | None = None
-        if params.grammar:
+        self._lazy: LazyGrammar | None = None
+        if params.grammar and params.grammar_triggers:
+            self._lazy = LazyGrammar(vocab, prototypes, params, answer)
+            self.grammar = self._lazy.grammar
+        elif params.grammar:
             self.grammar = Grammar(vocab, prototypes, params.grammar, answer)
         self.greedy = len(self._stages) == 1 and params.temp <= 0
         """The likeliest token, and nothing but biases to heed: no chain is needed."""
@@ -99,6 +104,17 @@ class LlamaSampler:
     def complete(self) -> bool:
         """Tell whether the answer may end here by its grammar."""
         return self.grammar is not None and self.grammar.complete
+
+    @property
+    def asleep(self) -> bool:
+        """Tell whether there is a grammar that no trigger has woken yet."""
+        return self._lazy is not None and self.grammar is None
+
+    def hear(self, token: int) -> None:
+        """Let a grammar that is asleep hear what was drawn without it."""
+        assert self._lazy is not None
+        self._lazy.hear(token)
+        self.grammar = self._lazy.grammar
 
     def close(self) -> None:
         """Free the chain and all in it; twice is once."""

@@ -23,6 +23,7 @@ class Vocab:
         self.size = int(lib.llama_vocab_n_tokens(pointer))
         self._pieces: dict[int, bytes] = {}
         self._buffer = ctypes.create_string_buffer(PIECE_BYTES)
+        self._bytes: dict[bytes, int] | None = None
         self._muted: tuple[int, ...] | None = None
         self._eog: tuple[int, ...] | None = None
 
@@ -86,6 +87,23 @@ class Vocab:
         if not 0 <= token < self.size:
             raise InvalidArgument(f"token {token} is not one of the model's {self.size}")
         return token
+
+    def spelled(self, data: bytes) -> list[int]:
+        """Return tokens whose pieces make up *data*, any bytes; none where there are none.
+
+        They are those of the text where tokenising adds nothing to it, else one for each byte.
+        """
+        try:
+            tokens = self.tokenize(data, special=False, bos=False)
+        except InvalidArgument:
+            tokens = []
+        if b"".join(map(self.piece, tokens)) == data:
+            return tokens
+        if self._bytes is None:
+            pieces = ((self._piece(token), token) for token in range(self.size))
+            self._bytes = {piece: token for piece, token in pieces if len(piece) == 1}
+        found = [self._bytes.get(bytes((byte,))) for byte in data]
+        return [token for token in found if token is not None] if None not in found else []
 
     def muted(self) -> tuple[int, ...]:
         """Return the tokens that the model's file wants never to be generated."""

@@ -1,0 +1,188 @@
+"""A grammar that sleeps until a trigger is said, on a model with random weights."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import pytest
+
+from inferd.backends import ModelSpec, SamplingParams
+from inferd.backends.errors import InvalidArgument
+from inferd.backends.llama import load_llama
+from inferd.backends.llama.model import LlamaModel
+from inferd.backends.llama.sampling import LlamaSampler
+from inferd.backends.params import StoppingParams
+from inferd.scheduler import Engine
+from inferd.scheduler import messages as m
+from tests.backends.driving import prefill
+from tests.tiny_gguf import write_tiny
+
+PROMPT = [1, *range(10, 40)]
+CALL = 'root ::= "<call>" [a-z]{2} "</call>"'
+REST = 'root ::= [a-z]{2} "!"'
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LlamaModel]:
+    path = write_tiny("llama", tmp_path_factory.mktemp("tiny"))
+    spec = ModelSpec(name="tiny", path=str(path), slots=2, ctx_size=512, threads=1)
+    model = load_llama(spec, lambda _: True)
+    yield model
+    model.close()
+
+
+def tokens_of(model: LlamaModel, text: str) -> list[int]:
+    """Return the tiny model's tokens: one for each byte."""
+    tokens = [3 + byte for byte in text.encode()]
+    assert b"".join(map(model.piece, tokens)) == text.encode()
+    return tokens
+
+
+def sampler_of(
+    model: LlamaModel, grammar: str, triggers: Sequence[tuple[str, str | int]], said: list[int]
+) -> LlamaSampler:
+    params = SamplingParams(temp=0, grammar=grammar, grammar_triggers=tuple(triggers))
+    sampler = model.sampler(params, PROMPT, said)
+    assert isinstance(sampler, LlamaSampler)
+    return sampler
+
+
+def allowed(model: LlamaModel, sampler: LlamaSampler, text: str) -> bool:
+    """Tell whether *text* may follow."""
+    assert sampler.grammar is not None
+    for token in tokens_of(model, text):
+        if not sampler.grammar.allows(token):
+            return False
+        sampler.grammar.accept(token)
+    return True
+
+
+@pytest.mark.parametrize(
+    ("trigger", "said"),
+    [
+        (("word", "<call>"), "I say <call>"),
+        (("pattern", "<c[a-l]+>"), "I say <call>"),
+        (("pattern-full", r"[^<]*<call>"), "I say <call>"),
+    ],
+)
+def test_a_grammar_sleeps_until_its_trigger_is_said(
+    model: LlamaModel, trigger: tuple[str, str], said: str
+) -> None:
+    grammar = CALL if trigger[0] != "pattern-full" else REST
+    sampler = sampler_of(model, grammar, [trigger], tokens_of(model, said)[:-1])
+    assert sampler.asleep and sampler.grammar is None and not sampler.complete
+    sampler.hear(tokens_of(model, said)[-1])
+    assert not sampler.asleep and not sampler.complete
+    rest = "ab</call>" if grammar is CALL else "ab!"
+    assert not allowed(model, sampler, "1")
+    assert allowed(model, sampler, rest)
+    assert sampler.complete
+    sampler.close()
+
+
+def test_a_grammar_that_does_not_take_the_trigger_begins_behind_it(model: LlamaModel) -> None:
+    sampler = sampler_of(model, REST, [("word", "GO")], tokens_of(model, "now GO"))
+    assert allowed(model, sampler, "ab!")
+    sampler.close()
+
+
+def test_a_token_wakes_a_grammar(model: LlamaModel) -> None:
+    [token] = tokens_of(model, "Z")
+    sampler = sampler_of(model, REST, [("token", token)], [*tokens_of(model, "abc"), token])
+    assert allowed(model, sampler, "ab!")
+    sampler.close()
+    sampler = sampler_of(model, 'root ::= "Z" [0-9]', [("token", token)], [token])
+    assert allowed(model, sampler, "7") and sampler.complete
+    sampler.close()
+
+
+def test_a_trigger_that_begins_within_a_token_is_taken_from_there(
+    model: LlamaModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    [a, b] = tokens_of(model, "ab")
+    real = model._vocab.piece
+    monkeypatch.setattr(model._vocab, "piece", lambda t: b"x<ca" if t == a else real(t))
+    said = [b, a, *tokens_of(model, "ll>")]
+    sampler = sampler_of(model, CALL, [("word", "<call>")], said)
+    assert allowed(model, sampler, "xy</call>")
+    sampler.close()
+
+
+def test_an_answer_goes_on_in_another_sampler_as_it_would_have(model: LlamaModel) -> None:
+    said = tokens_of(model, "so <call>ab</c")
+    sampler = sampler_of(model, CALL, [("word", "<call>")], said)
+    assert allowed(model, sampler, "all>") and sampler.complete
+    sampler.close()
+    with pytest.raises(InvalidArgument, match="does not follow"):
+        sampler_of(model, CALL, [("word", "<call>")], tokens_of(model, "so <call>12"))
+
+
+@pytest.mark.parametrize(
+    ("grammar", "trigger", "says"),
+    [
+        ("root ::= (", ("word", "a"), "expecting"),
+        (REST, ("token", 10_000_000), "not in the vocabulary"),
+        (REST, ("pattern", "("), "pattern"),
+    ],
+)
+def test_what_cannot_wake_is_refused(
+    model: LlamaModel, grammar: str, trigger: tuple[str, str | int], says: str
+) -> None:
+    with pytest.raises(InvalidArgument, match=says):
+        sampler_of(model, grammar, [trigger], [])
+
+
+def said_by(model: LlamaModel, params: SamplingParams, **stopping: object) -> tuple[str, str]:
+    """Return the text of one turn by the engine, and why it ended."""
+    engine = Engine(model)
+    spec = m.TaskSpec(
+        id=1,
+        owner=1,
+        tokens=m.pack_tokens(PROMPT),
+        sampling=params,
+        n_predict=200,
+        stopping=StoppingParams(**stopping),  # type: ignore[arg-type]
+    )
+    reports = engine.turn([m.Submit(spec)])
+    while not isinstance(reports[-1], m.Finished | m.Failed):
+        reports += engine.turn([])
+    end = reports[-1]
+    assert isinstance(end, m.Finished), end
+    told = b"".join(r.text for r in reports if isinstance(r, m.Tokens)) + end.text
+    return told.decode(errors="replace"), end.stats.stop_reason
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_turn_follows_its_grammar_from_the_first_letter_on(model: LlamaModel, seed: int) -> None:
+    params = SamplingParams(
+        seed=seed,
+        temp=2.0,
+        top_k=0,
+        min_p=0.0,
+        top_p=1.0,
+        grammar='root ::= [a-z] "=" [0-9] [0-9]',
+        grammar_triggers=(("pattern", "[a-z]"),),
+    )
+    text, reason = said_by(model, params)
+    assert reason == "eos", "it ends where the grammar does"
+    assert re.fullmatch("(?s)[^a-z]*[a-z]=[0-9]{2}", text), text
+
+
+def test_a_turn_ends_as_soon_as_its_grammar_may_be_complete(model: LlamaModel) -> None:
+    params = SamplingParams(seed=1, temp=1.0, grammar="root ::= [a-z]+")
+    assert len(said_by(model, params, stop_grammar=True)[0]) == 1
+    assert said_by(model, params, stop_grammar=True)[1] == "grammar"
+
+
+def test_the_surprise_of_a_token_is_its_negative_log_probability(model: LlamaModel) -> None:
+    model.trim(0, 0)
+    prefill(model, 0, PROMPT)
+    surprise = model.surprise(0)
+    row = model.logits(0).astype("float64")
+    expected = np.log(np.exp(row).sum()) - row
+    for token in (0, 5, int(row.argmax())):
+        assert surprise(token) == pytest.approx(expected[token], abs=1e-4)
+    model.hold(0)
+    assert model.surprise(0)(5) == pytest.approx(expected[5], abs=1e-4)
