@@ -104,7 +104,9 @@ class DiskTier:
         file, name = result.file, result.file.key.name
         if name in self._index:  # else it was forgotten while it was read
             tokens = self._index[name][1]
-            self._store.put(_origin(file.key), tokens, result.state, file.seconds)
+            entry = self._store.put(_origin(file.key), tokens, result.state, file.seconds)
+            if entry is not None:
+                entry.fetched = True
             yield _stored(file)
         self._release(name)
 

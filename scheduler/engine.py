@@ -20,6 +20,7 @@ from .deadlines import deadlines, overdue, timeout
 from .disk import DiskTier
 from .drawing import Ending, draw, take_up
 from .estimate import Pace
+from .figures import Figures
 from .groups import GroupTurn, plan_group
 from .intake import check_task, ctx_size_of
 from .kv_desk import KvDesk
@@ -57,10 +58,13 @@ class Engine:
         seconds: Callable[[], float] = time.monotonic,
         files: KvFiles | None = None,
         recorder: Recorder | None = None,
+        figures: Figures | None = None,
     ):
         self.model = model
         self.recorder = recorder or Recorder()
         self.limits = limits or Limits()
+        self._figures = figures or Figures()
+        self._figures.target_s = self.limits.step_target_s
         self._seconds = seconds
         self._now = seconds()
         self.cost = StepCost()
@@ -88,7 +92,7 @@ class Engine:
         self._pace = Pace()
         self._turn = GroupTurn()
         self._counters = dict.fromkeys(
-            ("generated", "prompt", "cached", "parks", "rows", "shifts", "kv_full"), 0
+            ("generated", "prompt", "cached", "looked_up", "parks", "rows", "shifts", "kv_full"), 0
         )
 
     def __repr__(self) -> str:
@@ -327,6 +331,7 @@ class Engine:
         self.slots.admit(task)
         if task.admitted_at is None:
             task.admitted_at, task.cached = self._now, task.computed
+            self._counters["looked_up"] += len(task.tokens)
             self._counters["cached"] += task.cached
         if task.sampler is None:
             task.sampler = self._sampler(task, task.spec.sampling)
@@ -385,6 +390,8 @@ class Engine:
         self._now = self._busy_at = self._seconds()
         self.cost.learn(load, self._now - started)
         self._turn = self._turn.with_rows(load.rows)
+        counts = [row.count for row in rows]
+        self._figures.step(load.rows, counts, self._now - started)
         for row in rows:
             self._count(row)
         self._age_others(rows)
@@ -570,6 +577,29 @@ class Engine:
         assert len(leased) + len(self.queue) == len(self._tasks)
         assert {id(t) for t in (*leased, *self.queue)} == {id(t) for t in self._tasks.values()}
         self.slots.check_integrity({t.spec.id for t in self.queue if t.state is TaskState.PARKED})
+
+    def tell_figures(self, *, at_once: bool = False) -> float | None:
+        """Let the daemon see the figures, now and then or *at_once*; return in how many seconds it
+        is to be done again, or None where nothing is new.
+        """
+        changes = self.slots.changes
+        due_s = self._figures.due_in(self._now, changes)
+        if at_once or (due_s is not None and due_s <= 0):
+            self._figures.write(self._now, changes, self._counters | self._more_figures())
+            return None
+        return due_s
+
+    def _more_figures(self) -> dict[str, int]:
+        slots = self.slots
+        return {
+            **{f"reused_{tier}": tokens for tier, tokens in slots.reused.items()},
+            "restores": slots.restores,
+            "fetches": self.kv.fetches,
+            "over_target": self._figures.over_target,
+            "kv_bytes": self.store.bytes,
+            "kv_entries": len(self.store),
+            "slot_tokens": sum(task.computed for task in slots.tasks),
+        }
 
     def statistics(self) -> dict[str, Any]:
         """Return the counters since the start and what is here now."""

@@ -13,11 +13,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
-__all__ = ("Act", "Doing", "Recorder", "make_record")
+__all__ = ("BYTES", "RECORD_BYTES", "Act", "Doing", "Recorder", "make_record")
 
 _HEAD = struct.Struct("=dII")
 _IDS_MAX = 510
 BYTES = 4096
+RECORD_BYTES = 2 * BYTES
+"""The second page holds the figures: see `figures`."""
 
 
 class Doing(IntEnum):
@@ -41,9 +43,9 @@ class Act:
 
 
 def make_record() -> int:
-    """Return the descriptor of a new record: one page of shared memory."""
+    """Return the descriptor of a new record: two pages of shared memory."""
     fd = os.memfd_create("inferd-record", os.MFD_CLOEXEC)
-    os.truncate(fd, BYTES)
+    os.truncate(fd, RECORD_BYTES)
     return fd
 
 

@@ -50,6 +50,13 @@ class Source:
         holder = self.entry or (self.slot and (self.slot.task or self.slot))
         return holder is not None and holder.origin.approximate
 
+    @property
+    def tier(self) -> str:
+        """Where the state lies: in a slot, in memory, or, until now, on disk."""
+        if self.entry is None:
+            return "slot"
+        return "disk" if self.entry.fetched else "memory"
+
 
 class SlotTable:
     """The slots of one model, and the states of parked tasks, which are pinned in *store*.
@@ -68,6 +75,10 @@ class SlotTable:
         self._changes = 0
         self._token_bytes = 1.0
         """Of the state that was saved last."""
+        self.reused = {"slot": 0, "memory": 0, "disk": 0}
+        """Tokens that tasks were spared when they began, by where these were."""
+        self.restores = 0
+        """States that were put into a slot."""
         self._parked: dict[int, tuple[Entry | None, object]] = {}
 
     def __iter__(self) -> Iterator[Slot]:
@@ -157,10 +168,12 @@ class SlotTable:
             task.row = False
             fresh = task.spec.fresh
             source = Source() if fresh else self.find(task.origin, array("i", task.tokens))
-            approximate = source.approximate
+            approximate, tier = source.approximate, source.tier
             if source.slot is not None and source.slot.task is None:
                 target = source.slot
             task.computed = self._start(task, target, source)
+            if task.admitted_at is None:
+                self.reused[tier] += task.computed
             task.shifted |= approximate and task.computed > 0
         target.task, target.tokens, target.origin = task, array("i"), task.origin
         task.slot = target.index
@@ -169,6 +182,7 @@ class SlotTable:
         """Put a parked task's own state into *target*; False if it does not fit any more."""
         self._vacate(target)
         fits = self._model.restore(target.index, entry.state)
+        self.restores += fits
         if fits and task.row:
             self._model.put_row(target.index, row)
         self.store.unpin(entry, spent=True)
@@ -207,6 +221,7 @@ class SlotTable:
     def _load(self, target: Slot, entry: Entry) -> array[int]:
         if not self._model.restore(target.index, entry.state):
             return array("i")
+        self.restores += 1
         self.store.use(entry)
         return entry.tokens
 
@@ -216,7 +231,10 @@ class SlotTable:
         state = self._model.save(task.slot)
         tokens = array("i", task.tokens[: task.computed])
         self.store.put(task.origin, tokens, state, self._again(len(tokens)))
-        return tokens if self._model.restore(target.index, state) else array("i")
+        if not self._model.restore(target.index, state):
+            return array("i")
+        self.restores += 1
+        return tokens
 
     def _take(self, slot: Slot, keep: int) -> array[int]:
         """Take over idle KV; what the task will not extend, or cannot give back, is saved first."""

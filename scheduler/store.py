@@ -57,6 +57,8 @@ class Entry:
     """What computing it again would take."""
     pins: int = 0
     hits: int = 0
+    fetched: bool = False
+    """It was read from disk, and nobody has used it since."""
     rank: float = field(default=0.0)
     """The store's inflation when it was last used, and its seconds a byte: the least goes first."""
 
@@ -160,6 +162,7 @@ class KvStore:
     def use(self, entry: Entry) -> None:
         """Note that an entry was of use."""
         entry.hits += 1
+        entry.fetched = False
         self._touch(entry)
 
     def unpin(self, entry: Entry, *, spent: bool = False) -> None:

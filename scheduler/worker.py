@@ -31,6 +31,7 @@ from ..backends import (
 from ..backends.errors import Cancelled
 from . import messages as m
 from .engine import Engine
+from .figures import Figures
 from .kv_files import KvFiles
 from .link import LinkClosed, SocketLink
 from .plan import Limits
@@ -50,7 +51,7 @@ def main() -> None:
     """
     fd, parent, record = (int(argument) for argument in sys.argv[1:4])
     _belong_to(parent)
-    run(SocketLink(socket.socket(fileno=fd)), Recorder(record))
+    run(SocketLink(socket.socket(fileno=fd)), Recorder(record), Figures(record))
 
 
 def _belong_to(parent: int) -> None:
@@ -63,7 +64,7 @@ def _belong_to(parent: int) -> None:
         Path("/proc/self/oom_score_adj").write_text(str(OOM_SCORE_ADJ))
 
 
-def run(link: SocketLink, recorder: Recorder | None = None) -> None:
+def run(link: SocketLink, recorder: Recorder | None = None, figures: Figures | None = None) -> None:
     """Load the model that the first command names, then run its engine until told to quit."""
     try:
         commands = _Commands(link)
@@ -74,7 +75,7 @@ def run(link: SocketLink, recorder: Recorder | None = None) -> None:
         if model is not None:
             files = _files(command.kv_dir, model)
             limits = Limits(**command.limits)
-            _serve(link, Engine(model, limits, files=files, recorder=recorder))
+            _serve(link, Engine(model, limits, files=files, recorder=recorder, figures=figures))
             model.close()
         link.drain(1.0)
     except LinkClosed:
@@ -165,9 +166,18 @@ def _serve(link: SocketLink, engine: Engine) -> None:
     if engine.kv.disk is not None:
         link.wake_on(engine.kv.disk.fileno())
     while not engine.quit:
-        link.send(engine.take(link.receive(engine.patience())))
+        link.send(engine.take(link.receive(_patience(engine))))
         link.send(engine.compute())
+    engine.tell_figures(at_once=True)
     link.send(engine.close())
+
+
+def _patience(engine: Engine) -> float | None:
+    """Return how long to wait for commands: for ever where there is nothing to run and to tell."""
+    patience, due_s = engine.patience(), engine.tell_figures()
+    if due_s is None:
+        return patience
+    return due_s if patience is None else min(patience, due_s)
 
 
 if __name__ == "__main__":

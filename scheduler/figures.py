@@ -1,0 +1,153 @@
+"""What an engine has done so far, in memory that the daemon reads without asking the worker.
+
+Who looks must not wait for a worker in the middle of a step, or for one that is stopped. So the
+engine writes its figures into the record's second page, now and then and before it rests; the
+daemon reads them there, those of a process that is gone, too.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import struct
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
+
+from .recorder import BYTES, RECORD_BYTES
+
+__all__ = ("COUNTERS", "GAUGES", "HISTOGRAMS", "Figures", "Histogram", "StepKind", "histograms_of")
+
+WRITTEN_S = 0.25
+"""Figures are as old as this at most, while steps are computed."""
+
+
+class StepKind(StrEnum):
+    """What a step is made of: tasks that decode, prompts, or both."""
+
+    DECODE = "decode"
+    MIXED = "mixed"
+    PREFILL = "prefill"
+
+
+STEP_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.5)
+POWERS_OF_TWO = tuple(float(1 << n) for n in range(12))
+
+COUNTERS = (
+    *("rows", "generated", "prompt", "cached", "looked_up", "parks", "shifts", "kv_full"),
+    *("reused_slot", "reused_memory", "reused_disk", "restores", "fetches", "over_target"),
+)
+"""What only grows, in the order of the page."""
+GAUGES = ("kv_bytes", "kv_entries", "slot_tokens")
+HISTOGRAMS = {f"{kind}_s": STEP_S for kind in StepKind} | {
+    "rows_a_step": POWERS_OF_TWO,
+    "sequences_a_step": POWERS_OF_TWO,
+}
+"""Their buckets' upper bounds; one more has the rest."""
+
+_CELLS = len(COUNTERS) + sum(len(bounds) + 2 for bounds in HISTOGRAMS.values())
+# Native, and so aligned: each cell is written by one store, and never read half-written.
+_PAGE = struct.Struct(f"{_CELLS + len(GAUGES)}d")
+assert BYTES + _PAGE.size <= RECORD_BYTES
+
+
+class Histogram:
+    """Counts of values by bucket, and their sum."""
+
+    __slots__ = ("bounds", "counts", "sum")
+
+    def __init__(self, bounds: Sequence[float]):
+        self.bounds = bounds
+        self.counts: list[float] = [0] * (len(bounds) + 1)
+        self.sum = 0.0
+
+    def observe(self, value: float) -> None:
+        """Count a value."""
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.sum += value
+
+
+class _Powers:
+    """A histogram of whole numbers by powers of two, which needs no search."""
+
+    __slots__ = ("counts", "sum")
+
+    def __init__(self) -> None:
+        self.counts = [0] * 64
+        self.sum = 0
+
+    def cells(self) -> list[int]:
+        """Return the counts by the buckets that are told."""
+        size = len(POWERS_OF_TWO)
+        return [*self.counts[:size], sum(self.counts[size:])]
+
+
+class Figures:
+    """Written by the engine, and read by the daemon. Without a descriptor they are private: an
+    engine in a test has no daemon.
+    """
+
+    def __init__(self, fd: int = -1, target_s: float = math.inf):
+        self.target_s = target_s
+        """What a step that decodes should take at most."""
+        self.over_target = 0
+        """Steps in which somebody decoded and that took longer."""
+        self._page = mmap.mmap(fd, RECORD_BYTES)
+        self._written_at = -math.inf
+        self._new, self._changes = True, 0
+        self._decode, self._mixed, self._prefill = (Histogram(STEP_S) for _ in StepKind)
+        self._rows, self._sequences = _Powers(), _Powers()
+
+    def step(self, rows: int, counts: Sequence[int], seconds: float) -> None:
+        """Count a step of *rows*, so many of each sequence. Every step pays for it: half a µs."""
+        self._new = True
+        sequences = len(counts)
+        if rows == sequences:
+            histogram = self._decode
+        else:
+            histogram = self._mixed if 1 in counts else self._prefill
+        if seconds > self.target_s and histogram is not self._prefill:
+            self.over_target += 1
+        histogram.counts[bisect_left(STEP_S, seconds)] += 1
+        histogram.sum += seconds
+        for powers, value in ((self._rows, rows), (self._sequences, sequences)):
+            powers.counts[(value - 1).bit_length()] += 1
+            powers.sum += value
+
+    def due_in(self, now: float, changes: int) -> float | None:
+        """Return in how many seconds the figures are to be written; None: nothing is new, no step
+        and none of the *changes* that the slots count.
+        """
+        if not self._new and changes == self._changes:
+            return None
+        return self._written_at + WRITTEN_S - now
+
+    def write(self, now: float, changes: int, values: Mapping[str, float]) -> None:
+        """Write the counters and gauges in *values*, and the steps."""
+        self._written_at, self._new, self._changes = now, False, changes
+        cells = [values[name] for name in COUNTERS]
+        for histogram in (self._decode, self._mixed, self._prefill):
+            cells += (*histogram.counts, histogram.sum)
+        for powers in (self._rows, self._sequences):
+            cells += (*powers.cells(), powers.sum)
+        cells += [values[name] for name in GAUGES]
+        _PAGE.pack_into(self._page, BYTES, *cells)
+
+    def read(self) -> tuple[float, ...]:
+        """Return what only grows: the counters, then the cells of the histograms."""
+        return _PAGE.unpack_from(self._page, BYTES)[:_CELLS]
+
+    def gauges(self) -> dict[str, float]:
+        """Return what goes up and down."""
+        return dict(zip(GAUGES, _PAGE.unpack_from(self._page, BYTES)[_CELLS:], strict=True))
+
+
+def histograms_of(cells: Sequence[float]) -> dict[str, Histogram]:
+    """Return the histograms that lie in what `read` returned, or in a sum of several."""
+    found, start = {}, len(COUNTERS)
+    for name, bounds in HISTOGRAMS.items():
+        end = start + len(bounds) + 1
+        histogram = found[name] = Histogram(bounds)
+        histogram.counts, histogram.sum = list(cells[start:end]), cells[end]
+        start = end + 1
+    return found

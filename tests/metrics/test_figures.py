@@ -1,0 +1,82 @@
+"""What an engine writes for the daemon: where it lies, and when it is written."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from inferd.scheduler.figures import (
+    COUNTERS,
+    GAUGES,
+    POWERS_OF_TWO,
+    WRITTEN_S,
+    Figures,
+    Histogram,
+    StepKind,
+    histograms_of,
+)
+from inferd.scheduler.recorder import Doing, Recorder, make_record
+
+VALUES = {name: float(n) for n, name in enumerate((*COUNTERS, *GAUGES), start=1)}
+
+
+def test_what_one_writes_another_reads_over_the_same_record_and_the_acts_stay() -> None:
+    record = make_record()
+    engine, daemon, acts = Figures(record), Figures(record), Recorder(record)
+    acts.note(Doing.STEP, range(510))
+    assert set(daemon.read()) == {0.0}
+    engine.step(3, [1, 1, 1], 0.004)
+    engine.write(1.0, 0, VALUES)
+    os.close(record)
+    assert dict(zip(COUNTERS, daemon.read(), strict=False)) == {n: VALUES[n] for n in COUNTERS}
+    assert daemon.gauges() == {name: VALUES[name] for name in GAUGES}
+    found = histograms_of(daemon.read())
+    assert (found["decode_s"].sum, sum(found["decode_s"].counts)) == (0.004, 1)
+    assert found["decode_s"].counts[found["decode_s"].bounds.index(0.005)] == 1
+    assert sum(found["mixed_s"].counts) == sum(found["prefill_s"].counts) == 0
+    assert acts.read().ids == tuple(range(510))
+
+
+@pytest.mark.parametrize(
+    ("counts", "kind"),
+    [
+        ([1], StepKind.DECODE),
+        ([1] * 16, StepKind.DECODE),
+        ([1, 40], StepKind.MIXED),
+        ([40], StepKind.PREFILL),
+        ([40, 40], StepKind.PREFILL),
+    ],
+)
+def test_a_step_is_of_one_kind_and_prompts_alone_may_take_longer(
+    counts: list[int], kind: StepKind
+) -> None:
+    figures = Figures(target_s=0.15)
+    for seconds in (0.1, 0.2):
+        figures.step(sum(counts), counts, seconds)
+    figures.write(0.0, 0, VALUES)
+    found = histograms_of(figures.read())
+    told = {k: sum(found[f"{k}_s"].counts) for k in StepKind}
+    assert told == {k: 2 * (k is kind) for k in StepKind}
+    assert figures.over_target == (kind is not StepKind.PREFILL)
+    assert found["rows_a_step"].sum == 2 * sum(counts)
+    assert found["sequences_a_step"].sum == 2 * len(counts)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 1023, 1024, 1025, 2048, 2049, 1 << 20])
+def test_powers_of_two_are_buckets_like_any(rows: int) -> None:
+    figures, wanted = Figures(), Histogram(POWERS_OF_TWO)
+    figures.step(rows, [rows], 0.1)
+    figures.write(0.0, 0, VALUES)
+    wanted.observe(rows)
+    assert histograms_of(figures.read())["rows_a_step"].counts == wanted.counts
+
+
+def test_they_are_due_after_a_step_or_a_change_and_not_else() -> None:
+    figures = Figures()
+    assert figures.due_in(5.0, 0) == float("-inf")
+    figures.write(5.0, 0, VALUES)
+    assert figures.due_in(5.0, 0) is None and figures.due_in(9.0, 0) is None
+    assert figures.due_in(5.01, 1) == pytest.approx(WRITTEN_S - 0.01)
+    figures.step(1, [1], 0.1)
+    assert figures.due_in(5.0 + 2 * WRITTEN_S, 0) == pytest.approx(-WRITTEN_S)
