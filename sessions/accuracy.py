@@ -29,6 +29,8 @@ class Accuracy:
 
     def __init__(self) -> None:
         self.counts = [0] * (len(RATIOS) + 1)
+        self.sum = 0.0
+        """Of the ratios that were counted."""
         self._open: deque[_Refusal] = deque()
 
     def refused(self, ticket: Ticket, at: float, told_s: float) -> None:
@@ -42,6 +44,7 @@ class Accuracy:
             self._open.remove(refusal)
             ratio = refusal.told_s / max(at - refusal.at, SECONDS_MIN)
             self.counts[bisect_left(RATIOS, ratio)] += 1
+            self.sum += ratio
 
     def histogram(self) -> dict[str, int]:
         """Return the counts by the buckets' upper bounds."""

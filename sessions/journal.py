@@ -259,6 +259,10 @@ class Journal:
         self._closed = False
         self._recordings: dict[_Key, Recording] = {}
         self._changed: dict[Recording, None] = {}
+        self._noted_at: float | None = None
+        """When the oldest of what is to be written was noted."""
+        self._writing_at: float | None = None
+        """When the oldest of what is being written was."""
         self._erasing: dict[_Key, None] = {}
         self._present: set[_Key] = set()
         """Sessions that the file has, or may have."""
@@ -322,12 +326,20 @@ class Journal:
             "set_aside": None if self.set_aside is None else str(self.set_aside),
         }
 
+    @property
+    def lag_s(self) -> float:
+        """How long ago the oldest change was noted that is not written; 0: all is."""
+        since = self._writing_at or self._noted_at
+        return 0.0 if since is None else time.monotonic() - since
+
     # What recordings note.
 
     def note(self, recording: Recording, tokens: int = 0, *, urgent: bool = False) -> None:
         """Note that a session has something to be written, *tokens* of a turn among it."""
         if self._recordings.get(recording.key) is not recording:
             return  # it is forgotten
+        if self._noted_at is None:
+            self._noted_at = time.monotonic()
         self._changed[recording] = None
         self._tokens += tokens
         self._wake.set()
@@ -393,6 +405,7 @@ class Journal:
         async with self._lock:
             self._begun += 1
             self._wake, self._urgent, self._tokens = anyio.Event(), anyio.Event(), 0
+            self._writing_at, self._noted_at = self._noted_at, None
             taken, erasing = list(self._changed), list(self._erasing)
             self._changed.clear()
             try:
@@ -404,6 +417,7 @@ class Journal:
                 self._failed(taken, exc)
             else:
                 self._wrote(erasing, bool(changes))
+            self._writing_at = None
             self._done = self._begun
             flushed, self._flushed = self._flushed, anyio.Event()
             flushed.set()
@@ -434,6 +448,7 @@ class Journal:
             if self._recordings.get(recording.key) is recording:
                 recording.missed()
                 self._changed[recording] = None
+                self._noted_at = self._writing_at or self._noted_at
         self._wake.set()
         if self.cause is None:
             expected = isinstance(error, OSError | sqlite3.Error | NewerJournal)

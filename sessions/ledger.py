@@ -13,7 +13,9 @@ from ..scheduler.estimate import Quotient
 from ..scheduler.messages import TurnStats
 from .accuracy import Accuracy
 from .forecast import Forecast, Ticket
+from .port import ModelSource
 from .table import ACTIVE, State
+from .turn import Turn
 
 __all__ = ("Ledger",)
 
@@ -74,6 +76,8 @@ class Ledger:
         self.prompt_tokens_owner_max = prompt_tokens_owner_max
         self.refused = 0
         self.accuracy = Accuracy()
+        self.on_end: Callable[[ModelSource, Turn], None] = lambda *_: None
+        """Hears of each turn that has ended, and of which model it was."""
         self._waiting: Counter[int] = Counter()
         self._tokens: Counter[int] = Counter()
         self._tickets: dict[Ticket, None] = {}

@@ -65,7 +65,8 @@ class SessionManager:
         self.evict = evict
         self.forgetting = Forgetting(forget_files, nothing if journal is None else journal.forget)
         self._journal = journal
-        self.expired = 0
+        self.expired = self.refused = self.forked = 0
+        """Sessions that were idle for too long, that found no room, and that are branches."""
         self._seconds = ledger.seconds
         self._new_handle = new_handle
         self._live: dict[int, tuple[object, Session]] = {}
@@ -199,6 +200,7 @@ class SessionManager:
             for session in idle[:over]:
                 self._expire(session)
             return
+        self.refused += wanted
         raise Busy(
             f"{len(self._live)} sessions are open; the limit is {self.sessions_max}",
             hint="close sessions that are done, let idle ones expire, or raise sessions_max",
@@ -249,6 +251,7 @@ class SessionManager:
         step(session.state, Call.FORK)
         self._make_room(count, keep=session)
         ids: Sequence[str | None] = session_ids or [None] * count
+        self.forked += count
         branches = [session.branch(self._new_handle(), session_id) for session_id in ids]
         for branch in branches:
             self._record(branch)

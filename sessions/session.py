@@ -168,6 +168,8 @@ class Session:
             turn = self.turn
             if ticket is not None and turn is not None and turn.stats and not turn.resumed:
                 self._ledger.ended(ticket, turn.stats)
+            if turn is not None:
+                self._ledger.on_end(self.model, turn)
 
     @contextlib.asynccontextmanager
     async def _alone(self) -> AsyncIterator[None]:

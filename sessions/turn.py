@@ -203,6 +203,13 @@ class Turn:
                 self.error = error_from_wire(error)
                 self._end(Call.FAIL)
 
+    @property
+    def moments(self) -> tuple[float, float | None, float | None]:
+        """When it was queued, first had a slot, and told its first token, by the monotonic clock;
+        None: not yet.
+        """
+        return self._queued_at, self._admitted_at, self._first_token_at
+
     def unread_for(self, seconds: float) -> bool:
         """Tell whether its reader has let a stream stand still for so long."""
         at = self._unread_at
