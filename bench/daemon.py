@@ -151,6 +151,7 @@ async def running(text: str, home: Path | None = None) -> AsyncIterator[Inferd]:
         (home / "config.toml").write_text(text)
         env = {**os.environ, "INFERD_SOCKET": str(home / "inferd.sock")}
         env |= {"INFERD_CONFIG": str(home / "config.toml"), "INFERD_STATE_DIR": str(home)}
+        env |= {"INFERD_METRICS": str(home / "metrics.sock")}
         with (home / "log").open("ab") as log:
             process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", "inferd", "serve"), env=env, stdout=log, stderr=log

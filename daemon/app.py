@@ -26,6 +26,7 @@ from .config import Config
 from .core import Daemon
 from .logs import configure_logging
 from .machine import MachineMemory
+from .metrics.listener import Listener as MetricsListener
 from .notify import notify
 from .parts import Parts
 from .pressure import Pace
@@ -127,6 +128,8 @@ async def _main(
                 services.start_soon(daemon.registry.kv_index.run)
                 await daemon.restore()
                 services.start_soon(daemon.journal.run)
+                if not daemon.config.metrics.is_off:
+                    services.start_soon(_metrics(daemon, parts).run)
                 gc.collect()
                 gc.freeze()  # what is there now stays, and need not be looked through again
                 await services.start(daemon.server.serve, listener.socket)
@@ -149,6 +152,14 @@ async def _main(
         group.cancel_scope.cancel()
     log.info("daemon.stopped")
     return 0
+
+
+def _metrics(daemon: Daemon, parts: Parts) -> MetricsListener:
+    """Return what serves the figures, listening already if it can."""
+    listener = MetricsListener(daemon, daemon.config.metrics, partial(parts.note, "metrics"))
+    listener.open()
+    daemon.metrics_at = lambda: listener.where
+    return listener
 
 
 def _tell_manager(parts: Parts, state: str) -> None:

@@ -31,6 +31,7 @@ from .config_models import (
     read_options_table,
     table_of,
 )
+from .metrics.address import LOOPBACK, Address, parse_address
 
 __all__ = (
     "MODEL_NAME",
@@ -54,6 +55,8 @@ BYTES_MAX = 10**15
 KV_RAM_BYTES_MAX = 4 << 30
 """The most that a model gets without being told."""
 KV_SHARES = ("owner", "all")
+METRICS_PORT = 4633
+"""Not one of 9100 to 9999, which are given to exporters, nor of the ephemeral ones."""
 
 
 class ConfigError(InvalidArgument):
@@ -107,6 +110,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     worker_hang_s: float = 120.0
     swap_grace_s: float = 60.0
     grace_s: float = 30.0
+    metrics: Address = Address(LOOPBACK, METRICS_PORT)
+    metrics_network: str = "loopback"
     log_level: str = "info"
     log_format: str = "auto"
     models: dict[str, ModelConfig] = {}
@@ -190,6 +195,13 @@ SETTINGS: dict[str, Setting] = {
         float, "turns on a model that was swapped may finish there for this long", 0, 86_400
     ),
     "grace-s": Setting(float, "what runs may finish for this long after SIGTERM", 0, 86_400),
+    "metrics": Setting(
+        Address,
+        "where figures are served: a port, HOST:PORT, a Unix socket's path, or off",
+    ),
+    "metrics-network": Setting(
+        str, "who may: this machine, or any that reaches the address", choices=("loopback", "any")
+    ),
     "log-level": Setting(
         str, "least level that is logged", choices=("debug", "info", "warning", "error")
     ),
@@ -227,11 +239,20 @@ def load_config(
     config = _with_defaults(settings, environ)
     folder = path.parent if path else Path.cwd()
     models = read_models(document, f"{path}: ", (folder, config.models_dir), errors)
+    _check_metrics(config, errors)
     defaults = table_of(document, "defaults", f"{path}: ", errors)
     options = read_options_table(defaults, f"{path}: [defaults] ", errors)
     if errors:
         raise ConfigError(errors)
     return msgspec.structs.replace(config, models=models, defaults=options)
+
+
+def _check_metrics(config: Config, errors: list[str]) -> None:
+    if config.metrics.is_remote and config.metrics_network != "any":
+        errors.append(
+            f"metrics: {config.metrics} is not this machine's loopback: other machines could read"
+            " the figures; name 127.0.0.1, or allow it by metrics-network = 'any'"
+        )
 
 
 def _with_defaults(settings: Mapping[str, Any], environ: Mapping[str, str]) -> Config:
@@ -374,6 +395,7 @@ def _parse_number(kind: type[Any], value: Any) -> float:
 
 _CONVERTERS: dict[type[Any], Callable[[Setting, Any], Any]] = {
     Path: _convert_path,
+    Address: lambda _, value: parse_address(value),
     str: _convert_text,
     int: _convert_number,
     float: _convert_number,

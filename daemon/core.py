@@ -39,6 +39,7 @@ from ..ipc.server import Connection, Request, Server
 from ..sessions import DAY_S, Journal, Ledger, ModelSource, Port, Session, SessionManager, Stored
 from .config import Config
 from .machine import MachineMemory
+from .metrics.tally import Tally
 from .models import Lease, ModelState
 from .parts import Parts
 from .pressure import MemoryWatch, Pace
@@ -121,6 +122,9 @@ class Daemon:
         """Systemd listens, and goes on listening when this daemon has ended."""
         self.stopping = anyio.Event()
         """Set when the daemon is to end, once what runs has finished."""
+        self.metrics_at: Callable[[], str | None] = lambda: None
+        """Where the figures are served, if they are."""
+        self.tally = Tally()
         self.graphs: dict[int, Graph] = {}
         self.ledger = Ledger(
             config.tasks_waiting_max,
@@ -128,8 +132,11 @@ class Daemon:
             prompt_tokens_max=config.prompt_tokens_waiting_max,
             prompt_tokens_owner_max=config.prompt_tokens_waiting_owner_max,
         )
+        self.ledger.on_end = self.tally.turn_ended
         machine = machine or MachineMemory()
         self.registry = Registry(config, group, self.flush, machine=machine, parts=self.parts)
+        self.registry.on_loaded = self.tally.load_ended
+        self.registry.on_left = self.tally.worker_left
         room = self.registry.room
         self.memory = MemoryWatch(
             machine, self.registry.workers, room.spare_bytes, room.shed, time.monotonic, pace
@@ -180,7 +187,11 @@ class Daemon:
 
     async def call(self, request: Request) -> Any:
         """Do a call."""
-        return await self.calls[request.call](self, request)
+        try:
+            return await self.calls[request.call](self, request)
+        except InferdError as exc:
+            self.tally.call_refused(request.call, exc)
+            raise
 
     def left(self, connection: Connection) -> None:
         """End what a connection held: its sessions, its graphs, its leases."""
@@ -192,6 +203,7 @@ class Daemon:
 
     def refused(self, connection: Connection, error: InferdError) -> None:
         """Log why a connection was closed."""
+        self.tally.call_refused("connect", error)
         log.warning(
             "connection.refused",
             uid=connection.peer.uid,

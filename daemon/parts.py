@@ -62,6 +62,11 @@ PARTS = {
         "the service manager is not told how the daemon is",
         "Type=notify and NotifyAccess=main in the unit, or no NOTIFY_SOCKET",
     ),
+    "metrics": Part(
+        "the figures are not served: nobody can scrape them",
+        "free the address, or set `metrics` to another port, a path or off; it is tried again by"
+        " itself",
+    ),
     "uvloop": Part(
         "the event loop is asyncio's, which needs more time for each token",
         "install uvloop again, or remove it",

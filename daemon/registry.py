@@ -80,6 +80,10 @@ class Registry:
         self._last_files: dict[str, Path] = {}
         self._recovered = 0
         """In models that were removed."""
+        self.on_loaded: Callable[[Model, float | None], None] = lambda *_: None
+        """Hears of loads that have ended: the seconds, or None of one that failed."""
+        self.on_left: Callable[[Model, Worker], None] = lambda *_: None
+        """Hears of workers that are gone."""
         self.scan()
 
     def scan(self) -> None:
@@ -110,6 +114,11 @@ class Registry:
         self.scan()
         visible = [m for m in self._models.values() if m.uid in (None, uid)]
         return sorted(visible, key=lambda model: model.name)
+
+    @property
+    def known(self) -> list[Model]:
+        """All models, everybody's, as they were found last: no directory is read."""
+        return list(self._models.values())
 
     def _all_workers(self) -> list[Worker]:
         return [m.worker for m in self._models.values() if m.worker is not None]
@@ -259,6 +268,7 @@ class Registry:
         if model.worker is worker:
             model.worker = None
         log.info("model.left", model=model.name, pid=worker.pid)
+        self.on_left(model, worker)
         self.room.left(worker)
         self.turnstile.left(model)
         self._forget(model)
@@ -285,10 +295,12 @@ class Registry:
             self.room.loaded(worker)
             self._failures.forget(model.name)
             log.info("model.loaded", model=model.name, pid=worker.pid, seconds=took)
+            self.on_loaded(model, took)
             return
         if worker.pid:  # without a process the file is not to blame
             self._failures.note(model.name, *_conditions(model, worker.spec), error)
         log.error("model.failed", model=model.name, cause=error.message, seconds=took)
+        self.on_loaded(model, None)
 
     def _forget(self, model: Model) -> None:
         if model.fd >= 0 and not model.leases:

@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -25,6 +26,7 @@ from ..backends.errors import (
     error_from_wire,
 )
 from ..scheduler import messages as m
+from ..scheduler.figures import Figures
 from ..scheduler.link import pack_frame
 from ..scheduler.recorder import Act, Doing, Recorder, make_record
 from ..sessions.port import TaskReader
@@ -113,6 +115,10 @@ class Worker:
         self._readers: dict[int, TaskReader] = {}
         self._record = make_record()
         self._recorder = Recorder(self._record)
+        self.figures = Figures(self._record)
+        """What its engine has done, as of now or of when it ended."""
+        self.died = False
+        """It has ended, and nobody told it to."""
         self._watch = Watch(self._recorder, hang_s, self._is_awaited, self._kill)
         self._pending: dict[int, _Pending] = {}
         self._requests = 0
@@ -139,6 +145,12 @@ class Worker:
     def threads_max(self) -> int:
         """Threads that the configuration allows it."""
         return self.spec.threads
+
+    @property
+    def silent_s(self) -> float:
+        """How long it has done the same: a step, a prompt; 0 while it rests."""
+        act = self._recorder.read()
+        return 0.0 if act.doing is Doing.REST else max(0.0, time.monotonic() - act.at)
 
     @property
     def tasks(self) -> int:
@@ -489,6 +501,7 @@ class Worker:
             )
         self.loaded.set()
         if not self._quitting and self._info is not None:
+            self.died = True
             log.warning("worker.died", model=self.spec.name, pid=self.pid, cause=_death(code))
         self._part(self._crash(code))
         self._work_changed()

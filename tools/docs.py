@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 from inferd.backends.params.schema import json_schema, page
+from inferd.daemon.metrics.page import page as metrics_page
 
 __all__ = ("pages",)
 
@@ -15,6 +16,7 @@ DOCS = Path(__file__).parent.parent / "docs"
 def pages() -> dict[Path, str]:
     """Return what each page has to say, by its path."""
     return {
+        DOCS / "metrics.md": metrics_page(),
         DOCS / "parameters.md": page(),
         DOCS / "parameters.schema.json": json.dumps(json_schema(), indent=1, ensure_ascii=False)
         + "\n",

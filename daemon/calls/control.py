@@ -116,7 +116,9 @@ async def swap(daemon: Daemon, request: Request) -> w.SwapResult:
     p: w.SwapParams = request.params
     uid = request.connection.peer.uid
     model, config = daemon.registry.get(p.name, uid), daemon.registry.target(p.to, uid)
+    began = time.monotonic()
     done = await daemon.swaps.swap(model, config, p.mode)
+    daemon.tally.swapped(done.mode, time.monotonic() - began)
     return w.SwapResult(fingerprint=done.fingerprint, before=done.before, mode=done.mode)
 
 
@@ -250,6 +252,7 @@ async def stats(daemon: Daemon, request: Request) -> w.StatsResult:
             "sessions_expired": daemon.sessions.expired,
             "journal": daemon.journal.status,
             "parts": daemon.parts.describe(),
+            "metrics": daemon.metrics_at(),
             "waiting": states.count("waiting") + len(waiting_turns(daemon)),
             "running": states.count("running"),
             "parked": states.count("parked"),

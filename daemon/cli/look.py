@@ -172,6 +172,7 @@ def status(socket: SocketPath = None, as_json: JsonOutput = False) -> None:
     for part in stats["parts"]:
         if not part["works"]:
             write(f"{part['part']} fails: {part['missing']}: {part['cause']} ({part['remedy']})")
+    write(f"figures for Prometheus: {stats['metrics'] or 'not served'}")
     names = ", ".join(stats["models"]) or "none"
     write(f"models loaded: {names}; connections: {stats['connections']}; cores: {stats['cores']}")
 

@@ -23,6 +23,10 @@ def serve(
     state_dir: Annotated[
         Path | None, typer.Option(metavar="PATH", help="Where state is kept.")
     ] = None,
+    metrics: Annotated[
+        str | None,
+        typer.Option(metavar="ADDRESS", help="Where figures are served: a port, a path, or off."),
+    ] = None,
     cores: Annotated[
         str | None, typer.Option(metavar="N", help="Threads of each worker; 0: all cores.")
     ] = None,
@@ -48,6 +52,7 @@ def serve(
         "socket": socket,
         "models_dir": models_dir,
         "state_dir": state_dir,
+        "metrics": metrics,
         "cores": cores,
         "log_level": log_level,
         "log_format": log_format,

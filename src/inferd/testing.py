@@ -31,9 +31,12 @@ STOP_S_MAX = 30.0
 class RunningDaemon:
     """A daemon process. `socket` is the path for clients, `log` what it has logged so far."""
 
-    def __init__(self, config: str = "", models_dir: Path | str | None = None):
+    def __init__(
+        self, config: str = "", models_dir: Path | str | None = None, metrics: str | None = None
+    ):
         self._config = config
         self._models_dir = models_dir
+        self._metrics = metrics
         self.directory = Path()
         self.socket = ""
         self.process: subprocess.Popen[bytes] | None = None
@@ -93,6 +96,7 @@ class RunningDaemon:
             *("--socket", self.socket),
             *("--models-dir", str(self._models_dir or self.directory / "models")),
             *("--state-dir", str(self.directory / "state")),
+            *("--metrics", self._metrics or str(self.directory / "metrics.sock")),
         ]
 
     def _wait_until_ready(self, notify: socket.socket) -> None:
@@ -157,10 +161,13 @@ class RunningDaemon:
             await anyio.to_thread.run_sync(self.__exit__, kind, error, traceback)
 
 
-def running_daemon(config: str = "", *, models_dir: Path | str | None = None) -> RunningDaemon:
+def running_daemon(
+    config: str = "", *, models_dir: Path | str | None = None, metrics: str | None = None
+) -> RunningDaemon:
     """Return a daemon to be used as a context manager.
 
     *config* is the text of a configuration file, *models_dir* a folder of GGUF files; without
-    them there is the model `echo`.
+    them there is the model `echo`. *metrics* is where its figures are served; without it, on a
+    Unix socket of its own, `metrics.sock` in its directory.
     """
-    return RunningDaemon(config, models_dir)
+    return RunningDaemon(config, models_dir, metrics)

@@ -1,0 +1,275 @@
+"""From the daemon's own state to Prometheus' text, at the moment of a scrape.
+
+It reads what the daemon knows: it asks no worker, reads no directory, and touches no timer.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import accumulate
+from typing import TYPE_CHECKING
+
+import anyio.lowlevel
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+from prometheus_client.exposition import generate_latest
+from prometheus_client.process_collector import ProcessCollector
+from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
+
+from ... import __version__
+from ...backends.build import LLAMA_BUILD_NUMBER, LLAMA_COMMIT
+from ...scheduler.figures import COUNTERS, Histogram, StepKind, histograms_of
+from ...scheduler.task import PRIORITIES, priority_name
+from ...sessions.table import ACTIVE, State
+from ..models import Model, ModelState
+from ..swapping import NOBODY
+from .families import FAMILIES, PREFIX
+
+if TYPE_CHECKING:
+    from ..core import Daemon
+
+__all__ = ("CONTENT_TYPE", "metrics_of", "scrape")
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+Labels = tuple[str, ...]
+Samples = Mapping[Labels, float | Histogram]
+Read = Iterator[tuple[str, Samples]]
+OPEN_STATES = [state for state in State if state not in (State.DORMANT, State.CLOSED)]
+_KINDS: dict[str, type[CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily]] = {
+    "counter": CounterMetricFamily,
+    "gauge": GaugeMetricFamily,
+    "histogram": HistogramMetricFamily,
+}
+
+
+async def scrape(daemon: Daemon) -> bytes:
+    """Return all families as text; between two of them streams go on."""
+    parts = []
+    for metric in metrics_of(daemon):
+        parts.append(generate_latest(_One(metric)))
+        await anyio.lowlevel.checkpoint()
+    return b"".join(parts)
+
+
+class _One(Collector):
+    """A registry of one family, whose text `generate_latest` writes."""
+
+    def __init__(self, metric: Metric):
+        self._metric = metric
+
+    def collect(self) -> Iterable[Metric]:
+        return [self._metric]
+
+
+_process = ProcessCollector(registry=None)
+
+
+def metrics_of(daemon: Daemon) -> Iterator[Metric]:
+    """Yield all families, each as it is at that moment."""
+    for model in daemon.registry.known:
+        if model.worker is not None:
+            daemon.tally.add_up(model, model.worker)
+    for read in _READERS:
+        for name, samples in read(daemon):
+            yield _metric(name, samples)
+    yield from _process.collect()
+
+
+def _metric(name: str, samples: Samples) -> Metric:
+    """Return a family with its samples.
+
+    :raises KeyError: the table has no such family.
+    """
+    family = FAMILIES[name]
+    made = _KINDS[family.kind](PREFIX + name, family.doc.replace("`", ""), labels=family.labels)
+    for labels, value in samples.items():
+        assert len(labels) == len(family.labels), f"{name}{labels}"
+        if isinstance(made, HistogramMetricFamily):
+            assert isinstance(value, Histogram)
+            made.add_metric(labels, _buckets(value), value.sum)
+        else:
+            assert not isinstance(value, Histogram)
+            made.add_metric(labels, value)
+    return made
+
+
+def _buckets(histogram: Histogram) -> list[tuple[str, float]]:
+    bounds = [*map(floatToGoString, histogram.bounds), "+Inf"]
+    return list(zip(bounds, accumulate(histogram.counts), strict=True))
+
+
+def _one(value: float) -> Samples:
+    return {(): value}
+
+
+# What is read, section by section of the table.
+
+
+def _turns(daemon: Daemon) -> Read:
+    loaded = {daemon.tally.name_of(m) for m in daemon.registry.known if m.loaded is not None}
+    states: dict[str, Counter[Labels]] = {
+        state: Counter({(name, p): 0 for name in loaded for p in PRIORITIES}) for state in ACTIVE
+    }
+    reasons: Counter[Labels] = Counter({(n, r): 0 for n in loaded for r in ("slot", "model")})
+    for session in daemon.sessions:
+        turn = session.turn
+        if session.active and turn is not None:
+            name = daemon.tally.name_of_source(session.model)
+            states[session.state][name, priority_name(turn.spec.priority)] += 1
+            if session.state == State.WAITING:
+                reasons[name, "slot"] += 1
+    for model, visit in daemon.registry.turnstile.waiting:
+        if visit.turn:
+            name = daemon.tally.name_of(model)
+            states[State.WAITING][name, priority_name(visit.priority)] += 1
+            reasons[name, "model"] += 1
+    yield "num_requests_running", states[State.RUNNING]
+    yield "num_requests_waiting", states[State.WAITING]
+    yield "num_requests_waiting_by_reason", reasons
+    yield "num_requests_parked", states[State.PARKED]
+    yield "request_recoveries", _one(daemon.registry.recovered)
+    accuracy = daemon.ledger.accuracy
+    ratio = Histogram(FAMILIES["retry_after_ratio"].bounds)
+    ratio.counts, ratio.sum = list(accuracy.counts), accuracy.sum
+    yield "retry_after_ratio", {(): ratio}
+
+
+COUNTED = (
+    *("request_success", "request_failures", "admission_rejections", "call_errors"),
+    *("model_load_failures", "model_unloads", "worker_restarts"),
+)
+OBSERVED = (
+    *("request_queue_time_seconds", "time_to_first_token_seconds"),
+    *("request_time_per_output_token_seconds", "e2e_request_latency_seconds"),
+    *("model_load_seconds", "model_swap_seconds"),
+)
+"""Families that the tally has as they are told."""
+
+
+def _tallied(daemon: Daemon) -> Read:
+    for name in COUNTED:
+        yield name, daemon.tally.counters[name]
+    for name in OBSERVED:
+        yield name, daemon.tally.histograms[name]
+
+
+ENGINE_COUNTERS = {
+    "generation_tokens": "generated",
+    "prompt_tokens_cached": "cached",
+    "prefix_cache_queries": "looked_up",
+    "num_preemptions": "parks",
+    "context_shifts": "shifts",
+    "kv_restores": "restores",
+    "kv_fetches": "fetches",
+    "kv_full_steps": "kv_full",
+    "steps_over_target": "over_target",
+}
+"""Families by what an engine calls it."""
+TIERS = ("slot", "memory", "disk")
+
+
+def _engines(daemon: Daemon) -> Read:
+    engines = daemon.tally.engines
+    counts = {name: dict(zip(COUNTERS, cells, strict=False)) for name, cells in engines.items()}
+    for family, key in ENGINE_COUNTERS.items():
+        yield family, {(name,): found[key] for name, found in counts.items()}
+    prompts: Samples = {
+        (name,): found["prompt"] + found["cached"] for name, found in counts.items()
+    }
+    yield "prompt_tokens", prompts
+    yield (
+        "prefix_cache_hits",
+        {(n, tier): found[f"reused_{tier}"] for n, found in counts.items() for tier in TIERS},
+    )
+    steps = {name: histograms_of(cells) for name, cells in engines.items()}
+    yield "step_seconds", {(n, kind): h[f"{kind}_s"] for n, h in steps.items() for kind in StepKind}
+    yield "iteration_tokens", {(name,): h["rows_a_step"] for name, h in steps.items()}
+    yield "iteration_sequences", {(name,): h["sequences_a_step"] for name, h in steps.items()}
+    yield "step_target_seconds", _one(daemon.config.step_ms_target / 1000)
+
+
+def _loaded(daemon: Daemon) -> Read:
+    """Read what there is of the models that are loaded; of several under one label all together."""
+    slots: Counter[Labels] = Counter()
+    cells: Counter[Labels] = Counter()
+    used: Counter[Labels] = Counter()
+    silent: dict[Labels, float] = {}
+    memory: Counter[Labels] = Counter()
+    kv: Counter[Labels] = Counter({("", "disk"): daemon.registry.kv_index.bytes})
+    for model in daemon.registry.known:
+        worker, name = model.loaded, daemon.tally.name_of(model)
+        if worker is None:
+            continue
+        gauges, info = worker.figures.gauges(), worker.info
+        slots[(name,)] += info.slots
+        cells[(name,)] += info.slots * info.ctx_size
+        used[(name,)] += int(gauges["slot_tokens"])
+        silent[(name,)] = max(silent.get((name,), 0.0), worker.silent_s)
+        kv[name, "memory"] += int(gauges["kv_bytes"])
+        for part, size in _parts(daemon, model):
+            memory[name, part] += size
+            if part == "context":
+                kv[name, "slots"] += size
+    yield "slots", slots
+    yield "kv_cache_usage_perc", {key: used[key] / size for key, size in cells.items() if size}
+    yield "worker_silent_seconds", silent
+    yield "model_memory_bytes", memory
+    yield "kv_bytes", kv
+    config = daemon.config
+    bounds: dict[Labels, float] = {("memory",): config.kv_ram_bytes}
+    yield "kv_bytes_max", bounds | {("disk",): config.kv_disk_bytes}
+    yield "kv_disk_files", _one(len(daemon.registry.kv_index))
+
+
+def _parts(daemon: Daemon, model: Model) -> Iterator[tuple[str, int]]:
+    need = daemon.registry.room.claimed(model.worker)
+    if need is not None:
+        yield from (("weights", need.weights), ("context", need.context))
+        yield from (("compute", need.compute), ("process", need.process))
+        yield from need.devices.items()
+
+
+def _models(daemon: Daemon) -> Read:
+    states: Counter[Labels] = Counter({(state.value,): 0 for state in ModelState})
+    known = (model for model in daemon.registry.known if model.uid != NOBODY)
+    states.update((model.state.value,) for model in known)
+    yield "models", states
+
+
+def _sessions(daemon: Daemon) -> Read:
+    sessions = daemon.sessions
+    states: Counter[Labels] = Counter({(state.value,): 0 for state in OPEN_STATES})
+    states.update((session.state.value,) for session in sessions)
+    yield "sessions", states
+    yield "sessions_max", _one(sessions.sessions_max)
+    yield "sessions_dormant", _one(sessions.dormant)
+    yield "sessions_dormant_bytes", _one(sessions.dormant_bytes)
+    yield "sessions_expired", _one(sessions.expired)
+    yield "sessions_refused", _one(sessions.refused)
+    yield "session_forks", _one(sessions.forked)
+    yield "journal_lag_seconds", _one(daemon.journal.lag_s)
+
+
+def _daemon(daemon: Daemon) -> Read:
+    config, memory = daemon.config, daemon.memory.status
+    yield "build_info", {(__version__, str(LLAMA_BUILD_NUMBER), LLAMA_COMMIT): 1}
+    yield "draining", _one(daemon.draining)
+    yield "part_works", {(p["part"],): p["works"] for p in daemon.parts.describe()}
+    yield "connections", _one(len(daemon.server.connections))
+    yield "connections_max", _one(config.connections_max)
+    yield "cores", _one(config.cores)
+    free = memory["free_bytes"]
+    yield "memory_free_bytes", {} if free is None else _one(free)
+    yield "memory_short", _one(bool(memory["short"]))
+    yield "memory_shortages", _one(memory["times"] or 0)
+
+
+_READERS: tuple[Callable[[Daemon], Read], ...] = (
+    *(_turns, _tallied, _engines, _loaded, _models, _sessions, _daemon),
+)

@@ -1,0 +1,90 @@
+"""Scrapes a daemon as Prometheus does, over whatever it serves its figures on."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from inferd.testing import RunningDaemon
+
+__all__ = ("Figures", "ask", "figures_of", "scrape", "until")
+
+SECONDS_MAX = 20.0
+POLL_S = 0.01
+
+
+def connect(where: str) -> socket.socket:
+    """Connect to a path, or to HOST:PORT."""
+    if where.startswith("/"):
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        sock.settimeout(SECONDS_MAX)
+        try:
+            sock.connect(where)
+        except BaseException:
+            sock.close()
+            raise
+        return sock
+    host, _, port = where.rpartition(":")
+    return socket.create_connection((host.strip("[]"), int(port)), SECONDS_MAX)
+
+
+def ask(where: str, request: bytes) -> tuple[int, dict[str, str], bytes]:
+    """Send a request as it is; return status, headers and body of the answer."""
+    with connect(where) as sock:
+        sock.sendall(request)
+        data = b""
+        while part := sock.recv(1 << 16):
+            data += part
+    head, _, body = data.partition(b"\r\n\r\n")
+    first, *lines = head.decode().split("\r\n")
+    headers = dict(line.split(": ", 1) for line in lines)
+    return int(first.split(" ")[1]), headers, body
+
+
+def where_of(daemon: RunningDaemon) -> str:
+    """Return where a daemon of the tests serves its figures."""
+    return str(daemon.directory / "metrics.sock")
+
+
+def scrape(where: str) -> str:
+    """Return the text of a scrape."""
+    status, headers, body = ask(where, b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    assert (status, int(headers["Content-Length"])) == (200, len(body))
+    assert headers["Content-Type"] == "text/plain; version=0.0.4; charset=utf-8"
+    return body.decode()
+
+
+class Figures:
+    """One scrape, as samples."""
+
+    def __init__(self, text: str):
+        self.text = text
+        self.families = {family.name: family for family in text_string_to_metric_families(text)}
+        self._values = {
+            (sample.name, frozenset(sample.labels.items())): sample.value
+            for family in self.families.values()
+            for sample in family.samples
+        }
+
+    def __call__(self, sample: str, **labels: str) -> float:
+        """Return the value of a sample, of its name behind `inferd_`; 0.0 if there is none."""
+        return self._values.get((f"inferd_{sample}", frozenset(labels.items())), 0.0)
+
+
+def figures_of(daemon: RunningDaemon) -> Figures:
+    """Scrape a daemon of the tests."""
+    return Figures(scrape(where_of(daemon)))
+
+
+def until(daemon: RunningDaemon, holds: Callable[[Figures], bool]) -> Figures:
+    """Return the first scrape of which *holds* is true."""
+    rest = threading.Event()
+    for _ in range(int(SECONDS_MAX / POLL_S)):
+        figures = figures_of(daemon)
+        if holds(figures):
+            return figures
+        rest.wait(POLL_S)
+    raise AssertionError(f"it never held:\n{figures.text}")

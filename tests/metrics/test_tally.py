@@ -1,0 +1,66 @@
+"""What is counted as it passes: bounded names, and which bound refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from inferd.backends.errors import (
+    Busy,
+    EndOfSequence,
+    InferdError,
+    InvalidArgument,
+    OutOfMemory,
+    PromptTooLong,
+    SessionBusy,
+    ShuttingDown,
+)
+from inferd.daemon.metrics.families import FAMILIES, SECTIONS
+from inferd.daemon.metrics.tally import MODELS_MAX, OTHERS, Tally, reason_of
+
+
+def test_names_of_models_are_bounded() -> None:
+    tally = Tally()
+    names = [tally.bounded(f"m{n}") for n in range(MODELS_MAX + 10)]
+    assert names[:MODELS_MAX] == [f"m{n}" for n in range(MODELS_MAX)]
+    assert set(names[MODELS_MAX:]) == {OTHERS}
+    assert tally.bounded("m0") == "m0"
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (Busy("full", data={"queue_length": 3, "retry_after_s": 1.0}), "queue"),
+        (Busy("full", data={"sessions_max": 3}), "sessions"),
+        (Busy("full", data={"connections_max": 3}), "connections"),
+        (Busy("swapped", data={"retry_after_s": 0.0}), "other"),
+        (ShuttingDown("it ends"), "draining"),
+        (OutOfMemory("too large"), "memory"),
+        (SessionBusy("a turn is under way"), None),
+        (InvalidArgument("no"), None),
+        (PromptTooLong("no"), None),
+    ],
+)
+def test_a_refusal_names_its_bound_and_a_mistake_none(
+    error: InferdError, reason: str | None
+) -> None:
+    assert reason_of(error) == reason
+    tally = Tally()
+    tally.call_refused("stream", error)
+    assert tally.counters["call_errors"]["stream", error.name] == 1
+    told = {r: n for (r,), n in tally.counters["admission_rejections"].items() if n}
+    assert told == ({} if reason is None else {reason: 1})
+
+
+def test_the_end_of_a_pulled_turn_is_no_error() -> None:
+    tally = Tally()
+    tally.call_refused("compute_single", EndOfSequence("it has ended"))
+    assert not tally.counters["call_errors"]
+
+
+def test_the_table_has_each_name_once_and_bounds_that_rise() -> None:
+    assert len(FAMILIES) == sum(map(len, SECTIONS.values()))
+    for family in FAMILIES.values():
+        assert (family.kind == "histogram") == bool(family.bounds), family.name
+        assert list(family.bounds) == sorted(set(family.bounds)), family.name
+        assert not set(family.labels) & {"user", "uid", "owner", "session", "session_id", "client"}
+        assert family.doc.endswith(".")
