@@ -9,6 +9,7 @@ from . import (
     pipeline,
     prefix,
     returning,
+    scrape,
     sessions,
     swap,
     two_models,
@@ -20,6 +21,6 @@ __all__ = ("SCENARIOS", "Scenario")
 
 _ALL = (
     *(decode, prefix, urgent, long_prompt, sessions),
-    *(returning, swap, pipeline, two_models, foreign),
+    *(returning, swap, pipeline, two_models, foreign, scrape),
 )
 SCENARIOS: dict[str, Scenario] = {module.SCENARIO.name: module.SCENARIO for module in _ALL}
