@@ -227,6 +227,8 @@ class Engine:
         ending = take_up(self.model, task)
         if ending is not None:
             self._finish(task, ending)
+        elif len(task.tokens) >= ctx_size_of(task, self.model):
+            self._shift(task)  # the worker before was about to
 
     def _check(self, task: Task) -> None:
         check_task(task, self.model)
@@ -475,22 +477,26 @@ class Engine:
         ctx_size = ctx_size_of(task, self.model)
         keep = task.prompt_size if task.spec.n_keep < 0 else task.spec.n_keep
         keep = max(1, min(keep, ctx_size - 4))
-        left = task.computed - keep
+        left = len(task.tokens) - 1 - keep
         discard = min(max(task.spec.n_discard or left // 2, 1), left - 1)
         if not self._may_shift(task) or left < 2:
             self._finish(task, Ending("context_full", str(ctx_size)))
             return
+        if task.slot >= 0:
+            self._shift_slot(task, keep, discard)
+        del task.tokens[keep : keep + discard]
+        task.dropped += discard
+        task.shifts += 1
+        self._counters["shifts"] += 1
+        self.outbox.append(m.Shifted(task.spec.id, keep, discard))
+
+    def _shift_slot(self, task: Task, keep: int, discard: int) -> None:
         try:
             self.model.shift(task.slot, keep, discard)
             task.computed -= discard
             task.shifted = task.unsettled = True
         except BackendError:  # cells are missing: the shortened text is computed again
             self.slots.clear(task)
-        del task.tokens[keep : keep + discard]
-        task.dropped += discard
-        task.shifts += 1
-        self._counters["shifts"] += 1
-        self.outbox.append(m.Shifted(task.spec.id, keep, discard))
 
     # Answers.
 
