@@ -67,6 +67,7 @@ def taken(pattern: str) -> Pattern | None:
 @example("(?m)^b", "a\nb", [])
 @example("(?:a|ab)b", "ab", [])
 @example("(?i)ü", "Ü", [])
+@example("(?:aab|ab)a", "aaba", [])
 @given(PATTERNS, TEXTS, st.lists(st.integers(0, 3), max_size=6))
 def test_the_match_is_pythons_that_ends_first_however_the_text_is_split(
     pattern: str, text: str, sizes: list[int]

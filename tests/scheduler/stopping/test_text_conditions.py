@@ -139,6 +139,10 @@ def test_a_pattern_withholds_so_much_text_and_then_cuts_so_much() -> None:
     assert whole.startswith(text) and text.decode()
     assert WITHHELD_BYTES_MAX - 1 <= len(whole) - len(text) <= WITHHELD_BYTES_MAX
     assert said(assembler_of(stopping), [whole])[0] == text
+    assembler = assembler_of(stopping)
+    for piece in pieces[:-2]:
+        assembler.feed(piece)
+    assert len(assembler.flush()) <= WITHHELD_BYTES_MAX, "the rest was told"
 
 
 # What is complete

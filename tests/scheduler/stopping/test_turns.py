@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -99,7 +100,7 @@ def told(text: str, stopping: StoppingParams, deaths: Sequence[int], *, shift: b
         return EnginePort(Bench(options=SURPRISED, ctx_size=48 if shift else 256, slots=1))
 
     port = worker()
-    spec = port.bench.spec(1, text, stopping=stopping, ctx_shift=shift, n_predict=60)
+    spec = port.bench.spec(1, text, stopping=stopping, ctx_shift=shift, n_keep=-1, n_predict=60)
     turn = Turn(port, spec, lambda _: None)
     turn.start()
     for turns in deaths:
@@ -118,6 +119,8 @@ def told(text: str, stopping: StoppingParams, deaths: Sequence[int], *, shift: b
 @settings(deadline=None)
 @example("ab!a!b!!!!", StoppingParams(stop_surprise=4.0, stop_surprise_window=8), [4, 3], False)
 @example("abab" * 9, StoppingParams(stop_repetition=0.9, stop_repetition_window=12), [30], True)
+@example("[[aaaaaaaaaaaaa]aaaaaaaaaaaa", StoppingParams(stop_complete=("json",)), [21], True)
+@example("?" * 13 + "D" + "?" * 15 + "üü", StoppingParams(), [3, 12], True)
 @example("x bEENDd", StoppingParams(stop_patterns=("b.*d",)), [5, 2], False)
 @given(TEXTS, CONDITIONS, st.lists(st.integers(0, 12), min_size=1, max_size=3), st.booleans())
 def test_a_turn_whose_worker_dies_ends_where_it_would_have(
@@ -187,7 +190,11 @@ def test_conditions_of_a_turn_under_way_stay_as_they_were() -> None:
     turn.start()
     for _ in range(3):
         port.turn()
-    turn.adjust(port.bench.spec(1, "", stop=("two",)))
+    turn.adjust(msgspec.structs.replace(spec, stop=("two",), stopping=StoppingParams()))
+    port = EnginePort(Bench())
+    again = turn.go_on(port)
+    assert again is not None
+    port.submit(again, turn)
     port.run()
     assert turn.stats is not None
     assert (bytes(turn.text), turn.stats.stop_reason) == (b"one ", "pattern")
@@ -217,7 +224,10 @@ def test_the_bound_on_a_prompt_counts_neither_the_queue_nor_the_answer() -> None
     bench.turn(bench.submit(1, "first", pull=True))
     bench.turn(bench.submit(2, "second", stopping=StoppingParams(t_max_prompt_ms=500)))
     bench.now += 10
-    bench.run(m.Cancel(1))
+    bench.turn(m.Cancel(1))
+    bench.now += 10
+    while not bench.tokens(2):
+        bench.turn()
     bench.now += 10
     bench.run()
     assert (bench.text(2), bench.stats(2).stop_reason) == (b"second", "eos")
@@ -286,6 +296,12 @@ def test_repetition_is_the_share_of_grams_that_are_not_the_first_of_their_kind(
         share = 1 - len(set(grams)) / len(grams) if len(last) == window else -1.0
         found = repetition.feed(token)
         assert found == (f"{share:.3f}" if share >= threshold else None)
+
+
+def test_repetition_at_its_threshold_counts() -> None:
+    repetition = Repetition(0.5, 7)
+    found = [repetition.feed(token) for token in (1, 2, 1, 2, 1, 2, 1)]
+    assert found == [None] * 6 + ["0.500"]
 
 
 def test_surprise_is_the_mean_of_a_full_window() -> None:
