@@ -20,14 +20,23 @@ from typing import Any
 
 from .errors import InvalidArgument
 
-__all__ = ("PATTERN_CHARACTERS_MAX", "STATES_MAX", "Matcher", "Pattern", "byte_size")
+__all__ = (
+    "PATTERN_CHARACTERS_MAX",
+    "STATES_MAX",
+    "WEIGHT_MAX",
+    "Matcher",
+    "Pattern",
+    "byte_size",
+)
 
 PATTERN_CHARACTERS_MAX = 500
 STATES_MAX = 1000
-_STEPS_MAX = 10_000
-"""Steps of a pattern that are remembered."""
+WEIGHT_MAX = 1000
+"""States that one character takes patterns through: 0.2 ms, where all are alive (measured)."""
+_PASSED_MAX = 1000
+"""Characters of which a pattern remembers what tests they pass."""
 _parser: Any = importlib.import_module("re._parser")
-_ACCEPT = -1
+_ACCEPT = _NO_TEST = -1
 _BEGIN, _LINE, _INSIDE = 0, 1, 2
 """What stands before a place: nothing, a line's end, another character."""
 _NEVER: dict[str, str] = {
@@ -59,53 +68,57 @@ def byte_size(text: str) -> int:
 class Pattern:
     """A regular expression as an automaton; *whole* ones match from the text's beginning only.
 
+    A state takes one character if its test (`tests`) is among those that the character passes
+    (`passed`); `after` has the states that follow it, behind a line's end and behind others.
+
     :raises InvalidArgument: it is none, is too large, matches the empty text, or needs more than
         the text so far.
     """
 
     def __init__(self, text: str, *, whole: bool = False):
         self.text, self.whole = text, whole
-        self._tests: list[Test | None] = []
-        """What a state takes; None: it goes on without taking a character."""
+        self.tests: list[int] = []
+        """By state; none: it goes on without taking a character."""
+        self._tests: dict[Any, int] = {}
+        self._passes: list[Test] = []
+        self._passed: dict[str, frozenset[int]] = {}
         self._edges: list[tuple[int, ...]] = []
         self._lines: dict[int, bool] = {}
         """States that hold only at the beginning, or, if true, at a line's, too."""
-        self._steps: dict[tuple[int, str], tuple[int, ...]] = {}
-        self._work = 0
+        self.weight = self._work = 0
+        """States that one character takes it through, where all are alive; steps of its making."""
         try:
-            self._first = self._sequence(*_parsed(text), _ACCEPT)
+            first = self._sequence(*_parsed(text), _ACCEPT)
         except RecursionError:
             raise _refused(text, "it is nested too deep") from None
-        self.begin = [self._closure(self._first, before) for before in (_BEGIN, _LINE, _INSIDE)]
+        self.begin = [self._closure(first, before) for before in (_BEGIN, _LINE, _INSIDE)]
         """The states in which a match begins, by what stands before."""
         if any(_ACCEPT in states for states in self.begin):
             raise _refused(text, "it matches the empty text, and so everywhere")
+        self.after = [self._behind(state) for state in range(len(self.tests))]
 
-    def __len__(self) -> int:
-        return len(self._tests)
+    def _behind(self, state: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        if self.tests[state] == _NO_TEST:
+            return (), ()
+        [following] = self._edges[state]
+        return self._closure(following, _LINE), self._closure(following, _INSIDE)
 
     @staticmethod
-    @lru_cache(256)
+    @lru_cache(64)
     def of(text: str, whole: bool = False) -> Pattern:
         """Return the pattern of *text*, made once."""
         return Pattern(text, whole=whole)
 
-    def step(self, state: int, character: str) -> tuple[int, ...]:
-        """Return the states that follow *state* behind *character*."""
-        key = (state, character)
-        found = self._steps.get(key)
+    def passed(self, character: str) -> frozenset[int]:
+        """Return the tests that *character* passes."""
+        found = self._passed.get(character)
         if found is None:
-            if len(self._steps) >= _STEPS_MAX:
-                self._steps.clear()
-            found = self._steps[key] = self._step(state, character)
+            if len(self._passed) >= _PASSED_MAX:
+                self._passed.clear()
+            passes = enumerate(self._passes)
+            found = frozenset(number for number, test in passes if test(character))
+            self._passed[character] = found
         return found
-
-    def _step(self, state: int, character: str) -> tuple[int, ...]:
-        test = self._tests[state]
-        if test is None or not test(character):
-            return ()
-        [following] = self._edges[state]
-        return self._closure(following, _LINE if character == "\n" else _INSIDE)
 
     def _closure(self, state: int, before: int) -> tuple[int, ...]:
         """Return the states that take a character, and the end, as far as nothing is taken."""
@@ -115,20 +128,24 @@ class Pattern:
             if state in seen:
                 continue
             seen.add(state)
-            if state == _ACCEPT or self._tests[state] is not None:
+            if state == _ACCEPT or self.tests[state] != _NO_TEST:
                 found.append(state)
             elif state not in self._lines or before < _LINE + self._lines[state]:
                 todo += self._edges[state]
+        if before == _INSIDE:
+            self.weight += len(seen)
+            if self.weight > WEIGHT_MAX:
+                raise _refused(self.text, f"a character takes it through over {WEIGHT_MAX} states")
         return tuple(found)
 
     # Making it, from the end to the beginning.
 
-    def _state(self, test: Test | None, *following: int) -> int:
-        if len(self._tests) >= STATES_MAX:
+    def _state(self, test: int, *following: int) -> int:
+        if len(self.tests) >= STATES_MAX:
             raise _refused(self.text, f"it has more than {STATES_MAX} states")
-        self._tests.append(test)
+        self.tests.append(test)
         self._edges.append(following)
-        return len(self._tests) - 1
+        return len(self.tests) - 1
 
     def _sequence(self, items: Iterable[Any], flags: int, then: int) -> int:
         """Return the state in which *items* begin, behind which the state *then* comes."""
@@ -145,30 +162,39 @@ class Pattern:
                 _, added, removed, items = value
                 return self._sequence(items, (flags | added) & ~removed, then)
             case "BRANCH":
-                return self._state(None, *(self._sequence(i, flags, then) for i in value[1]))
+                return self._state(_NO_TEST, *(self._sequence(i, flags, then) for i in value[1]))
             case "MAX_REPEAT" | "MIN_REPEAT":
                 low, high, items = value
                 return self._repeat(low, high, items, flags, then)
             case "AT" if value.name in ("AT_BEGINNING", "AT_BEGINNING_STRING"):
-                state = self._state(None, then)
+                state = self._state(_NO_TEST, then)
                 lines = value.name == "AT_BEGINNING" and flags & re.MULTILINE
                 self._lines[state] = bool(lines)
                 return state
-        test = _test(op, value, flags)
-        if test is None:
-            name = value.name if op == "AT" else op
-            raise _refused(self.text, f"{_NEVER.get(name, name)} cannot be told while text grows")
-        return self._state(test, then)
+        return self._state(self._test(op, value, flags), then)
+
+    def _test(self, op: str, value: Any, flags: int) -> int:
+        """Return the number of the test that is this part of the pattern: repeats have one."""
+        key = (op, id(value) if isinstance(value, list) else value, flags)
+        if key not in self._tests:
+            test = _test(op, value, flags)
+            if test is None:
+                name = value.name if op == "AT" else op
+                why = f"{_NEVER.get(name, name)} cannot be told while text grows"
+                raise _refused(self.text, why)
+            self._tests[key] = len(self._passes)
+            self._passes.append(test)
+        return self._tests[key]
 
     def _repeat(self, low: int, high: int, items: Any, flags: int, then: int) -> int:
         if high is _parser.MAXREPEAT:
-            loop = self._state(None)
+            loop = self._state(_NO_TEST)
             self._edges[loop] = (self._sequence(items, flags, loop), then)
             then = loop
         else:
             end = then
             for _ in range(high - low):
-                then = self._state(None, self._sequence(items, flags, then), end)
+                then = self._state(_NO_TEST, self._sequence(items, flags, then), end)
         for _ in range(low):
             then = self._sequence(items, flags, then)
         return then
@@ -252,22 +278,23 @@ class Matcher:
 
         What stands behind a match has not been looked at: it is not to be fed more.
         """
-        step, begin = self._pattern.step, self._pattern.begin
+        pattern = self._pattern
+        tests, follow = pattern.tests, pattern.after
         for character in text:
             end = at + byte_size(character)
+            passed, inside = pattern.passed(character), character != "\n"
             after: dict[int, int] = {}
             for state, start in self._threads.items():
-                for following in step(state, character):
-                    if start < after.get(following, end):
-                        after[following] = start
+                if tests[state] in passed:
+                    for following in follow[state][inside]:
+                        if start < after.get(following, end):
+                            after[following] = start
             for state in self._begin:
-                for following in step(state, character):
-                    after.setdefault(following, at)
+                if tests[state] in passed:
+                    for following in follow[state][inside]:
+                        after.setdefault(following, at)
             if _ACCEPT in after:
                 return after[_ACCEPT], end
             self._threads, at = after, end
-            if not self._pattern.whole:
-                self._begin = begin[_LINE if character == "\n" else _INSIDE]
-            else:
-                self._begin = ()
+            self._begin = () if pattern.whole else pattern.begin[_LINE + inside]
         return None

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from ..errors import InvalidArgument
-from ..patterns import STATES_MAX, Pattern
+from ..patterns import WEIGHT_MAX, Pattern
 from .table import BY_NAME
 
 __all__ = (
@@ -78,18 +78,20 @@ def _patterns_can_be_run(values: dict[str, Any], _: dict[str, str], errors: list
 
 
 def _can_be_run(
-    name: str, patterns: Sequence[tuple[str, str]], most: int, errors: list[str]
+    name: str, patterns: Sequence[tuple[str, str]], count_max: int, errors: list[str]
 ) -> None:
-    if len(patterns) > most:
-        errors.append(f"{name}: {len(patterns)} patterns; {most} at most")
+    if len(patterns) > count_max:
+        errors.append(f"{name}: {len(patterns)} patterns; {count_max} at most")
         return
     try:
-        states = sum(len(trigger_pattern(*pattern)) for pattern in patterns)
+        weight = sum(trigger_pattern(*pattern).weight for pattern in patterns)
     except InvalidArgument as exc:
         errors.append(f"{name}: {exc.message}; {exc.hint}")
         return
-    if states > STATES_MAX:
-        errors.append(f"{name}: {states} states in all; {STATES_MAX} at most")
+    if weight > WEIGHT_MAX:
+        errors.append(
+            f"{name}: a character takes them through {weight} states; {WEIGHT_MAX} at most"
+        )
 
 
 def _what_is_complete_is_known(

@@ -16,7 +16,7 @@ from inferd.backends.params import (
     stopping_params,
 )
 from inferd.backends.params.stopping import PATTERNS_MAX, TOKENS_MAX, TRIGGERS_MAX
-from inferd.backends.patterns import STATES_MAX
+from inferd.backends.patterns import WEIGHT_MAX
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_a_form_that_is_wrong_is_refused_with_its_key(document: dict[str, Any], 
     [
         ({"stop-patterns": ["("]}, "stop-patterns: the pattern '\\('"),
         ({"stop-patterns": ["a"] * (PATTERNS_MAX + 1)}, f"{PATTERNS_MAX} at most"),
-        ({"stop-patterns": ["a{600}", "b{600}"]}, f"1200 states in all; {STATES_MAX} at most"),
+        ({"stop-patterns": ["a{900}", "b{900}"]}, f"through 1802 states; {WEIGHT_MAX} at most"),
         ({"stop-complete": ["poem"]}, "'poem'; there are json, fence, sentence"),
         ({"stop-tokens": [1] * (TOKENS_MAX + 1)}, f"{TOKENS_MAX} at most"),
         ({"grammar-lazy": True, "grammar": "root ::= [a]"}, "no grammar-triggers"),
@@ -120,7 +120,7 @@ def test_conditions_that_cannot_hold_are_refused(values: dict[str, Any], says: s
 def test_conditions_at_their_limits_hold() -> None:
     values: dict[str, Any] = {
         "grammar": "root ::= [a]",
-        "stop-patterns": ["a{124}b"] * PATTERNS_MAX,
+        "stop-patterns": ["a{123}b"] * PATTERNS_MAX,
         "stop-tokens": [1] * TOKENS_MAX,
         "grammar-triggers": [["word", "a"]] * TRIGGERS_MAX + [["token", 1]] * TOKENS_MAX,
     }
