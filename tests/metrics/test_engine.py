@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from inferd.scheduler.figures import COUNTERS, WRITTEN_S, Figures, histograms_of
+from inferd.scheduler.kv_files import KvFiles
 from inferd.scheduler.plan import Limits
 from tests.scheduler.doubles import Bench
+from tests.scheduler.test_kv import settle
 
 TEXT = "a text that is long enough to be worth keeping"
 TOKENS = len(TEXT) + 2
@@ -59,6 +63,23 @@ def test_spared_tokens_are_counted_where_they_were_found() -> None:
     assert after["reused_memory"] - before["reused_memory"] == TOKENS - 1
     tiers = sum(after[f"reused_{tier}"] for tier in ("slot", "memory", "disk"))
     assert tiers == after["cached"] == sum(bench.stats(n).cached_tokens for n in range(1, 5))
+
+
+def test_what_was_read_from_disk_counts_as_such_once(tmp_path: Path) -> None:
+    first = Bench(files=KvFiles(tmp_path, "echo-1"))
+    first.run(first.submit(1, TEXT, session="kept", persist=True))
+    first.engine.close()
+    files = KvFiles(tmp_path, "echo-1")
+    second = Bench(slots=1, files=files, limits=Limits(share_tokens_min=16))
+    second.turn(second.submit(2, TEXT))
+    settle(second, files)
+    found = counted(second)
+    assert (found["reused_disk"], found["fetches"], found["restores"]) == (TOKENS - 1, 1, 1)
+    second.run(second.submit(3, "something else that takes the one slot there is"))
+    second.run(second.submit(4, TEXT))
+    second.engine.close()
+    assert counted(second)["reused_disk"] == TOKENS - 1
+    assert counted(second)["reused_memory"] >= TOKENS - 1
 
 
 def test_figures_are_told_now_and_then_and_once_more_when_it_rests() -> None:
