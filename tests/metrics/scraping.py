@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
 from collections.abc import Callable
 
 from prometheus_client.parser import text_string_to_metric_families
@@ -81,10 +82,8 @@ def figures_of(daemon: RunningDaemon) -> Figures:
 
 def until(daemon: RunningDaemon, holds: Callable[[Figures], bool]) -> Figures:
     """Return the first scrape of which *holds* is true."""
-    rest = threading.Event()
-    for _ in range(int(SECONDS_MAX / POLL_S)):
-        figures = figures_of(daemon)
-        if holds(figures):
-            return figures
+    rest, end = threading.Event(), time.monotonic() + SECONDS_MAX
+    while not holds(figures := figures_of(daemon)):
+        assert time.monotonic() < end, f"it never held:\n{figures.text}"
         rest.wait(POLL_S)
-    raise AssertionError(f"it never held:\n{figures.text}")
+    return figures
