@@ -203,10 +203,10 @@ def _loaded(daemon: Daemon) -> Read:
     memory: Counter[Labels] = Counter()
     kv: Counter[Labels] = Counter({("", "disk"): daemon.registry.kv_index.bytes})
     for model in daemon.registry.known:
-        worker, name = model.loaded, daemon.tally.name_of(model)
+        worker = model.loaded
         if worker is None:
             continue
-        gauges, info = worker.figures.gauges(), worker.info
+        name, gauges, info = daemon.tally.name_of(model), worker.figures.gauges(), worker.info
         slots[(name,)] += info.slots
         cells[(name,)] += info.slots * info.ctx_size
         used[(name,)] += int(gauges["slot_tokens"])

@@ -18,6 +18,9 @@ A scrape reads what the daemon knows. It loads no model, keeps none from leaving
 and waits for none: the figures of an engine lie in memory that it shares with the daemon, and are
 at most 0.25 s old. Those of workers that are gone stay in the sums of their model.
 
+Whoever may connect to the loopback may read them; a Unix socket is its owner's alone. One request a
+connection, eight at a time, each within 5 s and 8 KiB.
+
 Names are vLLM's behind `inferd_`, where it has the same. No label holds a user, a session or a
 client. Models that came by a descriptor are `descriptor` in `model_name`, and past 256 names the
 rest is `others`. Beside these there are the usual `process_…` of the daemon's own process.

@@ -166,7 +166,8 @@ def test_forks_and_models_and_parts_are_counted() -> None:
         assert figures("models", state="failed") == 1
         assert figures("models", state="cold") == 2
         assert figures("part_works", part="journal") == figures("part_works", part="metrics") == 1
-        assert figures("worker_restarts_total", model_name="m") == 0
+        restarts = figures_of(daemon).families["inferd_worker_restarts"].samples
+        assert [(s.labels["model_name"], s.value) for s in restarts] == [("m", 0), ("broken", 0)]
         assert figures.families["process_resident_memory_bytes"].samples[0].value > 1e6
 
 
