@@ -232,9 +232,10 @@ class Engine:
 
     def _check(self, task: Task) -> None:
         check_task(task, self.model)
-        if task.spec.sampling.logit_bias or task.spec.sampling.grammar:
+        sampling = task.spec.sampling
+        if sampling.logit_bias or sampling.follows:
             self.recorder.note(Doing.STEP, [task.spec.id])  # whom to blame if it ends the process
-            self._sampler(task, task.spec.sampling).close()  # refuses what cannot be
+            self._sampler(task, sampling).close()  # refuses what cannot be
             self.recorder.note(Doing.OTHER)
         if task.spec.adapters:
             self.model.set_adapters(task.spec.adapters)  # refuses what there is not

@@ -151,7 +151,10 @@ class Turn:
         if not self.ended.is_set():
             begun = self.spec.sampling
             sampling = msgspec.structs.replace(
-                spec.sampling, grammar=begun.grammar, grammar_triggers=begun.grammar_triggers
+                spec.sampling,
+                grammar=begun.grammar,
+                json_schema=begun.json_schema,
+                grammar_triggers=begun.grammar_triggers,
             )
             stopping = self.spec.stopping
             self.spec = spec = msgspec.structs.replace(spec, sampling=sampling, stopping=stopping)

@@ -11,6 +11,8 @@ from typing import Any
 from llama_cpp import llama_cpp as lib
 
 from ..errors import InvalidArgument
+from ..params import SamplingParams
+from .json_schema import gbnf_of
 from .log import capture
 from .samplers import Prototypes
 from .vocab import Vocab
@@ -24,12 +26,20 @@ _CAUSE_CHARACTERS = 200
 class Grammar:
     """The state of one answer's grammar, after the tokens of *answer*. Owned by its sampler.
 
-    :raises InvalidArgument: *text* is no GBNF, or *answer* does not follow it.
+    :raises InvalidArgument: the grammar is no GBNF, the schema cannot be made into one, or *answer*
+        does not follow it.
     """
 
-    def __init__(self, vocab: Vocab, prototypes: Prototypes, text: str, answer: Sequence[int]):
-        self._vocab = vocab
-        self._sampler = prototypes.copy(("grammar", text), lambda: _parsed(vocab, text))
+    def __init__(
+        self,
+        vocab: Vocab,
+        prototypes: Prototypes,
+        params: SamplingParams,
+        answer: Sequence[int],
+    ):
+        self._vocab, self._says_text = vocab, bool(params.json_schema)
+        key = ("grammar", params.grammar, params.json_schema)
+        self._sampler = prototypes.copy(key, lambda: _parsed(vocab, _text_of(params)))
         self._one = (lib.llama_token_data * 1)()
         self._array = lib.llama_token_data_array(self._one, 1, -1, False)
         for token in answer:
@@ -40,9 +50,18 @@ class Grammar:
 
     def allows(self, token: int) -> bool:
         """Tell whether *token* may come next."""
+        if self._says_text and self._vocab.is_control(token) and not self._vocab.is_eog(token):
+            return False
         self._one[0].id, self._one[0].logit = token, 1.0
         lib.llama_sampler_apply(self._sampler, ctypes.byref(self._array))
         return bool(self._one[0].logit == 1.0)
+
+    @property
+    def never(self) -> list[int]:
+        """The special tokens that may not come where text is to come: their names are text to
+        llama.cpp, and nothing to who reads the answer.
+        """
+        return self._vocab.special() if self._says_text else []
 
     def mask(self, candidates: Any) -> None:
         """Let the logits of tokens that may not come next be −inf."""
@@ -62,6 +81,10 @@ class Grammar:
         sampler, self._sampler = self._sampler, None
         if sampler is not None:
             lib.llama_sampler_free(sampler)
+
+
+def _text_of(params: SamplingParams) -> str:
+    return params.grammar or gbnf_of(params.json_schema)
 
 
 def _parsed(vocab: Vocab, text: str) -> Any:

@@ -34,7 +34,7 @@ class LazyGrammar:
         self, vocab: Vocab, prototypes: Prototypes, params: SamplingParams, answer: Sequence[int]
     ):
         self.grammar: Grammar | None = None
-        self._vocab, self._prototypes, self._text = vocab, prototypes, params.grammar
+        self._vocab, self._prototypes, self._params = vocab, prototypes, params
         self._grammar(()).close()  # refuses what is none
         self._wakers = {_known(vocab, v) for k, v in params.grammar_triggers if k == "token"}
         self._matchers = [
@@ -94,7 +94,7 @@ class LazyGrammar:
             self.grammar.accept(token)
 
     def _grammar(self, answer: Sequence[int]) -> Grammar:
-        return Grammar(self._vocab, self._prototypes, self._text, answer)
+        return Grammar(self._vocab, self._prototypes, self._params, answer)
 
     def close(self) -> None:
         """Free the grammar; twice is once."""

@@ -50,11 +50,11 @@ class LlamaSampler:
         self._added = np.array(list(biases.values()), dtype=np.float32)
         self.grammar: Grammar | None = None
         self._lazy: LazyGrammar | None = None
-        if params.grammar and params.grammar_triggers:
+        if params.follows and params.grammar_triggers:
             self._lazy = LazyGrammar(vocab, prototypes, params, answer)
             self.grammar = self._lazy.grammar
-        elif params.grammar:
-            self.grammar = Grammar(vocab, prototypes, params.grammar, answer)
+        elif params.follows:
+            self.grammar = Grammar(vocab, prototypes, params, answer)
         self.greedy = len(self._stages) == 1 and params.temp <= 0
         """The likeliest token, and nothing but biases to heed: no chain is needed."""
         self._chain = self._build(biases)
@@ -154,6 +154,7 @@ class Candidates:
         if not grammar.allows(token):
             self._fill(row)
             grammar.mask(self._array)
+            self._data["logit"][grammar.never] = -np.inf
             if not np.isfinite(self._data["logit"]).any():
                 return None
             token = self._pick(chain := sampler.chain(index))

@@ -26,6 +26,7 @@ class Vocab:
         self._bytes: dict[bytes, int] | None = None
         self._muted: tuple[int, ...] | None = None
         self._eog: tuple[int, ...] | None = None
+        self._special: list[int] | None = None
 
     @property
     def adds_bos(self) -> bool:
@@ -119,6 +120,14 @@ class Vocab:
             ends, pointer = lib.llama_vocab_is_eog, self.pointer
             self._eog = tuple(t for t in range(self.size) if ends(pointer, t))
         return self._eog
+
+    def special(self) -> list[int]:
+        """Return the tokens that are neither text nor an end; the first call asks about each."""
+        if self._special is None:
+            every, pointer = range(self.size), self.pointer
+            found = [t for t in every if lib.llama_vocab_is_control(pointer, t)]
+            self._special = [t for t in found if not lib.llama_vocab_is_eog(pointer, t)]
+        return self._special
 
 
 def _check_text(text: bytes) -> None:

@@ -192,6 +192,23 @@ def _read_text(_: Parameter, value: Any) -> str:
     return value
 
 
+def _read_schema(_: Parameter, value: Any) -> str:
+    """Return a schema as its JSON text; what it says is looked at where a grammar is made of it."""
+    if isinstance(value, dict | bool):
+        value = msgspec.json.encode(value).decode()
+    text = _read_text(_, value)
+    if text.strip() and not isinstance(_decoded(text), dict | bool):
+        raise ValueError(f"{shorten(value)} is no schema: send an object, or its JSON text")
+    return text.strip()
+
+
+def _decoded(text: str) -> Any:
+    try:
+        return msgspec.json.decode(text)
+    except (msgspec.DecodeError, RecursionError) as exc:
+        raise ValueError(f"it is no valid JSON: {exc}") from None
+
+
 def _read_texts(_: Parameter, value: Any) -> list[str]:
     items = [value] if isinstance(value, str) else value
     if not isinstance(items, list) or not all(isinstance(i, str) for i in items):
@@ -304,6 +321,7 @@ _READERS: dict[Kind, Callable[[Parameter, Any], Any]] = {
     "float": _read_float,
     "text": _read_text,
     "texts": _read_texts,
+    "schema": _read_schema,
     "samplers": _read_samplers,
     "biases": _read_biases,
     "shares": _read_shares,

@@ -61,6 +61,12 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     grammar: str = ""
     grammar_triggers: tuple[tuple[str, str | int], ...] = ()
     """What wakes the grammar: (kind, value); none: it holds from the beginning."""
+    json_schema: str = ""
+
+    @property
+    def follows(self) -> bool:
+        """Tell whether the answer follows a grammar, of a client's or of a schema's making."""
+        return bool(self.grammar or self.json_schema)
 
 
 _FIELDS = {f: f.replace("_", "-") for f in SamplingParams.__struct_fields__}
@@ -127,7 +133,7 @@ def _infill_sees_few(values: dict[str, Any], _: dict[str, str], errors: list[str
 
 
 def _grammar_ends_the_answer(values: dict[str, Any], told: dict[str, str], _: list[str]) -> None:
-    if not _get(values, "grammar"):
+    if not (_get(values, "grammar") or _get(values, "json-schema")):
         return
     if _get(values, "ignore-eos"):
         told["ignore-eos"] = "the answer ends where its grammar is complete"
@@ -135,6 +141,11 @@ def _grammar_ends_the_answer(values: dict[str, Any], told: dict[str, str], _: li
     if _get(values, "ctx-shift"):
         told["ctx-shift"] = "the answer to a grammar keeps its beginning"
         values["ctx-shift"] = False
+
+
+def _grammar_is_one(values: dict[str, Any], _: dict[str, str], errors: list[str]) -> None:
+    if _get(values, "grammar") and _get(values, "json-schema"):
+        errors.append('json-schema: there is a grammar, too; set one of both to ""')
 
 
 def _grammar_is_flat(values: dict[str, Any], _: dict[str, str], errors: list[str]) -> None:
@@ -167,6 +178,7 @@ _RULES: tuple[Rule, ...] = (
     _breakers_are_few,
     _infill_sees_few,
     _grammar_ends_the_answer,
+    _grammar_is_one,
     _grammar_is_flat,
     _dry_grows,
     _adaptive_p_is_in_the_chain,

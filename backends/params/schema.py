@@ -23,6 +23,7 @@ _TYPES: dict[Kind, dict[str, Any]] = {
     "shares": {"type": ["string", "array"], "items": {"type": "number"}},
     "tokens": {"type": ["integer", "array"], "items": {"type": "integer", "minimum": 0}},
     "triggers": {"type": ["string", "array", "object"]},
+    "schema": {"type": ["object", "boolean", "string"]},
 }
 _WORDS: dict[Kind, str] = {
     "int": "int",
@@ -35,6 +36,7 @@ _WORDS: dict[Kind, str] = {
     "shares": "array of numbers, or text as 3,2",
     "tokens": "int, or array of ints",
     "triggers": "text, or array of texts, pairs and objects",
+    "schema": "object, or its JSON text",
 }
 
 

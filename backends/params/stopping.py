@@ -110,7 +110,8 @@ def _tokens_are_few(values: dict[str, Any], _: dict[str, str], errors: list[str]
 
 
 def _a_lazy_grammar_wakes(values: dict[str, Any], told: dict[str, str], errors: list[str]) -> None:
-    triggers, grammar = _get(values, "grammar-triggers"), _get(values, "grammar")
+    triggers = _get(values, "grammar-triggers")
+    grammar = _get(values, "grammar") or _get(values, "json-schema")
     tokens = sum(kind == "token" for kind, _ in triggers)
     if tokens > TOKENS_MAX:
         errors.append(f"grammar-triggers: {tokens} tokens; {TOKENS_MAX} at most")

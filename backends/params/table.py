@@ -26,11 +26,22 @@ __all__ = (
 
 Level = Literal["model", "context", "request"]
 Kind = Literal[
-    "int", "float", "bool", "texts", "samplers", "biases", "shares", "text", "tokens", "triggers"
+    "int",
+    "float",
+    "bool",
+    "texts",
+    "samplers",
+    "biases",
+    "shares",
+    "text",
+    "tokens",
+    "triggers",
+    "schema",
 ]
 """How a value is read: *texts* takes one text, too; *samplers* names or letters; *biases* pairs of
 a token or text and a number or false, or a map of them; *shares* numbers, or a text of them;
-*tokens* one number, too; *triggers* texts, or pairs of a kind and a value, or objects with both.
+*tokens* one number, too; *triggers* texts, or pairs of a kind and a value, or objects with both;
+*schema* a JSON schema, or its JSON text.
 """
 
 SAMPLERS = {
@@ -149,6 +160,7 @@ PARAMETERS: tuple[Parameter, ...] = (
     _row("adaptive-decay", "float", "request", 0.9, "how slowly adaptive-p forgets", low=0, high=0.99),
     _row("logit-bias", "biases", "request", [], "pairs of a token or a text and what is added to its logit; false: it is never drawn"),
     _row("grammar", "text", "request", "", "GBNF that the answer follows; it may end where the grammar is complete, and must where nothing can follow"),
+    _row("json-schema", "schema", "request", "", "JSON schema that the answer fits: a grammar is made of it, and what none can say is refused by its path; {}: any object"),
     _row("ignore-eos", "bool", "request", False, "go on after the end of generation"),
     _row("ctx-shift", "bool", "request", False, "a full context drops old tokens and goes on (approximate)", "context-shift", "context-shifting"),
     _row("n-keep", "int", "request", 0, "tokens at the start that ctx-shift keeps; -1: the whole prompt", "keep", "n-keep-tokens", low=-1, high=_COUNT_MAX),

@@ -40,6 +40,7 @@ GOOD: dict[str, list[tuple[Any, Any]]] = {
     "shares": [("3,2", [3, 2]), ("3/1.5", [3, 1.5]), ([1, 0], [1, 0]), ("", []), ([], [])],
     "tokens": [(7, [7]), ([0, (1 << 31) - 1], [0, (1 << 31) - 1]), ([], [])],
     "triggers": [("a", [["word", "a"]]), ([["token", 5]], [["token", 5]]), ([], [])],
+    "schema": [({"a": [1]}, '{"a":[1]}'), (' {"a": 1}\n', '{"a": 1}'), (True, "true"), ("", "")],
 }
 BAD: dict[str, list[Any]] = {
     "tokens": ["1", True, 1.5, [-1], [1 << 31], {}, [[1]], [1] * 10_001],
@@ -49,6 +50,7 @@ BAD: dict[str, list[Any]] = {
     "bool": [1, "true", []],
     "text": [1, ["a"], "a" * 65537, "a\0b"],
     "texts": [1, [1], {}, ["a"] * 10_001],
+    "schema": [1, [], "{", "[]", "nul", {"a": "x" * 65_536}, "[" * 10_000],
     "samplers": [["top_k", "top_k"], ["nobody"], "kk", "zz", 7, [7]],
     "biases": [
         [5],
@@ -192,6 +194,8 @@ def test_what_is_no_json_object_is_refused(text: str | bytes) -> None:
         ({"xtc-probability": 1.0, "xtc-threshold": 0.6}, "xtc-threshold", 0.6),
         ({"grammar": "root ::= [a]", "ignore-eos": True}, "ignore-eos", False),
         ({"grammar": "root ::= [a]", "ctx-shift": True}, "ctx-shift", False),
+        ({"json-schema": "{}", "ignore-eos": True}, "ignore-eos", False),
+        ({"json-schema": "{}", "ctx-shift": True}, "ctx-shift", False),
     ],
     ids=str,
 )
@@ -217,6 +221,7 @@ def test_mirostat_alone_takes_the_chains_place_without_a_word() -> None:
         ({"dry-sequence-breakers": ["x"] * 9}, "9 texts; 8"),
         ({"samplers": ["infill"]}, "infill needs top-k"),
         ({"grammar": "root ::= " + "(" * 101}, "101 brackets are open at once; 100"),
+        ({"grammar": "root ::= [a]", "json-schema": "{}"}, "json-schema: there is a grammar, too"),
         ({"samplers": ["infill", "top-k"]}, "infill needs top-k"),
         ({"samplers": ["top-k", "infill"], "top-k": 0}, "infill needs top-k"),
         ({"samplers": ["top-k", "infill"], "top-k": 1001}, "infill needs top-k"),

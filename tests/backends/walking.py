@@ -1,0 +1,116 @@
+"""Walks through llama.cpp's grammar of a JSON schema: at random, or along a text."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from llama_cpp import llama_cpp as lib
+
+from inferd.backends import SamplingParams
+from inferd.backends.llama.grammar import Grammar
+from inferd.backends.llama.log import capture
+from inferd.backends.llama.samplers import Prototypes
+from inferd.backends.llama.vocab import Vocab
+
+__all__ = ("Walker", "vocabulary")
+
+RANDOM_STEPS, STEPS_MAX = 40, 1500
+TRIED = 100
+"""Tokens drawn from the vocabulary at a step, beside those of one letter."""
+CLOSERS = (b'"', b"}", b"]")
+LETTERS = [bytes([byte]) for byte in range(32, 127)] + [b"\n"]
+
+
+@contextmanager
+def vocabulary(path: Path) -> Iterator[Vocab]:
+    """Yield the vocabulary of a model's file; nothing else is loaded."""
+    capture()
+    params = lib.llama_model_default_params()
+    params.vocab_only = True
+    model = lib.llama_model_load_from_file(str(path).encode(), params)
+    assert model, f"no vocabulary in {path}"
+    yield Vocab(lib.llama_model_get_vocab(model))
+    lib.llama_model_free(model)
+
+
+class Walker:
+    """Goes through grammars by tokens of one vocabulary."""
+
+    def __init__(self, vocab: Vocab):
+        self._vocab = vocab
+        self._prototypes = Prototypes()
+        self._ends = vocab.eog()
+        pieces = {vocab.piece(token): token for token in reversed(range(vocab.size))}
+        self._letters = {letter: pieces[letter] for letter in LETTERS}
+        self._bytes = {piece[0]: token for piece, token in pieces.items() if len(piece) == 1}
+        self._plain = [t for t in pieces.values() if self._is_text(t)]
+
+    def _is_text(self, token: int) -> bool:
+        """Tell whether *token* is whole characters that a reader is shown."""
+        try:
+            return bool(self._vocab.piece(token).decode()) and not self._vocab.is_control(token)
+        except UnicodeDecodeError:
+            return False
+
+    def fits(self, schema: Any, text: str) -> bool:
+        """Tell whether the grammar of *schema* allows *text*, from its beginning to its end."""
+        grammar = self._grammar(schema)
+        try:
+            for byte in text.encode():
+                token = self._bytes[byte]
+                if not grammar.allows(token):
+                    return False
+                grammar.accept(token)
+            return any(map(grammar.allows, self._ends))
+        finally:
+            grammar.close()
+
+    def walk(self, schema: Any, seed: int) -> str | None:
+        """Return a text that the grammar of *schema* allows, drawn at random; None if it did not
+        end: all of it was allowed.
+        """
+        grammar, draw, said = self._grammar(schema), random.Random(seed), b""
+        try:
+            for step in range(STEPS_MAX):
+                found = self._allowed(grammar, draw)
+                assert found, f"nothing can follow {said!r}"
+                ends = not any(found) or (step > RANDOM_STEPS and b"" in found.values())
+                token = self._chosen(found, draw, hurried=step > RANDOM_STEPS)
+                if ends or token in self._ends:
+                    return said.decode()
+                grammar.accept(token)
+                said += found[token]
+            return None
+        finally:
+            grammar.close()
+
+    def _grammar(self, schema: Any) -> Grammar:
+        params = SamplingParams(json_schema=json.dumps(schema))
+        return Grammar(self._vocab, self._prototypes, params, ())
+
+    def _allowed(self, grammar: Grammar, draw: random.Random) -> dict[int, bytes]:
+        """Return the tokens of some that may come next, with their texts; an end has none."""
+        tried = {*draw.sample(self._plain, min(TRIED, len(self._plain))), *self._letters.values()}
+        found = _kept(grammar, [*sorted(tried), *self._ends])
+        found = found or _kept(grammar, range(self._vocab.size))  # a letter that is none of these
+        return {t: b"" if t in self._ends else self._vocab.piece(t) for t in found}
+
+    def _chosen(self, found: dict[int, bytes], draw: random.Random, *, hurried: bool) -> int:
+        closers = [t for t, piece in found.items() if piece in CLOSERS]
+        quotes = [t for t in closers if found[t] == b'"']
+        if closers and draw.random() < (0.5 if hurried else 0.2):
+            return draw.choice(quotes or closers)
+        tight = [t for t, piece in found.items() if piece.strip()]
+        return draw.choice(tight if hurried and tight else list(found))
+
+
+def _kept(grammar: Grammar, tokens: Sequence[int]) -> list[int]:
+    """Return those of *tokens* that *grammar* allows."""
+    data = (lib.llama_token_data * len(tokens))(*((token, 1.0, 0.0) for token in tokens))
+    grammar.mask(lib.llama_token_data_array(data, len(tokens), -1, False))
+    return [entry.id for entry in data if entry.logit == 1.0]
