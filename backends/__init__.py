@@ -18,6 +18,7 @@ from .base import (
     Reckoning,
     Sampler,
     Shape,
+    TokenProbs,
 )
 from .errors import InferdError, UnsupportedOperation
 from .params import SamplingParams
@@ -35,6 +36,7 @@ __all__ = (
     "Reckoning",
     "Sampler",
     "SamplingParams",
+    "TokenProbs",
     "Shape",
     "load_model",
     "reckon_model",

@@ -29,6 +29,7 @@ __all__ = (
     "Reckoning",
     "Sampler",
     "Shape",
+    "TokenProbs",
     "check_devices",
     "length_moved",
     "shift_moves",
@@ -230,12 +231,26 @@ def length_moved(length: int, moves: Sequence[Move]) -> int:
     return total
 
 
+class TokenProbs(msgspec.Struct, frozen=True):
+    """How likely a drawn *token* was, and the likeliest tokens, in order. *value* is the logarithm
+    of what the model gave it, or, with `post_sampling_probs`, its probability among what was left.
+    """
+
+    token: int
+    value: float
+    top: list[tuple[int, float]]
+
+
 class Sampler(Protocol):
     """Picks tokens of one turn. Token *t* is drawn by a generator seeded from (seed, t)."""
 
     @property
     def complete(self) -> bool:
         """Tell whether the answer may end here by its grammar; false without one."""
+
+    @property
+    def probs(self) -> TokenProbs | None:
+        """What is told of the token that was drawn last, where `n_probs` asks for it."""
 
     def close(self) -> None:
         """Free what the sampler holds."""

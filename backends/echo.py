@@ -42,6 +42,7 @@ from .base import (
     Move,
     Sampler,
     Shape,
+    TokenProbs,
     check_devices,
     length_moved,
     shift_moves,
@@ -109,7 +110,18 @@ class _State(msgspec.Struct, array_like=True):
 
 
 class EchoSampler:
-    """Nothing to draw from: the echo model always knows what to say."""
+    """Nothing to draw from: the echo model always knows what to say, and is sure of it."""
+
+    def __init__(self, params: SamplingParams):
+        self._params = params
+        self.probs: TokenProbs | None = None
+
+    def note(self, token: int) -> int:
+        """Tell how likely *token* was, where that is asked for; return it."""
+        if self._params.n_probs:
+            sure = 1.0 if self._params.post_sampling_probs else 0.0
+            self.probs = TokenProbs(token, sure, [(token, sure)])
+        return token
 
     complete = False
 
@@ -189,7 +201,7 @@ class EchoModel:
         self, params: SamplingParams, prompt: Sequence[int], answer: Sequence[int] = ()
     ) -> Sampler:
         """Return a sampler; it has nothing to do."""
-        return EchoSampler()
+        return EchoSampler(params)
 
     def step(self, chunks: Sequence[Chunk]) -> None:
         """Append the chunks to their slots, after the pauses and faults of the options."""
@@ -244,7 +256,10 @@ class EchoModel:
         """Return the next byte of the slot's last prompt, then the end mark."""
         assert slot in self._rows, f"slot {slot} has no row of logits"
         self._rows.discard(slot)
-        held = self.slots[slot]
+        assert isinstance(sampler, EchoSampler)
+        return sampler.note(self._next(self.slots[slot]))
+
+    def _next(self, held: EchoSlot) -> int:
         token = next_token(held.tokens)
         if token >= EOG:
             return token

@@ -352,11 +352,14 @@ class QueueEvent(_Map):
 
 
 class TokensEvent(_Map):
-    """New tokens of a stream: `text` is what they release, whole UTF-8 characters."""
+    """New tokens of a stream: `text` is what they release, whole UTF-8 characters; with `n-probs`
+    `completion_probabilities` tells how likely they were, as llama-server does.
+    """
 
     tokens: list[int] = []
     text: bytes = b""
     position: int = 0
+    completion_probabilities: list[dict[str, Any]] = []
 
 
 class ProgressEvent(_Map):

@@ -134,6 +134,7 @@ class Turn:
         self.tokens: list[int] = []
         self.text = bytearray()
         self.metadata: dict[str, Any] = {}
+        self.probabilities: list[dict[str, Any]] = []
         self._start, self._timeout, self._retries = start, timeout, retries
         self._on_end, self._on_queue, self._go_on = on_end, on_queue, go_on
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
@@ -192,6 +193,7 @@ class Turn:
             self._on_queue(_queue_event(event))
             return "", 0
         tokens, text = event.get("tokens"), event.get("text", b"")
+        self.probabilities += event.get("completion_probabilities", ())
         if tokens:
             self.tokens += tokens
         self.text += text
@@ -263,6 +265,13 @@ class AsyncStream(AsyncIterator[str]):
     def tokens(self) -> list[int]:
         """The token ids so far."""
         return self._turn.tokens
+
+    @property
+    def probabilities(self) -> list[dict[str, Any]]:
+        """With `n-probs`, how likely the tokens so far were: llama-server's
+        `completion_probabilities`.
+        """
+        return self._turn.probabilities
 
     async def __anext__(self) -> str:
         if self._ended:

@@ -37,6 +37,13 @@ class Stream(Iterator[str]):
         """The token ids so far."""
         return self._turn.tokens
 
+    @property
+    def probabilities(self) -> list[dict[str, Any]]:
+        """With `n-probs`, how likely the tokens so far were: llama-server's
+        `completion_probabilities`.
+        """
+        return self._turn.probabilities
+
     def __next__(self) -> str:
         if self._ended:
             raise StopIteration

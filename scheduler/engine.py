@@ -26,6 +26,7 @@ from .intake import check_task, ctx_size_of
 from .kv_desk import KvDesk
 from .kv_files import KvFiles
 from .leaders import Leaders, head_of
+from .likely import likely
 from .plan import (
     Limits,
     Order,
@@ -528,7 +529,8 @@ class Engine:
             self._finish(task, drawn.ending)
 
     def _tell(self, task: Task, token: int, text: bytes, surprise: float | None) -> None:
-        self.outbox.append(m.Tokens(task.spec.id, [token], text, surprise))
+        told = likely(self.model, task)
+        self.outbox.append(m.Tokens(task.spec.id, [token], text, surprise, told))
         if task.spec.pull:
             task.asked -= 1
         elif task.credit > 0:

@@ -28,6 +28,7 @@ __all__ = (
     "Finished",
     "Forget",
     "Keep",
+    "Likely",
     "Load",
     "LoadFailed",
     "Loaded",
@@ -404,14 +405,28 @@ class LoadFailed(_Message):
     error: dict[str, Any]
 
 
+class Likely(msgspec.Struct, frozen=True, array_like=True):
+    """A token with its text and how likely it is: see `backends.TokenProbs`. Of a drawn one *top*
+    are the likeliest ones.
+    """
+
+    token: int
+    piece: bytes
+    value: float
+    top: list[Likely] = []
+
+
 class Tokens(_Message):
-    """New tokens of a task, and the text that they release (whole UTF-8 characters)."""
+    """New tokens of a task, and the text that they release (whole UTF-8 characters); where that is
+    asked for, how likely they were.
+    """
 
     task_id: int
     tokens: list[int]
     text: bytes
     surprise: float | None = None
     """−ln of the probability that the model gave the last of them, where that counts."""
+    likely: list[Likely] = []
 
 
 class Moved(_Message):

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from ..scheduler.likely import described
 from .turn import Turn
 
 if TYPE_CHECKING:
@@ -50,4 +51,12 @@ def metadata(session: Session, turn: Turn | None) -> dict[str, Any]:
         "not_applied": session.parameters.not_applied,
         "adjusted": session.parameters.adjusted,
         "ignored": session.parameters.ignored,
+        **_probabilities(turn),
     }
+
+
+def _probabilities(turn: Turn | None) -> dict[str, Any]:
+    if turn is None or not turn.likely:
+        return {}
+    after_sampling = turn.spec.sampling.post_sampling_probs
+    return {"completion_probabilities": described(turn.likely, after_sampling=after_sampling)}

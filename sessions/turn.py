@@ -22,6 +22,9 @@ from .table import Call
 
 __all__ = ("PositionSink", "TokensSink", "Turn")
 
+PROBABILITIES_MAX = 20_000
+"""Tokens that are told with how likely they were, of one turn that is no stream: 2 MB."""
+
 TokensSink = Callable[[m.Tokens], None]
 PositionSink = Callable[[m.Position], None]
 Event = Callable[[Call], None]
@@ -47,6 +50,9 @@ class Turn:
         self.spec = spec
         self.tokens: list[int] = []
         self.shifts: list[tuple[int, int]] = []
+        self.likely: list[m.Likely] = []
+        """How likely the first tokens were, where that is asked for."""
+        self._kept = 0
         self.text = bytearray()
         self.surprises: list[float] = []
         """How unlikely its tokens were, as far as that counts and is known."""
@@ -177,6 +183,7 @@ class Turn:
                 self.text += text
                 if report.surprise is not None:
                     self.surprises.append(report.surprise)
+                self._keep(report.likely)
                 if self._shifted is not None:
                     self._shifted += tokens
                 if self._on_tokens is not None:
@@ -212,6 +219,13 @@ class Turn:
         None: not yet.
         """
         return self._queued_at, self._admitted_at, self._first_token_at
+
+    def _keep(self, found: list[m.Likely]) -> None:
+        """Keep how likely tokens were, but for a stream, which tells it token by token."""
+        if found and self.spec.credit < 0:
+            self._kept += sum(1 + len(one.top) for one in found)
+            if self._kept <= PROBABILITIES_MAX:
+                self.likely += found
 
     def unread_for(self, seconds: float) -> bool:
         """Tell whether its reader has let a stream stand still for so long."""

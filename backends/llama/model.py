@@ -14,7 +14,6 @@ from ..base import Chunk, Message, ModelInfo, Move, Sampler, shift_moves
 from ..errors import BackendError, InvalidArgument, UnsupportedOperation
 from ..params import SamplingParams
 from .context import LlamaContext
-from .grammar import Grammar
 from .samplers import Prototypes
 from .sampling import Candidates, LlamaSampler
 from .template import ChatTemplate
@@ -94,21 +93,11 @@ class LlamaModel:
 
     def _sample(self, slot: int, sampler: LlamaSampler, index: int) -> int:
         row = self._live.pop(slot, None)
-        if sampler.grammar is not None:
-            return self._sample_by_grammar(slot, row, sampler, sampler.grammar, index)
-        if sampler.greedy:
-            logits = self._take(slot) if row is None else self._context.row(row)
-            return sampler.likeliest(logits)
-        chain = sampler.chain(index)
-        if row is not None:
+        if row is not None and sampler.whole:
+            chain = sampler.chain(index)
             return int(lib.llama_sampler_sample(chain, self._context.pointer, row))
-        return self._buffer.draw(chain, self._take(slot))
-
-    def _sample_by_grammar(
-        self, slot: int, row: int | None, sampler: LlamaSampler, grammar: Grammar, index: int
-    ) -> int:
         logits = self._take(slot) if row is None else self._context.row(row)
-        token = self._buffer.draw_by_grammar(sampler, grammar, logits, index)
+        token = self._buffer.draw(sampler, logits, index)
         if token is None:  # nothing can follow: the answer ends
             return next(iter(self._vocab.eog()), 0)
         return token

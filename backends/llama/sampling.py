@@ -10,14 +10,18 @@ import numpy as np
 from llama_cpp import llama_cpp as lib
 from numpy.typing import NDArray
 
+from ..base import TokenProbs
 from ..errors import BackendError
 from ..params import SamplingParams
 from .grammar import Grammar
 from .lazy import LazyGrammar
+from .rows import among, before_sampling
 from .samplers import Prototypes, Setup, Stage, biases_of, logit_bias, stages_of
 from .vocab import Vocab
 
 __all__ = ("Candidates", "LlamaSampler")
+
+Row = NDArray[np.float32]
 
 
 class LlamaSampler:
@@ -55,8 +59,12 @@ class LlamaSampler:
             self.grammar = self._lazy.grammar
         elif params.follows:
             self.grammar = Grammar(vocab, prototypes, params, answer)
-        self.greedy = len(self._stages) == 1 and params.temp <= 0
+        self.certain = params.temp <= 0
+        self.greedy = len(self._stages) == 1 and self.certain
         """The likeliest token, and nothing but biases to heed: no chain is needed."""
+        self.n_probs = params.n_probs
+        self.after_sampling = params.post_sampling_probs
+        self.probs: TokenProbs | None = None
         self._chain = self._build(biases)
 
     def _build(self, biases: dict[int, float]) -> Any:
@@ -69,7 +77,12 @@ class LlamaSampler:
             lib.llama_sampler_chain_add(chain, stage.make(self._setup, 0))
         return chain
 
-    def likeliest(self, logits: NDArray[np.float32]) -> int:
+    @property
+    def whole(self) -> bool:
+        """Tell whether nothing but its chain is asked for."""
+        return not (self.greedy or self.n_probs) and self.grammar is None
+
+    def likeliest(self, logits: Row) -> int:
         """Return the token with the highest logit, the first of equals, as the greedy sampler.
 
         Five times faster than a chain, which first makes a candidate of every token (measured:
@@ -79,6 +92,10 @@ class LlamaSampler:
         if len(self._biased):
             logits[self._biased] += self._added
         return int(logits.argmax())
+
+    def accept(self, token: int) -> None:
+        """Go on behind *token*."""
+        lib.llama_sampler_accept(self._chain, token)
 
     def chain(self, index: int) -> Any:
         """Return the chain, ready to draw token number *index*."""
@@ -126,53 +143,80 @@ class LlamaSampler:
 
 
 class Candidates:
-    """A buffer of all tokens with their logits, used again for every row that was held."""
+    """A buffer of tokens with their logits, used again for every row: of all, or of a few."""
 
     def __init__(self, vocab_size: int):
         kind = np.dtype([("id", "<i4"), ("logit", "<f4"), ("p", "<f4")])
         self._ids = np.arange(vocab_size, dtype=np.int32)
         self._data = np.zeros(vocab_size, kind)
         self._array = lib.llama_token_data_array()
+        self._begin = ctypes.cast(self._data.ctypes.data, lib.llama_token_data_p)
+        self._reference = ctypes.byref(self._array)
 
-    def draw(self, chain: Any, row: NDArray[np.float32]) -> int:
-        """Draw from a copied row as `llama_sampler_sample` draws from one in the context."""
-        self._fill(row)
-        token = self._pick(chain)
-        lib.llama_sampler_accept(chain, token)
+    def draw(self, sampler: LlamaSampler, row: Row, index: int) -> int | None:
+        """Draw a token from a row as `llama_sampler_sample` draws from one in the context; None if
+        a grammar allows none. What was asked for of probabilities is with the sampler then.
+        """
+        told = sampler.n_probs
+        before = row.copy() if told and not sampler.after_sampling else None
+        token = self._draw(sampler, row, index)
+        if not told or token is None:
+            sampler.probs = None
+        elif before is not None:
+            sampler.probs = before_sampling(before, token, told)
+        elif sampler.certain:
+            sampler.probs = TokenProbs(token, 1.0, [(token, 1.0)])
+        else:
+            left = self._left()
+            sampler.probs = among(left["id"], left["p"], token, told)
         return token
 
-    def draw_by_grammar(
-        self, sampler: LlamaSampler, grammar: Grammar, row: NDArray[np.float32], index: int
-    ) -> int | None:
-        """Draw a token that *grammar* allows; None if it allows none.
+    def _draw(self, sampler: LlamaSampler, row: Row, index: int) -> int | None:
+        if sampler.grammar is not None:
+            return self._draw_by_grammar(sampler, sampler.grammar, row, index)
+        if sampler.greedy:
+            return sampler.likeliest(row)
+        self._fill(self._ids, row)
+        token = self._pick(sampler.chain(index))
+        sampler.accept(token)
+        return token
 
-        The one that would be drawn is looked at first, all others only where it is not allowed:
+    def _draw_by_grammar(
+        self, sampler: LlamaSampler, grammar: Grammar, row: Row, index: int
+    ) -> int | None:
+        """The one that would be drawn is looked at first, all others only where it is not allowed:
         as `common_sampler_sample` does it (`common/sampling.cpp`).
         """
-        self._fill(row)
-        token = self._pick(chain := sampler.chain(index))
+        self._fill(self._ids, row)
+        token = self._pick(sampler.chain(index))
         if not grammar.allows(token):
-            self._fill(row)
+            self._fill(self._ids, row)
             grammar.mask(self._array)
             self._data["logit"][grammar.never] = -np.inf
             if not np.isfinite(self._data["logit"]).any():
                 return None
-            token = self._pick(chain := sampler.chain(index))
+            token = self._pick(sampler.chain(index))
             if not grammar.allows(token):
                 return None  # all that it allows are muted
-        lib.llama_sampler_accept(chain, token)
+        sampler.accept(token)
         grammar.accept(token)
         return token
 
-    def _fill(self, row: NDArray[np.float32]) -> None:
-        data, array = self._data, self._array
-        data["id"], data["logit"], data["p"] = self._ids, row, 0
-        array.data = ctypes.cast(data.ctypes.data, lib.llama_token_data_p)
-        array.size, array.selected, array.sorted = len(data), -1, False
+    def _fill(self, ids: NDArray[Any], logits: Row) -> None:
+        part, array = self._data[: len(ids)], self._array
+        part["id"], part["logit"], part["p"] = ids, logits, 0
+        array.data = self._begin  # xtc moves it on
+        array.size, array.selected, array.sorted = len(ids), -1, False
 
     def _pick(self, chain: Any) -> int:
         array = self._array
-        lib.llama_sampler_apply(chain, ctypes.byref(array))
+        lib.llama_sampler_apply(chain, self._reference)
         if not 0 <= array.selected < array.size:
             raise BackendError("the sampler chain picked nothing")
         return int(array.data[array.selected].id)
+
+    def _left(self) -> NDArray[Any]:
+        """Return the candidates that the chain has left."""
+        moved = ctypes.addressof(self._array.data.contents) - self._data.ctypes.data
+        first = moved // self._data.itemsize
+        return self._data[first : first + self._array.size]

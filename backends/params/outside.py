@@ -53,7 +53,7 @@ _REASONS: dict[str, str] = {
         preserved-tokens""",
     "not offered (yet): the answer is made without it": """
         embedding pooling-type embd-normalize embd-out embd-sep
-        n-probs logprobs post-sampling-probs n-cmpl n lora
+        n-cmpl n lora
         reasoning-format reasoning-budget-tokens reasoning-budget-message reasoning-control
         generation-prompt chat-format chat-parser parse-tool-calls continue-final-message""",
 }

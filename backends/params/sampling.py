@@ -62,6 +62,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     grammar_triggers: tuple[tuple[str, str | int], ...] = ()
     """What wakes the grammar: (kind, value); none: it holds from the beginning."""
     json_schema: str = ""
+    n_probs: int = 0
+    post_sampling_probs: bool = False
 
     @property
     def follows(self) -> bool:

@@ -61,6 +61,7 @@ SAMPLERS = {
 SAMPLERS_DEFAULT = tuple(SAMPLERS)[:9]
 DRY_BREAKERS = ("\n", ":", '"', "*")
 _COUNT_MAX = 1 << 24
+N_PROBS_MAX = 100
 TENSOR_SPLIT_MAX = 16
 """`llama_max_devices`."""
 
@@ -161,6 +162,8 @@ PARAMETERS: tuple[Parameter, ...] = (
     _row("logit-bias", "biases", "request", [], "pairs of a token or a text and what is added to its logit; false: it is never drawn"),
     _row("grammar", "text", "request", "", "GBNF that the answer follows; it may end where the grammar is complete, and must where nothing can follow"),
     _row("json-schema", "schema", "request", "", "JSON schema that the answer fits: a grammar is made of it, and what none can say is refused by its path; {}: any object"),
+    _row("n-probs", "int", "request", 0, "likeliest tokens that are told beside each drawn one, with the logarithms of the model's own probabilities; 0: none", "logprobs", low=0, high=N_PROBS_MAX),
+    _row("post-sampling-probs", "bool", "request", False, "what is told are the probabilities among what the samplers have left"),
     _row("ignore-eos", "bool", "request", False, "go on after the end of generation"),
     _row("ctx-shift", "bool", "request", False, "a full context drops old tokens and goes on (approximate)", "context-shift", "context-shifting"),
     _row("n-keep", "int", "request", 0, "tokens at the start that ctx-shift keeps; -1: the whole prompt", "keep", "n-keep-tokens", low=-1, high=_COUNT_MAX),

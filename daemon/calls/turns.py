@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from ...backends.errors import InvalidArgument
 from ...ipc import messages as w
 from ...ipc.server import Request
-from ...scheduler.messages import Position, Tokens
+from ...scheduler.likely import described
+from ...scheduler.messages import Likely, Position, Tokens
 from ...sessions import Session, TurnOptions
 from ..core import CallTable, Daemon
 from .common import checked_messages, priority_of, seconds_of
@@ -23,7 +25,7 @@ async def stream(daemon: Daemon, request: Request) -> w.TurnResult:
     p: w.StreamParams = request.params
     _check_credit(p.credit)
     session = daemon.session(request)
-    tell, places = _teller(daemon, request), _places(daemon, request)
+    tell, places = _teller(daemon, request, session), _places(daemon, request)
     with session.undone_if_refused():
         await _take_input(daemon, session, p)
         turn = await session.start(_turn_options(p, p.credit), tell, places)
@@ -45,7 +47,7 @@ async def resume(daemon: Daemon, request: Request) -> w.TurnResult:
         credit=p.credit,
         watch=p.watch,
     )
-    tell, places = _teller(daemon, request, len(p.tokens)), _places(daemon, request)
+    tell, places = _teller(daemon, request, session, len(p.tokens)), _places(daemon, request)
     turn = await session.resume(options, p.tokens, p.text, tell, places)
     request.on_credit = turn.credit
     await session.finish(turn)
@@ -57,17 +59,26 @@ def _check_credit(credit: int) -> None:
         raise InvalidArgument(f"a credit of {credit}; it is 1 … {w.CREDIT_MAX} events")
 
 
-def _teller(daemon: Daemon, request: Request, position: int = 0) -> Callable[[Tokens], None]:
+def _teller(
+    daemon: Daemon, request: Request, session: Session, position: int = 0
+) -> Callable[[Tokens], None]:
     """Return what tells a client of a turn's tokens, of which he has so many."""
 
     def tell(report: Tokens) -> None:
         nonlocal position
-        daemon.emit(
-            request, w.TokensEvent(tokens=report.tokens, text=report.text, position=position)
-        )
+        event = w.TokensEvent(tokens=report.tokens, text=report.text, position=position)
+        if report.likely:
+            event.completion_probabilities = _told(session, report.likely)
+        daemon.emit(request, event)
         position += len(report.tokens)
 
     return tell
+
+
+def _told(session: Session, found: list[Likely]) -> list[dict[str, Any]]:
+    turn = session.turn
+    after_sampling = turn is not None and turn.spec.sampling.post_sampling_probs
+    return described(found, after_sampling=after_sampling)
 
 
 async def chat(daemon: Daemon, request: Request) -> w.TurnResult:

@@ -271,13 +271,13 @@ def keys(column: str) -> set[str]:
 
 
 def test_maps_have_the_keys_of_the_page() -> None:
-    assert keys("metadata") - {"parks"} == set(
+    assert keys("metadata") - {"parks", "completion_probabilities"} == set(
         Session(1, 0, NoModel(), Ledger(1, 1), {}).metadata()
     )
     config = '[models.slow]\nbackend = "echo"\n[models.slow.echo]\nstep_ms = 50'
     with running_daemon(config) as daemon, RawClient(daemon.socket) as client:
         context = client.context("slow")
-        client.call("chat", context=context, prompt="x")
+        client.call("chat", context=context, prompt="x", options={"n-probs": 1})
         assert set(client.metadata(context)) == keys("metadata")
         client.start("stream", context=context, prompt="slowly", credit=1)
         assert client.read()[0] == w.Kind.EVENT

@@ -1,0 +1,88 @@
+"""`n-probs` over a real socket: in a stream's events, in the metadata of all other turns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from inferd import Client
+from inferd.backends import SamplingParams
+from inferd.backends.errors import InvalidArgument
+from inferd.scheduler import messages as m
+from inferd.sessions.metadata import _probabilities
+from inferd.sessions.turn import PROBABILITIES_MAX, Turn
+from inferd.testing import RunningDaemon, running_daemon
+from tests.raw import RawClient
+
+CONFIG = """
+[models.echo]
+backend = "echo"
+"""
+ASKED = {"n-probs": 2}
+LETTER = {"id": 97, "token": "a", "bytes": [97], "logprob": 0.0}
+
+
+@pytest.fixture(scope="module")
+def daemon() -> Iterator[RunningDaemon]:
+    with running_daemon(CONFIG) as running:
+        yield running
+
+
+@pytest.fixture
+def client(daemon: RunningDaemon) -> Iterator[RawClient]:
+    with RawClient(daemon.socket) as raw:
+        yield raw
+
+
+def chat(client: RawClient, context: int, **options: Any) -> dict[str, Any]:
+    turn = client.call("chat", context=context, prompt="aa", raw=True, options=options)
+    metadata: dict[str, Any] = turn["metadata"]
+    return metadata
+
+
+def test_a_whole_answer_has_them_in_its_metadata_and_for_its_turn_alone(client: RawClient) -> None:
+    context = client.context("echo")
+    told = chat(client, context, **ASKED)["completion_probabilities"]
+    assert told == [LETTER | {"top_logprobs": [LETTER]}] * 2
+    after = chat(client, context, logprobs=1, post_sampling_probs=True)["completion_probabilities"]
+    letter = {"id": 97, "token": "a", "bytes": [97], "prob": 1.0}
+    assert after[0] == letter | {"top_probs": [letter]}
+    assert "completion_probabilities" not in chat(client, context)
+
+
+def test_a_stream_tells_them_with_its_tokens_and_not_again(daemon: RunningDaemon) -> None:
+    with Client(daemon.socket) as client, client.session("echo") as session:
+        stream = session.stream("aa", raw=True, options=ASKED)
+        assert "".join(stream) == "aa"
+        assert [one["id"] for one in stream.probabilities] == stream.tokens == [97, 97]
+        assert "completion_probabilities" not in stream.metadata
+        plain = session.stream("aa", raw=True)
+        assert list(plain) and plain.probabilities == []
+
+
+def test_single_tokens_have_them_in_output_1(client: RawClient) -> None:
+    context = client.context("echo")
+    client.set_input(context, b"aa")
+    client.set_input(context, b'{"n-probs": 2}', index=1)
+    for count in (1, 2):
+        client.call("compute_single", context=context)
+        assert len(client.metadata(context)["completion_probabilities"]) == count
+
+
+def test_more_than_the_bound_is_refused(client: RawClient) -> None:
+    context = client.context("echo")
+    chat(client, context, **{"n-probs": 100})
+    with pytest.raises(InvalidArgument, match=r"n-probs: 101 is outside 0 … 100"):
+        chat(client, context, **{"n-probs": 101})
+
+
+def test_metadata_has_those_of_the_first_tokens_up_to_a_bound() -> None:
+    spec = m.TaskSpec(id=1, owner=1, tokens=b"", sampling=SamplingParams(n_probs=99))
+    turn = Turn(None, spec, lambda _: None)  # type: ignore[arg-type]
+    one = m.Likely(7, b"a", -1.0, [m.Likely(7, b"a", -1.0)] * 99)
+    for _ in range(PROBABILITIES_MAX // 100 + 5):
+        turn.report(m.Tokens(1, [7], b"a", likely=[one]))
+    assert len(turn.likely) == PROBABILITIES_MAX // 100
+    assert len(_probabilities(turn)["completion_probabilities"]) == len(turn.likely)

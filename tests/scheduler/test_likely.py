@@ -1,0 +1,93 @@
+"""How likely tokens were travels from the model to the one who asked, and only to him."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from inferd.backends import Model, ModelSpec, SamplingParams, load_model
+from inferd.scheduler import Engine
+from inferd.scheduler import messages as m
+from inferd.scheduler.likely import described
+from tests.models import smollm2
+
+TOLD: dict[str, Any] = {"temp": 0.0, "n_probs": 3}
+
+
+def told(
+    model: Model, text: bytes = b"Rome is the", count: int = 6, **fields: object
+) -> list[m.Tokens]:
+    """Return what one turn tells of its tokens."""
+    engine = Engine(model)
+    prompt = model.tokenize(text, special=False, bos=True)
+    params = SamplingParams(**fields)  # type: ignore[arg-type]
+    spec = m.TaskSpec(id=1, owner=1, tokens=m.pack_tokens(prompt), sampling=params, n_predict=count)
+    reports = engine.turn([m.Submit(spec)])
+    while not isinstance(reports[-1], m.Finished | m.Failed):
+        reports += engine.turn([])
+    assert isinstance(reports[-1], m.Finished), reports[-1]
+    return [report for report in reports if isinstance(report, m.Tokens)]
+
+
+@pytest.fixture(scope="module")
+def real() -> Model:
+    spec = ModelSpec(name="smollm2", path=str(smollm2()), slots=1, ctx_size=128, threads=1)
+    return load_model(spec, lambda _: True)
+
+
+def test_nothing_is_told_that_nobody_asked_for() -> None:
+    echo = load_model(ModelSpec(name="echo", backend="echo"), lambda _: True)
+    assert all(not report.likely for report in told(echo))
+    [one] = told(echo, count=1, **TOLD)[0].likely
+    assert (one.token, one.value, len(one.top)) == (ord("R"), 0.0, 1)
+
+
+@pytest.mark.model
+def test_each_greedy_token_is_the_likeliest_and_logarithms_fall(real: Model) -> None:
+    reports = told(real, **TOLD)
+    assert len(reports) == 6
+    for report in reports:
+        [one] = report.likely
+        values = [other.value for other in one.top]
+        assert [one.token] == report.tokens and one.token == one.top[0].token
+        assert one.value == values[0] and len(values) == 3
+        assert values == sorted(values, reverse=True) and values[0] <= 0
+        assert sum(map(math.exp, values)) <= 1.0 + 1e-6
+        assert one.piece == real.piece(one.token)
+
+
+@pytest.mark.model
+def test_what_a_chain_has_left_adds_up_to_one(real: Model) -> None:
+    reports = told(real, temp=1.0, top_k=5, seed=3, n_probs=5, post_sampling_probs=True)
+    for report in reports:
+        [one] = report.likely
+        assert sum(other.value for other in one.top) == pytest.approx(1.0, abs=1e-5)
+        assert one.value in [other.value for other in one.top]
+
+
+@pytest.mark.model
+def test_a_grammar_changes_what_is_drawn_and_not_what_the_model_thinks(real: Model) -> None:
+    free, bound = told(real, **TOLD), told(real, **TOLD, grammar='root ::= "zebra"')
+    assert bound[0].likely[0].top == free[0].likely[0].top
+    assert bound[0].likely[0].value < free[0].likely[0].value
+
+
+def test_described_is_as_llama_server_says_it() -> None:
+    other = m.Likely(8, "é".encode()[:1], -3.5)
+    one = m.Likely(7, b"a", -0.5, [m.Likely(7, b"a", -0.5), other])
+    assert described([one], after_sampling=False) == [
+        {
+            "id": 7,
+            "token": "a",
+            "bytes": [97],
+            "logprob": -0.5,
+            "top_logprobs": [
+                {"id": 7, "token": "a", "bytes": [97], "logprob": -0.5},
+                {"id": 8, "token": "", "bytes": [195], "logprob": -3.5},
+            ],
+        }
+    ]
+    [after] = described([m.Likely(7, b"a", 1.0)], after_sampling=True)
+    assert after == {"id": 7, "token": "a", "bytes": [97], "prob": 1.0, "top_probs": []}
