@@ -15,7 +15,16 @@ from ..errors import InvalidArgument
 from ..params import SamplingParams
 from .vocab import Vocab
 
-__all__ = ("Prototypes", "Setup", "Stage", "biases_of", "logit_bias", "seed_of", "stages_of")
+__all__ = (
+    "Prototypes",
+    "Setup",
+    "Stage",
+    "biases_of",
+    "logit_bias",
+    "seed_of",
+    "seen_of",
+    "stages_of",
+)
 
 _MASK = (1 << 64) - 1
 _MIROSTAT_M = 100
@@ -23,6 +32,8 @@ _MIROSTAT_M = 100
 PROTOTYPES = 16
 _XTC = 0x787463
 """Xtc draws with another generator than the sampler that picks."""
+_BACK = {"penalties": "last_n_penalty", "dry": "dry_penalty_last_n"}
+"""Samplers that change the logits of tokens that were there, each by itself."""
 _KEEP_THE_LIKELIEST = ("top-k", "top-p", "min-p", "top-n-sigma", "temperature")
 
 
@@ -89,10 +100,27 @@ class Stage:
 
 def stages_of(setup: Setup) -> list[Stage]:
     """Return the samplers that act, in the order that was asked for; the last one picks."""
+    return [*(_STAGES[name] for name in _acting(setup)), _picker(setup.params)]
+
+
+def _acting(setup: Setup) -> list[str]:
     p = setup.params
     names = [n for n in p.samplers if p.temp > 0 or n not in _KEEP_THE_LIKELIEST]
-    acting = [_STAGES[n] for n in names if n in _STAGES and _STAGES[n].acts(setup)]
-    return [*acting, _picker(p)]
+    return [n for n in names if n in _STAGES and _STAGES[n].acts(setup)]
+
+
+def seen_of(setup: Setup) -> tuple[int, int]:
+    """Return how many of the likeliest tokens a chain looks at together, 0 for all, and how many
+    tokens back those look that come before: they change the logits of these alone.
+    """
+    p, window = setup.params, 0
+    for name in _acting(setup):
+        if name == "top-k":
+            return p.top_k, window
+        if name not in _BACK:
+            return 0, 0
+        window = max(window, setup.window(getattr(p, _BACK[name])))
+    return (1, window) if p.temp <= 0 else (0, 0)
 
 
 def _picker(p: SamplingParams) -> Stage:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,8 +16,8 @@ from ..errors import BackendError
 from ..params import SamplingParams
 from .grammar import Grammar
 from .lazy import LazyGrammar
-from .rows import among, before_sampling
-from .samplers import Prototypes, Setup, Stage, biases_of, logit_bias, stages_of
+from .rows import LIKELY_MAX, among, before_sampling, likely
+from .samplers import Prototypes, Setup, Stage, biases_of, logit_bias, seen_of, stages_of
 from .vocab import Vocab
 
 __all__ = ("Candidates", "LlamaSampler")
@@ -52,6 +53,10 @@ class LlamaSampler:
         self._before = 1 if biases else 0
         self._biased = np.array(list(biases), dtype=np.intp)
         self._added = np.array(list(biases.values()), dtype=np.float32)
+        kept, window = seen_of(self._setup)
+        self._kept = kept if window + len(biases) <= LIKELY_MAX // 2 else 0
+        self._recent = deque(prompt[-window:] if window else (), maxlen=window)
+        """Tokens whose logits the first samplers may change."""
         self.grammar: Grammar | None = None
         self._lazy: LazyGrammar | None = None
         if params.follows and params.grammar_triggers:
@@ -79,8 +84,8 @@ class LlamaSampler:
 
     @property
     def whole(self) -> bool:
-        """Tell whether nothing but its chain is asked for."""
-        return not (self.greedy or self.n_probs) and self.grammar is None
+        """Tell whether nothing but its chain is asked for, which may come to any token."""
+        return not (self._kept or self.greedy or self.n_probs) and self.grammar is None
 
     def likeliest(self, logits: Row) -> int:
         """Return the token with the highest logit, the first of equals, as the greedy sampler.
@@ -93,9 +98,20 @@ class LlamaSampler:
             logits[self._biased] += self._added
         return int(logits.argmax())
 
+    def short_list(self, row: Row) -> NDArray[np.intp] | None:
+        """Return the tokens that the chain can come to, ascending: it keeps the likeliest before it
+        looks at them together. None where it may come to any.
+        """
+        if not self._kept:
+            return None
+        touched = np.union1d(self._biased, np.array(self._recent, dtype=np.intp))
+        ids = likely(row, self._kept + len(touched))
+        return ids if ids is None or not len(touched) else np.union1d(ids, touched)
+
     def accept(self, token: int) -> None:
         """Go on behind *token*."""
         lib.llama_sampler_accept(self._chain, token)
+        self._recent.append(token)
 
     def chain(self, index: int) -> Any:
         """Return the chain, ready to draw token number *index*."""
@@ -176,7 +192,7 @@ class Candidates:
             return self._draw_by_grammar(sampler, sampler.grammar, row, index)
         if sampler.greedy:
             return sampler.likeliest(row)
-        self._fill(self._ids, row)
+        self._fill_short(sampler, row)
         token = self._pick(sampler.chain(index))
         sampler.accept(token)
         return token
@@ -187,7 +203,7 @@ class Candidates:
         """The one that would be drawn is looked at first, all others only where it is not allowed:
         as `common_sampler_sample` does it (`common/sampling.cpp`).
         """
-        self._fill(self._ids, row)
+        self._fill_short(sampler, row)
         token = self._pick(sampler.chain(index))
         if not grammar.allows(token):
             self._fill(self._ids, row)
@@ -201,6 +217,13 @@ class Candidates:
         sampler.accept(token)
         grammar.accept(token)
         return token
+
+    def _fill_short(self, sampler: LlamaSampler, row: Row) -> None:
+        ids = sampler.short_list(row)
+        if ids is None:
+            self._fill(self._ids, row)
+        else:
+            self._fill(ids, row[ids])
 
     def _fill(self, ids: NDArray[Any], logits: Row) -> None:
         part, array = self._data[: len(ids)], self._array

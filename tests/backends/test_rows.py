@@ -1,4 +1,4 @@
-"""What is looked up in a row of logits: the likeliest tokens, and how likely a token is."""
+"""The short list of a row of logits: what a chain draws from it is what it draws from all."""
 
 from __future__ import annotations
 
@@ -59,6 +59,13 @@ def test_a_short_list_has_a_bound_and_small_vocabularies_have_none() -> None:
     assert likely(row_of(49_152, 1), 0) is None
 
 
+class Whole(LlamaSampler):
+    """Draws from all tokens."""
+
+    def short_list(self, row: Row) -> None:
+        """Tell of none."""
+
+
 @pytest.fixture(scope="module")
 def vocab() -> Iterator[Vocab]:
     with vocabulary(smollm2()) as vocab:
@@ -97,6 +104,38 @@ SHORT: list[dict[str, Any]] = [
     {"xtc_probability": 0.5, "xtc_threshold": 0.05},
     {"dynatemp_range": 0.5, "typ_p": 0.9},
 ]
+
+
+@pytest.mark.parametrize("fields", SHORT, ids=str)
+def test_a_chain_draws_from_the_short_list_what_it_draws_from_all(
+    vocab: Vocab, fields: dict[str, Any]
+) -> None:
+    params = SamplingParams(**{"seed": 4, **fields})
+    sampler = LlamaSampler(vocab, Prototypes(), params, PROMPT, (), 256)
+    ids = sampler.short_list(_spoken(vocab, 0))
+    sampler.close()
+    assert ids is not None and len(ids) < 2000, "it is short"
+    assert drawn(LlamaSampler, vocab, params) == drawn(Whole, vocab, params)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"top_k": 0},
+        {"top_n_sigma": 2.0},
+        {"samplers": ("min-p", "top-k")},
+        {"samplers": ("temperature", "top-k")},
+        {"mirostat": 2, "samplers": ("temperature",)},
+        {"repeat_penalty": 1.3, "last_n_penalty": -1, "logit_bias": ((1, 1.0),) * 1},
+    ],
+    ids=str,
+)
+def test_where_a_chain_looks_at_all_tokens_together_there_is_no_short_list(
+    vocab: Vocab, fields: dict[str, Any]
+) -> None:
+    sampler = LlamaSampler(vocab, Prototypes(), SamplingParams(**fields), PROMPT, (), 4096)
+    assert sampler.short_list(_spoken(vocab, 0)) is None
+    sampler.close()
 
 
 @pytest.mark.parametrize("size", [259, 49_152])
