@@ -33,6 +33,8 @@ class Stream:
     parks: int = 0
     """How often the turn gave its place to another."""
     error: str = ""
+    drawn_s: float = 0.0
+    """What drawing its tokens took, where that is measured."""
 
     @property
     def lost(self) -> bool:

@@ -9,6 +9,7 @@ from . import (
     pipeline,
     prefix,
     returning,
+    sampling,
     scrape,
     sessions,
     swap,
@@ -21,6 +22,6 @@ __all__ = ("SCENARIOS", "Scenario")
 
 _ALL = (
     *(decode, prefix, urgent, long_prompt, sessions),
-    *(returning, swap, pipeline, two_models, foreign, scrape),
+    *(returning, swap, pipeline, two_models, foreign, scrape, sampling),
 )
 SCENARIOS: dict[str, Scenario] = {module.SCENARIO.name: module.SCENARIO for module in _ALL}

@@ -9,7 +9,7 @@ import pytest
 from bench import report, saving
 from bench.daemon import configuration
 from bench.runs import Run
-from bench.scenarios import SCENARIOS, decode, long_prompt, sessions, swap, urgent
+from bench.scenarios import SCENARIOS, decode, long_prompt, sampling, sessions, swap, urgent
 from bench.scenarios.base import Scenario, Work
 from bench.streams import Stream
 from inferd.daemon.config import load_config
@@ -47,6 +47,13 @@ def test_a_long_prompt_that_came_after_the_streams_measures_nothing() -> None:
         long_prompt.measure([short, long])
     late = Stream(0.0, (1.0, 2.9, 3.2), 3, 3, "late")
     assert long_prompt.measure([late, long])["gap_worst_s"] == pytest.approx(1.9)
+
+
+def test_drawings_share_is_of_the_steps_behind_the_first_tokens() -> None:
+    first = Stream(0.0, (9.0, 9.1, 9.2), 3, 3, "0", drawn_s=0.01)
+    other = Stream(0.0, (9.0, 9.1, 9.2), 3, 3, "1", drawn_s=0.02)
+    found = sampling.measure([first, other])
+    assert found == pytest.approx({"share": 15.0, "drawn_ms": 15.0, "step_ms": 100.0})
 
 
 def a_turn(of: str, asked_s: float, *arrivals_s: float) -> Stream:

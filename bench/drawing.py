@@ -1,0 +1,94 @@
+"""The worker's engine on Gemma 3 270M, with a stopwatch on drawing: what of a step it takes.
+
+A process of its own, so that its memory is new: `python -m bench.drawing` reads JSON, [fields of
+`SamplingParams`, whether chains look at all tokens, sequences, tokens of each], and writes
+[asked_s, arrivals_s, drawn_s] for each sequence: *drawn_s* is what drawing took, but for its first
+token.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections import defaultdict
+from typing import Any, cast
+
+from inferd.backends import Model, ModelSpec, Sampler, SamplingParams, load_model
+from inferd.backends.llama import sampling
+from inferd.scheduler import Engine
+from inferd.scheduler import messages as m
+from tools.get_models import MODELS_DIR, SOURCES
+
+from .machine import THREADS
+
+CTX_SIZE = 256
+PROMPT_TOKENS = 8
+WARM_UP_TOKENS = 4
+
+
+class Timed:
+    """A model that counts the seconds of drawing, by slot."""
+
+    def __init__(self, model: Model):
+        self._model = model
+        self.drawn_s: defaultdict[int, float] = defaultdict(float)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+    def sample(self, slot: int, sampler: Sampler, index: int) -> int:
+        """Draw a token."""
+        started = time.perf_counter()
+        token = self._model.sample(slot, sampler, index)
+        if index:
+            self.drawn_s[slot] += time.perf_counter() - started
+        return token
+
+
+def run(
+    model: Model, fields: dict[str, Any], sequences: int, tokens: int
+) -> list[tuple[float, list[float], float]]:
+    """Answer so many prompts side by side."""
+    timed = Timed(model)
+    engine = Engine(cast(Model, timed))
+    params = SamplingParams(ignore_eos=True, seed=1, **fields)
+    commands = [m.Submit(_task(n, params, tokens)) for n in range(sequences)]
+    asked_s = time.perf_counter()
+    arrivals: list[list[float]] = [[] for _ in commands]
+    reports = engine.turn(commands)
+    while True:
+        now_s = time.perf_counter()
+        for report in reports:
+            assert not isinstance(report, m.Failed), report
+            if isinstance(report, m.Tokens):
+                arrivals[report.task_id] += [now_s] * len(report.tokens)
+        if min(map(len, arrivals)) == tokens:
+            break
+        reports = engine.turn([])
+    # Slots may change hands within a run; what counts is the sum.
+    each_s = sum(timed.drawn_s.values()) / sequences
+    return [(asked_s, times, each_s) for times in arrivals]
+
+
+def _task(number: int, params: SamplingParams, tokens: int) -> m.TaskSpec:
+    prompt = [2, *range(1000 + 100 * number, 1000 + 100 * number + PROMPT_TOKENS - 1)]
+    return m.TaskSpec(
+        id=number, owner=1, tokens=m.pack_tokens(prompt), sampling=params, n_predict=tokens
+    )
+
+
+def main() -> None:
+    """Answer what stands on the standard input."""
+    fields, whole, sequences, tokens = json.load(sys.stdin)
+    if whole:
+        vars(sampling)["LIKELY_MAX"] = -1  # no list is so short
+    path = str(MODELS_DIR / SOURCES["gemma3"].file)
+    spec = ModelSpec(name="gemma3", path=path, slots=sequences, ctx_size=CTX_SIZE, threads=THREADS)
+    model = load_model(spec, lambda _: True)
+    run(model, fields, sequences, WARM_UP_TOKENS)
+    print(json.dumps(run(model, fields, sequences, tokens)))
+
+
+if __name__ == "__main__":
+    main()

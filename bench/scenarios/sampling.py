@@ -1,0 +1,103 @@
+"""What drawing takes of a step, where the vocabulary is large."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
+from functools import partial
+from typing import Any
+
+from bench import streams as s
+from bench.drawing import CTX_SIZE, PROMPT_TOKENS
+from bench.runs import Figure, Target
+from bench.streams import Stream
+from tools.build_engine import ROOT
+
+from .base import Scenario, Started, Work
+
+CASES = (16,)
+TOKENS, TOKENS_SMALL = 64, 6
+GREEDY, DEFAULT, PENALTIES, WHOLE = (
+    "greedy", "default chain", "with penalties", "default chain, all tokens"
+)  # fmt: skip
+FIELDS: dict[str, Mapping[str, Any]] = {
+    GREEDY: {"temp": 0.0},
+    DEFAULT: {},
+    PENALTIES: {"repeat_penalty": 1.1, "presence_penalty": 0.5},
+    WHOLE: {},
+}
+SHARE_MAX = 15.0
+
+
+async def drive(side: str, work: Work) -> list[Stream]:
+    """Let a process of its own draw so many streams."""
+    tokens = TOKENS_SMALL if work.small else TOKENS
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "bench.drawing"),
+        cwd=ROOT,
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    job = json.dumps([FIELDS[side], side == WHOLE, work.case, tokens])
+    out, _ = await process.communicate(job.encode())
+    if process.returncode != 0:
+        raise SystemExit(f"the engine ended with status {process.returncode}")
+    return [
+        Stream(asked_s, tuple(times), len(times), tokens, str(number), drawn_s=drawn_s)
+        for number, (asked_s, times, drawn_s) in enumerate(json.loads(out))
+    ]
+
+
+def measure(streams: Sequence[Stream]) -> dict[str, float]:
+    """Return the mean step, what of it was drawing, and the share; the first token's is left out:
+    it came with the prompts.
+    """
+    s.check_complete(streams)
+    steps = streams[0].tokens - 1
+    begin_s = max(stream.first_s for stream in streams)
+    step_s = (max(stream.ended_s for stream in streams) - begin_s) / steps
+    drawn_s = sum(stream.drawn_s for stream in streams) / steps
+    return {
+        "share": 100 * drawn_s / step_s,
+        "drawn_ms": 1000 * drawn_s,
+        "step_ms": 1000 * step_s,
+    }
+
+
+async def start(stack: AsyncExitStack) -> Started:
+    """Return the sides: nothing serves between runs."""
+    return Started({side: partial(drive, side) for side in FIELDS}, {})
+
+
+SCENARIO = Scenario(
+    name="sampling",
+    title="Drawing tokens",
+    about=f"""\
+The worker's engine in a process of its own, on Gemma 3 270M with its 262 144 tokens: prompts of
+{PROMPT_TOKENS} tokens, {TOKENS} tokens drawn for each, slots of {CTX_SIZE} tokens. A step is the
+time between two of them, drawing is what `Model.sample` takes of it for all streams together.
+
+- **{GREEDY}** takes the likeliest token. **{DEFAULT}** is what holds if nobody says otherwise
+  (top-k 40, top-p, min-p, temperature), **{PENALTIES}** adds penalties of repetition and presence.
+- **{WHOLE}** makes a candidate of every token, as `llama_sampler_sample` does. The others look for
+  the few tokens that their chain can come to, and make candidates of these.""",
+    figures=(
+        Figure("share", "drawing, % of a step", 1),
+        Figure("drawn_ms", "drawing, ms a step", 2),
+        Figure("step_ms", "step, ms", 1),
+    ),
+    targets=(
+        Target("share", DEFAULT, most=SHARE_MAX, case=16),
+        Target("share", PENALTIES, most=SHARE_MAX, case=16),
+        Target("drawn_ms", DEFAULT, WHOLE, case=16),
+    ),
+    start=start,
+    measure=measure,
+    cases=CASES,
+    case_heading="streams",
+    pictures=(),
+    picture_case=16,
+)
