@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from inferd.sessions import Session, TurnOptions
-from tests.sessions.test_journal import HERE, Kept, named, reopened, resumed
+from tests.sessions.test_journal import Kept, named, reopened, resumed
+from tests.sessions.test_sessions import HERE
 
 TEXT = b"ab!cd!efgh"
 SURPRISED = {"stop-surprise": 3.9, "stop-surprise-window": 5}
