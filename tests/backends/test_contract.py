@@ -378,3 +378,17 @@ def test_threads_can_change_between_steps(model: Model, prompt: list[int]) -> No
     model.set_threads(2)
     prefill(model, 1, prompt)
     model.set_threads(1)
+
+
+def test_what_is_said_greedily_surprises_least(model: Model, prompt: list[int]) -> None:
+    """And looking at it uses nothing up: a held row tells the same."""
+    sampler = model.sampler(GREEDY, prompt)
+    prefill(model, 0, prompt)
+    surprise = model.surprise(0)
+    model.hold(0)
+    held = model.surprise(0)
+    token = model.sample(0, sampler, 0)
+    others = [surprise(other) for other in range(model.info.vocab_size)]
+    assert 0 <= surprise(token) == min(others) == pytest.approx(held(token))
+    assert not sampler.complete, "it has no grammar"
+    sampler.close()
