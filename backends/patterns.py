@@ -21,6 +21,7 @@ from typing import Any
 from .errors import InvalidArgument
 
 __all__ = (
+    "NESTING_MAX",
     "PATTERN_CHARACTERS_MAX",
     "STATES_MAX",
     "WEIGHT_MAX",
@@ -31,6 +32,7 @@ __all__ = (
 
 PATTERN_CHARACTERS_MAX = 500
 STATES_MAX = 1000
+NESTING_MAX = 50
 WEIGHT_MAX = 1000
 """States that one character takes patterns through: 0.2 ms, where all are alive (measured)."""
 _PASSED_MAX = 1000
@@ -87,10 +89,8 @@ class Pattern:
         """States that hold only at the beginning, or, if true, at a line's, too."""
         self.weight = self._work = 0
         """States that one character takes it through, where all are alive; steps of its making."""
-        try:
-            first = self._sequence(*_parsed(text), _ACCEPT)
-        except RecursionError:
-            raise _refused(text, "it is nested too deep") from None
+        self._depth = 0
+        first = self._sequence(*_parsed(text), _ACCEPT)
         self.begin = [self._closure(first, before) for before in (_BEGIN, _LINE, _INSIDE)]
         """The states in which a match begins, by what stands before."""
         if any(_ACCEPT in states for states in self.begin):
@@ -150,10 +150,14 @@ class Pattern:
     def _sequence(self, items: Iterable[Any], flags: int, then: int) -> int:
         """Return the state in which *items* begin, behind which the state *then* comes."""
         self._work += 1
+        self._depth += 1
+        if self._depth > NESTING_MAX:
+            raise _refused(self.text, f"over {NESTING_MAX} groups and repeats are open at once")
         if self._work > 10 * STATES_MAX:  # repeats of nothing make no states
             raise _refused(self.text, "it repeats too much")
         for op, value in reversed(list(items)):
             then = self._item(op.name, value, flags, then)
+        self._depth -= 1
         return then
 
     def _item(self, op: str, value: Any, flags: int, then: int) -> int:
@@ -207,7 +211,7 @@ def _parsed(text: str) -> tuple[Any, int]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             tree = _parser.parse(text)
-    except (re.error, OverflowError) as exc:
+    except (re.error, OverflowError, RecursionError) as exc:
         raise _refused(text, str(exc)) from None
     return tree, tree.state.flags
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from inferd.backends.errors import InvalidArgument
 from inferd.backends.patterns import (
+    NESTING_MAX,
     PATTERN_CHARACTERS_MAX,
     STATES_MAX,
     WEIGHT_MAX,
@@ -118,6 +119,13 @@ def test_only_text_that_may_still_become_a_match_is_pending(
     assert matcher.pending == pending
 
 
+def test_a_pattern_at_its_limits_is_taken() -> None:
+    deep = NESTING_MAX - 1
+    assert Matcher(Pattern("(" * deep + "a" + ")" * deep)).feed("ba", 0) == (1, 2)
+    assert Pattern(f"a{{{WEIGHT_MAX - 2}}}b").weight == WEIGHT_MAX
+    assert Pattern("a" * PATTERN_CHARACTERS_MAX).weight == PATTERN_CHARACTERS_MAX + 1
+
+
 def test_a_whole_pattern_matches_from_the_beginning_only() -> None:
     assert Matcher(Pattern("b", whole=True)).feed("ab", 0) is None
     assert Matcher(Pattern("ab", whole=True)).feed("ab", 0) == (0, 2)
@@ -143,6 +151,7 @@ def test_a_whole_pattern_matches_from_the_beginning_only() -> None:
         ("((a{99}){99}){99}", f"more than {STATES_MAX} states"),
         ("(?:(?:(?:|){9999}){9999}){9999}", "repeats too much|more than"),
         ("(?:(?i:){4000}){4000}b", "repeats too much"),
+        ("(" * NESTING_MAX + "a" + ")" * NESTING_MAX, f"over {NESTING_MAX} groups"),
         ("a{99999999999}", "too large"),
     ],
 )
