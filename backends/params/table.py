@@ -161,7 +161,7 @@ PARAMETERS: tuple[Parameter, ...] = (
     _row("adaptive-decay", "float", "request", 0.9, "how slowly adaptive-p forgets", low=0, high=0.99),
     _row("logit-bias", "biases", "request", [], "pairs of a token or a text and what is added to its logit; false: it is never drawn"),
     _row("grammar", "text", "request", "", "GBNF that the answer follows; it may end where the grammar is complete, and must where nothing can follow"),
-    _row("json-schema", "schema", "request", "", "JSON schema that the answer fits: a grammar is made of it, and what none can say is refused by its path; {}: any object"),
+    _row("json-schema", "schema", "request", "", "JSON schema that the answer fits: a grammar is made of it, and what none can say is refused by its path; {}: any object; see json-schema.md"),
     _row("n-probs", "int", "request", 0, "likeliest tokens that are told beside each drawn one, with the logarithms of the model's own probabilities; 0: none", "logprobs", low=0, high=N_PROBS_MAX),
     _row("post-sampling-probs", "bool", "request", False, "what is told are the probabilities among what the samplers have left"),
     _row("ignore-eos", "bool", "request", False, "go on after the end of generation"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jsonschema
@@ -84,6 +84,31 @@ def test_a_schema_of_all_bytes_that_it_may_have_is_taken_and_one_more_is_not() -
     gbnf_of(json.dumps(schema))
     with pytest.raises(InvalidArgument, match="bytes"):
         gbnf_of(json.dumps(schema) + " ")
+
+
+def _deep(levels: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "null"}
+    for _ in range(levels - 1):
+        schema = {"type": "array", "items": schema}
+    return schema
+
+
+@pytest.mark.parametrize(
+    ("most", "make"),
+    [
+        (64, _deep),
+        (256, lambda n: {"properties": {f"p{i}": {"type": "null"} for i in range(n)}}),
+        (1000, lambda n: {"type": "array", "items": {"type": "null"}, "maxItems": n}),
+        (10_000, lambda n: {"type": "string", "minLength": n}),
+        (2000, lambda n: {"type": "string", "pattern": "a" * n}),
+        (256, lambda n: {"anyOf": [{"const": i} for i in range(n)]}),
+    ],
+    ids=["levels", "properties", "items", "length", "pattern", "alternatives"],
+)
+def test_bounds_are_reached_and_not_passed(most: int, make: Callable[[int], Any]) -> None:
+    gbnf_of(json.dumps(make(most)))
+    with pytest.raises(InvalidArgument, match=r"more than|at most|deeper than"):
+        gbnf_of(json.dumps(make(most + 1)))
 
 
 def test_a_schema_that_is_nested_without_end_is_refused() -> None:
