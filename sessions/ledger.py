@@ -34,24 +34,28 @@ class _Bound:
     """What waits against two bounds: tasks and prompt tokens, of one owner or in all."""
 
     whose: str
+    setting: str
+    """What the setting of either bound is called, less what is bounded."""
     tasks: int
     tasks_max: int
     tokens: int
     tokens_max: int
 
-    def refuses(self, prompt_tokens: int) -> str:
-        """Say why a prompt finds no room, or nothing.
+    def refuses(self, prompt_tokens: int) -> tuple[str, str] | None:
+        """Return the setting that leaves a prompt no room, and why, or None.
 
-        Alone, any prompt does: it would find no room at any other time either.
+        Alone, any prompt has room: it would find none at any other time either.
         """
         if self.tasks >= self.tasks_max:
-            return f"{self.tasks} tasks wait ({self.whose}); the limit is {self.tasks_max}"
+            why = f"{self.tasks} tasks wait ({self.whose}); the limit is {self.tasks_max}"
+            return f"tasks-{self.setting}", why
         if self.tasks and self.tokens + prompt_tokens > self.tokens_max:
-            return (
+            why = (
                 f"{self.tokens} prompt tokens wait ({self.whose}), this prompt has"
                 f" {prompt_tokens} more; the limit is {self.tokens_max}"
             )
-        return ""
+            return f"prompt-tokens-{self.setting}", why
+        return None
 
 
 class Ledger:
@@ -140,8 +144,8 @@ class Ledger:
         self._take(ticket)
 
     def _take(self, ticket: Ticket) -> None:
-        why = self._refusal(ticket, self._waiting, self._tokens)
-        if not why:
+        refusal = self._refusal(ticket, self._waiting, self._tokens)
+        if refusal is None:
             self._forecast(ticket.model).arrive(
                 ticket.owner, {t.owner for t in self._tickets if t.model == ticket.model}
             )
@@ -149,12 +153,14 @@ class Ledger:
             self._count(ticket, 1)
             return
         self.refused += 1
+        bound, why = refusal
         retry_after_s = round(max(RETRY_S_MIN, RETRY_MARGIN * self._room_in_s(ticket)), 3)
         self.accuracy.refused(ticket, self.seconds(), retry_after_s)
         raise Busy(
             why,
-            hint=f"try again in {retry_after_s:g} s, or raise the limit in the configuration",
+            hint=f"try again in {retry_after_s:g} s, or raise {bound} in the configuration",
             data={
+                "bound": bound,
                 "queue_length": self.waiting,
                 "position": self._position(ticket),
                 "retry_after_s": retry_after_s,
@@ -192,23 +198,31 @@ class Ledger:
             if not counter[ticket.owner]:
                 del counter[ticket.owner]
 
-    def _refusal(self, ticket: Ticket, waiting: Counter[int], tokens: Counter[int]) -> str:
-        """Say why a turn finds no room while so much waits, or nothing."""
+    def _refusal(
+        self, ticket: Ticket, waiting: Counter[int], tokens: Counter[int]
+    ) -> tuple[str, str] | None:
+        """Return the setting that leaves a turn no room while so much waits, and why, or None."""
         owner = ticket.owner
         yours = _Bound(
             "yours",
+            "waiting-owner-max",
             waiting[owner],
             self.waiting_owner_max,
             tokens[owner],
             self.prompt_tokens_owner_max,
         )
         in_all = _Bound(
-            "in all", waiting.total(), self.waiting_max, tokens.total(), self.prompt_tokens_max
+            "in all",
+            "waiting-max",
+            waiting.total(),
+            self.waiting_max,
+            tokens.total(),
+            self.prompt_tokens_max,
         )
         return yours.refuses(ticket.prompt_tokens) or in_all.refuses(ticket.prompt_tokens)
 
     def _has_room(self, ticket: Ticket) -> bool:
-        return not self._refusal(ticket, self._waiting, self._tokens)
+        return self._refusal(ticket, self._waiting, self._tokens) is None
 
     # When there is room.
 
@@ -224,7 +238,7 @@ class Ledger:
         waiting, tokens = self._waiting.copy(), self._tokens.copy()
         room_s = 0.0
         for start_s, other in sorted(self._starts(), key=lambda start: start[0]):
-            if not self._refusal(ticket, waiting, tokens):
+            if self._refusal(ticket, waiting, tokens) is None:
                 break
             if other.state is State.WAITING:
                 waiting[other.owner] -= 1

@@ -97,8 +97,8 @@ _REQUESTS = (
     counter("request_recoveries", "Times that a turn went on in another worker."),
     counter(
         "admission_rejections",
-        "What was refused for want of room, by the bound: `queue` (turns or prompt tokens that"
-        " wait), `sessions`, `connections`, `memory`, `draining`, `other`.",
+        "What was refused for want of room, by the setting that bounds it, such as"
+        " `tasks-waiting-max`, or `memory`, `draining`, `other`.",
         "reason",
     ),
     counter("call_errors", "Calls that were answered with an error.", "call", "error"),

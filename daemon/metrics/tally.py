@@ -31,12 +31,13 @@ OTHERS = "others"
 PRIVATE = "descriptor"
 """The label of all models that came by a descriptor: their names are their users' alone."""
 SWAP_MARK = " (swap)"
-REASONS = {
-    "queue_length": "queue",
-    "sessions_max": "sessions",
-    "connections_max": "connections",
-}
-"""The bounds that a `Busy` may name in its data, and what they are called."""
+QUEUE_BOUNDS = (
+    *("tasks-waiting-max", "tasks-waiting-owner-max"),
+    *("prompt-tokens-waiting-max", "prompt-tokens-waiting-owner-max"),
+)
+BOUNDS = {"sessions_max": "sessions-max", "connections_max": "connections-max"}
+"""Settings, by what a `Busy` calls them in its data; where it names one itself, it is that."""
+REASONS = (*QUEUE_BOUNDS, *BOUNDS.values(), "memory", "draining", "other")
 
 
 def label_of(model: Model) -> str:
@@ -54,7 +55,9 @@ def reason_of(error: InferdError) -> str | None:
         return "memory"
     if not isinstance(error, Busy) or isinstance(error, SessionBusy):
         return None
-    return next((reason for key, reason in REASONS.items() if key in error.data), "other")
+    named = (setting for key, setting in BOUNDS.items() if key in error.data)
+    bound = error.data.get("bound") or next(named, "other")
+    return bound if bound in REASONS else "other"
 
 
 class Tally:
@@ -71,7 +74,7 @@ class Tally:
         """What the engines of a model have done, of all its workers so far."""
         self._seen: dict[Worker, tuple[float, ...]] = {}
         self._names: set[str] = set()
-        for reason in (*REASONS.values(), "memory", "draining", "other"):
+        for reason in REASONS:
             self.counters["admission_rejections"][(reason,)] = 0
 
     def name_of(self, model: Model) -> str:

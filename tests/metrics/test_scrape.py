@@ -129,8 +129,8 @@ def test_refusals_are_told_by_what_was_full() -> None:
                 session.__enter__()
         figures = figures_of(daemon)
         assert figures("sessions_refused_total") == 1
-        assert figures("admission_rejections_total", reason="sessions") == 1
-        assert figures("admission_rejections_total", reason="queue") == 0
+        assert figures("admission_rejections_total", reason="sessions-max") == 1
+        assert figures("admission_rejections_total", reason="tasks-waiting-max") == 0
         refused = {"call": "load_by_name", "error": "ModelNotFound"}
         assert figures("call_errors_total", **refused) == 1
         assert sum(s.value for s in figures.families["inferd_sessions"].samples) == 6
@@ -147,7 +147,8 @@ def test_a_queue_that_is_full_is_a_rejection_and_when_there_was_room_is_measured
         until(daemon, lambda f: f("num_requests_waiting", **NORMAL) == 1)
         with pytest.raises(Busy):
             client.call("stream", context=third, prompt="too many")
-        assert figures_of(daemon)("admission_rejections_total", reason="queue") == 1
+        reason = "tasks-waiting-owner-max"
+        assert figures_of(daemon)("admission_rejections_total", reason=reason) == 1
         figures = until(daemon, lambda f: f("retry_after_ratio_count") == 1)
         assert figures("retry_after_ratio_sum") > 0
 

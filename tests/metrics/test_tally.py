@@ -14,8 +14,9 @@ from inferd.backends.errors import (
     SessionBusy,
     ShuttingDown,
 )
+from inferd.daemon.config import SETTINGS
 from inferd.daemon.metrics.families import FAMILIES, SECTIONS
-from inferd.daemon.metrics.tally import MODELS_MAX, OTHERS, Tally, reason_of
+from inferd.daemon.metrics.tally import BOUNDS, MODELS_MAX, OTHERS, QUEUE_BOUNDS, Tally, reason_of
 
 
 def test_names_of_models_are_bounded() -> None:
@@ -29,9 +30,10 @@ def test_names_of_models_are_bounded() -> None:
 @pytest.mark.parametrize(
     ("error", "reason"),
     [
-        (Busy("full", data={"queue_length": 3, "retry_after_s": 1.0}), "queue"),
-        (Busy("full", data={"sessions_max": 3}), "sessions"),
-        (Busy("full", data={"connections_max": 3}), "connections"),
+        (Busy("full", data={"bound": "tasks-waiting-max"}), "tasks-waiting-max"),
+        (Busy("full", data={"bound": "of another kind"}), "other"),
+        (Busy("full", data={"sessions_max": 3}), "sessions-max"),
+        (Busy("full", data={"connections_max": 3}), "connections-max"),
         (Busy("swapped", data={"retry_after_s": 0.0}), "other"),
         (ShuttingDown("it ends"), "draining"),
         (OutOfMemory("too large"), "memory"),
@@ -49,6 +51,10 @@ def test_a_refusal_names_its_bound_and_a_mistake_none(
     assert tally.counters["call_errors"]["stream", error.name] == 1
     told = {r: n for (r,), n in tally.counters["admission_rejections"].items() if n}
     assert told == ({} if reason is None else {reason: 1})
+
+
+def test_the_bounds_are_settings() -> None:
+    assert {*QUEUE_BOUNDS, *BOUNDS.values()} <= set(SETTINGS)
 
 
 def test_the_end_of_a_pulled_turn_is_no_error() -> None:

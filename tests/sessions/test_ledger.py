@@ -36,6 +36,14 @@ def ledger(**bounds: int) -> Ledger:
     return Ledger(bounds.pop("tasks", 100), bounds.pop("tasks_owner", 100), lambda: 0.0, **bounds)
 
 
+SETTING_OF = {
+    "tasks": "tasks-waiting-max",
+    "tasks_owner": "tasks-waiting-owner-max",
+    "prompt_tokens_max": "prompt-tokens-waiting-max",
+    "prompt_tokens_owner_max": "prompt-tokens-waiting-owner-max",
+}
+
+
 def taken(of: Ledger, *tickets: Ticket) -> None:
     for it in tickets:
         of.admit(it)
@@ -60,6 +68,8 @@ def test_each_bound_holds_at_its_limit(
         it.admit(ticket(refused))
 
     assert caught.value.message.startswith(told)
+    assert caught.value.data["bound"] == SETTING_OF[next(iter(bounds))]
+    assert caught.value.data["bound"] in caught.value.hint
     assert caught.value.data["queue_length"] == 2
     assert caught.value.data["position"] == 3
     assert it.refused == 1
