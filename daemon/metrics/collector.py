@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cache
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
@@ -100,8 +101,13 @@ def _metric(name: str, samples: Samples) -> Metric:
 
 
 def _buckets(histogram: Histogram) -> list[tuple[str, float]]:
-    bounds = [*map(floatToGoString, histogram.bounds), "+Inf"]
-    return list(zip(bounds, accumulate(histogram.counts), strict=True))
+    names = _bucket_names(tuple(histogram.bounds))
+    return list(zip(names, accumulate(histogram.counts), strict=True))
+
+
+@cache
+def _bucket_names(bounds: tuple[float, ...]) -> tuple[str, ...]:
+    return (*map(floatToGoString, bounds), "+Inf")
 
 
 def _one(value: float) -> Samples:
