@@ -394,8 +394,8 @@ class Engine:
         self._now = self._busy_at = self._seconds()
         self.cost.learn(load, self._now - started)
         self._turn = self._turn.with_rows(load.rows)
-        counts = [row.count for row in rows]
-        self._figures.step(load.rows, counts, self._now - started)
+        decodes = load.rows == len(rows) or any(row.count == 1 for row in rows)
+        self._figures.step(load.rows, len(rows), self._now - started, decodes=decodes)
         for row in rows:
             self._count(row)
         self._age_others(rows)
@@ -586,6 +586,11 @@ class Engine:
         assert len(leased) + len(self.queue) == len(self._tasks)
         assert {id(t) for t in (*leased, *self.queue)} == {id(t) for t in self._tasks.values()}
         self.slots.check_integrity({t.spec.id for t in self.queue if t.state is TaskState.PARKED})
+
+    @property
+    def figures_due(self) -> bool:
+        """Tell whether it is time for `tell_figures`, if something is new."""
+        return self._now >= self._figures.due_at
 
     def tell_figures(self, *, at_once: bool = False) -> float | None:
         """Let the daemon see the figures, now and then or *at_once*; return in how many seconds it

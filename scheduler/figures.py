@@ -93,26 +93,29 @@ class Figures:
         self.over_target = 0
         """Steps in which somebody decoded and that took longer."""
         self._page = mmap.mmap(fd, RECORD_BYTES)
-        self._written_at = -math.inf
+        self.due_at = -math.inf
+        """When they are to be written again, if something is new."""
         self._new, self._changes = True, 0
         self._decode, self._mixed, self._prefill = (Histogram(STEP_S) for _ in StepKind)
         self._rows, self._sequences = _Powers(), _Powers()
 
-    def step(self, rows: int, counts: Sequence[int], seconds: float) -> None:
-        """Count a step of *rows*, so many of each sequence. Every step pays for it: half a µs."""
+    def step(self, rows: int, sequences: int, seconds: float, *, decodes: bool) -> None:
+        """Count a step of *rows* for *sequences*, in which somebody *decodes*. Every step pays for
+        it: half a µs.
+        """
         self._new = True
-        sequences = len(counts)
-        if rows == sequences:
-            histogram = self._decode
-        else:
-            histogram = self._mixed if 1 in counts else self._prefill
-        if seconds > self.target_s and histogram is not self._prefill:
+        with_prompts = self._mixed if decodes else self._prefill
+        histogram = self._decode if rows == sequences else with_prompts
+        if seconds > self.target_s and decodes:
             self.over_target += 1
         histogram.counts[bisect_left(STEP_S, seconds)] += 1
         histogram.sum += seconds
-        for powers, value in ((self._rows, rows), (self._sequences, sequences)):
-            powers.counts[(value - 1).bit_length()] += 1
-            powers.sum += value
+        powers = self._rows
+        powers.counts[(rows - 1).bit_length()] += 1
+        powers.sum += rows
+        powers = self._sequences
+        powers.counts[(sequences - 1).bit_length()] += 1
+        powers.sum += sequences
 
     def due_in(self, now: float, changes: int) -> float | None:
         """Return in how many seconds the figures are to be written; None: nothing is new, no step
@@ -120,11 +123,11 @@ class Figures:
         """
         if not self._new and changes == self._changes:
             return None
-        return self._written_at + WRITTEN_S - now
+        return self.due_at - now
 
     def write(self, now: float, changes: int, values: Mapping[str, float]) -> None:
         """Write the counters and gauges in *values*, and the steps."""
-        self._written_at, self._new, self._changes = now, False, changes
+        self.due_at, self._new, self._changes = now + WRITTEN_S, False, changes
         cells = [values[name] for name in COUNTERS]
         for histogram in (self._decode, self._mixed, self._prefill):
             cells += (*histogram.counts, histogram.sum)

@@ -174,7 +174,10 @@ def _serve(link: SocketLink, engine: Engine) -> None:
 
 def _patience(engine: Engine) -> float | None:
     """Return how long to wait for commands: for ever where there is nothing to run and to tell."""
-    patience, due_s = engine.patience(), engine.tell_figures()
+    patience = engine.patience()
+    if patience == 0 and not engine.figures_due:
+        return 0
+    due_s = engine.tell_figures()
     if due_s is None:
         return patience
     return due_s if patience is None else min(patience, due_s)
