@@ -79,7 +79,7 @@ def _listening(number: int) -> socket.socket:
         found = str(exc.strerror)
     raise InvalidArgument(
         f"what systemd passed is no listening Unix stream socket: {found}",
-        hint="ListenStream= with a path and Accept=no, as in systemd/inferd.socket",
+        hint="ListenStream= with a path and Accept=no, as in systemd/user/inferd.socket",
     )
 
 

@@ -228,7 +228,9 @@ def test_what_does_not_fit_is_refused_with_what_to_change(
     )
     assert ended.returncode == 1
     assert cause in ended.stderr
-    assert "FileDescriptorName=inferd" in ended.stderr or "systemd/inferd.socket" in ended.stderr
+    assert (
+        "FileDescriptorName=inferd" in ended.stderr or "systemd/user/inferd.socket" in ended.stderr
+    )
 
 
 def test_no_socket_where_one_is_announced_is_refused() -> None:
