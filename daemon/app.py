@@ -27,9 +27,9 @@ from .core import Daemon
 from .logs import configure_logging
 from .machine import MachineMemory
 from .metrics.listener import Listener as MetricsListener
-from .notify import notify
 from .parts import Parts
 from .pressure import Pace
+from .service import Service
 
 __all__ = ("serve",)
 
@@ -117,9 +117,11 @@ async def _main(
         daemon = start(group)
         daemon.calls = ALL_CALLS
         daemon.socket_activated = listener.inherited
+        service = _service(daemon, parts)
         async with _signals() as signals:
             group.start_soon(_watch_signals, daemon, signals, listener)
             async with anyio.create_task_group() as services:
+                services.start_soon(service.run)
                 services.start_soon(daemon.sessions.expire_idle)
                 services.start_soon(daemon.registry.unload_idle)
                 services.start_soon(parts.while_it_works, "cores", daemon.registry.watch_cores)
@@ -140,11 +142,9 @@ async def _main(
                     pid=os.getpid(),
                     models=len(daemon.registry.models(os.getuid())),
                 )
-                _tell_manager(parts, f"READY=1\nSTATUS={parts.line}")
-                parts.on_change = partial(_tell_status, parts)
+                service.ready()
                 await daemon.stopping.wait()
-                parts.on_change = lambda _: None
-                _tell_manager(parts, "STOPPING=1\nSTATUS=finishing what runs")
+                service.stopping(daemon.config.grace_s)
                 if listener.inherited:
                     daemon.server.stop_accepting()  # the next daemon serves who comes now
                 await _stop(daemon)
@@ -162,13 +162,17 @@ def _metrics(daemon: Daemon, parts: Parts) -> MetricsListener:
     return listener
 
 
-def _tell_manager(parts: Parts, state: str) -> None:
-    parts.note("notify", notify(state))
-
-
-def _tell_status(parts: Parts, changed: str) -> None:
-    if changed != "notify":  # it would be told of itself for ever
-        _tell_manager(parts, f"STATUS={parts.line}")
+def _service(daemon: Daemon, parts: Parts) -> Service:
+    """Return what tells the service manager how *daemon* is."""
+    service = Service(
+        parts,
+        loading=lambda: daemon.registry.loading,
+        overdue=lambda: daemon.registry.overdue,
+        turns=lambda: sum(session.active for session in daemon.sessions),
+    )
+    parts.on_change = service.part_changed
+    daemon.registry.on_load = service.changed
+    return service
 
 
 async def _stop(daemon: Daemon) -> None:

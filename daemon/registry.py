@@ -35,6 +35,7 @@ from .parts import Parts
 from .reckonings import Reckonings
 from .room import Room
 from .turnstile import Turnstile
+from .watchdog import overdue
 from .workers import Worker
 
 __all__ = ("Registry",)
@@ -64,6 +65,8 @@ class Registry:
         self.closing = False
         self._group = group
         self._on_frame = on_frame
+        self.on_load: Callable[[], None] = lambda: None
+        """Hears that a load begins, or has ended."""
         self.kv_index = KvIndex(config.state_dir / KV_DIR, config.kv_disk_bytes)
         self.kv_index.on_evicted = self._tell_evicted
         self.kv_index.on_disk = partial(parts.note, "kv-store")
@@ -132,6 +135,17 @@ class Registry:
         """Return the workers of the models that are ready."""
         ready = [m for m in self._models.values() if m.state is ModelState.READY]
         return [m.worker for m in ready if m.worker is not None]
+
+    @property
+    def loading(self) -> dict[str, float]:
+        """The models that load, and how far each is."""
+        found = [m for m in self._models.values() if m.state is ModelState.LOADING]
+        return {m.name: m.worker.progress for m in found if m.worker is not None}
+
+    @property
+    def overdue(self) -> list[str]:
+        """The models whose workers should have been replaced by now, and are not."""
+        return overdue((m.name, m.worker) for m in self._models.values() if m.worker is not None)
 
     def get(self, name: str, uid: int) -> Model:
         """Return a model by its name.
@@ -203,6 +217,7 @@ class Registry:
         model.worker, model.error, model.fitted = worker, None, {}
         self._cores.share()
         self._group.start_soon(self._run, model, worker)
+        self.on_load()
         return worker
 
     def _reckoned(
@@ -287,6 +302,7 @@ class Registry:
 
     async def _tell_loaded(self, model: Model, worker: Worker, started: float) -> None:
         await worker.loaded.wait()
+        self.on_load()
         took = round(self.seconds() - started, 3)
         error = model.error = worker.error
         if error is None:

@@ -153,6 +153,11 @@ class Worker:
         return 0.0 if act.doing is Doing.REST else max(0.0, time.monotonic() - act.at)
 
     @property
+    def overdue(self) -> bool:
+        """Whether it should have been replaced by now, as it hangs; see `watchdog`."""
+        return self._watch.overdue
+
+    @property
     def tasks(self) -> int:
         """Tasks that the worker has."""
         return len(self._readers)

@@ -17,6 +17,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 from pathlib import Path
 from types import TracebackType
 
@@ -26,6 +27,29 @@ __all__ = ("RunningDaemon", "running_daemon")
 
 START_S_MAX = 30.0
 STOP_S_MAX = 30.0
+
+
+class _Manager:
+    """What systemd is to a service: it hears how the daemon is, until it is closed."""
+
+    def __init__(self, path: Path):
+        path.unlink(missing_ok=True)
+        self.ready = threading.Event()
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._socket.bind(str(path))
+        self._thread = threading.Thread(target=self._read, daemon=True)
+        self._thread.start()
+
+    def _read(self) -> None:
+        while told := self._socket.recv(4096):
+            if b"READY=1" in told.split(b"\n"):
+                self.ready.set()
+
+    def close(self) -> None:
+        """Hear no more."""
+        self._socket.shutdown(socket.SHUT_RDWR)
+        self._thread.join()
+        self._socket.close()
 
 
 class RunningDaemon:
@@ -40,6 +64,7 @@ class RunningDaemon:
         self.directory = Path()
         self.socket = ""
         self.process: subprocess.Popen[bytes] | None = None
+        self._manager: _Manager | None = None
 
     @property
     def pid(self) -> int:
@@ -70,21 +95,19 @@ class RunningDaemon:
 
     def start_again(self) -> None:
         """Start a daemon on the same files, after the one before has ended."""
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notify:
-            path = str(self.directory / "notify")
-            Path(path).unlink(missing_ok=True)
-            notify.bind(path)
-            notify.settimeout(START_S_MAX)
-            with (self.directory / "log").open("ab") as log:
-                self.process = subprocess.Popen(
-                    self._command(),
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.DEVNULL,
-                    stderr=log,
-                    env={**os.environ, "NOTIFY_SOCKET": path},
-                    pass_fds=self._descriptors(),
-                )
-            self._wait_until_ready(notify)
+        self._close_manager()
+        path = self.directory / "notify"
+        self._manager = _Manager(path)
+        with (self.directory / "log").open("ab") as log:
+            self.process = subprocess.Popen(
+                self._command(),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=log,
+                env={**os.environ, "NOTIFY_SOCKET": str(path)},
+                pass_fds=self._descriptors(),
+            )
+        self._wait_until_ready(self._manager.ready)
 
     def _descriptors(self) -> tuple[int, ...]:
         return ()
@@ -99,16 +122,13 @@ class RunningDaemon:
             *("--metrics", self._metrics or str(self.directory / "metrics.sock")),
         ]
 
-    def _wait_until_ready(self, notify: socket.socket) -> None:
+    def _wait_until_ready(self, ready: threading.Event) -> None:
         assert self.process is not None
-        notify.settimeout(0.2)
         for _ in range(int(START_S_MAX / 0.2)):
-            try:
-                if b"READY=1" in notify.recv(4096):
-                    return
-            except TimeoutError:
-                if self.process.poll() is not None:
-                    break
+            if ready.wait(0.2):
+                return
+            if self.process.poll() is not None:
+                break
         self.kill()
         raise RuntimeError(f"the daemon did not start:\n{self.log}")
 
@@ -121,16 +141,24 @@ class RunningDaemon:
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
         try:
-            return self.process.wait(STOP_S_MAX)
+            status = self.process.wait(STOP_S_MAX)
         except subprocess.TimeoutExpired:
             self.kill()
             raise RuntimeError(f"the daemon did not stop:\n{self.log}") from None
+        self._close_manager()
+        return status
 
     def kill(self) -> None:
         """End the daemon as kill -9 does; its workers go with it."""
         assert self.process is not None
         self.process.kill()
         self.process.wait()
+        self._close_manager()
+
+    def _close_manager(self) -> None:
+        manager, self._manager = self._manager, None
+        if manager is not None:
+            manager.close()
 
     def __enter__(self) -> RunningDaemon:
         self.start()

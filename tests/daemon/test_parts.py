@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
-import socket
 import sqlite3
-import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,23 +18,7 @@ from inferd.testing import RunningDaemon, running_daemon
 from tests.daemon.command_line import inferd
 from tests.raw import RawClient
 
-SECONDS_MAX = 20.0
-
-
-@contextmanager
-def manager_of(daemon: RunningDaemon) -> Iterator[socket.socket]:
-    """Be the service manager from now on, where the daemon tells it how it is."""
-    path = daemon.directory / "notify"
-    path.unlink(missing_ok=True)
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listening:
-        listening.bind(str(path))
-        listening.settimeout(SECONDS_MAX)
-        yield listening
-
-
-def status_of(manager: socket.socket) -> str:
-    """Return the next line that systemd is told."""
-    return manager.recv(4096).decode().split("STATUS=")[1]
+from .manager import manager_of, serving
 
 
 def part(daemon: RunningDaemon, name: str) -> dict[str, Any]:
@@ -97,11 +77,11 @@ def test_the_journal_on_a_full_disk_later_and_written_again() -> None:
         talk(daemon, "x" * 1500)
         limit(daemon.pid, len(daemon.log) + 4096)
         talk(daemon, "full")
-        assert status_of(manager).startswith("serving; degraded: journal (")
+        assert manager.status("serving; degraded: journal (")
         check(daemon, "journal", "")
         limit(daemon.pid, resource.RLIM_INFINITY)
         talk(daemon, "room")
-        assert status_of(manager) == "serving"
+        manager.serves()
         assert part(daemon, "journal")["works"]
         assert "part.works_again" in daemon.log
 
@@ -141,11 +121,11 @@ def test_the_kv_store_a_file_in_the_place_of_its_folder_until_it_is_moved() -> N
         daemon.start_again()
         with manager_of(daemon) as manager:
             talk(daemon, "x" * 1500)
-            assert status_of(manager).startswith("serving; degraded: kv-store (")
+            assert manager.status("serving; degraded: kv-store (")
             check(daemon, "kv-store", "File exists")
             folder.unlink()
             talk(daemon, "y" * 500)
-            assert status_of(manager) == "serving"
+            manager.serves()
             assert part(daemon, "kv-store")["works"]
 
 
@@ -156,7 +136,7 @@ def test_the_kv_store_on_a_full_disk_later() -> None:
             [model] = [m for m in client.call("models")["models"] if m["name"] == "echo"]
         limit(model["pid"], 100)
         talk(daemon, "x" * 2000)
-        assert "kv-store" in status_of(manager)
+        assert manager.status("serving; degraded: kv-store (")
         check(daemon, "kv-store", "File too large")
 
 
@@ -208,20 +188,16 @@ def test_systemd_is_told_with_the_news_that_the_daemon_serves() -> None:
         starts.unlink()
         starts.mkdir()
         path = str(daemon.directory / "notify")
-        with (
-            manager_of(daemon) as manager,
-            serving(daemon, {**os.environ, "NOTIFY_SOCKET": path}),
-        ):
-            told = manager.recv(4096).decode()
-        assert told.startswith("READY=1\nSTATUS=serving; degraded: state (")
+        with manager_of(daemon) as manager, serving(daemon, {"NOTIFY_SOCKET": path}):
+            told = manager.until(lambda m: "READY" in m)["STATUS"]
+        assert told.startswith("serving; degraded: state (")
         assert told.endswith("Is a directory)")
 
 
 def test_the_service_manager_that_is_gone(tmp_path: Path) -> None:
     with running_daemon() as daemon:
         daemon.stop()
-        environment = {**os.environ, "NOTIFY_SOCKET": str(tmp_path / "nobody")}
-        with serving(daemon, environment):
+        with serving(daemon, {"NOTIFY_SOCKET": str(tmp_path / "nobody")}):
             check(daemon, "notify", "No such file or directory")
 
 
@@ -230,24 +206,8 @@ def test_an_extra_that_is_broken(tmp_path: Path) -> None:
     with running_daemon() as daemon:
         daemon.stop()
         path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
-        with serving(daemon, {**os.environ, "PYTHONPATH": path}):
+        with serving(daemon, {"PYTHONPATH": path}):
             check(daemon, "uvloop", "libuv.so.1: cannot open")
-
-
-@contextmanager
-def serving(daemon: RunningDaemon, environment: dict[str, str]) -> Iterator[None]:
-    """Run the stopped daemon in another *environment*."""
-    with (daemon.directory / "log").open("ab") as log:
-        process = subprocess.Popen(daemon._command(), env=environment, stderr=log)
-    try:
-        while "daemon.ready" not in daemon.log.rsplit("daemon.stopped", 1)[1]:
-            assert process.poll() is None, daemon.log
-        yield
-    finally:
-        process.terminate()
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(SECONDS_MAX)
-        process.kill()
 
 
 def test_a_failure_is_told_once_and_its_end_once() -> None:

@@ -12,8 +12,9 @@ import pytest
 
 from inferd import Client
 from inferd.daemon.metrics.listener import CONNECTIONS_MAX, HEAD_BYTES_MAX, REQUEST_S
-from inferd.testing import RunningDaemon, running_daemon
-from tests.daemon.test_parts import check, manager_of, part, status_of
+from inferd.testing import running_daemon
+from tests.daemon.manager import manager_of, serving
+from tests.daemon.test_parts import check, part
 from tests.metrics.scraping import ask, connect, figures_of, scrape, where_of
 from tests.raw import RawClient
 
@@ -121,7 +122,7 @@ def test_the_port_that_is_taken_fails_alone_until_it_is_free() -> None:
                 assert client.stats()["metrics"] is None
             with manager_of(daemon) as manager:
                 taken.close()
-                assert status_of(manager) == "serving"
+                manager.serves()
             assert "inferd_build_info" in scrape(where)
             assert part(daemon, "metrics")["works"]
             with Client(daemon.socket) as client:
@@ -133,21 +134,12 @@ def test_systemd_is_told_of_the_port_with_the_news_that_the_daemon_serves() -> N
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         where = f"127.0.0.1:{taken.getsockname()[1]}"
-        daemon = Told(metrics=where)
-        with daemon:
-            assert daemon.told == (
-                f"READY=1\nSTATUS=serving; degraded: metrics ({where}: Address already in use)"
-            )
-
-
-class Told(RunningDaemon):
-    """A daemon whose first news for the service manager is kept."""
-
-    told = ""
-
-    def _wait_until_ready(self, notify: socket.socket) -> None:
-        notify.settimeout(SECONDS_MAX)
-        self.told = notify.recv(4096).decode()
+        with running_daemon(metrics=where) as daemon:
+            daemon.stop()
+            path = str(daemon.directory / "notify")
+            with manager_of(daemon) as manager, serving(daemon, {"NOTIFY_SOCKET": path}):
+                told = manager.until(lambda m: "READY" in m)["STATUS"]
+    assert told == f"serving; degraded: metrics ({where}: Address already in use)"
 
 
 def test_a_unix_socket_is_its_owners_taken_over_from_the_dead_and_removed() -> None:

@@ -1,0 +1,77 @@
+"""A service manager for tests: hears over a real datagram socket how a daemon is."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from inferd.testing import RunningDaemon
+
+__all__ = ("Manager", "manager_of", "serving")
+
+SECONDS_MAX = 20.0
+Message = dict[str, str]
+
+
+class Manager:
+    """Listens at *path*. `heard` are the messages so far, each as a map of its lines."""
+
+    def __init__(self, path: Path):
+        path.unlink(missing_ok=True)
+        self.path = path
+        self.heard: list[Message] = []
+        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self.socket.bind(str(path))
+        self.socket.settimeout(SECONDS_MAX)
+
+    def next(self) -> Message:
+        """Return the next message."""
+        lines = self.socket.recv(8192).decode().split("\n")
+        self.heard.append(dict(line.split("=", 1) for line in lines))
+        return self.heard[-1]
+
+    def until(self, fits: Callable[[Message], bool]) -> Message:
+        """Return the next message that *fits*."""
+        while not fits(message := self.next()):
+            pass
+        return message
+
+    def status(self, beginning: str) -> str:
+        """Return the next status that begins so."""
+        return self.until(lambda m: m.get("STATUS", "").startswith(beginning))["STATUS"]
+
+    def serves(self) -> None:
+        """Wait until the status is that all is well."""
+        self.until(lambda m: m.get("STATUS") == "serving")
+
+
+@contextmanager
+def manager_of(daemon: RunningDaemon) -> Iterator[Manager]:
+    """Be the service manager from now on, where the daemon tells it how it is."""
+    manager = Manager(daemon.directory / "notify")
+    try:
+        yield manager
+    finally:
+        manager.socket.close()
+
+
+@contextmanager
+def serving(
+    daemon: RunningDaemon, environment: dict[str, str]
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Run the stopped daemon in another *environment*."""
+    with (daemon.directory / "log").open("ab") as log:
+        process = subprocess.Popen(daemon._command(), env={**os.environ, **environment}, stderr=log)
+    try:
+        while "daemon.ready" not in daemon.log.rsplit("daemon.stopped", 1)[1]:
+            assert process.poll() is None, daemon.log
+        yield process
+    finally:
+        process.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(SECONDS_MAX)
+        process.kill()
