@@ -45,6 +45,7 @@ from .parts import Parts
 from .pressure import MemoryWatch, Pace
 from .registry import Registry
 from .swapping import Swaps
+from .users import Users
 
 __all__ = ("CallTable", "Daemon", "Graph")
 
@@ -159,6 +160,7 @@ class Daemon:
         self.server = Server(
             self, connections_max=config.connections_max, requests_max=REQUESTS_MAX
         )
+        self.users = Users()
         self.calls: CallTable = {}
         self._handles = 0
         self._build = build
@@ -192,6 +194,13 @@ class Daemon:
         except InferdError as exc:
             self.tally.call_refused(request.call, exc)
             raise
+
+    def admit(self, connection: Connection) -> None:
+        """Serve a user who can be told from others.
+
+        :raises PermissionDenied: he cannot.
+        """
+        self.users.check(connection.peer.uid)
 
     def left(self, connection: Connection) -> None:
         """End what a connection held: its sessions, its graphs, its leases."""

@@ -56,6 +56,12 @@ class Handler(Protocol):
         :raises InferdError: answered as it is.
         """
 
+    def admit(self, connection: Connection) -> None:
+        """Let a new connection be served.
+
+        :raises InferdError: it ends with this.
+        """
+
     def left(self, connection: Connection) -> None:
         """Forget a connection that has ended; its requests are already cancelled."""
 
@@ -115,6 +121,7 @@ class Server:
         self.connections.add(connection)
         try:
             connection.send([Kind.HELLO, self._handler.hello()])
+            self._handler.admit(connection)
             self._check_room()
             async with anyio.create_task_group() as group:
                 await self._read(connection, group)

@@ -145,11 +145,11 @@ def test_what_is_said_of_models_cannot_be_written_until_it_can() -> None:
         obstacle = (daemon.directory / "state" / KEPT_FILE).with_suffix(".new")
         obstacle.mkdir()
         client.pin("echo")
-        assert status_of(manager).startswith("serving; degraded: models (")
+        assert manager.status("serving; degraded: models (")
         check(daemon, "models", "Is a directory")
         obstacle.rmdir()
         client.unpin("echo")
-        assert status_of(manager) == "serving"
+        manager.serves()
         assert part(daemon, "models")["works"]
 
 
