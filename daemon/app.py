@@ -29,6 +29,7 @@ from .machine import MachineMemory
 from .metrics.listener import Listener as MetricsListener
 from .parts import Parts
 from .pressure import Pace
+from .reload import Reload
 from .service import Service
 
 __all__ = ("serve",)
@@ -40,10 +41,16 @@ Listener = UnixListener | InheritedListener
 _BUILD = (LLAMA_BUILD_NUMBER, LLAMA_COMMIT)
 
 
-def serve(config: Config, machine: MachineMemory | None = None, pace: Pace | None = None) -> int:
+def serve(
+    config: Config,
+    machine: MachineMemory | None = None,
+    pace: Pace | None = None,
+    read: Callable[[], Config] | None = None,
+) -> int:
     """Run a daemon until it is told to stop; return the process's exit status.
 
-    *machine* and *pace* are what memory is read from, and how often.
+    *machine* and *pace* are what memory is read from, and how often. *read* reads the configuration
+    again.
     """
     configure_logging(config.log_level, config.log_format)
     parts = Parts()
@@ -63,7 +70,8 @@ def serve(config: Config, machine: MachineMemory | None = None, pace: Pace | Non
             machine=machine,
             pace=pace,
         )
-        return anyio.run(_main, daemon, listener, parts, backend_options=_loop_options(parts))
+        main = partial(_main, daemon, listener, parts, read or (lambda: config))
+        return anyio.run(main, backend_options=_loop_options(parts))
     finally:
         listener.close()
 
@@ -111,15 +119,19 @@ def count_start(state_dir: Path, parts: Parts) -> int:
 
 
 async def _main(
-    start: Callable[[anyio.abc.TaskGroup], Daemon], listener: Listener, parts: Parts
+    start: Callable[[anyio.abc.TaskGroup], Daemon],
+    listener: Listener,
+    parts: Parts,
+    read: Callable[[], Config],
 ) -> int:
     async with anyio.create_task_group() as group:
         daemon = start(group)
         daemon.calls = ALL_CALLS
         daemon.socket_activated = listener.inherited
         service = _service(daemon, parts)
+        reload = Reload(daemon, read, service)
         async with _signals() as signals:
-            group.start_soon(_watch_signals, daemon, signals, listener)
+            group.start_soon(_watch_signals, daemon, signals, listener, reload)
             async with anyio.create_task_group() as services:
                 services.start_soon(service.run)
                 services.start_soon(daemon.sessions.expire_idle)
@@ -143,6 +155,7 @@ async def _main(
                     models=len(daemon.registry.models(os.getuid())),
                 )
                 service.ready()
+                services.start_soon(reload.run)
                 await daemon.stopping.wait()
                 service.stopping(daemon.config.grace_s)
                 if listener.inherited:
@@ -169,6 +182,7 @@ def _service(daemon: Daemon, parts: Parts) -> Service:
         loading=lambda: daemon.registry.loading,
         overdue=lambda: daemon.registry.overdue,
         turns=lambda: sum(session.active for session in daemon.sessions),
+        restart_for=lambda: daemon.restart_for,
     )
     parts.on_change = service.part_changed
     daemon.registry.on_load = service.changed
@@ -194,13 +208,14 @@ async def _signals() -> AsyncIterator[AsyncIterator[signal.Signals]]:
 
 
 async def _watch_signals(
-    daemon: Daemon, signals: AsyncIterator[signal.Signals], listener: Listener
+    daemon: Daemon, signals: AsyncIterator[signal.Signals], listener: Listener, reload: Reload
 ) -> None:
-    """First SIGTERM or Ctrl-C: finish what runs; second: stop at once. SIGHUP: scan for models."""
+    """First SIGTERM or Ctrl-C: finish what runs; second: stop at once. SIGHUP: read the
+    configuration and the models directory again.
+    """
     async for number in signals:
         if number is signal.SIGHUP:
-            daemon.registry.scan()
-            log.info("models.read_again")
+            reload.ask()
         elif not daemon.stopping.is_set():
             daemon.stopping.set()
         else:

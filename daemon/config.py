@@ -13,6 +13,7 @@ import math
 import os
 import tomllib
 from collections.abc import Callable, Mapping
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
@@ -34,12 +35,16 @@ from .config_models import (
 from .metrics.address import LOOPBACK, Address, parse_address
 
 __all__ = (
+    "AT_ONCE",
     "MODEL_NAME",
+    "NEXT_LOAD",
     "SETTINGS",
+    "Applies",
     "Config",
     "ConfigError",
     "ModelConfig",
     "Setting",
+    "applies",
     "check_model_name",
     "load_config",
 )
@@ -116,6 +121,14 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     log_format: str = "auto"
     models: dict[str, ModelConfig] = {}
     defaults: dict[str, Any] = {}
+
+
+class Applies(StrEnum):
+    """When a change in the file holds, once the file is read again."""
+
+    AT_ONCE = "at once"
+    NEXT_LOAD = "from a model's next load on"
+    RESTART = "after a restart"
 
 
 class Setting(msgspec.Struct, frozen=True):
@@ -209,6 +222,23 @@ SETTINGS: dict[str, Setting] = {
         str, "auto: json under systemd, else console", choices=("auto", "json", "console")
     ),
 }
+
+AT_ONCE = frozenset((
+    "sessions-max", "idle-timeout-ms", "keep-alive-s", "connections-max", "tasks-waiting-max",
+    "tasks-waiting-owner-max", "prompt-tokens-waiting-max", "prompt-tokens-waiting-owner-max",
+    "dormant-max", "dormant-days-max", "dormant-bytes-max", "grace-s", "log-level",
+))  # fmt: skip
+NEXT_LOAD = frozenset((
+    "kv-ram-bytes", "share-tokens-min", "snapshot-tokens", "shifts-max", "step-ms-target",
+    "quantum-tokens", "ageing-tokens", "reader-wait-ms", "worker-hang-s", "models", "defaults",
+))  # fmt: skip
+
+
+def applies(name: str) -> Applies:
+    """Return when a change of a setting holds; `models` and `defaults` are the file's tables."""
+    if name in AT_ONCE:
+        return Applies.AT_ONCE
+    return Applies.NEXT_LOAD if name in NEXT_LOAD else Applies.RESTART
 
 
 def load_config(

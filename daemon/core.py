@@ -161,6 +161,8 @@ class Daemon:
             self, connections_max=config.connections_max, requests_max=REQUESTS_MAX
         )
         self.users = Users()
+        self.restart_for: list[str] = []
+        """Settings that the file has other values for, which hold after a restart."""
         self.calls: CallTable = {}
         self._handles = 0
         self._build = build

@@ -27,6 +27,10 @@ class Part:
 
 
 PARTS = {
+    "config": Part(
+        "what the configuration file says now does not hold, but what it said before",
+        "correct the file, and have it read again (SIGHUP, `systemctl reload inferd`)",
+    ),
     "state": Part(
         "starts are not counted: the clock stands in",
         "let the daemon's user write to state-dir, or name another directory",

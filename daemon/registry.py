@@ -80,6 +80,8 @@ class Registry:
         self._failures = FailedLoads(config.failed_load_s, seconds)
         self._changed = anyio.Event()
         self._kept = KeptModels(config.state_dir / KEPT_FILE, partial(parts.note, "models"))
+        self._configured: dict[str, ModelConfig] = {}
+        """What the last look at configuration and models directory has found."""
         self._last_files: dict[str, Path] = {}
         self._recovered = 0
         """In models that were removed."""
@@ -94,13 +96,46 @@ class Registry:
         found = {ECHO: ModelConfig(backend="echo")} | self._kept.taken(self.config.models_dir)
         found |= {n: ModelConfig(file=p) for n, p in self._files().items()}
         found |= self.config.models
+        self._configured = found
         for name, config in found.items():
             if name not in self._models:
                 model = self._models[name] = Model(self, name, config)
                 model.take_up(self._kept.of(name, config))
+            else:
+                self._refresh(self._models[name])
         for name, model in list(self._models.items()):
             if name not in found and model.uid is None and not model.busy and not model.worker:
                 del self._models[name]
+
+    def _refresh(self, model: Model) -> None:
+        """Let a model that is not loaded, nor to be for a turn of before, be what is configured."""
+        configured = self._configured.get(model.name)
+        if configured is None or configured == model.configured:
+            return
+        if model.worker is not None or model.computes:
+            return
+        model.configured = configured
+        model.take_up(self._kept.of(model.name, configured))
+
+    def reconfigure(self, config: Config) -> list[str]:
+        """Go by another configuration; models that it changes, and nobody uses, are unloaded.
+        Return those that go by the one before until their next load.
+        """
+        before, self.config = self.config, config
+        self.scan()
+        loaded = [m for m in self._models.values() if m.worker is not None and m.uid is None]
+        outdated = [m for m in loaded if self._outdated(m, before)]
+        for model in outdated:
+            if not model.busy and model.worker is not None:
+                model.worker.quit()
+        self._changed.set()
+        return sorted(m.name for m in outdated)
+
+    def _outdated(self, model: Model, before: Config) -> bool:
+        """Tell whether a loaded model is not what a load would make of it now."""
+        if self._configured.get(model.name) != model.configured:
+            return True
+        return before.defaults != self.config.defaults or _limits(before) != _limits(self.config)
 
     def _files(self) -> dict[str, Path]:
         """Return the models directory's, by name; as they were, while it cannot be read."""
@@ -152,7 +187,7 @@ class Registry:
 
         :raises ModelNotFound: with the nearest name there is.
         """
-        if name not in self._models:
+        if name not in self._models or name not in self._configured:
             self.scan()
         model = self._models.get(name)
         if model is None or model.uid not in (None, uid):
@@ -204,10 +239,12 @@ class Registry:
             raise ShuttingDown("the daemon is shutting down: no model is loaded any more")
         if self._models.get(model.name) is not model:
             raise ModelNotFound(f"the model {model.name!r} has left")
+        self._refresh(model)
         spec = self._spec(model, wanted)
         self._failures.check(model.name, *_conditions(model, spec))
         kv_dir = str(self.config.state_dir / KV_DIR) if self.config.kv_disk_bytes else ""
-        worker = Worker(spec, self._on_frame, self._limits(), kv_dir, self.config.worker_hang_s)
+        limits = _limits(self.config)
+        worker = Worker(spec, self._on_frame, limits, kv_dir, self.config.worker_hang_s)
         worker.on_kv = partial(self._note_kv_file, worker)
         self._wire(model, worker)
         worker.on_work = self._cores.share
@@ -344,21 +381,6 @@ class Registry:
             options=model.config.echo,
         )
 
-    def _limits(self) -> dict[str, Any]:
-        return {
-            "reader_wait_s": self.config.reader_wait_ms / 1000,
-            "reader_timeout_s": self.config.reader_timeout_s,
-            "credit_max": CREDIT_MAX,
-            "ageing_tokens": self.config.ageing_tokens,
-            "quantum_tokens": self.config.quantum_tokens,
-            "step_target_s": self.config.step_ms_target / 1000,
-            "share_tokens_min": self.config.share_tokens_min,
-            "snapshot_tokens": self.config.snapshot_tokens,
-            "shifts_max": self.config.shifts_max,
-            "kv_ram_bytes": self.config.kv_ram_bytes,
-            "kv_shared": self.config.kv_share == "all",
-        }
-
     def _note_kv_file(self, worker: Worker, report: m.Stored | m.Unstored) -> None:
         fingerprint = worker.info.fingerprint
         if isinstance(report, m.Unstored):
@@ -447,3 +469,20 @@ async def _guarded(work: Callable[..., Coroutine[Any, Any, None]], *arguments: A
 def _conditions(model: Model, spec: ModelSpec) -> tuple[list[Path], object]:
     """Return what decides on how a load goes: the files, and what is asked for."""
     return files_in_use(model.config.file), (spec, model.wanted_ctx_size)
+
+
+def _limits(config: Config) -> dict[str, Any]:
+    """Return what a worker is told of the configuration."""
+    return {
+        "reader_wait_s": config.reader_wait_ms / 1000,
+        "reader_timeout_s": config.reader_timeout_s,
+        "credit_max": CREDIT_MAX,
+        "ageing_tokens": config.ageing_tokens,
+        "quantum_tokens": config.quantum_tokens,
+        "step_target_s": config.step_ms_target / 1000,
+        "share_tokens_min": config.share_tokens_min,
+        "snapshot_tokens": config.snapshot_tokens,
+        "shifts_max": config.shifts_max,
+        "kv_ram_bytes": config.kv_ram_bytes,
+        "kv_shared": config.kv_share == "all",
+    }

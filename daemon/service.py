@@ -60,7 +60,8 @@ def status_line(head: str, loading: Mapping[str, float]) -> str:
 
 class Service:
     """Tells the manager what changes. *loading* are the models that load and how far each is,
-    *overdue* those for whose workers the watchdog is not fed, *turns* how many run.
+    *overdue* those for whose workers the watchdog is not fed, *turns* how many run, *restart_for*
+    the settings that wait for a restart.
     """
 
     def __init__(
@@ -70,11 +71,13 @@ class Service:
         loading: Callable[[], Mapping[str, float]] = dict,
         overdue: Callable[[], list[str]] = list,
         turns: Callable[[], int] = lambda: 0,
+        restart_for: Callable[[], list[str]] = list,
         environ: Mapping[str, str] = os.environ,
         seconds: Callable[[], float] = time.monotonic,
     ):
         self.managed = bool(environ.get("NOTIFY_SOCKET"))
         self._parts, self._loading, self._overdue, self._turns = parts, loading, overdue, turns
+        self._restart_for = restart_for
         self._feed_s = feed_s(environ)
         self._seconds = seconds
         self._phase, self._until = Phase.STARTING, seconds() + START_S_MAX
@@ -96,7 +99,9 @@ class Service:
             self.changed()
 
     def ready(self) -> None:
-        """Say that the socket answers."""
+        """Say that the socket answers; of a daemon that ends it is no news any more."""
+        if self._phase is Phase.STOPPING:
+            return
         self._phase = Phase.SERVING
         self._tell({"READY": "1"})
         self._extended_at = float("-inf")
@@ -160,8 +165,12 @@ class Service:
             return "starting: reading what earlier daemons have kept"
         if self._phase is Phase.STOPPING:
             return f"finishing what runs; turns: {self._turns()}"
-        stuck = ", ".join(self._withheld[:LOADING_TOLD_MAX])
-        return f"{self._parts.line}; cannot be replaced: {stuck}" if stuck else self._parts.line
+        line = self._parts.line
+        if self._withheld:
+            line += f"; cannot be replaced: {', '.join(self._withheld[:LOADING_TOLD_MAX])}"
+        if waiting := self._restart_for():
+            line += f"; restart for: {', '.join(waiting)}"
+        return line
 
     def _takes_time(self, now: float) -> bool:
         if self._phase is Phase.SERVING:

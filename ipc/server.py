@@ -81,7 +81,7 @@ class Server:
     def __init__(self, handler: Handler, *, connections_max: int = 256, requests_max: int = 256):
         self.connections: set[Connection] = set()
         self._handler = handler
-        self._connections_max = connections_max
+        self.connections_max = connections_max
         self._requests_max = requests_max
         self._accepting = anyio.CancelScope()
 
@@ -148,11 +148,11 @@ class Server:
         return first
 
     def _check_room(self) -> None:
-        if len(self.connections) > self._connections_max:
+        if len(self.connections) > self.connections_max:
             raise Busy(
-                f"{self._connections_max} connections are open: no more are taken",
+                f"{self.connections_max} connections are open: no more are taken",
                 hint="share connections, or raise connections_max",
-                data={"connections_max": self._connections_max, "retry_after_s": 1.0},
+                data={"connections_max": self.connections_max, "retry_after_s": 1.0},
             )
 
     def _goodbye(self, connection: Connection, error: InferdError) -> None:

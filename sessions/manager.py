@@ -395,6 +395,21 @@ class SessionManager:
         else:
             self._sleep(session)
 
+    def set_limits(
+        self,
+        *,
+        sessions_max: int,
+        idle_timeout_s: float,
+        dormant_max: int,
+        dormant_s_max: float,
+        dormant_bytes_max: int,
+    ) -> None:
+        """Let other limits hold from now on; open sessions past a lower cap stay."""
+        self.sessions_max, self.idle_timeout_s = sessions_max, idle_timeout_s
+        self.dormant_max, self.dormant_s_max = dormant_max, dormant_s_max
+        self.dormant_bytes_max = dormant_bytes_max
+        self._changed.set()
+
     async def expire_idle(self) -> None:
         """Expire sessions for ever, each when its time has come, and forget those that have left:
         no polling.

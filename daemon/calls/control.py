@@ -253,6 +253,7 @@ async def stats(daemon: Daemon, request: Request) -> w.StatsResult:
             "journal": daemon.journal.status,
             "parts": daemon.parts.describe(),
             "metrics": daemon.metrics_at(),
+            "restart_for": daemon.restart_for,
             "waiting": states.count("waiting") + len(waiting_turns(daemon)),
             "running": states.count("running"),
             "parked": states.count("parked"),

@@ -173,6 +173,8 @@ def status(socket: SocketPath = None, as_json: JsonOutput = False) -> None:
         if not part["works"]:
             write(f"{part['part']} fails: {part['missing']}: {part['cause']} ({part['remedy']})")
     write(f"figures for Prometheus: {stats['metrics'] or 'not served'}")
+    if waiting := ", ".join(stats["restart_for"]):
+        write(f"changed in the file, and in force after a restart: {waiting}")
     names = ", ".join(stats["models"]) or "none"
     write(f"models loaded: {names}; connections: {stats['connections']}; cores: {stats['cores']}")
 

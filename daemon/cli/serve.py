@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -43,7 +45,8 @@ def serve(
 ) -> None:
     """Run the daemon, in the foreground.
 
-    SIGTERM or Ctrl-C lets running turns finish; a second one stops at once.
+    SIGTERM or Ctrl-C lets running turns finish; a second one stops at once. SIGHUP has the
+    configuration read again.
     """
     from ..config import load_config
 
@@ -62,10 +65,11 @@ def serve(
         if not equals:
             raise typer.BadParameter(f"--set {pair!r} is not of the form KEY=VALUE")
         flags[key.strip().replace("-", "_")] = value
-    raise typer.Exit(_run(load_config(flags)))
+    read = partial(load_config, flags)
+    raise typer.Exit(_run(read(), read))
 
 
-def _run(config: Config) -> int:
+def _run(config: Config, read: Callable[[], Config]) -> int:
     try:
         from ..app import serve as run_daemon
     except ModuleNotFoundError as exc:
@@ -75,7 +79,7 @@ def _run(config: Config) -> int:
             f"inferd serve needs the engine; {exc.name} is missing",
             hint="pip install 'inferd[daemon]'",
         ) from exc
-    return run_daemon(config)
+    return run_daemon(config, read=read)
 
 
 def add_to(app: typer.Typer) -> None:
