@@ -2,8 +2,9 @@
 
 Builds wheel and sdist, installs the wheel into a new virtual environment while PATH has no
 compiler, and checks there that `import inferd` loads neither numpy nor llama_cpp, that
-`inferd --version` answers, that `inferd serve` says what is missing, and that the client talks to
-a daemon which the environment that runs this tool starts, on the echo model.
+`inferd --version` answers, that the units are there, that `inferd serve` says what is missing, and
+that the client talks to a daemon which the environment that runs this tool starts, on the echo
+model.
 """
 
 from __future__ import annotations
@@ -104,6 +105,9 @@ def check_alone(bare: Bare) -> None:
     check("import inferd loads no engine", imported.returncode == 0, imported.stderr)
     version = bare.run("inferd", "--version")
     check("inferd --version answers", version.returncode == 0, version.stderr)
+    units = bare.run("inferd", "install-service", "--apply", "--root", str(bare.scratch / "root"))
+    unit = bare.scratch / "root" / "etc" / "systemd" / "system" / "inferd.service"
+    check("inferd install-service has the units", unit.is_file(), units.stdout + units.stderr)
     served = bare.run("inferd", "serve")
     said = served.stdout + served.stderr
     check("inferd serve names inferd[daemon]", "inferd[daemon]" in said, said)

@@ -25,6 +25,7 @@ MODEL = struct.pack("<4sIQQ", b"GGUF", 3, 1, 2) + bytes(100)
 COMMANDS = {
     "serve", "run", "chat", "models", "show", "rm", "load", "unload", "ps", "cancel", "status",
     "stop", "pull", "queue", "forget", "pin", "unpin", "swap", "sessions",
+    "install-service", "uninstall-service",
 }  # fmt: skip
 CLIENT_COMMANDS = [
     ("run", "m", "p"), ("chat", "m"), ("models",), ("show", "m"), ("load", "m"), ("unload", "m"),
@@ -58,7 +59,8 @@ def test_every_command_but_serve_writes_json_and_every_one_takes_a_socket_if_it_
     for name, command in commands.items():
         options = {option for parameter in command.params for option in parameter.opts}
         assert ("--json" in options) == (name != "serve"), name
-        assert ("--socket" in options) == (name != "pull"), name
+        alone = name == "pull" or name.endswith("-service")
+        assert ("--socket" in options) == (not alone), name
 
 
 @pytest.mark.parametrize("arguments", CLIENT_COMMANDS, ids=lambda a: a[0])

@@ -61,8 +61,8 @@ def test_the_library_code_runs_on_a_real_model(tmp_path: Path) -> None:
 def test_every_command_in_the_table_is_one() -> None:
     rows = re.findall(r"^\| (`inferd .*?) \|", PAGE, re.MULTILINE)
     assert rows
-    known = set(re.findall(r"^  (\w+)  ", inferd("--help"), re.MULTILINE))
-    named = {w for row in rows for w in re.findall(r"`(?:inferd )?([a-z]+)", row)}
+    known = set(re.findall(r"^  (\w[\w-]+)  ", inferd("--help"), re.MULTILINE))
+    named = {w for row in rows for w in re.findall(r"`(?:inferd )?([a-z][a-z-]+)", row)}
     assert named == known
 
 
