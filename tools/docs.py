@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 from inferd.backends.params.schema import json_schema, page
+from inferd.daemon.config_page import page as settings_page
 from inferd.daemon.metrics.page import page as metrics_page
 
 __all__ = ("pages",)
@@ -18,6 +19,7 @@ def pages() -> dict[Path, str]:
     return {
         DOCS / "metrics.md": metrics_page(),
         DOCS / "parameters.md": page(),
+        DOCS / "settings.md": settings_page(),
         DOCS / "parameters.schema.json": json.dumps(json_schema(), indent=1, ensure_ascii=False)
         + "\n",
     }

@@ -1,0 +1,197 @@
+"""A machine for the commands of docs/operations.md: a folder in the place of `/`, and what systemd
+does for the service, with the units as they were installed there.
+
+Commands of ours and of files are run; systemctl's are done here; those that need packages, users or
+a manager that runs are only known.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+
+from inferd.daemon.install import executable
+from tests.daemon.manager import Manager
+from tests.daemon.systemd_tools import directives, run_tool
+from tests.daemon.test_socket_activation import LAUNCH
+
+__all__ = ("Machine",)
+
+PLACES = ("/var/lib", "/etc", "/run", "/opt", "/usr/local/bin")
+ELSEWHERE = {"apt", "python3", "pip", "ln", "usermod", "journalctl", "loginctl"}
+"""They need packages, users, or the machine's manager."""
+FILES = {"tar", "rm", "install"}
+UNITS = {"inferd", "inferd.service", "inferd.socket"}
+
+
+class Machine:
+    """Does one command after the other, below *root*."""
+
+    def __init__(self, root: Path):
+        self.root = root
+        self.home = root / "home"
+        for folder in ("home", "run/inferd", "var/lib", "etc", "opt/inferd", "usr/local/bin"):
+            (root / folder).mkdir(parents=True)
+        (root / "usr/local/bin/inferd").touch()
+        self.socket = root / "run/inferd/inferd.sock"
+        self.service: subprocess.Popen[bytes] | None = None
+        self.done: list[str] = []
+        self.replacements: dict[str, str] = {}
+        self._manager = Manager(root / "run" / "notify")
+        self._listener: socket.socket | None = None
+
+    def command(self, line: str) -> str:
+        """Do a line of the page, and return what it says."""
+        words = shlex.split(line, comments=True)
+        if words[0] == "sudo":
+            words = words[3:] if words[1] == "-u" else words[1:]
+        words = [self.replacements.get(word, word) for word in words]
+        tool = Path(words[0]).name
+        self.done.append(tool)
+        if tool == "inferd":
+            return self._inferd(words[1:])
+        if tool == "systemctl":
+            return self._systemctl([w for w in words[1:] if not w.startswith("-")])
+        if tool in FILES:
+            return self._run([tool, *(self._below(w) for w in _unowned(words[1:]))])
+        assert tool in ELSEWHERE, f"nothing is known of {line!r}"
+        return ""
+
+    def close(self) -> None:
+        """Stop what runs."""
+        self._stop_service()
+        self._close_socket()
+        self._manager.socket.close()
+
+    def _below(self, word: str) -> str:
+        option, equals, value = word.partition("=")
+        if word.startswith("--") and equals:
+            return f"{option}={self._below(value)}"
+        return f"{self.root}{word}" if word.startswith(PLACES) else word
+
+    def _run(self, words: list[str]) -> str:
+        environ = {name: v for name, v in os.environ.items() if not name.startswith("INFERD_")}
+        for name in ("CONFIG", "STATE", "DATA"):
+            environ[f"XDG_{name}_HOME"] = str(self.home / name.lower())
+        done = subprocess.run(
+            words,
+            cwd=self.home,
+            env=environ | {"INFERD_SOCKET": str(self.socket)},
+            capture_output=True,
+            text=True,
+            timeout=100,
+        )
+        assert done.returncode == 0, f"{words}: {done.stdout}{done.stderr}"
+        return done.stdout + done.stderr
+
+    def _inferd(self, words: list[str]) -> str:
+        command = [*executable().split(), *(self._below(w) for w in words)]
+        if words[0] not in ("install-service", "uninstall-service"):
+            if self.service is None and self._listener is not None and words[0] != "pull":
+                self._start_service()  # as the first connection does
+            return self._run(command)
+        steps = msgspec.json.decode(self._run([*command, "--root", str(self.root), "--json"]))
+        if steps["applied"] and "--user" not in words:
+            for step in steps["steps"]:
+                if step["does"] == "run":
+                    self._step(step["command"])
+        return self._run([*command, "--root", str(self.root), "--dry-run"])
+
+    def _step(self, words: list[str]) -> None:
+        """Do what an installer would run on its own machine."""
+        if words[0] == "systemctl":
+            self._systemctl([w for w in words[1:] if not w.startswith("-")])
+        elif words[0] != "userdel":
+            file = self._below(words[-1])
+            done = run_tool(words[0], f"--root={self.root}", *words[1:-1], file)
+            assert done.returncode == 0, done.stderr
+
+    # What systemd does.
+
+    def _systemctl(self, words: list[str]) -> str:
+        verb, units = words[0], words[1:]
+        assert set(units) <= UNITS, units
+        has_socket, has_service = "inferd.socket" in units, units != ["inferd.socket"]
+        match verb:
+            case "enable" | "start":
+                assert units == ["inferd.socket"]
+                self._open_socket()
+            case "disable" | "stop":
+                if has_service:
+                    self._stop_service()
+                if has_socket:
+                    self._close_socket()
+            case "reload":
+                self._reload()
+            case "restart" | "try-restart":
+                if self.service is not None:
+                    self._stop_service()
+                    self._start_service()
+            case "status":
+                return "\n".join(m["STATUS"] for m in self._manager.heard if "STATUS" in m)
+            case _:
+                assert verb == "daemon-reload", verb
+        return ""
+
+    @property
+    def _unit(self) -> dict[str, list[str]]:
+        return directives(self.root / "etc/systemd/system/inferd.service")
+
+    def _open_socket(self) -> None:
+        if self._listener is None:
+            unit = directives(self.root / "etc/systemd/system/inferd.socket")
+            self._listener = socket.socket(socket.AF_UNIX)
+            self._listener.bind(f"{self.root}{unit['ListenStream'][0]}")
+            os.chmod(self.socket, int(unit["SocketMode"][0], 8))
+            self._listener.listen(128)
+
+    def _close_socket(self) -> None:
+        if self._listener is not None:
+            self._listener.close()
+            self._listener = None
+            self.socket.unlink()
+
+    def _start_service(self) -> None:
+        assert self._listener is not None
+        given = dict(pair.split("=", 1) for pair in self._unit["Environment"])
+        environ = {name: self._below(value) for name, value in given.items()}
+        number = str(self._listener.fileno())
+        with (self.root / "log").open("ab") as log:
+            self.service = subprocess.Popen(
+                [sys.executable, "-c", LAUNCH, number, *shlex.split(self._unit["ExecStart"][0])],
+                env={**os.environ, **environ, "NOTIFY_SOCKET": str(self._manager.path)},
+                pass_fds=(self._listener.fileno(),),
+                stderr=log,
+            )
+        self._manager.until(lambda m: "READY" in m)
+
+    def _stop_service(self) -> None:
+        if self.service is not None:
+            self.service.send_signal(signal.SIGTERM)
+            self._manager.until(lambda m: "STOPPING" in m)
+            assert self.service.wait(30) == 0
+            self.service = None
+
+    def _reload(self) -> None:
+        assert self.service is not None
+        assert self._unit["ExecReload"] == ["/bin/kill -HUP $MAINPID"]
+        self.service.send_signal(signal.SIGHUP)
+        self._manager.until(lambda m: "RELOADING" in m)
+        self._manager.until(lambda m: "READY" in m)
+
+
+def _unowned(words: list[str]) -> list[str]:
+    """Leave owners out, who are no users here."""
+    found = list(words)
+    for option in ("-o", "-g"):
+        if option in found:
+            at = found.index(option)
+            del found[at : at + 2]
+    return found

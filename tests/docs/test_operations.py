@@ -1,0 +1,148 @@
+"""The commands of docs/operations.md, one after the other, on a machine made of a folder."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import sqlite3
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from inferd import Client
+from inferd.daemon.service import END_S_MAX, START_S_MAX
+from inferd.daemon.watch import KILLED_S
+from tests.daemon.systemd_tools import SYSTEMD, directives
+from tests.models import smollm2
+
+from .machine import Machine
+
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "operations.md").read_text()
+Section = dict[str, list[list[str]]]
+
+
+def sections() -> Section:
+    """Return the blocks of commands by the headings above them."""
+    found: Section = {}
+    for part in re.split(r"^## ", PAGE, flags=re.MULTILINE)[1:]:
+        heading = part.partition("\n")[0]
+        blocks = re.findall(r"```sh\n(.*?)```", part, re.DOTALL)
+        found[heading] = [block.strip().splitlines() for block in blocks]
+    return found
+
+
+SECTIONS = sections()
+
+
+@pytest.fixture
+def machine() -> Iterator[Machine]:
+    root = Path(tempfile.mkdtemp(prefix="inferd-"))  # a socket's path is short
+    machine = Machine(root)
+    try:
+        yield machine
+    finally:
+        machine.close()
+        shutil.rmtree(root)
+
+
+def do(machine: Machine, heading: str, block: int = 0) -> list[str]:
+    """Do a block of commands; return what each said."""
+    return [machine.command(line) for line in SECTIONS[heading][block]]
+
+
+@pytest.mark.model
+@pytest.mark.timeout(300)
+def test_an_operator_s_way_from_an_empty_machine_and_back(machine: Machine) -> None:
+    root, state = machine.root, machine.root / "var/lib/inferd"
+    for name in ("mine.gguf", "smollm2.gguf"):
+        (machine.home / name).symlink_to(smollm2())
+
+    shown, *_, hello = do(machine, "Install")[-3:]
+    assert "systemctl enable --now inferd.socket" in shown
+    assert hello.strip() == "hello"
+    for place in re.findall(r"^\| .*?\|", PAGE, re.MULTILINE):
+        for path in re.findall(r"`(/[^`]+)`", place):
+            assert Path(f"{root}{path}").exists(), path
+
+    machine.replacements = {"smollm2": str(machine.home / "smollm2.gguf")}  # nothing is fetched
+    names = do(machine, "Models")[-1]
+    assert "mine" in names and "smollm2" in names
+    machine.replacements = {}
+    assert do(machine, "Users")[-1].strip(), "a model has answered"
+
+    config = root / "etc/inferd/config.toml"
+    config.write_text(config.read_text() + "sessions-max = 7\ncores = 1\n")
+    assert "sessions: 0 of 7" in do(machine, "Configuration")[-1]
+    status, told, _ = do(machine, "How it is")
+    assert "serving; restart for: cores" in status.splitlines()
+    assert "in force after a restart: cores" in told
+
+    say(machine, "before the upgrade")
+    pid = machine.service.pid if machine.service else 0
+    do(machine, "Upgrade")
+    assert machine.service is not None and machine.service.pid != pid
+    assert "in force after" not in machine.command("inferd status")
+    assert said(machine) == 1
+
+    do(machine, "Backup")
+    archive = machine.home / "inferd-backup.tar.gz"
+    assert archive.is_file()
+    say(machine, "after the backup")
+    assert said(machine) == 2
+    machine.command("sudo systemctl stop inferd.socket inferd")
+    for file in state.glob("sessions.db*"):
+        file.unlink()
+    do(machine, "Backup", 1)
+    assert said(machine) == 1, "as it was when it was saved"
+    assert (state / "models" / "mine.gguf").is_file()
+
+    do(machine, "Uninstall")
+    left = [p for p in (root / "etc").rglob("*") if "inferd" in str(p.relative_to(root))]
+    assert not left and not state.exists() and not (root / "opt/inferd").exists()
+
+    do(machine, "A user's own")
+    assert not list(machine.root.rglob("systemd/user/inferd.*"))
+    assert not any(SECTIONS[h] for h in ("How it is confined",))
+
+
+def say(machine: Machine, text: str) -> None:
+    machine.command("inferd status")  # starts the service
+    with Client(machine.socket) as client, client.session("echo", session_id="diary") as session:
+        session.chat(text)
+
+
+def said(machine: Machine) -> int:
+    """Return how many turns the session has."""
+    machine.command("inferd status")
+    with Client(machine.socket) as client:
+        [session] = client.sessions(dormant=True)
+        return int(session["turns"])
+
+
+def test_a_newer_version_s_journal_is_left_alone_by_an_older_one(machine: Machine) -> None:
+    do(machine, "Install")
+    say(machine, "of the newer version")
+    machine.command("sudo systemctl stop inferd.socket inferd")
+    journal = machine.root / "var/lib/inferd/sessions.db"
+    with sqlite3.connect(journal) as db:
+        db.execute("PRAGMA user_version = 1000")
+    db.close()
+    before = journal.read_bytes()
+    machine.command("sudo systemctl start inferd.socket")
+    told = machine.command("inferd status")
+    assert "newer version of inferd" in told and "start the newer version again" in told
+    assert machine.command("inferd run echo hello").strip() == "hello"
+    assert machine.service is not None
+    machine.command("sudo systemctl stop inferd.socket inferd")
+    assert journal.read_bytes() == before
+
+
+def test_figures_of_the_page_are_the_code_s() -> None:
+    unit = directives(SYSTEMD / "system" / "inferd.service")
+    assert f"`WatchdogSec={unit['WatchdogSec'][0]}`" in PAGE
+    assert f"every {int(unit['WatchdogSec'][0]) // 2} s" in PAGE
+    assert f"{KILLED_S:g} s after it was last looked at" in PAGE
+    assert START_S_MAX == 600 and "up to ten minutes for the start" in PAGE
+    assert f"`grace-s` and {END_S_MAX:g} s for the end" in " ".join(PAGE.split())
