@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -36,8 +37,9 @@ class Manager:
 
     def until(self, fits: Callable[[Message], bool]) -> Message:
         """Return the next message that *fits*."""
+        end = time.monotonic() + SECONDS_MAX
         while not fits(message := self.next()):
-            pass
+            assert time.monotonic() < end, f"never told, but {self.heard[-5:]}"
         return message
 
     def status(self, beginning: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 
 import pytest
 
-__all__ = ("SYSTEMD", "directives", "run_tool")
+__all__ = ("SYSTEMD", "directives", "make_folders", "run_tool")
 
 SYSTEMD = Path(__file__).resolve().parents[2] / "systemd"
 
@@ -19,6 +20,15 @@ def run_tool(name: str, *arguments: str, **more: Any) -> subprocess.CompletedPro
     if shutil.which(name) is None:
         pytest.fail(f"{name} is missing: on Debian or Ubuntu: sudo apt install systemd")
     return subprocess.run([name, *arguments], capture_output=True, text=True, timeout=60, **more)
+
+
+def make_folders(root: Path, file: Path) -> None:
+    """Do what a file of tmpfiles.d says below *root*; whose they are only root can say."""
+    done = run_tool("systemd-tmpfiles", f"--root={root}", "--create", str(file))
+    may_not = "fchownat() of" if os.geteuid() else None
+    wrong = [x for x in done.stderr.splitlines() if may_not is None or not x.startswith(may_not)]
+    assert not wrong, wrong
+    assert done.returncode == 0 or may_not
 
 
 def directives(unit: Path) -> dict[str, list[str]]:

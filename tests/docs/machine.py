@@ -19,7 +19,7 @@ import msgspec
 
 from inferd.daemon.install import executable
 from tests.daemon.manager import Manager
-from tests.daemon.systemd_tools import directives, run_tool
+from tests.daemon.systemd_tools import directives, make_folders, run_tool
 from tests.daemon.test_socket_activation import LAUNCH
 
 __all__ = ("Machine",)
@@ -108,10 +108,13 @@ class Machine:
         """Do what an installer would run on its own machine."""
         if words[0] == "systemctl":
             self._systemctl([w for w in words[1:] if not w.startswith("-")])
-        elif words[0] != "userdel":
-            file = self._below(words[-1])
-            done = run_tool(words[0], f"--root={self.root}", *words[1:-1], file)
+        elif words[0] == "systemd-tmpfiles":
+            make_folders(self.root, Path(self._below(words[-1])))
+        elif words[0] == "systemd-sysusers":
+            done = run_tool(words[0], f"--root={self.root}", self._below(words[-1]))
             assert done.returncode == 0, done.stderr
+        else:
+            assert words[0] == "userdel", words
 
     # What systemd does.
 
