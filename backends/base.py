@@ -16,6 +16,7 @@ from .errors import BackendError, InvalidArgument
 from .params import SamplingParams
 
 __all__ = (
+    "PLAIN",
     "Chunk",
     "Device",
     "LoadProgress",
@@ -27,6 +28,7 @@ __all__ = (
     "ModelSpec",
     "Move",
     "Reckoning",
+    "Rendering",
     "Sampler",
     "Shape",
     "TokenProbs",
@@ -39,7 +41,20 @@ LoadProgress = Callable[[float], bool]
 """Called with 0.0 … 1.0 while a model loads; answers False to give up the load."""
 
 Message = Mapping[str, Any]
-"""One chat message: at least `role` and `content`, both text."""
+"""One chat message: `role` and `content`, both text; an assistant's may have `tool_calls`."""
+
+
+class Rendering(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a chat template is told beside the messages."""
+
+    tools: list[dict[str, Any]] = []
+    arguments: dict[str, Any] = {}
+    """The template's own, by their names."""
+    add_generation_prompt: bool = True
+    """Whether the prompt ends where an answer begins."""
+
+
+PLAIN = Rendering()
 
 
 class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,6 +79,10 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     tensor_split: tuple[float, ...] = ()
     """What each device has of them, in proportion; empty: by its free memory."""
     threads: int = 0
+    chat_template: str = ""
+    """Instead of the one in the file."""
+    chat_template_file: str = ""
+    """Where that is read from."""
     options: dict[str, Any] = {}
 
 
@@ -281,8 +300,8 @@ class Model(Protocol):
     def is_eog(self, token: int) -> bool:
         """Tell whether *token* ends a generation."""
 
-    def render(self, messages: Sequence[Message]) -> str:
-        """Return the prompt that the chat template makes of *messages*, ready for an answer.
+    def render(self, messages: Sequence[Message], rendering: Rendering = PLAIN) -> str:
+        """Return the prompt that the chat template makes of *messages*, told of *rendering*.
 
         :raises UnsupportedOperation: the model has no chat template.
         :raises InvalidArgument: the template refuses the messages.

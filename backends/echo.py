@@ -31,6 +31,7 @@ from typing import Annotated
 import msgspec
 
 from .base import (
+    PLAIN,
     Chunk,
     Device,
     LoadProgress,
@@ -40,6 +41,7 @@ from .base import (
     ModelInfo,
     ModelSpec,
     Move,
+    Rendering,
     Sampler,
     Shape,
     TokenProbs,
@@ -193,7 +195,7 @@ class EchoModel:
         """Tell whether *token* is the end mark."""
         return token == EOG
 
-    def render(self, messages: Sequence[Message]) -> str:
+    def render(self, messages: Sequence[Message], rendering: Rendering = PLAIN) -> str:
         """Return the last message's content: that is what is echoed."""
         return str(messages[-1]["content"]) if messages else ""
 

@@ -98,10 +98,14 @@ def _read_model(
     if echo and backend != "echo":
         errors.append(f"{place}echo: only a model with backend = 'echo' has these")
     rest = {key: value for key, value in table.items() if key not in _OWN_KEYS}
+    path = _read_file(table.get("file"), backend, place, folders, errors)
+    options = read_options_table(rest, place, errors, known=_OWN_KEYS)
+    if file := options.get("chat-template-file"):
+        options["chat-template-file"] = str(_model_path(Path(file).expanduser(), folders))
     return ModelConfig(
-        file=_read_file(table.get("file"), backend, place, folders, errors),
+        file=path,
         backend=backend,
-        options=read_options_table(rest, place, errors, known=_OWN_KEYS),
+        options=options,
         echo=echo,
     )
 

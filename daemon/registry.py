@@ -378,6 +378,8 @@ class Registry:
             main_gpu=options.get("main-gpu", wanted.get("main-gpu", -1)),
             tensor_split=tuple(options.get("tensor-split", wanted.get("tensor-split", ()))),
             threads=options.get("threads", 0) or self.config.cores,
+            chat_template=options.get("chat-template", ""),
+            chat_template_file=options.get("chat-template-file", ""),
             options=model.config.echo,
         )
 

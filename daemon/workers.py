@@ -18,7 +18,8 @@ import anyio.abc
 import msgspec
 import structlog
 
-from ..backends import ModelInfo, ModelSpec, Shape
+from ..backends import ModelInfo, ModelSpec, Rendering, Shape
+from ..backends.base import PLAIN
 from ..backends.errors import (
     InferdError,
     LoadFailed,
@@ -202,11 +203,17 @@ class Worker:
         return answer
 
     async def chat_prompt(
-        self, messages: Sequence[dict[str, Any]], said: str
+        self,
+        messages: Sequence[dict[str, Any]],
+        said: str = "",
+        answer: str = "",
+        rendering: Rendering = PLAIN,
     ) -> tuple[str, list[int], bool]:
         """Return the rendered text, its tokens, and whether these only add to *said*."""
+        told = list(messages)
         text, packed, appended = await self._ask(
-            lambda i: m.ChatPrompt(i, list(messages), said), msgspec.msgpack.encode(messages)
+            lambda i: m.ChatPrompt(i, told, said, answer, rendering),
+            msgspec.msgpack.encode((told, rendering)),
         )
         return text, m.unpack_tokens(packed), appended
 

@@ -22,9 +22,10 @@ from .paths import client_socket_path, daemon_socket_path
 from .payloads import Priority, Prompt, TensorLike
 from .pull import AsyncPull
 from .session import AsyncSession
-from .streams import AsyncStream, Reply
+from .streams import AsyncStream
 from .sync import Client, Session
 from .sync_streams import Pull, Stream
+from .texts import Piece, Rendered, Reply
 
 __all__ = (
     "PROTOCOL_VERSION",
@@ -37,10 +38,12 @@ __all__ = (
     "Context",
     "ForkResult",
     "Graph",
+    "Piece",
     "Priority",
     "Prompt",
     "Pull",
     "QueueEvent",
+    "Rendered",
     "Reply",
     "RewindResult",
     "SwapResult",

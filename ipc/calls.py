@@ -15,7 +15,8 @@ from .connection import Connection
 from .handles import Context, Graph
 from .inflight import InFlight
 from .payloads import Config, Priority, TensorLike, json_text, memfd, opened, payload
-from .streams import Reply, retrying
+from .streams import retrying
+from .texts import Reply, reply_of
 
 __all__ = ("AsyncCalls", "ProgressCallback")
 
@@ -335,7 +336,7 @@ class AsyncCalls:
             result = await self.call(
                 "run_inference", params, w.TurnResult, timeout, descriptors=packed.descriptors
             )
-        return Reply(result.text.decode(errors="replace"), result.metadata)
+        return reply_of(result)
 
 
 def _is_model(builder: bytes) -> bool:

@@ -28,11 +28,11 @@ from .streams import (
     AsyncStream,
     GoingOn,
     QueueCallback,
-    Reply,
     Starter,
     Turn,
     queue_events,
 )
+from .texts import Reply, reply_of
 
 __all__ = ("AsyncClient",)
 
@@ -279,18 +279,20 @@ class AsyncClient(AsyncSteering):
         tokens: Sequence[int] = (),
         text: str = "",
         *,
+        reasoning: str = "",
         priority: Priority | None = None,
         timeout: float | None = None,
         queue_timeout: float | None = None,
         on_queue: QueueCallback | None = None,
     ) -> AsyncStream:
         """Go on with a turn that was interrupted, of a context that was come back to; the stream
-        begins after *tokens* and *text*, what was read of it.
+        begins after *tokens*, *text* and *reasoning*, what was read of it.
         """
         params = w.ResumeParams(
             context=context,
             tokens=list(tokens),
             text=text.encode(),
+            reasoning=reasoning.encode(),
             priority=priority or "",
             queue_timeout_s=queue_timeout or 0.0,
             timeout_s=self.limit_s(timeout),
@@ -324,7 +326,7 @@ class AsyncClient(AsyncSteering):
         result = await self.call(
             "chat", params, w.TurnResult, timeout, on_event=queue_events(on_queue)
         )
-        return Reply(result.text.decode(errors="replace"), result.metadata)
+        return reply_of(result)
 
 
 def _open_file(path: str | os.PathLike[str]) -> int:

@@ -332,6 +332,7 @@ class ResumeParams(_Map):
     context: int
     tokens: list[int] = []
     text: bytes = b""
+    reasoning: bytes = b""
     priority: str = ""
     queue_timeout_s: float = 0.0
     timeout_s: float = 0.0
@@ -358,6 +359,7 @@ class TokensEvent(_Map):
 
     tokens: list[int] = []
     text: bytes = b""
+    reasoning: bytes = b""
     position: int = 0
     completion_probabilities: list[dict[str, Any]] = []
 
@@ -372,6 +374,7 @@ class TurnResult(_Map):
     """The end of a turn: `text` is the whole answer (`chat`), or what was left of it (`stream`)."""
 
     text: bytes = b""
+    reasoning: bytes = b""
     metadata: dict[str, Any] = {}
 
 
@@ -557,10 +560,22 @@ class TextResult(_Map):
 
 
 class TemplateParams(_Map):
-    """`apply_template`: the prompt that the chat template makes of messages."""
+    """`apply_template`: the prompt that the chat template makes of messages, told of `tools` and of
+    `arguments` of its own; with `add_generation_prompt` it ends where an answer begins.
+    """
 
     graph: int
     messages: list[dict[str, Any]]
+    tools: list[dict[str, Any]] = []
+    arguments: dict[str, Any] = {}
+    add_generation_prompt: bool = True
+
+
+class TemplateResult(_Map):
+    """The prompt, and how many tokens it has."""
+
+    text: bytes
+    tokens: int = 0
 
 
 class DrainParams(_Map):
@@ -618,6 +633,6 @@ CALLS: dict[str, Call] = {
     "stats": Call(Empty, StatsResult),
     "tokenize": Call(TokenizeParams, TokensResult),
     "detokenize": Call(DetokenizeParams, TextResult),
-    "apply_template": Call(TemplateParams, TextResult),
+    "apply_template": Call(TemplateParams, TemplateResult),
     "drain": Call(DrainParams, Empty),
 }

@@ -168,12 +168,16 @@ class Asked:
         asked, tokens, text = self._params, turn.tokens, bytes(turn.text)
         if isinstance(asked, w.ResumeParams):
             return msgspec.structs.replace(
-                asked, tokens=[*asked.tokens, *tokens], text=asked.text + text
+                asked,
+                tokens=[*asked.tokens, *tokens],
+                text=asked.text + text,
+                reasoning=asked.reasoning + turn.reasoning,
             )
         return w.ResumeParams(
             context=asked.context,
             tokens=list(tokens),
             text=text,
+            reasoning=bytes(turn.reasoning),
             priority=asked.priority,
             queue_timeout_s=asked.queue_timeout_s,
             timeout_s=asked.timeout_s,

@@ -20,7 +20,8 @@ from .inflight import InFlight
 from .payloads import Config, Priority, Prompt, TensorLike
 from .pull import AsyncPull, PullTurn
 from .resuming import Asked, is_loss, told_so_far
-from .streams import SETTLE_S_MAX, AsyncStream, QueueCallback, Reply, queue_events
+from .streams import SETTLE_S_MAX, AsyncStream, QueueCallback, queue_events
+from .texts import Reply, reply_of
 
 if TYPE_CHECKING:
     from .client import AsyncClient
@@ -227,19 +228,21 @@ class AsyncSession:
         tokens: Sequence[int] = (),
         text: str = "",
         *,
+        reasoning: str = "",
         priority: Priority | None = None,
         timeout: float | None = None,
         queue_timeout: float | None = None,
         on_queue: QueueCallback | None = None,
     ) -> AsyncStream:
         """Go on with the turn that a restart of the daemon, or the end of its connection, has
-        interrupted (`attached` sessions whose metadata's stop reason is `detached`). *tokens* and
-        *text* are what was read of it: the stream begins after them.
+        interrupted (`attached` sessions whose metadata's stop reason is `detached`). *tokens*,
+        *text* and *reasoning* are what was read of it: the stream begins after them.
         """
         params = w.ResumeParams(
             context=_opened(self.attachment.context),
             tokens=list(tokens),
             text=text.encode(),
+            reasoning=reasoning.encode(),
             priority=priority or "",
             queue_timeout_s=queue_timeout or 0.0,
             timeout_s=self.client.limit_s(timeout),
@@ -266,7 +269,7 @@ class AsyncSession:
             )  # fmt: skip
             async with stream:
                 text = "".join([piece async for piece in stream])
-            return Reply(text, stream.metadata)
+            return Reply(text, stream.metadata, stream.reasoning)
         params = self.client.turn_params(
             self.context, prompt, self._is_raw(raw), options,
             priority or self._priority, timeout, queue_timeout, watch=on_queue is not None,
@@ -280,7 +283,7 @@ class AsyncSession:
         except InferdError as exc:
             raise told_so_far(exc, [], "") if is_loss(exc) else exc from None
         self.metadata = result.metadata
-        return Reply(result.text.decode(errors="replace"), result.metadata)
+        return reply_of(result)
 
     def pull(
         self,

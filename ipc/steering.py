@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from . import messages as w
 from .calls import AsyncCalls
 from .payloads import Message, Priority
+from .texts import Rendered
 
 __all__ = ("AsyncSteering",)
 
@@ -173,11 +174,28 @@ class AsyncSteering(AsyncCalls):
         return (await self.call("detokenize", params, w.TextResult, timeout)).text
 
     async def apply_template(
-        self, graph: int, messages: Sequence[Message], *, timeout: float | None = None
-    ) -> str:
-        """Return the prompt that the model's chat template makes of *messages*."""
-        params = w.TemplateParams(graph=graph, messages=[dict(m) for m in messages])
-        return (await self.call("apply_template", params, w.TextResult, timeout)).text.decode()
+        self,
+        graph: int,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Any]] = (),
+        arguments: Mapping[str, Any] | None = None,
+        add_generation_prompt: bool = True,
+        timeout: float | None = None,
+    ) -> Rendered:
+        """Return the prompt that the model's chat template makes of *messages*, with the number of
+        its tokens. *arguments* are the template's own, such as `enable_thinking`; without
+        *add_generation_prompt* it ends with the last message.
+        """
+        params = w.TemplateParams(
+            graph=graph,
+            messages=[dict(m) for m in messages],
+            tools=[dict(t) for t in tools],
+            arguments=dict(arguments or {}),
+            add_generation_prompt=add_generation_prompt,
+        )
+        result = await self.call("apply_template", params, w.TemplateResult, timeout)
+        return Rendered(result.text.decode(), result.tokens)
 
     async def drain(self, *, stop: bool = False, timeout: float | None = None) -> None:
         """Let the daemon finish what runs and take nothing new; with *stop* it then ends."""

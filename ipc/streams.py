@@ -1,4 +1,4 @@
-"""A turn's answer: read piece by piece (`AsyncStream`), or whole (`Reply`)."""
+"""A turn's answer, read piece by piece."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ from ..backends.errors import Busy, InferdError, ProtocolError, ShuttingDown
 from .inflight import InFlight, K
 from .messages import CREDIT_DEFAULT, QueueEvent
 from .resuming import is_loss, told_so_far
+from .texts import Piece
 
-__all__ = ("AsyncStream", "QueueCallback", "Reply", "Turn", "queue_events", "retrying")
+__all__ = ("AsyncStream", "QueueCallback", "Turn", "queue_events", "retrying")
 
 QueueCallback = Callable[[QueueEvent], None]
 
@@ -26,22 +27,6 @@ SETTLE_S_MAX = 5.0
 """How long a stream that is left waits for the daemon to confirm."""
 LOSSES_MAX = 8
 """So often in a row a turn loses its connection without a new token; then it is given up."""
-
-
-class Reply(str):
-    """A turn's whole text, with its `metadata`."""
-
-    __slots__ = ("metadata",)
-    metadata: dict[str, Any]
-
-    def __new__(cls, text: str, metadata: dict[str, Any]) -> Self:
-        """Make a reply of *text*."""
-        self = super().__new__(cls, text)
-        self.metadata = metadata
-        return self
-
-    def __getnewargs__(self) -> tuple[str, dict[str, Any]]:  # type: ignore[override]
-        return str(self), self.metadata
 
 
 def queue_events(on_queue: QueueCallback | None) -> Callable[[dict[str, Any]], None] | None:
@@ -132,7 +117,7 @@ class Turn:
         self.deadline = 0.0
         self.left = False
         self.tokens: list[int] = []
-        self.text = bytearray()
+        self.text, self.reasoning = bytearray(), bytearray()
         self.metadata: dict[str, Any] = {}
         self.probabilities: list[dict[str, Any]] = []
         self._start, self._timeout, self._retries = start, timeout, retries
@@ -184,27 +169,32 @@ class Turn:
     def _how_far(self, error: InferdError) -> InferdError:
         return told_so_far(error, self.tokens, self.text.decode(errors="replace"))
 
-    def take(self, event: dict[str, Any]) -> tuple[str, int]:
-        """Return an event's text, and how many events to grant now (mostly 0).
+    def take(self, event: dict[str, Any]) -> tuple[Piece, int]:
+        """Return an event's piece, and how many events to grant now (mostly 0).
 
         A place in the queue has no text and uses no credit.
         """
         if self._on_queue is not None and "waiting" in event:
             self._on_queue(_queue_event(event))
-            return "", 0
-        tokens, text = event.get("tokens"), event.get("text", b"")
+            return Piece(""), 0
         self.probabilities += event.get("completion_probabilities", ())
+        tokens, reasoning = event.get("tokens"), event.get("reasoning", b"")
+        piece = self._piece(event.get("text", b""), reasoning)
         if tokens:
             self.tokens += tokens
-        self.text += text
         self._read += 1
         if self._read < self._grant_at:
-            return self._decoder.decode(text), 0
+            return piece, 0
         self._read = 0
-        return self._decoder.decode(text), self._grant_at
+        return piece, self._grant_at
 
-    def end(self, request: InFlight) -> str:
-        """Take the turn's end and return what was left of its text.
+    def _piece(self, text: bytes, reasoning: bytes, *, final: bool = False) -> Piece:
+        self.text += text
+        self.reasoning += reasoning
+        return Piece(self._decoder.decode(text, final), reasoning.decode(errors="replace"))
+
+    def end(self, request: InFlight) -> Piece:
+        """Take the turn's end and return what was left of it.
 
         :raises InferdError: the turn failed; where its daemon is gone the error says how far it
             got.
@@ -218,7 +208,7 @@ class Turn:
         self.metadata = result.get("metadata") or {}
         if self._on_end is not None:
             self._on_end(self.metadata)
-        return self._decoder.decode(result.get("text", b""), final=True)
+        return self._piece(result.get("text", b""), result.get("reasoning", b""), final=True)
 
     def leave(self) -> None:
         """Cancel the turn, on the connection's loop."""
@@ -241,7 +231,8 @@ class Turn:
 
 
 class AsyncStream(AsyncIterator[str]):
-    """The pieces of a turn's text. The request is sent with the first one that is asked for.
+    """The pieces of a turn's text, each a `Piece`. The request is sent with the first one that is
+    asked for.
 
     Leaving the loop early cancels the turn: at once in `async with`, or when the stream is let go
     of, and at the latest with the session's next call. After the end `metadata` is there.
@@ -273,6 +264,11 @@ class AsyncStream(AsyncIterator[str]):
         """
         return self._turn.probabilities
 
+    @property
+    def reasoning(self) -> str:
+        """What was told of the reasoning so far; empty but with `reasoning-format`."""
+        return self._turn.reasoning.decode(errors="replace")
+
     async def __anext__(self) -> str:
         if self._ended:
             raise StopAsyncIteration
@@ -294,17 +290,17 @@ class AsyncStream(AsyncIterator[str]):
                 else:
                     await request.wait()
                     continue
-                if piece:
+                if piece or piece.reasoning:
                     return piece
         except BaseException:
             self._ended = True
             turn.leave()
             raise
 
-    def _last(self, request: InFlight) -> str:
+    def _last(self, request: InFlight) -> Piece:
         self._ended = True
         piece = self._turn.end(request)
-        if not piece:
+        if not piece and not piece.reasoning:
             raise StopAsyncIteration
         return piece
 

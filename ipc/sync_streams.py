@@ -12,6 +12,7 @@ from typing import Any, Self
 from .inflight import InFlightThread
 from .pull import AsyncPull
 from .streams import AsyncStream
+from .texts import Piece
 from .twins import LoopThread
 
 __all__ = ("Pull", "Stream")
@@ -44,13 +45,18 @@ class Stream(Iterator[str]):
         """
         return self._turn.probabilities
 
+    @property
+    def reasoning(self) -> str:
+        """What was told of the reasoning so far; empty but with `reasoning-format`."""
+        return self._stream.reasoning
+
     def __next__(self) -> str:
         if self._ended:
             raise StopIteration
         try:
             while True:
                 piece = self._next()
-                if piece:
+                if piece or piece.reasoning:
                     return piece
                 if self._ended:
                     raise StopIteration
@@ -59,7 +65,7 @@ class Stream(Iterator[str]):
             self._leave()
             raise
 
-    def _next(self) -> str:
+    def _next(self) -> Piece:
         request = self._request
         if request is None:
             self._begun = True
@@ -68,7 +74,7 @@ class Stream(Iterator[str]):
         event = request.pieces.get()
         if event is None and self._turn.goes_on(request):
             self._request = self._thread.run(self._turn.go_on, InFlightThread, request)
-            return ""
+            return Piece("")
         if event is None:
             self._ended = True
             return self._turn.end(request)

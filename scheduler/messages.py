@@ -11,7 +11,15 @@ from typing import Any
 
 import msgspec
 
-from ..backends import Device, MemoryNeed, ModelInfo, ModelSpec, SamplingParams, Shape
+from ..backends import (
+    Device,
+    MemoryNeed,
+    ModelInfo,
+    ModelSpec,
+    Rendering,
+    SamplingParams,
+    Shape,
+)
 from ..backends.params import StoppingParams
 
 __all__ = (
@@ -239,13 +247,16 @@ class Detokenize(_Message):
 class ChatPrompt(_Message):
     """Render messages and tokenise them, answered with `(text, tokens, appended)`.
 
-    Where the rendered text begins with *said* (the history's text so far), only the rest is
-    tokenised and *appended* is true: tokens of the history stand as they are.
+    Where the rendered text begins with *said* (the history's text so far, which ends with its last
+    *answer*), only the rest is tokenised and *appended* is true: tokens of the history stand as
+    they are. White space around the answer need not be the same: templates trim it.
     """
 
     id: int
     messages: list[dict[str, Any]]
     said: str
+    answer: str = ""
+    rendering: Rendering = Rendering()
 
 
 class Lookup(_Message):

@@ -11,12 +11,26 @@ from ..backends.errors import PromptTooLong
 from . import messages as m
 from .recorder import Doing, Recorder
 
-__all__ = ("PromptDesk",)
+__all__ = ("PromptDesk", "rest_of")
 
 TOKENIZE_S = 0.02
 """Time for tokenizing per step: 1 M characters take 0.3–0.6 s, which no stream should wait for."""
 
 Request = m.Tokenize | m.Detokenize | m.ChatPrompt
+
+
+def rest_of(text: str, said: str, answer: str = "") -> str | None:
+    """Return what *text* adds to *said*, which ends with *answer*; None if it does not begin so.
+
+    White space around the answer does not count: templates trim it, and what was drawn stands.
+    """
+    if not said:
+        return None
+    before = said.removesuffix(answer)
+    for answered in (said[len(before) :], answer.rstrip(), answer.lstrip(), answer.strip()):
+        if text.startswith(before + answered):
+            return text[len(before) + len(answered) :]
+    return None
 
 
 class PromptDesk:
@@ -67,8 +81,8 @@ class PromptDesk:
         return self._model.tokenize(text, special=special, bos=bos)
 
     def _chat(self, request: m.ChatPrompt) -> tuple[str, bytes, bool]:
-        text = self._model.render(request.messages)
-        if request.said and text.startswith(request.said):
-            rest = text[len(request.said) :].encode()
-            return text, m.pack_tokens(self._tokenize(rest, True, False)), True
+        text = self._model.render(request.messages, request.rendering)
+        rest = rest_of(text, request.said, request.answer)
+        if rest is not None:
+            return text, m.pack_tokens(self._tokenize(rest.encode(), True, False)), True
         return text, m.pack_tokens(self._tokenize(text.encode(), True, True)), False

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from ..backends import Rendering
 from ..backends.errors import InvalidArgument
 from ..scheduler.messages import CUT_REASONS, pack_tokens, unpack_floats, unpack_tokens
 
@@ -42,6 +43,7 @@ class PastEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     loose: bool = False
     open: bool = False
     shifted: bool = False
+    rendering: Rendering = Rendering()
     told: Piece | None = None
 
 

@@ -7,10 +7,14 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Protocol
 
+from ..backends import Rendering
+from ..backends.base import PLAIN
 from ..backends.errors import InvalidArgument
 from ..scheduler.messages import pack_tokens, unpack_tokens
 from .entries import PastEntry, Piece, Replay, Stored, decode_past, encode
 from .port import Port
+from .reasoning import opens_reasoning
+from .recomputing import NOTHING, Recomputed, why
 
 __all__ = ("History", "Mark", "Told", "packed_past")
 
@@ -60,6 +64,10 @@ class History:
         self.marks: list[Mark] = []
         self.shifted = False
         """Ids were dropped by a context shift: the engine's state is this session's alone."""
+        self.rendering = PLAIN
+        """What the template was told beside the messages, the last time."""
+        self.recomputed = NOTHING
+        """What of the history before the last messages does not stand any more."""
         self._rendered: str | None = None
         self._loose = False
         self._open = False
@@ -73,7 +81,7 @@ class History:
         new.prompt, new.messages = list(self.prompt), list(self.messages)
         new.marks, new._rendered = list(self.marks), self._rendered
         new._loose, new._open = self._loose, self._open
-        new.shifted = self.shifted
+        new.shifted, new.rendering = self.shifted, self.rendering
         return new
 
     def entry(self, told: Piece | None = None) -> PastEntry:
@@ -86,6 +94,7 @@ class History:
             loose=self._loose,
             open=self._open,
             shifted=self.shifted,
+            rendering=self.rendering,
             told=told,
         )
 
@@ -96,7 +105,7 @@ class History:
         new.prompt, new.messages = unpack_tokens(entry.tokens), list(entry.messages)
         new.marks = [Mark(*mark) for mark in entry.marks]
         new._rendered, new._loose, new._open = entry.rendered, entry.loose, entry.open
-        new.shifted = entry.shifted
+        new.shifted, new.rendering = entry.shifted, entry.rendering
         return new
 
     def after(self, turn: Told | None) -> History:
@@ -128,21 +137,39 @@ class History:
         self.marks = [Mark(mark.tokens, 0) for mark in self.marks]
         self._end_chat()
 
-    async def chat(self, port: Port, messages: Sequence[dict[str, Any]]) -> None:
+    async def chat(
+        self, port: Port, messages: Sequence[dict[str, Any]], rendering: Rendering = PLAIN
+    ) -> None:
         """Add messages by the model's template; after raw text, begin anew.
 
         Where the template's text begins with what stands already, only the rest is tokenised.
         """
-        everything = [*self.messages, *messages]
-        text, tokens, appended = await port.chat_prompt(everything, await self._said(port))
+        everything, chatted = [*self.messages, *messages], bool(self.messages)
+        said, answer = await self._said(port), self._answer()
+        text, tokens, appended = await port.chat_prompt(everything, said, answer, rendering)
         self._begin_turn()
         if appended:
             self.prompt = self.prompt + tokens
         else:
             shared = _shared(self.prompt, tokens)
+            lost, other = len(self.prompt) - shared, rendering != self.rendering
+            if lost:
+                cause = why(said, text, chatted=chatted, told_otherwise=other)
+                self.recomputed = Recomputed(lost, cause)
             self.marks = [Mark(min(m.tokens, shared), m.messages) for m in self.marks]
             self.prompt = tokens
         self.messages, self._rendered, self._loose = everything, text, False
+        self.rendering = rendering
+
+    @property
+    def opens_reasoning(self) -> bool:
+        """Tell whether the prompt ends inside a block of reasoning: its answer begins there."""
+        return opens_reasoning(self._rendered or "")
+
+    def _answer(self) -> str:
+        """Return the chat's last answer; empty: it ends with something else."""
+        last = self.messages[-1] if self.messages else {"role": ""}
+        return str(last["content"]) if last["role"] == "assistant" else ""
 
     async def retell(self, port: Port, text: bytes) -> None:
         """Say everything in the tokens of another vocabulary: the messages by its template, or
@@ -153,7 +180,7 @@ class History:
         if before and before[-1]["role"] == "assistant":
             before, answer = before[:-1], before[-1]["content"]
         if before:
-            said, self.prompt, _ = await port.chat_prompt(before, "")
+            said, self.prompt, _ = await port.chat_prompt(before, rendering=self.rendering)
             self.prompt += await port.tokenize(answer.encode(), special=True, bos=False)
             self._rendered, self._loose = said + answer, False
             self.marks = [Mark(0, mark.messages) for mark in self.marks]
@@ -171,7 +198,7 @@ class History:
             before, answer = before[:-1], before[-1]["content"]
         if not before:
             return ""
-        text, _, _ = await port.chat_prompt(before, "")
+        text, _, _ = await port.chat_prompt(before, rendering=self.rendering)
         return text + answer
 
     def _begin_turn(self) -> None:

@@ -27,6 +27,7 @@ def metadata(session: Session, turn: Turn | None) -> dict[str, Any]:
     if turn is None and session.interrupted is not None:
         failed = DETACHED
     build_number, commit = session.vocabulary.build
+    recomputed = session.past.now.recomputed
     now = session.vocabulary.fingerprint
     return {
         "input_tokens": len(session.prompt),
@@ -43,6 +44,8 @@ def metadata(session: Session, turn: Turn | None) -> dict[str, Any]:
         "shifts": 0,
         "shifted": False,
         **told,
+        "recomputed_tokens": recomputed.tokens,
+        "recomputed_why": recomputed.why,
         "seed": session.parameters.seed,
         "model": session.model.name,
         "fingerprint": now if turn is None else turn.port.info.fingerprint,

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from ..backends import SamplingParams
+from ..backends import Rendering, SamplingParams
 from ..backends.errors import InvalidArgument
 from ..backends.params import (
     BY_NAME,
@@ -21,10 +21,11 @@ from ..backends.params import (
 )
 from ..scheduler.messages import TaskSpec
 
-__all__ = ("NO_SAMPLING", "Effective", "Parameters", "TurnOptions")
+__all__ = ("NO_OPTIONS", "NO_SAMPLING", "Effective", "Parameters", "TurnOptions")
 
 NO_SAMPLING = SamplingParams()
 """Stands in a spec until `Parameters.fill`."""
+NO_OPTIONS: Mapping[str, Any] = {}
 SESSION, TURN, BUILTIN, GRAPH = "session", "turn", "built-in", "graph"
 
 
@@ -107,6 +108,22 @@ class Parameters:
         """Return what holds between turns."""
         values = self.defaults | self.options
         return values.get(name, BY_NAME[name].default)
+
+    def in_turn(self, name: str, options: Mapping[str, Any]) -> Any:
+        """Return what would hold in a turn with *options*.
+
+        :raises InvalidArgument: one is unknown, or its value out of its range.
+        """
+        turn = read_options(options, strict=True).values
+        return turn.get(name, self.standing(name))
+
+    def rendering(self, options: Mapping[str, Any]) -> Rendering:
+        """Return what the chat template is told before a turn with *options*.
+
+        :raises InvalidArgument: one is unknown, or its value out of its range.
+        """
+        tools = self.in_turn("tools", options)
+        return Rendering(tools=tools, arguments=self.in_turn("chat-template-kwargs", options))
 
     def _asked(self, name: str) -> Iterator[tuple[Any, str]]:
         if name in self._turn:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
-from ..backends import ModelInfo
+from ..backends import ModelInfo, Rendering
+from ..backends.base import PLAIN
 from ..backends.errors import WorkerCrashed
 from ..scheduler.messages import Adjust, Report, TaskSpec
 
@@ -70,9 +71,15 @@ class Port(Line, Protocol):
         """Return the text of token ids."""
 
     async def chat_prompt(
-        self, messages: Sequence[dict[str, Any]], said: str
+        self,
+        messages: Sequence[dict[str, Any]],
+        said: str = "",
+        answer: str = "",
+        rendering: Rendering = PLAIN,
     ) -> tuple[str, list[int], bool]:
-        """Return the rendered text, its tokens, and whether these only add to *said*."""
+        """Return the rendered text, its tokens, and whether these only add to *said*, which ends
+        with *answer*.
+        """
 
     async def lookup(
         self, owner: int, session: str, adapters: tuple[str, ...], tokens: Sequence[int]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from copy import copy
 from typing import Any, TypeVar
 
 import anyio
 import msgspec
 
+from ..backends import Rendering
 from ..backends.errors import Cancelled, InferdError, InvalidArgument, NotFound, WorkerCrashed
 from ..backends.params import Options, read_options
 from ..scheduler import messages as m
@@ -20,9 +21,10 @@ from .history import History
 from .journal import NoRecording
 from .ledger import Ledger
 from .metadata import metadata
-from .parameters import Parameters, TurnOptions
+from .parameters import NO_OPTIONS, Parameters, TurnOptions
 from .past import Past
 from .port import ModelSource, Port, ask_again
+from .reasoning import ReasoningSplitter, Said, go_on
 from .resuming import resumed
 from .retelling import Vocabulary
 from .table import ACTIVE, Call, State, step
@@ -225,16 +227,24 @@ class Session:
             self._take(Call.SET_INPUT, past)
         await self.settled()
 
-    async def add_messages(self, messages: Sequence[dict[str, Any]]) -> None:
-        """Add chat messages to the history, by the model's template; after raw text, begin anew."""
+    async def add_messages(
+        self, messages: Sequence[dict[str, Any]], options: Mapping[str, Any] = NO_OPTIONS
+    ) -> None:
+        """Add chat messages to the history, by the model's template, which is told what holds in a
+        turn with *options*; after raw text, begin anew.
+        """
+        rendering = self.parameters.rendering(options)
         async with self._alone():
             step(self.state, Call.SET_INPUT)
-            self._take(Call.SET_INPUT, await self._ask(lambda p: self._chatted(p, messages)))
+            past = await self._ask(lambda p: self._chatted(p, messages, rendering))
+            self._take(Call.SET_INPUT, past)
         await self.settled()
 
-    async def _chatted(self, port: Port, messages: Sequence[dict[str, Any]]) -> History:
+    async def _chatted(
+        self, port: Port, messages: Sequence[dict[str, Any]], rendering: Rendering
+    ) -> History:
         past = self.past.now.after(self.turn)
-        await past.chat(port, messages)
+        await past.chat(port, messages, rendering)
         return past
 
     def reset(self, system: str | None = None) -> None:
@@ -380,6 +390,24 @@ class Session:
             if not turn.ended.is_set():
                 turn.start()
             return turn
+
+    def splitter(self, options: Mapping[str, Any]) -> ReasoningSplitter:
+        """Return what splits the answer of a turn with *options* on the history up to it."""
+        on = self.parameters.in_turn("reasoning-format", options) != "none"
+        return ReasoningSplitter(on=on, opened=self.past.now.opens_reasoning)
+
+    def splitter_after(self, has: Said) -> tuple[bytes, ReasoningSplitter]:
+        """Return of the turn that was interrupted: the text whose parts its reader *has*, and what
+        splits the rest.
+
+        :raises InvalidArgument: he has something else.
+        """
+        before = self.interrupted
+        if before is None:
+            return has.text, ReasoningSplitter(on=False)
+        on = self.parameters.in_turn("reasoning-format", before.begin.options) != "none"
+        opened = self.past.before.opens_reasoning
+        return go_on(before.text, has, on=on, opened=opened)
 
     async def resume(
         self,

@@ -13,8 +13,10 @@ from inferd import (
     ComputeResult,
     Context,
     Graph,
+    Piece,
     Pull,
     QueueEvent,
+    Rendered,
     Reply,
     RewindResult,
     Session,
@@ -48,6 +50,9 @@ async def asynchronous() -> None:
                 assert_type(stream, AsyncStream)
                 async for piece in stream:
                     assert_type(piece, str)
+                    if isinstance(piece, Piece):
+                        assert_type(piece.reasoning, str)
+                assert_type(stream.reasoning, str)
             assert_type(session.pull("x"), AsyncPull)
             assert_type(await session.fork(2, session_ids=["a", "b"]), list[AsyncSession])
             assert_type((await session.rewind(1)).kept_tokens, int)
@@ -55,6 +60,10 @@ async def asynchronous() -> None:
             reply = await session.chat("x")
             assert_type(reply.upper(), str)
             assert_type(reply.metadata, dict[str, Any])
+            assert_type(reply.reasoning, str)
+        prompt = await client.apply_template(graph, [{"role": "user", "content": "x"}], tools=[{}])
+        assert_type(prompt, Rendered)
+        assert_type(prompt.tokens, int)
 
 
 def _take_place(place: QueueEvent) -> None:

@@ -56,6 +56,8 @@ def metadata(prompt: int, output: int, **fields: Any) -> dict[str, Any]:
         "shifts": 0,
         "shifted": False,
         "parks": 0,
+        "recomputed_tokens": 0,
+        "recomputed_why": "",
         "seed": 7,
         "model": "echo",
         "fingerprint": "echo-1",
@@ -277,7 +279,7 @@ def natural() -> dict[str, Any]:
     x.call(
         "apply_template",
         w.TemplateParams(graph=graph, messages=[{"role": "user", "content": "hi"}]),
-        w.TextResult(text=b"hi"),
+        w.TemplateResult(text=b"hi", tokens=4),
     )
     return x.done()
 

@@ -26,7 +26,7 @@ from .opening import (
     read_llama_options,
 )
 from .recommended import recommended
-from .template import ChatTemplate
+from .template import ChatTemplate, configured_source
 from .vocab import Vocab
 
 __all__ = ("load",)
@@ -35,6 +35,7 @@ __all__ = ("load",)
 def load(spec: ModelSpec, progress: LoadProgress) -> LlamaModel:
     """Load a model and make its context; see `load_llama`."""
     options = read_llama_options(spec)
+    template = configured_source(spec)
     log = capture()
     log.clear()
     with ExitStack() as undo:
@@ -47,7 +48,7 @@ def load(spec: ModelSpec, progress: LoadProgress) -> LlamaModel:
             fingerprint=_fingerprint(spec, options, file),
         )
         undo.callback(context.close)
-        loaded = _assemble(spec, options, model, context, file)
+        loaded = _assemble(spec, options, model, context, file, template)
         undo.pop_all()
     return loaded
 
@@ -91,10 +92,15 @@ def _fingerprint(spec: ModelSpec, options: LlamaOptions, file: GgufFile) -> str:
 
 
 def _assemble(
-    spec: ModelSpec, options: LlamaOptions, model: Any, context: LlamaContext, file: GgufFile
+    spec: ModelSpec,
+    options: LlamaOptions,
+    model: Any,
+    context: LlamaContext,
+    file: GgufFile,
+    configured: str | None,
 ) -> LlamaModel:
     vocab = Vocab(lib.llama_model_get_vocab(model))
-    template = _template(model, vocab)
+    template = _template(model, vocab, configured)
     info = ModelInfo(
         description=_description(model),
         fingerprint=_fingerprint(spec, options, file),
@@ -118,13 +124,12 @@ def _assemble(
     return LlamaModel(model, context, vocab, template, info)
 
 
-def _template(model: Any, vocab: Vocab) -> ChatTemplate | None:
-    source = lib.llama_model_chat_template(model, None)
+def _template(model: Any, vocab: Vocab, configured: str | None) -> ChatTemplate | None:
+    own = lib.llama_model_chat_template(model, None)
+    source = configured or (own.decode("utf-8", "replace") if own else "")
     if not source:
         return None
-    return ChatTemplate(
-        source.decode("utf-8", "replace"), bos=vocab.bos, eos=vocab.eos, strip_bos=vocab.adds_bos
-    )
+    return ChatTemplate(source, bos=vocab.bos, eos=vocab.eos, strip_bos=vocab.adds_bos)
 
 
 def _description(model: Any) -> str:

@@ -10,7 +10,7 @@ import numpy as np
 from llama_cpp import llama_cpp as lib
 from numpy.typing import NDArray
 
-from ..base import Chunk, Message, ModelInfo, Move, Sampler, shift_moves
+from ..base import PLAIN, Chunk, Message, ModelInfo, Move, Rendering, Sampler, shift_moves
 from ..errors import BackendError, InvalidArgument, UnsupportedOperation
 from ..params import SamplingParams
 from .context import LlamaContext
@@ -57,14 +57,14 @@ class LlamaModel:
         """Facts about the model."""
         return self._info
 
-    def render(self, messages: Sequence[Message]) -> str:
-        """Return the prompt that the chat template makes of *messages*."""
+    def render(self, messages: Sequence[Message], rendering: Rendering = PLAIN) -> str:
+        """Return the prompt that the chat template makes of *messages*; see `Model.render`."""
         if self._template is None:
             raise UnsupportedOperation(
                 f"the model {self._info.description!r} has no chat template",
-                hint="send the prompt as raw text",
+                hint="send the prompt as raw text, or set chat-template in the configuration",
             )
-        return self._template.render(messages)
+        return self._template.render(messages, rendering)
 
     def sampler(
         self, params: SamplingParams, prompt: Sequence[int], answer: Sequence[int] = ()

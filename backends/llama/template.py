@@ -14,11 +14,12 @@ from typing import Any, NoReturn
 import jinja2
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from ..base import Message
-from ..errors import InvalidArgument, TooLarge
+from ..base import PLAIN, Message, ModelSpec, Rendering
+from ..errors import InvalidArgument, LoadFailed, TooLarge
 
-__all__ = ("ChatTemplate",)
+__all__ = ("ChatTemplate", "configured_source")
 
+SOURCE_BYTES_MAX = 1 << 20
 OUTPUT_CHARACTERS_MAX = 1 << 24
 RENDER_S_MAX = 2.0
 INTEGER_BITS_MAX = 4096
@@ -85,14 +86,15 @@ class ChatTemplate:
         self._bos_stripped = bos if strip_bos else ""
         self._template: jinja2.Template | None = None
 
-    def render(self, messages: Sequence[Message]) -> str:
-        """Return the prompt for an answer to *messages*, without the BOS that tokenizing adds.
+    def render(self, messages: Sequence[Message], rendering: Rendering = PLAIN) -> str:
+        """Return the prompt that the template makes of *messages*, without the BOS that tokenizing
+        adds.
 
         :raises InvalidArgument: the template refuses the messages, or fails.
         :raises TooLarge: the prompt is longer than `OUTPUT_CHARACTERS_MAX`.
         """
         try:
-            text = self._render([dict(m) for m in messages])
+            text = self._render([dict(m) for m in messages], rendering)
         except (InvalidArgument, TooLarge):
             raise
         except Exception as exc:  # a template can raise what any Python expression can
@@ -102,14 +104,19 @@ class ChatTemplate:
             ) from exc
         return text.removeprefix(self._bos_stripped)
 
-    def _render(self, messages: list[dict[str, Any]]) -> str:
+    def _render(self, messages: list[dict[str, Any]], rendering: Rendering) -> str:
         if self._template is None:
             self._template = _environment().from_string(self._source)
         parts: list[str] = []
         characters, deadline = 0, time.monotonic() + RENDER_S_MAX
-        for part in self._template.generate(
-            messages=messages, add_generation_prompt=True, tools=None, **self._names
-        ):
+        told = {
+            **rendering.arguments,
+            **self._names,
+            "messages": messages,
+            "tools": rendering.tools or None,
+            "add_generation_prompt": rendering.add_generation_prompt,
+        }
+        for part in self._template.generate(told):
             parts.append(part)
             characters += len(part)
             if characters > OUTPUT_CHARACTERS_MAX:
@@ -119,3 +126,44 @@ class ChatTemplate:
             if time.monotonic() > deadline:
                 raise InvalidArgument(f"the chat template ran for more than {RENDER_S_MAX:g} s")
         return "".join(parts)
+
+
+def configured_source(spec: ModelSpec) -> str | None:
+    """Return the template that the configuration has for a model; None: the file's own is used.
+
+    :raises LoadFailed: its file cannot be read, or it is no template.
+    """
+    if spec.chat_template and spec.chat_template_file:
+        raise _no_template("chat-template and chat-template-file are both set", "keep one of them")
+    source, place = spec.chat_template, "chat-template"
+    if spec.chat_template_file:
+        source, place = _read(spec.chat_template_file), spec.chat_template_file
+    if not source:
+        return None
+    try:
+        _environment().from_string(source)
+    except jinja2.TemplateSyntaxError as exc:
+        raise _no_template(f"{place}, line {exc.lineno}: {exc.message}", "correct it") from None
+    except Exception as exc:  # constant expressions are evaluated by the compiler
+        raise _no_template(f"{place}: {exc}", "correct it") from None
+    return source
+
+
+def _read(path: str) -> str:
+    hint = "set chat-template-file to a text file in UTF-8 that the daemon may read"
+    try:
+        with open(path, "rb") as file:
+            data = file.read(SOURCE_BYTES_MAX + 1)
+        text = data.decode()
+    except (OSError, ValueError) as exc:
+        cause = exc.strerror if isinstance(exc, OSError) else "it is no UTF-8"
+        raise _no_template(f"{path}: {cause}", hint) from None
+    if len(data) > SOURCE_BYTES_MAX:
+        raise _no_template(f"{path}: more than {SOURCE_BYTES_MAX} bytes", hint)
+    if not text.strip():
+        raise _no_template(f"{path}: it is empty", hint)
+    return text
+
+
+def _no_template(cause: str, hint: str) -> LoadFailed:
+    return LoadFailed(f"the chat template cannot be used: {cause}", hint=hint)

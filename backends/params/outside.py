@@ -38,7 +38,7 @@ _REASONS: dict[str, str] = {
         model-url hf-token hf-repo hf-file model-path""",
     "a call of its own does it": """
         prompt stream stream-options include-usage prompt-file path-prompt-cache
-        prompt-cache-all prompt-cache-ro id-slot input-prefix input-suffix chat-template
+        prompt-cache-all prompt-cache-ro id-slot input-prefix input-suffix
         enable-chat-template interactive interactive-first interactive-specials simple-io
         use-color multiline-input conversation return-tokens return-progress timings-per-token
         timing-per-token response-fields verbose sse-ping-interval n-prev llama3 echo""",
@@ -54,7 +54,7 @@ _REASONS: dict[str, str] = {
     "not offered (yet): the answer is made without it": """
         embedding pooling-type embd-normalize embd-out embd-sep
         n-cmpl n lora
-        reasoning-format reasoning-budget-tokens reasoning-budget-message reasoning-control
+        reasoning-budget-tokens reasoning-budget-message reasoning-control
         generation-prompt chat-format chat-parser parse-tool-calls continue-final-message""",
 }
 

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from ..errors import InvalidArgument, InvalidEncoding
+from .chat import read_arguments, read_choice, read_tools
 from .forms import FORMS, read_triggers
 from .outside import OUTSIDE
 from .table import BY_NAME, BY_SPELLING, SAMPLERS, TENSOR_SPLIT_MAX, Kind, Level, Parameter
@@ -327,4 +328,7 @@ _READERS: dict[Kind, Callable[[Parameter, Any], Any]] = {
     "shares": _read_shares,
     "tokens": _read_tokens,
     "triggers": _read_triggers,
+    "choice": read_choice,
+    "tools": read_tools,
+    "arguments": read_arguments,
 }

@@ -24,6 +24,9 @@ _TYPES: dict[Kind, dict[str, Any]] = {
     "tokens": {"type": ["integer", "array"], "items": {"type": "integer", "minimum": 0}},
     "triggers": {"type": ["string", "array", "object"]},
     "schema": {"type": ["object", "boolean", "string"]},
+    "choice": {"type": "string"},
+    "tools": {"type": ["string", "array"], "items": {"type": "object"}},
+    "arguments": {"type": ["string", "object"]},
 }
 _WORDS: dict[Kind, str] = {
     "int": "int",
@@ -37,6 +40,9 @@ _WORDS: dict[Kind, str] = {
     "tokens": "int, or array of ints",
     "triggers": "text, or array of texts, pairs and objects",
     "schema": "object, or its JSON text",
+    "choice": "name",
+    "tools": "array of tools, or text",
+    "arguments": "map, or text",
 }
 
 
@@ -53,7 +59,8 @@ def json_schema() -> dict[str, Any]:
 def _property(p: Parameter) -> dict[str, Any]:
     bounds = {"minimum": p.low, "maximum": p.high}
     finite = {key: _plain(value) for key, value in bounds.items() if math.isfinite(value)}
-    return {**_TYPES[p.kind], **finite, "default": p.default, "description": p.doc}
+    named = {"enum": list(p.choices)} if p.choices else {}
+    return {**_TYPES[p.kind], **named, **finite, "default": p.default, "description": p.doc}
 
 
 def _plain(number: float) -> float:

@@ -37,11 +37,15 @@ Kind = Literal[
     "tokens",
     "triggers",
     "schema",
+    "choice",
+    "tools",
+    "arguments",
 ]
 """How a value is read: *texts* takes one text, too; *samplers* names or letters; *biases* pairs of
 a token or text and a number or false, or a map of them; *shares* numbers, or a text of them;
 *tokens* one number, too; *triggers* texts, or pairs of a kind and a value, or objects with both;
-*schema* a JSON schema, or its JSON text.
+*schema* a JSON schema, or its JSON text; *choice* one of the names in `choices`; *tools* and
+*arguments* JSON for a chat template.
 """
 
 SAMPLERS = {
@@ -77,6 +81,7 @@ class Parameter(msgspec.Struct, frozen=True, kw_only=True):
     low: float = -math.inf
     high: float = math.inf
     aliases: tuple[str, ...] = ()
+    choices: tuple[str, ...] = ()
 
 
 def _row(
@@ -88,6 +93,7 @@ def _row(
     *aliases: str,
     low: float = -math.inf,
     high: float = math.inf,
+    choices: tuple[str, ...] = (),
 ) -> Parameter:
     return Parameter(
         name=name,
@@ -98,6 +104,7 @@ def _row(
         low=low,
         high=high,
         aliases=aliases,
+        choices=choices,
     )
 
 
@@ -110,6 +117,8 @@ PARAMETERS: tuple[Parameter, ...] = (
     _row("tensor-split", "shares", "model", [], "what each GPU has of the layers, in proportion; empty: by its free memory"),
     _row("slots", "int", "model", 4, "sequences decoded side by side", "n-parallel", "parallel", low=1, high=256),
     _row("keep-alive", "float", "model", None, "seconds that the model stays when nobody uses it; -1: until memory is short", low=-1, high=2_592_000),
+    _row("chat-template", "text", "model", "", "a chat template in Jinja, instead of the file's own"),
+    _row("chat-template-file", "text", "model", "", "the file that it is read from, at each load"),
     _row("append", "bool", "context", False, "set_input(0) adds to the history instead of replacing it"),
     _row("cache-prompt", "bool", "request", True, "KV state that is there is used; false: the prompt is computed anew", "enable-prompt-cache"),
     _row("retention-ms", "int", "request", -1, "milliseconds; a session that rested for longer has its prompt computed anew; -1: no bound", low=-1, high=2_592_000_000),
@@ -164,6 +173,9 @@ PARAMETERS: tuple[Parameter, ...] = (
     _row("json-schema", "schema", "request", "", "JSON schema that the answer fits: a grammar is made of it, and what none can say is refused by its path; {}: any object; see json-schema.md"),
     _row("n-probs", "int", "request", 0, "likeliest tokens that are told beside each drawn one, with the logarithms of the model's own probabilities; 0: none", "logprobs", low=0, high=N_PROBS_MAX),
     _row("post-sampling-probs", "bool", "request", False, "what is told are the probabilities among what the samplers have left"),
+    _row("tools", "tools", "request", [], "functions that the chat template tells the model of, as OpenAI defines them: a list, or its JSON text"),
+    _row("chat-template-kwargs", "arguments", "request", {}, "the chat template's own arguments, such as enable_thinking: a map, or its JSON text"),
+    _row("reasoning-format", "choice", "request", "none", "deepseek (auto is the same): what stands between `<think>` and `</think>` before the answer is told apart from it; none: it is text", choices=("none", "auto", "deepseek")),
     _row("ignore-eos", "bool", "request", False, "go on after the end of generation"),
     _row("ctx-shift", "bool", "request", False, "a full context drops old tokens and goes on (approximate)", "context-shift", "context-shifting"),
     _row("n-keep", "int", "request", 0, "tokens at the start that ctx-shift keeps; -1: the whole prompt", "keep", "n-keep-tokens", low=-1, high=_COUNT_MAX),

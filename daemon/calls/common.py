@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import stat
-from typing import Any
 
 import anyio.to_thread
 
@@ -15,7 +14,6 @@ from ...scheduler import PRIORITIES
 
 __all__ = (
     "bounded",
-    "checked_messages",
     "metadata_text",
     "number_of",
     "priority_of",
@@ -24,7 +22,6 @@ __all__ = (
     "tensor_type",
 )
 
-MESSAGES_MAX = 1000
 TIMEOUT_S_MAX = 30 * 86_400.0
 
 
@@ -68,21 +65,6 @@ def seconds_of(value: float) -> float:
             f"a timeout of {value} s", hint=f"use 0 (none) to {TIMEOUT_S_MAX:g} seconds"
         )
     return value
-
-
-def checked_messages(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return chat messages that all have role and content.
-
-    :raises InvalidArgument: one has not, or there are none or too many.
-    """
-    if not 0 < len(messages) <= MESSAGES_MAX:
-        raise InvalidArgument(f"{len(messages)} messages; it is 1 … {MESSAGES_MAX}")
-    for message in messages:
-        if not isinstance(message.get("role"), str) or not isinstance(message.get("content"), str):
-            raise InvalidArgument(
-                "a message without role or content", hint='{"role": "user", "content": "…"}'
-            )
-    return messages
 
 
 def tensor_type(tensor: Tensor) -> int:

@@ -11,6 +11,7 @@ from ...ipc.server import Request
 from ...sessions import Session, TurnOptions
 from ..core import CallTable, Daemon
 from .common import bounded, metadata_text, number_of, priority_of, seconds_of, tensor_bytes
+from .turns import turn_result
 
 __all__ = ("CALLS", "open_context")
 
@@ -198,12 +199,16 @@ async def run_inference(daemon: Daemon, request: Request) -> w.TurnResult:
         special=False,
     )
     with session.undone_if_refused():
-        await session.add_messages([{"role": "user", "content": data.decode(errors="replace")}])
+        message = {"role": "user", "content": data.decode(errors="replace")}
+        await session.add_messages([message], options.values)
+        splitter = session.splitter(options.values)
         turn = await session.start(call)
     await session.finish(turn)
-    metadata = session.metadata()
+    result = turn_result(session, splitter, bytes(turn.text))
+    bounded(result.text, p.size_max)
+    metadata = result.metadata
     metadata["ignored"] = sorted({*metadata["ignored"], *options.ignored})
-    return w.TurnResult(text=bounded(bytes(turn.text), p.size_max), metadata=metadata)
+    return result
 
 
 CALLS: CallTable = {

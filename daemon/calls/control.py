@@ -21,7 +21,7 @@ from ..core import CallTable, Daemon
 from ..models import Model
 from ..turnstile import Caller
 from ..workers import Worker
-from .common import checked_messages, priority_of
+from .common import priority_of
 from .visits import waiting_turns
 
 __all__ = ("CALLS",)
@@ -267,35 +267,6 @@ async def stats(daemon: Daemon, request: Request) -> w.StatsResult:
     )
 
 
-async def tokenize(daemon: Daemon, request: Request) -> w.TokensResult:
-    """Turn text into token ids."""
-    p = request.params
-    lease = daemon.graph(request.connection, p.graph).lease
-    text = p.text.encode()
-    tokens = await lease.ask(lambda it: it.tokenize(text, special=p.special, bos=p.bos))
-    return w.TokensResult(tokens=tokens)
-
-
-async def detokenize(daemon: Daemon, request: Request) -> w.TextResult:
-    """Turn token ids into text."""
-    p = request.params
-    lease = daemon.graph(request.connection, p.graph).lease
-    size = (await lease.ready()).info.vocab_size
-    bad = next((t for t in p.tokens if not 0 <= t < size), None)
-    if bad is not None:
-        raise InvalidArgument(f"token {bad} is not in the vocabulary of {size}")
-    return w.TextResult(text=await lease.ask(lambda it: it.detokenize(p.tokens)))
-
-
-async def apply_template(daemon: Daemon, request: Request) -> w.TextResult:
-    """Return the prompt that the chat template makes of messages."""
-    p = request.params
-    lease = daemon.graph(request.connection, p.graph).lease
-    messages = checked_messages(p.messages)
-    text, _, _ = await lease.ask(lambda it: it.chat_prompt(messages, ""))
-    return w.TextResult(text=text.encode())
-
-
 async def drain(daemon: Daemon, request: Request) -> w.Empty:
     """Take nothing new and wait until what runs has finished; with `stop`, end then."""
     daemon.check_operator(request, "drain the daemon")
@@ -320,8 +291,5 @@ CALLS: CallTable = {
     "sessions": sessions,
     "queue": queue,
     "stats": stats,
-    "tokenize": tokenize,
-    "detokenize": detokenize,
-    "apply_template": apply_template,
     "drain": drain,
 }

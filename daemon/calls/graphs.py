@@ -171,6 +171,8 @@ def _not_applied(
         "main-gpu": spec.main_gpu if info.n_gpu_layers else -1,
         "tensor-split": list(spec.tensor_split) if info.n_gpu_layers else [],
         "threads": "the daemon's cores",
+        "chat-template": spec.chat_template,
+        "chat-template-file": spec.chat_template_file,
     }
     different = {k: force[k] for k, v in asked.items() if k in force and v != force[k]}
     size = asked.get("ctx-size", 0)

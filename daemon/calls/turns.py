@@ -11,10 +11,12 @@ from ...ipc.server import Request
 from ...scheduler.likely import described
 from ...scheduler.messages import Likely, Position, Tokens
 from ...sessions import Session, TurnOptions
+from ...sessions.reasoning import ReasoningSplitter, Said
 from ..core import CallTable, Daemon
-from .common import checked_messages, priority_of, seconds_of
+from .chat_messages import checked_messages
+from .common import priority_of, seconds_of
 
-__all__ = ("CALLS",)
+__all__ = ("CALLS", "turn_result")
 
 QUEUE_EVENTS_MAX = 256
 """Places in the queue that one turn tells: they use no credit."""
@@ -25,13 +27,14 @@ async def stream(daemon: Daemon, request: Request) -> w.TurnResult:
     p: w.StreamParams = request.params
     _check_credit(p.credit)
     session = daemon.session(request)
-    tell, places = _teller(daemon, request, session), _places(daemon, request)
     with session.undone_if_refused():
         await _take_input(daemon, session, p)
+        splitter = session.splitter(p.options)
+        tell, places = _teller(daemon, request, session, splitter), _places(daemon, request)
         turn = await session.start(_turn_options(p, p.credit), tell, places)
     request.on_credit = turn.credit
     await session.finish(turn)
-    return w.TurnResult(text=turn.tail, metadata=session.metadata())
+    return turn_result(session, splitter, turn.tail)
 
 
 async def resume(daemon: Daemon, request: Request) -> w.TurnResult:
@@ -47,11 +50,13 @@ async def resume(daemon: Daemon, request: Request) -> w.TurnResult:
         credit=p.credit,
         watch=p.watch,
     )
-    tell, places = _teller(daemon, request, session, len(p.tokens)), _places(daemon, request)
-    turn = await session.resume(options, p.tokens, p.text, tell, places)
+    text, splitter = session.splitter_after(Said(p.text, p.reasoning))
+    tell = _teller(daemon, request, session, splitter, len(p.tokens))
+    places = _places(daemon, request)
+    turn = await session.resume(options, p.tokens, text, tell, places)
     request.on_credit = turn.credit
     await session.finish(turn)
-    return w.TurnResult(text=turn.tail, metadata=session.metadata())
+    return turn_result(session, splitter, turn.tail)
 
 
 def _check_credit(credit: int) -> None:
@@ -59,14 +64,27 @@ def _check_credit(credit: int) -> None:
         raise InvalidArgument(f"a credit of {credit}; it is 1 … {w.CREDIT_MAX} events")
 
 
+def turn_result(session: Session, splitter: ReasoningSplitter, text: bytes) -> w.TurnResult:
+    """Return the end of a turn, with this *text* or the rest of it."""
+    said = splitter.last(text)
+    return w.TurnResult(text=said.text, reasoning=said.reasoning, metadata=session.metadata())
+
+
 def _teller(
-    daemon: Daemon, request: Request, session: Session, position: int = 0
+    daemon: Daemon,
+    request: Request,
+    session: Session,
+    splitter: ReasoningSplitter,
+    position: int = 0,
 ) -> Callable[[Tokens], None]:
     """Return what tells a client of a turn's tokens, of which he has so many."""
 
     def tell(report: Tokens) -> None:
         nonlocal position
-        event = w.TokensEvent(tokens=report.tokens, text=report.text, position=position)
+        text, reasoning = splitter.feed(report.text)
+        event = w.TokensEvent(
+            tokens=report.tokens, text=text, reasoning=reasoning, position=position
+        )
         if report.likely:
             event.completion_probabilities = _told(session, report.likely)
         daemon.emit(request, event)
@@ -87,9 +105,10 @@ async def chat(daemon: Daemon, request: Request) -> w.TurnResult:
     session = daemon.session(request)
     with session.undone_if_refused():
         await _take_input(daemon, session, p)
+        splitter = session.splitter(p.options)
         turn = await session.start(_turn_options(p, -1), None, _places(daemon, request))
     await session.finish(turn)
-    return w.TurnResult(text=bytes(turn.text), metadata=session.metadata())
+    return turn_result(session, splitter, bytes(turn.text))
 
 
 def _places(daemon: Daemon, request: Request) -> Callable[[Position], None]:
@@ -111,12 +130,12 @@ def _places(daemon: Daemon, request: Request) -> Callable[[Position], None]:
 async def _take_input(daemon: Daemon, session: Session, p: w.StreamParams) -> None:
     daemon.check_open()
     if p.messages is not None:
-        await session.add_messages(checked_messages(p.messages))
+        await session.add_messages(checked_messages(p.messages), p.options)
     elif p.prompt is not None:
         if p.raw:
             await session.add_text(p.prompt.encode())
         else:
-            await session.add_messages([{"role": "user", "content": p.prompt}])
+            await session.add_messages([{"role": "user", "content": p.prompt}], p.options)
 
 
 def _turn_options(p: w.StreamParams, credit: int) -> TurnOptions:

@@ -25,6 +25,7 @@ __all__ = (
     "size_text",
     "table",
     "time_text",
+    "whisper",
     "write",
     "write_json",
     "write_json_line",
@@ -65,6 +66,15 @@ def fail(message: str, hint: str = "") -> None:
 def note(text: str) -> None:
     """Say something on standard error that is no part of the result."""
     sys.stderr.write(f"{text}\n")
+    sys.stderr.flush()
+
+
+def whisper(text: str) -> None:
+    """Write a piece of what is no part of the result to standard error, at once."""
+    terminal = sys.stderr.isatty()
+    dim = terminal and not os.environ.get("NO_COLOR")
+    shown = printable(text, terminal)
+    sys.stderr.write(typer.style(shown, dim=True) if dim and shown else shown)
     sys.stderr.flush()
 
 

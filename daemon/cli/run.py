@@ -18,7 +18,7 @@ from .options import (
     SystemPrompt,
     read_pairs,
 )
-from .output import note, printable, write, write_json_line
+from .output import note, printable, whisper, write, write_json_line
 
 if TYPE_CHECKING:
     from ...ipc import Session
@@ -98,11 +98,14 @@ def say(session: Session, text: str, *, as_json: bool, stats: bool, timeout: flo
     with session.stream(text, timeout=timeout) as stream:
         try:
             for piece in stream:
+                reasoning = _reasoning_of(piece)
                 if as_json:
-                    write_json_line({"text": piece})
+                    told = {"text": str(piece)}
+                    write_json_line(told | ({"reasoning": reasoning} if reasoning else {}))
                 else:
+                    whisper(reasoning)
                     write(printable(piece, terminal), end="")
-                last = piece
+                last = piece or last
         finally:
             if not as_json and not last.endswith("\n"):
                 write("")
@@ -110,6 +113,12 @@ def say(session: Session, text: str, *, as_json: bool, stats: bool, timeout: flo
         write_json_line({"metadata": session.metadata})
     if stats:
         note(stats_text(session.metadata))
+
+
+def _reasoning_of(piece: str) -> str:
+    from ...ipc import Piece
+
+    return piece.reasoning if isinstance(piece, Piece) else ""
 
 
 def stats_text(metadata: dict[str, Any]) -> str:

@@ -322,7 +322,7 @@ ANSWERS: dict[str, Answer] = {
     "stats": _fixed(stats={"waiting": 0}),
     "tokenize": _fixed(tokens=[1, 2]),
     "detokenize": _fixed(text=b"\xc3"),
-    "apply_template": _fixed(text="<user>é".encode()),
+    "apply_template": _fixed(text="<user>é".encode(), tokens=3),
 }  # fmt: skip
 
 

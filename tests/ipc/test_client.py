@@ -189,6 +189,19 @@ CALLS: list[tuple[str, tuple[Any, ...], dict[str, Any], dict[str, Any], Any]] = 
         {"graph": 11, "messages": [{"role": "user", "content": "x"}]},
         "<user>é",
     ),
+    (
+        "apply_template",
+        (11, [{"role": "user", "content": "x"}]),
+        {"tools": [{"type": "function"}], "arguments": {"a": 1}, "add_generation_prompt": False},
+        {
+            "graph": 11,
+            "messages": [{"role": "user", "content": "x"}],
+            "tools": [{"type": "function"}],
+            "arguments": {"a": 1},
+            "add_generation_prompt": False,
+        },
+        "<user>é",
+    ),
     ("drain", (), {"stop": True}, {"stop": True}, None),
 ]
 

@@ -230,7 +230,8 @@ async def session_with_an_id(client: AsyncClient) -> None:
     assert await client.queue() == []
     assert await client.tokenize(graph, "hi", special=True) == [258, 104, 105, 257]
     assert await client.detokenize(graph, [104, 105]) == b"hi"
-    assert await client.apply_template(graph, [{"role": "user", "content": "hi"}]) == "hi"
+    prompt = await client.apply_template(graph, [{"role": "user", "content": "hi"}])
+    assert (prompt, prompt.tokens) == ("hi", 4)
 
 
 async def branches(client: AsyncClient) -> None:

@@ -8,8 +8,10 @@ from typing import Any
 
 import anyio
 
-from inferd.backends import ModelInfo
+from inferd.backends import ModelInfo, Rendering
+from inferd.backends.base import PLAIN
 from inferd.scheduler import messages as m
+from inferd.scheduler.prompts import rest_of
 from inferd.sessions import Ledger, SessionManager
 from inferd.sessions.port import TaskReader
 from tests.scheduler.doubles import Bench
@@ -56,13 +58,17 @@ class EnginePort:
         return b"".join(map(self.bench.model.piece, tokens))
 
     async def chat_prompt(
-        self, messages: Sequence[dict[str, Any]], said: str
+        self,
+        messages: Sequence[dict[str, Any]],
+        said: str = "",
+        answer: str = "",
+        rendering: Rendering = PLAIN,
     ) -> tuple[str, list[int], bool]:
         model = self.bench.model
-        text = model.render(list(messages))
-        if said and text.startswith(said):
-            rest = text[len(said) :].encode()
-            return text, model.tokenize(rest, special=True, bos=False), True
+        text = model.render(list(messages), rendering)
+        rest = rest_of(text, said, answer)
+        if rest is not None:
+            return text, model.tokenize(rest.encode(), special=True, bos=False), True
         return text, model.tokenize(text.encode(), special=True, bos=True), False
 
     async def lookup(

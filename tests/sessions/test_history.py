@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
-from inferd.backends import SamplingParams
+from inferd.backends import Rendering, SamplingParams
+from inferd.backends.base import PLAIN
 from inferd.backends.errors import InvalidArgument
 from inferd.scheduler import messages as m
+from inferd.scheduler.prompts import rest_of
 from inferd.sessions.history import MARKS_MAX, History, Mark
 from inferd.sessions.turn import Turn
 from tests.scheduler.doubles import Bench
@@ -30,12 +32,19 @@ class ChatPort(EnginePort):
         self.rendered: list[str] = []
 
     async def chat_prompt(
-        self, messages: Sequence[dict[str, Any]], said: str
+        self,
+        messages: Sequence[dict[str, Any]],
+        said: str = "",
+        answer: str = "",
+        rendering: Rendering = PLAIN,
     ) -> tuple[str, list[int], bool]:
-        text = text_of(messages)
+        text = self.template(messages, rendering)
         self.rendered.append(text)
-        appended = bool(said) and text.startswith(said)
-        return text, ids(text[len(said) :] if appended else text), appended
+        rest = rest_of(text, said, answer)
+        return text, ids(text if rest is None else rest), rest is not None
+
+    def template(self, messages: Sequence[dict[str, Any]], rendering: Rendering) -> str:
+        return text_of(messages)
 
 
 def ids(text: str) -> list[int]:

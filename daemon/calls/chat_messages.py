@@ -1,0 +1,63 @@
+"""Chat messages as clients send them: their shape, checked before a template sees them."""
+
+from __future__ import annotations
+
+from reprlib import repr as shorten
+from typing import Any
+
+from ...backends.errors import InvalidArgument
+
+__all__ = ("checked_messages",)
+
+MESSAGES_MAX = 1000
+TOOL_CALLS_MAX = 128
+ROLE_CHARACTERS_MAX = 64
+_SHAPE = '{"role": "user", "content": "…"}'
+_CALL = '{"type": "function", "function": {"name": "…", "arguments": {…}}}'
+
+
+def checked_messages(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return chat messages that all have a role and a content: one with `tool_calls` has an empty
+    one where it comes without.
+
+    :raises InvalidArgument: one has another shape, or there are none or too many.
+    """
+    if not 0 < len(messages) <= MESSAGES_MAX:
+        raise InvalidArgument(f"{len(messages)} messages; it is 1 … {MESSAGES_MAX}")
+    return [_checked(number, message) for number, message in enumerate(messages)]
+
+
+def _checked(number: int, message: dict[str, Any]) -> dict[str, Any]:
+    role, content = message.get("role"), message.get("content")
+    if not isinstance(role, str) or not 0 < len(role) <= ROLE_CHARACTERS_MAX:
+        raise InvalidArgument(f"message {number} has no role", hint=_SHAPE)
+    calls = message.get("tool_calls")
+    if calls is not None:
+        _check_calls(number, role, calls)
+    if content is None and calls:
+        return message | {"content": ""}
+    if not isinstance(content, str):
+        raise InvalidArgument(f"message {number} has no content that is text", hint=_SHAPE)
+    return message
+
+
+def _check_calls(number: int, role: str, calls: Any) -> None:
+    if role != "assistant":
+        raise InvalidArgument(
+            f"message {number} of the role {role!r} has tool_calls",
+            hint="only the assistant calls tools; what one answers has the role tool",
+        )
+    if not isinstance(calls, list) or len(calls) > TOOL_CALLS_MAX:
+        raise InvalidArgument(
+            f"message {number}: tool_calls is no list of up to {TOOL_CALLS_MAX}", hint=_CALL
+        )
+    for call in calls:
+        function = call.get("function") if isinstance(call, dict) else None
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            raise InvalidArgument(f"message {number}: {shorten(call)} calls no tool", hint=_CALL)
+        if not isinstance(function.get("arguments", {}), dict | str):
+            raise InvalidArgument(
+                f"message {number}: the arguments of {shorten(function['name'])} are neither a map"
+                " nor a text",
+                hint=_CALL,
+            )

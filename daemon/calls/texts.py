@@ -1,0 +1,62 @@
+"""Text to tokens and back, and messages to a prompt: what needs a model and no session."""
+
+from __future__ import annotations
+
+from ...backends import Rendering
+from ...backends.errors import InvalidArgument
+from ...backends.params import read_options
+from ...ipc import messages as w
+from ...ipc.server import Request
+from ..core import CallTable, Daemon, Graph
+from .chat_messages import checked_messages
+
+__all__ = ("CALLS",)
+
+
+async def tokenize(daemon: Daemon, request: Request) -> w.TokensResult:
+    """Turn text into token ids."""
+    p = request.params
+    lease = daemon.graph(request.connection, p.graph).lease
+    text = p.text.encode()
+    tokens = await lease.ask(lambda it: it.tokenize(text, special=p.special, bos=p.bos))
+    return w.TokensResult(tokens=tokens)
+
+
+async def detokenize(daemon: Daemon, request: Request) -> w.TextResult:
+    """Turn token ids into text."""
+    p = request.params
+    lease = daemon.graph(request.connection, p.graph).lease
+    size = (await lease.ready()).info.vocab_size
+    bad = next((t for t in p.tokens if not 0 <= t < size), None)
+    if bad is not None:
+        raise InvalidArgument(f"token {bad} is not in the vocabulary of {size}")
+    return w.TextResult(text=await lease.ask(lambda it: it.detokenize(p.tokens)))
+
+
+async def apply_template(daemon: Daemon, request: Request) -> w.TemplateResult:
+    """Return the prompt that the chat template makes of messages."""
+    p = request.params
+    graph = daemon.graph(request.connection, p.graph)
+    messages, rendering = checked_messages(p.messages), _rendering(graph, p)
+    text, tokens, _ = await graph.lease.ask(
+        lambda it: it.chat_prompt(messages, rendering=rendering)
+    )
+    return w.TemplateResult(text=text.encode(), tokens=len(tokens))
+
+
+def _rendering(graph: Graph, p: w.TemplateParams) -> Rendering:
+    """Return what the template is told: what the call says, else what the graph has."""
+    said = read_options({"tools": p.tools, "chat-template-kwargs": p.arguments}).values
+    tools, arguments = said["tools"], said["chat-template-kwargs"]
+    return Rendering(
+        tools=tools or graph.options.get("tools", []),
+        arguments=arguments or graph.options.get("chat-template-kwargs", {}),
+        add_generation_prompt=p.add_generation_prompt,
+    )
+
+
+CALLS: CallTable = {
+    "tokenize": tokenize,
+    "detokenize": detokenize,
+    "apply_template": apply_template,
+}

@@ -1,0 +1,66 @@
+"""Texts that have something beside them: pieces of an answer, the whole of it, a prompt."""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+from .messages import TurnResult
+
+__all__ = ("Piece", "Rendered", "Reply", "reply_of")
+
+
+class Piece(str):
+    """A piece of an answer, with what was told of the `reasoning` before it: empty but with the
+    parameter `reasoning-format`; then the text may be empty.
+    """
+
+    __slots__ = ("reasoning",)
+    reasoning: str
+
+    def __new__(cls, text: str, reasoning: str = "") -> Self:
+        """Make a piece of *text*."""
+        self = super().__new__(cls, text)
+        self.reasoning = reasoning
+        return self
+
+    def __getnewargs__(self) -> tuple[str, str]:  # type: ignore[override]
+        return str(self), self.reasoning
+
+
+class Reply(str):
+    """A turn's whole text, with its `metadata` and its `reasoning`."""
+
+    __slots__ = ("metadata", "reasoning")
+    metadata: dict[str, Any]
+    reasoning: str
+
+    def __new__(cls, text: str, metadata: dict[str, Any], reasoning: str = "") -> Self:
+        """Make a reply of *text*."""
+        self = super().__new__(cls, text)
+        self.metadata, self.reasoning = metadata, reasoning
+        return self
+
+    def __getnewargs__(self) -> tuple[str, dict[str, Any], str]:  # type: ignore[override]
+        return str(self), self.metadata, self.reasoning
+
+
+class Rendered(str):
+    """The prompt that a chat template made, and how many `tokens` it has."""
+
+    __slots__ = ("tokens",)
+    tokens: int
+
+    def __new__(cls, text: str, tokens: int) -> Self:
+        """Make a prompt of *text*."""
+        self = super().__new__(cls, text)
+        self.tokens = tokens
+        return self
+
+    def __getnewargs__(self) -> tuple[str, int]:  # type: ignore[override]
+        return str(self), self.tokens
+
+
+def reply_of(result: TurnResult) -> Reply:
+    """Return a whole turn's result as a reply."""
+    text, reasoning = (part.decode(errors="replace") for part in (result.text, result.reasoning))
+    return Reply(text, result.metadata, reasoning)

@@ -1,0 +1,292 @@
+"""Chats over a real socket: templates and what they are told, tools, reasoning told apart."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import inferd
+from inferd.backends.errors import InvalidArgument, LoadFailed
+from inferd.daemon.calls.chat_messages import (
+    MESSAGES_MAX,
+    ROLE_CHARACTERS_MAX,
+    TOOL_CALLS_MAX,
+    checked_messages,
+)
+from inferd.testing import RunningDaemon, running_daemon
+from tests.daemon.command_line import inferd as command
+from tests.raw import RawClient
+from tests.tiny_gguf import write_tiny
+
+USER = [{"role": "user", "content": "Hi"}]
+TOOL = {"type": "function", "function": {"name": "now", "parameters": {"type": "object"}}}
+CALL = {"type": "function", "function": {"name": "now", "arguments": {}}}
+TEMPLATE = """\
+{%- if tools %}[{% for t in tools %}{{ t.function.name }}{% endfor %}]{% endif %}
+{%- for m in messages %}<{{ m.role[0] }}>{{ m.content if loop.last or not forgets else 'x' }}
+{%- for call in m.tool_calls or [] %}({{ call.function.name }}){% endfor %}|{% endfor %}
+{%- if add_generation_prompt %}<a>{{ '<think>' if thinks }}{% endif %}
+"""
+THOUGHT = "<think>hm, é</think>\nyes"
+GREEDY = {"temp": 0, "n-predict": 4}
+SPLIT = {"reasoning-format": "deepseek"}
+
+
+@pytest.fixture(scope="module")
+def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningDaemon]:
+    folder = tmp_path_factory.mktemp("chat")
+    write_tiny("llama", folder)
+    (folder / "template.jinja").write_text(TEMPLATE)
+    (folder / "bad.jinja").write_text("one\n{% if %}")
+    config = """
+[defaults]
+ctx-size = 512
+[models.tiny]
+file = "tiny-llama.gguf"
+chat-template-file = "template.jinja"
+[models.bad]
+file = "tiny-llama.gguf"
+chat-template-file = "bad.jinja"
+"""
+    with running_daemon(config, models_dir=folder) as running:
+        yield running
+
+
+@pytest.fixture
+def client(daemon: RunningDaemon) -> Iterator[inferd.Client]:
+    with inferd.Client(daemon.socket) as connected:
+        yield connected
+
+
+# Messages
+
+
+def test_a_message_that_calls_tools_needs_no_content() -> None:
+    called: dict[str, Any] = {"role": "assistant", "tool_calls": [CALL]}
+    given = [*USER, called, {"role": "tool", "content": "1"}]
+    assert checked_messages(given) == [
+        *USER,
+        {"role": "assistant", "tool_calls": [CALL], "content": ""},
+        {"role": "tool", "content": "1"},
+    ]
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {},
+        {"role": "", "content": "x"},
+        {"role": "x" * (ROLE_CHARACTERS_MAX + 1), "content": "x"},
+        {"role": "user"},
+        {"role": "user", "content": None},
+        {"role": "user", "content": ["x"]},
+        {"role": "user", "content": "x", "tool_calls": [CALL]},
+        {"role": "assistant", "tool_calls": []},
+        {"role": "assistant", "tool_calls": CALL},
+        {"role": "assistant", "tool_calls": [1]},
+        {"role": "assistant", "tool_calls": [{"function": {"arguments": {}}}]},
+        {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": 1}}]},
+        {"role": "assistant", "tool_calls": [CALL] * (TOOL_CALLS_MAX + 1)},
+    ],
+    ids=lambda m: json.dumps(m)[:60],
+)
+def test_a_message_of_another_shape_is_refused_with_its_place(message: dict[str, Any]) -> None:
+    with pytest.raises(InvalidArgument, match="message 1") as caught:
+        checked_messages([*USER, message])
+    assert caught.value.hint
+
+
+def test_messages_are_bounded() -> None:
+    assert checked_messages(USER * MESSAGES_MAX)
+    for messages in ([], USER * (MESSAGES_MAX + 1)):
+        with pytest.raises(InvalidArgument):
+            checked_messages(messages)
+    assert checked_messages([{"role": "assistant", "tool_calls": [CALL] * TOOL_CALLS_MAX}])
+    assert checked_messages([{"role": "x" * ROLE_CHARACTERS_MAX, "content": ""}])
+
+
+# Templates
+
+
+def test_a_template_is_told_what_the_call_says_and_its_tokens_are_counted(
+    client: inferd.Client,
+) -> None:
+    graph = client.load_by_name("tiny")
+    text = client.apply_template(graph, USER)
+    assert text == "<u>Hi|<a>"
+    assert text.tokens == len(client.tokenize(graph, str(text), special=True, bos=True))
+    assert client.apply_template(graph, USER, add_generation_prompt=False) == "<u>Hi|"
+    assert client.apply_template(graph, USER, tools=[TOOL]) == "[now]<u>Hi|<a>"
+    assert client.apply_template(graph, USER, arguments={"thinks": True}) == "<u>Hi|<a><think>"
+    calls: list[dict[str, Any]] = [{"role": "assistant", "tool_calls": [CALL]}]
+    assert client.apply_template(graph, [*USER, *calls]) == "<u>Hi|<a>(now)|<a>"
+
+
+def test_what_a_graph_has_holds_where_the_call_says_nothing(client: inferd.Client) -> None:
+    config = {"tools": [TOOL], "chat-template-kwargs": {"thinks": True}}
+    graph = client.load_by_name_with_config("tiny", config)
+    assert client.apply_template(graph, USER) == "[now]<u>Hi|<a><think>"
+
+
+def test_what_no_template_can_be_told_is_refused(client: inferd.Client) -> None:
+    graph = client.load_by_name("tiny")
+    with pytest.raises(InvalidArgument, match="no function"):
+        client.apply_template(graph, USER, tools=[{"type": "function"}])
+    with pytest.raises(InvalidArgument, match="is told anyway"):
+        client.apply_template(graph, USER, arguments={"messages": 1})
+
+
+def test_a_template_of_the_configuration_that_is_none_fails_the_load(
+    client: inferd.Client,
+) -> None:
+    with pytest.raises(LoadFailed, match=r"bad\.jinja, line 2"):
+        client.load_by_name("bad")
+
+
+def test_a_clients_template_is_not_the_operators(client: inferd.Client) -> None:
+    graph = client.load_by_name_with_config("tiny", {"chat-template": "mine"})
+    assert "chat-template" in graph.not_applied
+    assert client.apply_template(graph, USER) == "<u>Hi|<a>"
+
+
+def test_tools_of_the_session_and_of_the_turn_reach_the_prompt(client: inferd.Client) -> None:
+    plain = {"temp": 0, "n-predict": 1}
+    sizes = {}
+    for name, own, turn in (
+        ("none", {}, {}),
+        ("session", {"tools": [TOOL]}, {}),
+        ("turn", {}, {"tools": [TOOL]}),
+        ("neither", {"tools": [TOOL]}, {"tools": []}),
+    ):
+        with client.session("tiny", options=plain | own) as session:
+            sizes[name] = session.chat(USER, options=turn).metadata["input_tokens"]
+
+    assert sizes["session"] == sizes["turn"] == sizes["none"] + len("[now]")
+    assert sizes["neither"] == sizes["none"]
+
+
+def test_a_conversation_by_roles_computes_only_what_is_new(client: inferd.Client) -> None:
+    with client.session("tiny", options=GREEDY) as session:
+        first = session.chat([{"role": "system", "content": "s"}, *USER])
+        second = session.chat([{"role": "tool", "content": "1"}, *USER])
+
+    history = first.metadata["input_tokens"] + first.metadata["output_tokens"]
+    assert second.metadata["recomputed_tokens"] == 0
+    assert second.metadata["recomputed_why"] == ""
+    assert second.metadata["cached_tokens"] >= history - 2
+
+
+def test_what_a_template_makes_be_computed_again_is_told(client: inferd.Client) -> None:
+    options = GREEDY | {"chat-template-kwargs": {"forgets": True}}
+    with client.session("tiny", options=options) as session:
+        session.chat(USER)
+        second = session.chat(USER)
+        session.set_options({"chat-template-kwargs": {}})
+        third = session.chat(USER)
+
+    assert second.metadata["recomputed_tokens"] > 0
+    assert "the chat template rewrites" in second.metadata["recomputed_why"]
+    assert third.metadata["recomputed_why"].startswith("tools or chat-template-kwargs")
+
+
+def test_the_command_shows_the_prompt(
+    daemon: RunningDaemon, client: inferd.Client, tmp_path: Path
+) -> None:
+    messages, tools = tmp_path / "messages.json", tmp_path / "tools.json"
+    messages.write_text(json.dumps(USER))
+    tools.write_text(json.dumps([TOOL]))
+    shown = command(
+        *("template", "tiny", "ho", "--system", "s", "--messages", str(messages)),
+        *("--tools", str(tools), "--argument", "thinks=true", "--json"),
+        socket=daemon.socket,
+    )
+    assert json.loads(shown.stdout)["text"] == "[now]<s>s|<u>Hi|<u>ho|<a><think>"
+    plain = command("template", "tiny", "Hi", "--no-answer", socket=daemon.socket)
+    text = client.apply_template(client.load_by_name("tiny"), USER, add_generation_prompt=False)
+    assert (plain.stdout, plain.stderr) == ("<u>Hi|\n", f"{text.tokens} tokens\n")
+
+
+@pytest.mark.parametrize("text", [None, "{", '{"a":1}', "[1]"])
+def test_the_command_says_what_is_wrong_with_a_file(tmp_path: Path, text: str | None) -> None:
+    file = tmp_path / "messages.json"
+    if text is not None:
+        file.write_text(text)
+    refused = command("template", "tiny", "--messages", str(file))
+    assert refused.exit_code == 2 and "messages.json" in refused.stderr
+
+
+# Reasoning
+
+
+def test_reasoning_is_told_apart_in_streams_and_whole_answers(client: inferd.Client) -> None:
+    with client.session("echo", options=SPLIT) as session:
+        stream = session.stream(THOUGHT)
+        pieces = [p for p in stream if isinstance(p, inferd.Piece)]
+        whole = session.chat(THOUGHT)
+
+    assert "".join(pieces) == str(whole) == "\nyes"
+    assert "".join(p.reasoning for p in pieces) == stream.reasoning == whole.reasoning == "hm, é"
+    assert all(p or p.reasoning for p in pieces)
+
+
+def test_reasoning_that_is_never_closed_is_all_reasoning(client: inferd.Client) -> None:
+    with client.session("echo", options=SPLIT) as session:
+        stream = session.stream("<think>hm </thi")
+        assert "".join(stream) == ""
+        assert stream.reasoning == "hm </thi"
+
+
+def test_without_the_format_an_answer_is_as_it_was_said(client: inferd.Client) -> None:
+    with client.session("echo") as session:
+        reply = session.chat(THOUGHT)
+        asked = session.chat(THOUGHT, options=SPLIT)
+    assert (str(reply), reply.reasoning) == (THOUGHT, "")
+    assert (str(asked), asked.reasoning) == ("\nyes", "hm, é")
+
+
+def test_an_answer_to_a_prompt_that_opened_the_block_begins_inside_it(
+    client: inferd.Client,
+) -> None:
+    options = GREEDY | SPLIT | {"chat-template-kwargs": {"thinks": True}}
+    with client.session("tiny", options=options) as session:
+        reply = session.chat(USER)
+    assert reply == "" and reply.reasoning
+
+
+def test_a_guest_of_wasi_nn_backend_gets_it_apart_too(client: inferd.Client) -> None:
+    context = client.init_execution_context(client.load_by_name("echo"))
+    reply = client.run_inference(context, THOUGHT, config=SPLIT)
+    assert (str(reply), reply.reasoning) == ("\nyes", "hm, é")
+
+
+@pytest.mark.parametrize("read", [3, 11, 12, 15, 18, 22, 25])
+def test_a_turn_is_gone_on_with_from_the_parts_that_were_read(
+    daemon: RunningDaemon, read: int
+) -> None:
+    """The connection ends after some events; the reader comes back with what he has."""
+    with RawClient(daemon.socket) as raw:
+        graph = raw.call("load_by_name", name="echo")["graph"]
+        named = {"graph": graph, "session_id": f"thought-{read}"}
+        context = raw.call("init_execution_context_with_session_id", **named)["context"]
+        raw.start("stream", context=context, prompt=THOUGHT, credit=read, options=SPLIT)
+        has: dict[str, Any] = {"tokens": [], "text": b"", "reasoning": b""}
+        for _ in range(read):
+            event = raw.read()[2]
+            has = {key: value + event.get(key, type(value)()) for key, value in has.items()}
+    with RawClient(daemon.socket) as raw:
+        graph = raw.call("load_by_name", name="echo")["graph"]
+        named["graph"] = graph
+        context = raw.call("init_execution_context_with_session_id", **named)["context"]
+        raw.start("resume", context=context, **has)
+        text, reasoning = has["text"], has["reasoning"]
+        while (frame := raw.read())[0] == 4:
+            text += frame[2].get("text", b"")
+            reasoning += frame[2].get("reasoning", b"")
+    assert frame[0] == 2, frame
+    text += frame[2].get("text", b"")
+    reasoning += frame[2].get("reasoning", b"")
+    assert (text.decode(), reasoning.decode()) == ("\nyes", "hm, é")
