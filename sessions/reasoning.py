@@ -41,7 +41,6 @@ class ReasoningSplitter:
     """
 
     def __init__(self, *, on: bool, opened: bool = False):
-        self.on = on
         self._at = _At.ANSWER if not on else _At.REASONING if opened else _At.START
         self._held = b""
 
