@@ -268,10 +268,11 @@ def load_config(
         errors.append(f"{path}: unknown key {key!r}; {known}".rstrip("; "))
     config = _with_defaults(settings, environ)
     folder = path.parent if path else Path.cwd()
-    models = read_models(document, f"{path}: ", (folder, config.models_dir), errors)
+    folders = (folder, config.models_dir)
+    models = read_models(document, f"{path}: ", folders, errors)
     _check_metrics(config, errors)
     defaults = table_of(document, "defaults", f"{path}: ", errors)
-    options = read_options_table(defaults, f"{path}: [defaults] ", errors)
+    options = read_options_table(defaults, f"{path}: [defaults] ", errors, folders)
     if errors:
         raise ConfigError(errors)
     return msgspec.structs.replace(config, models=models, defaults=options)

@@ -99,9 +99,7 @@ def _read_model(
         errors.append(f"{place}echo: only a model with backend = 'echo' has these")
     rest = {key: value for key, value in table.items() if key not in _OWN_KEYS}
     path = _read_file(table.get("file"), backend, place, folders, errors)
-    options = read_options_table(rest, place, errors, known=_OWN_KEYS)
-    if file := options.get("chat-template-file"):
-        options["chat-template-file"] = str(_model_path(Path(file).expanduser(), folders))
+    options = read_options_table(rest, place, errors, folders, known=_OWN_KEYS)
     return ModelConfig(
         file=path,
         backend=backend,
@@ -130,7 +128,11 @@ def _model_path(file: Path, folders: tuple[Path, ...]) -> Path:
 
 
 def read_options_table(
-    table: Mapping[str, Any], place: str, errors: list[str], known: tuple[str, ...] = ()
+    table: Mapping[str, Any],
+    place: str,
+    errors: list[str],
+    folders: tuple[Path, ...],
+    known: tuple[str, ...] = (),
 ) -> dict[str, Any]:
     """Read parameters, by any of their spellings; *known* are other keys to suggest."""
     values: dict[str, Any] = {}
@@ -143,6 +145,8 @@ def read_options_table(
             errors.append(f"{place}{key}: given twice, in two spellings of {name}")
         else:
             _read_option(key, value, place, values, errors)
+    if file := values.get("chat-template-file"):
+        values["chat-template-file"] = str(_model_path(Path(file).expanduser(), folders))
     return values
 
 

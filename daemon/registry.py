@@ -45,6 +45,8 @@ ECHO = "echo"
 CTX_SIZE_DEFAULT = 4096
 KV_DIR = "kv"
 """Where KV states lie below the state directory."""
+TEMPLATE = {"chat_template": "chat-template", "chat_template_file": "chat-template-file"}
+"""Parameters by the fields of a spec."""
 
 
 class Registry:
@@ -378,10 +380,16 @@ class Registry:
             main_gpu=options.get("main-gpu", wanted.get("main-gpu", -1)),
             tensor_split=tuple(options.get("tensor-split", wanted.get("tensor-split", ()))),
             threads=options.get("threads", 0) or self.config.cores,
-            chat_template=options.get("chat-template", ""),
-            chat_template_file=options.get("chat-template-file", ""),
+            **self._template(model),
             options=model.config.echo,
         )
+
+    def _template(self, model: Model) -> dict[str, Any]:
+        """Return where the configuration has the chat template: a model's own comes first."""
+        for options in (model.config.options, self.config.defaults):
+            if any(name in options for name in TEMPLATE.values()):
+                return {field: options.get(name, "") for field, name in TEMPLATE.items()}
+        return {}
 
     def _note_kv_file(self, worker: Worker, report: m.Stored | m.Unstored) -> None:
         fingerprint = worker.info.fingerprint

@@ -45,9 +45,12 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningDaemon]:
     config = """
 [defaults]
 ctx-size = 512
+chat-template = "everybody's"
 [models.tiny]
 file = "tiny-llama.gguf"
 chat-template-file = "template.jinja"
+[models.other]
+file = "tiny-llama.gguf"
 [models.bad]
 file = "tiny-llama.gguf"
 chat-template-file = "bad.jinja"
@@ -145,6 +148,11 @@ def test_a_template_of_the_configuration_that_is_none_fails_the_load(
 ) -> None:
     with pytest.raises(LoadFailed, match=r"bad\.jinja, line 2"):
         client.load_by_name("bad")
+
+
+def test_a_models_own_template_comes_before_that_of_all(client: inferd.Client) -> None:
+    assert client.apply_template(client.load_by_name("other"), USER) == "everybody's"
+    assert client.apply_template(client.load_by_name("tiny"), USER) == "<u>Hi|<a>"
 
 
 def test_a_clients_template_is_not_the_operators(client: inferd.Client) -> None:
