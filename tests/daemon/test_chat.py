@@ -241,6 +241,19 @@ def test_reasoning_is_told_apart_in_streams_and_whole_answers(client: inferd.Cli
     assert all(p or p.reasoning for p in pieces)
 
 
+def test_the_command_writes_reasoning_beside_the_answer(daemon: RunningDaemon) -> None:
+    asked = ("run", "echo", THOUGHT, "-o", "reasoning-format=deepseek")
+    plain = command(*asked, socket=daemon.socket)
+    assert (plain.stdout, plain.stderr) == ("\nyes\n", "hm, é")
+    lines = [
+        json.loads(x)
+        for x in command(*asked, "--json", socket=daemon.socket).stdout.split("\n")
+        if x
+    ]
+    assert "".join(x.get("reasoning", "") for x in lines) == "hm, é"
+    assert "".join(x.get("text", "") for x in lines) == "\nyes"
+
+
 def test_reasoning_that_is_never_closed_is_all_reasoning(client: inferd.Client) -> None:
     with client.session("echo", options=SPLIT) as session:
         stream = session.stream("<think>hm </thi")
