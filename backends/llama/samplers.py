@@ -105,8 +105,10 @@ def stages_of(setup: Setup) -> list[Stage]:
 
 def _acting(setup: Setup) -> list[str]:
     p = setup.params
-    names = [n for n in p.samplers if p.temp > 0 or n not in _KEEP_THE_LIKELIEST]
-    return [n for n in names if n in _STAGES and _STAGES[n].acts(setup)]
+    names = [n for n in p.samplers if n in _STAGES and _STAGES[n].acts(setup)]
+    while p.temp <= 0 and names and names[-1] in _KEEP_THE_LIKELIEST:
+        names.pop()  # those before another sampler count: they bound what that one sees
+    return names
 
 
 def seen_of(setup: Setup) -> tuple[int, int]:
