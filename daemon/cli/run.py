@@ -125,9 +125,11 @@ def stats_text(metadata: dict[str, Any]) -> str:
     """Return a turn's figures in one line."""
     tokens, predicted_ms = metadata.get("output_tokens", 0), metadata.get("predicted_ms", 0.0)
     rate = f", {1000 * tokens / predicted_ms:.1f} tokens/s" if predicted_ms > 0 else ""
+    again, why = metadata.get("recomputed_tokens", 0), metadata.get("recomputed_why", "")
+    rewritten = f"; {again} of the history do not stand any more: {why}" if again else ""
     return (
         f"prompt {metadata.get('input_tokens', 0)} tokens"
-        f" ({metadata.get('cached_tokens', 0)} cached)"
+        f" ({metadata.get('cached_tokens', 0)} cached{rewritten})"
         f", first token after {metadata.get('ttft_ms', 0.0):.0f} ms"
         f", answer {tokens} tokens{rate}, stopped by {metadata.get('stop_reason')}"
     )

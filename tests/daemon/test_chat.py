@@ -17,6 +17,7 @@ from inferd.daemon.calls.chat_messages import (
     TOOL_CALLS_MAX,
     checked_messages,
 )
+from inferd.daemon.cli.run import stats_text
 from inferd.testing import RunningDaemon, running_daemon
 from tests.daemon.command_line import inferd as command
 from tests.raw import RawClient
@@ -199,6 +200,14 @@ def test_what_a_template_makes_be_computed_again_is_told(client: inferd.Client) 
     assert second.metadata["recomputed_tokens"] > 0
     assert "the chat template rewrites" in second.metadata["recomputed_why"]
     assert third.metadata["recomputed_why"].startswith("tools or chat-template-kwargs")
+
+
+def test_figures_of_a_turn_say_what_was_computed_again() -> None:
+    turn = {"input_tokens": 9, "cached_tokens": 2}
+    assert "9 tokens (2 cached)," in stats_text(turn)
+    again = turn | {"recomputed_tokens": 5, "recomputed_why": "tools changed"}
+    expected = "(2 cached; 5 of the history do not stand any more: tools changed),"
+    assert expected in stats_text(again)
 
 
 def test_the_command_shows_the_prompt(
