@@ -1,0 +1,233 @@
+"""A bare llama.cpp context that says what stands behind a difference: logits, by batch shape.
+
+llama.cpp's own samplers are put on the rows, so that the gap of two candidates is the one that
+decided: after penalties, DRY and biases.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Self
+
+import llama_cpp as lib
+import numpy as np
+from numpy.typing import NDArray
+
+from .sides import THREADS
+
+__all__ = ("CHAIN", "SHAPES", "Bare", "sizes_of")
+
+CTX_SIZE = 1024
+ROWS_KEPT = 8
+SHAPES = ("steps", "whole", "ones", "all-but-1", "all-but-4", "halves")
+"""How prompt and answer so far are cut into batches: *steps* is the prompt, then token by token;
+*all-but-N* parts the prompt N tokens before its end, as both sides do for some models.
+"""
+DRY_BREAKERS = ("\n", ":", '"', "*")
+
+Row = NDArray[np.float32]
+_CANDIDATE = np.dtype([("id", "<i4"), ("logit", "<f4"), ("p", "<f4")])
+
+
+def sizes_of(shape: str, prompt: int, answer: int) -> list[int]:
+    """Return the batches' sizes for so many tokens of a prompt and of the answer so far."""
+    ones = [1] * answer
+    if shape == "whole":
+        return [prompt + answer]
+    if shape == "ones":
+        return [1] * (prompt + answer)
+    first = {"steps": prompt, "all-but-1": prompt - 1, "all-but-4": prompt - 4}
+    part = first.get(shape, prompt // 2)
+    parts = [part, prompt - part] if 0 < part < prompt else [prompt]
+    return parts + ones
+
+
+class Bare:
+    """A model and a context for one sequence; owned by the one thread there is."""
+
+    def __init__(self, path: Path):
+        self._log = lib.llama_log_callback(lambda *_: None)
+        lib.llama_log_set(self._log, ctypes.c_void_p(0))
+        lib.llama_backend_init()
+        self._model = lib.llama_model_load_from_file(
+            str(path).encode(), lib.llama_model_default_params()
+        )
+        self._vocab = lib.llama_model_get_vocab(self._model)
+        self.vocab_size = int(lib.llama_vocab_n_tokens(self._vocab))
+        params = lib.llama_context_default_params()
+        params.n_ctx, params.n_seq_max, params.kv_unified = CTX_SIZE, 1, False
+        params.n_batch, params.n_ubatch, params.swa_full = 512, 512, False
+        params.n_threads = params.n_threads_batch = THREADS
+        self._context = lib.llama_init_from_model(self._model, params)
+        self._batch = lib.llama_batch_init(512, 0, 1)
+        self._rows: dict[tuple[tuple[int, ...], ...], dict[str, Row]] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        lib.llama_batch_free(self._batch)
+        lib.llama_free(self._context)
+        lib.llama_model_free(self._model)
+
+    def tokenize(self, text: str, *, prompt: bool = True) -> list[int]:
+        """Return a prompt's tokens, or those of a part of a text."""
+        raw, tokens = text.encode(), (ctypes.c_int32 * CTX_SIZE)()
+        count = lib.llama_tokenize(self._vocab, raw, len(raw), tokens, len(tokens), prompt, prompt)
+        assert count >= 0, "a text of the corpus has too many tokens"
+        return list(tokens[:count])
+
+    def is_end(self, token: int) -> bool:
+        """Tell whether *token* ends a generation."""
+        return bool(lib.llama_vocab_is_eog(self._vocab, token))
+
+    @cached_property
+    def ends(self) -> list[int]:
+        """The tokens that end a generation."""
+        return [token for token in range(self.vocab_size) if self.is_end(token)]
+
+    def piece(self, token: int) -> str:
+        """Return a token's text; of a special one its name."""
+        buffer = ctypes.create_string_buffer(256)
+        size = lib.llama_token_to_piece(self._vocab, token, buffer, len(buffer), 0, True)
+        return buffer.raw[: max(0, size)].decode("utf-8", "replace")
+
+    def logits(self, tokens: Sequence[int], sizes: Sequence[int]) -> Row:
+        """Return the row after *tokens*, decoded in batches of these sizes."""
+        self._forget()
+        done = 0
+        for size in sizes:
+            self._decode(tokens[done : done + size], done)
+            done += size
+        assert done == len(tokens), f"{done} of {len(tokens)} tokens are in the batches"
+        return self._row()
+
+    def rows(self, prompt: Sequence[int], answer: Sequence[int]) -> Mapping[str, Row]:
+        """Return the row after prompt and answer so far, by shape; the last few are kept."""
+        key = (tuple(prompt), tuple(answer))
+        if key not in self._rows:
+            while len(self._rows) >= ROWS_KEPT:
+                del self._rows[next(iter(self._rows))]
+            self._rows[key] = {
+                shape: self.logits([*prompt, *answer], sizes_of(shape, len(prompt), len(answer)))
+                for shape in SHAPES
+            }
+        return self._rows[key]
+
+    def greedy(self, prompt: Sequence[int], count: int) -> list[int]:
+        """Return the likeliest tokens after *prompt*."""
+        self._forget()
+        self._decode(prompt, 0)
+        answer = [int(self._row().argmax())]
+        while len(answer) < count:
+            self._decode(answer[-1:], len(prompt) + len(answer) - 1)
+            answer.append(int(self._row().argmax()))
+        return answer
+
+    def _forget(self) -> None:
+        lib.llama_memory_seq_rm(lib.llama_get_memory(self._context), 0, -1, -1)
+
+    def _row(self) -> Row:
+        row = lib.llama_get_logits_ith(self._context, -1)
+        return np.ctypeslib.as_array(row, shape=(self.vocab_size,)).copy()
+
+    def _decode(self, tokens: Sequence[int], begin: int) -> None:
+        batch = self._batch
+        for row, token in enumerate(tokens):
+            batch.token[row], batch.pos[row] = token, begin + row
+            batch.n_seq_id[row], batch.seq_id[row][0] = 1, 0
+            batch.logits[row] = row + 1 == len(tokens)
+        batch.n_tokens = len(tokens)
+        status = lib.llama_decode(self._context, batch)
+        assert status == 0, f"llama_decode answered {status}"
+
+    def decided(self, row: Row, tokens: Sequence[int], request: Mapping[str, Any]) -> Row:
+        """Return the logits as they are compared, after *tokens*: with what *request* adds."""
+        ids, logits = self._apply(row, tokens, request, ("penalties", "dry"))
+        decided = np.empty(len(row), np.float32)
+        decided[ids] = logits
+        return decided
+
+    def drawn(self, row: Row, tokens: Sequence[int], request: Mapping[str, Any]) -> int:
+        """Return the token that the whole chain of *request* leaves as the likeliest."""
+        ids, logits = self._apply(row, tokens, request, tuple(CHAIN))
+        return int(ids[logits.argmax()])
+
+    def _apply(
+        self, row: Row, tokens: Sequence[int], request: Mapping[str, Any], kinds: Sequence[str]
+    ) -> tuple[NDArray[np.int32], Row]:
+        """Return the candidates that the samplers of these kinds leave, and their logits."""
+        chain = lib.llama_sampler_chain_init(lib.llama_sampler_chain_default_params())
+        biases = self._biases(request)
+        if biases:
+            array = (lib.llama_logit_bias * len(biases))(*biases)
+            sampler = lib.llama_sampler_init_logit_bias(self.vocab_size, len(biases), array)
+            lib.llama_sampler_chain_add(chain, sampler)
+        for name in request.get("samplers", CHAIN):
+            if name in kinds:
+                lib.llama_sampler_chain_add(chain, CHAIN[name](self, request))
+        for token in tokens:
+            lib.llama_sampler_accept(chain, token)
+        data = np.zeros(len(row), _CANDIDATE)
+        data["id"], data["logit"] = np.arange(len(row)), row
+        pointer = ctypes.cast(data.ctypes.data, lib.llama_token_data_p)
+        candidates = lib.llama_token_data_array(pointer, len(row), -1, False)
+        lib.llama_sampler_apply(chain, ctypes.byref(candidates))
+        lib.llama_sampler_free(chain)
+        left = data[: candidates.size]
+        return left["id"], left["logit"]
+
+    def _biases(self, request: Mapping[str, Any]) -> list[tuple[int, float]]:
+        biases = [
+            (token, float("-inf") if bias is False else float(bias))
+            for text, bias in request.get("logit_bias", ())
+            for token in self.tokenize(text, prompt=False)
+        ]
+        if request.get("ignore_eos"):
+            biases += [(token, float("-inf")) for token in self.ends]
+        return biases
+
+    def penalties(self, request: Mapping[str, Any]) -> Any:
+        """Return the sampler of the penalties."""
+        return lib.llama_sampler_init_penalties(
+            self.vocab_size,
+            request.get("repeat_last_n", 64),
+            request.get("repeat_penalty", 1.0),
+            request.get("frequency_penalty", 0.0),
+            request.get("presence_penalty", 0.0),
+        )
+
+    def dry(self, request: Mapping[str, Any]) -> Any:
+        """Return the sampler of DRY."""
+        breakers = (ctypes.c_char_p * len(DRY_BREAKERS))(*(b.encode() for b in DRY_BREAKERS))
+        return lib.llama_sampler_init_dry(
+            self._vocab,
+            request.get("dry_multiplier", 0.0),
+            request.get("dry_base", 1.75),
+            request.get("dry_allowed_length", 2),
+            request.get("dry_penalty_last_n", 64),
+            breakers,
+            len(breakers),
+        )
+
+
+Make = Callable[[Bare, Mapping[str, Any]], Any]
+CHAIN: dict[str, Make] = {
+    "penalties": Bare.penalties,
+    "dry": Bare.dry,
+    "top_n_sigma": lambda _, r: lib.llama_sampler_init_top_n_sigma(r.get("top_n_sigma", -1.0)),
+    "top_k": lambda _, r: lib.llama_sampler_init_top_k(r.get("top_k", 40)),
+    "typ_p": lambda _, r: lib.llama_sampler_init_typical(*_cut(r, "typical_p", 1.0)),
+    "top_p": lambda _, r: lib.llama_sampler_init_top_p(*_cut(r, "top_p", 0.95)),
+    "min_p": lambda _, r: lib.llama_sampler_init_min_p(*_cut(r, "min_p", 0.05)),
+}
+"""llama-server's chain, without what draws by chance, and with its defaults: the temperature
+leaves the likeliest token.
+"""
+
+
+def _cut(request: Mapping[str, Any], name: str, default: float) -> tuple[float, int]:
+    return request.get(name, default), request.get("min_keep", 0)

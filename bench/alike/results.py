@@ -1,0 +1,158 @@
+"""What was compared, as a file: `docs/compare.json`, from which the page is made.
+
+Answers that are there already are kept in bench/out while a comparison is not complete.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from tools.build_engine import ROOT
+
+from .corpus import MODELS, PROMPTS, SETS, digest
+from .evidence import Evidence, Noise
+from .sides import SIDES, Answer
+
+__all__ = ("JSON", "Answers", "Comparison", "Row", "load", "rows_of", "save")
+
+JSON = ROOT / "docs" / "compare.json"
+STATE = ROOT / "bench" / "out" / "compare-answers.json"
+
+
+class Row(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """One prompt with one set: what inferd said, what llama-server said if that is another text or
+    another end, and what stands behind the difference.
+    """
+
+    model: str
+    set: str
+    prompt: int
+    text: str
+    end: str
+    tokens: int
+    llama_server: str | None = None
+    llama_server_end: str | None = None
+    evidence: Evidence | None = None
+
+    @property
+    def key(self) -> str:
+        """Its name among the rows."""
+        return f"{self.model}/{self.set}/{self.prompt}"
+
+    @property
+    def same(self) -> bool:
+        """Whether both said the same."""
+        return self.llama_server is None
+
+
+class Comparison(msgspec.Struct, frozen=True, kw_only=True):
+    """A complete comparison."""
+
+    asked: str
+    """The digest of what was asked."""
+    facts: dict[str, str]
+    noise: dict[str, Noise]
+    rows: list[Row]
+
+    def unexplained(self) -> list[Row]:
+        """Return the differences that are no near ties: bugs to be found."""
+        return [row for row in self.rows if not row.same and not self.explained(row)]
+
+    def explained(self, row: Row) -> bool:
+        """Tell whether the shape of a batch could decide between the two candidates."""
+        return row.evidence is not None and row.evidence.is_near_tie(self.noise[row.model])
+
+
+class Answers(msgspec.Struct):
+    """Answers by side, model and set, of a comparison that is under way."""
+
+    asked: str
+    said: dict[str, dict[str, dict[str, list[Answer]]]] = {}
+    noise: dict[str, Noise] = {}
+    """By model, measured once both sides have answered all."""
+    seen: dict[str, Evidence | None] = {}
+    """What stands behind differences, by the row's key."""
+
+    def missing(self, side: str, model: str) -> list[str]:
+        """Return the sets that a side has not answered yet."""
+        return [name for name in SETS if name not in self.of(side, model)]
+
+    def of(self, side: str, model: str) -> dict[str, list[Answer]]:
+        """Return a side's answers, by set."""
+        return self.said.setdefault(side, {}).setdefault(model, {})
+
+    def unseen(self, model: str) -> list[tuple[Row, Answer, Answer]]:
+        """Return the differences that nobody has looked behind yet, those in the same place one
+        after the other.
+        """
+        different = [it for it in rows_of(self, model) if not it[0].same]
+        unseen = [it for it in different if it[0].key not in self.seen]
+        return sorted(unseen, key=lambda it: (it[0].prompt, it[1].tokens))
+
+    @property
+    def complete(self) -> bool:
+        """Whether all is answered, and looked behind."""
+        if any(self.missing(side, model) for side in SIDES for model in MODELS):
+            return False
+        return set(self.noise) == set(MODELS) and not any(map(self.unseen, MODELS))
+
+    def keep(self) -> None:
+        """Write them where the next run finds them."""
+        STATE.parent.mkdir(parents=True, exist_ok=True)
+        STATE.write_bytes(msgspec.json.encode(self))
+
+    @classmethod
+    def kept(cls, path: Path = STATE) -> Answers:
+        """Return those of a run before this, if it asked the same."""
+        if path.exists():
+            answers = msgspec.json.decode(path.read_bytes(), type=cls)
+            if answers.asked == digest():
+                return answers
+        return cls(digest())
+
+    @staticmethod
+    def forget() -> None:
+        """Let the next run begin anew."""
+        STATE.unlink(missing_ok=True)
+
+
+def rows_of(answers: Answers, model: str) -> Iterator[tuple[Row, Answer, Answer]]:
+    """Yield a model's rows, without what stands behind differences, and both answers."""
+    for name in SETS:
+        ours, theirs = (answers.of(side, model)[name] for side in SIDES)
+        for number in range(len(PROMPTS)):
+            own, other = ours[number], theirs[number]
+            same = (own.text, own.end) == (other.text, other.end)
+            row = Row(
+                model=model,
+                set=name,
+                prompt=number,
+                text=own.text,
+                end=own.end,
+                tokens=len(own.tokens),
+                llama_server=None if same else other.text,
+                llama_server_end=None if same else other.end,
+            )
+            yield row, own, other
+
+
+def save(comparison: Comparison) -> None:
+    """Write docs/compare.json: a row a line, so that two of them can be compared."""
+    encode = msgspec.json.encode
+    rows = b",\n".join(map(encode, comparison.rows))
+    head = {
+        "asked": comparison.asked,
+        "facts": comparison.facts,
+        "noise": {model: msgspec.to_builtins(noise) for model, noise in comparison.noise.items()},
+        "columns": list(Row.__struct_fields__),
+    }
+    parts = [encode(name) + b": " + encode(value) for name, value in head.items()]
+    JSON.write_bytes(b"{\n" + b",\n".join(parts) + b',\n"rows": [\n' + rows + b"\n]}\n")
+
+
+def load(path: Path = JSON) -> Comparison:
+    """Return the last comparison."""
+    return msgspec.json.decode(path.read_bytes(), type=Comparison)

@@ -1,0 +1,101 @@
+"""Both sides, one request after the other on one slot: so each computes in batches of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import json
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+
+from bench import daemon, llama_server
+from inferd import AsyncClient, AsyncSession
+
+__all__ = ("SIDES", "Answer", "Side")
+
+CTX_SIZE = 512
+THREADS = 1
+"""Two would wait for each other where another program takes a core: what is said is the same."""
+ANSWER_S_MAX = 120
+ENDS = {"eos": "eos", "limit": "length", "word": "stop"}
+
+
+class Answer(msgspec.Struct, frozen=True, array_like=True):
+    """What was said, in tokens too, and how it ended."""
+
+    text: str
+    tokens: list[int]
+    end: str
+
+
+class Side(Protocol):
+    """One of both, running a model."""
+
+    async def ask(self, prompt: str, request: Mapping[str, Any]) -> Answer:
+        """Return the answer to *prompt*."""
+
+
+class Inferd:
+    """A session of a daemon: emptied before each prompt."""
+
+    def __init__(self, session: AsyncSession):
+        self._session = session
+
+    async def ask(self, prompt: str, request: Mapping[str, Any]) -> Answer:
+        """Return the answer to *prompt*."""
+        await self._session.reset()
+        async with self._session.stream(prompt, options=dict(request)) as stream:
+            text = "".join([piece async for piece in stream])
+        return Answer(text, list(stream.tokens), str(stream.metadata["stop_reason"]))
+
+
+class LlamaServer:
+    """llama-server's own /completion."""
+
+    def __init__(self, port: int):
+        self._port = port
+
+    async def ask(self, prompt: str, request: Mapping[str, Any]) -> Answer:
+        """Return the answer to *prompt*."""
+        body = {**request, "prompt": prompt, "return_tokens": True}
+        said = await asyncio.to_thread(self._post, json.dumps(body))
+        end = str(said["stop_type"])
+        return Answer(str(said["content"]), list(said["tokens"]), ENDS.get(end, end))
+
+    def _post(self, body: str) -> dict[str, Any]:
+        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=ANSWER_S_MAX)
+        try:
+            connection.request("POST", "/completion", body, {"Content-Type": "application/json"})
+            response = connection.getresponse()
+            text = response.read().decode()
+        finally:
+            connection.close()
+        if response.status != 200:
+            raise SystemExit(f"llama-server answered {response.status}: {text}")
+        return dict(json.loads(text))
+
+
+@asynccontextmanager
+async def _inferd(model: Path) -> AsyncIterator[Side]:
+    text = daemon.configuration(1, CTX_SIZE, {"models-dir": str(model.parent), "cores": THREADS})
+    async with (
+        daemon.running(text) as running,
+        AsyncClient(running.socket) as client,
+        client.session(model.stem, raw=True) as session,
+    ):
+        yield Inferd(session)
+
+
+@asynccontextmanager
+async def _llama_server(model: Path) -> AsyncIterator[Side]:
+    threads = ("-t", str(THREADS), "-tb", str(THREADS))
+    flags = ("-m", str(model), *threads, *llama_server.NO_CACHES)  # the last -m, -t, -tb count
+    async with llama_server.running(1, CTX_SIZE, flags) as running:
+        yield LlamaServer(running.port)
+
+
+SIDES = {"inferd": _inferd, "llama-server": _llama_server}
