@@ -88,6 +88,15 @@ def test_a_grammar_that_does_not_take_the_trigger_begins_behind_it(model: LlamaM
     sampler.close()
 
 
+def test_a_schema_may_sleep_too_and_begins_behind_the_trigger(model: LlamaModel) -> None:
+    schema = '{"type":"object","properties":{"a":{"type":"integer"}},"required":["a"]}'
+    params = SamplingParams(temp=0, json_schema=schema, grammar_triggers=(("pattern", "<c[al]+>"),))
+    sampler = model.sampler(params, PROMPT, tokens_of(model, "I say {<call>"))
+    assert isinstance(sampler, LlamaSampler)
+    assert allowed(model, sampler, '{"a":7}') and sampler.complete
+    sampler.close()
+
+
 def test_a_token_wakes_a_grammar(model: LlamaModel) -> None:
     [token] = tokens_of(model, "Z")
     sampler = sampler_of(model, REST, [("token", token)], [*tokens_of(model, "abc"), token])
