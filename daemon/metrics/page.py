@@ -11,8 +11,9 @@ HEAD = """\
 
 What `GET /metrics` tells, made from the code by `make docs`. The setting `metrics` says where:
 `127.0.0.1:4633` by itself, another port, a Unix socket's path, or `off`; an address that other
-machines reach is refused unless `metrics-network` is `any`. `GET /health` answers 200 with
-`{"status": "ok"}`, or `degraded` and which parts fail, and 503 while the daemon ends.
+machines reach is refused unless `metrics-network` is `any` (in the system service `IPAddressAllow=`
+has to name them, too). `GET /health` answers 200 with `{"status": "ok"}`, or `degraded` and which
+parts fail, and 503 while the daemon ends.
 
 A scrape reads what the daemon knows. It loads no model, keeps none from leaving, asks no worker
 and waits for none: the figures of an engine lie in memory that it shares with the daemon, and are
