@@ -24,14 +24,14 @@ from .command_line import document, inferd
 MODEL = struct.pack("<4sIQQ", b"GGUF", 3, 1, 2) + bytes(100)
 COMMANDS = {
     "serve", "run", "chat", "models", "show", "rm", "load", "unload", "ps", "cancel", "status",
-    "stop", "pull", "queue", "forget", "pin", "unpin", "swap", "sessions",
+    "stop", "pull", "queue", "forget", "pin", "unpin", "swap", "sessions", "template",
     "install-service", "uninstall-service",
 }  # fmt: skip
 CLIENT_COMMANDS = [
     ("run", "m", "p"), ("chat", "m"), ("models",), ("show", "m"), ("load", "m"), ("unload", "m"),
     ("ps",), ("cancel", "1"), ("status",), ("stop",),
     ("queue",), ("forget", "mine"), ("pin", "m"), ("unpin", "m"), ("sessions",),
-    ("swap", "m", "--to", "n"),
+    ("swap", "m", "--to", "n"), ("template", "m", "p"),
 ]  # fmt: skip
 
 
