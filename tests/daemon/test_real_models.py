@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
+import jsonschema
 import pytest
 
 import inferd
+from inferd.backends.errors import InvalidArgument
 from inferd.ipc.payloads import Priority
 from inferd.testing import RunningDaemon, running_daemon
 from tests.models import gemma3, smollm2
@@ -188,3 +191,37 @@ def test_special_tokens_show_in_wasi_calls_and_not_in_chats(
 
     assert plain.metadata["stop_reason"] == "eos"
     assert shown == str(plain).encode() + b"<|im_end|>"
+
+
+def test_answers_fit_a_schema_given_as_an_object_or_as_its_text(
+    client: inferd.Client, daemon: RunningDaemon
+) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"city": {"enum": ["Paris", "Rome"]}, "ok": {"type": "boolean"}},
+        "required": ["city", "ok"],
+    }
+    with client.session("smollm2", options=GREEDY | {"n-predict": 60}) as session:
+        said = session.chat("What is the capital of Italy?", options={"json-schema": schema})
+        assert jsonschema.Draft202012Validator(schema).is_valid(json.loads(said))
+        session.reset()
+        free = session.chat("What is the capital of Italy?")
+        assert not free.startswith("{"), "the schema was for one turn"
+    with RawClient(daemon.socket) as raw:
+        context = raw.context("smollm2")
+        options = {"json_schema": json.dumps(schema), "temp": 0, "n-predict": 60}
+        raw.set_input(context, json.dumps(options).encode(), index=1)
+        raw.set_input(context, b"What is the capital of Italy?")
+        raw.call("compute", context=context)
+        text = raw.output(context).removesuffix(b"<|im_end|>").removesuffix(b"<|endoftext|>")
+        assert jsonschema.Draft202012Validator(schema).is_valid(json.loads(text))
+
+
+def test_a_schema_that_cannot_be_kept_is_refused_with_its_path(client: inferd.Client) -> None:
+    schema = {"properties": {"a": {"uniqueItems": True, "type": "array"}}}
+    with client.session("smollm2") as session:
+        with pytest.raises(InvalidArgument, match="cannot remember what was there") as caught:
+            session.chat("x", options={"json-schema": schema})
+        assert caught.value.data == {"path": "#/properties/a/uniqueItems"} and caught.value.hint
+        with pytest.raises(InvalidArgument, match="json-schema: there is a grammar, too"):
+            session.chat("x", options={"json-schema": schema, "grammar": "root ::= [a]"})
