@@ -21,12 +21,16 @@ from .base import (
     Shape,
     TokenProbs,
 )
+from .embedding import Embedder, EmbedInfo, EmbedSpec
 from .errors import InferdError, UnsupportedOperation
 from .params import SamplingParams
 
 __all__ = (
     "Chunk",
     "Device",
+    "EmbedInfo",
+    "EmbedSpec",
+    "Embedder",
     "InferdError",
     "LoadProgress",
     "MemoryNeed",

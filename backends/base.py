@@ -12,6 +12,7 @@ from typing import Any, Literal, Protocol
 
 import msgspec
 
+from .embedding import Embedder, EmbedInfo
 from .errors import BackendError, InvalidArgument
 from .params import SamplingParams
 
@@ -146,11 +147,29 @@ class MemoryNeed(msgspec.Struct, frozen=True, kw_only=True):
     """The vocabulary, libraries, the interpreter."""
     devices: dict[str, int] = {}
     """What is on each device, by its name; not in the figures above."""
+    embedding: int = 0
+    """What the second context takes that makes embeddings; it is made at its first use, and counts
+    in `total` from then on."""
+    embedding_devices: dict[str, int] = {}
+    """What it takes on devices."""
 
     @property
     def total(self) -> int:
         """All of the host's."""
         return self.weights + self.context + self.compute + self.process
+
+    def with_embedding(self) -> MemoryNeed:
+        """Return what it comes to once embeddings are made."""
+        names = {*self.devices, *self.embedding_devices}
+        return msgspec.structs.replace(
+            self,
+            context=self.context + self.embedding,
+            devices={
+                n: self.devices.get(n, 0) + self.embedding_devices.get(n, 0) for n in sorted(names)
+            },
+            embedding=0,
+            embedding_devices={},
+        )
 
 
 class Reckoning(Protocol):
@@ -203,6 +222,8 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Layers that run on devices."""
     sampling: dict[str, Any] = {}
     """Parameters of the request level that the file itself recommends."""
+    embedding: EmbedInfo | None = None
+    """How it makes embeddings; None: it makes none."""
     llama_build_number: int = 0
     llama_commit: str = ""
 
@@ -395,6 +416,13 @@ class Model(Protocol):
         A slot's tokens are all decoded with the same ones.
 
         :raises InvalidArgument: the model has no adapter of a name; nothing has changed.
+        """
+
+    def embedder(self) -> Embedder:
+        """Return the second context, made at the first call; the model closes it.
+
+        :raises OutOfMemory: there is no memory for it.
+        :raises UnsupportedOperation: the model makes no embeddings; see `ModelInfo.embedding`.
         """
 
     def set_threads(self, threads: int) -> None:

@@ -10,8 +10,9 @@ Options (`ModelSpec.options`) slow it down or break it on purpose: `step_ms`, `l
 in the step that decodes this text). Others give it another memory: `memory` with `window` (tokens
 that the next one looks back on), and `kv_cells`, which all slots share. It says that it needs
 `weight_bytes` of memory, `token_bytes` for each token of a slot's context, and `layer_bytes` for
-each of `layers`, which run on devices that have `device_bytes` free; it takes nothing.
-It is surprised by the characters of `surprising` (a text) and by no others.
+each of `layers`, which run on devices that have `device_bytes` free, and `embedding_bytes` once it
+makes embeddings; it takes nothing. It is surprised by the characters of `surprising` (a text) and
+by no others.
 `variant` (a text) makes it another model, with another fingerprint; `vocabulary` (a number) makes
 it one of another vocabulary: its tokens are the bytes, counted from there.
 
@@ -49,6 +50,8 @@ from .base import (
     length_moved,
     shift_moves,
 )
+from .echo_embedding import EMBEDDING_SIZE, EchoEmbedder
+from .embedding import EMBED_ROWS, EMBED_SLOTS, EmbedInfo
 from .errors import BackendError, Cancelled, InvalidArgument, KvFull, UnsupportedOperation
 from .params import SamplingParams
 
@@ -90,6 +93,7 @@ class EchoOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     kv_cells: int = -1
     weight_bytes: int = 0
     token_bytes: int = 0
+    embedding_bytes: int = 0
     layers: Annotated[int, msgspec.Meta(ge=0)] = 0
     layer_bytes: int = 0
     device_bytes: tuple[int, ...] = ()
@@ -141,6 +145,7 @@ class EchoModel:
         self.adapters: tuple[str, ...] = ()
         self.slots = [EchoSlot() for _ in range(spec.slots)]
         self._rows: set[int] = set()
+        self._embedder: EchoEmbedder | None = None
         vocabulary = f"echo-{1 + self.options.vocabulary}"
         self._info = ModelInfo(
             description="echo: what goes in comes out",
@@ -158,6 +163,12 @@ class EchoModel:
             memory=self.options.memory,
             can_shift=self.options.memory == "plain",
             n_gpu_layers=layers_on_devices(spec, self.options),
+            embedding=EmbedInfo(
+                size=EMBEDDING_SIZE,
+                slots=EMBED_SLOTS,
+                rows_max=min(EMBED_ROWS, spec.batch_size),
+                tokens_max=spec.ctx_size or CTX_SIZE_DEFAULT,
+            ),
         )
 
     @property
@@ -209,6 +220,13 @@ class EchoModel:
         """Append the chunks to their slots, after the pauses and faults of the options."""
         self._check(chunks)
         self._check_cells(sum(len(c.tokens) for c in chunks))
+        self._pause()
+        self._rows.difference_update(c.slot for c in chunks)
+        for chunk in chunks:
+            self._decode(chunk)
+
+    def _pause(self) -> None:
+        """Begin a step: with the pause and the faults of the options."""
         self.steps += 1
         if self.options.step_ms:
             time.sleep(self.options.step_ms / 1000)
@@ -216,9 +234,18 @@ class EchoModel:
             os.abort()
         if self.steps == self.options.fail_at_step:
             raise BackendError(f"step {self.steps} failed, as the option fail_at_step asked for")
-        self._rows.difference_update(c.slot for c in chunks)
-        for chunk in chunks:
-            self._decode(chunk)
+
+    def pass_step(self, texts: Sequence[Sequence[int]]) -> None:
+        """Do what a step of the second context has in common with those of the first, where its
+        slots hold *texts*.
+        """
+        self._pause()
+        for text in texts:
+            self._abort_on(text)
+
+    def _abort_on(self, tokens: Sequence[int]) -> None:
+        if self.options.abort_on and self.options.abort_on.encode() in self._text(tokens):
+            os.abort()
 
     def _check(self, chunks: Sequence[Chunk]) -> None:
         slots = [c.slot for c in chunks]
@@ -243,8 +270,7 @@ class EchoModel:
         if self.options.memory == "window":
             reach = self.options.window + self._info.batch_size
             slot.begin = max(slot.begin, len(slot.tokens) - reach)
-        if self.options.abort_on and self.options.abort_on.encode() in self._text(slot.tokens):
-            os.abort()
+        self._abort_on(slot.tokens)
         if chunk.logits:
             self._rows.add(chunk.slot)
 
@@ -368,6 +394,13 @@ class EchoModel:
                 raise InvalidArgument(f"no adapter {name!r}", hint=f"the echo model has {known}")
         self.adapters = names
 
+    def embedder(self) -> EchoEmbedder:
+        """Return the second context."""
+        if self._embedder is None:
+            assert self._info.embedding is not None
+            self._embedder = EchoEmbedder(self, self._info.embedding)
+        return self._embedder
+
     def set_threads(self, threads: int) -> None:
         """Remember the number, for tests."""
         self.threads = threads
@@ -415,6 +448,7 @@ class EchoReckoning:
             weights=max(0, self._options.weight_bytes) + on_host,
             context=max(0, self._options.token_bytes) * tokens,
             devices=self._spread(on_devices, layer_bytes) if on_devices else {},
+            embedding=max(0, self._options.embedding_bytes),
         )
 
     def _spread(self, layers: int, layer_bytes: int) -> dict[str, int]:

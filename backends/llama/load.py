@@ -14,6 +14,7 @@ from ..build import LLAMA_BUILD_NUMBER, LLAMA_COMMIT
 from ..errors import Cancelled
 from .context import LlamaContext
 from .devices import devices, layers_of
+from .embedding import LlamaEmbedder, embed_info, open_embedding_context
 from .gguf_file import GgufFile
 from .log import LogRing, capture
 from .model import LlamaModel
@@ -48,7 +49,7 @@ def load(spec: ModelSpec, progress: LoadProgress) -> LlamaModel:
             fingerprint=_fingerprint(spec, options, file),
         )
         undo.callback(context.close)
-        loaded = _assemble(spec, options, model, context, file, template)
+        loaded = _assemble(spec, options, model, context, file, log, template)
         undo.pop_all()
     return loaded
 
@@ -97,10 +98,12 @@ def _assemble(
     model: Any,
     context: LlamaContext,
     file: GgufFile,
+    log: LogRing,
     configured: str | None,
 ) -> LlamaModel:
     vocab = Vocab(lib.llama_model_get_vocab(model))
     template = _template(model, vocab, configured)
+    embedding = embed_info(spec, model, file.values)
     info = ModelInfo(
         description=_description(model),
         fingerprint=_fingerprint(spec, options, file),
@@ -118,10 +121,16 @@ def _assemble(
         can_shift=context.can_shift,
         n_gpu_layers=layers_of(spec, model, devices()),
         sampling=recommended(model),
+        embedding=embedding,
         llama_build_number=LLAMA_BUILD_NUMBER,
         llama_commit=LLAMA_COMMIT,
     )
-    return LlamaModel(model, context, vocab, template, info)
+
+    def embedder() -> LlamaEmbedder:
+        pointer = open_embedding_context(spec, options, model, embedding, log)
+        return LlamaEmbedder(pointer, model, embedding)
+
+    return LlamaModel(model, context, vocab, template, info, embedder)
 
 
 def _template(model: Any, vocab: Vocab, configured: str | None) -> ChatTemplate | None:

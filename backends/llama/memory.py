@@ -19,9 +19,11 @@ from pathlib import Path
 from typing import Any
 
 from llama_cpp import llama_cpp as lib
+from msgspec.structs import replace
 
 from ..base import Device, MemoryNeed, ModelSpec, Shape
 from .devices import Share, breakdown, devices, layers_of
+from .embedding import embed_info, open_embedding_context, output_bytes
 from .log import capture
 from .opening import (
     ctx_size_of,
@@ -53,9 +55,10 @@ class LlamaReckoning:
         self._log.clear()
         params = lib.llama_model_default_params()
         params.no_alloc, params.load_mode = True, lib.LLAMA_LOAD_MODE_NONE
-        model, _ = open_model(spec, params)
+        model, file = open_model(spec, params)
         if not model:
             raise load_failed(name_of(spec), self._log)
+        self._values = file.values
         return model
 
     @property
@@ -78,9 +81,20 @@ class LlamaReckoning:
             self._model, self._layers = self._open(spec), shape.n_gpu_layers
         self._log.clear()
         context = open_context(spec, self._options, self._model, self._log)
+        need = total_need(*self._taken(context))
+        info = embed_info(spec, self._model, self._values)
+        self._log.clear()
+        context = open_embedding_context(spec, self._options, self._model, info, self._log)
+        shares, _, _ = self._taken(context)
+        bare = [replace(share, weights=0) for share in shares]
+        second = total_need(bare, 0, output_bytes(info, self._model))
+        return replace(need, embedding=second.total, embedding_devices=second.devices)
+
+    def _taken(self, context: Any) -> tuple[list[Share], int, int]:
+        """Return what `total_need` takes of a context, and free it."""
         shares, process = breakdown(context), _resident_bytes()
         lib.llama_free(context)
-        return total_need(shares, process, _output_bytes(self._log.lines()))
+        return shares, process, _output_bytes(self._log.lines())
 
     def close(self) -> None:
         """Free the model; twice is once."""

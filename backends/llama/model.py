@@ -14,6 +14,7 @@ from ..base import PLAIN, Chunk, Message, ModelInfo, Move, Rendering, Sampler, s
 from ..errors import BackendError, InvalidArgument, UnsupportedOperation
 from ..params import SamplingParams
 from .context import LlamaContext
+from .embedding import LlamaEmbedder
 from .samplers import Prototypes
 from .sampling import Candidates, LlamaSampler
 from .template import ChatTemplate
@@ -32,12 +33,16 @@ class LlamaModel:
         vocab: Vocab,
         template: ChatTemplate | None,
         info: ModelInfo,
+        make_embedder: Callable[[], LlamaEmbedder],
     ):
         self._pointer = pointer
         self._context = context
         self._vocab = vocab
         self._template = template
         self._info = info
+        self._make_embedder = make_embedder
+        self._embedder: LlamaEmbedder | None = None
+        self._threads = 0
         self._prototypes = Prototypes()
         self._candidates: Candidates | None = None
         # Rows of logits by slot: in the context until the next step, or held, a copy of our own.
@@ -47,7 +52,6 @@ class LlamaModel:
         self.piece = vocab.piece
         self.is_control = vocab.is_control
         self.is_eog = vocab.is_eog
-        self.set_threads = context.set_threads
         self.save = context.save
         self.length = context.length
         self.trim_min = context.trim_min
@@ -182,6 +186,21 @@ class LlamaModel:
                 hint="send the request without adapters: LoRA files are not configured",
             )
 
+    def embedder(self) -> LlamaEmbedder:
+        """Return the second context, made at the first call."""
+        if self._embedder is None:
+            self._embedder = self._make_embedder()
+            if self._threads:
+                self._embedder.set_threads(self._threads)
+        return self._embedder
+
+    def set_threads(self, threads: int) -> None:
+        """Use this many threads from the next step on."""
+        self._threads = threads
+        self._context.set_threads(threads)
+        if self._embedder is not None:
+            self._embedder.set_threads(threads)
+
     def _forget_row(self, slot: int) -> None:
         self._live.pop(slot, None)
         self._held.pop(slot, None)
@@ -191,6 +210,8 @@ class LlamaModel:
         self._live.clear()
         self._held.clear()
         self._prototypes.close()
+        if self._embedder is not None:
+            self._embedder.close()
         self._context.close()
         pointer, self._pointer = self._pointer, None
         if pointer is not None:

@@ -24,9 +24,11 @@ from .log import LogRing
 
 __all__ = (
     "LlamaOptions",
+    "context_params",
     "ctx_size_of",
     "load_failed",
     "name_of",
+    "new_context",
     "open_context",
     "open_model",
     "read_llama_options",
@@ -207,21 +209,32 @@ def open_context(spec: ModelSpec, options: LlamaOptions, model: Any, log: LogRin
     :raises UnsupportedOperation: the model has no KV state.
     """
     name = name_of(spec)
-    pointer = lib.llama_init_from_model(model, _context_params(spec, options, model))
-    if not pointer:
-        cause = log.cause()
-        kind = OutOfMemory if "alloc" in cause else LoadFailed
-        raise kind(
-            f"no context for {name!r} with {spec.slots} slots: {cause}",
-            hint="use a smaller ctx-size or fewer slots",
-        )
+    pointer = new_context(spec, context_params(spec, options, model), model, log)
     if not lib.llama_get_memory(pointer):
         lib.llama_free(pointer)
         raise _unsupported(name, "no KV memory (it makes embeddings)")
     return pointer
 
 
-def _context_params(spec: ModelSpec, options: LlamaOptions, model: Any) -> Any:
+def new_context(spec: ModelSpec, params: Any, model: Any, log: LogRing) -> Any:
+    """Return a new context by llama.cpp's *params*; the caller frees it.
+
+    :raises OutOfMemory: there is no memory for it.
+    :raises LoadFailed: llama.cpp refuses it.
+    """
+    pointer = lib.llama_init_from_model(model, params)
+    if not pointer:
+        cause = log.cause()
+        kind = OutOfMemory if "alloc" in cause else LoadFailed
+        raise kind(
+            f"no context for {name_of(spec)!r} with {spec.slots} slots: {cause}",
+            hint="use a smaller ctx-size or fewer slots",
+        )
+    return pointer
+
+
+def context_params(spec: ModelSpec, options: LlamaOptions, model: Any) -> Any:
+    """Return llama.cpp's parameters of the first context."""
     params = lib.llama_context_default_params()
     params.n_ctx = ctx_size_of(spec, model) * spec.slots
     params.n_seq_max = params.n_outputs_max = spec.slots

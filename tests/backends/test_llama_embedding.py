@@ -1,0 +1,191 @@
+"""Embeddings of llama.cpp: beside a context that is driven by its raw calls alone."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from array import array
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from llama_cpp import llama_cpp as lib
+from numpy.typing import NDArray
+
+from inferd.backends import Chunk, Embedder, ModelSpec, load_model, reckon_model
+from inferd.backends.embedding import EMBED_ROWS, EMBED_SLOTS
+from inferd.backends.llama.devices import breakdown
+from inferd.backends.llama.log import capture
+from inferd.backends.llama.model import LlamaModel
+from tests.models import gemma3, smollm2
+from tests.tiny_gguf import write_tiny
+
+CTX_SIZE = 512
+EQUAL = 1e-6
+"""In the same shape of batches: nothing but the order of additions differs."""
+TEXT = """It is a truth universally acknowledged, that a single man in possession of a good fortune,
+must be in want of a wife. However little known the feelings or views of such a man may be on his
+first entering a neighbourhood, this truth is so well fixed in the minds of the surrounding
+families, that he is considered the rightful property of some one or other of their daughters."""
+KINDS = ("llama", "gemma3", "mamba", "lfm2")
+
+
+def spec_of(path: Path) -> ModelSpec:
+    return ModelSpec(name="m", path=str(path), slots=2, ctx_size=CTX_SIZE, threads=1)
+
+
+@contextlib.contextmanager
+def loaded(path: Path) -> Iterator[LlamaModel]:
+    model = load_model(spec_of(path), lambda _: True)
+    assert isinstance(model, LlamaModel)
+    try:
+        yield model
+    finally:
+        model.close()
+
+
+class Bare:
+    """A context of llama.cpp that leaves an embedding of each row."""
+
+    def __init__(self, path: Path, rows_max: int = EMBED_ROWS):
+        capture()
+        parameters = lib.llama_model_default_params()
+        self.model = lib.llama_model_load_from_file(os.fsencode(path), parameters)
+        params = lib.llama_context_default_params()
+        params.n_ctx, params.n_seq_max, params.kv_unified = CTX_SIZE, EMBED_SLOTS, True
+        params.n_batch = params.n_ubatch = params.n_outputs_max = rows_max
+        params.n_threads = params.n_threads_batch = 1
+        params.embeddings, params.pooling_type = True, lib.LLAMA_POOLING_TYPE_NONE
+        params.swa_full = False
+        self.context = lib.llama_init_from_model(self.model, params)
+        self.size = int(lib.llama_model_n_embd_out(self.model))
+
+    def rows(self, tokens: Sequence[int], sizes: Sequence[int]) -> NDArray[np.float32]:
+        """Return each token's row, asked for one by one, after batches of *sizes*."""
+        lib.llama_memory_seq_rm(lib.llama_get_memory(self.context), 0, -1, -1)
+        found, position = [], 0
+        for size in sizes:
+            batch = lib.llama_batch_init(size, 0, 1)
+            batch.n_tokens = size
+            for i in range(size):
+                batch.token[i], batch.pos[i] = tokens[position + i], position + i
+                batch.n_seq_id[i], batch.seq_id[i][0], batch.logits[i] = 1, 0, 1
+            assert lib.llama_decode(self.context, batch) == 0
+            for i in range(size):
+                row = lib.llama_get_embeddings_ith(self.context, i)
+                found.append(np.array(row[: self.size], np.float32))
+            lib.llama_batch_free(batch)
+            position += size
+        assert position == len(tokens)
+        return np.stack(found)
+
+    def close(self) -> None:
+        lib.llama_free(self.context)
+        lib.llama_model_free(self.model)
+
+
+@contextlib.contextmanager
+def bare_of(path: Path) -> Iterator[Bare]:
+    bare = Bare(path)
+    try:
+        yield bare
+    finally:
+        bare.close()
+
+
+def vectors(
+    embedder: Embedder, tokens: Sequence[int], sizes: Sequence[int], pooling: str, normalize: int
+) -> NDArray[np.float32]:
+    embedder.begin(0, pooling)
+    position = 0
+    for size in sizes:
+        embedder.step([Chunk(0, tokens[position : position + size], position, logits=False)])
+        position += size
+    found = array("f")
+    found.frombytes(embedder.take(0, normalize))
+    return np.array(found, np.float32)
+
+
+def shapes(count: int) -> list[list[int]]:
+    """Return three ways to cut *count* rows: as large as may be, alike, and raggedly."""
+    large = [EMBED_ROWS] * (count // EMBED_ROWS) + [count % EMBED_ROWS]
+    alike = [16] * (count // 16) + [count % 16]
+    ragged = [1, 7, 30, 2] + [20] * ((count - 40) // 20) + [(count - 40) % 20]
+    return [[size for size in sizes if size] for sizes in (large, alike, ragged)]
+
+
+def unit(vector: NDArray[np.float32]) -> NDArray[np.float64]:
+    plain = vector.astype(np.float64)
+    found: NDArray[np.float64] = plain / np.sqrt((plain * plain).sum())
+    return found
+
+
+def assert_as_bare(path: Path) -> None:
+    """Compare all poolings with a bare run: of the same shape, and of two others."""
+    with loaded(path) as model, bare_of(path) as bare:
+        tokens = model.tokenize(TEXT.encode(), special=True, bos=True)
+        embedder = model.embedder()
+        expected: dict[str, list[NDArray[np.float64]]] = {}
+        for sizes in shapes(len(tokens)):
+            rows = bare.rows(tokens, sizes)
+            scale = float(np.abs(rows).max())
+            found = vectors(embedder, tokens, sizes, "none", -1).reshape(len(tokens), -1)
+            assert np.abs(found - rows).max() <= EQUAL * scale
+            pooled = {"mean": rows.mean(axis=0), "cls": rows[0], "last": rows[-1]}
+            for pooling, vector in pooled.items():
+                mine = vectors(embedder, tokens, sizes, pooling, 2)
+                assert np.abs(mine - unit(vector)).max() <= EQUAL, pooling
+                expected.setdefault(pooling, []).append(unit(vector))
+        for pooling, units in expected.items():
+            noise = max(float(np.abs(one - units[0]).max()) for one in units[1:])
+            mine = vectors(embedder, tokens, shapes(len(tokens))[0], pooling, 2)
+            for other in units[1:]:
+                assert np.abs(mine - other).max() <= max(2 * noise, EQUAL), pooling
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_tiny_model_of_each_memory_embeds_as_a_bare_run(kind: str, tmp_path: Path) -> None:
+    assert_as_bare(write_tiny(kind, tmp_path))
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("path", [smollm2, gemma3])
+def test_a_real_model_embeds_as_a_bare_run(path: object) -> None:
+    assert callable(path)
+    assert_as_bare(path())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_the_second_context_takes_is_known_before(kind: str, tmp_path: Path) -> None:
+    spec = spec_of(write_tiny(kind, tmp_path))
+    with contextlib.closing(reckon_model(spec)) as reckoning:
+        need = reckoning.need(reckoning.shape)
+    with loaded(Path(spec.path)) as model:
+        embedder = model.embedder()
+        shares = breakdown(embedder._pointer)
+    held = sum(share.context + share.compute for share in shares)
+    rows = 4 * EMBED_ROWS * (model.info.vocab_size + embedder.info.size)
+    assert need.embedding == pytest.approx(held + rows, abs=30_000), "told in 0.01 MiB"
+    assert need.with_embedding().total == need.total + need.embedding
+
+
+def test_texts_that_are_done_leave_their_room_to_others(tmp_path: Path) -> None:
+    with loaded(write_tiny("llama", tmp_path)) as model:
+        embedder = model.embedder()
+        tokens = [5] * CTX_SIZE
+        sizes = [EMBED_ROWS] * (CTX_SIZE // EMBED_ROWS)
+        first = vectors(embedder, tokens, sizes, "mean", 2)
+        embedder.begin(3, "mean")
+        embedder.step([Chunk(3, tokens[:60], 0, logits=False)])
+        embedder.drop(3)
+        assert np.array_equal(vectors(embedder, tokens, sizes, "mean", 2), first)
+
+
+def test_threads_are_told_to_both_contexts(tmp_path: Path) -> None:
+    with loaded(write_tiny("llama", tmp_path)) as model:
+        model.set_threads(3)
+        embedder = model.embedder()
+        assert lib.llama_n_threads(embedder._pointer) == 3
+        model.set_threads(2)
+        assert lib.llama_n_threads(embedder._pointer) == 2
