@@ -36,12 +36,14 @@ from .plan import (
     plan_rows,
     plan_slots,
 )
+from .plan_texts import embeds_next
 from .prompts import PromptDesk
 from .queue_view import QueueView
 from .recorder import Doing, Recorder
 from .slots import SlotTable
 from .store import KvStore
 from .task import Task, TaskState
+from .texts import TextDesk
 
 __all__ = ("Engine",)
 
@@ -73,6 +75,7 @@ class Engine:
         self.slots = SlotTable(model, self.store, self.cost.again)
         disk = DiskTier(files, self.store, model.info.memory) if files is not None else None
         self.kv = KvDesk(self.slots, self.store, disk, self.limits)
+        self.texts = TextDesk(model, self.limits)
         self.queue: list[Task] = []
         self.owners = OwnerClock()
         self.clock = 0
@@ -92,8 +95,14 @@ class Engine:
         )
         self._pace = Pace()
         self._turn = GroupTurn()
+        self._embedded = False
+        """The last step was one of embeddings."""
         self._counters = dict.fromkeys(
-            ("generated", "prompt", "cached", "looked_up", "parks", "rows", "shifts", "kv_full"), 0
+            (
+                *("generated", "prompt", "cached", "looked_up", "parks", "rows", "shifts"),
+                *("kv_full", "embedded"),
+            ),
+            0,
         )
 
     def __repr__(self) -> str:
@@ -116,6 +125,7 @@ class Engine:
         self._expire()
         self._serve_readers()
         self._lease_slots()
+        self.outbox.extend(self.texts.take_up(self._order(), self.clock, self._now))
         self._tell_positions()
         return self._told()
 
@@ -157,7 +167,9 @@ class Engine:
 
     def _runnable(self) -> bool:
         """Tell whether a turn without any command would compute something."""
-        if any(t.has_work or (t.row and t.wants_token) for t in self.slots.tasks):
+        if self.texts.has_work or any(
+            t.has_work or (t.row and t.wants_token) for t in self.slots.tasks
+        ):
             return True
         return bool(self.slots.idle) and any(
             t.has_work or t.wants_token for t in self._admissible()
@@ -223,6 +235,9 @@ class Engine:
             return
         self.owners.arrive(spec.owner, (t.spec.owner for t in self._tasks.values()))
         self._tasks[spec.id] = task
+        if spec.embed is not None:
+            self.texts.add(task)
+            return
         self.queue.append(task)
         task.head = head_of(task, self.limits.share_tokens_min)
         ending = take_up(self.model, task)
@@ -233,6 +248,8 @@ class Engine:
 
     def _check(self, task: Task) -> None:
         check_task(task, self.model)
+        if task.spec.embed is not None:
+            return
         sampling = task.spec.sampling
         if sampling.logit_bias or sampling.follows:
             self.recorder.note(Doing.STEP, [task.spec.id])  # whom to blame if it ends the process
@@ -375,6 +392,48 @@ class Engine:
     def _step(self) -> None:
         if self._lingering(self._now):
             return
+        generating = [t for t in self.slots.tasks if t.has_work]
+        passed_over = self._embedded
+        self._embedded = embeds_next(
+            generating, self.texts.running, self._order(), embedded=self._embedded
+        )
+        if self._embedded:
+            self._embed(
+                [t for t in generating if not t.prefilling], generating if passed_over else []
+            )
+        else:
+            self._generate([] if passed_over else self.texts.running)
+
+    def _embed(self, decoding: list[Task], passed_over: list[Task]) -> None:
+        """Compute a step of embeddings."""
+        rows = self.texts.plan(self._order(), decoding, self.cost)
+        load = Load.of([(r.task.computed, r.count) for r in rows])
+        self.recorder.note(Doing.STEP, [r.task.spec.id for r in rows])
+        started = self._seconds()
+        try:
+            done = self.texts.compute(rows)
+        except InferdError as exc:
+            for row in rows:
+                self._fail(row.task, exc)
+            return
+        self.steps += 1
+        self._now = self._busy_at = self._seconds()
+        self.texts.cost.learn(load, self._now - started)
+        for row in rows:
+            self.clock += row.count
+            self._counters["embedded"] += row.count
+            self.owners.add(row.task.spec.owner, row.count)
+        self._age_others(rows, [*self.texts.running, *passed_over])
+        for embedded in done:
+            task = self._tasks[embedded.task_id]
+            task.prompt_done_at = self._now
+            self.outbox.append(embedded)
+            stats = task.stats("embedded", embedded.pooling, self._now)
+            self.outbox.append(m.Finished(task.spec.id, b"", b"", stats))
+            self._remove(task)
+
+    def _generate(self, passed_over: list[Task]) -> None:
+        """Decode a batch, and draw tokens of what it leaves."""
         rows = self._plan_rows()
         if not rows:
             return
@@ -398,7 +457,7 @@ class Engine:
         self._figures.step(load.rows, len(rows), self._now - started, decodes=decodes)
         for row in rows:
             self._count(row)
-        self._age_others(rows)
+        self._age_others(rows, [*self.slots.tasks, *passed_over])
         drawn = [r.task for r in rows if r.task.row]
         for task in drawn:
             task.row_at = self._now
@@ -439,11 +498,11 @@ class Engine:
             task.stops.discard(task.computed)
             self.slots.snapshot(task)
 
-    def _age_others(self, rows: list[Rows]) -> None:
+    def _age_others(self, rows: list[Rows], holders: list[Task]) -> None:
         """Let those age that hold a slot and had no row in this step, like those who have none."""
         served = {id(r.task) for r in rows}
         computed = sum(r.count for r in rows)
-        for task in self.slots.tasks:
+        for task in holders:
             if task.has_work and id(task) not in served:
                 task.age += computed
 
@@ -559,6 +618,9 @@ class Engine:
 
     def _remove(self, task: Task) -> None:
         del self._tasks[task.spec.id]
+        if task.spec.embed is not None:
+            self.texts.remove(task)
+            return
         if task.slot >= 0:
             self.slots.give_back(task)
         else:
@@ -572,19 +634,26 @@ class Engine:
             task.sampler = None
 
     def _tell_positions(self) -> None:
-        if any(t.spec.watch for t in self.queue):
+        if any(t.spec.watch for t in (*self.queue, *self.texts.waiting)):
             self.outbox.extend(self._view().moved())
 
     def _view(self) -> QueueView:
+        texts = self.texts
         return QueueView(
-            self.slots.tasks, self.queue, len(self.slots), self._order(), self._pace, self._now
+            [*self.slots.tasks, *texts.running],
+            [*self.queue, *texts.waiting],
+            len(self.slots) + len(texts.running),
+            self._order(),
+            self._pace,
+            self._now,
         )
 
     def check_integrity(self) -> None:
         """Assert the invariants: no task lost or doubled, no slot leaked, memory bounded."""
-        leased = self.slots.tasks
-        assert len(leased) + len(self.queue) == len(self._tasks)
-        assert {id(t) for t in (*leased, *self.queue)} == {id(t) for t in self._tasks.values()}
+        places = [*self.slots.tasks, *self.queue, *self.texts.running, *self.texts.waiting]
+        assert len(places) == len(self._tasks)
+        assert {id(t) for t in places} == {id(t) for t in self._tasks.values()}
+        self.texts.check_integrity()
         self.slots.check_integrity({t.spec.id for t in self.queue if t.state is TaskState.PARKED})
 
     @property

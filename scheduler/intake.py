@@ -5,6 +5,7 @@ from __future__ import annotations
 from ..backends import Model
 from ..backends.errors import InvalidArgument, PromptTooLong
 from .task import Task
+from .texts import check_text
 
 __all__ = ("check_task", "ctx_size_of")
 
@@ -18,13 +19,16 @@ def ctx_size_of(task: Task, model: Model) -> int:
 def check_task(task: Task, model: Model) -> None:
     """Refuse what could not be computed.
 
-    :raises PromptTooLong: the prompt leaves no token of the context for an answer.
+    :raises PromptTooLong: the prompt leaves no token of the context for an answer; or see
+        `check_text`.
     :raises InvalidArgument: it is empty; or it, or its ends, have tokens that the model lacks.
     """
     if not task.tokens:
         raise InvalidArgument("the prompt has no tokens", hint="send some text")
     ctx_size = ctx_size_of(task, model)
-    if task.prompt_size >= ctx_size:
+    if task.spec.embed is not None:
+        check_text(task, model.info.embedding)
+    elif task.prompt_size >= ctx_size:
         raise PromptTooLong(
             f"the prompt has {task.prompt_size} tokens; the context takes {ctx_size - 1} and"
             " one to answer",

@@ -13,6 +13,7 @@ import msgspec
 
 from ..backends import (
     Device,
+    EmbedSpec,
     MemoryNeed,
     ModelInfo,
     ModelSpec,
@@ -31,6 +32,7 @@ __all__ = (
     "Command",
     "Credit",
     "Detokenize",
+    "Embedded",
     "Evicted",
     "Failed",
     "Finished",
@@ -157,6 +159,8 @@ class TaskSpec(msgspec.Struct, frozen=True, kw_only=True):
     cache_reuse: int = 0
     fresh: bool = False
     """The prompt is computed anew, whatever KV state is there."""
+    embed: EmbedSpec | None = None
+    """Make an embedding of the tokens and say nothing: it is told in `Embedded`."""
     watch: bool = False
     """Tell the place in the queue when it changes (`Position`)."""
     progressed: Progressed | None = None
@@ -483,6 +487,17 @@ class Unstored(_Message):
     cause: str = ""
 
 
+class Embedded(_Message):
+    """What a task made of its text, by *pooling*: vectors of *size* float32 each, little-endian. It
+    is one, or without pooling one a token.
+    """
+
+    task_id: int
+    size: int
+    pooling: str
+    vectors: bytes
+
+
 class Finished(_Message):
     """A task has ended; *text* is what was withheld until now, *end* the name of the token that
     ended it (WasmEdge shows it at the end of the output).
@@ -526,6 +541,7 @@ Report = (
     | Shifted
     | Stored
     | Unstored
+    | Embedded
     | Finished
     | Failed
     | Answer

@@ -15,11 +15,13 @@ from .slots import Slot
 from .task import PLAIN, PRIORITY_MAX, Group, Task
 
 __all__ = (
+    "ROWS_UNKNOWN",
     "Limits",
     "Order",
     "OwnerClock",
     "Rows",
     "SlotPlan",
+    "Step",
     "absent",
     "plan_rows",
     "plan_slots",
@@ -234,7 +236,7 @@ def plan_rows(
     prompts = sorted((t for t in tasks if t.prefilling), key=order.key)
     counts = {id(t): 1 for t in decoding}
     if prompts:
-        step = _Step([(t.computed, 1) for t in decoding], cost)
+        step = Step([(t.computed, 1) for t in decoding], cost)
         step.rows_left = batch_size - len(decoding)
         if not cost.known:
             step.rows_left = min(step.rows_left, ROWS_UNKNOWN)
@@ -286,7 +288,7 @@ CHUNK_MIN = 8
 """A chunk of fewer rows, after which the prompt goes on, is not worth its own cost."""
 
 
-class _Step:
+class Step:
     """A step that is being filled: with chunks (position, count), up to a predicted time."""
 
     def __init__(self, chunks: list[tuple[int, int]], cost: StepCost):

@@ -1,0 +1,149 @@
+"""Whose turn it is between generations and embeddings, and which texts come next."""
+
+from __future__ import annotations
+
+from inferd.backends import EmbedInfo, SamplingParams
+from inferd.backends.embedding import EmbedSpec
+from inferd.scheduler.cost import Load, StepCost
+from inferd.scheduler.messages import TaskSpec, pack_tokens
+from inferd.scheduler.plan import Limits, Order, OwnerClock
+from inferd.scheduler.plan_texts import embeds_next, plan_text_rows, plan_texts
+from inferd.scheduler.task import Task, TaskState
+
+INFO = EmbedInfo(size=4, slots=3, rows_max=32, tokens_max=100)
+WHOLE = EmbedInfo(size=4, slots=3, rows_max=32, tokens_max=32, whole=True)
+LIMITS = Limits(ageing_tokens=1000)
+
+
+def task(number: int, tokens: int = 10, *, owner: int = 1, priority: int = 1) -> Task:
+    spec = TaskSpec(
+        id=number,
+        owner=owner,
+        tokens=pack_tokens(range(tokens)),
+        sampling=SamplingParams(),
+        priority=priority,
+        embed=EmbedSpec(),
+    )
+    return Task.from_spec(spec, arrival=number, clock=0, now=0.0)
+
+
+def running(it: Task, slot: int, computed: int = 0) -> Task:
+    it.slot, it.state, it.computed = slot, TaskState.RUNNING, computed
+    return it
+
+
+def decoding(number: int, *, priority: int = 1) -> Task:
+    it = running(task(number, priority=priority), 0, computed=10)
+    it.tokens.append(1)
+    return it
+
+
+def order(owners: OwnerClock | None = None, clock: int = 0) -> Order:
+    return Order(clock, owners or OwnerClock(), LIMITS)
+
+
+class Known(StepCost):
+    """A machine on which a row takes a millisecond."""
+
+    @property
+    def known(self) -> bool:
+        return True
+
+    def predict(self, load: Load) -> float:
+        return load.rows / 1000
+
+
+# Whose turn it is.
+
+
+def test_alone_each_goes_on() -> None:
+    texts, turns = [task(1)], [decoding(2)]
+    for embedded in (False, True):
+        assert embeds_next([], texts, order(), embedded=embedded)
+        assert not embeds_next(turns, [], order(), embedded=embedded)
+        assert not embeds_next([], [], order(), embedded=embedded)
+
+
+def test_with_both_they_take_turns() -> None:
+    for turn in (decoding(1), task(1, 50)):
+        assert embeds_next([turn], [task(2)], order(), embedded=False)
+        assert not embeds_next([turn], [task(2)], order(), embedded=True)
+
+
+def test_who_decodes_has_its_step_beside_embeddings_of_any_class() -> None:
+    urgent = task(1, priority=3)
+    assert not embeds_next([decoding(2, priority=0)], [urgent], order(), embedded=True)
+    low = task(1, priority=0)
+    assert embeds_next([decoding(2, priority=3)], [low], order(), embedded=False)
+
+
+def test_prompts_and_embeddings_of_a_lower_class_wait_for_the_higher_one() -> None:
+    low, high = task(1, priority=0), task(2, priority=2)
+    assert not embeds_next([high], [low], order(), embedded=False)
+    assert embeds_next([low], [high], order(), embedded=True)
+
+
+def test_what_waits_for_a_higher_class_ages_until_it_has_its_turn() -> None:
+    low, high = task(1, priority=0), task(2, priority=2)
+    low.age = 2 * LIMITS.ageing_tokens
+    assert embeds_next([high], [low], order(), embedded=False)
+    assert not embeds_next([low], [high], order(), embedded=True)
+
+
+# Which texts are taken up.
+
+
+def test_texts_come_in_the_order_of_the_queue_while_there_is_room() -> None:
+    waiting = [task(1, 30), task(2, 30, priority=2), task(3, 30), task(4, 5)]
+    plan = plan_texts(waiting, [], order(), INFO)
+    assert [t.spec.id for t in plan.admit] == [2, 1, 3]
+    assert not plan.drop
+
+
+def test_none_overtakes_one_that_waits_for_room() -> None:
+    plan = plan_texts([task(1, 90), task(2, 5)], [running(task(3, 20), 0)], order(), INFO)
+    assert plan.admit == ()
+
+
+def test_a_higher_class_drops_the_last_of_those_below_it() -> None:
+    texts = [running(task(n, 30, priority=0), n) for n in (0, 1, 2)]
+    plan = plan_texts([task(9, 20)], texts, order(), INFO)
+    assert ([t.spec.id for t in plan.drop], [t.spec.id for t in plan.admit]) == ([2], [9])
+
+
+def test_nothing_is_dropped_where_that_does_not_help() -> None:
+    texts = [running(task(0, 80), 0), running(task(1, 5, priority=0), 1)]
+    assert plan_texts([task(9, 30)], texts, order(), INFO) == plan_texts([], [], order(), INFO)
+
+
+def test_one_that_has_aged_is_not_dropped() -> None:
+    aged = running(task(0, 80, priority=0), 0)
+    aged.age = LIMITS.ageing_tokens
+    assert not plan_texts([task(9, 30)], [aged], order(), INFO).drop
+
+
+# Which rows.
+
+
+def rows_of(texts: list[Task], info: EmbedInfo, seconds: float) -> dict[int, int]:
+    rows = plan_text_rows(texts, order(), info, Known(), seconds, least=16)
+    assert [r.task.slot for r in rows] == sorted(r.task.slot for r in rows)
+    return {r.task.spec.id: r.count for r in rows}
+
+
+def test_a_step_keeps_to_its_time_and_to_its_rows() -> None:
+    texts = [running(task(1, 50), 0)]
+    assert rows_of(texts, INFO, 0.020) == {1: 20}
+    assert rows_of(texts, INFO, 1.0) == {1: 32}
+    assert rows_of(texts, INFO, 0.0) == {1: 16}, "the least"
+
+
+def test_texts_share_a_step_and_the_first_in_order_is_served_first() -> None:
+    texts = [running(task(1, 10), 0), running(task(2, 40, priority=3), 1)]
+    assert rows_of(texts, INFO, 1.0) == {2: 32}
+    assert rows_of([running(task(1, 10), 0), running(task(2, 40), 1)], INFO, 1.0) == {1: 10, 2: 22}
+
+
+def test_a_text_that_goes_whole_is_never_cut() -> None:
+    texts = [running(task(1, 20), 0), running(task(2, 20), 1), running(task(3, 12), 2)]
+    assert rows_of(texts, WHOLE, 0.001) == {1: 20, 3: 12}

@@ -1,0 +1,237 @@
+"""Embeddings in the engine: on the echo model, turn by turn."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator
+
+import pytest
+
+from inferd.backends import EmbedSpec, Model
+from inferd.backends.echo import EchoOptions
+from inferd.backends.echo_embedding import EMBEDDING_SIZE, echo_rows
+from inferd.backends.embedding import EMBEDDING_BYTES_MAX, normalized
+from inferd.backends.errors import OutOfMemory
+from inferd.scheduler import Limits
+from inferd.scheduler import messages as m
+from tests.scheduler.doubles import Bench
+
+
+def text(bench: Bench, number: int, words: str = "hello", **fields: object) -> m.Submit:
+    return bench.submit(number, words, **{"embed": EmbedSpec(), **fields})
+
+
+def told(bench: Bench, number: int) -> m.Embedded:
+    [found] = [r for r in bench.reports[number] if isinstance(r, m.Embedded)]
+    return found
+
+
+def vector(bench: Bench, number: int) -> list[float]:
+    found = array("f")
+    found.frombytes(told(bench, number).vectors)
+    return found.tolist()
+
+
+def expected(bench: Bench, words: str) -> list[float]:
+    rows = echo_rows(bench.model.tokenize(words.encode(), special=False, bos=True))
+    mean = [sum(column) / len(rows) for column in zip(*rows, strict=True)]
+    return normalized(mean, 2).tolist()
+
+
+def steps(bench: Bench, turns_max: int = 5000) -> Iterator[None]:
+    """Turn until nothing is left to compute, and yield after each turn."""
+    for _ in range(turns_max):
+        patience = bench.engine.patience()
+        if patience is None or patience > bench.engine.limits.pull_linger_s:
+            return
+        bench.now += patience
+        bench.turn()
+        yield
+    raise AssertionError("still running")
+
+
+def test_a_text_becomes_a_vector_and_nothing_is_said() -> None:
+    bench = Bench()
+
+    bench.run(text(bench, 1, "hello"))
+
+    assert vector(bench, 1) == expected(bench, "hello")
+    assert (told(bench, 1).size, told(bench, 1).pooling) == (EMBEDDING_SIZE, "mean")
+    stats = bench.stats(1)
+    assert (stats.stop_reason, stats.stop_detail) == ("embedded", "mean")
+    assert (stats.prompt_tokens, stats.output_tokens) == (7, 0)
+    assert bench.text(1) == b"" and bench.tokens(1) == []
+
+
+def test_pooling_and_norm_are_the_requests_own() -> None:
+    bench = Bench()
+    specs = {1: EmbedSpec("last", -1), 2: EmbedSpec("cls", -1), 3: EmbedSpec("none", -1)}
+
+    bench.run(*(text(bench, n, "hi", embed=spec) for n, spec in specs.items()))
+
+    rows = echo_rows(bench.model.tokenize(b"hi", special=False, bos=True))
+    assert vector(bench, 1) == pytest.approx(rows[-1], rel=1e-6)
+    assert vector(bench, 2) == pytest.approx(rows[0], rel=1e-6)
+    assert vector(bench, 3) == pytest.approx([x for row in rows for x in row], rel=1e-6)
+
+
+def test_texts_share_steps_and_more_than_there_is_room_for_are_all_done() -> None:
+    bench = Bench(ctx_size=100)
+    words = [f"text number {n} " + "x" * (n % 30) for n in range(40)]
+
+    bench.run(*(text(bench, n, it) for n, it in enumerate(words)))
+
+    for n, it in enumerate(words):
+        assert vector(bench, n) == pytest.approx(expected(bench, it), rel=1e-5)
+    assert bench.engine.steps < 40, "one after the other"
+
+
+def test_a_generation_beside_texts_says_the_same_and_both_go_on() -> None:
+    bench = Bench(ctx_size=400)
+    bench.turn(bench.submit(1, "a story of words"), text(bench, 2, "y" * 350))
+    said_meanwhile = 0
+    for _ in steps(bench):
+        if bench.end(2) is None:
+            said_meanwhile = len(bench.tokens(1))
+
+    assert bench.text(1).decode() == "a story of words"
+    assert vector(bench, 2) == pytest.approx(expected(bench, "y" * 350), rel=1e-5)
+    assert said_meanwhile > 0, "the stream stood still"
+    assert bench.end(2) is not None
+
+
+def test_neither_texts_nor_turns_starve_while_the_others_keep_coming() -> None:
+    """Whatever their class, and however many there are of the others."""
+    for low_is_text in (True, False):
+        bench = Bench(slots=1, limits=Limits(ageing_tokens=300, quantum_tokens=32))
+        low = text(bench, 0, "the last one", priority=0)
+        if not low_is_text:
+            low = bench.submit(0, "the last one", priority=0)
+        bench.turn(low)
+        for number in range(1, 400):
+            if bench.end(0) is not None:
+                break
+            flood = bench.submit(number, "z" * 60, priority=3, owner=number % 3 + 2)
+            if not low_is_text:
+                flood = text(bench, number, "z" * 60, priority=3, owner=number % 3 + 2)
+            bench.turn(flood)
+        assert bench.end(0) is not None, f"starved: {low_is_text=}"
+
+
+def test_an_urgent_text_comes_before_a_long_one_that_has_all_the_room() -> None:
+    bench = Bench(ctx_size=256)
+    long, short = "a" * 250, "now"
+    bench.turn(text(bench, 1, long, priority=0))
+    bench.turn(text(bench, 2, short, priority=3))
+    bench.run()
+
+    assert bench.order[:2] == [1, 2]
+    ends = {n: [type(r).__name__ for r in bench.reports[n]] for n in (1, 2)}
+    assert ends[1].count("Moved") == 3, "it was dropped and came back"
+    assert vector(bench, 1) == pytest.approx(expected(bench, long), rel=1e-5)
+    assert vector(bench, 2) == pytest.approx(expected(bench, short), rel=1e-5)
+    assert bench.stats(1).parks == 1
+
+
+def test_a_cancelled_text_leaves_its_room_at_once() -> None:
+    bench = Bench(ctx_size=256)
+    bench.turn(text(bench, 1, "a" * 250), text(bench, 2, "b" * 250))
+    assert bench.end(1) is None
+
+    bench.turn(m.Cancel(1))
+    assert bench.error(1) == "Cancelled"
+    bench.run()
+    assert vector(bench, 2) == pytest.approx(expected(bench, "b" * 250), rel=1e-5)
+
+
+def test_a_waiting_text_has_its_timeout_too() -> None:
+    bench = Bench(ctx_size=256)
+    bench.turn(text(bench, 1, "a" * 250), text(bench, 2, "b" * 250, queue_timeout_s=1.0))
+    bench.now += 2.0
+    bench.turn()
+
+    assert bench.error(2) == "Timeout"
+
+
+def test_a_text_that_is_too_long_is_refused_with_both_numbers() -> None:
+    bench = Bench(ctx_size=64)
+    bench.run(text(bench, 1, "x" * 62), text(bench, 2, "x" * 63))
+
+    assert bench.stats(1).prompt_tokens == 64
+    end = bench.end(2)
+    assert isinstance(end, m.Failed)
+    assert end.error["name"] == "PromptTooLong"
+    assert end.error["data"] == {"prompt_tokens": 65, "ctx_size": 64}
+
+
+def test_rows_that_no_answer_holds_are_refused_with_both_numbers() -> None:
+    tokens = EMBEDDING_BYTES_MAX // (4 * EMBEDDING_SIZE)
+    bench = Bench(ctx_size=tokens + 1, batch_size=512)
+    none = EmbedSpec("none")
+    bench.turn(text(bench, 1, "x" * (tokens - 1), embed=none))
+
+    end = bench.end(1)
+    assert isinstance(end, m.Failed)
+    assert end.error["name"] == "TooLarge"
+    assert end.error["data"]["bytes"] == EMBEDDING_BYTES_MAX + 4 * EMBEDDING_SIZE
+
+
+def test_what_the_model_cannot_do_is_refused() -> None:
+    bench = Bench()
+    bench.run(text(bench, 1, embed=EmbedSpec("rank")))
+
+    assert bench.error(1) == "UnsupportedOperation"
+
+
+def test_a_step_that_fails_ends_its_texts_and_no_other() -> None:
+    bench = Bench(options=EchoOptions(fail_at_step=1))
+    bench.run(text(bench, 1, "first"))
+    bench.run(text(bench, 2, "second"))
+
+    assert bench.error(1) == "RuntimeError"
+    assert vector(bench, 2) == expected(bench, "second")
+
+
+def test_where_there_is_no_memory_texts_fail_and_turns_go_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bench = Bench()
+
+    def refuse(_: Model) -> None:
+        raise OutOfMemory("no context")
+
+    monkeypatch.setattr(type(bench.model), "embedder", refuse)
+    bench.run(text(bench, 1, "first"), text(bench, 2, "second"), bench.submit(3, "third"))
+
+    assert bench.error(1) == bench.error(2) == "MissingMemory"
+    assert bench.text(3) == b"third"
+
+
+def test_a_text_that_another_worker_had_begun_is_computed_anew() -> None:
+    bench = Bench()
+    bench.run(text(bench, 1, "hello", progressed=m.Progressed(age_s=3.0, admitted_s=1.0)))
+
+    assert vector(bench, 1) == expected(bench, "hello")
+    assert bench.stats(1).queue_ms == pytest.approx(1000.0)
+
+
+def test_texts_stand_in_the_queue_with_their_places() -> None:
+    bench = Bench(ctx_size=256)
+    bench.turn(*(text(bench, n, "a" * 250) for n in (1, 2, 3)))
+    [answer] = [r for r in bench.turn(m.Queue(9)) if isinstance(r, m.Answer)]
+
+    assert [(e.task_id, e.state, e.position) for e in answer.value] == [
+        (1, "running", 0),
+        (2, "waiting", 1),
+        (3, "waiting", 2),
+    ]
+
+
+def test_owners_share_fairly() -> None:
+    bench = Bench(ctx_size=64)
+    busy = [text(bench, n, "a" * 60, owner=1) for n in range(6)]
+    bench.turn(*busy)
+    bench.turn()
+    bench.run(text(bench, 9, "b" * 60, owner=2))
+
+    assert bench.order.index(9) <= 2
