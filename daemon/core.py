@@ -163,6 +163,8 @@ class Daemon:
         self.users = Users()
         self.restart_for: list[str] = []
         """Settings that the file has other values for, which hold after a restart."""
+        self.passing: set[Session] = set()
+        """Sessions of one turn each, which only the call knows that made them."""
         self.calls: CallTable = {}
         self._handles = 0
         self._build = build
@@ -265,6 +267,10 @@ class Daemon:
             )
         return graph
 
+    def all_sessions(self) -> list[Session]:
+        """Return the sessions that are open, those of one turn, too."""
+        return [*self.sessions, *self.passing]
+
     def session(self, request: Request) -> Session:
         """Return the session that a call names."""
         return self.sessions.get(request.connection, request.params.context)
@@ -324,11 +330,11 @@ class Daemon:
         self.draining = True
         error = ShuttingDown("the daemon is shutting down: the turn had not begun")
         self.registry.turnstile.refuse(error)
-        for session in self.sessions:
+        for session in self.all_sessions():
             if session.state == "waiting" and session.turn is not None and not session.turn.tokens:
                 session.cancel(error)
         with anyio.move_on_after(grace_s):
-            for session in [s for s in self.sessions if s.active]:
+            for session in [s for s in self.all_sessions() if s.active]:
                 if session.turn is not None:
                     await session.turn.ended.wait()
         with anyio.move_on_after(_ANSWER_S_MAX):

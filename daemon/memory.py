@@ -24,6 +24,7 @@ __all__ = (
     "cgroup_of",
     "device_refusal",
     "device_short",
+    "embedding_refusal",
     "fewer_layers",
     "refusal",
     "smaller",
@@ -197,6 +198,16 @@ def refusal(
             "slots": shape.slots,
             "ctx_size": shape.ctx_size,
         },
+    )
+
+
+def embedding_refusal(name: str, needed: int, free: int) -> OutOfMemory:
+    """Return the error for a model that has no memory to make embeddings in."""
+    return OutOfMemory(
+        f"{name!r} needs {_size(needed)} more of memory to make embeddings, and {_size(free)} are"
+        " free",
+        hint="use a smaller ctx-size for it, or unload another model",
+        data={"needed_bytes": needed, "free_bytes": max(0, free)},
     )
 
 

@@ -71,6 +71,8 @@ class Model:
         self.formers: dict[str, Model] = {}
         """Models that had the name before a swap and are not done yet, by their vocabulary."""
         self.recovery = Recovery(name, self._ready_again, registry.seconds)
+        self.embeds = False
+        """It makes embeddings: a load counts what that takes."""
         self.whole = False
         """It is loaded as it is configured, not smaller for want of memory."""
         self.held = False

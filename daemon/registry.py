@@ -250,6 +250,8 @@ class Registry:
         worker.on_kv = partial(self._note_kv_file, worker)
         self._wire(model, worker)
         worker.on_work = self._cores.share
+        worker.on_embed = partial(self._make_room_to_embed, worker)
+        worker.on_embedded = partial(self.room.loaded, worker)
         signature = signature_of(files_in_use(model.config.file))
         worker.known = self._reckonings.known(spec, signature)
         worker.on_reckoned = partial(self._reckoned, model, worker, signature)
@@ -263,8 +265,24 @@ class Registry:
         self, model: Model, worker: Worker, signature: Signature, report: m.Reckoned
     ) -> None:
         self._reckonings.note(worker.spec, signature, report)
+        if model.embeds:
+            worker.embeds = True
+            report = m.Reckoned(report.shape, report.need.with_embedding(), report.devices)
         self.room.reckoned(model, worker, report)
         self.turnstile.look()
+
+    async def _make_room_to_embed(self, worker: Worker) -> None:
+        """Have memory promised to a worker for embeddings: idle models leave for it, if need be.
+
+        :raises OutOfMemory: there is too little of it.
+        """
+        while not (worker.embeds or worker.leaving):
+            model = next((m for m in self._models.values() if m.worker is worker), None)
+            if model is None:
+                return
+            for leaving in self.room.embed(model, worker):
+                await leaving.gone.wait()
+            model.embeds = worker.embeds
 
     def _wire(self, model: Model, worker: Worker) -> None:
         worker.spec = msgspec.structs.replace(worker.spec, name=model.name)

@@ -25,6 +25,7 @@ from .memory import (
     Idle,
     device_refusal,
     device_short,
+    embedding_refusal,
     fewer_layers,
     refusal,
     smaller,
@@ -94,6 +95,29 @@ class Room:
         claim = self._claims.get(worker)
         if claim is not None:
             claim.unseen = self._unseen(worker, claim)
+
+    def embed(self, model: Model, worker: Worker) -> list[Worker]:
+        """Promise a loaded worker the memory in which it makes embeddings. Idle models leave for
+        it: those to wait for are returned, before this is called again.
+
+        :raises OutOfMemory: it is not there, with all that may leave.
+        """
+        claim = self._claims.get(worker)
+        extra = claim.need.embedding if claim is not None else 0
+        missing = extra - self.free_bytes()
+        if claim is None or missing <= 0:
+            if claim is not None:
+                claim.need = claim.need.with_embedding()
+                claim.unseen = None if claim.unseen is None else claim.unseen + extra
+            worker.embeds = True
+            return []
+        others = [idle for idle in self._unused() if idle.name != model.name]
+        leaving = victims(others, missing - self._coming())
+        if leaving is None:
+            whole = self.free_bytes() + self._coming() + sum(idle.need for idle in others)
+            raise embedding_refusal(model.name, extra, whole)
+        self._evict([idle.name for idle in leaving], for_model=model.name)
+        return [other for other in self._claims if other.leaving]
 
     def left(self, worker: Worker) -> None:
         """Note that a worker is gone."""

@@ -10,11 +10,12 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 import anyio
 import anyio.abc
+import anyio.lowlevel
 import msgspec
 import structlog
 
@@ -87,6 +88,12 @@ class Worker:
         self.kv_dir = kv_dir
         self.known: list[m.Reckoned] = []
         """What was reckoned of the same file before."""
+        self.embeds = False
+        """What makes embeddings is in the memory that it was promised."""
+        self.on_embed: Callable[[], Awaitable[None]] = anyio.lowlevel.checkpoint
+        """Has memory promised to it for that, before the first embedding."""
+        self.on_embedded: Callable[[], None] = lambda: None
+        """Hears of the first embedding: what makes them is there."""
         self.on_kv: Callable[[m.Stored | m.Unstored], None] = lambda _: None
         """Hears of files that KV states are written to."""
         self.on_orphans: Callable[[Mapping[int, TaskReader], Act], None] | None = None
@@ -228,6 +235,11 @@ class Worker:
     async def forget(self, owner: int, session: str) -> None:
         """Forget a session's KV states, in memory and on disk; returns when it is done."""
         await self._ask(lambda i: m.Forget(i, owner, session))
+
+    async def make_room_to_embed(self) -> None:
+        """Have memory for the second context, in which embeddings are made."""
+        if not self.embeds:
+            await self.on_embed()
 
     def keep(
         self, owner: int, session: str, adapters: tuple[str, ...], tokens: Sequence[int]
@@ -464,6 +476,11 @@ class Worker:
                 reader = self._readers.get(report.task_id)
                 if reader is not None:
                     reader.report(report)
+            case m.Embedded(task_id):
+                self.on_embedded()
+                self.on_embedded = lambda: None
+                if task_id in self._readers:
+                    self._readers[task_id].report(report)
             case m.Finished() | m.Failed():
                 reader = self._readers.pop(report.task_id, None)
                 if reader is not None:

@@ -7,6 +7,7 @@ imported from `ipc.server` and `ipc.messages`.
 from __future__ import annotations
 
 from .client import AsyncClient
+from .embedding import Embeddings
 from .handles import Context, Graph
 from .messages import (
     PROTOCOL_VERSION,
@@ -36,6 +37,7 @@ __all__ = (
     "Client",
     "ComputeResult",
     "Context",
+    "Embeddings",
     "ForkResult",
     "Graph",
     "Piece",

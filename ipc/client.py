@@ -18,12 +18,12 @@ from . import messages as w
 from .calls import ProgressCallback
 from .connecting import hold, own_group
 from .connection import Connection
+from .embedding import AsyncEmbedding
 from .handles import Graph
 from .inflight import K
 from .paths import client_socket_path
 from .payloads import Config, Priority, Prompt, json_text, opened, turn_input
 from .session import AsyncSession
-from .steering import AsyncSteering
 from .streams import (
     AsyncStream,
     GoingOn,
@@ -37,7 +37,7 @@ from .texts import Reply, reply_of
 __all__ = ("AsyncClient",)
 
 
-class AsyncClient(AsyncSteering):
+class AsyncClient(AsyncEmbedding):
     """A client of the daemon, under asyncio and trio::
 
         async with AsyncClient() as client, client.session("smollm2") as session:

@@ -23,6 +23,7 @@ import msgspec
 __all__ = (
     "CALLS",
     "CREDIT_MAX",
+    "EMBED_TEXTS_MAX",
     "ENCODINGS",
     "PROTOCOL_VERSION",
     "TARGETS",
@@ -41,6 +42,8 @@ CREDIT_MAX = 1024
 REQUESTS_MAX = 256
 TENSOR_BYTES_MAX = 64 << 20
 """Bytes of a prompt or tensor that is passed in a descriptor."""
+EMBED_TEXTS_MAX = 256
+"""Texts of one `embed`."""
 
 ENCODINGS = {
     "openvino": 0, "onnx": 1, "tensorflow": 2, "pytorch": 3, "tensorflowlite": 4, "autodetect": 5,
@@ -378,6 +381,34 @@ class TurnResult(_Map):
     metadata: dict[str, Any] = {}
 
 
+class EmbedParams(_Map):
+    """`embed`: the embeddings of texts. `pooling` is none, mean, cls, last or rank, empty for the
+    model's own; `normalize` is -1 none, 0 a greatest number of 32760, 1 taxicab, 2 euclidean, p the
+    p-norm.
+    """
+
+    graph: int
+    texts: list[str]
+    pooling: str = ""
+    normalize: int = 2
+    priority: str = ""
+    queue_timeout_s: float = 0.0
+    timeout_s: float = 0.0
+
+
+class EmbedResult(_Map):
+    """One item a text: vectors of `size` float32 each, little-endian, one a token with the
+    `pooling` none; `tokens` are those of each text.
+    """
+
+    embeddings: list[bytes]
+    size: int
+    pooling: str
+    tokens: list[int] = []
+    model: str = ""
+    fingerprint: str = ""
+
+
 class CancelParams(_Map):
     """`cancel`: a request of this connection by its id, or a context's turn by its handle."""
 
@@ -615,6 +646,7 @@ CALLS: dict[str, Call] = {
     "stream": Call(StreamParams, TurnResult, (TokensEvent, QueueEvent)),
     "chat": Call(StreamParams, TurnResult, (QueueEvent,)),
     "resume": Call(ResumeParams, TurnResult, (TokensEvent, QueueEvent)),
+    "embed": Call(EmbedParams, EmbedResult),
     "cancel": Call(CancelParams, CancelResult),
     "reset": Call(SystemParams, Empty),
     "rewind": Call(RewindParams, RewindResult),

@@ -355,6 +355,7 @@ class Client:
     deinit_backend = twin(AsyncClient.deinit_backend)
     run_inference = twin(AsyncClient.run_inference)
     chat = twin(AsyncClient.chat)
+    embed = twin(AsyncClient.embed)
     cancel = twin(AsyncClient.cancel)
     reset = twin(AsyncClient.reset)
     rewind = twin(AsyncClient.rewind)

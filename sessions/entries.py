@@ -80,6 +80,8 @@ class Replay:
 
     prompt: Sequence[int]
     pieces: Sequence[Piece]
+    says = True
+    """A turn that makes an embedding is not written down."""
 
     @cached_property
     def text(self) -> bytes:

@@ -42,6 +42,10 @@ class Told(Protocol):
         """Its context shifts, in order: tokens kept, then dropped."""
 
     @property
+    def says(self) -> bool:
+        """Tell whether it answers."""
+
+    @property
     def stopped_by_text(self) -> bool:
         """Tell whether text was cut from the answer whose tokens are still there."""
 
@@ -111,7 +115,7 @@ class History:
     def after(self, turn: Told | None) -> History:
         """Return the history with what the reader of *turn* was told."""
         new = self.copy()
-        if turn is None:
+        if turn is None or not turn.says:
             return new
         new._open, new.prompt = False, turn.history()
         if self._rendered is not None:

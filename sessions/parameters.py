@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from ..backends import Rendering, SamplingParams
+from ..backends import EmbedSpec, Rendering, SamplingParams
 from ..backends.errors import InvalidArgument
 from ..backends.params import (
     BY_NAME,
@@ -48,6 +48,8 @@ class TurnOptions(msgspec.Struct, frozen=True, kw_only=True):
     credit: int = -1
     special: bool = True
     pull: bool = False
+    embeds: bool = False
+    """The caller takes an embedding, where the parameters ask for one."""
     watch: bool = False
     """Tell the place in the queue, where that changes."""
 
@@ -153,7 +155,7 @@ class Parameters:
         return msgspec.structs.replace(
             spec,
             sampling=sampling_params(values, self.seed),
-            n_predict=values.get("n-predict", -1),
+            n_predict=0 if values.get("embedding") else values.get("n-predict", -1),
             ctx_size=values.get("ctx-size", 0),
             stop=tuple(values.get("stop", ())),
             reverse_prompt=tuple(values.get("reverse-prompt", ())),
@@ -162,7 +164,14 @@ class Parameters:
             n_keep=values.get("n-keep", 0),
             n_discard=values.get("n-discard", 0),
             cache_reuse=values.get("cache-reuse", 0),
+            embed=_embed_spec(values),
         )
+
+
+def _embed_spec(values: Mapping[str, Any]) -> EmbedSpec | None:
+    if not values.get("embedding"):
+        return None
+    return EmbedSpec(values.get("pooling", ""), values.get("embd-normalize", 2))
 
 
 def _check_level(turn: Mapping[str, Any]) -> None:

@@ -89,6 +89,12 @@ class Port(Line, Protocol):
     async def forget(self, owner: int, session: str) -> None:
         """Forget a session's KV states, in memory and on disk; returns when it is done."""
 
+    async def make_room_to_embed(self) -> None:
+        """Have memory for embeddings, which are made beside all else.
+
+        :raises OutOfMemory: there is too little of it.
+        """
+
     def keep(
         self, owner: int, session: str, adapters: tuple[str, ...], tokens: Sequence[int]
     ) -> None:

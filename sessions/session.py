@@ -11,10 +11,18 @@ import anyio
 import msgspec
 
 from ..backends import Rendering
-from ..backends.errors import Cancelled, InferdError, InvalidArgument, NotFound, WorkerCrashed
+from ..backends.errors import (
+    Cancelled,
+    InferdError,
+    InvalidArgument,
+    NotFound,
+    UnsupportedOperation,
+    WorkerCrashed,
+)
 from ..backends.params import Options, read_options
 from ..scheduler import messages as m
 from .beginning import begin_of, task_of, ticket_of
+from .embedding import embedding_json
 from .entries import Begin, Facts, Piece, Replay, Stored, decode_past
 from .forecast import Ticket
 from .history import History
@@ -168,7 +176,8 @@ class Session:
             self.used_at = self.rested_at = self._ledger.seconds()
             self.recording.ended()
             turn = self.turn
-            if ticket is not None and turn is not None and turn.stats and not turn.resumed:
+            whole = turn is not None and turn.says and not turn.resumed
+            if ticket is not None and turn is not None and turn.stats and whole:
                 self._ledger.ended(ticket, turn.stats)
             if turn is not None:
                 self._ledger.on_end(self.model, turn)
@@ -384,7 +393,7 @@ class Session:
         :raises Busy: too many tasks wait; `retry_after_s` says when to come back.
         """
         async with self._alone():
-            port = await self._startable()
+            port = await self._startable(embeds=call.embeds)
             turn = self._begin(port, call, on_tokens, on_position)
             await self._write_beginning()
             if not turn.ended.is_set():
@@ -454,10 +463,14 @@ class Session:
             self._end_turn(Cancelled("the request was cancelled"))
             raise
 
-    async def _startable(self) -> Port:
-        """Return the line to the worker, if a turn may begin."""
+    async def _startable(self, *, embeds: bool = False) -> Port:
+        """Return the line to the worker, if a turn may begin; with *embeds* with room for
+        embeddings, if they are asked for.
+        """
         step(self.state, Call.COMPUTE)  # one turn at a time: a pull turn is gone on with, too
         port = await self._port()
+        if embeds and self.parameters.standing("embedding"):
+            await port.make_room_to_embed()
         step(self.state, Call.COMPUTE)  # it may have been closed or emptied meanwhile
         return port
 
@@ -475,6 +488,11 @@ class Session:
         :raises Busy: too many tasks wait.
         """
         spec = task_of(self, call, self._ledger.task_id(), self._ledger.seconds())
+        if spec.embed is not None and not call.embeds:
+            raise UnsupportedOperation(
+                "the context makes embeddings, and this call is for answers",
+                hint="use compute and get_output, or set the parameter embedding to false",
+            )
         ticket = ticket_of(self, spec, port.info.slots)
         self._ledger.admit(ticket)
         self._ticket = ticket
@@ -491,7 +509,9 @@ class Session:
         if before is not None:
             turn.take_over(before)
         self._left, self._how = False, begin_of(self, call, spec)
-        self.recording.begin(turn, self._how, () if before is None else before.placed_shifts)
+        if turn.says:
+            shifts = () if before is None else before.placed_shifts
+            self.recording.begin(turn, self._how, shifts)
         return turn
 
     async def compute_single(self, call: TurnOptions) -> bytes:
@@ -622,6 +642,8 @@ class Session:
         step(self.state, Call.GET_OUTPUT)
         if index == 0:
             turn = self._shown()
+            if turn is not None and turn.embedding is not None:
+                return embedding_json(turn.embedding)
             return b"" if turn is None else bytes(turn.text) + turn.end_piece
         if index == 1:
             return msgspec.json.encode(self.metadata())

@@ -59,6 +59,7 @@ class Turn:
         self.tail = b""
         """The text that was withheld until the end."""
         self.end_piece = b""
+        self.embedding: m.Embedded | None = None
         self.stats: m.TurnStats | None = None
         self.error: InferdError | None = None
         self.ended = anyio.Event()
@@ -163,7 +164,9 @@ class Turn:
                 grammar_triggers=begun.grammar_triggers,
             )
             stopping = self.spec.stopping
-            self.spec = spec = msgspec.structs.replace(spec, sampling=sampling, stopping=stopping)
+            self.spec = spec = msgspec.structs.replace(
+                spec, sampling=sampling, stopping=stopping, embed=self.spec.embed
+            )
             self._port.adjust(
                 m.Adjust(spec.id, spec.sampling, spec.n_predict, spec.stop, spec.reverse_prompt)
             )
@@ -205,6 +208,8 @@ class Turn:
                 self._shifted = self.history()
                 del self._shifted[keep : keep + discard]
                 self.shifts.append((keep, discard))
+            case m.Embedded():
+                self.embedding = report
             case m.Finished(_, text, end, stats):
                 self.stats, self.tail, self.end_piece = stats, text, end
                 self.text += text
@@ -237,6 +242,11 @@ class Turn:
         if self._shifted is not None:
             return list(self._shifted)
         return m.unpack_tokens(self.spec.tokens) + self.tokens
+
+    @property
+    def says(self) -> bool:
+        """Tell whether it answers: it does not make an embedding."""
+        return self.spec.embed is None
 
     @property
     def port(self) -> Line:

@@ -9,15 +9,19 @@ from __future__ import annotations
 import json
 import struct
 import sys
+from array import array
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from inferd.backends.echo_embedding import EMBEDDING_SIZE, echo_rows
 from inferd.backends.errors import Busy, EndOfSequence, InferdError
 from inferd.ipc import messages as w
 from inferd.ipc.frames import FRAME_BYTES_MAX, NESTING_MAX, pack
+from inferd.scheduler.messages import Embedded
+from inferd.sessions.embedding import embedding_json
 
 PATH = Path(__file__).resolve().parent.parent / "docs" / "protocol-vectors.json"
 INSTANCE = 1
@@ -373,7 +377,39 @@ def passed() -> dict[str, Any]:
     return x.done()
 
 
-EXCHANGES = (computed, streamed, single, named, natural, branched, resumed, watched, passed)
+def embedded() -> dict[str, Any]:
+    """Return texts that become vectors, and a context that makes one."""
+    x = Exchange("embeddings")
+    graph, context = x.open()
+    texts = w.EmbedParams(graph=graph, texts=["hi", "you"], pooling="last", normalize=-1)
+    vectors = [array("f", echo_rows([258, *text.encode(), 257])[-1]) for text in texts.texts]
+    x.call(
+        "embed",
+        texts,
+        w.EmbedResult(
+            embeddings=[vector.tobytes() for vector in vectors],
+            size=EMBEDDING_SIZE,
+            pooling="last",
+            tokens=[4, 5],
+            model="echo",
+            fingerprint="echo-1",
+        ),
+    )
+    switch = b'{"embedding":true,"pooling":"last","embd-normalize":-1}'
+    x.call(
+        "set_input", w.SetInputParams(context=context, index=1, tensor=tensor(switch)), w.Empty()
+    )
+    x.call("set_input", w.SetInputParams(context=context, index=0, tensor=tensor(b"hi")), w.Empty())
+    x.call("compute", w.ComputeParams(context=context), w.ComputeResult())
+    told = Embedded(0, EMBEDDING_SIZE, "last", vectors[0].tobytes())
+    output = w.OutputResult(data=embedding_json(told))
+    x.call("get_output", w.GetOutputParams(context=context), output)
+    return x.done()
+
+
+EXCHANGES = (
+    computed, streamed, single, named, natural, embedded, branched, resumed, watched, passed
+)  # fmt: skip
 
 
 def framed(body: bytes) -> bytes:

@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from ..embedding import POOLINGS
 from .outside import OUTSIDE
 from .table import PARAMETERS, SAMPLERS, Kind, Parameter
 
@@ -27,6 +28,7 @@ _TYPES: dict[Kind, dict[str, Any]] = {
     "choice": {"type": "string"},
     "tools": {"type": ["string", "array"], "items": {"type": "object"}},
     "arguments": {"type": ["string", "object"]},
+    "pooling": {"enum": ["", *POOLINGS]},
 }
 _WORDS: dict[Kind, str] = {
     "int": "int",
@@ -43,6 +45,7 @@ _WORDS: dict[Kind, str] = {
     "choice": "name",
     "tools": "array of tools, or text",
     "arguments": "map, or text",
+    "pooling": "name",
 }
 
 

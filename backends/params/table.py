@@ -11,6 +11,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from ..embedding import NORMALIZE_MAX, POOLINGS
+
 __all__ = (
     "BY_NAME",
     "BY_SPELLING",
@@ -40,6 +42,7 @@ Kind = Literal[
     "choice",
     "tools",
     "arguments",
+    "pooling",
 ]
 """How a value is read: *texts* takes one text, too; *samplers* names or letters; *biases* pairs of
 a token or text and a number or false, or a map of them; *shares* numbers, or a text of them;
@@ -181,6 +184,9 @@ PARAMETERS: tuple[Parameter, ...] = (
     _row("n-keep", "int", "request", 0, "tokens at the start that ctx-shift keeps; -1: the whole prompt", "keep", "n-keep-tokens", low=-1, high=_COUNT_MAX),
     _row("n-discard", "int", "request", 0, "tokens that ctx-shift drops at once; 0: half of what it may", "n-discard-tokens", low=0, high=_COUNT_MAX),
     _row("cache-reuse", "int", "request", 0, "shortest run of equal tokens that is reused by shifting (approximate); 0: off", "n-cache-reuse", low=0, high=_COUNT_MAX),
+    _row("embedding", "bool", "request", False, "`compute` makes an embedding of the prompt and no answer; output 0 is then JSON: `n_embedding` and `embedding`"),
+    _row("pooling", "pooling", "request", "", "how a text's rows become its embedding: " + ", ".join(POOLINGS) + " (a reranking model's scores); empty: the model's own, else mean", "pooling-type"),
+    _row("embd-normalize", "int", "request", 2, "norm of an embedding: -1 none, 0 the greatest number is 32760, 1 taxicab, 2 euclidean, p > 2 p-norm; rows (pooling none) and ranks have none", "normalize", low=-1, high=NORMALIZE_MAX),
 )  # fmt: skip
 
 BY_NAME: dict[str, Parameter] = {p.name: p for p in PARAMETERS}

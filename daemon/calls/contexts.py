@@ -100,6 +100,7 @@ def _like(data: bytes, prompt: w.Tensor) -> w.Tensor:
 
 def _turn_options(p: w.ComputeParams | w.ComputeSingleParams) -> TurnOptions:
     return TurnOptions(
+        embeds=isinstance(p, w.ComputeParams),
         priority=priority_of(p.priority),
         queue_timeout_s=seconds_of(p.queue_timeout_s),
         timeout_s=seconds_of(p.timeout_s),

@@ -51,7 +51,7 @@ async def cancel(daemon: Daemon, request: Request) -> w.CancelResult:
 def _cancellable(daemon: Daemon, request: Request, handle: int) -> Session:
     """Return a session of the caller's connection, or, for `inferd cancel`, of the same user."""
     uid = request.connection.peer.uid
-    for session in daemon.sessions:
+    for session in daemon.all_sessions():
         if session.handle == handle and session.owner == uid:
             return session
     return daemon.sessions.get(request.connection, handle)
@@ -167,7 +167,8 @@ async def queue(daemon: Daemon, request: Request) -> w.QueueResult:
     uid = request.connection.peer.uid
     entries: dict[int, QueueEntry] = {}
     # Those that come while the workers are asked have no place in their answers.
-    turns = [s for s in daemon.sessions if s.active and (everybody or s.owner == uid)]
+    everyone = daemon.all_sessions()
+    turns = [s for s in everyone if s.active and (everybody or s.owner == uid)]
     async with anyio.create_task_group() as group:
         for worker in daemon.registry.workers():
             group.start_soon(_ask_queue, worker, entries)
@@ -237,7 +238,7 @@ async def stats(daemon: Daemon, request: Request) -> w.StatsResult:
                 workers[model.name] = await worker.statistics()
         except InferdError:
             continue  # it has just died: it has no figures
-    states = [s.state.value for s in daemon.sessions]
+    states = [s.state.value for s in daemon.all_sessions()]
     return w.StatsResult(
         stats={
             "uptime_s": time.monotonic() - daemon.started,

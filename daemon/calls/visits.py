@@ -13,6 +13,7 @@ from ...sessions import Session
 from ...sessions.forecast import Ticket
 from ..core import Daemon
 from ..models import Lease, Model
+from ..stay import NORMAL
 from ..turnstile import Caller
 from .common import priority_of, seconds_of
 
@@ -24,13 +25,14 @@ PULLED = "compute_single"
 TURNS = {"chat", "compute", PULLED, "prompt_compute", "resume", "run_inference", "stream"}
 INPUTS = {"set_input"}
 QUESTIONS = {"apply_template", "detokenize", "tokenize"}
+EMBED = "embed"
 TIMEOUT_S_LEAST = 0.001
 """What is left of a timeout to a turn that waited nearly that long: 0 would be none."""
 
 
 def passing(name: str, call: Call) -> Call:
     """Return *call*, kept back until the model that it needs is in memory and it is its turn."""
-    if name not in TURNS | INPUTS | QUESTIONS:
+    if name not in TURNS | INPUTS | QUESTIONS | {EMBED}:
         return call
 
     @wraps(call)
@@ -57,6 +59,8 @@ def _visit(daemon: Daemon, request: Request) -> tuple[Model, Caller, Ticket | No
     now, p = daemon.registry.seconds(), request.params
     if request.call in QUESTIONS:
         return daemon.graph(request.connection, p.graph).lease.model, Caller(now), None
+    if request.call == EMBED:
+        return _embeds(daemon, request)
     session = daemon.session(request)
     lease = session.model
     rests = not session.active or request.call == PULLED
@@ -78,6 +82,23 @@ def _visit(daemon: Daemon, request: Request) -> tuple[Model, Caller, Ticket | No
         slots = lease.model.options().get("slots", 1)
         ticket = Ticket(session.owner, lease.name, slots, visit.priority, 0)
         visit.on_wait = partial(daemon.ledger.hold, ticket)
+    return lease.model, visit, ticket
+
+
+def _embeds(daemon: Daemon, request: Request) -> tuple[Model, Caller, Ticket]:
+    """Return the visit of texts, which have no session yet; they wait as one task."""
+    p = request.params
+    lease = daemon.graph(request.connection, p.graph).lease
+    priority = priority_of(p.priority)
+    visit = Caller(
+        daemon.registry.seconds(),
+        NORMAL if priority is None else priority,
+        queue_timeout_s=seconds_of(p.queue_timeout_s),
+        timeout_s=seconds_of(p.timeout_s),
+    )
+    slots = lease.model.options().get("slots", 1)
+    ticket = Ticket(request.connection.peer.uid, lease.name, slots, visit.priority, 0)
+    visit.on_wait = partial(daemon.ledger.hold, ticket)
     return lease.model, visit, ticket
 
 

@@ -23,6 +23,7 @@ from inferd.backends.params import (
 NUMBERS = [p for p in PARAMETERS if p.kind in ("int", "float")]
 GOOD: dict[str, list[tuple[Any, Any]]] = {
     "text": [("", ""), ("a" * 65536, "a" * 65536)],
+    "pooling": [("", ""), ("mean", "mean"), ("CLS", "cls")],
     "bool": [(True, True), (False, False)],
     "texts": [("a", ["a"]), (["a", "b"], ["a", "b"]), ([], []), (["", "a"], ["a"])],
     "samplers": [
@@ -49,6 +50,7 @@ BAD: dict[str, list[Any]] = {
     "float": ["1", False, [], {}],
     "bool": [1, "true", []],
     "text": [1, ["a"], "a" * 65537, "a\0b"],
+    "pooling": [1, True, ["mean"], "median"],
     "texts": [1, [1], {}, ["a"] * 10_001],
     "schema": [1, [], "{", "[]", "nul", {"a": "x" * 65_536}, "[" * 10_000],
     "samplers": [["top_k", "top_k"], ["nobody"], "kk", "zz", 7, [7]],

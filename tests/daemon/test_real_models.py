@@ -54,6 +54,26 @@ def test_streamed_text_equals_the_whole_text(client: inferd.Client, model: str) 
     assert whole.metadata["output_tokens"] == 16
 
 
+@pytest.mark.parametrize("model", ["smollm2", "gemma3"])
+def test_texts_of_like_meaning_have_vectors_near_each_other(
+    client: inferd.Client, model: str
+) -> None:
+    cat, kitten, bank = client.embed(
+        model,
+        [
+            "The cat sleeps on the warm sofa.",
+            "A kitten is asleep on the soft couch.",
+            "The central bank raised its interest rates by half a percent.",
+        ],
+    )
+
+    def likeness(a: list[float], b: list[float]) -> float:
+        return sum(x * y for x, y in zip(a, b, strict=True))
+
+    assert likeness(cat, cat) == pytest.approx(1.0, abs=1e-5)
+    assert likeness(cat, kitten) > likeness(cat, bank)
+
+
 def test_a_chat_answers_by_the_models_template_and_computes_only_what_is_new(
     client: inferd.Client,
 ) -> None:

@@ -28,8 +28,9 @@ from tests.raw import RawClient
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "protocol.md").read_text()
 CLIENT_MODULES = {
-    "attaching", "calls", "client", "connection", "handles", "inflight", "outbox", "paths",
-    "payloads", "pull", "resuming", "session", "steering", "streams", "sync", "twins",
+    "attaching", "calls", "client", "connection", "embedding", "handles", "inflight",
+    "outbox", "paths", "payloads", "pull", "resuming", "session", "steering", "streams",
+    "sync", "twins",
 }  # fmt: skip
 TYPES: dict[Any, str] = {
     int: "int", str: "str", bytes: "bin", bool: "bool", float: "float", dict: "map",

@@ -234,6 +234,19 @@ async def session_with_an_id(client: AsyncClient) -> None:
     assert (prompt, prompt.tokens) == ("hi", 4)
 
 
+async def embeddings(client: AsyncClient) -> None:
+    graph = await client.load_by_name("echo")
+    context = await client.init_execution_context(graph)
+    vectors = await client.embed(graph, ["hi", "you"], pooling="last", normalize=-1)
+    assert (len(vectors), vectors.size, vectors.tokens) == (2, 16, [4, 5])
+    switch = b'{"embedding":true,"pooling":"last","embd-normalize":-1}'
+    await client.set_input(context, 1, switch)
+    await client.set_input(context, 0, b"hi")
+    await client.compute(context)
+    told = json.loads(await client.get_output(context))
+    assert told == {"n_embedding": 16, "embedding": pytest.approx(vectors[0], rel=1e-8)}
+
+
 async def branches(client: AsyncClient) -> None:
     context = await client.init_execution_context(await client.load_by_name("echo"))
     assert await client.chat(context, "hi", raw=True) == "hi"
@@ -279,6 +292,7 @@ CALLS: dict[str, Callable[[AsyncClient], Awaitable[None]]] = {
     "compute_single": compute_single,
     "compute with named tensors": named_tensors,
     "chat in a session with an id": session_with_an_id,
+    "embeddings": embeddings,
     "branches": branches,
     "a turn that is gone on with": gone_on_with,
     "a place in the queue": watched,

@@ -26,6 +26,8 @@ class EnginePort:
     def __init__(self, bench: Bench):
         self.bench = bench
         self.held = 0
+        self.room: Exception | None = None
+        """Why there is no memory for embeddings."""
         self.forgotten: list[tuple[int, str]] = []
         self.kept: list[tuple[int, str, list[int]]] = []
         self.commands: list[m.Command] = []
@@ -75,6 +77,11 @@ class EnginePort:
         self, owner: int, session: str, adapters: tuple[str, ...], tokens: Sequence[int]
     ) -> int:
         return min(self.held, len(tokens))
+
+    async def make_room_to_embed(self) -> None:
+        await anyio.lowlevel.checkpoint()
+        if self.room is not None:
+            raise self.room
 
     async def forget(self, owner: int, session: str) -> None:
         await anyio.lowlevel.checkpoint()

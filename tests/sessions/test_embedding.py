@@ -1,0 +1,144 @@
+"""Sessions whose turns make embeddings, on a real engine in this process."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from inferd.backends.echo_embedding import EMBEDDING_SIZE
+from inferd.backends.errors import Cancelled, OutOfMemory, UnsupportedOperation
+from inferd.scheduler import messages as m
+from inferd.sessions import Session, TurnOptions
+from inferd.sessions.embedding import embedding_json
+from inferd.sessions.table import State
+from tests.sessions.doubles import Desk
+
+pytestmark = pytest.mark.asyncio
+EMBED = TurnOptions(embeds=True)
+
+
+def opened(desk: Desk, **options: object) -> Session:
+    session, _ = desk.manager.open(object(), 1000, desk.source, {"embedding": True, **options})
+    return session
+
+
+async def embed(desk: Desk, session: Session, text: bytes) -> dict[str, object]:
+    await session.set_input(text)
+    turn = await session.start(EMBED)
+    desk.port.run()
+    await session.finish(turn)
+    found: dict[str, object] = msgspec.json.decode(session.output(0))
+    return found
+
+
+async def test_output_0_is_wasmedges_json() -> None:
+    desk = Desk()
+    session = opened(desk)
+
+    found = await embed(desk, session, b"hello")
+
+    assert list(found) == ["n_embedding", "embedding"]
+    assert found["n_embedding"] == EMBEDDING_SIZE == len(found["embedding"])  # type: ignore[arg-type]
+    metadata = session.metadata()
+    assert (metadata["input_tokens"], metadata["output_tokens"]) == (7, 0)
+    assert metadata["stop_reason"] == "embedded"
+    assert session.state is State.DONE
+
+
+async def test_without_pooling_each_token_has_a_list() -> None:
+    desk = Desk()
+    found = await embed(desk, opened(desk, pooling="none"), b"hello")
+
+    assert [len(row) for row in found["embedding"]] == [EMBEDDING_SIZE] * 7  # type: ignore[attr-defined]
+
+
+async def test_the_text_stays_the_prompt_of_whatever_comes_next() -> None:
+    desk = Desk()
+    session = opened(desk)
+    await embed(desk, session, b"hello")
+    prompt = session.history()
+
+    session.set_options({"embedding": False})
+    turn = await session.start(TurnOptions())
+    desk.port.run()
+    await session.finish(turn)
+
+    assert m.unpack_tokens(turn.spec.tokens) == prompt
+    assert bytes(turn.text) == b"hello"
+
+
+async def test_a_chat_whose_history_was_embedded_goes_on_as_if_it_had_not() -> None:
+    desk = Desk()
+    session = opened(desk, embedding=False)
+    await session.add_messages([{"role": "user", "content": "hello"}])
+    before = list(session.messages)
+    session.set_options({"embedding": True})
+    turn = await session.start(EMBED)
+    desk.port.run()
+    await session.finish(turn)
+
+    session.set_options({"embedding": False})
+    await session.add_messages([{"role": "user", "content": "more"}])
+    assert session.messages == [*before, {"role": "user", "content": "more"}]
+
+
+async def test_calls_for_answers_are_refused_and_leave_the_session_as_it_was() -> None:
+    desk = Desk()
+    session = opened(desk)
+    await session.set_input(b"hello")
+
+    with pytest.raises(UnsupportedOperation, match="embeddings"):
+        await session.start(TurnOptions())
+    with pytest.raises(UnsupportedOperation):
+        await session.compute_single(TurnOptions())
+    assert session.state is State.READY
+
+
+async def test_options_that_change_meanwhile_hold_from_the_next_turn_on() -> None:
+    desk = Desk()
+    session = opened(desk)
+    await session.set_input(b"hello")
+    turn = await session.start(EMBED)
+    session.set_options({"embedding": False})
+
+    assert turn.spec.embed is not None
+    desk.port.run()
+    assert turn.embedding is not None
+
+
+async def test_no_turn_begins_without_the_memory_for_it() -> None:
+    desk = Desk()
+    session = opened(desk)
+    await session.set_input(b"hello")
+    desk.port.room = OutOfMemory("there is too little")
+
+    with pytest.raises(OutOfMemory):
+        await session.start(EMBED)
+    assert session.state is State.READY
+
+
+async def test_a_cancelled_one_has_no_output() -> None:
+    desk = Desk()
+    session = opened(desk)
+    await session.set_input(b"hello")
+    turn = await session.start(EMBED)
+    session.cancel()
+    desk.port.run()
+
+    with pytest.raises(Cancelled):
+        await session.finish(turn)
+    assert session.output(0) == b""
+
+
+async def test_embeddings_teach_nothing_about_how_long_answers_are() -> None:
+    desk = Desk()
+    held_s = desk.ledger.turn_s
+    await embed(desk, opened(desk), b"hello")
+
+    assert desk.ledger.turn_s == held_s
+
+
+async def test_numbers_have_the_digits_that_a_float32_has() -> None:
+    told = m.Embedded(1, 2, "mean", bytes.fromhex("cdcccc3d0000803f"))
+
+    assert embedding_json(told) == b'{"n_embedding":2,"embedding":[0.100000001,1.0]}'
