@@ -100,22 +100,30 @@ def test_a_generation_beside_texts_says_the_same_and_both_go_on() -> None:
     assert bench.end(2) is not None
 
 
-def test_neither_texts_nor_turns_starve_while_the_others_keep_coming() -> None:
-    """Whatever their class, and however many there are of the others."""
-    for low_is_text in (True, False):
-        bench = Bench(slots=1, limits=Limits(ageing_tokens=300, quantum_tokens=32))
-        low = text(bench, 0, "the last one", priority=0)
-        if not low_is_text:
-            low = bench.submit(0, "the last one", priority=0)
-        bench.turn(low)
-        for number in range(1, 400):
-            if bench.end(0) is not None:
-                break
-            flood = bench.submit(number, "z" * 60, priority=3, owner=number % 3 + 2)
-            if not low_is_text:
-                flood = text(bench, number, "z" * 60, priority=3, owner=number % 3 + 2)
-            bench.turn(flood)
-        assert bench.end(0) is not None, f"starved: {low_is_text=}"
+@pytest.mark.parametrize("low", ["text", "turn"])
+@pytest.mark.parametrize("flood", ["text", "turn"])
+def test_neither_texts_nor_turns_starve_while_urgent_ones_keep_coming(low: str, flood: str) -> None:
+    """Turns of the flood are prompts with a token to answer: they alone make others wait. Its texts
+    leave no room for another one.
+    """
+    bench = Bench(slots=1, ctx_size=64, limits=Limits(ageing_tokens=300, quantum_tokens=32))
+
+    def task(kind: str, number: int, words: str, **fields: object) -> m.Submit:
+        if kind == "text":
+            return text(bench, number, words, **fields)
+        return bench.submit(number, words, n_predict=1, **fields)
+
+    for number in range(1, 4):
+        bench.turn(task(flood, number, f"{number:03}{'z' * 50}", priority=3, owner=2))
+    bench.turn(task(low, 0, "the last one", priority=0))
+    waited = 0
+    while bench.end(0) is None:
+        waited += 1
+        assert waited < 200, "it starved"
+        number += 1
+        bench.turn(task(flood, number, f"{number:03}{'z' * 50}", priority=3, owner=2))
+    if low == flood:
+        assert waited > 10, "it did not have to wait for its age"
 
 
 def test_an_urgent_text_comes_before_a_long_one_that_has_all_the_room() -> None:
