@@ -1,5 +1,5 @@
-"""Arrivals, turns, credits, pulls, cancels, timeouts, lost files, changes of the settings and the
-clock in any order, on every kind of memory: what must hold all the same.
+"""Arrivals, turns, texts to embed, credits, pulls, cancels, timeouts, lost files, changes of the
+settings and the clock in any order, on every kind of memory: what must hold all the same.
 """
 
 from __future__ import annotations
@@ -21,8 +21,11 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from inferd.backends import EmbedSpec
 from inferd.backends.base import Memory
 from inferd.backends.echo import EchoOptions
+from inferd.backends.echo_embedding import echo_rows
+from inferd.backends.embedding import Pool
 from inferd.scheduler import Limits
 from inferd.scheduler import messages as m
 from inferd.scheduler.kv_files import KvFiles
@@ -67,6 +70,8 @@ class EngineMachine(RuleBasedStateMachine):
         self.directory = Path(tempfile.mkdtemp(prefix="inferd-machine-"))
         self.specs: dict[int, m.TaskSpec] = {}
         self.texts: dict[int, str] = {}
+        self.embedded: set[int] = set()
+        """Those whose vectors were checked."""
         self.asked = 0
         self.files: KvFiles | None = None
         self.turns: dict[int, Turn] = {}
@@ -168,6 +173,27 @@ class EngineMachine(RuleBasedStateMachine):
         )
         self.submit(spec, raised(head + tail) if upper else head + tail)
 
+    @rule(
+        text=TAILS,
+        times=st.sampled_from([1, 1, 5]),
+        priority=st.integers(0, 3),
+        owner=st.integers(1, 2),
+        timeout=st.sampled_from([0.0, 0.0, 0.5]),
+    )
+    def arrive_to_embed(
+        self, text: str, times: int, priority: int, owner: int, timeout: float
+    ) -> None:
+        spec = self.bench.spec(
+            len(self.specs) + 1,
+            text * times,
+            priority=priority,
+            owner=owner,
+            total_timeout_s=timeout,
+            embed=EmbedSpec(),
+        )
+        if len(spec.tokens) // 4 <= CTX_SIZE:
+            self.submit(spec, "")
+
     @rule(number=PICK, text=TAILS)
     def next_turn(self, number: int, text: str) -> None:
         """Go on with a conversation: its tokens, then a new prompt."""
@@ -181,7 +207,8 @@ class EngineMachine(RuleBasedStateMachine):
         if len(tokens) + len(text) + 1 < CTX_SIZE:
             packed = m.pack_tokens(tokens)
             spec = msgspec.structs.replace(spec, id=len(self.specs) + 1, tokens=packed)
-            self.submit(spec, raised(text) if spec.adapters else text)
+            said = raised(text) if spec.adapters else text
+            self.submit(spec, said if spec.embed is None else "")
 
     def pick(self, number: int) -> int | None:
         alive = [n for n in self.texts if self.bench.end(n) is None]
@@ -269,8 +296,18 @@ class EngineMachine(RuleBasedStateMachine):
             end = self.bench.end(number)
             if isinstance(end, m.Finished):
                 assert told == text
+                self.check_embedding(number)
                 ends = 1 if end.stats.stop_reason == "eos" else 0
                 assert end.stats.output_tokens == len(self.bench.tokens(number)) + ends
+
+    def check_embedding(self, number: int) -> None:
+        spec, turn = self.specs[number], self.turns[number]
+        assert (turn.embedding is None) == (spec.embed is None)
+        if turn.embedding is not None and number not in self.embedded:
+            self.embedded.add(number)
+            pool = Pool("mean")
+            pool.add(echo_rows(m.unpack_tokens(spec.tokens)))
+            assert turn.embedding.vectors == pool.result(2)
 
     def check_order(self) -> None:
         """No slot is free beside a task that could take it, and no task of a higher class waits
