@@ -222,6 +222,8 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Layers that run on devices."""
     sampling: dict[str, Any] = {}
     """Parameters of the request level that the file itself recommends."""
+    generates: bool = True
+    """It answers; an encoder makes embeddings alone."""
     embedding: EmbedInfo | None = None
     """How it makes embeddings; None: it makes none."""
     llama_build_number: int = 0

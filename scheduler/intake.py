@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..backends import Model
-from ..backends.errors import InvalidArgument, PromptTooLong
+from ..backends.errors import InvalidArgument, PromptTooLong, UnsupportedOperation
 from .task import Task
 from .texts import check_text
 
@@ -28,6 +28,11 @@ def check_task(task: Task, model: Model) -> None:
     ctx_size = ctx_size_of(task, model)
     if task.spec.embed is not None:
         check_text(task, model.info.embedding)
+    elif not model.info.generates:
+        raise UnsupportedOperation(
+            "the model makes embeddings and says nothing",
+            hint="use embed, or set the parameter embedding",
+        )
     elif task.prompt_size >= ctx_size:
         raise PromptTooLong(
             f"the prompt has {task.prompt_size} tokens; the context takes {ctx_size - 1} and"

@@ -188,8 +188,8 @@ def _lfm2(path: Path) -> None:
     writer.finish()
 
 
-def _bert(path: Path) -> None:
-    """An encoder for embeddings: a kind that is refused."""
+def _bert(path: Path, pooling: Any = gguf.PoolingType.MEAN) -> None:
+    """An encoder, for embeddings."""
     writer = _Writer(path, "bert")
     file = writer.file
     _common(writer, layers=1, norm="token_embd_norm.weight")
@@ -197,7 +197,7 @@ def _bert(path: Path) -> None:
     file.add_head_count(HEADS)
     file.add_layer_norm_eps(1e-5)
     file.add_causal_attention(False)
-    file.add_pooling_type(gguf.PoolingType.MEAN)
+    file.add_pooling_type(pooling)
     file.add_token_type_count(1)
     writer.weight("token_types.weight", 1, EMBEDDING)
     writer.weight("position_embd.weight", CONTEXT_TRAINED, EMBEDDING)
@@ -213,7 +213,17 @@ def _bert(path: Path) -> None:
     for name in ("attn_output_norm", "layer_output_norm"):
         writer.ones(f"{block}.{name}.weight", EMBEDDING)
         writer.weight(f"{block}.{name}.bias", EMBEDDING)
+    if pooling == gguf.PoolingType.RANK:
+        writer.weight("cls.weight", EMBEDDING, EMBEDDING)
+        writer.weight("cls.bias", EMBEDDING)
+        writer.weight("cls.output.weight", 1, EMBEDDING)
+        writer.weight("cls.output.bias", 1)
     writer.finish()
+
+
+def _bert_rank(path: Path) -> None:
+    """An encoder that ranks."""
+    _bert(path, gguf.PoolingType.RANK)
 
 
 def _unheard_of(path: Path) -> None:
@@ -229,6 +239,7 @@ KINDS: dict[str, Callable[[Path], None]] = {
     "mamba": _mamba,
     "lfm2": _lfm2,
     "bert": _bert,
+    "bert-rank": _bert_rank,
     "unheard-of": _unheard_of,
 }
 

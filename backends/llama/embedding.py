@@ -25,14 +25,13 @@ from .opening import LlamaOptions, context_params, ctx_size_of, new_context
 __all__ = ("LlamaEmbedder", "embed_info", "open_embedding_context", "output_bytes")
 
 
-def embed_info(spec: ModelSpec, model: Any, values: Mapping[str, object]) -> EmbedInfo:
-    """Return how *model* makes embeddings, by the *values* of its file."""
-    architecture = values.get("general.architecture")
-    own = values.get(f"{architecture}.pooling_type")
-    causal = values.get(f"{architecture}.attention.causal", True)
+def embed_info(spec: ModelSpec, model: Any, first: Any, values: Mapping[str, object]) -> EmbedInfo:
+    """Return how *model* makes embeddings, by its *first* context and the *values* of its file."""
+    own = values.get(f"{values.get('general.architecture')}.pooling_type")
+    parts = bool(lib.llama_get_memory(first)) and bool(lib.llama_get_causal_attn(first))
     tokens_max = ctx_size_of(spec, model)
     rows_max = min(EMBED_ROWS, spec.batch_size)
-    if not causal:  # llama.cpp aborts where a text comes in parts, or is longer than was trained
+    if not parts:  # llama.cpp aborts where a text comes in parts, or is longer than was trained
         trained = int(lib.llama_model_n_ctx_train(model))
         rows_max = tokens_max = min(tokens_max, trained, spec.batch_size)
     known = isinstance(own, int) and 0 < own < len(POOLINGS)
@@ -42,7 +41,7 @@ def embed_info(spec: ModelSpec, model: Any, values: Mapping[str, object]) -> Emb
         rows_max=rows_max,
         tokens_max=tokens_max,
         pooling=POOLINGS[own] if known and isinstance(own, int) else "mean",
-        whole=not causal,
+        whole=not parts,
     )
 
 

@@ -11,10 +11,12 @@ from llama_cpp import llama_cpp as lib
 
 from ..base import LoadProgress, ModelInfo, ModelSpec
 from ..build import LLAMA_BUILD_NUMBER, LLAMA_COMMIT
+from ..embedding import EmbedInfo
 from ..errors import Cancelled
 from .context import LlamaContext
 from .devices import devices, layers_of
 from .embedding import LlamaEmbedder, embed_info, open_embedding_context
+from .encoder import NoContext
 from .gguf_file import GgufFile
 from .log import LogRing, capture
 from .model import LlamaModel
@@ -42,16 +44,29 @@ def load(spec: ModelSpec, progress: LoadProgress) -> LlamaModel:
     with ExitStack() as undo:
         model, file = _load_model(spec, progress, log)
         undo.callback(lib.llama_model_free, model)
-        context = LlamaContext(
-            open_context(spec, options, model, log),
-            model,
-            vocab_size=int(lib.llama_vocab_n_tokens(lib.llama_model_get_vocab(model))),
-            fingerprint=_fingerprint(spec, options, file),
-        )
+        pointer = open_context(spec, options, model, log)
+        embedding = embed_info(spec, model, pointer, file.values)
+        context = _context(spec, options, model, pointer, embedding, file)
         undo.callback(context.close)
-        loaded = _assemble(spec, options, model, context, file, log, template)
+        loaded = _assemble(spec, options, model, context, embedding, file, log, template)
         undo.pop_all()
     return loaded
+
+
+def _context(
+    spec: ModelSpec,
+    options: LlamaOptions,
+    model: Any,
+    pointer: Any,
+    embedding: EmbedInfo,
+    file: GgufFile,
+) -> LlamaContext:
+    fingerprint = _fingerprint(spec, options, file)
+    if not lib.llama_get_memory(pointer):
+        lib.llama_free(pointer)
+        return NoContext(spec.slots, embedding.tokens_max, spec.batch_size, fingerprint)
+    vocab_size = int(lib.llama_vocab_n_tokens(lib.llama_model_get_vocab(model)))
+    return LlamaContext(pointer, model, vocab_size=vocab_size, fingerprint=fingerprint)
 
 
 def _load_model(spec: ModelSpec, progress: LoadProgress, log: LogRing) -> tuple[Any, GgufFile]:
@@ -97,13 +112,13 @@ def _assemble(
     options: LlamaOptions,
     model: Any,
     context: LlamaContext,
+    embedding: EmbedInfo,
     file: GgufFile,
     log: LogRing,
     configured: str | None,
 ) -> LlamaModel:
     vocab = Vocab(lib.llama_model_get_vocab(model))
     template = _template(model, vocab, configured)
-    embedding = embed_info(spec, model, file.values)
     info = ModelInfo(
         description=_description(model),
         fingerprint=_fingerprint(spec, options, file),
@@ -122,6 +137,7 @@ def _assemble(
         n_gpu_layers=layers_of(spec, model, devices()),
         sampling=recommended(model),
         embedding=embedding,
+        generates=not isinstance(context, NoContext),
         llama_build_number=LLAMA_BUILD_NUMBER,
         llama_commit=LLAMA_COMMIT,
     )

@@ -81,13 +81,16 @@ class LlamaReckoning:
             self._model, self._layers = self._open(spec), shape.n_gpu_layers
         self._log.clear()
         context = open_context(spec, self._options, self._model, self._log)
+        info = embed_info(spec, self._model, context, self._values)
+        encoder = not lib.llama_get_memory(context)
         need = total_need(*self._taken(context))
-        info = embed_info(spec, self._model, self._values)
         self._log.clear()
         context = open_embedding_context(spec, self._options, self._model, info, self._log)
         shares, _, _ = self._taken(context)
         bare = [replace(share, weights=0) for share in shares]
         second = total_need(bare, 0, output_bytes(info, self._model))
+        if encoder:
+            return replace(need, context=0, compute=second.total)
         return replace(need, embedding=second.total, embedding_devices=second.devices)
 
     def _taken(self, context: Any) -> tuple[list[Share], int, int]:

@@ -206,14 +206,8 @@ def open_context(spec: ModelSpec, options: LlamaOptions, model: Any, log: LogRin
 
     :raises OutOfMemory: there is no memory for it.
     :raises LoadFailed: llama.cpp refuses it.
-    :raises UnsupportedOperation: the model has no KV state.
     """
-    name = name_of(spec)
-    pointer = new_context(spec, context_params(spec, options, model), model, log)
-    if not lib.llama_get_memory(pointer):
-        lib.llama_free(pointer)
-        raise _unsupported(name, "no KV memory (it makes embeddings)")
-    return pointer
+    return new_context(spec, context_params(spec, options, model), model, log)
 
 
 def new_context(spec: ModelSpec, params: Any, model: Any, log: LogRing) -> Any:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from inferd.backends import Chunk, Embedder, ModelSpec, load_model, reckon_model
 from inferd.backends.embedding import EMBED_ROWS, EMBED_SLOTS
+from inferd.backends.errors import BackendError, UnsupportedOperation
 from inferd.backends.llama.devices import breakdown
 from inferd.backends.llama.log import capture
 from inferd.backends.llama.model import LlamaModel
@@ -189,3 +190,114 @@ def test_threads_are_told_to_both_contexts(tmp_path: Path) -> None:
         assert lib.llama_n_threads(embedder._pointer) == 3
         model.set_threads(2)
         assert lib.llama_n_threads(embedder._pointer) == 2
+
+
+# Encoders and models that rank.
+
+TEXTS = ("the first of two texts", "and another one, which is longer than the first")
+
+
+def pooled_by_llama(
+    path: Path, texts: Sequence[Sequence[int]], pooling: int
+) -> list[NDArray[np.float32]]:
+    """Return what llama.cpp itself makes of *texts* in one batch."""
+    capture()
+    model = lib.llama_model_load_from_file(os.fsencode(path), lib.llama_model_default_params())
+    params = lib.llama_context_default_params()
+    params.n_ctx, params.n_seq_max, params.kv_unified = CTX_SIZE, len(texts), True
+    params.n_batch = params.n_ubatch = params.n_outputs_max = CTX_SIZE
+    params.n_threads = params.n_threads_batch = 1
+    params.embeddings, params.pooling_type = True, pooling
+    context = lib.llama_init_from_model(model, params)
+    batch = lib.llama_batch_init(CTX_SIZE, 0, 1)
+    for number, tokens in enumerate(texts):
+        for position, token in enumerate(tokens):
+            i = batch.n_tokens
+            batch.token[i], batch.pos[i], batch.n_seq_id[i] = token, position, 1
+            batch.seq_id[i][0], batch.logits[i], batch.n_tokens = number, 1, i + 1
+    assert lib.llama_decode(context, batch) == 0
+    rank = pooling == lib.LLAMA_POOLING_TYPE_RANK
+    size = int(lib.llama_model_n_cls_out(model) if rank else lib.llama_model_n_embd_out(model))
+    found = [
+        np.array(lib.llama_get_embeddings_seq(context, number)[:size], np.float32)
+        for number in range(len(texts))
+    ]
+    lib.llama_batch_free(batch)
+    lib.llama_free(context)
+    lib.llama_model_free(model)
+    return found
+
+
+def together(
+    embedder: Embedder, texts: Sequence[Sequence[int]], pooling: str
+) -> list[NDArray[np.float32]]:
+    """Embed *texts* in one batch."""
+    for slot in range(len(texts)):
+        embedder.begin(slot, pooling)
+    embedder.step([Chunk(slot, tokens, 0, logits=False) for slot, tokens in enumerate(texts)])
+    return [np.frombuffer(embedder.take(slot, -1), np.float32) for slot in range(len(texts))]
+
+
+@pytest.mark.parametrize(
+    ("pooling", "number"),
+    [
+        ("", lib.LLAMA_POOLING_TYPE_MEAN),
+        ("mean", lib.LLAMA_POOLING_TYPE_MEAN),
+        ("cls", lib.LLAMA_POOLING_TYPE_CLS),
+        ("last", lib.LLAMA_POOLING_TYPE_LAST),
+    ],
+)
+def test_an_encoder_embeds_as_llama_cpp_does_by_each_pooling(
+    pooling: str, number: int, tmp_path: Path
+) -> None:
+    path = write_tiny("bert", tmp_path)
+    with loaded(path) as model:
+        info = model.info.embedding
+        assert info is not None and info.whole and info.pooling == "mean"
+        assert info.rows_max == info.tokens_max == CTX_SIZE
+        texts = [model.tokenize(text.encode(), special=True, bos=True) for text in TEXTS]
+        found = together(model.embedder(), texts, pooling)
+    for mine, expected in zip(found, pooled_by_llama(path, texts, number), strict=True):
+        assert np.abs(mine - expected).max() <= EQUAL * float(np.abs(expected).max())
+
+
+def test_a_reranker_gives_a_score(tmp_path: Path) -> None:
+    path = write_tiny("bert-rank", tmp_path)
+    with loaded(path) as model:
+        embedder = model.embedder()
+        assert embedder.info.pooling == "rank"
+        texts = [model.tokenize(text.encode(), special=True, bos=True) for text in TEXTS]
+        found = together(embedder, texts, "")
+        with pytest.raises(UnsupportedOperation, match="mean"):
+            embedder.begin(0, "mean")
+    assert [score.shape for score in found] == [(1,), (1,)]
+    assert found[0] != found[1]
+    expected = pooled_by_llama(path, texts, lib.LLAMA_POOLING_TYPE_RANK)
+    for mine, score in zip(found, expected, strict=True):
+        assert mine == pytest.approx(score, rel=EQUAL)
+
+
+def test_an_encoder_takes_a_text_of_full_length_and_refuses_what_would_end_the_process(
+    tmp_path: Path,
+) -> None:
+    with loaded(write_tiny("bert", tmp_path)) as model:
+        embedder = model.embedder()
+        embedder.begin(0, "mean")
+        embedder.step([Chunk(0, [5] * CTX_SIZE, 0, logits=False)])
+        assert len(embedder.take(0, 2)) == 4 * embedder.info.size
+        for wrong in ([5] * (CTX_SIZE + 1), [model.info.vocab_size], [-1], []):
+            embedder.begin(0, "mean")
+            with pytest.raises(BackendError):
+                embedder.step([Chunk(0, wrong, 0, logits=False)])
+
+
+def test_an_encoder_has_its_one_context_counted_with_the_load(tmp_path: Path) -> None:
+    spec = spec_of(write_tiny("bert", tmp_path))
+    with contextlib.closing(reckon_model(spec)) as reckoning:
+        need = reckoning.need(reckoning.shape)
+    assert (need.context, need.embedding) == (0, 0)
+    with loaded(Path(spec.path)) as model:
+        shares = breakdown(model.embedder()._pointer)
+    rows = 4 * CTX_SIZE * (model.info.vocab_size + 64)
+    held = sum(share.context + share.compute for share in shares)
+    assert need.compute == pytest.approx(held + rows, abs=30_000)

@@ -134,9 +134,14 @@ def test_an_architecture_that_nobody_knows(tmp_path: Path) -> None:
     assert "unknown model architecture: 'unheard-of'" in found.message
 
 
-def test_an_encoder(tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedOperation, match="makes embeddings"):
-        load(write_tiny("bert", tmp_path))
+def test_an_encoder_makes_embeddings_and_says_nothing(tmp_path: Path) -> None:
+    model = load(write_tiny("bert", tmp_path))
+    assert not model.info.generates
+    with pytest.raises(UnsupportedOperation, match="says nothing"):
+        model.step([Chunk(0, [5], 0, logits=True)])
+    for slot in range(model.info.slots):
+        assert model.length(slot) == model.trim(slot, 0) == 0
+    model.close()
 
 
 @pytest.mark.parametrize(

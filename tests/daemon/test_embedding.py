@@ -29,6 +29,7 @@ from inferd.backends.errors import (
 from inferd.ipc.messages import EMBED_TEXTS_MAX
 from inferd.testing import RunningDaemon, running_daemon
 from tests.raw import RawClient
+from tests.tiny_gguf import write_tiny
 
 from .command_line import document, inferd
 
@@ -249,6 +250,46 @@ def test_a_graph_that_embeds_refuses_to_talk(raw: RawClient) -> None:
         raw.call("chat", context=context, prompt="hello")
     raw.call("compute", context=context, inputs=[["prompt", {"data": b"hello"}]])
     assert b'"n_embedding":16' in raw.output(context)
+
+
+# Encoders.
+
+
+@pytest.fixture(scope="module")
+def encoders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
+    models = tmp_path_factory.mktemp("models")
+    for kind in ("bert", "bert-rank"):
+        write_tiny(kind, models)
+    with running_daemon(models_dir=models) as running, Client(running.socket) as connected:
+        yield connected
+
+
+def test_an_encoder_embeds_many_texts(encoders: Client) -> None:
+    texts = [f"text {n} " + "and on " * (n % 40) for n in range(40)]
+    found = encoders.embed("tiny-bert", texts)
+    [alone] = encoders.embed("tiny-bert", texts[7])
+    assert found[7] == pytest.approx(alone, abs=1e-5)
+    assert len({tuple(vector) for vector in found}) == 40
+
+
+def test_an_encoder_refuses_to_talk_and_texts_that_it_was_not_trained_for(
+    encoders: Client,
+) -> None:
+    with encoders.session("tiny-bert", raw=True) as session:
+        with pytest.raises(UnsupportedOperation, match="says nothing") as caught:
+            session.chat("hello")
+        assert "embed" in caught.value.hint
+    with pytest.raises(PromptTooLong) as too_long:
+        encoders.embed("tiny-bert", "x" * 600)
+    assert too_long.value.data["ctx_size"] == 512
+    assert "batch-size" in too_long.value.hint
+
+
+def test_a_reranker_scores(encoders: Client) -> None:
+    found = encoders.embed("tiny-bert-rank", ["one text", "another"])
+    assert (found.pooling, found.size, len(found)) == ("rank", 1, 2)
+    with pytest.raises(UnsupportedOperation):
+        encoders.embed("tiny-bert-rank", "one text", pooling="mean")
 
 
 # The command.
