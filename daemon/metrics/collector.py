@@ -129,7 +129,7 @@ def _turns(daemon: Daemon) -> Read:
         state: Counter({(name, p): 0 for name in loaded for p in PRIORITIES}) for state in ACTIVE
     }
     reasons: Counter[Labels] = Counter({(n, r): 0 for n in loaded for r in ("slot", "model")})
-    for session in daemon.sessions:
+    for session in daemon.all_sessions():
         turn = session.turn
         if session.active and turn is not None:
             name = daemon.tally.name_of_source(session.model)
