@@ -22,6 +22,7 @@ import structlog
 from ..backends.errors import BackendError
 from ..scheduler import messages as m
 from ..scheduler.messages import pack_floats, pack_tokens
+from .dates import Dates
 from .entries import Begin, Facts, Piece, Stored, encode
 from .journal_file import (
     Change,
@@ -248,13 +249,13 @@ class Journal:
     journal is not written, if it is not; `set_aside` where a damaged one was put.
     """
 
-    def __init__(self, path: Path, now: Callable[[], float] = time.time):
+    def __init__(self, path: Path, dates: Dates | None = None):
         self.cause: str | None = None
         self.set_aside: Path | None = None
         self.on_change: Callable[[], None] = lambda: None
         """Hears that `cause` or `set_aside` have changed."""
-        self._file = JournalFile(path, now)
-        self._now = now
+        self._dates = dates or Dates()
+        self._file = JournalFile(path, self._dates.now)
         self._refused = False
         self._closed = False
         self._recordings: dict[_Key, Recording] = {}
@@ -287,7 +288,12 @@ class Journal:
             self._failed([], exc)
             return []
         self._note_found(found)
+        self._dates.not_before(max((s.at for s in found.sessions), default=0.0))
         return found.sessions
+
+    def age_s(self, stored: Stored) -> float:
+        """Return how long ago a session was written."""
+        return self._dates.age_s(stored.at)
 
     def _note_found(self, found: Found) -> None:
         if found.set_aside is None:
@@ -424,7 +430,7 @@ class Journal:
 
     def _changes(self, taken: Sequence[Recording], erasing: Sequence[_Key]) -> list[Change]:
         changes: list[Change] = [Erase(owner=owner, session_id=name) for owner, name in erasing]
-        at = self._now()
+        at = self._dates.now()
         for recording in taken:
             changes += recording.take(at)
             self._present.add(recording.key)

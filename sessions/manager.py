@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
@@ -137,9 +136,10 @@ class SessionManager:
         """Let the sessions that the journal has found sleep under their ids: the longest untouched
         first, as they are given. *model* returns the model of one.
         """
+        assert self._journal is not None, "what is found was in it"
         for stored in found:
             session = Session.restored(stored, model(stored), self.ledger)
-            session.used_at = self._seconds() - max(0.0, time.time() - stored.at)
+            session.used_at = self._seconds() - self._journal.age_s(stored)
             self._record(session, found=True)
             self._lay_down(session)
         self._forget_dormant()

@@ -1,0 +1,263 @@
+"""The machine's clock is set while sessions, models and turns have their times: nobody notices.
+
+The daemon and its workers get a clock that the test sets, by a `sitecustomize` that Python reads
+before anything of theirs: `time.time` and `time.time_ns` are an offset away from the truth.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from inferd.backends.errors import SessionExpired, Timeout
+from inferd.testing import RunningDaemon
+from tests.raw import RawClient
+
+HOUR_S = 3600
+DAY_S = 24 * HOUR_S
+ROOT = Path(__file__).parents[2]
+ROOMS = ("backends", "daemon", "ipc", "scheduler", "sessions")
+
+CUSTOMIZED = """
+import time
+from pathlib import Path
+
+_true, _true_ns = time.time, time.time_ns
+_offset = Path(__file__).with_name("offset")
+
+
+def _offset_s():
+    return int(_offset.read_text())
+
+
+time.time = lambda: _true() + _offset_s()
+time.time_ns = lambda: _true_ns() + _offset_s() * 1_000_000_000
+"""
+CONFIG = """
+[models.slow]
+backend = "echo"
+slots = 1
+[models.slow.echo]
+step_ms = 10
+"""
+SHORT = f"""
+[daemon]
+idle_timeout_ms = 300
+{CONFIG}
+[models.brief]
+backend = "echo"
+keep-alive = 0.3
+"""
+SLOW = "x" * 100
+"""What the slow model needs a second for."""
+
+
+class Daemon(RunningDaemon):
+    """A daemon on a machine whose clock can be set."""
+
+    def __enter__(self) -> Daemon:
+        self.start()
+        return self
+
+    def start_again(self) -> None:
+        """Start on what the clock says now."""
+        self._folder.mkdir(exist_ok=True)
+        (self._folder / "sitecustomize.py").write_text(CUSTOMIZED)
+        if not (self._folder / "offset").exists():
+            self.set_clock(0)
+        super().start_again()
+
+    @property
+    def _folder(self) -> Path:
+        return self.directory / "clock"
+
+    def _command(self) -> list[str]:
+        path = os.pathsep.join(filter(None, (str(self._folder), os.environ.get("PYTHONPATH"))))
+        return ["/usr/bin/env", f"PYTHONPATH={path}", *super()._command()]
+
+    def set_clock(self, offset_s: int) -> None:
+        """Let the clock be so far from the truth."""
+        new = self._folder / "new"
+        new.write_text(str(offset_s))
+        new.replace(self._folder / "offset")
+
+
+@contextmanager
+def attached(
+    daemon: RunningDaemon, session_id: str
+) -> Iterator[tuple[RawClient, int, dict[str, Any]]]:
+    """Open a session of `echo` by its id, on a connection of its own."""
+    with RawClient(daemon.socket) as client:
+        graph = client.call("load_by_name", name="echo")["graph"]
+        call = "init_execution_context_with_session_id"
+        opened = client.call(call, graph=graph, session_id=session_id)
+        yield client, opened["context"], opened
+
+
+def chat(client: RawClient, context: int, prompt: str) -> dict[str, Any]:
+    return dict(client.call("chat", context=context, prompt=prompt, raw=True)["metadata"])
+
+
+def until(condition: Callable[[], object]) -> None:
+    while not condition():
+        pass
+
+
+def begin(client: RawClient, context: int) -> int:
+    """Start a slow turn, and return once it runs."""
+    turn = client.start("chat", context=context, prompt=SLOW, raw=True)
+    until(lambda: client.call("stats")["stats"]["running"])
+    return turn
+
+
+def model(client: RawClient, name: str) -> dict[str, Any]:
+    (found,) = client.call("show", name=name)["models"]
+    return dict(found)
+
+
+JUMPS = pytest.mark.parametrize("jump_s", [5 * HOUR_S, -5 * HOUR_S], ids=["ahead", "back"])
+
+
+@JUMPS
+def test_nothing_ends_before_its_time(jump_s: int) -> None:
+    """A stream, a turn that waits, a session, a model that idles, a connection: none has heard."""
+    with Daemon(CONFIG) as daemon, RawClient(daemon.socket) as client:
+        idle = client.call("load_by_name", name="echo")["graph"]
+        client.call("unload", graph=idle, keep=True)
+        contexts = client.context("slow"), client.context("slow")
+        turns = [begin(client, contexts[0])]
+        turns.append(
+            client.start("chat", context=contexts[1], prompt="next", raw=True, queue_timeout_s=60.0)
+        )
+        until(lambda: client.call("stats")["stats"]["waiting"])
+        daemon.set_clock(jump_s)
+
+        said = [bytes(client.result(turn)["text"]) for turn in turns]
+        assert said == [SLOW.encode(), b"next"]
+        client.call("unload", graph=client.call("load_by_name", name="slow")["graph"], keep=True)
+        left = model(client, "echo")
+        assert left["state"] == "ready" and 0 <= left["idle_s"] < HOUR_S
+        for session in client.call("sessions")["sessions"]:
+            assert 0 <= session["idle_s"] < HOUR_S
+        assert 0 <= client.call("stats")["stats"]["uptime_s"] < HOUR_S
+
+
+@JUMPS
+def test_nothing_is_held_up_past_its_time(jump_s: int) -> None:
+    """A timeout, an idle session, an idle model: each ends though the clock says it is not time."""
+    with Daemon(SHORT) as daemon, RawClient(daemon.socket) as client:
+        kept = client.call("load_by_name", name="brief")["graph"]
+        contexts = client.context("slow"), client.context("slow")
+        turn = begin(client, contexts[0])
+        daemon.set_clock(jump_s)
+
+        with pytest.raises(Timeout):
+            client.call("chat", context=contexts[1], prompt="next", raw=True, queue_timeout_s=0.1)
+        client.result(turn)
+        client.call("unload", graph=kept, keep=True)
+        until(lambda: model(client, "brief")["state"] == "cold")
+        until(lambda: not client.call("sessions")["sessions"])
+        with pytest.raises(SessionExpired):
+            chat(client, contexts[0], "too late")
+
+
+@JUMPS
+def test_a_conversation_goes_on_after_a_restart_on_another_clock(jump_s: int) -> None:
+    """With its history, of which nothing is computed again."""
+    with Daemon(CONFIG) as daemon:
+        with attached(daemon, "diary") as (client, context, _):
+            before = chat(client, context, "once upon a time " * 8)
+        daemon.stop()
+        daemon.set_clock(jump_s)
+        daemon.start_again()
+        with attached(daemon, "diary") as (client, context, opened):
+            assert opened.get("attached")
+            after = chat(client, context, "next")
+            history = before["input_tokens"] + before["output_tokens"]
+            assert after["input_tokens"] > history
+            assert after["cached_tokens"] >= history - 1
+
+
+@pytest.mark.parametrize("running", [True, False], ids=["while-it-runs", "at-its-start"])
+def test_what_is_written_while_the_clock_is_a_month_behind_is_not_old_when_it_is_right(
+    running: bool,
+) -> None:
+    """Sessions are forgotten after a week."""
+    with Daemon(CONFIG) as daemon:
+        for name, offset_s in (("first", 0), ("second", -30 * DAY_S)):
+            if not running:
+                daemon.stop()
+            daemon.set_clock(offset_s)
+            if not running:
+                daemon.start_again()
+            with attached(daemon, name) as (client, context, _):
+                chat(client, context, "hello")
+        daemon.kill()
+        daemon.set_clock(0)
+        daemon.start_again()
+        for name in ("first", "second"):
+            with attached(daemon, name) as (_, _, opened):
+                assert opened.get("attached"), name
+
+
+def test_a_session_is_forgotten_by_the_date_at_the_start() -> None:
+    """Or the tests above would prove nothing."""
+    with Daemon(CONFIG) as daemon:
+        with attached(daemon, "diary") as (client, context, _):
+            chat(client, context, "hello")
+        daemon.kill()
+        daemon.set_clock(8 * DAY_S)
+        daemon.start_again()
+        with attached(daemon, "diary") as (_, _, opened):
+            assert not opened.get("attached")
+
+
+# What reads the clock.
+
+DATES = {
+    "backends/llama/template.py": "a chat template may say today's date",
+    "daemon/app.py": "a number that no daemon had before, where none can be kept",
+    "daemon/kept.py": "the name of a damaged file",
+    "sessions/dates.py": "the date at the start",
+    "sessions/journal_file.py": "the name of a damaged file",
+}
+"""Where the date is read, and what for. All else that takes time is told by clocks that nobody
+sets.
+"""
+OF_TIME = {"time", "time_ns", "localtime", "gmtime", "ctime", "asctime", "strftime"}
+OF_CLASSES = {"now", "utcnow", "today", "CLOCK_REALTIME"}
+
+
+def reads_the_date(source: str) -> bool:
+    """Tell whether a module reads the machine's date, by its syntax."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ImportFrom) and node.module == "time":
+            return True  # by their own names they would not be found
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            name = node.value.id
+            if name == "time" and node.attr in OF_TIME | OF_CLASSES:
+                return True
+            if name in ("date", "datetime") and node.attr in OF_CLASSES:
+                return True
+    return False
+
+
+@pytest.mark.parametrize(
+    "line", ["at = time.time()", "f(now=time.time_ns)", "from time import time", "datetime.now()"]
+)
+def test_who_reads_the_date_is_found(line: str) -> None:
+    assert reads_the_date(f"import time\n{line}\n")
+
+
+def test_the_date_is_read_where_a_date_is_meant_alone() -> None:
+    modules = [p for room in ROOMS for p in (ROOT / room).rglob("*.py")]
+    modules += (ROOT / "src" / "inferd").glob("*.py")
+    found = {str(p.relative_to(ROOT)) for p in modules if reads_the_date(p.read_text())}
+    assert len(modules) > 100
+    assert found == set(DATES)
