@@ -121,11 +121,11 @@ class Model:
         self.used_at = self._registry.seconds()
         while self.worker is not None and self.worker.leaving:
             await self.worker.gone.wait()
-        worker = self.worker or self._registry.start(self, self._wanted)
         if on_progress is not None:
             self._listeners.add(on_progress)
         self.awaited += 1
         try:
+            worker = self.worker or self._registry.start(self, self._wanted)
             await worker.loaded.wait()
         finally:
             self.awaited -= 1

@@ -259,12 +259,20 @@ class Registry:
         self._cores.share()
         self._group.start_soon(self._run, model, worker)
         self.on_load()
+        if worker.known:
+            self._decide(model, worker, worker.known[0])
         return worker
 
     def _reckoned(
         self, model: Model, worker: Worker, signature: Signature, report: m.Reckoned
     ) -> None:
         self._reckonings.note(worker.spec, signature, report)
+        self._decide(model, worker, report)
+
+    def _decide(self, model: Model, worker: Worker, report: m.Reckoned) -> None:
+        """Let what a model will take be decided on; where that is known, its process need not be
+        there yet: who asks late is not behind for it.
+        """
         if model.embeds:
             worker.embeds = True
             report = m.Reckoned(report.shape, report.need.with_embedding(), report.devices)

@@ -5,7 +5,7 @@ Decisions without a loop or a clock; `turnstile` asks them and acts.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from itertools import count
 
 from ..scheduler.task import PRIORITY_MAX
@@ -19,6 +19,9 @@ LINGER_S = 0.2
 `set_input`, the next step of a program).
 """
 NORMAL = 1
+
+Rank = tuple[int, bool, int, bool, float]
+"""What sorts models: class with age, patience, how many wait, whether programs go on, arrival."""
 
 _numbers = count()
 
@@ -37,6 +40,8 @@ class Visit:
     def __init__(self, priority: int, since: float, absent: Callable[[], bool] = present) -> None:
         self.priority, self.since, self.absent = priority, since, absent
         self.number = next(_numbers)
+        self.goes_on = False
+        """It came as soon as another model had answered: most likely a program's next step."""
 
     def effective(self, now: float, stay_s: float) -> int:
         """Return the class with its age."""
@@ -86,13 +91,37 @@ class Stay:
 
     def first(self, now: float) -> Visit | None:
         """Return who comes first of those who wait, or, if nobody does, of those inside."""
-        visits = self.waiting or self.inside
+        return self._first(self.waiting or self.inside, now)
+
+    def _first(self, visits: Sequence[Visit], now: float) -> Visit | None:
         return min(visits, key=lambda visit: visit.key(now, self.stay_s), default=None)
 
-    def rank(self, now: float) -> tuple[int, float]:
-        """Return what sorts models by their visits; those without any come last."""
-        keys = [visit.key(now, self.stay_s) for visit in (*self.waiting, *self.inside)]
-        return min(keys, default=(0, float("inf")))
+    def rank(self, now: float) -> Rank:
+        """Return what sorts models by their visits; those without any come last.
+
+        Of equal class the model comes first that most wait for; of these the one that a program
+        has gone on to last. So programs that ask for several models in turns catch up with those
+        that wait for the next one, and share the loads from then on. Once the first visit has
+        waited for a stay, its arrival alone counts.
+        """
+        first = self._first((*self.waiting, *self.inside), now)
+        if first is None:
+            return 0, True, 0, True, float("inf")
+        effective, arrival = first.key(now, self.stay_s)
+        if now >= first.since + self.stay_s:
+            return effective, False, 0, True, arrival
+        gone_on = max((v.number for v in self.waiting if v.goes_on), default=None)
+        if gone_on is None:
+            return effective, True, -len(self.waiting), True, arrival
+        return effective, True, -len(self.waiting), False, -gone_on
+
+    def wait(self, visit: Visit, stays: Iterable[Stay]) -> None:
+        """Let a visit wait; *stays* are all models'. Where another one was left just before, it
+        goes on from there.
+        """
+        others = (stay for stay in stays if stay is not self)
+        visit.goes_on = any(visit.since < stay.used_at + LINGER_S for stay in others)
+        self.waiting.append(visit)
 
     def let_in(self, other: Visit | None, now: float) -> list[Visit]:
         """Let those in who may enter, and return them; *other* waits for the model's memory.

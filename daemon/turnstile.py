@@ -157,7 +157,7 @@ class Turnstile:
     async def _wait(
         self, model: Model, visit: Caller, on_progress: Callable[[float], None] | None
     ) -> None:
-        model.stay.waiting.append(visit)
+        model.stay.wait(visit, [other.stay for other in self._models()])
         if model.loaded is not None:
             self.look()
         if visit not in model.stay.waiting:

@@ -178,7 +178,7 @@ class Load(_Message):
     """Load a model: the first command, once. Answered with `Reckoned`; nothing is allocated
     before `Proceed`. A descriptor travels beside the frame; *limits* are fields of `plan.Limits`
     that differ from its defaults; KV states go to disk below *kv_dir* (empty: they do not). *known*
-    was reported of the same file before.
+    was reported of the same file before: the daemon decides by that, and is told when it asks.
     """
 
     spec: ModelSpec

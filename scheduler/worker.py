@@ -127,7 +127,8 @@ def _load(
 def _agree(
     link: SocketLink, commands: _Commands, spec: ModelSpec, known: list[m.Reckoned]
 ) -> ModelSpec:
-    """Tell what the model will take until the daemon lets it be loaded; return what to load.
+    """Tell what the model will take, but for what is *known* to the daemon, until that lets it be
+    loaded; return what to load.
 
     :raises Cancelled: it is not to be loaded.
     """
@@ -135,7 +136,8 @@ def _agree(
         raise _cancelled(spec)
     with contextlib.closing(Remembered(spec, known)) as reckoning:
         shape = reckoning.shape
-        link.send([_reckoned(reckoning, shape)])
+        if not known:
+            link.send([_reckoned(reckoning, shape)])
         while True:
             match commands.next():
                 case m.Reckon(other):

@@ -35,7 +35,7 @@ class Machine:
         """How many each load has let in."""
 
     def ask(self, job: Job) -> None:
-        self.stays[job.model].waiting.append(job)
+        self.stays[job.model].wait(job, self.stays)
 
     def rival(self) -> Visit | None:
         others = [s for i, s in enumerate(self.stays) if i != self.resident and s.waiting]
@@ -88,7 +88,9 @@ def bound_s(
     """Return how long a visit may wait, whatever comes after it has become urgent."""
     aged_s = (3 - job.priority) * max(stay_s, AGEING_S_MIN)
     before = sum(work_s[j] for j in jobs if j is not job and j.since <= job.since + aged_s)
-    return aged_s + before + models * (stay_s + WORK_S_MAX + LOAD_S + LINGER_S + 2 * TICK_S)
+    return (
+        aged_s + stay_s + before + models * (stay_s + WORK_S_MAX + LOAD_S + LINGER_S + 2 * TICK_S)
+    )
 
 
 jobs_of = st.lists(
@@ -145,6 +147,40 @@ def test_models_in_turns_are_loaded_for_many_at_a_time() -> None:
     for machine in machines.values():
         machine.run(pipelines(4, 10))
     assert machines[20.0].loads * 2 <= machines[0.0].loads
+
+
+def run_programs(machine: Machine, models: list[int], steps: int, apart_s: float = 0.0) -> None:
+    """Let programs ask the three models in turns, each for the next one once it has its answer; the
+    first ones are given, the programs begin *apart_s* after each other.
+    """
+    jobs = [Job(model, 1, n * apart_s, 0.5) for n, model in enumerate(models)]
+    left, coming = [steps] * len(jobs), list(jobs)
+    while any(left):
+        for job in [j for j in coming if j.since <= machine.now]:
+            coming.remove(job)
+            machine.ask(job)
+        machine.tick()
+        for program, job in enumerate(jobs):
+            if job.left_s <= 0 and left[program]:
+                left[program] -= 1
+                jobs[program] = Job((job.model + 1) % 3, 1, machine.now - TICK_S, 0.5)
+                if left[program]:
+                    machine.ask(jobs[program])
+
+
+@pytest.mark.parametrize(
+    ("models", "apart_s"),
+    [([1, 0, 0, 2], 0.0), ([0, 0, 2, 2], 0.0), ([0, 1, 2], 0.0), ([0, 0, 0, 0], 1.0)],
+)
+def test_programs_that_are_out_of_step_fall_into_step(models: list[int], apart_s: float) -> None:
+    """Those that ask for different models would do so for ever if arrival alone counted."""
+    loads = {}
+    for stay_s in (0.0, 8.0):
+        machine = Machine(3, stay_s)
+        run_programs(machine, models, 30, apart_s)
+        loads[stay_s] = machine.loads
+    assert loads[0.0] > 55
+    assert loads[8.0] <= 36
 
 
 # Single decisions.
