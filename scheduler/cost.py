@@ -19,6 +19,9 @@ SECONDS_MIN = 1e-6
 TREND_STEPS = 3
 """As many surprises in a row are a trend: the machine has changed."""
 
+_Three = tuple[float, float, float]
+_Six = tuple[float, float, float, float, float, float]
+
 
 @dataclass(frozen=True, slots=True)
 class Load:
@@ -54,12 +57,15 @@ class StepCost:
 
     def __init__(self) -> None:
         self.steps = 0
-        self._theta = (0.0, 0.0, 0.0)
-        self._variance = (0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+        self._theta: _Three = (0.0, 0.0, 0.0)
+        self._variance: _Six = (0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
         """Of a and a, a and b, a and c, b and b, b and c, c and c. Written out rather than looped
         over: every step pays for it (40 against 12 us).
         """
         self._surprises = 0
+        self._threads = 0
+        self._with_others: dict[int, tuple[_Three, _Six]] = {}
+        """What was learned of steps with other numbers of threads."""
 
     def __repr__(self) -> str:
         a, b, c = (1000 * value for value in self._theta)
@@ -78,6 +84,24 @@ class StepCost:
     def again(self, tokens: int) -> float:
         """Return the seconds that computing the first *tokens* of a prompt again would take."""
         return self.predict(Load(0, tokens, tokens * (tokens - 1) // 2))
+
+    def use(self, threads: int) -> None:
+        """Predict steps with so many *threads* from now on: by what was learned of such, or, before
+        there were any, as if all were the threads' work; more of them may be no faster.
+        """
+        before, self._threads = self._threads, threads
+        if threads == before or not before or not self.known:
+            return
+        self._with_others[before] = self._theta, self._variance
+        self._surprises = 0
+        if threads in self._with_others:
+            self._theta, self._variance = self._with_others.pop(threads)
+            return
+        slower = max(1.0, before / threads)
+        a, b, c = self._theta
+        self._theta = (slower * a, slower * b, slower * c)
+        aa, ab, ac, bb, bc, cc = (slower**2 * value for value in self._variance)
+        self._variance = (aa, ab, ac, bb, bc, cc)
 
     def learn(self, load: Load, seconds: float) -> None:
         """Take a step of *load* that took *seconds*."""

@@ -212,6 +212,7 @@ class Engine:
                 self.kv.evicted(name)
             case m.Threads(threads):
                 self.model.set_threads(threads)
+                self.cost.use(threads)
             case m.Thrift():
                 self.outbox.append(self.kv.be_thrifty(command))
             case m.Queue(request):

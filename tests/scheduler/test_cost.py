@@ -132,3 +132,35 @@ def test_coefficients_that_were_driven_to_nothing_are_learned_again() -> None:
     for at in range(0, 2000, 4):
         machine.step((at % 500, 1), (at % 300, 1))
     assert abs(machine.error((100, 1), (100, 1))) < 0.2
+
+
+def test_what_steps_take_is_known_for_each_number_of_threads() -> None:
+    """So a change of threads is no surprise, and prompts do not hold streams up for it."""
+    machine = Machine(noise=0.02)
+    machine.cost.use(2)
+    lived(machine)
+    kinds = ([(300, 1)] * 16, [(600, 128)])
+    for threads, slowness in ((1, 2.0), (2, 1.0), (1, 2.0)):
+        machine.cost.use(threads)
+        machine.slowness = slowness
+        for chunks in kinds:
+            assert abs(machine.error(*chunks)) < 0.25, (threads, machine.cost)
+        for _ in range(50):
+            machine.step(*kinds[0])
+
+
+def test_more_threads_are_not_expected_to_be_faster() -> None:
+    machine = Machine()
+    machine.cost.use(1)
+    load = Load.of([(300, 1)] * 16)
+    before = lived(machine).cost.predict(load)
+    machine.cost.use(2)
+    assert machine.cost.predict(load) == before
+
+
+def test_the_number_of_threads_changes_nothing_where_nothing_is_known() -> None:
+    cost = StepCost()
+    for threads in (2, 1):
+        cost.use(threads)
+    cost.learn(Load(1, 32, 0), 0.1)
+    assert cost.predict(Load(1, 32, 0)) == pytest.approx(0.1)
