@@ -63,6 +63,8 @@ class StepCost:
         over: every step pays for it (40 against 12 us).
         """
         self._surprises = 0
+        self._row_s_least = math.inf
+        """The quickest row so far."""
         self._threads = 0
         self._with_others: dict[int, tuple[_Three, _Six]] = {}
         """What was learned of steps with other numbers of threads."""
@@ -77,7 +79,15 @@ class StepCost:
         return self.steps > 0
 
     def predict(self, load: Load) -> float:
-        """Return the seconds that a step of *load* will take; 0.0 while nothing is known."""
+        """Return the seconds that a step of *load* will take; 0.0 while nothing is known. No row is
+        expected to be quicker than the quickest so far: a machine that others disturb can leave
+        coefficients by which prompts are free, and a step would take a whole one.
+        """
+        if not self.steps:
+            return 0.0
+        return max(self._fitted(load), self._row_s_least * load.rows)
+
+    def _fitted(self, load: Load) -> float:
         a, b, c = self._theta
         return a * load.groups + b * load.rows + c * load.depth
 
@@ -107,6 +117,7 @@ class StepCost:
         """Take a step of *load* that took *seconds*."""
         self.steps += 1
         seconds = max(seconds, SECONDS_MIN)
+        self._row_s_least = min(self._row_s_least, seconds / max(load.rows, 1))
         if self.steps == 1:
             self._begin(load, seconds)
             return
@@ -116,7 +127,7 @@ class StepCost:
         gain_a = aa * x + ab * y + ac * z
         gain_b = ab * x + bb * y + bc * z
         gain_c = ac * x + bc * y + cc * z
-        expected = self.predict(load)
+        expected = self._fitted(load)
         noise = (NOISE * max(expected, seconds / 2)) ** 2 + 1e-12
         spread = noise + max(0.0, x * gain_a + y * gain_b + z * gain_c)
         error = seconds - expected

@@ -45,6 +45,8 @@ class Limits:
     """What a step may take in which prompts are read beside decoding tasks."""
     step_alone_s: float = 0.5
     """What a step may take in which nothing decodes: then arrivals and cancels are seen."""
+    step_burst_s: float = 0.25
+    """What a step may take in which prompts are read that streams wait for."""
     burst_s: float = 3.0
     """What reading prompts may take for which streams wait that have just begun: in small chunks
     beside them these would take longer.
@@ -227,7 +229,7 @@ def plan_rows(
 
     Every task that decodes gets its row. Prompts share, in the order of the queue, what the
     step's time has left: `step_target_s` in all where they are read beside decoding tasks that
-    are protected from them, but at least half of these rows' own time; else `step_alone_s`.
+    are protected from them, but at least half of these rows' own time; else what `_step_s` says.
     Prompts of a lower class wait for those of a higher one, which else would wait for them.
     """
     tasks = [s.task for s in slots if s.task is not None and s.task.has_work]
@@ -243,41 +245,40 @@ def plan_rows(
         step.rows_least = limits.prompt_rows_min
         first = order.effective(prompts[0])
         prompts = [t for t in prompts if order.effective(t) == first]
-        target = _short(first, decoding, prompts, order, limits, cost)
-        step.seconds = limits.step_target_s if target else limits.step_alone_s
+        step.seconds = _step_s(first, decoding, prompts, order, limits, cost)
         step.seconds = max(step.seconds, 1.5 * step.taken())
         for task in prompts:
             counts[id(task)] = step.give(task)
     return [Rows(t, counts[id(t)]) for t in tasks if counts.get(id(t))]
 
 
-def _short(
+def _step_s(
     effective: int,
     decoding: Sequence[Task],
     prompts: Sequence[Task],
     order: Order,
     limits: Limits,
     cost: StepCost,
-) -> bool:
-    """Tell whether a step in which *prompts* of a class are read keeps to `step_target_s`.
+) -> float:
+    """Return what a step may take in which *prompts* of a class are read.
 
-    Those of the lowest class always, as whoever arrives comes before them. Others do for the sake
-    of decoding tasks of a higher class, or of their own; but tasks of one burst wait for each
-    other: a stream for those that got their slots at most `step_alone_s` after its first token,
-    if that takes no longer than `burst_s`.
+    Those of the lowest class keep to `step_target_s`, as whoever arrives comes before them. Others
+    do for the sake of decoding tasks of a higher class, or of their own; but tasks of one burst
+    wait for each other, in steps of `step_burst_s`: a stream for those that got their slots at most
+    `step_alone_s` after its first token, if that takes no longer than `burst_s`.
     """
-    if effective == 0:
-        return True
-    if not decoding or max(map(order.effective, decoding)) < effective:
-        return False
-    if max(map(order.effective, decoding)) > effective:
-        return True
+    highest = max(map(order.effective, decoding), default=-1)
+    if effective == 0 or highest > effective:
+        return limits.step_target_s
+    if highest < effective:
+        return limits.step_alone_s
     equals = [t for t in decoding if order.effective(t) == effective]
     begun_at = min(t.begun_at or 0.0 for t in equals)
-    if begun_at + limits.step_alone_s < max(t.leased_at for t in prompts):
-        return True
     left = Load.of([(t.computed, t.pending) for t in prompts])
-    return cost.predict(left) > limits.burst_s
+    late = begun_at + limits.step_alone_s < max(t.leased_at for t in prompts)
+    if late or cost.predict(left) > limits.burst_s:
+        return limits.step_target_s
+    return max(limits.step_target_s, limits.step_burst_s)
 
 
 ROWS_UNKNOWN = 32

@@ -164,3 +164,14 @@ def test_the_number_of_threads_changes_nothing_where_nothing_is_known() -> None:
         cost.use(threads)
     cost.learn(Load(1, 32, 0), 0.1)
     assert cost.predict(Load(1, 32, 0)) == pytest.approx(0.1)
+
+
+def test_rows_are_never_expected_to_be_quicker_than_any_was() -> None:
+    """A machine that others disturb for a while must not make prompts seem free."""
+    for seed in range(20):
+        machine, rng = lived(Machine(seed=seed)), random.Random(seed)
+        for at in range(200):
+            chunks = [(200 + at, 1)] * rng.randint(1, 16)
+            load = Load.of(chunks)
+            machine.cost.learn(load, machine.seconds(load) * rng.choice([1, 1, 1, 10, 30]))
+        assert machine.cost.predict(Load.of([(0, 480)])) > 480 * 0.5 * ROW_S
