@@ -6,6 +6,7 @@ Knows nothing of queues, sessions and sockets. To add a backend, write a class t
 
 from __future__ import annotations
 
+from .adapters import AdapterInfo, AdapterSpec
 from .base import (
     Chunk,
     Device,
@@ -26,6 +27,8 @@ from .errors import InferdError, UnsupportedOperation
 from .params import SamplingParams
 
 __all__ = (
+    "AdapterInfo",
+    "AdapterSpec",
     "Chunk",
     "Device",
     "EmbedInfo",

@@ -12,6 +12,7 @@ from typing import Any, Literal, Protocol
 
 import msgspec
 
+from .adapters import AdapterInfo, AdapterSpec
 from .embedding import Embedder, EmbedInfo
 from .errors import BackendError, InvalidArgument
 from .params import SamplingParams
@@ -85,6 +86,8 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     chat_template_file: str = ""
     """Where that is read from."""
     options: dict[str, Any] = {}
+    adapters: tuple[AdapterSpec, ...] = ()
+    """Added once the model is loaded."""
 
 
 class Shape(msgspec.Struct, frozen=True):
@@ -412,12 +415,23 @@ class Model(Protocol):
     def restore(self, slot: int, state: bytes) -> bool:
         """Put a saved state into a slot; False if it does not fit, the slot is then empty."""
 
-    def set_adapters(self, names: tuple[str, ...]) -> None:
-        """Name the adapters that the next steps use; a state computed with others is another.
+    def add_adapter(self, spec: AdapterSpec) -> AdapterInfo:
+        """Load an adapter, unless it is there; it has no effect until it is chosen.
+
+        :raises LoadFailed: the file is missing, damaged, or made for another model.
+        :raises UnsupportedOperation: it is of a kind that is not run here.
+        """
+
+    def remove_adapter(self, adapter_id: str) -> None:
+        """Take an adapter back, which is not chosen now."""
+
+    def set_adapters(self, keys: tuple[str, ...]) -> None:
+        """Choose the adapters of the next steps, by their keys (`adapter_key`); a state computed
+        with others is another.
 
         A slot's tokens are all decoded with the same ones.
 
-        :raises InvalidArgument: the model has no adapter of a name; nothing has changed.
+        :raises InvalidArgument: the model has no such adapter; nothing has changed.
         """
 
     def embedder(self) -> Embedder:

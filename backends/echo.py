@@ -16,7 +16,8 @@ by no others.
 `variant` (a text) makes it another model, with another fingerprint; `vocabulary` (a number) makes
 it one of another vocabulary: its tokens are the bytes, counted from there.
 
-It knows two adapters, `upper` and `lower`: letters are drawn as capitals, or as small ones.
+It knows two adapters, `upper` and `lower`: letters are drawn as capitals, or as small ones. A file
+that holds one of these words is one.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from typing import Annotated
 
 import msgspec
 
+from .adapters import AdapterInfo, AdapterSpec, split_key
 from .base import (
     PLAIN,
     Chunk,
@@ -52,7 +54,14 @@ from .base import (
 )
 from .echo_embedding import EMBEDDING_SIZE, EchoEmbedder
 from .embedding import EMBED_ROWS, EMBED_SLOTS, EmbedInfo
-from .errors import BackendError, Cancelled, InvalidArgument, KvFull, UnsupportedOperation
+from .errors import (
+    BackendError,
+    Cancelled,
+    InvalidArgument,
+    KvFull,
+    LoadFailed,
+    UnsupportedOperation,
+)
 from .params import SamplingParams
 
 __all__ = (
@@ -68,6 +77,7 @@ __all__ = (
 
 ADAPTERS: dict[str, Callable[[bytes], bytes]] = {"upper": bytes.upper, "lower": bytes.lower}
 """What each makes of a letter."""
+_KNOWN = " or ".join(ADAPTERS)
 
 EOG, PROMPT_END, PROMPT_BEGIN = 256, 257, 258
 VOCAB_SIZE = 259
@@ -292,8 +302,8 @@ class EchoModel:
         if token >= EOG:
             return token
         letter = bytes((self._byte(token),))
-        for name in held.adapters:
-            letter = ADAPTERS[name](letter)
+        for key in held.adapters:
+            letter = ADAPTERS[split_key(key)[0]](letter)
         return self._token(letter[0])
 
     def surprise(self, slot: int) -> Callable[[int], float]:
@@ -386,13 +396,30 @@ class EchoModel:
         self.slots[slot] = EchoSlot(saved.tokens, saved.begin, saved.adapters)
         return True
 
-    def set_adapters(self, names: tuple[str, ...]) -> None:
+    def add_adapter(self, spec: AdapterSpec) -> AdapterInfo:
+        """Return the adapter that the text in a file names; any number of NULs may follow."""
+        try:
+            with open(spec.path, "rb") as file:
+                name = file.read(64).strip(b"\0\n ").decode("ascii", "replace")
+                size = os.fstat(file.fileno()).st_size
+        except OSError as exc:
+            raise LoadFailed(f"cannot open {spec.path!r}: {exc.strerror}") from None
+        if name not in ADAPTERS:
+            raise LoadFailed(
+                f"{spec.path!r} names no adapter of the echo model", hint=f"write {_KNOWN} into it"
+            )
+        return AdapterInfo(id=name, size_bytes=size)
+
+    def remove_adapter(self, adapter_id: str) -> None:
+        """Forget nothing: the adapters are built in."""
+        assert adapter_id not in {split_key(key)[0] for key in self.adapters}, "it is in use"
+
+    def set_adapters(self, keys: tuple[str, ...]) -> None:
         """Use these adapters from the next step on."""
-        for name in names:
-            if name not in ADAPTERS:
-                known = ", ".join(ADAPTERS)
-                raise InvalidArgument(f"no adapter {name!r}", hint=f"the echo model has {known}")
-        self.adapters = names
+        missing = next((key for key in keys if split_key(key)[0] not in ADAPTERS), None)
+        if missing is not None:
+            raise InvalidArgument(f"no adapter {missing!r}", hint=f"the echo model has {_KNOWN}")
+        self.adapters = keys
 
     def embedder(self) -> EchoEmbedder:
         """Return the second context."""

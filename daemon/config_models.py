@@ -12,12 +12,14 @@ from typing import Any, Literal
 
 import msgspec
 
+from ..backends.adapters import ADAPTERS_MAX, SCALE_MAX, is_scale
 from ..backends.echo import EchoOptions
 from ..backends.errors import InvalidArgument
 from ..backends.params import PARAMETERS, nearest, read_options
 
 __all__ = (
     "MODEL_NAME",
+    "AdapterConfig",
     "ModelConfig",
     "check_model_name",
     "hyphens",
@@ -29,8 +31,15 @@ __all__ = (
 MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 """A model's name: it becomes a file's name, so it holds no path."""
 ECHO_HIGH = 1e9
-_OWN_KEYS = ("file", "backend", "echo")
+_OWN_KEYS = ("file", "backend", "echo", "adapters")
 _SPELLINGS = {key: p.name for p in PARAMETERS for key in (p.name, *p.aliases)}
+
+
+class AdapterConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """One adapter of a model; its *scale* holds for turns that choose none."""
+
+    file: Path
+    scale: float = 0.0
 
 
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,6 +49,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     backend: Literal["llama", "echo"] = "llama"
     options: dict[str, Any] = {}
     echo: dict[str, Any] = {}
+    adapters: dict[str, AdapterConfig] = {}
 
 
 def check_model_name(name: str) -> str:
@@ -105,7 +115,35 @@ def _read_model(
         backend=backend,
         options=options,
         echo=echo,
+        adapters=_read_adapters(table, place, folders, errors),
     )
+
+
+def _read_adapters(
+    table: Mapping[str, Any], place: str, folders: tuple[Path, ...], errors: list[str]
+) -> dict[str, AdapterConfig]:
+    """Read a model's adapters: each a file, or a table with `file` and `scale`."""
+    adapters: dict[str, AdapterConfig] = {}
+    found = table_of(table, "adapters", place, errors)
+    if len(found) > ADAPTERS_MAX:
+        errors.append(f"{place}adapters: {len(found)}, {ADAPTERS_MAX} at most")
+        return adapters
+    for name, entry in found.items():
+        here = f"{place}adapters.{name}: "
+        entry = entry if isinstance(entry, dict) else {"file": entry}
+        file, scale = entry.get("file"), entry.get("scale", 0.0)
+        if not MODEL_NAME.fullmatch(name):
+            errors.append(f"{here}{name!r} is no name for an adapter: use letters, digits, . _ -")
+        elif not isinstance(file, str) or not file or "\0" in file:
+            errors.append(f"{here}{file!r} is no path")
+        elif entry.keys() - {"file", "scale"}:
+            errors.append(f"{here}{sorted(entry)} are not file and scale")
+        elif not is_scale(scale):
+            errors.append(f"{here}scale: {scale!r} is no number in {-SCALE_MAX:g} … {SCALE_MAX:g}")
+        else:
+            path = _model_path(Path(file).expanduser(), folders)
+            adapters[name] = AdapterConfig(file=path, scale=float(scale))
+    return adapters
 
 
 def _read_file(

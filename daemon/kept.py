@@ -73,7 +73,8 @@ class KeptModels:
         """Return what models of *folder* were before their names were taken over: such a name stays
         though its file goes.
         """
-        found = {n: k.swapped.configured for n, k in self._models.items() if k.swapped is not None}
+        swaps = {n: k.swapped for n, k in self._models.items() if k.swapped is not None}
+        found = {n: s.configured for n, s in swaps.items() if s.now.file != s.configured.file}
         return {
             name: configured
             for name, configured in found.items()

@@ -26,6 +26,7 @@ __all__ = (
     "device_short",
     "embedding_refusal",
     "fewer_layers",
+    "more_refused",
     "refusal",
     "smaller",
     "spared_bytes",
@@ -208,6 +209,15 @@ def embedding_refusal(name: str, needed: int, free: int) -> OutOfMemory:
         " free",
         hint="use a smaller ctx-size for it, or unload another model",
         data={"needed_bytes": needed, "free_bytes": max(0, free)},
+    )
+
+
+def more_refused(name: str, size: int, free: int) -> OutOfMemory:
+    """Return the error for *size* bytes more that a loaded model cannot have."""
+    return OutOfMemory(
+        f"{_size(size)} more are needed beside {name!r}, and {_size(free)} are free",
+        hint="unload models that are not needed: `inferd ps` lists them",
+        data={"needed_bytes": size, "free_bytes": max(0, free)},
     )
 
 

@@ -13,6 +13,7 @@ import msgspec
 from ..backends import MemoryNeed
 from ..backends.errors import InferdError
 from ..sessions.port import ask_again
+from .adapters import describe_adapters
 from .aside import Aside
 from .config_models import ModelConfig
 from .kept import Kept, Taken
@@ -80,6 +81,8 @@ class Model:
         self.replaced = False
         """The model before has left for that; nobody waits for his turn any more."""
         self._released = anyio.Event()
+        self.changing = anyio.Lock()
+        """Held while what the name means is changed: by a swap, by adapters that come and go."""
         self.awaited = 0
         """How many wait for its load."""
         self.stay = registry.turnstile.stay()
@@ -248,6 +251,7 @@ class Model:
             "keep_alive_s": self.keep_alive_s,
             "pinned": self.pinned,
             "memory": _memory(self._registry.room.claimed(worker)),
+            "adapters": describe_adapters(self),
             "error": self.error.to_wire() if self.error is not None else None,
             "info": msgspec.structs.asdict(info) if info is not None else None,
         }

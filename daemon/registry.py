@@ -22,6 +22,7 @@ from ..scheduler import messages as m
 from ..scheduler.recorder import Act
 from ..scheduler.store import scoped
 from ..sessions.port import TaskReader
+from .adapters import specs_of, with_adapters, without_adapters
 from .config import Config
 from .config_models import ModelConfig
 from .cores import Cores
@@ -253,7 +254,7 @@ class Registry:
         worker.on_embed = partial(self._make_room_to_embed, worker)
         worker.on_embedded = partial(self.room.loaded, worker)
         signature = signature_of(files_in_use(model.config.file))
-        worker.known = self._reckonings.known(spec, signature)
+        worker.known = self._reckonings.known(without_adapters(spec), signature)
         worker.on_reckoned = partial(self._reckoned, model, worker, signature)
         model.worker, model.error, model.fitted = worker, None, {}
         self._cores.share()
@@ -266,7 +267,7 @@ class Registry:
     def _reckoned(
         self, model: Model, worker: Worker, signature: Signature, report: m.Reckoned
     ) -> None:
-        self._reckonings.note(worker.spec, signature, report)
+        self._reckonings.note(without_adapters(worker.spec), signature, report)
         self._decide(model, worker, report)
 
     def _decide(self, model: Model, worker: Worker, report: m.Reckoned) -> None:
@@ -276,7 +277,7 @@ class Registry:
         if model.embeds:
             worker.embeds = True
             report = m.Reckoned(report.shape, report.need.with_embedding(), report.devices)
-        self.room.reckoned(model, worker, report)
+        self.room.reckoned(model, worker, with_adapters(report, worker.spec))
         self.turnstile.look()
 
     async def _make_room_to_embed(self, worker: Worker) -> None:
@@ -408,6 +409,7 @@ class Registry:
             threads=options.get("threads", 0) or self.config.cores,
             **self._template(model),
             options=model.config.echo,
+            adapters=specs_of(model.config),
         )
 
     def _template(self, model: Model) -> dict[str, Any]:

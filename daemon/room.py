@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
+import msgspec
 import structlog
 
 from ..backends import MemoryNeed, Shape
@@ -27,6 +28,7 @@ from .memory import (
     device_short,
     embedding_refusal,
     fewer_layers,
+    more_refused,
     refusal,
     smaller,
     victims,
@@ -118,6 +120,27 @@ class Room:
             raise embedding_refusal(model.name, extra, whole)
         self._evict([idle.name for idle in leaving], for_model=model.name)
         return [other for other in self._claims if other.leaving]
+
+    def promise(self, worker: Worker, size: int) -> None:
+        """Promise a loaded worker *size* bytes more; call `loaded` once it has them.
+
+        :raises OutOfMemory: so many are not free.
+        """
+        free = self.free_bytes()
+        if size > free:
+            raise more_refused(worker.spec.name, size, free)
+        self._grow(worker, size)
+
+    def take_back(self, worker: Worker, size: int) -> None:
+        """Take back *size* bytes of what a loaded worker was promised."""
+        self._grow(worker, -size)
+
+    def _grow(self, worker: Worker, size: int) -> None:
+        claim = self._claims.get(worker)
+        if claim is not None:  # else it has left
+            weights = max(0, claim.need.weights + size)
+            claim.need = msgspec.structs.replace(claim.need, weights=weights)
+            claim.unseen = None
 
     def left(self, worker: Worker) -> None:
         """Note that a worker is gone."""

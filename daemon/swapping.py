@@ -20,6 +20,7 @@ import structlog
 from ..backends import ModelInfo
 from ..backends.errors import Busy, Cancelled, InferdError, OutOfMemory, ShuttingDown
 from ..sessions import Session, TaskReader
+from .adapters import inherited
 from .config_models import ModelConfig
 from .recovery import fail_readers
 from .workers import Worker
@@ -90,7 +91,8 @@ class Swaps:
             )
         self._under_way.add(model.name)
         try:
-            return await self._migrate_or_drain(model, config, mode)
+            async with model.changing:
+                return await self._migrate_or_drain(model, inherited(config, model.config), mode)
         except BaseException:
             self._under_way.discard(model.name)
             raise

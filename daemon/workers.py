@@ -19,7 +19,7 @@ import anyio.lowlevel
 import msgspec
 import structlog
 
-from ..backends import ModelInfo, ModelSpec, Rendering, Shape
+from ..backends import AdapterInfo, AdapterSpec, ModelInfo, ModelSpec, Rendering, Shape
 from ..backends.base import PLAIN
 from ..backends.errors import (
     InferdError,
@@ -111,6 +111,8 @@ class Worker:
         """Hears what the model will take, and answers: `reckon`, `proceed` or `refuse`."""
         self.loaded = anyio.Event()
         """Set once the model is ready, or `error` says why it is not."""
+        self.adapters: dict[str, m.AdapterReport] = {}
+        """By their names, in the order in which they came; those with an error are not there."""
         self.error: InferdError | None = None
         self.gone = anyio.Event()
         self._changed = anyio.Event()
@@ -271,6 +273,17 @@ class Worker:
     def set_threads(self, threads: int) -> None:
         """Let the engine use *threads* from its next step on."""
         self._send(m.Threads(threads))
+
+    async def add_adapter(self, spec: AdapterSpec) -> m.AdapterReport:
+        """Load an adapter into the process."""
+        answer = await self._ask(lambda i: m.AddAdapter(i, spec))
+        report = m.AdapterReport(spec=spec, info=msgspec.convert(answer, AdapterInfo))
+        self.adapters[spec.name] = report
+        return report
+
+    async def remove_adapter(self, adapter_id: str, *, force: bool) -> None:
+        """Let the process free an adapter; with *force* the tasks that have it fail."""
+        await self._ask(lambda i: m.RemoveAdapter(i, adapter_id, force))
 
     # Before the model is loaded.
 
@@ -497,8 +510,9 @@ class Worker:
             case m.Progress(fraction):
                 self.progress = fraction
                 self.on_progress(fraction)
-            case m.Loaded(info):
+            case m.Loaded(info, adapters):
                 self._info = info
+                self.adapters = {report.spec.name: report for report in adapters}
                 self.loaded.set()
                 self.on_work()
             case m.LoadFailed(error):

@@ -11,6 +11,7 @@ from .embedding import Embeddings
 from .handles import Context, Graph
 from .messages import (
     PROTOCOL_VERSION,
+    AddAdapterResult,
     ComputeResult,
     ForkResult,
     QueueEvent,
@@ -30,6 +31,7 @@ from .texts import Piece, Rendered, Reply
 
 __all__ = (
     "PROTOCOL_VERSION",
+    "AddAdapterResult",
     "AsyncClient",
     "AsyncPull",
     "AsyncSession",

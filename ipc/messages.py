@@ -523,6 +523,33 @@ class SwapResult(_Map):
     mode: str = "migrate"
 
 
+class AddAdapterParams(_Map):
+    """`add_adapter`: the model `name` gets the adapter in a `file` of the models directory, called
+    `adapter`; `scale` holds for turns that choose none.
+    """
+
+    name: str
+    adapter: str
+    file: str
+    scale: float = 0.0
+
+
+class AddAdapterResult(_Map):
+    """Whether it is in memory: it is checked then; `id` names its file's contents."""
+
+    loaded: bool = False
+    id: str = ""
+    size_bytes: int = 0
+
+
+class RemoveAdapterParams(_Map):
+    """`remove_adapter`; with `force` the turns that use it fail."""
+
+    name: str
+    adapter: str
+    force: bool = False
+
+
 class ModelsResult(_Map):
     """One map a model: name, state, file, size_bytes, leases, contexts, …"""
 
@@ -660,6 +687,8 @@ CALLS: dict[str, Call] = {
     "pin": Call(NameParams, Empty),
     "swap": Call(SwapParams, SwapResult),
     "unpin": Call(NameParams, Empty),
+    "add_adapter": Call(AddAdapterParams, AddAdapterResult),
+    "remove_adapter": Call(RemoveAdapterParams, Empty),
     "sessions": Call(SessionsParams, SessionsResult),
     "queue": Call(QueueParams, QueueResult),
     "stats": Call(Empty, StatsResult),

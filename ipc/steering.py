@@ -133,6 +133,28 @@ class AsyncSteering(AsyncCalls):
         params = w.SwapParams(name=name, to=to, mode=mode)
         return await self.call("swap", params, w.SwapResult, timeout)
 
+    async def add_adapter(
+        self,
+        name: str,
+        adapter: str,
+        file: str,
+        *,
+        scale: float = 0.0,
+        timeout: float | None = None,
+    ) -> w.AddAdapterResult:
+        """Give the model *name* an adapter from a *file* of the models directory (for an operator).
+        Requests choose it with the parameter `lora`; those that choose none have it at *scale*.
+        """
+        params = w.AddAdapterParams(name=name, adapter=adapter, file=file, scale=scale)
+        return await self.call("add_adapter", params, w.AddAdapterResult, timeout)
+
+    async def remove_adapter(
+        self, name: str, adapter: str, *, force: bool = False, timeout: float | None = None
+    ) -> None:
+        """Take an adapter from a model (for an operator); with *force* turns that use it fail."""
+        params = w.RemoveAdapterParams(name=name, adapter=adapter, force=force)
+        await self.call("remove_adapter", params, w.Empty, timeout)
+
     async def sessions(
         self, *, dormant: bool = False, everybody: bool = False, timeout: float | None = None
     ) -> list[dict[str, Any]]:

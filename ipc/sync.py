@@ -369,6 +369,8 @@ class Client:
     pin = twin(AsyncClient.pin)
     unpin = twin(AsyncClient.unpin)
     swap = twin(AsyncClient.swap)
+    add_adapter = twin(AsyncClient.add_adapter)
+    remove_adapter = twin(AsyncClient.remove_adapter)
     sessions = twin(AsyncClient.sessions)
     queue = twin(AsyncClient.queue)
     stats = twin(AsyncClient.stats)

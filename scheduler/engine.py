@@ -15,6 +15,7 @@ from typing import Any
 from ..backends import Chunk, InferdError, Model, Sampler, SamplingParams
 from ..backends.errors import BackendError, Cancelled, KvFull
 from . import messages as m
+from .adapters import add_adapter, in_use, uses
 from .cost import Load, StepCost
 from .deadlines import deadlines, overdue, timeout
 from .disk import DiskTier
@@ -42,7 +43,7 @@ from .queue_view import QueueView
 from .recorder import Doing, Recorder
 from .slots import SlotTable
 from .store import KvStore
-from .task import Task, TaskState
+from .task import PLAIN, Task, TaskState
 from .texts import TextDesk
 
 __all__ = ("Engine",)
@@ -210,6 +211,10 @@ class Engine:
                 self.outbox.extend(self.kv.forget(command))
             case m.Evicted(name):
                 self.kv.evicted(name)
+            case m.AddAdapter():
+                self.outbox.append(add_adapter(self.model, command))
+            case m.RemoveAdapter():
+                self.outbox.append(self._remove_adapter(command))
             case m.Threads(threads):
                 self.model.set_threads(threads)
                 self.cost.use(threads)
@@ -294,6 +299,19 @@ class Engine:
         task = self._tasks.get(task_id)
         if task is not None:
             self._fail(task, Cancelled("the turn was cancelled"))
+
+    def _remove_adapter(self, command: m.RemoveAdapter) -> m.Answer | m.Refused:
+        adapter_id = command.adapter_id
+        users = [t for t in self._tasks.values() if uses(t.spec.adapters, adapter_id)]
+        if users and not command.force:
+            return in_use(command, users)
+        for task in users:
+            self._fail(task, Cancelled("the adapter of the turn was removed"))
+        if uses(self._turn.group.adapters, adapter_id):
+            self._turn = self._turn.of(PLAIN)
+            self.model.set_adapters(())
+        self.model.remove_adapter(adapter_id)
+        return m.Answer(command.id, None)
 
     def _expire(self) -> None:
         for task in list(self._tasks.values()):

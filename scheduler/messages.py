@@ -12,6 +12,8 @@ from typing import Any
 import msgspec
 
 from ..backends import (
+    AdapterInfo,
+    AdapterSpec,
     Device,
     EmbedSpec,
     MemoryNeed,
@@ -24,6 +26,8 @@ from ..backends import (
 from ..backends.params import StoppingParams
 
 __all__ = (
+    "AdapterReport",
+    "AddAdapter",
     "Adjust",
     "Answer",
     "Cancel",
@@ -55,6 +59,7 @@ __all__ = (
     "Reckon",
     "Reckoned",
     "Refused",
+    "RemoveAdapter",
     "Report",
     "Shifted",
     "Stats",
@@ -152,7 +157,8 @@ class TaskSpec(msgspec.Struct, frozen=True, kw_only=True):
     persist: bool = False
     """Its KV state may be written to disk."""
     adapters: tuple[str, ...] = ()
-    """Tasks with different adapters share neither a batch nor KV state."""
+    """Their keys (`backends.adapters`), sorted: tasks with different ones share neither a batch nor
+    KV state."""
     ctx_shift: bool = False
     n_keep: int = 0
     n_discard: int = 0
@@ -299,6 +305,21 @@ class Evicted(_Message):
     name: str
 
 
+class AddAdapter(_Message):
+    """Load an adapter. Answered with its `AdapterInfo`, as builtins."""
+
+    id: int
+    spec: AdapterSpec
+
+
+class RemoveAdapter(_Message):
+    """Let go of an adapter; with *force* the tasks that have it fail. Answered when it is gone."""
+
+    id: int
+    adapter_id: str
+    force: bool
+
+
 class Queue(_Message):
     """Answered with a list of `QueueEntry`, as builtins: who runs and who waits, in order."""
 
@@ -346,6 +367,8 @@ Command = (
     | Keep
     | Forget
     | Evicted
+    | AddAdapter
+    | RemoveAdapter
     | Queue
     | Threads
     | Thrift
@@ -408,10 +431,19 @@ class Progress(_Message):
     fraction: float
 
 
+class AdapterReport(msgspec.Struct, frozen=True, kw_only=True):
+    """An adapter of a model; *error* has five fields, where it could not be loaded."""
+
+    spec: AdapterSpec
+    info: AdapterInfo | None = None
+    error: dict[str, Any] | None = None
+
+
 class Loaded(_Message):
-    """The model is ready."""
+    """The model is ready, with the adapters that its spec names."""
 
     info: ModelInfo
+    adapters: list[AdapterReport] = []
 
 
 class LoadFailed(_Message):

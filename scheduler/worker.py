@@ -30,6 +30,7 @@ from ..backends import (
 )
 from ..backends.errors import Cancelled
 from . import messages as m
+from .adapters import load_adapters
 from .engine import Engine
 from .figures import Figures
 from .kv_files import KvFiles
@@ -120,7 +121,7 @@ def _load(
     except InferdError as exc:
         link.send([m.LoadFailed(exc.to_wire())])
         return None
-    link.send([m.Loaded(model.info)])
+    link.send([m.Loaded(model.info, load_adapters(model, spec.adapters))])
     return model
 
 

@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from ..scheduler import messages as m
+from .adapters import chosen
 from .entries import Begin
 from .forecast import Ticket
 from .parameters import NO_SAMPLING, TurnOptions
+from .port import Port
 
 if TYPE_CHECKING:
     from .session import Session
@@ -17,10 +19,13 @@ if TYPE_CHECKING:
 __all__ = ("begin_of", "task_of", "ticket_of")
 
 
-def task_of(session: Session, call: TurnOptions, task_id: int, now: float) -> m.TaskSpec:
+def task_of(
+    session: Session, port: Port, call: TurnOptions, task_id: int, now: float
+) -> m.TaskSpec:
     """Return the task of a turn that begins *now* on the session's prompt.
 
-    :raises InvalidArgument: an option is unknown, or its value out of its range.
+    :raises InvalidArgument: an option is unknown, its value out of its range, or there is no such
+        adapter.
     """
     session.parameters.begin_turn(call.options)
     spec = m.TaskSpec(
@@ -39,7 +44,11 @@ def task_of(session: Session, call: TurnOptions, task_id: int, now: float) -> m.
         watch=call.watch,
     )
     spec = session.parameters.fill(spec)
-    return msgspec.structs.replace(spec, fresh=_starts_fresh(session, now))
+    return msgspec.structs.replace(
+        spec,
+        fresh=_starts_fresh(session, now),
+        adapters=chosen(port.adapters, session.parameters.get("lora")),
+    )
 
 
 def _starts_fresh(session: Session, now: float) -> bool:

@@ -47,6 +47,7 @@ def metadata(session: Session, turn: Turn | None) -> dict[str, Any]:
         "recomputed_tokens": recomputed.tokens,
         "recomputed_why": recomputed.why,
         "seed": session.parameters.seed,
+        "lora": {} if turn is None else session.lora,
         "model": session.model.name,
         "fingerprint": now if turn is None else turn.port.info.fingerprint,
         "session_id": session.session_id,

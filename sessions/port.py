@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 from ..backends import ModelInfo, Rendering
 from ..backends.base import PLAIN
 from ..backends.errors import WorkerCrashed
-from ..scheduler.messages import Adjust, Report, TaskSpec
+from ..scheduler.messages import AdapterReport, Adjust, Report, TaskSpec
 
 __all__ = ("Former", "Line", "ModelSource", "Port", "TaskReader", "ask_again")
 
@@ -63,6 +63,10 @@ class Line(Protocol):
 
 class Port(Line, Protocol):
     """The line to a loaded model's worker. All calls are made on the daemon's event loop."""
+
+    @property
+    def adapters(self) -> Mapping[str, AdapterReport]:
+        """The model's adapters, by their names."""
 
     async def tokenize(self, text: bytes, *, special: bool, bos: bool) -> list[int]:
         """Return the token ids of *text*."""

@@ -21,6 +21,7 @@ from ..backends.errors import (
 )
 from ..backends.params import Options, read_options
 from ..scheduler import messages as m
+from .adapters import told
 from .beginning import begin_of, task_of, ticket_of
 from .embedding import embedding_json
 from .entries import Begin, Facts, Piece, Replay, Stored, decode_past
@@ -69,6 +70,10 @@ class Session:
         self.priority = 1
         self.persist = True
         self.turn: Turn | None = None
+        self.adapters: tuple[str, ...] = ()
+        """The keys of the last turn's: its KV state is found by them."""
+        self.lora: dict[str, float] = {}
+        """The same for people: scales by names."""
         self.piece = b""
         """What the last compute_single drew."""
         self.used_at = 0.0
@@ -328,6 +333,7 @@ class Session:
         new = Session(handle, self.owner, self.model, self._ledger, {}, session_id)
         new.parameters = self.parameters.copy()
         new.priority, new.persist = self.priority, self.persist
+        new.adapters = self.adapters
         new.vocabulary = self.vocabulary.branch()
         if self.state is not State.EMPTY:
             new._take(Call.SET_INPUT, self.past.now.after(self.turn))
@@ -341,7 +347,7 @@ class Session:
         if port is None:
             return 0
         try:
-            return await port.lookup(self.owner, self.name, (), self.history())
+            return await port.lookup(self.owner, self.name, self.adapters, self.history())
         except WorkerCrashed:
             return 0
 
@@ -487,7 +493,8 @@ class Session:
 
         :raises Busy: too many tasks wait.
         """
-        spec = task_of(self, call, self._ledger.task_id(), self._ledger.seconds())
+        spec = task_of(self, port, call, self._ledger.task_id(), self._ledger.seconds())
+        self.adapters, self.lora = spec.adapters, told(port.adapters, spec.adapters)
         if spec.embed is not None and not call.embeds:
             raise UnsupportedOperation(
                 "the context makes embeddings, and this call is for answers",
@@ -585,7 +592,7 @@ class Session:
         self._take(Call.DETACH, self.past.now.after(self.turn))
         port = self.model.loaded
         if port is not None and self.persist and self.prompt:
-            port.keep(self.owner, self.name, (), self.prompt)
+            port.keep(self.owner, self.name, self.adapters, self.prompt)
         self.past.sleep()
 
     def _told(self) -> Piece | None:

@@ -63,6 +63,7 @@ def metadata(prompt: int, output: int, **fields: Any) -> dict[str, Any]:
         "recomputed_tokens": 0,
         "recomputed_why": "",
         "seed": 7,
+        "lora": {},
         "model": "echo",
         "fingerprint": "echo-1",
         "session_id": None,

@@ -16,13 +16,14 @@ import stat
 import struct
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from llama_cpp import llama_cpp as lib
 
 from ..errors import LoadFailed
 from ..gguf_parts import parts_of
 
-__all__ = ("GgufFile", "open_model_file", "read_gguf", "read_parts")
+__all__ = ("GgufFile", "GgufTensor", "open_model_file", "read_gguf", "read_parts")
 
 VERSIONS = (2, 3)
 ENTRIES_MAX = 1 << 16
@@ -57,12 +58,28 @@ class _Damaged(Exception):
     """Something in the header that no writer of GGUF files puts there."""
 
 
+class GgufTensor(NamedTuple):
+    """A tensor's type, its shape as ggml counts dimensions, and its data: *size* bytes, *begin*
+    after the file's `data_begin`.
+    """
+
+    kind: int
+    shape: tuple[int, ...]
+    begin: int
+    size: int
+
+
 @dataclass
 class GgufFile:
     """What the header of a GGUF file says."""
 
     size: int
     values: dict[str, object] = field(default_factory=dict)
+    """Numbers and texts; lists are passed over."""
+    kinds: dict[str, int] = field(default_factory=dict)
+    """The type of each entry, lists included."""
+    tensors: dict[str, GgufTensor] = field(default_factory=dict)
+    data_begin: int = 0
     vocab_hash: str = ""
     token_bytes_max: int = 1
     content_hash: str = ""
@@ -86,11 +103,11 @@ def open_model_file(path: str) -> int:
     except (OSError, ValueError) as exc:
         code = exc.errno if isinstance(exc, OSError) else errno.EINVAL
         hint = {
-            errno.ENOENT: "check the model's path; `inferd models` lists what there is",
+            errno.ENOENT: "check the path; `inferd models` lists what there is",
             errno.EACCES: "let the user that runs the daemon read the file",
-        }.get(code or 0, "check the model's path")
+        }.get(code or 0, "check the path")
         reason = exc.strerror if isinstance(exc, OSError) else str(exc)
-        raise LoadFailed(f"cannot open the model file {name!r}: {reason}", hint=hint) from None
+        raise LoadFailed(f"cannot open the file {name!r}: {reason}", hint=hint) from None
 
 
 def read_gguf(fd: int, name: str) -> GgufFile:
@@ -104,12 +121,12 @@ def read_gguf(fd: int, name: str) -> GgufFile:
     if not stat.S_ISREG(status.st_mode):
         raise LoadFailed(f"{name!r} is no regular file", hint="name a .gguf file")
     if status.st_size == 0:
-        raise LoadFailed(f"the model file {name!r} is empty", hint="download the file again")
+        raise LoadFailed(f"the file {name!r} is empty", hint="download the file again")
     try:
         data = mmap.mmap(fd, 0, access=mmap.ACCESS_READ)
     except OSError as exc:
         raise LoadFailed(
-            f"the model file {name!r} cannot be read: {exc.strerror}",
+            f"the file {name!r} cannot be read: {exc.strerror}",
             hint="the descriptor must be open for reading",
         ) from None
     with data:
@@ -118,7 +135,7 @@ def read_gguf(fd: int, name: str) -> GgufFile:
 
 def read_parts(path: str, first: GgufFile) -> None:
     """Check the other parts of a split model whose first part is at *path*, and take their contents
-    into the first one's hash.
+    into the first one's hash and its tensors into its list.
 
     :raises LoadFailed: one is missing, unreadable, damaged or cut off, or the names do not fit.
     """
@@ -141,7 +158,9 @@ def read_parts(path: str, first: GgufFile) -> None:
     for file in files[1:]:
         fd = open_model_file(str(file))
         try:
-            hashes.append(read_gguf(fd, file.name).content_hash)
+            part = read_gguf(fd, file.name)
+            hashes.append(part.content_hash)
+            first.tensors |= part.tensors
         finally:
             os.close(fd)
     first.content_hash = hashlib.sha256(" ".join(hashes).encode()).hexdigest()
@@ -162,7 +181,7 @@ def _check(data: mmap.mmap, name: str) -> GgufFile:
         ) from None
     if len(data) < needed:
         raise LoadFailed(
-            f"the model file {name!r} is cut off: it has {len(data)} bytes and needs {needed}",
+            f"the file {name!r} is cut off: it has {len(data)} bytes and needs {needed}",
             hint="download the file again",
             data={"size_bytes": len(data), "needed_bytes": needed},
         )
@@ -204,7 +223,8 @@ class _Header:
             self._entry()
         end = max((self._tensor() for _ in range(tensors)), default=0)
         self.file.vocab_hash = self.vocabulary.hexdigest()[:32]
-        return self.file, self._aligned(self.position) + end
+        self.file.data_begin = self._aligned(self.position)
+        return self.file, self.file.data_begin + end
 
     def _aligned(self, position: int) -> int:
         alignment = self.file.values.get("general.alignment", ALIGNMENT_DEFAULT)
@@ -230,6 +250,7 @@ class _Header:
 
     def _entry(self) -> None:
         key, kind, begin = self._text(), self._number(_U32), self.position
+        self.file.kinds[key] = kind
         if kind in _SCALARS:
             packed = _SCALARS[kind]
             self.file.values[key] = packed.unpack_from(self.data, self._take(packed.size))[0]
@@ -271,13 +292,15 @@ class _Header:
 
     def _tensor(self) -> int:
         """Return where this tensor's data end, counted from where the first one's begin."""
-        self._text()
+        name = self._text()
         dimensions = self._number(_U32)
         if dimensions > DIMENSIONS_MAX:
             raise _Damaged(f"a tensor of {dimensions} dimensions")
         shape = [self._number(_U64) for _ in range(dimensions)]
         kind, offset = self._number(_U32), self._number(_U64)
-        return offset + _tensor_bytes(kind, shape)
+        size = _tensor_bytes(kind, shape)
+        self.file.tensors[name] = GgufTensor(kind, tuple(shape), offset, size)
+        return offset + size
 
 
 def _tensor_bytes(kind: int, shape: list[int]) -> int:

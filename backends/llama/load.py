@@ -13,6 +13,7 @@ from ..base import LoadProgress, ModelInfo, ModelSpec
 from ..build import LLAMA_BUILD_NUMBER, LLAMA_COMMIT
 from ..embedding import EmbedInfo
 from ..errors import Cancelled
+from .adapters import LlamaAdapters
 from .context import LlamaContext
 from .devices import devices, layers_of
 from .embedding import LlamaEmbedder, embed_info, open_embedding_context
@@ -146,7 +147,8 @@ def _assemble(
         pointer = open_embedding_context(spec, options, model, embedding, log)
         return LlamaEmbedder(pointer, model, embedding)
 
-    return LlamaModel(model, context, vocab, template, info, embedder)
+    adapters = LlamaAdapters(model, context.pointer, file)
+    return LlamaModel(model, context, vocab, template, info, embedder, adapters)
 
 
 def _template(model: Any, vocab: Vocab, configured: str | None) -> ChatTemplate | None:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from ..base import PLAIN, Chunk, Message, ModelInfo, Move, Rendering, Sampler, shift_moves
 from ..errors import BackendError, InvalidArgument, UnsupportedOperation
 from ..params import SamplingParams
+from .adapters import LlamaAdapters
 from .context import LlamaContext
 from .embedding import LlamaEmbedder
 from .samplers import Prototypes
@@ -34,12 +35,14 @@ class LlamaModel:
         template: ChatTemplate | None,
         info: ModelInfo,
         make_embedder: Callable[[], LlamaEmbedder],
+        adapters: LlamaAdapters,
     ):
         self._pointer = pointer
         self._context = context
         self._vocab = vocab
         self._template = template
         self._info = info
+        self._adapters = adapters
         self._make_embedder = make_embedder
         self._embedder: LlamaEmbedder | None = None
         self._threads = 0
@@ -55,6 +58,9 @@ class LlamaModel:
         self.save = context.save
         self.length = context.length
         self.trim_min = context.trim_min
+        self.add_adapter = adapters.add
+        self.remove_adapter = adapters.remove
+        self.set_adapters = adapters.choose
 
     @property
     def info(self) -> ModelInfo:
@@ -80,6 +86,7 @@ class LlamaModel:
     def step(self, chunks: Sequence[Chunk]) -> None:
         """Decode one batch; see `Model.step`. One refused before the decode changes nothing."""
         self._context.check(chunks)
+        self._adapters.apply()
         self._live.clear()
         live = self._context.decode(chunks)
         for chunk in chunks:
@@ -178,14 +185,6 @@ class LlamaModel:
         self._forget_row(slot)
         return self._context.restore(slot, state)
 
-    def set_adapters(self, names: tuple[str, ...]) -> None:
-        """Refuse all adapters; see `Model.set_adapters`."""
-        if names:
-            raise InvalidArgument(
-                f"the model has no adapter {names[0]!r}",
-                hint="send the request without adapters: LoRA files are not configured",
-            )
-
     def embedder(self) -> LlamaEmbedder:
         """Return the second context, made at the first call."""
         if self._embedder is None:
@@ -212,6 +211,7 @@ class LlamaModel:
         self._prototypes.close()
         if self._embedder is not None:
             self._embedder.close()
+        self._adapters.close()
         self._context.close()
         pointer, self._pointer = self._pointer, None
         if pointer is not None:

@@ -5,7 +5,6 @@ What loading and reckoning have in common: the checks, the parameters, the error
 
 from __future__ import annotations
 
-import ctypes
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,6 +17,7 @@ from llama_cpp import llama_cpp as lib
 from ..base import ModelSpec, check_devices
 from ..errors import InvalidArgument, LoadFailed, OutOfMemory, UnsupportedOperation
 from ..gguf_parts import parts_of
+from .c_file import c_file
 from .devices import devices, place
 from .gguf_file import GgufFile, open_model_file, read_gguf, read_parts
 from .log import LogRing
@@ -166,20 +166,8 @@ def _load_descriptor(fd: int, name: str, file: GgufFile, params: Any) -> Any:
             f"{name!r} is one part of a split model and came as a descriptor",
             hint="merge the parts with llama-gguf-split --merge, or load the model by name",
         )
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.fdopen.argtypes, libc.fdopen.restype = [ctypes.c_int, ctypes.c_char_p], ctypes.c_void_p
-    libc.fclose.argtypes = [ctypes.c_void_p]
-    # A dup shares its position with the descriptor that it was made of.
-    os.lseek(fd, 0, os.SEEK_SET)
-    own = os.dup(fd)
-    stream = libc.fdopen(own, b"rb")
-    if not stream:
-        os.close(own)
-        raise LoadFailed(f"{name!r} cannot be read: {os.strerror(ctypes.get_errno())}")
-    try:
+    with c_file(fd, name) as stream:
         return lib.llama_model_load_from_file_ptr(stream, params)
-    finally:
-        libc.fclose(stream)
 
 
 def _check_kind(model: Any, name: str) -> None:

@@ -52,7 +52,7 @@ _REASONS: dict[str, str] = {
     "not needed: any text and any token can be a trigger of a grammar": """
         preserved-tokens""",
     "not offered (yet): the answer is made without it": """
-        embd-out embd-sep n-cmpl n lora
+        embd-out embd-sep n-cmpl n
         reasoning-budget-tokens reasoning-budget-message reasoning-control
         generation-prompt chat-format chat-parser parse-tool-calls continue-final-message""",
 }

@@ -16,6 +16,7 @@ from ..errors import InvalidArgument, InvalidEncoding
 from .chat import read_arguments, read_choice, read_tools
 from .forms import FORMS, read_triggers
 from .outside import OUTSIDE
+from .scales import read_scales
 from .table import BY_NAME, BY_SPELLING, SAMPLERS, TENSOR_SPLIT_MAX, Kind, Level, Parameter
 
 __all__ = ("Options", "nearest", "parse_json_options", "read_options")
@@ -339,4 +340,5 @@ _READERS: dict[Kind, Callable[[Parameter, Any], Any]] = {
     "tools": read_tools,
     "arguments": read_arguments,
     "pooling": _read_pooling,
+    "scales": lambda _, value: read_scales(value),
 }

@@ -29,6 +29,7 @@ _TYPES: dict[Kind, dict[str, Any]] = {
     "tools": {"type": ["string", "array"], "items": {"type": "object"}},
     "arguments": {"type": ["string", "object"]},
     "pooling": {"enum": ["", *POOLINGS]},
+    "scales": {"type": ["object", "array", "null"]},
 }
 _WORDS: dict[Kind, str] = {
     "int": "int",
@@ -46,6 +47,7 @@ _WORDS: dict[Kind, str] = {
     "tools": "array of tools, or text",
     "arguments": "map, or text",
     "pooling": "name",
+    "scales": "map of numbers, or array",
 }
 
 

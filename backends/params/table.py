@@ -43,12 +43,14 @@ Kind = Literal[
     "tools",
     "arguments",
     "pooling",
+    "scales",
 ]
 """How a value is read: *texts* takes one text, too; *samplers* names or letters; *biases* pairs of
 a token or text and a number or false, or a map of them; *shares* numbers, or a text of them;
 *tokens* one number, too; *triggers* texts, or pairs of a kind and a value, or objects with both;
 *schema* a JSON schema, or its JSON text; *choice* one of the names in `choices`; *tools* and
-*arguments* JSON for a chat template.
+*arguments* JSON for a chat template; *scales* a map of names to numbers, or a list of names, pairs
+or maps.
 """
 
 SAMPLERS = {
@@ -180,6 +182,7 @@ PARAMETERS: tuple[Parameter, ...] = (
     _row("chat-template-kwargs", "arguments", "request", {}, "the chat template's own arguments, such as enable_thinking: a map, or its JSON text; up to 64, of 64 KiB"),
     _row("reasoning-format", "choice", "request", "none", "deepseek (auto is the same): what stands between `<think>` and `</think>` before the answer is told apart from it; none: it is text", choices=("none", "auto", "deepseek")),
     _row("ignore-eos", "bool", "request", False, "go on after the end of generation"),
+    _row("lora", "scales", "request", None, "adapters and their scales, from the next turn on: a map of names to numbers, or a list of names, of pairs, or of maps with `id` and `scale`; what is not named is off; unset: the scales of the configuration"),
     _row("ctx-shift", "bool", "request", False, "a full context drops old tokens and goes on (approximate)", "context-shift", "context-shifting"),
     _row("n-keep", "int", "request", 0, "tokens at the start that ctx-shift keeps; -1: the whole prompt", "keep", "n-keep-tokens", low=-1, high=_COUNT_MAX),
     _row("n-discard", "int", "request", 0, "tokens that ctx-shift drops at once; 0: half of what it may", "n-discard-tokens", low=0, high=_COUNT_MAX),

@@ -10,7 +10,7 @@ import typer
 from typer.core import TyperGroup
 
 from ...backends.errors import InferdError
-from . import chat, embed, look, models, pull, run, serve, service, steer, template, version
+from . import adapters, chat, embed, look, models, pull, run, serve, service, steer, template, version
 from .options import EXIT_INTERRUPTED, EXIT_READER_GONE, EXIT_REFUSED, JsonOutput, SocketPath
 from .output import fail, write_json
 from .statuses import exit_code
@@ -86,5 +86,5 @@ def inferd(
         typer.echo(ctx.get_help())
 
 
-for module in (serve, run, chat, embed, template, models, pull, look, steer, service):
+for module in (serve, run, chat, embed, template, models, adapters, pull, look, steer, service):
     module.add_to(app)

@@ -10,6 +10,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 __all__ = (
+    "AddAdapterResult",
     "AsyncClient",
     "AsyncPull",
     "AsyncSession",
@@ -87,6 +88,7 @@ if TYPE_CHECKING:
         WorkerCrashed,
     )
     from .ipc import (
+        AddAdapterResult,
         AsyncClient,
         AsyncPull,
         AsyncSession,

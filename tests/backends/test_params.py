@@ -42,6 +42,15 @@ GOOD: dict[str, list[tuple[Any, Any]]] = {
     "tokens": [(7, [7]), ([0, (1 << 31) - 1], [0, (1 << 31) - 1]), ([], [])],
     "triggers": [("a", [["word", "a"]]), ([["token", 5]], [["token", 5]]), ([], [])],
     "schema": [({"a": [1]}, '{"a":[1]}'), (' {"a": 1}\n', '{"a": 1}'), (True, "true"), ("", "")],
+    "scales": [
+        ({"style": 0.7, "tone": -1}, [["style", 0.7], ["tone", -1.0]]),
+        (["style", ["tone", 0.5]], [["style", 1.0], ["tone", 0.5]]),
+        ([{"id": 0, "scale": 0.5}, {"name": "tone"}], [[0, 0.5], ["tone", 1.0]]),
+        ("style", [["style", 1.0]]),
+        ({"style": 100}, [["style", 100.0]]),
+        ({}, []),
+        ([], []),
+    ],
 }
 BAD: dict[str, list[Any]] = {
     "tokens": ["1", True, 1.5, [-1], [1 << 31], {}, [[1]], [1] * 10_001],
@@ -64,6 +73,23 @@ BAD: dict[str, list[Any]] = {
         [[5, 1e7]],
         "5",
         {"5": None},
+    ],
+    "scales": [
+        7,
+        [7],
+        [[7]],
+        [["style", 1], ["style", 2]],
+        [{"scale": 1}],
+        [{"id": -1}],
+        [[True, 1]],
+        {"": 1},
+        {"style": "1"},
+        {"style": True},
+        {"style": 100.1},
+        {"style": -101},
+        [["style", math.nan]],
+        [["style", math.inf]],
+        [f"n{i}" for i in range(65)],
     ],
     "shares": [
         *("a,b", "1,,2", [1, None], [True], [[1]], {}, {"a": 1}, 3, 0, False),
@@ -104,7 +130,8 @@ def test_a_value_of_another_kind_is_refused_and_null_is_absent(parameter: Parame
 
 @pytest.mark.parametrize("parameter", PARAMETERS, ids=lambda p: p.name)
 def test_every_spelling_is_read(parameter: Parameter) -> None:
-    value = parameter.default if parameter.default is not None else parameter.low
+    unset: Any = parameter.low if parameter.kind == "float" else []
+    value = parameter.default if parameter.default is not None else unset
     for spelling in (parameter.name, *parameter.aliases):
         for key in (spelling, spelling.replace("-", "_"), spelling.upper()):
             assert read_options({key: value}).values == {parameter.name: value}

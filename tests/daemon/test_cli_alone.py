@@ -25,13 +25,15 @@ MODEL = struct.pack("<4sIQQ", b"GGUF", 3, 1, 2) + bytes(100)
 COMMANDS = {
     "serve", "run", "chat", "models", "show", "rm", "load", "unload", "ps", "cancel", "status",
     "stop", "pull", "queue", "forget", "pin", "unpin", "swap", "sessions", "template",
-    "install-service", "uninstall-service",
+    "install-service", "uninstall-service", "add-adapter", "rm-adapter",
+    "add-adapter", "rm-adapter",
 }  # fmt: skip
 CLIENT_COMMANDS = [
     ("run", "m", "p"), ("chat", "m"), ("models",), ("show", "m"), ("load", "m"), ("unload", "m"),
     ("ps",), ("cancel", "1"), ("status",), ("stop",),
     ("queue",), ("forget", "mine"), ("pin", "m"), ("unpin", "m"), ("sessions",),
     ("swap", "m", "--to", "n"), ("template", "m", "p"),
+    ("add-adapter", "m", "style", "style.gguf"), ("rm-adapter", "m", "style"),
 ]  # fmt: skip
 
 

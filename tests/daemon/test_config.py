@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from inferd.backends.adapters import ADAPTERS_MAX
 from inferd.backends.errors import InvalidArgument
 from inferd.daemon.config import (
     SETTINGS,
@@ -17,6 +18,7 @@ from inferd.daemon.config import (
     load_config,
     memory_usable,
 )
+from inferd.daemon.config_models import AdapterConfig
 
 FROM_THE_MACHINE = ("cores", "kv-ram-bytes")
 """Settings that are looked up where they are 0."""
@@ -283,3 +285,47 @@ def test_a_models_name(name: str) -> None:
 def test_no_models_name(name: str) -> None:
     with pytest.raises(InvalidArgument, match="is no name for a model"):
         check_model_name(name)
+
+
+def test_adapters_are_a_file_or_a_file_and_a_scale(tmp_path: Path) -> None:
+    (tmp_path / "style.gguf").touch()
+    text = """
+        [models.chat]
+        file = "chat.gguf"
+        [models.chat.adapters]
+        style = "style.gguf"
+        tone = { file = "/m/tone.gguf", scale = -0.5 }
+    """
+    config = load_config({"config": write(tmp_path, text)}, {})
+    assert config.models["chat"].adapters == {
+        "style": AdapterConfig(file=tmp_path / "style.gguf"),
+        "tone": AdapterConfig(file=Path("/m/tone.gguf"), scale=-0.5),
+    }
+
+
+@pytest.mark.parametrize(
+    ("adapters", "line"),
+    [
+        ("'../a' = 'a.gguf'", "'../a' is no name for an adapter: use letters, digits, . _ -"),
+        ("a = 7", "7 is no path"),
+        ("a = ''", "'' is no path"),
+        ("a = { scale = 1 }", "None is no path"),
+        ("a = { file = 'f', scales = 1 }", "['file', 'scales'] are not file and scale"),
+        ("a = { file = 'f', scale = 101 }", "scale: 101 is no number in -100 … 100"),
+        ("a = { file = 'f', scale = nan }", "scale: nan is no number in -100 … 100"),
+        ("a = { file = 'f', scale = true }", "scale: True is no number in -100 … 100"),
+    ],
+)
+def test_an_adapter_that_cannot_be_is_named(tmp_path: Path, adapters: str, line: str) -> None:
+    [error] = errors_of(tmp_path, f"[models.m.adapters]\n{adapters}")
+    assert error.startswith("[models.m] adapters.") and error.endswith(f": {line}")
+
+
+def test_a_model_has_so_many_adapters_and_no_more(tmp_path: Path) -> None:
+    def table(count: int) -> str:
+        return "[models.m.adapters]\n" + "".join(f"a{i} = 'a.gguf'\n" for i in range(count))
+
+    config = load_config({"config": write(tmp_path, table(ADAPTERS_MAX))}, {})
+    assert len(config.models["m"].adapters) == ADAPTERS_MAX
+    [error] = errors_of(tmp_path, table(ADAPTERS_MAX + 1))
+    assert error == f"[models.m] adapters: {ADAPTERS_MAX + 1}, {ADAPTERS_MAX} at most"

@@ -299,10 +299,12 @@ ANSWERS: dict[str, Answer] = {
     ),
     **dict.fromkeys(
         ("fini_single", "finalize_execution_context", "close_execution_context", "unload",
-         "deinit_backend", "reset", "set_options", "unload_model", "pin", "unpin", "drain"), _empty
+         "deinit_backend", "reset", "set_options", "unload_model", "pin", "unpin", "drain",
+         "remove_adapter"), _empty
     ),
     **dict.fromkeys(("get_output", "get_output_single"), _get_output),
     "swap": _fixed(fingerprint="f", before="g"),
+    "add_adapter": _fixed(loaded=True, id="a", size_bytes=7),
     "set_input": _set_input,
     "compute": _compute,
     "compute_single": _compute_single,

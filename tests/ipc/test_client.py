@@ -13,6 +13,7 @@ import pytest
 import trio
 
 from inferd import (
+    AddAdapterResult,
     AsyncClient,
     Busy,
     ConnectionLost,
@@ -176,6 +177,14 @@ CALLS: list[tuple[str, tuple[Any, ...], dict[str, Any], dict[str, Any], Any]] = 
         {"name": "m", "to": "n", "mode": "drain"},
         SwapResult(fingerprint="f", before="g"),
     ),
+    (
+        "add_adapter",
+        ("m", "style", "style.gguf"),
+        {"scale": 0.5},
+        {"name": "m", "adapter": "style", "file": "style.gguf", "scale": 0.5},
+        AddAdapterResult(loaded=True, id="a", size_bytes=7),
+    ),
+    ("remove_adapter", ("m", "style"), {}, {"name": "m", "adapter": "style"}, None),
     ("sessions", (), {}, {}, [{"context": 12}]),
     ("queue", (), {}, {}, [{"id": 1}]),
     ("queue", (), {"everybody": True}, {"all": True}, [{"id": 1}]),

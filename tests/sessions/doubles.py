@@ -8,7 +8,7 @@ from typing import Any
 
 import anyio
 
-from inferd.backends import ModelInfo, Rendering
+from inferd.backends import AdapterInfo, AdapterSpec, ModelInfo, Rendering
 from inferd.backends.base import PLAIN
 from inferd.scheduler import messages as m
 from inferd.scheduler.prompts import rest_of
@@ -30,12 +30,19 @@ class EnginePort:
         """Why there is no memory for embeddings."""
         self.forgotten: list[tuple[int, str]] = []
         self.kept: list[tuple[int, str, list[int]]] = []
+        self.kept_with: list[tuple[str, ...]] = []
         self.commands: list[m.Command] = []
         self.readers: dict[int, TaskReader] = {}
 
     @property
     def info(self) -> ModelInfo:
         return self.bench.model.info
+
+    @property
+    def adapters(self) -> dict[str, m.AdapterReport]:
+        info = AdapterInfo(id="upper", size_bytes=0)
+        spec = AdapterSpec(name="loud", path="loud.txt")
+        return {"loud": m.AdapterReport(spec=spec, info=info)}
 
     def submit(self, spec: m.TaskSpec, reader: TaskReader) -> None:
         self.readers[spec.id] = reader
@@ -91,6 +98,7 @@ class EnginePort:
         self, owner: int, session: str, adapters: tuple[str, ...], tokens: Sequence[int]
     ) -> None:
         self.kept.append((owner, session, list(tokens)))
+        self.kept_with.append(adapters)
 
     def turn(self) -> bool:
         """Turn the engine once; tell whether there may be more to do."""

@@ -1,0 +1,168 @@
+"""The checks that an adapter's file (LoRA) passes before llama.cpp sees it.
+
+llama.cpp checks the first two dimensions of the matrices and no more: a type that it cannot
+multiply, a third dimension, an entry of another type than it expects, or embeddings that the output
+shares end the process, at the load or in the first step.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import mmap
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from llama_cpp import llama_cpp as lib
+
+from ..errors import LoadFailed, UnsupportedOperation
+from .gguf_file import GgufFile, GgufTensor
+
+__all__ = ("check_adapter", "check_numbers", "hash_of")
+
+_CONVERT = "convert it for this model with llama.cpp's convert_lora_to_gguf.py"
+_FLOAT32_ENTRY = 6
+_ALPHA, _INVOCATION = "adapter.lora.alpha", "adapter.alora.invocation_tokens"
+_A, _B = ".lora_a", ".lora_b"
+_NORM = "_norm.weight"
+"""llama.cpp passes over an adapter's norms."""
+_EMBEDDING, _OUTPUT = "token_embd.weight", "output.weight"
+_BF16 = 30
+"""`GGML_TYPE_BF16`, which the library does not name."""
+_EXPONENTS: dict[int, tuple[np.dtype[Any], int]] = {
+    lib.GGML_TYPE_F32: (np.dtype("<u4"), 0x7F80_0000),
+    lib.GGML_TYPE_F16: (np.dtype("<u2"), 0x7C00),
+    _BF16: (np.dtype("<u2"), 0x7F80),
+}
+"""Types of matrices, as numbers of this size whose exponent has these bits: all set, it is no
+number.
+"""
+
+
+def check_adapter(adapter: GgufFile, model: GgufFile, name: str) -> None:
+    """Refuse an adapter that does not fit the model, by the headers of both.
+
+    :raises LoadFailed: it is no adapter, is damaged, or was made for another model.
+    :raises UnsupportedOperation: it is of a kind that is not run here.
+    """
+    _check_entries(adapter, model, name)
+    pairs = list(_pairs(adapter, name))
+    if not pairs:
+        raise LoadFailed(f"the adapter {name!r} has no matrices", hint=_CONVERT)
+    for target, a, b in pairs:
+        if target not in model.tensors:
+            raise LoadFailed(
+                f"the adapter {name!r} changes {target!r}, which the model does not have",
+                hint=_CONVERT,
+            )
+        _check_pair(name, target, a, b, model)
+
+
+def _check_entries(adapter: GgufFile, model: GgufFile, name: str) -> None:
+    values = adapter.values
+    if values.get("general.type") != "adapter":
+        kind = values.get("general.type", "model")
+        raise LoadFailed(f"{name!r} is no adapter, but of the type {kind!r}", hint=_CONVERT)
+    if values.get("adapter.type") != "lora":
+        raise UnsupportedOperation(
+            f"the adapter {name!r} is of the type {values.get('adapter.type')!r}",
+            hint="use a LoRA adapter",
+        )
+    if _INVOCATION in adapter.kinds:
+        raise UnsupportedOperation(
+            f"the adapter {name!r} is one that tokens invoke (aLoRA): such are not run here",
+            hint="use a LoRA adapter",
+        )
+    made_for, architecture = (f.values.get("general.architecture") for f in (adapter, model))
+    if not isinstance(made_for, str) or made_for != architecture:
+        raise LoadFailed(
+            f"the adapter {name!r} was made for the architecture {made_for!r}, the model is of"
+            f" {architecture!r}",
+            hint=_CONVERT,
+        )
+    alpha = values.get(_ALPHA, 0.0)
+    if adapter.kinds.get(_ALPHA, _FLOAT32_ENTRY) != _FLOAT32_ENTRY or not _is_finite(alpha):
+        raise LoadFailed(f"the adapter {name!r} is damaged: {_ALPHA} is no number", hint=_CONVERT)
+
+
+def _is_finite(value: object) -> bool:
+    return isinstance(value, float) and math.isfinite(value)
+
+
+def _pairs(adapter: GgufFile, name: str) -> Iterator[tuple[str, GgufTensor, GgufTensor]]:
+    """Yield the tensors that are changed, with the two matrices of each."""
+    for key, a in adapter.tensors.items():
+        target = key.removesuffix(_A).removesuffix(_B)
+        b = adapter.tensors.get(target + _B)
+        if target == key and key.endswith(_NORM):
+            continue
+        if target == key or _A in target or _B in target:
+            raise LoadFailed(f"the adapter {name!r} has a tensor {key!r}", hint=_CONVERT)
+        if b is None or target + _A not in adapter.tensors:
+            raise LoadFailed(
+                f"the adapter {name!r} has one matrix of two for {target!r}", hint=_CONVERT
+            )
+        if key.endswith(_A):
+            yield target, a, b
+
+
+def _check_pair(name: str, target: str, a: GgufTensor, b: GgufTensor, model: GgufFile) -> None:
+    base = model.tensors[target]
+    bad = next((m.kind for m in (a, b) if m.kind not in _EXPONENTS), None)
+    if bad is not None or base.kind == lib.GGML_TYPE_NVFP4:
+        raise UnsupportedOperation(
+            f"the adapter {name!r} changes {target!r} with matrices of a type that cannot be used"
+            f" ({base.kind if bad is None else bad})",
+            hint="convert it with --outtype f16; models of the type NVFP4 take no adapters",
+        )
+    if target == _EMBEDDING and _OUTPUT not in model.tensors:
+        raise UnsupportedOperation(
+            f"the adapter {name!r} changes the embeddings, which are the model's output, too",
+            hint="train it without embed_tokens",
+        )
+    if not _fits(_whole(a.shape), _whole(b.shape), _whole(base.shape), target):
+        raise LoadFailed(
+            f"the adapter {name!r} does not fit {target!r}: matrices of {list(a.shape)} and"
+            f" {list(b.shape)} for one of {list(base.shape)}",
+            hint=_CONVERT,
+        )
+
+
+def _whole(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return (*shape, 1, 1, 1, 1)[:4]
+
+
+def _fits(a: tuple[int, ...], b: tuple[int, ...], base: tuple[int, ...], target: str) -> bool:
+    if min(a) < 1 or a[2:] != base[2:] or b[2:] != base[2:]:
+        return False
+    if target == _EMBEDDING:  # rows are looked up in the first matrix: it is turned
+        return (a[1], b[1]) == (base[1], base[0]) and a[0] == b[0]
+    return (a[0], b[1]) == base[:2] and a[1] == b[0]
+
+
+def check_numbers(fd: int, adapter: GgufFile, name: str) -> None:
+    """Refuse an adapter in which something is no number: all that is computed with it were none.
+
+    :raises LoadFailed: it is damaged.
+    """
+    with mmap.mmap(fd, 0, access=mmap.ACCESS_READ) as data:
+        for key, tensor in adapter.tensors.items():
+            if tensor.kind not in _EXPONENTS:
+                continue  # a norm, which has no effect
+            dtype, exponent = _EXPONENTS[tensor.kind]
+            begin, count = adapter.data_begin + tensor.begin, tensor.size // dtype.itemsize
+            numbers = np.frombuffer(data, dtype, count, begin)
+            damaged = bool(((numbers & exponent) == exponent).any())
+            del numbers  # or the mapping could not be closed
+            if damaged:
+                raise LoadFailed(
+                    f"the adapter {name!r} is damaged: not all of {key!r} are numbers",
+                    hint="get the file again",
+                )
+
+
+def hash_of(fd: int) -> str:
+    """Return a hash of all that is in the file."""
+    with mmap.mmap(fd, 0, access=mmap.ACCESS_READ) as data:
+        return hashlib.sha256(data).hexdigest()[:32]

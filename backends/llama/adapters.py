@@ -1,0 +1,103 @@
+"""The adapters of one model: checked, loaded, chosen, freed."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from dataclasses import dataclass
+from typing import Any
+
+from llama_cpp import llama_cpp as lib
+
+from ..adapters import AdapterInfo, AdapterSpec, split_key
+from ..errors import InvalidArgument, LoadFailed
+from .adapter_file import check_adapter, check_numbers, hash_of
+from .c_file import c_file
+from .gguf_file import GgufFile, open_model_file, read_gguf
+from .log import capture
+
+__all__ = ("LlamaAdapters",)
+
+
+@dataclass(slots=True)
+class _Loaded:
+    pointer: Any
+    info: AdapterInfo
+
+
+class LlamaAdapters:
+    """Owned by its model's thread. *file* is the header of the model's own file."""
+
+    def __init__(self, model: Any, context: Any, file: GgufFile):
+        self._model, self._context, self._file = model, context, file
+        self._loaded: dict[str, _Loaded] = {}
+        self._chosen: tuple[str, ...] = ()
+        self._applied: tuple[str, ...] = ()
+
+    def add(self, spec: AdapterSpec) -> AdapterInfo:
+        """Load an adapter; see `Model.add_adapter`."""
+        fd = open_model_file(spec.path)
+        try:
+            return self._find_or_load(fd, os.path.basename(spec.path)).info
+        finally:
+            os.close(fd)
+
+    def _find_or_load(self, fd: int, name: str) -> _Loaded:
+        file = read_gguf(fd, name)
+        check_adapter(file, self._file, name)
+        adapter_id = hash_of(fd)
+        if adapter_id not in self._loaded:
+            check_numbers(fd, file, name)
+            size = sum(tensor.size for tensor in file.tensors.values())
+            info = AdapterInfo(id=adapter_id, size_bytes=size)
+            self._loaded[adapter_id] = _Loaded(self._load(fd, name), info)
+        return self._loaded[adapter_id]
+
+    def _load(self, fd: int, name: str) -> Any:
+        log = capture()
+        log.clear()
+        with c_file(fd, name) as stream:
+            pointer = lib.llama_adapter_lora_init_from_file_ptr(self._model, stream)
+        if not pointer:
+            raise LoadFailed(
+                f"llama.cpp cannot load the adapter {name!r}: {log.cause()}",
+                hint="was it made for this model, and is there memory for it?",
+            )
+        return pointer
+
+    def remove(self, adapter_id: str) -> None:
+        """Take an adapter back; see `Model.remove_adapter`."""
+        assert adapter_id not in {split_key(key)[0] for key in self._chosen}, "it is in use"
+        self.apply()  # the context may still point to it
+        lib.llama_adapter_lora_free(self._loaded.pop(adapter_id).pointer)
+
+    def choose(self, keys: tuple[str, ...]) -> None:
+        """Note the adapters of the next steps; see `Model.set_adapters`."""
+        missing = next((i for i, _ in map(split_key, keys) if i not in self._loaded), None)
+        if missing is not None:
+            raise InvalidArgument(
+                f"the model has no adapter {missing!r}",
+                hint="it was removed or its file has changed: `inferd show` lists what there is",
+            )
+        self._chosen = keys
+
+    def apply(self) -> None:
+        """Let the context have the adapters that were chosen. llama.cpp then plans its graphs anew
+        in the next decode, so it is told only where they differ.
+        """
+        if self._chosen == self._applied:
+            return
+        pairs = [split_key(key) for key in self._chosen]
+        pointers = [self._loaded[adapter_id].pointer for adapter_id, _ in pairs]
+        lib.llama_set_adapters_lora(
+            self._context,
+            (lib.llama_adapter_lora_p_ctypes * len(pairs))(*pointers),
+            len(pairs),
+            (ctypes.c_float * len(pairs))(*(scale for _, scale in pairs)),
+        )
+        self._applied = self._chosen
+
+    def close(self) -> None:
+        """Forget all; llama.cpp frees them with their model."""
+        self._loaded.clear()
+        self._chosen = self._applied = ()

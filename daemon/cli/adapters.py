@@ -1,0 +1,60 @@
+"""Commands on a model's adapters: add, remove."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+import typer
+
+from .client import client_of
+from .options import JsonOutput, SocketPath
+from .output import size_text, write, write_json
+
+__all__ = ("add_to",)
+
+Model = Annotated[str, typer.Argument(help="The model's name.")]
+Adapter = Annotated[str, typer.Argument(help="The name by which requests choose it.")]
+
+
+def add_adapter(
+    model: Model,
+    adapter: Adapter,
+    file: Annotated[str, typer.Argument(help="A file of the models directory, or below it.")],
+    scale: Annotated[
+        float, typer.Option(help="What holds for requests that choose no adapters.")
+    ] = 0.0,
+    socket: SocketPath = None,
+    as_json: JsonOutput = False,
+) -> None:
+    """Give a model an adapter (LoRA), while it runs."""
+    with client_of(socket) as client:
+        result = client.add_adapter(model, adapter, file, scale=scale)
+    if as_json:
+        write_json({"added": adapter, **msgspec.structs.asdict(result)})
+    elif result.loaded:
+        write(f"{model} has the adapter {adapter} ({size_text(result.size_bytes)})")
+    else:
+        write(f"{model} gets the adapter {adapter} when it is loaded; then the file is checked")
+
+
+def rm_adapter(
+    model: Model,
+    adapter: Adapter,
+    force: Annotated[bool, typer.Option("--force", help="Turns that use it fail.")] = False,
+    socket: SocketPath = None,
+    as_json: JsonOutput = False,
+) -> None:
+    """Take an adapter from a model."""
+    with client_of(socket) as client:
+        client.remove_adapter(model, adapter, force=force)
+    if as_json:
+        write_json({"removed": adapter})
+    else:
+        write(f"{model} has no adapter {adapter} any more")
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add the commands."""
+    for command in (add_adapter, rm_adapter):
+        app.command()(command)
