@@ -6,6 +6,7 @@ imported from `ipc.server` and `ipc.messages`.
 
 from __future__ import annotations
 
+from .answers import Answer
 from .client import AsyncClient
 from .embedding import Embeddings
 from .handles import Context, Graph
@@ -32,6 +33,7 @@ from .texts import Piece, Rendered, Reply
 __all__ = (
     "PROTOCOL_VERSION",
     "AddAdapterResult",
+    "Answer",
     "AsyncClient",
     "AsyncPull",
     "AsyncSession",

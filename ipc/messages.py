@@ -409,6 +409,32 @@ class EmbedResult(_Map):
     fingerprint: str = ""
 
 
+class AnswersParams(_Map):
+    """`answers`: `n` answers to one prompt; the other fields are those of `chat`."""
+
+    context: int
+    n: int = 2
+    prompt: str | None = None
+    messages: list[dict[str, Any]] | None = None
+    raw: bool = False
+    options: dict[str, Any] = {}
+    priority: str = ""
+    queue_timeout_s: float = 0.0
+    timeout_s: float = 0.0
+
+
+class AnswersEvent(_Map):
+    """The contexts of the answers, in their order, by which `cancel` ends one."""
+
+    contexts: list[int] = []
+
+
+class AnswersResult(_Map):
+    """One map an answer: `text`, `reasoning`, `metadata`, `error`."""
+
+    answers: list[dict[str, Any]]
+
+
 class CancelParams(_Map):
     """`cancel`: a request of this connection by its id, or a context's turn by its handle."""
 
@@ -672,6 +698,7 @@ CALLS: dict[str, Call] = {
     "run_inference": Call(RunInferenceParams, TurnResult),
     "stream": Call(StreamParams, TurnResult, (TokensEvent, QueueEvent)),
     "chat": Call(StreamParams, TurnResult, (QueueEvent,)),
+    "answers": Call(AnswersParams, AnswersResult, (AnswersEvent,)),
     "resume": Call(ResumeParams, TurnResult, (TokensEvent, QueueEvent)),
     "embed": Call(EmbedParams, EmbedResult),
     "cancel": Call(CancelParams, CancelResult),

@@ -13,6 +13,7 @@ import anyio
 
 from ..backends.errors import InferdError, InvalidArgument, SessionExpired
 from . import messages as w
+from .answers import Answer, ContextsCallback, ask
 from .attaching import Attachment
 from .calls import ProgressCallback
 from .handles import Context, Graph
@@ -284,6 +285,30 @@ class AsyncSession:
             raise told_so_far(exc, [], "") if is_loss(exc) else exc from None
         self.metadata = result.metadata
         return reply_of(result)
+
+    async def answers(
+        self,
+        prompt: Prompt | None = None,
+        n: int = 2,
+        *,
+        raw: bool | None = None,
+        options: dict[str, Any] | None = None,
+        priority: Priority | None = None,
+        timeout: float | None = None,
+        queue_timeout: float | None = None,
+        on_contexts: ContextsCallback | None = None,
+    ) -> list[Answer]:
+        """Return *n* answers to one prompt, which is computed once, each with a seed of its own;
+        one that failed has its `error`. The conversation goes on from the first one. A turn of each
+        can be cancelled by its context, of which *on_contexts* hears.
+        """
+        await self.settle()
+        found = await ask(
+            self, prompt, n, self._is_raw(raw), options,
+            priority or self._priority, timeout, queue_timeout, on_contexts,
+        )  # fmt: skip
+        self.metadata = found[0].metadata
+        return found
 
     def pull(
         self,

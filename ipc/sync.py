@@ -146,6 +146,7 @@ class Session:
         twins = self.thread.run(self.twin.fork, n, session_ids=session_ids, timeout=timeout)
         return [Session(self.thread, session) for session in twins]
 
+    answers = twin(AsyncSession.answers)
     chat = twin(AsyncSession.chat)
     set_options = twin(AsyncSession.set_options)
     parameters = twin(AsyncSession.parameters)

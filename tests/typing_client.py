@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, assert_type
 
 from inferd import (
+    Answer,
     AsyncClient,
     AsyncPull,
     AsyncSession,
@@ -14,6 +15,7 @@ from inferd import (
     Context,
     Graph,
     Piece,
+    InferdError,
     Pull,
     QueueEvent,
     Rendered,
@@ -55,6 +57,9 @@ async def asynchronous() -> None:
                 assert_type(stream.reasoning, str)
             assert_type(session.pull("x"), AsyncPull)
             assert_type(await session.fork(2, session_ids=["a", "b"]), list[AsyncSession])
+            answers = await session.answers("x", n=3)
+            assert_type(answers, list[Answer])
+            assert_type(answers[0].error, InferdError | None)
             assert_type((await session.rewind(1)).kept_tokens, int)
             session.stream("x", on_queue=_take_place)
             reply = await session.chat("x")
@@ -92,6 +97,7 @@ def synchronous() -> None:
                     assert_type(piece, str)
             assert_type(session.pull("x"), Pull)
             assert_type(session.fork(2), list[Session])
+            assert_type(session.answers("x", 3), list[Answer])
             assert_type(session.rewind(tokens=5), RewindResult)
             session.stream("x", on_queue=1)  # type: ignore[arg-type]
             assert_type(session.chat("x", raw=True), Reply)

@@ -41,7 +41,7 @@ _REASONS: dict[str, str] = {
         prompt-cache-all prompt-cache-ro id-slot input-prefix input-suffix
         enable-chat-template interactive interactive-first interactive-specials simple-io
         use-color multiline-input conversation return-tokens return-progress timings-per-token
-        timing-per-token response-fields verbose sse-ping-interval n-prev llama3 echo""",
+        timing-per-token response-fields verbose sse-ping-interval n-prev llama3 echo n-cmpl n""",
     "without effect where it comes from, too": """
         hellaswag hellaswag-tasks winogrande winogrande-tasks multiple-choice
         multiple-choice-tasks kl-divergence n-pp n-tg n-pl context-files chunk-size
@@ -52,7 +52,7 @@ _REASONS: dict[str, str] = {
     "not needed: any text and any token can be a trigger of a grammar": """
         preserved-tokens""",
     "not offered (yet): the answer is made without it": """
-        embd-out embd-sep n-cmpl n
+        embd-out embd-sep
         reasoning-budget-tokens reasoning-budget-message reasoning-control
         generation-prompt chat-format chat-parser parse-tool-calls continue-final-message""",
 }

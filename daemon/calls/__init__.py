@@ -8,12 +8,12 @@ returns a result struct of `ipc.messages`, or raises an error of the tree.
 """
 
 from ..core import CallTable
-from . import adapters, branches, contexts, control, embedding, graphs, texts, turns
+from . import adapters, answers, branches, contexts, control, embedding, graphs, texts, turns
 from .visits import passing
 
 __all__ = ("ALL_CALLS",)
 
 _CALLS: CallTable = {}
-for _group in (graphs, contexts, turns, embedding, branches, texts, control, adapters):
+for _group in (graphs, contexts, turns, embedding, branches, texts, control, adapters, answers):
     _CALLS |= _group.CALLS
 ALL_CALLS: CallTable = {name: passing(name, call) for name, call in _CALLS.items()}

@@ -16,7 +16,7 @@ from ..core import CallTable, Daemon
 from .chat_messages import checked_messages
 from .common import priority_of, seconds_of
 
-__all__ = ("CALLS", "turn_result")
+__all__ = ("CALLS", "take_input", "turn_result")
 
 QUEUE_EVENTS_MAX = 256
 """Places in the queue that one turn tells: they use no credit."""
@@ -28,7 +28,7 @@ async def stream(daemon: Daemon, request: Request) -> w.TurnResult:
     _check_credit(p.credit)
     session = daemon.session(request)
     with session.undone_if_refused():
-        await _take_input(daemon, session, p)
+        await take_input(daemon, session, p)
         splitter = session.splitter(p.options)
         tell, places = _teller(daemon, request, session, splitter), _places(daemon, request)
         turn = await session.start(_turn_options(p, p.credit), tell, places)
@@ -104,7 +104,7 @@ async def chat(daemon: Daemon, request: Request) -> w.TurnResult:
     p: w.StreamParams = request.params
     session = daemon.session(request)
     with session.undone_if_refused():
-        await _take_input(daemon, session, p)
+        await take_input(daemon, session, p)
         splitter = session.splitter(p.options)
         turn = await session.start(_turn_options(p, -1), None, _places(daemon, request))
     await session.finish(turn)
@@ -127,7 +127,8 @@ def _places(daemon: Daemon, request: Request) -> Callable[[Position], None]:
     return tell
 
 
-async def _take_input(daemon: Daemon, session: Session, p: w.StreamParams) -> None:
+async def take_input(daemon: Daemon, session: Session, p: w.StreamParams | w.AnswersParams) -> None:
+    """Add a call's prompt or messages to the history."""
     daemon.check_open()
     if p.messages is not None:
         await session.add_messages(checked_messages(p.messages), p.options)

@@ -22,7 +22,16 @@ __all__ = ("passing", "waiting_turns")
 Call = Callable[[Daemon, Request], Awaitable[Any]]
 
 PULLED = "compute_single"
-TURNS = {"chat", "compute", PULLED, "prompt_compute", "resume", "run_inference", "stream"}
+TURNS = {
+    "answers",
+    "chat",
+    "compute",
+    PULLED,
+    "prompt_compute",
+    "resume",
+    "run_inference",
+    "stream",
+}
 INPUTS = {"set_input"}
 QUESTIONS = {"apply_template", "detokenize", "tokenize"}
 EMBED = "embed"

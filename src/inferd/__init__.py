@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 __all__ = (
     "AddAdapterResult",
+    "Answer",
     "AsyncClient",
     "AsyncPull",
     "AsyncSession",
@@ -89,6 +90,7 @@ if TYPE_CHECKING:
     )
     from .ipc import (
         AddAdapterResult,
+        Answer,
         AsyncClient,
         AsyncPull,
         AsyncSession,

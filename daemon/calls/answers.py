@@ -1,0 +1,128 @@
+"""Several answers to one prompt, which is computed once.
+
+The first answer is a turn of the session itself, the others are turns of branches that live as long
+as the call. They begin once the first one has its first token: the prompt's state is there by then,
+and each finds it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import anyio
+
+from ...backends.errors import InferdError, InvalidArgument
+from ...ipc import messages as w
+from ...ipc.server import Request
+from ...sessions import Session, TurnOptions
+from ...sessions.turn import Turn
+from ..core import CallTable, Daemon
+from .common import priority_of, seconds_of
+from .turns import take_input
+
+__all__ = ("ANSWERS_MAX", "CALLS")
+
+ANSWERS_MAX = 16
+SEEDS = 1 << 32
+
+
+async def answers(daemon: Daemon, request: Request) -> w.AnswersResult:
+    """Answer a prompt several times, each with a seed of its own."""
+    p: w.AnswersParams = request.params
+    session = daemon.session(request)
+    _check(p, session)
+    branches: list[Session] = []
+    try:
+        with session.undone_if_refused():
+            await take_input(daemon, session, p)
+            if p.n > 1:
+                branches = daemon.sessions.fork(request.connection, session, p.n - 1)
+            round_ = _Round(p, [session, *branches])
+            await round_.begin()
+        request.emit(w.AnswersEvent(contexts=[s.handle for s in round_.sessions]))
+        return w.AnswersResult(answers=await round_.finish())
+    finally:
+        for branch in branches:
+            daemon.sessions.discard(branch)
+
+
+def _check(p: w.AnswersParams, session: Session) -> None:
+    if not 1 <= p.n <= ANSWERS_MAX:
+        raise InvalidArgument(f"{p.n} answers; it is 1 … {ANSWERS_MAX}")
+    if p.prompt is None and p.messages is None and session.state != "ready":
+        raise InvalidArgument(
+            "answers takes a prompt or messages", hint="give one, or call set_input before"
+        )
+
+
+class _Round:
+    """The answers to one prompt, by *sessions* that all have it."""
+
+    def __init__(self, p: w.AnswersParams, sessions: Sequence[Session]):
+        self.sessions = sessions
+        self._p = p
+        self._turn: Turn | None = None
+        self._there = anyio.Event()
+        """The prompt is computed, or never will be."""
+        self._seed = -1
+        self._found: list[dict[str, Any]] = [{} for _ in sessions]
+        self._splitters = [session.splitter(p.options) for session in sessions]
+
+    async def begin(self) -> None:
+        """Begin the first answer."""
+        first = self.sessions[0]
+        self._turn = await first.start(self._options(0), lambda _: self._there.set())
+        self._seed = first.parameters.get("seed")
+
+    async def finish(self) -> list[dict[str, Any]]:
+        """Wait for the first answer, do the others, and return all."""
+        assert self._turn is not None, "it has begun"
+        async with anyio.create_task_group() as group:
+            group.start_soon(self._await, 0, self._turn)
+            await self._there.wait()
+            for number in range(1, len(self.sessions)):
+                group.start_soon(self._answer, number)
+        return self._found
+
+    async def _answer(self, number: int) -> None:
+        try:
+            turn = await self.sessions[number].start(self._options(number))
+        except InferdError as exc:
+            self._note(number, b"", exc)
+        else:
+            await self._await(number, turn)
+
+    async def _await(self, number: int, turn: Turn) -> None:
+        error: InferdError | None = None
+        try:
+            await self.sessions[number].finish(turn)
+        except InferdError as exc:
+            error = exc
+        finally:
+            self._there.set()
+        self._note(number, bytes(turn.text), error)
+
+    def _note(self, number: int, text: bytes, error: InferdError | None) -> None:
+        said = self._splitters[number].last(text)
+        self._found[number] = {
+            "text": said.text,
+            "reasoning": said.reasoning,
+            "metadata": self.sessions[number].metadata(),
+            "error": None if error is None else error.to_wire(),
+        }
+
+    def _options(self, number: int) -> TurnOptions:
+        """Return what answer *number* is asked with: a seed that was given counts up."""
+        p = self._p
+        seed = {"seed": (self._seed + number) % SEEDS} if self._seed >= 0 else {}
+        return TurnOptions(
+            options=p.options | seed,
+            priority=priority_of(p.priority),
+            queue_timeout_s=seconds_of(p.queue_timeout_s),
+            timeout_s=seconds_of(p.timeout_s),
+            special=False,
+        )
+
+
+CALLS: CallTable = {"answers": answers}
