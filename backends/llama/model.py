@@ -11,7 +11,7 @@ from llama_cpp import llama_cpp as lib
 from numpy.typing import NDArray
 
 from ..base import PLAIN, Chunk, Message, ModelInfo, Move, Rendering, Sampler, shift_moves
-from ..errors import BackendError, InvalidArgument, UnsupportedOperation
+from ..errors import BackendError, UnsupportedOperation
 from ..params import SamplingParams
 from .adapters import LlamaAdapters
 from .context import LlamaContext
