@@ -10,7 +10,20 @@ import typer
 from typer.core import TyperGroup
 
 from ...backends.errors import InferdError
-from . import adapters, chat, embed, look, models, pull, run, serve, service, steer, template, version
+from . import (
+    adapters,
+    chat,
+    embed,
+    look,
+    models,
+    pull,
+    run,
+    serve,
+    service,
+    steer,
+    template,
+    version,
+)
 from .options import EXIT_INTERRUPTED, EXIT_READER_GONE, EXIT_REFUSED, JsonOutput, SocketPath
 from .output import fail, write_json
 from .statuses import exit_code

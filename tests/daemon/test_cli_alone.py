@@ -26,7 +26,6 @@ COMMANDS = {
     "serve", "run", "chat", "models", "show", "rm", "load", "unload", "ps", "cancel", "status",
     "stop", "pull", "queue", "forget", "pin", "unpin", "swap", "sessions", "template",
     "install-service", "uninstall-service", "add-adapter", "rm-adapter",
-    "add-adapter", "rm-adapter",
 }  # fmt: skip
 CLIENT_COMMANDS = [
     ("run", "m", "p"), ("chat", "m"), ("models",), ("show", "m"), ("load", "m"), ("unload", "m"),
