@@ -25,7 +25,7 @@ MODEL = struct.pack("<4sIQQ", b"GGUF", 3, 1, 2) + bytes(100)
 COMMANDS = {
     "serve", "run", "chat", "models", "show", "rm", "load", "unload", "ps", "cancel", "status",
     "stop", "pull", "queue", "forget", "pin", "unpin", "swap", "sessions", "template",
-    "install-service", "uninstall-service", "add-adapter", "rm-adapter",
+    "install-service", "uninstall-service", "add-adapter", "rm-adapter", "embed",
 }  # fmt: skip
 CLIENT_COMMANDS = [
     ("run", "m", "p"), ("chat", "m"), ("models",), ("show", "m"), ("load", "m"), ("unload", "m"),
