@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from ..embedding import POOLINGS
 from .outside import OUTSIDE
 from .table import PARAMETERS, SAMPLERS, Kind, Parameter
 
-__all__ = ("json_schema", "page")
+__all__ = ("columns", "json_schema", "page")
 
 _TYPES: dict[Kind, dict[str, Any]] = {
     "int": {"type": "integer"},
@@ -51,13 +51,13 @@ _WORDS: dict[Kind, str] = {
 }
 
 
-def json_schema() -> dict[str, Any]:
+def json_schema(parameters: Sequence[Parameter] = PARAMETERS) -> dict[str, Any]:
     """Return a JSON schema of parameters by their names; other spellings and keys are not in it."""
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "parameters of inferd",
         "type": "object",
-        "properties": {p.name: _property(p) for p in PARAMETERS},
+        "properties": {p.name: _property(p) for p in parameters},
     }
 
 
@@ -122,12 +122,17 @@ def _tables() -> Iterator[str]:
         yield ""
 
 
-def _line(p: Parameter) -> str:
+def columns(p: Parameter) -> tuple[str, str, str, str, str, str, str]:
+    """Return name, level, other spellings, type, default, range and meaning as texts."""
     bounds = f"{p.low:.10g} … {p.high:.10g}" if p.kind in ("int", "float") else ""
-    default = f"`{json.dumps(p.default)}`".replace("|", "\\|")
-    return (
-        f"| `{p.name}` | {_code(p.aliases)} | {_WORDS[p.kind]} | {default} | {bounds} | {p.doc} |"
-    )
+    default = json.dumps(p.default)
+    return p.name, p.level, ", ".join(p.aliases), _WORDS[p.kind], default, bounds, p.doc
+
+
+def _line(p: Parameter) -> str:
+    name, _, _, kind, default, bounds, meaning = columns(p)
+    shown = f"`{default}`".replace("|", "\\|")
+    return f"| `{name}` | {_code(p.aliases)} | {kind} | {shown} | {bounds} | {meaning} |"
 
 
 def _outside() -> Iterator[str]:

@@ -16,6 +16,7 @@ from . import (
     embed,
     look,
     models,
+    parameters,
     pull,
     run,
     serve,
@@ -99,5 +100,7 @@ def inferd(
         typer.echo(ctx.get_help())
 
 
-for module in (serve, run, chat, embed, template, models, adapters, pull, look, steer, service):
+for module in (
+    serve, run, chat, embed, template, models, adapters, pull, parameters, look, steer, service,
+):  # fmt: skip
     module.add_to(app)

@@ -83,7 +83,10 @@ PriorityOption = Annotated[Priority, typer.Option("--priority", help="The class 
 ModelOptions = Annotated[
     list[str] | None,
     typer.Option(
-        "--option", "-o", metavar="KEY=VALUE", help="Any parameter, such as top-k=20; repeatable."
+        "--option",
+        "-o",
+        metavar="KEY=VALUE",
+        help="Any parameter, such as top-k=20 (`inferd parameters` lists them); repeatable.",
     ),
 ]
 

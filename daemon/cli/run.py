@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ...backends.errors import TooLarge
+from ...backends.params import BY_NAME
 from .client import session_of
 from .options import (
     JsonOutput,
@@ -28,11 +29,9 @@ __all__ = ("Raw", "Stats", "Temperature", "TokensMax", "add_to", "say", "turn_op
 PROMPT_BYTES_MAX = 64 << 20
 
 Raw = Annotated[bool, typer.Option("--raw", help="Send the text as it stands: no chat template.")]
-Temperature = Annotated[
-    float | None, typer.Option("--temp", metavar="T", help="Temperature; 0 is greedy.")
-]
+Temperature = Annotated[float | None, typer.Option("--temp", metavar="T", help=BY_NAME["temp"].doc)]
 TokensMax = Annotated[
-    int | None, typer.Option("--n-predict", metavar="N", help="Tokens to generate, at most.")
+    int | None, typer.Option("--n-predict", metavar="N", help=BY_NAME["n-predict"].doc)
 ]
 SessionId = Annotated[
     str | None,

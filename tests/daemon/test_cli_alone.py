@@ -13,6 +13,7 @@ import typer.main
 
 from inferd import __version__
 from inferd.backends import errors
+from inferd.backends.params import BY_NAME, PARAMETERS
 from inferd.daemon.cli import app
 from inferd.daemon.cli.options import read_pairs
 from inferd.daemon.cli.output import printable, size_text, time_text
@@ -26,6 +27,7 @@ COMMANDS = {
     "serve", "run", "chat", "models", "show", "rm", "load", "unload", "ps", "cancel", "status",
     "stop", "pull", "queue", "forget", "pin", "unpin", "swap", "sessions", "template",
     "install-service", "uninstall-service", "add-adapter", "rm-adapter", "embed",
+    "parameters",
 }  # fmt: skip
 CLIENT_COMMANDS = [
     ("run", "m", "p"), ("chat", "m"), ("models",), ("show", "m"), ("load", "m"), ("unload", "m"),
@@ -60,7 +62,7 @@ def test_every_command_but_serve_writes_json_and_every_one_takes_a_socket_if_it_
     for name, command in commands.items():
         options = {option for parameter in command.params for option in parameter.opts}
         assert ("--json" in options) == (name != "serve"), name
-        alone = name == "pull" or name.endswith("-service")
+        alone = name in ("pull", "parameters") or name.endswith("-service")
         assert ("--socket" in options) == (not alone), name
 
 
@@ -258,3 +260,22 @@ def test_rm_removes_nothing_outside_the_models_directory(models: Path, tmp_path:
         assert inferd("rm", name, "--yes").exit_code == 1
     assert inferd("rm", "link", "--yes").exit_code == 0
     assert outside.exists() and not (models / "link.gguf").is_symlink()
+
+
+def test_parameters_are_listed_from_their_table_and_explained_in_any_spelling() -> None:
+    listed = inferd("parameters").stdout.splitlines()
+    assert listed[0].split() == ["PARAMETER", "OF", "TYPE", "DEFAULT"]
+    assert [line.split()[0] for line in listed[1:]] == [p.name for p in PARAMETERS]
+    said = inferd("parameters", "temperature", "n_predict").stdout
+    for name in ("temp", "n-predict"):
+        assert f"{name}: {BY_NAME[name].doc}" in said
+    assert "0 … " in said and "also temperature" in said
+    assert list(document(inferd("parameters", "top_k", "--json"))["properties"]) == ["top-k"]
+    unknown = inferd("parameters", "top-kk")
+    assert unknown.exit_code == 2 and "did you mean 'top-k'?" in unknown.stderr
+
+
+def test_the_flags_of_parameters_have_their_help_from_the_table() -> None:
+    text = " ".join(inferd("run", "--help").stdout.split())
+    for name in ("temp", "n-predict"):
+        assert " ".join(BY_NAME[name].doc.replace("`", "").split())[:40] in text.replace("`", "")
