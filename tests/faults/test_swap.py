@@ -482,6 +482,7 @@ ctx-size = 512
 
 
 @pytest.mark.model
+@pytest.mark.timeout(300)  # each swap may wait for the old model's turns, for a minute
 async def test_twenty_swaps_of_real_models_with_two_vocabularies_under_streams() -> None:
     """No turn fails or is cut short, and a history grows by what was added and said alone."""
     config = "".join(
