@@ -138,6 +138,13 @@ class Swaps:
         return done
 
     async def _retire(self, handover: _Handover, former: Model, before: Worker) -> None:
+        """Let the old model leave; however that goes, the name can be swapped again then."""
+        try:
+            await self._see_off(handover, former, before)
+        finally:
+            self._under_way.discard(handover.model.name)
+
+    async def _see_off(self, handover: _Handover, former: Model, before: Worker) -> None:
         """Let the turns of the old model end, take the histories along, and let it leave."""
         model = handover.model
         try:
@@ -152,7 +159,6 @@ class Swaps:
                 if former.worker is not None:
                     former.worker.heir = partial(self._pass_on, handover)
                 await self._drop(former)
-                self._under_way.discard(model.name)
 
     async def _replace(self, model: Model, config: ModelConfig) -> Swapped:
         """Drain the old model, and load the new one in its place; if that fails, the old one."""
