@@ -6,8 +6,10 @@ happens: who is let in, which loads go on, which models leave for them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -60,17 +62,22 @@ class Caller(Visit):
             self._scope.cancel()
 
     @contextmanager
-    def limited(self, seconds: Callable[[], float]) -> Iterator[None]:
+    def limited(self) -> Iterator[None]:
         """Wait inside, as long as this visit may.
 
         :raises InferdError: what it was refused with.
         :raises Timeout: it was too long.
         """
-        limits = [s for s in (self.queue_timeout_s, self.timeout_s) if s]
-        with anyio.move_on_after(min(limits, default=float("inf"))) as self._scope:
+        limits = {"total": self.timeout_s, "queue": self.queue_timeout_s}
+        which, limit_s = min(
+            ((name, s) for name, s in limits.items() if s),
+            key=itemgetter(1),
+            default=("total", math.inf),
+        )
+        with anyio.move_on_after(limit_s) as self._scope:
             yield
         if self._scope.cancelled_caught:
-            raise self._error or self._timed_out(seconds() - self.since)
+            raise self._error or _timeout(which, limit_s)
 
     async def woken(self) -> None:
         """Wait until it is woken, or was since it last waited."""
@@ -83,14 +90,13 @@ class Caller(Visit):
         self._woken = self._woken or anyio.Event()
         self._woken.set()
 
-    def _timed_out(self, waited_s: float) -> Timeout:
-        """Return the error of a wait that was too long."""
-        total = 0 < self.timeout_s <= waited_s
-        which, limit = ("", self.timeout_s) if total else ("queue ", self.queue_timeout_s)
-        return Timeout(
-            f"the {which}timeout of {limit:g} s has passed: the model was not in memory",
-            data={"timeout": "total" if total else "queue"},
-        )
+
+def _timeout(which: str, limit_s: float) -> Timeout:
+    name = "timeout" if which == "total" else f"{which} timeout"
+    return Timeout(
+        f"the {name} of {limit_s:g} s has passed: the model was not in memory",
+        data={"timeout": which},
+    )
 
 
 class Turnstile:
@@ -164,7 +170,7 @@ class Turnstile:
             return
         visit.on_wait()
         visit.waited = True
-        with visit.limited(self._seconds):
+        with visit.limited():
             while visit in model.stay.waiting:
                 await model.released()
                 await model.ready(on_progress)
