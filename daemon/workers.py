@@ -337,7 +337,7 @@ class Worker:
         changed.set()
 
     def _is_awaited(self) -> bool:
-        return bool(self._readers or self._pending)
+        return bool(self._readers or self._pending or self._quitting)
 
     def _kill(self) -> None:
         """End a process that hangs."""
@@ -417,6 +417,8 @@ class Worker:
         ended: asyncio.Future[None] = loop.create_future()
         loop.add_reader(sock, self._read, sock, ended)
         self._line = sock
+        if self._commands:
+            self._watch.sent()
         self._write()
         try:
             await ended

@@ -76,7 +76,8 @@ def run(link: SocketLink, recorder: Recorder | None = None, figures: Figures | N
         if model is not None:
             files = _files(command.kv_dir, model)
             limits = Limits(**command.limits)
-            _serve(link, Engine(model, limits, files=files, recorder=recorder, figures=figures))
+            engine = Engine(model, limits, files=files, recorder=recorder, figures=figures)
+            _serve(link, engine, commands.rest())
             model.close()
         link.drain(1.0)
     except LinkClosed:
@@ -100,6 +101,10 @@ class _Commands:
         """Tell whether `Quit` has come."""
         self._waiting.extend(self._link.receive(0))
         return any(isinstance(c, m.Quit) for c in self._waiting)
+
+    def rest(self) -> list[m.Command]:
+        """Return those that came while the model was loaded: the engine's."""
+        return list(self._waiting)
 
 
 def _load(
@@ -162,12 +167,15 @@ def _files(kv_dir: str, model: Model) -> KvFiles | None:
     return KvFiles(Path(kv_dir), model.info.fingerprint) if kv_dir else None
 
 
-def _serve(link: SocketLink, engine: Engine) -> None:
-    """Turn the engine until it is told to quit; sleep only when there is nothing to run."""
+def _serve(link: SocketLink, engine: Engine, commands: list[m.Command]) -> None:
+    """Turn the engine until it is told to quit, *commands* first; sleep only when there is nothing
+    to run.
+    """
     gc.collect()
     gc.freeze()  # what is there now stays: collections between steps took up to 5 ms for it
     if engine.kv.disk is not None:
         link.wake_on(engine.kv.disk.fileno())
+    link.send(engine.take(commands))
     while not engine.quit:
         link.send(engine.take(link.receive(_patience(engine))))
         link.send(engine.compute())

@@ -182,6 +182,20 @@ async def test_a_worker_that_hangs_is_replaced() -> None:
         assert daemon.log.count("worker.hangs") == 2
 
 
+async def test_a_worker_that_hangs_when_it_is_to_leave_is_ended() -> None:
+    """Nobody waits for it for ever: not who unloads the model, nor who comes for it next."""
+    async with running_daemon(CONFIG) as daemon, AsyncClient(daemon.socket) as client:
+        graph = await client.load_by_name("m")
+        end_worker(daemon, signal.SIGSTOP)
+        await client.unload(graph)
+        with anyio.fail_after(20):
+            await client.unload_model("m")
+        assert not workers_of(daemon)
+        assert daemon.log.count("worker.hangs") == 1
+        async with client.session("m", raw=True) as session:
+            assert await tell(session, "hello") == "hello"
+
+
 async def test_a_worker_that_dies_while_it_loads_for_others_is_replaced() -> None:
     async with (
         running_daemon(CONFIG + "load_ms = 300\n") as daemon,
