@@ -262,13 +262,16 @@ def _step_s(
 ) -> float:
     """Return what a step may take in which *prompts* of a class are read.
 
-    Those of the lowest class keep to `step_target_s`, as whoever arrives comes before them. Others
-    do for the sake of decoding tasks of a higher class, or of their own; but tasks of one burst
-    wait for each other, in steps of `step_burst_s`: a stream for those that got their slots at most
+    Those of the lowest class keep to `LOW_STEP` of `step_target_s`, as whoever arrives comes before
+    them, and waits for a whole step before his own. Others keep to `step_target_s` for the sake of
+    decoding tasks of a higher class, or of their own; but tasks of one burst wait for each other,
+    in steps of `step_burst_s`: a stream for those that got their slots at most
     `step_alone_s` after its first token, if that takes no longer than `burst_s`.
     """
     highest = max(map(order.effective, decoding), default=-1)
-    if effective == 0 or highest > effective:
+    if effective == 0:
+        return LOW_STEP * limits.step_target_s
+    if highest > effective:
         return limits.step_target_s
     if highest < effective:
         return limits.step_alone_s
@@ -280,6 +283,9 @@ def _step_s(
         return limits.step_target_s
     return max(limits.step_target_s, limits.step_burst_s)
 
+
+LOW_STEP = 2 / 3
+"""What a step may take in which prompts of the lowest class are read, of `step_target_s`."""
 
 ROWS_UNKNOWN = 32
 """Prompt rows of the very first step, before anything is known of the machine."""

@@ -273,7 +273,7 @@ def test_one_that_has_aged_does_not_keep_back_a_higher_class_behind_it() -> None
 def test_prompts_of_the_lowest_class_step_aside_sooner() -> None:
     slots = slots_of(1)
     running(slots[0], task(1, tokens=500, priority=0))
-    limits = Limits(step_target_s=0.205, step_alone_s=0.505)
+    limits = Limits(step_target_s=0.305, step_alone_s=0.505)
 
     assert [r.count for r in plan_rows(slots, order(), limits, 512, Known(0.01))] == [20]
 
