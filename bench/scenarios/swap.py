@@ -7,12 +7,12 @@ the operator did: loads of one model alone, and swaps.
 from __future__ import annotations
 
 import asyncio
-import itertools
 import statistics
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TypeVar
 
 from bench import daemon, texts
@@ -33,7 +33,7 @@ PROGRAMS, TOKENS = 16, 48
 SLOTS = PROGRAMS + 1
 """One for who asks the new model at once."""
 CTX_SIZE, HISTORY_MAX = 1024, 500
-SWAPS, APART_S = 4, 1.5
+SWAPS, APART_S = 2, 1.5
 ONE = f"{INFERD}, one vocabulary"
 TWO = f"{INFERD}, two vocabularies"
 OTHERS = {
@@ -66,25 +66,34 @@ class Programs:
         self.turns: list[Stream] = []
         self.swaps: list[Stream] = []
         self.over = False
-        self.begun = asyncio.Event()
-        """Each has had a turn."""
-        self._beginners = self.count
+        self._answered_by: dict[StreamClient, str] = {}
+        """The fingerprint that answered a program's last turn."""
+        self._turned = asyncio.Condition()
 
     async def talk(self, client: StreamClient) -> None:
         """Be one of them."""
         name = texts.names(self.rng, 1)[0]
-        for number in itertools.count():
+        while not self.over:
             text = f"{self.work.mark} {texts.question(self.rng, name)}"
             turn = await turn_of(client, Ask(text, self.tokens, name))
             self.turns.append(turn)
             if turn.input_tokens > HISTORY_MAX:
                 await client.client.reset(client.session.context)
-            if number == 0:
-                self._beginners -= 1
-                if not self._beginners:
-                    self.begun.set()
-            if self.over:
-                return
+            async with self._turned:
+                self._answered_by[client] = turn.label
+                self._turned.notify_all()
+
+    async def settled(self, fingerprint: str = "") -> None:
+        """Wait until one model has answered the last turn of each: that one, if it is named. A run
+        in which a turn failed is over.
+        """
+        async with self._turned:
+            await self._turned.wait_for(partial(self._is_settled, fingerprint))
+
+    def _is_settled(self, fingerprint: str) -> bool:
+        last = list(self._answered_by.values())
+        one = len(last) == self.count and len(set(last)) == 1 and fingerprint in ("", last[0])
+        return one or any(turn.error for turn in self.turns)
 
 
 async def turn_of(client: StreamClient, ask: Ask) -> Stream:
@@ -125,15 +134,18 @@ async def swap(client: AsyncClient, to: str) -> Stream:
 
 
 async def swap_under(programs: Programs, probe: StreamClient) -> None:
-    """Swap there and back while the programs talk; ask the new model at once each time."""
-    await programs.begun.wait()
-    for number in range(2 if programs.work.small else SWAPS):
+    """Swap there and back while the programs talk, each time from one model alone to another; ask
+    the new one at once.
+    """
+    await programs.settled()
+    for number in range(SWAPS):
         await asyncio.sleep(APART_S)
-        programs.swaps.append(await swap(probe.client, ("second", "first")[number % 2]))
+        done = await swap(probe.client, ("second", "first")[number % 2])
+        programs.swaps.append(done)
         text = f"{programs.work.mark} {number}"
         programs.turns.append(await turn_of(probe, Ask(text, 4)))
         await probe.client.reset(probe.session.context)
-    await asyncio.sleep(APART_S)
+        await programs.settled(done.label.split()[-1])
     programs.over = True
 
 
@@ -162,8 +174,6 @@ class Swap:
     """A swap of a run, until the next one: from a model to another one, by their fingerprints."""
 
     call: Stream
-    began_s: float
-    """When the time before it began, in which nothing was swapped."""
     until_s: float
 
     @property
@@ -177,10 +187,10 @@ class Swap:
         return self.call.label.split()[2]
 
     def step_s(self, turns: Sequence[Stream]) -> float:
-        """Return a step of the old model before the swap: the median gap of its streams."""
+        """Return a step of the old model right before: the median gap of its streams."""
         gaps = (gap for turn in turns if turn.label == self.before for gap in turn.gaps())
-        before = [b - a for a, b in gaps if a >= self.began_s and b <= self.call.asked_s]
-        return statistics.median(before)
+        asked_s = self.call.asked_s
+        return statistics.median(b - a for a, b in gaps if asked_s - APART_S <= a < b <= asked_s)
 
     def silence_steps(self, turns: Sequence[Stream]) -> float:
         """Return the longest silence of a stream since, in steps before."""
@@ -195,11 +205,9 @@ class Swap:
 def swaps_of(streams: Sequence[Stream]) -> Iterator[Swap]:
     """Yield the swaps among *streams*, in their order."""
     calls = sorted((x for x in streams if x.label.startswith(SWAP)), key=lambda x: x.asked_s)
-    end_s = max(x.ended_s for x in streams)
-    begin_s = min(x.asked_s for x in streams)
-    for before, call, after in zip([None, *calls], calls, [*calls[1:], None], strict=False):
-        began_s = begin_s if before is None else before.ended_s
-        yield Swap(call, began_s, end_s if after is None else after.asked_s)
+    ends_s = [*(x.asked_s for x in calls[1:]), max(x.ended_s for x in streams)]
+    for call, end_s in zip(calls, ends_s, strict=True):
+        yield Swap(call, end_s)
 
 
 def measure(streams: Sequence[Stream]) -> dict[str, float]:
@@ -235,8 +243,8 @@ SCENARIO = Scenario(
     title="Models are swapped under streams",
     about=f"""\
 {PROGRAMS} programs ask turn after turn of {TOKENS} tokens while the model behind their name is
-swapped {SWAPS} times, there and back; each swap as soon as the one before is over, but
-{APART_S:g} s after it at least. **{ONE}**: between SmolLM2 135M and the same with a
+swapped {SWAPS} times, there and back; each swap {APART_S:g} s after the new model has answered
+a turn of each of them. **{ONE}**: between SmolLM2 135M and the same with a
 slot more; **{TWO}**: between SmolLM2 135M and Gemma 3 270M. A run in which a turn failed or was cut
 short is refused. The silence is the longest that a stream stood still within a turn, in steps (the
 median gap between its tokens) of the old model before the swap. A load alone runs beside nothing,
