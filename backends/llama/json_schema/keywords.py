@@ -28,7 +28,7 @@ _ANNOTATIONS = frozenset({
 _REFUSED: dict[str, str] = {
     **dict.fromkeys(("not", "if", "then", "else"), "name what may be, by anyOf"),
     **dict.fromkeys(
-        ("patternProperties", "propertyNames"), "name the properties, or let additionalProperties"
+        ("patternProperties", "propertyNames"), "name the properties, or use additionalProperties"
     ),
     **dict.fromkeys(
         ("dependentRequired", "dependentSchemas", "dependencies"), "name the cases by anyOf"
