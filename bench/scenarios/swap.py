@@ -196,10 +196,13 @@ class Swap:
         """Return the longest silence of a stream since, in steps before."""
         return gap_worst_s(turns, self.call.asked_s, self.until_s) / self.step_s(turns)
 
-    def first_s(self, turns: Sequence[Stream]) -> float:
-        """Return the time until the first turn of the new model told something."""
-        moments = (t.first_s for t in turns if t.label == self.after)
-        return min(m for m in moments if m >= self.call.asked_s) - self.call.asked_s
+    def begins_s(self, turns: Sequence[Stream]) -> float:
+        """Return the time until a turn began to be computed by the new model: when the swap was
+        done, at the earliest.
+        """
+        new = [t for t in turns if t.label == self.after and t.first_s >= self.call.ended_s]
+        begun_s = min(turn.asked_s + turn.waited_s for turn in new)
+        return max(begun_s, self.call.ended_s) - self.call.asked_s
 
 
 def swaps_of(streams: Sequence[Stream]) -> Iterator[Swap]:
@@ -222,8 +225,8 @@ def measure(streams: Sequence[Stream]) -> dict[str, float]:
     return {
         "silence_steps": max(silences),
         "silence_median_steps": statistics.median(silences),
-        "late_s": max(swap.first_s(turns) - loads[swap.after] for swap in swaps),
-        "first_s": statistics.median(swap.first_s(turns) for swap in swaps),
+        "late_s": max(swap.begins_s(turns) - loads[swap.after] for swap in swaps),
+        "begins_s": statistics.median(swap.begins_s(turns) for swap in swaps),
         "load_s": statistics.median(loads.values()),
         "turns": len(turns),
     }
@@ -248,13 +251,13 @@ a turn of each of them. **{ONE}**: between SmolLM2 135M and the same with a
 slot more; **{TWO}**: between SmolLM2 135M and Gemma 3 270M. A run in which a turn failed or was cut
 short is refused. The silence is the longest that a stream stood still within a turn, in steps (the
 median gap between its tokens) of the old model before the swap. A load alone runs beside nothing,
-and is the model's second: the first also reckons with its memory. The new model's first token is
-counted from the asking for the swap. {SLOTS} slots of {CTX_SIZE} tokens.""",
+and is the model's second: the first also reckons with its memory. A turn begins when it is computed,
+which is counted from the asking for the swap. {SLOTS} slots of {CTX_SIZE} tokens.""",
     figures=(
         Figure("silence_steps", "worst silence of a stream, steps", 1),
         Figure("silence_median_steps", "median of the swaps' worst silences, steps", 1),
-        Figure("late_s", "new model's first token after a load alone, worst, s"),
-        Figure("first_s", "new model's first token, median, s"),
+        Figure("late_s", "new model's first turn begins after a load alone, worst, s"),
+        Figure("begins_s", "new model's first turn begins, median, s"),
         Figure("load_s", "a load alone, s"),
         Figure("turns", "turns, all answered", 0),
     ),

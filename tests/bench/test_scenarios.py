@@ -75,7 +75,7 @@ def test_the_silence_of_a_swap_is_told_in_steps_of_the_model_before() -> None:
     figures = swap.measure(streams)
     assert figures["silence_steps"] == pytest.approx(5.0)
     assert figures["silence_median_steps"] == pytest.approx(4.0)
-    assert figures["late_s"] == pytest.approx(max(2.7 - 2.0, 1.1 - 1.0))
+    assert figures["late_s"] == pytest.approx(max(2.5 - 2.0, 1.0 - 1.0))
     assert figures["load_s"] == pytest.approx(1.5) and figures["turns"] == 5
     with pytest.raises(AssertionError, match="nobody swapped to"):
         swap.measure([*streams, a_turn("c", 9.0, 9.1)])
