@@ -251,8 +251,8 @@ a turn of each of them. **{ONE}**: between SmolLM2 135M and the same with a
 slot more; **{TWO}**: between SmolLM2 135M and Gemma 3 270M. A run in which a turn failed or was cut
 short is refused. The silence is the longest that a stream stood still within a turn, in steps (the
 median gap between its tokens) of the old model before the swap. A load alone runs beside nothing,
-and is the model's second: the first also reckons with its memory. A turn begins when it is computed,
-which is counted from the asking for the swap. {SLOTS} slots of {CTX_SIZE} tokens.""",
+and is the model's second: the first also reckons with its memory. A turn begins when it is
+computed, which is counted from the asking for the swap. {SLOTS} slots of {CTX_SIZE} tokens.""",
     figures=(
         Figure("silence_steps", "worst silence of a stream, steps", 1),
         Figure("silence_median_steps", "median of the swaps' worst silences, steps", 1),
