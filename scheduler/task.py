@@ -18,6 +18,8 @@ __all__ = ("PLAIN", "PRIORITIES", "Group", "Task", "TaskState", "priority_name",
 
 PRIORITIES = {"low": 0, "normal": 1, "high": 2, "urgent": 3}
 PRIORITY_MAX = 3
+BEGUN_AHEAD = 1 << 48
+"""So many places before its own stands a task that another worker had begun."""
 
 
 def priority_number(name: str) -> int:
@@ -126,7 +128,7 @@ class Task:
     ) -> Task:
         """Return a waiting task that arrived at *now*, when the token clock stood at *clock*;
         *shared* lets its KV state serve all owners. One that another worker had begun arrived as
-        much earlier, and goes on where that was.
+        much earlier, goes on where that was, and before its equals that have not begun.
         """
         tokens = unpack_tokens(spec.tokens)
         scope, session = scoped(spec.owner, spec.session, shared=shared)
@@ -136,7 +138,7 @@ class Task:
         return cls(
             spec=spec,
             arrival=arrival,
-            place=arrival,
+            place=arrival if before.admitted_s is None else arrival - BEGUN_AHEAD,
             now=now,
             tokens=tokens,
             prompt_size=len(tokens) + before.dropped - before.told,

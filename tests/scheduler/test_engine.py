@@ -340,6 +340,22 @@ def test_equals_of_one_owner_take_turns_by_quanta() -> None:
     assert bench.text(1) == b"a long story " * 8 and len(ended) == 3
 
 
+def test_what_another_worker_had_begun_goes_on_before_its_equals_that_wait() -> None:
+    bench = Bench(slots=1)
+    begun = m.Progressed(age_s=3.0, admitted_s=1.0)
+    waited = m.Progressed(age_s=9.0)
+
+    bench.run(
+        bench.submit(1, "new"),
+        bench.submit(2, "waits", progressed=waited),
+        bench.submit(3, "begun", progressed=begun),
+        bench.submit(4, "urgent", priority=3),
+    )
+
+    assert list(bench.reports) == [4, 3, 1, 2]
+    assert all(bench.end(number) for number in bench.reports)
+
+
 def test_leased_slots_stay_without_gaps() -> None:
     bench = Bench(slots=4)
     bench.turn(*(bench.submit(i, "some text that is long enough") for i in range(4)))
