@@ -166,6 +166,7 @@ class Swaps:
         before, after = worker.info, worker.info
         left: dict[int, TaskReader] = {}
         model.hold()
+        log.info("model.drains", model=model.name, tasks=worker.tasks)
         try:
             await self._empty(model, worker, left)
             after = await self._exchange(model, config, left)

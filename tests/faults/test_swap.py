@@ -323,8 +323,11 @@ async def test_a_drain_holds_new_turns_back_until_the_new_model_is_there() -> No
             old = workers_of(daemon)
             async with anyio.create_task_group() as group:
                 group.start_soon(swap, client, "other", "drain")
-                await client.stats()  # the swap waits for the stream now, that for its reader
+                with anyio.fail_after(20):
+                    while not daemon.log.count("model.drains"):
+                        await anyio.sleep(0.01)  # then the swap waits for the stream
                 group.start_soon(comes.chat, "comes")
+                await anyio.wait_all_tasks_blocked()
                 await client.stats()
                 assert await state_of(client, comes) == "empty" and workers_of(daemon) == old
                 said += "".join([p async for p in stream])
