@@ -91,3 +91,6 @@ class Aside:
 
     def adjust(self, command: m.Adjust) -> None:
         """Do nothing: the turn knows its parameters when it goes on."""
+
+    def judge(self, verdict: m.Verdict) -> None:
+        """Do nothing: the turn asks again when it goes on."""

@@ -37,6 +37,7 @@ from ..ipc.messages import (
 )
 from ..ipc.server import Connection, Request, Server
 from ..sessions import DAY_S, Journal, Ledger, ModelSource, Port, Session, SessionManager, Stored
+from ..sessions.similarity import Comparison, Similarity, nobody
 from .config import Config
 from .machine import MachineMemory
 from .metrics.tally import Tally
@@ -44,6 +45,7 @@ from .models import Lease, ModelState
 from .parts import Parts
 from .pressure import MemoryWatch, Pace
 from .registry import Registry
+from .similarity import Comparing
 from .swapping import Swaps
 from .users import Users
 
@@ -100,6 +102,10 @@ class _Unleased:
         """Refuse: a dormant session computes nothing."""
         raise SessionExpired(f"nobody holds the model {self.name!r}")
 
+    def compare(self, comparison: Comparison, tell: Callable[[Similarity], None]) -> None:
+        """Compare nothing: a dormant session says nothing."""
+        nobody(comparison, tell)
+
 
 class Daemon:
     """Everything that lives on the event loop: registry, sessions, graphs, connections."""
@@ -138,6 +144,7 @@ class Daemon:
         self.registry = Registry(config, group, self.flush, machine=machine, parts=self.parts)
         self.registry.on_loaded = self.tally.load_ended
         self.registry.on_left = self.tally.worker_left
+        self.registry.compare = Comparing(self).compare
         room = self.registry.room
         self.memory = MemoryWatch(
             machine, self.registry.workers, room.spare_bytes, room.shed, time.monotonic, pace

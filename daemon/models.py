@@ -13,6 +13,7 @@ import msgspec
 from ..backends import MemoryNeed
 from ..backends.errors import InferdError
 from ..sessions.port import ask_again
+from ..sessions.similarity import Comparison, Similarity
 from .adapters import describe_adapters
 from .aside import Aside
 from .config_models import ModelConfig
@@ -313,6 +314,10 @@ class Lease:
     def former(self, vocabulary: str) -> Model | None:
         """Return a model that had the name before a swap, by its vocabulary's hash."""
         return self.model.formers.get(vocabulary)
+
+    def compare(self, comparison: Comparison, tell: Callable[[Similarity], None]) -> None:
+        """Have a sentence of the model's compared, as is configured for it."""
+        self.model._registry.compare(self.model, comparison, tell)
 
     def close(self) -> None:
         """Give the lease up."""

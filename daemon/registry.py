@@ -22,6 +22,7 @@ from ..scheduler import messages as m
 from ..scheduler.recorder import Act
 from ..scheduler.store import scoped
 from ..sessions.port import TaskReader
+from ..sessions.similarity import Comparison, Similarity, nobody
 from .adapters import specs_of, with_adapters, without_adapters
 from .config import Config
 from .config_models import ModelConfig
@@ -92,6 +93,10 @@ class Registry:
         """Hears of loads that have ended: the seconds, or None of one that failed."""
         self.on_left: Callable[[Model, Worker], None] = lambda *_: None
         """Hears of workers that are gone."""
+        self.compare: Callable[[Model, Comparison, Callable[[Similarity], None]], None] = (
+            lambda _, comparison, tell: nobody(comparison, tell)
+        )
+        """Has a sentence of a model's compared."""
         self.scan()
 
     def scan(self) -> None:

@@ -201,6 +201,10 @@ class Worker:
         """Let a task's parameters hold from its next token on."""
         self._send(command)
 
+    def judge(self, verdict: m.Verdict) -> None:
+        """Tell a task whether it ends with its last sentence."""
+        self._send(verdict)
+
     async def tokenize(self, text: bytes, *, special: bool, bos: bool) -> list[int]:
         """Return the token ids of *text*."""
         packed = await self._ask(lambda i: m.Tokenize(i, text, special, bos), text)
@@ -487,7 +491,7 @@ class Worker:
 
     def _take(self, report: m.Report) -> None:
         match report:
-            case m.Tokens() | m.Moved() | m.Position() | m.Shifted():
+            case m.Tokens() | m.Sentence() | m.Moved() | m.Position() | m.Shifted():
                 reader = self._readers.get(report.task_id)
                 if reader is not None:
                     reader.report(report)

@@ -41,8 +41,10 @@ def timeout(task: Task, limits: Limits, now: float) -> InferdError | None:
 
 
 def overdue(task: Task, now: float) -> str | None:
-    """Return the bound on its own time that ends *task* now, if one does."""
-    if task.watch is None:
+    """Return the bound on its own time that ends *task* now, if one does; not before it is said
+    whether its last sentence does.
+    """
+    if task.watch is None or task.asking:
         return None
     return next((bound for moment, bound in _bounds(task) if now >= moment), None)
 

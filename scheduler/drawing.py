@@ -87,7 +87,8 @@ def _watched(
 def take_up(model: Model, task: Task) -> Ending | None:
     """Let the text of a turn that another worker had begun go on where its reader is.
 
-    Returns its end where it had met that, and only the end was not told any more.
+    Returns its end where it had met that, and only the end was not told any more; or what ends it
+    if its last sentence does not, which is still to be judged.
     """
     before = task.spec.progressed
     if before is None or not before.told:
@@ -98,7 +99,11 @@ def take_up(model: Model, task: Task) -> Ending | None:
     if stop is not None:
         return Ending(reason, stop)
     met = None if task.watch is None else _replayed(task.watch, answer, before.surprises)
-    return None if met is None else Ending(*met)
+    if met is not None:
+        return Ending(*met)
+    if 0 <= task.spec.n_predict <= task.generated:
+        return Ending("length", str(task.spec.n_predict))
+    return None
 
 
 def _replayed(watch: Watch, answer: list[int], surprises: bytes) -> tuple[str, str] | None:

@@ -16,6 +16,7 @@ from ..backends import Chunk, InferdError, Model, Sampler, SamplingParams
 from ..backends.errors import BackendError, Cancelled, KvFull
 from . import messages as m
 from .adapters import add_adapter, in_use, uses
+from .asking import ask, hear, is_asked
 from .cost import Load, StepCost
 from .deadlines import deadlines, overdue, timeout
 from .disk import DiskTier
@@ -197,6 +198,8 @@ class Engine:
                 self._credit(task_id, events)
             case m.Pull(task_id):
                 self._pull(task_id)
+            case m.Verdict():
+                self._hear(command)
             case m.Adjust():
                 self._adjust(command)
             case m.Submit(spec):
@@ -246,11 +249,7 @@ class Engine:
             return
         self.queue.append(task)
         task.head = head_of(task, self.limits.share_tokens_min)
-        ending = take_up(self.model, task)
-        if ending is not None:
-            self._finish(task, ending)
-        elif len(task.tokens) >= ctx_size_of(task, self.model):
-            self._shift(task)  # the worker before was about to
+        self._go_on(task, take_up(self.model, task))
 
     def _check(self, task: Task) -> None:
         check_task(task, self.model)
@@ -276,6 +275,20 @@ class Engine:
         if task is not None:
             task.asked += 1
             task.unread_since = None
+
+    def _hear(self, verdict: m.Verdict) -> None:
+        task = self._tasks.get(verdict.task_id)
+        if task is not None and is_asked(task, verdict):
+            self._go_on(task, hear(task, verdict))
+
+    def _go_on(self, task: Task, ending: Ending | None) -> None:
+        """Let a task go on to its next token, or to its end, once its sentences are judged."""
+        if task.text.question is not None:
+            self.outbox.append(ask(task, ending, self._now))
+        elif ending is not None:
+            self._finish(task, ending)
+        elif task.state is TaskState.WAITING and len(task.tokens) >= ctx_size_of(task, self.model):
+            self._shift(task)  # the worker before was about to
 
     def _adjust(self, command: m.Adjust) -> None:
         task = self._tasks.get(command.task_id)
@@ -603,8 +616,7 @@ class Engine:
             task.first_token_at = self._now
         if drawn.text is not None:
             self._tell(task, drawn.token, drawn.text, drawn.surprise)
-        if drawn.ending is not None:
-            self._finish(task, drawn.ending)
+        self._go_on(task, drawn.ending)
 
     def _tell(self, task: Task, token: int, text: bytes, surprise: float | None) -> None:
         told = likely(self.model, task)

@@ -61,6 +61,7 @@ __all__ = (
     "Refused",
     "RemoveAdapter",
     "Report",
+    "Sentence",
     "Shifted",
     "Stats",
     "Stored",
@@ -72,6 +73,7 @@ __all__ = (
     "Tokens",
     "TurnStats",
     "Unstored",
+    "Verdict",
     "pack_floats",
     "pack_tokens",
     "unpack_floats",
@@ -228,6 +230,16 @@ class Pull(_Message):
     task_id: int
 
 
+class Verdict(_Message):
+    """What was made of the sentence that ends before the byte *end*; with a *detail* it ends its
+    task.
+    """
+
+    task_id: int
+    end: int
+    detail: str = ""
+
+
 class Adjust(_Message):
     """Parameters of a task that hold from its next token on."""
 
@@ -359,6 +371,7 @@ Command = (
     | Cancel
     | Credit
     | Pull
+    | Verdict
     | Adjust
     | Tokenize
     | Detokenize
@@ -379,7 +392,7 @@ Command = (
 # Reports: worker to daemon.
 
 
-CUT_REASONS = frozenset(("stop", "pattern", "complete", "indent"))
+CUT_REASONS = frozenset(("stop", "pattern", "complete", "indent", "similarity"))
 """Stop reasons with which text is cut whose tokens stand: they say more than the text."""
 
 
@@ -476,6 +489,16 @@ class Tokens(_Message):
     likely: list[Likely] = []
 
 
+class Sentence(_Message):
+    """A sentence of a task's answer, which ends before the byte *end*: the task waits for its
+    `Verdict`. One that goes on in another worker may ask again.
+    """
+
+    task_id: int
+    end: int
+    text: str
+
+
 class Moved(_Message):
     """A task went from one state to another: waiting, running, parked."""
 
@@ -568,6 +591,7 @@ Report = (
     | Loaded
     | LoadFailed
     | Tokens
+    | Sentence
     | Moved
     | Position
     | Shifted

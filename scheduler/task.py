@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
@@ -13,6 +13,9 @@ from .messages import Adjust, Progressed, TaskSpec, TurnStats, unpack_tokens
 from .stopping import Watch
 from .store import Origin, scoped
 from .text import TextAssembler
+
+if TYPE_CHECKING:
+    from .drawing import Ending
 
 __all__ = ("PLAIN", "PRIORITIES", "Group", "Task", "TaskState", "priority_name", "priority_number")
 
@@ -71,6 +74,10 @@ class Task:
     text: TextAssembler
     watch: Watch | None = None
     """What may end it beside its stop texts and its bounds."""
+    asking: bool = False
+    """Others judge its last sentence: it waits, see `asking`."""
+    ending: Ending | None = None
+    """What its last token ends it by, if that sentence does not."""
     scope: int = 0
     session: str = ""
     """Whom its KV state may serve; see `store.Origin`."""
@@ -142,9 +149,7 @@ class Task:
             now=now,
             tokens=tokens,
             prompt_size=len(tokens) + before.dropped - before.told,
-            text=TextAssembler(
-                spec.stop, spec.reverse_prompt, None if watch is None else watch.text
-            ),
+            text=_assembler(spec, watch),
             watch=watch,
             scope=scope,
             session=session if spec.session else "",
@@ -208,16 +213,17 @@ class Task:
     @property
     def wants_token(self) -> bool:
         """Tell whether the reader takes another token now."""
-        return self.asked > 0 if self.spec.pull else self.credit != 0
+        return not self.asking and (self.asked > 0 if self.spec.pull else self.credit != 0)
 
     @property
     def has_work(self) -> bool:
         """Tell whether the next step has rows of this task.
 
         A drawn token of a pull task is decoded ahead of the next call; a push task without
-        credit stands still.
+        credit stands still, as does a task whose last sentence is judged.
         """
-        return self.pending > 0 and (self.spec.pull or self.wants_token)
+        may = self.wants_token or (self.spec.pull and not self.asking)
+        return self.pending > 0 and may
 
     def effective_class(self, clock: int, ageing_tokens: int) -> int:
         """Return the class with the age: waiting tasks rise by one per *ageing_tokens*."""
@@ -245,6 +251,13 @@ class Task:
             shifts=self.shifts,
             shifted=self.shifted,
         )
+
+
+def _assembler(spec: TaskSpec, watch: Watch | None) -> TextAssembler:
+    """Return what makes text of a task's tokens."""
+    if watch is None:
+        return TextAssembler(spec.stop, spec.reverse_prompt)
+    return TextAssembler(spec.stop, spec.reverse_prompt, watch.text, watch.sentences)
 
 
 def _moment(start: float, seconds: float | None) -> float | None:

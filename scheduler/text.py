@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from .stopping import Stop, TextWatch
+from .stopping.sentences import Sentence, Sentences
 
 __all__ = ("Released", "TextAssembler", "incomplete_utf8")
 
@@ -38,24 +39,48 @@ class TextAssembler:
     """Holds back what is undecided: half a character, or the beginning of what a stop may cut.
 
     *stop* texts are cut from the output, *keep* texts (reverse prompts) stay in it; *watch* has
-    the other conditions on the text. Text after a stop is never released, however the tokens split
+    the other conditions on the text; with *sentences* each of these is in `question` once it has
+    ended, until `stop` or `go_on`. Text after a stop is never released, however the tokens split
     it.
     """
 
     def __init__(
-        self, stop: Sequence[str] = (), keep: Sequence[str] = (), watch: TextWatch | None = None
+        self,
+        stop: Sequence[str] = (),
+        keep: Sequence[str] = (),
+        watch: TextWatch | None = None,
+        sentences: Sentences | None = None,
     ):
         self._stops = [(s.encode(), s, False) for s in stop] + [(s.encode(), s, True) for s in keep]
         self._watch = watch
+        self._sentences = sentences
         self._plain = not self._stops and watch is None
         self._held = b""
         self._stopped = False
 
     def with_stops(self, stop: Sequence[str], keep: Sequence[str]) -> TextAssembler:
         """Return an assembler with other stop texts that holds what this one holds."""
-        other = TextAssembler(stop, keep, self._watch)
+        other = TextAssembler(stop, keep, self._watch, self._sentences)
         other._held, other._stopped = self._held, self._stopped
         return other
+
+    @property
+    def question(self) -> Sentence | None:
+        """The sentence that may end the text: nothing behind it is looked at before."""
+        return None if self._sentences is None or self._stopped else self._sentences.question
+
+    def stop(self) -> None:
+        """Let the text end with the sentence in question."""
+        self._stopped = True
+
+    def go_on(self) -> Released:
+        """Look at what follows the sentence in question. What can be shown of it comes with the
+        next piece.
+        """
+        assert self._sentences is not None
+        released = self._feed(self._sentences.go_on())
+        self._held = released.text + self._held
+        return released._replace(text=b"")
 
     def take_up(self, told: bytes, shown: int) -> Released:
         """Go on after *told*, the text of the tokens so far, of which *shown* bytes were released.
@@ -63,6 +88,8 @@ class TextAssembler:
         Where the turn had met its end, and only that was not told, it is told again.
         """
         self._held = b""
+        if self._sentences is not None:
+            told = self._sentences.take_up(told, shown)
         stop = None if self._watch is None else self._watch.feed(told)
         held = told[shown:]
         found = _earliest(self._find(held), stop, shown)
@@ -74,6 +101,9 @@ class TextAssembler:
         """Take the bytes of one token, return what can be shown now."""
         if self._stopped:
             return Released(b"")
+        return self._feed(piece if self._sentences is None else self._sentences.feed(piece))
+
+    def _feed(self, piece: bytes) -> Released:
         if self._plain and not self._held and piece.isascii():
             return Released(piece)
         data, watch = self._held + piece, self._watch
@@ -92,6 +122,8 @@ class TextAssembler:
     def flush(self) -> bytes:
         """Return what is still held back, at the end of the turn."""
         held, self._held = self._held, b""
+        if self._sentences is not None and not self._stopped:
+            held += self._sentences.rest()
         return held
 
     def _find(self, data: bytes) -> Stop | None:

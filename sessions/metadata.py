@@ -53,7 +53,7 @@ def metadata(session: Session, turn: Turn | None) -> dict[str, Any]:
         "session_id": session.session_id,
         "durable": session.recording.durable,
         "not_applied": session.parameters.not_applied,
-        "adjusted": session.parameters.adjusted,
+        "adjusted": session.parameters.adjusted | ({} if turn is None else turn.comparisons.missed),
         "ignored": session.parameters.ignored,
         **_probabilities(turn),
     }

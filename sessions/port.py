@@ -8,7 +8,8 @@ from typing import Any, Protocol, TypeVar
 from ..backends import ModelInfo, Rendering
 from ..backends.base import PLAIN
 from ..backends.errors import WorkerCrashed
-from ..scheduler.messages import AdapterReport, Adjust, Report, TaskSpec
+from ..scheduler.messages import AdapterReport, Adjust, Report, TaskSpec, Verdict
+from .similarity import Comparison, Similarity
 
 __all__ = ("Former", "Line", "ModelSource", "Port", "TaskReader", "ask_again")
 
@@ -59,6 +60,9 @@ class Line(Protocol):
 
     def adjust(self, command: Adjust) -> None:
         """Let a task's parameters hold from its next token on."""
+
+    def judge(self, verdict: Verdict) -> None:
+        """Tell a task whether it ends with its last sentence."""
 
 
 class Port(Line, Protocol):
@@ -143,6 +147,9 @@ class ModelSource(Protocol):
 
         :raises LoadFailed: it cannot be loaded.
         """
+
+    def compare(self, comparison: Comparison, tell: Callable[[Similarity], None]) -> None:
+        """Have a sentence of a turn compared; *tell* hears what came out, soon and in any case."""
 
 
 async def ask_again(ready: Callable[[], Awaitable[P]], question: Callable[[P], Awaitable[T]]) -> T:

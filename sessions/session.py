@@ -454,8 +454,6 @@ class Session:
             told, said = whole.tokens[len(tokens) :], whole.text[len(text) :]
             if on_tokens is not None and (told or said):
                 on_tokens(m.Tokens(turn.spec.id, told, said))
-            if 0 <= turn.spec.n_predict <= len(turn.tokens):
-                turn.complete("length", str(turn.spec.n_predict))
             return turn
 
     async def _write_beginning(self) -> None:
@@ -505,7 +503,7 @@ class Session:
         self._ticket = ticket
         self.move(Call.COMPUTE_SINGLE if call.pull else Call.COMPUTE)
         sink = self.recording.watch(on_tokens)
-        self.turn = turn = Turn(port, spec, self._event, sink, on_position)
+        self.turn = turn = Turn(port, spec, self._event, sink, on_position, self.model.compare)
         self._ticket.output = turn.tokens
         self.turns += 1
         self.turn_at = self._ledger.seconds()

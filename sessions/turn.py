@@ -18,6 +18,7 @@ from ..backends.errors import (
 from ..scheduler import messages as m
 from .entries import Replay
 from .port import Line
+from .similarity import Comparisons, Judge, nobody
 from .table import Call
 
 __all__ = ("PositionSink", "TokensSink", "Turn")
@@ -36,7 +37,8 @@ class Turn:
     `tokens` and `text` are what the reader has been told; `stats` stands once it has ended well,
     `error` once it has not. `shifts` are the context shifts (tokens kept, then dropped), in order.
     *on_call* moves the session's state, *on_tokens* forwards a stream, *on_position* its place in
-    the queue, where that changes before the first token.
+    the queue, where that changes before the first token; *judge* compares its sentences with a text
+    that is to end it.
     """
 
     def __init__(
@@ -46,8 +48,10 @@ class Turn:
         on_call: Event,
         on_tokens: TokensSink | None = None,
         on_position: PositionSink | None = None,
+        judge: Judge = nobody,
     ):
         self.spec = spec
+        self.comparisons = Comparisons(judge)
         self.tokens: list[int] = []
         self.shifts: list[tuple[int, int]] = []
         self.likely: list[m.Likely] = []
@@ -98,12 +102,6 @@ class Turn:
         spec = self.go_on(self._port)
         assert spec is not None, "it has not begun, and so has not ended"
         self._port.submit(spec, self)
-
-    def complete(self, reason: str, detail: str) -> None:
-        """End a turn that needs no token more."""
-        self.cancel()
-        stats = m.TurnStats(stop_reason=reason, stop_detail=detail, output_tokens=len(self.tokens))
-        self.report(m.Finished(self.spec.id, b"", b"", stats))
 
     def go_on(self, port: Line) -> m.TaskSpec | None:
         """Go on in another worker; see `TaskReader.go_on`."""
@@ -194,6 +192,8 @@ class Turn:
                 if self.spec.pull:
                     self._asked -= 1
                     self._tell(text)
+            case m.Sentence():
+                self.comparisons.ask(self.spec, report, self._answer)
             case m.Moved(_, state):
                 if state != "waiting":
                     if self._admitted_at is None:
@@ -217,6 +217,11 @@ class Turn:
             case m.Failed(_, error):
                 self.error = error_from_wire(error)
                 self._end(Call.FAIL)
+
+    def _answer(self, verdict: m.Verdict) -> None:
+        """Tell the worker that has the task now; another one than asked asks again."""
+        if not self.ended.is_set():
+            self._port.judge(verdict)
 
     @property
     def moments(self) -> tuple[float, float | None, float | None]:

@@ -104,18 +104,22 @@ def _semantic_conditions(value: Any) -> dict[str, Any]:
                 found["stop-repetition"] = float(threshold)
             case "coherence_break":
                 found["stop-surprise"] = -math.log(1 - threshold)
+            case "similarity" | "similarity_detection":
+                found["stop-similarity"] = _similar_text(item)
+                found["stop-similarity-threshold"] = float(threshold)
             case _:
-                raise ValueError(_no_semantics(kind))
+                raise ValueError(f"there is no condition {shorten(kind)}; use {_SEMANTICS}")
     return found
 
 
-def _no_semantics(kind: Any) -> str:
-    if isinstance(kind, str) and kind.startswith("similarity"):
-        return "similarity compares embeddings, which no turn has: use stop-repetition"
-    return f"there is no condition {shorten(kind)}; use {', '.join(_SEMANTICS)}"
+_SEMANTICS = "completion_detection, repetition_detection, coherence_break, similarity"
 
 
-_SEMANTICS = ("completion_detection", "repetition_detection", "coherence_break")
+def _similar_text(item: Mapping[str, Any]) -> str:
+    text = item.get("text", item.get("target"))
+    if not isinstance(text, str) or not text.strip():
+        raise ValueError(f"{shorten(text)} is no text to compare sentences with: give it as `text`")
+    return text
 
 
 def _dynamic_timeout(value: Any) -> dict[str, Any]:

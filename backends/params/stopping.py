@@ -15,6 +15,7 @@ from .table import BY_NAME
 __all__ = (
     "COMPLETE",
     "PATTERNS_MAX",
+    "SIMILARITY_CHARACTERS_MAX",
     "STOPPING_RULES",
     "StoppingParams",
     "stopping_params",
@@ -25,6 +26,7 @@ COMPLETE = ("json", "fence", "sentence")
 PATTERNS_MAX = 8
 TRIGGERS_MAX = 16
 TOKENS_MAX = 256
+SIMILARITY_CHARACTERS_MAX = 4096
 
 
 class StoppingParams(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,6 +40,8 @@ class StoppingParams(msgspec.Struct, frozen=True, kw_only=True):
     stop_repetition_window: int = 128
     stop_surprise: float = 0.0
     stop_surprise_window: int = 32
+    stop_similarity: str = ""
+    stop_similarity_threshold: float = 0.8
     n_indent: int = 0
     t_max_prompt_ms: int = -1
     t_max_predict_ms: int = -1
@@ -109,6 +113,17 @@ def _tokens_are_few(values: dict[str, Any], _: dict[str, str], errors: list[str]
         errors.append(f"stop-tokens: {count} tokens; {TOKENS_MAX} at most")
 
 
+def _a_similar_text_is_short(values: dict[str, Any], _: dict[str, str], errors: list[str]) -> None:
+    text = _get(values, "stop-similarity")
+    if len(text) > SIMILARITY_CHARACTERS_MAX:
+        errors.append(
+            f"stop-similarity: a text of {len(text)} characters; {SIMILARITY_CHARACTERS_MAX} at"
+            " most, as much as of a sentence counts"
+        )
+    if text and not text.strip():
+        errors.append("stop-similarity: the text is blank; leave it empty for off")
+
+
 def _a_lazy_grammar_wakes(values: dict[str, Any], told: dict[str, str], errors: list[str]) -> None:
     triggers = _get(values, "grammar-triggers")
     grammar = _get(values, "grammar") or _get(values, "json-schema")
@@ -130,6 +145,7 @@ STOPPING_RULES: tuple[Rule, ...] = (
     _patterns_can_be_run,
     _what_is_complete_is_known,
     _tokens_are_few,
+    _a_similar_text_is_short,
     _a_lazy_grammar_wakes,
 )
 """Those of `settle` that are about ends and about what wakes a grammar."""

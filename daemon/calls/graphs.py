@@ -19,6 +19,7 @@ from ...ipc import messages as w
 from ...ipc.server import Request
 from ..core import GRAPHS_MAX, CallTable, Daemon, Graph
 from ..models import Lease
+from ..similarity import not_chosen
 from ..turnstile import Caller
 from .common import metadata_text, number_of
 
@@ -138,6 +139,7 @@ async def _open(daemon: Daemon, request: Request, lease: Lease, options: Options
     graph.not_applied = _not_applied(asked, info, lease.model.fitted, worker.spec)
     graph.ignored = options.ignored
     configured = lease.model.options()
+    graph.not_applied |= not_chosen(asked, configured)
     graph.origins = dict.fromkeys(info.sampling, "file") | dict.fromkeys(configured, "model")
     own = options.level("context", "request")
     graph.origins = {k: v for k, v in graph.origins.items() if k not in own}

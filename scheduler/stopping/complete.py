@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from ...backends.patterns import byte_size
 from .condition import Stop, TextCondition
+from .sentences import SentenceEnds
 
 __all__ = ("COMPLETE", "FenceCondition", "JsonCondition", "SentenceCondition")
 
@@ -14,9 +15,6 @@ _CLOSING = {"{": "}", "[": "]"}
 _BLANK = " \t\r\n"
 _LINES = re.compile(r"[^\n]*\n|[^\n]+")
 _FENCE = re.compile(r" {0,3}(`{3,}|~{3,})(.*)", re.DOTALL)
-_TERMINATORS = ".!?…"
-_WIDE_TERMINATORS = "。！？｡"
-_CLOSERS = "\"'”’»)]}」』）*_`"
 
 
 class JsonCondition:
@@ -93,29 +91,19 @@ class FenceCondition:
 
 
 class SentenceCondition:
-    """A sentence has ended: behind a letter or digit come `.`, `!`, `?` or `…`, perhaps closing
-    quotes and brackets, and a blank; behind `。`, `！` and `？` any other character. What
-    comes behind the sentence is cut off. (The boundaries of Unicode's UAX #29, rules SB6 to SB11,
-    as far as they need no dictionary and no text that follows: `e.g. ` ends one.)
-    """
+    """A sentence has ended (`SentenceEnds`); what comes behind it is cut off."""
 
     undecided = None
 
     def __init__(self) -> None:
-        self._worded = self._ended = self._wide = False
+        self._ends = SentenceEnds()
 
     def feed(self, text: str, at: int) -> Stop | None:
         """See `TextCondition.feed`."""
         for character in text:
             end = at + byte_size(character)
-            if character in _TERMINATORS or character in _WIDE_TERMINATORS:
-                self._ended = self._worded
-                self._wide = self._ended and character in _WIDE_TERMINATORS
-            elif self._ended and character not in _CLOSERS:
-                if self._wide or character.isspace():
-                    return Stop(end, at, "complete", "sentence")
-                self._ended = False
-            self._worded |= character.isalnum()
+            if self._ends.take(character):
+                return Stop(end, at, "complete", "sentence")
             at = end
         return None
 

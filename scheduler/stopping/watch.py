@@ -12,6 +12,7 @@ from .condition import Stop, TextCondition
 from .indent import IndentCondition
 from .patterns import PatternCondition
 from .repetition import Repetition
+from .sentences import Sentences
 from .surprise import Surprise
 
 __all__ = ("TextWatch", "Watch")
@@ -46,7 +47,9 @@ class TextWatch:
 
 
 class Watch:
-    """What ends a turn by its tokens; `text` is what does so by its text, or None."""
+    """What ends a turn by its tokens; `text` is what does so by its text, or None, and `sentences`
+    are those that others judge.
+    """
 
     def __init__(self, params: StoppingParams):
         conditions: list[TextCondition] = [PatternCondition(p) for p in params.stop_patterns]
@@ -54,6 +57,7 @@ class Watch:
         if params.n_indent:
             conditions.append(IndentCondition(params.n_indent))
         self.text = TextWatch(conditions) if conditions else None
+        self.sentences = Sentences() if params.stop_similarity else None
         self.tokens = frozenset(params.stop_tokens)
         self.grammar = params.stop_grammar
         self.line_ms = params.t_max_predict_ms

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import Any
 
 import pytest
@@ -15,7 +16,12 @@ from inferd.backends.params import (
     settle,
     stopping_params,
 )
-from inferd.backends.params.stopping import PATTERNS_MAX, TOKENS_MAX, TRIGGERS_MAX
+from inferd.backends.params.stopping import (
+    PATTERNS_MAX,
+    SIMILARITY_CHARACTERS_MAX,
+    TOKENS_MAX,
+    TRIGGERS_MAX,
+)
 from inferd.backends.patterns import WEIGHT_MAX
 
 
@@ -43,6 +49,14 @@ from inferd.backends.patterns import WEIGHT_MAX
         (
             {"semantic_conditions": [{"type": "coherence_break"}]},
             {"stop-surprise": pytest.approx(math.log(5))},
+        ),
+        (
+            {"semantic_conditions": [{"type": "similarity", "text": "a b", "threshold": 0.9}]},
+            {"stop-similarity": "a b", "stop-similarity-threshold": 0.9},
+        ),
+        (
+            {"semantic_conditions": {"type": "similarity_detection", "target": "a b"}},
+            {"stop-similarity": "a b", "stop-similarity-threshold": 0.8},
         ),
         (
             {"dynamic_timeout": {"base_ms": 500, "token_scale": 2.5, "max_ms": 9000}},
@@ -78,7 +92,9 @@ def test_every_form_acts(document: dict[str, Any], values: dict[str, Any]) -> No
         ({"pattern_conditions": [{"pattern": 3}]}, "no pattern"),
         ({"pattern_conditions": [{"pattern": "a", "match_type": "some"}]}, "no pattern"),
         ({"semantic_conditions": [{"type": "mood"}]}, "no condition 'mood'; use completion_"),
-        ({"semantic_conditions": [{"type": "similarity"}]}, "embeddings"),
+        ({"semantic_conditions": [{"type": "similarity"}]}, "None is no text to compare"),
+        ({"semantic_conditions": [{"type": "similarity", "text": " "}]}, "' ' is no text to"),
+        ({"semantic_conditions": [{"type": "similarity", "text": "a", "threshold": 1}]}, "between"),
         ({"semantic_conditions": [{"type": "coherence_break", "threshold": 1}]}, "between 0 and 1"),
         ({"dynamic_timeout": {"base_ms": -2}}, "outside -1"),
         ({"dynamic_timeout": {"base": 2}}, "no 'base'; use base_ms"),
@@ -161,3 +177,41 @@ def test_what_was_read_is_what_the_engine_gets() -> None:
     assert stopping_params({"stop": ["x"], "temp": 0}) == StoppingParams()
     triggers = read_options({"grammar_triggers": ["<tool>"]}).values
     assert sampling_params(triggers, 1).grammar_triggers == (("word", "<tool>"),)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "read"),
+    [
+        ("stop_similarity", "", ""),
+        ("stop-similarity", "a", "a"),
+        ("similarity-text", "ü" * SIMILARITY_CHARACTERS_MAX, "ü" * SIMILARITY_CHARACTERS_MAX),
+        ("stop-similarity", "a" * (SIMILARITY_CHARACTERS_MAX + 1), "4097 characters; 4096 at most"),
+        ("stop-similarity", " \n", "the text is blank"),
+        ("stop-similarity", 3, "3 is no text"),
+        ("stop-similarity", "a\0b", "it holds a NUL"),
+        ("stop-similarity-threshold", 0, 0.0),
+        ("similarity_threshold", 0.5, 0.5),
+        ("stop-similarity-threshold", 1, 1.0),
+        ("stop-similarity-threshold", -0.001, "-0.001 is outside 0 … 1; nearest: 0"),
+        ("stop-similarity-threshold", 1.001, "1.001 is outside 0 … 1; nearest: 1"),
+        ("stop-similarity-threshold", float("nan"), "nan is outside 0 … 1"),
+        ("stop-similarity-threshold", "high", "'high' is no number"),
+        ("similarity-model", "judge", "judge"),
+        ("similarity-model", True, "True is no text"),
+        ("similarity-wait-ms", 1, 1),
+        ("similarity-wait-ms", 60_000, 60_000),
+        ("similarity-wait-ms", 0, "0 is outside 1 … 60000; nearest: 1"),
+        ("similarity-wait-ms", 60_001, "60001 is outside 1 … 60000; nearest: 60000"),
+        ("similarity-wait-ms", 1.5, "1.5 is no whole number"),
+    ],
+    ids=lambda v: str(v)[:40],
+)
+def test_what_is_about_similarity_at_inside_and_outside_of_its_limits(
+    key: str, value: object, read: object
+) -> None:
+    if isinstance(read, str) and " " in read:
+        with pytest.raises(InvalidArgument, match=re.escape(str(read))):
+            settle(read_options({key: value}, strict=True).values)
+    else:
+        [found] = settle(read_options({key: value}, strict=True).values)[0].values()
+        assert found == read and type(found) is type(read)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import operator
 import os
+import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -27,6 +29,14 @@ slots = 4
 file = "{smollm2()}"
 [models.gemma3]
 file = "{gemma3()}"
+[models.by_smollm2]
+file = "{smollm2()}"
+similarity-model = "smollm2"
+similarity-wait-ms = 60000
+[models.by_gemma3]
+file = "{smollm2()}"
+similarity-model = "gemma3"
+similarity-wait-ms = 60000
 """
 
 
@@ -245,3 +255,30 @@ def test_a_schema_that_cannot_be_kept_is_refused_with_its_path(client: inferd.Cl
         assert caught.value.data == {"path": "#/properties/a/uniqueItems"} and caught.value.hint
         with pytest.raises(InvalidArgument, match="json-schema: there is a grammar, too"):
             session.chat("x", options={"json-schema": schema, "grammar": "root ::= [a]"})
+
+
+@pytest.mark.parametrize("judge", ["smollm2", "gemma3"])
+def test_a_turn_ends_with_the_sentence_that_means_the_given_text(
+    client: inferd.Client, judge: str
+) -> None:
+    """Of a greedy answer one sentence is to be met again: by the model itself, and by another."""
+    options = {"temp": 0, "n-predict": 90, "cache-prompt": False}
+    prompt = "Write four short sentences about the sea."
+    graph = client.load_by_name(judge)
+    with client.session("smollm2", options=options) as session:
+        whole = str(session.chat(prompt))
+    with client.session(f"by_{judge}", options=options) as session:
+        assert str(session.chat(prompt)) == whole
+        sentences = re.findall(r"\S.*?[.!?](?=\s)", whole, re.DOTALL)
+        assert len(sentences) > 1
+        given, first, second = client.embed(judge, [sentences[1], *sentences[:2]])
+        far, near = (sum(map(operator.mul, given, said)) for said in (first, second))
+        assert far < near - 0.01
+        session.reset()
+        met = {"stop-similarity": sentences[1], "stop-similarity-threshold": (far + near) / 2}
+        reply = session.chat(prompt, options=met)
+    assert whole[: whole.index(sentences[1])] + sentences[1] == str(reply)
+    assert reply.metadata["stop_reason"] == "similarity"
+    assert float(reply.metadata["stop_detail"]) == pytest.approx(near, abs=2e-3)
+    assert reply.metadata["adjusted"] == {}
+    client.unload(graph)

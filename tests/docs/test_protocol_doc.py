@@ -8,7 +8,7 @@ import pkgutil
 import re
 import types
 import typing
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from inferd.backends.errors import ERRORS_BY_NAME, InferdError
 from inferd.daemon.config import Config
 from inferd.ipc import messages as w
 from inferd.sessions import Ledger, ModelSource, Port, Session
+from inferd.sessions.similarity import Comparison, Similarity
 from inferd.testing import running_daemon
 from tests.raw import RawClient
 
@@ -264,6 +265,9 @@ class NoModel(ModelSource):
         return None
 
     async def ready(self) -> Port:
+        raise AssertionError
+
+    def compare(self, comparison: Comparison, tell: Callable[[Similarity], None]) -> None:
         raise AssertionError
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import count
 from typing import Any
 
@@ -14,6 +14,7 @@ from inferd.scheduler import messages as m
 from inferd.scheduler.prompts import rest_of
 from inferd.sessions import Ledger, SessionManager
 from inferd.sessions.port import TaskReader
+from inferd.sessions.similarity import Comparison, Judge, Similarity, nobody
 from tests.scheduler.doubles import Bench
 
 
@@ -59,6 +60,9 @@ class EnginePort:
 
     def adjust(self, command: m.Adjust) -> None:
         self.commands.append(command)
+
+    def judge(self, verdict: m.Verdict) -> None:
+        self.commands.append(verdict)
 
     async def tokenize(self, text: bytes, *, special: bool, bos: bool) -> list[int]:
         return self.bench.model.tokenize(text, special=special, bos=bos)
@@ -116,13 +120,14 @@ class EnginePort:
 
 
 class Source:
-    """A lease on the echo model."""
+    """A lease on the echo model. `judge` compares sentences."""
 
     held = False
 
     def __init__(self, port: EnginePort, name: str = "echo"):
         self.name, self.port = name, port
         self.loaded: EnginePort | None = port
+        self.judge: Judge = nobody
 
     def former(self, vocabulary: str) -> None:
         return None
@@ -132,6 +137,9 @@ class Source:
 
     async def ready(self) -> EnginePort:
         return self.port
+
+    def compare(self, comparison: Comparison, tell: Callable[[Similarity], None]) -> None:
+        self.judge(comparison, tell)
 
 
 class Desk:

@@ -1,0 +1,41 @@
+"""A task that waits: others say whether it ends with its last sentence (`stop-similarity`).
+
+It computes nothing meanwhile, so nothing need be taken back; like one whose reader is away it gives
+its slot to a task that needs it.
+"""
+
+from __future__ import annotations
+
+from . import messages as m
+from .drawing import Ending
+from .task import Task
+
+__all__ = ("ask", "hear", "is_asked")
+
+
+def ask(task: Task, ending: Ending | None, now: float) -> m.Sentence:
+    """Let *task* wait; *ending* is what its last token ends it by if the sentence does not."""
+    sentence = task.text.question
+    assert sentence is not None
+    task.asking, task.ending = True, ending
+    if task.unread_since is None:
+        task.unread_since = now
+    return m.Sentence(task.spec.id, sentence.end, sentence.text)
+
+
+def is_asked(task: Task, verdict: m.Verdict) -> bool:
+    """Tell whether *task* waits for this verdict: one that was asked for twice comes twice."""
+    sentence = task.text.question
+    return task.asking and sentence is not None and sentence.end == verdict.end
+
+
+def hear(task: Task, verdict: m.Verdict) -> Ending | None:
+    """Let *task* wait no more; return its end, if it has met one."""
+    ending, task.ending, task.asking = task.ending, None, False
+    if task.wants_token:
+        task.unread_since = None
+    if verdict.detail:
+        task.text.stop()
+        return Ending("similarity", verdict.detail)
+    _, stop, reason = task.text.go_on()
+    return ending if stop is None else Ending(reason, stop)

@@ -1,0 +1,386 @@
+"""A turn that ends with a sentence which others judge: where its text ends, and that nothing behind
+the sentence is told before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from inferd.backends.echo import EchoOptions
+from inferd.backends.params import StoppingParams
+from inferd.scheduler import messages as m
+from inferd.scheduler.plan import Limits
+from inferd.scheduler.stopping import Watch
+from inferd.scheduler.stopping.sentences import SENTENCE_CHARACTERS_MAX, Sentences
+from inferd.scheduler.text import TextAssembler
+from inferd.sessions.similarity import Comparison, Judge, Similarity
+from inferd.sessions.turn import Turn
+from tests.scheduler.doubles import Bench
+from tests.sessions.doubles import EnginePort
+
+from .test_text_conditions import SIZES, cut
+
+TEXTS = st.text('abc.!?。 "\n)üE\udcff', max_size=40).map(
+    lambda text: text.encode("utf-8", "surrogateescape")
+)
+CONDITIONS = st.builds(
+    StoppingParams,
+    stop_patterns=st.lists(
+        st.sampled_from(["E", r"\s*E", "b.*c", r"[.!?]\n", "ü+a"]), max_size=2
+    ).map(tuple),
+    stop_complete=st.sampled_from([(), ("fence",), ("sentence",)]),
+    n_indent=st.integers(0, 1),
+    stop_similarity=st.just("anything"),
+)
+SIMILAR = StoppingParams(stop_similarity="anything")
+Said = tuple[bytes, str, str]
+
+
+def assembler_of(stopping: StoppingParams, stop: Sequence[str] = ()) -> TextAssembler:
+    watch = Watch.of(stopping)
+    assert watch is not None
+    return TextAssembler(stop, (), watch.text, watch.sentences)
+
+
+class Reader:
+    """Takes what an assembler lets through; *ends* is how many sentences are passed before one is
+    similar.
+    """
+
+    def __init__(self, assembler: TextAssembler, ends: int, asked: Sequence[str] = ()):
+        self.assembler, self.ends = assembler, ends
+        self.asked = list(asked)
+        self.places: list[int] = []
+        self.text, self.reason, self.detail = b"", "", ""
+
+    def feed(self, piece: bytes) -> bool:
+        """Take the piece of a token; tell whether more may come."""
+        released = self.assembler.feed(piece)
+        self.text += released.text
+        return self.judged(released.stop, released.reason)
+
+    def judged(self, stop: str | None, reason: str) -> bool:
+        while stop is None and (question := self.assembler.question) is not None:
+            assert len(self.text) <= question.end, "text behind a sentence that is judged was told"
+            self.asked.append(question.text)
+            self.places.append(question.end)
+            if len(self.asked) > self.ends:
+                self.assembler.stop()
+                stop, reason = "close", "similarity"
+            else:
+                _, stop, reason = self.assembler.go_on()
+        if stop is not None:
+            self.reason, self.detail = reason, stop
+            self.text += self.assembler.flush()
+            assert self.assembler.question is None
+            assert self.assembler.feed(b"more. And more") == (b"", None, "")
+            assert self.assembler.flush() == b""
+        return stop is None
+
+    def read(self, pieces: Sequence[bytes]) -> Said:
+        if all(self.feed(piece) for piece in pieces):
+            self.text += self.assembler.flush()
+        return self.text, self.reason, self.detail
+
+
+@example(SIMILAR, (), b"a. b. c", [1, 1, 1, 1, 1, 1], 1)
+@example(SIMILAR, (), "a。ü".encode(), [1, 1, 1, 1, 1], 0)
+@example(SIMILAR, (), b"a. b\xc3", [1, 1, 1, 1], 3)
+@example(StoppingParams(stop_similarity="x", stop_patterns=(r"b.*c",)), (), b"b. c", [2], 0)
+@given(
+    CONDITIONS,
+    st.lists(st.text("ab.E ü", min_size=1, max_size=3), max_size=2).map(tuple),
+    TEXTS,
+    SIZES,
+    st.integers(0, 3),
+)
+def test_a_turn_ends_with_the_same_sentence_however_its_text_is_split(
+    stopping: StoppingParams, stop: tuple[str, ...], text: bytes, sizes: list[int], ends: int
+) -> None:
+    whole, split, bytewise = (Reader(assembler_of(stopping, stop), ends) for _ in range(3))
+    said = whole.read([text])
+    assert split.read(cut(text, sizes)) == said
+    assert bytewise.read([bytes((b,)) for b in text]) == said
+    assert split.asked == bytewise.asked == whole.asked
+    assert text.startswith(said[0])
+    assert said[0] == text or said[1]
+
+
+@given(CONDITIONS, TEXTS, SIZES, st.integers(0, 20), st.integers(0, 3))
+def test_what_is_taken_up_ends_where_it_would_have(
+    stopping: StoppingParams, text: bytes, sizes: list[int], taken: int, ends: int
+) -> None:
+    """After a worker's death: a sentence that may have been judged is judged again, the same."""
+    pieces = cut(text, sizes)
+    expected = Reader(assembler_of(stopping), ends).read(pieces)
+    before = Reader(assembler_of(stopping), ends)
+    told = b""
+    for piece in pieces[:taken]:
+        told += piece
+        if not before.feed(piece):
+            return
+    after = Reader(assembler_of(stopping), ends)
+    found = after.assembler.take_up(told, len(before.text))
+    after.text = before.text
+    question = after.assembler.question
+    known = sum(question is None or place < question.end for place in before.places)
+    after.asked = before.asked[:known]
+    assert after.judged(found.stop, found.reason)
+    assert after.read(pieces[taken:]) == expected
+
+
+@given(st.text('ab.!?。 "\nü', max_size=60))
+def test_a_sentence_is_what_stands_between_two_ends(text: str) -> None:
+    sentences, asked = Sentences(), []
+    passed = sentences.feed(text.encode())
+    while sentences.question is not None:
+        assert sentences.question.end == len(passed)
+        asked.append(sentences.question.text)
+        passed += sentences.go_on()
+    assert passed + sentences.rest() == text.encode()
+    rest = text
+    for sentence in asked:
+        assert sentence == sentence.strip() and any(c.isalnum() for c in sentence)
+        assert rest.lstrip().startswith(sentence)
+        rest = rest.lstrip()[len(sentence) :]
+
+
+@pytest.mark.parametrize(
+    ("text", "asked"),
+    [
+        ("Hi! It is 3.5 m, no more. (Really.) And", ["Hi!", "It is 3.5 m, no more.", "(Really.)"]),
+        ("これです。「はい。」と", ["これです。", "「はい。」"]),
+        ("No end.", []),
+        (" . . .", []),
+        ("\n\n a?\n", ["a?"]),
+    ],
+)
+def test_these_are_sentences(text: str, asked: list[str]) -> None:
+    reader = Reader(assembler_of(SIMILAR), 99)
+    reader.read([text.encode()])
+    assert reader.asked == asked
+
+
+@pytest.mark.parametrize("over", [-1, 0, 1])
+def test_of_a_long_sentence_so_many_characters_count(over: int) -> None:
+    said = "ü" * (SENTENCE_CHARACTERS_MAX + over - 1) + "."
+    reader = Reader(assembler_of(SIMILAR), 0)
+    assert reader.read([(said + " More").encode()]) == (said.encode(), "similarity", "close")
+    assert reader.asked == [said[:SENTENCE_CHARACTERS_MAX]]
+
+
+def test_another_end_within_the_sentence_is_met_before_it() -> None:
+    reader = Reader(assembler_of(SIMILAR, ["b."]), 0)
+    assert reader.read([b"a b. c"]) == (b"a ", "stop", "b.")
+    assert reader.asked == []
+    reader = Reader(assembler_of(SIMILAR, [". "]), 0)
+    assert reader.read([b"a b. c"]) == (b"a b.", "similarity", "close")
+
+
+# Turns.
+
+
+def judging(*similar: str) -> Judge:
+    """Return who finds only these sentences similar."""
+
+    def judge(comparison: Comparison, tell: object) -> None:
+        assert comparison.text == "anything" and callable(tell)
+        tell(Similarity(1.0 if comparison.sentence in similar else 0.1))
+
+    return judge
+
+
+def turn_of(port: EnginePort, text: str, judge: Judge, **fields: object) -> Turn:
+    fields.setdefault("stopping", SIMILAR)
+    return Turn(port, port.bench.spec(1, text, **fields), lambda _: None, judge=judge)
+
+
+def told(turn: Turn) -> tuple[bytes, str, str]:
+    assert turn.stats is not None, turn.error
+    return bytes(turn.text), turn.stats.stop_reason, turn.stats.stop_detail
+
+
+@pytest.mark.parametrize("pull", [False, True])
+def test_a_turn_ends_with_a_similar_sentence_and_tells_how_similar(pull: bool) -> None:
+    port = EnginePort(Bench())
+    turn = turn_of(port, "One. Two! Three. Four", judging("Two!"), pull=pull)
+    turn.start()
+    for _ in range(40):
+        port.run()
+        if pull:
+            turn.ask()
+    assert told(turn) == (b"One. Two!", "similarity", "1.000")
+    assert turn.stopped_by_text, "its tokens say a blank more"
+    assert bytes(turn.tokens) == b"One. Two! "
+    assert turn.comparisons.missed == {}
+
+
+def test_the_threshold_counts() -> None:
+    for threshold, reason in ((0.1, "similarity"), (0.11, "eos")):
+        port = EnginePort(Bench())
+        stopping = StoppingParams(stop_similarity="anything", stop_similarity_threshold=threshold)
+        turn = turn_of(port, "One. Two", judging(), stopping=stopping)
+        turn.start()
+        port.run()
+        assert told(turn)[1] == reason
+
+
+def test_a_turn_whose_sentences_nobody_compares_goes_on_and_tells_why() -> None:
+    port = EnginePort(Bench())
+    answers = iter([Similarity(0.1), Similarity(None, "first"), Similarity(None, "it is away")])
+    turn = turn_of(port, "One. Two. Three. F", lambda _, tell: tell(next(answers)))
+    turn.start()
+    port.run()
+    assert told(turn) == (b"One. Two. Three. F", "eos", "256")
+    assert turn.comparisons.missed == {
+        "stop-similarity": "2 of 3 sentences were not compared: it is away"
+    }
+
+
+def waiting(bench: Bench, text: str = "One. Two", **fields: object) -> m.Sentence:
+    """Run a task until it waits for a verdict; return what it asks."""
+    fields.setdefault("stopping", SIMILAR)
+    bench.run(bench.submit(1, text, **fields))
+    if fields.get("pull"):
+        bench.run(*[m.Pull(1)] * len("ne. "))
+    [asked] = [r for r in bench.reports[1] if isinstance(r, m.Sentence)]
+    return asked
+
+
+@pytest.mark.parametrize("pull", [False, True])
+def test_a_task_that_waits_computes_nothing_and_tells_nothing(pull: bool) -> None:
+    bench = Bench()
+    asked = waiting(bench, pull=pull)
+    assert (asked.end, asked.text) == (4, "One.")
+    steps = bench.engine.steps
+    bench.run(m.Pull(1), m.Pull(1))
+    assert bench.engine.steps == steps
+    assert (bench.text(1), bytes(bench.tokens(1))) == (b"One.", b"One. ")
+    bench.run(m.Verdict(1, 4))
+    assert bench.text(1) == (b"One. Tw" if pull else b"One. Two")
+
+
+def test_a_verdict_that_nobody_waits_for_changes_nothing() -> None:
+    bench = Bench()
+    waiting(bench)
+    bench.run(m.Verdict(1, 3, "0.900"), m.Verdict(2, 4, "0.900"))
+    assert bench.end(1) is None
+    bench.run(m.Verdict(1, 4), m.Verdict(1, 4, "0.900"))
+    assert (bench.text(1), bench.stats(1).stop_reason) == (b"One. Two", "eos")
+
+
+def test_a_task_that_waits_gives_its_slot_to_one_that_needs_it() -> None:
+    bench = Bench(slots=1, limits=Limits(reader_wait_s=0.2))
+    waiting(bench)
+    bench.turn(bench.submit(2, "second"))
+    assert 2 not in bench.order
+    bench.now += 0.2
+    bench.run()
+    assert bench.text(2) == b"second"
+    bench.run(m.Verdict(1, 4))
+    assert bench.text(1) == b"One. Two"
+    assert bench.stats(1).parks == 1
+
+
+def test_a_turn_that_nobody_answers_is_not_kept_for_ever() -> None:
+    bench = Bench(limits=Limits(reader_timeout_s=300))
+    waiting(bench)
+    bench.now += 300
+    bench.turn()
+    assert bench.error(1) == "ReaderTimeout"
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"n_predict": 5}, "length"),
+        (
+            {"stopping": StoppingParams(stop_similarity="x", stop_complete=("sentence",))},
+            "complete",
+        ),
+        ({"ctx_size": 10 + 5}, "context_full"),
+        ({"stop": (" ",)}, "stop"),
+    ],
+)
+def test_what_else_ends_a_turn_with_that_token_counts_if_the_sentence_does_not(
+    fields: dict[str, object], reason: str
+) -> None:
+    for detail, expected in (("", reason), ("0.900", "similarity")):
+        bench = Bench()
+        waiting(bench, "One. Two", **fields)
+        assert bench.end(1) is None
+        bench.run(m.Verdict(1, 4, detail))
+        assert bench.stats(1).stop_reason == expected
+        kept = b"One. " if reason in ("length", "context_full") and not detail else b"One."
+        assert bench.text(1) == kept
+
+
+def test_a_bound_on_time_waits_for_the_verdict() -> None:
+    bench = Bench()
+    waiting(bench, stopping=StoppingParams(stop_similarity="x", timeout_base_ms=100))
+    bench.now += 1
+    bench.turn()
+    assert bench.end(1) is None
+    bench.turn(m.Verdict(1, 4))
+    bench.run()
+    assert (bench.text(1), bench.stats(1).stop_reason) == (b"One. ", "time")
+
+
+def test_a_turn_that_waits_can_be_cancelled() -> None:
+    bench = Bench()
+    waiting(bench)
+    bench.run(m.Cancel(1))
+    assert bench.error(1) == "Cancelled"
+    bench.run(m.Verdict(1, 4, "0.900"))
+
+
+# Another worker.
+
+
+@settings(deadline=None)
+@example("a. b. c. d", ["b."], [9, 3, 2], False, False)
+@example("aa. " * 10, [], [30, 1], True, False)
+@given(
+    st.text("ab.! ", min_size=1, max_size=40),
+    st.lists(st.text("ab", min_size=1, max_size=2).map(lambda s: s + "."), max_size=2),
+    st.lists(st.integers(0, 12), min_size=1, max_size=3),
+    st.booleans(),
+    st.booleans(),
+)
+def test_a_turn_whose_worker_dies_ends_with_the_same_sentence(
+    text: str, similar: list[str], deaths: list[int], shift: bool, late: bool
+) -> None:
+    """*late*: a verdict comes when the worker that asked is gone."""
+    fields: dict[str, object] = {"ctx_shift": shift, "n_keep": -1, "n_predict": 60}
+
+    def worker() -> EnginePort:
+        return EnginePort(Bench(ctx_size=48 if shift else 256, slots=1, options=EchoOptions()))
+
+    def run(deaths: Sequence[int]) -> tuple[bytes, list[int], str, str]:
+        port, judge, owed = worker(), judging(*similar), []
+
+        def judge_late(comparison: Comparison, tell: object) -> None:
+            owed.append((comparison, tell))
+
+        turn = turn_of(port, text, judge_late if late and deaths else judge, **fields)
+        turn.start()
+        for turns in deaths:
+            for _ in range(turns):
+                port.turn()
+            port = worker()
+            again = turn.go_on(port)
+            if again is not None:
+                port.submit(again, turn)
+        while True:
+            port.run()
+            if not owed:
+                break
+            comparison, tell = owed.pop(0)
+            judge(comparison, tell)  # type: ignore[arg-type]
+        return (told(turn)[0], turn.tokens, *told(turn)[1:])
+
+    assert run(deaths) == run(())
