@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Iterator
 
 from ..backends import InferdError, Model
-from ..backends.errors import PromptTooLong
+from ..backends.errors import OutOfMemory, PromptTooLong
 from . import messages as m
 from .recorder import Doing, Recorder
 
@@ -61,6 +61,8 @@ class PromptDesk:
                 yield m.Answer(request.id, self._answer(request))
             except InferdError as exc:
                 yield m.Refused(request.id, exc.to_wire())
+            except MemoryError:
+                yield m.Refused(request.id, _no_memory().to_wire())
             if time.monotonic() >= end:
                 return
 
@@ -86,3 +88,11 @@ class PromptDesk:
         if rest is not None:
             return text, m.pack_tokens(self._tokenize(rest.encode(), True, False)), True
         return text, m.pack_tokens(self._tokenize(text.encode(), True, True)), False
+
+
+def _no_memory() -> OutOfMemory:
+    """Return the error of a text that is too much for now: another time it may not be."""
+    return OutOfMemory(
+        "there is too little memory to make tokens of the text",
+        hint="let other programs end or models be unloaded and try again, or send less text",
+    )

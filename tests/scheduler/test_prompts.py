@@ -1,10 +1,14 @@
-"""Which part of a rendered chat is new."""
+"""Which part of a rendered chat is new; what becomes of texts for which there is no memory."""
 
 from __future__ import annotations
 
 import pytest
 
-from inferd.scheduler.prompts import rest_of
+from inferd.backends import ModelSpec
+from inferd.backends.echo import EchoModel
+from inferd.scheduler import messages as m
+from inferd.scheduler.prompts import PromptDesk, rest_of
+from inferd.scheduler.recorder import Recorder
 
 
 @pytest.mark.parametrize(
@@ -27,3 +31,28 @@ def test_what_a_text_adds_to_what_was_said(
     text: str, said: str, answer: str, rest: str | None
 ) -> None:
     assert rest_of(text, said, answer) == rest
+
+
+class Starved(EchoModel):
+    """Finds no memory for what begins with `huge`."""
+
+    def tokenize(self, text: bytes, *, special: bool, bos: bool) -> list[int]:
+        if text.startswith(b"huge"):
+            raise MemoryError
+        return super().tokenize(text, special=special, bos=bos)
+
+
+def test_a_text_for_which_there_is_no_memory_blames_the_memory_and_ends_nobody() -> None:
+    model = Starved(ModelSpec(name="echo", backend="echo", slots=1, ctx_size=64))
+    desk = PromptDesk(model, Recorder())
+    desk.add(m.Tokenize(1, b"huge", special=False, bos=False))
+    desk.add(m.ChatPrompt(2, [{"role": "user", "content": "huge, too"}], ""))
+    desk.add(m.Tokenize(3, b"hi", special=False, bos=False))
+    reports: list[m.Report] = []
+    while desk.busy:
+        reports += desk.work()
+    one, two, three = reports
+    for report in (one, two):
+        assert isinstance(report, m.Refused)
+        assert report.error["name"] == "MissingMemory" and "memory" in report.error["message"]
+    assert three == m.Answer(3, m.pack_tokens(list(b"hi")))
