@@ -32,7 +32,8 @@ def read_choice(parameter: Parameter, value: Any) -> str:
     """
     plain = value.lower().replace("_", "-") if isinstance(value, str) else value
     if plain not in parameter.choices:
-        raise ValueError(f"{shorten(value)} is none of {', '.join(parameter.choices)}")
+        known = ", ".join(filter(None, parameter.choices))
+        raise ValueError(f"{shorten(value)} is none of {known}")
     return str(plain)
 
 

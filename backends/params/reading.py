@@ -11,7 +11,6 @@ from typing import Any
 
 import msgspec
 
-from ..embedding import POOLINGS
 from ..errors import InvalidArgument, InvalidEncoding
 from .chat import read_arguments, read_choice, read_tools
 from .forms import FORMS, read_triggers
@@ -313,12 +312,6 @@ def _read_triggers(_: Parameter, value: Any) -> list[list[Any]]:
     return read_triggers(value)
 
 
-def _read_pooling(_: Parameter, value: Any) -> str:
-    if not isinstance(value, str) or value.lower() not in ("", *POOLINGS):
-        raise ValueError(f"{shorten(value)} is no pooling; there are {', '.join(POOLINGS)}")
-    return value.lower()
-
-
 def _check_length(items: list[Any]) -> None:
     if len(items) > ITEMS_MAX:
         raise ValueError(f"{len(items)} items; {ITEMS_MAX} at most")
@@ -339,6 +332,5 @@ _READERS: dict[Kind, Callable[[Parameter, Any], Any]] = {
     "choice": read_choice,
     "tools": read_tools,
     "arguments": read_arguments,
-    "pooling": _read_pooling,
     "scales": lambda _, value: read_scales(value),
 }

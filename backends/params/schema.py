@@ -7,7 +7,6 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from ..embedding import POOLINGS
 from .outside import OUTSIDE
 from .table import PARAMETERS, SAMPLERS, Kind, Parameter
 
@@ -28,7 +27,6 @@ _TYPES: dict[Kind, dict[str, Any]] = {
     "choice": {"type": "string"},
     "tools": {"type": ["string", "array"], "items": {"type": "object"}},
     "arguments": {"type": ["string", "object"]},
-    "pooling": {"enum": ["", *POOLINGS]},
     "scales": {"type": ["object", "array", "null"]},
 }
 _WORDS: dict[Kind, str] = {
@@ -46,7 +44,6 @@ _WORDS: dict[Kind, str] = {
     "choice": "name",
     "tools": "array of tools, or text",
     "arguments": "map, or text",
-    "pooling": "name",
     "scales": "map of numbers, or array",
 }
 

@@ -42,7 +42,6 @@ Kind = Literal[
     "choice",
     "tools",
     "arguments",
-    "pooling",
     "scales",
 ]
 """How a value is read: *texts* takes one text, too; *samplers* names or letters; *biases* pairs of
@@ -192,7 +191,7 @@ PARAMETERS: tuple[Parameter, ...] = (
     _row("n-discard", "int", "request", 0, "tokens that ctx-shift drops at once; 0: half of what it may", "n-discard-tokens", low=0, high=_COUNT_MAX),
     _row("cache-reuse", "int", "request", 0, "shortest run of equal tokens that is reused by shifting (approximate); 0: off", "n-cache-reuse", low=0, high=_COUNT_MAX),
     _row("embedding", "bool", "request", False, "`compute` makes an embedding of the prompt and no answer; output 0 is then JSON: `n_embedding` and `embedding`"),
-    _row("pooling", "pooling", "request", "", "how a text's rows become its embedding: " + ", ".join(POOLINGS) + " (a reranking model's scores); empty: the model's own, else mean", "pooling-type"),
+    _row("pooling", "choice", "request", "", "how a text's rows become its embedding: " + ", ".join(POOLINGS) + " (a reranking model's scores); empty: the model's own, else mean", "pooling-type", choices=("", *POOLINGS)),
     _row("embd-normalize", "int", "request", 2, "norm of an embedding: -1 none, 0 the greatest number is 32760, 1 taxicab, 2 euclidean, p > 2 p-norm; rows (pooling none) and ranks have none", "normalize", low=-1, high=NORMALIZE_MAX),
 )  # fmt: skip
 

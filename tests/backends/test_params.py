@@ -23,7 +23,6 @@ from inferd.backends.params import (
 NUMBERS = [p for p in PARAMETERS if p.kind in ("int", "float")]
 GOOD: dict[str, list[tuple[Any, Any]]] = {
     "text": [("", ""), ("a" * 65536, "a" * 65536)],
-    "pooling": [("", ""), ("mean", "mean"), ("CLS", "cls")],
     "bool": [(True, True), (False, False)],
     "texts": [("a", ["a"]), (["a", "b"], ["a", "b"]), ([], []), (["", "a"], ["a"])],
     "samplers": [
@@ -59,7 +58,6 @@ BAD: dict[str, list[Any]] = {
     "float": ["1", False, [], {}],
     "bool": [1, "true", []],
     "text": [1, ["a"], "a" * 65537, "a\0b"],
-    "pooling": [1, True, ["mean"], "median"],
     "texts": [1, [1], {}, ["a"] * 10_001],
     "schema": [1, [], "{", "[]", "nul", {"a": "x" * 65_536}, "[" * 10_000],
     "samplers": [["top_k", "top_k"], ["nobody"], "kk", "zz", 7, [7]],
@@ -95,7 +93,7 @@ BAD: dict[str, list[Any]] = {
         *("a,b", "1,,2", [1, None], [True], [[1]], {}, {"a": 1}, 3, 0, False),
         *([-1, 2], [math.nan], [2e6], [10**400], [0, 0], [1] * 17),
     ],
-    "choice": ["openai", "", 1, [], {}],
+    "choice": ["openai", "me an", 1, True, ["none"], [], {}],
     "tools": [1, "", "{", {}, [1], [{}], [10**400], "\ud800"],
     "arguments": [1, "", "[]", [], {"a b": 1}, "\ud800"],
 }
@@ -116,6 +114,18 @@ def test_a_number_is_taken_up_to_its_limits_and_refused_beyond(parameter: Parame
         with pytest.raises(InvalidArgument, match=f"{parameter.name}: .* outside") as caught:
             read_options({parameter.name: bad})
         assert caught.value.message.endswith(f"nearest: {nearest:g}")
+
+
+def test_a_choice_is_one_of_its_names_and_the_empty_text_only_where_that_is_one() -> None:
+    assert read_options({"pooling": ""}).values == {"pooling": ""}
+    with pytest.raises(InvalidArgument, match="'' is none of none, auto, deepseek"):
+        read_options({"reasoning-format": ""})
+    with pytest.raises(InvalidArgument, match="'median' is none of none, mean, cls, last, rank"):
+        read_options({"pooling-type": "median"})
+    for parameter in (p for p in PARAMETERS if p.choices):
+        for name in parameter.choices:
+            for spelling in (name, name.upper()):
+                assert read_options({parameter.name: spelling}).values == {parameter.name: name}
 
 
 @pytest.mark.parametrize("parameter", PARAMETERS, ids=lambda p: p.name)
