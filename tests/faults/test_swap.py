@@ -157,6 +157,15 @@ async def state_of(client: AsyncClient, session: AsyncSession) -> str:
     return next(str(s["state"]) for s in found if s["context"] == session.context)
 
 
+async def logged(daemon: RunningDaemon, event: str) -> None:
+    """Wait until the daemon has logged an *event*."""
+    with anyio.fail_after(20):
+        while True:
+            if daemon.log.count(event):
+                return
+            await anyio.sleep(0.01)
+
+
 async def in_state(client: AsyncClient, session: AsyncSession, state: str) -> None:
     """Wait until a session is in *state*."""
     with anyio.fail_after(20):
@@ -323,9 +332,7 @@ async def test_a_drain_holds_new_turns_back_until_the_new_model_is_there() -> No
             old = workers_of(daemon)
             async with anyio.create_task_group() as group:
                 group.start_soon(swap, client, "other", "drain")
-                with anyio.fail_after(20):
-                    while not daemon.log.count("model.drains"):
-                        await anyio.sleep(0.01)  # then the swap waits for the stream
+                await logged(daemon, "model.drains")  # then the swap waits for the stream
                 group.start_soon(comes.chat, "comes")
                 await anyio.wait_all_tasks_blocked()
                 await client.stats()
