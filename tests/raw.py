@@ -88,6 +88,17 @@ class RawClient:
             raise error_from_wire(content)
         return content
 
+    def begin_stream(self, context: int, text: str) -> int:
+        """Stream a raw turn on *text*; return its id as soon as its first tokens are there."""
+        number = self.start("stream", context=context, prompt=text, raw=True, credit=1000)
+        self.events.append(self.read())
+        return number
+
+    @property
+    def told(self) -> str:
+        """The text of all streams so far."""
+        return b"".join(event[2].get("text", b"") for event in self.events).decode()
+
     def has_answer(self, number: int) -> bool:
         """Tell whether the answer to a request was read already, with those to others."""
         return number in self._replies

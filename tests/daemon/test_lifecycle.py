@@ -58,10 +58,7 @@ def told(client: RawClient) -> str:
 def test_sigterm_finishes_what_runs_tells_who_waits_and_removes_the_socket() -> None:
     text = "finish me " * 10
     with running_daemon(SLOW) as daemon, RawClient(daemon.socket) as client:
-        running = client.start(
-            "stream", context=client.context("slow"), prompt=text, raw=True, credit=1000
-        )
-        client.events.append(client.read())
+        running = client.begin_stream(client.context("slow"), text)
         waiting = client.start("stream", context=client.context("slow"), prompt="x", raw=True)
         while client.call("stats")["stats"]["waiting"] < 1:
             pass
@@ -82,8 +79,7 @@ def test_sigterm_finishes_what_runs_tells_who_waits_and_removes_the_socket() -> 
 def test_a_draining_daemon_takes_nothing_new() -> None:
     with running_daemon(SLOW) as daemon, RawClient(daemon.socket) as client:
         context = client.context("slow")
-        running = client.start("stream", context=context, prompt="x" * 100, raw=True, credit=1000)
-        client.events.append(client.read())
+        running = client.begin_stream(context, "x" * 100)
         other = client.context("slow")
         os.kill(daemon.pid, signal.SIGTERM)
         while not client.call("stats")["stats"]["draining"]:

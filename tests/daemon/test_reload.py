@@ -113,13 +113,12 @@ def test_models_come_change_and_go() -> None:
         assert isinstance(first, dict) and first["slots"] == 2
         text = "told to its end by the worker that began it " * 20
         context = client.context("m")
-        turn = client.start("stream", context=context, prompt=text, raw=True, credit=1000)
-        client.events.append(client.read())
+        turn = client.begin_stream(context, text)
         changed = CONFIG.replace("slots = 2", "slots = 3").replace("temp = 0.5", "temp = 0.25")
         reload(daemon, manager, changed + '[models.n]\nbackend = "echo"\n')
         assert model(client, "n")["state"] == "cold"
         client.result(turn)
-        assert b"".join(e[2].get("text", b"") for e in client.events).decode() == text
+        assert client.told == text
         assert isinstance(found := model(client)["info"], dict) and found["slots"] == 2
         client.call("unload_model", name="m", force=True)
         assert client.call("chat", context=context, prompt="new", raw=True)["text"] == b"new"

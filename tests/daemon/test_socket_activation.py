@@ -145,17 +145,14 @@ def test_who_connects_while_the_daemon_finishes_is_served_by_the_next_one() -> N
     config = CONFIG.replace("0.05", "20").replace("slots = 2", "slots = 1")
     with ActivatedDaemon(config) as daemon, RawClient(daemon.socket) as client:
         text = "finish me " * 30
-        turn = client.start(
-            "stream", context=client.context("m"), prompt=text, raw=True, credit=1000
-        )
-        client.events.append(client.read())
+        turn = client.begin_stream(client.context("m"), text)
         os.kill(daemon.pid, signal.SIGTERM)
         while not client.call("stats")["stats"]["draining"]:
             pass
         late = socket.socket(socket.AF_UNIX)
         late.connect(daemon.socket)
         client.result(turn)
-        assert b"".join(e[2].get("text", b"") for e in client.events).decode() == text
+        assert client.told == text
         late.setblocking(False)
         with pytest.raises(BlockingIOError):
             late.recv(1)  # this daemon did not take it

@@ -19,23 +19,18 @@ step_ms = 1
 TALE = "all the memory there is, and then some more. " * 2
 
 
-def told(client: RawClient) -> str:
-    return b"".join(e[2].get("text", b"") for e in client.events).decode()
-
-
 def test_a_worker_without_memory_is_replaced_and_its_turn_goes_on() -> None:
     with running_daemon(CONFIG) as daemon, RawClient(daemon.socket) as client:
         context, large = client.context("m"), client.context("m")
         client.set_input(large, b"x" * 20_000)
         client.set_input(large, b'{"n-predict": 3}', index=1)
         (found,) = client.call("show", name="m")["models"]
-        number = client.start("stream", context=context, prompt=TALE, raw=True, credit=1000)
-        client.events.append(client.read())
+        number = client.begin_stream(context, TALE)
         worker = psutil.Process(found["pid"])
         worker.rlimit(resource.RLIMIT_AS, (1, 1))
         computing = client.start("compute", context=large)
         client.result(number)
-        assert told(client) == TALE
+        assert client.told == TALE
         client.result(computing)
         assert client.output(large) == b"xxx"
         assert "worker.died" in daemon.log
