@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import anyio
@@ -12,30 +11,18 @@ from inferd import AsyncClient, Client
 from inferd.backends.errors import Busy, Cancelled, InvalidArgument, SessionBusy
 from inferd.daemon.calls.answers import ANSWERS_MAX
 from inferd.testing import RunningDaemon, running_daemon
+from tests.echo import echo_model
 from tests.models import smollm2
 from tests.raw import RawClient
 
 PROMPT = "A prompt too short for tasks to wait for each other"
 """Below `share-tokens-min`: nothing but the call itself lets it be computed once."""
-CONFIG = "[daemon]\nsessions-max = 20\n" + "".join(
-    f'[models.{memory}-{slots}]\nbackend = "echo"\nslots = {slots}\n'
-    f'[models.{memory}-{slots}.echo]\nmemory = "{memory}"\n'
+CONFIG = "[daemon]\nsessions-max = 20\n" + echo_model("slow", step_ms=20)
+CONFIG += "".join(
+    echo_model(f"{memory}-{slots}", slots=slots, memory=memory)
     for memory in ("plain", "window", "recurrent")
     for slots in (1, 4)
 )
-CONFIG += '[models.slow]\nbackend = "echo"\n[models.slow.echo]\nstep_ms = 20\n'
-
-
-@pytest.fixture(scope="module")
-def daemon() -> Iterator[RunningDaemon]:
-    with running_daemon(CONFIG) as running:
-        yield running
-
-
-@pytest.fixture
-def client(daemon: RunningDaemon) -> Iterator[Client]:
-    with Client(daemon.socket) as client:
-        yield client
 
 
 def figures(client: Client, model: str) -> dict[str, int]:

@@ -60,12 +60,6 @@ chat-template-file = "bad.jinja"
         yield running
 
 
-@pytest.fixture
-def client(daemon: RunningDaemon) -> Iterator[inferd.Client]:
-    with inferd.Client(daemon.socket) as connected:
-        yield connected
-
-
 # Messages
 
 

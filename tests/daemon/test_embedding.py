@@ -28,43 +28,15 @@ from inferd.backends.errors import (
 )
 from inferd.ipc.messages import EMBED_TEXTS_MAX
 from inferd.testing import RunningDaemon, running_daemon
+from tests.echo import echo_model
 from tests.raw import RawClient
 from tests.tiny_gguf import write_tiny
 
 from .command_line import document, inferd
 
-CONFIG = """
-[defaults]
-ctx-size = 4096
-[models.slow]
-backend = "echo"
-[models.slow.echo]
-step_ms = 50
-[models.fragile]
-backend = "echo"
-[models.fragile.echo]
-step_ms = 5
-abort_on = "die now"
-"""
+CONFIG = "[defaults]\nctx-size = 4096\n"
+CONFIG += echo_model("slow", step_ms=50) + echo_model("fragile", step_ms=5, abort_on="die now")
 LONG = "x" * 4000
-
-
-@pytest.fixture(scope="module")
-def daemon() -> Iterator[RunningDaemon]:
-    with running_daemon(CONFIG) as running:
-        yield running
-
-
-@pytest.fixture
-def client(daemon: RunningDaemon) -> Iterator[Client]:
-    with Client(daemon.socket) as connected:
-        yield connected
-
-
-@pytest.fixture
-def raw(daemon: RunningDaemon) -> Iterator[RawClient]:
-    with RawClient(daemon.socket) as connected:
-        yield connected
 
 
 def expected(text: str, kind: int = 2) -> list[float]:
@@ -206,8 +178,7 @@ def test_texts_stand_in_the_queue_and_one_can_be_cancelled_there(raw: RawClient)
 
 
 def test_texts_are_bounded_as_other_turns_are() -> None:
-    config = '[daemon]\ntasks-waiting-max = 4\n[models.m]\nbackend = "echo"\nslots = 1\n'
-    config += "[models.m.echo]\nstep_ms = 20\n"
+    config = "[daemon]\ntasks-waiting-max = 4\n" + echo_model("m", slots=1, step_ms=20)
     with running_daemon(config) as daemon, Client(daemon.socket) as client:
         found = client.embed("m", ["x" * 500 for _ in range(30)])
         assert len(found) == 30, "a call has no more texts waiting than it may"
@@ -356,10 +327,7 @@ def test_a_text_that_ends_the_worker_is_refused_and_the_others_are_embedded(
 
 
 def model_of(name: str, weights: int, embedding: int) -> str:
-    return (
-        f'[models.{name}]\nbackend = "echo"\n[models.{name}.echo]\n'
-        f"weight_bytes = {weights}\nembedding_bytes = {embedding}\n"
-    )
+    return echo_model(name, weight_bytes=weights, embedding_bytes=embedding)
 
 
 def test_memory_for_embeddings_is_counted_from_their_first_use_on() -> None:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
 from typing import Any
 
 import msgspec
-import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from inferd.ipc.messages import CALLS
-from inferd.testing import RunningDaemon, running_daemon
+from inferd.testing import RunningDaemon
 from tests.raw import Closed, RawClient
 
 SCALARS = (
@@ -48,12 +46,6 @@ SETTINGS = settings(
     derandomize=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
-
-
-@pytest.fixture(scope="module")
-def daemon() -> Iterator[RunningDaemon]:
-    with running_daemon() as running:
-        yield running
 
 
 def exchange(daemon: RunningDaemon, data: bytes) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -13,47 +12,30 @@ from inferd.backends.errors import InvalidArgument
 from inferd.scheduler import messages as m
 from inferd.sessions.metadata import _probabilities
 from inferd.sessions.turn import PROBABILITIES_MAX, Turn
-from inferd.testing import RunningDaemon, running_daemon
 from tests.raw import RawClient
 
-CONFIG = """
-[models.echo]
-backend = "echo"
-"""
 ASKED = {"n-probs": 2}
 LETTER = {"id": 97, "token": "a", "bytes": [97], "logprob": 0.0}
 
 
-@pytest.fixture(scope="module")
-def daemon() -> Iterator[RunningDaemon]:
-    with running_daemon(CONFIG) as running:
-        yield running
-
-
-@pytest.fixture
-def client(daemon: RunningDaemon) -> Iterator[RawClient]:
-    with RawClient(daemon.socket) as raw:
-        yield raw
-
-
-def chat(client: RawClient, context: int, **options: Any) -> dict[str, Any]:
-    turn = client.call("chat", context=context, prompt="aa", raw=True, options=options)
+def chat(raw: RawClient, context: int, **options: Any) -> dict[str, Any]:
+    turn = raw.call("chat", context=context, prompt="aa", raw=True, options=options)
     metadata: dict[str, Any] = turn["metadata"]
     return metadata
 
 
-def test_a_whole_answer_has_them_in_its_metadata_and_for_its_turn_alone(client: RawClient) -> None:
-    context = client.context("echo")
-    told = chat(client, context, **ASKED)["completion_probabilities"]
+def test_a_whole_answer_has_them_in_its_metadata_and_for_its_turn_alone(raw: RawClient) -> None:
+    context = raw.context("echo")
+    told = chat(raw, context, **ASKED)["completion_probabilities"]
     assert told == [LETTER | {"top_logprobs": [LETTER]}] * 2
-    after = chat(client, context, logprobs=1, post_sampling_probs=True)["completion_probabilities"]
+    after = chat(raw, context, logprobs=1, post_sampling_probs=True)["completion_probabilities"]
     letter = {"id": 97, "token": "a", "bytes": [97], "prob": 1.0}
     assert after[0] == letter | {"top_probs": [letter]}
-    assert "completion_probabilities" not in chat(client, context)
+    assert "completion_probabilities" not in chat(raw, context)
 
 
-def test_a_stream_tells_them_with_its_tokens_and_not_again(daemon: RunningDaemon) -> None:
-    with Client(daemon.socket) as client, client.session("echo") as session:
+def test_a_stream_tells_them_with_its_tokens_and_not_again(client: Client) -> None:
+    with client.session("echo") as session:
         stream = session.stream("aa", raw=True, options=ASKED)
         assert "".join(stream) == "aa"
         assert [one["id"] for one in stream.probabilities] == stream.tokens == [97, 97]
@@ -62,20 +44,20 @@ def test_a_stream_tells_them_with_its_tokens_and_not_again(daemon: RunningDaemon
         assert list(plain) and plain.probabilities == []
 
 
-def test_single_tokens_have_them_in_output_1(client: RawClient) -> None:
-    context = client.context("echo")
-    client.set_input(context, b"aa")
-    client.set_input(context, b'{"n-probs": 2}', index=1)
+def test_single_tokens_have_them_in_output_1(raw: RawClient) -> None:
+    context = raw.context("echo")
+    raw.set_input(context, b"aa")
+    raw.set_input(context, b'{"n-probs": 2}', index=1)
     for count in (1, 2):
-        client.call("compute_single", context=context)
-        assert len(client.metadata(context)["completion_probabilities"]) == count
+        raw.call("compute_single", context=context)
+        assert len(raw.metadata(context)["completion_probabilities"]) == count
 
 
-def test_more_than_the_bound_is_refused(client: RawClient) -> None:
-    context = client.context("echo")
-    chat(client, context, **{"n-probs": 100})
+def test_more_than_the_bound_is_refused(raw: RawClient) -> None:
+    context = raw.context("echo")
+    chat(raw, context, **{"n-probs": 100})
     with pytest.raises(InvalidArgument, match=r"n-probs: 101 is outside 0 … 100"):
-        chat(client, context, **{"n-probs": 101})
+        chat(raw, context, **{"n-probs": 101})
 
 
 def test_metadata_has_those_of_the_first_tokens_up_to_a_bound() -> None:

@@ -6,7 +6,6 @@ import json
 import operator
 import os
 import re
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import jsonschema
@@ -15,7 +14,7 @@ import pytest
 import inferd
 from inferd.backends.errors import InvalidArgument
 from inferd.ipc.payloads import Priority
-from inferd.testing import RunningDaemon, running_daemon
+from inferd.testing import RunningDaemon
 from tests.models import gemma3, smollm2
 from tests.raw import RawClient
 
@@ -38,18 +37,6 @@ file = "{smollm2()}"
 similarity-model = "gemma3"
 similarity-wait-ms = 60000
 """
-
-
-@pytest.fixture(scope="module")
-def daemon() -> Iterator[RunningDaemon]:
-    with running_daemon(CONFIG) as running:
-        yield running
-
-
-@pytest.fixture
-def client(daemon: RunningDaemon) -> Iterator[inferd.Client]:
-    with inferd.Client(daemon.socket) as connected:
-        yield connected
 
 
 @pytest.mark.parametrize("model", ["smollm2", "gemma3"])

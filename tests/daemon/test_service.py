@@ -19,23 +19,13 @@ from inferd.daemon.watch import KILLED_S, Watch
 from inferd.daemon.watchdog import feed_s, overdue
 from inferd.scheduler.recorder import Doing, Recorder
 from inferd.testing import RunningDaemon, running_daemon
+from tests.echo import echo_model
 from tests.raw import RawClient
 
 from .manager import Manager, Message, manager_of, serving
 
-CONFIG = """
-[daemon]
-worker_hang_s = 1
-[models.m]
-backend = "echo"
-slots = 4
-[models.m.echo]
-step_ms = 2
-[models.slow]
-backend = "echo"
-[models.slow.echo]
-load_ms = 4000
-"""
+CONFIG = "[daemon]\nworker_hang_s = 1\n" + echo_model("m", slots=4, step_ms=2)
+CONFIG += echo_model("slow", load_ms=4000)
 FED = {"WATCHDOG_USEC": "2000000"}
 
 
@@ -113,16 +103,13 @@ def test_the_watchdog_is_fed_while_the_daemon_replaces_a_worker_that_hangs(
         RawClient(daemon.socket) as client,
     ):
         text = "as if nothing had been " * 20
-        turn = client.start(
-            "stream", context=client.context("m"), prompt=text, raw=True, credit=1000
-        )
-        client.events.append(client.read())
+        turn = client.begin_stream(client.context("m"), text)
         [worker] = psutil.Process(daemon.pid).children()
         worker.suspend()
         manager.until(fed)
         manager.until(fed)
         client.result(turn)
-        assert b"".join(e[2].get("text", b"") for e in client.events).decode() == text
+        assert client.told == text
         assert "worker.hangs" in daemon.log and "watchdog.withheld" not in daemon.log
 
 
@@ -259,10 +246,7 @@ def test_sigterm_to_the_whole_group_drains_and_asks_for_time() -> None:
         RawClient(daemon.socket) as client,
     ):
         text = "finish me, whoever is told to end " * 20
-        turn = client.start(
-            "stream", context=client.context("m"), prompt=text, raw=True, credit=1000
-        )
-        client.events.append(client.read())
+        turn = client.begin_stream(client.context("m"), text)
         process = psutil.Process(daemon.pid)
         for number in [worker.pid for worker in process.children()] + [daemon.pid]:
             os.kill(number, signal.SIGTERM)
@@ -270,6 +254,6 @@ def test_sigterm_to_the_whole_group_drains_and_asks_for_time() -> None:
         assert stopping["STATUS"] == "finishing what runs; turns: 1"
         assert int(stopping["EXTEND_TIMEOUT_USEC"]) > 10_000_000
         client.result(turn)
-        assert b"".join(e[2].get("text", b"") for e in client.events).decode() == text
+        assert client.told == text
         assert daemon.process is not None and daemon.process.wait(20) == 0
         assert not any("worker.died" in line for line in daemon.log.splitlines())

@@ -24,6 +24,7 @@ from inferd.daemon.config import Config
 from inferd.daemon.core import Daemon
 from inferd.ipc.messages import CREDIT_MAX, QueueParams
 from inferd.testing import RunningDaemon, running_daemon
+from tests.echo import echo_model
 from tests.raw import RawClient
 
 CONFIG = """
@@ -32,25 +33,9 @@ sessions_max = 20
 tasks_waiting_max = 6
 prompt_tokens_waiting_owner_max = 400
 
-[models.slow]
-backend = "echo"
-slots = 1
-ctx_size = 64
-[models.slow.echo]
-step_ms = 20
-
-[models.slower]
-backend = "echo"
-slots = 1
-[models.slower.echo]
-step_ms = 100
 """
-
-
-@pytest.fixture(scope="module")
-def daemon() -> Iterator[RunningDaemon]:
-    with running_daemon(CONFIG) as running:
-        yield running
+CONFIG += echo_model("slow", slots=1, ctx_size=64, step_ms=20)
+CONFIG += echo_model("slower", slots=1, step_ms=100)
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ import pytest
 
 from inferd.backends.errors import SessionExpired, Timeout
 from inferd.testing import RunningDaemon
+from tests.echo import echo_model
 from tests.raw import RawClient
 
 HOUR_S = 3600
@@ -39,21 +40,8 @@ def _offset_s():
 time.time = lambda: _true() + _offset_s()
 time.time_ns = lambda: _true_ns() + _offset_s() * 1_000_000_000
 """
-CONFIG = """
-[models.slow]
-backend = "echo"
-slots = 1
-[models.slow.echo]
-step_ms = 10
-"""
-SHORT = f"""
-[daemon]
-idle_timeout_ms = 300
-{CONFIG}
-[models.brief]
-backend = "echo"
-keep-alive = 0.3
-"""
+CONFIG = echo_model("slow", slots=1, step_ms=10)
+SHORT = "[daemon]\nidle_timeout_ms = 300\n" + CONFIG + echo_model("brief", keep_alive=0.3)
 SLOW = "x" * 100
 """What the slow model needs a second for."""
 

@@ -18,32 +18,16 @@ import pytest
 
 from inferd import AsyncClient
 from inferd.testing import RunningDaemon
+from tests.echo import echo_model
 
 pytestmark = pytest.mark.asyncio
 
 KIB = 1024
 TOTAL = 16 * KIB**3
 PLENTY, NONE = TOTAL // 2, TOTAL // 100
-MODELS = """
-[models.quick]
-backend = "echo"
-[models.quick.echo]
-weight_bytes = 1000
-[models.slow]
-backend = "echo"
-[models.slow.echo]
-weight_bytes = 1000
-load_ms = 300
-[models.pinned]
-backend = "echo"
-[models.pinned.echo]
-weight_bytes = 1000
-[models.busy]
-backend = "echo"
-[models.busy.echo]
-weight_bytes = 1000
-step_ms = 1
-"""
+MODELS = echo_model("quick", weight_bytes=1000) + echo_model("pinned", weight_bytes=1000)
+MODELS += echo_model("slow", weight_bytes=1000, load_ms=300)
+MODELS += echo_model("busy", weight_bytes=1000, step_ms=1)
 STORY = "there was a king who had three sons, and that is how it began. " * 2
 
 

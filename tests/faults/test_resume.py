@@ -16,17 +16,10 @@ import pytest
 from inferd import AsyncClient, Client, ConnectionLost, InferdError, InvalidArgument, Session
 from inferd.backends.errors import SessionExpired, ShuttingDown
 from inferd.testing import RunningDaemon, running_daemon
+from tests.echo import echo_model
 from tests.models import smollm2
 
-ECHO = """
-[daemon]
-grace_s = 0.1
-[models.m]
-backend = "echo"
-slots = 2
-[models.m.echo]
-step_ms = 5
-"""
+ECHO = "[daemon]\ngrace_s = 0.1\n" + echo_model("m", slots=2, step_ms=5)
 REAL = f"""
 [daemon]
 cores = 1

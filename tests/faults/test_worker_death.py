@@ -16,21 +16,12 @@ import pytest
 from inferd import AsyncClient, AsyncSession
 from inferd.backends.errors import InferdError, WorkerCrashed
 from inferd.testing import RunningDaemon, running_daemon
+from tests.echo import echo_model
 from tests.models import smollm2
 
 pytestmark = pytest.mark.asyncio
 
-CONFIG = """
-[daemon]
-worker_hang_s = 1
-
-[models.m]
-backend = "echo"
-slots = 4
-[models.m.echo]
-step_ms = 2
-abort_on = "die now"
-"""
+CONFIG = "[daemon]\nworker_hang_s = 1\n" + echo_model("m", slots=4, step_ms=2, abort_on="die now")
 STORY = "Once upon a time — «über» the hills — there was a king who had three sons. " * 3
 
 
