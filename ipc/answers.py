@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, Self
 
 from ..backends.errors import InferdError, error_from_wire
 from . import messages as w
-from .payloads import Priority, Prompt, turn_input
 from .texts import Reply
 
 if TYPE_CHECKING:
@@ -43,28 +42,13 @@ class Answer(Reply):
 
 async def ask(
     session: AsyncSession,
-    prompt: Prompt | None,
     n: int,
-    raw: bool,
-    options: dict[str, Any] | None,
-    priority: Priority | None,
+    fields: dict[str, Any],
     timeout: float | None,
-    queue_timeout: float | None,
     on_contexts: ContextsCallback | None,
 ) -> list[Answer]:
-    """Do the call `answers` on a session."""
-    text, messages = turn_input(prompt)
-    params = w.AnswersParams(
-        context=session.context,
-        n=n,
-        prompt=text,
-        messages=messages,
-        raw=raw,
-        options=options or {},
-        priority=priority or "",
-        queue_timeout_s=queue_timeout or 0.0,
-        timeout_s=session.client.limit_s(timeout),
-    )
+    """Do the call `answers` on a session, with the *fields* of any turn."""
+    params = w.AnswersParams(context=session.context, n=n, **fields)
     result = await session.client.call(
         "answers", params, w.AnswersResult, timeout,
         on_event=_contexts(on_contexts), on_start=session.took_turn,

@@ -17,6 +17,7 @@ from .inflight import InFlight
 from .payloads import Config, Priority, TensorLike, json_text, memfd, opened, payload
 from .streams import retrying
 from .texts import Reply, reply_of
+from .traceparent import traceparent_of
 
 __all__ = ("AsyncCalls", "ProgressCallback")
 
@@ -205,6 +206,7 @@ class AsyncCalls:
         priority: Priority | None = None,
         queue_timeout: float | None = None,
         timeout: float | None = None,
+        traceparent: str | None = None,
     ) -> w.ComputeResult:
         """Compute a whole turn on the context's input, or on named tensors, and then answer with
         named outputs.
@@ -217,6 +219,7 @@ class AsyncCalls:
                 priority=priority or "",
                 queue_timeout_s=queue_timeout or 0.0,
                 timeout_s=self.limit_s(timeout),
+                traceparent=traceparent_of(traceparent),
             )
             return await self.call(
                 "compute", params, w.ComputeResult, timeout, descriptors=packed.descriptors
@@ -229,6 +232,7 @@ class AsyncCalls:
         priority: Priority | None = None,
         queue_timeout: float | None = None,
         timeout: float | None = None,
+        traceparent: str | None = None,
     ) -> bytes:
         """Compute the next token and return its text, as `get_output_single` would.
 
@@ -236,7 +240,10 @@ class AsyncCalls:
         """
         # No timeout_s: on the daemon it would bound the turn, while here it bounds one token.
         params = w.ComputeSingleParams(
-            context=context, priority=priority or "", queue_timeout_s=queue_timeout or 0.0
+            context=context,
+            priority=priority or "",
+            queue_timeout_s=queue_timeout or 0.0,
+            traceparent=traceparent_of(traceparent),
         )
         return (await self.call("compute_single", params, w.ComputeSingleResult, timeout)).piece
 
@@ -292,6 +299,7 @@ class AsyncCalls:
         *,
         priority: Priority | None = None,
         timeout: float | None = None,
+        traceparent: str | None = None,
     ) -> str:
         """Take a prompt as it stands and return the answer; the context keeps both."""
         params = w.PromptComputeParams(
@@ -299,6 +307,7 @@ class AsyncCalls:
             prompt=prompt,
             priority=priority or "",
             timeout_s=self.limit_s(timeout),
+            traceparent=traceparent_of(traceparent),
         )
         return (await self.call("prompt_compute", params, w.PromptComputeResult, timeout)).text
 
@@ -321,6 +330,7 @@ class AsyncCalls:
         size_max: int = -1,
         priority: Priority | None = None,
         timeout: float | None = None,
+        traceparent: str | None = None,
     ) -> Reply:
         """Do one turn by the chat template; the history is kept."""
         with payload() as packed:
@@ -332,6 +342,7 @@ class AsyncCalls:
                 size_max=size_max,
                 priority=priority or "",
                 timeout_s=self.limit_s(timeout),
+                traceparent=traceparent_of(traceparent),
             )
             result = await self.call(
                 "run_inference", params, w.TurnResult, timeout, descriptors=packed.descriptors

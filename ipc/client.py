@@ -33,6 +33,7 @@ from .streams import (
     queue_events,
 )
 from .texts import Reply, reply_of
+from .traceparent import traceparent_of
 
 __all__ = ("AsyncClient",)
 
@@ -200,31 +201,28 @@ class AsyncClient(AsyncEmbedding):
             on_progress=on_progress,
         )
 
-    def turn_params(
+    def turn_fields(
         self,
-        context: int,
         prompt: Prompt | None,
         raw: bool,
         options: dict[str, Any] | None,
         priority: Priority | None,
         timeout: float | None,
         queue_timeout: float | None,
-        *,
-        watch: bool = False,
-    ) -> w.StreamParams:
-        """Return the params of a `stream` or `chat` call."""
+        traceparent: str | None,
+    ) -> dict[str, Any]:
+        """Return what the params of `stream`, `chat` and `answers` have in common."""
         text, messages = turn_input(prompt)
-        return w.StreamParams(
-            context=context,
-            prompt=text,
-            messages=messages,
-            raw=raw,
-            options=options or {},
-            priority=priority or "",
-            queue_timeout_s=queue_timeout or 0.0,
-            timeout_s=self.limit_s(timeout),
-            watch=watch,
-        )
+        return {
+            "prompt": text,
+            "messages": messages,
+            "raw": raw,
+            "options": options or {},
+            "priority": priority or "",
+            "queue_timeout_s": queue_timeout or 0.0,
+            "timeout_s": self.limit_s(timeout),
+            "traceparent": traceparent_of(traceparent),
+        }
 
     def new_turn(
         self,
@@ -255,16 +253,17 @@ class AsyncClient(AsyncEmbedding):
         timeout: float | None = None,
         queue_timeout: float | None = None,
         on_queue: QueueCallback | None = None,
+        traceparent: str | None = None,
     ) -> AsyncStream:
         """Stream one turn of a context: of its input as it is, or of *prompt* added to its history
         (by the chat template, or with *raw* as it stands).
 
         *on_queue* is told the turn's place in the queue, where it has to wait.
         """
-        params = self.turn_params(
-            context, prompt, raw, options, priority, timeout, queue_timeout,
-            watch=on_queue is not None,
-        )  # fmt: skip
+        fields = self.turn_fields(
+            prompt, raw, options, priority, timeout, queue_timeout, traceparent
+        )
+        params = w.StreamParams(context=context, watch=on_queue is not None, **fields)
 
         async def start(kind: type[K], deadline: float) -> K:
             request = kind("stream", deadline)
@@ -284,6 +283,7 @@ class AsyncClient(AsyncEmbedding):
         timeout: float | None = None,
         queue_timeout: float | None = None,
         on_queue: QueueCallback | None = None,
+        traceparent: str | None = None,
     ) -> AsyncStream:
         """Go on with a turn that was interrupted, of a context that was come back to; the stream
         begins after *tokens*, *text* and *reasoning*, what was read of it.
@@ -296,6 +296,7 @@ class AsyncClient(AsyncEmbedding):
             priority=priority or "",
             queue_timeout_s=queue_timeout or 0.0,
             timeout_s=self.limit_s(timeout),
+            traceparent=traceparent_of(traceparent),
             watch=on_queue is not None,
         )
 
@@ -317,12 +318,13 @@ class AsyncClient(AsyncEmbedding):
         timeout: float | None = None,
         queue_timeout: float | None = None,
         on_queue: QueueCallback | None = None,
+        traceparent: str | None = None,
     ) -> Reply:
         """Do one turn of a context and return its whole text."""
-        params = self.turn_params(
-            context, prompt, raw, options, priority, timeout, queue_timeout,
-            watch=on_queue is not None,
-        )  # fmt: skip
+        fields = self.turn_fields(
+            prompt, raw, options, priority, timeout, queue_timeout, traceparent
+        )
+        params = w.StreamParams(context=context, watch=on_queue is not None, **fields)
         result = await self.call(
             "chat", params, w.TurnResult, timeout, on_event=queue_events(on_queue)
         )

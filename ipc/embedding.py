@@ -17,6 +17,7 @@ from . import messages as w
 from .calls import ProgressCallback
 from .payloads import Config, Priority, json_text
 from .steering import AsyncSteering
+from .traceparent import traceparent_of
 
 __all__ = ("AsyncEmbedding", "Embeddings")
 
@@ -57,6 +58,7 @@ class AsyncEmbedding(AsyncSteering):
         priority: Priority | None = None,
         timeout: float | None = None,
         queue_timeout: float | None = None,
+        traceparent: str | None = None,
         config: Config | None = None,
         on_progress: ProgressCallback | None = None,
     ) -> Embeddings:
@@ -77,6 +79,7 @@ class AsyncEmbedding(AsyncSteering):
             normalize=normalize,
             priority=priority or "",
             queue_timeout_s=queue_timeout or 0.0,
+            traceparent=traceparent_of(traceparent),
         )
         deadline = time.monotonic() + self.seconds(timeout)
         if not isinstance(model, str):

@@ -16,7 +16,7 @@ Params, results and events are maps; fields that one side does not know are igno
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -28,6 +28,7 @@ __all__ = (
     "PROTOCOL_VERSION",
     "TARGETS",
     "TENSOR_TYPES",
+    "TRACEPARENT_CHARACTERS_MAX",
     "Call",
     "Kind",
     "Limits",
@@ -44,6 +45,7 @@ TENSOR_BYTES_MAX = 64 << 20
 """Bytes of a prompt or tensor that is passed in a descriptor."""
 EMBED_TEXTS_MAX = 256
 """Texts of one `embed`."""
+TRACEPARENT_CHARACTERS_MAX = 128
 
 ENCODINGS = {
     "openvino": 0, "onnx": 1, "tensorflow": 2, "pytorch": 3, "tensorflowlite": 4, "autodetect": 5,
@@ -57,6 +59,17 @@ TARGETS = {"cpu": 0, "gpu": 1, "tpu": 2, "auto": 3, "npu": 4}
 
 TENSOR_TYPES = {"fp16": 0, "fp32": 1, "fp64": 2, "u8": 3, "i32": 4, "i64": 5, "bf16": 6}
 """Tensor types; 0 to 5 are WasmEdge's numbers."""
+
+
+_SPAN = "(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}"
+Traceparent = Annotated[
+    str,
+    msgspec.Meta(
+        max_length=TRACEPARENT_CHARACTERS_MAX,
+        pattern=rf"^(00-{_SPAN}|(?!00|ff)[0-9a-f]{{2}}-{_SPAN}(-[!-~]*)?)?\Z",
+    ),
+]
+"""The span that a call is made in, as W3C's Trace Context writes it; empty: none."""
 
 
 class Kind(IntEnum):
@@ -227,6 +240,7 @@ class ComputeParams(_Map):
     priority: str = ""
     queue_timeout_s: float = 0.0
     timeout_s: float = 0.0
+    traceparent: Traceparent = ""
 
 
 class ComputeResult(_Map):
@@ -243,6 +257,7 @@ class ComputeSingleParams(_Map):
     priority: str = ""
     queue_timeout_s: float = 0.0
     timeout_s: float = 0.0
+    traceparent: Traceparent = ""
 
 
 class ComputeSingleResult(_Map):
@@ -272,6 +287,7 @@ class PromptComputeParams(_Map):
     prompt: str
     priority: str = ""
     timeout_s: float = 0.0
+    traceparent: Traceparent = ""
 
 
 class PromptComputeResult(_Map):
@@ -290,6 +306,7 @@ class RunInferenceParams(_Map):
     size_max: int = -1
     priority: str = ""
     timeout_s: float = 0.0
+    traceparent: Traceparent = ""
 
 
 class InitBackendParams(_Map):
@@ -323,6 +340,7 @@ class StreamParams(_Map):
     priority: str = ""
     queue_timeout_s: float = 0.0
     timeout_s: float = 0.0
+    traceparent: Traceparent = ""
     credit: int = CREDIT_DEFAULT
     watch: bool = False
 
@@ -339,6 +357,7 @@ class ResumeParams(_Map):
     priority: str = ""
     queue_timeout_s: float = 0.0
     timeout_s: float = 0.0
+    traceparent: Traceparent = ""
     credit: int = CREDIT_DEFAULT
     watch: bool = False
 
@@ -394,6 +413,7 @@ class EmbedParams(_Map):
     priority: str = ""
     queue_timeout_s: float = 0.0
     timeout_s: float = 0.0
+    traceparent: Traceparent = ""
 
 
 class EmbedResult(_Map):
@@ -421,6 +441,7 @@ class AnswersParams(_Map):
     priority: str = ""
     queue_timeout_s: float = 0.0
     timeout_s: float = 0.0
+    traceparent: Traceparent = ""
 
 
 class AnswersEvent(_Map):

@@ -14,6 +14,7 @@ from . import messages as w
 from .connection import Connection
 from .handles import Context
 from .payloads import Priority, TensorLike
+from .traceparent import traceparent_of
 
 if TYPE_CHECKING:
     from .session import AsyncSession
@@ -50,10 +51,12 @@ class AsyncPull(AsyncIterator[str]):
         prompt: TensorLike | None,
         priority: Priority,
         timeout: float | None,
+        traceparent: str | None,
     ):
         self.metadata: dict[str, Any] = {}
         self._session, self._prompt = session, prompt
         self._priority, self._timeout = priority, timeout
+        self._traceparent = traceparent_of(traceparent)
         self._turn: PullTurn | None = None
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
@@ -65,7 +68,10 @@ class AsyncPull(AsyncIterator[str]):
             raise StopAsyncIteration
         try:
             piece = await self._session.client.compute_single(
-                turn.context, priority=self._priority, timeout=self._timeout
+                turn.context,
+                priority=self._priority,
+                timeout=self._timeout,
+                traceparent=self._traceparent,
             )
         except (EndOfSequence, ContextFull):
             turn.ended = True

@@ -181,6 +181,7 @@ class Asked:
             priority=asked.priority,
             queue_timeout_s=asked.queue_timeout_s,
             timeout_s=asked.timeout_s,
+            traceparent=asked.traceparent,
             watch=asked.watch,
         )
 

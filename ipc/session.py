@@ -23,6 +23,7 @@ from .pull import AsyncPull, PullTurn
 from .resuming import Asked, is_loss, told_so_far
 from .streams import SETTLE_S_MAX, AsyncStream, QueueCallback, queue_events
 from .texts import Reply, reply_of
+from .traceparent import traceparent_of
 
 if TYPE_CHECKING:
     from .client import AsyncClient
@@ -203,15 +204,21 @@ class AsyncSession:
         timeout: float | None = None,
         queue_timeout: float | None = None,
         on_queue: QueueCallback | None = None,
+        traceparent: str | None = None,
     ) -> AsyncStream:
         """Stream a turn: *prompt* is the user's text, or messages (role and content), added to the
         history by the chat template; with *raw* it is added as it stands. Without one the history
         is answered as it is. *on_queue* is told the turn's place, where it has to wait.
+
+        *traceparent* is the span that the turn is for (W3C Trace Context); without it that which is
+        current in OpenTelemetry, where the program has that.
         """
-        params = self.client.turn_params(
-            _opened(self.attachment.context), prompt, self._is_raw(raw), options,
-            priority or self._priority, timeout, queue_timeout, watch=on_queue is not None,
+        fields = self.client.turn_fields(
+            prompt, self._is_raw(raw), options, priority or self._priority, timeout,
+            queue_timeout, traceparent,
         )  # fmt: skip
+        context = _opened(self.attachment.context)
+        params = w.StreamParams(context=context, watch=on_queue is not None, **fields)
         return self._stream(params, timeout, on_queue)
 
     def _stream(
@@ -234,6 +241,7 @@ class AsyncSession:
         timeout: float | None = None,
         queue_timeout: float | None = None,
         on_queue: QueueCallback | None = None,
+        traceparent: str | None = None,
     ) -> AsyncStream:
         """Go on with the turn that a restart of the daemon, or the end of its connection, has
         interrupted (`attached` sessions whose metadata's stop reason is `detached`). *tokens*,
@@ -247,6 +255,7 @@ class AsyncSession:
             priority=priority or "",
             queue_timeout_s=queue_timeout or 0.0,
             timeout_s=self.client.limit_s(timeout),
+            traceparent=traceparent_of(traceparent),
             watch=on_queue is not None,
         )
         return self._stream(params, timeout, on_queue)
@@ -261,20 +270,22 @@ class AsyncSession:
         timeout: float | None = None,
         queue_timeout: float | None = None,
         on_queue: QueueCallback | None = None,
+        traceparent: str | None = None,
     ) -> Reply:
         """Do a turn as `stream` does and return its whole text, with its metadata."""
         if self.resumes:  # what was told is needed to go on from there
             stream = self.stream(
                 prompt, raw=raw, options=options, priority=priority, timeout=timeout,
-                queue_timeout=queue_timeout, on_queue=on_queue,
+                queue_timeout=queue_timeout, on_queue=on_queue, traceparent=traceparent,
             )  # fmt: skip
             async with stream:
                 text = "".join([piece async for piece in stream])
             return Reply(text, stream.metadata, stream.reasoning)
-        params = self.client.turn_params(
-            self.context, prompt, self._is_raw(raw), options,
-            priority or self._priority, timeout, queue_timeout, watch=on_queue is not None,
+        fields = self.client.turn_fields(
+            prompt, self._is_raw(raw), options, priority or self._priority, timeout,
+            queue_timeout, traceparent,
         )  # fmt: skip
+        params = w.StreamParams(context=self.context, watch=on_queue is not None, **fields)
         await self.settle()
         try:
             result = await self.client.call(
@@ -297,16 +308,18 @@ class AsyncSession:
         timeout: float | None = None,
         queue_timeout: float | None = None,
         on_contexts: ContextsCallback | None = None,
+        traceparent: str | None = None,
     ) -> list[Answer]:
         """Return *n* answers to one prompt, which is computed once, each with a seed of its own;
         one that failed has its `error`. The conversation goes on from the first one. A turn of each
         can be cancelled by its context, of which *on_contexts* hears.
         """
         await self.settle()
-        found = await ask(
-            self, prompt, n, self._is_raw(raw), options,
-            priority or self._priority, timeout, queue_timeout, on_contexts,
+        fields = self.client.turn_fields(
+            prompt, self._is_raw(raw), options, priority or self._priority, timeout,
+            queue_timeout, traceparent,
         )  # fmt: skip
+        found = await ask(self, n, fields, timeout, on_contexts)
         self.metadata = found[0].metadata
         return found
 
@@ -316,13 +329,14 @@ class AsyncSession:
         *,
         priority: Priority | None = None,
         timeout: float | None = None,
+        traceparent: str | None = None,
     ) -> AsyncPull:
         """Compute a turn token by token, each when it is asked for; *prompt* is added to the
         history as it stands. Without one the context's input is computed as `set_input` left it.
 
         *timeout* bounds each token. `set_options` between two tokens holds from the next one.
         """
-        return AsyncPull(self, prompt, priority or self._priority, timeout)
+        return AsyncPull(self, prompt, priority or self._priority, timeout, traceparent)
 
     async def set_options(
         self,

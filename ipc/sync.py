@@ -89,6 +89,7 @@ class Session:
         timeout: float | None = None,
         queue_timeout: float | None = None,
         on_queue: QueueCallback | None = None,
+        traceparent: str | None = None,
     ) -> Stream:
         """Stream a turn; see `AsyncSession.stream`."""
         return Stream(
@@ -101,6 +102,7 @@ class Session:
                 timeout=timeout,
                 queue_timeout=queue_timeout,
                 on_queue=on_queue,
+                traceparent=traceparent,
             ),
         )
 
@@ -114,6 +116,7 @@ class Session:
         timeout: float | None = None,
         queue_timeout: float | None = None,
         on_queue: QueueCallback | None = None,
+        traceparent: str | None = None,
     ) -> Stream:
         """Go on with a turn that was interrupted; see `AsyncSession.resume`."""
         return Stream(
@@ -126,6 +129,7 @@ class Session:
                 timeout=timeout,
                 queue_timeout=queue_timeout,
                 on_queue=on_queue,
+                traceparent=traceparent,
             ),
         )
 
@@ -135,9 +139,11 @@ class Session:
         *,
         priority: Priority | None = None,
         timeout: float | None = None,
+        traceparent: str | None = None,
     ) -> Pull:
         """Compute a turn token by token; see `AsyncSession.pull`."""
-        return Pull(self.thread, self.twin.pull(prompt, priority=priority, timeout=timeout))
+        pull = self.twin.pull(prompt, priority=priority, timeout=timeout, traceparent=traceparent)
+        return Pull(self.thread, pull)
 
     def fork(
         self, n: int = 1, *, session_ids: Sequence[str] = (), timeout: float | None = None
@@ -293,6 +299,7 @@ class Client:
         timeout: float | None = None,
         queue_timeout: float | None = None,
         on_queue: QueueCallback | None = None,
+        traceparent: str | None = None,
     ) -> Stream:
         """Stream one turn of a context; see `AsyncClient.stream`."""
         thread = self.thread
@@ -305,6 +312,7 @@ class Client:
             timeout=timeout,
             queue_timeout=queue_timeout,
             on_queue=on_queue,
+            traceparent=traceparent,
         )
         return Stream(thread, stream)
 
@@ -319,6 +327,7 @@ class Client:
         timeout: float | None = None,
         queue_timeout: float | None = None,
         on_queue: QueueCallback | None = None,
+        traceparent: str | None = None,
     ) -> Stream:
         """Go on with a turn that was interrupted; see `AsyncClient.resume`."""
         stream = self.twin.resume(
@@ -330,6 +339,7 @@ class Client:
             timeout=timeout,
             queue_timeout=queue_timeout,
             on_queue=on_queue,
+            traceparent=traceparent,
         )
         return Stream(self.thread, stream)
 

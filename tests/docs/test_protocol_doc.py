@@ -31,7 +31,7 @@ PAGE = (ROOT / "docs" / "protocol.md").read_text()
 CLIENT_MODULES = {
     "attaching", "calls", "client", "connection", "embedding", "handles", "inflight",
     "outbox", "paths", "payloads", "pull", "resuming", "session", "steering", "streams",
-    "sync", "twins",
+    "sync", "traceparent", "twins",
 }  # fmt: skip
 TYPES: dict[Any, str] = {
     int: "int", str: "str", bytes: "bin", bool: "bool", float: "float", dict: "map",
@@ -89,6 +89,8 @@ def type_text(annotation: Any) -> str:
         return TYPES[annotation]
     if origin in (types.UnionType, typing.Union):
         return " or ".join(type_text(a) for a in arguments)
+    if origin is typing.Annotated:
+        return type_text(arguments[0])
     if origin is tuple:
         return f"({', '.join(type_text(a) for a in arguments)})"
     if origin is list:

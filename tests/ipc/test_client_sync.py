@@ -66,7 +66,7 @@ def session(client: Client) -> Iterator[Session]:
     ("ours", "theirs"), [(Client, AsyncClient), (Session, AsyncSession)], ids=["client", "session"]
 )
 def test_the_twin_has_every_public_name(ours: type, theirs: type) -> None:
-    inside = {"connection", "call", "seconds", "limit_s", "turn_params", "new_turn"}
+    inside = {"connection", "call", "seconds", "limit_s", "turn_fields", "new_turn"}
     inside |= {"client", "begin_pull", "reconnect"}
     inside |= {"settle", "attach_again", "took_turn", "wake"}
     names = {n for n in dir(theirs) if not n.startswith("_")} - inside
