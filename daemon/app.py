@@ -31,6 +31,7 @@ from .parts import Parts
 from .pressure import Pace
 from .reload import Reload
 from .service import Service
+from .traces.service import Traces
 
 __all__ = ("serve",)
 
@@ -127,6 +128,8 @@ async def _main(
     async with anyio.create_task_group() as group:
         daemon = start(group)
         daemon.calls = ALL_CALLS
+        traces = Traces(daemon)
+        traces.open()
         daemon.socket_activated = listener.inherited
         service = _service(daemon, parts)
         reload = Reload(daemon, read, service)
@@ -161,6 +164,7 @@ async def _main(
                 if listener.inherited:
                     daemon.server.stop_accepting()  # the next daemon serves who comes now
                 await _stop(daemon)
+                await traces.close()
                 services.cancel_scope.cancel()
         group.cancel_scope.cancel()
     log.info("daemon.stopped")

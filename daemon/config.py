@@ -33,6 +33,7 @@ from .config_models import (
     table_of,
 )
 from .metrics.address import LOOPBACK, Address, parse_address
+from .traces.target import Target, parse_target
 
 __all__ = (
     "AT_ONCE",
@@ -117,6 +118,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     grace_s: float = 30.0
     metrics: Address = Address(LOOPBACK, METRICS_PORT)
     metrics_network: str = "loopback"
+    traces: Target = Target()
+    traces_network: str = "loopback"
     log_level: str = "info"
     log_format: str = "auto"
     models: dict[str, ModelConfig] = {}
@@ -215,6 +218,14 @@ SETTINGS: dict[str, Setting] = {
     "metrics-network": Setting(
         str, "who may: this machine, or any that reaches the address", choices=("loopback", "any")
     ),
+    "traces": Setting(
+        Target,
+        "where OpenTelemetry spans go: off, `http://HOST:PORT` of a collector, otlp (the one that"
+        " `OTEL_EXPORTER_OTLP_ENDPOINT` names), or `file:/PATH`",
+    ),
+    "traces-network": Setting(
+        str, "where to: this machine, or any collector", choices=("loopback", "any")
+    ),
     "log-level": Setting(
         str, "least level that is logged", choices=("debug", "info", "warning", "error")
     ),
@@ -271,6 +282,7 @@ def load_config(
     folders = (folder, config.models_dir)
     models = read_models(document, f"{path}: ", folders, errors)
     _check_metrics(config, errors)
+    _check_traces(config, errors)
     defaults = table_of(document, "defaults", f"{path}: ", errors)
     options = read_options_table(defaults, f"{path}: [defaults] ", errors, folders)
     if errors:
@@ -283,6 +295,14 @@ def _check_metrics(config: Config, errors: list[str]) -> None:
         errors.append(
             f"metrics: {config.metrics} is not this machine's loopback: other machines could read"
             " the figures; name 127.0.0.1, or allow it by metrics-network = 'any'"
+        )
+
+
+def _check_traces(config: Config, errors: list[str]) -> None:
+    if config.traces.is_remote and config.traces_network != "any":
+        errors.append(
+            f"traces: {config.traces} is not this machine's loopback: spans would leave"
+            " the machine; name 127.0.0.1, or allow it by traces-network = 'any'"
         )
 
 
@@ -427,6 +447,8 @@ def _parse_number(kind: type[Any], value: Any) -> float:
 _CONVERTERS: dict[type[Any], Callable[[Setting, Any], Any]] = {
     Path: _convert_path,
     Address: lambda _, value: parse_address(value),
+    # The SDK, too, reads the environment of the process itself.
+    Target: lambda _, value: parse_target(value, os.environ),
     str: _convert_text,
     int: _convert_number,
     float: _convert_number,

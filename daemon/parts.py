@@ -71,6 +71,11 @@ PARTS = {
         "free the address, or set `metrics` to another port, a path or off; it is tried again by"
         " itself",
     ),
+    "traces": Part(
+        "spans of requests are not told, or not all of them",
+        "start the collector, or set `traces` to another address or off; what comes then is sent by"
+        " itself",
+    ),
     "uvloop": Part(
         "the event loop is asyncio's, which needs more time for each token",
         "install uvloop again, or remove it",

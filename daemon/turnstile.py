@@ -51,6 +51,8 @@ class Caller(Visit):
         self.on_wait, self.on_look = on_wait, on_look
         self.queue_timeout_s, self.timeout_s = queue_timeout_s, timeout_s
         self.waited = False
+        self.entered_at: float | None = None
+        """When it was let in to its model."""
         self._error: InferdError | None = None
         self._scope: anyio.CancelScope | None = None
         self._woken: anyio.Event | None = None
@@ -153,6 +155,7 @@ class Turnstile:
                 model.stay.enter(visit)
             else:
                 await self._wait(model, visit, on_progress)
+            visit.entered_at = self._seconds()
             yield
         finally:
             now = model.used_at = self._seconds()

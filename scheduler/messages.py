@@ -74,11 +74,15 @@ __all__ = (
     "TurnStats",
     "Unstored",
     "Verdict",
+    "count_tokens",
     "pack_floats",
     "pack_tokens",
     "unpack_floats",
     "unpack_tokens",
 )
+
+
+_TOKEN_BYTES = array("i").itemsize
 
 
 def pack_tokens(tokens: Sequence[int]) -> bytes:
@@ -91,6 +95,11 @@ def unpack_tokens(data: bytes) -> list[int]:
     tokens = array("i")
     tokens.frombytes(data)
     return tokens.tolist()
+
+
+def count_tokens(data: bytes) -> int:
+    """Return how many token ids `pack_tokens` packed."""
+    return len(data) // _TOKEN_BYTES
 
 
 def pack_floats(numbers: Sequence[float]) -> bytes:

@@ -7,6 +7,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import count
+from typing import TYPE_CHECKING
 
 from ..backends.errors import Busy
 from ..scheduler.estimate import Quotient
@@ -16,6 +17,9 @@ from .forecast import Forecast, Ticket
 from .port import ModelSource
 from .table import ACTIVE, State
 from .turn import Turn
+
+if TYPE_CHECKING:
+    from .session import Session
 
 __all__ = ("Ledger",)
 
@@ -80,6 +84,8 @@ class Ledger:
         self.prompt_tokens_owner_max = prompt_tokens_owner_max
         self.refused = 0
         self.accuracy = Accuracy()
+        self.on_begin: Callable[[Session, Turn], None] = lambda *_: None
+        """Hears of each turn that begins, in the task of its call, and of its session."""
         self.on_end: Callable[[ModelSource, Turn], None] = lambda *_: None
         """Hears of each turn that has ended, and of which model it was."""
         self._waiting: Counter[int] = Counter()

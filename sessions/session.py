@@ -517,6 +517,7 @@ class Session:
         if turn.says:
             shifts = () if before is None else before.placed_shifts
             self.recording.begin(turn, self._how, shifts)
+        self._ledger.on_begin(self, turn)
         return turn
 
     async def compute_single(self, call: TurnOptions) -> bytes:

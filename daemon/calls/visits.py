@@ -14,6 +14,7 @@ from ...sessions.forecast import Ticket
 from ..core import Daemon
 from ..models import Lease, Model
 from ..stay import NORMAL
+from ..traces.following import note_visit
 from ..turnstile import Caller
 from .common import priority_of, seconds_of
 
@@ -50,6 +51,7 @@ def passing(name: str, call: Call) -> Call:
         if found is None:
             return await call(daemon, request)
         model, visit, ticket = found
+        note_visit(visit)
         try:
             async with daemon.registry.turnstile.visit(model, visit):
                 if ticket is not None and visit.waited:

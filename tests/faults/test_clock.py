@@ -212,6 +212,7 @@ DATES = {
     "backends/llama/template.py": "a chat template may say today's date",
     "daemon/app.py": "a number that no daemon had before, where none can be kept",
     "daemon/kept.py": "the name of a damaged file",
+    "daemon/traces/export.py": "the dates of spans, beside those of other programs",
     "sessions/dates.py": "the date at the start",
     "sessions/journal_file.py": "the name of a damaged file",
 }

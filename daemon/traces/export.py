@@ -1,0 +1,166 @@
+"""Spans by OpenTelemetry's SDK: made when a request is over, sent by a thread of the SDK's own.
+
+The SDK bounds what waits to be sent (`OTEL_BSP_MAX_QUEUE_SIZE`, 2048 spans) and drops the oldest.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import requests
+from opentelemetry.context import Context
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import SERVICE_NAME, SERVICE_VERSION, Resource
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
+from opentelemetry.trace import Span as OpenSpan
+from opentelemetry.trace import SpanKind, Status, StatusCode, set_span_in_context
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+from ... import __version__
+from .spans import Span
+from .target import Target
+
+__all__ = ("Export", "FileExporter")
+
+FILE_BYTES_MAX = 1 << 30
+SERVICE = "inferd"
+_propagator = TraceContextTextMapPropagator()
+Note = Callable[[str | None], None]
+"""Hears why spans do not arrive, or None: they do. From any thread."""
+
+
+class Export:
+    """Makes spans and sends them to *target*. `tell` belongs to one thread."""
+
+    def __init__(self, target: Target, note: Note):
+        self._hears = _Hears(str(target), note)
+        exporter = FileExporter(Path(target.path)) if target.path else _collector(target)
+        self._provider = TracerProvider(resource=_resource(), shutdown_on_exit=False)
+        self._provider.add_span_processor(BatchSpanProcessor(_Watched(exporter, self._hears)))
+        self._tracer = self._provider.get_tracer(SERVICE, __version__)
+        logger = logging.getLogger("opentelemetry")
+        logger.propagate = False
+        logger.addHandler(self._hears)
+
+    def tell(self, spans: Sequence[Span], parent: str) -> None:
+        """Make spans, the first of which holds the others, as a child of *parent*, a
+        `traceparent`; empty: the first of a trace.
+        """
+        now, date_ns = time.monotonic(), time.time_ns()
+
+        def date(at: float) -> int:
+            return date_ns - round((now - at) * 1e9)
+
+        first, *inside = spans
+        carrier = {"traceparent": parent} if parent else {}
+        outer = self._begin(first, _propagator.extract(carrier, Context()), SpanKind.SERVER, date)
+        within = set_span_in_context(outer, Context())
+        for span in inside:
+            self._begin(span, within, SpanKind.INTERNAL, date).end(date(span.ended_at))
+        outer.end(date(first.ended_at))
+
+    def _begin(
+        self, span: Span, context: Context, kind: SpanKind, date: Callable[[float], int]
+    ) -> OpenSpan:
+        begun = self._tracer.start_span(
+            span.name, context, kind, span.attributes, start_time=date(span.began_at)
+        )
+        if span.error is not None:
+            begun.set_status(Status(StatusCode.ERROR, span.error))
+        return begun
+
+    def close(self) -> None:
+        """Send what is left; that may take long."""
+        self._provider.shutdown()
+        logging.getLogger("opentelemetry").removeHandler(self._hears)
+
+
+class FileExporter(SpanExporter):
+    """Appends spans to a file, one a line in JSON. The file may be moved away at any time."""
+
+    def __init__(self, path: Path, bytes_max: int = FILE_BYTES_MAX):
+        self._path, self._bytes_max = path, bytes_max
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        """Write *spans*.
+
+        :raises OSError: they cannot be written, or the file is full.
+        """
+        data = "".join(f"{span.to_json(indent=None)}\n" for span in spans).encode()
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+        with open(os.open(self._path, flags, 0o600), "ab") as file:
+            if file.tell() + len(data) > self._bytes_max:
+                raise OSError(errno.EFBIG, f"has {self._bytes_max} bytes, the most it may have")
+            file.write(data)
+        return SpanExportResult.SUCCESS
+
+
+class _Hears(logging.Handler):
+    """Hears what the SDK and its exporter warn of: they tell that to the log alone."""
+
+    def __init__(self, where: str, note: Note):
+        super().__init__(logging.WARNING)
+        self._where, self._note = where, note
+        self._cause = "the spans are not taken"
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Note a warning at once: a failing export is tried again for some seconds."""
+        self._cause = record.getMessage()
+        self.fails()
+
+    def fails(self, cause: str = "") -> None:
+        """Note that spans do not arrive, by *cause* or what was heard last."""
+        self._note(f"{self._where}: {cause or self._cause}")
+
+    def works(self) -> None:
+        """Note that spans arrive."""
+        self._note(None)
+
+
+class _Watched(SpanExporter):
+    """An exporter that fails aloud."""
+
+    def __init__(self, exporter: SpanExporter, hears: _Hears):
+        self._exporter, self._hears = exporter, hears
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        """Export *spans*, and note how that went."""
+        try:
+            result = self._exporter.export(spans)
+        except OSError as exc:
+            self._hears.fails(exc.strerror or str(exc))
+            return SpanExportResult.FAILURE
+        if result is SpanExportResult.SUCCESS:
+            self._hears.works()
+        else:
+            self._hears.fails()
+        return result
+
+    def shutdown(self) -> None:
+        """Give up what is under way."""
+        self._exporter.shutdown()
+
+
+def _collector(target: Target) -> OTLPSpanExporter:
+    session = requests.Session()
+    session.max_redirects = 0  # to another machine, perhaps
+    if not target.is_remote:
+        session.trust_env = False  # a proxy would be another machine
+    return OTLPSpanExporter(endpoint=target.url, session=session)
+
+
+def _resource() -> Resource:
+    """Return what the spans are of; `OTEL_SERVICE_NAME` and its like come first."""
+    given = Resource.create()
+    own: dict[str, str] = {}
+    if str(given.attributes.get(SERVICE_NAME, "")).startswith("unknown_service"):
+        own[SERVICE_NAME] = SERVICE
+    if SERVICE_VERSION not in given.attributes:
+        own[SERVICE_VERSION] = __version__
+    return given.merge(Resource(own))

@@ -1,0 +1,173 @@
+"""From what a request went through to its spans, by OpenTelemetry's conventions for GenAI.
+
+Pure: times are the monotonic clock's, and nothing here knows OpenTelemetry. No span holds a text, a
+user or a session.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ...backends.params import SamplingParams
+from ...scheduler.messages import TurnStats
+from ...scheduler.task import priority_name
+
+__all__ = ("CHAT", "COMPLETION", "EMBEDDINGS", "RequestFacts", "Span", "TurnFacts", "spans_of")
+
+CHAT, COMPLETION, EMBEDDINGS = "chat", "text_completion", "embeddings"
+"""Operations, by their names in the conventions."""
+PROVIDER = "inferd"
+UNFINISHED = "error"
+"""The finish reason of an answer that failed."""
+Value = str | int | float | Sequence[str]
+_NO_SAMPLING = SamplingParams()
+
+
+@dataclass(frozen=True)
+class TurnFacts:
+    """A turn that has ended: its moments, by the monotonic clock (None: it never came to that), and
+    what it took.
+    """
+
+    queued_at: float
+    ended_at: float
+    admitted_at: float | None = None
+    first_token_at: float | None = None
+    sampling: SamplingParams = _NO_SAMPLING
+    n_predict: int = -1
+    priority: int = 1
+    input_tokens: int = 0
+    output_tokens: int = 0
+    stats: TurnStats | None = None
+    """None: it failed."""
+    error: str | None = None
+    embedding_size: int = 0
+    fingerprint: str = ""
+
+
+@dataclass
+class RequestFacts:
+    """A request that is over: what it asked for, when it waited for its model, its turns."""
+
+    call: str
+    operation: str
+    began_at: float
+    ended_at: float
+    model: str = ""
+    choices: int = 1
+    """Answers that were asked for."""
+    loaded: tuple[float, float] | None = None
+    """From when until when it waited for the model to be in memory."""
+    error: str | None = None
+    turns: list[TurnFacts] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Span:
+    """A span from *began_at* to *ended_at*; *error* is its error's type."""
+
+    name: str
+    began_at: float
+    ended_at: float
+    attributes: Mapping[str, Value]
+    error: str | None = None
+
+
+def spans_of(request: RequestFacts) -> list[Span]:
+    """Return the request's own span, and then those inside it."""
+    turns = request.turns
+    failed = [turn.error for turn in turns if turn.stats is None]
+    error = request.error or (failed[0] if failed and len(failed) == len(turns) else None)
+    ended_at = max(request.ended_at, *(turn.ended_at for turn in turns), request.began_at)
+    name = f"{request.operation} {request.model}".rstrip()
+    attributes = _asked(request) | _used(request)
+    if error is not None:
+        attributes["error.type"] = error
+    spans = [Span(name, request.began_at, ended_at, attributes, error)]
+    if request.loaded is not None:
+        spans.append(Span("load", *request.loaded, {}, None if turns else error))
+    if request.operation == EMBEDDINGS and turns:
+        turns = [_as_one(turns)]
+    for number, turn in enumerate(turns):
+        spans += _phases(turn, {"inferd.answer": number} if len(turns) > 1 else {})
+    return spans
+
+
+def _asked(request: RequestFacts) -> dict[str, Value]:
+    """Return the attributes of what was asked for; of the answers' parameters the first one's."""
+    told: dict[str, Value] = {
+        "gen_ai.operation.name": request.operation,
+        "gen_ai.provider.name": PROVIDER,
+        "inferd.call": request.call,
+    }
+    if request.model:
+        told["gen_ai.request.model"] = request.model
+    if not request.turns:
+        return told
+    first = request.turns[0]
+    told["inferd.priority"] = priority_name(first.priority)
+    if request.operation == EMBEDDINGS:
+        return told
+    if request.choices > 1:
+        told["gen_ai.request.choice.count"] = request.choices
+    if first.n_predict >= 0:
+        told["gen_ai.request.max_tokens"] = first.n_predict
+    sampling = first.sampling
+    return told | {
+        "gen_ai.request.temperature": sampling.temp,
+        "gen_ai.request.top_p": sampling.top_p,
+        "gen_ai.request.top_k": float(sampling.top_k),
+        "gen_ai.request.frequency_penalty": sampling.frequency_penalty,
+        "gen_ai.request.presence_penalty": sampling.presence_penalty,
+        "gen_ai.request.seed": sampling.seed,
+    }
+
+
+def _used(request: RequestFacts) -> dict[str, Value]:
+    """Return the attributes of what it took. The prompt of several answers counts once."""
+    turns = request.turns
+    if not turns:
+        return {}
+    prompts = turns if request.operation == EMBEDDINGS else turns[:1]
+    told: dict[str, Value] = {
+        "gen_ai.response.model": request.model,
+        "gen_ai.usage.input_tokens": sum(turn.input_tokens for turn in prompts),
+        "inferd.cached_tokens": sum(turn.stats.cached_tokens for turn in prompts if turn.stats),
+        "inferd.parks": sum(turn.stats.parks for turn in turns if turn.stats),
+    }
+    if turns[0].fingerprint:
+        told["inferd.fingerprint"] = turns[0].fingerprint
+    if request.operation == EMBEDDINGS:
+        size = turns[0].embedding_size
+        return told | ({"gen_ai.embeddings.dimension.count": size} if size else {})
+    reasons = [UNFINISHED if t.stats is None else t.stats.stop_reason for t in turns]
+    return told | {
+        "gen_ai.usage.output_tokens": sum(turn.output_tokens for turn in turns),
+        "gen_ai.response.finish_reasons": reasons,
+        "inferd.shifts": sum(turn.stats.shifts for turn in turns if turn.stats),
+    }
+
+
+def _as_one(turns: Sequence[TurnFacts]) -> TurnFacts:
+    """Return the texts of a request as one: they wait and are read side by side."""
+    admitted = [turn.admitted_at for turn in turns if turn.admitted_at is not None]
+    return TurnFacts(
+        queued_at=min(turn.queued_at for turn in turns),
+        admitted_at=min(admitted, default=None),
+        ended_at=max(turn.ended_at for turn in turns),
+        error=next((turn.error for turn in turns if turn.error), None),
+    )
+
+
+def _phases(turn: TurnFacts, attributes: Mapping[str, Any]) -> list[Span]:
+    """Return the spans of a turn, which follow upon each other; the last has its error."""
+    moments = {"queue": turn.queued_at, "prefill": turn.admitted_at, "decode": turn.first_token_at}
+    began = [(name, at) for name, at in moments.items() if at is not None]
+    ends = [at for _, at in began[1:]] + [turn.ended_at]
+    errors = [None] * (len(began) - 1) + [turn.error]
+    return [
+        Span(name, at, end, attributes, error)
+        for (name, at), end, error in zip(began, ends, errors, strict=True)
+    ]

@@ -1,0 +1,85 @@
+"""Where spans go: to a collector, into a file, or nowhere."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import msgspec
+
+__all__ = ("Target", "parse_target")
+
+TEXT_CHARACTERS_MAX = 2000
+PATH = "/v1/traces"
+"""What OTLP over HTTP has behind an endpoint that names no path."""
+ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
+TRACES_ENDPOINT = "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"
+ENDPOINT_DEFAULT = "http://localhost:4318"
+FORMS = (
+    "off, http://HOST:PORT of a collector, otlp (the one that OTEL_EXPORTER_OTLP_ENDPOINT names, or"
+    f" {ENDPOINT_DEFAULT}), or file: and an absolute path"
+)
+
+
+class Target(msgspec.Struct, frozen=True):
+    """A collector's *url*, or a file's *path*; else nowhere."""
+
+    url: str = ""
+    path: str = ""
+
+    @property
+    def is_off(self) -> bool:
+        """Tell whether spans go nowhere."""
+        return not self.url and not self.path
+
+    @property
+    def is_remote(self) -> bool:
+        """Tell whether they leave this machine."""
+        return bool(self.url) and not _is_loopback(urlsplit(self.url).hostname or "")
+
+    def __str__(self) -> str:
+        return self.url or (f"file:{self.path}" if self.path else "off")
+
+
+def parse_target(value: Any, environ: Mapping[str, str]) -> Target:
+    """Return the target that *value* names.
+
+    :raises ValueError: it is none.
+    """
+    text = value.strip() if isinstance(value, str) else ""
+    if len(text) > TEXT_CHARACTERS_MAX:
+        raise ValueError(f"{len(text)} characters; it has {TEXT_CHARACTERS_MAX} at most")
+    if text.lower() == "off":
+        return Target()
+    if text.lower() == "otlp":
+        given = environ.get(TRACES_ENDPOINT)
+        return _collector(given or _join(environ.get(ENDPOINT) or ENDPOINT_DEFAULT))
+    path = text.removeprefix("file:")
+    if path != text and path.startswith("/") and "\0" not in path:
+        return Target(path=str(Path(path)))
+    if "://" in text:
+        return _collector(text)
+    raise ValueError(f"{value!r} names no place for spans: {FORMS}")
+
+
+def _collector(text: str) -> Target:
+    parts = urlsplit(text)  # raises ValueError, as does the port
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.port == 0:
+        raise ValueError(f"{text!r} is no collector's address: {FORMS}")
+    if parts.username is not None or parts.password is not None:
+        raise ValueError("a collector's address holds no password: OTEL_EXPORTER_OTLP_HEADERS does")
+    return Target(url=text if parts.path not in ("", "/") else _join(text))
+
+
+def _join(endpoint: str) -> str:
+    return endpoint.rstrip("/") + PATH
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -1,0 +1,164 @@
+"""A collector of OpenTelemetry's spans, as they come over HTTP."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from queue import Queue
+from typing import Any
+
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
+    ExportTraceServiceRequest,
+    ExportTraceServiceResponse,
+)
+from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
+from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
+
+__all__ = ("Collector", "Told", "Trace", "collecting")
+
+SECONDS_MAX = 20.0
+
+
+@dataclass(frozen=True)
+class Told:
+    """A span as it came; times are nanoseconds since 1970."""
+
+    name: str
+    kind: int
+    trace_id: str
+    span_id: str
+    parent_id: str
+    began: int
+    ended: int
+    attributes: dict[str, Any]
+    failed: bool
+    resource: dict[str, Any]
+
+    @property
+    def seconds(self) -> float:
+        return (self.ended - self.began) / 1e9
+
+
+@dataclass(frozen=True)
+class Trace:
+    """A request's span, and those inside it in their order."""
+
+    outer: Told
+    inside: list[Told]
+
+    @property
+    def names(self) -> list[str]:
+        return [span.name for span in self.inside]
+
+
+class Collector:
+    """What came: `bodies` as they were, `paths` they were sent to. While `answers` is not set
+    nobody is answered; `status` is the answer, and `location` where it sends on to.
+    """
+
+    def __init__(self, port: int = 0):
+        self.bodies: list[bytes] = []
+        self.paths: list[str] = []
+        self.status = 200
+        self.location = ""
+        self.answers = threading.Event()
+        self.answers.set()
+        self._told: Queue[Told] = Queue()
+        self.server = ThreadingHTTPServer(("127.0.0.1", port), self._handler())
+        self.server.daemon_threads = True
+
+    @property
+    def address(self) -> str:
+        return f"http://127.0.0.1:{self.server.server_port}"
+
+    def _handler(self) -> type[BaseHTTPRequestHandler]:
+        collector = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["Content-Length"]))
+                collector.answers.wait(SECONDS_MAX)
+                self.answer(collector.take(self.path, body))
+
+            def answer(self, status: int) -> None:
+                answer = ExportTraceServiceResponse().SerializeToString()
+                self.send_response(status)
+                self.send_header("Content-Type", "application/x-protobuf")
+                self.send_header("Content-Length", str(len(answer)))
+                if collector.location:
+                    self.send_header("Location", collector.location)
+                self.end_headers()
+                with suppress(OSError):  # who asked may have given up
+                    self.wfile.write(answer)
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        return Handler
+
+    def take(self, path: str, body: bytes) -> int:
+        """Keep what came, unless it is refused; return the answer's status."""
+        if self.status == 200:
+            self.bodies.append(body)
+            self.paths.append(path)
+            for told in _spans(ExportTraceServiceRequest.FromString(body)):
+                self._told.put(told)
+        return self.status
+
+    def next(self) -> Trace:
+        """Return the next request's trace."""
+        inside = []
+        while (told := self._told.get(timeout=SECONDS_MAX)).kind != Span.SPAN_KIND_SERVER:
+            inside.append(told)
+        assert all(span.parent_id == told.span_id for span in inside)
+        assert all(span.trace_id == told.trace_id for span in inside)
+        return Trace(told, inside)
+
+
+@contextmanager
+def collecting(port: int = 0) -> Iterator[Collector]:
+    """Run a collector."""
+    collector = Collector(port)
+    thread = threading.Thread(target=collector.server.serve_forever, args=(0.01,))
+    thread.start()
+    try:
+        yield collector
+    finally:
+        collector.answers.set()
+        collector.server.shutdown()
+        thread.join()
+        collector.server.server_close()
+
+
+def _spans(request: ExportTraceServiceRequest) -> Iterator[Told]:
+    for resource in request.resource_spans:
+        of = _values(resource.resource.attributes)
+        for scope in resource.scope_spans:
+            for span in scope.spans:
+                yield Told(
+                    span.name,
+                    span.kind,
+                    span.trace_id.hex(),
+                    span.span_id.hex(),
+                    span.parent_span_id.hex(),
+                    span.start_time_unix_nano,
+                    span.end_time_unix_nano,
+                    _values(span.attributes),
+                    span.status.code == Status.STATUS_CODE_ERROR,
+                    of,
+                )
+
+
+def _values(pairs: Any) -> dict[str, Any]:
+    found: list[KeyValue] = list(pairs)
+    return {pair.key: _value(pair.value) for pair in found}
+
+
+def _value(value: AnyValue) -> Any:
+    kind = value.WhichOneof("value")
+    if kind == "array_value":
+        return [_value(item) for item in value.array_value.values]
+    return getattr(value, kind) if kind else None
