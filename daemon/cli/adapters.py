@@ -8,21 +8,21 @@ import msgspec
 import typer
 
 from .client import client_of
-from .options import JsonOutput, SocketPath
+from .options import JsonOutput, ModelName, SocketPath
 from .output import size_text, write, write_json
 
 __all__ = ("add_to",)
 
-Model = Annotated[str, typer.Argument(help="The model's name.")]
 Adapter = Annotated[str, typer.Argument(help="The name by which requests choose it.")]
 
 
 def add_adapter(
-    model: Model,
+    model: ModelName,
     adapter: Adapter,
     file: Annotated[str, typer.Argument(help="A file of the models directory, or below it.")],
     scale: Annotated[
-        float, typer.Option(help="What holds for requests that choose no adapters.")
+        float,
+        typer.Option(metavar="NUMBER", help="What holds for requests that choose no adapters."),
     ] = 0.0,
     socket: SocketPath = None,
     as_json: JsonOutput = False,
@@ -39,7 +39,7 @@ def add_adapter(
 
 
 def rm_adapter(
-    model: Model,
+    model: ModelName,
     adapter: Adapter,
     force: Annotated[bool, typer.Option("--force", help="Turns that use it fail.")] = False,
     socket: SocketPath = None,

@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ...backends.errors import ConnectionLost, InferdError, TooLarge
+from . import completing
 from .client import session_of
 from .options import (
     JsonOutput,
+    ModelName,
     ModelOptions,
     Priority,
     PriorityOption,
@@ -43,14 +45,20 @@ _COMMAND = re.compile(r"/[a-z]+")
 
 
 def chat(
-    model: Annotated[str, typer.Argument(help="The model's name.")],
+    model: ModelName,
     system: SystemPrompt = None,
     priority: PriorityOption = Priority.NORMAL,
     temp: Temperature = None,
     n_predict: TokensMax = None,
     option: ModelOptions = None,
     session: Annotated[
-        str | None, typer.Option("--session", metavar="ID", help="Go on with this session.")
+        str | None,
+        typer.Option(
+            "--session",
+            metavar="ID",
+            help="Go on with this session.",
+            autocompletion=completing.sessions,
+        ),
     ] = None,
     stats: Stats = False,
     history: Annotated[bool, typer.Option(help="Keep the lines that you type.")] = True,

@@ -10,7 +10,7 @@ import typer
 
 from ...backends.errors import TooLarge
 from .client import RETRIES, client_of
-from .options import JsonOutput, Priority, PriorityOption, SocketPath
+from .options import JsonOutput, ModelName, Priority, PriorityOption, SocketPath
 from .output import fraction_bar, write, write_json
 from .run import PROMPT_BYTES_MAX
 
@@ -28,14 +28,18 @@ class Pooling(StrEnum):
 
 
 def embed(
-    model: Annotated[str, typer.Argument(help="The model's name.")],
+    model: ModelName,
     texts: Annotated[
         list[str] | None,
         typer.Argument(metavar="TEXT...", help="The texts; none: each line of standard input."),
     ] = None,
     pooling: Annotated[
         Pooling | None,
-        typer.Option(help="How a text's rows become its vector.", show_default="the model's own"),
+        typer.Option(
+            metavar="|".join(Pooling),
+            help="How a text's rows become its vector.",
+            show_default="the model's own",
+        ),
     ] = None,
     normalize: Annotated[
         int,

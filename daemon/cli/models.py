@@ -10,17 +10,29 @@ import msgspec
 import typer
 
 from ...backends.errors import ConnectionLost, InvalidArgument, ModelNotFound
+from . import completing
 from .client import client_of
-from .options import ConfigFile, JsonOutput, ModelsDir, SocketPath
+from .options import ConfigFile, JsonOutput, ModelName, ModelsDir, SocketPath
 from .output import fraction_bar, note, size_text, table, write, write_json
 
 __all__ = ("add_to",)
 
-Name = Annotated[str, typer.Argument(help="The model's name.")]
-To = Annotated[str, typer.Option("--to", help="Another model, or a file of the models directory.")]
+To = Annotated[
+    str,
+    typer.Option(
+        "--to",
+        metavar="MODEL",
+        help="Another model, or a file of the models directory.",
+        autocompletion=completing.models,
+    ),
+]
 Mode = Annotated[
     Literal["migrate", "drain"],
-    typer.Option("--mode", help="migrate: load it beside the old one; drain: in its place."),
+    typer.Option(
+        "--mode",
+        metavar="migrate|drain",
+        help="migrate: load it beside the old one; drain: in its place.",
+    ),
 ]
 Force = Annotated[bool, typer.Option("--force", help="Even if it is in use.")]
 
@@ -39,7 +51,7 @@ def models(socket: SocketPath = None, as_json: JsonOutput = False) -> None:
     table(("NAME", "STATE", "SIZE", "BACKEND", "FILE"), rows)
 
 
-def show(name: Name, socket: SocketPath = None, as_json: JsonOutput = False) -> None:
+def show(name: ModelName, socket: SocketPath = None, as_json: JsonOutput = False) -> None:
     """Describe a model."""
     with client_of(socket) as client:
         found = client.show(name)
@@ -60,7 +72,7 @@ def _flat(value: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
 
 
 def load(
-    name: Name,
+    name: ModelName,
     keep_alive: Annotated[
         float | None,
         typer.Option(
@@ -95,7 +107,7 @@ def load(
 
 
 def unload(
-    name: Name, force: Force = False, socket: SocketPath = None, as_json: JsonOutput = False
+    name: ModelName, force: Force = False, socket: SocketPath = None, as_json: JsonOutput = False
 ) -> None:
     """Unload a model now."""
     with client_of(socket) as client:
@@ -106,7 +118,7 @@ def unload(
         write(f"{name} is unloaded")
 
 
-def pin(name: Name, socket: SocketPath = None, as_json: JsonOutput = False) -> None:
+def pin(name: ModelName, socket: SocketPath = None, as_json: JsonOutput = False) -> None:
     """Let a model stay once it is loaded, whatever else needs memory."""
     with client_of(socket) as client:
         client.pin(name)
@@ -117,7 +129,7 @@ def pin(name: Name, socket: SocketPath = None, as_json: JsonOutput = False) -> N
 
 
 def swap(
-    name: Name,
+    name: ModelName,
     to: To,
     mode: Mode = "migrate",
     socket: SocketPath = None,
@@ -132,7 +144,7 @@ def swap(
         write(f"{name} is {to} now ({result.fingerprint}, {result.mode})")
 
 
-def unpin(name: Name, socket: SocketPath = None, as_json: JsonOutput = False) -> None:
+def unpin(name: ModelName, socket: SocketPath = None, as_json: JsonOutput = False) -> None:
     """Let a pinned model leave again."""
     with client_of(socket) as client:
         client.unpin(name)
@@ -143,7 +155,9 @@ def unpin(name: Name, socket: SocketPath = None, as_json: JsonOutput = False) ->
 
 
 def rm(
-    name: Name,
+    name: Annotated[
+        str, typer.Argument(help="The model's name.", autocompletion=completing.local_models)
+    ],
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     force: Force = False,
     config: ConfigFile = None,

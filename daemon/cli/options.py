@@ -9,6 +9,8 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
+from . import completing
+
 __all__ = (
     "EXIT_BUSY",
     "EXIT_INTERRUPTED",
@@ -18,13 +20,16 @@ __all__ = (
     "EXIT_USAGE",
     "ConfigFile",
     "JsonOutput",
+    "ModelName",
     "ModelOptions",
     "ModelsDir",
     "Priority",
     "PriorityOption",
+    "SettingPairs",
     "SocketPath",
     "SystemPrompt",
     "read_pairs",
+    "read_settings",
 )
 
 EXIT_REFUSED = 1
@@ -76,10 +81,16 @@ ModelsDir = Annotated[
     Path | None,
     typer.Option("--models-dir", metavar="PATH", help="Where models lie.", show_default=False),
 ]
+ModelName = Annotated[
+    str, typer.Argument(help="The model's name.", autocompletion=completing.models)
+]
 SystemPrompt = Annotated[
     str | None, typer.Option("--system", metavar="TEXT", help="The system prompt.")
 ]
-PriorityOption = Annotated[Priority, typer.Option("--priority", help="The class in the queue.")]
+PriorityOption = Annotated[
+    Priority,
+    typer.Option("--priority", metavar="|".join(Priority), help="The class in the queue."),
+]
 ModelOptions = Annotated[
     list[str] | None,
     typer.Option(
@@ -87,6 +98,16 @@ ModelOptions = Annotated[
         "-o",
         metavar="KEY=VALUE",
         help="Any parameter, such as top-k=20 (`inferd parameters` lists them); repeatable.",
+        autocompletion=completing.options,
+    ),
+]
+SettingPairs = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Any other setting; repeatable.",
+        autocompletion=completing.settings,
     ),
 ]
 
@@ -102,4 +123,15 @@ def read_pairs(pairs: list[str] | None, flag: str = "--option") -> dict[str, Any
             values[key.strip()] = msgspec.json.decode(value)
         except msgspec.DecodeError:
             values[key.strip()] = value
+    return values
+
+
+def read_settings(pairs: list[str] | None) -> dict[str, Any]:
+    """Read --set KEY=VALUE as `load_config` takes flags."""
+    values: dict[str, Any] = {}
+    for pair in pairs or ():
+        key, equals, value = pair.partition("=")
+        if not equals:
+            raise typer.BadParameter(f"--set {pair!r} is not of the form KEY=VALUE")
+        values[key.strip().replace("-", "_")] = value
     return values

@@ -8,6 +8,7 @@ import typer
 
 from ...backends.params import BY_SPELLING, PARAMETERS, Parameter, nearest
 from ...backends.params.schema import columns, json_schema
+from . import completing
 from .options import JsonOutput
 from .output import table, write, write_json
 
@@ -16,7 +17,11 @@ __all__ = ("add_to",)
 
 def parameters(
     names: Annotated[
-        list[str] | None, typer.Argument(help="Some of them, in any spelling; nothing: all.")
+        list[str] | None,
+        typer.Argument(
+            help="Some of them, in any spelling; nothing: all.",
+            autocompletion=completing.parameters,
+        ),
     ] = None,
     as_json: JsonOutput = False,
 ) -> None:

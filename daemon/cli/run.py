@@ -9,9 +9,11 @@ import typer
 
 from ...backends.errors import TooLarge
 from ...backends.params import BY_NAME
+from . import completing
 from .client import session_of
 from .options import (
     JsonOutput,
+    ModelName,
     ModelOptions,
     Priority,
     PriorityOption,
@@ -35,13 +37,18 @@ TokensMax = Annotated[
 ]
 SessionId = Annotated[
     str | None,
-    typer.Option("--session", metavar="ID", help="Go on with the session of this id."),
+    typer.Option(
+        "--session",
+        metavar="ID",
+        help="Go on with the session of this id.",
+        autocompletion=completing.sessions,
+    ),
 ]
 Stats = Annotated[bool, typer.Option("--stats", help="Tell tokens and times at the end.")]
 
 
 def run(
-    model: Annotated[str, typer.Argument(help="The model's name.")],
+    model: ModelName,
     prompt: Annotated[
         str | None, typer.Argument(help="The prompt; '-' or nothing: standard input.")
     ] = None,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ...backends.errors import UnsupportedOperation
-from .options import ConfigFile, ModelsDir, SocketPath
+from .options import ConfigFile, ModelsDir, SettingPairs, SocketPath, read_settings
 
 if TYPE_CHECKING:
     from ..config import Config
@@ -38,10 +38,7 @@ def serve(
     log_format: Annotated[
         str | None, typer.Option(metavar="FORMAT", help="auto, json or console.")
     ] = None,
-    settings: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Any other setting; repeatable."),
-    ] = None,
+    settings: SettingPairs = None,
 ) -> None:
     """Run the daemon, in the foreground.
 
@@ -60,12 +57,7 @@ def serve(
         "log_level": log_level,
         "log_format": log_format,
     }
-    for pair in settings or ():
-        key, equals, value = pair.partition("=")
-        if not equals:
-            raise typer.BadParameter(f"--set {pair!r} is not of the form KEY=VALUE")
-        flags[key.strip().replace("-", "_")] = value
-    read = partial(load_config, flags)
+    read = partial(load_config, flags | read_settings(settings))
     raise typer.Exit(_run(read(), read))
 
 

@@ -21,6 +21,7 @@ from ...backends.errors import (
     ShuttingDown,
     Timeout,
 )
+from . import completing
 from .client import client_of, socket_of
 from .options import JsonOutput, SocketPath
 from .output import note, write, write_json
@@ -36,7 +37,12 @@ _CREDENTIALS = struct.Struct("3i")
 
 def cancel(
     session: Annotated[
-        str, typer.Argument(metavar="ID", help="A session's number or id, as `inferd ps` has it.")
+        str,
+        typer.Argument(
+            metavar="ID",
+            help="A session's number or id, as `inferd ps` has it.",
+            autocompletion=completing.sessions,
+        ),
     ],
     socket: SocketPath = None,
     as_json: JsonOutput = False,
@@ -58,7 +64,10 @@ def _context_of(client: Client, wanted: str) -> int:
 
 
 def forget(
-    session: Annotated[str, typer.Argument(metavar="ID", help="A session's id.")],
+    session: Annotated[
+        str,
+        typer.Argument(metavar="ID", help="A session's id.", autocompletion=completing.sessions),
+    ],
     socket: SocketPath = None,
     as_json: JsonOutput = False,
 ) -> None:

@@ -10,7 +10,7 @@ import msgspec
 import typer
 
 from .client import client_of
-from .options import JsonOutput, SocketPath, SystemPrompt, read_pairs
+from .options import JsonOutput, ModelName, SocketPath, SystemPrompt, read_pairs
 from .output import note, printable, write, write_json
 
 __all__ = ("add_to",)
@@ -19,7 +19,7 @@ FILE_BYTES_MAX = 4 << 20
 
 
 def template(
-    model: Annotated[str, typer.Argument(help="The model's name.")],
+    model: ModelName,
     prompt: Annotated[str | None, typer.Argument(help="The user's message.")] = None,
     system: SystemPrompt = None,
     messages: Annotated[
