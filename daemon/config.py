@@ -47,7 +47,9 @@ __all__ = (
     "Setting",
     "applies",
     "check_model_name",
+    "configuration_file",
     "load_config",
+    "read_document",
 )
 
 SYSTEM_FILE = Path("/etc/inferd/config.toml")
@@ -265,8 +267,8 @@ def load_config(
     flags = {hyphens(k): v for k, v in (flags or {}).items() if v is not None}
     environ = os.environ if environ is None else environ
     errors: list[str] = []
-    path = _file_path(flags.pop("config", None), environ)
-    document = _read_file(path, errors) if path else {}
+    path = configuration_file(flags.pop("config", None), environ)
+    document = read_document(path, errors) if path else {}
     settings: dict[str, Any] = {}
     _read_daemon(table_of(document, "daemon", f"{path}: ", errors), path, settings, errors)
     _read_environment(environ, settings, errors)
@@ -345,7 +347,7 @@ def kv_ram_default(memory: int) -> int:
 # Sources.
 
 
-def _file_path(flag: Any, environ: Mapping[str, str]) -> Path | None:
+def configuration_file(flag: Any, environ: Mapping[str, str]) -> Path | None:
     """Return the file to read: one that is named must be there, the others may."""
     if named := flag or environ.get("INFERD_CONFIG"):
         return Path(named).expanduser().absolute()
@@ -353,7 +355,8 @@ def _file_path(flag: Any, environ: Mapping[str, str]) -> Path | None:
     return next((path for path in candidates if path.exists()), None)
 
 
-def _read_file(path: Path, errors: list[str]) -> dict[str, Any]:
+def read_document(path: Path, errors: list[str]) -> dict[str, Any]:
+    """Read a configuration file; where that cannot be done *errors* gets why."""
     try:
         with path.open("rb") as file:
             content = file.read(FILE_BYTES_MAX + 1)

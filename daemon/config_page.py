@@ -20,6 +20,10 @@ environment: its file cannot move them. A change in the file holds when the file
 (`systemctl reload inferd`, SIGHUP), or later, as the last column says; one of `[models]` and
 `[defaults]` from a model's next load on, but at once where only turns need it, as `temp`.
 
+`inferd config check` tells what is wrong in the file, `inferd config show --origin` what holds and
+who said it; [config.schema.json](config.schema.json) is its JSON schema, for editors
+(`inferd config schema`).
+
 | setting | default | from … to | is | a change holds |
 |---|---|---|---|---|
 """

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 from inferd.backends.params.schema import json_schema, page
 from inferd.daemon.config_page import page as settings_page
+from inferd.daemon.config_schema import config_schema
 from inferd.daemon.metrics.page import page as metrics_page
 
 __all__ = ("pages",)
@@ -20,9 +22,13 @@ def pages() -> dict[Path, str]:
         DOCS / "metrics.md": metrics_page(),
         DOCS / "parameters.md": page(),
         DOCS / "settings.md": settings_page(),
-        DOCS / "parameters.schema.json": json.dumps(json_schema(), indent=1, ensure_ascii=False)
-        + "\n",
+        DOCS / "parameters.schema.json": _json(json_schema()),
+        DOCS / "config.schema.json": _json(config_schema()),
     }
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, indent=1, ensure_ascii=False) + "\n"
 
 
 def main() -> None:

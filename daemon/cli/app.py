@@ -13,6 +13,7 @@ from ...backends.errors import InferdError
 from . import (
     adapters,
     chat,
+    config,
     embed,
     look,
     models,
@@ -101,6 +102,7 @@ def inferd(
 
 
 for module in (
-    serve, run, chat, embed, template, models, adapters, pull, parameters, look, steer, service,
+    serve, run, chat, embed, template, models, adapters, pull, parameters, look, steer, config,
+    service,
 ):  # fmt: skip
     module.add_to(app)

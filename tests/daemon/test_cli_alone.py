@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import typer
 import typer.main
+from typer.core import TyperGroup
 
 from inferd import __version__
 from inferd.backends import errors
@@ -27,7 +28,7 @@ COMMANDS = {
     "serve", "run", "chat", "models", "show", "rm", "load", "unload", "ps", "cancel", "status",
     "stop", "pull", "queue", "forget", "pin", "unpin", "swap", "sessions", "template",
     "install-service", "uninstall-service", "add-adapter", "rm-adapter", "embed",
-    "parameters",
+    "parameters", "config",
 }  # fmt: skip
 CLIENT_COMMANDS = [
     ("run", "m", "p"), ("chat", "m"), ("models",), ("show", "m"), ("load", "m"), ("unload", "m"),
@@ -57,12 +58,16 @@ def test_the_help_lists_the_commands_and_the_exit_statuses() -> None:
 
 
 def test_every_command_but_serve_writes_json_and_every_one_takes_a_socket_if_it_needs_one() -> None:
-    commands = typer.main.get_group(app).commands
+    commands = dict(typer.main.get_group(app).commands)
     assert set(commands) == COMMANDS
+    group = commands.pop("config")
+    assert isinstance(group, TyperGroup)
+    commands |= {f"config {name}": command for name, command in group.commands.items()}
     for name, command in commands.items():
         options = {option for parameter in command.params for option in parameter.opts}
         assert ("--json" in options) == (name != "serve"), name
         alone = name in ("pull", "parameters") or name.endswith("-service")
+        alone = alone or name.startswith("config ")
         assert ("--socket" in options) == (not alone), name
 
 

@@ -46,6 +46,7 @@ def offered(line: str, at: str = NOWHERE, **environ: str) -> list[str]:
 @pytest.mark.parametrize(
     ("line", "words"),
     [
+        ("inferd config ", ["check", "show", "schema"]),
         ("inferd pull sm", ["smollm2"]),
         ("inferd run m p --priority u", ["urgent"]),
         ("inferd parameters top-", [p.name for p in PARAMETERS if p.name.startswith("top-")]),
@@ -53,6 +54,8 @@ def offered(line: str, at: str = NOWHERE, **environ: str) -> list[str]:
         ("inferd run m p -o cache-p", ["cache-prompt=true", "cache-prompt=false"]),
         ("inferd chat m --option n-pred", ["n-predict="]),
         ("inferd serve --set kv-sh", ["kv-share=owner", "kv-share=all"]),
+        ("inferd config check --set log-f",
+         ["log-format=auto", "log-format=json", "log-format=console"]),
     ],
 )  # fmt: skip
 def test_names_of_the_tables_are_offered(line: str, words: list[str]) -> None:
@@ -116,8 +119,8 @@ def test_a_real_bash_completes(tmp_path: Path) -> None:
         terminal.until("ready")
         terminal.type("inferd stat\t")
         terminal.until("inferd status ")
-        terminal.type("\x15inferd paramet\t")
-        terminal.until("inferd parameters ")
+        terminal.type("\x15inferd config sche\t")
+        terminal.until("inferd config schema ")
         terminal.type("\x15exit\n")
         assert shell.wait(30) == 0
     finally:
