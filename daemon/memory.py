@@ -28,6 +28,7 @@ __all__ = (
     "fewer_layers",
     "more_refused",
     "refusal",
+    "size_text",
     "smaller",
     "spared_bytes",
     "stalled_s",
@@ -132,8 +133,8 @@ def fewer_layers(shape: Shape, floor: Shape, short: DeviceShort) -> Shape | None
 def device_refusal(name: str, shape: Shape, short: DeviceShort) -> OutOfMemory:
     """Return the error for a model whose number of layers on devices stays and does not fit."""
     return OutOfMemory(
-        f"{name!r} needs {_size(short.need)} of {short.device.name}'s memory with"
-        f" {shape.n_gpu_layers} layers on devices, and {_size(short.free)} are free",
+        f"{name!r} needs {size_text(short.need)} of {short.device.name}'s memory with"
+        f" {shape.n_gpu_layers} layers on devices, and {size_text(short.free)} are free",
         hint="set n-gpu-layers to -1: as many as fit run there, and the others on the CPU",
         data={
             "device": short.device.name,
@@ -186,10 +187,10 @@ def refusal(
         if not advice:
             advice.append("use a smaller model")
     largest = sorted(holders, key=lambda h: -h[1])[:HOLDERS_NAMED]
-    advice += [f"unload {holder} ({_size(size)})" for holder, size in largest if size > 0]
+    advice += [f"unload {holder} ({size_text(size)})" for holder, size in largest if size > 0]
     return OutOfMemory(
-        f"{name!r} needs {_size(need.total)} of memory with {shape.slots} slots of"
-        f" {shape.ctx_size} tokens, and {_size(free)} are free",
+        f"{name!r} needs {size_text(need.total)} of memory with {shape.slots} slots of"
+        f" {shape.ctx_size} tokens, and {size_text(free)} are free",
         hint=", or ".join(advice),
         data={
             "needed_bytes": need.total,
@@ -205,8 +206,8 @@ def refusal(
 def embedding_refusal(name: str, needed: int, free: int) -> OutOfMemory:
     """Return the error for a model that has no memory to make embeddings in."""
     return OutOfMemory(
-        f"{name!r} needs {_size(needed)} more of memory to make embeddings, and {_size(free)} are"
-        " free",
+        f"{name!r} needs {size_text(needed)} more of memory to make embeddings, and"
+        f" {size_text(free)} are free",
         hint="use a smaller ctx-size for it, or unload another model",
         data={"needed_bytes": needed, "free_bytes": max(0, free)},
     )
@@ -215,13 +216,14 @@ def embedding_refusal(name: str, needed: int, free: int) -> OutOfMemory:
 def more_refused(name: str, size: int, free: int) -> OutOfMemory:
     """Return the error for *size* bytes more that a loaded model cannot have."""
     return OutOfMemory(
-        f"{_size(size)} more are needed beside {name!r}, and {_size(free)} are free",
+        f"{size_text(size)} more are needed beside {name!r}, and {size_text(free)} are free",
         hint="unload models that are not needed: `inferd ps` lists them",
         data={"needed_bytes": size, "free_bytes": max(0, free)},
     )
 
 
-def _size(count: int) -> str:
+def size_text(count: int) -> str:
+    """Return a number of bytes for people."""
     size = max(0, count)
     if size < 1 << 20:
         return f"{size} bytes"

@@ -14,6 +14,7 @@ from . import (
     adapters,
     chat,
     config,
+    doctor,
     embed,
     look,
     models,
@@ -103,6 +104,6 @@ def inferd(
 
 for module in (
     serve, run, chat, embed, template, models, adapters, pull, parameters, look, steer, config,
-    service,
+    doctor, service,
 ):  # fmt: skip
     module.add_to(app)

@@ -46,6 +46,7 @@ def offered(line: str, at: str = NOWHERE, **environ: str) -> list[str]:
 @pytest.mark.parametrize(
     ("line", "words"),
     [
+        ("inferd doc", ["doctor"]),
         ("inferd config ", ["check", "show", "schema"]),
         ("inferd pull sm", ["smollm2"]),
         ("inferd run m p --priority u", ["urgent"]),
@@ -117,8 +118,8 @@ def test_a_real_bash_completes(tmp_path: Path) -> None:
         terminal = Terminal(ours, shell)
         terminal.type('eval "$(_INFERD_COMPLETE=source_bash inferd)"; echo rea""dy\n')
         terminal.until("ready")
-        terminal.type("inferd stat\t")
-        terminal.until("inferd status ")
+        terminal.type("inferd doct\t")
+        terminal.until("inferd doctor ")
         terminal.type("\x15inferd config sche\t")
         terminal.until("inferd config schema ")
         terminal.type("\x15exit\n")

@@ -79,6 +79,10 @@ def test_an_operator_s_way_from_an_empty_machine_and_back(machine: Machine) -> N
     assert "serving; restart for: cores" in status.splitlines()
     assert "in force after a restart: cores" in told
 
+    examined, *_, shown = do(machine, "When something is wrong")
+    assert "all right, " in examined and (machine.home / "inferd-report.txt").is_file()
+    assert "sessions-max = 100  # default" in shown
+
     say(machine, "before the upgrade")
     pid = machine.service.pid if machine.service else 0
     do(machine, "Upgrade")

@@ -1,0 +1,75 @@
+"""Users of the machine: who runs the daemon, and what keeps him from a file."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import stat
+from pathlib import Path
+
+import msgspec
+
+__all__ = ("READ", "SEARCH", "WRITE", "Account", "account_of", "barrier", "may", "own_account")
+
+READ, WRITE, SEARCH = os.R_OK, os.W_OK, os.X_OK
+
+
+class Account(msgspec.Struct, frozen=True):
+    """A user, with the groups that his processes have."""
+
+    name: str
+    uid: int
+    groups: frozenset[int]
+
+    @property
+    def is_caller(self) -> bool:
+        """Tell whether this very process is his."""
+        return self.uid == os.geteuid()
+
+
+def own_account() -> Account:
+    """Return who runs this process."""
+    uid = os.geteuid()
+    try:
+        name = pwd.getpwuid(uid).pw_name
+    except KeyError:
+        name = str(uid)
+    return Account(name, uid, frozenset((os.getegid(), *os.getgroups())))
+
+
+def account_of(name: str) -> Account | None:
+    """Return the user of that name; None: there is none."""
+    try:
+        entry = pwd.getpwnam(name)
+    except KeyError:
+        return None
+    return Account(name, entry.pw_uid, frozenset(os.getgrouplist(name, entry.pw_gid)))
+
+
+def may(account: Account, status: os.stat_result, bits: int) -> bool:
+    """Tell whether a file's mode lets *account* do all of *bits*; no access list is looked at."""
+    mode = stat.S_IMODE(status.st_mode)
+    if account.uid == status.st_uid:
+        mode >>= 6
+    elif status.st_gid in account.groups:
+        mode >>= 3
+    return account.uid == 0 or mode & bits == bits
+
+
+def barrier(account: Account, path: Path, bits: int) -> str:
+    """Return what keeps *account* from doing *bits* with a path that is there: a folder on the way
+    to it, or itself; an empty text: nothing.
+
+    :raises OSError: the caller may not look there.
+    """
+    way = [(folder, SEARCH) for folder in reversed(path.parents)]
+    for place, wanted in (*way, (path, bits)):
+        if not _may(account, place, wanted):
+            return str(place)
+    return ""
+
+
+def _may(account: Account, path: Path, bits: int) -> bool:
+    if account.is_caller:
+        return os.access(path, bits)
+    return may(account, os.stat(path), bits)

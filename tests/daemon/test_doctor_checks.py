@@ -1,0 +1,487 @@
+"""What the doctor's checks make of facts, and that a look has an end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import tempfile
+import threading
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from inferd.backends.base import Device
+from inferd.backends.build import LLAMA_COMMIT
+from inferd.daemon.config import Config, load_config
+from inferd.daemon.doctor import engine, gpu, machine, places, reach, settings, units
+from inferd.daemon.doctor.accounts import READ, SEARCH, WRITE, Account, barrier, may, own_account
+from inferd.daemon.doctor.finding import Finding, fail, ok, warn, worst
+from inferd.daemon.doctor.looking import Look, Unseen
+from inferd.daemon.install import Service, Write, install_plan
+from tests.tiny_gguf import write_split, write_tiny
+
+GIB = 1 << 30
+ADA = Account("ada", 4711, frozenset((4711, 99)))
+MACHINE = machine.Machine(
+    free_bytes=8 * GIB,
+    total_bytes=16 * GIB,
+    memory_bytes=16 * GIB,
+    swapped_bytes=0,
+    stalled_percent=0.0,
+    files_max=65536,
+    cores=4,
+    cores_usable=4,
+    load=0.5,
+    told_apart=True,
+)
+REACH = reach.Reach(
+    "/run/inferd/inferd.sock",
+    is_there=True,
+    is_socket=True,
+    owner="root",
+    group="inferd",
+    mode=0o660,
+    software=reach.SOFTWARE,
+    llama_commit=LLAMA_COMMIT,
+    stats={"pid": 7, "parts": [], "restart_for": []},
+)
+ENGINE = engine.Engine(system_info="CPU : AVX = 1 | AVX2 = 1 | FMA = 1 |")
+
+
+def config(**flags: object) -> Config:
+    return load_config(flags, {})
+
+
+def only(findings: Iterable[Finding]) -> Finding:
+    """Return the one finding that is not all right, or the last that is."""
+    found = list(findings)
+    wrong = [f for f in found if f.status != "ok"]
+    assert len(wrong) <= 1 and found
+    assert all(f.remedy for f in wrong), "what to do is always said"
+    return wrong[0] if wrong else found[-1]
+
+
+# Looking.
+
+
+def test_a_look_that_never_ends_is_given_up() -> None:
+    never = threading.Event()
+    with pytest.raises(Unseen, match=r"no answer within 0\.05 s"):
+        Look(never.wait, 0.05).facts()
+    never.set()
+
+
+def test_a_look_that_fails_says_what_it_met() -> None:
+    with pytest.raises(Unseen, match="/none/such: No such file or directory"):
+        Look(Path("/none/such").read_text).facts()
+    with pytest.raises(Unseen, match="ZeroDivisionError"):
+        Look(lambda: 1 // 0).facts()
+    assert Look(lambda: 7).facts() == 7
+
+
+def test_the_worst_finding_counts() -> None:
+    well, doubtful, wrong = ok("a", "x"), warn("b", "x", "y"), fail("c", "x", "y")
+    assert worst([well]) == worst([]) == "ok"
+    assert worst([doubtful, well]) == "warn" and worst([well, wrong, doubtful]) == "fail"
+
+
+# Users.
+
+
+@pytest.mark.parametrize(
+    ("mode", "uid", "gid", "wanted", "allowed"),
+    [
+        (0o700, 4711, 0, READ | WRITE | SEARCH, True),
+        (0o077, 4711, 99, READ, False),
+        (0o750, 0, 99, READ | SEARCH, True),
+        (0o750, 0, 99, WRITE, False),
+        (0o705, 0, 0, READ | SEARCH, True),
+        (0o770, 0, 0, READ, False),
+    ],
+)
+def test_a_mode_says_who_may_what(
+    mode: int, uid: int, gid: int, wanted: int, allowed: bool
+) -> None:
+    status = os.stat_result((0o40000 | mode, 0, 0, 0, uid, gid, 0, 0, 0, 0))
+    assert may(ADA, status, wanted) is allowed
+    assert may(msgspec.structs.replace(ADA, uid=0), status, wanted), "root may everything"
+
+
+def test_the_folder_on_the_way_that_stops_somebody_is_named() -> None:
+    with tempfile.TemporaryDirectory() as name:
+        top = Path(name)
+        inner = top / "inner" / "most"
+        inner.mkdir(parents=True)
+        assert barrier(ADA, inner, READ) == str(top), "it is 0700"
+        top.chmod(0o711)
+        inner.parent.chmod(0o700)
+        assert barrier(ADA, inner, READ) == str(inner.parent)
+        inner.parent.chmod(0o711)
+        inner.chmod(0o711)
+        assert barrier(ADA, inner, READ) == str(inner)
+        assert barrier(ADA, inner, SEARCH) == ""
+        assert barrier(own_account(), inner, READ | WRITE) == ""
+
+
+# The engine.
+
+
+def test_packages_that_are_missing_or_other_ones_are_named() -> None:
+    pins = {"llama-cpp-python": "0.3.36"}
+    there = {"jinja2": "3.1.6", "llama-cpp-python": "0.3.36"}
+    assert only(engine.check_installed(engine.Installed(there, pins))).status == "ok"
+    none = engine.Installed(dict.fromkeys(there, ""), pins)
+    missing = only(engine.check_installed(none))
+    assert missing.status == "warn" and "jinja2, llama-cpp-python: not" in missing.found
+    assert "inferd[daemon]" in missing.remedy
+    other = engine.Installed(there | {"llama-cpp-python": "0.3.35"}, pins)
+    found = only(engine.check_installed(other))
+    assert found.status == "fail" and found.remedy == "pip install 'llama-cpp-python==0.3.36'"
+
+
+def test_the_packages_that_are_looked_for_are_those_of_the_daemon() -> None:
+    found = engine.look_at_installed()
+    assert set(found.packages) >= {"llama-cpp-python", "numpy", "structlog", "psutil"}
+    assert set(found.pinned) == {"llama-cpp-python"}
+    assert all(found.packages.values())
+    assert "rich" not in found.packages, "the client's are there in any case"
+
+
+def child(code: str) -> tuple[str, ...]:
+    return sys.executable, "-c", code
+
+
+@pytest.mark.parametrize(
+    ("code", "ended"),
+    [
+        ("import os, signal; os.kill(os.getpid(), signal.SIGILL)", "it ends by SIGILL"),
+        ("import os; os.abort()", "it ends by SIGABRT"),
+        ("raise ImportError('libllama.so: cannot open')", "libllama.so: cannot open"),
+        ("", "it told nothing"),
+    ],
+)
+def test_an_engine_that_ends_its_process_is_a_finding(code: str, ended: str) -> None:
+    seen = engine.look_at_engine([], child(code))
+    found = only(engine.check_engine(seen))
+    assert found.status == "fail" and ended in found.found and "--no-binary" in found.remedy
+    assert list(engine.check_cpu(seen, frozenset({"avx2"}))) == []
+
+
+def test_an_engine_that_hangs_is_given_up_and_what_it_told_counts() -> None:
+    told = '{"system_info": "AVX = 1", "gpu": false, "devices": []}\\n{"path": "a"}\\n{"pa'
+    code = f"import sys, time; sys.stdout.write('{told}'); sys.stdout.flush(); time.sleep(60)"
+    seen = engine.look_at_engine([Path("a"), Path("b")], child(code), seconds=2.0)
+    assert seen.features == {"AVX"} and [f.path for f in seen.files] == ["a"]
+    found = only(engine.check_engine(seen))
+    assert found.status == "fail" and "no answer within 2 s" in found.found
+
+
+def test_the_engine_tells_its_build_and_what_is_wrong_with_files(tmp_path: Path) -> None:
+    whole, parts = write_tiny("llama", tmp_path), write_split(tmp_path, "parted")
+    cut, page = tmp_path / "cut.gguf", tmp_path / "page.gguf"
+    cut.write_bytes(whole.read_bytes()[:-1000])
+    page.write_text("<html>")
+    parts[1].unlink()
+    seen = engine.look_at_engine([whole, parts[0], cut, page, tmp_path / "none.gguf"])
+    assert seen.ended == "" and seen.features & {"SSE3", "NEON"}
+    assert next(iter(engine.check_engine(seen))).status == "ok"
+    wrong = list(places.check_files(seen.files))
+    assert [f.status for f in wrong] == ["fail"] * 4 and all(f.remedy for f in wrong)
+    for finding, what in zip(
+        wrong,
+        ("is missing, one of the 3 parts", "is cut off", "no GGUF", "No such file"),
+        strict=True,
+    ):
+        assert what in finding.found
+
+
+def test_what_the_cpu_has_and_the_build_does_not_use_is_told() -> None:
+    same = only(engine.check_cpu(ENGINE, frozenset(("avx", "avx2", "fma"))))
+    assert same.status == "ok" and "AVX, AVX2, FMA" in same.found
+    slower = only(engine.check_cpu(ENGINE, frozenset(("avx", "avx2", "fma", "f16c", "avx512f"))))
+    assert slower.status == "warn" and "without F16C, AVX512," in slower.found
+
+
+def test_this_machines_cpu_is_read() -> None:
+    assert engine.cpu_flags()
+
+
+# GPUs.
+
+
+@pytest.mark.parametrize(
+    ("seen", "built", "status", "what"),
+    [
+        (gpu.Gpus(), ENGINE, "ok", "none to compute on"),
+        (gpu.Gpus(drawing=["/dev/dri/renderD128"]), ENGINE, "ok", "renderD128 is not used"),
+        (gpu.Gpus(nvidia=["/dev/nvidia0"]), ENGINE, "warn", "GGML_CUDA"),
+        (gpu.Gpus(nvidia=["/dev/nvidia0"]), None, "warn", "GGML_CUDA"),
+        (gpu.Gpus(amd=["/dev/kfd"]), ENGINE, "warn", "GGML_HIP"),
+        (gpu.Gpus(), msgspec.structs.replace(ENGINE, gpu=True), "warn", "driver"),
+        (
+            gpu.Gpus(nvidia=["/dev/nvidia0"], closed=["/dev/nvidia0"]),
+            msgspec.structs.replace(ENGINE, gpu=True),
+            "warn",
+            "--gpu",
+        ),
+        (
+            gpu.Gpus(nvidia=["/dev/nvidia0"]),
+            msgspec.structs.replace(ENGINE, gpu=True, devices=[Device("CUDA0", GIB, 2 * GIB)]),
+            "ok",
+            "CUDA0 with 1.07 GB of 2.15 GB free",
+        ),
+    ],
+)
+def test_gpus_and_the_build(
+    seen: gpu.Gpus, built: engine.Engine | None, status: str, what: str
+) -> None:
+    found = only(gpu.check_gpus(seen, built))
+    assert found.status == status and what in found.found + found.remedy
+
+
+def test_devices_are_found_by_their_files(tmp_path: Path) -> None:
+    (tmp_path / "dri").mkdir()
+    for name in ("nvidia0", "nvidia1", "nvidiactl", "kfd", "dri/renderD128", "dri/card0"):
+        (tmp_path / name).touch()
+    found = gpu.look_at_gpus(tmp_path)
+    assert found.nvidia == [f"{tmp_path}/nvidia0", f"{tmp_path}/nvidia1"]
+    assert (found.amd, found.drawing) == ([f"{tmp_path}/kfd"], [f"{tmp_path}/dri/renderD128"])
+    assert found.closed == []
+
+
+# Configuration and folders.
+
+
+def test_a_wrong_configuration_is_told_in_full(tmp_path: Path) -> None:
+    file = tmp_path / "c.toml"
+    file.write_text("[daemon]\ncores = -1\nsesions-max = 1\n")
+    found = only(settings.check_settings(settings.look_at_settings(file, {})))
+    assert found.status == "fail" and found.found.count("\n") == 1
+    file.write_text("[daemon]\ncores = 1\n")
+    seen = settings.look_at_settings(file, {})
+    assert only(settings.check_settings(seen)).status == "ok" and seen.config is not None
+
+
+def test_models_that_are_there_missing_and_closed(tmp_path: Path) -> None:
+    folder = tmp_path / "models"
+    file = tmp_path / "c.toml"
+    file.write_text(
+        "[models.gone]\nfile = 'gone.gguf'\n[models.gone.adapters]\nstyle = 'style.gguf'\n"
+    )
+    asked = load_config({"config": file, "models-dir": folder}, {})
+    found = {f.status: f for f in places.check_models(places.look_at_models(asked, own_account()))}
+    assert "there is no folder" in found["warn"].found and "inferd pull" in found["warn"].remedy
+    folder.mkdir()
+    empty = list(places.check_models(places.look_at_models(asked, own_account())))
+    assert [f.status for f in empty] == ["fail", "fail", "warn"]
+    assert "[models.gone]: " in empty[0].found and "adapters.style" in empty[1].found
+    write_tiny("llama", folder)
+    seen = places.look_at_models(config(models_dir=folder), own_account())
+    assert seen.smallest == ("tiny-llama", (folder / "tiny-llama.gguf").stat().st_size)
+    assert only(places.check_models(seen)).found.startswith("1 of ")
+    closed = msgspec.structs.replace(seen, account=ADA, unreadable={"/m/x.gguf": "/m/x.gguf"})
+    assert "ada may not read /m/x.gguf" in only(places.check_models(closed)).found
+    shut = msgspec.structs.replace(seen, files={}, barrier="/var/lib/inferd")
+    assert "stopped at /var/lib/inferd" in only(places.check_models(shut)).found
+
+
+def test_what_the_daemon_keeps_is_private_and_has_room(tmp_path: Path) -> None:
+    asked = config(state_dir=tmp_path / "state" / "inferd")
+    seen = places.look_at_state(asked, own_account())
+    roomy = msgspec.structs.replace(seen, free_bytes=100 * GIB)
+    assert only(places.check_state(roomy)).status == "ok", "it can be made"
+    (tmp_path / "state" / "inferd").mkdir(parents=True)
+    journal = tmp_path / "state" / "inferd" / "sessions.db"
+    journal.touch(mode=0o644)
+    journal.chmod(0o644)
+    seen = places.look_at_state(asked, own_account())
+    seen = msgspec.structs.replace(seen, free_bytes=100 * GIB)
+    found = only(places.check_state(seen))
+    assert found.status == "fail" and found.remedy == f"chmod 600 {journal}"
+    full = msgspec.structs.replace(roomy, free_bytes=1000)
+    assert only(places.check_state(full)).status == "warn"
+    shut = msgspec.structs.replace(roomy, account=ADA, barrier="/var/lib")
+    assert "ada may not write" in only(places.check_state(shut)).found
+    fixed = msgspec.structs.replace(roomy, read_only=True)
+    assert "read-only" in only(places.check_state(fixed)).found
+
+
+# The machine.
+
+
+@pytest.mark.parametrize(
+    ("changes", "flags", "status", "what"),
+    [
+        ({}, {}, "ok", "are free for models"),
+        ({"swapped_bytes": GIB, "total_bytes": 9 * GIB}, {}, "ok", "its cgroup may have; 1.07 GB"),
+        ({"free_bytes": GIB // 2}, {}, "fail", "the smallest, tiny, has 1.07 GB"),
+        ({"stalled_percent": 42.0}, {}, "warn", "42 % of the last minute"),
+        ({}, {"memory-bytes": 17 * GIB}, "warn", "lower it"),
+    ],
+)
+def test_memory(
+    changes: dict[str, object], flags: dict[str, object], status: str, what: str
+) -> None:
+    models = places.Models(Path("/m"), ADA, True, sizes={"tiny": GIB, "large": 9 * GIB, "none": 0})
+    seen = msgspec.structs.replace(MACHINE, **changes)
+    found = only(machine.check_memory(seen, models, config(**flags)))
+    assert found.status == status and what in found.found + found.remedy
+
+
+def test_memory_that_loaded_models_take_is_not_missing() -> None:
+    models = places.Models(Path("/m"), ADA, True, sizes={"tiny": GIB})
+    full = msgspec.structs.replace(MACHINE, free_bytes=0)
+    assert only(machine.check_memory(full, models, config())).status == "fail"
+    assert only(machine.check_memory(full, models, config(), ["tiny"])).status == "ok"
+
+
+def test_limits_cores_and_users() -> None:
+    def changed(**changes: object) -> machine.Machine:
+        return msgspec.structs.replace(MACHINE, **changes)
+
+    asked = config(cores=8)
+    few = only(machine.check_limits(changed(files_max=200), asked))
+    assert few.status == "fail" and "LimitNOFILE" in few.remedy
+    assert only(machine.check_limits(MACHINE, asked)).status == "ok"
+    untold = only(machine.check_limits(changed(stalled_percent=None), asked))
+    assert untold.status == "warn" and "psi=1" in untold.remedy
+    assert only(machine.check_cores(MACHINE, asked)).status == "warn"
+    assert only(machine.check_cores(MACHINE, config(cores=2))).status == "ok"
+    assert only(machine.check_users(MACHINE)).status == "ok"
+    alone = only(machine.check_users(changed(told_apart=False)))
+    assert alone.status == "warn" and "PrivateUsers=" in alone.remedy
+
+
+def test_this_machine_is_read_and_a_daemons_own_limit_if_it_may_be(tmp_path: Path) -> None:
+    seen = machine.look_at_machine(os.getpid())
+    assert 0 < seen.free_bytes <= seen.total_bytes <= seen.memory_bytes
+    assert seen.files_max > 0 and 1 <= seen.cores_usable <= seen.cores
+    (tmp_path / "7").mkdir()
+    (tmp_path / "meminfo").write_text("MemTotal: 4000 kB\nMemAvailable: 3000 kB\n")
+    (tmp_path / "7" / "limits").write_text("Max open files            512      4096     files\n")
+    (tmp_path / "7" / "cmdline").write_text("python3\0-m\0inferd\0serve")
+    bare = machine.look_at_machine(7, tmp_path, tmp_path)
+    assert (bare.memory_bytes, bare.files_max) == (4000 * 1024, 512)
+    assert bare.stalled_percent is None and bare.told_apart
+    (tmp_path / "7" / "cmdline").write_text("bash")
+    assert machine.look_at_machine(7, tmp_path, tmp_path).files_max == 0, "not the daemon"
+
+
+# The daemon.
+
+
+@pytest.mark.parametrize(
+    ("changes", "status", "what"),
+    [
+        ({}, "ok", "root:inferd 660"),
+        ({"is_there": False}, "warn", "inferd serve"),
+        ({"is_socket": False}, "fail", "is no socket"),
+        ({"error": "ECONNREFUSED"}, "warn", "takes it over"),
+        ({"error": "EACCES"}, "fail", "usermod -aG inferd"),
+        ({"error": "EACCES", "joined": True}, "fail", "log in again"),
+        ({"error": "EACCES", "mode": 0o600}, "fail", "its owner's alone"),
+        ({"error": "EACCES", "group": "root"}, "fail", "its owner's alone"),
+        ({"error": "EAGAIN"}, "fail", "hangs"),
+        ({"error": "ENOTSOCK"}, "fail", "ENOTSOCK"),
+        ({"mode": 0o666}, "warn", "open to every user"),
+    ],
+)
+def test_a_socket(changes: dict[str, object], status: str, what: str) -> None:
+    found = only(reach.check_socket(msgspec.structs.replace(REACH, **changes)))
+    assert found.status == status and what in found.found + found.remedy
+
+
+PART = {"part": "metrics", "works": False, "missing": "m", "cause": "c", "remedy": "free it"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "status", "what"),
+    [
+        ({}, "ok", "answers, pid 7"),
+        ({"software": "inferd/0.0.1"}, "warn", "inferd/0.0.1 runs"),
+        ({"llama_commit": "0000"}, "warn", "llama.cpp 0000"),
+        ({"stats": {"parts": [PART]}}, "warn", "metrics fails: m: c"),
+        ({"stats": {"restart_for": ["cores"]}}, "warn", "not in force: cores"),
+        ({"stats": {"draining": True}}, "warn", "ends"),
+        ({"software": "", "refusal": "no", "hint": "do"}, "fail", "no"),
+    ],
+)
+def test_a_daemon(changes: dict[str, object], status: str, what: str) -> None:
+    found = only(reach.check_daemon(msgspec.structs.replace(REACH, **changes)))
+    assert found.status == status and what in found.found
+
+
+# The service.
+
+
+def installed(root: Path, *, user: bool = False) -> Service:
+    """Write the units of a service whose program is there."""
+    service = Service(user=user, root=root)
+    program = root / "opt/inferd"
+    program.parent.mkdir(parents=True, exist_ok=True)
+    program.touch(mode=0o755)
+    for step in install_plan(service, "/opt/inferd"):
+        if isinstance(step, Write):
+            step.path.parent.mkdir(parents=True, exist_ok=True)
+            step.path.write_text(step.text)
+    return service
+
+
+def test_a_service_is_that_of_its_socket_and_has_its_own_settings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", "/home/ada/.config")
+    installed(tmp_path)
+    seen = units.look_at_units(Path("/run/inferd/inferd.sock"), {}, tmp_path)
+    assert seen is not None and not seen.user
+    assert seen.environment["INFERD_STATE_DIR"] == "/var/lib/inferd"
+    assert (seen.old, seen.start_missing) == ([], "")
+    assert units.look_at_units(Path("/run/user/1/inferd/inferd.sock"), {}, tmp_path) is None
+    assert units.machine_socket(tmp_path) == Path("/run/inferd/inferd.sock")
+    assert units.machine_socket(tmp_path / "none") is None
+    installed(tmp_path, user=True)
+    environ = {"XDG_RUNTIME_DIR": "/run/user/1"}
+    own = units.look_at_units(Path("/run/user/1/inferd/inferd.sock"), environ, tmp_path)
+    assert own is not None and own.user and own.account == own_account()
+
+
+def test_units_that_were_changed_are_told(tmp_path: Path) -> None:
+    def check() -> Finding:
+        seen = units.look_at_units(Path("/run/inferd/inferd.sock"), {}, tmp_path)
+        assert seen is not None
+        return only(units.check_units(msgspec.structs.replace(seen, account=ADA)))
+
+    service = installed(tmp_path)
+    unit = service.units / "inferd.service"
+    assert check().found == "the machine's, as the user ada; its units are this inferd's"
+    drop_in = service.units / "inferd.service.d" / "own.conf"
+    drop_in.parent.mkdir()
+    drop_in.write_text("[Service]\nPrivateUsers=yes\n")
+    found = check()
+    assert found.status == "fail" and "PrivateUsers= is on" in found.found
+    drop_in.write_text("[Service]\nPrivateUsers=no\n")
+    assert check().status == "ok"
+    text = unit.read_text()
+    unit.write_text(text.replace("WatchdogSec=30", "WatchdogSec=3"))
+    assert check().status == "warn" and str(unit) in check().found
+    unit.write_text(text)
+    (tmp_path / "opt/inferd").unlink()
+    assert check().status == "fail" and "/opt/inferd, which cannot be run" in check().found
+
+
+def test_a_service_without_its_user_or_that_failed() -> None:
+    seen = units.Units(user=False, directives={"User": ["inferd"]}, old=[], account=ADA)
+    assert only(units.check_units(seen)).status == "ok"
+    nobody = only(units.check_units(msgspec.structs.replace(seen, account=None)))
+    assert nobody.status == "fail" and "sudo inferd install-service" in nobody.remedy
+    state = {"ActiveState": "failed", "Result": "oom-kill", "NRestarts": "3"}
+    failed = only(units.check_units(msgspec.structs.replace(seen, state=state)))
+    assert failed.status == "fail" and "oom-kill" in failed.found
+    assert only(units.check_units(None)).status == "ok"
+
+
+def test_signals_have_names() -> None:
+    assert engine._end_of(-signal.SIGKILL, b"") == "it ends by SIGKILL"
