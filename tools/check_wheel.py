@@ -2,9 +2,9 @@
 
 Builds wheel and sdist, installs the wheel into a new virtual environment while PATH has no
 compiler, and checks there that `import inferd` loads neither numpy nor llama_cpp, that
-`inferd --version` answers, that the units are there, that `inferd serve` says what is missing, and
-that the client talks to a daemon which the environment that runs this tool starts, on the echo
-model.
+`inferd --version` answers, that units and manual pages are there, that `inferd serve` says what is
+missing, and that the client talks to a daemon which the environment that runs this tool starts, on
+the echo model.
 """
 
 from __future__ import annotations
@@ -108,6 +108,8 @@ def check_alone(bare: Bare) -> None:
     units = bare.run("inferd", "install-service", "--apply", "--root", str(bare.scratch / "root"))
     unit = bare.scratch / "root" / "etc" / "systemd" / "system" / "inferd.service"
     check("inferd install-service has the units", unit.is_file(), units.stdout + units.stderr)
+    manual = bare.bin.parent / "share" / "man" / "man1" / "inferd-run.1"
+    check("the manual pages are beside the command", manual.is_file())
     served = bare.run("inferd", "serve")
     said = served.stdout + served.stderr
     check("inferd serve names inferd[daemon]", "inferd[daemon]" in said, said)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from inferd.backends.params.schema import json_schema, page
+from inferd.daemon.cli.man_pages import man_pages
 from inferd.daemon.config_page import page as settings_page
 from inferd.daemon.config_schema import config_schema
 from inferd.daemon.metrics.page import page as metrics_page
@@ -14,6 +15,7 @@ from inferd.daemon.metrics.page import page as metrics_page
 __all__ = ("pages",)
 
 DOCS = Path(__file__).parent.parent / "docs"
+MAN = DOCS / "man"
 
 
 def pages() -> dict[Path, str]:
@@ -24,6 +26,7 @@ def pages() -> dict[Path, str]:
         DOCS / "settings.md": settings_page(),
         DOCS / "parameters.schema.json": _json(json_schema()),
         DOCS / "config.schema.json": _json(config_schema()),
+        **{MAN / name: text for name, text in man_pages().items()},
     }
 
 
@@ -32,7 +35,10 @@ def _json(value: Any) -> str:
 
 
 def main() -> None:
-    """Write the pages."""
+    """Write the pages; those of commands that are no more go."""
+    MAN.mkdir(exist_ok=True)
+    for old in set(MAN.glob("*")) - set(pages()):
+        old.unlink()
     for path, text in pages().items():
         path.write_text(text)
         print(path)

@@ -27,18 +27,12 @@ from . import (
     template,
     version,
 )
+from .epilog import EPILOG
 from .options import EXIT_INTERRUPTED, EXIT_READER_GONE, EXIT_REFUSED, JsonOutput, SocketPath
 from .output import fail, write_json
 from .statuses import exit_code
 
 __all__ = ("app",)
-
-EPILOG = """Exit status: 0 done; 1 refused or failed; 2 wrong usage or configuration; 3 no daemon \
-answers; 4 busy or timed out: try again later; 130 interrupted; 141 nobody reads the output.
-
-Environment: INFERD_SOCKET (the daemon's socket), INFERD_CONFIG (the configuration file), \
-INFERD_MODELS_DIR and the other settings in the same way, NO_COLOR, INFERD_DEBUG=1 (show where an \
-internal error comes from)."""
 
 
 class ErrorsAsSentences(TyperGroup):

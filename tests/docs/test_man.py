@@ -1,0 +1,74 @@
+"""The manual pages are those of the commands, and nothing in them is wrong."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer.main
+
+from inferd.daemon.cli import app
+from inferd.daemon.cli.man_pages import man_pages
+
+MAN = Path(__file__).resolve().parents[2] / "docs" / "man"
+PAGES = man_pages()
+
+
+def commands(group: Any, name: str = "inferd") -> Iterator[tuple[str, Any]]:
+    yield name, group
+    for below, command in getattr(group, "commands", {}).items():
+        yield from commands(command, f"{name}-{below}")
+
+
+COMMANDS = dict(commands(typer.main.get_group(app)))
+
+
+def formatted(page: str) -> subprocess.CompletedProcess[str]:
+    """Have groff show a page, as `man` does, with all its warnings."""
+    if shutil.which("groff") is None:
+        pytest.fail("groff is missing: on Debian or Ubuntu: sudo apt install groff-base")
+    return subprocess.run(
+        ["groff", "-man", "-ww", "-Tutf8", "-P-cbou"],
+        input=page,
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+
+
+def test_the_pages_are_those_of_the_commands() -> None:
+    assert {p.name for p in MAN.iterdir()} == {f"{name}.1" for name in COMMANDS} == set(PAGES)
+    old = [name for name, text in PAGES.items() if (MAN / name).read_text() != text]
+    assert not old, "run `make docs`"
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_page_is_clean_and_has_every_flag_and_argument(name: str) -> None:
+    done = formatted(PAGES[f"{name}.1"])
+    assert (done.returncode, done.stderr) == (0, "")
+    words = " ".join(done.stdout.split())
+    assert f"NAME {name} - " in words
+    for parameter in COMMANDS[name].params:
+        if parameter.param_type_name == "option":
+            assert all(flag in words for flag in (*parameter.opts, *parameter.secondary_opts))
+        else:
+            assert (parameter.metavar or parameter.name.upper()) in words
+
+
+def test_what_would_be_another_thing_to_troff_is_text() -> None:
+    shown = formatted(PAGES["inferd-chat.1"]).stdout
+    assert "no-history" in shown and "\N{HYPHEN}" not in shown
+    assert "`" not in shown, "what stands in backquotes is bold"
+
+
+def test_the_first_page_names_all_others_and_what_the_help_ends_with() -> None:
+    shown = " ".join(formatted(PAGES["inferd.1"]).stdout.split())
+    for name in COMMANDS:
+        assert name == "inferd" or f"{name}(1)" in shown
+    assert re.search(r"EXIT STATUS 0 done 1 refused or failed 2 wrong usage", shown)
+    assert "INFERD_SOCKET the daemon's socket" in shown and "/etc/inferd/config.toml" in shown
