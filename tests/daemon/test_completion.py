@@ -94,7 +94,7 @@ def test_a_daemon_that_hangs_is_waited_for_but_shortly(tmp_path: Path) -> None:
         deaf.listen()
         begin = time.monotonic()
         assert offered("inferd run ", str(path)) == []
-        assert time.monotonic() - begin < ASK_S_MAX + 10, "the process's start is in it"
+        assert time.monotonic() - begin < ASK_S_MAX + 20, "the process's start is in it"
 
 
 def test_a_real_bash_completes(tmp_path: Path) -> None:

@@ -170,10 +170,11 @@ def test_an_engine_that_ends_its_process_is_a_finding(code: str, ended: str) -> 
     assert list(engine.check_cpu(seen, frozenset({"avx2"}))) == []
 
 
-def test_an_engine_that_hangs_is_given_up_and_what_it_told_counts() -> None:
-    told = '{"system_info": "AVX = 1", "gpu": false, "devices": []}\\n{"path": "a"}\\n{"pa'
-    code = f"import sys, time; sys.stdout.write('{told}'); sys.stdout.flush(); time.sleep(60)"
-    seen = engine.look_at_engine([Path("a"), Path("b")], child(code), seconds=2.0)
+def test_an_engine_that_hangs_is_given_up_and_what_it_told_counts(tmp_path: Path) -> None:
+    told = tmp_path / "told"
+    told.write_text('{"system_info": "AVX = 1", "gpu": false, "devices": []}\n{"path": "a"}\n{"pa')
+    hanging = ("sh", "-c", f"cat {told}; exec sleep 60")
+    seen = engine.look_at_engine([Path("a"), Path("b")], hanging, seconds=2.0)
     assert seen.features == {"AVX"} and [f.path for f in seen.files] == ["a"]
     found = only(engine.check_engine(seen))
     assert found.status == "fail" and "no answer within 2 s" in found.found
