@@ -21,11 +21,17 @@ from ..backends.params.schema import json_schema as parameters_schema
 from .config import SETTINGS, Config, Setting, applies
 from .config_models import ECHO_HIGH, MODEL_NAME
 from .metrics.address import PORT_MAX, Address
+from .traces.target import TEXT_CHARACTERS_MAX, Target
 
 __all__ = ("config_schema",)
 
 Schema = dict[str, Any]
 TEXT: Schema = {"type": "string", "minLength": 1}
+TARGET: Schema = {
+    "type": "string",
+    "maxLength": TEXT_CHARACTERS_MAX,
+    "pattern": r"^\s*([oO][fF][fF]|[oO][tT][lL][pP]|file:/.*|https?://.+)\s*$",
+}
 ADDRESS: Schema = {
     "anyOf": [
         {"type": "integer", "minimum": 0, "maximum": PORT_MAX},
@@ -103,6 +109,8 @@ def _setting(name: str, setting: Setting) -> Schema:
         return TEXT | bytes_max | doc
     if setting.kind is Address:
         return ADDRESS | doc
+    if setting.kind is Target:
+        return TARGET | doc
     if setting.choices:
         return {"enum": list(setting.choices)} | doc
     kind = "integer" if setting.kind is int else "number"

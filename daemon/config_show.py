@@ -24,6 +24,7 @@ from .config import (
 )
 from .config_models import AdapterConfig, hyphens
 from .metrics.address import Address
+from .traces.target import Target
 
 __all__ = ("InForce", "Value", "in_force", "toml_of")
 
@@ -104,7 +105,7 @@ def _model(name: str, model: ModelConfig, config: Config, path: Path | None) -> 
 
 def _plain(value: Any) -> Any:
     """Return a value as TOML and JSON have it."""
-    if isinstance(value, Path | Address):
+    if isinstance(value, Path | Address | Target):
         return str(value)
     if isinstance(value, AdapterConfig):
         return {"file": str(value.file), "scale": value.scale}
