@@ -189,6 +189,15 @@ class Worker:
         """Stop a task before the next step."""
         self._send(m.Cancel(task_id))
 
+    def has(self, task_id: int) -> bool:
+        """Tell whether the worker has a task."""
+        return task_id in self._readers
+
+    async def park(self, task_id: int) -> bool:
+        """Let a task give way to those who wait; tell whether it does."""
+        answer: bool = await self._ask(lambda i: m.Park(i, task_id))
+        return answer
+
     def credit(self, task_id: int, events: int) -> None:
         """Let a push task tell *events* more."""
         self._send(m.Credit(task_id, events))

@@ -469,6 +469,12 @@ class CancelResult(_Map):
     cancelled: bool
 
 
+class ParkResult(_Map):
+    """Whether the turn gives way: to others who wait for a slot."""
+
+    parked: bool
+
+
 class SystemParams(_Map):
     """`reset`: empty the history; `system` then is its first message, if given."""
 
@@ -723,6 +729,7 @@ CALLS: dict[str, Call] = {
     "resume": Call(ResumeParams, TurnResult, (TokensEvent, QueueEvent)),
     "embed": Call(EmbedParams, EmbedResult),
     "cancel": Call(CancelParams, CancelResult),
+    "park": Call(ContextParams, ParkResult),
     "reset": Call(SystemParams, Empty),
     "rewind": Call(RewindParams, RewindResult),
     "fork_session": Call(ForkParams, ForkResult),

@@ -27,6 +27,13 @@ class AsyncSteering(AsyncCalls):
         params = w.CancelParams(request=request, context=context)
         return (await self.call("cancel", params, w.CancelResult, timeout)).cancelled
 
+    async def park(self, context: int, *, timeout: float | None = None) -> bool:
+        """Let a context's turn give its slot to those who wait, until one is free again; tell
+        whether it does.
+        """
+        params = w.ContextParams(context=context)
+        return (await self.call("park", params, w.ParkResult, timeout)).parked
+
     async def reset(
         self, context: int, system: str | None = None, *, timeout: float | None = None
     ) -> None:

@@ -368,6 +368,7 @@ class Client:
     chat = twin(AsyncClient.chat)
     embed = twin(AsyncClient.embed)
     cancel = twin(AsyncClient.cancel)
+    park = twin(AsyncClient.park)
     reset = twin(AsyncClient.reset)
     rewind = twin(AsyncClient.rewind)
     fork_session = twin(AsyncClient.fork_session)

@@ -206,6 +206,8 @@ class Engine:
                 self._submit(spec)
             case m.Cancel(task_id):
                 self._cancel(task_id)
+            case m.Park():
+                self.outbox.append(self._give_way(command))
             case m.Tokenize() | m.Detokenize() | m.ChatPrompt():
                 self._desk.add(command)
             case m.Lookup() | m.Keep():
@@ -313,6 +315,20 @@ class Engine:
         if task is not None:
             self._fail(task, Cancelled("the turn was cancelled"))
 
+    def _give_way(self, command: m.Park) -> m.Answer:
+        """Park a task by hand, or put it behind those who wait, if it is not alone."""
+        task = self._tasks.get(command.task_id)
+        if task is None or task.spec.embed is not None:
+            return m.Answer(command.id, False)
+        pressing = [t for t in self._pressing() if t is not task]
+        if task.slot < 0:
+            gives_way = bool(pressing)
+        else:
+            gives_way = len(pressing) > len(self.slots.idle) and self._park(task)
+        if gives_way:
+            task.yields_until = self.clock + self.limits.ageing_tokens
+        return m.Answer(command.id, gives_way)
+
     def _remove_adapter(self, command: m.RemoveAdapter) -> m.Answer | m.Refused:
         adapter_id = command.adapter_id
         users = [t for t in self._tasks.values() if uses(t.spec.adapters, adapter_id)]
@@ -340,6 +356,23 @@ class Engine:
         return Order(self.clock, self.owners, self.limits)
 
     def _admissible(self) -> list[Task]:
+        """Return the waiting tasks that may get a slot: those that were parked by hand only where
+        others leave one.
+        """
+        able = self._able()
+        aside = [t for t in able if t.yields(self.clock)]
+        if not aside:
+            return able
+        left = max(0, len(self.slots.idle) - len(self._pressing()))
+        stay = sorted(aside, key=self._order().key)[left:]
+        return [t for t in able if t not in stay]
+
+    def _pressing(self) -> list[Task]:
+        """Return the waiting tasks for which others that were parked by hand leave the slots."""
+        able = [t for t in self._able() if not t.yields(self.clock)]
+        return [t for t in able if t.has_work or t.wants_token]
+
+    def _able(self) -> list[Task]:
         """Return the waiting tasks but those that wait for a file, for room in the KV cache, or
         for their reader to come back.
         """
@@ -379,6 +412,7 @@ class Engine:
         task.quantum = 0
         task.leased_at, task.begun_at = self._now, None
         task.crowded = False
+        task.yields_until = 0
         task.state = TaskState.RUNNING
         self._plan_stops(task)
         self.slots.admit(task)

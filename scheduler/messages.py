@@ -48,6 +48,7 @@ __all__ = (
     "Loaded",
     "Lookup",
     "Moved",
+    "Park",
     "Position",
     "Proceed",
     "Progress",
@@ -226,6 +227,13 @@ class Cancel(_Message):
     task_id: int
 
 
+class Park(_Message):
+    """Let a task give its slot, or its place, to those who wait. Answered with whether it does."""
+
+    id: int
+    task_id: int
+
+
 class Credit(_Message):
     """The reader of a push task can take *events* more."""
 
@@ -378,6 +386,7 @@ Command = (
     | Proceed
     | Submit
     | Cancel
+    | Park
     | Credit
     | Pull
     | Verdict

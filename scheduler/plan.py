@@ -118,7 +118,8 @@ class OwnerClock:
 
 
 class Order:
-    """The one order of tasks: (effective class, the owner's served tokens, place).
+    """The one order of tasks: (effective class, the owner's served tokens, place), and then those
+    that were parked by hand.
 
     The place is that of arrival, and the last one again for who was parked after a quantum.
     """
@@ -136,12 +137,12 @@ class Order:
         own = task.effective_class(self._clock, self._limits.ageing_tokens)
         return max(own, self._lifted.get(task.arrival, 0))
 
-    def key(self, task: Task) -> tuple[int, int, int]:
+    def key(self, task: Task) -> tuple[bool, int, int, int]:
         """Return what sorts *task*, first come first."""
-        return (*self.rank(task), task.place)
+        return (task.yields(self._clock), *self.rank(task), task.place)
 
     def rank(self, task: Task) -> tuple[int, int]:
-        """Return what `key` begins with: equals take turns by quanta."""
+        """Return what `key` has before the place: equals take turns by quanta."""
         return -self.effective(task), self._owners.served(task.spec.owner)
 
 

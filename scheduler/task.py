@@ -109,6 +109,9 @@ class Task:
     """The slot was shifted and not decoded into since: it cannot be saved or moved now."""
     crowded: bool = False
     """Parked because the KV cache was full: it comes back when another task has ended."""
+    yields_until: int = 0
+    """Parked by hand: before the token clock stands there, it gets only a slot that nobody else
+    waits for."""
     fetching: bool = False
     """Its state is being read from disk."""
     looked_up: bool = False
@@ -224,6 +227,10 @@ class Task:
         """
         may = self.wants_token or (self.spec.pull and not self.asking)
         return self.pending > 0 and may
+
+    def yields(self, clock: int) -> bool:
+        """Tell whether it stands behind all others who wait, as it was parked by hand."""
+        return clock < self.yields_until
 
     def effective_class(self, clock: int, ageing_tokens: int) -> int:
         """Return the class with the age: waiting tasks rise by one per *ageing_tokens*."""

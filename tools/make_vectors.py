@@ -272,6 +272,7 @@ def natural() -> dict[str, Any]:
         ),
     )
     x.call("cancel", w.CancelParams(context=context), w.CancelResult(cancelled=False))
+    x.call("park", w.ContextParams(context=context), w.ParkResult(parked=False))
     x.call("queue", w.Empty(), w.QueueResult(tasks=[]))
     x.call(
         "tokenize",

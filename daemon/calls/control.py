@@ -41,15 +41,28 @@ async def cancel(daemon: Daemon, request: Request) -> w.CancelResult:
         other.scope.cancel()
         return w.CancelResult(cancelled=True)
     assert p.context is not None
-    session = _cancellable(daemon, request, p.context)
+    session = _steerable(daemon, request, p.context)
     waits = daemon.registry.turnstile.refuse(Cancelled("the turn was cancelled"), session)
     cancelled = session.cancel() or waits
     await session.settled()
     return w.CancelResult(cancelled=cancelled)
 
 
-def _cancellable(daemon: Daemon, request: Request, handle: int) -> Session:
-    """Return a session of the caller's connection, or, for `inferd cancel`, of the same user."""
+async def park(daemon: Daemon, request: Request) -> w.ParkResult:
+    """Let a context's turn give way to those who wait for a slot, until one is free again."""
+    session = _steerable(daemon, request, request.params.context)
+    turn = session.turn
+    if turn is not None and session.active:
+        for worker in daemon.registry.workers():
+            if worker.has(turn.spec.id):
+                return w.ParkResult(parked=await worker.park(turn.spec.id))
+    return w.ParkResult(parked=False)
+
+
+def _steerable(daemon: Daemon, request: Request, handle: int) -> Session:
+    """Return a session of the caller's connection, or, for `inferd cancel` and `top`, of the same
+    user.
+    """
     uid = request.connection.peer.uid
     for session in daemon.all_sessions():
         if session.handle == handle and session.owner == uid:
@@ -280,6 +293,7 @@ async def drain(daemon: Daemon, request: Request) -> w.Empty:
 
 CALLS: CallTable = {
     "cancel": cancel,
+    "park": park,
     "reset": reset,
     "set_options": set_options,
     "parameters": parameters,

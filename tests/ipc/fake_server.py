@@ -314,6 +314,7 @@ ANSWERS: dict[str, Answer] = {
     "stream": _stream,
     "chat": _chat,
     "cancel": _cancel,
+    "park": _fixed(parked=True),
     "fork_session": _fork,
     "rewind": _fixed(tokens=5, turns=1, kept_tokens=2, kv="computed_again"),
     "forget": _fixed(forgotten=True),

@@ -164,6 +164,7 @@ CALLS: list[tuple[str, tuple[Any, ...], dict[str, Any], dict[str, Any], Any]] = 
     ),
     ("forget", (12,), {}, {"context": 12}, True),
     ("forget", (), {"session_id": "known"}, {"session_id": "known"}, True),
+    ("park", (12,), {}, {"context": 12}, True),
     ("models", (), {}, {}, [{"name": "fake"}]),
     ("show", ("m",), {}, {"name": "m"}, {"name": "fake"}),
     ("unload_model", ("m",), {"force": True}, {"name": "m", "force": True}, None),

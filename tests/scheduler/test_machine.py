@@ -245,6 +245,13 @@ class EngineMachine(RuleBasedStateMachine):
             assert self.bench.error(it) == "Cancelled"
             assert self.bench.engine.steps <= steps + 1
 
+    @rule(number=PICK)
+    def park(self, number: int) -> None:
+        it = self.pick(number)
+        if it is not None:
+            self.asked += 1
+            self.bench.turn(m.Park(self.asked, it))
+
     @rule(turns=st.integers(1, 10), seconds=st.sampled_from([0.0, 0.001, 0.25]))
     def go_on(self, turns: int, seconds: float) -> None:
         self.bench.now += seconds

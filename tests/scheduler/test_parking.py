@@ -1,0 +1,146 @@
+"""Tasks parked by hand: who gets their slots, and when they come back."""
+
+from __future__ import annotations
+
+from inferd.backends import EmbedSpec
+from inferd.scheduler import Limits
+from inferd.scheduler import messages as m
+from tests.scheduler.doubles import Bench
+
+LONG, SHORT = "a long text " * 8, "short"
+
+
+def bench_of(slots: int = 1, ageing: int = 100_000, quantum: int = 100_000) -> Bench:
+    return Bench(slots=slots, limits=Limits(ageing_tokens=ageing, quantum_tokens=quantum))
+
+
+def park(bench: Bench, number: int) -> bool:
+    """Park a task; tell whether it gives way."""
+    [answer] = [r for r in bench.turn(m.Park(7, number)) if isinstance(r, m.Answer)]
+    assert answer.id == 7 and isinstance(answer.value, bool)
+    return answer.value
+
+
+def moves(bench: Bench) -> list[tuple[int, str]]:
+    """Return where the tasks go from now on, and their ends, as they happen."""
+    seen: list[tuple[int, str]] = []
+
+    def see(report: m.Report) -> None:
+        if isinstance(report, m.Moved):
+            seen.append((report.task_id, report.state))
+        elif isinstance(report, m.Finished | m.Failed):
+            seen.append((report.task_id, "ended"))
+
+    bench.on_report = see
+    return seen
+
+
+def test_it_leaves_its_slot_to_who_waits_and_goes_on_where_it_stood() -> None:
+    bench = bench_of()
+    seen = moves(bench)
+    bench.turn(bench.submit(1, LONG), bench.submit(2, SHORT))
+    for _ in range(20):
+        bench.turn()
+    assert park(bench, 1)
+    bench.run()
+
+    assert seen == [
+        (1, "running"), (1, "parked"), (2, "running"), (2, "ended"), (1, "running"), (1, "ended"),
+    ]  # fmt: skip
+    assert [bench.text(n).decode() for n in (1, 2)] == [LONG, SHORT]
+    assert bench.stats(1).parks == 1
+
+
+def test_its_class_takes_no_slot_back_while_others_wait() -> None:
+    bench = bench_of()
+    seen = moves(bench)
+    bench.turn(bench.submit(1, LONG, priority=3), *(bench.submit(n, SHORT) for n in (2, 3)))
+    assert park(bench, 1)
+    bench.run()
+
+    ended = [number for number, state in seen if state == "ended"]
+    assert ended == [2, 3, 1]
+    assert seen.count((1, "running")) == 2, "once before it was parked, once when all others ended"
+
+
+def test_a_free_slot_that_nobody_waits_for_is_its_own_again() -> None:
+    bench = bench_of(slots=2)
+    bench.turn(*(bench.submit(n, LONG) for n in (1, 2)), bench.submit(3, SHORT))
+    assert park(bench, 1)
+    seen = moves(bench)
+    bench.run()
+
+    assert seen.index((1, "running")) == seen.index((3, "ended")) + 1
+    assert seen.index((1, "running")) < seen.index((2, "ended"))
+
+
+def test_it_stays_where_nobody_waits_for_its_slot() -> None:
+    bench = bench_of()
+    bench.turn(bench.submit(1, LONG))
+    assert not park(bench, 1)
+    assert bench.engine.slots.tasks, "it runs on"
+    assert not park(bench, 99), "there is no such task"
+    bench.run()
+    assert bench.text(1).decode() == LONG and bench.stats(1).parks == 0
+
+
+def test_who_gives_way_is_nobody_to_give_way_to() -> None:
+    bench = bench_of()
+    bench.turn(bench.submit(1, LONG), bench.submit(2, LONG))
+    assert park(bench, 1)
+    assert not park(bench, 2), "only the one that was parked waits"
+    bench.run()
+    assert [bench.text(n).decode() for n in (1, 2)] == [LONG, LONG]
+
+
+def test_one_that_waits_goes_behind_the_others_and_is_told_so() -> None:
+    bench = bench_of()
+    bench.turn(*(bench.submit(n, SHORT) for n in (1, 2, 3)))
+    assert park(bench, 2)
+    [answer] = [r for r in bench.turn(m.Queue(8)) if isinstance(r, m.Answer)]
+    assert {e.task_id: e.position for e in answer.value} == {1: 0, 3: 1, 2: 2}
+    bench.run()
+    assert bench.order == [1, 3, 2]
+
+
+def test_it_waits_no_longer_than_a_class_of_age() -> None:
+    """After `ageing_tokens` for others it is in the order again, risen by a class."""
+    bench = bench_of(ageing=60, quantum=8)
+    bench.turn(bench.submit(1, LONG), bench.submit(2, LONG))
+    seen = moves(bench)
+    assert park(bench, 1)
+    parked_at = bench.engine.clock
+    while (1, "running") not in seen:
+        bench.turn()
+        assert not isinstance(bench.end(2), m.Finished), "it waited for the other one to end"
+    assert 60 <= bench.engine.clock - parked_at < 90
+    bench.run()
+    assert [bench.text(n).decode() for n in (1, 2)] == [LONG, LONG]
+
+
+def test_back_in_a_slot_it_is_as_any_other() -> None:
+    bench = bench_of()
+    seen = moves(bench)
+    bench.turn(bench.submit(1, LONG), bench.submit(2, SHORT))
+    assert park(bench, 1)
+    while seen.count((1, "running")) < 2:
+        bench.turn()
+    bench.run(bench.submit(3, SHORT, priority=3), bench.submit(4, SHORT))
+    assert [number for number, state in seen if state == "ended"] == [2, 3, 1, 4]
+
+
+def test_without_memory_for_its_state_it_keeps_its_slot() -> None:
+    bench = Bench(slots=1, limits=Limits(kv_ram_bytes=1))
+    bench.turn(bench.submit(1, LONG), bench.submit(2, SHORT))
+    assert not park(bench, 1)
+    assert [t.spec.id for t in bench.engine.slots.tasks] == [1]
+
+
+def test_embeddings_cannot_be_parked() -> None:
+    bench = bench_of()
+    bench.turn(bench.submit(1, LONG), bench.submit(2, SHORT), m.Submit(embedding(bench)))
+    assert not park(bench, 3)
+
+
+def embedding(bench: Bench) -> m.TaskSpec:
+    return bench.spec(3, LONG, embed=EmbedSpec())
