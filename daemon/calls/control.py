@@ -18,6 +18,7 @@ from ...scheduler.messages import QueueEntry
 from ...scheduler.task import priority_name
 from ...sessions import Session
 from ..core import CallTable, Daemon
+from ..metrics.collector import figures_of
 from ..models import Model
 from ..turnstile import Caller
 from ..workers import Worker
@@ -242,15 +243,10 @@ def _describe_turn(session: Session, entries: Mapping[int, QueueEntry]) -> dict[
 async def stats(daemon: Daemon, request: Request) -> w.StatsResult:
     """Return the daemon's figures; a worker that does not answer in a second is left out."""
     workers: dict[str, Any] = {}
-    for model in daemon.registry.models(request.connection.peer.uid):
-        worker = model.worker
-        if worker is None or not worker.loaded.is_set() or worker.error is not None:
-            continue
-        try:
-            with anyio.move_on_after(STATISTICS_TIMEOUT_S):
-                workers[model.name] = await worker.statistics()
-        except InferdError:
-            continue  # it has just died: it has no figures
+    async with anyio.create_task_group() as group:
+        for model in daemon.registry.models(request.connection.peer.uid):
+            group.start_soon(_ask_statistics, model, workers)
+    figures = await figures_of(daemon)
     states = [s.state.value for s in daemon.all_sessions()]
     return w.StatsResult(
         stats={
@@ -277,8 +273,17 @@ async def stats(daemon: Daemon, request: Request) -> w.StatsResult:
             "cores": daemon.config.cores,
             "memory": daemon.memory.status,
             "models": workers,
+            "figures": figures,
         }
     )
+
+
+async def _ask_statistics(model: Model, workers: dict[str, Any]) -> None:
+    worker = model.worker
+    if worker is None or not worker.loaded.is_set() or worker.error is not None:
+        return
+    with anyio.move_on_after(STATISTICS_TIMEOUT_S), contextlib.suppress(InferdError):
+        workers[model.name] = await worker.statistics()  # one that has just died has no figures
 
 
 async def drain(daemon: Daemon, request: Request) -> w.Empty:

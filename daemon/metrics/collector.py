@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
 from itertools import accumulate
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import anyio.lowlevel
 from prometheus_client.core import (
@@ -36,7 +36,7 @@ from .families import FAMILIES, PREFIX
 if TYPE_CHECKING:
     from ..core import Daemon
 
-__all__ = ("CONTENT_TYPE", "metrics_of", "scrape")
+__all__ = ("CONTENT_TYPE", "figures_of", "metrics_of", "scrape")
 
 SLICE_S = 0.001
 """After so long the event loop goes on with what else there is, before the next family."""
@@ -77,15 +77,39 @@ class _One(Collector):
 _process = ProcessCollector(registry=None)
 
 
+async def figures_of(daemon: Daemon) -> dict[str, list[dict[str, Any]]]:
+    """Return the families of ours but the histograms, each as a list of its labels with `value`.
+    Streams go on meanwhile.
+    """
+    found: dict[str, list[dict[str, Any]]] = {}
+    began = time.monotonic()
+    for name, samples in _families(daemon):
+        family = FAMILIES[name]
+        if family.kind != "histogram":
+            found[name] = [
+                {**dict(zip(family.labels, labels, strict=True)), "value": value}
+                for labels, value in samples.items()
+            ]
+        if time.monotonic() >= began + SLICE_S:
+            await anyio.lowlevel.checkpoint()
+            began = time.monotonic()
+    return found
+
+
 def metrics_of(daemon: Daemon) -> Iterator[Metric]:
     """Yield all families, each as it is at that moment."""
+    for name, samples in _families(daemon):
+        yield _metric(name, samples)
+    yield from _process.collect()
+
+
+def _families(daemon: Daemon) -> Read:
+    """Yield the families of ours, after a look at what the engines have done."""
     for model in daemon.registry.known:
         if model.worker is not None:
             daemon.tally.add_up(model, model.worker)
     for read in _READERS:
-        for name, samples in read(daemon):
-            yield _metric(name, samples)
-    yield from _process.collect()
+        yield from read(daemon)
 
 
 def _metric(name: str, samples: Samples) -> Metric:
