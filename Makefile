@@ -66,7 +66,7 @@ $(ENGINE_STAMP): $(STAMP)-venv pyproject.toml tools/build_engine.py tools/llama_
 	@touch $@
 
 $(STAMP)-install: $(ENGINE_STAMP) pyproject.toml
-	$(PIP) install --editable '.[daemon,uvloop,traces]'
+	$(PIP) install --editable '.[daemon,uvloop,traces,top]'
 	@touch $@
 
 $(STAMP)-test: $(STAMP)-install

@@ -15,6 +15,7 @@ from . import (
     chat,
     config,
     doctor,
+    drain,
     embed,
     look,
     models,
@@ -23,8 +24,10 @@ from . import (
     run,
     serve,
     service,
+    stats,
     steer,
     template,
+    top,
     version,
 )
 from .epilog import EPILOG
@@ -98,6 +101,6 @@ def inferd(
 
 for module in (
     serve, run, chat, embed, template, models, adapters, pull, parameters, look, steer, config,
-    doctor, service,
+    doctor, service, top, stats, drain,
 ):  # fmt: skip
     module.add_to(app)

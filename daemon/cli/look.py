@@ -153,7 +153,10 @@ def _task_row(task: dict[str, Any]) -> tuple[object, ...]:
 
 
 def status(socket: SocketPath = None, as_json: JsonOutput = False) -> None:
-    """Tell how the daemon is."""
+    """Tell how the daemon is.
+
+    `inferd stats` shows what it has done.
+    """
     with client_of(socket) as client:
         stats, hello = client.stats(), client.server
     stats["socket"], stats["software"] = str(socket_of(socket)), hello.software

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import os
 import pty
 import select
@@ -56,18 +57,19 @@ class Terminal:
 
     def __init__(self, descriptor: int, process: subprocess.Popen[bytes]):
         self.process = process
-        self._descriptor = descriptor
+        self.descriptor = descriptor
         self._shown = ""
+        self._decoder = codecs.getincrementaldecoder("utf-8")()
 
     def type(self, text: str) -> None:
         """Type *text*; \\x03 is Ctrl-C, \\x04 Ctrl-D."""
-        os.write(self._descriptor, text.encode())
+        os.write(self.descriptor, text.encode())
 
     def until(self, text: str) -> str:
         """Return what is shown up to and with *text*."""
         deadline = time.monotonic() + WAIT_S_MAX
         while text not in self._shown:
-            ready, _, _ = select.select([self._descriptor], [], [], deadline - time.monotonic())
+            ready, _, _ = select.select([self.descriptor], [], [], deadline - time.monotonic())
             assert ready, f"{text!r} was never shown, but {self._shown!r}"
             self._shown += self._read()
         found, _, self._shown = self._shown.partition(text)
@@ -75,11 +77,11 @@ class Terminal:
 
     def _read(self) -> str:
         try:
-            data = os.read(self._descriptor, 65536)
+            data = os.read(self.descriptor, 65536)
         except OSError:  # Linux' way to say that nobody is at the other end any more
             data = b""
         assert data, f"the command has ended; it showed {self._shown!r}"
-        return data.decode()
+        return self._decoder.decode(data)  # a read may end within a character
 
 
 @contextmanager

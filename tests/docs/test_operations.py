@@ -75,7 +75,8 @@ def test_an_operator_s_way_from_an_empty_machine_and_back(machine: Machine) -> N
     config = root / "etc/inferd/config.toml"
     config.write_text(config.read_text() + "sessions-max = 7\ncores = 1\n")
     assert "sessions: 0 of 7" in do(machine, "Configuration")[-1]
-    status, told, _ = do(machine, "How it is")
+    status, told, stats, frame, _ = do(machine, "How it is")
+    assert "counts are since its start" in stats and "PLACE" in frame
     assert "serving; restart for: cores" in status.splitlines()
     assert "in force after a restart: cores" in told
 

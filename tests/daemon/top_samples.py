@@ -1,0 +1,63 @@
+"""Samples as `top` takes them, for the tests of what it makes of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from inferd.daemon.cli.top.view import Sample
+
+__all__ = ("model", "sample", "session", "task")
+
+
+def model(name: str = "m", state: str = "ready", **more: Any) -> dict[str, Any]:
+    info = {"slots": 4, "size_bytes": 96_000_000} if state == "ready" else None
+    told = {"name": name, "state": state, "info": info, "size_bytes": 5_000_000, "progress": 0.4}
+    return told | more
+
+
+def task(number: int | None = 1, **more: Any) -> dict[str, Any]:
+    told = {
+        "task": number, "context": 100 + (number or 0), "uid": 1000, "session_id": None,
+        "model": "m", "state": "running", "priority": "normal", "effective_priority": "normal",
+        "position": 0, "prompt_tokens": 50, "computed_tokens": 10, "output_tokens": 0, "for_s": 3.0,
+    }  # fmt: skip
+    return told | more
+
+
+def session(context: int = 101, **more: Any) -> dict[str, Any]:
+    told = {
+        "context": context, "session_id": None, "uid": 1000, "model": "m", "state": "done",
+        "priority": "low", "tokens": 77, "turns": 2, "idle_s": 5.0,
+    }  # fmt: skip
+    return told | more
+
+
+def counted(prompt: float, cached: float, drawn: float) -> dict[str, Any]:
+    """Return figures of the model m."""
+    return {
+        name: [{"model_name": "m", "value": value}]
+        for name, value in (
+            ("prompt_tokens", prompt),
+            ("prompt_tokens_cached", cached),
+            ("generation_tokens", drawn),
+        )
+    }
+
+
+def sample(at: float = 0.0, counts: tuple[float, float, float] = (0, 0, 0), **more: Any) -> Sample:
+    figures = counted(*counts) | {
+        "num_requests_running": [{"model_name": "m", "priority": "low", "value": 2}],
+        "kv_bytes": [
+            {"model_name": "m", "tier": "slots", "value": 92e6},
+            {"model_name": "m", "tier": "memory", "value": 4e6},
+            {"model_name": "", "tier": "disk", "value": 7e8},
+        ],
+        "kv_bytes_max": [{"tier": "disk", "value": 1e10}],
+    }
+    stats = {
+        "instance": 1, "pid": 42, "uptime_s": 300.0, "draining": False, "running": 2, "waiting": 3,
+        "parked": 1, "refused": 5, "sessions": 4, "sessions_max": 100, "sessions_dormant": 6,
+        "figures": figures,
+    } | more.pop("stats", {})  # fmt: skip
+    told: dict[str, Any] = {"models": [model()], "tasks": [task()], "sessions": [session()]}
+    return Sample(at=at, software="inferd/9", stats=stats, **(told | more))
