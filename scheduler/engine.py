@@ -29,6 +29,7 @@ from .kv_desk import KvDesk
 from .kv_files import KvFiles
 from .leaders import Leaders, head_of
 from .likely import likely
+from .log import EngineLog
 from .plan import (
     Limits,
     Order,
@@ -83,6 +84,7 @@ class Engine:
         self.clock = 0
         """Tokens computed so far: the time by which waiting tasks age."""
         self.outbox: list[m.Report] = []
+        self.log = EngineLog(model, lambda said: self.outbox.append(said))
         self.quit = False
         self.steps = 0
         self._busy_at = self._now
@@ -220,6 +222,8 @@ class Engine:
                 self.outbox.append(add_adapter(self.model, command))
             case m.RemoveAdapter():
                 self.outbox.append(self._remove_adapter(command))
+            case m.Logging():
+                self.log.use(command)
             case m.Threads(threads):
                 self.model.set_threads(threads)
                 self.cost.use(threads)
@@ -242,10 +246,12 @@ class Engine:
         try:
             self._check(task)
         except InferdError as exc:
+            self.log.failed(spec, exc)
             self.outbox.append(m.Failed(spec.id, exc.to_wire()))
             return
         self.owners.arrive(spec.owner, (t.spec.owner for t in self._tasks.values()))
         self._tasks[spec.id] = task
+        self.log.queued(task)
         if spec.embed is not None:
             self.texts.add(task)
             return
@@ -423,6 +429,7 @@ class Engine:
         if task.sampler is None:
             task.sampler = self._sampler(task, task.spec.sampling)
         self.outbox.append(m.Moved(task.spec.id, task.state.value))
+        self.log.admitted(task)
 
     def _plan_stops(self, task: Task) -> None:
         """Note where the state of a prompt is to be saved that serves only as a whole: where it
@@ -451,6 +458,7 @@ class Engine:
         self._counters["parks"] += 1
         self.queue.append(task)
         self.outbox.append(m.Moved(task.spec.id, task.state.value))
+        self.log.parked(task)
         return True
 
     # Steps.
@@ -479,6 +487,7 @@ class Engine:
         try:
             done = self.texts.compute(rows)
         except InferdError as exc:
+            self.log.step_failed([row.task for row in rows], exc)
             for row in rows:
                 self._fail(row.task, exc)
             return
@@ -495,6 +504,7 @@ class Engine:
             task.prompt_done_at = self._now
             self.outbox.append(embedded)
             stats = task.stats("embedded", embedded.pooling, self._now)
+            self.log.finished(task, stats)
             self.outbox.append(m.Finished(task.spec.id, b"", b"", stats))
             self._remove(task)
 
@@ -573,6 +583,7 @@ class Engine:
                 task.age += computed
 
     def _step_failed(self, rows: list[Rows], error: BackendError) -> None:
+        self.log.step_failed([row.task for row in rows], error)
         for row in rows:
             self.slots.clear(row.task)
             self._fail(row.task, error)
@@ -666,6 +677,7 @@ class Engine:
 
     def _finish(self, task: Task, ending: Ending) -> None:
         stats = task.stats(ending.reason, ending.detail, self._now)
+        self.log.finished(task, stats)
         self.outbox.append(m.Finished(task.spec.id, task.text.flush(), ending.piece, stats))
         self._pace.learn_length(stats.output_tokens, task.spec.n_predict)
         if not task.parks and task.spec.progressed is None:
@@ -678,6 +690,7 @@ class Engine:
         self._remove(task)
 
     def _fail(self, task: Task, error: InferdError) -> None:
+        self.log.failed(task.spec, error)
         self.outbox.append(m.Failed(task.spec.id, error.to_wire()))
         self._remove(task)
 

@@ -46,6 +46,7 @@ __all__ = (
     "Load",
     "LoadFailed",
     "Loaded",
+    "Logging",
     "Lookup",
     "Moved",
     "Park",
@@ -63,6 +64,7 @@ __all__ = (
     "RemoveAdapter",
     "Report",
     "Sentence",
+    "Said",
     "Shifted",
     "Stats",
     "Stored",
@@ -183,6 +185,8 @@ class TaskSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Tell the place in the queue when it changes (`Position`)."""
     progressed: Progressed | None = None
     """Set where another worker had begun the turn."""
+    request: str = ""
+    """Which request of a client it is, as the log names it."""
 
 
 class _Message(msgspec.Struct, array_like=True, tag=True):
@@ -190,6 +194,15 @@ class _Message(msgspec.Struct, array_like=True, tag=True):
 
 
 # Commands: daemon to worker.
+
+
+class Logging(msgspec.Struct, array_like=True, tag=True, frozen=True):
+    """What is to be logged from now on: the least level of each room that a worker has events of,
+    and whether prompts and answers are.
+    """
+
+    levels: dict[str, str] = {}
+    texts: bool = False
 
 
 class Load(_Message):
@@ -203,6 +216,7 @@ class Load(_Message):
     limits: dict[str, Any]
     kv_dir: str = ""
     known: list[Reckoned] = []
+    logging: Logging = Logging()
 
 
 class Reckon(_Message):
@@ -401,6 +415,7 @@ Command = (
     | AddAdapter
     | RemoveAdapter
     | Queue
+    | Logging
     | Threads
     | Thrift
     | Stats
@@ -517,6 +532,15 @@ class Sentence(_Message):
     text: str
 
 
+class Said(_Message):
+    """Something to be logged; *fields* name the task and its request."""
+
+    level: str
+    room: str
+    event: str
+    fields: dict[str, Any]
+
+
 class Moved(_Message):
     """A task went from one state to another: waiting, running, parked."""
 
@@ -612,6 +636,7 @@ Report = (
     | Sentence
     | Moved
     | Position
+    | Said
     | Shifted
     | Stored
     | Unstored

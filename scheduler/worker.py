@@ -35,6 +35,7 @@ from .engine import Engine
 from .figures import Figures
 from .kv_files import KvFiles
 from .link import LinkClosed, SocketLink
+from .log import hear_library, library_level
 from .plan import Limits
 from .recorder import Recorder
 from .remembered import Remembered
@@ -52,6 +53,7 @@ def main() -> None:
     """
     fd, parent, record = (int(argument) for argument in sys.argv[1:4])
     _belong_to(parent)
+    hear_library()
     run(SocketLink(socket.socket(fileno=fd)), Recorder(record), Figures(record))
 
 
@@ -72,11 +74,13 @@ def run(link: SocketLink, recorder: Recorder | None = None, figures: Figures | N
         command = commands.next()
         if not isinstance(command, m.Load):
             return
+        library_level(command.logging)
         model = _load(link, commands, command.spec, command.known)
         if model is not None:
             files = _files(command.kv_dir, model)
             limits = Limits(**command.limits)
             engine = Engine(model, limits, files=files, recorder=recorder, figures=figures)
+            engine.log.use(command.logging)
             _serve(link, engine, commands.rest())
             model.close()
         link.drain(1.0)

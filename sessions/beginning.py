@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import msgspec
+from structlog.contextvars import get_contextvars
 
 from ..scheduler import messages as m
 from .adapters import chosen
@@ -42,6 +43,7 @@ def task_of(
         session=session.name,
         persist=session.persist and session.session_id is not None,
         watch=call.watch,
+        request=str(get_contextvars().get("request", "")),
     )
     spec = session.parameters.fill(spec)
     return msgspec.structs.replace(

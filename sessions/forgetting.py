@@ -12,7 +12,7 @@ from .session import Session
 
 __all__ = ("Forget", "Forgetting", "nothing")
 
-log = structlog.get_logger()
+log = structlog.get_logger(room="sessions")
 
 Forget = Callable[[int, str], Awaitable[None]]
 

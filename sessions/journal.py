@@ -45,7 +45,7 @@ GROUP_TOKENS = 256
 RETRY_S = 1.0
 """A journal that cannot be written is tried again after this, and by each call that needs it."""
 
-log = structlog.get_logger()
+log = structlog.get_logger(room="sessions")
 Shift = tuple[int, int, int]
 """After how many tokens of the turn; how many tokens of the history were kept, and then dropped."""
 _Key = tuple[int, str]

@@ -1,4 +1,4 @@
-"""What llama.cpp says: its log lines, in one bounded ring for the whole process.
+"""What llama.cpp says: its log lines, in one bounded ring for the whole process, and passed on.
 
 llama.cpp has one log callback a process and prints to stderr without it.
 """
@@ -11,12 +11,16 @@ from collections import deque
 
 from llama_cpp import llama_cpp as lib
 
+from ..library_log import library_log
+
 __all__ = ("LogRing", "capture")
 
 LINES_MAX = 400
 LINE_CHARACTERS_MAX = 500
-LEVEL_DEBUG, LEVEL_ERROR, LEVEL_CONTINUE = 1, 4, 5
+LEVEL_DEBUG, LEVEL_INFO, LEVEL_WARNING, LEVEL_ERROR, LEVEL_CONTINUE = 1, 2, 3, 4, 5
 """As in ggml.h; the comments in the bindings name other numbers."""
+_PASSED_ON = {LEVEL_INFO: "debug", LEVEL_WARNING: "warning", LEVEL_ERROR: "error"}
+"""A load says 150 lines of information: few want them."""
 
 
 class LogRing:
@@ -52,6 +56,8 @@ class LogRing:
         line = text.decode("utf-8", "replace").rstrip("\n")[:LINE_CHARACTERS_MAX]
         if line.strip(" .") and level != LEVEL_CONTINUE:
             self._lines.append((level, line))
+            if level in _PASSED_ON:
+                library_log.say(_PASSED_ON[level], line)
 
 
 _ring = LogRing()
