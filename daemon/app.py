@@ -24,7 +24,7 @@ from ..ipc.messages import Kind
 from .calls import ALL_CALLS
 from .config import Config
 from .core import Daemon
-from .logs import configure_logging
+from .logs import logs
 from .machine import MachineMemory
 from .metrics.listener import Listener as MetricsListener
 from .parts import Parts
@@ -53,8 +53,9 @@ def serve(
     *machine* and *pace* are what memory is read from, and how often. *read* reads the configuration
     again.
     """
-    configure_logging(config.log_level, config.log_format)
+    logs.configure(config)
     parts = Parts()
+    logs.on_file = partial(parts.note, "log")
     try:
         instance = count_start(config.state_dir, parts)
         listener = _listener(config)

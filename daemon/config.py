@@ -32,6 +32,7 @@ from .config_models import (
     read_options_table,
     table_of,
 )
+from .log_levels import parse_log_levels
 from .metrics.address import LOOPBACK, Address, parse_address
 from .traces.target import Target, parse_target
 
@@ -63,6 +64,7 @@ BYTES_MAX = 10**15
 KV_RAM_BYTES_MAX = 4 << 30
 """The most that a model gets without being told."""
 KV_SHARES = ("owner", "all")
+_TRUTHS = {"true": True, "1": True, "false": False, "0": False}
 METRICS_PORT = 4633
 """Not one of 9100 to 9999, which are given to exporters, nor of the ephemeral ones."""
 
@@ -123,7 +125,10 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     traces: Target = Target()
     traces_network: str = "loopback"
     log_level: str = "info"
+    log_levels: dict[str, str] = {}
     log_format: str = "auto"
+    log_file: Path | None = None
+    log_text: bool = False
     models: dict[str, ModelConfig] = {}
     defaults: dict[str, Any] = {}
 
@@ -231,15 +236,23 @@ SETTINGS: dict[str, Setting] = {
     "log-level": Setting(
         str, "least level that is logged", choices=("debug", "info", "warning", "error")
     ),
-    "log-format": Setting(
-        str, "auto: json under systemd, else console", choices=("auto", "json", "console")
+    "log-levels": Setting(
+        dict, "levels of single rooms, as a table or as `scheduler=debug,llama=error`"
     ),
+    "log-format": Setting(
+        str, "auto: json in systemd's journal, else console", choices=("auto", "json", "console")
+    ),
+    "log-file": Setting(
+        Path, "where events are appended, a line of JSON each; it may be moved away"
+    ),
+    "log-text": Setting(bool, "log prompts and answers, too, where the level is debug"),
 }
 
 AT_ONCE = frozenset((
     "sessions-max", "idle-timeout-ms", "keep-alive-s", "connections-max", "tasks-waiting-max",
     "tasks-waiting-owner-max", "prompt-tokens-waiting-max", "prompt-tokens-waiting-owner-max",
-    "dormant-max", "dormant-days-max", "dormant-bytes-max", "grace-s", "log-level",
+    "dormant-max", "dormant-days-max", "dormant-bytes-max", "grace-s", "log-level", "log-levels",
+    "log-file", "log-text",
 ))  # fmt: skip
 NEXT_LOAD = frozenset((
     "kv-ram-bytes", "share-tokens-min", "snapshot-tokens", "shifts-max", "step-ms-target",
@@ -427,6 +440,14 @@ def _convert_text(setting: Setting, value: Any) -> str:
     return str(value)
 
 
+def _convert_truth(_setting: Setting, value: Any) -> bool:
+    if isinstance(value, bool):
+        return value
+    if str(value).lower() not in _TRUTHS:
+        raise ValueError(f"{value!r} is neither true nor false")
+    return _TRUTHS[str(value).lower()]
+
+
 def _convert_number(setting: Setting, value: Any) -> float:
     number = _parse_number(setting.kind, value)
     if not setting.low <= number <= setting.high:
@@ -452,6 +473,8 @@ _CONVERTERS: dict[type[Any], Callable[[Setting, Any], Any]] = {
     Address: lambda _, value: parse_address(value),
     # The SDK, too, reads the environment of the process itself.
     Target: lambda _, value: parse_target(value, os.environ),
+    bool: _convert_truth,
+    dict: lambda _, value: parse_log_levels(value),
     str: _convert_text,
     int: _convert_number,
     float: _convert_number,

@@ -33,8 +33,10 @@ MADE_HERE = {
     "state-dir": "`$XDG_STATE_HOME/inferd`",
     "cores": "0",
     "kv-ram-bytes": "0",
+    "log-levels": "none",
+    "log-file": "none",
 }
-"""Defaults that depend on the machine."""
+"""Defaults that depend on the machine, or are not there."""
 
 
 def page() -> str:
@@ -54,6 +56,8 @@ def _default(name: str) -> str:
         return MADE_HERE[name]
     [field] = [f for f in msgspec.structs.fields(Config) if f.name == name.replace("-", "_")]
     default = field.default
+    if isinstance(default, bool):
+        return f"`{str(default).lower()}`"
     if isinstance(default, int | float):
         return _number(default)
     return f"`{default}`"
@@ -62,6 +66,8 @@ def _default(name: str) -> str:
 def _range(setting: Setting) -> str:
     if setting.choices:
         return ", ".join(f"`{choice}`" for choice in setting.choices)
+    if setting.kind is bool:
+        return "`true`, `false`"
     if setting.kind not in (int, float):
         return ""
     low, high = (

@@ -15,6 +15,7 @@ import anyio
 import anyio.abc
 import anyio.lowlevel
 import structlog
+from structlog.contextvars import bind_contextvars
 
 from .. import __version__
 from ..backends.errors import (
@@ -39,6 +40,7 @@ from ..ipc.server import Connection, Request, Server
 from ..sessions import DAY_S, Journal, Ledger, ModelSource, Port, Session, SessionManager, Stored
 from ..sessions.similarity import Comparison, Similarity, nobody
 from .config import Config
+from .logs import logs
 from .machine import MachineMemory
 from .metrics.tally import Tally
 from .models import Lease, ModelState
@@ -52,6 +54,7 @@ from .users import Users
 __all__ = ("CallTable", "Daemon", "Graph")
 
 log = structlog.get_logger()
+ipc_log = structlog.get_logger(room="ipc")
 CallTable = dict[str, Callable[["Daemon", Request], Awaitable[Any]]]
 JOURNAL_FILE = "sessions.db"
 """The journal, below the state directory."""
@@ -199,12 +202,22 @@ class Daemon:
         )
 
     async def call(self, request: Request) -> Any:
-        """Do a call."""
+        """Do a call; what is logged meanwhile has the request's id."""
+        connection = request.connection.number
+        number = f"{connection}.{request.number}"
+        bind_contextvars(connection=connection, request=number)
+        began = time.monotonic()
         try:
-            return await self.calls[request.call](self, request)
+            result = await self.calls[request.call](self, request)
         except InferdError as exc:
             self.tally.call_refused(request.call, exc)
+            cause = {"cause": exc.message} if logs.texts else {}  # it may quote a text
+            ipc_log.debug("call.refused", call=request.call, error=exc.name, **cause)
             raise
+        if logs.tells("ipc", "debug"):
+            took = round(time.monotonic() - began, 6)
+            ipc_log.debug("call.done", call=request.call, seconds=took)
+        return result
 
     def admit(self, connection: Connection) -> None:
         """Serve a user who can be told from others.
@@ -212,10 +225,14 @@ class Daemon:
         :raises PermissionDenied: he cannot.
         """
         self.users.check(connection.peer.uid)
+        if logs.tells("ipc", "debug"):
+            ipc_log.debug("connection.opened", **_peer(connection))
 
     def left(self, connection: Connection) -> None:
         """End what a connection held: its sessions, its graphs, its leases."""
         self._unflushed.discard(connection)
+        if logs.tells("ipc", "debug"):
+            ipc_log.debug("connection.closed", **_peer(connection))
         self.sessions.leave(connection)
         for graph in [g for g in self.graphs.values() if g.connection is connection]:
             del self.graphs[graph.handle]
@@ -224,10 +241,9 @@ class Daemon:
     def refused(self, connection: Connection, error: InferdError) -> None:
         """Log why a connection was closed."""
         self.tally.call_refused("connect", error)
-        log.warning(
+        ipc_log.warning(
             "connection.refused",
-            uid=connection.peer.uid,
-            pid=connection.peer.pid,
+            **_peer(connection),
             software=connection.software,
             error=error.name,
             cause=error.message,
@@ -235,7 +251,7 @@ class Daemon:
 
     def accept_failed(self, error: OSError) -> None:
         """Log that a connection could not be accepted."""
-        log.error("connection.not_accepted", cause=str(error))
+        ipc_log.error("connection.not_accepted", cause=str(error))
 
     def failed(self, what: str, error: Exception) -> None:
         """Log a call or connection that failed in a way that nobody thought of."""
@@ -281,6 +297,11 @@ class Daemon:
     def session(self, request: Request) -> Session:
         """Return the session that a call names."""
         return self.sessions.get(request.connection, request.params.context)
+
+    def use_logging(self) -> None:
+        """Let the workers log what is logged now."""
+        for worker in self.registry.workers():
+            worker.use_logging()
 
     def check_open(self) -> None:
         """Refuse new work of a daemon that finishes.
@@ -348,3 +369,9 @@ class Daemon:
             for session in tuple(self.sessions):
                 await session.settled()  # so that answers go before the goodbye
             await anyio.lowlevel.checkpoint()
+
+
+def _peer(connection: Connection) -> dict[str, int]:
+    """Return whose a connection is, as the log has it."""
+    peer = connection.peer
+    return {"connection": connection.number, "uid": peer.uid, "pid": peer.pid}

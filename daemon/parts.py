@@ -76,6 +76,11 @@ PARTS = {
         "start the collector, or set `traces` to another address or off; what comes then is sent by"
         " itself",
     ),
+    "log": Part(
+        "events are not in log-file, but in standard error",
+        "make room on its disk, or its folder again, and let the daemon's user write there; each"
+        " event tries anew",
+    ),
     "uvloop": Part(
         "the event loop is asyncio's, which needs more time for each token",
         "install uvloop again, or remove it",

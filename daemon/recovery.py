@@ -137,9 +137,10 @@ class Recovery:
         self._orphans |= tasks
 
     def _refuse(self, reader: TaskReader) -> None:
-        self.poison.add(reader.spec.tokens)
-        log.error("task.poisonous", model=self._model, task=reader.spec.id)
-        fail_readers({reader.spec.id: reader}, poisonous(self._model))
+        spec = reader.spec
+        self.poison.add(spec.tokens)
+        log.error("task.poisonous", model=self._model, task=spec.id, request=spec.request)
+        fail_readers({spec.id: reader}, poisonous(self._model))
 
     async def bring_back(self) -> None:
         """Start a worker, and let the tasks go on in it; where that fails they fail."""

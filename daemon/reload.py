@@ -17,7 +17,7 @@ from ..sessions import DAY_S
 from .config import Applies, Config, ConfigError, applies
 from .config_models import hyphens
 from .core import Daemon
-from .logs import set_level
+from .logs import logs
 from .service import Service
 
 __all__ = ("Reload", "Reloaded", "merge")
@@ -72,6 +72,7 @@ class Reload:
             self._service.ready()
 
     async def _once(self) -> None:
+        logs.reopen()
         parts = self._daemon.parts
         try:
             read = await anyio.to_thread.run_sync(self._read)
@@ -113,5 +114,6 @@ def _hold(daemon: Daemon, config: Config) -> list[str]:
         dormant_s_max=config.dormant_days_max * DAY_S,
         dormant_bytes_max=config.dormant_bytes_max,
     )
-    set_level(config.log_level)
+    logs.hold(config)
+    daemon.use_logging()
     return daemon.registry.reconfigure(config)

@@ -18,6 +18,7 @@ import anyio.abc
 import anyio.lowlevel
 import msgspec
 import structlog
+from structlog.contextvars import clear_contextvars
 
 from ..backends import AdapterInfo, AdapterSpec, ModelInfo, ModelSpec, Rendering, Shape
 from ..backends.base import PLAIN
@@ -27,14 +28,17 @@ from ..backends.errors import (
     WorkerCrashed,
     error_from_wire,
 )
+from ..backends.library_log import LEVELS
 from ..scheduler import messages as m
 from ..scheduler.figures import Figures
 from ..scheduler.link import pack_frame
 from ..scheduler.recorder import Act, Doing, Recorder, make_record
 from ..sessions.port import TaskReader
 from .cores import LOADING
+from .logs import logs
 from .recovery import Poison, fail_readers, poisonous
 from .watch import Watch
+from .worker_lines import WorkerLines
 
 __all__ = ("Worker",)
 
@@ -45,6 +49,8 @@ it tidies its free lists each time.
 HANG_S = 120.0
 QUIT_S = 5.0
 """A worker whose line is closed and that is still there after this is killed."""
+REQUESTS_TOLD_MAX = 20
+"""Requests that a process was computing for, as the log names them when it dies."""
 
 _UNASKED = 0
 """The id of a command whose answer nobody awaits."""
@@ -120,6 +126,9 @@ class Worker:
         self._on_frame = on_frame
         self._commands: list[m.Command] = []
         self._line: socket.socket | None = None
+        self._lines: WorkerLines | None = None
+        self._logging: m.Logging | None = None
+        """What the process was told to log."""
         self._unsent = bytearray()
         self._writing = False
         self._readers: dict[int, TaskReader] = {}
@@ -287,6 +296,13 @@ class Worker:
         """Let the engine use *threads* from its next step on."""
         self._send(m.Threads(threads))
 
+    def use_logging(self) -> None:
+        """Let the process log what is logged now; one that loads is told when it has."""
+        logging = logs.for_workers()
+        if self.loaded.is_set() and not self.leaving and logging != self._logging:
+            self._logging = logging
+            self._send(logging)
+
     async def add_adapter(self, spec: AdapterSpec) -> m.AdapterReport:
         """Load an adapter into the process."""
         answer = await self._ask(lambda i: m.AddAdapter(i, spec))
@@ -354,6 +370,7 @@ class Worker:
 
     def _kill(self) -> None:
         """End a process that hangs."""
+        clear_contextvars()  # a timer has those of the request that set it
         log.error("worker.hangs", model=self.spec.name, pid=self.pid, seconds=self.hang_s)
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
@@ -379,6 +396,7 @@ class Worker:
 
     async def run(self) -> None:
         """Spawn the process, load the model, and serve until the process is gone."""
+        clear_contextvars()  # it serves others, too, than the request that has it loaded
         process, line = None, None
         try:
             ours, theirs = socket.socketpair()
@@ -403,19 +421,23 @@ class Worker:
 
     async def _spawn(self, theirs: socket.socket) -> anyio.abc.Process:
         arguments = [str(theirs.fileno()), str(os.getpid()), str(self._record)]
+        self._lines = WorkerLines(self._hear)
         process = await anyio.open_process(
             [sys.executable, "-m", "inferd.scheduler.worker", *arguments],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
-            stderr=None,
+            stderr=self._lines.writer,
             pass_fds=(theirs.fileno(), self._record),
             env=_environment(),
         )
+        self._lines.close_writer()
         self.pid = process.pid
         return process
 
     def _send_load(self, sock: socket.socket) -> None:
-        frame = pack_frame([m.Load(self.spec, self.limits, self.kv_dir, self.known)])
+        self._logging = logs.for_workers()
+        load = m.Load(self.spec, self.limits, self.kv_dir, self.known, self._logging)
+        frame = pack_frame([load])
         if self.spec.fd >= 0:
             socket.send_fds(sock, [frame], [self.spec.fd])
         else:
@@ -529,10 +551,21 @@ class Worker:
                 self._info = info
                 self.adapters = {report.spec.name: report for report in adapters}
                 self.loaded.set()
+                self.use_logging()
                 self.on_work()
+            case m.Said():
+                self._log(report.level, report.event, report.room, report.fields)
             case m.LoadFailed(error):
                 self.error = self.error or error_from_wire(error)
                 self.loaded.set()
+
+    def _hear(self, level: str, event: str, text: str) -> None:
+        self._log(level, event, "llama", {"text": text})
+
+    def _log(self, level: str, event: str, room: str, fields: dict[str, Any]) -> None:
+        """Log an event of the process."""
+        told = {**fields, "room": room, "model": self.spec.name, "pid": self.pid}
+        log.log(LEVELS.get(level, LEVELS["error"]), event, **told)
 
     def _answer(self, number: int, value: Any, error: InferdError | None) -> None:
         pending = self._pending.get(number)
@@ -550,6 +583,8 @@ class Worker:
                 with contextlib.suppress(ProcessLookupError):
                     process.kill()
                 code = await process.wait()
+        if self._lines is not None:
+            self._lines.close()
         self.gone.set()
         if self.error is None and self._info is None:
             self.error = LoadFailed(
@@ -560,7 +595,13 @@ class Worker:
         self.loaded.set()
         if not self._quitting and self._info is not None:
             self.died = True
-            log.warning("worker.died", model=self.spec.name, pid=self.pid, cause=_death(code))
+            log.warning(
+                "worker.died",
+                model=self.spec.name,
+                pid=self.pid,
+                cause=_death(code),
+                requests=[r.spec.request for r in self._readers.values()][:REQUESTS_TOLD_MAX],
+            )
         self._part(self._crash(code))
         self._work_changed()
         self._watch.stop()

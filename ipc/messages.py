@@ -689,6 +689,18 @@ class TemplateResult(_Map):
     tokens: int = 0
 
 
+class LogLevelParams(_Map):
+    """`log_level`: levels by room, from now on."""
+
+    levels: dict[str, str] = {}
+
+
+class LogLevelResult(_Map):
+    """The least level that is logged, by room."""
+
+    levels: dict[str, str]
+
+
 class DrainParams(_Map):
     """`drain`: finish what runs, take nothing new; with `stop` the daemon then ends."""
 
@@ -750,5 +762,6 @@ CALLS: dict[str, Call] = {
     "tokenize": Call(TokenizeParams, TokensResult),
     "detokenize": Call(DetokenizeParams, TextResult),
     "apply_template": Call(TemplateParams, TemplateResult),
+    "log_level": Call(LogLevelParams, LogLevelResult),
     "drain": Call(DrainParams, Empty),
 }

@@ -84,6 +84,7 @@ class Server:
         self.connections_max = connections_max
         self._requests_max = requests_max
         self._accepting = anyio.CancelScope()
+        self._accepted = 0
 
     async def serve(
         self,
@@ -118,6 +119,8 @@ class Server:
 
     async def _serve_one(self, sock: socket.socket) -> None:
         connection = Connection(sock, peer_of(sock), self._requests_max)
+        self._accepted += 1
+        connection.number = self._accepted
         self.connections.add(connection)
         try:
             connection.send([Kind.HELLO, self._handler.hello()])

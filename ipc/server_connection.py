@@ -55,6 +55,8 @@ class Connection:
 
     def __init__(self, sock: socket.socket, peer: Peer, requests_max: int):
         self.peer = peer
+        self.number = 0
+        """Which one it is, of all that the daemon has accepted."""
         self.requests: dict[int, Request] = {}
         self.software = ""
         self.descriptors: deque[int] = deque()

@@ -182,6 +182,15 @@ class AsyncSteering(AsyncCalls):
         """Return the daemon's figures."""
         return (await self.call("stats", w.Empty(), w.StatsResult, timeout)).stats
 
+    async def log_level(
+        self, levels: Mapping[str, str] | None = None, *, timeout: float | None = None
+    ) -> dict[str, str]:
+        """Let the daemon log from these *levels* on, by room (for an operator), until its
+        configuration is read again; return the levels of all rooms.
+        """
+        params = w.LogLevelParams(levels=dict(levels or {}))
+        return (await self.call("log_level", params, w.LogLevelResult, timeout)).levels
+
     async def tokenize(
         self,
         graph: int,

@@ -389,4 +389,5 @@ class Client:
     tokenize = twin(AsyncClient.tokenize)
     detokenize = twin(AsyncClient.detokenize)
     apply_template = twin(AsyncClient.apply_template)
+    log_level = twin(AsyncClient.log_level)
     drain = twin(AsyncClient.drain)

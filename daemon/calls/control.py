@@ -10,6 +10,7 @@ from typing import Any
 
 import anyio
 import msgspec
+import structlog
 
 from ...backends.errors import Cancelled, InferdError, InvalidArgument, WorkerCrashed
 from ...ipc import messages as w
@@ -19,6 +20,8 @@ from ...scheduler.task import priority_name
 from ...sessions import Session
 from ..core import CallTable, Daemon
 from ..metrics.collector import figures_of
+from ..log_levels import parse_log_levels
+from ..logs import logs
 from ..models import Model
 from ..turnstile import Caller
 from ..workers import Worker
@@ -27,6 +30,7 @@ from .visits import waiting_turns
 
 __all__ = ("CALLS",)
 
+log = structlog.get_logger()
 STATISTICS_TIMEOUT_S = 1.0
 
 
@@ -263,6 +267,7 @@ async def stats(daemon: Daemon, request: Request) -> w.StatsResult:
             "journal": daemon.journal.status,
             "parts": daemon.parts.describe(),
             "metrics": daemon.metrics_at(),
+            "log": logs.describe(),
             "restart_for": daemon.restart_for,
             "waiting": states.count("waiting") + len(waiting_turns(daemon)),
             "running": states.count("running"),
@@ -284,6 +289,20 @@ async def _ask_statistics(model: Model, workers: dict[str, Any]) -> None:
         return
     with anyio.move_on_after(STATISTICS_TIMEOUT_S), contextlib.suppress(InferdError):
         workers[model.name] = await worker.statistics()  # one that has just died has no figures
+
+
+async def log_level(daemon: Daemon, request: Request) -> w.LogLevelResult:
+    """Let other levels hold for what is logged, for an operator, and tell those in force."""
+    daemon.check_operator(request, "change what is logged")
+    try:
+        levels = parse_log_levels(request.params.levels)
+    except ValueError as exc:
+        raise InvalidArgument(f"log levels: {exc}", hint="such as scheduler=debug") from None
+    if levels:
+        logs.set_levels(levels)
+        daemon.use_logging()
+        log.info("log.levels", levels=logs.levels)
+    return w.LogLevelResult(levels=logs.levels)
 
 
 async def drain(daemon: Daemon, request: Request) -> w.Empty:
@@ -311,5 +330,6 @@ CALLS: CallTable = {
     "sessions": sessions,
     "queue": queue,
     "stats": stats,
+    "log_level": log_level,
     "drain": drain,
 }

@@ -190,6 +190,13 @@ CALLS: list[tuple[str, tuple[Any, ...], dict[str, Any], dict[str, Any], Any]] = 
     ("queue", (), {}, {}, [{"id": 1}]),
     ("queue", (), {"everybody": True}, {"all": True}, [{"id": 1}]),
     ("stats", (), {}, {}, {"waiting": 0}),
+    (
+        "log_level",
+        ({"llama": "debug"},),
+        {},
+        {"levels": {"llama": "debug"}},
+        {"llama": "debug"},
+    ),
     ("tokenize", (11, "t"), {"bos": True}, {"graph": 11, "text": "t", "bos": True}, [1, 2]),
     ("detokenize", (11, (1, 2)), {}, {"graph": 11, "tokens": [1, 2]}, b"\xc3"),
     (

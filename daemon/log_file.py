@@ -1,0 +1,85 @@
+"""The file that events are appended to, whoever moves or removes it meanwhile.
+
+As `logging.handlers.WatchedFileHandler` it looks before each line whether its file is still the one
+at its path. It has no buffer: a line that a full disk refused is not tried again beside later ones.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+__all__ = ("LogFile",)
+
+_FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK
+"""O_NONBLOCK: a pipe that nobody reads is an error and no wait."""
+_MODE = 0o600
+_CLOSED = -1
+
+
+class LogFile:
+    """Opened with its first line; *on_change* hears why it cannot be written, or None when it can
+    again. Owned by the thread that logs.
+    """
+
+    def __init__(self, path: Path, on_change: Callable[[str | None], None]):
+        self.path = path
+        self.cause: str | None = None
+        """Why the last line was not written."""
+        self._on_change = on_change
+        self._file = _CLOSED
+        self._id: tuple[int, int] | None = None
+        self._torn = False
+
+    def write(self, line: bytes) -> bool:
+        """Append a line, and tell whether it is there."""
+        try:
+            self._append(line)
+        except OSError as exc:
+            self._note(f"{self.path}: {exc.strerror}")
+            return False
+        self._note(None)
+        return True
+
+    def reopen(self) -> None:
+        """Open it anew, with the next line: it was moved, or is to be."""
+        file, self._file = self._file, _CLOSED
+        if file != _CLOSED:
+            with contextlib.suppress(OSError):  # what it has to say of lines, it said of each
+                os.close(file)
+
+    close = reopen
+
+    def _append(self, line: bytes) -> None:
+        if not self._is_current():
+            self.reopen()
+            self._open()
+        data = b"\n" + line if self._torn else line
+        while data:
+            written = os.write(self._file, data)
+            data = data[written:]
+            self._torn = bool(data)
+
+    def _is_current(self) -> bool:
+        if self._file == _CLOSED:
+            return False
+        try:
+            return _id_of(os.stat(self.path)) == self._id
+        except FileNotFoundError:
+            return False
+
+    def _open(self) -> None:
+        self._file = os.open(self.path, _FLAGS, _MODE)
+        before, self._id = self._id, _id_of(os.fstat(self._file))
+        self._torn = self._torn and self._id == before
+
+    def _note(self, cause: str | None) -> None:
+        before, self.cause = self.cause, cause
+        if (before is None) != (cause is None):
+            self._on_change(cause)
+
+
+def _id_of(status: os.stat_result) -> tuple[int, int]:
+    return status.st_dev, status.st_ino
