@@ -17,6 +17,7 @@ from . import (
     doctor,
     drain,
     embed,
+    logs,
     look,
     models,
     parameters,
@@ -100,7 +101,7 @@ def inferd(
 
 
 for module in (
-    serve, run, chat, embed, template, models, adapters, pull, parameters, look, steer, config,
-    doctor, service, top, stats, drain,
+    serve, run, chat, embed, template, models, adapters, pull, parameters, look, logs, steer,
+    config, doctor, service, top, stats, drain,
 ):  # fmt: skip
     module.add_to(app)

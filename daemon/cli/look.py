@@ -176,10 +176,19 @@ def status(socket: SocketPath = None, as_json: JsonOutput = False) -> None:
         if not part["works"]:
             write(f"{part['part']} fails: {part['missing']}: {part['cause']} ({part['remedy']})")
     write(f"figures for Prometheus: {stats['metrics'] or 'not served'}")
+    write(f"log: {_log_place(stats['log'])}")
     if waiting := ", ".join(stats["restart_for"]):
         write(f"changed in the file, and in force after a restart: {waiting}")
     names = ", ".join(stats["models"]) or "none"
     write(f"models loaded: {names}; connections: {stats['connections']}; cores: {stats['cores']}")
+
+
+def _log_place(log: dict[str, Any]) -> str:
+    if log["file"] is not None:
+        return str(log["file"])
+    if log["journal"] is not None:
+        return f"the journal of {log['journal']['unit'] or 'the system'}"
+    return "standard error"
 
 
 def add_to(app: typer.Typer) -> None:

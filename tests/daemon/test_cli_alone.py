@@ -28,7 +28,7 @@ COMMANDS = {
     "serve", "run", "chat", "models", "show", "rm", "load", "unload", "ps", "cancel", "status",
     "stop", "pull", "queue", "forget", "pin", "unpin", "swap", "sessions", "template",
     "install-service", "uninstall-service", "add-adapter", "rm-adapter", "embed",
-    "parameters", "config", "doctor", "top", "stats", "drain",
+    "parameters", "config", "doctor", "top", "stats", "drain", "logs", "log-level",
 }  # fmt: skip
 CLIENT_COMMANDS = [
     ("run", "m", "p"), ("chat", "m"), ("models",), ("show", "m"), ("load", "m"), ("unload", "m"),
@@ -36,7 +36,7 @@ CLIENT_COMMANDS = [
     ("queue",), ("forget", "mine"), ("pin", "m"), ("unpin", "m"), ("sessions",),
     ("swap", "m", "--to", "n"), ("template", "m", "p"),
     ("add-adapter", "m", "style", "style.gguf"), ("rm-adapter", "m", "style"),
-    ("top",), ("stats",), ("drain",),
+    ("top",), ("stats",), ("drain",), ("logs",), ("log-level",),
 ]  # fmt: skip
 
 

@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 
 from inferd import Client
+from inferd.backends.library_log import LINES_MAX, REPEAT_S, WINDOW_S
+from inferd.daemon.log_levels import ROOMS
 from inferd.daemon.service import END_S_MAX, START_S_MAX
 from inferd.daemon.watch import KILLED_S
 from tests.daemon.systemd_tools import SYSTEMD, directives
@@ -151,3 +153,29 @@ def test_figures_of_the_page_are_the_code_s() -> None:
     assert f"{KILLED_S:g} s after it was last looked at" in PAGE
     assert START_S_MAX == 600 and "up to ten minutes for the start" in PAGE
     assert f"`grace-s` and {END_S_MAX:g} s for the end" in " ".join(PAGE.split())
+
+
+def test_the_log_of_the_service_is_shown_and_turned_up(machine: Machine) -> None:
+    do(machine, "Install")
+    config = machine.root / "etc/inferd/config.toml"
+    [toml] = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
+    file = machine.root / "var/lib/inferd/inferd.log"
+    config.write_text(toml.replace("[daemon]\n", f"[daemon]\nlog-file = '{file}'\n", 1))
+    machine.command("sudo systemctl stop inferd")
+    shown, turned_up, *_ = do(machine, "Logs")
+    assert shown == "", "nothing to warn of"
+    assert turned_up.split()[-2:] == ["llama", "debug"]
+    machine.command("inferd run echo hello")
+    told = machine.command("sudo inferd logs")
+    assert "task.finished" not in told, "the third command has taken it back"
+    do(machine, "Configuration")
+    machine.command("inferd run echo hello")
+    assert "task.finished" in machine.command("sudo inferd logs"), "as the file has it again"
+
+
+def test_the_rooms_and_bounds_of_the_page_are_the_code_s() -> None:
+    section = PAGE.split("## Logs")[1].split("\n## ")[0]
+    rooms = re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE)
+    assert rooms == list(ROOMS)
+    assert f"{LINES_MAX} lines in ten seconds" in section and WINDOW_S == 10
+    assert "once a minute" in " ".join(section.split()) and REPEAT_S == 60
