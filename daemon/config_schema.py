@@ -20,6 +20,7 @@ from ..backends.params import PARAMETERS
 from ..backends.params.schema import json_schema as parameters_schema
 from .config import SETTINGS, Config, Setting, applies
 from .config_models import ECHO_HIGH, MODEL_NAME
+from .log_levels import LEVELS, ROOMS
 from .metrics.address import PORT_MAX, Address
 from .traces.target import TEXT_CHARACTERS_MAX, Target
 
@@ -111,10 +112,26 @@ def _setting(name: str, setting: Setting) -> Schema:
         return ADDRESS | doc
     if setting.kind is Target:
         return TARGET | doc
+    if setting.kind is bool:
+        return {"type": "boolean"} | doc
+    if setting.kind is dict:
+        return _levels() | doc
     if setting.choices:
         return {"enum": list(setting.choices)} | doc
     kind = "integer" if setting.kind is int else "number"
     return {"type": kind, "minimum": setting.low, "maximum": setting.high} | doc
+
+
+def _levels() -> Schema:
+    """Return what `log-levels` takes: a table of levels by room, or the same as a text."""
+    level: Schema = {"enum": list(LEVELS)}
+    rooms: Schema = {
+        "type": "object",
+        "properties": {room: level | {"description": about} for room, about in ROOMS.items()},
+        "additionalProperties": False,
+    }
+    pair = f"\\s*({'|'.join(ROOMS)})\\s*=\\s*({'|'.join(LEVELS)})\\s*"
+    return {"anyOf": [rooms, {"type": "string", "pattern": f"^({pair}(,{pair})*)?$"}]}
 
 
 # A model's own keys.

@@ -130,6 +130,8 @@ def _lines(shown: InForce, origins: bool) -> Iterator[str]:
             yield ""
         yield head
         for name, value in values.items():
+            if value.value is None:
+                continue  # not set: TOML has no word for it
             said = f"  # {value.origin}" if origins else ""
             yield f"{_key(name)} = {_toml(value.value)}{said}"
 

@@ -39,10 +39,16 @@ class Level(StrEnum):
 def logs(
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Show what comes, too.")] = False,
     lines: Annotated[
-        int, typer.Option("--lines", "-n", min=0, max=LINES_MAX, help="How many of the last lines.")
+        int,
+        typer.Option(
+            "--lines", "-n", metavar="N", min=0, max=LINES_MAX, help="How many of the last lines."
+        ),
     ] = LINES,
     level: Annotated[
-        Level, typer.Option("--level", help="Only events of this level and above.")
+        Level,
+        typer.Option(
+            "--level", metavar="LEVEL", help="Only debug, info, warning or error and above."
+        ),
     ] = Level.DEBUG,
     socket: SocketPath = None,
     as_json: JsonOutput = False,
