@@ -28,17 +28,22 @@ __all__ = ("config_schema",)
 
 Schema = dict[str, Any]
 TEXT: Schema = {"type": "string", "minLength": 1}
-TARGET: Schema = {
-    "type": "string",
-    "maxLength": TEXT_CHARACTERS_MAX,
-    "pattern": r"^\s*([oO][fF][fF]|[oO][tT][lL][pP]|file:/.*|https?://.+)\s*$",
+WORDED: dict[type[Any], Schema] = {
+    Path: TEXT,
+    Address: {
+        "anyOf": [
+            {"type": "integer", "minimum": 0, "maximum": PORT_MAX},
+            {"type": "string", "pattern": r"^\s*([Oo][Ff][Ff]|(unix:)?/.+|(.*:)?[0-9]{1,5})\s*$"},
+        ]
+    },
+    Target: {
+        "type": "string",
+        "maxLength": TEXT_CHARACTERS_MAX,
+        "pattern": r"^\s*([Oo][Ff][Ff]|[Oo][Tt][Ll][Pp]|file:/.*|[Hh][Tt]{2}[Pp][Ss]?://.+)\s*$",
+    },
 }
-ADDRESS: Schema = {
-    "anyOf": [
-        {"type": "integer", "minimum": 0, "maximum": PORT_MAX},
-        {"type": "string", "pattern": r"^\s*([Oo][Ff][Ff]|(unix:)?/.+|(.*:)?[0-9]{1,5})\s*$"},
-    ]
-}
+"""Settings that are texts of a form of their own."""
+NUMBERS: dict[type[Any], str] = {int: "integer", float: "number"}
 
 
 def config_schema() -> Schema:
@@ -105,20 +110,16 @@ def _setting(name: str, setting: Setting) -> Schema:
     default = {f.name: f.default for f in msgspec.structs.fields(Config)}[name.replace("-", "_")]
     if isinstance(default, str | int | float):
         doc["default"] = default
-    if setting.kind is Path:
-        bytes_max = {"maxLength": int(setting.high)} if math.isfinite(setting.high) else {}
-        return TEXT | bytes_max | doc
-    if setting.kind is Address:
-        return ADDRESS | doc
-    if setting.kind is Target:
-        return TARGET | doc
+    if setting.kind in WORDED:
+        most = {"maxLength": int(setting.high)} if math.isfinite(setting.high) else {}
+        return WORDED[setting.kind] | most | doc
     if setting.kind is bool:
         return {"type": "boolean"} | doc
     if setting.kind is dict:
         return _levels() | doc
     if setting.choices:
         return {"enum": list(setting.choices)} | doc
-    kind = "integer" if setting.kind is int else "number"
+    kind = NUMBERS[setting.kind]
     return {"type": kind, "minimum": setting.low, "maximum": setting.high} | doc
 
 

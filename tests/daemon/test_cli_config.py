@@ -29,6 +29,7 @@ RICH = r"""
 sessions-max = 7
 kv_share = "all"
 metrics = 9000
+traces = "http://127.0.0.1:4318"
 state-dir = "state"
 grace-s = 0.25
 [defaults]
@@ -191,6 +192,7 @@ def test_an_adapter_that_is_refused_does_not_fit_the_schema(adapters: str) -> No
         "[daemon]\nlog_level = 'loud'",
         "[daemon]\nmetrics = 'nowhere'",
         "[daemon]\nmetrics = 70000",
+        "[daemon]\ntraces = 'somewhere'",
         "[daemon]\nsocket = '/" + "s" * 107 + "'",
         "[defaults]\ntemperatur = 1",
         "[defaults]\ntemp = 1\nn-predict = 'many'",
