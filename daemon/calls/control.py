@@ -19,9 +19,9 @@ from ...scheduler.messages import QueueEntry
 from ...scheduler.task import priority_name
 from ...sessions import Session
 from ..core import CallTable, Daemon
-from ..metrics.collector import figures_of
 from ..log_levels import parse_log_levels
 from ..logs import logs
+from ..metrics.collector import figures_of
 from ..models import Model
 from ..turnstile import Caller
 from ..workers import Worker
