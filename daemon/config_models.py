@@ -5,6 +5,7 @@ Every reader takes the list that it adds its errors to; none raises.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,6 +17,7 @@ from ..backends.adapters import ADAPTERS_MAX, SCALE_MAX, is_scale
 from ..backends.echo import EchoOptions
 from ..backends.errors import InvalidArgument
 from ..backends.params import PARAMETERS, nearest, read_options
+from .beneath import check_beneath
 
 __all__ = (
     "MODEL_NAME",
@@ -134,15 +136,14 @@ def _read_adapters(
         file, scale = entry.get("file"), entry.get("scale", 0.0)
         if not MODEL_NAME.fullmatch(name):
             errors.append(f"{here}{name!r} is no name for an adapter: use letters, digits, . _ -")
-        elif not isinstance(file, str) or not file or "\0" in file:
-            errors.append(f"{here}{file!r} is no path")
         elif entry.keys() - {"file", "scale"}:
             errors.append(f"{here}{sorted(entry)} are not file and scale")
         elif not is_scale(scale):
             errors.append(f"{here}scale: {scale!r} is no number in {-SCALE_MAX:g} … {SCALE_MAX:g}")
         else:
-            path = _model_path(Path(file).expanduser(), folders)
-            adapters[name] = AdapterConfig(file=path, scale=float(scale))
+            path = _path_of(file, here, folders, errors)
+            if path is not None:
+                adapters[name] = AdapterConfig(file=path, scale=float(scale))
     return adapters
 
 
@@ -153,16 +154,28 @@ def _read_file(
         return None
     if backend == "echo":
         errors.append(f"{place}file: the echo model has none")
-    elif not isinstance(file, str) or not file or "\0" in file:
-        errors.append(f"{place}file: {file!r} is no path")
     else:
-        return _model_path(Path(file).expanduser(), folders)
+        return _path_of(file, f"{place}file: ", folders, errors)
     return None
 
 
-def _model_path(file: Path, folders: tuple[Path, ...]) -> Path:
-    candidates = [folder / file for folder in folders]
-    return next((path for path in candidates if path.exists()), candidates[0])
+def _path_of(value: Any, place: str, folders: tuple[Path, ...], errors: list[str]) -> Path | None:
+    """Return the path that a text names: a relative one is below the first of *folders* that has
+    it, and nothing leads out of that.
+    """
+    if not isinstance(value, str) or not value or "\0" in value:
+        errors.append(f"{place}{value!r} is no path")
+        return None
+    file = Path(os.path.expanduser(value))
+    if file.is_absolute():
+        return file
+    folder = next((folder for folder in folders if (folder / file).exists()), folders[0])
+    try:
+        check_beneath(folder, folder / file)
+    except ValueError as exc:
+        errors.append(f"{place}{exc}")
+        return None
+    return folder / file
 
 
 def read_options_table(
@@ -184,7 +197,8 @@ def read_options_table(
         else:
             _read_option(key, value, place, values, errors)
     if file := values.get("chat-template-file"):
-        values["chat-template-file"] = str(_model_path(Path(file).expanduser(), folders))
+        path = _path_of(file, f"{place}chat-template-file: ", folders, errors)
+        values["chat-template-file"] = str(path or file)
     return values
 
 
