@@ -9,7 +9,8 @@
     ├── OutOfMemory 3                 "MissingMemory" on the wire, WasmEdge's name
     ├── Busy 4                        full now; `retry_after_s` says when to come back
     │   ├── SessionBusy 202           this session has a turn under way
-    │   └── ShuttingDown 208          the daemon finishes what runs and takes nothing new
+    │   ├── ShuttingDown 208          the daemon finishes what runs and takes nothing new
+    │   └── QuotaExceeded 213         a bound of the caller's own, by the rules of access
     ├── BackendError 5                "RuntimeError" on the wire, WasmEdge's name
     │   ├── KvFull 212                no KV cells are left for this turn
     │   ├── WorkerCrashed 205         the process that ran the model is gone
@@ -57,6 +58,7 @@ __all__ = (
     "PermissionDenied",
     "PromptTooLong",
     "ProtocolError",
+    "QuotaExceeded",
     "ReaderTimeout",
     "SessionBusy",
     "SessionExpired",
@@ -163,6 +165,14 @@ class ShuttingDown(Busy):
     name = "ShuttingDown"
     number = 208
     hint_default = "connect again once the daemon is back"
+
+
+class QuotaExceeded(Busy):
+    """A bound of the user's own is reached: sessions, waiting tasks or tokens a minute."""
+
+    name = "QuotaExceeded"
+    number = 213
+    hint_default = "try again after retry_after_s seconds, or ask whoever runs the daemon for more"
 
 
 class BackendError(InferdError):

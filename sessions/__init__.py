@@ -11,6 +11,7 @@ from .ledger import Ledger
 from .manager import DAY_S, SessionManager
 from .parameters import TurnOptions
 from .port import ModelSource, Port, TaskReader
+from .quotas import Quota, check_priority
 from .session import Session
 from .turn import Turn
 
@@ -20,10 +21,12 @@ __all__ = (
     "Ledger",
     "ModelSource",
     "Port",
+    "Quota",
     "Session",
     "SessionManager",
     "Stored",
     "TaskReader",
     "Turn",
     "TurnOptions",
+    "check_priority",
 )

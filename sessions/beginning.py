@@ -64,7 +64,7 @@ def _starts_fresh(session: Session, now: float) -> bool:
     return rested is None or now > rested + retention_ms / 1000
 
 
-def ticket_of(session: Session, spec: m.TaskSpec, slots: int) -> Ticket:
+def ticket_of(session: Session, spec: m.TaskSpec, slots: int, *, goes_on: bool = False) -> Ticket:
     """Return a turn's place in the ledger, where its model has so many slots."""
     return Ticket(
         session.owner,
@@ -73,6 +73,7 @@ def ticket_of(session: Session, spec: m.TaskSpec, slots: int) -> Ticket:
         spec.priority,
         len(session.prompt),
         spec.n_predict,
+        goes_on=goes_on,
     )
 
 

@@ -36,6 +36,12 @@ class Ticket:
     state: State = State.WAITING
     began: float = 0.0
     """When it got its slot."""
+    goes_on: bool = False
+    """Of a call whose first turn was admitted: its tokens were decided on with that."""
+    before: int = 0
+    """Tokens of its output that an earlier turn has computed, which this one goes on with."""
+    counted: int = 0
+    """What its owner was counted for it at its end."""
 
 
 class Forecast:
@@ -107,6 +113,10 @@ class Forecast:
             if owners[owner]:
                 heapq.heappush(heap, (served[owner], place, owner))
             yield ticket
+
+    def taken(self, ticket: Ticket) -> int:
+        """Return what a turn has computed, or is about to: its prompt counts before it is."""
+        return round(self._prompt(ticket)) + len(ticket.output) - ticket.before
 
     def _prompt(self, ticket: Ticket) -> float:
         """Return how many of a turn's prompt tokens are expected to be computed."""

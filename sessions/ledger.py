@@ -9,12 +9,13 @@ from dataclasses import dataclass
 from itertools import count
 from typing import TYPE_CHECKING
 
-from ..backends.errors import Busy
+from ..backends.errors import Busy, QuotaExceeded
 from ..scheduler.estimate import Quotient
 from ..scheduler.messages import TurnStats
 from .accuracy import Accuracy
 from .forecast import Forecast, Ticket
 from .port import ModelSource
+from .quotas import RULES, Quota, Spending, check_priority, no_quota
 from .table import ACTIVE, State
 from .turn import Turn
 
@@ -88,6 +89,9 @@ class Ledger:
         """Hears of each turn that begins, in the task of its call, and of its session."""
         self.on_end: Callable[[ModelSource, Turn], None] = lambda *_: None
         """Hears of each turn that has ended, and of which model it was."""
+        self.quota_of: Callable[[int], Quota] = no_quota
+        """Says what bounds a user has of his own."""
+        self.spending = Spending()
         self._waiting: Counter[int] = Counter()
         self._tokens: Counter[int] = Counter()
         self._tickets: dict[Ticket, None] = {}
@@ -139,6 +143,8 @@ class Ledger:
     def admit(self, ticket: Ticket) -> None:
         """Take one more waiting turn, or refuse it where a bound is reached.
 
+        :raises PermissionDenied: its class is above the highest that its owner may have.
+        :raises QuotaExceeded: a bound of its owner's own is reached.
         :raises Busy: with the queue's length, the caller's place on its model, and when there
             will be room.
         """
@@ -146,10 +152,25 @@ class Ledger:
         for other in self._entered:
             if (other.owner, other.model) == held:
                 self.let_go(other)
+                ticket.goes_on = True
                 break
         self._take(ticket)
 
+    def check_tokens(self, owner: int) -> None:
+        """Refuse more turns of a user who has used his tokens of a minute.
+
+        :raises QuotaExceeded: with when he has some again.
+        """
+        quota = self.quota_of(owner)
+        if quota.tokens_per_minute is not None:
+            mine = [t for t in self._tickets if t.owner == owner]
+            under_way = sum(self._forecast(t.model).taken(t) for t in mine)
+            self.spending.check(owner, quota, under_way, self.seconds())
+
     def _take(self, ticket: Ticket) -> None:
+        check_priority(self.quota_of(ticket.owner), ticket.priority)
+        if not ticket.goes_on:
+            self.check_tokens(ticket.owner)
         refusal = self._refusal(ticket, self._waiting, self._tokens)
         if refusal is None:
             self._forecast(ticket.model).arrive(
@@ -162,7 +183,7 @@ class Ledger:
         bound, why = refusal
         retry_after_s = round(max(RETRY_S_MIN, RETRY_MARGIN * self._room_in_s(ticket)), 3)
         self.accuracy.refused(ticket, self.seconds(), retry_after_s)
-        raise Busy(
+        raise (QuotaExceeded if bound.startswith(RULES) else Busy)(
             why,
             hint=f"try again in {retry_after_s:g} s, or raise {bound} in the configuration",
             data={
@@ -185,11 +206,24 @@ class Ledger:
         if after not in ACTIVE:
             del self._tickets[ticket]
             self._forecast(ticket.model).leave(ticket)
+            if before is not State.WAITING:
+                self._charge(ticket, self._forecast(ticket.model).taken(ticket))
 
     def ended(self, ticket: Ticket, stats: TurnStats) -> None:
         """Learn from a turn that has ended well."""
         self._turn.add((stats.prompt_ms + stats.predicted_ms) / 1000, 1)
         self._forecast(ticket.model).learn(ticket, stats)
+
+    def settle(self, ticket: Ticket, stats: TurnStats) -> None:
+        """Count for its owner what a turn has computed, now that it is known."""
+        computed = stats.prompt_tokens - stats.cached_tokens + stats.output_tokens
+        self._charge(ticket, computed - ticket.before)
+
+    def _charge(self, ticket: Ticket, tokens: int) -> None:
+        """Count so many tokens for a turn that has ended, in the place of what was counted."""
+        owner, more = ticket.owner, tokens - ticket.counted
+        self.spending.add(owner, self.quota_of(owner), more, self.seconds())
+        ticket.counted = tokens
 
     def _forecast(self, model: str) -> Forecast:
         forecast = self._forecasts.setdefault(model, Forecast())
@@ -209,6 +243,10 @@ class Ledger:
     ) -> tuple[str, str] | None:
         """Return the setting that leaves a turn no room while so much waits, and why, or None."""
         owner = ticket.owner
+        quota = self.quota_of(owner)
+        if quota.tasks_waiting_max is not None and waiting[owner] >= quota.tasks_waiting_max:
+            why = f"{waiting[owner]} tasks wait (yours); the limit is {quota.tasks_waiting_max}"
+            return quota.bound("tasks-waiting-max"), why
         yours = _Bound(
             "yours",
             "waiting-owner-max",

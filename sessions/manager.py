@@ -12,6 +12,7 @@ import anyio
 from ..backends.errors import (
     Busy,
     InvalidArgument,
+    QuotaExceeded,
     SessionBusy,
     SessionExpired,
 )
@@ -113,7 +114,7 @@ class SessionManager:
             found = self._find(connection, owner, session_id, model)
             if found is not None:
                 return found, True
-        self._make_room()
+        self._make_room(owner)
         handle = self._new_handle()
         session = Session(handle, owner, model, self.ledger, defaults, session_id)
         session.persist = persist
@@ -172,7 +173,7 @@ class SessionManager:
     ) -> Session | None:
         session = self._dormant.get((owner, session_id))
         if session is not None:
-            self._make_room()
+            self._make_room(owner)
             size = len(session.packed)
             session.adopt(self._new_handle(), model)  # it may be refused
             del self._dormant[owner, session_id]
@@ -185,12 +186,14 @@ class SessionManager:
         self._live[session.handle] = (connection, session)
         self._changed.set()
 
-    def _make_room(self, wanted: int = 1, keep: Session | None = None) -> None:
-        """Have room for *wanted* sessions more, by expiring idle ones other than *keep* where that
-        is configured.
+    def _make_room(self, owner: int, wanted: int = 1, keep: Session | None = None) -> None:
+        """Have room for *wanted* sessions more of a user, by expiring idle ones other than *keep*
+        where that is configured.
 
+        :raises QuotaExceeded: he has as many as he may.
         :raises Busy: there is none, and nothing was expired for it.
         """
+        self._check_quota(owner, wanted)
         over = len(self._live) + wanted - self.sessions_max
         if over <= 0:
             return
@@ -207,6 +210,30 @@ class SessionManager:
             data={
                 "sessions": len(self._live),
                 "sessions_max": self.sessions_max,
+                "retry_after_s": self._next_expiry(idle),
+            },
+        )
+
+    def _check_quota(self, owner: int, wanted: int) -> None:
+        """Refuse a user more sessions than he may have open.
+
+        :raises QuotaExceeded: with when the first of his idle ones expires.
+        """
+        quota = self.ledger.quota_of(owner)
+        if quota.sessions_max is None:
+            return
+        his = [session for session in self if session.owner == owner]
+        if len(his) + wanted <= quota.sessions_max:
+            return
+        self.refused += wanted
+        idle = sorted((s for s in his if not s.active), key=lambda s: s.used_at)
+        raise QuotaExceeded(
+            f"you have {len(his)} sessions open; the limit is {quota.sessions_max}",
+            hint="close sessions that are done, or let idle ones expire",
+            data={
+                "bound": quota.bound("sessions-max"),
+                "sessions": len(his),
+                "sessions_max": quota.sessions_max,
                 "retry_after_s": self._next_expiry(idle),
             },
         )
@@ -249,7 +276,7 @@ class SessionManager:
             raise InvalidArgument(f"{count} branches; it is 1 … {BRANCHES_MAX}")
         self._check_ids(session.owner, count, session_ids)
         step(session.state, Call.FORK)
-        self._make_room(count, keep=session)
+        self._make_room(session.owner, count, keep=session)
         ids: Sequence[str | None] = session_ids or [None] * count
         self.forked += count
         branches = [session.branch(self._new_handle(), session_id) for session_id in ids]

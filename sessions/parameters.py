@@ -52,6 +52,8 @@ class TurnOptions(msgspec.Struct, frozen=True, kw_only=True):
     """The caller takes an embedding, where the parameters ask for one."""
     watch: bool = False
     """Tell the place in the queue, where that changes."""
+    goes_on: bool = False
+    """The turn is one more of a call that was admitted already."""
 
 
 class Parameters:

@@ -181,9 +181,10 @@ class Session:
             self.used_at = self.rested_at = self._ledger.seconds()
             self.recording.ended()
             turn = self.turn
-            whole = turn is not None and turn.says and not turn.resumed
-            if ticket is not None and turn is not None and turn.stats and whole:
-                self._ledger.ended(ticket, turn.stats)
+            if ticket is not None and turn is not None and turn.stats and not turn.resumed:
+                self._ledger.settle(ticket, turn.stats)
+                if turn.says:
+                    self._ledger.ended(ticket, turn.stats)
             if turn is not None:
                 self._ledger.on_end(self.model, turn)
 
@@ -498,7 +499,7 @@ class Session:
                 "the context makes embeddings, and this call is for answers",
                 hint="use compute and get_output, or set the parameter embedding to false",
             )
-        ticket = ticket_of(self, spec, port.info.slots)
+        ticket = ticket_of(self, spec, port.info.slots, goes_on=call.goes_on)
         self._ledger.admit(ticket)
         self._ticket = ticket
         self.move(Call.COMPUTE_SINGLE if call.pull else Call.COMPUTE)
@@ -513,6 +514,7 @@ class Session:
             self.recording.past_changed()  # it has the turn that was interrupted
         if before is not None:
             turn.take_over(before)
+            ticket.before = len(turn.tokens)
         self._left, self._how = False, begin_of(self, call, spec)
         if turn.says:
             shifts = () if before is None else before.placed_shifts

@@ -17,7 +17,13 @@ from typing import Any
 import msgspec
 
 from inferd.backends.echo_embedding import EMBEDDING_SIZE, echo_rows
-from inferd.backends.errors import Busy, EndOfSequence, InferdError
+from inferd.backends.errors import (
+    Busy,
+    EndOfSequence,
+    InferdError,
+    PermissionDenied,
+    QuotaExceeded,
+)
 from inferd.ipc import messages as w
 from inferd.ipc.frames import FRAME_BYTES_MAX, NESTING_MAX, pack
 from inferd.scheduler.messages import Embedded
@@ -560,10 +566,16 @@ def malformed_daemon() -> list[dict[str, Any]]:
     reply = [2, 1, {"tasks": []}]
     full = Busy("256 connections are open", data={"retry_after_s": 1.0}).to_wire()
     new = {"name": "OutOfCheese", "number": 250, "message": "+++", "hint": "", "data": {}}
+    spent = QuotaExceeded(
+        "you have used 70 tokens; the limit is 60 a minute",
+        data={"bound": "access.r.tokens-per-minute", "retry_after_s": 11.0},
+    ).to_wire()
+    nothing = PermissionDenied("user 1000 may do nothing here").to_wire()
     hello = msgspec.to_builtins(daemon_hello())
     return [
         case("a goodbye instead of the reply", [[6, full]], error("Busy")),
         case("an error of a name that is not known", [[3, 1, new]], error("Unknown")),
+        case("a bound of the user's own", [[3, 1, spent]], error("QuotaExceeded")),
         case(
             "a frame longer than the limit",
             [struct.pack("<I", FRAME_BYTES_MAX + 1)],
@@ -589,6 +601,7 @@ def malformed_daemon() -> list[dict[str, Any]]:
             hello=False,
         ),
         case("a full daemon", [[0, hello], [6, full]], error("Busy"), hello=False),
+        case("a stranger", [[0, hello], [6, nothing]], error("PermissionDenied"), hello=False),
     ]
 
 

@@ -122,6 +122,7 @@ class _Round:
             queue_timeout_s=seconds_of(p.queue_timeout_s),
             timeout_s=seconds_of(p.timeout_s),
             special=False,
+            goes_on=number > 0,
         )
 
 

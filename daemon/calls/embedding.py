@@ -33,6 +33,7 @@ async def embed(daemon: Daemon, request: Request) -> w.EmbedResult:
         raise InvalidArgument(
             f"{len(p.texts)} texts; it is 1 … {w.EMBED_TEXTS_MAX}", hint="make several calls"
         )
+    daemon.ledger.check_tokens(request.connection.peer.uid)  # once for the call, not for each text
     work = _Texts(daemon, request, daemon.graph(request.connection, p.graph))
     await work.run()
     return work.result()
@@ -125,6 +126,7 @@ class _Texts:
             queue_timeout_s=self._queue_timeout_s,
             timeout_s=left_s,
             embeds=True,
+            goes_on=True,
         )
 
     def _take(self, index: int, turn: Turn) -> None:

@@ -98,7 +98,7 @@ _REQUESTS = (
     counter(
         "admission_rejections",
         "What was refused for want of room, by the setting that bounds it, such as"
-        " `tasks-waiting-max`, or `memory`, `draining`, `other`.",
+        " `tasks-waiting-max`, or `quota` (a user's own), `memory`, `draining`, `other`.",
         "reason",
     ),
     counter("call_errors", "Calls that were answered with an error.", "call", "error"),

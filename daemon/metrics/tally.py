@@ -12,6 +12,7 @@ from ...backends.errors import (
     EndOfSequence,
     InferdError,
     OutOfMemory,
+    QuotaExceeded,
     SessionBusy,
     ShuttingDown,
 )
@@ -37,7 +38,7 @@ QUEUE_BOUNDS = (
 )
 BOUNDS = {"sessions_max": "sessions-max", "connections_max": "connections-max"}
 """Settings, by what a `Busy` calls them in its data; where it names one itself, it is that."""
-REASONS = (*QUEUE_BOUNDS, *BOUNDS.values(), "memory", "draining", "other")
+REASONS = (*QUEUE_BOUNDS, *BOUNDS.values(), "quota", "memory", "draining", "other")
 
 
 def label_of(model: Model) -> str:
@@ -51,6 +52,8 @@ def reason_of(error: InferdError) -> str | None:
     """Return which bound refused; None: it was none."""
     if isinstance(error, ShuttingDown):
         return "draining"
+    if isinstance(error, QuotaExceeded):
+        return "quota"
     if isinstance(error, OutOfMemory):
         return "memory"
     if not isinstance(error, Busy) or isinstance(error, SessionBusy):

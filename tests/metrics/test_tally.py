@@ -11,6 +11,7 @@ from inferd.backends.errors import (
     InvalidArgument,
     OutOfMemory,
     PromptTooLong,
+    QuotaExceeded,
     SessionBusy,
     ShuttingDown,
 )
@@ -35,6 +36,7 @@ def test_names_of_models_are_bounded() -> None:
         (Busy("full", data={"sessions_max": 3}), "sessions-max"),
         (Busy("full", data={"connections_max": 3}), "connections-max"),
         (Busy("swapped", data={"retry_after_s": 0.0}), "other"),
+        (QuotaExceeded("yours", data={"bound": "access.r.sessions-max"}), "quota"),
         (ShuttingDown("it ends"), "draining"),
         (OutOfMemory("too large"), "memory"),
         (SessionBusy("a turn is under way"), None),

@@ -1,0 +1,307 @@
+"""What one user may have at a time: tokens a minute, waiting tasks, sessions, a highest class."""
+
+from __future__ import annotations
+
+import pytest
+
+from inferd.backends.errors import Busy, PermissionDenied, QuotaExceeded
+from inferd.scheduler.messages import TurnStats
+from inferd.sessions import Ledger, Quota, TurnOptions, check_priority, quotas
+from inferd.sessions.forecast import Ticket
+from inferd.sessions.quotas import NO_QUOTA, Spending
+from inferd.sessions.table import State
+from tests.sessions.doubles import Desk
+
+A_MINUTE = Quota(rule="r", tokens_per_minute=60)
+"""A token a second."""
+SOON_S = 0.002
+"""A retry that is told comes at most a millisecond after the moment itself."""
+
+
+def refused_for_s(spending: Spending, quota: Quota, now: float, under_way: int = 0) -> float:
+    """Return after which time a refused turn is told to come back; 0: it is let in."""
+    try:
+        spending.check(1, quota, under_way, now)
+    except QuotaExceeded as exc:
+        return exc.retry_after_s
+    return 0.0
+
+
+@pytest.mark.parametrize("spent", [60, 61, 90, 1000, 12345])
+@pytest.mark.parametrize("limit", [1, 7, 60, 997, 1_000_000])
+def test_a_refusal_tells_the_very_moment_from_which_one_is_let_in(limit: int, spent: int) -> None:
+    spending, quota = Spending(), Quota(rule="r", tokens_per_minute=limit)
+    began = 1234.5
+    spending.add(1, quota, limit + spent, began)
+
+    told_s = refused_for_s(spending, quota, began)
+
+    assert told_s == pytest.approx((spent + 1) * 60 / limit, abs=SOON_S)
+    assert refused_for_s(spending, quota, began + told_s - SOON_S) > 0
+    assert refused_for_s(spending, quota, began + told_s) == 0
+
+
+def test_whoever_has_one_token_left_is_let_in_and_what_he_takes_is_paid_back_later() -> None:
+    spending = Spending()
+    spending.add(1, A_MINUTE, 59, 0.0)
+    assert refused_for_s(spending, A_MINUTE, 0.0) == 0
+    spending.add(1, A_MINUTE, 121, 0.0)
+    assert refused_for_s(spending, A_MINUTE, 0.0) == pytest.approx(121, abs=SOON_S)
+
+
+def test_what_was_saved_in_quiet_times_is_one_minutes_tokens_and_no_more() -> None:
+    spending = Spending()
+    spending.add(1, A_MINUTE, 1, 0.0)
+    spending.add(1, A_MINUTE, 60, 86_400.0)
+    assert refused_for_s(spending, A_MINUTE, 86_400.0) == pytest.approx(1, abs=SOON_S)
+
+
+def test_what_turns_under_way_take_counts_before_they_end() -> None:
+    spending = Spending()
+    assert refused_for_s(spending, A_MINUTE, 0.0, under_way=59) == 0
+    assert refused_for_s(spending, A_MINUTE, 0.0, under_way=60) > 0
+
+
+def test_a_refusal_has_the_numbers_and_says_where_the_bound_is() -> None:
+    spending = Spending()
+    spending.add(1, A_MINUTE, 70, 0.0)
+    with pytest.raises(QuotaExceeded, match=r"70 tokens; the limit is 60 a minute") as caught:
+        spending.check(1, A_MINUTE, 0, 0.0)
+    error = caught.value
+    assert isinstance(error, Busy) and error.retryable
+    assert error.data == {
+        "bound": "access.r.tokens-per-minute",
+        "tokens": 70,
+        "tokens_per_minute": 60,
+        "retry_after_s": error.retry_after_s,
+    }
+    assert f"{error.retry_after_s:g} s" in error.hint
+
+
+def test_another_limit_holds_at_once() -> None:
+    spending = Spending()
+    spending.add(1, A_MINUTE, 90, 0.0)
+    assert refused_for_s(spending, Quota(tokens_per_minute=91), 0.0) == 0
+    assert refused_for_s(spending, NO_QUOTA, 0.0) == 0
+
+
+def test_users_do_not_spend_each_others() -> None:
+    spending = Spending()
+    spending.add(2, A_MINUTE, 1000, 0.0)
+    assert refused_for_s(spending, A_MINUTE, 0.0) == 0
+
+
+def test_who_misses_nothing_is_forgotten_and_no_more_than_so_many_are_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(quotas, "_USERS_MAX", 4)
+    spending = Spending()
+    spending.add(1, A_MINUTE, 5, 0.0)
+    spending.add(1, A_MINUTE, -5, 0.0)
+    assert len(spending) == 0
+    for user in range(4):
+        spending.add(user, A_MINUTE, 600, 0.0)
+    spending.add(4, A_MINUTE, 600, 1.0)
+    assert len(spending) == 4, "who has spent nothing for longest is let off"
+    for user in range(10, 13):
+        spending.add(user, A_MINUTE, 600, 700.0)
+    assert len(spending) == 3, "those before have everything back"
+    spending.add(20, NO_QUOTA, 600, 700.0)
+    assert len(spending) == 3, "who has no bound is not counted"
+
+
+@pytest.mark.parametrize(("highest", "priority"), [(0, 1), (1, 2), (2, 3), (0, 3)])
+def test_a_class_above_the_highest_is_refused_and_the_highest_named(
+    highest: int, priority: int
+) -> None:
+    names = ("low", "normal", "high", "urgent")
+    quota = Quota(priority_max=highest)
+    check_priority(quota, highest)
+    with pytest.raises(PermissionDenied, match=f"class {names[priority]}") as caught:
+        check_priority(quota, priority)
+    assert caught.value.hint.startswith(f"use {names[highest]}, ")
+    assert caught.value.data == {"priority_max": names[highest]}
+
+
+# In the ledger.
+
+
+class Book:
+    """A ledger with a clock, where user 1 has bounds of his own."""
+
+    def __init__(self, **quota: int):
+        self.now = 100.0
+        self.ledger = Ledger(100, 100, lambda: self.now)
+        self.quota = Quota(rule="r", **quota)
+        self.ledger.quota_of = lambda owner: self.quota if owner == 1 else NO_QUOTA
+
+    def ticket(
+        self, owner: int = 1, prompt: int = 10, priority: int = 1, *, goes_on: bool = False
+    ) -> Ticket:
+        ticket = Ticket(owner, "m", 1, priority, prompt, goes_on=goes_on)
+        self.ledger.admit(ticket)
+        return ticket
+
+    def end(self, ticket: Ticket, output: int, prompt: int = 10, cached: int = 0) -> None:
+        ticket.output = range(output)
+        self.ledger.move(ticket, State.RUNNING)
+        self.ledger.move(ticket, State.DONE)
+        stats = TurnStats(
+            stop_reason="eos", prompt_tokens=prompt, cached_tokens=cached, output_tokens=output
+        )
+        self.ledger.settle(ticket, stats)
+
+    def retry_after_s(self) -> float:
+        """Return what a refused turn is told."""
+        with pytest.raises(QuotaExceeded) as caught:
+            self.ticket()
+        return caught.value.retry_after_s
+
+
+def test_prompt_and_answer_count_less_what_was_cached() -> None:
+    book = Book(tokens_per_minute=60)
+    book.end(book.ticket(prompt=50), output=20, prompt=50, cached=40)
+    book.end(book.ticket(prompt=10), output=29)
+    assert book.retry_after_s() == pytest.approx(10, abs=SOON_S)
+    book.now += 10 + SOON_S
+    book.ticket()
+
+
+def test_a_turn_that_runs_goes_on_and_those_after_it_wait() -> None:
+    book = Book(tokens_per_minute=60)
+    running = book.ticket(prompt=10)
+    said: list[int] = []
+    running.output = said
+    book.ledger.move(running, State.RUNNING)
+    said += range(49)
+    second = book.ticket(prompt=10)
+    assert book.retry_after_s() > 0
+    book.ledger.move(second, State.FAILED)
+    said += range(1000)
+    assert running.state is State.RUNNING
+    assert book.retry_after_s() > 900
+
+
+def test_a_turn_that_never_ran_costs_nothing_and_one_that_was_cancelled_what_it_has_taken() -> None:
+    book = Book(tokens_per_minute=60)
+    waits = book.ticket(prompt=59)
+    book.ledger.move(waits, State.FAILED)
+    assert len(book.ledger.spending) == 0
+    runs = book.ticket(prompt=59)
+    runs.output = range(11)
+    book.ledger.move(runs, State.RUNNING)
+    book.ledger.move(runs, State.FAILED)
+    assert book.retry_after_s() == pytest.approx(11, abs=SOON_S)
+
+
+def test_what_an_earlier_turn_has_computed_is_not_counted_twice() -> None:
+    book = Book(tokens_per_minute=60)
+    resumed = book.ticket(prompt=10)
+    resumed.before = 45
+    book.end(resumed, output=50)
+    book.ticket(prompt=0)
+
+
+def test_more_turns_of_a_call_that_was_admitted_are_not_refused() -> None:
+    book = Book(tokens_per_minute=60)
+    book.end(book.ticket(), output=100)
+    book.retry_after_s()
+    book.ticket(goes_on=True)
+
+
+def test_a_turn_that_waited_for_its_model_is_not_refused_in_the_end() -> None:
+    book = Book(tokens_per_minute=60)
+    waited = Ticket(1, "m", 1, 1, 0)
+    book.ledger.hold(waited)
+    book.ledger.spending.add(1, book.quota, 1000, book.now)
+    book.ledger.enter(waited)
+    book.ticket()
+    book.retry_after_s()
+
+
+def test_tasks_waiting_are_bounded_for_the_user_alone() -> None:
+    book = Book(tasks_waiting_max=2)
+    book.ticket()
+    book.ticket()
+    with pytest.raises(QuotaExceeded, match=r"2 tasks wait \(yours\); the limit is 2") as caught:
+        book.ticket()
+    assert caught.value.data["bound"] == "access.r.tasks-waiting-max"
+    assert caught.value.data["queue_length"] == 2
+    assert caught.value.retry_after_s >= 0.1
+    for _ in range(5):
+        book.ticket(owner=2)
+
+
+def test_the_class_of_a_session_from_before_the_rule_is_looked_at_when_it_begins_a_turn() -> None:
+    book = Book(priority_max=1)
+    book.ticket(priority=1)
+    with pytest.raises(PermissionDenied, match="class high"):
+        book.ticket(priority=2)
+    book.ticket(owner=2, priority=3)
+    assert book.ledger.waiting == 2
+
+
+# Sessions.
+
+
+def opened(desk: Desk, owner: int, session_id: str | None = None, home: str = "here") -> object:
+    return desk.manager.open(home, owner, desk.source, {}, session_id)[0]
+
+
+def desk_with(sessions: int) -> Desk:
+    desk = Desk(sessions_max=10)
+    quota = Quota(rule="r", sessions_max=sessions)
+    desk.ledger.quota_of = lambda owner: quota if owner == 1 else NO_QUOTA
+    return desk
+
+
+def test_a_user_has_so_many_sessions_and_is_told_when_the_first_of_his_expires() -> None:
+    desk = desk_with(2)
+    opened(desk, 2)
+    desk.now = 100.0
+    opened(desk, 1)
+    desk.now = 130.0
+    opened(desk, 1)
+    with pytest.raises(QuotaExceeded, match="you have 2 sessions open; the limit is 2") as caught:
+        opened(desk, 1)
+    assert caught.value.data == {
+        "bound": "access.r.sessions-max",
+        "sessions": 2,
+        "sessions_max": 2,
+        "retry_after_s": 270.0,
+    }, "his own first expires at 400; that of the other user is nobody's business"
+    opened(desk, 2)
+    assert len(desk.manager) == 4
+
+
+def test_branches_and_sessions_that_are_come_back_to_count() -> None:
+    desk = desk_with(2)
+    desk.manager.open("gone", 1, desk.source, {}, "diary")
+    desk.manager.leave("gone")
+    first, _ = desk.manager.open("here", 1, desk.source, {})
+    with pytest.raises(QuotaExceeded):
+        desk.manager.fork("here", first, 2)
+    assert len(desk.manager) == 1, "all branches, or none"
+    desk.manager.fork("here", first, 1)
+    with pytest.raises(QuotaExceeded):
+        opened(desk, 1, "diary")
+    assert desk.manager.dormant == 1, "it sleeps on"
+
+
+@pytest.mark.asyncio
+async def test_a_session_s_turns_are_counted_to_their_end() -> None:
+    desk = desk_with(9)
+    quota = Quota(rule="r", tokens_per_minute=60)
+    desk.ledger.quota_of = lambda _: quota
+    session, _ = desk.manager.open("here", 1, desk.source, {})
+    await session.set_input(b"x" * 40)
+    turn = await session.start(TurnOptions())
+    desk.port.run()
+    assert turn.stats is not None
+    took = turn.stats.prompt_tokens - turn.stats.cached_tokens + turn.stats.output_tokens
+    assert took >= 80, "the echo says what it was told"
+    with pytest.raises(QuotaExceeded) as caught:
+        await session.start(TurnOptions())
+    assert caught.value.data["tokens"] == took
+    desk.now += caught.value.retry_after_s
+    await session.start(TurnOptions())
