@@ -23,6 +23,7 @@ from ..ipc.listener import InheritedListener, UnixListener, inherited
 from ..ipc.messages import Kind
 from .calls import ALL_CALLS
 from .config import Config
+from .config_access import gid_of
 from .core import Daemon
 from .logs import logs
 from .machine import MachineMemory
@@ -79,11 +80,12 @@ def serve(
 
 
 def _listener(config: Config) -> Listener:
-    """Return the socket that systemd has opened, or else the configured one."""
+    """Return the socket that systemd has opened, as it is, or else the configured one."""
     given = inherited(os.environ)
     if given is not None:
         return given
-    own = UnixListener(str(config.socket))
+    gid = gid_of(config.socket_group) if config.socket_group else -1
+    own = UnixListener(str(config.socket), config.socket_mode, gid)
     own.bind()
     return own
 

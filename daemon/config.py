@@ -1,8 +1,9 @@
 """The configuration: what can be set, in which range, and from where it is read.
 
 Flags come before the environment (``INFERD_SESSIONS_MAX``), the environment before the file.
-The file is TOML: settings under ``[daemon]``, parameters of every model under ``[defaults]``, and
-one table ``[models.NAME]`` a model. Nothing is skipped: every key that is unknown and every value
+The file is TOML: settings under ``[daemon]``, parameters of every model under ``[defaults]``,
+one table ``[models.NAME]`` a model, one ``[access.NAME]`` a rule of who may do what. Nothing is
+skipped: every key that is unknown and every value
 that is wrong is reported, all at once.
 """
 
@@ -23,6 +24,7 @@ import platformdirs
 from ..backends.errors import InvalidArgument
 from ..backends.params import nearest
 from ..ipc import daemon_socket_path
+from .config_access import Rule, read_access
 from .config_models import (
     MODEL_NAME,
     ModelConfig,
@@ -32,6 +34,7 @@ from .config_models import (
     read_options_table,
     table_of,
 )
+from .config_socket import GroupName, Mode, group_default, parse_group, parse_mode
 from .log_levels import parse_log_levels
 from .metrics.address import LOOPBACK, Address, parse_address
 from .traces.target import Target, parse_target
@@ -65,6 +68,8 @@ KV_RAM_BYTES_MAX = 4 << 30
 """The most that a model gets without being told."""
 KV_SHARES = ("owner", "all")
 _TRUTHS = {"true": True, "1": True, "false": False, "0": False}
+TABLES = ("models", "defaults", "access")
+"""What the file has beside its settings."""
 METRICS_PORT = 4633
 """Not one of 9100 to 9999, which are given to exporters, nor of the ephemeral ones."""
 
@@ -89,6 +94,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     socket: Path
+    socket_mode: Mode = Mode(0o600)
+    socket_group: GroupName = GroupName()
     models_dir: Path
     state_dir: Path
     cores: int
@@ -131,6 +138,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     log_text: bool = False
     models: dict[str, ModelConfig] = {}
     defaults: dict[str, Any] = {}
+    access: tuple[Rule, ...] = ()
 
 
 class Applies(StrEnum):
@@ -153,6 +161,8 @@ class Setting(msgspec.Struct, frozen=True):
 
 SETTINGS: dict[str, Setting] = {
     "socket": Setting(Path, "the Unix socket to listen on", high=SOCKET_BYTES_MAX),
+    "socket-mode": Setting(Mode, "who may connect: the permission bits, as `0660`"),
+    "socket-group": Setting(GroupName, "the group that the socket is given"),
     "models-dir": Setting(Path, "where model files lie and `inferd pull` puts them"),
     "state-dir": Setting(Path, "where the daemon keeps what outlives it"),
     "cores": Setting(int, "cores that the models share; 0: all usable ones", 0, 4096),
@@ -252,7 +262,7 @@ AT_ONCE = frozenset((
     "sessions-max", "idle-timeout-ms", "keep-alive-s", "connections-max", "tasks-waiting-max",
     "tasks-waiting-owner-max", "prompt-tokens-waiting-max", "prompt-tokens-waiting-owner-max",
     "dormant-max", "dormant-days-max", "dormant-bytes-max", "grace-s", "log-level", "log-levels",
-    "log-file", "log-text",
+    "log-file", "log-text", "access",
 ))  # fmt: skip
 NEXT_LOAD = frozenset((
     "kv-ram-bytes", "share-tokens-min", "snapshot-tokens", "shifts-max", "step-ms-target",
@@ -261,7 +271,7 @@ NEXT_LOAD = frozenset((
 
 
 def applies(name: str) -> Applies:
-    """Return when a change of a setting holds; `models` and `defaults` are the file's tables."""
+    """Return when a change of a setting holds; `models`, `defaults`, `access` are tables."""
     if name in AT_ONCE:
         return Applies.AT_ONCE
     return Applies.NEXT_LOAD if name in NEXT_LOAD else Applies.RESTART
@@ -287,8 +297,8 @@ def load_config(
     _read_environment(environ, settings, errors)
     for key, value in flags.items():
         _read_setting(key, value, f"--{key}", settings, errors)
-    for key in document.keys() - {"daemon", "defaults", "models"}:
-        known = nearest(key, ("daemon", "defaults", "models", *SETTINGS))
+    for key in document.keys() - {"daemon", *TABLES}:
+        known = nearest(key, ("daemon", *TABLES, *SETTINGS))
         if hyphens(key) in SETTINGS:
             known = "write it under [daemon]"
         errors.append(f"{path}: unknown key {key!r}; {known}".rstrip("; "))
@@ -296,13 +306,14 @@ def load_config(
     folder = path.parent if path else Path.cwd()
     folders = (folder, config.models_dir)
     models = read_models(document, f"{path}: ", folders, errors)
+    access = read_access(document, f"{path}: ", errors)
     _check_metrics(config, errors)
     _check_traces(config, errors)
     defaults = table_of(document, "defaults", f"{path}: ", errors)
     options = read_options_table(defaults, f"{path}: [defaults] ", errors, folders)
     if errors:
         raise ConfigError(errors)
-    return msgspec.structs.replace(config, models=models, defaults=options)
+    return msgspec.structs.replace(config, models=models, defaults=options, access=access)
 
 
 def _check_metrics(config: Config, errors: list[str]) -> None:
@@ -328,6 +339,8 @@ def _with_defaults(settings: Mapping[str, Any], environ: Mapping[str, str]) -> C
         "state-dir": platformdirs.user_state_path("inferd"),
         **settings,
     }
+    group = values.setdefault("socket-group", group_default(values["socket"]))
+    values.setdefault("socket-mode", Mode(0o660 if group else 0o600))
     values["cores"] = values.get("cores") or cores_usable()
     values["kv-ram-bytes"] = values.get("kv-ram-bytes") or kv_ram_default(memory_usable())
     return Config(**{key.replace("-", "_"): value for key, value in values.items()})
@@ -470,6 +483,8 @@ def _parse_number(kind: type[Any], value: Any) -> float:
 
 _CONVERTERS: dict[type[Any], Callable[[Setting, Any], Any]] = {
     Path: _convert_path,
+    Mode: lambda _, value: parse_mode(value),
+    GroupName: lambda _, value: parse_group(value),
     Address: lambda _, value: parse_address(value),
     # The SDK, too, reads the environment of the process itself.
     Target: lambda _, value: parse_target(value, os.environ),

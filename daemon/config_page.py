@@ -7,6 +7,7 @@ import math
 import msgspec
 
 from .config import SETTINGS, Applies, Config, Setting, applies
+from .config_access import ACCESS_BOUNDS, ACCESS_KEYS, CLASSES, Right
 
 __all__ = ("page",)
 
@@ -29,6 +30,8 @@ who said it; [config.schema.json](config.schema.json) is its JSON schema, for ed
 """
 MADE_HERE = {
     "socket": "`$XDG_RUNTIME_DIR/inferd/inferd.sock`, else `/run/inferd/inferd.sock`",
+    "socket-mode": "`0600`; `0660` with a group",
+    "socket-group": "none; `inferd` for the machine's socket",
     "models-dir": "`$XDG_DATA_HOME/inferd/models`",
     "state-dir": "`$XDG_STATE_HOME/inferd`",
     "cores": "0",
@@ -37,11 +40,29 @@ MADE_HERE = {
     "log-file": "none",
 }
 """Defaults that depend on the machine, or are not there."""
+ACCESS_HEAD = """
+## Access
+
+Rules of who may do what, tables `[access.NAME]` of the file; a change holds at once.
+[operations.md](operations.md#users) tells which rule holds for whom, and what holds without one.
+Each key may be left out.
+
+| key | from … to | is |
+|---|---|---|
+"""
 
 
 def page() -> str:
     """Return the page."""
-    return HEAD + "".join(_row(name, setting) for name, setting in SETTINGS.items())
+    settings = "".join(_row(name, setting) for name, setting in SETTINGS.items())
+    return HEAD + settings + ACCESS_HEAD + "".join(map(_access_row, ACCESS_KEYS))
+
+
+def _access_row(key: str) -> str:
+    ranges = {k: f"1 … {_number(high)}" for k, high in ACCESS_BOUNDS.items()}
+    ranges["may"] = ", ".join(f"`{right}`" for right in Right)
+    ranges["top-priority"] = ", ".join(f"`{name}`" for name in CLASSES)
+    return f"| `{key}` | {ranges.get(key, '')} | {ACCESS_KEYS[key]} |\n"
 
 
 def _row(name: str, setting: Setting) -> str:

@@ -5,7 +5,6 @@ This is where `ipc` and `sessions` meet: requests come in from the one, are done
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -22,7 +21,6 @@ from ..backends.errors import (
     InferdError,
     InvalidArgument,
     ModelNotFound,
-    PermissionDenied,
     SessionExpired,
     ShuttingDown,
 )
@@ -39,6 +37,7 @@ from ..ipc.messages import (
 from ..ipc.server import Connection, Request, Server
 from ..sessions import DAY_S, Journal, Ledger, ModelSource, Port, Session, SessionManager, Stored
 from ..sessions.similarity import Comparison, Similarity, nobody
+from .access import Access
 from .config import Config
 from .logs import logs
 from .machine import MachineMemory
@@ -171,6 +170,8 @@ class Daemon:
             self, connections_max=config.connections_max, requests_max=REQUESTS_MAX
         )
         self.users = Users()
+        self.access = Access(config.access)
+        self.ledger.quota_of = self.access.quota_of
         self.restart_for: list[str] = []
         """Settings that the file has other values for, which hold after a restart."""
         self.passing: set[Session] = set()
@@ -202,12 +203,13 @@ class Daemon:
         )
 
     async def call(self, request: Request) -> Any:
-        """Do a call; what is logged meanwhile has the request's id."""
+        """Do a call, if its user may; what is logged meanwhile has the request's id."""
         connection = request.connection.number
         number = f"{connection}.{request.number}"
         bind_contextvars(connection=connection, request=number)
         began = time.monotonic()
         try:
+            self.access.check(request)
             result = await self.calls[request.call](self, request)
         except InferdError as exc:
             self.tally.call_refused(request.call, exc)
@@ -220,11 +222,12 @@ class Daemon:
         return result
 
     def admit(self, connection: Connection) -> None:
-        """Serve a user who can be told from others.
+        """Serve a user who can be told from others, and may do something.
 
-        :raises PermissionDenied: he cannot.
+        :raises PermissionDenied: he cannot, or may not.
         """
         self.users.check(connection.peer.uid)
+        self.access.enter(connection)
         if logs.tells("ipc", "debug"):
             ipc_log.debug("connection.opened", **_peer(connection))
 
@@ -237,6 +240,7 @@ class Daemon:
         for graph in [g for g in self.graphs.values() if g.connection is connection]:
             del self.graphs[graph.handle]
             graph.lease.close()
+        self.access.leave(connection)
 
     def refused(self, connection: Connection, error: InferdError) -> None:
         """Log why a connection was closed."""
@@ -310,14 +314,6 @@ class Daemon:
         """
         if self.draining:
             raise ShuttingDown("the daemon finishes what runs and takes nothing new")
-
-    def check_operator(self, request: Request, what: str) -> None:
-        """Refuse what only an operator may do: root, or the daemon's own user.
-
-        :raises PermissionDenied: the caller is neither.
-        """
-        if request.connection.peer.uid not in (0, os.getuid()):
-            raise PermissionDenied(f"user {request.connection.peer.uid} may not {what}")
 
     # Beginning and end.
 

@@ -106,6 +106,7 @@ def _hold(daemon: Daemon, config: Config) -> list[str]:
     daemon.ledger.waiting_owner_max = config.tasks_waiting_owner_max
     daemon.ledger.prompt_tokens_max = config.prompt_tokens_waiting_max
     daemon.ledger.prompt_tokens_owner_max = config.prompt_tokens_waiting_owner_max
+    daemon.access.set_rules(config.access)
     daemon.server.connections_max = config.connections_max
     daemon.sessions.set_limits(
         sessions_max=config.sessions_max,

@@ -84,12 +84,14 @@ def _listening(number: int) -> socket.socket:
 
 
 class UnixListener:
-    """A listening socket at a path: made with a mode, taken over from a dead daemon, removed."""
+    """A listening socket at a path: made with a mode and, if need be, for a group, taken over from
+    a dead daemon, removed.
+    """
 
     inherited = False
 
-    def __init__(self, path: str, mode: int = 0o600):
-        self.path, self._mode = path, mode
+    def __init__(self, path: str, mode: int = 0o600, gid: int = -1):
+        self.path, self._mode, self._gid = path, mode, gid
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         self._identity: tuple[int, int] | None = None
         self._lock_fd = -1
@@ -99,10 +101,10 @@ class UnixListener:
 
         :raises Busy: a daemon answers there.
         """
-        os.makedirs(os.path.dirname(self.path), mode=0o700, exist_ok=True)
+        self._make_folder(os.path.dirname(self.path))
         self._lock()
         self._remove_dead()
-        old = os.umask(0o777 & ~self._mode)
+        old = os.umask(0o177)
         try:
             self.socket.bind(self.path)
         except OSError as exc:
@@ -114,7 +116,31 @@ class UnixListener:
             os.umask(old)
         status = os.stat(self.path)
         self._identity = (status.st_dev, status.st_ino)
+        self._open_up()
         self.socket.listen(backlog)
+
+    def _make_folder(self, folder: str) -> None:
+        """Have a folder; one that is made lets pass whom the socket is for."""
+        if not os.path.isdir(folder):
+            os.makedirs(folder, mode=0o700, exist_ok=True)
+            os.chmod(folder, 0o755 if self._mode & 0o077 else 0o700)
+
+    def _open_up(self) -> None:
+        """Give the socket to its group, and then its mode: nobody can connect before it listens.
+
+        :raises InvalidArgument: the daemon may not.
+        """
+        try:
+            if self._gid >= 0:
+                os.chown(self.path, -1, self._gid, follow_symlinks=False)
+            os.chmod(self.path, self._mode)
+        except OSError as exc:
+            self.remove()
+            raise InvalidArgument(
+                f"cannot give {self.path} to the group {self._gid}: {exc.strerror}",
+                hint="the daemon's user must be in the group socket-group; or let systemd make the"
+                " socket (SocketGroup=)",
+            ) from None
 
     def _lock(self) -> None:
         """Take the lock beside the socket: of two daemons that start at once, one gets it."""

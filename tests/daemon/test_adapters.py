@@ -23,7 +23,6 @@ from inferd.backends.errors import (
     PermissionDenied,
     UnsupportedOperation,
 )
-from inferd.daemon.calls import ALL_CALLS
 from inferd.daemon.config import Config
 from inferd.daemon.core import Daemon
 from inferd.ipc.messages import AddAdapterParams, RemoveAdapterParams
@@ -34,6 +33,7 @@ from tests.tiny_gguf import write_tiny
 from tests.tiny_lora import matrices, write_lora
 
 from .command_line import document, inferd
+from .other_users import Stranger
 
 TEXT = "A Text that has Both"
 UPPER, LOWER = TEXT.upper(), TEXT.lower()
@@ -269,7 +269,7 @@ def test_a_swap_keeps_the_adapters_of_the_name(folder: Path, mode: Any) -> None:
 @pytest.mark.parametrize("call", ["add_adapter", "remove_adapter"])
 async def test_only_an_operator_changes_them(call: str, tmp_path: Path) -> None:
     """Asked without a socket: these tests run as one user."""
-    somebody = SimpleNamespace(peer=SimpleNamespace(uid=os.getuid() + 1))
+    somebody = Stranger(os.getuid() + 1)
     config = Config(
         socket=tmp_path / "s", models_dir=tmp_path, state_dir=tmp_path, cores=1, kv_ram_bytes=0
     )
@@ -279,9 +279,9 @@ async def test_only_an_operator_changes_them(call: str, tmp_path: Path) -> None:
     }
     async with anyio.create_task_group() as group:
         daemon = Daemon(config, group, 1, (0, ""))
-        request: Any = SimpleNamespace(params=params[call], connection=somebody)
+        request: Any = SimpleNamespace(call=call, params=params[call], connection=somebody)
         with pytest.raises(PermissionDenied):
-            await ALL_CALLS[call](daemon, request)
+            await daemon.call(request)
 
 
 def test_a_model_that_came_by_a_descriptor_takes_none(folder: Path) -> None:

@@ -152,9 +152,9 @@ def test_a_file_that_is_the_same_disturbs_nobody() -> None:
 
 
 def test_each_setting_says_when_a_change_holds() -> None:
-    assert set(SETTINGS) >= AT_ONCE and {*SETTINGS, "models", "defaults"} >= NEXT_LOAD
+    assert {*SETTINGS, "access"} >= AT_ONCE and {*SETTINGS, "models", "defaults"} >= NEXT_LOAD
     assert not AT_ONCE & NEXT_LOAD
-    for name in ("socket", "state-dir", "kv-share", "cores"):
+    for name in ("socket", "socket-mode", "socket-group", "state-dir", "kv-share", "cores"):
         assert applies(name) is Applies.RESTART
 
 

@@ -17,7 +17,6 @@ from inferd.backends.errors import (
     OutOfMemory,
     PermissionDenied,
 )
-from inferd.daemon.calls import ALL_CALLS
 from inferd.daemon.config import Config
 from inferd.daemon.core import Daemon
 from inferd.ipc.messages import NameParams
@@ -28,6 +27,7 @@ from tests.sparse_gguf import WEIGHT_BYTES_MIN, write_sparse
 from tests.tiny_gguf import write_split, write_tiny
 
 from .command_line import document, inferd
+from .other_users import Stranger
 
 BUDGET = 1000
 
@@ -347,15 +347,17 @@ def test_a_pinned_model_neither_expires_nor_is_evicted() -> None:
 @pytest.mark.parametrize("call", ["pin", "unpin"])
 async def test_only_an_operator_pins(call: str, tmp_path: Path) -> None:
     """Asked without a socket: these tests run as one user."""
-    somebody = SimpleNamespace(peer=SimpleNamespace(uid=os.getuid() + 1))
+    somebody = Stranger(os.getuid() + 1)
     config = Config(
         socket=tmp_path / "s", models_dir=tmp_path, state_dir=tmp_path, cores=1, kv_ram_bytes=0
     )
     async with anyio.create_task_group() as group:
         daemon = Daemon(config, group, 1, (0, ""))
-        request: Any = SimpleNamespace(params=NameParams(name="echo"), connection=somebody)
+        request: Any = SimpleNamespace(
+            call=call, params=NameParams(name="echo"), connection=somebody
+        )
         with pytest.raises(PermissionDenied):
-            await ALL_CALLS[call](daemon, request)
+            await daemon.call(request)
 
 
 def test_the_command_line_pins_and_keeps_alive() -> None:

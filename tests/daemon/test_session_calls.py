@@ -19,11 +19,11 @@ from inferd.backends.errors import (
     SessionBusy,
     ShuttingDown,
 )
-from inferd.daemon.calls import ALL_CALLS
 from inferd.daemon.config import Config
 from inferd.daemon.core import Daemon
 from inferd.ipc.messages import CREDIT_MAX, QueueParams
 from inferd.testing import RunningDaemon, running_daemon
+from tests.daemon.other_users import Stranger
 from tests.echo import echo_model
 from tests.raw import RawClient
 
@@ -307,7 +307,7 @@ def test_an_operator_sees_everybodys_tasks(client: RawClient) -> None:
 
 @pytest.mark.asyncio
 async def test_others_do_not_see_everybodys_tasks(tmp_path: Path) -> None:
-    somebody = SimpleNamespace(peer=SimpleNamespace(uid=os.getuid() + 1))
+    somebody = Stranger(os.getuid() + 1)
     folders: dict[str, Any] = {
         "socket": tmp_path / "s",
         "models_dir": tmp_path,
@@ -316,9 +316,11 @@ async def test_others_do_not_see_everybodys_tasks(tmp_path: Path) -> None:
     config = Config(**folders, cores=1, kv_ram_bytes=0)
     async with anyio.create_task_group() as group:
         daemon = Daemon(config, group, 1, (0, ""))
-        request: Any = SimpleNamespace(params=QueueParams(all=True), connection=somebody)
+        request: Any = SimpleNamespace(
+            call="queue", params=QueueParams(all=True), connection=somebody
+        )
         with pytest.raises(PermissionDenied):
-            await ALL_CALLS["queue"](daemon, request)
+            await daemon.call(request)
 
 
 def test_a_draining_daemon_makes_no_branches() -> None:

@@ -305,3 +305,23 @@ async def test_a_session_s_turns_are_counted_to_their_end() -> None:
     assert caught.value.data["tokens"] == took
     desk.now += caught.value.retry_after_s
     await session.start(TurnOptions())
+
+
+@pytest.mark.asyncio
+async def test_a_turn_that_is_resumed_counts_what_is_computed_again_and_what_is_new() -> None:
+    desk = desk_with(9)
+    quota = Quota(rule="r", tokens_per_minute=1000)
+    desk.ledger.quota_of = lambda _: quota
+    session, _ = desk.manager.open("gone", 1, desk.source, {}, "diary")
+    await session.set_input(b"abcdefghij")
+    await session.start(TurnOptions(credit=3))
+    desk.port.run()
+    desk.manager.leave("gone")
+    back, _ = desk.manager.open("here", 1, desk.source, {}, "diary")
+    turn = await back.resume(TurnOptions(), [], b"")
+    desk.port.run()
+    assert turn.stats is not None and bytes(turn.text) == b"abcdefghij"
+    with pytest.raises(QuotaExceeded) as caught:
+        desk.ledger.spending.check(1, Quota(tokens_per_minute=1), 0, desk.now)
+    prompt, said = len(back.prompt), len(turn.tokens)
+    assert caught.value.data["tokens"] == prompt + 3 + prompt + said - 3

@@ -1,0 +1,231 @@
+"""Rules of access in the configuration: what they may say, and what is told of a wrong one."""
+
+from __future__ import annotations
+
+import grp
+import os
+import pwd
+from pathlib import Path
+
+import pytest
+
+from inferd.daemon.config import Config, ConfigError, load_config
+from inferd.daemon.config_access import ACCESS_KEYS, NAMES_MAX, RULES_MAX, Right, Rule
+from inferd.daemon.config_socket import group_default, parse_mode
+from inferd.ipc.paths import SYSTEM_SOCKET
+
+ROOT = pwd.getpwuid(0).pw_name
+ROOTS = grp.getgrgid(0).gr_name
+
+
+@pytest.fixture(autouse=True)
+def _own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
+
+
+def load(tmp_path: Path, text: str, **flags: str) -> Config:
+    path = tmp_path / "inferd.toml"
+    path.write_text(text)
+    return load_config({"config": path, **flags}, {})
+
+
+def errors_of(tmp_path: Path, text: str) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        load(tmp_path, text)
+    return [line.replace(f"{tmp_path}/inferd.toml: ", "") for line in caught.value.lines]
+
+
+def test_a_daemon_for_one_user_needs_no_rule(tmp_path: Path) -> None:
+    assert load(tmp_path, "").access == ()
+
+
+def test_a_rule_says_for_whom_it_is_and_what(tmp_path: Path) -> None:
+    config = load(
+        tmp_path,
+        f"""
+        [access.operators]
+        users = ["{ROOT}", 1001]
+        groups = ["{ROOTS}", 77]
+        may = ["use", "manage", "see-all", "drain"]
+        top-priority = "urgent"
+        [access.others]
+        may = ["use"]
+        top_priority = "low"
+        sessions-max = 1
+        tasks_waiting-max = 1000000
+        tokens-per-minute = 1000000000
+        """,
+    )
+    assert config.access == (
+        Rule(
+            name="operators",
+            users=frozenset({0, 1001}),
+            groups=frozenset({0, 77}),
+            may=frozenset(Right),
+            priority_max=3,
+        ),
+        Rule(
+            name="others",
+            may=frozenset({Right.USE}),
+            priority_max=0,
+            sessions_max=1,
+            tasks_waiting_max=1_000_000,
+            tokens_per_minute=1_000_000_000,
+        ),
+    )
+
+
+def test_every_key_is_one_that_a_rule_takes(tmp_path: Path) -> None:
+    values = {
+        "users": "[1]",
+        "groups": "[1]",
+        "may": "[]",
+        "top-priority": '"low"',
+        "sessions-max": "1",
+        "tasks-waiting-max": "1",
+        "tokens-per-minute": "1",
+    }
+    assert set(values) == set(ACCESS_KEYS)
+    text = "".join(f"{key} = {value}\n" for key, value in values.items())
+    [rule] = load(tmp_path, f"[access.r]\n{text}").access
+    assert rule.may == frozenset()
+    assert None not in (rule.priority_max, rule.sessions_max, rule.tokens_per_minute)
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("[access.r]\nuser = [1]", "[access.r] unknown key 'user'; did you mean 'users'?"),
+        (
+            f"[access.r]\nusers = ['{ROOT}x']",
+            f"[access.r] users: there is no user '{ROOT}x'; did you mean '{ROOT}'?",
+        ),
+        (
+            f"[access.r]\ngroups = ['{ROOTS}x']",
+            f"[access.r] groups: there is no group '{ROOTS}x'; did you mean '{ROOTS}'?",
+        ),
+        ("[access.r]\nusers = [-1]", "[access.r] users: -1 is no user's number"),
+        ("[access.r]\nusers = [4294967295]", "[access.r] users: 4294967295 is no user's number"),
+        ("[access.r]\nusers = [true]", "[access.r] users: True is no user's name or number"),
+        ("[access.r]\nusers = ['']", "[access.r] users: '' is no user's name or number"),
+        (
+            "[access.r]\nusers = 'ada'",
+            "[access.r] users: 'ada' is no list, or one of more than 1024",
+        ),
+        (
+            "[access.r]\ngroups = []",
+            "[access.r] groups: names nobody; without the key the rule is for everybody else",
+        ),
+        (
+            "[access.r]\nmay = ['us']",
+            "[access.r] may: 'us' is none of use, manage, see-all, drain",
+        ),
+        ("[access.r]\nmay = 'use'", "[access.r] may: 'use' is no list, or one of more than 1024"),
+        (
+            "[access.r]\ntop-priority = 3",
+            "[access.r] top-priority: 3 is none of low, normal, high, urgent",
+        ),
+        ("[access.r]\nsessions-max = 0", "[access.r] sessions-max: 0 is outside 1 … 100000"),
+        ("[access.r]\nsessions-max = 1.5", "[access.r] sessions-max: 1.5 is no whole number"),
+        ("[access.r]\nsessions-max = true", "[access.r] sessions-max: True is no whole number"),
+        (
+            "[access.r]\ntokens-per-minute = 1000000001",
+            "[access.r] tokens-per-minute: 1000000001 is outside 1 … 1000000000",
+        ),
+        (
+            "[access.r]\nsessions-max = 1\nsessions_max = 1",
+            "[access.r] sessions_max: given twice, in two spellings",
+        ),
+        ("[access]\nr = 1", "[access.r] is 1, not a table"),
+        ("access = 1", "access is 1, not a table: write [access]"),
+        (
+            "[access.'a b']",
+            "[access.a b] 'a b' is no name for a rule: use letters, digits, . _ -",
+        ),
+        (
+            "[access.a]\nusers = [1]\n[access.b]\nusers = [2, 1]",
+            "[access.b] is for user 1, as [access.a] is",
+        ),
+        (
+            "[access.a]\ngroups = [1]\n[access.b]\nusers = [1]\ngroups = [1]",
+            "[access.b] is for group 1, as [access.a] is",
+        ),
+        ("[access.a]\n[access.b]", "[access.b] is for everybody else, as [access.a] is"),
+        ("[acces.a]", "unknown key 'acces'; did you mean 'access'?"),
+    ],
+)
+def test_one_wrong_thing_is_named(tmp_path: Path, text: str, line: str) -> None:
+    assert errors_of(tmp_path, text) == [line]
+
+
+def test_all_that_is_wrong_is_told_at_once(tmp_path: Path) -> None:
+    text = "[access.a]\nusers = [-1, 'no such user']\nmay = ['x', 'y']\n[access.b]\nmy = 1\n"
+    lines = errors_of(tmp_path, f"{text}[daemon]\nsessions-max = 0\n")
+    assert len(lines) == 6
+    assert sum("[access.a] users" in line for line in lines) == 2
+    assert sum("[access.a] may" in line for line in lines) == 2
+
+
+def test_so_many_rules_with_so_many_names_and_no_more(tmp_path: Path) -> None:
+    def rules(count: int) -> str:
+        return "".join(f"[access.r{n}]\nusers = [{n}]\n" for n in range(count))
+
+    def names(count: int) -> str:
+        return f"[access.r]\nusers = {list(range(count))}\n"
+
+    assert len(load(tmp_path, rules(RULES_MAX)).access) == RULES_MAX
+    assert errors_of(tmp_path, rules(RULES_MAX + 1)) == ["[access]: 257 rules, 256 at most"]
+    [rule] = load(tmp_path, names(NAMES_MAX)).access
+    assert len(rule.users) == NAMES_MAX
+    [line] = errors_of(tmp_path, names(NAMES_MAX + 1))
+    assert line.endswith("is no list, or one of more than 1024")
+
+
+# The socket.
+
+
+@pytest.mark.parametrize(("text", "mode"), [("0660", 0o660), ("600", 0o600), ("0o666", 0o666)])
+def test_a_mode_is_text_in_octal(tmp_path: Path, text: str, mode: int) -> None:
+    assert load(tmp_path, f"[daemon]\nsocket-mode = '{text}'").socket_mode == mode
+    assert load(tmp_path, "", **{"socket-mode": text}).socket_mode == mode
+    assert str(parse_mode(text)) == f"{mode:04o}"
+
+
+@pytest.mark.parametrize(
+    "value", ["'0770'", "'0460'", "'rw'", "660", "0o660", "'01660'", "''", "true"]
+)
+def test_what_is_no_mode_of_a_socket_is_refused(tmp_path: Path, value: str) -> None:
+    [line] = errors_of(tmp_path, f"[daemon]\nsocket-mode = {value}")
+    assert line.startswith("[daemon] socket-mode: ")
+
+
+def test_a_group_is_there_or_refused(tmp_path: Path) -> None:
+    config = load(tmp_path, f"[daemon]\nsocket-group = '{ROOTS}'")
+    assert (config.socket_group, config.socket_mode) == (ROOTS, 0o660)
+    [line] = errors_of(tmp_path, f"[daemon]\nsocket-group = '{ROOTS}x'")
+    assert line == f"[daemon] socket-group: there is no group '{ROOTS}x'; did you mean '{ROOTS}'?"
+
+
+def test_a_users_own_socket_is_his_alone(tmp_path: Path) -> None:
+    config = load(tmp_path, f"[daemon]\nsocket = '{tmp_path}/s'")
+    assert (config.socket_group, config.socket_mode) == ("", 0o600)
+    assert group_default(Path("/run/user/7/inferd/inferd.sock")) == ""
+
+
+def test_the_machines_socket_is_open_to_its_group_where_the_daemon_may_give_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    known = {"inferd": grp.struct_group(("inferd", "x", 4711, []))}
+    monkeypatch.setattr(grp, "getgrnam", known.__getitem__)
+    monkeypatch.setattr(os, "getegid", lambda: 4711)
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    assert group_default(SYSTEM_SOCKET) == "inferd"
+    assert load_config({}, {}).socket_mode == 0o660
+    monkeypatch.setattr(os, "getegid", lambda: 1000)
+    monkeypatch.setattr(os, "getgroups", lambda: [7])
+    assert group_default(SYSTEM_SOCKET) == ""
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    assert group_default(SYSTEM_SOCKET) == "inferd"
+    known.clear()
+    assert group_default(SYSTEM_SOCKET) == ""

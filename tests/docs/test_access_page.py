@@ -1,0 +1,94 @@
+"""What docs/operations.md and docs/protocol.md say of users is what the code does."""
+
+from __future__ import annotations
+
+import grp
+import pwd
+import re
+from pathlib import Path
+
+import pytest
+
+from inferd.daemon.access import NEEDS
+from inferd.daemon.access_rules import MEMBER, OPERATOR, Rights, rights_of
+from inferd.daemon.config import Config, load_config
+from inferd.daemon.config_access import CLASSES, Right
+from tests.daemon.systemd_tools import SYSTEMD, directives
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+USERS = (DOCS / "operations.md").read_text().split("\n## Users\n")[1].split("\n## ")[0]
+CALLS = (DOCS / "protocol.md").read_text().split("\n## Who may do what\n")[1].split("\n## ")[0]
+ADA, SERVICE, STRANGER, STUDENTS, STAFF = 1001, 999, 1005, 200, 100
+
+
+@pytest.fixture
+def example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
+    """Return the page's example, read on a machine with these users and groups."""
+    users = {"ada": ADA}
+    groups = {"students": STUDENTS}
+    monkeypatch.setattr(
+        pwd, "getpwnam", lambda n: pwd.struct_passwd((n, "x", users[n], 1, "", "", ""))
+    )
+    monkeypatch.setattr(grp, "getgrnam", lambda n: grp.struct_group((n, "x", groups[n], [])))
+    [text] = re.findall(r"```toml\n(.*?)```", USERS, re.DOTALL)
+    path = tmp_path / "config.toml"
+    path.write_text(text)
+    return load_config({"config": path, "socket": tmp_path / "s"}, {})
+
+
+def test_the_example_says_what_its_comments_do(example: Config) -> None:
+    def of(uid: int, *gids: int) -> Rights:
+        return rights_of(example.access, uid, gids, SERVICE)
+
+    for uid in (ADA, 1004):
+        assert of(uid, STUDENTS).may == set(Right)
+        assert of(uid).quota.priority_max == CLASSES.index("urgent")
+    student = of(STRANGER, STAFF, STUDENTS)
+    assert student.may == {Right.USE}, "what the rule does not say stays"
+    assert student.quota.priority_max == CLASSES.index("normal")
+    assert (student.quota.sessions_max, student.quota.tasks_waiting_max) == (4, 8)
+    assert student.quota.tokens_per_minute == 20_000
+    assert of(STRANGER, STAFF).may == frozenset()
+    assert of(0) == of(SERVICE, STUDENTS) == OPERATOR
+
+
+def rows() -> dict[str, str]:
+    return dict(re.findall(r"^\| (\S.*?) \| (.*?) \|$", USERS, re.MULTILINE))
+
+
+@pytest.mark.parametrize(
+    ("row", "rights"),
+    [
+        ("root and the service's user `inferd`", OPERATOR),
+        ("everybody else who can connect", MEMBER),
+    ],
+)
+def test_the_table_of_defaults_is_the_codes(row: str, rights: Rights) -> None:
+    named = re.findall(r"`([\w-]+)`", rows()[row])
+    assert set(named[:-1]) == rights.may
+    assert named[-1] == CLASSES[rights.quota.priority_max]
+    assert rights.quota.sessions_max is rights.quota.tasks_waiting_max is None
+    assert rights.quota.tokens_per_minute is None
+
+
+def test_the_socket_and_the_figures_are_as_the_table_says(tmp_path: Path) -> None:
+    unit = directives(SYSTEMD / "system" / "inferd.socket")
+    mode, group = unit["SocketMode"][0], unit["SocketGroup"][0]
+    config = load_config({"socket": tmp_path / "s"}, {})
+    assert rows()["the socket"].startswith(f"mode {mode}, group `{group}`")
+    assert rows()["the socket"].endswith(f"a user's own {config.socket_mode}")
+    assert f"on {config.metrics.host}:" in rows()["figures for Prometheus"]
+
+
+def test_the_rights_and_the_calls_that_need_none_are_named() -> None:
+    manage = re.search(r"\*manage\*\s+\((.*?)\)", CALLS, re.DOTALL)
+    free = re.search(r"No right is needed for (.*?)\. All", CALLS, re.DOTALL)
+    assert manage and free
+    assert names_in(manage[1]) == {call for call, right in NEEDS.items() if right is Right.MANAGE}
+    assert names_in(free[1]) == {call for call, right in NEEDS.items() if right is None}
+    for right in Right:
+        assert f"`{right}`" in USERS
+
+
+def names_in(text: str) -> set[str]:
+    return set(re.findall(r"`(\w+)`", text))
