@@ -26,7 +26,10 @@ _USE = (
     *("reset", "rewind", "fork_session", "set_options", "parameters"),
     *("tokenize", "detokenize", "apply_template"),
 )
-_MANAGE = ("unload_model", "pin", "unpin", "swap", "add_adapter", "remove_adapter")
+_MANAGE = (
+    *("unload_model", "pin", "unpin", "swap", "add_adapter", "remove_adapter"),
+    "log_level",
+)
 _FREE = (
     *("models", "show", "sessions", "queue", "stats"),
     *("cancel", "fini_single", "finalize_execution_context", "close_execution_context"),

@@ -19,7 +19,9 @@ from ..backends.echo import EchoOptions
 from ..backends.params import PARAMETERS
 from ..backends.params.schema import json_schema as parameters_schema
 from .config import SETTINGS, Config, Setting, applies
+from .config_access import ACCESS_BOUNDS, ACCESS_KEYS, CLASSES, ID_MAX, NAMES_MAX, RULES_MAX, Right
 from .config_models import ECHO_HIGH, MODEL_NAME
+from .config_socket import MODE, GroupName, Mode
 from .log_levels import LEVELS, ROOMS
 from .metrics.address import PORT_MAX, Address
 from .traces.target import TEXT_CHARACTERS_MAX, Target
@@ -41,6 +43,8 @@ WORDED: dict[type[Any], Schema] = {
         "maxLength": TEXT_CHARACTERS_MAX,
         "pattern": r"^\s*([Oo][Ff][Ff]|[Oo][Tt][Ll][Pp]|file:/.*|[Hh][Tt]{2}[Pp][Ss]?://.+)\s*$",
     },
+    Mode: {"type": "string", "pattern": f"^{MODE.pattern}$"},
+    GroupName: {"type": "string"},
 }
 """Settings that are texts of a form of their own."""
 NUMBERS: dict[type[Any], str] = {int: "integer", float: "number"}
@@ -67,6 +71,12 @@ def config_schema() -> Schema:
                 "type": "object",
                 "propertyNames": {"pattern": f"^{MODEL_NAME.pattern}$"},
                 "additionalProperties": model,
+            },
+            "access": {
+                "type": "object",
+                "maxProperties": RULES_MAX,
+                "propertyNames": {"pattern": f"^{MODEL_NAME.pattern}$"},
+                "additionalProperties": _table(_ACCESS, {key: [key] for key in _ACCESS}),
             },
         },
         "$defs": parameters,
@@ -109,7 +119,7 @@ def _setting(name: str, setting: Setting) -> Schema:
     doc: Schema = {"description": f"{setting.doc} (a change holds {applies(name)})"}
     default = {f.name: f.default for f in msgspec.structs.fields(Config)}[name.replace("-", "_")]
     if isinstance(default, str | int | float):
-        doc["default"] = default
+        doc["default"] = str(default) if isinstance(default, Mode | GroupName) else default
     if setting.kind in WORDED:
         most = {"maxLength": int(setting.high)} if math.isfinite(setting.high) else {}
         return WORDED[setting.kind] | most | doc
@@ -134,6 +144,26 @@ def _levels() -> Schema:
     pair = f"\\s*({'|'.join(ROOMS)})\\s*=\\s*({'|'.join(LEVELS)})\\s*"
     return {"anyOf": [rooms, {"type": "string", "pattern": f"^({pair}(,{pair})*)?$"}]}
 
+
+# The keys of a rule of access.
+
+_NAMES: Schema = {
+    "type": "array",
+    "minItems": 1,
+    "maxItems": NAMES_MAX,
+    "items": {"anyOf": [TEXT, {"type": "integer", "minimum": 0, "maximum": ID_MAX}]},
+}
+_BOUNDS = {
+    key: {"type": "integer", "minimum": 1, "maximum": high} for key, high in ACCESS_BOUNDS.items()
+}
+_VALUES: dict[str, Schema] = {
+    "users": _NAMES,
+    "groups": _NAMES,
+    "may": {"type": "array", "items": {"enum": [right.value for right in Right]}},
+    "top-priority": {"enum": list(CLASSES)},
+    **_BOUNDS,
+}
+_ACCESS: Schema = {key: _VALUES[key] | {"description": d} for key, d in ACCESS_KEYS.items()}
 
 # A model's own keys.
 

@@ -23,6 +23,7 @@ from .config import (
     read_document,
 )
 from .config_models import AdapterConfig, hyphens
+from .config_socket import GroupName, Mode
 from .metrics.address import Address
 from .traces.target import Target
 
@@ -105,7 +106,7 @@ def _model(name: str, model: ModelConfig, config: Config, path: Path | None) -> 
 
 def _plain(value: Any) -> Any:
     """Return a value as TOML and JSON have it."""
-    if isinstance(value, Path | Address | Target):
+    if isinstance(value, Path | Address | Target | Mode | GroupName):
         return str(value)
     if isinstance(value, AdapterConfig):
         return {"file": str(value.file), "scale": value.scale}

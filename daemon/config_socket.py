@@ -11,11 +11,11 @@ from typing import Any
 from ..ipc.paths import SYSTEM_SOCKET
 from .config_access import gid_of
 
-__all__ = ("GroupName", "Mode", "group_default", "parse_group", "parse_mode")
+__all__ = ("MODE", "GroupName", "Mode", "group_default", "parse_group", "parse_mode")
 
 GROUP = "inferd"
 """Whose members the machine's socket is open to."""
-_MODE = re.compile(r"(0o?)?[0-7]{3}")
+MODE = re.compile(r"(0o?)?[0-7]{3}")
 
 
 class Mode(int):
@@ -36,7 +36,7 @@ def parse_mode(value: Any) -> Mode:
     """
     if isinstance(value, Mode):
         return value
-    if not isinstance(value, str) or not _MODE.fullmatch(value):
+    if not isinstance(value, str) or not MODE.fullmatch(value):
         raise ValueError(f"{value!r} is no mode: write it as text in octal, as '0660'")
     mode = Mode(value.removeprefix("0o"), 8)
     if mode & 0o600 != 0o600 or mode & 0o111:
