@@ -32,7 +32,7 @@ _MANAGE = (
 )
 _FREE = (
     *("models", "show", "sessions", "queue", "stats"),
-    *("cancel", "fini_single", "finalize_execution_context", "close_execution_context"),
+    *("cancel", "park", "fini_single", "finalize_execution_context", "close_execution_context"),
     *("forget", "unload", "init_backend", "deinit_backend"),
 )
 """To look at what is one's own or nobody's, and to give up what one has."""
