@@ -164,7 +164,7 @@ _DELETE = dict.fromkeys((0x7F, *range(0x80, 0xA0)))
 def log_level(
     levels: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[ROOM=]LEVEL…", help="Such as scheduler=debug llama=error."),
+        typer.Argument(metavar="[ROOM=]LEVEL", help="Such as scheduler=debug llama=error."),
     ] = None,
     socket: SocketPath = None,
     as_json: JsonOutput = False,
@@ -172,7 +172,7 @@ def log_level(
     """Change what the daemon logs, room by room, or tell it.
 
     A level without a room is every room's. What is said here holds until the configuration is read
-    again. For root and the daemon's user.
+    again. For who may manage models.
     """
     with client_of(socket) as client:
         rooms = client.log_level()

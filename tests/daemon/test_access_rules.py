@@ -110,6 +110,7 @@ OPERATORS = {
     "swap": Right.MANAGE,
     "add_adapter": Right.MANAGE,
     "remove_adapter": Right.MANAGE,
+    "log_level": Right.MANAGE,
     "drain": Right.DRAIN,
 }
 

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import anyio
 import pytest
@@ -24,6 +24,7 @@ from inferd.daemon.core import Daemon
 from inferd.daemon.log_levels import ROOMS
 from inferd.daemon.worker_lines import GATHER_S, WorkerLines, cut_quotes
 from inferd.ipc.messages import LogLevelParams
+from inferd.ipc.peer import Peer
 from inferd.scheduler.log import TEXT_CHARACTERS_MAX
 from inferd.testing import RunningDaemon, running_daemon
 from tests.daemon.command_line import document, inferd
@@ -243,18 +244,29 @@ def test_a_wrong_level_is_refused_and_changes_nothing() -> None:
         assert result.exit_code == 1 and "'loud' is none of" in result.stderr
 
 
+class Somebody(NamedTuple):
+    """A connection, as far as a refused call needs one."""
+
+    peer: Peer
+    number: int
+
+
 @pytest.mark.asyncio
 async def test_only_an_operator_changes_levels(tmp_path: Path) -> None:
     """Asked without a socket: these tests run as one user."""
-    somebody = SimpleNamespace(peer=SimpleNamespace(uid=os.getuid() + 1))
+    peer = Peer(pid=1, uid=os.getuid() + 1, gid=os.getgid() + 1)
+    somebody = Somebody(peer, 1)
     config = Config(
         socket=tmp_path / "s", models_dir=tmp_path, state_dir=tmp_path, cores=1, kv_ram_bytes=0
     )
     async with anyio.create_task_group() as group:
         daemon = Daemon(config, group, 1, (0, ""))
-        request: Any = SimpleNamespace(params=LogLevelParams(), connection=somebody)
+        daemon.calls = ALL_CALLS
+        request: Any = SimpleNamespace(
+            call="log_level", number=1, params=LogLevelParams(), connection=somebody
+        )
         with pytest.raises(PermissionDenied):
-            await ALL_CALLS["log_level"](daemon, request)
+            await daemon.call(request)
 
 
 def test_levels_in_the_file_hold_at_once_when_it_is_read_again() -> None:

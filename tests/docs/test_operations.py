@@ -158,7 +158,8 @@ def test_figures_of_the_page_are_the_code_s() -> None:
 def test_the_log_of_the_service_is_shown_and_turned_up(machine: Machine) -> None:
     do(machine, "Install")
     config = machine.root / "etc/inferd/config.toml"
-    [toml] = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
+    section = PAGE.split("## Logs")[1].split("\n## ")[0]
+    [toml] = re.findall(r"```toml\n(.*?)```", section, re.DOTALL)
     file = machine.root / "var/lib/inferd/inferd.log"
     config.write_text(toml.replace("[daemon]\n", f"[daemon]\nlog-file = '{file}'\n", 1))
     machine.command("sudo systemctl stop inferd")
