@@ -21,6 +21,7 @@ class Stranger:
 
     def __init__(self, uid: int):
         self.peer = Peer(1, uid, uid)
+        self.number = 1
 
 
 @contextmanager

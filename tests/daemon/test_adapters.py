@@ -279,7 +279,9 @@ async def test_only_an_operator_changes_them(call: str, tmp_path: Path) -> None:
     }
     async with anyio.create_task_group() as group:
         daemon = Daemon(config, group, 1, (0, ""))
-        request: Any = SimpleNamespace(call=call, params=params[call], connection=somebody)
+        request: Any = SimpleNamespace(
+            call=call, number=1, params=params[call], connection=somebody
+        )
         with pytest.raises(PermissionDenied):
             await daemon.call(request)
 

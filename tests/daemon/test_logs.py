@@ -18,7 +18,6 @@ import pytest
 from inferd import Client
 from inferd.backends.errors import BackendError, InferdError, InvalidArgument, PermissionDenied
 from inferd.backends.library_log import LEVELS, LibraryLog
-from inferd.daemon.calls import ALL_CALLS
 from inferd.daemon.config import Config, ConfigError, load_config
 from inferd.daemon.core import Daemon
 from inferd.daemon.log_levels import ROOMS
@@ -33,6 +32,7 @@ from tests.raw import Closed, RawClient
 from tests.tiny_gguf import write_tiny
 
 from .log_events import JSON, Event, events, named, until
+from .other_users import Stranger
 from .test_reload import managed, reload
 
 MODELS = """
@@ -254,14 +254,12 @@ class Somebody(NamedTuple):
 @pytest.mark.asyncio
 async def test_only_an_operator_changes_levels(tmp_path: Path) -> None:
     """Asked without a socket: these tests run as one user."""
-    peer = Peer(pid=1, uid=os.getuid() + 1, gid=os.getgid() + 1)
-    somebody = Somebody(peer, 1)
+    somebody = Stranger(os.getuid() + 1)
     config = Config(
         socket=tmp_path / "s", models_dir=tmp_path, state_dir=tmp_path, cores=1, kv_ram_bytes=0
     )
     async with anyio.create_task_group() as group:
         daemon = Daemon(config, group, 1, (0, ""))
-        daemon.calls = ALL_CALLS
         request: Any = SimpleNamespace(
             call="log_level", number=1, params=LogLevelParams(), connection=somebody
         )

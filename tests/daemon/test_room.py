@@ -354,7 +354,7 @@ async def test_only_an_operator_pins(call: str, tmp_path: Path) -> None:
     async with anyio.create_task_group() as group:
         daemon = Daemon(config, group, 1, (0, ""))
         request: Any = SimpleNamespace(
-            call=call, params=NameParams(name="echo"), connection=somebody
+            call=call, number=1, params=NameParams(name="echo"), connection=somebody
         )
         with pytest.raises(PermissionDenied):
             await daemon.call(request)

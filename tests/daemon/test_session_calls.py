@@ -317,7 +317,7 @@ async def test_others_do_not_see_everybodys_tasks(tmp_path: Path) -> None:
     async with anyio.create_task_group() as group:
         daemon = Daemon(config, group, 1, (0, ""))
         request: Any = SimpleNamespace(
-            call="queue", params=QueueParams(all=True), connection=somebody
+            call="queue", number=1, params=QueueParams(all=True), connection=somebody
         )
         with pytest.raises(PermissionDenied):
             await daemon.call(request)
