@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
 import anyio
 import pytest
@@ -23,7 +23,6 @@ from inferd.daemon.core import Daemon
 from inferd.daemon.log_levels import ROOMS
 from inferd.daemon.worker_lines import GATHER_S, WorkerLines, cut_quotes
 from inferd.ipc.messages import LogLevelParams
-from inferd.ipc.peer import Peer
 from inferd.scheduler.log import TEXT_CHARACTERS_MAX
 from inferd.testing import RunningDaemon, running_daemon
 from tests.daemon.command_line import document, inferd
@@ -242,13 +241,6 @@ def test_a_wrong_level_is_refused_and_changes_nothing() -> None:
         assert client.log_level() == before
         result = inferd("log-level", "scheduler=loud", socket=daemon.socket)
         assert result.exit_code == 1 and "'loud' is none of" in result.stderr
-
-
-class Somebody(NamedTuple):
-    """A connection, as far as a refused call needs one."""
-
-    peer: Peer
-    number: int
 
 
 @pytest.mark.asyncio
