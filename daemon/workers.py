@@ -423,7 +423,7 @@ class Worker:
         arguments = [str(theirs.fileno()), str(os.getpid()), str(self._record)]
         self._lines = WorkerLines(self._hear)
         process = await anyio.open_process(
-            [sys.executable, "-m", "inferd.scheduler.worker", *arguments],
+            [sys.executable, "-P", "-m", "inferd.scheduler.worker", *arguments],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=self._lines.writer,

@@ -188,6 +188,24 @@ def test_workers_ignore_the_signals_of_the_terminal_and_go_first_when_memory_is_
         assert Path(f"/proc/{worker.pid}/oom_score_adj").read_text().strip() == "500"
 
 
+class InFolder(RunningDaemon):
+    """A daemon that is started in a folder, and imports nothing from there itself."""
+
+    def __init__(self, folder: Path):
+        super().__init__()
+        self._folder = folder
+
+    def _command(self) -> list[str]:
+        python, *arguments = super()._command()
+        return ["env", f"--chdir={self._folder}", python, "-P", *arguments]
+
+
+def test_a_worker_imports_nothing_from_where_the_daemon_was_started(tmp_path: Path) -> None:
+    (tmp_path / "msgspec.py").write_text("raise SystemExit(3)\n")
+    with InFolder(tmp_path) as daemon, RawClient(daemon.socket) as client:
+        assert client.call("load_by_name", name="echo")
+
+
 def test_commands_that_the_workers_socket_does_not_take_at_once_arrive_whole() -> None:
     config = '[models.wide]\nbackend = "echo"\nctx-size = 1000000\n'
     with running_daemon(config) as daemon, RawClient(daemon.socket) as client:
