@@ -109,8 +109,8 @@ def test_without_a_stay_a_later_task_goes_behind_all_that_came_before_it() -> No
         context, other = contexts(client, "ab"), client.context("a")
         before = len(loads(daemon))
         turn = begin(client, context["a"])
-        turns = [turn, chat(client, context["b"], "b")]
         waits = daemon.log.count("model.waits")
+        turns = [turn, chat(client, context["b"], "b")]
         until(lambda: daemon.log.count("model.waits") > waits)
         turns.append(chat(client, other, "a"))
         for turn in turns:
