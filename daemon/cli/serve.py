@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -63,7 +65,8 @@ def serve(
 
 def _run(config: Config, read: Callable[[], Config]) -> int:
     try:
-        from ..app import serve as run_daemon
+        with _without_rich():
+            from ..app import serve as run_daemon
     except ModuleNotFoundError as exc:
         if (exc.name or "").startswith("inferd"):
             raise
@@ -72,6 +75,21 @@ def _run(config: Config, read: Callable[[], Config]) -> int:
             hint="pip install 'inferd[daemon]'",
         ) from exc
     return run_daemon(config, read=read)
+
+
+@contextmanager
+def _without_rich() -> Iterator[None]:
+    """Let structlog find no rich: it would import it for tracebacks that the daemon does not print,
+    8 MB.
+    """
+    if "rich" in sys.modules:
+        yield
+        return
+    sys.modules["rich"] = None  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        del sys.modules["rich"]
 
 
 def add_to(app: typer.Typer) -> None:
