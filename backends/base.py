@@ -7,7 +7,6 @@ A model is driven by one thread, the engine's. Sequences live in numbered slots,
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 import msgspec
@@ -233,8 +232,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     llama_commit: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Chunk:
+class Chunk(msgspec.Struct, frozen=True):
     """Consecutive rows of one sequence in a batch.
 
     `tokens` take the positions `position`, `position + 1`, …; `logits` asks for the logits after

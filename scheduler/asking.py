@@ -17,9 +17,7 @@ def ask(task: Task, ending: Ending | None, now: float) -> m.Sentence:
     """Let *task* wait; *ending* is what its last token ends it by if the sentence does not."""
     sentence = task.text.question
     assert sentence is not None
-    task.asking, task.ending = True, ending
-    if task.unread_since is None:
-        task.unread_since = now
+    task.asking_since, task.ending = now, ending
     return m.Sentence(task.spec.id, sentence.end, sentence.text)
 
 
@@ -31,9 +29,7 @@ def is_asked(task: Task, verdict: m.Verdict) -> bool:
 
 def hear(task: Task, verdict: m.Verdict) -> Ending | None:
     """Let *task* wait no more; return its end, if it has met one."""
-    ending, task.ending, task.asking = task.ending, None, False
-    if task.wants_token:
-        task.unread_since = None
+    ending, task.ending, task.asking_since = task.ending, None, None
     if verdict.detail:
         task.text.stop()
         return Ending("similarity", verdict.detail)

@@ -34,10 +34,10 @@ class Drawn:
     surprise: float | None = None
 
 
-def draw(model: Model, task: Task, ctx_size: int, now: float, *, may_shift: bool) -> Drawn:
+def draw(model: Model, task: Task, now: float, *, last: bool) -> Drawn:
     """Draw the next token of *task*, whose slot has a row of logits, and add it to its tokens.
 
-    *may_shift* tells that a full context is no end.
+    *last* tells that its context has no room for another.
     """
     assert task.sampler is not None
     watch = task.watch
@@ -61,8 +61,8 @@ def draw(model: Model, task: Task, ctx_size: int, now: float, *, may_shift: bool
         return Drawn(token, text, ending, surprise)
     if 0 <= spec.n_predict <= task.generated:
         return Drawn(token, text, Ending("length", str(spec.n_predict)), surprise)
-    if len(task.tokens) >= ctx_size and not may_shift:
-        return Drawn(token, text, Ending("context_full", str(ctx_size)), surprise)
+    if last:
+        return Drawn(token, text, Ending("context_full", str(task.ctx_size)), surprise)
     return Drawn(token, text, None, surprise)
 
 

@@ -1,8 +1,8 @@
 """The engine: one owner of queue, slots and KV state, driven turn by turn by one thread.
 
 A turn: drain the inbox, draw what readers ask for, plan, park and restore, tell; then decode once,
-sample, tell. It knows no clock but the one it is given and no process, so a test drives it turn by
-turn; `scheduler.worker` drives it in a process.
+sample, tell; then what nobody waits for. It knows no clock but the one it is given and no process,
+so a test drives it turn by turn; `scheduler.worker` drives it in a process.
 """
 
 from __future__ import annotations
@@ -101,6 +101,8 @@ class Engine:
         self._turn = GroupTurn()
         self._embedded = False
         """The last step was one of embeddings."""
+        self._stepped: tuple[list[Rows], list[Chunk], float, list[Task]] | None = None
+        """What is to be learned of the last step, see `_learn`."""
         self._counters = dict.fromkeys(
             (
                 *("generated", "prompt", "cached", "looked_up", "parks", "rows", "shifts"),
@@ -115,10 +117,12 @@ class Engine:
 
     def turn(self, commands: Iterable[m.Command]) -> list[m.Report]:
         """Do one turn and return its reports."""
-        return [*self.take(commands), *self.compute()]
+        reports = [*self.take(commands), *self.compute()]
+        self.settle()
+        return reports
 
     def take(self, commands: Iterable[m.Command]) -> list[m.Report]:
-        """Do the first half of a turn, all but the step: what it tells waits for no step."""
+        """Begin a turn: do all but the step. What it tells waits for no step."""
         self._now = self._seconds()
         self.recorder.note(Doing.OTHER)
         for command in commands:
@@ -134,13 +138,19 @@ class Engine:
         return self._told()
 
     def compute(self) -> list[m.Report]:
-        """Do the other half of a turn: decode once, where there is something to decode."""
+        """Decode once, where there is something to decode, and draw."""
         self._step()
+        return self._told()
+
+    def settle(self) -> None:
+        """End a turn: do what nobody waits for, while what was told is on its way."""
+        if self._stepped is not None:
+            self._learn(*self._stepped)
+            self._stepped = None
         if self._now >= self._busy_at + REST_S and self._rests():
             self.slots.save_ahead()
         self.kv.spill()
         self.recorder.note(Doing.REST)
-        return self._told()
 
     def _told(self) -> list[m.Report]:
         reports, self.outbox = self.outbox, []
@@ -243,6 +253,7 @@ class Engine:
             spec, self._arrivals, self.clock, self._now, shared=self.limits.kv_shared
         )
         self._arrivals += 1
+        task.ctx_size = ctx_size_of(spec, self.model)
         try:
             self._check(task)
         except InferdError as exc:
@@ -295,7 +306,7 @@ class Engine:
             self.outbox.append(ask(task, ending, self._now))
         elif ending is not None:
             self._finish(task, ending)
-        elif task.state is TaskState.WAITING and len(task.tokens) >= ctx_size_of(task, self.model):
+        elif task.state is TaskState.WAITING and len(task.tokens) >= task.ctx_size:
             self._shift(task)  # the worker before was about to
 
     def _adjust(self, command: m.Adjust) -> None:
@@ -468,7 +479,7 @@ class Engine:
             return
         generating = [t for t in self.slots.tasks if t.has_work]
         passed_over = self._embedded
-        self._embedded = embeds_next(
+        self._embedded = bool(self.texts.running) and embeds_next(
             generating, self.texts.running, self._order(), embedded=self._embedded
         )
         if self._embedded:
@@ -514,11 +525,11 @@ class Engine:
         if not rows:
             return
         self.slots.hold_rows({r.task.slot for r in rows})
-        load = Load.of([(r.task.computed, r.count) for r in rows])
+        chunks = [self._chunk(r) for r in rows]
         self.recorder.note(Doing.STEP, [r.task.spec.id for r in rows])
         started = self._seconds()
         try:
-            self.model.step([self._chunk(r) for r in rows])
+            self.model.step(chunks)
         except KvFull as exc:
             self._make_kv_room(rows, exc)
             return
@@ -527,19 +538,27 @@ class Engine:
             return
         self.steps += 1
         self._now = self._busy_at = self._seconds()
-        self.cost.learn(load, self._now - started)
-        self._turn = self._turn.with_rows(load.rows)
-        decodes = load.rows == len(rows) or any(row.count == 1 for row in rows)
-        self._figures.step(load.rows, len(rows), self._now - started, decodes=decodes)
+        holders = [*self.slots.tasks, *passed_over]
+        self._stepped = rows, chunks, self._now - started, holders
         for row in rows:
             self._count(row)
-        self._age_others(rows, [*self.slots.tasks, *passed_over])
         drawn = [r.task for r in rows if r.task.row]
         for task in drawn:
             task.row_at = self._now
             if task.begun_at is None:
                 task.begun_at = self._now
         self._sample(drawn)
+
+    def _learn(
+        self, rows: list[Rows], chunks: list[Chunk], seconds: float, holders: list[Task]
+    ) -> None:
+        """Learn of a step what it cost, whose turn it was, and who of *holders* had no row."""
+        load = Load.of([(chunk.position, len(chunk.tokens)) for chunk in chunks])
+        self.cost.learn(load, seconds)
+        self._turn = self._turn.with_rows(load.rows)
+        decodes = load.rows == len(rows) or any(row.count == 1 for row in rows)
+        self._figures.step(load.rows, len(rows), seconds, decodes=decodes)
+        self._age_others(rows, holders)
 
     def _plan_rows(self) -> list[Rows]:
         order = self._order()
@@ -548,7 +567,7 @@ class Engine:
             self.model.set_adapters(group.adapters)
             self._turn = self._turn.of(group)
         for task in self.slots.tasks:
-            full = len(task.tokens) >= ctx_size_of(task, self.model)
+            full = len(task.tokens) >= task.ctx_size
             if full and task.has_work and task.pending == 1:
                 self._shift(task)
         size = self.model.info.batch_size
@@ -612,7 +631,7 @@ class Engine:
 
     def _shift(self, task: Task) -> None:
         """Let a full context drop old tokens, as llama-server does; the first one always stays."""
-        ctx_size = ctx_size_of(task, self.model)
+        ctx_size = task.ctx_size
         keep = task.prompt_size if task.spec.n_keep < 0 else task.spec.n_keep
         keep = max(1, min(keep, ctx_size - 4))
         left = len(task.tokens) - 1 - keep
@@ -654,8 +673,8 @@ class Engine:
                 task.unread_since = self._now
 
     def _draw(self, task: Task) -> None:
-        ctx_size = ctx_size_of(task, self.model)
-        drawn = draw(self.model, task, ctx_size, self._now, may_shift=self._may_shift(task))
+        last = len(task.tokens) + 1 >= task.ctx_size and not self._may_shift(task)
+        drawn = draw(self.model, task, self._now, last=last)
         self._counters["generated"] += 1
         if task.first_token_at is None:
             task.first_token_at = self._now

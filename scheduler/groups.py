@@ -52,13 +52,13 @@ def plan_group(tasks: Iterable[Task], order: Order, limits: Limits, turn: GroupT
     once where its class is higher than the present one's; at the end of a quantum of rows where it
     does not come after that one in the order.
     """
-    first: dict[Group, Task] = {}
-    for task in sorted(tasks, key=order.key):
-        if task.has_work:
-            first.setdefault(task.group, task)
-    mine = first.pop(turn.group, None)
-    if not first:
+    able = [t for t in tasks if t.has_work]
+    if all(t.group == turn.group for t in able):
         return turn.group
+    first: dict[Group, Task] = {}
+    for task in sorted(able, key=order.key):
+        first.setdefault(task.group, task)
+    mine = first.pop(turn.group, None)
     following = min(first, key=lambda g: (*order.rank(first[g]), turn.rested(g), first[g].place))
     if mine is None:
         return following

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from ..backends import Model
 from ..backends.errors import InvalidArgument, PromptTooLong, UnsupportedOperation
+from .messages import TaskSpec
 from .task import Task
 from .texts import check_text
 
 __all__ = ("check_task", "ctx_size_of")
 
 
-def ctx_size_of(task: Task, model: Model) -> int:
-    """Return the tokens of context that *task* has: its own bound, or the model's."""
+def ctx_size_of(spec: TaskSpec, model: Model) -> int:
+    """Return the tokens of context that a task has: its own bound, or the model's."""
     size = model.info.ctx_size
-    return min(size, task.spec.ctx_size or size)
+    return min(size, spec.ctx_size or size)
 
 
 def check_task(task: Task, model: Model) -> None:
@@ -25,7 +26,7 @@ def check_task(task: Task, model: Model) -> None:
     """
     if not task.tokens:
         raise InvalidArgument("the prompt has no tokens", hint="send some text")
-    ctx_size = ctx_size_of(task, model)
+    ctx_size = task.ctx_size
     if task.spec.embed is not None:
         check_text(task, model.info.embedding)
     elif not model.info.generates:

@@ -10,6 +10,8 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from .cost import Load, StepCost
 from .slots import Slot
 from .task import PLAIN, PRIORITY_MAX, Group, Task
@@ -44,9 +46,9 @@ class Limits:
     step_target_s: float = 0.15
     """What a step may take in which prompts are read beside decoding tasks."""
     step_alone_s: float = 0.5
-    """What a step may take in which nothing decodes: then arrivals and cancels are seen."""
-    step_burst_s: float = 0.25
-    """What a step may take in which prompts are read that streams wait for."""
+    """What a step may take in which nothing decodes, or only what waits for the prompts: then
+    arrivals and cancels are seen.
+    """
     burst_s: float = 3.0
     """What reading prompts may take for which streams wait that have just begun: in small chunks
     beside them these would take longer.
@@ -75,8 +77,7 @@ class SlotPlan:
     follow: tuple[tuple[Task, Task], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Rows:
+class Rows(msgspec.Struct, frozen=True):
     """The next *count* pending tokens of *task* go into the batch."""
 
     task: Task
@@ -235,21 +236,23 @@ def plan_rows(
     """
     tasks = [s.task for s in slots if s.task is not None and s.task.has_work]
     tasks = [t for t in tasks if t.group == group]
+    prompts = [t for t in tasks if t.prefilling]
+    if not prompts:
+        return [Rows(t, 1) for t in tasks]
     decoding = [t for t in tasks if not t.prefilling]
-    prompts = sorted((t for t in tasks if t.prefilling), key=order.key)
     counts = {id(t): 1 for t in decoding}
-    if prompts:
-        step = Step([(t.computed, 1) for t in decoding], cost)
-        step.rows_left = batch_size - len(decoding)
-        if not cost.known:
-            step.rows_left = min(step.rows_left, ROWS_UNKNOWN)
-        step.rows_least = limits.prompt_rows_min
-        first = order.effective(prompts[0])
-        prompts = [t for t in prompts if order.effective(t) == first]
-        step.seconds = _step_s(first, decoding, prompts, order, limits, cost)
-        step.seconds = max(step.seconds, 1.5 * step.taken())
-        for task in prompts:
-            counts[id(task)] = step.give(task)
+    step = Step([(t.computed, 1) for t in decoding], cost)
+    step.rows_left = batch_size - len(decoding)
+    if not cost.known:
+        step.rows_left = min(step.rows_left, ROWS_UNKNOWN)
+    step.rows_least = limits.prompt_rows_min
+    prompts.sort(key=order.key)
+    first = order.effective(prompts[0])
+    prompts = [t for t in prompts if order.effective(t) == first]
+    step.seconds = _step_s(first, decoding, prompts, order, limits, cost)
+    step.seconds = max(step.seconds, 1.5 * step.taken())
+    for task in prompts:
+        counts[id(task)] = step.give(task)
     return [Rows(t, counts[id(t)]) for t in tasks if counts.get(id(t))]
 
 
@@ -265,9 +268,9 @@ def _step_s(
 
     Those of the lowest class keep to `LOW_STEP` of `step_target_s`, as whoever arrives comes before
     them, and waits for a whole step before his own. Others keep to `step_target_s` for the sake of
-    decoding tasks of a higher class, or of their own; but tasks of one burst wait for each other,
-    in steps of `step_burst_s`: a stream for those that got their slots at most
-    `step_alone_s` after its first token, if that takes no longer than `burst_s`.
+    decoding tasks of a higher class, or of their own; but tasks of one burst wait for each other: a
+    stream for those that got their slots at most `step_alone_s` after its first token, if that
+    takes no longer than `burst_s`.
     """
     highest = max(map(order.effective, decoding), default=-1)
     if effective == 0:
@@ -282,7 +285,7 @@ def _step_s(
     late = begun_at + limits.step_alone_s < max(t.leased_at for t in prompts)
     if late or cost.predict(left) > limits.burst_s:
         return limits.step_target_s
-    return max(limits.step_target_s, limits.step_burst_s)
+    return max(limits.step_target_s, limits.step_alone_s)
 
 
 LOW_STEP = 2 / 3

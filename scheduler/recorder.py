@@ -60,8 +60,9 @@ class Recorder:
 
     def note(self, doing: Doing, ids: Sequence[int] = ()) -> None:
         """Say what begins now."""
-        ids = ids[:_IDS_MAX]
-        struct.pack_into(f"={len(ids)}Q", self._page, _HEAD.size, *ids)
+        if ids:
+            ids = ids[:_IDS_MAX]
+            struct.pack_into(f"={len(ids)}Q", self._page, _HEAD.size, *ids)
         _HEAD.pack_into(self._page, 0, time.monotonic(), doing, len(ids))
 
     def read(self) -> Act:

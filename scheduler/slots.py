@@ -68,6 +68,8 @@ class SlotTable:
 
     def __init__(self, model: Model, store: KvStore, again: Callable[[int], float]):
         self.slots = [Slot(i) for i in range(model.info.slots)]
+        self.tasks: tuple[Task, ...] = ()
+        """The tasks that lease a slot, by slot. Every step asks for them several times."""
         self.store = store
         self._model = model
         self._memory = model.info.memory
@@ -86,11 +88,6 @@ class SlotTable:
 
     def __len__(self) -> int:
         return len(self.slots)
-
-    @property
-    def tasks(self) -> list[Task]:
-        """The tasks that lease a slot, by slot."""
-        return [s.task for s in self.slots if s.task is not None]
 
     @property
     def idle(self) -> list[Slot]:
@@ -175,8 +172,13 @@ class SlotTable:
             if task.admitted_at is None:
                 self.reused[tier] += task.computed
             task.shifted |= approximate and task.computed > 0
-        target.task, target.tokens, target.origin = task, array("i"), task.origin
+        target.tokens, target.origin = array("i"), task.origin
         task.slot = target.index
+        self._lease(target, task)
+
+    def _lease(self, slot: Slot, task: Task | None) -> None:
+        slot.task = task
+        self.tasks = tuple(s.task for s in self.slots if s.task is not None)
 
     def _return(self, task: Task, target: Slot, entry: Entry, row: object) -> bool:
         """Put a parked task's own state into *target*; False if it does not fit any more."""
@@ -313,7 +315,9 @@ class SlotTable:
 
     def _swap(self, a: Slot, b: Slot) -> None:
         self._model.swap(a.index, b.index)
-        a.task, b.task = b.task, a.task
+        a_task, b_task = a.task, b.task
+        self._lease(a, b_task)
+        self._lease(b, a_task)
         a.tokens, b.tokens = b.tokens, a.tokens
         a.origin, b.origin = b.origin, a.origin
         a.saved, b.saved = b.saved, a.saved
@@ -326,7 +330,8 @@ class SlotTable:
     def give_back(self, task: Task, *, keep: bool = True) -> None:
         """End the lease; with *keep* the KV stays in the slot, for whoever extends it."""
         slot = self.slots[task.slot]
-        slot.task, slot.origin, slot.saved = None, task.origin, False
+        self._lease(slot, None)
+        slot.origin, slot.saved = task.origin, False
         self._changes += 1
         task.slot = -1
         if keep and not task.unsettled:
@@ -401,6 +406,7 @@ class SlotTable:
         what is said of the slots is what the model has in them.
         """
         assert all(self.slots[t.slot].task is t for t in self.tasks)
+        assert len(self.tasks) == len(self.slots) - len(self.idle)
         assert set(self._parked) == parked
         pinned = [e for e, _ in self._parked.values() if e is not None]
         assert sorted(map(id, pinned)) == sorted(id(e) for e in self.store if e.pins)

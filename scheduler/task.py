@@ -72,10 +72,12 @@ class Task:
     tokens: list[int]
     prompt_size: int
     text: TextAssembler
+    ctx_size: int = 0
+    """Tokens that prompt and output may have."""
     watch: Watch | None = None
     """What may end it beside its stop texts and its bounds."""
-    asking: bool = False
-    """Others judge its last sentence: it waits, see `asking`."""
+    asking_since: float | None = None
+    """Since when others judge its last sentence: it waits, see `asking`."""
     ending: Ending | None = None
     """What its last token ends it by, if that sentence does not."""
     scope: int = 0
@@ -125,7 +127,8 @@ class Task:
     quantum: int = 0
     cached: int = 0
     parks: int = 0
-    unread_since: float | None = None
+    away_since: float | None = None
+    """Since when its reader takes nothing."""
     row_at: float = 0.0
     """When the row of logits came."""
     admitted_at: float | None = None
@@ -214,9 +217,27 @@ class Task:
         return min(ahead, default=self.pending)
 
     @property
+    def asking(self) -> bool:
+        """Tell whether others judge its last sentence."""
+        return self.asking_since is not None
+
+    @property
+    def unread_since(self) -> float | None:
+        """Since when nothing of it can be told, as its reader is away or others judge it; a reader
+        who comes back meanwhile does not change the latter.
+        """
+        return self.asking_since if self.away_since is None else self.away_since
+
+    @unread_since.setter
+    def unread_since(self, moment: float | None) -> None:
+        self.away_since = moment
+
+    @property
     def wants_token(self) -> bool:
         """Tell whether the reader takes another token now."""
-        return not self.asking and (self.asked > 0 if self.spec.pull else self.credit != 0)
+        return self.asking_since is None and (
+            self.asked > 0 if self.spec.pull else self.credit != 0
+        )
 
     @property
     def has_work(self) -> bool:
@@ -225,7 +246,7 @@ class Task:
         A drawn token of a pull task is decoded ahead of the next call; a push task without
         credit stands still, as does a task whose last sentence is judged.
         """
-        may = self.wants_token or (self.spec.pull and not self.asking)
+        may = self.wants_token or (self.spec.pull and self.asking_since is None)
         return self.pending > 0 and may
 
     def yields(self, clock: int) -> bool:

@@ -183,6 +183,7 @@ def _serve(link: SocketLink, engine: Engine, commands: list[m.Command]) -> None:
     while not engine.quit:
         link.send(engine.take(link.receive(_patience(engine))))
         link.send(engine.compute())
+        engine.settle()
     engine.tell_figures(at_once=True)
     link.send(engine.close())
 

@@ -128,10 +128,13 @@ next. {SLOTS} slots of {CTX_SIZE} tokens.
   text, no other process.
 
 What is lost against it with one stream, by a clock around each part of a worker's turn (medians of
-750 steps of 7.6 to 8.7 ms, 2026-11-22): 0.2 ms to count and draw, of which the loop draws, too;
-0.06 ms to send the frame with the token; 0.12 ms to read commands and to plan. Meanwhile daemon
-and client take about 0.3 ms of the other core. (Sending took 0.35 ms while OpenMP's threads went on
-spinning after a step: the daemon then took the worker's core.)""",
+1500 steps of 10 to 13 ms, on a slow day, 2026-11-22): 0.04 ms to count, 0.17 to draw, of which the
+loop draws, too, 0.09 to send the frame with the token; then, while daemon and client take 0.2 ms
+each of the other core, 0.1 to learn what the step has cost and 0.19 to read commands and to plan.
+In a loop without a model the same work takes a tenth: after a step nothing of it is in a cache.
+(Before, what a step has cost was learned ahead of telling, with 0.55 ms between two steps, none of
+it beside the daemon but for 0.21; and sending took 0.35 ms while OpenMP's threads went on spinning
+after a step.)""",
     figures=(
         Figure("tokens_per_s", "tokens/s", 1),
         Figure("ttft_ms", "first token, ms", 1),

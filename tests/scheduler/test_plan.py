@@ -244,19 +244,19 @@ def test_tasks_of_one_burst_wait_for_each_other_but_not_for_those_who_come_later
     decoding(slots[0], task(1)).begun_at = 10.0
     burst = running(slots[1], task(2, tokens=200))
     late = running(slots[2], task(3, tokens=200))
-    limits = Limits(step_target_s=0.205, step_burst_s=0.305, step_alone_s=0.505, burst_s=4.1)
+    limits = Limits(step_target_s=0.205, step_alone_s=0.505, burst_s=4.1)
 
     def rows(limits: Limits = limits) -> list[int]:
         return [r.count for r in plan_rows(slots, order(), limits, 512, Known(0.01))]
 
-    assert rows() == [1, 29]
+    assert rows() == [1, 49]
     assert rows(replace(limits, burst_s=3.9)) == [1, 19], "it would take too long"
     late.leased_at = 10.6
     assert rows() == [1, 19], "it came when the stream had begun"
     late.leased_at = burst.leased_at = 10.5
-    assert rows() == [1, 29]
-    target = replace(limits, step_target_s=0.405)
-    assert rows(target) == [1, 39], "whoever wants long steps has them"
+    assert rows() == [1, 49]
+    target = replace(limits, step_target_s=0.605)
+    assert rows(target) == [1, 59], "whoever wants long steps has them"
 
 
 def test_one_that_has_aged_does_not_keep_back_a_higher_class_behind_it() -> None:

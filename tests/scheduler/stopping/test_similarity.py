@@ -20,7 +20,7 @@ from inferd.scheduler.text import TextAssembler
 from inferd.sessions.similarity import Comparison, Judge, Similarity
 from inferd.sessions.turn import Turn
 from tests.scheduler.doubles import Bench
-from tests.sessions.doubles import EnginePort
+from tests.sessions.doubles import EnginePort, dying
 
 from .test_text_conditions import SIZES, cut
 
@@ -368,13 +368,7 @@ def test_a_turn_whose_worker_dies_ends_with_the_same_sentence(
 
         turn = turn_of(port, text, judge_late if late and deaths else judge, **fields)
         turn.start()
-        for turns in deaths:
-            for _ in range(turns):
-                port.turn()
-            port = worker()
-            again = turn.go_on(port)
-            if again is not None:
-                port.submit(again, turn)
+        port = dying(turn, port, deaths, worker)
         while True:
             port.run()
             if not owed:

@@ -19,7 +19,7 @@ from inferd.scheduler.stopping.surprise import Surprise
 from inferd.sessions.entries import Piece, Replay
 from inferd.sessions.turn import Turn
 from tests.scheduler.doubles import Bench
-from tests.sessions.doubles import EnginePort
+from tests.sessions.doubles import EnginePort, dying
 
 SURPRISED = EchoOptions(surprising="!")
 LOOPS = {"stop_repetition": 0.5, "stop_repetition_window": 12}
@@ -103,14 +103,7 @@ def told(text: str, stopping: StoppingParams, deaths: Sequence[int], *, shift: b
     spec = port.bench.spec(1, text, stopping=stopping, ctx_shift=shift, n_keep=-1, n_predict=60)
     turn = Turn(port, spec, lambda _: None)
     turn.start()
-    for turns in deaths:
-        for _ in range(turns):
-            port.turn()
-        port = worker()
-        again = turn.go_on(port)
-        if again is not None:
-            port.submit(again, turn)
-    port.run()
+    dying(turn, port, deaths, worker).run()
     assert turn.stats is not None, turn.error
     assert turn.stats.output_tokens - len(turn.tokens) in (0, 1)
     return bytes(turn.text), turn.tokens, turn.stats.stop_reason, turn.stats.stop_detail

@@ -1,0 +1,121 @@
+"""A task whose sentence is judged while it is parked, comes back, or gets credit."""
+
+from __future__ import annotations
+
+from itertools import permutations, product
+
+import pytest
+
+from inferd.backends.params import StoppingParams
+from inferd.scheduler import Limits
+from inferd.scheduler import messages as m
+from tests.scheduler.doubles import Bench
+
+TEXT = "One. Two! Three. Four"
+ENDS = {"One.": 4, "Two!": 9, "Three.": 16}
+OTHER = "another text, of some length"
+SIMILAR = StoppingParams(stop_similarity="anything")
+PATIENT = Limits(reader_wait_s=1000.0, ageing_tokens=100_000, quantum_tokens=100_000)
+"""Nobody gives way but by hand."""
+
+
+def asked(bench: Bench) -> list[m.Sentence]:
+    return [r for r in bench.reports.get(1, []) if isinstance(r, m.Sentence)]
+
+
+def begun(limits: Limits = PATIENT, **fields: object) -> Bench:
+    """Return a bench with one slot, whose task 1 waits for its first verdict."""
+    bench = Bench(slots=1, limits=limits)
+    bench.run(bench.submit(1, TEXT, stopping=SIMILAR, **fields))
+    if fields.get("pull"):
+        bench.run(*[m.Pull(1)] * len("ne. "))
+    assert [s.text for s in asked(bench)] == ["One."]
+    return bench
+
+
+def finished(bench: Bench, similar: str, *, pull: bool) -> None:
+    """Answer what is asked from now on, until both tasks have ended."""
+    for _ in range(100):
+        if bench.end(1) is not None and bench.end(2) is not None:
+            return
+        last = asked(bench)[-1]
+        assert ENDS[last.text] == last.end
+        verdict = m.Verdict(1, last.end, "0.900" if last.text == similar else "")
+        bench.run(verdict, *([m.Pull(1)] if pull else []))
+    raise AssertionError(f"it never ended: {bench.reports}")
+
+
+DEEDS = ("park", "verdict", "stale", "other")
+ORDERS = [order for order in permutations(DEEDS) if order.index("other") < order.index("park")]
+
+
+@pytest.mark.parametrize("pull", [False, True])
+@pytest.mark.parametrize("similar", ["", "One.", "Two!", "Three."])
+def test_parked_by_hand_before_with_or_after_its_verdict_it_says_what_it_would_have_said(
+    similar: str, pull: bool
+) -> None:
+    """In each order of what comes, each in a turn of its own or with the one before."""
+    whole = TEXT[: ENDS[similar]] if similar else TEXT
+    for order, together in product(ORDERS, product((False, True), repeat=len(DEEDS) - 1)):
+        bench = begun(pull=pull)
+        commands: dict[str, m.Command] = {
+            "other": bench.submit(2, OTHER),
+            "park": m.Park(7, 1),
+            "verdict": m.Verdict(1, 4, "0.900" if similar == "One." else ""),
+            "stale": m.Verdict(1, 3, "0.900"),
+        }
+        batch: list[m.Command] = []
+        for deed, joined in zip(order, (False, *together), strict=True):
+            if not joined:
+                bench.turn(*batch)
+                batch = []
+            batch.append(commands[deed])
+        bench.run(*batch)
+        finished(bench, similar, pull=pull)
+
+        assert bench.text(1).decode() == whole, (order, together)
+        assert bench.stats(1).stop_reason == ("similarity" if similar else "eos")
+        judged = [s for s in ENDS if not similar or ENDS[s] <= ENDS[similar]]
+        assert [s.text for s in asked(bench)] == judged, "each once"
+        assert bytes(bench.tokens(1)).startswith(whole.encode()), "no token twice"
+        assert bench.text(2).decode() == OTHER
+
+
+def test_while_it_is_parked_it_takes_no_slot_before_its_verdict() -> None:
+    bench = begun()
+    bench.turn(bench.submit(2, OTHER))
+    [answer] = [r for r in bench.turn(m.Park(7, 1)) if isinstance(r, m.Answer)]
+    assert answer.value is True
+    bench.run()
+    assert bench.text(2).decode() == OTHER and bench.end(1) is None
+    steps = bench.engine.steps
+    bench.run(m.Credit(1, 5), m.Park(8, 1))
+    assert bench.engine.steps == steps and bench.text(1) == b"One."
+    bench.run(m.Verdict(1, 4))
+    assert [s.text for s in asked(bench)] == ["One.", "Two!"]
+
+
+def test_one_that_ends_with_its_sentence_while_it_is_parked_leaves_nothing_behind() -> None:
+    bench = begun()
+    bench.turn(bench.submit(2, OTHER))
+    bench.turn(m.Park(7, 1))
+    bench.turn(m.Verdict(1, 4, "0.900"))
+    assert (bench.text(1), bench.stats(1).stop_reason) == (b"One.", "similarity")
+    bench.run()
+    bench.engine.check_integrity()
+    assert bench.text(2).decode() == OTHER
+
+
+@pytest.mark.parametrize("pull", [False, True])
+def test_credit_that_comes_meanwhile_does_not_make_it_keep_its_slot(pull: bool) -> None:
+    """It waits for others all the same: as long as it would have without."""
+    bench = begun(Limits(reader_wait_s=0.2), pull=pull, **({} if pull else {"credit": 100}))
+    bench.turn(bench.submit(2, OTHER))
+    bench.now += 0.1
+    bench.turn(m.Pull(1) if pull else m.Credit(1, 5))
+    bench.now += 0.1
+    bench.run()
+    assert bench.text(2).decode() == OTHER
+    bench.run(m.Verdict(1, 4))
+    assert bench.text(1).decode() == ("One. T" if pull else "One. Two!")
+    assert bench.stats(2).parks == 0
