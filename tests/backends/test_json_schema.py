@@ -111,6 +111,28 @@ def test_bounds_are_reached_and_not_passed(most: int, make: Callable[[int], Any]
         gbnf_of(json.dumps(make(most + 1)))
 
 
+@pytest.mark.parametrize("keyword", ["minimum", "maximum", "exclusiveMinimum", "multipleOf"])
+def test_a_number_beyond_all_doubles_is_refused(keyword: str) -> None:
+    with pytest.raises(InvalidArgument, match=f"#/{keyword}"):
+        gbnf_of(json.dumps({"type": "integer", keyword: 10**400}))
+
+
+def test_one_of_many_values_is_taken_and_of_too_many_schemas_is_not() -> None:
+    """Each is compared with all others: of values that is done by looking them up."""
+    values = [{"const": i} for i in range(2000)]
+    assert '"1999"' in gbnf_of(json.dumps({"oneOf": values}))
+    with pytest.raises(InvalidArgument, match="#/oneOf/7"):
+        gbnf_of(json.dumps({"oneOf": [*values, {"enum": ["a", 7.0]}]}))
+    objects = [{"type": "object", "required": [f"p{i}"]} for i in range(200)]
+    with pytest.raises(InvalidArgument, match="more than 30000"):
+        gbnf_of(json.dumps({"oneOf": [dict(one, additionalProperties=False) for one in objects]}))
+
+
+def test_one_of_looks_at_what_else_is_asked_for() -> None:
+    some = {"enum": [1, 2], "oneOf": [{"enum": [1, 3]}, {"enum": [2, 3]}]}
+    assert "3" not in gbnf_of(json.dumps(some)).partition("root")[2].splitlines()[0]
+
+
 def test_a_schema_that_is_nested_without_end_is_refused() -> None:
     with pytest.raises(InvalidArgument, match="json-schema: "):
         gbnf_of('{"not":' * 5000 + "{}" + "}" * 5000)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -48,7 +48,9 @@ def _count(value: Any) -> bool:
 
 
 def _number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    """Tell whether *value* is a number that a double can be near to: no integer of 400 digits."""
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return number and abs(value) <= sys.float_info.max
 
 
 def _schema(value: Any) -> bool:
@@ -78,7 +80,7 @@ _FORMS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "type": (f"one or several of {', '.join(TYPES)}", _type_names),
     "enum": ("a list, not empty", lambda v: isinstance(v, list) and bool(v)),
     "const": ("a value", lambda _: True),
-    **dict.fromkeys(FAMILIES["number"][:4], ("a number", _number)),
+    **dict.fromkeys(FAMILIES["number"][:4], ("a number of 1.7e308 at most", _number)),
     "multipleOf": ("a number above 0", lambda v: _number(v) and v > 0),
     **dict.fromkeys(("minLength", "maxLength", "minItems", "maxItems"), ("a whole number", _count)),
     **dict.fromkeys(("minProperties", "maxProperties"), ("a whole number", _count)),

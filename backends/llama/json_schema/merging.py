@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 from urllib.parse import unquote
@@ -18,8 +19,8 @@ Flat = dict[str, Any]
 
 ALTERNATIVES_MAX = 256
 """Of one value: `anyOf` beside `anyOf` multiplies them."""
-WORK_MAX = 20_000
-"""Schemas looked at and pairs of them merged; a few µs each."""
+WORK_MAX = 30_000
+"""Schemas looked at and pairs of them merged or compared; a few µs each."""
 REFERENCES_MAX = 32
 _COMBINE = ("$ref", "allOf", "anyOf", "oneOf")
 
@@ -127,15 +128,36 @@ class Flattener:
 
     def _one_of(self, found: list[Flat], branches: list[list[Flat]], path: str) -> list[Flat]:
         whole = [self._product(found, branch, path) for branch in branches]
+        values = _values_of(branches)
+        every = [(i, flat) for i, branch in enumerate(branches) for flat in branch]
+        unnamed = [(i, flat) for i, flat in every if "enum" not in flat]
         for number, branch in enumerate(whole):
-            others = [b for i, other in enumerate(branches) for b in other if i != number]
-            if not all(self._apart(a, b) for a in branch for b in others):
-                raise refusal(
-                    f"{path}/oneOf/{number}",
-                    "what fits it may fit another one of oneOf, too",
-                    "use anyOf, or tell them apart by a type, a const or a required property",
-                )
+            for one in branch:
+                named = one.get("enum", ())
+                others = unnamed if named else every
+                if any(values[key_of(v)] - {number} for v in named) or not all(
+                    self._are_apart(one, other, path) for i, other in others if i != number
+                ):
+                    raise refusal(
+                        f"{path}/oneOf/{number}",
+                        "what fits it may fit another one of oneOf, too",
+                        "use anyOf, or tell them apart by a type, a const or a required property",
+                    )
         return [one for branch in whole for one in branch]
+
+    def _are_apart(self, one: Flat, other: Flat, path: str) -> bool:
+        self._spend(1, path)
+        return self._apart(one, other)
+
+
+def _values_of(branches: list[list[Flat]]) -> defaultdict[bytes, set[int]]:
+    """Return the values that are named, each with the numbers of the branches that name it."""
+    found: defaultdict[bytes, set[int]] = defaultdict(set)
+    for number, branch in enumerate(branches):
+        for flat in branch:
+            for value in flat.get("enum", ()):
+                found[key_of(value)].add(number)
+    return found
 
 
 def _step(target: Any, part: str) -> Any:

@@ -62,14 +62,16 @@ def _both(a: Spans, b: Spans) -> list[Span]:
 
 
 def _without(spans: Spans, others: Spans) -> list[Span]:
-    left = list(spans)
-    for low, high in others:
-        left = [
-            part
-            for begin, end in left
-            for part in ((begin, min(end, low - 1)), (max(begin, high + 1), end))
-            if part[0] <= part[1]
-        ]
+    """Return what *others* leave of a few *spans*."""
+    left = []
+    cuts = sorted(others)
+    for begin, end in spans:
+        for low, high in cuts:
+            if begin < low <= end:
+                left.append((begin, low - 1))
+            begin = max(begin, high + 1) if low <= end else begin
+        if begin <= end:
+            left.append((begin, end))
     return left
 
 
