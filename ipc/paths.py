@@ -21,7 +21,7 @@ def client_socket_path(
     """
     environ = os.environ if environ is None else environ
     path = daemon_socket_path(environ, system)
-    if environ.get("INFERD_SOCKET") or path.exists() or not system.exists():
+    if environ.get("INFERD_SOCKET") or os.path.exists(path) or not os.path.exists(system):
         return path
     return system
 

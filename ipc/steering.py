@@ -23,13 +23,15 @@ class AsyncSteering(AsyncCalls):
         request: int | None = None,
         timeout: float | None = None,
     ) -> bool:
-        """Cancel a context's turn, or a request by its id; tell whether there was one."""
+        """Cancel a context's turn (for an operator also another user's), or a request by its id;
+        tell whether there was one.
+        """
         params = w.CancelParams(request=request, context=context)
         return (await self.call("cancel", params, w.CancelResult, timeout)).cancelled
 
     async def park(self, context: int, *, timeout: float | None = None) -> bool:
-        """Let a context's turn give its slot to those who wait, until one is free again; tell
-        whether it does.
+        """Let a context's turn (for an operator also another user's) give its slot to those who
+        wait, until one is free again; tell whether it does.
         """
         params = w.ContextParams(context=context)
         return (await self.call("park", params, w.ParkResult, timeout)).parked

@@ -18,7 +18,7 @@ from .messages import CREDIT_DEFAULT, QueueEvent
 from .resuming import is_loss, told_so_far
 from .texts import Piece
 
-__all__ = ("AsyncStream", "QueueCallback", "Turn", "queue_events", "retrying")
+__all__ = ("AsyncStream", "QueueCallback", "Turn", "TurnSoFar", "queue_events", "retrying")
 
 QueueCallback = Callable[[QueueEvent], None]
 
@@ -230,22 +230,10 @@ class Turn:
             self.end(request)
 
 
-class AsyncStream(AsyncIterator[str]):
-    """The pieces of a turn's text, each a `Piece`. The request is sent with the first one that is
-    asked for.
+class TurnSoFar:
+    """What its reader has been told of a turn."""
 
-    Leaving the loop early cancels the turn: at once in `async with`, or when the stream is let go
-    of, and at the latest with the session's next call. After the end `metadata` is there.
-    """
-
-    def __init__(self, turn: Turn):
-        self._turn = turn
-        self._ended = False
-
-    @property
-    def turn(self) -> Turn:
-        """The turn behind it, for the synchronous twin."""
-        return self._turn
+    _turn: Turn
 
     @property
     def metadata(self) -> dict[str, Any]:
@@ -268,6 +256,24 @@ class AsyncStream(AsyncIterator[str]):
     def reasoning(self) -> str:
         """What was told of the reasoning so far; empty but with `reasoning-format`."""
         return self._turn.reasoning.decode(errors="replace")
+
+
+class AsyncStream(TurnSoFar, AsyncIterator[str]):
+    """The pieces of a turn's text, each a `Piece`. The request is sent with the first one that is
+    asked for.
+
+    Leaving the loop early cancels the turn: at once in `async with`, or when the stream is let go
+    of, and at the latest with the session's next call. After the end `metadata` is there.
+    """
+
+    def __init__(self, turn: Turn):
+        self._turn = turn
+        self._ended = False
+
+    @property
+    def turn(self) -> Turn:
+        """The turn behind it, for the synchronous twin."""
+        return self._turn
 
     async def __anext__(self) -> str:
         if self._ended:

@@ -11,14 +11,14 @@ from typing import Any, Self
 
 from .inflight import InFlightThread
 from .pull import AsyncPull
-from .streams import AsyncStream
+from .streams import AsyncStream, TurnSoFar
 from .texts import Piece
 from .twins import LoopThread
 
 __all__ = ("Pull", "Stream")
 
 
-class Stream(Iterator[str]):
+class Stream(TurnSoFar, Iterator[str]):
     """The pieces of a turn's text, as `AsyncStream`'s. Leaving the loop early cancels the turn at
     once; for one thread at a time.
     """
@@ -27,28 +27,6 @@ class Stream(Iterator[str]):
         self._thread, self._stream, self._turn = thread, stream, stream.turn
         self._request: InFlightThread | None = None
         self._begun = self._ended = False
-
-    @property
-    def metadata(self) -> dict[str, Any]:
-        """What the turn's end told; empty before."""
-        return self._turn.metadata
-
-    @property
-    def tokens(self) -> list[int]:
-        """The token ids so far."""
-        return self._turn.tokens
-
-    @property
-    def probabilities(self) -> list[dict[str, Any]]:
-        """With `n-probs`, how likely the tokens so far were: llama-server's
-        `completion_probabilities`.
-        """
-        return self._turn.probabilities
-
-    @property
-    def reasoning(self) -> str:
-        """What was told of the reasoning so far; empty but with `reasoning-format`."""
-        return self._stream.reasoning
 
     def __next__(self) -> str:
         if self._ended:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import array
-import importlib.util
 import json
 import math
 import os
@@ -27,6 +26,7 @@ from inferd.ipc.payloads import encode
 from inferd.ipc.streams import AsyncStream, Turn
 from inferd.testing import RunningDaemon, running_daemon
 from tests.raw import Closed, RawClient
+from tools.vectors.file import PATH, text
 
 ROOT = Path(__file__).resolve().parents[2]
 VECTORS: dict[str, Any] = json.loads((ROOT / "docs" / "protocol-vectors.json").read_text())
@@ -66,11 +66,7 @@ def without(message: Any, pointers: list[str]) -> Any:
 
 
 def test_the_file_is_what_the_tool_writes() -> None:
-    spec = importlib.util.spec_from_file_location("make_vectors", ROOT / "tools/make_vectors.py")
-    assert spec is not None and spec.loader is not None
-    tool = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(tool)
-    assert tool.PATH.read_text() == tool.text()
+    assert PATH.read_text() == text()
 
 
 @pytest.mark.parametrize("name", EXCHANGES)

@@ -1,0 +1,72 @@
+"""All calls: what each takes and answers."""
+
+from __future__ import annotations
+
+import msgspec
+
+from . import contexts, graphs, models, operating, steering, texts, turns
+from .base import Empty, Map
+
+__all__ = ("CALLS", "Call")
+
+
+class Call(msgspec.Struct, frozen=True):
+    """What a call takes and answers; `events` are what it may send before its reply."""
+
+    params: type[Map]
+    result: type[Map]
+    events: tuple[type[Map], ...] = ()
+
+
+CALLS: dict[str, Call] = {
+    "load": Call(graphs.LoadParams, graphs.GraphResult, (graphs.ProgressEvent,)),
+    "load_by_name": Call(graphs.LoadByNameParams, graphs.GraphResult, (graphs.ProgressEvent,)),
+    "load_by_name_with_config": Call(
+        graphs.LoadByNameWithConfigParams, graphs.GraphResult, (graphs.ProgressEvent,)
+    ),
+    "init_execution_context": Call(graphs.GraphParams, contexts.ContextResult),
+    "set_input": Call(contexts.SetInputParams, Empty),
+    "compute": Call(contexts.ComputeParams, contexts.ComputeResult),
+    "compute_single": Call(contexts.ComputeSingleParams, contexts.ComputeSingleResult),
+    "get_output": Call(contexts.GetOutputParams, contexts.OutputResult),
+    "get_output_single": Call(contexts.GetOutputParams, contexts.OutputResult),
+    "fini_single": Call(contexts.ContextParams, Empty),
+    "finalize_execution_context": Call(contexts.FinalizeParams, Empty),
+    "unload": Call(graphs.UnloadParams, Empty),
+    "prompt_init": Call(graphs.GraphParams, contexts.ContextResult),
+    "prompt_compute": Call(turns.PromptComputeParams, turns.PromptComputeResult),
+    "init_backend": Call(graphs.InitBackendParams, graphs.InitBackendResult),
+    "deinit_backend": Call(Empty, Empty),
+    "init_execution_context_with_session_id": Call(contexts.SessionParams, contexts.ContextResult),
+    "close_execution_context": Call(contexts.FinalizeParams, Empty),
+    "run_inference": Call(turns.RunInferenceParams, turns.TurnResult),
+    "stream": Call(turns.StreamParams, turns.TurnResult, (turns.TokensEvent, turns.QueueEvent)),
+    "chat": Call(turns.StreamParams, turns.TurnResult, (turns.QueueEvent,)),
+    "answers": Call(turns.AnswersParams, turns.AnswersResult, (turns.AnswersEvent,)),
+    "resume": Call(turns.ResumeParams, turns.TurnResult, (turns.TokensEvent, turns.QueueEvent)),
+    "embed": Call(texts.EmbedParams, texts.EmbedResult),
+    "cancel": Call(steering.CancelParams, steering.CancelResult),
+    "park": Call(contexts.ContextParams, steering.ParkResult),
+    "reset": Call(steering.SystemParams, Empty),
+    "rewind": Call(steering.RewindParams, steering.RewindResult),
+    "fork_session": Call(steering.ForkParams, steering.ForkResult),
+    "forget": Call(steering.ForgetParams, steering.ForgetResult),
+    "set_options": Call(steering.OptionsParams, Empty),
+    "parameters": Call(contexts.ContextParams, steering.ParametersResult),
+    "models": Call(Empty, models.ModelsResult),
+    "show": Call(models.NamesParams, models.ModelsResult),
+    "unload_model": Call(models.NamesParams, Empty),
+    "pin": Call(models.NameParams, Empty),
+    "swap": Call(models.SwapParams, models.SwapResult),
+    "unpin": Call(models.NameParams, Empty),
+    "add_adapter": Call(models.AddAdapterParams, models.AddAdapterResult),
+    "remove_adapter": Call(models.RemoveAdapterParams, Empty),
+    "sessions": Call(operating.SessionsParams, operating.SessionsResult),
+    "queue": Call(operating.QueueParams, operating.QueueResult),
+    "stats": Call(Empty, operating.StatsResult),
+    "tokenize": Call(texts.TokenizeParams, texts.TokensResult),
+    "detokenize": Call(texts.DetokenizeParams, texts.TextResult),
+    "apply_template": Call(texts.TemplateParams, texts.TemplateResult),
+    "log_level": Call(operating.LogLevelParams, operating.LogLevelResult),
+    "drain": Call(operating.DrainParams, Empty),
+}

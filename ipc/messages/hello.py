@@ -1,0 +1,66 @@
+"""What both sides say first, with the daemon's bounds, and the kinds of all frames."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+from .base import Map
+
+__all__ = (
+    "CREDIT_DEFAULT",
+    "CREDIT_MAX",
+    "PROTOCOL_VERSION",
+    "REQUESTS_MAX",
+    "ClientHello",
+    "Kind",
+    "Limits",
+    "ServerHello",
+)
+
+PROTOCOL_VERSION = (1, 0)
+"""Major, minor. Another major version is refused with a readable error."""
+CREDIT_DEFAULT = 64
+CREDIT_MAX = 1024
+REQUESTS_MAX = 256
+
+
+class Kind(IntEnum):
+    """The first item of a frame."""
+
+    HELLO = 0
+    REQUEST = 1
+    REPLY = 2
+    ERROR = 3
+    EVENT = 4
+    CREDIT = 5
+    GOODBYE = 6
+
+
+class Limits(Map):
+    """The bounds that the daemon announces in its hello."""
+
+    frame_bytes_max: int
+    nesting_max: int
+    requests_max: int
+    credit_default: int
+    credit_max: int
+    tensor_bytes_max: int
+    sessions_max: int
+
+
+class ClientHello(Map):
+    """The client's first frame: `software` is free text for the daemon's log."""
+
+    protocol: tuple[int, int]
+    software: str = ""
+
+
+class ServerHello(Map):
+    """The daemon's first frame. `instance` is its start count: the upper half of its handles."""
+
+    protocol: tuple[int, int]
+    software: str
+    instance: int
+    limits: Limits
+    llama_build_number: int = 0
+    llama_commit: str = ""

@@ -1,0 +1,111 @@
+"""Steering a session: its turn, its history, its parameters."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .base import Map
+
+__all__ = (
+    "CancelParams",
+    "CancelResult",
+    "ForgetParams",
+    "ForgetResult",
+    "ForkParams",
+    "ForkResult",
+    "OptionsParams",
+    "ParametersResult",
+    "ParkResult",
+    "RewindParams",
+    "RewindResult",
+    "SystemParams",
+)
+
+
+class CancelParams(Map):
+    """`cancel`: a request of this connection by its id, or a context's turn by its handle."""
+
+    request: int | None = None
+    context: int | None = None
+
+
+class CancelResult(Map):
+    """Whether there was something to cancel."""
+
+    cancelled: bool
+
+
+class ParkResult(Map):
+    """Whether the turn gives way: to others who wait for a slot."""
+
+    parked: bool
+
+
+class SystemParams(Map):
+    """`reset`: empty the history; `system` then is its first message, if given."""
+
+    context: int
+    system: str | None = None
+
+
+class ForkParams(Map):
+    """`fork_session`: `n` branches of a context's present state, with ids of their own if given."""
+
+    context: int
+    n: int = 1
+    session_ids: list[str] = []
+
+
+class ForkResult(Map):
+    """The branches' handles; `kept_tokens` of their `tokens` need not be computed again."""
+
+    contexts: list[int]
+    tokens: int = 0
+    kept_tokens: int = 0
+    kv: str = "kept"
+
+
+class RewindParams(Map):
+    """`rewind`: back by `turns`, or to the first `tokens` tokens; one of both is given."""
+
+    context: int
+    turns: int | None = None
+    tokens: int | None = None
+
+
+class RewindResult(Map):
+    """What is left: `tokens` of history, of which `kept_tokens` need not be computed again, and
+    `turns` that one can still go back.
+    """
+
+    tokens: int = 0
+    turns: int = 0
+    kept_tokens: int = 0
+    kv: str = "kept"
+
+
+class ForgetParams(Map):
+    """`forget`: a context of this connection, or a session by its id; one of both is given."""
+
+    context: int | None = None
+    session_id: str | None = None
+
+
+class ForgetResult(Map):
+    """Whether there was such a session."""
+
+    forgotten: bool
+
+
+class OptionsParams(Map):
+    """`set_options`: what holds for a context's turns from now on."""
+
+    context: int
+    options: dict[str, Any] = {}
+    priority: str = ""
+
+
+class ParametersResult(Map):
+    """`parameters`: each with `name`, `value` in force, `origin`, `adjusted`."""
+
+    parameters: list[dict[str, Any]]

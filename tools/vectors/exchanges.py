@@ -1,0 +1,281 @@
+"""What is said with the model echo, from its hellos to its end: an exchange a function."""
+
+from __future__ import annotations
+
+from array import array
+from typing import Any
+
+from inferd.backends.echo_embedding import EMBEDDING_SIZE, echo_rows
+from inferd.backends.errors import EndOfSequence
+from inferd.ipc import messages as w
+from inferd.scheduler.messages import Embedded
+from inferd.sessions.embedding import embedding_json
+
+from .exchange import Exchange
+
+__all__ = ("EXCHANGES",)
+
+
+def metadata(prompt: int, output: int, **fields: Any) -> dict[str, Any]:
+    """Return the metadata of a turn on the echo model, with times as they could be."""
+    return {
+        "input_tokens": prompt,
+        "output_tokens": output,
+        "llama_build_number": 0,
+        "llama_commit": "",
+        "cached_tokens": 0,
+        "queue_ms": 0.25,
+        "ttft_ms": 0.5,
+        "prompt_ms": 0.25,
+        "predicted_ms": 1.5,
+        "stop_reason": "eos",
+        "stop_detail": "256",
+        "shifts": 0,
+        "shifted": False,
+        "parks": 0,
+        "recomputed_tokens": 0,
+        "recomputed_why": "",
+        "seed": 7,
+        "lora": {},
+        "model": "echo",
+        "fingerprint": "echo-1",
+        "session_id": None,
+        "durable": None,
+        "not_applied": {},
+        "adjusted": {},
+        "ignored": [],
+    } | fields
+
+
+def tensor(data: bytes) -> w.Tensor:
+    """Return bytes as a tensor."""
+    return w.Tensor(data=data, dimensions=[len(data)])
+
+
+def computed() -> dict[str, Any]:
+    """A prompt, computed whole: the shortest way through the wasi-nn calls."""
+    x = Exchange("compute")
+    graph, context = x.open()
+    on_context = w.ContextParams(context=context)
+    x.call("set_input", w.SetInputParams(context=context, index=0, tensor=tensor(b"hi")), w.Empty())
+    x.call("compute", w.ComputeParams(context=context), w.ComputeResult())
+    x.call("get_output", w.GetOutputParams(context=context), w.OutputResult(data=b"hi"))
+    x.call("finalize_execution_context", on_context, w.Empty())
+    x.call("unload", w.UnloadParams(graph=graph), w.Empty())
+    return x.done()
+
+
+def streamed() -> dict[str, Any]:
+    """A stream with credit for two events; é comes in two tokens and is shown whole."""
+    x = Exchange("stream")
+    _, context = x.open()
+    number = x.request("stream", w.StreamParams(context=context, prompt="hé!", credit=2))
+    pieces = ((104, b"h"), (195, b""), (169, "é".encode()), (33, b"!"))
+    for position, (token, text) in enumerate(pieces):
+        x.event(number, w.TokensEvent(tokens=[token], text=text, position=position))
+        x.credit(number, 1)
+    x.reply(number, w.TurnResult(metadata=metadata(6, 5)))
+    return x.done()
+
+
+def single() -> dict[str, Any]:
+    """A turn token by token, to its end."""
+    x = Exchange("compute_single")
+    _, context = x.open()
+    on_context = w.ContextParams(context=context)
+    one = w.ComputeSingleParams(context=context)
+    x.call("set_input", w.SetInputParams(context=context, index=0, tensor=tensor(b"ab")), w.Empty())
+    x.call("compute_single", one, w.ComputeSingleResult(piece=b"a"))
+    x.call("get_output_single", w.GetOutputParams(context=context), w.OutputResult(data=b"a"))
+    x.call("compute_single", one, w.ComputeSingleResult(piece=b"b"))
+    end = EndOfSequence("the turn has ended: eos", data={"stop_reason": "eos"})
+    x.refused("compute_single", one, end)
+    x.call("get_output", w.GetOutputParams(context=context), w.OutputResult(data=b"ab"))
+    x.call("fini_single", on_context, w.Empty())
+    return x.done()
+
+
+def named() -> dict[str, Any]:
+    """`compute` with named tensors: metadata, a prompt, an answer of the prompt's shape."""
+    x = Exchange("compute with named tensors")
+    _, context = x.open()
+    inputs = [("metadata", tensor(b'{"seed":7,"n-predict":8}')), ("prompt", tensor(b"hey"))]
+    x.call(
+        "compute",
+        w.ComputeParams(context=context, inputs=inputs),
+        w.ComputeResult(
+            outputs=[("output", w.Tensor(data=b"hey", dimensions=[3], type=w.TENSOR_TYPES["u8"]))],
+            metadata=metadata(5, 4),
+        ),
+    )
+    return x.done()
+
+
+def natural() -> dict[str, Any]:
+    """inferd's own calls on a session with an id."""
+    x = Exchange("chat in a session with an id")
+    graph, _ = x.open()
+    context = x.handle()
+    x.call(
+        "init_execution_context_with_session_id",
+        w.SessionParams(graph=graph, session_id="notes"),
+        w.ContextResult(context=context),
+    )
+    x.call("reset", w.SystemParams(context=context, system="Be brief."), w.Empty())
+    options = {"temp": 0, "stop": ["."]}
+    x.call(
+        "set_options",
+        w.OptionsParams(context=context, options=options, priority="high"),
+        w.Empty(),
+    )
+    x.call(
+        "chat",
+        w.StreamParams(context=context, prompt="yes."),
+        w.TurnResult(
+            text=b"yes",
+            metadata=metadata(
+                6, 4, stop_reason="stop", stop_detail=".", session_id="notes", durable=True
+            ),
+        ),
+    )
+    x.call("cancel", w.CancelParams(context=context), w.CancelResult(cancelled=False))
+    x.call("park", w.ContextParams(context=context), w.ParkResult(parked=False))
+    x.call("queue", w.Empty(), w.QueueResult(tasks=[]))
+    x.call(
+        "tokenize",
+        w.TokenizeParams(graph=graph, text="hi", special=True),
+        w.TokensResult(tokens=[258, 104, 105, 257]),
+    )
+    x.call(
+        "detokenize", w.DetokenizeParams(graph=graph, tokens=[104, 105]), w.TextResult(text=b"hi")
+    )
+    x.call(
+        "apply_template",
+        w.TemplateParams(graph=graph, messages=[{"role": "user", "content": "hi"}]),
+        w.TemplateResult(text=b"hi", tokens=4),
+    )
+    return x.done()
+
+
+def branched() -> dict[str, Any]:
+    """Branches of a session's state, the way back, and the end of it all."""
+    x = Exchange("branches")
+    _, context = x.open()
+    turn = w.StreamParams(context=context, prompt="hi", raw=True)
+    x.call("chat", turn, w.TurnResult(text=b"hi", metadata=metadata(4, 3)))
+    one, two = x.handle(), x.handle()
+    x.call(
+        "fork_session",
+        w.ForkParams(context=context, n=2, session_ids=["a", "b"]),
+        w.ForkResult(contexts=[one, two], tokens=6, kept_tokens=6),
+    )
+    x.call(
+        "rewind",
+        w.RewindParams(context=one, turns=1),
+        w.RewindResult(),
+    )
+    x.call(
+        "rewind",
+        w.RewindParams(context=two, tokens=3),
+        w.RewindResult(tokens=3, turns=1, kept_tokens=3),
+    )
+    x.call("forget", w.ForgetParams(session_id="b"), w.ForgetResult(forgotten=True))
+    x.call("forget", w.ForgetParams(context=one), w.ForgetResult(forgotten=True))
+    x.call("forget", w.ForgetParams(session_id="b"), w.ForgetResult(forgotten=False))
+    return x.done()
+
+
+def resumed() -> dict[str, Any]:
+    """A turn that is left, come back to, and gone on with from what the client has of it."""
+    x = Exchange("a turn that is gone on with")
+    graph, _ = x.open()
+    context, again = x.handle(), x.handle()
+    named = w.SessionParams(graph=graph, session_id="notes")
+    call = "init_execution_context_with_session_id"
+    x.call(call, named, w.ContextResult(context=context))
+    prompt = w.SetInputParams(context=context, index=0, tensor=tensor(b"abcd"))
+    x.call("set_input", prompt, w.Empty())
+    one = w.ComputeSingleParams(context=context)
+    for piece in (b"a", b"b"):
+        x.call("compute_single", one, w.ComputeSingleResult(piece=piece))
+    left = w.FinalizeParams(context=context, keep=True)
+    x.call("finalize_execution_context", left, w.Empty())
+    x.call(call, named, w.ContextResult(context=again, attached=True))
+    number = x.request("resume", w.ResumeParams(context=again, tokens=[97], text=b"a"))
+    for position, text in enumerate((b"b", b"c", b"d"), 1):
+        x.event(number, w.TokensEvent(tokens=list(text), text=text, position=position))
+    end = metadata(6, 5, session_id="notes", durable=True)
+    x.reply(number, w.TurnResult(metadata=end), ["/2/metadata/cached_tokens"])
+    return x.done()
+
+
+def watched() -> dict[str, Any]:
+    """Four readers that do not read hold the slots; a fifth turn waits and is told its place."""
+    x = Exchange("a place in the queue")
+    graph, first = x.open()
+    contexts = [first]
+    for _ in range(4):
+        contexts.append(x.handle())
+        x.call(
+            "init_execution_context",
+            w.GraphParams(graph=graph),
+            w.ContextResult(context=contexts[-1]),
+        )
+    for context in contexts[:4]:
+        prompt = w.SetInputParams(context=context, index=0, tensor=tensor(b"ab"))
+        x.call("set_input", prompt, w.Empty())
+        one = w.ComputeSingleParams(context=context)
+        x.call("compute_single", one, w.ComputeSingleResult(piece=b"a"))
+    turn = w.StreamParams(context=contexts[4], prompt="hi", watch=True)
+    number = x.request("stream", turn)
+    x.event(number, w.QueueEvent(position=1, waiting=1, starts_in_s=6.4), ["/2/starts_in_s"])
+    for position, text in enumerate((b"h", b"i")):
+        x.event(number, w.TokensEvent(tokens=list(text), text=text, position=position))
+    x.reply(number, w.TurnResult(metadata=metadata(4, 3)), ["/2/metadata/cached_tokens"])
+    return x.done()
+
+
+def passed() -> dict[str, Any]:
+    """A prompt in a descriptor: `fd` 0 takes the one that came with the frame."""
+    x = Exchange("a prompt in a descriptor")
+    _, context = x.open()
+    params = w.SetInputParams(context=context, index=0, tensor=w.Tensor(dimensions=[5], fd=0))
+    x.call("set_input", params, w.Empty(), descriptors=[b"hello".hex()])
+    x.call("compute", w.ComputeParams(context=context), w.ComputeResult())
+    x.call("get_output", w.GetOutputParams(context=context), w.OutputResult(data=b"hello"))
+    return x.done()
+
+
+def embedded() -> dict[str, Any]:
+    """Return texts that become vectors, and a context that makes one."""
+    x = Exchange("embeddings")
+    graph, context = x.open()
+    texts = w.EmbedParams(graph=graph, texts=["hi", "you"], pooling="last", normalize=-1)
+    vectors = [array("f", echo_rows([258, *text.encode(), 257])[-1]) for text in texts.texts]
+    x.call(
+        "embed",
+        texts,
+        w.EmbedResult(
+            embeddings=[vector.tobytes() for vector in vectors],
+            size=EMBEDDING_SIZE,
+            pooling="last",
+            tokens=[4, 5],
+            model="echo",
+            fingerprint="echo-1",
+        ),
+    )
+    switch = b'{"embedding":true,"pooling":"last","embd-normalize":-1}'
+    x.call(
+        "set_input", w.SetInputParams(context=context, index=1, tensor=tensor(switch)), w.Empty()
+    )
+    x.call("set_input", w.SetInputParams(context=context, index=0, tensor=tensor(b"hi")), w.Empty())
+    x.call("compute", w.ComputeParams(context=context), w.ComputeResult())
+    told = Embedded(0, EMBEDDING_SIZE, "last", vectors[0].tobytes())
+    output = w.OutputResult(data=embedding_json(told))
+    x.call("get_output", w.GetOutputParams(context=context), output)
+    return x.done()
+
+
+EXCHANGES = (
+    computed, streamed, single, named, natural, embedded, branched, resumed, watched, passed
+)  # fmt: skip
