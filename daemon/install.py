@@ -185,10 +185,12 @@ def uninstall_plan(service: Service, *, purge: bool) -> list[Step]:
         kinds = ("sysusers", "tmpfiles")
         steps += [Remove(service.under(Path(f"/etc/{kind}.d/inferd.conf"))) for kind in kinds]
     steps.append(service.systemctl("daemon-reload"))
+    steps.append(service.systemctl("reset-failed", *UNITS, may_fail=True))
     if purge:
         steps += [Remove(service.under(path)) for path in _kept(service)]
         if not service.user:
-            steps.append(Run(("userdel", "inferd"), may_fail=True))
+            # userdel leaves a group in which others are.
+            steps += [Run((tool, "inferd"), may_fail=True) for tool in ("userdel", "groupdel")]
     return steps
 
 

@@ -173,9 +173,10 @@ class Service:
         return line
 
     def _takes_time(self, now: float) -> bool:
-        if self._phase is Phase.SERVING:
-            return bool(self._loading())
-        return now < self._until
+        """Tell whether to ask for time: for the start and the end. While it serves, that would put
+        off the watchdog, as long as anything loads.
+        """
+        return self._phase is not Phase.SERVING and now < self._until
 
     def _moves(self) -> bool:
         """Tell whether every worker with work moves; that this runs, tells it of the loop."""
@@ -188,7 +189,7 @@ class Service:
     def _rest_s(self) -> float:
         """Return after how long there may be something to tell that nobody announces."""
         now = self._seconds()
-        ends = [LOOK_S] if self._takes_time(now) else []
+        ends = [LOOK_S] if self._takes_time(now) or self._loading() else []
         if self._failed:
             ends.append(EXTEND_EVERY_S)
         if self._feed_s is not None:

@@ -134,6 +134,7 @@ def test_a_user_s_service_is_written_and_its_commands_run(home: Path, commands: 
     assert commands.read_text().splitlines() == [
         "--user disable --now inferd.socket inferd.service",
         "--user daemon-reload",
+        "--user reset-failed inferd.service inferd.socket",
     ]
     assert files(units) == set() and not (home / "data" / "inferd").exists()
 

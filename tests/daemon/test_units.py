@@ -84,13 +84,14 @@ def test_what_the_daemon_relies_on(service: Path) -> None:
         "NotifyAccess": "main",
         "KillMode": "mixed",
         "OOMPolicy": "continue",
-        "ExecReload": "/bin/kill -HUP $MAINPID",
         "Restart": "on-failure",
+        "StartLimitIntervalSec": "0",
         "UMask": "0077",
         "NoNewPrivileges": "yes",
     }
     assert {name: unit[name] for name in wanted} == {n: [v] for n, v in wanted.items()}
     assert int(unit["WatchdogSec"][0]) >= 10
+    assert unit["ExecReload"][0] == "/bin/kill -HUP $MAINPID"
 
 
 def test_peers_keep_their_names_and_memory_and_cores_can_be_read() -> None:
