@@ -27,7 +27,7 @@ client. Models that came by a descriptor are `descriptor` in `model_name`, and p
 rest is `others`. Beside these there are the usual `process_…` of the daemon's own process.
 
 [systemd/prometheus](../systemd/prometheus) has rules for alerts,
-[systemd/grafana](../systemd/grafana) a dashboard. A scrape job:
+[systemd/grafana](../systemd/grafana) a dashboard to import. A scrape job:
 
 ```yaml
 scrape_configs:
@@ -35,6 +35,13 @@ scrape_configs:
     static_configs:
       - targets: ["127.0.0.1:4633"]
 ```
+
+The dashboard, of a Prometheus that scraped a daemon for some minutes: several programs on two
+models, a crowd that was too large, and a worker that was killed. Grafana's own panel components
+drew it, without a Grafana server (`make dashboard-picture`); [dashboard.json](dashboard.json) tells
+what they drew.
+
+![numbers at a glance; graphs of turns, tokens, models, sessions, the daemon](dashboard.png)
 """
 
 

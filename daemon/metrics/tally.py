@@ -63,6 +63,10 @@ def reason_of(error: InferdError) -> str | None:
     return bound if bound in REASONS else "other"
 
 
+def _empty(family: str) -> Histogram:
+    return Histogram(FAMILIES[family].bounds)
+
+
 class Tally:
     """Owned by the daemon's event loop. Each method is told of one event as it passes."""
 
@@ -96,13 +100,14 @@ class Tally:
             self._names.add(name)
             for family in ("model_load_failures", "model_unloads", "worker_restarts"):
                 self.counters[family][(name,)] += 0
+            self.histograms["model_load_seconds"][name,] = _empty("model_load_seconds")
         return name
 
     def observe(self, family: str, labels: tuple[str, ...], value: float) -> None:
         """Count a value in a histogram."""
         histograms = self.histograms[family]
         if labels not in histograms:
-            histograms[labels] = Histogram(FAMILIES[family].bounds)
+            histograms[labels] = _empty(family)
         histograms[labels].observe(value)
 
     def turn_ended(self, source: ModelSource, turn: Turn) -> None:

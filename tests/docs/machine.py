@@ -29,6 +29,8 @@ ELSEWHERE = {"apt", "python3", "pip", "ln", "usermod", "journalctl", "loginctl"}
 """They need packages, users, or the machine's manager."""
 FILES = {"tar", "rm", "install"}
 UNITS = {"inferd", "inferd.service", "inferd.socket"}
+FREE = {"INFERD_METRICS": "127.0.0.1:0"}
+"""Where figures are served: the port by default may be another daemon's here."""
 
 
 class Machine:
@@ -114,7 +116,7 @@ class Machine:
             done = run_tool(words[0], f"--root={self.root}", self._below(words[-1]))
             assert done.returncode == 0, done.stderr
         else:
-            assert words[0] == "userdel", words
+            assert words[0] in ("userdel", "groupdel"), words
 
     # What systemd does.
 
@@ -140,7 +142,7 @@ class Machine:
             case "status":
                 return "\n".join(m["STATUS"] for m in self._manager.heard if "STATUS" in m)
             case _:
-                assert verb == "daemon-reload", verb
+                assert verb in ("daemon-reload", "reset-failed"), verb
         return ""
 
     @property
@@ -169,7 +171,7 @@ class Machine:
         with (self.root / "log").open("ab") as log:
             self.service = subprocess.Popen(
                 [sys.executable, "-c", LAUNCH, number, *shlex.split(self._unit["ExecStart"][0])],
-                env={**os.environ, **environ, "NOTIFY_SOCKET": str(self._manager.path)},
+                env={**os.environ, **environ, **FREE, "NOTIFY_SOCKET": str(self._manager.path)},
                 pass_fds=(self._listener.fileno(),),
                 stderr=log,
             )
@@ -184,7 +186,7 @@ class Machine:
 
     def _reload(self) -> None:
         assert self.service is not None
-        assert self._unit["ExecReload"] == ["/bin/kill -HUP $MAINPID"]
+        assert self._unit["ExecReload"][0] == "/bin/kill -HUP $MAINPID"
         self.service.send_signal(signal.SIGHUP)
         self._manager.until(lambda m: "RELOADING" in m)
         self._manager.until(lambda m: "READY" in m)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from inferd import Client
+from inferd import Cancelled, Client
 from inferd.backends.library_log import LINES_MAX, REPEAT_S, WINDOW_S
 from inferd.daemon.log_levels import ROOMS
 from inferd.daemon.service import END_S_MAX, START_S_MAX
@@ -144,6 +144,21 @@ def test_a_newer_version_s_journal_is_left_alone_by_an_older_one(machine: Machin
     assert machine.service is not None
     machine.command("sudo systemctl stop inferd.socket inferd")
     assert journal.read_bytes() == before
+
+
+def test_the_tasks_of_others_are_parked_and_cancelled_as_the_page_says(machine: Machine) -> None:
+    do(machine, "Install")
+    config = machine.root / "etc/inferd/config.toml"
+    config.write_text("[models.slow]\nbackend = 'echo'\n[models.slow.echo]\nstep_ms = 10\n")
+    machine.command("sudo systemctl restart inferd")
+    machine.command("inferd status")
+    with Client(machine.socket) as client, client.session("slow", session_id="diary") as session:
+        stream = session.stream("word by word " * 200)
+        next(stream)
+        listed, parked, cancelled = do(machine, "Users", 1)
+        assert "diary" in listed and "nobody waits" in parked and cancelled == "cancelled\n"
+        with pytest.raises(Cancelled):
+            list(stream)
 
 
 def test_figures_of_the_page_are_the_code_s() -> None:

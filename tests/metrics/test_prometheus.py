@@ -7,14 +7,9 @@ from __future__ import annotations
 
 import json
 import re
-import socket
 import subprocess
 import threading
-import urllib.error
-import urllib.parse
-import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +19,10 @@ from inferd import Client
 from inferd.daemon.metrics.families import FAMILIES, PREFIX
 from inferd.testing import running_daemon
 from tests.metrics.scraping import scrape
-from tools.dashboard import FILE, PANELS, dashboard
+from tools.dashboard import FILE, dashboard
+from tools.dashboard_panels import PANELS
 from tools.get_prometheus import MISSING, tool
+from tools.prometheus import ask, prometheus
 
 RULES = FILE.parent.parent / "prometheus" / "inferd.rules.yml"
 PAGE = FILE.parents[2] / "docs" / "metrics.md"
@@ -66,46 +63,13 @@ def test_promtool_finds_nothing_in_a_scrape() -> None:
         assert run("promtool", "check", "metrics", text=scrape(where)) == ""
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-@contextmanager
-def prometheus(target: str, folder: Path) -> Iterator[str]:
-    """Run a Prometheus that scrapes *target* each second; yield its address."""
-    where = f"127.0.0.1:{free_port()}"
-    config = {
-        "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
-        "rule_files": [str(RULES)],
-        "scrape_configs": [{"job_name": "inferd", "static_configs": [{"targets": [target]}]}],
-    }
-    (folder / "prometheus.yml").write_text(json.dumps(config))  # YAML is what JSON is
-    path = tool("prometheus")
-    assert path is not None, MISSING
-    options = [f"--config.file={folder / 'prometheus.yml'}", f"--storage.tsdb.path={folder / 'db'}"]
-    with (folder / "log").open("wb") as log:
-        process = subprocess.Popen(
-            [path, *options, f"--web.listen-address={where}"], stdout=log, stderr=log
-        )
-    try:
-        yield where
-    finally:
-        process.kill()
-        process.wait()
-
-
 def query(where: str, expression: str) -> list[dict[str, Any]]:
     """Return what Prometheus answers, as soon as it has something."""
-    url = f"http://{where}/api/v1/query?query={urllib.parse.quote(expression)}"
     rest = threading.Event()
     for _ in range(10 * SECONDS_MAX):
-        try:
-            with urllib.request.urlopen(url, timeout=SECONDS_MAX) as answer:
-                found: list[dict[str, Any]] = json.load(answer)["data"]["result"]
-        except (urllib.error.URLError, ConnectionError):
-            found = []
+        found = []
+        with suppress(OSError):  # it does not listen yet
+            found = ask(where, "query", query=expression)
         if found:
             return found
         rest.wait(0.1)
@@ -117,7 +81,7 @@ def test_a_real_prometheus_reads_a_real_daemon(tmp_path: Path) -> None:
         talk(daemon.socket)
         with Client(daemon.socket) as client:
             target = client.stats()["metrics"]
-        with prometheus(target, tmp_path) as where:
+        with prometheus(target, tmp_path, rules=[RULES]) as where:
             [up] = query(where, 'up{job="inferd"} == 1')
             assert up["metric"]["instance"] == target
             [turns] = query(where, 'sum(inferd_request_success_total{model_name="echo"}) == 2')

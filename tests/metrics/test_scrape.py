@@ -17,6 +17,7 @@ from inferd import Client
 from inferd.backends.errors import Busy, Cancelled, InferdError
 from inferd.daemon.metrics.families import FAMILIES, PREFIX
 from inferd.testing import RunningDaemon, running_daemon
+from tests.echo import echo_model
 from tests.metrics.scraping import Figures, figures_of, scrape, until, where_of
 from tests.raw import RawClient
 from tests.tiny_gguf import write_tiny
@@ -25,17 +26,9 @@ CONFIG = """
 [daemon]
 sessions-max = 6
 worker-hang-s = 60
-[models.m]
-backend = "echo"
-slots = 2
-[models.slow]
-backend = "echo"
-slots = 1
-[models.slow.echo]
-step_ms = 5
-[models.broken]
-file = "broken.gguf"
 """
+CONFIG += echo_model("m", slots=2) + echo_model("slow", slots=1, step_ms=5)
+CONFIG += '[models.broken]\nfile = "broken.gguf"\n'
 SCRAPE_S_MAX = 2.0
 PRIVATE = "id-of-nobody-else"
 NORMAL = {"model_name": "slow", "priority": "normal"}

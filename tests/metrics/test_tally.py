@@ -28,6 +28,15 @@ def test_names_of_models_are_bounded() -> None:
     assert tally.bounded("m0") == "m0"
 
 
+def test_loads_and_workers_are_told_as_none_before_the_first() -> None:
+    """A rate does not see a counter's first step where there was no sample before it."""
+    tally = Tally()
+    name = (tally.bounded("m"),)
+    for family in ("model_load_failures", "model_unloads", "worker_restarts"):
+        assert dict(tally.counters[family]) == {name: 0}
+    assert sum(tally.histograms["model_load_seconds"][name].counts) == 0
+
+
 @pytest.mark.parametrize(
     ("error", "reason"),
     [

@@ -1,0 +1,269 @@
+"""The panels of the Grafana dashboard, by section: what each asks, and how it is drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple
+
+__all__ = ("LOGARITHMIC", "PANELS", "Panel")
+
+CHOSEN = 'instance=~"$instance"'
+MODEL = f'{CHOSEN}, model_name=~"$model"'
+TOKENS = "suffix: tok/s"
+LINES = {"lineWidth": 1, "fillOpacity": 8, "showPoints": "auto", "pointSize": 4}
+STACKED = {**LINES, "lineWidth": 0, "fillOpacity": 70, "stacking": {"mode": "normal", "group": "A"}}
+BARS = {**LINES, "fillOpacity": 80, "drawStyle": "bars"}
+DOTS = {**LINES, "pointSize": 6, "drawStyle": "points"}
+SPANNED_MS_MAX = 300_000
+"""So long a silence does not break the line of what is there with turns alone."""
+LOGARITHMIC = {
+    **LINES,
+    "fillOpacity": 0,
+    "spanNulls": SPANNED_MS_MAX,
+    "scaleDistribution": {"type": "log", "log": 10},
+}
+
+
+class Panel(NamedTuple):
+    """A graph or a number: its title, the unit, and queries with their legends."""
+
+    title: str
+    unit: str
+    queries: tuple[tuple[str, str], ...]
+    kind: Literal["stat", "timeseries"] = "timeseries"
+    empty: str = "No data"
+    """Said where the queries find nothing."""
+    top: float | None = None
+    """The axis' end; None: what the values need."""
+    warns: float | None = None
+    """A number is shown as a warning from here on."""
+    drawn: Mapping[str, Any] = LINES
+
+
+def rate(family: str, by: str, where: str = MODEL) -> str:
+    """Return the query of a counter's rate."""
+    return f"sum by ({by}) (rate(inferd_{family}_total{{{where}}}[$__rate_interval]))"
+
+
+def quantile(share: float, family: str, by: str = "") -> str:
+    """Return the query of a histogram's quantile."""
+    labels = f"le, {by}" if by else "le"
+    buckets = f"rate(inferd_{family}_bucket{{{MODEL}}}[$__rate_interval])"
+    return f"histogram_quantile({share}, sum by ({labels}) ({buckets}))"
+
+
+def quantiles(family: str) -> tuple[tuple[str, str], ...]:
+    """Return the queries of a histogram's median and tail."""
+    return tuple((quantile(share, family), f"p{share * 100:g}") for share in (0.5, 0.95, 0.99))
+
+
+def total(family: str, by: str, where: str = MODEL) -> str:
+    """Return the query of a gauge's sum."""
+    return f"sum by ({by}) (inferd_{family}{{{where}}})"
+
+
+def each(family: str) -> str:
+    """Return the query of what there is of each model."""
+    return f"inferd_{family}{{{MODEL}}}"
+
+
+def one(family: str) -> str:
+    """Return the query of a gauge that is there once for a daemon."""
+    return f"inferd_{family}{{{CHOSEN}}}"
+
+
+def events(family: str, where: str = MODEL) -> str:
+    """Return the query of how often a counter rose, 0 where it is not there yet."""
+    return f"sum(rate(inferd_{family}_total{{{where}}}[$__rate_interval])) or vector(0)"
+
+
+def number(title: str, unit: str, query: str, warns: float | None = None) -> Panel:
+    """Return a panel of one number."""
+    return Panel(title, unit, ((query, title),), "stat", warns=warns)
+
+
+def classes(title: str, state: str) -> Panel:
+    """Return a graph of the turns in a state, the classes of priority on top of each other."""
+    queries = ((total(f"num_requests_{state}", "priority"), "{{priority}}"),)
+    return Panel(title, "short", queries, empty="no model is loaded", drawn=STACKED)
+
+
+def waits(title: str, family: str) -> Panel:
+    """Return a graph of a time that depends on the class of priority."""
+    queries = ((quantile(0.95, family, "priority"), "{{priority}}"),)
+    return Panel(f"{title}, p95", "s", queries, empty="no turns", drawn=LOGARITHMIC)
+
+
+PANELS: dict[str, tuple[Panel, ...]] = {
+    "At a glance": (
+        number("Turns that run", "short", f"sum({each('num_requests_running')}) or vector(0)"),
+        number("Turns that wait", "short", f"sum({each('num_requests_waiting')}) or vector(0)"),
+        number("First token, p95", "s", quantile(0.95, "time_to_first_token_seconds")),
+        number("Generated", TOKENS, events("generation_tokens")),
+        number("Turns refused", "reqps", events("admission_rejections", CHOSEN), warns=0.001),
+        number("Turns failed", "reqps", events("request_failures"), warns=0.001),
+        number("Models loaded", "short", f'sum(inferd_models{{{CHOSEN}, state="ready"}})'),
+        number("Parts that fail", "short", f"sum(1 - inferd_part_works{{{CHOSEN}}})", warns=1),
+    ),
+    "Turns": (
+        classes("Running", "running"),
+        classes("Waiting", "waiting"),
+        classes("Parked", "parked"),
+        Panel(
+            "Ends",
+            "reqps",
+            (
+                (rate("request_success", "finished_reason"), "{{finished_reason}}"),
+                (rate("request_failures", "error"), "{{error}}"),
+            ),
+            empty="no turns",
+        ),
+        waits("Time to first token", "time_to_first_token_seconds"),
+        waits("Time in the queue", "request_queue_time_seconds"),
+        Panel(
+            "Time per output token",
+            "s",
+            quantiles("request_time_per_output_token_seconds"),
+            empty="no turns",
+        ),
+        Panel(
+            "Refused for want of room",
+            "reqps",
+            ((rate("admission_rejections", "reason", CHOSEN) + " > 0", "{{reason}}"),),
+            empty="nothing was refused",
+            drawn=BARS,
+        ),
+    ),
+    "Tokens, KV states and steps": (
+        Panel(
+            "Tokens",
+            TOKENS,
+            (
+                (rate("generation_tokens", "model_name"), "{{model_name}} generated"),
+                (rate("prompt_tokens", "model_name"), "{{model_name}} prompt"),
+                (rate("prompt_tokens_cached", "model_name"), "{{model_name}} cached"),
+            ),
+        ),
+        Panel(
+            "Prompt tokens found in KV states, by tier",
+            "percentunit",
+            (
+                (
+                    rate("prefix_cache_hits", "instance, tier")
+                    + " / on (instance) group_left "
+                    + rate("prefix_cache_queries", "instance"),
+                    "{{tier}}",
+                ),
+            ),
+            top=1,
+            drawn=STACKED,
+        ),
+        Panel(
+            "KV states", "bytes", ((total("kv_bytes", "tier", CHOSEN), "{{tier}}"),), drawn=STACKED
+        ),
+        Panel(
+            "KV cells in use",
+            "percentunit",
+            ((each("kv_cache_usage_perc"), "{{model_name}}"),),
+            empty="no model is loaded",
+            top=1,
+        ),
+        Panel(
+            "Parks, restores, shifts, forks",
+            "ops",
+            (
+                (rate("num_preemptions", "instance"), "parks"),
+                (rate("kv_restores", "instance"), "restores"),
+                (rate("context_shifts", "instance"), "shifts"),
+                (rate("session_forks", "instance", CHOSEN), "forks"),
+            ),
+        ),
+        Panel(
+            "Step time, p95",
+            "s",
+            (
+                (quantile(0.95, "step_seconds", "kind"), "{{kind}}"),
+                (one("step_target_seconds"), "target"),
+            ),
+        ),
+        Panel("Turns in a step", "short", quantiles("iteration_sequences")),
+        Panel("Rows in a step", "short", quantiles("iteration_tokens")),
+    ),
+    "Models and workers": (
+        Panel(
+            "Models by state",
+            "short",
+            ((total("models", "state", CHOSEN), "{{state}}"),),
+            drawn=STACKED,
+        ),
+        Panel(
+            "Memory of models",
+            "bytes",
+            ((total("model_memory_bytes", "model_name"), "{{model_name}}"),),
+            empty="no model is loaded",
+            drawn=STACKED,
+        ),
+        Panel("Load time", "s", quantiles("model_load_seconds"), empty="no loads", drawn=DOTS),
+        Panel(
+            "Workers that left, died, or failed to load",
+            "short",
+            tuple(
+                (f"increase({each(family)}[$__rate_interval]) > 0", f"{{{{model_name}}}} {what}")
+                for family, what in (
+                    ("model_unloads_total", "left"),
+                    ("worker_restarts_total", "died"),
+                    ("model_load_failures_total", "failed"),
+                )
+            ),
+            empty="none",
+            drawn=BARS,
+        ),
+    ),
+    "Sessions and the daemon": (
+        Panel(
+            "Sessions",
+            "short",
+            (
+                (total("sessions", "state", CHOSEN), "{{state}}"),
+                (one("sessions_dormant"), "dormant"),
+            ),
+            drawn=STACKED,
+        ),
+        Panel(
+            "Shares of the bounds in use",
+            "percentunit",
+            tuple(
+                (f"{total(what, 'instance', CHOSEN)} / on (instance) {one(f'{what}_max')}", what)
+                for what in ("sessions", "connections")
+            ),
+            top=1,
+        ),
+        Panel("Journal lag", "s", ((one("journal_lag_seconds"), "{{instance}}"),)),
+        Panel(
+            "Silent workers",
+            "s",
+            ((each("worker_silent_seconds"), "{{model_name}}"),),
+            empty="no model is loaded",
+        ),
+        Panel(
+            "Parts that fail",
+            "short",
+            (
+                (f"sum by (instance) (1 - inferd_part_works{{{CHOSEN}}})", "{{instance}}"),
+                (f"1 - inferd_part_works{{{CHOSEN}}} > 0", "{{part}}"),
+            ),
+            top=5,
+        ),
+        Panel("Free memory", "bytes", ((one("memory_free_bytes"), "{{instance}}"),)),
+        Panel(
+            "The daemon's own processor time",
+            "suffix: cores",
+            ((f"rate(process_cpu_seconds_total{{{CHOSEN}}}[$__rate_interval])", "{{instance}}"),),
+        ),
+        Panel(
+            "The daemon's own memory",
+            "bytes",
+            ((f"process_resident_memory_bytes{{{CHOSEN}}}", "{{instance}}"),),
+        ),
+    ),
+}  # fmt: skip

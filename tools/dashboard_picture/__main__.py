@@ -1,0 +1,157 @@
+"""Make docs/dashboard.png: systemd/grafana/inferd.json as Grafana shows it, of a daemon at work.
+
+A real Prometheus scrapes a real daemon; it answers the panels' queries, and Grafana's own panel
+components, in a headless Chromium, draw the answers: no Grafana server is needed. Beside the
+picture docs/dashboard.json tells what it was made of. Needs the models of `make models`, Node.js,
+and Debian's packages `chromium` and `pngquant`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import shutil
+import subprocess
+import tempfile
+import threading
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import inferd
+from inferd.testing import running_daemon
+from tools.dashboard import FILE
+from tools.dashboard_picture.load import CONFIG, LOAD_S, at_work, link_models
+from tools.prometheus import ask, prometheus
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+PICTURE = ROOT / "docs" / "dashboard.png"
+TOLD = PICTURE.with_suffix(".json")
+ANSWERS = ROOT / ".cache" / "dashboard-answers.json"
+SCRAPE_S = 2
+RATE_S = 4 * SCRAPE_S
+"""What Grafana makes of $__rate_interval where the step is that of the scrapes."""
+COLOURS = 128
+
+
+def measure() -> dict[str, Any]:
+    """Have programs work with a daemon for some minutes; return what the panels' queries find."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (models := folder / "models").mkdir()
+        link_models(models, ROOT / ".cache" / "models")
+        with running_daemon(CONFIG, models_dir=models, metrics="127.0.0.1:0") as daemon:
+            with inferd.Client(daemon.socket) as client:
+                target = client.stats()["metrics"]
+            scraped = prometheus(target, folder, scrape_s=SCRAPE_S, instance="workstation")
+            with scraped as where, at_work(daemon.socket, daemon.pid):
+                began = time.time()
+                threading.Event().wait(LOAD_S)
+                return answers(where, began, _between_minutes(time.time()))
+
+
+def answers(where: str, began: float, ended: float) -> dict[str, Any]:
+    """Ask a Prometheus what a dashboard asks that shows the time from *began* to *ended*."""
+    span = {"start": _aligned(began), "end": _aligned(ended)}
+    asked = {
+        target["expr"]: ask(
+            where, "query_range", query=resolved(target["expr"]), step=SCRAPE_S, **span
+        )
+        for panel in panels()
+        for target in panel["targets"]
+    }
+    return {**span, "step_s": SCRAPE_S, "answers": asked}
+
+
+def _between_minutes(at: float) -> float:
+    """Return the last half minute: the label of a time at the very end would be cut off."""
+    return (at - 30) // 60 * 60 + 30
+
+
+def _aligned(at: float) -> int:
+    return int(at // SCRAPE_S * SCRAPE_S)
+
+
+def resolved(expression: str) -> str:
+    """Return a query with the values of all variables, each at what it is at first: all."""
+    values = {v["name"]: v.get("allValue", "") for v in _document()["templating"]["list"]}
+    for name, value in {**values, "__rate_interval": f"{RATE_S}s"}.items():
+        expression = expression.replace(f"${name}", value)
+    return expression
+
+
+def _document() -> dict[str, Any]:
+    document: dict[str, Any] = json.loads(FILE.read_text())
+    return document
+
+
+def panels() -> list[dict[str, Any]]:
+    """Return the dashboard's panels, without the rows' titles."""
+    return [panel for panel in _document()["panels"] if "targets" in panel]
+
+
+def draw() -> None:
+    """Make the picture of the answers."""
+    if not (HERE / "node_modules").exists():
+        subprocess.run(["npm", "ci"], cwd=HERE, check=True)
+    chromium = shutil.which("chromium") or "chromium"
+    with tempfile.TemporaryDirectory() as folder:
+        full = Path(folder) / "full.png"
+        drawn = ["node", str(HERE / "take.mjs"), chromium, str(FILE), str(ANSWERS), str(full)]
+        subprocess.run(drawn, check=True)
+        quantize = ["pngquant", "--force", "--strip", "--speed=1", f"--output={PICTURE}"]
+        subprocess.run([*quantize, str(COLOURS), full], check=True)
+
+
+def tell(found: dict[str, Any]) -> None:
+    """Write what the picture was made of."""
+    told = {
+        "made": datetime.fromtimestamp(found["end"], UTC).isoformat(),
+        "seconds": found["end"] - found["start"],
+        "dashboard_sha256": sha256(FILE),
+        "picture_sha256": sha256(PICTURE),
+        "panels": [
+            {
+                "title": panel["title"],
+                "queries": {
+                    expression: summary(found["answers"][expression])
+                    for expression in (target["expr"] for target in panel["targets"])
+                },
+            }
+            for panel in panels()
+        ],
+    }  # fmt: skip
+    TOLD.write_text(json.dumps(told, indent=1) + "\n")
+
+
+def summary(series: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return how much a query found."""
+    values = [float(v) for one in series for _, v in one["values"] if v not in ("NaN", "+Inf")]
+    return {
+        "series": len(series),
+        "values": len(values),
+        "greatest": float(f"{max(values, default=0):.3g}"),
+    }
+
+
+def sha256(file: Path) -> str:
+    """Return a file's SHA-256."""
+    return hashlib.sha256(file.read_bytes()).hexdigest()
+
+
+def main() -> None:
+    """Make the picture and what tells of it."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--again", action="store_true", help="draw what was measured before")
+    if not parser.parse_args().again:
+        ANSWERS.write_text(json.dumps(measure()))
+    draw()
+    tell(json.loads(ANSWERS.read_text()))
+    print(PICTURE.relative_to(ROOT))
+
+
+if __name__ == "__main__":
+    main()

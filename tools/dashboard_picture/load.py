@@ -1,0 +1,146 @@
+"""The work that the picture is of: programs that share two real models, come back and get in a jam.
+
+They ask as their users would, over a few minutes; one crowd is more than the daemon lets wait.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+import inferd
+from inferd.ipc.payloads import Priority
+
+__all__ = ("CONFIG", "LOAD_S", "MODELS", "at_work", "link_models")
+
+MODELS = {"smollm2": "smollm2-135m-instruct.gguf", "gemma3": "gemma-3-270m.gguf"}
+CONFIG = """\
+[daemon]
+tasks-waiting-max = 10
+keep-alive-s = 20
+quantum-tokens = 64
+[defaults]
+slots = 3
+ctx-size = 1024
+"""
+LOAD_S = 255.0
+DIES_AT_S = 150.0
+"""A worker is killed then, as the kernel does when memory is short."""
+REFUSED_REST_S = 2.0
+
+
+@dataclass(frozen=True)
+class Program:
+    """One of those that share the daemon: a conversation, over and over, with rests between."""
+
+    name: str
+    priority: Priority
+    prompts: tuple[str, ...]
+    tokens: int
+    rest_s: float = 0.5
+    at_s: tuple[float, float] = (0.0, LOAD_S)
+    """From when to when it works."""
+    model: str = "smollm2"
+    forks: int = 0
+    """Of each conversation: so many go on with its last question on their own."""
+    shifts: bool = False
+
+    def run(self, socket: str, over: threading.Event) -> None:
+        """Work until it is *over*; who is refused comes again."""
+        begins, ends = (time.monotonic() + at for at in self.at_s)
+        over.wait(begins - time.monotonic())
+        number = 0
+        while not over.is_set() and time.monotonic() < ends:
+            number += 1
+            try:
+                self._converse(socket, f"{self.name}-{number}", over)
+            except inferd.InferdError:
+                over.wait(REFUSED_REST_S)
+
+    def _converse(self, socket: str, session_id: str, over: threading.Event) -> None:
+        """Ask one prompt after the other; the session sleeps under its id meanwhile."""
+        for prompt in self.prompts:
+            options = {
+                "n-predict": self.tokens,
+                "ctx-shift": self.shifts,
+                "ignore-eos": self.shifts,
+            }
+            with inferd.Client(socket) as client:
+                session = client.session(
+                    self.model, session_id=session_id, priority=self.priority, options=options,
+                    raw=self.model == "gemma3",
+                )  # fmt: skip
+                with session:
+                    if not _read(session, prompt, over):
+                        return
+                    if prompt == self.prompts[-1]:
+                        for branch in session.fork(self.forks) if self.forks else ():
+                            _read(branch, prompt, over)
+                        session.forget()
+            if over.wait(self.rest_s):
+                return
+
+
+def _read(session: inferd.Session, prompt: str, over: threading.Event) -> bool:
+    """Read an answer to its end; tell whether it came to that."""
+    return not any(over.is_set() for _ in session.stream(prompt))
+
+
+STORY = "Write a long story about a lighthouse and its keeper, with many details."
+HELLO = "Say in one sentence: what is smoke?"
+LETTER = ("Write a short letter to a friend.", "Make it friendlier.", "Now shorten it to one line.")
+CODE = ("Explain what a daemon is.", "Give me an example.", "How does it end?")
+PRESS = "The history of the printing press:"
+ARCHIVE_AT_S = ((55.0, 85.0), (175.0, 205.0))
+PROGRAMS = (
+    Program("digest", "low", (STORY,), 240),
+    Program("tags", "low", ("Write a long list of animals.", "Go on."), 160),
+    Program("novel", "low", (STORY,), 1400, at_s=(40, LOAD_S), shifts=True),
+    Program("editor", "normal", CODE, 70),
+    Program("notes", "normal", CODE[::-1], 60, rest_s=2.0),
+    Program("ideas", "normal", ("Name a colour.", "Another one."), 24, rest_s=6.0, forks=2),
+    Program("mail", "high", LETTER, 48, rest_s=3.0),
+    Program("alarm", "urgent", (HELLO,), 20, rest_s=5.0),
+    *(
+        Program(f"archive-{n}", "normal", (PRESS,), 90, 1.0, ARCHIVE_AT_S[n % 2], "gemma3")
+        for n in range(4)
+    ),
+    *(Program(f"crowd-{n}", "normal", (HELLO,), 60, at_s=(110.0, 130.0)) for n in range(16)),
+)  # fmt: skip
+
+
+@contextmanager
+def at_work(socket: str, daemon_pid: int) -> Iterator[None]:
+    """Have all programs work within."""
+    over = threading.Event()
+    with ThreadPoolExecutor(len(PROGRAMS) + 1) as pool:
+        started = [pool.submit(program.run, socket, over) for program in PROGRAMS]
+        started.append(pool.submit(_kill_a_worker, daemon_pid, over))
+        try:
+            yield
+        finally:
+            over.set()
+    for program in started:
+        program.result()
+
+
+def _kill_a_worker(daemon_pid: int, over: threading.Event) -> None:
+    if over.wait(DIES_AT_S):
+        return
+    with suppress(ProcessLookupError, IndexError):
+        os.kill(psutil.Process(daemon_pid).children()[0].pid, signal.SIGKILL)
+
+
+def link_models(folder: Path, models: Path) -> None:
+    """Give the models the names that the programs ask for."""
+    for name, file in MODELS.items():
+        (folder / f"{name}.gguf").symlink_to(models / file)
