@@ -35,7 +35,9 @@ _FREE = (
     *("cancel", "park", "fini_single", "finalize_execution_context", "close_execution_context"),
     *("forget", "unload", "init_backend", "deinit_backend"),
 )
-"""To look at what is one's own or nobody's, and to give up what one has."""
+"""To look at what is one's own or nobody's, and to give up what one has; `Access.reaches` decides
+on `cancel` and `park` of what another user has.
+"""
 
 NEEDS: dict[str, Right | None] = {
     **dict.fromkeys(_USE, Right.USE),
@@ -113,11 +115,30 @@ class Access:
         rights = self.rights(request.connection)
         right = right_for(request.call, request.params)
         if right is not None and right not in rights.may:
-            raise PermissionDenied(
-                f"user {request.connection.peer.uid} may not {MEANINGS[right]}",
-                hint=f"whoever runs the daemon can allow it: may = ['{right}'] in [access.NAME]",
-                data={"right": right.value},
-            )
+            raise _denied(request.connection, right, MEANINGS[right])
         priority = PRIORITIES.get(getattr(request.params, "priority", ""))
         if priority is not None:
             check_priority(rights.quota, priority)
+
+    def reaches(self, connection: Connection, owner: int) -> bool:
+        """Tell whether somebody reaches the turns of the user *owner*, to cancel or park them: he
+        is that user, or an operator, who sees all and manages. To others there are no such turns.
+
+        :raises PermissionDenied: he sees them, and may not manage.
+        """
+        if connection.peer.uid == owner:
+            return True
+        may = self.rights(connection).may
+        if Right.SEE_ALL not in may:
+            return False
+        if Right.MANAGE not in may:
+            raise _denied(connection, Right.MANAGE, "cancel or park the turns of other users")
+        return True
+
+
+def _denied(connection: Connection, right: Right, deed: str) -> PermissionDenied:
+    return PermissionDenied(
+        f"user {connection.peer.uid} may not {deed}",
+        hint=f"whoever runs the daemon can allow it: may = ['{right}'] in [access.NAME]",
+        data={"right": right.value},
+    )

@@ -8,7 +8,7 @@ import msgspec
 
 from ..scheduler import PRIORITIES
 from ..sessions import Quota
-from .config_access import Right, Rule
+from .config_access import MEMBER_CLASS, MEMBER_MAY, Right, Rule
 
 __all__ = ("MEANINGS", "MEMBER", "OPERATOR", "Rights", "rights_of")
 
@@ -31,7 +31,7 @@ class Rights(msgspec.Struct, frozen=True):
 
 OPERATOR = Rights(frozenset(Right), Quota(priority_max=PRIORITIES["urgent"]))
 """Root's rights, and those of the daemon's own user."""
-MEMBER = Rights(frozenset({Right.USE}), Quota(priority_max=PRIORITIES["high"]))
+MEMBER = Rights(MEMBER_MAY, Quota(priority_max=PRIORITIES[MEMBER_CLASS]))
 """Those of everybody else who can connect."""
 
 

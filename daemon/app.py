@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import gc
 import importlib.util
@@ -54,12 +55,13 @@ def serve(
     *machine* and *pace* are what memory is read from, and how often. *read* reads the configuration
     again.
     """
-    logs.configure(config)
     parts = Parts()
-    logs.on_file = partial(parts.note, "log")
     try:
+        given = inherited(os.environ)  # first: by number, and a closed one may become another file
+        logs.configure(config)
+        logs.on_file = partial(parts.note, "log")
         instance = count_start(config.state_dir, parts)
-        listener = _listener(config)
+        listener = given or _bound(config)
     except InferdError as exc:
         sys.stderr.write(f"inferd: {exc.message}\n  {exc.hint}\n")
         return 1
@@ -79,11 +81,8 @@ def serve(
         listener.close()
 
 
-def _listener(config: Config) -> Listener:
-    """Return the socket that systemd has opened, as it is, or else the configured one."""
-    given = inherited(os.environ)
-    if given is not None:
-        return given
+def _bound(config: Config) -> UnixListener:
+    """Return the configured socket."""
     gid = gid_of(config.socket_group) if config.socket_group else -1
     own = UnixListener(str(config.socket), config.socket_mode, gid)
     own.bind()
@@ -128,6 +127,7 @@ async def _main(
     parts: Parts,
     read: Callable[[], Config],
 ) -> int:
+    logs.live_on(asyncio.get_running_loop())
     async with anyio.create_task_group() as group:
         daemon = start(group)
         daemon.calls = ALL_CALLS

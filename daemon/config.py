@@ -278,12 +278,16 @@ def applies(name: str) -> Applies:
 
 
 def load_config(
-    flags: Mapping[str, Any] | None = None, environ: Mapping[str, str] | None = None
+    flags: Mapping[str, Any] | None = None,
+    environ: Mapping[str, str] | None = None,
+    *,
+    document: Mapping[str, Any] | None = None,
 ) -> Config:
     """Read flags, environment and file, in this order of precedence.
 
     *flags* holds settings by their names, and `config` for the file; one that is None was not
-    given. Text is converted, so that flags may pass what the user typed.
+    given. Text is converted, so that flags may pass what the user typed. *document* is the file's
+    where it was read already: a pipe can be read once.
 
     :raises ConfigError: anything in it is unknown or wrong; it says all of it.
     """
@@ -291,7 +295,8 @@ def load_config(
     environ = os.environ if environ is None else environ
     errors: list[str] = []
     path = configuration_file(flags.pop("config", None), environ)
-    document = read_document(path, errors) if path else {}
+    if document is None:
+        document = read_document(path, errors) if path else {}
     settings: dict[str, Any] = {}
     _read_daemon(table_of(document, "daemon", f"{path}: ", errors), path, settings, errors)
     _read_environment(environ, settings, errors)

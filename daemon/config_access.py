@@ -22,6 +22,8 @@ __all__ = (
     "ACCESS_BOUNDS",
     "ACCESS_KEYS",
     "CLASSES",
+    "MEMBER_CLASS",
+    "MEMBER_MAY",
     "NAMES_MAX",
     "RULES_MAX",
     "Right",
@@ -46,6 +48,11 @@ class Right(StrEnum):
     MANAGE = "manage"
     SEE_ALL = "see-all"
     DRAIN = "drain"
+
+
+MEMBER_MAY = frozenset({Right.USE})
+MEMBER_CLASS = "high"
+"""What everybody may who is neither root nor the daemon's user, where no rule says otherwise."""
 
 
 class Rule(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,5 +1,5 @@
-"""The configuration in force: every setting's value and who said it, as TOML that can be read
-again.
+"""The configuration in force: every setting's value and who said it, models, rules of access, as
+TOML that can be read again.
 """
 
 from __future__ import annotations
@@ -17,19 +17,23 @@ from .config import (
     ENVIRONMENT_PREFIX,
     SETTINGS,
     Config,
+    ConfigError,
     ModelConfig,
     configuration_file,
     load_config,
     read_document,
 )
+from .config_access import ACCESS_KEYS, MEMBER_CLASS, MEMBER_MAY
 from .config_models import AdapterConfig, hyphens
 from .config_socket import GroupName, Mode
 from .metrics.address import Address
 from .traces.target import Target
 
-__all__ = ("InForce", "Value", "in_force", "toml_of")
+__all__ = ("InForce", "Value", "in_force", "read_in_force", "toml_of")
 
 DEFAULT = "default"
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+"""What a comment cannot have: the name of a file may."""
 _BARE = re.compile(r"[A-Za-z0-9_-]+")
 
 
@@ -41,14 +45,15 @@ class Value(msgspec.Struct, frozen=True):
 
 
 class InForce(msgspec.Struct, frozen=True):
-    """What holds: settings by name, parameters of every model, and each configured model's own,
-    where those of every model stand, too.
+    """What holds: settings by name, parameters of every model, each configured model's own, where
+    those of every model stand, too, and each rule of access.
     """
 
     file: str
     settings: dict[str, Value]
     defaults: dict[str, Value]
     models: dict[str, dict[str, Value]]
+    access: dict[str, dict[str, Value]]
 
 
 def in_force(
@@ -58,11 +63,34 @@ def in_force(
 
     :raises ConfigError: anything in them is unknown or wrong.
     """
-    config = load_config(flags, environ)
+    return read_in_force(flags, environ)[1]
+
+
+def read_in_force(
+    flags: Mapping[str, Any] | None = None, environ: Mapping[str, str] | None = None
+) -> tuple[Config, InForce]:
+    """Return a configuration and, of the same reading, what of it is in force.
+
+    :raises ConfigError: anything in its sources is unknown or wrong.
+    """
     environ = os.environ if environ is None else environ
-    given = {hyphens(key) for key, value in (flags or {}).items() if value is not None}
     path = configuration_file((flags or {}).get("config"), environ)
-    document = read_document(path, []) if path else {}
+    errors: list[str] = []
+    document = read_document(path, errors) if path else {}
+    if errors:
+        raise ConfigError(errors)
+    config = load_config(flags, environ, document=document)
+    return config, _in_force(config, flags or {}, environ, path, document)
+
+
+def _in_force(
+    config: Config,
+    flags: Mapping[str, Any],
+    environ: Mapping[str, str],
+    path: Path | None,
+    document: Mapping[str, Any],
+) -> InForce:
+    given = {hyphens(key) for key, value in flags.items() if value is not None}
     in_file = {hyphens(key) for key in document.get("daemon", {})}
     return InForce(
         file=str(path or ""),
@@ -75,6 +103,10 @@ def in_force(
         },
         defaults={k: Value(v, f"{path} [defaults]") for k, v in config.defaults.items()},
         models={name: _model(name, model, config, path) for name, model in config.models.items()},
+        access={
+            name: _rule(table, f"{path} [access.{name}]")
+            for name, table in document.get("access", {}).items()
+        },
     )
 
 
@@ -104,6 +136,19 @@ def _model(name: str, model: ModelConfig, config: Config, path: Path | None) -> 
     }
 
 
+def _rule(table: Mapping[str, Any], place: str) -> dict[str, Value]:
+    """Return what a rule says, users and groups as they are named there, and what holds where it
+    does not. Of one that names users that depends on who they are: root and the daemon's own user
+    may more.
+    """
+    said = {hyphens(key): value for key, value in table.items()}
+    unsaid = {} if "users" in said else {"may": [*MEMBER_MAY], "top-priority": MEMBER_CLASS}
+    return {
+        key: Value(said[key], place) if key in said else Value(unsaid.get(key), DEFAULT)
+        for key in ACCESS_KEYS
+    }
+
+
 def _plain(value: Any) -> Any:
     """Return a value as TOML and JSON have it."""
     if isinstance(value, Path | Address | Target | Mode | GroupName):
@@ -126,6 +171,7 @@ def toml_of(shown: InForce, *, origins: bool = False) -> str:
 def _lines(shown: InForce, origins: bool) -> Iterator[str]:
     tables = {"[daemon]": shown.settings, "[defaults]": shown.defaults}
     tables |= {f"[models.{_key(name)}]": values for name, values in shown.models.items()}
+    tables |= {f"[access.{_key(name)}]": values for name, values in shown.access.items()}
     for number, (head, values) in enumerate(t for t in tables.items() if t[1]):
         if number:
             yield ""
@@ -133,7 +179,7 @@ def _lines(shown: InForce, origins: bool) -> Iterator[str]:
         for name, value in values.items():
             if value.value is None:
                 continue  # not set: TOML has no word for it
-            said = f"  # {value.origin}" if origins else ""
+            said = f"  # {_CONTROL.sub('?', value.origin)}" if origins else ""
             yield f"{_key(name)} = {_toml(value.value)}{said}"
 
 

@@ -154,17 +154,7 @@ class Daemon:
         self.memory.on_read = partial(self.parts.note, "memory")
         self.journal = Journal(config.state_dir / JOURNAL_FILE)
         self.journal.on_change = self._note_journal
-        self.sessions = SessionManager(
-            self.ledger,
-            self.new_handle,
-            sessions_max=config.sessions_max,
-            idle_timeout_s=config.idle_timeout_ms / 1000,
-            dormant_max=config.dormant_max,
-            dormant_s_max=config.dormant_days_max * DAY_S,
-            dormant_bytes_max=config.dormant_bytes_max,
-            forget_files=self.registry.forget_files,
-            journal=self.journal,
-        )
+        self.sessions = self._session_manager()
         self.swaps = Swaps(self.registry, self.sessions, config.swap_grace_s)
         self.server = Server(
             self, connections_max=config.connections_max, requests_max=REQUESTS_MAX
@@ -180,6 +170,19 @@ class Daemon:
         self._handles = 0
         self._build = build
         self._unflushed: set[Connection] = set()
+
+    def _session_manager(self) -> SessionManager:
+        return SessionManager(
+            self.ledger,
+            self.new_handle,
+            sessions_max=self.config.sessions_max,
+            idle_timeout_s=self.config.idle_timeout_ms / 1000,
+            dormant_max=self.config.dormant_max,
+            dormant_s_max=self.config.dormant_days_max * DAY_S,
+            dormant_bytes_max=self.config.dormant_bytes_max,
+            forget_files=self.registry.forget_files,
+            journal=self.journal,
+        )
 
     # What the server asks.
 

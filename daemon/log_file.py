@@ -1,4 +1,4 @@
-"""The file that events are appended to, whoever moves or removes it meanwhile.
+"""A file that lines are appended to, events or spans, whoever moves or removes it meanwhile.
 
 As `logging.handlers.WatchedFileHandler` it looks before each line whether its file is still the one
 at its path. It has no buffer: a line that a full disk refused is not tried again beside later ones.
@@ -7,6 +7,7 @@ at its path. It has no buffer: a line that a full disk refused is not tried agai
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -20,12 +21,18 @@ _CLOSED = -1
 
 
 class LogFile:
-    """Opened with its first line; *on_change* hears why it cannot be written, or None when it can
-    again. Owned by the thread that logs.
+    """Opened with its first line; *on_change* hears why `write` cannot, or None when it can again.
+    With *bytes_max* it grows to so many bytes at most. Owned by the one thread that writes.
     """
 
-    def __init__(self, path: Path, on_change: Callable[[str | None], None]):
-        self.path = path
+    def __init__(
+        self,
+        path: Path,
+        on_change: Callable[[str | None], None] = lambda _: None,
+        *,
+        bytes_max: int | None = None,
+    ):
+        self.path, self._bytes_max = path, bytes_max
         self.cause: str | None = None
         """Why the last line was not written."""
         self._on_change = on_change
@@ -36,7 +43,7 @@ class LogFile:
     def write(self, line: bytes) -> bool:
         """Append a line, and tell whether it is there."""
         try:
-            self._append(line)
+            self.append(line)
         except OSError as exc:
             self._note(f"{self.path}: {exc.strerror}")
             return False
@@ -52,15 +59,24 @@ class LogFile:
 
     close = reopen
 
-    def _append(self, line: bytes) -> None:
+    def append(self, lines: bytes) -> None:
+        """Append whole lines.
+
+        :raises OSError: they are not there, or torn: then what comes next begins a line of its own.
+        """
         if not self._is_current():
             self.reopen()
             self._open()
-        data = b"\n" + line if self._torn else line
+        data = b"\n" + lines if self._torn else lines
+        self._check_size(len(data))
         while data:
             written = os.write(self._file, data)
             data = data[written:]
             self._torn = bool(data)
+
+    def _check_size(self, more: int) -> None:
+        if self._bytes_max is not None and os.fstat(self._file).st_size + more > self._bytes_max:
+            raise OSError(errno.EFBIG, f"has {self._bytes_max} bytes, the most it may have")
 
     def _is_current(self) -> bool:
         if self._file == _CLOSED:

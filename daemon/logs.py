@@ -7,10 +7,13 @@ it.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import os
+import threading
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +25,17 @@ from ..scheduler import messages as m
 from .config import Config
 from .log_file import LogFile
 from .log_levels import LEVELS, ROOMS
+from .log_stderr import StandardError
 
-__all__ = ("Logs", "logs")
+__all__ = ("Library", "Logs", "logs")
 
 DEFAULT_ROOM = "daemon"
 WORKER_ROOMS = ("scheduler", "backends", "llama")
 """Those that a worker process has events of."""
 LIBRARY_CHARACTERS_MAX = 2000
 """Of what a Python library logs."""
+JOURNAL_BYTES_MAX = 47_000
+"""Of an event that goes to the journal: past `LineMax=` (48 KiB) that cuts a line in two."""
 _HEAD = ("timestamp", "level", "room", "event")
 _CONTROLS = {c: None for c in (*range(0x20), *range(0x7F, 0xA0)) if chr(c) not in "\t\n"}
 _STDERR = 2
@@ -48,13 +54,18 @@ class Logs:
         self._levels = dict.fromkeys(ROOMS, "info")
         self._least = dict.fromkeys(ROOMS, LEVELS["info"])
         self._file: LogFile | None = None
+        self._stderr: StandardError
+        self._lost = 0
+        """Events that found no room there since the last one that did."""
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._owner = threading.get_ident()
         self._terminal = False
         self._console: Processor | None = None
         self._json = structlog.processors.JSONRenderer()
 
     def configure(self, config: Config) -> None:
         """Log as *config* says, from here on, what Python's libraries log included."""
-        self._terminal = os.isatty(_STDERR)
+        self._stderr, self._terminal = StandardError(_STDERR), os.isatty(_STDERR)
         self.in_journal = is_journal(os.environ, _STDERR)
         console = config.log_format == "console"
         if config.log_format == "auto":
@@ -74,7 +85,19 @@ class Logs:
             logger_factory=lambda *_: _Sink(self._write),
             cache_logger_on_first_use=True,
         )
-        logging.basicConfig(handlers=[_Library()], level=logging.WARNING, force=True)
+        logging.basicConfig(handlers=[Library(self)], level=logging.WARNING, force=True)
+
+    def live_on(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Be owned by *loop* from now on, which runs in this thread."""
+        self._loop, self._owner = loop, threading.get_ident()
+
+    def in_owner(self, log: Callable[[], object]) -> None:
+        """Have *log* called in the thread that owns this, from any; soon, if that is another."""
+        if self._loop is None or threading.get_ident() == self._owner:
+            log()
+        else:
+            with contextlib.suppress(RuntimeError):  # the loop is closed: the daemon has ended
+                self._loop.call_soon_threadsafe(log)
 
     def hold(self, config: Config) -> None:
         """Let the levels, the file and the rest of *config* hold."""
@@ -139,16 +162,30 @@ class Logs:
             data = _bytes(self._json(None, "", dict(event)))
             if self._file.write(data) and not self._terminal:
                 return
-        line: object
+        data = self._line(event)
+        if self._lost:
+            data = self._line(_loss(event, self._lost)) + data
+        self._lost = 0 if self._stderr.write(data) else self._lost + 1
+
+    def _line(self, event: EventDict) -> bytes:
+        """Return the line that an event is in standard error."""
         if self._console is not None:
-            line = self._console(None, "", _for_terminal(event))
-        else:
-            prefix = f"<{PRIORITIES.get(event['level'], 3)}>" if self.in_journal else ""
-            line = f"{prefix}{self._json(None, '', event)!s}"
-        with contextlib.suppress(OSError):  # nobody is left to be told
-            data = _bytes(line)
-            while data:
-                data = data[os.write(_STDERR, data) :]
+            return _bytes(self._console(None, "", _for_terminal(event)))
+        if self.in_journal:
+            return _bytes(f"<{PRIORITIES.get(event['level'], 3)}>{self._whole(event)}")
+        return _bytes(self._json(None, "", event))
+
+    def _whole(self, event: EventDict) -> str:
+        """Return an event as a line that the journal does not cut in two: as JSON of
+        `JOURNAL_BYTES_MAX` at most, with texts that are too long for that cut.
+        """
+        line = str(self._json(None, "", event))
+        characters = JOURNAL_BYTES_MAX
+        while len(line) > JOURNAL_BYTES_MAX and characters:  # ASCII alone: a byte a character
+            characters //= 2
+            cut = {k: v[:characters] if isinstance(v, str) else v for k, v in event.items()}
+            line = str(self._json(None, "", cut))
+        return line
 
 
 logs = Logs()
@@ -161,15 +198,22 @@ class _Sink:
         self.debug = self.info = self.warning = self.error = self.critical = write
 
 
-class _Library(logging.Handler):
-    """Makes events of what Python's libraries log, as asyncio does of its troubles."""
+class Library(logging.Handler):
+    """Makes events of what Python's libraries log, as asyncio does of its troubles, in any of their
+    threads.
+    """
+
+    def __init__(self, owner: Logs):
+        super().__init__()
+        self._owner = owner
 
     def emit(self, record: logging.LogRecord) -> None:
         """Log a record."""
         level = "error" if record.levelno >= logging.ERROR else "warning"
         text = record.getMessage()[:LIBRARY_CHARACTERS_MAX]
-        log = structlog.get_logger()
-        getattr(log, level)("library.said", source=record.name, text=text, exc_info=record.exc_info)
+        log = getattr(structlog.get_logger(), level)
+        told = {"source": record.name, "text": text, "exc_info": record.exc_info}
+        self._owner.in_owner(partial(log, "library.said", **told))
 
 
 def _hand_over(
@@ -195,6 +239,12 @@ def _for_terminal(event: EventDict) -> EventDict:
     shown = {k: v.translate(_CONTROLS) if isinstance(v, str) else v for k, v in event.items()}
     shown["logger"] = shown.pop("room")
     return shown
+
+
+def _loss(event: EventDict, count: int) -> EventDict:
+    """Return the event that says, before *event*, how many others were not written."""
+    head = {"timestamp": event["timestamp"], "level": "warning", "room": DEFAULT_ROOM}
+    return {**head, "event": "log.lost", "events": count}
 
 
 def _bytes(line: Any) -> bytes:

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from ..backends import Device, MemoryNeed, Shape
 from ..backends.errors import OutOfMemory
+from .sizes import size_text
 
 __all__ = (
     "DeviceShort",
@@ -28,7 +29,6 @@ __all__ = (
     "fewer_layers",
     "more_refused",
     "refusal",
-    "size_text",
     "smaller",
     "spared_bytes",
     "stalled_s",
@@ -220,14 +220,6 @@ def more_refused(name: str, size: int, free: int) -> OutOfMemory:
         hint="unload models that are not needed: `inferd ps` lists them",
         data={"needed_bytes": size, "free_bytes": max(0, free)},
     )
-
-
-def size_text(count: int) -> str:
-    """Return a number of bytes for people."""
-    size = max(0, count)
-    if size < 1 << 20:
-        return f"{size} bytes"
-    return f"{size / 1e9:.2f} GB" if size >= 10**9 else f"{size / 1e6:.1f} MB"
 
 
 # What the machine has.

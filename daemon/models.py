@@ -11,7 +11,7 @@ import anyio
 import msgspec
 
 from ..backends import MemoryNeed
-from ..backends.errors import InferdError
+from ..backends.errors import InferdError, WorkerCrashed
 from ..sessions.port import ask_again
 from ..sessions.similarity import Comparison, Similarity
 from .adapters import describe_adapters
@@ -81,6 +81,8 @@ class Model:
         """A swap holds the name's turns back until another model is loaded."""
         self.replaced = False
         """The model before has left for that; nobody waits for his turn any more."""
+        self.dropped = False
+        """It had a name before a swap, and leaves for good."""
         self._released = anyio.Event()
         self.changing = anyio.Lock()
         """Held while what the name means is changed: by a swap, by adapters that come and go."""
@@ -121,10 +123,13 @@ class Model:
         """Return the worker, loading the model if it is cold.
 
         :raises LoadFailed: it cannot be loaded.
+        :raises WorkerCrashed: it was swapped, and has left.
         """
         self.used_at = self._registry.seconds()
-        while self.worker is not None and self.worker.leaving:
+        while self.worker is not None and self.worker.leaving and not self.dropped:
             await self.worker.gone.wait()
+        if self.dropped:
+            raise WorkerCrashed(f"the worker of {self.name!r} has left, for good")
         if on_progress is not None:
             self._listeners.add(on_progress)
         self.awaited += 1

@@ -14,16 +14,14 @@ import anyio.abc
 import msgspec
 import structlog
 
-from ..backends import ModelSpec
 from ..backends.errors import Busy, ModelNotFound, ShuttingDown
 from ..backends.params import nearest
-from ..ipc.messages import CREDIT_MAX
 from ..scheduler import messages as m
 from ..scheduler.recorder import Act
 from ..scheduler.store import scoped
 from ..sessions.port import TaskReader
 from ..sessions.similarity import Comparison, Similarity, nobody
-from .adapters import specs_of, with_adapters, without_adapters
+from .adapters import with_adapters, without_adapters
 from .config import Config
 from .config_models import ModelConfig
 from .cores import Cores
@@ -32,6 +30,7 @@ from .kept import KEPT_FILE, KeptModels
 from .kv_index import KvIndex, Place
 from .machine import MachineMemory
 from .model_files import Signature, files_in_use, models_in, signature_of
+from .model_specs import conditions_of, limits_of, spec_of
 from .models import Lease, Model, ModelState
 from .parts import Parts
 from .reckonings import Reckonings
@@ -44,11 +43,8 @@ __all__ = ("Registry",)
 
 log = structlog.get_logger()
 ECHO = "echo"
-CTX_SIZE_DEFAULT = 4096
 KV_DIR = "kv"
 """Where KV states lie below the state directory."""
-TEMPLATE = {"chat_template": "chat-template", "chat_template_file": "chat-template-file"}
-"""Parameters by the fields of a spec."""
 
 
 class Registry:
@@ -143,7 +139,8 @@ class Registry:
         """Tell whether a loaded model is not what a load would make of it now."""
         if self._configured.get(model.name) != model.configured:
             return True
-        return before.defaults != self.config.defaults or _limits(before) != _limits(self.config)
+        limits = limits_of(self.config)
+        return before.defaults != self.config.defaults or limits_of(before) != limits
 
     def _files(self) -> dict[str, Path]:
         """Return the models directory's, by name; as they were, while it cannot be read."""
@@ -248,10 +245,10 @@ class Registry:
         if self._models.get(model.name) is not model:
             raise ModelNotFound(f"the model {model.name!r} has left")
         self._refresh(model)
-        spec = self._spec(model, wanted)
-        self._failures.check(model.name, *_conditions(model, spec))
+        spec = spec_of(model, wanted, self.config)
+        self._failures.check(model.name, *conditions_of(model, spec))
         kv_dir = str(self.config.state_dir / KV_DIR) if self.config.kv_disk_bytes else ""
-        limits = _limits(self.config)
+        limits = limits_of(self.config)
         worker = Worker(spec, self._on_frame, limits, kv_dir, self.config.worker_hang_s)
         worker.on_kv = partial(self._note_kv_file, worker)
         self._wire(model, worker)
@@ -385,7 +382,7 @@ class Registry:
             self.on_loaded(model, took)
             return
         if worker.pid:  # without a process the file is not to blame
-            self._failures.note(model.name, *_conditions(model, worker.spec), error)
+            self._failures.note(model.name, *conditions_of(model, worker.spec), error)
         log.error("model.failed", model=model.name, cause=error.message, seconds=took)
         self.on_loaded(model, None)
 
@@ -394,35 +391,6 @@ class Registry:
             os.close(model.fd)
             model.fd = -1
             self._models.pop(model.name, None)
-
-    def _spec(self, model: Model, wanted: Mapping[str, Any]) -> ModelSpec:
-        options = model.options()
-        ctx_size = max(options.get("ctx-size", 0), 0)
-        if not ctx_size and wanted.get("ctx-size", 0) > CTX_SIZE_DEFAULT:
-            ctx_size = wanted["ctx-size"]
-        return ModelSpec(
-            name=model.name,
-            backend=model.config.backend,
-            path=str(model.config.file or ""),
-            fd=model.fd,
-            slots=options.get("slots", 4),
-            ctx_size=ctx_size,
-            batch_size=options.get("batch-size", 512),
-            n_gpu_layers=options.get("n-gpu-layers", wanted.get("n-gpu-layers", -1)),
-            main_gpu=options.get("main-gpu", wanted.get("main-gpu", -1)),
-            tensor_split=tuple(options.get("tensor-split", wanted.get("tensor-split", ()))),
-            threads=options.get("threads", 0) or self.config.cores,
-            **self._template(model),
-            options=model.config.echo,
-            adapters=specs_of(model.config),
-        )
-
-    def _template(self, model: Model) -> dict[str, Any]:
-        """Return where the configuration has the chat template: a model's own comes first."""
-        for options in (model.config.options, self.config.defaults):
-            if any(name in options for name in TEMPLATE.values()):
-                return {field: options.get(name, "") for field, name in TEMPLATE.items()}
-        return {}
 
     def _note_kv_file(self, worker: Worker, report: m.Stored | m.Unstored) -> None:
         fingerprint = worker.info.fingerprint
@@ -507,25 +475,3 @@ async def _guarded(work: Callable[..., Coroutine[Any, Any, None]], *arguments: A
         await work(*arguments)
     except Exception:  # the daemon goes on
         log.exception("background.failed", work=work.__qualname__)
-
-
-def _conditions(model: Model, spec: ModelSpec) -> tuple[list[Path], object]:
-    """Return what decides on how a load goes: the files, and what is asked for."""
-    return files_in_use(model.config.file), (spec, model.wanted_ctx_size)
-
-
-def _limits(config: Config) -> dict[str, Any]:
-    """Return what a worker is told of the configuration."""
-    return {
-        "reader_wait_s": config.reader_wait_ms / 1000,
-        "reader_timeout_s": config.reader_timeout_s,
-        "credit_max": CREDIT_MAX,
-        "ageing_tokens": config.ageing_tokens,
-        "quantum_tokens": config.quantum_tokens,
-        "step_target_s": config.step_ms_target / 1000,
-        "share_tokens_min": config.share_tokens_min,
-        "snapshot_tokens": config.snapshot_tokens,
-        "shifts_max": config.shifts_max,
-        "kv_ram_bytes": config.kv_ram_bytes,
-        "kv_shared": config.kv_share == "all",
-    }

@@ -21,6 +21,7 @@ from ..backends.params import BY_NAME
 from ..sessions import Session, TurnOptions
 from ..sessions.similarity import Comparison, Similarity
 from .models import Lease, Model, ModelState
+from .traces.following import follow_none
 from .turnstile import Caller
 
 if TYPE_CHECKING:
@@ -74,6 +75,7 @@ class Comparing:
             tell(Similarity(None, f"the configuration names no {MODEL}"))
 
     async def _compare(self, name: str, wait_s: float, comparison: Comparison, tell: Tell) -> None:
+        follow_none()  # what a worker tells is heard in the request that had it loaded
         found = Similarity(None, f"{name!r} did not answer within {wait_s:g} s")
         try:
             with anyio.move_on_after(wait_s):
@@ -125,11 +127,11 @@ class Comparing:
 
     async def _given(self, lease: Lease, fingerprint: str, comparison: Comparison) -> _Embedding:
         """Return the embedding of the text that was given; a user's are remembered for himself."""
-        key = comparison.owner, fingerprint, _pooling(lease.model), comparison.text
-        found = self._known.pop(key, None)
+        about = comparison.owner, _pooling(lease.model), comparison.text
+        found = self._known.pop((fingerprint, *about), None)
         if found is None:
             found = await self._embedding(lease, comparison, comparison.text)
-        self._known[key] = found
+        self._known[(found.fingerprint, *about)] = found  # the model may be another one by now
         if len(self._known) > TEXTS_KNOWN_MAX:
             self._known.popitem(last=False)
         return found

@@ -277,6 +277,7 @@ class Swaps:
         return done
 
     async def _drop(self, former: Model) -> None:
+        former.dropped = True
         await former.unload()
         self._registry.remove(former)
 

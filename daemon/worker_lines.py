@@ -16,9 +16,12 @@ from ..backends.library_log import PRIORITIES
 __all__ = ("TEXT_CHARACTERS_MAX", "WorkerLines", "cut_quotes", "split_priority")
 
 READ_BYTES = 1 << 16
+READS_LEFT_MAX = 4
+"""Once the process is gone: a pipe holds one read."""
 LINE_BYTES_MAX = 1 << 16
 """A line that is longer is cut up."""
 TEXT_CHARACTERS_MAX = 2000
+LEFT_OUT = "\n…\n"
 GATHER_S = 0.2
 """Lines without a priority that come within this are one event, as those of a traceback."""
 _LEVELS = {priority: level for level, priority in PRIORITIES.items()}
@@ -38,6 +41,8 @@ class WorkerLines:
         self._hear = hear
         self._rest = b""
         self._said = ""
+        self._quoted = False
+        """What follows is what was generated."""
         self._timer: asyncio.TimerHandle | None = None
         self._reader, self.writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._loop = asyncio.get_running_loop()
@@ -52,8 +57,9 @@ class WorkerLines:
     def close(self) -> None:
         """Tell what is left, once the process is gone."""
         self.close_writer()
-        while self._reader >= 0 and self._read():
-            pass
+        for _ in range(READS_LEFT_MAX):  # a process that it has started may talk on for ever
+            if self._reader < 0 or not self._read():
+                break
         self._end()
 
     def _read(self) -> bool:
@@ -89,7 +95,10 @@ class WorkerLines:
                 self._gather(text)
 
     def _gather(self, line: str) -> None:
-        self._said = f"{self._said}{line}\n"[:TEXT_CHARACTERS_MAX]
+        if not self._quoted:
+            told = cut_quotes(line)
+            self._quoted = told != line
+            self._said = _shortened(f"{self._said}{told}\n")
         if self._timer is None:
             self._timer = self._loop.call_later(GATHER_S, self._tell_said)
 
@@ -97,9 +106,9 @@ class WorkerLines:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        said, self._said = self._said, ""
+        said, self._said, self._quoted = self._said, "", False
         if said:
-            self._hear("error", "worker.said", cut_quotes(said.rstrip("\n")))
+            self._hear("error", "worker.said", said.rstrip("\n"))
 
 
 def split_priority(line: str) -> tuple[str | None, str]:
@@ -107,6 +116,16 @@ def split_priority(line: str) -> tuple[str | None, str]:
     found = _PRIORITY.match(line)
     level = None if found is None else _LEVELS.get(int(found[1]))
     return (None, line) if found is None or level is None else (level, line[found.end() :])
+
+
+def _shortened(text: str) -> str:
+    """Return a text that is not too long: a failed assertion begins it, a traceback's error ends
+    it.
+    """
+    if len(text) <= TEXT_CHARACTERS_MAX:
+        return text
+    half = (TEXT_CHARACTERS_MAX - len(LEFT_OUT)) // 2
+    return text[:half] + LEFT_OUT + text[-half:]
 
 
 def cut_quotes(text: str) -> str:

@@ -1,14 +1,11 @@
-"""A worker process, seen from the daemon: spawned, fed with commands, listened to, buried."""
+"""A worker process, seen from the daemon: given tasks, asked, listened to, buried."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 import signal
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
@@ -31,24 +28,20 @@ from ..backends.errors import (
 from ..backends.library_log import LEVELS
 from ..scheduler import messages as m
 from ..scheduler.figures import Figures
-from ..scheduler.link import pack_frame
 from ..scheduler.recorder import Act, Doing, Recorder, make_record
 from ..sessions.port import TaskReader
 from .cores import LOADING
 from .logs import logs
+from .questions import Questions
 from .recovery import Poison, fail_readers, poisonous
 from .watch import Watch
 from .worker_lines import WorkerLines
+from .worker_link import WorkerLink, send_load
+from .worker_process import death, end_of, spawn
 
 __all__ = ("Worker",)
 
-READ_BYTES = 1 << 14
-"""With 256 KiB a read costs 45 us more, as malloc maps such a buffer anew each time; with 64 KiB
-it tidies its free lists each time.
-"""
 HANG_S = 120.0
-QUIT_S = 5.0
-"""A worker whose line is closed and that is still there after this is killed."""
 REQUESTS_TOLD_MAX = 20
 """Requests that a process was computing for, as the log names them when it dies."""
 
@@ -56,21 +49,6 @@ _UNASKED = 0
 """The id of a command whose answer nobody awaits."""
 
 log = structlog.get_logger()
-SPINS, SPIN_COUNT = "GOMP_SPINCOUNT", 10_000
-"""libgomp's variable; some tenths of a millisecond. Threads that sleep at once wait for each other
-in the kernel, many times a step: a third of the speed.
-"""
-
-
-class _Pending:
-    """An answer that is awaited."""
-
-    def __init__(self, given: bytes) -> None:
-        self.given = given
-        """What was asked about, if it is of the client's making."""
-        self.done = anyio.Event()
-        self.value: Any = None
-        self.error: InferdError | None = None
 
 
 class Worker:
@@ -124,13 +102,9 @@ class Worker:
         self._changed = anyio.Event()
         self._info: ModelInfo | None = None
         self._on_frame = on_frame
-        self._commands: list[m.Command] = []
-        self._line: socket.socket | None = None
         self._lines: WorkerLines | None = None
         self._logging: m.Logging | None = None
         """What the process was told to log."""
-        self._unsent = bytearray()
-        self._writing = False
         self._readers: dict[int, TaskReader] = {}
         self._record = make_record()
         self._recorder = Recorder(self._record)
@@ -139,11 +113,9 @@ class Worker:
         self.died = False
         """It has ended, and nobody told it to."""
         self._watch = Watch(self._recorder, hang_s, self._is_awaited, self._kill)
-        self._pending: dict[int, _Pending] = {}
-        self._requests = 0
+        self._link = WorkerLink(self._take, on_frame, self._watch.sent)
+        self._questions = Questions()
         self._quitting = False
-        self._decoder = msgspec.msgpack.Decoder(list[m.Report])
-        self._buffer = bytearray()
 
     @property
     def info(self) -> ModelInfo:
@@ -189,14 +161,14 @@ class Worker:
             reader.report(m.Failed(spec.id, poisonous(self.spec.name).to_wire()))
             return
         self._readers[spec.id] = reader
-        self._send(m.Submit(spec))
+        self._link.send(m.Submit(spec))
         self.on_work()
         if self.gone.is_set():
             self._part(self._crash())
 
     def cancel(self, task_id: int) -> None:
         """Stop a task before the next step."""
-        self._send(m.Cancel(task_id))
+        self._link.send(m.Cancel(task_id))
 
     def has(self, task_id: int) -> bool:
         """Tell whether the worker has a task."""
@@ -209,19 +181,19 @@ class Worker:
 
     def credit(self, task_id: int, events: int) -> None:
         """Let a push task tell *events* more."""
-        self._send(m.Credit(task_id, events))
+        self._link.send(m.Credit(task_id, events))
 
     def pull(self, task_id: int) -> None:
         """Ask a pull task for its next token."""
-        self._send(m.Pull(task_id))
+        self._link.send(m.Pull(task_id))
 
     def adjust(self, command: m.Adjust) -> None:
         """Let a task's parameters hold from its next token on."""
-        self._send(command)
+        self._link.send(command)
 
     def judge(self, verdict: m.Verdict) -> None:
         """Tell a task whether it ends with its last sentence."""
-        self._send(verdict)
+        self._link.send(verdict)
 
     async def tokenize(self, text: bytes, *, special: bool, bos: bool) -> list[int]:
         """Return the token ids of *text*."""
@@ -269,11 +241,11 @@ class Worker:
         self, owner: int, session: str, adapters: tuple[str, ...], tokens: Sequence[int]
     ) -> None:
         """Have a session's KV state written to disk, some time soon; nobody waits for it."""
-        self._send(m.Keep(_UNASKED, owner, session, adapters, m.pack_tokens(tokens)))
+        self._link.send(m.Keep(_UNASKED, owner, session, adapters, m.pack_tokens(tokens)))
 
     def evicted(self, name: str) -> None:
         """Tell that a KV file was deleted."""
-        self._send(m.Evicted(name))
+        self._link.send(m.Evicted(name))
 
     async def queue(self) -> list[m.QueueEntry]:
         """Return who runs and who waits, in order."""
@@ -294,14 +266,14 @@ class Worker:
 
     def set_threads(self, threads: int) -> None:
         """Let the engine use *threads* from its next step on."""
-        self._send(m.Threads(threads))
+        self._link.send(m.Threads(threads))
 
     def use_logging(self) -> None:
         """Let the process log what is logged now; one that loads is told when it has."""
         logging = logs.for_workers()
         if self.loaded.is_set() and not self.leaving and logging != self._logging:
             self._logging = logging
-            self._send(logging)
+            self._link.send(logging)
 
     async def add_adapter(self, spec: AdapterSpec) -> m.AdapterReport:
         """Load an adapter into the process."""
@@ -318,11 +290,11 @@ class Worker:
 
     def reckon(self, shape: Shape) -> None:
         """Ask what the model takes in another shape."""
-        self._send(m.Reckon(shape))
+        self._link.send(m.Reckon(shape))
 
     def proceed(self) -> None:
         """Let the model be loaded in the shape that was reckoned last."""
-        self._send(m.Proceed())
+        self._link.send(m.Proceed())
 
     def refuse(self, error: InferdError) -> None:
         """Do not let the model be loaded: *error* says why."""
@@ -338,13 +310,7 @@ class Worker:
     def quit(self) -> None:
         """Let the process free its model and end; a load under way is given up."""
         self._quitting = True
-        self._send(m.Quit())
-
-    def _send(self, command: m.Command) -> None:
-        if not self._commands and self._line is not None:
-            asyncio.get_running_loop().call_soon(self._write)
-            self._watch.sent()
-        self._commands.append(command)
+        self._link.send(m.Quit())
 
     async def changed(self) -> None:
         """Wait until a task has ended, or the process."""
@@ -366,7 +332,7 @@ class Worker:
         changed.set()
 
     def _is_awaited(self) -> bool:
-        return bool(self._readers or self._pending or self._quitting)
+        return bool(self._readers or self._questions or self._quitting)
 
     def _kill(self) -> None:
         """End a process that hangs."""
@@ -378,19 +344,11 @@ class Worker:
     async def _ask(self, command: Callable[[int], m.Command], given: bytes = b"") -> Any:
         if given in self.poison:
             raise poisonous(self.spec.name)
-        self._requests += 1
-        number, pending = self._requests, _Pending(given)
-        self._pending[number] = pending
-        self._send(command(number))
+        number = self._questions.put(given)
+        self._link.send(command(number))
         if self.gone.is_set():
             self._part(self._crash())
-        try:
-            await pending.done.wait()
-        finally:
-            self._pending.pop(number, None)
-        if pending.error is not None:
-            raise pending.error
-        return pending.value
+        return await self._questions.answer_to(number)
 
     # The process.
 
@@ -404,10 +362,14 @@ class Worker:
             with theirs:
                 process = await self._spawn(theirs)
             ours.setblocking(False)
-            self._send_load(ours)
-            await self._talk(ours)
+            self._logging = logs.for_workers()
+            known, logging = self.known, self._logging
+            send_load(ours, m.Load(self.spec, self.limits, self.kv_dir, known, logging))
+            await self._link.talk(ours)
         except BrokenPipeError:
             log.warning("worker.died_at_once", model=self.spec.name, pid=self.pid)
+        except msgspec.DecodeError as exc:
+            log.error("worker.unreadable", model=self.spec.name, pid=self.pid, cause=str(exc))
         except OSError as exc:
             self.error = LoadFailed(
                 f"no worker process could be started for {self.spec.name!r}: {exc.strerror or exc}",
@@ -420,105 +382,11 @@ class Worker:
                 await self._bury(process)
 
     async def _spawn(self, theirs: socket.socket) -> anyio.abc.Process:
-        arguments = [str(theirs.fileno()), str(os.getpid()), str(self._record)]
         self._lines = WorkerLines(self._hear)
-        process = await anyio.open_process(
-            [sys.executable, "-P", "-m", "inferd.scheduler.worker", *arguments],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=self._lines.writer,
-            pass_fds=(theirs.fileno(), self._record),
-            env=_environment(),
-        )
+        process = await spawn(theirs, self._record, self._lines.writer)
         self._lines.close_writer()
         self.pid = process.pid
         return process
-
-    def _send_load(self, sock: socket.socket) -> None:
-        self._logging = logs.for_workers()
-        load = m.Load(self.spec, self.limits, self.kv_dir, self.known, self._logging)
-        frame = pack_frame([load])
-        if self.spec.fd >= 0:
-            socket.send_fds(sock, [frame], [self.spec.fd])
-        else:
-            sock.send(frame)
-
-    async def _talk(self, sock: socket.socket) -> None:
-        """Write commands and read reports until the process is gone.
-
-        One callback for each, for good: what a wake-up costs here is paid per step.
-        """
-        loop = asyncio.get_running_loop()
-        ended: asyncio.Future[None] = loop.create_future()
-        loop.add_reader(sock, self._read, sock, ended)
-        self._line = sock
-        if self._commands:
-            self._watch.sent()
-        self._write()
-        try:
-            await ended
-        finally:
-            self._line = None
-            loop.remove_reader(sock)
-            loop.remove_writer(sock)
-
-    def _write(self) -> None:
-        """Send the commands that have come since, in one frame, or what the socket takes of it."""
-        sock = self._line
-        if sock is None:
-            return  # the process is gone
-        commands, self._commands = self._commands, []
-        if commands:
-            self._unsent += pack_frame(commands)
-        try:
-            while self._unsent:
-                del self._unsent[: sock.send(self._unsent)]
-        except BlockingIOError:
-            asyncio.get_running_loop().add_writer(sock, self._write)
-            self._writing = True
-        except OSError:
-            self._unsent.clear()  # the process is gone: the reader sees it too
-        if self._writing and not self._unsent:
-            asyncio.get_running_loop().remove_writer(sock)
-            self._writing = False
-
-    def _read(self, sock: socket.socket, ended: asyncio.Future[None]) -> None:
-        if ended.done():
-            return
-        try:
-            if not self._read_some(sock):
-                ended.set_result(None)
-        except Exception as exc:  # it ends `run`, not only this callback
-            ended.set_exception(exc)
-
-    def _read_some(self, sock: socket.socket) -> bool:
-        """Take the reports that are there; tell whether more may come."""
-        try:
-            data = sock.recv(READ_BYTES)
-        except BlockingIOError:
-            return True
-        except OSError:
-            return False
-        self._buffer += data
-        try:
-            self._take_frames()
-        except msgspec.DecodeError as exc:
-            log.error("worker.unreadable", model=self.spec.name, pid=self.pid, cause=str(exc))
-            return False
-        return bool(data)
-
-    def _take_frames(self) -> None:
-        start, buffer = 0, self._buffer
-        while len(buffer) - start >= 4:
-            end = start + 4 + int.from_bytes(buffer[start : start + 4], "little")
-            if end > len(buffer):
-                break
-            for report in self._decoder.decode(memoryview(buffer)[start + 4 : end]):
-                self._take(report)
-            start = end
-        if start:
-            self._buffer = bytearray(buffer[start:])
-            self._on_frame()
 
     def _take(self, report: m.Report) -> None:
         match report:
@@ -537,9 +405,9 @@ class Worker:
                     reader.report(report)
                     self._work_changed()
             case m.Answer(number, value):
-                self._answer(number, value, None)
+                self._questions.answered(number, value)
             case m.Refused(number, error):
-                self._answer(number, None, error_from_wire(error))
+                self._questions.refused(number, error_from_wire(error))
             case m.Stored() | m.Unstored():
                 self.on_kv(report)
             case m.Reckoned():
@@ -567,28 +435,15 @@ class Worker:
         told = {**fields, "room": room, "model": self.spec.name, "pid": self.pid}
         log.log(LEVELS.get(level, LEVELS["error"]), event, **told)
 
-    def _answer(self, number: int, value: Any, error: InferdError | None) -> None:
-        pending = self._pending.get(number)
-        if pending is not None:
-            pending.value, pending.error = value, error
-            pending.done.set()
-
     async def _bury(self, process: anyio.abc.Process | None) -> None:
         """Wait for the process's end, helping if it must be, and tell everybody who waits."""
-        code = None
-        if process is not None:
-            with anyio.move_on_after(QUIT_S):
-                code = await process.wait()
-            if code is None:
-                with contextlib.suppress(ProcessLookupError):
-                    process.kill()
-                code = await process.wait()
+        code = None if process is None else await end_of(process)
         if self._lines is not None:
             self._lines.close()
         self.gone.set()
         if self.error is None and self._info is None:
             self.error = LoadFailed(
-                f"loading {self.spec.name!r} ended the worker process ({_death(code)})",
+                f"loading {self.spec.name!r} ended the worker process ({death(code)})",
                 hint="the file is probably damaged, or memory ran out: see the daemon's log",
                 data={"cause": "died"},
             )
@@ -599,7 +454,7 @@ class Worker:
                 "worker.died",
                 model=self.spec.name,
                 pid=self.pid,
-                cause=_death(code),
+                cause=death(code),
                 requests=[r.spec.request for r in self._readers.values()][:REQUESTS_TOLD_MAX],
             )
         self._part(self._crash(code))
@@ -609,7 +464,7 @@ class Worker:
 
     def _crash(self, code: int | None = None) -> WorkerCrashed:
         return WorkerCrashed(
-            f"the worker process of {self.spec.name!r} ended ({_death(code)})",
+            f"the worker process of {self.spec.name!r} ended ({death(code)})",
             data={"model": self.spec.name},
         )
 
@@ -623,34 +478,12 @@ class Worker:
             self.on_orphans(readers, act)
         else:
             fail_readers(readers, error)
-        for number, pending in list(self._pending.items()):
-            if act.doing is Doing.PROMPT and number in act.ids:
-                self.poison.add(pending.given)
-                self._answer(number, None, poisonous(self.spec.name))
-            else:
-                self._answer(number, None, error)
+        self._questions.refuse_all(lambda number, given: self._refusal(act, number, given) or error)
         self._on_frame()
 
-
-def _death(code: int | None) -> str:
-    if code is None:
-        return "it is gone"
-    if code < 0:
-        try:
-            return f"killed by {signal.Signals(-code).name}"
-        except ValueError:
-            return f"killed by signal {-code}"
-    return f"exit status {code}"
-
-
-def _environment() -> dict[str, str]:
-    """Return a worker's: OpenMP's threads spin for a moment between steps, unless the operator
-    says how they are to wait.
-
-    They would for milliseconds, and hold the core on which the daemon is to wake with the step's
-    tokens: it then takes the worker's own. (Measured on two cores, SmolLM2, one stream: telling a
-    step's tokens 350 µs, with this 60.)
-    """
-    if os.environ.keys() & {"OMP_WAIT_POLICY", SPINS}:
-        return dict(os.environ)
-    return os.environ | {SPINS: str(SPIN_COUNT)}
+    def _refusal(self, act: Act, number: int, given: bytes) -> InferdError | None:
+        """Return why a question is refused that ended the process; None: it did not."""
+        if act.doing is not Doing.PROMPT or number not in act.ids:
+            return None
+        self.poison.add(given)
+        return poisonous(self.spec.name)

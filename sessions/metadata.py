@@ -23,7 +23,7 @@ def metadata(session: Session, turn: Turn | None) -> dict[str, Any]:
     stats = turn.stats if turn is not None else None
     told = {} if stats is None else msgspec.structs.asdict(stats)
     told.pop("prompt_tokens", None)
-    failed = turn.error.name if turn is not None and turn.error is not None else None
+    failed, by = _failure(turn)
     if turn is None and session.interrupted is not None:
         failed = DETACHED
     build_number, commit = session.vocabulary.build
@@ -40,7 +40,7 @@ def metadata(session: Session, turn: Turn | None) -> dict[str, Any]:
         "prompt_ms": 0.0,
         "predicted_ms": 0.0,
         "stop_reason": failed,
-        "stop_detail": "",
+        "stop_detail": by,
         "shifts": 0,
         "shifted": False,
         **told,
@@ -57,6 +57,13 @@ def metadata(session: Session, turn: Turn | None) -> dict[str, Any]:
         "ignored": session.parameters.ignored,
         **_probabilities(turn),
     }
+
+
+def _failure(turn: Turn | None) -> tuple[str | None, str]:
+    """Return the name of the error that ended a turn, and who did, where that is said."""
+    if turn is None or turn.error is None:
+        return None, ""
+    return turn.error.name, str(turn.error.data.get("by", ""))
 
 
 def _probabilities(turn: Turn | None) -> dict[str, Any]:

@@ -116,6 +116,7 @@ class Former(Protocol):
         """Return the line to its worker, to another one if it has died.
 
         :raises LoadFailed: it cannot be loaded any more.
+        :raises WorkerCrashed: it has left for good.
         """
 
 

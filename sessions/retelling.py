@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..backends import ModelInfo
-from ..backends.errors import InvalidArgument
+from ..backends.errors import InvalidArgument, WorkerCrashed
 from .history import History
 from .port import ModelSource, Port, ask_again
 
@@ -70,7 +70,14 @@ class Vocabulary:
         former = model.former(self.hash)
         if former is None or past.messages:
             return self.carried
-        return await ask_again(former.ready, lambda port: self._said(port, past.prompt))
+        try:
+            text = await ask_again(former.ready, lambda port: self._said(port, past.prompt))
+        except WorkerCrashed:
+            if model.former(self.hash) is former:
+                raise
+            text = None
+        # It may have left meanwhile: before that, the text was taken along.
+        return self.carried if text is None else text
 
     async def _said(self, port: Port, prompt: list[int]) -> bytes | None:
         """Return the text of a prompt, without the mark that begins each."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from queue import Queue
@@ -17,9 +17,10 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
-__all__ = ("Collector", "Told", "Trace", "collecting")
+__all__ = ("SECONDS_MAX", "Collector", "Told", "Trace", "collecting")
 
 SECONDS_MAX = 20.0
+PIECE_BYTES = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,8 @@ class Trace:
 
 class Collector:
     """What came: `bodies` as they were, `paths` they were sent to. While `answers` is not set
-    nobody is answered; `status` is the answer, and `location` where it sends on to.
+    nobody is answered; `status` is the answer, and `location` where it sends on to. With `padding`
+    the answer has so many bytes more; `cut_off` says that they were not read.
     """
 
     def __init__(self, port: int = 0):
@@ -64,6 +66,8 @@ class Collector:
         self.paths: list[str] = []
         self.status = 200
         self.location = ""
+        self.padding = 0
+        self.cut_off = threading.Event()
         self.answers = threading.Event()
         self.answers.set()
         self._told: Queue[Told] = Queue()
@@ -87,12 +91,16 @@ class Collector:
                 answer = ExportTraceServiceResponse().SerializeToString()
                 self.send_response(status)
                 self.send_header("Content-Type", "application/x-protobuf")
-                self.send_header("Content-Length", str(len(answer)))
+                self.send_header("Content-Length", str(len(answer) + collector.padding))
                 if collector.location:
                     self.send_header("Location", collector.location)
                 self.end_headers()
-                with suppress(OSError):  # who asked may have given up
+                try:
                     self.wfile.write(answer)
+                    for _ in range(0, collector.padding, PIECE_BYTES):
+                        self.wfile.write(bytes(PIECE_BYTES))
+                except OSError:  # who asked has given up
+                    collector.cut_off.set()
 
             def log_message(self, *_: object) -> None:
                 pass

@@ -47,8 +47,14 @@ async def cancel(daemon: Daemon, request: Request) -> w.CancelResult:
         return w.CancelResult(cancelled=True)
     assert p.context is not None
     session = _steerable(daemon, request, p.context)
-    waits = daemon.registry.turnstile.refuse(Cancelled("the turn was cancelled"), session)
-    cancelled = session.cancel() or waits
+    uid = request.connection.peer.uid
+    error = Cancelled("the turn was cancelled")
+    if uid != session.owner:
+        error = Cancelled("an operator cancelled the turn", data={"by": "operator"})
+    waits = daemon.registry.turnstile.refuse(error, session)
+    cancelled = session.cancel(error) or waits
+    if cancelled and uid != session.owner:
+        log.info("turn.cancelled_by_operator", uid=session.owner, context=session.handle, by=uid)
     await session.settled()
     return w.CancelResult(cancelled=cancelled)
 
@@ -65,12 +71,11 @@ async def park(daemon: Daemon, request: Request) -> w.ParkResult:
 
 
 def _steerable(daemon: Daemon, request: Request, handle: int) -> Session:
-    """Return a session of the caller's connection, or, for `inferd cancel` and `top`, of the same
-    user.
+    """Return a session of the caller's connection, or, for `inferd cancel`, `park` and `top`, of
+    the same user; for an operator of any.
     """
-    uid = request.connection.peer.uid
     for session in daemon.all_sessions():
-        if session.handle == handle and session.owner == uid:
+        if session.handle == handle and daemon.access.reaches(request.connection, session.owner):
             return session
     return daemon.sessions.get(request.connection, handle)
 

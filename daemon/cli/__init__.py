@@ -6,6 +6,7 @@ command that uses it.
 
 from __future__ import annotations
 
+import os
 import sys
 
 from .app import app
@@ -15,6 +16,9 @@ __all__ = ("app", "main")
 
 def main() -> None:
     """Run the command line; ends the process with the command's exit status."""
+    for name in ("stdin", "stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by whoever started this: `>&-`
+            setattr(sys, name, open(os.devnull, "r+"))  # noqa: SIM115 - to the process's end
     for stream in (sys.stdout, sys.stderr):
         # A model may say what the terminal's encoding has no sign for.
         stream.reconfigure(errors="replace")  # type: ignore[union-attr]

@@ -7,9 +7,10 @@ from typing import Annotated
 import msgspec
 import typer
 
+from ..sizes import size_text
 from .client import client_of
 from .options import JsonOutput, ModelName, SocketPath
-from .output import size_text, write, write_json
+from .output import write, write_json
 
 __all__ = ("add_to",)
 

@@ -34,6 +34,7 @@ from . import (
 from .epilog import EPILOG
 from .options import EXIT_INTERRUPTED, EXIT_READER_GONE, EXIT_REFUSED, JsonOutput, SocketPath
 from .output import fail, write_json
+from .shells import use_scripts
 from .statuses import exit_code
 
 __all__ = ("app",)
@@ -105,3 +106,4 @@ for module in (
     config, doctor, service, top, stats, drain,
 ):  # fmt: skip
     module.add_to(app)
+use_scripts()

@@ -31,13 +31,18 @@ __all__ = (
 
 ASK_S_MAX = 1.0
 PLAIN = re.compile(r"[\w.,@%+/-]+")
-"""Ids that a shell takes for one word: bash puts what is offered onto the line as it is."""
+"""Names that a shell takes for one word: bash puts what is offered onto the line as it is."""
 Offers = list[tuple[str, str]]
 
 
 def models(ctx: typer.Context, incomplete: str) -> Offers:
     """Offer the models that the daemon knows."""
-    return _asked(ctx, lambda client: [(m["name"], m["state"]) for m in client.models()])
+    return _asked(
+        ctx,
+        lambda client: [
+            (m["name"], m["state"]) for m in client.models() if PLAIN.fullmatch(m["name"])
+        ],
+    )
 
 
 def sessions(ctx: typer.Context, incomplete: str) -> Offers:

@@ -46,7 +46,8 @@ def show(
     """Show what holds, as a configuration file.
 
     Of each setting the value that `inferd serve` would use here; of each model its parameters,
-    those of [defaults] among them. Others have their own defaults: `inferd parameters`.
+    those of [defaults] among them. Others have their own defaults: `inferd parameters`. Of each
+    rule of access what it says, and what holds where it does not.
     """
     from ..config_show import in_force, toml_of
 

@@ -88,7 +88,11 @@ def journal_lines(
             process.terminate()
             raise
     if process.returncode:
-        raise NotFound(f"journalctl has ended with status {process.returncode}", hint=hint)
+        who = "the machine's journal is for root and the group systemd-journal: sudo inferd logs"
+        raise NotFound(
+            f"journalctl has ended with status {process.returncode}",
+            hint=hint if journal["user"] or os.geteuid() == 0 else f"{who} ({hint})",
+        )
 
 
 def _journalctl(
@@ -111,6 +115,11 @@ def open_log(path: Path) -> FileIO:
     :raises PermissionDenied: the caller may not read it.
     """
     try:
+        if path.is_fifo():
+            raise InferdError(
+                f"{path} is a pipe: what is read here, its reader misses",
+                hint="look where its reader puts it, or let log-file be a file",
+            )
         return path.open("rb", buffering=0)
     except FileNotFoundError:
         raise NotFound(
@@ -142,8 +151,8 @@ def _is_another(path: Path, file: FileIO) -> bool:
     """Tell whether another file is at *path* now, or this one was emptied."""
     try:
         there, here = path.stat(), os.fstat(file.fileno())
-    except FileNotFoundError:
-        return False  # the next line makes it anew
+    except OSError:
+        return False  # once its folder is there again, the next line makes it anew
     if (there.st_dev, there.st_ino) != (here.st_dev, here.st_ino):
         return True
     return here.st_size < file.tell()

@@ -6,9 +6,10 @@ from typing import Annotated, Any
 
 import typer
 
+from ..sizes import size_text
 from .client import client_of, socket_of
 from .options import JsonOutput, SocketPath
-from .output import size_text, table, time_text, write, write_json
+from .output import table, time_text, write, write_json
 
 __all__ = ("add_to",)
 

@@ -10,10 +10,11 @@ import msgspec
 import typer
 
 from ...backends.errors import ConnectionLost, InvalidArgument, ModelNotFound
+from ..sizes import size_text
 from . import completing
 from .client import client_of
 from .options import ConfigFile, JsonOutput, ModelName, ModelsDir, SocketPath
-from .output import fraction_bar, note, size_text, table, write, write_json
+from .output import fraction_bar, note, table, write, write_json
 
 __all__ = ("add_to",)
 

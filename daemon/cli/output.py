@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -22,7 +23,6 @@ __all__ = (
     "fraction_bar",
     "note",
     "printable",
-    "size_text",
     "table",
     "time_text",
     "whisper",
@@ -45,7 +45,10 @@ def write(text: str, end: str = "\n") -> None:
 
 def write_json(value: Any) -> None:
     """Write one JSON document."""
-    write(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())
+    try:
+        write(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())
+    except UnicodeEncodeError:  # a file's name is no UTF-8
+        write(json.dumps(msgspec.to_builtins(value), indent=2))
 
 
 def write_json_line(value: Any) -> None:
@@ -84,20 +87,12 @@ def printable(text: str, terminal: bool) -> str:
 
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """Write aligned columns."""
-    texts = [[str(cell) for cell in row] for row in (heads, *rows)]
+    """Write aligned columns: a row is a line, whatever its cells hold, such as others' names."""
+    texts = [[" ".join(str(cell).splitlines()) for cell in row] for row in (heads, *rows)]
     widths = [max(len(row[column]) for row in texts) for column in range(len(heads))]
     for row in texts:
         cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
         write(printable("   ".join(cells).rstrip(), sys.stdout.isatty()))
-
-
-def size_text(size: int) -> str:
-    """Return a number of bytes for people."""
-    value, units = float(size), ["B", "kB", "MB", "GB", "TB"]
-    while value >= 1000 and len(units) > 1:
-        value, units = value / 1000, units[1:]
-    return f"{value:.3g} {units[0]}" if value < 1000 else f"{value:.0f} {units[0]}"
 
 
 def time_text(seconds: float) -> str:

@@ -7,9 +7,10 @@ from typing import Annotated
 import msgspec
 import typer
 
+from ..sizes import size_text
 from . import completing
 from .options import ConfigFile, JsonOutput, ModelsDir
-from .output import bytes_bar, note, size_text, write, write_json
+from .output import bytes_bar, note, write, write_json
 
 __all__ = ("add_to",)
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ...backends.errors import UnsupportedOperation
+from .extras import needed
 from .options import ConfigFile, ModelsDir, SettingPairs, SocketPath, read_settings
 
 if TYPE_CHECKING:
@@ -64,16 +64,8 @@ def serve(
 
 
 def _run(config: Config, read: Callable[[], Config]) -> int:
-    try:
-        with _without_rich():
-            from ..app import serve as run_daemon
-    except ModuleNotFoundError as exc:
-        if (exc.name or "").startswith("inferd"):
-            raise
-        raise UnsupportedOperation(
-            f"inferd serve needs the engine; {exc.name} is missing",
-            hint="pip install 'inferd[daemon]'",
-        ) from exc
+    with needed("inferd serve needs the engine", "pip install 'inferd[daemon]'"), _without_rich():
+        from ..app import serve as run_daemon
     return run_daemon(config, read=read)
 
 

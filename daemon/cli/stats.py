@@ -6,10 +6,11 @@ from collections.abc import Iterator
 
 import typer
 
+from ..sizes import size_text
 from .client import client_of
 from .figures import Figures
 from .options import JsonOutput, SocketPath
-from .output import size_text, table, time_text, write, write_json
+from .output import table, time_text, write, write_json
 
 __all__ = ("add_to", "sections")
 

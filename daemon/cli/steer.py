@@ -1,4 +1,4 @@
-"""Commands that steer: cancel a turn, stop the daemon."""
+"""Commands that steer: cancel or park a turn, delete a session, stop the daemon."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ...backends.errors import (
+    InvalidArgument,
     NotFound,
     PermissionDenied,
     ShuttingDown,
@@ -32,22 +33,26 @@ if TYPE_CHECKING:
 __all__ = ("add_to",)
 
 POLL_S = 0.05
+NAMED_MAX = 10
+"""Sessions of one id that are told apart by their numbers."""
 _CREDENTIALS = struct.Struct("3i")
 
 
-def cancel(
-    session: Annotated[
-        str,
-        typer.Argument(
-            metavar="ID",
-            help="A session's number or id, as `inferd ps` has it.",
-            autocompletion=completing.sessions,
-        ),
-    ],
-    socket: SocketPath = None,
-    as_json: JsonOutput = False,
-) -> None:
-    """Cancel a session's turn."""
+Turn = Annotated[
+    str,
+    typer.Argument(
+        metavar="ID",
+        help="A session's number or id, as `inferd ps`, `queue` and `top` have it.",
+        autocompletion=completing.sessions,
+    ),
+]
+
+
+def cancel(session: Turn, socket: SocketPath = None, as_json: JsonOutput = False) -> None:
+    """Cancel a session's turn.
+
+    Whoever may see all tasks and manage models reaches those of other users, too.
+    """
     with client_of(socket) as client:
         cancelled = client.cancel(_context_of(client, session))
     if as_json:
@@ -56,11 +61,45 @@ def cancel(
         write("cancelled" if cancelled else "there was no turn under way")
 
 
+def park(session: Turn, socket: SocketPath = None, as_json: JsonOutput = False) -> None:
+    """Let a session's turn give its slot to others that wait, until one is free.
+
+    Whoever may see all tasks and manage models reaches those of other users, too.
+    """
+    with client_of(socket) as client:
+        parked = client.park(_context_of(client, session))
+    if as_json:
+        write_json({"parked": parked})
+    else:
+        write("it gives way" if parked else "it stays as it is: nobody waits for a slot of its")
+
+
 def _context_of(client: Client, wanted: str) -> int:
-    for found in client.sessions():
-        if wanted in (str(found["context"]), found["session_id"]):
-            return int(found["context"])
-    raise NotFound(f"you have no session {wanted!r}", hint="`inferd ps` lists your sessions")
+    """Return the context that a number or an id names: one of the caller's, or else one of those
+    that an operator sees.
+    """
+    found = _contexts(client, wanted, everybody=False)
+    if not found:
+        with contextlib.suppress(PermissionDenied):
+            found = _contexts(client, wanted, everybody=True)
+    if not found:
+        raise NotFound(f"you have no session {wanted!r}", hint="`inferd ps` lists your sessions")
+    if len(found) > 1:
+        numbers = ", ".join(map(str, sorted(found)[:NAMED_MAX]))
+        raise InvalidArgument(
+            f"{len(found)} users have a session {wanted!r}", hint=f"give its number: {numbers}"
+        )
+    return found.pop()
+
+
+def _contexts(client: Client, wanted: str, *, everybody: bool) -> set[int]:
+    """Return the contexts of that number, else of that id, which may be another's number."""
+    told = [*client.sessions(everybody=everybody), *client.queue(everybody=everybody)]
+    for key in ("context", "session_id"):
+        named = (one for one in told if one[key] is not None and str(one[key]) == wanted)
+        if found := {int(one["context"]) for one in named}:
+            return found
+    return set()
 
 
 def forget(
@@ -184,5 +223,5 @@ def _wait_until_left(client: Client, wait_s: float) -> bool:
 
 def add_to(app: typer.Typer) -> None:
     """Add the commands."""
-    for command in (cancel, forget, stop):
+    for command in (cancel, park, forget, stop):
         app.command()(command)

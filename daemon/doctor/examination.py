@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import sys
@@ -53,6 +54,7 @@ __all__ = ("Examination", "Facts", "examine")
 
 T = TypeVar("T")
 ENGINE_PACKAGE = "llama-cpp-python"
+OTHER_VERSION = "use the command of the daemon's own version"
 FILES_MAX = 100
 """Models whose headers are read."""
 
@@ -117,8 +119,10 @@ def _socket(named: Path | None, environ: Mapping[str, str]) -> Path:
     that of the machine's service, if it is installed.
     """
     found = named or client_socket_path(environ)
-    if named is None and not environ.get("INFERD_SOCKET") and not found.exists():
-        return machine_socket() or found
+    # A folder that may not be searched has no socket for the caller: `Path.exists` would raise.
+    if named is None and not environ.get("INFERD_SOCKET") and not os.path.exists(found):
+        with contextlib.suppress(Unseen):
+            return Look(machine_socket).facts() or found
     return found.absolute()
 
 
@@ -160,7 +164,16 @@ def _look_at_engine(models: Models | None) -> Engine:
 
 def check_all(seen: Facts) -> list[Finding]:
     """Return all findings, those that others follow from first."""
-    return [finding for check in _checks(seen) for finding in check()]
+    return [finding for check in _checks(seen) for finding in _made(check)]
+
+
+def _made(check: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
+    """Yield a check's findings. A daemon of another version may tell what this one cannot read."""
+    try:
+        yield from check()
+    except (LookupError, TypeError, ValueError, AttributeError) as exc:
+        told = f"{type(exc).__name__}: {exc}"
+        yield warn("inferd", f"a check does not understand what it sees: {told}", OTHER_VERSION)
 
 
 def _checks(seen: Facts) -> Iterator[Callable[[], Iterator[Finding]]]:

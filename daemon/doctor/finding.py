@@ -24,17 +24,23 @@ class Finding(msgspec.Struct, frozen=True):
 
 def ok(check: str, found: str) -> Finding:
     """Return that nothing is wrong."""
-    return Finding(check, "ok", found)
+    return _finding(check, "ok", found)
 
 
 def warn(check: str, found: str, remedy: str) -> Finding:
     """Return what is worse than it could be, or could not be seen."""
-    return Finding(check, "warn", found, remedy)
+    return _finding(check, "warn", found, remedy)
 
 
 def fail(check: str, found: str, remedy: str) -> Finding:
     """Return what keeps the daemon from its work."""
-    return Finding(check, "fail", found, remedy)
+    return _finding(check, "fail", found, remedy)
+
+
+def _finding(check: str, status: Status, found: str, remedy: str = "") -> Finding:
+    """Return a finding that can be written: names of files may be no UTF-8."""
+    shown = (text.encode(errors="backslashreplace").decode() for text in (found, remedy))
+    return Finding(check, status, *shown)
 
 
 def worst(findings: Iterable[Finding]) -> Status:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from ..memory import size_text
+from ..sizes import size_text
 from .engine import Engine
 from .finding import Finding, ok, warn
 

@@ -53,6 +53,8 @@ class Look(Generic[T]):
 
 
 def _told(error: Exception) -> str:
+    if isinstance(error, Unseen):
+        return str(error)
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
     return f"{type(error).__name__}: {error}"

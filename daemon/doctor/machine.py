@@ -11,7 +11,7 @@ import msgspec
 
 from ..config import Config, cores_usable
 from ..machine import MachineMemory
-from ..memory import size_text
+from ..sizes import size_text
 from ..users import Users
 from .finding import Finding, fail, ok, warn
 from .places import Models

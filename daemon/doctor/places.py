@@ -11,8 +11,8 @@ from pathlib import Path
 import msgspec
 
 from ..config import Config
-from ..memory import size_text
 from ..model_files import files_in_use, models_in, size_bytes
+from ..sizes import size_text
 from .accounts import READ, SEARCH, WRITE, Account, barrier
 from .engine import ModelFile
 from .finding import Finding, fail, ok, warn
@@ -143,8 +143,15 @@ def look_at_state(config: Config, account: Account) -> State:
         barrier=barrier(account, place, WRITE | SEARCH),
         read_only=bool(os.statvfs(place).f_flag & os.ST_RDONLY),
         free_bytes=shutil.disk_usage(place).free,
-        seen_by_others=[str(f) for f in files if f.stat().st_mode & (stat.S_IRGRP | stat.S_IROTH)],
+        seen_by_others=[str(file) for file in files if _seen_by_others(file)],
     )
+
+
+def _seen_by_others(file: Path) -> bool:
+    try:
+        return bool(file.stat().st_mode & (stat.S_IRGRP | stat.S_IROTH))
+    except FileNotFoundError:  # the daemon has just done without it
+        return False
 
 
 def check_state(state: State) -> Iterator[Finding]:

@@ -1,7 +1,7 @@
 """The report of `inferd doctor`: what a bug report needs, and nothing that users wrote.
 
-Everything that goes into it is named here: no prompt, no answer, no session's id; of texts among
-models' parameters only their length.
+Everything that goes into it is named here, and in `log` what it has of the log: no prompt, no
+answer, no session's id; of texts among models' parameters only their length.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import datetime
 import os
 import platform
 from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,13 @@ import msgspec
 
 from ... import __version__
 from ...backends.build import LLAMA_COMMIT
-from ...backends.errors import InferdError, InvalidArgument, PermissionDenied
+from ...backends.errors import InvalidArgument, PermissionDenied
 from ...backends.params import BY_NAME
-from ..config_show import InForce, Value, in_force, toml_of
+from ..config_show import InForce, Value, toml_of
 from .examination import Examination, Facts
 from .finding import Finding
+from .log import look_at_log
+from .looking import Look, Unseen
 
 __all__ = ("report", "text_of", "write_new")
 
@@ -50,8 +53,9 @@ def report(asked: Examination, now: datetime.datetime) -> str:
     parts = {
         "findings": text_of(asked.findings),
         "versions": "\n".join(_versions(asked.facts)),
-        "configuration": _configuration(asked),
+        "configuration": _configuration(asked.facts),
         "daemon": _daemon(asked.facts),
+        "log": _log(asked.facts),
     }
     head = f"# inferd doctor, {now.isoformat(timespec='seconds')}\n"
     return head + "".join(f"\n## {name}\n\n{text}\n" for name, text in parts.items())
@@ -67,15 +71,10 @@ def _versions(seen: Facts) -> Iterator[str]:
         yield f"devices: {', '.join(d.name for d in seen.engine.devices) or 'none'}"
 
 
-def _configuration(asked: Examination) -> str:
-    settings = asked.facts.settings
-    if settings is None or settings.config is None:
+def _configuration(seen: Facts) -> str:
+    if seen.settings is None or seen.settings.shown is None:
         return "none that can be read"
-    try:
-        shown = in_force({"config": settings.file}, asked.environ)
-    except InferdError as exc:  # it has changed since
-        return exc.message
-    return toml_of(without_texts(shown), origins=True).rstrip()
+    return toml_of(without_texts(seen.settings.shown), origins=True).rstrip()
 
 
 def without_texts(shown: InForce) -> InForce:
@@ -105,6 +104,20 @@ def _daemon(seen: Facts) -> str:
     return msgspec.json.format(msgspec.json.encode(told), indent=1).decode()
 
 
+def _log(seen: Facts) -> str:
+    stats = seen.reach.stats if seen.reach is not None else {}
+    config = seen.settings.config if seen.settings is not None else None
+    try:
+        end = Look(partial(look_at_log, stats, config, seen.units)).facts()
+    except Unseen as exc:
+        return f"cannot be looked at: {exc}"
+    if not end.place:
+        return "on the daemon's standard error, which nobody keeps"
+    other = f"; {end.other} lines that are no events are left out" if end.other else ""
+    head = f"{end.place}: the last {len(end.lines)} warnings and errors{other}"
+    return "\n".join([head, *end.lines])
+
+
 def write_new(path: Path, text: str) -> None:
     """Write a file that is not there yet, for its owner alone.
 
@@ -122,8 +135,14 @@ def write_new(path: Path, text: str) -> None:
             f"{path} may not be written", hint="name a file in a folder of your own"
         ) from None
     except OSError as exc:
-        raise InvalidArgument(
-            f"{path} cannot be written: {exc.strerror}", hint="name another file"
-        ) from None
-    with os.fdopen(fd, "w", encoding="utf-8") as file:
-        file.write(text)
+        raise _unwritten(path, exc) from None
+    try:
+        with os.fdopen(fd, "w", encoding="utf-8", errors="backslashreplace") as file:
+            file.write(text)
+    except OSError as exc:
+        path.unlink(missing_ok=True)  # half a report would look like a whole one
+        raise _unwritten(path, exc) from None
+
+
+def _unwritten(path: Path, error: OSError) -> InvalidArgument:
+    return InvalidArgument(f"{path} cannot be written: {error.strerror}", hint="name another file")

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import msgspec
 
-from ..config import Config, ConfigError, configuration_file, load_config
+from ..config import Config, ConfigError, configuration_file
+from ..config_show import InForce, read_in_force
 from .finding import Finding, fail, ok
 
 __all__ = ("Settings", "check_settings", "look_at_settings")
@@ -19,6 +20,8 @@ class Settings(msgspec.Struct, frozen=True):
 
     file: Path | None = None
     config: Config | None = None
+    shown: InForce | None = None
+    """What of it is in force, and who said it."""
     errors: list[str] = []
 
 
@@ -26,7 +29,7 @@ def look_at_settings(named: Path | None, environ: Mapping[str, str] = os.environ
     """Read the configuration as a daemon in *environ* would; a *named* file must be there."""
     file = configuration_file(named, environ)
     try:
-        return Settings(file, load_config({"config": named}, environ))
+        return Settings(file, *read_in_force({"config": named}, environ))
     except ConfigError as exc:
         return Settings(file, errors=exc.lines)
 

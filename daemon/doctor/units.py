@@ -45,13 +45,21 @@ class Units(msgspec.Struct, frozen=True):
     def environment(self) -> dict[str, str]:
         """What the daemon's environment has from its units."""
         lines = self.directives.get("Environment", [])
-        pairs = (word.partition("=") for line in lines for word in shlex.split(line))
+        pairs = (word.partition("=") for line in lines for word in _words(line))
         return {name: value for name, equals, value in pairs if equals}
 
     @property
     def command(self) -> str:
         """Return `systemctl` for its manager."""
         return "systemctl --user" if self.user else "systemctl"
+
+
+def _words(line: str) -> list[str]:
+    """Return the words of a value; of one whose quotes do not end, those between blanks."""
+    try:
+        return shlex.split(line)
+    except ValueError:
+        return line.split()
 
 
 def look_at_units(
@@ -103,7 +111,7 @@ def directives_of(units: list[Path]) -> dict[str, list[str]]:
     """Return the values of units that are there by their names, in their order."""
     found: dict[str, list[str]] = {}
     for unit in units:
-        for line in unit.read_text().splitlines() if unit.exists() else ():
+        for line in unit.read_text(errors="replace").splitlines() if unit.exists() else ():
             name, equals, value = line.strip().partition("=")
             if equals and not name.startswith(("#", ";")):
                 found.setdefault(name.strip(), []).append(value.strip())

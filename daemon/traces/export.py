@@ -5,11 +5,10 @@ The SDK bounds what waits to be sent (`OTEL_BSP_MAX_QUEUE_SIZE`, 2048 spans) and
 
 from __future__ import annotations
 
-import errno
 import logging
-import os
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import requests
@@ -21,14 +20,17 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, Spa
 from opentelemetry.trace import Span as OpenSpan
 from opentelemetry.trace import SpanKind, Status, StatusCode, set_span_in_context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+from urllib3.exceptions import HTTPError
 
 from ... import __version__
+from ..log_file import LogFile
 from .spans import Span
 from .target import Target
 
 __all__ = ("Export", "FileExporter")
 
 FILE_BYTES_MAX = 1 << 30
+ANSWER_BYTES_MAX = 1 << 12
 SERVICE = "inferd"
 _propagator = TraceContextTextMapPropagator()
 Note = Callable[[str | None], None]
@@ -85,20 +87,19 @@ class FileExporter(SpanExporter):
     """Appends spans to a file, one a line in JSON. The file may be moved away at any time."""
 
     def __init__(self, path: Path, bytes_max: int = FILE_BYTES_MAX):
-        self._path, self._bytes_max = path, bytes_max
+        self._file = LogFile(path, bytes_max=bytes_max)
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         """Write *spans*.
 
         :raises OSError: they cannot be written, or the file is full.
         """
-        data = "".join(f"{span.to_json(indent=None)}\n" for span in spans).encode()
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
-        with open(os.open(self._path, flags, 0o600), "ab") as file:
-            if file.tell() + len(data) > self._bytes_max:
-                raise OSError(errno.EFBIG, f"has {self._bytes_max} bytes, the most it may have")
-            file.write(data)
+        self._file.append("".join(f"{span.to_json(indent=None)}\n" for span in spans).encode())
         return SpanExportResult.SUCCESS
+
+    def shutdown(self) -> None:
+        """Close the file."""
+        self._file.close()
 
 
 class _Hears(logging.Handler):
@@ -150,9 +151,20 @@ class _Watched(SpanExporter):
 def _collector(target: Target) -> OTLPSpanExporter:
     session = requests.Session()
     session.max_redirects = 0  # to another machine, perhaps
+    session.stream = True
+    session.hooks["response"].append(_read_answer)
     if not target.is_remote:
         session.trust_env = False  # a proxy would be another machine
     return OTLPSpanExporter(endpoint=target.url, session=session)
+
+
+def _read_answer(response: requests.Response, **_: object) -> None:
+    """Read an answer, so that the connection serves again; a longer one is none of a collector.
+    Nobody looks at it: its status was there before.
+    """
+    with suppress(HTTPError):
+        response.raw.read(ANSWER_BYTES_MAX)
+    response.close()
 
 
 def _resource() -> Resource:

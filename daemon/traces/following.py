@@ -26,7 +26,7 @@ from .spans import CHAT, COMPLETION, EMBEDDINGS, RequestFacts, TurnFacts
 if TYPE_CHECKING:
     from ..core import CallTable, Daemon
 
-__all__ = ("Follower", "note_visit")
+__all__ = ("Follower", "follow_none", "note_visit")
 
 PULLED = "compute_single"
 OPERATIONS = {
@@ -74,6 +74,11 @@ def note_visit(visit: Caller) -> None:
     followed = _current.get()
     if followed is not None:
         followed.visit = visit
+
+
+def follow_none() -> None:
+    """Let the turns that begin in this task be of no request: it has the context of another one."""
+    _current.set(None)
 
 
 class Follower:

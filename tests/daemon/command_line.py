@@ -9,16 +9,17 @@ import select
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import msgspec
+import psutil
 import typer.testing
 
 from inferd.daemon.cli import app
 
-__all__ = ("Result", "Terminal", "inferd", "inferd_process", "on_terminal")
+__all__ = ("Result", "Terminal", "inferd", "inferd_process", "on_terminal", "terminal_of")
 
 Result = Any
 WAIT_S_MAX = 60.0
@@ -62,8 +63,18 @@ class Terminal:
         self._decoder = codecs.getincrementaldecoder("utf-8")()
 
     def type(self, text: str) -> None:
-        """Type *text*; \\x03 is Ctrl-C, \\x04 Ctrl-D."""
+        """Type *text*; \\x04 is Ctrl-D."""
         os.write(self.descriptor, text.encode())
+
+    def interrupt(self) -> None:
+        """Type Ctrl-C once the command waits: between showing its prompt and waiting for a line it
+        would note the signal, and wait all the same.
+        """
+        deadline, process = time.monotonic() + WAIT_S_MAX, psutil.Process(self.process.pid)
+        while process.status() != psutil.STATUS_SLEEPING:
+            assert time.monotonic() < deadline, "the command never waits"
+            time.sleep(0.001)
+        self.type("\x03")
 
     def until(self, text: str) -> str:
         """Return what is shown up to and with *text*."""
@@ -87,11 +98,19 @@ class Terminal:
 @contextmanager
 def on_terminal(*arguments: str, socket: str, **environ: str) -> Iterator[Terminal]:
     """Run a command on a terminal of its own."""
+    command = [sys.executable, "-c", _TERMINAL_MAIN, *arguments]
+    with terminal_of(command, {"INFERD_SOCKET": socket, "TERM": "dumb", **environ}) as terminal:
+        yield terminal
+
+
+@contextmanager
+def terminal_of(command: Sequence[str], environ: Mapping[str, str]) -> Iterator[Terminal]:
+    """Run any program on a terminal of its own, with *environ* beside this process's."""
     ours, theirs = pty.openpty()
     try:
         process = subprocess.Popen(
-            [sys.executable, "-c", _TERMINAL_MAIN, *arguments],
-            env={**os.environ, "INFERD_SOCKET": socket, "TERM": "dumb", **environ},
+            command,
+            env={**os.environ, **environ},
             stdin=theirs,
             stdout=theirs,
             stderr=theirs,

@@ -19,8 +19,8 @@ ADA, BOB = 54321, 54322
 class Stranger:
     """What is asked of a connection about its user, where there is none."""
 
-    def __init__(self, uid: int):
-        self.peer = Peer(1, uid, uid)
+    def __init__(self, uid: int, groups: Sequence[int] = ()):
+        self.peer = Peer(1, uid, uid, frozenset(groups))
         self.number = 1
 
 

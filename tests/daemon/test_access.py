@@ -30,15 +30,10 @@ from inferd.testing import RunningDaemon, running_daemon
 from tests.daemon.manager import Manager, manager_of
 from tests.daemon.other_users import ADA, BOB, as_user, client_of, daemon_for_all
 from tests.daemon.test_reload import reload
+from tests.echo import echo_model
 from tests.raw import RawClient
 
-MODELS = """
-[models.slow]
-backend = "echo"
-slots = 1
-[models.slow.echo]
-step_ms = 5
-"""
+MODELS = echo_model("slow", slots=1, step_ms=5)
 STAFF = 4711
 LONG = {"prompt": "z" * 2000, "raw": True}
 """Ten seconds of talk by the slow model."""

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from itertools import chain, combinations
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 
-from inferd.daemon.access import NEEDS, right_for
+from inferd.daemon.access import NEEDS, Access, right_for
 from inferd.daemon.access_rules import MEANINGS, MEMBER, OPERATOR, rights_of
 from inferd.daemon.config_access import CLASSES, Right, Rule
 from inferd.ipc import Priority
 from inferd.ipc.messages import CALLS, QueueParams, SessionsParams
 from inferd.scheduler import PRIORITIES
 from inferd.sessions import Quota
+
+from .other_users import Stranger
 
 ROOT, OWN, ADA, BOB = 0, 990, 1000, 1001
 STAFF, GUESTS, OTHER = 50, 60, 70
@@ -130,6 +132,33 @@ def test_a_list_takes_a_right_where_it_is_of_all_users(
 
 def test_a_call_that_nobody_has_judged_takes_the_operators_right() -> None:
     assert right_for("brand_new", None) is Right.MANAGE
+
+
+def test_a_quota_goes_by_the_connection_opened_last_of_those_that_are_open() -> None:
+    rules = [
+        Rule(name="staff", groups=frozenset({STAFF}), sessions_max=7),
+        Rule(name="guests", groups=frozenset({GUESTS}), sessions_max=2),
+        Rule(name="rest", sessions_max=1),
+    ]
+    access = Access(rules, OWN)
+    connections: dict[int, Any] = {group: Stranger(ADA, [group]) for group in (STAFF, GUESTS)}
+
+    def sessions_max() -> int | None:
+        return access.quota_of(ADA).sessions_max
+
+    assert sessions_max() == 1, "of somebody who is not here only the number is known"
+    access.enter(connections[STAFF])
+    assert sessions_max() == 7
+    access.enter(connections[GUESTS])
+    assert sessions_max() == 2
+    access.set_rules(rules[:1])
+    assert (sessions_max(), access.rights(connections[STAFF]).quota.sessions_max) == (None, 7)
+    access.set_rules(rules)
+    access.leave(connections[GUESTS])
+    assert sessions_max() == 7
+    access.leave(connections[STAFF])
+    access.leave(connections[STAFF])
+    assert sessions_max() == 1
 
 
 def test_the_classes_are_the_schedulers() -> None:

@@ -28,23 +28,11 @@ from inferd.backends.errors import (
     WorkerCrashed,
 )
 from inferd.testing import RunningDaemon, running_daemon
+from tests.echo import echo_model
 from tests.raw import HELLO, Closed, RawClient
 
-CONFIG = """
-[models.slow]
-backend = "echo"
-slots = 2
-[models.slow.echo]
-step_ms = 5
-
-[models.crashes]
-backend = "echo"
-[models.crashes.echo]
-abort_on = "die now"
-
-[models.missing]
-file = "no-such-file.gguf"
-"""
+CONFIG = '[models.missing]\nfile = "no-such-file.gguf"\n'
+CONFIG += echo_model("slow", slots=2, step_ms=5) + echo_model("crashes", abort_on="die now")
 
 
 @contextmanager

@@ -17,9 +17,10 @@ from inferd.backends import errors
 from inferd.backends.params import BY_NAME, PARAMETERS
 from inferd.daemon.cli import app
 from inferd.daemon.cli.options import read_pairs
-from inferd.daemon.cli.output import printable, size_text, time_text
+from inferd.daemon.cli.output import printable, time_text
 from inferd.daemon.cli.statuses import exit_code
 from inferd.daemon.config import ConfigError
+from inferd.daemon.sizes import size_text
 
 from .command_line import document, inferd
 
@@ -28,11 +29,11 @@ COMMANDS = {
     "serve", "run", "chat", "models", "show", "rm", "load", "unload", "ps", "cancel", "status",
     "stop", "pull", "queue", "forget", "pin", "unpin", "swap", "sessions", "template",
     "install-service", "uninstall-service", "add-adapter", "rm-adapter", "embed",
-    "parameters", "config", "doctor", "top", "stats", "drain", "logs", "log-level",
+    "parameters", "config", "doctor", "top", "stats", "drain", "logs", "log-level", "park",
 }  # fmt: skip
 CLIENT_COMMANDS = [
     ("run", "m", "p"), ("chat", "m"), ("models",), ("show", "m"), ("load", "m"), ("unload", "m"),
-    ("ps",), ("cancel", "1"), ("status",), ("stop",),
+    ("ps",), ("cancel", "1"), ("park", "1"), ("status",), ("stop",),
     ("queue",), ("forget", "mine"), ("pin", "m"), ("unpin", "m"), ("sessions",),
     ("swap", "m", "--to", "n"), ("template", "m", "p"),
     ("add-adapter", "m", "style", "style.gguf"), ("rm-adapter", "m", "style"),
@@ -204,7 +205,8 @@ def test_an_options_value_is_json_or_else_text() -> None:
 @pytest.mark.parametrize(
     ("size", "text"),
     [(0, "0 B"), (999, "999 B"), (1000, "1 kB"), (98_362_432, "98.4 MB"), (1e12, "1 TB"),
-     (2.5e15, "2500 TB")],
+     (2.5e15, "2500 TB"), (10_960_000_000, "10.96 GB"), (11_040_000_000, "11.04 GB"),
+     (10**10, "10 GB"), (-5, "0 B")],
 )  # fmt: skip
 def test_sizes(size: int, text: str) -> None:
     assert size_text(size) == text

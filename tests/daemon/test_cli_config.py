@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import threading
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,9 @@ import jsonschema
 import pytest
 
 from inferd.backends.adapters import ADAPTERS_MAX
+from inferd.daemon.access_rules import rights_of
 from inferd.daemon.config import SETTINGS, load_config
+from inferd.daemon.config_access import ACCESS_KEYS
 from inferd.daemon.config_schema import config_schema
 from inferd.daemon.config_show import in_force, toml_of
 
@@ -131,6 +135,68 @@ def test_show_says_who_said_each_of_them(rich: Path, monkeypatch: pytest.MonkeyP
     assert told["settings"]["sessions-max"] == {"value": 9, "origin": "--sessions-max"}
     assert told["models"]["small"]["temp"]["value"] == 0.0
     assert set(told["settings"]) == set(SETTINGS)
+
+
+RULES = """
+[access.staff]
+groups = [4711]
+tokens_per_minute = 100
+[access.operators]
+users = ["root", 1004]
+may = ["see-all", "manage"]
+[access.rest]
+may = []
+top-priority = "low"
+sessions-max = 2
+"""
+
+
+def test_rules_of_access_are_shown_with_what_holds_where_they_say_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "ruled.toml"
+    path.write_text(RULES)
+    told = document(inferd("config", "show", "--config", str(path), "--json"))["access"]
+    assert list(told) == ["staff", "operators", "rest"], "in the order of the file"
+    assert all(list(rule) == list(ACCESS_KEYS) for rule in told.values())
+    here = f"{path} [access.staff]"
+    assert told["staff"]["groups"] == {"value": [4711], "origin": here}
+    assert told["staff"]["tokens-per-minute"] == {"value": 100, "origin": here}
+    assert told["staff"]["may"] == {"value": ["use"], "origin": "default"}
+    assert told["staff"]["top-priority"] == {"value": "high", "origin": "default"}
+    assert told["staff"]["sessions-max"] == {"value": None, "origin": "default"}
+    assert told["operators"]["users"]["value"] == ["root", 1004], "as they are named there"
+    assert told["operators"]["top-priority"]["value"] is None, "root's is another than 1004's"
+    lines = inferd("config", "show", "--config", str(path), "--origin").stdout.splitlines()
+    assert f'top-priority = "low"  # {path} [access.rest]' in lines
+    assert lines[lines.index("[access.staff]") + 2] == 'may = ["use"]  # default'
+
+
+def test_what_is_shown_of_rules_is_a_file_by_which_everybody_may_the_same(tmp_path: Path) -> None:
+    before, again = tmp_path / "before.toml", tmp_path / "again.toml"
+    before.write_text(RULES)
+    again.write_text(inferd("config", "show", "--config", str(before)).stdout)
+    assert accepted(again.read_text())
+    rules = [load_config({"config": path}, {}).access for path in (before, again)]
+    assert [rule.name for rule in rules[1]] == ["staff", "operators", "rest"]
+    for uid, gid in ((0, 0), (1004, 4711), (1005, 4711), (1005, 5), (990, 4711)):
+        one, other = (rights_of(each, uid, {gid}, own=990) for each in rules)
+        assert one == other, uid
+
+
+def test_a_configuration_from_a_pipe_is_read_once(tmp_path: Path) -> None:
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    writer = threading.Thread(target=path.write_text, args=(RICH,))
+    writer.start()
+    told = document(inferd("config", "show", "--config", str(path), "--json"))
+    writer.join()
+    assert told["settings"]["sessions-max"] == {"value": 7, "origin": str(path)}
+
+
+def test_the_name_of_the_file_writes_no_line_of_its_own(tmp_path: Path) -> None:
+    path = tmp_path / "a\n[models.evil]\n.toml"
+    path.write_text("[daemon]\nsessions-max = 3\n")
+    shown = inferd("config", "show", "--origin", "--config", str(path)).stdout
+    assert "models" not in tomllib.loads(shown)
 
 
 def test_show_refuses_a_wrong_file_as_check_does(tmp_path: Path) -> None:

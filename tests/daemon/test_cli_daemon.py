@@ -14,25 +14,13 @@ import pytest
 from inferd import __version__
 from inferd.ipc import Client
 from inferd.testing import RunningDaemon, running_daemon
+from tests.echo import echo_model
 from tests.tiny_gguf import write_tiny
 
 from .command_line import document, inferd, inferd_process, on_terminal
 
-CONFIG = """
-[models.slow]
-backend = "echo"
-slots = 2
-[models.slow.echo]
-step_ms = 20
-[models.slower]
-backend = "echo"
-[models.slower.echo]
-step_ms = 200
-[models.heavy]
-backend = "echo"
-[models.heavy.echo]
-load_ms = 300
-"""
+CONFIG = echo_model("slow", slots=2, step_ms=20) + echo_model("slower", step_ms=200)
+CONFIG += echo_model("heavy", load_ms=300)
 LONG = "BEGIN " + "and so on " * 300
 """What the slow model takes a minute to say."""
 
@@ -153,9 +141,9 @@ def test_chat_on_a_terminal(socket: str, tmp_path: Path) -> None:
         terminal.type(f"BEGIN {'and so on ' * 6}END\n")
         terminal.until("END")
         terminal.until("BEGIN")
-        terminal.type("\x03")
+        terminal.interrupt()
         assert "stopped" in terminal.until(">>> ")
-        terminal.type("\x03")
+        terminal.interrupt()
         assert "Ctrl-D ends the chat" in terminal.until(">>> ")
         terminal.type("again\n")
         assert terminal.until(">>> ").count("again") == 2

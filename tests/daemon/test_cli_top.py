@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from inferd import Client
 from inferd.daemon.cli.top.view import TASKS, Rates, Row, Sample, frame_of
 from inferd.testing import running_daemon
 
@@ -134,6 +135,18 @@ def test_without_a_terminal_it_writes_one_frame_as_tables() -> None:
         assert 0 < rate <= 200, "a step takes 5 ms"
         process.kill()
         process.communicate()
+
+
+def test_no_session_s_name_is_a_line_of_its_own() -> None:
+    name = "mine\nMODEL  STATE\u2028forged"
+    with (
+        running_daemon() as daemon,
+        Client(daemon.socket) as client,
+        client.session("echo", session_id=name),
+    ):
+        for command in (("top", "--once", "-n", "0.1"), ("sessions",)):
+            text = inferd(*command, socket=daemon.socket).stdout
+            assert "mine MODEL  STATE forged" in text
 
 
 @pytest.mark.parametrize("interval", ["0", "-1", "1e9"])

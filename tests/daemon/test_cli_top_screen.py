@@ -22,21 +22,14 @@ from inferd.backends.errors import Cancelled, PermissionDenied, WorkerCrashed
 from inferd.daemon.cli.top.screen import Table, Top
 from inferd.daemon.cli.top.view import MODELS, SESSIONS, TASKS, Panel, Sample, frame_of
 from inferd.testing import RunningDaemon, running_daemon
+from tests.echo import echo_model
 from tests.ipc.fake_server import Answer, Exchange, FakeServer, fake_server
 from tests.raw import RawClient
 
 from .command_line import on_terminal
 from .top_samples import model, sample, session, task
 
-CONFIG = """
-[daemon]
-quantum-tokens = 100000
-[models.slow]
-backend = "echo"
-slots = 1
-[models.slow.echo]
-step_ms = 10
-"""
+CONFIG = "[daemon]\nquantum-tokens = 100000\n" + echo_model("slow", slots=1, step_ms=10)
 LONG = "so long a text " * 100
 SIZE = (80, 24)
 WAIT_S_MAX = 30.0
@@ -305,6 +298,14 @@ def test_without_colours_it_sends_none(environ: dict[str, str], daemon: RunningD
     assert colours
     grey = all(red == green == blue for red, green, blue in colours)
     assert grey == ("NO_COLOR" in environ)
+
+
+def test_a_terminal_that_cannot_be_drawn_on_gets_plain_tables(daemon: RunningDaemon) -> None:
+    """As that in an editor, which shows what it does not understand."""
+    with on_terminal("top", "-n", "0.1", socket=daemon.socket, TERM="dumb") as terminal:
+        text = terminal.until("SESSION\r\n")
+        assert terminal.process.wait(WAIT_S_MAX) == 0
+    assert "\x1b" not in text and "PLACE" in text
 
 
 def test_without_a_daemon_it_does_not_begin(tmp_path: Path) -> None:

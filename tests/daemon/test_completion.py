@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import os
-import pty
 import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from typer import _completion_shared
 
 from inferd import Client
 from inferd.backends.params import PARAMETERS
 from inferd.daemon.cli.completing import ASK_S_MAX
 from inferd.testing import running_daemon
 
-from .command_line import Terminal
+from .command_line import Terminal, terminal_of
 
 NOWHERE = "/nonexistent/inferd.sock"
 
@@ -97,34 +99,42 @@ def test_a_daemon_that_hangs_is_waited_for_but_shortly(tmp_path: Path) -> None:
         assert time.monotonic() - begin < ASK_S_MAX + 20, "the process's start is in it"
 
 
-def test_a_real_bash_completes(tmp_path: Path) -> None:
+@contextmanager
+def bash(tmp_path: Path) -> Iterator[Terminal]:
+    """Run a bash that completes inferd's commands."""
     (tmp_path / "inferd").write_text(f'#!/bin/sh\nexec {sys.executable} -m inferd "$@"\n')
     (tmp_path / "inferd").chmod(0o755)
-    path = f"{tmp_path}:{os.environ['PATH']}"
-    environ = {**os.environ, "PATH": path, "TERM": "dumb", "PS1": "> ", "INPUTRC": "/dev/null"}
-    ours, theirs = pty.openpty()
-    try:
-        shell = subprocess.Popen(
-            ["bash", "--norc", "--noprofile", "-i"],
-            env=environ | {"INFERD_SOCKET": NOWHERE, "HISTFILE": ""},
-            stdin=theirs,
-            stdout=theirs,
-            stderr=theirs,
-            start_new_session=True,
-        )
-    finally:
-        os.close(theirs)
-    try:
-        terminal = Terminal(ours, shell)
+    environ = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "INFERD_SOCKET": NOWHERE, "HISTFILE": ""}
+    environ |= {"TERM": "dumb", "PS1": "> ", "INPUTRC": "/dev/null"}
+    with terminal_of(["bash", "--norc", "--noprofile", "-i"], environ) as terminal:
         terminal.type('eval "$(_INFERD_COMPLETE=source_bash inferd)"; echo rea""dy\n')
         terminal.until("ready")
+        yield terminal
+        terminal.type("\x15exit\n")
+        assert terminal.process.wait(30) == 0
+
+
+def test_a_real_bash_completes(tmp_path: Path) -> None:
+    with bash(tmp_path) as terminal:
         terminal.type("inferd doct\t")
         terminal.until("inferd doctor ")
         terminal.type("\x15inferd config sche\t")
         terminal.until("inferd config schema ")
-        terminal.type("\x15exit\n")
-        assert shell.wait(30) == 0
-    finally:
-        shell.kill()
-        shell.wait()
-        os.close(ours)
+
+
+def test_bash_puts_no_blank_behind_a_key_but_one_behind_its_value(tmp_path: Path) -> None:
+    with bash(tmp_path) as terminal:
+        for typed, line in (
+            ("inferd chat m -o n-predi\t7", "inferd chat m -o n-predict=7"),
+            ("inferd serve --set sessions-m\t7", "inferd serve --set sessions-max=7"),
+            ("inferd run m p --priority ur\t7", "inferd run m p --priority urgent 7"),
+        ):
+            terminal.type(f"\x15{typed}")
+            terminal.until(line)
+
+
+def test_the_script_that_is_shown_for_bash_is_the_one_that_is_used() -> None:
+    script = _completion_shared.get_completion_script(
+        prog_name="inferd", complete_var="_INFERD_COMPLETE", shell="bash"
+    )
+    assert script.count("compopt -o nospace") == 1

@@ -60,8 +60,8 @@ def test_layers_become_fewer_in_proportion_and_always_by_one_at_least() -> None:
 
 def test_a_refusal_names_the_device_and_both_numbers() -> None:
     error = device_refusal("big", SHAPE, DeviceShort(GPU0, 11 * 10**9, 9 * 10**9))
-    assert "11.00 GB of GPU0's memory with 33 layers" in error.message
-    assert "9.00 GB are free" in error.message and "n-gpu-layers to -1" in error.hint
+    assert "11 GB of GPU0's memory with 33 layers" in error.message
+    assert "9 GB are free" in error.message and "n-gpu-layers to -1" in error.hint
     assert error.data["needed_bytes"] == 11 * 10**9 and error.data["free_bytes"] == 9 * 10**9
     assert (error.data["device"], error.data["total_bytes"]) == ("GPU0", 20 * GIB)
 

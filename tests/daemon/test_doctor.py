@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
+import resource
+import signal
 import socket
 import subprocess
 import sys
@@ -13,11 +16,16 @@ from typing import Any
 import pytest
 
 from inferd import Client
-from inferd.daemon.doctor.reach import REACH_S_MAX
+from inferd.backends.errors import InvalidArgument
+from inferd.daemon.doctor.examination import Facts, _socket, check_all
+from inferd.daemon.doctor.reach import REACH_S_MAX, Reach
+from inferd.daemon.doctor.report import write_new
+from inferd.daemon.doctor.units import Units
 from inferd.testing import running_daemon
 from tests.tiny_gguf import write_tiny
 
 from .command_line import document, inferd
+from .other_users import ADA, as_user
 
 NOWHERE = "/nonexistent/inferd.sock"
 SECRET = "the moon is made of cheese"
@@ -173,3 +181,62 @@ def test_a_report_overwrites_nothing(tmp_path: Path) -> None:
     assert file.read_text() == "mine" and not (tmp_path / "elsewhere").exists()
     nowhere = inferd("doctor", "--report", str(tmp_path / "none" / "r"), socket=NOWHERE)
     assert nowhere.exit_code == 1 and "cannot be written: No such file" in nowhere.stderr
+
+
+# What is not as it should be.
+
+
+def test_a_report_that_finds_no_room_leaves_no_half_of_it() -> None:
+    with pytest.raises(InvalidArgument, match="cannot be written: File too large"):
+        limited(Path("/dev/shm") / f"inferd-report-{os.getpid()}")
+
+
+def limited(path: Path) -> None:
+    """Write a report where files may have ten bytes."""
+    before, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.getsignal(signal.SIGXFSZ)
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10, before[1]))
+    try:
+        write_new(path, "x" * 100)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)
+        assert not path.exists()
+
+
+def test_names_that_are_no_utf8_are_told_all_the_same(tmp_path: Path) -> None:
+    folder = os.fsdecode(os.fsencode(tmp_path) + b"/\xff")
+    environ = {**os.environ, "INFERD_MODELS_DIR": folder, "INFERD_SOCKET": NOWHERE}
+    for flags in ([], ["--json"], ["--report", str(tmp_path / "report")]):
+        command = [sys.executable, "-m", "inferd", "doctor", *flags]
+        done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=90)
+        assert "internal error" not in done.stderr and "udcff" in done.stdout
+    assert "udcff" in (tmp_path / "report").read_text()
+    shown = [sys.executable, "-m", "inferd", "config", "show", "--json"]
+    done = subprocess.run(shown, env=environ, capture_output=True, text=True, timeout=90)
+    assert json.loads(done.stdout)["settings"]["models-dir"]["value"] == folder
+
+
+def test_a_runtime_folder_of_another_user_is_no_error(tmp_path: Path) -> None:
+    with as_user(ADA):
+        found = _socket(None, {"XDG_RUNTIME_DIR": "/root/run"})
+    assert found == Path("/root/run/inferd/inferd.sock")
+
+
+def test_what_a_daemon_of_another_version_tells_ends_no_examination() -> None:
+    reach = Reach(NOWHERE, is_there=True, is_socket=True, software="x", stats={"parts": [{"a": 1}]})
+    findings = check_all(Facts(reach=reach))
+    assert any("does not understand" in f.found and f.status == "warn" for f in findings)
+    assert [f for f in findings if f.check == "socket"], "the others are made"
+
+
+def test_a_unit_whose_quotes_do_not_end_is_read_all_the_same() -> None:
+    units = Units(user=False, directives={"Environment": ['A=1 "B=2', "C=3"]}, old=[])
+    assert units.environment == {"A": "1", '"B': "2", "C": "3"}
+
+
+def test_a_command_without_standard_output_ends_as_any_other() -> None:
+    command = f"{sys.executable} -m inferd config check"
+    for closed in (">&-", ">&- 2>&-", "<&- >&- 2>&-"):
+        done = subprocess.run(["sh", "-c", f"exec {command} {closed}"], timeout=60, stderr=-1)
+        assert (done.returncode, done.stderr) == (0, b"")

@@ -16,19 +16,11 @@ import pytest
 from inferd.backends.errors import Busy, InferdError, InvalidArgument, ModelNotFound, SessionBusy
 from inferd.testing import RunningDaemon
 from tests.daemon.other_users import ADA, BOB, client_of, daemon_for_all
+from tests.echo import echo_model
 from tests.raw import RawClient
 from tests.tiny_gguf import write_tiny
 
-MODELS = """
-[models.m]
-backend = "echo"
-slots = 2
-[models.slow]
-backend = "echo"
-slots = 1
-[models.slow.echo]
-step_ms = 5
-"""
+MODELS = echo_model("m", slots=2) + echo_model("slow", slots=1, step_ms=5)
 SECRET = "the treasure lies under the third oak behind the old mill " * 10
 DIARY = "my-very-own-diary"
 

@@ -15,21 +15,11 @@ import pytest
 
 from inferd.backends.errors import InferdError, ShuttingDown
 from inferd.testing import RunningDaemon, running_daemon
+from tests.echo import echo_model
 from tests.raw import Closed, RawClient
 
-SLOW = """
-[daemon]
-grace-s = 20
-[models.slow]
-backend = "echo"
-slots = 1
-[models.slow.echo]
-step_ms = 10
-[models.loading]
-backend = "echo"
-[models.loading.echo]
-load_ms = 20000
-"""
+SLOW = "[daemon]\ngrace-s = 20\n" + echo_model("slow", slots=1, step_ms=10)
+SLOW += echo_model("loading", load_ms=20_000)
 
 
 def worker_of(client: RawClient, model: str) -> psutil.Process:
@@ -284,7 +274,7 @@ def test_a_state_directory_that_cannot_be_written_is_no_reason_not_to_serve(
 
 @pytest.mark.parametrize(
     ("variable", "value", "spins"),
-    [("LANG", "C", "10000"), ("GOMP_SPINCOUNT", "77", "77"), ("OMP_WAIT_POLICY", "active", None)],
+    [("LANG", "C", "30000"), ("GOMP_SPINCOUNT", "77", "77"), ("OMP_WAIT_POLICY", "active", None)],
 )
 def test_how_a_workers_threads_wait_is_set_unless_the_operator_does(
     monkeypatch: pytest.MonkeyPatch, variable: str, value: str, spins: str | None

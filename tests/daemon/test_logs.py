@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
+import logging
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +16,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 import pytest
+from structlog.testing import capture_logs
 
 from inferd import Client
 from inferd.backends.errors import BackendError, InferdError, InvalidArgument, PermissionDenied
@@ -21,6 +26,7 @@ from inferd.backends.library_log import LEVELS, LibraryLog
 from inferd.daemon.config import Config, ConfigError, load_config
 from inferd.daemon.core import Daemon
 from inferd.daemon.log_levels import ROOMS
+from inferd.daemon.logs import Library, Logs
 from inferd.daemon.worker_lines import GATHER_S, WorkerLines, cut_quotes
 from inferd.ipc.messages import LogLevelParams
 from inferd.scheduler.log import TEXT_CHARACTERS_MAX
@@ -335,6 +341,18 @@ async def test_what_a_process_says_as_it_dies_is_an_event() -> None:
     ]
     [(level, event, text)] = await heard_of("1 / 0")
     assert (level, event) == ("error", "worker.said") and text.endswith("division by zero")
+    deep = "def a(n): return b(n - 1) if n else 1 / 0\ndef b(n): return a(n)\n"
+    [(_, _, text)] = await heard_of(f"{deep}a(90)")
+    assert text.startswith("Traceback") and text.endswith("division by zero")
+    assert len(text) <= 2000
+    quoting = "import os\nos.write(2, b'after accepting piece: a' + b' secret' * 999 + b'\\nb')"
+    assert await heard_of(quoting) == [("error", "worker.said", "after accepting piece:")]
+
+
+@pytest.mark.asyncio
+async def test_a_process_that_outlives_the_worker_keeps_nobody_waiting() -> None:
+    heard = await heard_of("import subprocess\nsubprocess.Popen(['yes'], stdout=2)")
+    assert [event for _, event, _ in heard] == ["worker.said"]
 
 
 @pytest.mark.asyncio
@@ -382,6 +400,24 @@ def test_lines_of_the_library_are_bounded_and_what_is_left_out_is_told() -> None
     now[0] = 11.0
     log.say("error", "at last")
     assert told[200:] == [("warning", "800 lines were left out"), ("error", "at last")]
+
+
+@pytest.mark.asyncio
+async def test_what_a_library_logs_in_a_thread_is_logged_by_the_loop() -> None:
+    """The file belongs to one thread: closed by another, its number may be another file's."""
+    owner = Logs()
+    owner.live_on(asyncio.get_running_loop())
+    record = logging.LogRecord("urllib3", logging.WARNING, "", 0, "wrong %s", ("headers",), None)
+    with capture_logs() as logged:
+        thread = threading.Thread(target=Library(owner).emit, args=(record,))
+        thread.start()
+        thread.join()
+        assert logged == []
+        await anyio.lowlevel.checkpoint()
+        [event] = logged
+        assert (event["source"], event["text"]) == ("urllib3", "wrong headers")
+        Library(owner).emit(record)
+        assert len(logged) == 2, "its own thread need not wait"
 
 
 # Never what users wrote.

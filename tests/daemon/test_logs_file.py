@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import resource
 import signal
+import socket
 import stat
 from pathlib import Path
 from typing import Any
@@ -14,9 +16,10 @@ import pytest
 
 from inferd import Client
 from inferd.daemon.log_file import LogFile
+from inferd.daemon.log_stderr import StandardError
 from inferd.daemon.logs import _console, is_journal, journal_of
 from inferd.testing import RunningDaemon, running_daemon
-from tests.daemon.command_line import inferd, on_terminal
+from tests.daemon.command_line import inferd, inferd_process, on_terminal
 
 from .log_events import until
 from .manager import manager_of, serving
@@ -181,6 +184,56 @@ def test_a_reopened_file_keeps_its_place_and_a_pipe_without_a_reader_does_not_bl
     piped = LogFile(tmp_path / "pipe", causes.append)
     assert not piped.write(b"one\n") and not piped.write(b"two\n")
     assert len(causes) == 1 and "pipe: " in str(causes[0]), "told once"
+
+
+# Standard error.
+
+
+@pytest.mark.parametrize("kind", ["pipe", "socket"])
+def test_who_reads_too_little_of_standard_error_has_whole_lines(kind: str) -> None:
+    pair = os.pipe() if kind == "pipe" else [end.detach() for end in socket.socketpair()]
+    theirs, ours = pair
+    error, lines = StandardError(ours), 0
+    try:
+        while error.write(b"%05d\n" % lines * 100):
+            lines += 1
+        assert lines > 10 and not error.write(b"lost\n" * 120), "it waits for nobody"
+        read = os.read(theirs, 1 << 20)
+        assert error.write(b"last\n")
+        while not read.endswith(b"last\n"):
+            read += os.read(theirs, 1 << 20)
+        assert read.splitlines() == [b"%05d" % (n // 100) for n in range(lines * 100)] + [b"last"]
+    finally:
+        error.close()
+        for end in pair:
+            os.close(end)
+
+
+def test_standard_error_that_nobody_reads_keeps_nobody_waiting(tmp_path: Path) -> None:
+    extra = ["--set", "log-format=json", "--set", "log-level=debug"]
+    theirs, ours = os.pipe()
+    process = inferd_process(*arguments(tmp_path), *extra, stderr=ours)
+    os.close(ours)
+    try:
+        read = b""
+        while b"daemon.ready" not in read:
+            read += os.read(theirs, 1 << 16)
+        fcntl.fcntl(theirs, fcntl.F_SETPIPE_SZ, 4096)
+        with Client(tmp_path / "s", timeout=20) as client:
+            for _ in range(100):
+                client.models()
+            read += os.read(theirs, 1 << 16)
+            client.models()
+            while b"log.lost" not in read:
+                read += os.read(theirs, 1 << 16)
+    finally:
+        process.kill()
+        process.communicate()
+        os.close(theirs)
+    found = [msgspec.json.decode(line) for line in read.splitlines(keepends=True) if b"\n" in line]
+    [lost] = [event for event in found if event["event"] == "log.lost"]
+    told = sum(event["event"] == "call.done" for event in found)
+    assert lost["level"] == "warning" and told + lost["events"] >= 100
 
 
 # Systemd's journal.

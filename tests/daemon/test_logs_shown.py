@@ -122,6 +122,15 @@ def test_what_comes_is_shown_when_it_comes_whoever_rotates_the_file() -> None:
             os.truncate(daemon.file, 0)
             append(daemon.file, "short")
             assert follower.next()["event"] == "short"
+            folder, aside = daemon.file.parent, daemon.directory / "aside"
+            folder.rename(aside)
+            folder.touch()
+            append(aside / daemon.file.name, "in a folder that was moved")
+            assert follower.next()["event"] == "in a folder that was moved"
+            folder.unlink()
+            folder.mkdir()
+            append(daemon.file, "and made anew")
+            assert follower.next()["event"] == "and made anew"
 
 
 def test_ctrl_c_ends_it_as_it_ends_other_commands() -> None:
@@ -189,6 +198,10 @@ def test_a_file_that_may_not_be_read_is_told_with_what_to_do() -> None:
         result = inferd("logs", socket=daemon.socket)
         assert result.exit_code == 1 and "Is a directory" in result.stderr
         daemon.file.rmdir()
+        os.mkfifo(daemon.file)
+        result = inferd("logs", socket=daemon.socket)
+        assert result.exit_code == 1 and "is a pipe" in result.stderr
+        daemon.file.unlink()
 
 
 # Without a daemon.

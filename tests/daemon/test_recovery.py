@@ -13,6 +13,7 @@ from inferd.backends.errors import LoadFailed, WorkerCrashed
 from inferd.daemon.config import load_config
 from inferd.daemon.recovery import DEATHS_MAX, POISON_MAX, POISON_S, Poison, Recovery
 from inferd.daemon.registry import Registry
+from inferd.daemon.swapping import Swaps
 from inferd.daemon.workers import Worker
 from inferd.scheduler import messages as m
 from inferd.scheduler.recorder import Act, Doing
@@ -280,3 +281,20 @@ async def test_tasks_whose_return_fails_hear_of_it_and_the_daemon_goes_on(tmp_pa
         for turn in scene.turns:
             await turn.ended.wait()
     assert set(scene.errors().values()) == {"WorkerCrashed"}
+
+
+async def test_a_model_that_was_swapped_and_has_left_is_not_loaded_for_who_still_asks_it(
+    tmp_path: Path,
+) -> None:
+    """Whoever asked for a text when it left would wait for it for ever, or start it anew."""
+    async with anyio.create_task_group() as group:
+        registry = registry_in(tmp_path, group)
+        model = registry.get("echo", 0)
+        before = await model.load()
+        await Swaps(registry, (), grace_s=1.0).swap(model, model.config)
+        (former,) = model.formers.values()
+        with anyio.fail_after(20):
+            await before.gone.wait()
+            with pytest.raises(WorkerCrashed, match="has left"):
+                await former.ready()
+        await registry.close()

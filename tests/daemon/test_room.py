@@ -122,8 +122,8 @@ def test_what_a_pinned_model_leaves_no_room_for_is_refused_and_the_refusal_names
 
         error = caught.value
         assert (error.data["needed_bytes"], error.data["free_bytes"]) == (600, 300)
-        assert "600 bytes" in error.message and "300 bytes are free" in error.message
-        assert "unload a (700 bytes)" in error.hint
+        assert "600 B" in error.message and "300 B are free" in error.message
+        assert "unload a (700 B)" in error.hint
         assert states(client)["a"] == "ready"
         assert model(client, "b")["error"]["name"] == "MissingMemory"
 

@@ -17,51 +17,27 @@ import pytest
 from inferd import Client
 from inferd.backends.errors import EndOfSequence, InvalidArgument
 from inferd.testing import RunningDaemon, running_daemon
+from tests.echo import echo_model
 from tests.raw import RawClient
+
+from .log_events import until
 
 CONFIG = """
 [defaults]
 ctx-size = 4096
 similarity-model = "judge"
 similarity-wait-ms = 60000
-[models.said]
-backend = "echo"
-[models.judge]
-backend = "echo"
-[models.lonely]
-backend = "echo"
-similarity-model = ""
-[models.itself]
-backend = "echo"
-similarity-model = "itself"
-[models.astray]
-backend = "echo"
-similarity-model = "nobody"
-[models.hurried]
-backend = "echo"
-similarity-model = "slow"
-similarity-wait-ms = 50
-[models.slow]
-backend = "echo"
-[models.slow.echo]
-step_ms = 2000
-[models.patient]
-backend = "echo"
-similarity-model = "steady"
-[models.patient.echo]
-step_ms = 2
-[models.steady]
-backend = "echo"
-[models.steady.echo]
-step_ms = 300
-[models.brave]
-backend = "echo"
-similarity-model = "fragile"
-[models.fragile]
-backend = "echo"
-[models.fragile.echo]
-abort_on = "die now"
 """
+CONFIG += echo_model("said") + echo_model("judge")
+CONFIG += echo_model("lonely", similarity_model="")
+CONFIG += echo_model("itself", similarity_model="itself")
+CONFIG += echo_model("astray", similarity_model="nobody")
+CONFIG += echo_model("hurried", similarity_model="slow", similarity_wait_ms=50)
+CONFIG += echo_model("slow", step_ms=2000)
+CONFIG += echo_model("patient", similarity_model="steady", step_ms=2)
+CONFIG += echo_model("steady", step_ms=300)
+CONFIG += echo_model("brave", similarity_model="fragile")
+CONFIG += echo_model("fragile", abort_on="die now")
 SENTENCES = ["The sky is wide.", "It rains!", "«So it is.»", "Who knows?"]
 TEXT = " ".join(SENTENCES) + " And so on"
 GIVEN = "It rains!"
@@ -238,6 +214,71 @@ def end_workers(client: Client, names: Sequence[str]) -> None:
 
 
 def test_nothing_is_left_behind(client: Client) -> None:
+    judge = client.load_by_name("judge")
+    with client.session("said", raw=True, options=similar()) as session:
+        assert end(session.chat(TEXT).metadata) == ("similarity", "1.000")
+    until(lambda: client.show("judge")["leases"] == 1)
+    client.unload(judge)
+    assert client.show("judge")["state"] == "cold", "nobody else holds it"
     assert client.sessions() == []
     assert client.queue() == []
     assert all(model["tasks"] == 0 for model in client.models())
+
+
+def test_a_turn_parked_by_hand_while_its_sentence_is_judged_says_what_it_would_have_said() -> None:
+    head = "[daemon]\nreader-wait-ms = 60000\nquantum-tokens = 100000\n"
+    single = '[models.single]\nbackend = "echo"\nslots = 1\nsimilarity-model = "steady"\n'
+    with (
+        running_daemon(head + CONFIG + single) as daemon,
+        RawClient(daemon.socket) as raw,
+        RawClient(daemon.socket) as other,
+    ):
+        raw.call("load_by_name", name="steady")
+        context, waits = raw.context("single"), other.context("single")
+        options = similar()
+        number = raw.start("stream", context=context, prompt=TEXT, raw=True, options=options)
+        while raw.told != SENTENCES[0]:
+            raw.events.append(raw.read())
+        second = other.start("chat", context=waits, prompt=TEXT, raw=True)
+        while len(raw.call("queue")["tasks"]) < 2:
+            pass
+        assert raw.call("park", context=context) == {"parked": True}
+        assert other.result(second)["text"] == TEXT.encode()
+        raw.result(number)
+        assert raw.told == " ".join(SENTENCES[:2])
+        metadata = raw.metadata(context)
+        assert end(metadata) == ("similarity", "1.000")
+        assert metadata["parks"] == 1 and metadata["adjusted"] == {}
+
+
+def test_a_text_is_compared_by_the_model_that_has_the_name_now() -> None:
+    """Also where that took the name over while the text was to be embedded."""
+    own = {"similarity-model": "judge", "similarity-wait-ms": 60_000, "ctx-size": 4096}
+    judges = "".join(echo_model(n, variant=v, step_ms=10) for n, v in JUDGES.items())
+    with (
+        running_daemon(judges + echo_model("said", **own)) as daemon,
+        RawClient(daemon.socket) as raw,
+        RawClient(daemon.socket) as operator,
+    ):
+        turn = {"context": raw.context("said"), "prompt": TEXT, "raw": True, "options": similar()}
+        running = raw.begin_stream(raw.context("judge"), "x" * 500)
+        swap = operator.start("swap", name="judge", to="other", mode="drain")
+        until(lambda: "model.drains" in daemon.log)
+        compared = raw.start("chat", **turn)
+        first = len(SENTENCES[0])
+        until(lambda: [t for t in said_now(daemon) if t["output_tokens"] >= first])
+        raw.call("cancel", request=running)
+        operator.result(swap)
+        assert end(raw.result(compared)["metadata"]) == ("similarity", "1.000")
+        operator.call("swap", name="judge", to="again")
+        assert end(raw.call("chat", **turn)["metadata"]) == ("similarity", "1.000")
+
+
+JUDGES = {"judge": "a", "other": "b", "again": "a"}
+"""Models by their variant: the last one is the first one."""
+
+
+def said_now(daemon: RunningDaemon) -> list[dict[str, Any]]:
+    """Return the tasks of the model whose sentences are compared."""
+    with Client(daemon.socket) as client:
+        return [task for task in client.queue() if task["model"] == "said"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import socket
 import time
@@ -17,13 +18,22 @@ from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags, use_s
 
 from inferd import AsyncClient, Client
 from inferd.backends.echo_embedding import EMBEDDING_SIZE
-from inferd.backends.errors import Busy, Cancelled, InferdError, InvalidArgument, Timeout
+from inferd.backends.errors import (
+    Busy,
+    Cancelled,
+    ContextFull,
+    InferdError,
+    InvalidArgument,
+    Timeout,
+)
 from inferd.daemon.traces.service import FLUSH_S_MAX
 from inferd.ipc.messages import TRACEPARENT_CHARACTERS_MAX
 from inferd.testing import RunningDaemon, running_daemon
 from tests.echo import echo_model
-from tests.otlp import Collector, Told, collecting
+from tests.otlp import SECONDS_MAX, Collector, Told, collecting
 from tests.raw import RawClient
+
+from .test_parts import limit
 
 TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 PARENT = f"00-{TRACE}-{SPAN}-01"
@@ -148,6 +158,21 @@ def test_a_pulled_turn_is_one_request(client: Client, collector: Collector) -> N
     assert usage(left)[2] == ["error"]
 
 
+def test_the_call_that_says_how_a_pulled_turn_went_is_no_request(
+    daemon: RunningDaemon, collector: Collector
+) -> None:
+    with RawClient(daemon.socket) as raw:
+        context = raw.context("m")
+        raw.set_input(context, b"x" * 1000)
+        with pytest.raises(ContextFull):
+            while True:
+                raw.single(context)
+        raw.call("chat", context=raw.context("m"), prompt="hello")
+    pulled, asked = collector.next().outer, collector.next().outer
+    assert (usage(pulled)[2], pulled.failed) == (["context_full"], False)
+    assert asked.attributes["inferd.call"] == "chat"
+
+
 def test_a_turn_that_outlives_its_worker_is_one_request(
     client: Client, collector: Collector
 ) -> None:
@@ -207,6 +232,25 @@ def test_nothing_told_names_a_text_a_user_or_a_session(
     collector.next()
     assert collector.next().outer.attributes["error.type"] == "InvalidArgument"
     assert not [body for body in collector.bodies if b"secret" in body]
+
+
+def test_sentences_that_are_compared_are_in_no_request(
+    monkeypatch: pytest.MonkeyPatch, collector: Collector
+) -> None:
+    """Not in that either which had the model loaded, whose worker tells of them."""
+    monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "10")
+    judged = {"similarity-model": "judge", "similarity-wait-ms": 60_000, "ctx-size": 1024}
+    models = echo_model("judge", ctx_size=1024) + echo_model("said", **judged)
+    compared = {"stop-similarity": "nothing of it", "stop-similarity-threshold": 1.0}
+    with running_daemon(config(collector.address, models)) as daemon, Client(daemon.socket) as c:
+        c.load_by_name("judge")
+        with c.session("said", raw=True, options=compared) as session:
+            c.unload_model("said", force=True)
+            for names in (["load", "queue", "prefill", "decode"], ["queue", "prefill", "decode"]):
+                whole = session.chat("It rains. So it is. ")
+                assert whole.metadata["adjusted"] == {}, "both were compared"
+                trace = collector.next()
+                assert (trace.outer.name, trace.names) == ("text_completion said", names)
 
 
 # What fails.
@@ -396,6 +440,22 @@ def test_who_is_slow_is_a_part_that_fails(monkeypatch: pytest.MonkeyPatch) -> No
         assert "timeout" in until(client, works=False)["cause"]
 
 
+def test_an_answer_without_end_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "10")
+    with (
+        collecting() as collector,
+        running_daemon(config(collector.address)) as daemon,
+        Client(daemon.socket) as client,
+        client.session("m") as session,
+    ):
+        collector.padding = 64 << 20
+        session.chat("hello")
+        collector.next()
+        assert collector.cut_off.wait(SECONDS_MAX)
+        session.chat("and on it goes")
+        collector.next()
+
+
 def test_spans_for_this_machine_stay_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither a proxy of the environment's nor a redirection takes them elsewhere."""
     monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "10")
@@ -498,3 +558,41 @@ def test_a_file_that_cannot_be_written_is_a_part_that_fails(
         (tmp_path / "missing").mkdir()
         session.chat("hello")
         until(client, works=True)
+
+
+def test_a_full_disk_tears_one_span_at_most(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "10")
+    path = tmp_path / "traces.jsonl"
+    with (
+        running_daemon(config(f"file:{path}")) as daemon,
+        Client(daemon.socket) as client,
+        client.session("m") as session,
+    ):
+        limit(daemon.pid, 100)
+        session.chat("hello")
+        assert "File too large" in until(client, works=False)["cause"]
+        limit(daemon.pid, resource.RLIM_INFINITY)
+        session.chat("hello")
+        until(client, works=True)
+        assert daemon.stop() == 0
+    torn, *whole = path.read_bytes().splitlines()
+    assert len(torn) == 100
+    assert [json.loads(line)["name"] for line in whole][-4:] == [
+        *("queue", "prefill", "decode", "chat m"),
+    ]
+
+
+def test_a_pipe_that_nobody_reads_is_a_part_that_fails(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "10")
+    os.mkfifo(tmp_path / "pipe")
+    with (
+        running_daemon(config(f"file:{tmp_path}/pipe")) as daemon,
+        Client(daemon.socket) as client,
+        client.session("m") as session,
+    ):
+        session.chat("hello")
+        assert "No such device" in until(client, works=False)["cause"]

@@ -23,21 +23,11 @@ from inferd.backends.errors import InferdError, InvalidArgument, LoadFailed, Ses
 from inferd.daemon.models import ModelState
 from inferd.sessions.table import ACTIVE, State
 from inferd.testing import RunningDaemon, running_daemon
+from tests.echo import echo_model
 from tests.raw import RawClient
 
-CONFIG = """
-[models.m]
-backend = "echo"
-slots = 1
-[models.m.echo]
-step_ms = 2
-[models.slow]
-backend = "echo"
-[models.slow.echo]
-load_ms = 20000
-[models.bad]
-file = "nowhere.gguf"
-"""
+CONFIG = '[models.bad]\nfile = "nowhere.gguf"\n'
+CONFIG += echo_model("m", slots=1, step_ms=2) + echo_model("slow", load_ms=20_000)
 TALE = "once upon a time there was a daemon that nobody could kill. " * 2
 URGENT = "let me through, I am in a hurry. " * 3
 ID = "victim"

@@ -26,6 +26,7 @@ from inferd.backends.errors import (
 )
 from inferd.daemon.swapping import Mode
 from inferd.testing import RunningDaemon, running_daemon
+from tests.echo import echo_model
 from tests.faults.test_worker_death import workers_of
 from tests.models import gemma3, smollm2
 from tests.tiny_gguf import write_tiny
@@ -35,58 +36,24 @@ pytestmark = pytest.mark.asyncio
 CONFIG = """
 [daemon]
 swap_grace_s = 60
-[models.live]
-backend = "echo"
-slots = 16
-[models.live.echo]
-step_ms = 1
-[models.one]
-backend = "echo"
-slots = 16
-[models.one.echo]
-step_ms = 1
-variant = "one"
-[models.two]
-backend = "echo"
-slots = 16
-[models.two.echo]
-step_ms = 1
-variant = "two"
-[models.other]
-backend = "echo"
-slots = 16
-[models.other.echo]
-step_ms = 1
-vocabulary = 7
 [models.broken]
 file = "no-such-file.gguf"
 """
+CONFIG += echo_model("live", slots=16, step_ms=1)
+CONFIG += echo_model("one", slots=16, step_ms=1, variant="one")
+CONFIG += echo_model("two", slots=16, step_ms=1, variant="two")
+CONFIG += echo_model("other", slots=16, step_ms=1, vocabulary=7)
 SHORT_GRACE = CONFIG.replace("swap_grace_s = 60", "swap_grace_s = 0.1")
 ONE_SLOT = CONFIG.replace("slots = 16", "slots = 1")
 TIGHT = """
 [daemon]
 memory_bytes = 100_000
-[models.live]
-backend = "echo"
-[models.live.echo]
-weight_bytes = 50_000
-[models.heavy]
-backend = "echo"
-[models.heavy.echo]
-weight_bytes = 40_000
-token_bytes = 1
-variant = "heavy"
-[models.light]
-backend = "echo"
-[models.light.echo]
-variant = "light"
-[models.huge]
-backend = "echo"
-[models.huge.echo]
-weight_bytes = 200_000
 [models.broken]
 file = "no-such-file.gguf"
 """
+TIGHT += echo_model("live", weight_bytes=50_000)
+TIGHT += echo_model("heavy", weight_bytes=40_000, token_bytes=1, variant="heavy")
+TIGHT += echo_model("light", variant="light") + echo_model("huge", weight_bytes=200_000)
 STORY = "Once upon a time there was a king who had three sons. "
 
 

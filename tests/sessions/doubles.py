@@ -13,8 +13,9 @@ from inferd.backends.base import PLAIN
 from inferd.scheduler import messages as m
 from inferd.scheduler.prompts import rest_of
 from inferd.sessions import Ledger, SessionManager
-from inferd.sessions.port import TaskReader
+from inferd.sessions.port import Former, TaskReader
 from inferd.sessions.similarity import Comparison, Judge, Similarity, nobody
+from inferd.sessions.turn import Turn
 from tests.scheduler.doubles import Bench
 
 
@@ -119,6 +120,22 @@ class EnginePort:
             pass
 
 
+def dying(
+    turn: Turn, port: EnginePort, deaths: Sequence[int], worker: Callable[[], EnginePort]
+) -> EnginePort:
+    """Let a turn's worker die after so many of its turns, and each that takes its place; return the
+    last one.
+    """
+    for turns in deaths:
+        for _ in range(turns):
+            port.turn()
+        port = worker()
+        again = turn.go_on(port)
+        if again is not None:
+            port.submit(again, turn)
+    return port
+
+
 class Source:
     """A lease on the echo model. `judge` compares sentences."""
 
@@ -129,7 +146,7 @@ class Source:
         self.loaded: EnginePort | None = port
         self.judge: Judge = nobody
 
-    def former(self, vocabulary: str) -> None:
+    def former(self, vocabulary: str) -> Former | None:
         return None
 
     async def released(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from functools import partial
 from pathlib import Path
@@ -9,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ....backends.errors import UnsupportedOperation
 from ..client import client_of, socket_of
+from ..extras import needed
 from ..options import JsonOutput, SocketPath
 from ..output import table, write, write_json
 
@@ -64,19 +65,15 @@ def top(
 
 def _on_terminal() -> bool:
     """Tell whether a screen can be shown: it is drawn on standard error."""
-    return all(stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr))
+    return os.environ.get("TERM") != "dumb" and all(
+        stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr)
+    )
 
 
 def _screen() -> type[Top]:
-    try:
+    hint = "pip install 'inferd[top]'; `inferd top --once` does without"
+    with needed("the screen of inferd top needs textual", hint):
         from .screen import Top
-    except ModuleNotFoundError as exc:
-        if (exc.name or "").startswith("inferd"):
-            raise
-        raise UnsupportedOperation(
-            f"the screen of inferd top needs textual; {exc.name} is missing",
-            hint="pip install 'inferd[top]'; `inferd top --once` does without",
-        ) from exc
     return Top
 
 

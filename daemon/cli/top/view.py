@@ -6,8 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
+from ...sizes import size_text
 from ..figures import Figures
-from ..output import size_text, time_text
+from ..output import time_text
 
 __all__ = ("MODELS", "SESSIONS", "TASKS", "Frame", "Panel", "Rates", "Row", "Sample", "frame_of")
 

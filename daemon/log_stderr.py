@@ -1,0 +1,75 @@
+"""Standard error, where events go that no file takes: whoever reads it keeps nobody waiting.
+
+A terminal is stopped by Ctrl-S, a pager reads no further than it shows, and the journal may hang:
+the daemon's event loop would stand still with all its clients until they go on.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+from collections.abc import Callable
+from functools import partial
+
+__all__ = ("StandardError",)
+
+_FLAGS = os.O_WRONLY | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK
+
+
+class StandardError:
+    """Writes to *descriptor*. Owned by the thread that logs.
+
+    Others share it, as a shell does its terminal: so it is not made non-blocking, but opened anew,
+    or sent to without waiting.
+    """
+
+    def __init__(self, descriptor: int = 2):
+        self._socket: socket.socket | None = None
+        self._opened = -1
+        self._send = self._sender(descriptor)
+        self._rest = b""
+        """Of what was begun: it is finished before anything else."""
+
+    def _sender(self, descriptor: int) -> Callable[[bytes], int]:
+        try:
+            mode = os.fstat(descriptor).st_mode
+            if stat.S_ISSOCK(mode):
+                self._socket = own = socket.socket(fileno=os.dup(descriptor))
+                return lambda data: own.send(data, socket.MSG_DONTWAIT)
+            if stat.S_ISFIFO(mode) or stat.S_ISCHR(mode):
+                self._opened = os.open(f"/proc/self/fd/{descriptor}", _FLAGS)
+                return partial(os.write, self._opened)
+        except OSError:  # it may be another user's, or there is no /proc
+            pass
+        return partial(os.write, descriptor)
+
+    def write(self, data: bytes) -> bool:
+        """Write *data*, or begin to; tell whether there was room for it."""
+        try:
+            if not self._drain():
+                return False
+            self._rest = data
+            if not self._drain() and len(self._rest) == len(data):
+                self._rest = b""
+                return False
+        except OSError:  # nobody reads any more, or the disk is full
+            self._rest = b""
+            return False
+        return True
+
+    def _drain(self) -> bool:
+        """Write what was begun, as far as there is room; tell whether that is all of it."""
+        while self._rest:
+            try:
+                self._rest = self._rest[self._send(self._rest) :]
+            except BlockingIOError:
+                return False
+        return True
+
+    def close(self) -> None:
+        """Close what was opened beside the descriptor."""
+        if self._socket is not None:
+            self._socket.close()
+        if self._opened >= 0:
+            os.close(self._opened)
