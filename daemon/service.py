@@ -138,10 +138,10 @@ class Service:
         if status != self._status:
             told["STATUS"] = status
         now = self._seconds()
-        if self._takes_time(now) and now >= self._extended_at + EXTEND_EVERY_S:
-            told["EXTEND_TIMEOUT_USEC"] = str(round(EXTEND_S * 1e6))
         if self._feed_s is not None and now >= self._fed_at + self._feed_s and self._moves():
             told["WATCHDOG"] = "1"
+        if extend_s := self._extend_s(now, fed="WATCHDOG" in told):
+            told["EXTEND_TIMEOUT_USEC"] = str(round(extend_s * 1e6))
         if told:
             self._send(told, status, now)
 
@@ -172,11 +172,22 @@ class Service:
             line += f"; restart for: {', '.join(waiting)}"
         return line
 
-    def _takes_time(self, now: float) -> bool:
-        """Tell whether to ask for time: for the start and the end. While it serves, that would put
-        off the watchdog, as long as anything loads.
+    def _extend_s(self, now: float, *, fed: bool) -> float:
+        """Return how much time to ask for now; the start, the end and loads take it.
+
+        What is asked for puts off the watchdog, too: while the daemon serves, no more than the
+        watchdog gives, and only where it is fed. So a daemon that hangs beside a load is seen no
+        later than another.
         """
-        return self._phase is not Phase.SERVING and now < self._until
+        if self._phase is Phase.SERVING and self._feed_s is not None:
+            return 2 * self._feed_s if fed and self._loading() else 0.0
+        due = now >= self._extended_at + EXTEND_EVERY_S
+        return EXTEND_S if due and self._takes_time(now) else 0.0
+
+    def _takes_time(self, now: float) -> bool:
+        if self._phase is Phase.SERVING:
+            return bool(self._loading())
+        return now < self._until
 
     def _moves(self) -> bool:
         """Tell whether every worker with work moves; that this runs, tells it of the loop."""
@@ -189,7 +200,7 @@ class Service:
     def _rest_s(self) -> float:
         """Return after how long there may be something to tell that nobody announces."""
         now = self._seconds()
-        ends = [LOOK_S] if self._takes_time(now) or self._loading() else []
+        ends = [LOOK_S] if self._takes_time(now) else []
         if self._failed:
             ends.append(EXTEND_EVERY_S)
         if self._feed_s is not None:

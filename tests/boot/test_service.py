@@ -101,6 +101,37 @@ def test_a_daemon_that_hangs_is_replaced_and_its_sessions_come_back(
     assert any("Watchdog timeout" in message for message in said), said
 
 
+def test_a_load_is_given_time_and_does_not_hide_a_daemon_that_hangs(
+    service: BootedService,
+) -> None:
+    """The manager's limit for how long the service may run at all is put off by the load; its
+    watchdog ends a daemon that hangs meanwhile no later than another.
+    """
+    service.configure(echo_model("m", load_ms=5000))
+    with service.override("WatchdogSec=2", "RuntimeMaxSec=2"):
+        with service.client() as client, ThreadPoolExecutor(1) as pool:
+            answer = pool.submit(chat, service, "m")
+            service.until("StatusText", lambda text: text.startswith("serving; loading: m "))
+            assert answer.result(30) == "hello", "loading takes longer than the service may run"
+            client.stats()
+        service.until("NRestarts", lambda n: n == "1")
+        said = [e["MESSAGE"] for e in service.entries() if e["SYSLOG_IDENTIFIER"] == "systemd"]
+        assert any("reached runtime time limit" in message for message in said), said
+    with service.override("WatchdogSec=2"), ThreadPoolExecutor(1) as pool:
+        service.systemctl("restart", "inferd")
+        load = pool.submit(chat, service, "m")
+        service.until("StatusText", lambda text: text.startswith("serving; loading: m "))
+        service.mark()
+        service.systemctl("kill", "--signal=STOP", "--kill-who=main", "inferd")
+        began = time.monotonic()
+        service.until("NRestarts", lambda n: n == "1")
+        assert time.monotonic() - began < 4.0
+        said = [e["MESSAGE"] for e in service.entries() if e["SYSLOG_IDENTIFIER"] == "systemd"]
+        assert any("Watchdog timeout" in message for message in said), said
+        with pytest.raises(ConnectionLost):
+            load.result(30)
+
+
 def test_a_worker_killed_with_9_is_replaced_and_the_service_goes_on(
     service: BootedService,
 ) -> None:

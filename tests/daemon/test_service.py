@@ -25,7 +25,7 @@ from tests.raw import RawClient
 from .manager import Manager, Message, manager_of, serving
 
 CONFIG = "[daemon]\nworker_hang_s = 1\n" + echo_model("m", slots=4, step_ms=2)
-CONFIG += echo_model("slow", load_ms=4000)
+CONFIG += echo_model("slow", load_ms=3000)
 FED = {"WATCHDOG_USEC": "2000000"}
 
 
@@ -66,7 +66,7 @@ def test_ready_is_told_after_the_start_and_when_the_socket_answers() -> None:
         manager.socket.close()
 
 
-def test_a_load_is_told_with_its_progress_and_does_not_put_off_the_watchdog() -> None:
+def test_a_load_is_told_with_its_progress_and_is_given_time() -> None:
     with (
         running_daemon(CONFIG) as daemon,
         manager_of(daemon) as manager,
@@ -81,7 +81,25 @@ def test_a_load_is_told_with_its_progress_and_does_not_put_off_the_watchdog() ->
         told = [m["STATUS"] for m in manager.heard if "loading" in m.get("STATUS", "")]
         parts = [int(line.rsplit(" ", 1)[1].rstrip("%")) for line in told]
         assert parts == sorted(parts) and len(set(parts)) > 1
-        assert not any("EXTEND_TIMEOUT_USEC" in message for message in manager.heard)
+        assert first["EXTEND_TIMEOUT_USEC"] == "30000000"
+        assert not any("EXTEND_TIMEOUT_USEC" in message for message in manager.heard[-2:])
+
+
+def test_the_time_for_a_load_puts_off_the_watchdog_no_further_than_feeding_it(
+    managed: Callable[[str], RunningDaemon],
+) -> None:
+    with (
+        managed(CONFIG) as daemon,
+        manager_of(daemon) as manager,
+        RawClient(daemon.socket) as client,
+    ):
+        client.call("load_by_name", name="slow")
+        manager.serves()
+        extended = [m for m in manager.heard if "EXTEND_TIMEOUT_USEC" in m]
+        assert len(extended) > 1
+        assert all(fed(m) and m["EXTEND_TIMEOUT_USEC"] == "2000000" for m in extended)
+        manager.until(fed)
+        assert "EXTEND_TIMEOUT_USEC" not in manager.heard[-1]
 
 
 def test_the_watchdog_is_fed_twice_in_its_time(managed: Callable[[str], RunningDaemon]) -> None:
@@ -140,7 +158,7 @@ def test_another_process_s_watchdog_is_not_fed(
         manager_of(daemon) as manager,
         RawClient(daemon.socket) as client,
     ):
-        client.call("load_by_name", name="slow")  # takes longer than twice the watchdog's time
+        client.call("load_by_name", name="slow")  # takes longer than the watchdog gives
         manager.status("serving; loading: slow ")
         while manager.next().get("STATUS") != "serving":
             pass
