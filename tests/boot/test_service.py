@@ -108,12 +108,9 @@ def test_a_daemon_that_hangs_is_replaced_and_its_sessions_come_back(
     assert any("Watchdog timeout" in message for message in said), said
 
 
-def test_a_load_is_given_time_and_does_not_hide_a_daemon_that_hangs(
+def test_a_load_is_given_time_where_the_service_may_run_for_some_time_only(
     service: BootedService,
 ) -> None:
-    """The manager's limit for how long the service may run at all is put off by the load; its
-    watchdog ends a daemon that hangs meanwhile no later than another.
-    """
     service.configure(echo_model("m", load_ms=5000))
     with service.override("WatchdogSec=2", "RuntimeMaxSec=2"):
         with service.client() as client, ThreadPoolExecutor(1) as pool:
@@ -124,8 +121,11 @@ def test_a_load_is_given_time_and_does_not_hide_a_daemon_that_hangs(
         service.until("NRestarts", lambda n: n == "1")
         said = [e["MESSAGE"] for e in service.entries() if e["SYSLOG_IDENTIFIER"] == "systemd"]
         assert any("reached runtime time limit" in message for message in said), said
+
+
+def test_a_daemon_that_hangs_beside_a_load_is_replaced_no_later(service: BootedService) -> None:
+    service.configure(echo_model("m", load_ms=5000))
     with service.override("WatchdogSec=2"), ThreadPoolExecutor(1) as pool:
-        service.systemctl("restart", "inferd")
         load = pool.submit(chat, service, "m")
         # Late enough that the daemon has asked for time.
         service.until("StatusText", lambda text: part_loaded(text) >= 40)
