@@ -17,6 +17,8 @@ from typing import Any
 
 import llama_cpp
 
+from inferd.backends.llama.threads import ComputeThreads
+
 from .machine import MODEL, THREADS
 
 BATCH_SIZE = 512
@@ -44,6 +46,8 @@ class Bare:
         params.n_outputs_max = slots
         params.n_threads = params.n_threads_batch = THREADS
         self.context = llama_cpp.llama_init_from_model(self.model, params)
+        self.threads = ComputeThreads(self.context)
+        self.threads.begin()
         self.memory = llama_cpp.llama_get_memory(self.context)
         self.batch = llama_cpp.llama_batch_init(BATCH_SIZE, 0, 1)
         self.sampler = self._greedy_without_end()

@@ -34,6 +34,9 @@ PACKAGE = "llama-cpp-python"
 SDIST_SHA256 = "832db0699007f1be95a7e41ef12e88926b02ba836461e36a36372db2760c1a2e"
 """Of the version that pyproject.toml pins; `make bench` builds llama-server from the same file."""
 
+OWN_THREADS = "-DGGML_OPENMP=OFF"
+"""llama.cpp computes on its own threads then, see `backends.llama.threads`."""
+
 LOAD_CHECK = "import llama_cpp; llama_cpp.llama_backend_init()"
 LOG_LINES_SHOWN = 30
 PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input"]
@@ -50,7 +53,8 @@ class Variant:
         """Return the CMake definitions of this variant."""
         only = ROOT / "tools" / "llama_only.cmake"
         light = ["-DLLAVA_BUILD=OFF", f"-DCMAKE_PROJECT_llama.cpp_INCLUDE={only}"]
-        return ([] if self.full else light) + (["-DGGML_CUDA=on"] if self.gpu == "cuda" else [])
+        cuda = ["-DGGML_CUDA=on"] if self.gpu == "cuda" else []
+        return [OWN_THREADS, *([] if self.full else light), *cuda]
 
     def __str__(self) -> str:
         return "-".join(filter(None, ("full" if self.full else "light", self.gpu)))
@@ -76,8 +80,8 @@ def cpu_features() -> str:
 
 def wheel_dir(version: str, variant: Variant) -> Path:
     """Return where the wheel of *variant* is kept on this machine."""
-    deciding = [version, str(variant), os.environ.get("CMAKE_ARGS", ""), cpu_features()]
-    deciding += [str(sys.implementation.cache_tag), platform.libc_ver()[1]]
+    deciding = [version, str(variant), OWN_THREADS, os.environ.get("CMAKE_ARGS", "")]
+    deciding += [cpu_features(), str(sys.implementation.cache_tag), platform.libc_ver()[1]]
     return CACHE_DIR / "wheels" / hashlib.sha256(json.dumps(deciding).encode()).hexdigest()[:16]
 
 

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from ..base import Chunk, Memory, Move, length_moved
 from ..errors import BackendError, KvFull, UnsupportedOperation
+from .threads import ComputeThreads
 
 __all__ = ("Batch", "LlamaContext")
 
@@ -110,6 +111,7 @@ class LlamaContext:
         self._lengths = [0] * self.slots
         self._shifted: set[int] = set()
         self._batch = Batch(self.batch_size)
+        self._threads = ComputeThreads(pointer)
         self._rows: dict[int, NDArray[np.float32]] = {}
         """Views of where rows of logits are, by address: making one takes 30 us."""
 
@@ -118,6 +120,7 @@ class LlamaContext:
         pointer, self.pointer = self.pointer, None
         if pointer is not None:
             lib.llama_free(pointer)
+            self._threads.close()
 
     @property
     def kind(self) -> Memory:
@@ -136,12 +139,16 @@ class LlamaContext:
         :raises KvFull: what `Model.step` says.
         :raises BackendError: what `Model.step` says.
         """
-        logits = self._batch.fill(chunks)
+        logits, threads = self._batch.fill(chunks), self._threads
+        if threads.changing:
+            threads.begin()
         result = lib.llama_decode(self.pointer, self._batch.struct)
         if result in (0, _NO_CELLS):
             self._shifted.clear()
         if result != 0:
             raise self._failure(result, [chunk.slot for chunk in chunks])
+        if threads.changing:
+            threads.settle()
         for chunk in chunks:
             self._lengths[chunk.slot] = chunk.position + len(chunk.tokens)
         return logits
@@ -335,7 +342,7 @@ class LlamaContext:
 
     def set_threads(self, threads: int) -> None:
         """Use this many threads from the next decode on."""
-        lib.llama_set_n_threads(self.pointer, max(1, threads), max(1, threads))
+        self._threads.use(threads)
 
     def _checked(self, slot: int) -> int:
         # llama.cpp aborts the process for a sequence that it does not have.

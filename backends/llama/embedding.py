@@ -21,6 +21,7 @@ from ..errors import BackendError
 from .context import Batch
 from .log import LogRing
 from .opening import LlamaOptions, context_params, ctx_size_of, new_context
+from .threads import ComputeThreads
 
 __all__ = ("LlamaEmbedder", "embed_info", "open_embedding_context", "output_bytes")
 
@@ -77,6 +78,7 @@ class LlamaEmbedder:
         self._vocab_size = int(lib.llama_vocab_n_tokens(lib.llama_model_get_vocab(model)))
         self._ranks = int(lib.llama_model_n_cls_out(model))
         self._batch = Batch(info.rows_max)
+        self._threads = ComputeThreads(pointer)
         self._pools: dict[int, Pool] = {}
         self._lengths: dict[int, int] = {}
 
@@ -97,9 +99,11 @@ class LlamaEmbedder:
         """Compute one batch; see `Embedder.step`."""
         self._check(chunks)
         self._batch.fill(chunks, every=True)
+        self._threads.begin()
         result = lib.llama_decode(self._pointer, self._batch.struct)
         if result != 0:
             raise BackendError(f"llama.cpp failed to compute embeddings ({result})")
+        self._threads.settle()
         rows = self._rows(sum(len(chunk.tokens) for chunk in chunks))
         for chunk in chunks:
             count = len(chunk.tokens)
@@ -154,10 +158,11 @@ class LlamaEmbedder:
 
     def set_threads(self, threads: int) -> None:
         """Use this many threads from the next step on."""
-        lib.llama_set_n_threads(self._pointer, max(1, threads), max(1, threads))
+        self._threads.use(threads)
 
     def close(self) -> None:
         """Free the context; twice is once."""
         pointer, self._pointer = self._pointer, None
         if pointer is not None:
             lib.llama_free(pointer)
+            self._threads.close()

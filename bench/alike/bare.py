@@ -16,6 +16,8 @@ import llama_cpp as lib
 import numpy as np
 from numpy.typing import NDArray
 
+from inferd.backends.llama.threads import ComputeThreads
+
 from .sides import THREADS
 
 __all__ = ("CHAIN", "SHAPES", "Bare", "sizes_of")
@@ -62,6 +64,8 @@ class Bare:
         params.n_batch, params.n_ubatch, params.swa_full = 512, 512, False
         params.n_threads = params.n_threads_batch = THREADS
         self._context = lib.llama_init_from_model(self._model, params)
+        self._threads = ComputeThreads(self._context)
+        self._threads.begin()
         self._batch = lib.llama_batch_init(512, 0, 1)
         self._rows: dict[tuple[tuple[int, ...], ...], dict[str, Row]] = {}
 
@@ -71,6 +75,7 @@ class Bare:
     def __exit__(self, *error: object) -> None:
         lib.llama_batch_free(self._batch)
         lib.llama_free(self._context)
+        self._threads.close()
         lib.llama_model_free(self._model)
 
     def tokenize(self, text: str, *, prompt: bool = True) -> list[int]:

@@ -185,11 +185,13 @@ def test_texts_that_are_done_leave_their_room_to_others(tmp_path: Path) -> None:
 
 def test_threads_are_told_to_both_contexts(tmp_path: Path) -> None:
     with loaded(write_tiny("llama", tmp_path)) as model:
-        model.set_threads(3)
-        embedder = model.embedder()
-        assert lib.llama_n_threads(embedder._pointer) == 3
-        model.set_threads(2)
-        assert lib.llama_n_threads(embedder._pointer) == 2
+        embedder = None
+        for count in (3, 2):
+            model.set_threads(count)
+            embedder = embedder or model.embedder()
+            embedder.begin(0, "mean")
+            embedder.step([Chunk(0, [4, 5], 0, logits=False)])
+            assert lib.llama_n_threads(embedder._pointer) == count
 
 
 # Encoders and models that rank.

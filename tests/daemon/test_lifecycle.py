@@ -274,7 +274,7 @@ def test_a_state_directory_that_cannot_be_written_is_no_reason_not_to_serve(
 
 @pytest.mark.parametrize(
     ("variable", "value", "spins"),
-    [("LANG", "C", "30000"), ("GOMP_SPINCOUNT", "77", "77"), ("OMP_WAIT_POLICY", "active", None)],
+    [("LANG", "C", "10000"), ("GOMP_SPINCOUNT", "77", "77"), ("OMP_WAIT_POLICY", "active", None)],
 )
 def test_how_a_workers_threads_wait_is_set_unless_the_operator_does(
     monkeypatch: pytest.MonkeyPatch, variable: str, value: str, spins: str | None
