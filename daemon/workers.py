@@ -195,9 +195,11 @@ class Worker:
         """Tell a task whether it ends with its last sentence."""
         self._link.send(verdict)
 
-    async def tokenize(self, text: bytes, *, special: bool, bos: bool) -> list[int]:
-        """Return the token ids of *text*."""
-        packed = await self._ask(lambda i: m.Tokenize(i, text, special, bos), text)
+    async def tokenize(
+        self, text: bytes, *, special: bool, bos: bool, turn: bool = False
+    ) -> list[int]:
+        """Return the token ids of *text*; the next step waits a moment for the task of a *turn*."""
+        packed = await self._ask(lambda i: m.Tokenize(i, text, special, bos, turn), text)
         return m.unpack_tokens(packed)
 
     async def detokenize(self, tokens: Sequence[int]) -> bytes:
@@ -211,11 +213,13 @@ class Worker:
         said: str = "",
         answer: str = "",
         rendering: Rendering = PLAIN,
+        *,
+        turn: bool = False,
     ) -> tuple[str, list[int], bool]:
         """Return the rendered text, its tokens, and whether these only add to *said*."""
         told = list(messages)
         text, packed, appended = await self._ask(
-            lambda i: m.ChatPrompt(i, told, said, answer, rendering),
+            lambda i: m.ChatPrompt(i, told, said, answer, rendering, turn),
             msgspec.msgpack.encode((told, rendering)),
         )
         return text, m.unpack_tokens(packed), appended

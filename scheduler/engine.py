@@ -91,6 +91,8 @@ class Engine:
         self._tasks: dict[int, Task] = {}
         self._arrivals = 0
         self._desk = PromptDesk(model, self.recorder)
+        self._coming_at: float | None = None
+        """When the first prompt after the last step was told whose task follows."""
         self._leaders = Leaders(
             model.info.memory,
             self.limits.share_tokens_min,
@@ -129,6 +131,8 @@ class Engine:
             self._busy_at = self._now
             self._handle(command)
         self.outbox.extend(self._desk.work())
+        if self._desk.coming and self._coming_at is None:
+            self._coming_at = self._now
         self.outbox.extend(self.kv.poll(self.queue, self._now))
         self._expire()
         self._serve_readers()
@@ -159,7 +163,7 @@ class Engine:
     def patience(self) -> float | None:
         """Return how long the next turn may wait for commands: seconds, or None for ever."""
         if self._lingering(now := self._seconds()):
-            return self.limits.pull_linger_s
+            return min(self.limits.pull_linger_s, self.limits.task_linger_s)
         if self._desk.busy or self._runnable():
             return 0
         waits = bool(self.queue)
@@ -190,9 +194,12 @@ class Engine:
         )
 
     def _lingering(self, now: float) -> bool:
-        """Tell whether the next step waits a moment for pull readers that were just told a token:
-        batches stay whole.
+        """Tell whether the next step waits a moment: for tasks whose prompts were just told, or for
+        pull readers that were just told a token, so that batches stay whole.
         """
+        at = self._coming_at
+        if self._desk.coming and at is not None and now < at + self.limits.task_linger_s:
+            return True
         since = now - self.limits.pull_linger_s
         tasks = self.slots.tasks
         late = any(t.row and not t.wants_token and t.row_at > since for t in tasks)
@@ -249,6 +256,7 @@ class Engine:
                 raise AssertionError(f"no command of a loaded engine: {command}")
 
     def _submit(self, spec: m.TaskSpec) -> None:
+        self._desk.coming = max(0, self._desk.coming - 1)
         task = Task.from_spec(
             spec, self._arrivals, self.clock, self._now, shared=self.limits.kv_shared
         )
@@ -477,6 +485,7 @@ class Engine:
     def _step(self) -> None:
         if self._lingering(self._now):
             return
+        self._desk.coming, self._coming_at = 0, None
         generating = [t for t in self.slots.tasks if t.has_work]
         passed_over = self._embedded
         self._embedded = bool(self.texts.running) and embeds_next(

@@ -42,6 +42,10 @@ class Limits:
     """What a step waits for late pull readers. With 2 ms, 16 readers on two busy cores missed a
     quarter of the steps (152 to 165 steps for 128 tokens); with 5 ms it is 131.
     """
+    task_linger_s: float = 0.005
+    """What a step waits for the tasks whose prompts were just told: else they would wait for the
+    whole of it.
+    """
     credit_max: int = 1024
     step_target_s: float = 0.15
     """What a step may take in which prompts are read beside decoding tasks."""

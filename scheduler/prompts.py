@@ -34,11 +34,15 @@ def rest_of(text: str, said: str, answer: str = "") -> str | None:
 
 
 class PromptDesk:
-    """Answers tokenizing requests in their order; owned by the engine."""
+    """Answers tokenizing requests in their order; owned by the engine.
+
+    `coming` counts the prompts that were told and whose tasks follow at once.
+    """
 
     def __init__(self, model: Model, recorder: Recorder):
         self._model = model
         self._recorder = recorder
+        self.coming = 0
         self._requests: deque[Request] = deque()
         self._bytes_max = model.info.ctx_size * model.info.token_bytes_max
 
@@ -58,7 +62,10 @@ class PromptDesk:
             request = self._requests.popleft()
             self._recorder.note(Doing.PROMPT, [request.id])
             try:
-                yield m.Answer(request.id, self._answer(request))
+                answer = self._answer(request)
+                if not isinstance(request, m.Detokenize) and request.turn:
+                    self.coming += 1
+                yield m.Answer(request.id, answer)
             except InferdError as exc:
                 yield m.Refused(request.id, exc.to_wire())
             except MemoryError:

@@ -150,7 +150,9 @@ class History:
         """
         everything, chatted = [*self.messages, *messages], bool(self.messages)
         said, answer = await self._said(port), self._answer()
-        text, tokens, appended = await port.chat_prompt(everything, said, answer, rendering)
+        text, tokens, appended = await port.chat_prompt(
+            everything, said, answer, rendering, turn=True
+        )
         self._begin_turn()
         if appended:
             self.prompt = self.prompt + tokens

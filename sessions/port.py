@@ -72,8 +72,10 @@ class Port(Line, Protocol):
     def adapters(self) -> Mapping[str, AdapterReport]:
         """The model's adapters, by their names."""
 
-    async def tokenize(self, text: bytes, *, special: bool, bos: bool) -> list[int]:
-        """Return the token ids of *text*."""
+    async def tokenize(
+        self, text: bytes, *, special: bool, bos: bool, turn: bool = False
+    ) -> list[int]:
+        """Return the token ids of *text*; the next step waits a moment for the task of a *turn*."""
 
     async def detokenize(self, tokens: Sequence[int]) -> bytes:
         """Return the text of token ids."""
@@ -84,9 +86,11 @@ class Port(Line, Protocol):
         said: str = "",
         answer: str = "",
         rendering: Rendering = PLAIN,
+        *,
+        turn: bool = False,
     ) -> tuple[str, list[int], bool]:
         """Return the rendered text, its tokens, and whether these only add to *said*, which ends
-        with *answer*.
+        with *answer*; the next step waits a moment for the task of a *turn*.
         """
 
     async def lookup(

@@ -209,7 +209,8 @@ class Session:
             step(self.state, Call.SET_INPUT)
             append = bool(self.parameters.standing("append")) and bool(self.prompt)
             tokens = await self._ask(
-                lambda p: p.tokenize(text, special=True, bos=not append), anew=not append
+                lambda p: p.tokenize(text, special=True, bos=not append, turn=True),
+                anew=not append,
             )
             past = self.past.now.after(self.turn)
             past.extend(tokens) if append else past.replace(tokens)
@@ -236,7 +237,7 @@ class Session:
         async with self._alone():
             step(self.state, Call.SET_INPUT)
             bos = not self.prompt
-            tokens = await self._ask(lambda p: p.tokenize(text, special=True, bos=bos))
+            tokens = await self._ask(lambda p: p.tokenize(text, special=True, bos=bos, turn=True))
             past = self.past.now.after(self.turn)
             past.extend(tokens)
             self._take(Call.SET_INPUT, past)

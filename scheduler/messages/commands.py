@@ -127,12 +127,13 @@ class Adjust(Message):
 
 
 class Tokenize(Message):
-    """Answered with packed token ids."""
+    """Answered with packed token ids. Where it is for a *turn*, its task follows at once."""
 
     id: int
     text: bytes
     special: bool
     bos: bool
+    turn: bool = False
 
 
 class Detokenize(Message):
@@ -148,6 +149,7 @@ class ChatPrompt(Message):
     Where the rendered text begins with *said* (the history's text so far, which ends with its last
     *answer*), only the rest is tokenised and *appended* is true: tokens of the history stand as
     they are. White space around the answer need not be the same: templates trim it.
+    Where it is for a *turn*, its task follows at once.
     """
 
     id: int
@@ -155,6 +157,7 @@ class ChatPrompt(Message):
     said: str
     answer: str = ""
     rendering: Rendering = Rendering()
+    turn: bool = False
 
 
 class Lookup(Message):

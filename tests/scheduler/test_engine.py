@@ -248,6 +248,57 @@ def test_a_step_waits_for_a_reader_that_is_late_after_a_long_step() -> None:
     assert bench.engine.steps == steps + 1
 
 
+def test_a_step_waits_a_moment_for_the_tasks_whose_prompts_were_just_told() -> None:
+    bench = Bench(slots=3)
+    bench.turn(bench.submit(1, "a stream that runs meanwhile"))
+    steps, linger = bench.engine.steps, bench.engine.limits.task_linger_s
+
+    bench.turn(
+        m.Tokenize(7, b"one", True, True, turn=True), m.Tokenize(8, b"two", True, True, True)
+    )
+    assert bench.engine.steps == steps and bench.engine.patience() == linger
+    bench.now += linger / 2
+    bench.turn(bench.submit(2, "one"))
+    assert bench.engine.steps == steps, "the other one is still to come"
+    bench.turn(bench.submit(3, "two"))
+
+    assert bench.engine.steps == steps + 1
+    assert bench.order == [1, 2, 3] and bench.engine.patience() == 0
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_step_waits_once_for_tasks_that_do_not_come(again: bool) -> None:
+    bench = Bench()
+    bench.turn(bench.submit(1, "a stream that runs meanwhile"))
+    steps, linger = bench.engine.steps, bench.engine.limits.task_linger_s
+
+    bench.turn(m.Tokenize(7, b"one", True, True, turn=True))
+    bench.now += linger / 2
+    bench.turn(*[m.Tokenize(8, b"two", True, True, turn=True)] * again)
+    assert bench.engine.steps == steps
+    bench.now += linger / 2
+    bench.turn()
+    assert bench.engine.steps == steps + 1, "another prompt makes it no longer"
+    bench.turn()
+    assert bench.engine.steps == steps + 2
+
+
+def test_a_step_waits_for_no_prompt_that_only_somebody_wants_to_see_or_that_was_refused() -> None:
+    bench = Bench()
+    bench.turn(bench.submit(1, "a stream that runs meanwhile"))
+    steps = bench.engine.steps
+    too_long = b"x" * (bench.model.info.ctx_size * bench.model.info.token_bytes_max + 1)
+
+    for command in (
+        m.Tokenize(7, b"one", True, True),
+        m.Tokenize(7, too_long, True, True, turn=True),
+        m.Detokenize(7, m.pack_tokens([104])),
+    ):
+        bench.turn(command)
+        steps += 1
+        assert bench.engine.steps == steps
+
+
 def test_an_absent_pull_reader_is_parked_for_a_waiting_task_and_comes_back_whole() -> None:
     bench = Bench(slots=1)
     bench.run(bench.submit(1, "abcdef", pull=True))

@@ -65,7 +65,9 @@ class EnginePort:
     def judge(self, verdict: m.Verdict) -> None:
         self.commands.append(verdict)
 
-    async def tokenize(self, text: bytes, *, special: bool, bos: bool) -> list[int]:
+    async def tokenize(
+        self, text: bytes, *, special: bool, bos: bool, turn: bool = False
+    ) -> list[int]:
         return self.bench.model.tokenize(text, special=special, bos=bos)
 
     async def detokenize(self, tokens: Sequence[int]) -> bytes:
@@ -77,6 +79,8 @@ class EnginePort:
         said: str = "",
         answer: str = "",
         rendering: Rendering = PLAIN,
+        *,
+        turn: bool = False,
     ) -> tuple[str, list[int], bool]:
         model = self.bench.model
         text = model.render(list(messages), rendering)

@@ -37,6 +37,8 @@ class ChatPort(EnginePort):
         said: str = "",
         answer: str = "",
         rendering: Rendering = PLAIN,
+        *,
+        turn: bool = False,
     ) -> tuple[str, list[int], bool]:
         text = self.template(messages, rendering)
         self.rendered.append(text)
