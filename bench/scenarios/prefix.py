@@ -75,7 +75,7 @@ machine gives.
 What stops both: llama.cpp computes attention in tiles from 64 rows of a sequence on, and a question
 has 17. At position 448 a row took 5.0 ms in a chunk of 48 rows, 3.7 in one of 64 and 2.8 in one of
 256, and all decoding is of single rows (2026-11-22, medians of 3). What inferd adds: its steps end
-after half a second, so that an arrival or a cancel is seen, and are seven or eight instead of three;
+after half a second, so that arrivals and cancels are seen, and are seven or eight instead of three;
 between them its loop takes 1.4 % of the whole.""",
     figures=(
         Figure("makespan_s", "all done, s"),
