@@ -16,7 +16,7 @@ from llama_cpp import llama_cpp as lib
 
 from ..base import Device, ModelSpec
 
-__all__ = ("Share", "breakdown", "devices", "layers_of", "place")
+__all__ = ("Share", "breakdown", "c_function", "devices", "layers_of", "place")
 
 _GPU, _IGPU = 1, 2
 """`ggml_backend_dev_type`."""
@@ -58,21 +58,22 @@ class _Node(ctypes.Structure):
     )
 
 
-def _function(name: str, result: Any, *arguments: Any) -> Any:
+def c_function(name: str, result: Any, *arguments: Any) -> Any:
+    """Return a function of llama.cpp's that its Python package does not declare."""
     function = lib._lib[name]
     function.restype, function.argtypes = result, arguments
     return function
 
 
 _pointer, _pointer_to_size = ctypes.c_void_p, ctypes.POINTER(ctypes.c_size_t)
-_breakdown = _function("_Z26llama_get_memory_breakdownPK13llama_context", _Map, _pointer)
-_is_host = _function("ggml_backend_buft_is_host", ctypes.c_bool, _pointer)
-_device_of = _function("ggml_backend_buft_get_device", _pointer, _pointer)
-_count = _function("ggml_backend_dev_count", ctypes.c_size_t)
-_get = _function("ggml_backend_dev_get", _pointer, ctypes.c_size_t)
-_type = _function("ggml_backend_dev_type", ctypes.c_int, _pointer)
-_name = _function("ggml_backend_dev_name", ctypes.c_char_p, _pointer)
-_memory = _function("ggml_backend_dev_memory", None, _pointer, _pointer_to_size, _pointer_to_size)
+_breakdown = c_function("_Z26llama_get_memory_breakdownPK13llama_context", _Map, _pointer)
+_is_host = c_function("ggml_backend_buft_is_host", ctypes.c_bool, _pointer)
+_device_of = c_function("ggml_backend_buft_get_device", _pointer, _pointer)
+_count = c_function("ggml_backend_dev_count", ctypes.c_size_t)
+_get = c_function("ggml_backend_dev_get", _pointer, ctypes.c_size_t)
+_type = c_function("ggml_backend_dev_type", ctypes.c_int, _pointer)
+_name = c_function("ggml_backend_dev_name", ctypes.c_char_p, _pointer)
+_memory = c_function("ggml_backend_dev_memory", None, _pointer, _pointer_to_size, _pointer_to_size)
 
 
 def devices() -> list[Device]:

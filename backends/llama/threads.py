@@ -15,6 +15,8 @@ from typing import Any
 
 from llama_cpp import llama_cpp as lib
 
+from .devices import c_function
+
 __all__ = ("ComputeThreads",)
 
 _CPU = 0
@@ -37,22 +39,16 @@ class _Params(ctypes.Structure):
     )
 
 
-def _function(name: str, result: Any, *arguments: Any) -> Any:
-    function = lib._lib[name]
-    function.restype, function.argtypes = result, arguments
-    return function
-
-
 def _cpu_function(name: bytes, result: Any, *arguments: Any) -> Any:
     """Return a function of the CPU backend, which may have been loaded at run time."""
-    device = _function("ggml_backend_dev_by_type", _pointer, ctypes.c_int)(_CPU)
-    backend = _function("ggml_backend_dev_backend_reg", _pointer, _pointer)(device)
-    find = _function("ggml_backend_reg_get_proc_address", _pointer, _pointer, ctypes.c_char_p)
+    device = c_function("ggml_backend_dev_by_type", _pointer, ctypes.c_int)(_CPU)
+    backend = c_function("ggml_backend_dev_backend_reg", _pointer, _pointer)(device)
+    find = c_function("ggml_backend_reg_get_proc_address", _pointer, _pointer, ctypes.c_char_p)
     return ctypes.CFUNCTYPE(result, *arguments)(find(backend, name))
 
 
-_defaults = _function("ggml_threadpool_params_init", None, ctypes.POINTER(_Params), ctypes.c_int)
-_attach = _function("llama_attach_threadpool", None, _pointer, _pointer, _pointer)
+_defaults = c_function("ggml_threadpool_params_init", None, ctypes.POINTER(_Params), ctypes.c_int)
+_attach = c_function("llama_attach_threadpool", None, _pointer, _pointer, _pointer)
 _new = _cpu_function(b"ggml_threadpool_new", _pointer, ctypes.POINTER(_Params))
 _free = _cpu_function(b"ggml_threadpool_free", None, _pointer)
 
