@@ -64,9 +64,9 @@ $(STAMP)-venv:
 	$(PIP) install 'pip>=25.1'
 	@touch $@
 
-$(ENGINE_STAMP): $(STAMP)-venv pyproject.toml tools/build_engine.py tools/llama_only.cmake
+$(ENGINE_STAMP): $(STAMP)-venv pyproject.toml tools/build_engine.py tools/cuda_toolkit.py tools/llama_only.cmake
 	@rm -f $(STAMP)-engine-*
-	@$(PY) tools/build_engine.py $(if $(filter full,$(ENGINE)),--full) $(if $(GPU),--gpu $(GPU))
+	@$(PY) -m tools.build_engine $(if $(filter full,$(ENGINE)),--full) $(if $(GPU),--gpu $(GPU))
 	@touch $@
 
 $(STAMP)-install: $(ENGINE_STAMP) pyproject.toml

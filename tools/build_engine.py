@@ -3,8 +3,8 @@
 Owns `${XDG_CACHE_HOME:-~/.cache}/inferd/{sdist,wheels}` and `.cache/engine-build.log`. A wheel is
 kept under a hash of everything that decides whether it runs here: version, variant, Python and the
 CPU's features (llama.cpp is built for the CPU at hand). Run it with the Python of the virtual
-environment that is to have the engine; needs a C++ compiler and nothing else, CMake and Ninja
-come from PyPI where they are missing.
+environment that is to have the engine; needs a C++ compiler and nothing else: CMake, Ninja and, for
+a GPU, the CUDA toolkit come from PyPI where they are missing.
 """
 
 from __future__ import annotations
@@ -27,6 +27,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, NoReturn
 
+from . import cuda_toolkit
+from .cuda_toolkit import Toolkit
+
 ROOT = Path(__file__).resolve().parent.parent
 CACHE_DIR = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "inferd"
 LOG = ROOT / ".cache" / "engine-build.log"
@@ -47,17 +50,21 @@ class Variant:
     """What is built: everything that llama-cpp-python has or libllama only; for which GPU."""
 
     full: bool
-    gpu: str
+    cuda: Toolkit | None
 
     def cmake_args(self) -> list[str]:
         """Return the CMake definitions of this variant."""
         only = ROOT / "tools" / "llama_only.cmake"
         light = ["-DLLAVA_BUILD=OFF", f"-DCMAKE_PROJECT_llama.cpp_INCLUDE={only}"]
-        cuda = ["-DGGML_CUDA=on"] if self.gpu == "cuda" else []
+        cuda = self.cuda.cmake_args() if self.cuda else []
         return [OWN_THREADS, *([] if self.full else light), *cuda]
 
+    def deciding(self) -> list[str]:
+        """Return what tells its wheels from those of others."""
+        return [str(self), OWN_THREADS, *(self.cuda.deciding() if self.cuda else [])]
+
     def __str__(self) -> str:
-        return "-".join(filter(None, ("full" if self.full else "light", self.gpu)))
+        return ("full" if self.full else "light") + ("-cuda" if self.cuda else "")
 
 
 def pinned_version() -> str:
@@ -80,7 +87,7 @@ def cpu_features() -> str:
 
 def wheel_dir(version: str, variant: Variant) -> Path:
     """Return where the wheel of *variant* is kept on this machine."""
-    deciding = [version, str(variant), OWN_THREADS, os.environ.get("CMAKE_ARGS", "")]
+    deciding = [version, *variant.deciding(), os.environ.get("CMAKE_ARGS", "")]
     deciding += [cpu_features(), str(sys.implementation.cache_tag), platform.libc_ver()[1]]
     return CACHE_DIR / "wheels" / hashlib.sha256(json.dumps(deciding).encode()).hexdigest()[:16]
 
@@ -97,8 +104,10 @@ def loads() -> bool:
     return check.returncode == 0
 
 
-def install(wheel: Path) -> bool:
+def install(wheel: Path, cuda: Toolkit | None) -> bool:
     """Install *wheel* into this environment; tell whether it loads here."""
+    if cuda:
+        cuda.get_libraries(PIP)
     subprocess.run(
         [*PIP, "install", "--quiet", "--no-deps", "--force-reinstall", str(wheel)], check=True
     )
@@ -193,7 +202,8 @@ def need_compiler() -> None:
 
 def build(sdist: Path, variant: Variant, target: Path) -> Path:
     """Build the wheel and keep it in *target*; return it."""
-    print(f"building llama.cpp ({variant}), 2 to 5 minutes, once per machine", flush=True)
+    minutes = "a quarter of an hour on two cores" if variant.cuda else "2 to 5 minutes"
+    print(f"building llama.cpp ({variant}), {minutes}, once per machine", flush=True)
     args = [os.environ.get("CMAKE_ARGS", ""), shlex.join(variant.cmake_args())]
     # Where Ninja is missing, scikit-build-core would fall back to a make without parallel jobs.
     env = {**os.environ, "CMAKE_ARGS": " ".join(args), "SKBUILD_NINJA_MAKE_FALLBACK": "0"}
@@ -212,15 +222,18 @@ def main() -> None:
     parser.add_argument("--full", action="store_true", help="with the multimodal tools")
     parser.add_argument("--gpu", choices=("", "cuda"), default="", help="build for this GPU too")
     arguments = parser.parse_args()
-    variant, version = Variant(arguments.full, arguments.gpu), pinned_version()
+    cuda = cuda_toolkit.find() if arguments.gpu == "cuda" else None
+    variant, version = Variant(arguments.full, cuda), pinned_version()
     kept = wheel_dir(version, variant)
     if installed(kept.name):
         return
     wheel = next(kept.glob("*.whl"), None)
-    if wheel is None or not install(wheel):
+    if wheel is None or not install(wheel, cuda):
         need_compiler()
+        if cuda:
+            cuda.get_compiler(PIP)
         wheel = build(fetch_sdist(version), variant, kept)
-        if not install(wheel):
+        if not install(wheel, cuda):
             raise SystemExit(f"{wheel.name} was built, but does not load: {LOAD_CHECK}")
     (Path(sys.prefix) / ".engine").write_text(kept.name)
     print(f"{PACKAGE} {version} ({variant}) is installed", flush=True)

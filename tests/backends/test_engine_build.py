@@ -1,43 +1,129 @@
-"""Which engine is built for which machine; nothing is built here."""
+"""Which engine is built for which machine, and by which CUDA toolkit; nothing is built here."""
 
 from __future__ import annotations
 
-import importlib.util
 import subprocess
-import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
+from tools import cuda_toolkit
+from tools.build_engine import Variant, wheel_dir
+from tools.cuda_toolkit import Driver, Toolkit
+
 ROOT = Path(__file__).resolve().parents[2]
+FROM_PYPI = Toolkit(nvcc=None, driver=None)
+NO_PIP = ["false"]
+"""Where no package is to be installed."""
 
 
-@pytest.fixture(scope="module")
-def build() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("build_engine", ROOT / "tools/build_engine.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["build_engine"] = module
-    spec.loader.exec_module(module)
-    return module
+@pytest.fixture(autouse=True)
+def no_architectures_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("CUDAARCHS", "CUDACXX", "CUDA_PATH"):
+        monkeypatch.delenv(name, raising=False)
 
 
-def test_an_engine_for_a_gpu_has_its_option_and_a_wheel_of_its_own(build: ModuleType) -> None:
-    plain, cuda = build.Variant(False, ""), build.Variant(False, "cuda")
-    assert set(cuda.cmake_args()) - set(plain.cmake_args()) == {"-DGGML_CUDA=on"}
-    assert build.wheel_dir("1.0", cuda) != build.wheel_dir("1.0", plain)
-    assert build.wheel_dir("1.0", cuda) != build.wheel_dir("1.0", build.Variant(True, "cuda"))
+def compiler(path: Path, status: int) -> Path:
+    """A compiler that fails or not, as nvcc does where cuBLAS is missing."""
+    path.parent.mkdir(parents=True)
+    path.write_text(f"#!/bin/sh\nexit {status}\n")
+    path.chmod(0o755)
+    return path
 
 
-def test_make_passes_the_gpu_on_and_sets_up_anew_where_another_was_built(tmp_path: Path) -> None:
+def test_an_engine_for_a_gpu_has_its_options_and_a_wheel_of_its_own() -> None:
+    plain, cuda = Variant(False, None), Variant(False, FROM_PYPI)
+    assert set(plain.cmake_args()) < set(cuda.cmake_args())
+    assert "-DGGML_CUDA=on" in cuda.cmake_args()
+    assert not any("CUDA" in argument for argument in plain.cmake_args())
+    dirs = {wheel_dir("1.0", variant) for variant in (plain, cuda, Variant(True, FROM_PYPI))}
+    assert len(dirs) == 3
+
+
+def test_the_wheel_depends_on_toolkit_driver_and_architectures_not_on_the_environment(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    nvcc = compiler(tmp_path / "bin/nvcc", 0)
+    toolkits = [FROM_PYPI, Toolkit(nvcc, None), Toolkit(nvcc, Driver((13, 0), 0))]
+    dirs = {wheel_dir("1.0", Variant(False, toolkit)) for toolkit in toolkits}
+    dirs.add(wheel_dir("1.0", Variant(False, Toolkit(nvcc, Driver((13, 0), 1)))))
+    assert len(dirs) == 4
+    kept = wheel_dir("1.0", Variant(False, FROM_PYPI))
+    monkeypatch.setattr(cuda_toolkit, "FROM_PYPI", tmp_path)
+    assert wheel_dir("1.0", Variant(False, FROM_PYPI)) == kept
+    monkeypatch.setenv("CUDAARCHS", "86")
+    assert wheel_dir("1.0", Variant(False, FROM_PYPI)) != kept
+
+
+@pytest.mark.parametrize(
+    ("driver", "architectures"),
+    [(None, "80-virtual"), (Driver((13, 0), 0), "80-virtual"), (Driver((13, 0), 2), "native")],
+)
+def test_it_is_built_for_the_gpus_at_hand_or_for_all_that_are_not_old(
+    driver: Driver | None, architectures: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    toolkit = Toolkit(None, driver)
+    assert f"-DCMAKE_CUDA_ARCHITECTURES={architectures}" in toolkit.cmake_args()
+    monkeypatch.setenv("CUDAARCHS", "75;86")
+    assert "-DCMAKE_CUDA_ARCHITECTURES=75;86" in toolkit.cmake_args()
+
+
+def test_an_engine_built_without_a_driver_does_not_need_one_to_load(tmp_path: Path) -> None:
+    nvcc, driver = compiler(tmp_path / "bin/nvcc", 0), Driver((13, 0), 1)
+    without = "-DGGML_CUDA_NO_VMM=on"
+    assert without in Toolkit(nvcc, None).cmake_args()
+    assert without in Toolkit(None, driver).cmake_args(), "PyPI's has no libcuda.so to link"
+    assert without not in Toolkit(nvcc, driver).cmake_args()
+
+
+def test_a_toolkit_without_cublas_is_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    half, whole = compiler(tmp_path / "half/bin/nvcc", 1), compiler(tmp_path / "whole/bin/nvcc", 0)
+    monkeypatch.setenv("PATH", f"{half.parent}:/usr/bin:/bin")
+    monkeypatch.setenv("CUDA_PATH", str(tmp_path / "none"))
+    assert cuda_toolkit.find().nvcc is None
+    monkeypatch.setenv("CUDA_PATH", str(whole.parents[1]))
+    assert cuda_toolkit.find().nvcc == whole
+    monkeypatch.setenv("CUDACXX", str(half))
+    assert cuda_toolkit.find().nvcc == whole
+    cuda_toolkit.find().get_compiler(NO_PIP)
+
+
+def test_a_driver_too_old_for_the_toolkit_on_pypi_is_refused_before_a_download() -> None:
+    with pytest.raises(SystemExit, match=r"driver runs CUDA 12\.2, .* PyPI is 13\.0: install"):
+        Toolkit(None, Driver((12, 2), 1)).get_compiler(NO_PIP)
+
+
+def test_the_libraries_of_pypi_get_the_names_that_a_linker_looks_for(tmp_path: Path) -> None:
+    library = tmp_path / "lib" / "libcublas.so.13"
+    library.parent.mkdir()
+    library.write_text("a library")
+    for _ in range(2):  # again, after a newer release of the packages
+        cuda_toolkit.link_libraries(tmp_path)
+        assert (tmp_path / "lib64" / "libcublas.so").read_text() == "a library"
+
+
+def test_the_engine_finds_the_libraries_of_pypi_in_its_own_environment() -> None:
+    site = cuda_toolkit.FROM_PYPI.parents[1]
+    found = cuda_toolkit.RPATH.replace("$ORIGIN", str(site / "llama_cpp" / "lib"))
+    assert Path(found).resolve() == (cuda_toolkit.FROM_PYPI / "lib").resolve()
+    assert any(cuda_toolkit.RPATH in argument for argument in FROM_PYPI.cmake_args())
+
+
+def test_make_passes_the_gpu_on_and_sets_up_anew_where_another_was_built(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for handed_on in ("MAKEFLAGS", "GPU"):  # by `make test GPU=cuda`
+        monkeypatch.delenv(handed_on, raising=False)
+
     def commands(*arguments: str) -> str:
         command = ["make", "-n", "demo", f"VENV={tmp_path}/venv", *arguments]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-    assert "build_engine.py  --gpu cuda" in commands("GPU=cuda")
+    assert "tools.build_engine  --gpu cuda" in commands("GPU=cuda")
     assert "--gpu" not in commands()
     (tmp_path / "venv").mkdir()
     for stamp in ("venv", "engine-light", "install"):

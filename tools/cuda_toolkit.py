@@ -1,0 +1,150 @@
+"""Find a CUDA toolkit to build llama.cpp with; where the machine has none, NVIDIA's from PyPI.
+
+Owns `nvidia/cu13` among the packages of the virtual environment that it runs in: compiler, headers
+and libraries as pip installs them, and the links that they lack: `lib64` and `lib*.so`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+import subprocess
+import sysconfig
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+VERSION = (13, 0)
+"""Of the toolkit from PyPI: the oldest of CUDA 13, which the most drivers can run."""
+
+PYPI = f"cuda-toolkit[{{}}]=={VERSION[0]}.{VERSION[1]}.*"
+COMPILER, LIBRARIES = PYPI.format("nvcc,nvvm,crt,cccl,cudart,cublas"), PYPI.format("cudart,cublas")
+FROM_PYPI = Path(sysconfig.get_path("platlib"), "nvidia", "cu13")
+RPATH = "$ORIGIN/../../nvidia/cu13/lib"
+"""From llama_cpp/lib to the libraries of `FROM_PYPI`, in whatever environment both are."""
+
+NO_GPU_ARCHITECTURES = "80-virtual"
+"""Built where no GPU says what it is: the driver translates it for any of Ampere or newer."""
+
+PROGRAM = "#include <cublas_v2.h>\nint main() { cublasHandle_t h; return cublasCreate(&h); }\n"
+
+
+@dataclass(frozen=True)
+class Driver:
+    """NVIDIA's driver: the newest CUDA that it runs, and how many GPUs it drives."""
+
+    version: tuple[int, int]
+    gpus: int
+
+
+@dataclass(frozen=True)
+class Toolkit:
+    """A CUDA toolkit, and the driver that is to run what it builds."""
+
+    nvcc: Path | None
+    """`None`: the toolkit comes from PyPI."""
+    driver: Driver | None
+
+    def __str__(self) -> str:
+        return str(self.nvcc or f"PyPI's {VERSION[0]}.{VERSION[1]}")
+
+    def deciding(self) -> list[str]:
+        """Return what tells the engines that it builds from those of others."""
+        return [str(self), self.architectures, *self._driver_args()]
+
+    @property
+    def architectures(self) -> str:
+        """Return CMake's list of architectures; as in CMake, CUDAARCHS goes before all."""
+        native = self.driver is not None and self.driver.gpus > 0
+        return os.environ.get("CUDAARCHS") or ("native" if native else NO_GPU_ARCHITECTURES)
+
+    def cmake_args(self) -> list[str]:
+        """Return the CMake definitions of an engine that is built with it."""
+        compiler = self.nvcc or FROM_PYPI / "bin" / "nvcc"
+        libraries = compiler.resolve().parents[1] / "lib64"
+        args = ["-DGGML_CUDA=on", f"-DCMAKE_CUDA_COMPILER={compiler}"]
+        args += [f"-DCMAKE_CUDA_ARCHITECTURES={self.architectures}", *self._driver_args()]
+        if self.nvcc is None:
+            return [*args, f"-DCUDAToolkit_ROOT={FROM_PYPI}", _rpath(RPATH)]
+        return [*args, _rpath(str(libraries))] if libraries.is_dir() else args
+
+    def _driver_args(self) -> list[str]:
+        """llama.cpp's virtual memory links the driver: without one the engine would not load.
+
+        The toolkit from PyPI has nothing to link in the driver's place.
+        """
+        return [] if self.driver and self.nvcc else ["-DGGML_CUDA_NO_VMM=on"]
+
+    def get_compiler(self, pip: list[str]) -> None:
+        """Get what a build needs: 600 MB, where the toolkit comes from PyPI.
+
+        :raises SystemExit: the driver is too old for that one.
+        """
+        if self.nvcc is not None:
+            return
+        if self.driver and self.driver.version < VERSION:
+            raise SystemExit(
+                f"the driver runs CUDA {_text(self.driver.version)}, the toolkit on PyPI is"
+                f" {_text(VERSION)}: install a toolkit for this driver, with cuBLAS, and have its"
+                " nvcc on PATH; or a newer driver"
+            )
+        print(f"no whole CUDA toolkit here: getting {self} (600 MB)", flush=True)
+        subprocess.run([*pip, "install", "--quiet", COMPILER], check=True)
+        link_libraries(FROM_PYPI)
+
+    def get_libraries(self, pip: list[str]) -> None:
+        """Get what a built engine needs to load: 500 MB, where the toolkit comes from PyPI."""
+        if self.nvcc is None:
+            subprocess.run([*pip, "install", "--quiet", LIBRARIES], check=True)
+
+
+def find() -> Toolkit:
+    """Return this machine's toolkit, or that of PyPI where there is none, or half of one."""
+    home = os.environ.get("CUDA_PATH") or "/usr/local/cuda"
+    named = [os.environ.get("CUDACXX"), shutil.which("nvcc"), f"{home}/bin/nvcc"]
+    nvcc = next((path for path in map(Path, filter(None, named)) if builds(path)), None)
+    return Toolkit(nvcc, driver())
+
+
+def builds(nvcc: Path) -> bool:
+    """Tell whether *nvcc* is there and builds a program that uses cuBLAS; takes seconds."""
+    if not os.access(nvcc, os.X_OK):
+        return False
+    with tempfile.TemporaryDirectory() as scratch:
+        source = Path(scratch, "uses_cublas.cu")
+        source.write_text(PROGRAM)
+        command = [str(nvcc), str(source), "-lcublas", "-lcublasLt", "-o", f"{scratch}/uses_cublas"]
+        return subprocess.run(command, capture_output=True, check=False).returncode == 0
+
+
+def driver() -> Driver | None:
+    """Return NVIDIA's driver on this machine, if there is one."""
+    try:
+        cuda = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return None
+    version, gpus = ctypes.c_int(), ctypes.c_int()
+    cuda.cuDriverGetVersion(ctypes.byref(version))
+    if cuda.cuInit(0) != 0 or cuda.cuDeviceGetCount(ctypes.byref(gpus)) != 0:
+        gpus.value = 0
+    return Driver((version.value // 1000, version.value % 1000 // 10), gpus.value)
+
+
+def link_libraries(root: Path) -> None:
+    """Give the libraries of the toolkit at *root* the names that nvcc's linker looks for."""
+    links = {root / "lib64": "lib"}
+    for library in (root / "lib").glob("lib*.so.*"):
+        links[library.with_name(library.name.partition(".so.")[0] + ".so")] = library.name
+    for link, target in links.items():
+        link.unlink(missing_ok=True)
+        link.symlink_to(target)
+
+
+def _rpath(directory: str) -> str:
+    """Return the definition for it: llama-cpp-python gives its libraries $ORIGIN alone."""
+    return f"-DCMAKE_SHARED_LINKER_FLAGS=-Wl,-rpath,'{directory}'"
+
+
+def _text(version: tuple[int, int]) -> str:
+    return ".".join(map(str, version))
