@@ -11,6 +11,7 @@ OpenMP's threads, and the ones here are never started.
 from __future__ import annotations
 
 import ctypes
+from functools import cache
 from typing import Any
 
 from llama_cpp import llama_cpp as lib
@@ -39,8 +40,11 @@ class _Params(ctypes.Structure):
     )
 
 
+@cache
 def _cpu_function(name: bytes, result: Any, *arguments: Any) -> Any:
-    """Return a function of the CPU backend, which may have been loaded at run time."""
+    """Return a function of the CPU backend, which may have been loaded at run time. Not to be asked
+    for while modules are imported: the first to ask makes llama.cpp look for GPUs, and talk.
+    """
     device = c_function("ggml_backend_dev_by_type", _pointer, ctypes.c_int)(_CPU)
     backend = c_function("ggml_backend_dev_backend_reg", _pointer, _pointer)(device)
     find = c_function("ggml_backend_reg_get_proc_address", _pointer, _pointer, ctypes.c_char_p)
@@ -49,8 +53,15 @@ def _cpu_function(name: bytes, result: Any, *arguments: Any) -> Any:
 
 _defaults = c_function("ggml_threadpool_params_init", None, ctypes.POINTER(_Params), ctypes.c_int)
 _attach = c_function("llama_attach_threadpool", None, _pointer, _pointer, _pointer)
-_new = _cpu_function(b"ggml_threadpool_new", _pointer, ctypes.POINTER(_Params))
-_free = _cpu_function(b"ggml_threadpool_free", None, _pointer)
+
+
+def _new(params: _Params) -> int:
+    new = _cpu_function(b"ggml_threadpool_new", _pointer, ctypes.POINTER(_Params))
+    return int(new(ctypes.byref(params)))
+
+
+def _free(pool: int) -> None:
+    _cpu_function(b"ggml_threadpool_free", None, _pointer)(pool)
 
 
 class ComputeThreads:
@@ -80,7 +91,7 @@ class ComputeThreads:
         params = _Params()
         _defaults(ctypes.byref(params), self._count)
         params.poll = 0
-        pool = _new(ctypes.byref(params))
+        pool = _new(params)
         self._pools.append((self._count, pool))
         _attach(self._context, pool, pool)
         lib.llama_set_n_threads(self._context, self._count, self._count)
