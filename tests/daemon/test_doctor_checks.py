@@ -199,6 +199,13 @@ def test_the_engine_tells_its_build_and_what_is_wrong_with_files(tmp_path: Path)
         assert what in finding.found
 
 
+def test_an_engine_on_openmp_threads_is_slower_and_told_how_to_be_built() -> None:
+    found = only(engine.check_engine(engine.Engine(system_info="CPU : AVX = 1 | OPENMP = 1 |")))
+    assert found.status == "warn" and "5 % slower" in found.found
+    assert "CMAKE_ARGS=-DGGML_OPENMP=OFF" in found.remedy
+    assert only(engine.check_engine(ENGINE)).status == "ok"
+
+
 def test_what_the_cpu_has_and_the_build_does_not_use_is_told() -> None:
     same = only(engine.check_cpu(ENGINE, frozenset(("avx", "avx2", "fma"))))
     assert same.status == "ok" and "AVX, AVX2, FMA" in same.found
