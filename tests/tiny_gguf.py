@@ -226,6 +226,25 @@ def _bert_rank(path: Path) -> None:
     _bert(path, gguf.PoolingType.RANK)
 
 
+def _t5(path: Path) -> None:
+    """An encoder and a decoder that reads what it made."""
+    writer = _Writer(path, "t5")
+    _common(writer, layers=1, norm="enc.output_norm.weight")
+    file = writer.file
+    file.add_feed_forward_length(FEED_FORWARD)
+    file.add_head_count(HEADS)
+    file.add_relative_attn_buckets_count(32)
+    file.add_decoder_start_token_id(0)
+    writer.ones("dec.output_norm.weight", EMBEDDING)
+    for block, attentions in (("enc.blk.0", ["attn"]), ("dec.blk.0", ["attn", "cross_attn"])):
+        for attention in attentions:
+            writer.ones(f"{block}.{attention}_norm.weight", EMBEDDING)
+            for name in ("q", "k", "v", "o"):
+                writer.weight(f"{block}.{attention}_{name}.weight", EMBEDDING, EMBEDDING)
+        _feed_forward(writer, block)
+    writer.finish()
+
+
 def _unheard_of(path: Path) -> None:
     """A whole file of an architecture that nobody knows."""
     writer = _Writer(path, "unheard-of")
@@ -240,6 +259,7 @@ KINDS: dict[str, Callable[[Path], None]] = {
     "lfm2": _lfm2,
     "bert": _bert,
     "bert-rank": _bert_rank,
+    "t5": _t5,
     "unheard-of": _unheard_of,
 }
 

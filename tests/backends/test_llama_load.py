@@ -13,7 +13,7 @@ import gguf
 import numpy as np
 import pytest
 
-from inferd.backends import Chunk, Model, ModelSpec, load_model
+from inferd.backends import Chunk, Model, ModelSpec, load_model, reckon_model
 from inferd.backends.errors import Cancelled, InvalidArgument, LoadFailed, UnsupportedOperation
 from tests.models import gemma3, smollm2
 from tests.tiny_gguf import VOCAB_SIZE, write_split, write_tiny
@@ -142,6 +142,16 @@ def test_an_encoder_makes_embeddings_and_says_nothing(tmp_path: Path) -> None:
     for slot in range(model.info.slots):
         assert model.length(slot) == model.trim(slot, 0) == 0
     model.close()
+
+
+def test_an_encoder_with_a_decoder_is_refused_by_its_name(tmp_path: Path) -> None:
+    """At a load, and by the reckoning before one."""
+    path = write_tiny("t5", tmp_path)
+    with pytest.raises(UnsupportedOperation, match="has an encoder") as caught:
+        load(path)
+    assert "'tiny-t5" in caught.value.message and "decoder-only" in caught.value.hint
+    with pytest.raises(UnsupportedOperation, match="has an encoder"):
+        reckon_model(ModelSpec(name="tiny-t5", path=str(path))).close()
 
 
 @pytest.mark.parametrize(
