@@ -56,11 +56,11 @@ from .echo_embedding import EMBEDDING_SIZE, EchoEmbedder
 from .embedding import EMBED_ROWS, EMBED_SLOTS, EmbedInfo
 from .errors import (
     BackendError,
-    Cancelled,
     InvalidArgument,
     KvFull,
     LoadFailed,
     UnsupportedOperation,
+    load_cancelled,
 )
 from .params import SamplingParams
 
@@ -517,5 +517,5 @@ def load_echo(spec: ModelSpec, progress: LoadProgress) -> EchoModel:
     for part in range(parts):
         time.sleep(model.options.load_ms / parts / 1000)
         if not progress((part + 1) / parts):
-            raise Cancelled("the load was cancelled")
+            raise load_cancelled(spec.name)
     return model

@@ -69,6 +69,7 @@ __all__ = (
     "VersionMismatch",
     "WorkerCrashed",
     "error_from_wire",
+    "load_cancelled",
 )
 
 
@@ -322,6 +323,14 @@ class ConnectionLost(InferdError):
     name = "ConnectionLost"
     number = 211
     hint_default = "is the daemon running? start it with `inferd serve`"
+
+
+def load_cancelled(name: str) -> Cancelled:
+    """Return the error of who waits for a load that was broken off."""
+    return Cancelled(
+        f"the load of {name!r} was cancelled",
+        hint="somebody unloaded the model meanwhile; ask again to have it loaded",
+    )
 
 
 def _tree(root: type[InferdError]) -> Iterator[type[InferdError]]:

@@ -14,7 +14,7 @@ import anyio.abc
 import msgspec
 import structlog
 
-from ..backends.errors import Busy, ModelNotFound, ShuttingDown
+from ..backends.errors import Busy, Cancelled, ModelNotFound, ShuttingDown
 from ..backends.params import nearest
 from ..scheduler import messages as m
 from ..scheduler.recorder import Act
@@ -372,7 +372,11 @@ class Registry:
         await worker.loaded.wait()
         self.on_load()
         took = round(self.seconds() - started, 3)
-        error = model.error = worker.error
+        error = worker.error
+        if isinstance(error, Cancelled):
+            log.info("model.load_cancelled", model=model.name, seconds=took)
+            return
+        model.error = error
         if error is None:
             model.load_s = took
             model.stay.began = self.seconds()

@@ -28,7 +28,7 @@ from ..backends import (
     Shape,
     load_model,
 )
-from ..backends.errors import Cancelled
+from ..backends.errors import load_cancelled
 from . import messages as m
 from .adapters import load_adapters
 from .engine import Engine
@@ -143,7 +143,7 @@ def _agree(
     :raises Cancelled: it is not to be loaded.
     """
     if commands.quits():
-        raise _cancelled(spec)
+        raise load_cancelled(spec.name)
     with contextlib.closing(Remembered(spec, known)) as reckoning:
         shape = reckoning.shape
         if not known:
@@ -156,15 +156,11 @@ def _agree(
                 case m.Proceed():
                     return shape.of(spec)
                 case m.Quit():
-                    raise _cancelled(spec)
+                    raise load_cancelled(spec.name)
 
 
 def _reckoned(reckoning: Reckoning, shape: Shape) -> m.Reckoned:
     return m.Reckoned(shape, reckoning.need(shape), reckoning.devices)
-
-
-def _cancelled(spec: ModelSpec) -> Cancelled:
-    return Cancelled(f"the load of {spec.name!r} was cancelled")
 
 
 def _files(kv_dir: str, model: Model) -> KvFiles | None:

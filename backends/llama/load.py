@@ -12,7 +12,7 @@ from llama_cpp import llama_cpp as lib
 from ..base import LoadProgress, ModelInfo, ModelSpec
 from ..build import LLAMA_BUILD_NUMBER, LLAMA_COMMIT
 from ..embedding import EmbedInfo
-from ..errors import Cancelled
+from ..errors import load_cancelled
 from .adapters import LlamaAdapters
 from .context import LlamaContext
 from .devices import devices, layers_of
@@ -78,7 +78,7 @@ def _load_model(spec: ModelSpec, progress: LoadProgress, log: LogRing) -> tuple[
     if watch.error is not None:
         raise watch.error
     if watch.given_up:
-        raise Cancelled(f"the load of {name_of(spec)!r} was cancelled")
+        raise load_cancelled(spec.name)
     if not model:
         raise load_failed(name_of(spec), log)
     return model, file

@@ -1,0 +1,103 @@
+"""A load that several wait for: it is one, each is told how far it is, and how it ended."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import psutil
+import pytest
+
+from inferd.backends.errors import Cancelled
+from inferd.testing import RunningDaemon, running_daemon
+from tests.echo import echo_model
+from tests.raw import RawClient
+
+MODELS = echo_model("heavy", load_ms=1500) + echo_model("other")
+PROGRESS = 4
+"""An event's kind in a frame."""
+
+
+@pytest.fixture
+def daemon() -> Iterator[RunningDaemon]:
+    with running_daemon(MODELS) as running:
+        yield running
+
+
+class Waiting:
+    """A program that waits for the load of `heavy`, and was told that it has begun."""
+
+    def __init__(self, daemon: RunningDaemon, stack: ExitStack):
+        self.client = stack.enter_context(RawClient(daemon.socket))
+        self.number = self.client.start("load_by_name", name="heavy", progress=True)
+        self.client.events.append(self.client.read())
+
+    @property
+    def told(self) -> list[float]:
+        assert all(event[:2] == [PROGRESS, self.number] for event in self.client.events)
+        return [event[2]["progress"] for event in self.client.events]
+
+    def model(self) -> str:
+        return str(self.client.result(self.number)["model"])
+
+    def error(self) -> Cancelled:
+        with pytest.raises(Cancelled) as caught:
+            self.client.result(self.number)
+        return caught.value
+
+
+def workers(daemon: RunningDaemon) -> list[int]:
+    return [child.pid for child in psutil.Process(daemon.pid).children()]
+
+
+def state(client: RawClient) -> str:
+    return str(client.call("show", name="heavy")["models"][0]["state"])
+
+
+def test_all_who_wait_for_a_cold_model_share_one_load_and_hear_of_it(
+    daemon: RunningDaemon,
+) -> None:
+    with ExitStack() as stack:
+        waiting = [Waiting(daemon, stack) for _ in range(3)]
+        (worker,) = workers(daemon)
+        assert [w.model() for w in waiting] == ["heavy"] * 3
+        for one in waiting:
+            assert one.told == sorted(one.told) and one.told[0] < 1.0 == one.told[-1]
+        assert workers(daemon) == [worker]
+
+
+def test_who_waits_for_a_load_can_give_up_or_vanish_without_the_others(
+    daemon: RunningDaemon,
+) -> None:
+    with ExitStack() as stack:
+        stays, gives_up, vanishes = (Waiting(daemon, stack) for _ in range(3))
+        (worker,) = workers(daemon)
+        vanishes.client.socket.close()
+        assert gives_up.client.call("cancel", request=gives_up.number) == {"cancelled": True}
+        gives_up.error()
+        assert state(gives_up.client) == "loading", "who gave up did not wait for its end"
+        assert stays.model() == "heavy" and workers(daemon) == [worker]
+
+
+def test_a_load_that_is_cancelled_is_told_to_all_who_wait_and_is_no_failure(
+    daemon: RunningDaemon,
+) -> None:
+    with ExitStack() as stack:
+        waiting = [Waiting(daemon, stack) for _ in range(2)]
+        client = stack.enter_context(RawClient(daemon.socket))
+        client.call("unload_model", name="heavy", force=True)
+        for error in (one.error() for one in waiting):
+            assert error.message == "the load of 'heavy' was cancelled"
+            assert "ask again to have it loaded" in error.hint
+        assert state(client) == "cold" and workers(daemon) == []
+        assert client.call("load_by_name", name="heavy")["model"] == "heavy"
+
+
+def test_a_load_holds_up_neither_new_connections_nor_other_models(daemon: RunningDaemon) -> None:
+    with ExitStack() as stack:
+        waiting = Waiting(daemon, stack)
+        client = stack.enter_context(RawClient(daemon.socket))
+        context = client.context("other")
+        assert client.call("chat", context=context, prompt="now", raw=True)["text"] == b"now"
+        assert state(client) == "loading"
+        assert waiting.model() == "heavy"
