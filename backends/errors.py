@@ -329,7 +329,7 @@ def load_cancelled(name: str) -> Cancelled:
     """Return the error of who waits for a load that was broken off."""
     return Cancelled(
         f"the load of {name!r} was cancelled",
-        hint="somebody unloaded the model meanwhile; ask again to have it loaded",
+        hint="it was unloaded meanwhile, or the daemon ends; ask again to have it loaded",
     )
 
 

@@ -373,10 +373,10 @@ class Registry:
         self.on_load()
         took = round(self.seconds() - started, 3)
         error = worker.error
+        model.error = None if isinstance(error, Cancelled) else error
         if isinstance(error, Cancelled):
             log.info("model.load_cancelled", model=model.name, seconds=took)
             return
-        model.error = error
         if error is None:
             model.load_s = took
             model.stay.began = self.seconds()
