@@ -6,7 +6,7 @@ Knows nothing of queues, sessions and sockets. To add a backend, write a class t
 
 from __future__ import annotations
 
-from .adapters import AdapterInfo, AdapterSpec
+from .adapter_keys import AdapterInfo, AdapterSpec
 from .base import (
     Chunk,
     Device,
@@ -22,7 +22,7 @@ from .base import (
     Shape,
     TokenProbs,
 )
-from .embedding import Embedder, EmbedInfo, EmbedSpec
+from .embedder import Embedder, EmbedInfo, EmbedSpec
 from .errors import InferdError, UnsupportedOperation
 from .params import SamplingParams
 
@@ -59,7 +59,7 @@ def load_model(spec: ModelSpec, progress: LoadProgress) -> Model:
     :raises Cancelled: *progress* answered False.
     """
     if spec.backend == "echo":
-        from .echo import load_echo
+        from .echo.model import load_echo
 
         return load_echo(spec, progress)
     if spec.backend == "llama":
@@ -75,7 +75,7 @@ def reckon_model(spec: ModelSpec) -> Reckoning:
     :raises LoadFailed: the file is missing, unreadable, damaged or of an unknown kind.
     """
     if spec.backend == "echo":
-        from .echo import reckon_echo
+        from .echo.model import reckon_echo
 
         return reckon_echo(spec)
     if spec.backend == "llama":

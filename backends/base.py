@@ -11,8 +11,8 @@ from typing import Any, Literal, Protocol
 
 import msgspec
 
-from .adapters import AdapterInfo, AdapterSpec
-from .embedding import Embedder, EmbedInfo
+from .adapter_keys import AdapterInfo, AdapterSpec
+from .embedder import Embedder, EmbedInfo
 from .errors import BackendError, InvalidArgument
 from .params import SamplingParams
 

@@ -15,7 +15,7 @@ import msgspec
 import structlog
 
 from ..backends import AdapterSpec, ModelSpec
-from ..backends.adapters import ADAPTERS_MAX, SCALE_MAX, is_scale
+from ..backends.adapter_keys import ADAPTERS_MAX, SCALE_MAX, is_scale
 from ..backends.errors import InferdError, InvalidArgument, NotFound, UnsupportedOperation
 from ..scheduler import messages as m
 from .config_models import AdapterConfig, ModelConfig, check_model_name

@@ -18,7 +18,7 @@ import anyio
 import anyio.abc
 import structlog
 
-from ..backends.build import LLAMA_BUILD_NUMBER, LLAMA_COMMIT
+from ..backends.engine_build import LLAMA_BUILD_NUMBER, LLAMA_COMMIT
 from ..backends.errors import InferdError, ShuttingDown
 from ..ipc.listener import InheritedListener, UnixListener, inherited
 from ..ipc.messages import Kind

@@ -13,8 +13,8 @@ from typing import Any, Literal
 
 import msgspec
 
-from ..backends.adapters import ADAPTERS_MAX, SCALE_MAX, is_scale
-from ..backends.echo import EchoOptions
+from ..backends.adapter_keys import ADAPTERS_MAX, SCALE_MAX, is_scale
+from ..backends.echo.model import EchoOptions
 from ..backends.errors import InvalidArgument
 from ..backends.params import PARAMETERS, nearest, read_options
 from .beneath import check_beneath

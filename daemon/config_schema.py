@@ -14,10 +14,10 @@ from typing import Any
 
 import msgspec
 
-from ..backends.adapters import ADAPTERS_MAX, SCALE_MAX
-from ..backends.echo import EchoOptions
+from ..backends.adapter_keys import ADAPTERS_MAX, SCALE_MAX
+from ..backends.echo.model import EchoOptions
 from ..backends.params import PARAMETERS
-from ..backends.params.schema import json_schema as parameters_schema
+from ..backends.params.params_page import json_schema as parameters_schema
 from .config import SETTINGS, Config, Setting, applies
 from .config_access import ACCESS_BOUNDS, ACCESS_KEYS, CLASSES, ID_MAX, NAMES_MAX, RULES_MAX, Right
 from .config_models import ECHO_HIGH, MODEL_NAME

@@ -9,7 +9,7 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from ..backends.gguf_parts import PART, parts_of
+from ..backends.split_gguf import PART, parts_of
 from .config_models import MODEL_NAME
 
 __all__ = ("Signature", "files_in_use", "models_in", "signature_of", "size_bytes")

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from ..backends import AdapterSpec, InferdError, Model
-from ..backends.adapters import split_key
+from ..backends.adapter_keys import split_key
 from ..backends.errors import Busy
 from . import messages as m
 from .task import Task

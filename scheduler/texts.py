@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..backends import Chunk, EmbedInfo, Model
-from ..backends.embedding import EMBEDDING_BYTES_MAX, EmbedSpec, check_pooling
+from ..backends.embedder import EMBEDDING_BYTES_MAX, EmbedSpec, check_pooling
 from ..backends.errors import PromptTooLong, TooLarge, UnsupportedOperation
 from . import messages as m
 from .cost import Load, StepCost

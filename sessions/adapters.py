@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from ..backends.adapters import adapter_key, split_key
+from ..backends.adapter_keys import adapter_key, split_key
 from ..backends.errors import InvalidArgument, error_from_wire
 from ..backends.params import nearest
 from ..scheduler.messages import AdapterReport

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from inferd.backends.params.schema import json_schema, page
+from inferd.backends.params.params_page import json_schema, page
 from inferd.daemon.cli.man_pages import man_pages
 from inferd.daemon.config_page import page as settings_page
 from inferd.daemon.config_schema import config_schema

@@ -13,7 +13,7 @@ from ..base import LoadProgress, ModelSpec
 from ..errors import UnsupportedOperation
 
 if TYPE_CHECKING:
-    from .memory import LlamaReckoning
+    from .loading.memory_estimate import LlamaReckoning
     from .model import LlamaModel
 
 __all__ = ("load_llama", "reckon_llama")
@@ -29,7 +29,7 @@ def load_llama(spec: ModelSpec, progress: LoadProgress) -> LlamaModel:
     :raises Cancelled: *progress* answered False.
     """
     try:
-        from .load import load
+        from .loading.loader import load
     except (ImportError, OSError, RuntimeError) as exc:
         raise _unusable(exc) from exc
     return load(spec, progress)
@@ -41,7 +41,7 @@ def reckon_llama(spec: ModelSpec) -> LlamaReckoning:
     :raises InferdError: what `load_llama` raises.
     """
     try:
-        from .memory import LlamaReckoning
+        from .loading.memory_estimate import LlamaReckoning
     except (ImportError, OSError, RuntimeError) as exc:
         raise _unusable(exc) from exc
     return LlamaReckoning(spec)

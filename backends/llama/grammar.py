@@ -13,9 +13,9 @@ from llama_cpp import llama_cpp as lib
 from ..errors import InvalidArgument
 from ..params import SamplingParams
 from .json_schema import gbnf_of
-from .log import capture
-from .samplers import Prototypes
-from .vocab import Vocab
+from .llama_log import capture
+from .sampling.samplers import Prototypes
+from .text.vocab import Vocab
 
 __all__ = ("Grammar",)
 

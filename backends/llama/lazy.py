@@ -6,12 +6,12 @@ import codecs
 from collections.abc import Sequence
 
 from ..errors import InvalidArgument
+from ..incremental_regex import Matcher, byte_size
 from ..params import SamplingParams
-from ..params.stopping import trigger_pattern
-from ..patterns import Matcher, byte_size
+from ..params.stopping_params import trigger_pattern
 from .grammar import Grammar
-from .samplers import Prototypes
-from .vocab import Vocab
+from .sampling.samplers import Prototypes
+from .text.vocab import Vocab
 
 __all__ = ("LazyGrammar",)
 

@@ -13,13 +13,13 @@ from numpy.typing import NDArray
 from ..base import PLAIN, Chunk, Message, ModelInfo, Move, Rendering, Sampler, shift_moves
 from ..errors import BackendError, UnsupportedOperation
 from ..params import SamplingParams
-from .adapters import LlamaAdapters
-from .context import LlamaContext
-from .embedding import LlamaEmbedder
-from .samplers import Prototypes
-from .sampling import Candidates, LlamaSampler
-from .template import ChatTemplate
-from .vocab import Vocab
+from .kv.context import LlamaContext
+from .kv.embedding_context import LlamaEmbedder
+from .lora import LlamaAdapters
+from .sampling.chain import Candidates, LlamaSampler
+from .sampling.samplers import Prototypes
+from .text.template import ChatTemplate
+from .text.vocab import Vocab
 
 __all__ = ("LlamaModel",)
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from llama_cpp import llama_cpp as lib
 
-from .devices import c_function
+from .loading.devices import c_function
 
 __all__ = ("ComputeThreads",)
 

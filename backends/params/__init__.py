@@ -1,9 +1,9 @@
 """Parameters that a client or a configuration can set: their table, reading them, their meaning."""
 
-from .outside import OUTSIDE
+from .ignored_keys import OUTSIDE
 from .reading import Options, nearest, parse_json_options, read_options
-from .sampling import SamplingParams, sampling_params, settle
-from .stopping import StoppingParams, stopping_params
+from .sampling_params import SamplingParams, sampling_params, settle
+from .stopping_params import StoppingParams, stopping_params
 from .table import BY_NAME, BY_SPELLING, PARAMETERS, SAMPLERS, Kind, Level, Parameter
 
 __all__ = (

@@ -12,10 +12,10 @@ from typing import Any
 import msgspec
 
 from ..errors import InvalidArgument, InvalidEncoding
-from .chat import read_arguments, read_choice, read_tools
-from .forms import FORMS, read_triggers
-from .outside import OUTSIDE
-from .scales import read_scales
+from .adapter_scales import read_scales
+from .chat_params import read_arguments, read_choice, read_tools
+from .ignored_keys import OUTSIDE
+from .stop_forms import FORMS, read_triggers
 from .table import BY_NAME, BY_SPELLING, SAMPLERS, TENSOR_SPLIT_MAX, Kind, Level, Parameter
 
 __all__ = ("Options", "nearest", "parse_json_options", "read_options")

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from ..embedding import NORMALIZE_MAX, POOLINGS
+from ..embedder import NORMALIZE_MAX, POOLINGS
 
 __all__ = (
     "BY_NAME",

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ... import __version__
-from ...backends.build import LLAMA_BUILD_NUMBER, LLAMA_COMMIT
+from ...backends.engine_build import LLAMA_BUILD_NUMBER, LLAMA_COMMIT
 from ...backends.errors import InferdError
 from .client import client_of, socket_of
 from .output import write, write_json

@@ -27,7 +27,7 @@ def main() -> None:
 def _engine() -> dict[str, Any]:
     from llama_cpp import llama_cpp as lib
 
-    from ...backends.llama.devices import devices
+    from ...backends.llama.loading.devices import devices
 
     lib.llama_backend_init()
     return {
@@ -39,7 +39,7 @@ def _engine() -> dict[str, Any]:
 
 def _file(path: str) -> dict[str, Any]:
     """Read a model's headers: they say how long the files must be."""
-    from ...backends.llama.gguf_file import open_model_file, read_gguf, read_parts
+    from ...backends.llama.loading.gguf_check import open_model_file, read_gguf, read_parts
 
     try:
         fd = open_model_file(path)

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from ... import __version__
-from ...backends.build import LLAMA_COMMIT
+from ...backends.engine_build import LLAMA_COMMIT
 from ...backends.errors import InferdError
 from .finding import Finding, fail, ok, warn
 

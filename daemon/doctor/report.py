@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from ... import __version__
-from ...backends.build import LLAMA_COMMIT
+from ...backends.engine_build import LLAMA_COMMIT
 from ...backends.errors import InvalidArgument, PermissionDenied
 from ...backends.params import BY_NAME
 from ..config_show import InForce, Value, toml_of

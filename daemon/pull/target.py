@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from ...backends.errors import InvalidArgument
-from ...backends.gguf_parts import PART
+from ...backends.split_gguf import PART
 from ..config_models import check_model_name
 from .part import NOTE_NAME, Part, Progress, PullFailed
 from .sources import Source

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from ...backends.patterns import byte_size
+from ...backends.incremental_regex import byte_size
 from .condition import Stop, TextCondition
 from .sentences import SentenceEnds
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...backends.patterns import byte_size
+from ...backends.incremental_regex import byte_size
 from .condition import Stop
 
 __all__ = ("IndentCondition",)

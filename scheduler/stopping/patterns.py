@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...backends.patterns import Matcher, Pattern, byte_size
+from ...backends.incremental_regex import Matcher, Pattern, byte_size
 from .condition import WITHHELD_BYTES_MAX, Stop
 
 __all__ = ("PatternCondition",)

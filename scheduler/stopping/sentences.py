@@ -6,7 +6,7 @@ import codecs
 from collections import deque
 from typing import NamedTuple
 
-from ...backends.patterns import byte_size
+from ...backends.incremental_regex import byte_size
 
 __all__ = ("SENTENCE_CHARACTERS_MAX", "Sentence", "SentenceEnds", "Sentences")
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import codecs
 from collections.abc import Sequence
 
+from ...backends.incremental_regex import byte_size
 from ...backends.params import StoppingParams
-from ...backends.patterns import byte_size
 from .complete import COMPLETE
 from .condition import Stop, TextCondition
 from .indent import IndentCondition

@@ -14,10 +14,10 @@ from llama_cpp import llama_cpp as lib
 from numpy.typing import NDArray
 
 from inferd.backends import AdapterSpec
-from inferd.backends.adapters import adapter_key
+from inferd.backends.adapter_keys import adapter_key
 from inferd.backends.errors import InferdError, InvalidArgument, LoadFailed, UnsupportedOperation
-from inferd.backends.llama.adapter_file import check_adapter
-from inferd.backends.llama.gguf_file import GgufFile, read_gguf
+from inferd.backends.llama.loading.adapter_check import check_adapter
+from inferd.backends.llama.loading.gguf_check import GgufFile, read_gguf
 from inferd.backends.llama.model import LlamaModel
 from tests.backends import tiny as tiny_models
 from tests.backends.driving import prefill

@@ -14,10 +14,10 @@ from llama_cpp import llama_cpp as lib
 from numpy.typing import NDArray
 
 from inferd.backends import Chunk, Embedder, ModelSpec, load_model, reckon_model
-from inferd.backends.embedding import EMBED_ROWS, EMBED_SLOTS
+from inferd.backends.embedder import EMBED_ROWS, EMBED_SLOTS
 from inferd.backends.errors import BackendError, UnsupportedOperation
-from inferd.backends.llama.devices import breakdown
-from inferd.backends.llama.log import capture
+from inferd.backends.llama.llama_log import capture
+from inferd.backends.llama.loading.devices import breakdown
 from inferd.backends.llama.model import LlamaModel
 from tests.models import gemma3, smollm2
 from tests.tiny_gguf import write_tiny

@@ -115,7 +115,7 @@ def test_a_garbage_count_costs_nothing(tmp_path: Path, tiny: Path, offset: int, 
 
 def test_garbage_anywhere_in_the_header_is_an_answer(tmp_path: Path, tiny: Path) -> None:
     """Read by our own reader only: what llama.cpp makes of such files ends a worker at worst."""
-    from inferd.backends.llama.gguf_file import read_gguf
+    from inferd.backends.llama.loading.gguf_check import read_gguf
 
     whole, path = tiny.read_bytes(), tmp_path / "garbage.gguf"
     refused = 0

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from inferd.backends import Chunk
 from inferd.backends.errors import BackendError, KvFull, UnsupportedOperation
-from inferd.backends.llama.context import LlamaContext
+from inferd.backends.llama.kv.context import LlamaContext
 from inferd.backends.llama.model import LlamaModel
 from tests.backends.driving import prefill
 from tests.backends.tiny import (

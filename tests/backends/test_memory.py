@@ -16,9 +16,9 @@ from llama_cpp import llama_cpp as lib
 
 from inferd.backends import MemoryNeed, ModelSpec, Shape, load_model, reckon_model
 from inferd.backends.errors import LoadFailed
-from inferd.backends.llama.devices import Share, breakdown, place
-from inferd.backends.llama.memory import LlamaReckoning, total_need
-from inferd.backends.llama.opening import open_context
+from inferd.backends.llama.loading.devices import Share, breakdown, place
+from inferd.backends.llama.loading.memory_estimate import LlamaReckoning, total_need
+from inferd.backends.llama.loading.opening import open_context
 from tests.models import gemma3, smollm2
 from tests.sparse_gguf import TOKEN_BYTES, WEIGHT_BYTES_MIN, write_sparse
 from tests.tiny_gguf import write_tiny

@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from inferd.backends.errors import InvalidArgument
-from inferd.backends.patterns import (
+from inferd.backends.incremental_regex import (
     NESTING_MAX,
     PATTERN_CHARACTERS_MAX,
     STATES_MAX,

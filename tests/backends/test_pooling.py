@@ -6,7 +6,7 @@ from array import array
 
 import pytest
 
-from inferd.backends.embedding import EmbedInfo, Pool, check_pooling, normalized
+from inferd.backends.embedder import EmbedInfo, Pool, check_pooling, normalized
 from inferd.backends.errors import UnsupportedOperation
 
 ROWS = [[1.0, 2.0, -4.0], [3.0, 0.0, 0.0], [2.0, 4.0, 1.0]]

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from inferd.backends.errors import InvalidArgument
+from inferd.backends.incremental_regex import WEIGHT_MAX
 from inferd.backends.params import (
     StoppingParams,
     read_options,
@@ -16,13 +17,12 @@ from inferd.backends.params import (
     settle,
     stopping_params,
 )
-from inferd.backends.params.stopping import (
+from inferd.backends.params.stopping_params import (
     PATTERNS_MAX,
     SIMILARITY_CHARACTERS_MAX,
     TOKENS_MAX,
     TRIGGERS_MAX,
 )
-from inferd.backends.patterns import WEIGHT_MAX
 
 
 @pytest.mark.parametrize(

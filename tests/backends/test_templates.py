@@ -11,9 +11,9 @@ import pytest
 
 from inferd.backends import ModelSpec, Rendering, load_model
 from inferd.backends.errors import InferdError, InvalidArgument, LoadFailed
-from inferd.backends.llama.template import SOURCE_BYTES_MAX, ChatTemplate, configured_source
+from inferd.backends.llama.text.template import SOURCE_BYTES_MAX, ChatTemplate, configured_source
 from inferd.backends.params import read_options
-from inferd.backends.params.chat import (
+from inferd.backends.params.chat_params import (
     ARGUMENTS_BYTES_MAX,
     ARGUMENTS_MAX,
     DEPTH_MAX,

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from inferd.backends import ModelSpec
 from inferd.backends.llama import load_llama
-from inferd.backends.llama.log import capture
+from inferd.backends.llama.llama_log import capture
 from inferd.backends.llama.model import LlamaModel
 from tests.backends.driving import prefill
 from tests.tiny_gguf import VOCAB_SIZE, write_tiny

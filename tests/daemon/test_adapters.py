@@ -12,7 +12,7 @@ import anyio
 import pytest
 
 from inferd import Client
-from inferd.backends.adapters import ADAPTERS_MAX
+from inferd.backends.adapter_keys import ADAPTERS_MAX
 from inferd.backends.errors import (
     Busy,
     Cancelled,

@@ -13,7 +13,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from inferd.backends.adapters import ADAPTERS_MAX
+from inferd.backends.adapter_keys import ADAPTERS_MAX
 from inferd.daemon.access_rules import rights_of
 from inferd.daemon.config import SETTINGS, load_config
 from inferd.daemon.config_access import ACCESS_KEYS

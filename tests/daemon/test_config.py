@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from inferd.backends.adapters import ADAPTERS_MAX
+from inferd.backends.adapter_keys import ADAPTERS_MAX
 from inferd.backends.errors import InvalidArgument
 from inferd.daemon.config import (
     SETTINGS,

@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from inferd.backends.base import Device
-from inferd.backends.build import LLAMA_COMMIT
+from inferd.backends.engine_build import LLAMA_COMMIT
 from inferd.daemon.config import Config, load_config
 from inferd.daemon.doctor import engine, gpu, machine, places, reach, settings, units
 from inferd.daemon.doctor.accounts import READ, SEARCH, WRITE, Account, barrier, may, own_account

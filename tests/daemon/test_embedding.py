@@ -11,10 +11,10 @@ from collections.abc import Iterator
 import anyio
 import psutil
 import pytest
+from inferd.backends.echo.model.embedding import EMBEDDING_SIZE, echo_rows
 
 from inferd import AsyncClient, Client
-from inferd.backends.echo_embedding import EMBEDDING_SIZE, echo_rows
-from inferd.backends.embedding import normalized
+from inferd.backends.embedder import normalized
 from inferd.backends.errors import (
     Busy,
     Cancelled,

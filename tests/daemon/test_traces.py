@@ -14,10 +14,10 @@ from typing import Any
 
 import anyio
 import pytest
+from inferd.backends.echo.model.embedding import EMBEDDING_SIZE
 from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags, use_span
 
 from inferd import AsyncClient, Client
-from inferd.backends.echo_embedding import EMBEDDING_SIZE
 from inferd.backends.errors import (
     Busy,
     Cancelled,

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from inferd.backends import AdapterInfo, AdapterSpec, SamplingParams
-from inferd.backends.adapters import adapter_key
+from inferd.backends.adapter_keys import adapter_key
 from inferd.backends.llama.model import LlamaModel
 from inferd.scheduler import Engine, Limits
 from inferd.scheduler import messages as m

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from inferd.backends.echo.model.model import EchoOptions
 
 from inferd.backends.base import Memory
-from inferd.backends.echo import EchoOptions
 from inferd.scheduler import Limits
 from inferd.scheduler import messages as m
 from inferd.scheduler.engine import REST_S

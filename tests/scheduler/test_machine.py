@@ -20,12 +20,12 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
+from inferd.backends.echo.model.embedding import echo_rows
+from inferd.backends.echo.model.model import EchoOptions
 
 from inferd.backends import EmbedSpec
 from inferd.backends.base import Memory
-from inferd.backends.echo import EchoOptions
-from inferd.backends.echo_embedding import echo_rows
-from inferd.backends.embedding import Pool
+from inferd.backends.embedder import Pool
 from inferd.scheduler import Limits
 from inferd.scheduler import messages as m
 from inferd.scheduler.kv_files import KvFiles

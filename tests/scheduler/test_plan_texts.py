@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from inferd.backends import EmbedInfo, SamplingParams
-from inferd.backends.embedding import EmbedSpec
+from inferd.backends.embedder import EmbedSpec
 from inferd.scheduler.cost import Load, StepCost
 from inferd.scheduler.messages import TaskSpec, pack_tokens
 from inferd.scheduler.plan import Limits, Order, OwnerClock

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from inferd.backends.echo.model.model import EchoModel
 
 from inferd.backends import ModelSpec
-from inferd.backends.echo import EchoModel
 from inferd.scheduler import messages as m
 from inferd.scheduler.prompts import PromptDesk, rest_of
 from inferd.scheduler.recorder import Recorder

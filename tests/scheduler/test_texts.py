@@ -6,11 +6,11 @@ from array import array
 from collections.abc import Iterator
 
 import pytest
+from inferd.backends.echo.model.embedding import EMBEDDING_SIZE, echo_rows
+from inferd.backends.echo.model.model import EchoOptions
 
 from inferd.backends import EmbedSpec, Model
-from inferd.backends.echo import EchoOptions
-from inferd.backends.echo_embedding import EMBEDDING_SIZE, echo_rows
-from inferd.backends.embedding import EMBEDDING_BYTES_MAX, normalized
+from inferd.backends.embedder import EMBEDDING_BYTES_MAX, normalized
 from inferd.backends.errors import OutOfMemory
 from inferd.scheduler import Limits
 from inferd.scheduler import messages as m

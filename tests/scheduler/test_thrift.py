@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from inferd.backends.echo.model.model import EchoOptions
 
 from inferd.backends.base import Memory
-from inferd.backends.echo import EchoOptions
 from inferd.scheduler import Limits, kv_files
 from inferd.scheduler import messages as m
 from inferd.scheduler.engine import REST_S

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from inferd.backends import AdapterInfo, AdapterSpec
-from inferd.backends.adapters import adapter_key, split_key
+from inferd.backends.adapter_keys import adapter_key, split_key
 from inferd.backends.errors import InvalidArgument, LoadFailed
 from inferd.scheduler.messages import AdapterReport
 from inferd.sessions import TurnOptions

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+from inferd.backends.echo.model.embedding import EMBEDDING_SIZE
 
-from inferd.backends.echo_embedding import EMBEDDING_SIZE
 from inferd.backends.errors import Cancelled, OutOfMemory, UnsupportedOperation
 from inferd.scheduler import messages as m
 from inferd.sessions import Session, TurnOptions

@@ -5,7 +5,8 @@ from __future__ import annotations
 from array import array
 from typing import Any
 
-from inferd.backends.echo_embedding import EMBEDDING_SIZE, echo_rows
+from inferd.backends.echo.model.embedding import EMBEDDING_SIZE, echo_rows
+
 from inferd.backends.errors import EndOfSequence
 from inferd.ipc import messages as w
 from inferd.scheduler.messages import Embedded

@@ -10,8 +10,8 @@ import msgspec
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from inferd.backends.echo.model.model import EchoOptions
 
-from inferd.backends.echo import EchoOptions
 from inferd.backends.params import StoppingParams
 from inferd.scheduler import messages as m
 from inferd.scheduler.stopping.repetition import GRAM, Repetition

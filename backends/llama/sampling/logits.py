@@ -7,7 +7,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from ..base import TokenProbs
+from ...base import TokenProbs
 
 __all__ = ("LIKELY_MAX", "among", "before_sampling", "likely")
 

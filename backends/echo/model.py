@@ -32,8 +32,8 @@ from typing import Annotated
 
 import msgspec
 
-from .adapters import AdapterInfo, AdapterSpec, split_key
-from .base import (
+from ..adapter_keys import AdapterInfo, AdapterSpec, split_key
+from ..base import (
     PLAIN,
     Chunk,
     Device,
@@ -52,9 +52,8 @@ from .base import (
     length_moved,
     shift_moves,
 )
-from .echo_embedding import EMBEDDING_SIZE, EchoEmbedder
-from .embedding import EMBED_ROWS, EMBED_SLOTS, EmbedInfo
-from .errors import (
+from ..embedder import EMBED_ROWS, EMBED_SLOTS, EmbedInfo
+from ..errors import (
     BackendError,
     InvalidArgument,
     KvFull,
@@ -62,7 +61,8 @@ from .errors import (
     UnsupportedOperation,
     load_cancelled,
 )
-from .params import SamplingParams
+from ..params import SamplingParams
+from .embedding import EMBEDDING_SIZE, EchoEmbedder
 
 __all__ = (
     "ADAPTERS",

@@ -9,12 +9,12 @@ from typing import Any
 
 from llama_cpp import llama_cpp as lib
 
-from ..adapters import AdapterInfo, AdapterSpec, split_key
+from ..adapter_keys import AdapterInfo, AdapterSpec, split_key
 from ..errors import InvalidArgument, LoadFailed
-from .adapter_file import check_adapter, check_numbers, hash_of
-from .c_file import c_file
-from .gguf_file import GgufFile, open_model_file, read_gguf
-from .log import capture
+from .llama_log import capture
+from .loading.adapter_check import check_adapter, check_numbers, hash_of
+from .loading.gguf_check import GgufFile, open_model_file, read_gguf
+from .loading.stdio_file import c_file
 
 __all__ = ("LlamaAdapters",)
 

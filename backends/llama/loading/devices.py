@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 from llama_cpp import llama_cpp as lib
 
-from ..base import Device, ModelSpec
+from ...base import Device, ModelSpec
 
 __all__ = ("Share", "breakdown", "c_function", "devices", "layers_of", "place")
 

@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 from llama_cpp import llama_cpp as lib
 
-from ..base import Chunk, ModelSpec
-from ..embedding import EMBED_ROWS, EMBED_SLOTS, POOLINGS, EmbedInfo, Pool, check_pooling
-from ..errors import BackendError
+from ...base import Chunk, ModelSpec
+from ...embedder import EMBED_ROWS, EMBED_SLOTS, POOLINGS, EmbedInfo, Pool, check_pooling
+from ...errors import BackendError
+from ..llama_log import LogRing
+from ..loading.opening import LlamaOptions, context_params, ctx_size_of, new_context
+from ..threads import ComputeThreads
 from .context import Batch
-from .log import LogRing
-from .opening import LlamaOptions, context_params, ctx_size_of, new_context
-from .threads import ComputeThreads
 
 __all__ = ("LlamaEmbedder", "embed_info", "open_embedding_context", "output_bytes")
 

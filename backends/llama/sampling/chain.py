@@ -11,14 +11,14 @@ import numpy as np
 from llama_cpp import llama_cpp as lib
 from numpy.typing import NDArray
 
-from ..base import TokenProbs
-from ..errors import BackendError
-from ..params import SamplingParams
-from .grammar import Grammar
-from .lazy import LazyGrammar
-from .rows import LIKELY_MAX, among, before_sampling, likely
+from ...base import TokenProbs
+from ...errors import BackendError
+from ...params import SamplingParams
+from ..grammar import Grammar
+from ..lazy import LazyGrammar
+from ..text.vocab import Vocab
+from .logits import LIKELY_MAX, among, before_sampling, likely
 from .samplers import Prototypes, Setup, Stage, biases_of, logit_bias, seen_of, stages_of
-from .vocab import Vocab
 
 __all__ = ("Candidates", "LlamaSampler")
 

@@ -16,9 +16,9 @@ import numpy as np
 from llama_cpp import llama_cpp as lib
 from numpy.typing import NDArray
 
-from ..base import Chunk, Memory, Move, length_moved
-from ..errors import BackendError, KvFull, UnsupportedOperation
-from .threads import ComputeThreads
+from ...base import Chunk, Memory, Move, length_moved
+from ...errors import BackendError, KvFull, UnsupportedOperation
+from ..threads import ComputeThreads
 
 __all__ = ("Batch", "LlamaContext")
 

@@ -21,10 +21,10 @@ from typing import Any
 from llama_cpp import llama_cpp as lib
 from msgspec.structs import replace
 
-from ..base import Device, MemoryNeed, ModelSpec, Shape
+from ...base import Device, MemoryNeed, ModelSpec, Shape
+from ..kv.embedding_context import embed_info, open_embedding_context, output_bytes
+from ..llama_log import capture
 from .devices import Share, breakdown, devices, layers_of
-from .embedding import embed_info, open_embedding_context, output_bytes
-from .log import capture
 from .opening import (
     ctx_size_of,
     load_failed,

@@ -20,8 +20,8 @@ from typing import NamedTuple
 
 from llama_cpp import llama_cpp as lib
 
-from ..errors import LoadFailed
-from ..gguf_parts import parts_of
+from ...errors import LoadFailed
+from ...split_gguf import parts_of
 
 __all__ = ("GgufFile", "GgufTensor", "open_model_file", "read_gguf", "read_parts")
 

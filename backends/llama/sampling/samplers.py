@@ -11,9 +11,9 @@ from typing import Any
 
 from llama_cpp import llama_cpp as lib
 
-from ..errors import InvalidArgument
-from ..params import SamplingParams
-from .vocab import Vocab
+from ...errors import InvalidArgument
+from ...params import SamplingParams
+from ..text.vocab import Vocab
 
 __all__ = (
     "Prototypes",

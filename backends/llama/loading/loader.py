@@ -9,18 +9,20 @@ from typing import Any
 
 from llama_cpp import llama_cpp as lib
 
-from ..base import LoadProgress, ModelInfo, ModelSpec
-from ..build import LLAMA_BUILD_NUMBER, LLAMA_COMMIT
-from ..embedding import EmbedInfo
-from ..errors import load_cancelled
-from .adapters import LlamaAdapters
-from .context import LlamaContext
+from ...base import LoadProgress, ModelInfo, ModelSpec
+from ...embedder import EmbedInfo
+from ...engine_build import LLAMA_BUILD_NUMBER, LLAMA_COMMIT
+from ...errors import load_cancelled
+from ..kv.context import LlamaContext
+from ..kv.embedding_context import LlamaEmbedder, embed_info, open_embedding_context
+from ..kv.encoder_only import NoContext
+from ..llama_log import LogRing, capture
+from ..lora import LlamaAdapters
+from ..model import LlamaModel
+from ..text.template import ChatTemplate, configured_source
+from ..text.vocab import Vocab
 from .devices import devices, layers_of
-from .embedding import LlamaEmbedder, embed_info, open_embedding_context
-from .encoder import NoContext
-from .gguf_file import GgufFile
-from .log import LogRing, capture
-from .model import LlamaModel
+from .gguf_check import GgufFile
 from .opening import (
     LlamaOptions,
     load_failed,
@@ -29,9 +31,7 @@ from .opening import (
     open_model,
     read_llama_options,
 )
-from .recommended import recommended
-from .template import ChatTemplate, configured_source
-from .vocab import Vocab
+from .recommended_sampling import recommended
 
 __all__ = ("load",)
 

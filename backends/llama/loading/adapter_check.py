@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 from llama_cpp import llama_cpp as lib
 
-from ..errors import LoadFailed, UnsupportedOperation
-from .gguf_file import GgufFile, GgufTensor
+from ...errors import LoadFailed, UnsupportedOperation
+from .gguf_check import GgufFile, GgufTensor
 
 __all__ = ("check_adapter", "check_numbers", "hash_of")
 

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from .outside import OUTSIDE
+from .ignored_keys import OUTSIDE
 from .table import PARAMETERS, SAMPLERS, Kind, Parameter
 
 __all__ = ("columns", "json_schema", "page")

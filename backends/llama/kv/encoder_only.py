@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..base import Chunk
-from ..errors import UnsupportedOperation
+from ...base import Chunk
+from ...errors import UnsupportedOperation
 from .context import LlamaContext
 
 __all__ = ("NoContext",)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from reprlib import repr as shorten
 from typing import Any
 
-from ..adapters import ADAPTERS_MAX, SCALE_MAX, is_scale
+from ..adapter_keys import ADAPTERS_MAX, SCALE_MAX, is_scale
 
 __all__ = ("read_scales",)
 

@@ -14,8 +14,8 @@ from typing import Any, NoReturn
 import jinja2
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from ..base import PLAIN, Message, ModelSpec, Rendering
-from ..errors import InvalidArgument, LoadFailed, TooLarge
+from ...base import PLAIN, Message, ModelSpec, Rendering
+from ...errors import InvalidArgument, LoadFailed, TooLarge
 
 __all__ = ("ChatTemplate", "configured_source")
 

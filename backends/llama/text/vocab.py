@@ -7,7 +7,7 @@ from typing import Any
 
 from llama_cpp import llama_cpp as lib
 
-from ..errors import BackendError, InvalidArgument, TooLarge
+from ...errors import BackendError, InvalidArgument, TooLarge
 
 __all__ = ("Vocab",)
 

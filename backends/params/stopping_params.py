@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from ..errors import InvalidArgument
-from ..patterns import WEIGHT_MAX, Pattern
+from ..incremental_regex import WEIGHT_MAX, Pattern
 from .table import BY_NAME
 
 __all__ = (

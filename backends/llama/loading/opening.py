@@ -14,13 +14,13 @@ from typing import Any, Literal
 import msgspec
 from llama_cpp import llama_cpp as lib
 
-from ..base import ModelSpec, check_devices
-from ..errors import InvalidArgument, LoadFailed, OutOfMemory, UnsupportedOperation
-from ..gguf_parts import parts_of
-from .c_file import c_file
+from ...base import ModelSpec, check_devices
+from ...errors import InvalidArgument, LoadFailed, OutOfMemory, UnsupportedOperation
+from ...split_gguf import parts_of
+from ..llama_log import LogRing
 from .devices import devices, place
-from .gguf_file import GgufFile, open_model_file, read_gguf, read_parts
-from .log import LogRing
+from .gguf_check import GgufFile, open_model_file, read_gguf, read_parts
+from .stdio_file import c_file
 
 __all__ = (
     "LlamaOptions",

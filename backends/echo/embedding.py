@@ -6,11 +6,11 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from .base import Chunk
-from .embedding import EmbedInfo, Pool, check_pooling
+from ..base import Chunk
+from ..embedder import EmbedInfo, Pool, check_pooling
 
 if TYPE_CHECKING:
-    from .echo import EchoModel
+    from .model import EchoModel
 
 __all__ = ("EMBEDDING_SIZE", "EchoEmbedder", "echo_rows")
 

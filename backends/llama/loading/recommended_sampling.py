@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 from llama_cpp import llama_cpp as lib
 
-from ..errors import InvalidArgument
-from ..params import read_options
+from ...errors import InvalidArgument
+from ...params import read_options
 
 __all__ = ("recommended",)
 

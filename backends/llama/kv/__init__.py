@@ -1,0 +1,1 @@
+"""llama.cpp contexts and the KV state in them."""

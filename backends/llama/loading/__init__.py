@@ -1,0 +1,1 @@
+"""Loading of GGUF files: checks, memory estimates, devices, and the load itself."""

@@ -1,0 +1,1 @@
+"""Sampler chains, and probabilities read from logits."""
