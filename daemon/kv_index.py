@@ -1,6 +1,6 @@
 """The index of KV files: which lie on the disk, of all models and users, and which have to go.
 
-Workers write and read the files (`scheduler/kv_files.py`); the daemon counts and deletes them. A
+Workers write and read the files (`scheduler/kv/files.py`); the daemon counts and deletes them. A
 worker that looks for a deleted file computes its state again.
 """
 
@@ -19,7 +19,7 @@ import anyio.to_thread
 import structlog
 
 from ..backends.errors import BackendError
-from ..scheduler.kv_files import KV_FILES_MAX, scan_folder
+from ..scheduler.kv.files import KV_FILES_MAX, scan_folder
 
 __all__ = ("KV_FILES_MAX", "GreedyDual", "KvIndex", "Place")
 

@@ -17,8 +17,8 @@ import structlog
 from ..backends.errors import Busy, Cancelled, ModelNotFound, ShuttingDown
 from ..backends.params import nearest
 from ..scheduler import messages as m
-from ..scheduler.recorder import Act
-from ..scheduler.store import scoped
+from ..scheduler.kv.store import scoped
+from ..scheduler.recording.recorder import Act
 from ..sessions.port import TaskReader
 from ..sessions.similarity import Comparison, Similarity, nobody
 from .adapters import with_adapters, without_adapters

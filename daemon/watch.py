@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable
 
-from ..scheduler.recorder import Doing, Recorder
+from ..scheduler.recording.recorder import Doing, Recorder
 
 __all__ = ("Watch",)
 

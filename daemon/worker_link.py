@@ -9,7 +9,7 @@ from collections.abc import Callable
 import msgspec
 
 from ..scheduler import messages as m
-from ..scheduler.link import pack_frame
+from ..scheduler.process.link import pack_frame
 
 __all__ = ("WorkerLink", "send_load")
 

@@ -28,7 +28,7 @@ async def spawn(line: socket.socket, record: int, stderr: int) -> anyio.abc.Proc
     """
     arguments = [str(line.fileno()), str(os.getpid()), str(record)]
     return await anyio.open_process(
-        [sys.executable, "-P", "-m", "inferd.scheduler.worker", *arguments],
+        [sys.executable, "-P", "-m", "inferd.scheduler.process.worker", *arguments],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=stderr,

@@ -27,8 +27,8 @@ from ..backends.errors import (
 )
 from ..backends.library_log import LEVELS
 from ..scheduler import messages as m
-from ..scheduler.figures import Figures
-from ..scheduler.recorder import Act, Doing, Recorder, make_record
+from ..scheduler.recording.engine_counters import Figures
+from ..scheduler.recording.recorder import Act, Doing, Recorder, make_record
 from ..sessions.port import TaskReader
 from .cores import LOADING
 from .logs import logs

@@ -5,8 +5,8 @@ thread; `engine.py` does what it decided; `worker.py` is the process; `messages.
 and worker say to each other.
 """
 
-from .engine import Engine
-from .plan import Limits
+from .engine.engine import Engine
+from .policy.plan import Limits
 from .task import PRIORITIES
 
 __all__ = ("PRIORITIES", "Engine", "Limits")

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from ..backends import Sampler
+from .kv.store import Origin, scoped
 from .messages import Adjust, Progressed, TaskSpec, TurnStats, unpack_tokens
-from .stopping import Watch
-from .store import Origin, scoped
-from .text import TextAssembler
+from .output.stopping import Watch
+from .output.text import TextAssembler
 
 if TYPE_CHECKING:
-    from .drawing import Ending
+    from .output.sampling import Ending
 
 __all__ = ("PLAIN", "PRIORITIES", "Group", "Task", "TaskState", "priority_name", "priority_number")
 

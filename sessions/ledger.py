@@ -10,8 +10,8 @@ from itertools import count
 from typing import TYPE_CHECKING
 
 from ..backends.errors import Busy, QuotaExceeded
-from ..scheduler.estimate import Quotient
 from ..scheduler.messages import TurnStats
+from ..scheduler.policy.wait_estimate import Quotient
 from .accuracy import Accuracy
 from .forecast import Forecast, Ticket
 from .port import ModelSource

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from ..scheduler.likely import described
+from ..scheduler.output.logprobs import described
 from .turn import Turn
 
 if TYPE_CHECKING:

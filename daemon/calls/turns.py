@@ -8,8 +8,8 @@ from typing import Any
 from ...backends.errors import InvalidArgument
 from ...ipc import messages as w
 from ...ipc.server import Request
-from ...scheduler.likely import described
 from ...scheduler.messages import Likely, Position, Tokens
+from ...scheduler.output.logprobs import described
 from ...sessions import Session, TurnOptions
 from ...sessions.reasoning import ReasoningSplitter, Said
 from ..core import CallTable, Daemon

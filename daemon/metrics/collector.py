@@ -26,7 +26,7 @@ from prometheus_client.utils import floatToGoString
 
 from ... import __version__
 from ...backends.engine_build import LLAMA_BUILD_NUMBER, LLAMA_COMMIT
-from ...scheduler.figures import COUNTERS, Histogram, StepKind, histograms_of
+from ...scheduler.recording.engine_counters import COUNTERS, Histogram, StepKind, histograms_of
 from ...scheduler.task import PRIORITIES, priority_name
 from ...sessions.table import ACTIVE, State
 from ..models import Model, ModelState

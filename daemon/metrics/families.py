@@ -11,7 +11,7 @@ from typing import Literal
 
 import msgspec
 
-from ...scheduler.figures import POWERS_OF_TWO, STEP_S
+from ...scheduler.recording.engine_counters import POWERS_OF_TWO, STEP_S
 from ...sessions.accuracy import RATIOS
 
 __all__ = ("FAMILIES", "PREFIX", "Family", "Kind")

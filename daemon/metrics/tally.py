@@ -16,7 +16,7 @@ from ...backends.errors import (
     SessionBusy,
     ShuttingDown,
 )
-from ...scheduler.figures import Histogram
+from ...scheduler.recording.engine_counters import Histogram
 from ...scheduler.task import priority_name
 from ...sessions import ModelSource, Turn
 from ..models import Lease, Model

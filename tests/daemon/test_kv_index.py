@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from inferd.backends.errors import BackendError
 from inferd.daemon.kv_index import GreedyDual, KvIndex, Place
-from inferd.scheduler.kv_files import KvFile, KvFiles, KvKey, Written
+from inferd.scheduler.kv.files import KvFile, KvFiles, KvKey, Written
 from inferd.scheduler.messages import pack_tokens
 
 LARGE = 1 << 30

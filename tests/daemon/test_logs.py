@@ -29,7 +29,7 @@ from inferd.daemon.log_levels import ROOMS
 from inferd.daemon.logs import Library, Logs
 from inferd.daemon.worker_lines import GATHER_S, WorkerLines, cut_quotes
 from inferd.ipc.messages import LogLevelParams
-from inferd.scheduler.log import TEXT_CHARACTERS_MAX
+from inferd.scheduler.recording.engine_log import TEXT_CHARACTERS_MAX
 from inferd.testing import RunningDaemon, running_daemon
 from tests.daemon.command_line import document, inferd
 from tests.models import smollm2

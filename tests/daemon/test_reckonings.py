@@ -19,8 +19,8 @@ from inferd.daemon.model_files import signature_of
 from inferd.daemon.reckonings import MODELS_MAX, SHAPES_MAX, Reckonings
 from inferd.daemon.registry import Registry
 from inferd.scheduler import messages as m
-from inferd.scheduler import worker
-from inferd.scheduler.link import SocketLink, pack_frame
+from inferd.scheduler.process import worker
+from inferd.scheduler.process.link import SocketLink, pack_frame
 from inferd.testing import running_daemon
 from tests.raw import RawClient
 from tests.tiny_gguf import write_tiny

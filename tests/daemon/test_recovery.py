@@ -16,7 +16,7 @@ from inferd.daemon.registry import Registry
 from inferd.daemon.swapping import Swaps
 from inferd.daemon.workers import Worker
 from inferd.scheduler import messages as m
-from inferd.scheduler.recorder import Act, Doing
+from inferd.scheduler.recording.recorder import Act, Doing
 from inferd.sessions.port import TaskReader
 from inferd.sessions.turn import Turn
 from tests.sessions.doubles import EnginePort

@@ -17,7 +17,7 @@ from inferd.daemon.parts import Parts
 from inferd.daemon.service import STATUS_BYTES_MAX, Service, status_line
 from inferd.daemon.watch import KILLED_S, Watch
 from inferd.daemon.watchdog import feed_s, overdue
-from inferd.scheduler.recorder import Doing, Recorder
+from inferd.scheduler.recording.recorder import Doing, Recorder
 from inferd.testing import RunningDaemon, running_daemon
 from tests.echo import echo_model
 from tests.raw import RawClient

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from inferd.scheduler.figures import COUNTERS, WRITTEN_S, Figures, histograms_of
-from inferd.scheduler.kv_files import KvFiles
-from inferd.scheduler.plan import Limits
+from inferd.scheduler.kv.files import KvFiles
+from inferd.scheduler.policy.plan import Limits
+from inferd.scheduler.recording.engine_counters import COUNTERS, WRITTEN_S, Figures, histograms_of
 from tests.scheduler.doubles import Bench
 from tests.scheduler.test_kv import settle
 

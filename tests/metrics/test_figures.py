@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from inferd.scheduler.figures import (
+from inferd.scheduler.recording.engine_counters import (
     COUNTERS,
     GAUGES,
     POWERS_OF_TWO,
@@ -16,7 +16,7 @@ from inferd.scheduler.figures import (
     StepKind,
     histograms_of,
 )
-from inferd.scheduler.recorder import Doing, Recorder, make_record
+from inferd.scheduler.recording.recorder import Doing, Recorder, make_record
 
 VALUES = {name: float(n) for n, name in enumerate((*COUNTERS, *GAUGES), start=1)}
 

@@ -9,7 +9,7 @@ from inferd.backends.echo.model.model import EchoModel, EchoOptions
 from inferd.backends import ModelSpec, SamplingParams
 from inferd.scheduler import Engine, Limits
 from inferd.scheduler import messages as m
-from inferd.scheduler.kv_files import KvFiles
+from inferd.scheduler.kv.files import KvFiles
 
 
 class Bench:

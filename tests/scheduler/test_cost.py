@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inferd.scheduler.cost import Load, StepCost
+from inferd.scheduler.policy.cost import Load, StepCost
 
 # A CPU with a small model: seconds a run of the graph, a row, a row and token looked back on.
 GRAPH_S, ROW_S, DEPTH_S = 0.004, 0.0029, 2.4e-6

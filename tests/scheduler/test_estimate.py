@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from inferd.scheduler.estimate import Pace, Rates, Work, expected_starts
+from inferd.scheduler.policy.wait_estimate import Pace, Rates, Work, expected_starts
 
 RATES = Rates(prompt_s=0.01, output_s=0.1)
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from itertools import groupby
 
 from inferd.scheduler import Limits
-from inferd.scheduler.groups import GROUPS_MAX, GroupTurn, plan_group
-from inferd.scheduler.plan import OwnerClock, plan_rows
-from inferd.scheduler.slots import Slot
+from inferd.scheduler.kv.slots import Slot
+from inferd.scheduler.policy.groups import GROUPS_MAX, GroupTurn, plan_group
+from inferd.scheduler.policy.plan import OwnerClock, plan_rows
 from inferd.scheduler.task import Group, Task
 from tests.scheduler.doubles import Bench
 from tests.scheduler.test_plan import LIMITS, Known, decoding, order, slots_of, task

@@ -9,12 +9,12 @@ from pathlib import Path
 import msgspec
 import pytest
 from inferd.backends.echo.model.model import EchoOptions
+from inferd.scheduler.engine.engine.engine import REST_S
 
 from inferd.backends.base import Memory
 from inferd.scheduler import Limits
 from inferd.scheduler import messages as m
-from inferd.scheduler.engine import REST_S
-from inferd.scheduler.kv_files import KvFiles
+from inferd.scheduler.kv.files import KvFiles
 from tests.scheduler.doubles import Bench
 
 PREFIX = "the beginning that all of these prompts have in common, and it is long: "

@@ -20,7 +20,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from inferd.scheduler.kv_files import (
+from inferd.scheduler.kv.files import (
     HEADER_BYTES_MAX,
     QUEUE_BYTES_MAX,
     QUEUE_COUNT_MAX,
@@ -418,7 +418,7 @@ def test_a_thousand_files_are_scanned_quickly(files: KvFiles) -> None:
 
 def run(code: str, *arguments: object) -> subprocess.CompletedProcess[str]:
     head = "import os, resource, signal, sys\nfrom pathlib import Path\n"
-    head += "from inferd.scheduler.kv_files import *\n"
+    head += "from inferd.scheduler.kv.files import *\n"
     return subprocess.run(
         [sys.executable, "-c", head + code, *map(str, arguments)],
         capture_output=True,

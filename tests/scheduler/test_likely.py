@@ -10,7 +10,7 @@ import pytest
 from inferd.backends import Model, ModelSpec, SamplingParams, load_model
 from inferd.scheduler import Engine
 from inferd.scheduler import messages as m
-from inferd.scheduler.likely import described
+from inferd.scheduler.output.logprobs import described
 from tests.models import smollm2
 
 TOLD: dict[str, Any] = {"temp": 0.0, "n_probs": 3}

@@ -28,7 +28,7 @@ from inferd.backends.base import Memory
 from inferd.backends.embedder import Pool
 from inferd.scheduler import Limits
 from inferd.scheduler import messages as m
-from inferd.scheduler.kv_files import KvFiles
+from inferd.scheduler.kv.files import KvFiles
 from inferd.sessions.turn import Turn
 from tests.scheduler.doubles import Bench
 from tests.sessions.doubles import EnginePort

@@ -5,16 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 
 from inferd.backends import SamplingParams
-from inferd.scheduler.cost import Load, StepCost
+from inferd.scheduler.kv.slots import Slot
 from inferd.scheduler.messages import TaskSpec, pack_tokens
-from inferd.scheduler.plan import (
+from inferd.scheduler.policy.cost import Load, StepCost
+from inferd.scheduler.policy.plan import (
     Limits,
     Order,
     OwnerClock,
     plan_rows,
     plan_slots,
 )
-from inferd.scheduler.slots import Slot
 from inferd.scheduler.task import Task, TaskState
 
 LIMITS = Limits(ageing_tokens=1000, quantum_tokens=100)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from inferd.backends import EmbedInfo, SamplingParams
 from inferd.backends.embedder import EmbedSpec
-from inferd.scheduler.cost import Load, StepCost
 from inferd.scheduler.messages import TaskSpec, pack_tokens
-from inferd.scheduler.plan import Limits, Order, OwnerClock
-from inferd.scheduler.plan_texts import embeds_next, plan_text_rows, plan_texts
+from inferd.scheduler.policy.cost import Load, StepCost
+from inferd.scheduler.policy.embeddings_plan import embeds_next, plan_text_rows, plan_texts
+from inferd.scheduler.policy.plan import Limits, Order, OwnerClock
 from inferd.scheduler.task import Task, TaskState
 
 INFO = EmbedInfo(size=4, slots=3, rows_max=32, tokens_max=100)

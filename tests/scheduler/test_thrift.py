@@ -10,12 +10,13 @@ from pathlib import Path
 
 import pytest
 from inferd.backends.echo.model.model import EchoOptions
+from inferd.scheduler.engine.engine.engine import REST_S
 
 from inferd.backends.base import Memory
-from inferd.scheduler import Limits, kv_files
+from inferd.scheduler import Limits
 from inferd.scheduler import messages as m
-from inferd.scheduler.engine import REST_S
-from inferd.scheduler.kv_files import KvFiles
+from inferd.scheduler.kv import files as kv_files
+from inferd.scheduler.kv.files import KvFiles
 from tests.scheduler.doubles import Bench
 from tests.scheduler.test_kv import ask, go_on, history, settle
 

@@ -13,8 +13,8 @@ import pytest
 
 from inferd.backends import MemoryNeed, ModelSpec, Shape
 from inferd.scheduler import messages as m
-from inferd.scheduler.link import pack_frame
-from inferd.scheduler.recorder import make_record
+from inferd.scheduler.process.link import pack_frame
+from inferd.scheduler.recording.recorder import make_record
 
 SPEC = ModelSpec(name="e", backend="echo", slots=2, options={"weight_bytes": 9, "token_bytes": 2})
 
@@ -50,7 +50,7 @@ def daemon() -> Iterator[Daemon]:
     record = make_record()
     arguments = [str(theirs.fileno()), str(os.getpid()), str(record)]
     process = subprocess.Popen(
-        [sys.executable, "-m", "inferd.scheduler.worker", *arguments],
+        [sys.executable, "-m", "inferd.scheduler.process.worker", *arguments],
         stdin=subprocess.DEVNULL,
         pass_fds=(theirs.fileno(), record),
     )

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from inferd.scheduler.engine.engine.tokenizing import rest_of
 
 from inferd.backends import Rendering, SamplingParams
 from inferd.backends.base import PLAIN
 from inferd.backends.errors import InvalidArgument
 from inferd.scheduler import messages as m
-from inferd.scheduler.prompts import rest_of
 from inferd.sessions.history import MARKS_MAX, History, Mark
 from inferd.sessions.turn import Turn
 from tests.scheduler.doubles import Bench

@@ -13,10 +13,10 @@ from inferd.backends.echo.model.model import EchoOptions
 
 from inferd.backends.params import StoppingParams
 from inferd.scheduler import messages as m
-from inferd.scheduler.plan import Limits
-from inferd.scheduler.stopping import Watch
-from inferd.scheduler.stopping.sentences import SENTENCE_CHARACTERS_MAX, Sentences
-from inferd.scheduler.text import TextAssembler
+from inferd.scheduler.output.stopping import Watch
+from inferd.scheduler.output.stopping.sentences import SENTENCE_CHARACTERS_MAX, Sentences
+from inferd.scheduler.output.text import TextAssembler
+from inferd.scheduler.policy.plan import Limits
 from inferd.sessions.similarity import Comparison, Judge, Similarity
 from inferd.sessions.turn import Turn
 from tests.scheduler.doubles import Bench

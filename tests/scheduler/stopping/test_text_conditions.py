@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from inferd.backends.params import StoppingParams
 from inferd.backends.params import stopping_params as params
-from inferd.scheduler.stopping import Watch
-from inferd.scheduler.stopping.complete import COMPLETE
-from inferd.scheduler.stopping.condition import WITHHELD_BYTES_MAX
-from inferd.scheduler.text import TextAssembler
+from inferd.scheduler.output.stopping import Watch
+from inferd.scheduler.output.stopping.complete import COMPLETE
+from inferd.scheduler.output.stopping.condition import WITHHELD_BYTES_MAX
+from inferd.scheduler.output.text import TextAssembler
 
 SIZES = st.lists(st.integers(0, 4), max_size=30)
 TEXTS = st.text('abEND.!?。 "\n\t`~{}[]\\ü😀', max_size=40)

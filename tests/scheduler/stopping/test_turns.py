@@ -14,8 +14,8 @@ from inferd.backends.echo.model.model import EchoOptions
 
 from inferd.backends.params import StoppingParams
 from inferd.scheduler import messages as m
-from inferd.scheduler.stopping.repetition import GRAM, Repetition
-from inferd.scheduler.stopping.surprise import Surprise
+from inferd.scheduler.output.stopping.repetition import GRAM, Repetition
+from inferd.scheduler.output.stopping.surprisal import Surprise
 from inferd.sessions.entries import Piece, Replay
 from inferd.sessions.turn import Turn
 from tests.scheduler.doubles import Bench

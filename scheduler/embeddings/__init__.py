@@ -1,0 +1,1 @@
+"""Texts that wait for their embeddings."""

@@ -1,0 +1,1 @@
+"""The engine: commands in, steps of the model, reports out."""

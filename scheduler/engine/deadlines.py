@@ -1,0 +1,67 @@
+"""When a task's time is up, and what it then fails or ends with: pure functions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ...backends.errors import InferdError, ReaderTimeout, Timeout
+from ..policy.plan import Limits
+from ..task import Task, TaskState
+
+__all__ = ("deadlines", "overdue", "timeout")
+
+
+def deadlines(task: Task, limits: Limits, *, others_wait: bool) -> Iterator[float]:
+    """Yield the moments, in the engine's seconds, at which something is to be done for *task*."""
+    spec = task.spec
+    if spec.total_timeout_s:
+        yield task.now + spec.total_timeout_s
+    if spec.queue_timeout_s and task.admitted_at is None:
+        yield task.now + spec.queue_timeout_s
+    yield from (moment for moment, _ in _bounds(task))
+    if task.unread_since is not None:
+        yield task.unread_since + limits.reader_timeout_s
+        if others_wait and task.state is TaskState.RUNNING:
+            yield task.unread_since + limits.reader_wait_s
+
+
+def timeout(task: Task, limits: Limits, now: float) -> InferdError | None:
+    """Return the timeout that has passed for *task*, if one has."""
+    spec = task.spec
+    if spec.total_timeout_s and now >= task.now + spec.total_timeout_s:
+        text = f"the timeout of {spec.total_timeout_s:g} s has passed"
+        return Timeout(text, data={"timeout": "total"})
+    waits = task.admitted_at is None
+    if waits and spec.queue_timeout_s and now >= task.now + spec.queue_timeout_s:
+        text = f"the queue timeout of {spec.queue_timeout_s:g} s has passed"
+        return Timeout(text, data={"timeout": "queue"})
+    if task.unread_since is not None and now >= task.unread_since + limits.reader_timeout_s:
+        return ReaderTimeout(f"nobody has read the stream for {limits.reader_timeout_s:g} s")
+    return None
+
+
+def overdue(task: Task, now: float) -> str | None:
+    """Return the bound on its own time that ends *task* now, if one does; not before it is said
+    whether its last sentence does.
+    """
+    if task.watch is None or task.asking:
+        return None
+    return next((bound for moment, bound in _bounds(task) if now >= moment), None)
+
+
+def _bounds(task: Task) -> Iterator[tuple[float, str]]:
+    """Yield when the bounds on a task's own time end it, counted from its first slot on: what it
+    is parked for counts, too.
+    """
+    if task.watch is None or task.admitted_at is None:
+        return
+    stopping = task.spec.stopping
+    if stopping.t_max_prompt_ms > 0 and task.prompt_done_at is None and not task.generated:
+        moment = task.admitted_at + stopping.t_max_prompt_ms / 1000
+        yield moment, f"t-max-prompt-ms {stopping.t_max_prompt_ms}"
+    if stopping.timeout_base_ms >= 0:
+        tokens = task.prompt_size + task.generated
+        limit_ms = stopping.timeout_base_ms + stopping.timeout_token_ms * tokens
+        if stopping.timeout_max_ms >= 0:
+            limit_ms = min(limit_ms, stopping.timeout_max_ms)
+        yield task.admitted_at + limit_ms / 1000, f"timeout {limit_ms:.0f} ms"

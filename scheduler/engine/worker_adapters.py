@@ -1,0 +1,58 @@
+"""A worker's adapters: loaded with the model, added and removed while it runs.
+
+Called by the thread that owns the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from ...backends import AdapterSpec, InferdError, Model
+from ...backends.adapter_keys import split_key
+from ...backends.errors import Busy
+from .. import messages as m
+from ..task import Task
+
+__all__ = ("add_adapter", "in_use", "load_adapters", "uses")
+
+RETRY_S = 5.0
+
+
+def load_adapters(model: Model, specs: Iterable[AdapterSpec]) -> list[m.AdapterReport]:
+    """Load the adapters of a model that has just been loaded. One that fails is told; the model
+    is there without it.
+    """
+    return [_report(model, spec) for spec in specs]
+
+
+def _report(model: Model, spec: AdapterSpec) -> m.AdapterReport:
+    try:
+        return m.AdapterReport(spec=spec, info=model.add_adapter(spec))
+    except InferdError as exc:
+        return m.AdapterReport(spec=spec, error=exc.to_wire())
+
+
+def add_adapter(model: Model, command: m.AddAdapter) -> m.Answer | m.Refused:
+    """Load another one."""
+    try:
+        info = model.add_adapter(command.spec)
+    except InferdError as exc:
+        return m.Refused(command.id, exc.to_wire())
+    return m.Answer(command.id, msgspec.to_builtins(info))
+
+
+def uses(keys: Iterable[str], adapter_id: str) -> bool:
+    """Tell whether an adapter is among those that *keys* name."""
+    return any(split_key(key)[0] == adapter_id for key in keys)
+
+
+def in_use(command: m.RemoveAdapter, users: Sequence[Task]) -> m.Refused:
+    """Return the refusal to remove an adapter that *users* have."""
+    error = Busy(
+        f"{len(users)} turns use the adapter",
+        hint="wait until they are done, or give force: then they fail",
+        data={"tasks": len(users), "retry_after_s": RETRY_S},
+    )
+    return m.Refused(command.id, error.to_wire())

@@ -1,0 +1,1 @@
+"""KV states in slots, in memory and on disk."""

@@ -1,0 +1,228 @@
+"""KV states outside the slots: in memory, and through the file thread on disk.
+
+An entry is a state and the tokens that it is of. It is found by these, by who may use it, and by
+the adapters that computed it. Taking a state does not consume it.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from ...backends.base import Memory
+from ..prefix import common_prefix
+
+__all__ = ("SCOPE_ALL", "Entry", "KvStore", "Origin", "scoped", "usable")
+
+
+SCOPE_ALL = -1
+"""The scope of KV states that serve every owner."""
+
+
+def scoped(owner: int, session: str, *, shared: bool) -> tuple[int, str]:
+    """Return the scope and the session's name in it; *shared* states serve every owner."""
+    return (SCOPE_ALL, f"{owner}/{session}") if shared else (owner, session)
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Whose a KV state is, and whom it may serve.
+
+    *scope* is the owner, or the same number for all where states are shared. *session* made it;
+    an *approximate* state (its context was shifted) serves that session alone.
+    """
+
+    scope: int
+    session: str = ""
+    adapters: tuple[str, ...] = ()
+    approximate: bool = False
+    persist: bool = False
+
+    def serves(self, other: Origin) -> bool:
+        """Tell whether a state of this origin may serve a task of *other*."""
+        if self.scope != other.scope or self.adapters != other.adapters:
+            return False
+        return not self.approximate or (bool(self.session) and self.session == other.session)
+
+
+@dataclass(eq=False, slots=True)
+class Entry:
+    """One saved state; see the module's docstring. Immutable but for its bookkeeping."""
+
+    origin: Origin
+    tokens: array[int]
+    state: bytes
+    seconds: float
+    """What computing it again would take."""
+    pins: int = 0
+    hits: int = 0
+    fetched: bool = False
+    """It was read from disk, and nobody has used it since."""
+    rank: float = field(default=0.0)
+    """The store's inflation when it was last used, and its seconds a byte: the least goes first."""
+
+
+def usable(have: array[int], tokens: array[int], memory: Memory, at_least: int = 0) -> int:
+    """Return how many of *tokens* a state of *have* spares computing; 0 if not over *at_least*.
+
+    The last token is always decoded, for its logits. Of a plain model's state any first part can
+    be used, of another's only the whole: a window's or recurrence's past is not in it.
+    """
+    size, most = len(have), len(tokens) - 1
+    if at_least >= min(size, most):
+        return 0
+    if memory != "plain":
+        return size if size <= most and have == tokens[:size] else 0
+    if have[at_least] != tokens[at_least]:
+        return 0
+    shared = min(common_prefix(have, tokens), most)
+    return shared if shared > at_least else 0
+
+
+class KvStore:
+    """The entries in memory, at most *bytes_max* of states and `ENTRIES_MAX` of them.
+
+    The least valuable go first: by the seconds that computing again takes for each byte, aged by
+    use (GreedyDual-Size, Cao & Irani 1997). Pinned ones stay. What is pushed out is left in
+    `evicted`, for whoever keeps a slower tier.
+    """
+
+    ENTRIES_MAX = 4096
+
+    def __init__(self, bytes_max: int, memory: Memory):
+        self.bytes_max = bytes_max
+        self.bytes = 0
+        self.evicted: list[Entry] = []
+        self.changes = 0
+        """Counts what came and went."""
+        self.thrifty = False
+        """Memory is short: what is not pinned is not to stay."""
+        self._memory = memory
+        self._entries: list[Entry] = []
+        self._inflation = 0.0
+
+    def __iter__(self) -> Iterator[Entry]:
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def find(
+        self, origin: Origin, tokens: array[int], at_least: int = 0
+    ) -> tuple[Entry | None, int]:
+        """Return the entry that spares most of *tokens*, and how many; more than *at_least*."""
+        best, most = None, at_least
+        for entry in self._entries:
+            if entry.origin.serves(origin):
+                spared = usable(entry.tokens, tokens, self._memory, most)
+                if spared:
+                    best, most = entry, spared
+        return best, most if best is not None else 0
+
+    def covers(self, origin: Origin, tokens: Sequence[int]) -> bool:
+        """Tell whether an entry holds all that a state of *tokens* could spare."""
+        wanted, size = array("i", tokens), len(tokens)
+        for entry in self._entries:
+            same = entry.origin.approximate == origin.approximate and entry.origin.serves(origin)
+            fits = len(entry.tokens) == size or (
+                self._memory == "plain" and len(entry.tokens) > size
+            )
+            if same and fits and entry.tokens[:size] == wanted:
+                return True
+        return False
+
+    def put(
+        self,
+        origin: Origin,
+        tokens: Sequence[int],
+        state: bytes,
+        seconds: float,
+        *,
+        pin: bool = False,
+    ) -> Entry | None:
+        """Keep a state; None where even without what is not pinned there is no room for it, and
+        one that is not to be pinned is then in `evicted`.
+
+        On a plain model it takes the place of what the same session had of its beginning.
+        """
+        entry = Entry(origin, array("i", tokens), state, seconds, pins=int(pin))
+        if not self._make_room(len(state)):
+            if not pin:
+                self.evicted.append(entry)
+            return None
+        if self._memory == "plain":
+            self._supersede(entry)
+        self._entries.append(entry)
+        self.changes += 1
+        self.bytes += len(state)
+        self._touch(entry)
+        return entry
+
+    def use(self, entry: Entry) -> None:
+        """Note that an entry was of use."""
+        entry.hits += 1
+        entry.fetched = False
+        self._touch(entry)
+
+    def unpin(self, entry: Entry, *, spent: bool = False) -> None:
+        """Let an entry go; one that is *spent* and served nobody else is dropped."""
+        entry.pins -= 1
+        if spent and not entry.hits and not entry.pins:
+            self.remove(entry)
+        self._evict(0)
+
+    def remove(self, entry: Entry) -> None:
+        """Drop an entry."""
+        self._entries.remove(entry)
+        self.changes += 1
+        self.bytes -= len(entry.state)
+
+    def forget(self, scope: int, session: str) -> None:
+        """Drop what a session made, but for what is pinned: that is a running turn's."""
+        whose = (scope, session)
+        self.evicted = [e for e in self.evicted if (e.origin.scope, e.origin.session) != whose]
+        for entry in [e for e in self._entries if not e.pins]:
+            if entry.origin.scope == scope and entry.origin.session == session:
+                self.remove(entry)
+
+    @property
+    def unpinned(self) -> list[Entry]:
+        """The entries that no task holds, the most valuable first."""
+        return sorted((e for e in self._entries if not e.pins), key=lambda e: -e.rank)
+
+    def shrink(self, bytes_max: int) -> None:
+        """Hold no more than *bytes_max* from now on."""
+        self.bytes_max = bytes_max
+        self._evict(0)
+
+    def _touch(self, entry: Entry) -> None:
+        entry.rank = self._inflation + entry.seconds / max(len(entry.state), 1)
+
+    def _supersede(self, entry: Entry) -> None:
+        for other in [e for e in self._entries if e.origin == entry.origin and not e.pins]:
+            size = len(other.tokens)
+            if other.hits < 2 and size <= len(entry.tokens) and entry.tokens[:size] == other.tokens:
+                self.remove(other)
+
+    def _make_room(self, size: int) -> bool:
+        pinned = sum(len(e.state) for e in self._entries if e.pins)
+        if pinned + size > self.bytes_max:
+            return False
+        self._evict(size)
+        return len(self) < self.ENTRIES_MAX
+
+    def _evict(self, size: int) -> None:
+        """Drop the least valuable until *size* bytes and one entry more would fit."""
+        for entry in reversed(self.unpinned):
+            if self.bytes + size <= self.bytes_max and len(self) < self.ENTRIES_MAX:
+                return
+            self._inflation = max(self._inflation, entry.rank)
+            self.remove(entry)
+            self.evicted.append(entry)
+
+    def check_integrity(self) -> None:
+        """Assert that bytes are counted right and bounded."""
+        assert self.bytes == sum(len(e.state) for e in self._entries)
+        assert self.bytes <= self.bytes_max or all(e.pins for e in self._entries)
+        assert len(self._entries) <= self.ENTRIES_MAX

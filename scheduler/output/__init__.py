@@ -1,0 +1,1 @@
+"""From logits to a turn's text and its end."""

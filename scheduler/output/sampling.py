@@ -1,0 +1,120 @@
+"""From a row of logits to the next token of a turn, its text, and perhaps the turn's end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import zip_longest
+
+from ...backends import Model
+from ..messages import unpack_floats, unpack_tokens
+from ..task import Task
+from .stopping import Watch
+
+__all__ = ("Drawn", "Ending", "draw", "take_up")
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """Why a turn ends: the reason's name and its detail; *piece* is the text of the end mark."""
+
+    reason: str
+    detail: str
+    piece: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """A drawn token. *text* is what it releases; None where the token is the end mark itself.
+    *surprise* is known where it counts.
+    """
+
+    token: int
+    text: bytes | None
+    ending: Ending | None = None
+    surprise: float | None = None
+
+
+def draw(model: Model, task: Task, now: float, *, last: bool) -> Drawn:
+    """Draw the next token of *task*, whose slot has a row of logits, and add it to its tokens.
+
+    *last* tells that its context has no room for another.
+    """
+    assert task.sampler is not None
+    watch = task.watch
+    counts = watch is not None and watch.surprise is not None
+    surprise_of = model.surprise(task.slot) if counts else None
+    token = model.sample(task.slot, task.sampler, task.generated)
+    task.row = False
+    task.tokens.append(token)
+    spec = task.spec
+    if model.is_eog(token) and not spec.sampling.ignore_eos:
+        return Drawn(token, None, Ending("eos", str(token), model.piece(token)))
+    if watch is not None and token in watch.tokens:
+        return Drawn(token, None, Ending("token", str(token)))
+    piece = _piece(model, task, token)
+    text, stop, reason = task.text.feed(piece)
+    surprise = None if surprise_of is None else surprise_of(token)
+    if stop is not None:
+        return Drawn(token, text, Ending(reason, stop), surprise)
+    ending = None if watch is None else _watched(watch, task, token, piece, surprise, now)
+    if ending is not None:
+        return Drawn(token, text, ending, surprise)
+    if 0 <= spec.n_predict <= task.generated:
+        return Drawn(token, text, Ending("length", str(spec.n_predict)), surprise)
+    if last:
+        return Drawn(token, text, Ending("context_full", str(task.ctx_size)), surprise)
+    return Drawn(token, text, None, surprise)
+
+
+def _watched(
+    watch: Watch, task: Task, token: int, piece: bytes, surprise: float | None, now: float
+) -> Ending | None:
+    """Return the end that *token* is by what watches the turn, in the order of llama-server's
+    checks (`server-context.cpp`) where it has them.
+    """
+    since = task.first_token_at
+    late = since is not None and 0 < watch.line_ms < (now - since) * 1000
+    if late and b"\n" in piece:
+        return Ending("time", f"t-max-predict-ms {watch.line_ms}")
+    met = watch.feed(token, surprise)
+    if met is not None:
+        return Ending(*met)
+    if watch.grammar and task.sampler is not None and task.sampler.complete:
+        return Ending("grammar", "complete")
+    return None
+
+
+def take_up(model: Model, task: Task) -> Ending | None:
+    """Let the text of a turn that another worker had begun go on where its reader is.
+
+    Returns its end where it had met that, and only the end was not told any more; or what ends it
+    if its last sentence does not, which is still to be judged.
+    """
+    before = task.spec.progressed
+    if before is None or not before.told:
+        return None
+    answer = unpack_tokens(before.answer) if before.answer else task.tokens[-before.told :]
+    told = b"".join(_piece(model, task, token) for token in answer)
+    _, stop, reason = task.text.take_up(told, before.text_bytes)
+    if stop is not None:
+        return Ending(reason, stop)
+    met = None if task.watch is None else _replayed(task.watch, answer, before.surprises)
+    if met is not None:
+        return Ending(*met)
+    if 0 <= task.spec.n_predict <= task.generated:
+        return Ending("length", str(task.spec.n_predict))
+    return None
+
+
+def _replayed(watch: Watch, answer: list[int], surprises: bytes) -> tuple[str, str] | None:
+    """Let *watch* see an answer's tokens; of the last ones the surprise may not be known."""
+    known = unpack_floats(surprises)
+    met = None
+    for token, nats in zip_longest(answer, known[: len(answer)]):
+        met = watch.feed(token, nats)
+    return met
+
+
+def _piece(model: Model, task: Task, token: int) -> bytes:
+    hidden = not task.spec.special and model.is_control(token)
+    return b"" if hidden else model.piece(token)

@@ -1,0 +1,116 @@
+"""A turn ends where what it says is complete: a JSON value, a fenced block, a sentence."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from ....backends.incremental_regex import byte_size
+from .condition import Stop, TextCondition
+from .sentences import SentenceEnds
+
+__all__ = ("COMPLETE", "FenceCondition", "JsonCondition", "SentenceCondition")
+
+_CLOSING = {"{": "}", "[": "]"}
+_BLANK = " \t\r\n"
+_LINES = re.compile(r"[^\n]*\n|[^\n]+")
+_FENCE = re.compile(r" {0,3}(`{3,}|~{3,})(.*)", re.DOTALL)
+
+
+class JsonCondition:
+    """The answer begins, behind blanks, with an object, an array or a text of JSON (RFC 8259), and
+    that is closed. Brackets within texts do not count. An answer that begins with something else,
+    or closes what is not open, never meets it.
+    """
+
+    undecided = None
+
+    def __init__(self) -> None:
+        self._open: list[str] | None = []
+        """The closing brackets that are to come, the innermost last; None: it is no JSON."""
+        self._begun = self._quoted = self._escaped = False
+
+    def feed(self, text: str, at: int) -> Stop | None:
+        """See `TextCondition.feed`."""
+        for character in text:
+            if self._open is None:
+                return None
+            at += byte_size(character)
+            self._take(character)
+            if self._begun and not self._quoted and self._open == []:
+                return Stop(at, at, "complete", "json")
+        return None
+
+    def _take(self, character: str) -> None:
+        assert self._open is not None
+        if self._quoted:
+            self._quoted = self._escaped or character != '"'
+            self._escaped = character == "\\" and not self._escaped
+        elif character == '"':
+            self._begun = self._quoted = True
+        elif character in _CLOSING:
+            self._begun = True
+            self._open.append(_CLOSING[character])
+        elif character in "]}" or (not self._begun and character not in _BLANK):
+            closes = bool(self._open) and self._open.pop() == character
+            self._open = self._open if closes else None
+
+
+class FenceCondition:
+    """A fenced block (CommonMark 0.31.2, section 4.5) is closed and its line has ended. The line's
+    end is cut off.
+    """
+
+    undecided = None
+
+    def __init__(self) -> None:
+        self._line = ""
+        self._fence = ""
+        """What opened the block; empty outside of one."""
+
+    def feed(self, text: str, at: int) -> Stop | None:
+        """See `TextCondition.feed`."""
+        for part in _LINES.findall(text):
+            at += byte_size(part)
+            self._line += part
+            if part.endswith("\n"):
+                line, self._line = self._line[:-1], ""
+                if self._closes(line):
+                    return Stop(at, at - 1, "complete", "fence")
+        return None
+
+    def _closes(self, line: str) -> bool:
+        found = _FENCE.fullmatch(line)
+        if found is None:
+            return False
+        fence, rest = found.groups()
+        if not self._fence:
+            self._fence = "" if fence[0] == "`" and "`" in rest else fence
+            return False
+        return not rest.strip() and fence[0] == self._fence[0] and len(fence) >= len(self._fence)
+
+
+class SentenceCondition:
+    """A sentence has ended (`SentenceEnds`); what comes behind it is cut off."""
+
+    undecided = None
+
+    def __init__(self) -> None:
+        self._ends = SentenceEnds()
+
+    def feed(self, text: str, at: int) -> Stop | None:
+        """See `TextCondition.feed`."""
+        for character in text:
+            end = at + byte_size(character)
+            if self._ends.take(character):
+                return Stop(end, at, "complete", "sentence")
+            at = end
+        return None
+
+
+COMPLETE: dict[str, Callable[[], TextCondition]] = {
+    "json": JsonCondition,
+    "fence": FenceCondition,
+    "sentence": SentenceCondition,
+}
+"""What `stop-complete` can name."""

@@ -1,0 +1,35 @@
+"""A turn ends at a line that is indented too little, as in llama-server (`server-context.cpp`)."""
+
+from __future__ import annotations
+
+from ....backends.incremental_regex import byte_size
+from .condition import Stop
+
+__all__ = ("IndentCondition",)
+
+
+class IndentCondition:
+    """Each line but the first is to begin with so many spaces and tabs; an empty line has none.
+
+    The line is cut off from its first other character on.
+    """
+
+    undecided = None
+
+    def __init__(self, n_indent: int):
+        self._n_indent = n_indent
+        self._spaces: int | None = None
+        """Of the present line so far; None: it has other characters, or is the first."""
+
+    def feed(self, text: str, at: int) -> Stop | None:
+        """See `TextCondition.feed`."""
+        for character in text:
+            end = at + byte_size(character)
+            if self._spaces is not None and character in " \t":
+                self._spaces += 1
+            elif self._spaces is not None and self._spaces < self._n_indent:
+                return Stop(end, at, "indent", f"n-indent {self._n_indent}")
+            else:
+                self._spaces = 0 if character == "\n" else None
+            at = end
+        return None

@@ -1,0 +1,97 @@
+"""Whose turn it is where tasks cannot share a batch: generations and embeddings, and which texts
+are embedded next. Pure functions, as in `plan`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ...backends import EmbedInfo
+from ..task import Task
+from .cost import StepCost
+from .plan import ROWS_UNKNOWN, Order, Rows, Step
+
+__all__ = ("TextPlan", "embeds_next", "plan_text_rows", "plan_texts")
+
+
+@dataclass(frozen=True, slots=True)
+class TextPlan:
+    """First drop, then admit. What is dropped is computed again from its start."""
+
+    drop: tuple[Task, ...] = ()
+    admit: tuple[Task, ...] = ()
+
+
+def embeds_next(
+    generating: Sequence[Task], embedding: Sequence[Task], order: Order, *, embedded: bool
+) -> bool:
+    """Tell whether the next step is one of embeddings; *embedded*: the last one was.
+
+    Both are done in turns, step by step, so that neither starves. As in a batch, prompts alone wait
+    for a higher class, and it for them no longer than it takes to age; who decodes has a step in
+    between whatever its class.
+    """
+    if not embedding or not generating:
+        return bool(embedding)
+    highest = max(map(order.effective, embedding))
+    prompts = [order.effective(t) for t in generating if t.prefilling]
+    if embedded:
+        return len(prompts) == len(generating) and max(prompts) < highest
+    return max(prompts, default=0) <= highest
+
+
+def plan_texts(
+    waiting: Sequence[Task], running: Sequence[Task], order: Order, info: EmbedInfo
+) -> TextPlan:
+    """Decide which texts are taken up: in the order of the queue, and none before one that waits
+    for room. One whose own class is above the effective class of some that are under way has them
+    dropped for its sake, the last of them first.
+    """
+    running = list(running)
+    drop: list[Task] = []
+    admit: list[Task] = []
+    for task in sorted(waiting, key=order.key):
+        lower = [t for t in running if order.effective(t) < task.spec.priority]
+        if not _fits(task, [t for t in running if t not in lower], info):
+            break
+        while not _fits(task, running, info):
+            last = max(lower, key=order.key)
+            lower.remove(last)
+            running.remove(last)
+            drop.append(last)
+        running.append(task)
+        admit.append(task)
+    return TextPlan(tuple(drop), tuple(admit))
+
+
+def _fits(task: Task, running: Sequence[Task], info: EmbedInfo) -> bool:
+    tokens = sum(t.prompt_size for t in running) + task.prompt_size
+    return len(running) < info.slots and tokens <= info.tokens_max
+
+
+def plan_text_rows(
+    running: Sequence[Task],
+    order: Order,
+    info: EmbedInfo,
+    cost: StepCost,
+    seconds: float,
+    least: int,
+) -> list[Rows]:
+    """Return the rows of the next step of embeddings, in ascending slots: what fits into *seconds*,
+    but *least* in any case. Texts come in the order of the queue; those that go *whole* are as many
+    as there is room for.
+    """
+    step = Step([], cost)
+    step.seconds, step.rows_left, step.rows_least = seconds, info.rows_max, least
+    if not (cost.known or info.whole):
+        step.rows_left = min(step.rows_left, ROWS_UNKNOWN)
+    counts: dict[int, int] = {}
+    for task in sorted(running, key=order.key):
+        if not info.whole:
+            counts[id(task)] = step.give(task)
+        elif task.pending <= step.rows_left:
+            step.rows_left -= task.pending
+            counts[id(task)] = task.pending
+    planned = sorted((t for t in running if counts.get(id(t))), key=lambda t: t.slot)
+    return [Rows(t, counts[id(t)]) for t in planned]

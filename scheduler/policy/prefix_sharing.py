@@ -1,0 +1,93 @@
+"""Shared prefixes: which running task computes what a waiting one then need not compute."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Sequence
+
+from ...backends.base import Memory
+from ..kv.store import Origin
+from ..prefix import common_prefix
+from ..task import Task
+
+__all__ = ("Leaders", "head_of")
+
+PAIRS_MAX = 100_000
+
+
+def head_of(task: Task, share_tokens_min: int) -> int:
+    """Return a hash of what *task* begins with; 0 if it is too short to share anything, or is to
+    be computed anew.
+    """
+    if task.spec.fresh or len(task.tokens) <= share_tokens_min:
+        return 0
+    return hash((task.scope, task.spec.adapters, tuple(task.tokens[:share_tokens_min]))) or 1
+
+
+class Leaders:
+    """Finds the leader of each waiting task; owned by the engine.
+
+    *spared* tells how many tokens of a task need not be computed as things are now; *changes*
+    counts how often that may have changed.
+    """
+
+    def __init__(
+        self,
+        memory: Memory,
+        share_tokens_min: int,
+        spared: Callable[[Origin, array[int]], int],
+        changes: Callable[[], int],
+    ):
+        self._memory, self._least = memory, share_tokens_min
+        self._spared, self._changes = spared, changes
+        self._known: dict[int, tuple[int, int]] = {}
+        """What each waiting task would be spared, and as of which change."""
+        self._shared: dict[tuple[int, int], int] = {}
+
+    def find(self, task: Task, running: Sequence[Task]) -> Task | None:
+        """Return which of the *running* tasks *task* had better wait for, and mark where it gets
+        off: there the leader's state is saved.
+
+        It waits while the leader reads a prompt of which it shares at least `share_tokens_min`
+        more than is there already: no task reads a prompt faster than two that share the steps,
+        and the leader is given the class of those who wait for it.
+        """
+        if not task.head or task.computed or task.shifted:
+            return None
+        best, stop = None, 0
+        for other in running:
+            if other.head == task.head and other.prefilling and not other.shifted:
+                shared = self._common(task, other)
+                if shared > max(other.computed, stop):
+                    best, stop = other, shared
+        if best is None:
+            return None
+        gain = stop - self._there_already(task, best)
+        if gain <= 0 or (gain < self._least and not task.follows):
+            return None  # one that has waited so far waits for the rest
+        best.stops.add(stop)
+        return best
+
+    def _common(self, task: Task, other: Task) -> int:
+        pair = (task.spec.id, other.spec.id)
+        if pair not in self._shared:
+            if len(self._shared) >= PAIRS_MAX:
+                self._shared.clear()
+            most = min(len(task.tokens) - 1, other.prompt_size)
+            self._shared[pair] = min(common_prefix(task.tokens, other.tokens), most)
+        return self._shared[pair]
+
+    def _there_already(self, task: Task, other: Task) -> int:
+        """Return what *task* would be spared if it did not wait."""
+        copied = other.computed if self._memory == "plain" else 0
+        changes = self._changes()
+        known = self._known.get(task.spec.id)
+        if known is None or known[0] != changes:
+            spared = self._spared(task.origin, array("i", task.tokens))
+            known = self._known[task.spec.id] = changes, spared
+        return max(copied, known[1])
+
+    def forget(self, task: Task) -> None:
+        """Forget a task that has ended."""
+        self._known.pop(task.spec.id, None)
+        self._shared = {p: n for p, n in self._shared.items() if task.spec.id not in p}

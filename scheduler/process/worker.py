@@ -1,0 +1,199 @@
+"""A worker process: one model, one engine, one thread.
+
+`python -m inferd.scheduler.process.worker SOCKET_FD PARENT_PID RECORD_FD` starts it.
+
+It belongs to the daemon: it ignores Ctrl-C and SIGTERM, dies with its parent, and is the first
+that the kernel takes when memory is short.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import os
+import signal
+import socket
+import sys
+from collections import deque
+from pathlib import Path
+
+import msgspec
+
+from ...backends import (
+    InferdError,
+    Model,
+    ModelSpec,
+    Reckoning,
+    Shape,
+    load_model,
+)
+from ...backends.errors import load_cancelled
+from .. import messages as m
+from ..engine.engine import Engine
+from ..engine.worker_adapters import load_adapters
+from ..kv.files import KvFiles
+from ..policy.plan import Limits
+from ..recording.engine_counters import Figures
+from ..recording.engine_log import hear_library, library_level
+from ..recording.recorder import Recorder
+from .estimate_cache import Remembered
+from .link import LinkClosed, SocketLink
+
+__all__ = ("run",)
+
+OOM_SCORE_ADJ = 500
+PROGRESS_STEP = 0.01
+_PR_SET_PDEATHSIG = 1
+
+
+def main() -> None:
+    """Run the worker on the socket whose descriptor is the first argument; the second is the
+    parent's process id, the third the descriptor of the record of what is done.
+    """
+    fd, parent, record = (int(argument) for argument in sys.argv[1:4])
+    _belong_to(parent)
+    hear_library()
+    run(SocketLink(socket.socket(fileno=fd)), Recorder(record), Figures(record))
+
+
+def _belong_to(parent: int) -> None:
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:  # the daemon died before prctl took hold
+        os._exit(1)
+    with contextlib.suppress(OSError):  # a sandbox may forbid it; the daemon's is lower anyhow
+        Path("/proc/self/oom_score_adj").write_text(str(OOM_SCORE_ADJ))
+
+
+def run(link: SocketLink, recorder: Recorder | None = None, figures: Figures | None = None) -> None:
+    """Load the model that the first command names, then run its engine until told to quit."""
+    try:
+        commands = _Commands(link)
+        command = commands.next()
+        if not isinstance(command, m.Load):
+            return
+        library_level(command.logging)
+        model = _load(link, commands, command.spec, command.known)
+        if model is not None:
+            files = _files(command.kv_dir, model)
+            limits = Limits(**command.limits)
+            engine = Engine(model, limits, files=files, recorder=recorder, figures=figures)
+            engine.log.use(command.logging)
+            _serve(link, engine, commands.rest())
+            model.close()
+        link.drain(1.0)
+    except LinkClosed:
+        pass
+
+
+class _Commands:
+    """The commands before the engine runs, one by one."""
+
+    def __init__(self, link: SocketLink):
+        self._link = link
+        self._waiting: deque[m.Command] = deque()
+
+    def next(self) -> m.Command:
+        """Return the next command, waiting for it."""
+        while not self._waiting:
+            self._waiting.extend(self._link.receive(None))
+        return self._waiting.popleft()
+
+    def quits(self) -> bool:
+        """Tell whether `Quit` has come."""
+        self._waiting.extend(self._link.receive(0))
+        return any(isinstance(c, m.Quit) for c in self._waiting)
+
+    def rest(self) -> list[m.Command]:
+        """Return those that came while the model was loaded: the engine's."""
+        return list(self._waiting)
+
+
+def _load(
+    link: SocketLink, commands: _Commands, spec: ModelSpec, known: list[m.Reckoned]
+) -> Model | None:
+    told = 0.0
+    if spec.fd >= 0:
+        spec = msgspec.structs.replace(spec, fd=link.descriptors.pop(0))
+
+    def progress(fraction: float) -> bool:
+        nonlocal told
+        if fraction - told >= PROGRESS_STEP or fraction >= 1.0:
+            told = fraction
+            link.send([m.Progress(fraction)])
+        return not commands.quits()
+
+    try:
+        model = load_model(_agree(link, commands, spec, known), progress)
+    except InferdError as exc:
+        link.send([m.LoadFailed(exc.to_wire())])
+        return None
+    link.send([m.Loaded(model.info, load_adapters(model, spec.adapters))])
+    return model
+
+
+def _agree(
+    link: SocketLink, commands: _Commands, spec: ModelSpec, known: list[m.Reckoned]
+) -> ModelSpec:
+    """Tell what the model will take, but for what is *known* to the daemon, until that lets it be
+    loaded; return what to load.
+
+    :raises Cancelled: it is not to be loaded.
+    """
+    if commands.quits():
+        raise load_cancelled(spec.name)
+    with contextlib.closing(Remembered(spec, known)) as reckoning:
+        shape = reckoning.shape
+        if not known:
+            link.send([_reckoned(reckoning, shape)])
+        while True:
+            match commands.next():
+                case m.Reckon(other):
+                    shape = other
+                    link.send([_reckoned(reckoning, shape)])
+                case m.Proceed():
+                    return shape.of(spec)
+                case m.Quit():
+                    raise load_cancelled(spec.name)
+
+
+def _reckoned(reckoning: Reckoning, shape: Shape) -> m.Reckoned:
+    return m.Reckoned(shape, reckoning.need(shape), reckoning.devices)
+
+
+def _files(kv_dir: str, model: Model) -> KvFiles | None:
+    return KvFiles(Path(kv_dir), model.info.fingerprint) if kv_dir else None
+
+
+def _serve(link: SocketLink, engine: Engine, commands: list[m.Command]) -> None:
+    """Turn the engine until it is told to quit, *commands* first; sleep only when there is nothing
+    to run.
+    """
+    gc.collect()
+    gc.freeze()  # what is there now stays: collections between steps took up to 5 ms for it
+    if engine.kv.disk is not None:
+        link.wake_on(engine.kv.disk.fileno())
+    link.send(engine.take(commands))
+    while not engine.quit:
+        link.send(engine.take(link.receive(_patience(engine))))
+        link.send(engine.compute())
+        engine.settle()
+    engine.tell_figures(at_once=True)
+    link.send(engine.close())
+
+
+def _patience(engine: Engine) -> float | None:
+    """Return how long to wait for commands: for ever where there is nothing to run and to tell."""
+    patience = engine.patience()
+    if patience == 0 and not engine.figures_due:
+        return 0
+    due_s = engine.tell_figures()
+    if due_s is None:
+        return patience
+    return due_s if patience is None else min(patience, due_s)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Counters, log events and the shared record that the daemon reads."""

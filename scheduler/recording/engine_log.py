@@ -1,0 +1,139 @@
+"""What a worker has to log: its engine's events, which leave among its reports and so in order, and
+lines of the library under its backend, on standard error, where what a dying process says is, too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from ...backends import InferdError, Model
+from ...backends.errors import Cancelled
+from ...backends.library_log import LEVELS, PRIORITIES, library_log
+from .. import messages as m
+from ..task import Task, priority_name
+
+__all__ = ("SILENT", "TEXT_CHARACTERS_MAX", "EngineLog", "hear_library", "library_level")
+
+SILENT = 1 + max(LEVELS.values())
+TEXT_CHARACTERS_MAX = 10_000
+"""Of a prompt or an answer that is logged."""
+LINE_BYTES_MAX = 4096
+"""Linux' PIPE_BUF: lines of several threads do not mix."""
+_STDERR = 2
+
+
+class EngineLog:
+    """Makes events of what happens to tasks, from the levels on that were told; before that none.
+    Owned by the engine's thread.
+    """
+
+    def __init__(self, model: Model, tell: Callable[[m.Said], None]):
+        self._model, self._tell = model, tell
+        self._least: dict[str, int] = {}
+        self._texts = False
+
+    def use(self, logging: m.Logging) -> None:
+        """Log as *logging* says from now on."""
+        self._least = {room: LEVELS[level] for room, level in logging.levels.items()}
+        self._texts = logging.texts
+        library_level(logging)
+
+    def queued(self, task: Task) -> None:
+        """Tell of a task that has come."""
+        if self._wants("debug"):
+            self._task(
+                "debug",
+                "task.queued",
+                task,
+                owner=task.spec.owner,
+                priority=priority_name(task.spec.priority),
+                prompt_tokens=task.prompt_size,
+                **self._text("prompt", task.said[0]),
+            )
+
+    def admitted(self, task: Task) -> None:
+        """Tell of a task that got a slot."""
+        if self._wants("debug"):
+            self._task("debug", "task.admitted", task, slot=task.slot, cached_tokens=task.cached)
+
+    def parked(self, task: Task) -> None:
+        """Tell of a task that gave its slot up."""
+        if self._wants("debug"):
+            self._task("debug", "task.parked", task, output_tokens=task.generated)
+
+    def finished(self, task: Task, stats: m.TurnStats) -> None:
+        """Tell of a task that ended well."""
+        if self._wants("debug"):
+            self._task(
+                "debug",
+                "task.finished",
+                task,
+                stop_reason=stats.stop_reason,
+                prompt_tokens=stats.prompt_tokens,
+                cached_tokens=stats.cached_tokens,
+                output_tokens=stats.output_tokens,
+                queue_ms=round(stats.queue_ms, 1),
+                ttft_ms=round(stats.ttft_ms, 1),
+                predicted_ms=round(stats.predicted_ms, 1),
+                **self._text("answer", task.said[1]),
+            )
+
+    def failed(self, spec: m.TaskSpec, error: InferdError) -> None:
+        """Tell of a task that failed: by the error's name, as its message may quote a text."""
+        level = "debug" if isinstance(error, Cancelled) else "info"
+        if self._wants(level):
+            cause = {"cause": error.message} if self._texts else {}
+            fields = {"task": spec.id, "request": spec.request, "error": error.name, **cause}
+            self._tell(m.Said(level, "scheduler", "task.failed", fields))
+
+    def step_failed(self, tasks: Sequence[Task], error: InferdError) -> None:
+        """Tell of a step that the backend could not do."""
+        if self._wants("error", "backends"):
+            fields = {
+                "tasks": [task.spec.id for task in tasks],
+                "requests": [task.spec.request for task in tasks],
+                "error": error.name,
+                "cause": error.message,
+            }
+            self._tell(m.Said("error", "backends", "step.failed", fields))
+
+    def _wants(self, level: str, room: str = "scheduler") -> bool:
+        return LEVELS[level] >= self._least.get(room, SILENT)
+
+    def _task(self, level: str, event: str, task: Task, **fields: Any) -> None:
+        spec = task.spec
+        told = {"task": spec.id, "request": spec.request, **fields}
+        self._tell(m.Said(level, "scheduler", event, told))
+
+    def _text(self, name: str, tokens: Iterable[int]) -> dict[str, str]:
+        """Return a field with the beginning of the text of *tokens*, where that is wanted."""
+        if not self._texts:
+            return {}
+        pieces, size = [], 0
+        for token in tokens:
+            pieces.append(self._model.piece(token))
+            size += len(pieces[-1])
+            if size >= TEXT_CHARACTERS_MAX:
+                break
+        text = b"".join(pieces).decode("utf-8", "replace")
+        return {name: text[:TEXT_CHARACTERS_MAX]}
+
+
+def library_level(logging: m.Logging) -> None:
+    """Let the library tell lines from a level on."""
+    level = logging.levels.get("llama")
+    library_log.least = LEVELS[level] if level is not None else SILENT
+
+
+def hear_library() -> None:
+    """Write what the library says to standard error, a line each, with its priority."""
+    library_log.tell = _to_stderr
+
+
+def _to_stderr(level: str, text: str) -> None:
+    line = f"<{PRIORITIES[level]}>{' '.join(text.splitlines())}".encode()
+    with contextlib.suppress(OSError):  # the daemon does not read now: no step waits for it
+        os.write(_STDERR, line[: LINE_BYTES_MAX - 1] + b"\n")
