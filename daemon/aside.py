@@ -9,7 +9,7 @@ import anyio
 from ..backends import ModelInfo
 from ..backends.errors import Cancelled, InferdError, ReaderTimeout
 from ..scheduler import messages as m
-from ..sessions.port import TaskReader
+from ..sessions.worker_client import TaskReader
 
 __all__ = ("Aside",)
 

@@ -36,7 +36,7 @@ from ..ipc.messages import (
 )
 from ..ipc.server import Connection, Request, Server
 from ..sessions import DAY_S, Journal, Ledger, ModelSource, Port, Session, SessionManager, Stored
-from ..sessions.similarity import Comparison, Similarity, nobody
+from ..sessions.turns.sentence_checks import Comparison, Similarity, nobody
 from .access import Access
 from .config import Config
 from .logs import logs

@@ -12,8 +12,8 @@ import msgspec
 
 from ..backends import MemoryNeed
 from ..backends.errors import InferdError, WorkerCrashed
-from ..sessions.port import ask_again
-from ..sessions.similarity import Comparison, Similarity
+from ..sessions.turns.sentence_checks import Comparison, Similarity
+from ..sessions.worker_client import ask_again
 from .adapters import describe_adapters
 from .aside import Aside
 from .config_models import ModelConfig

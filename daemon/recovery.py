@@ -18,7 +18,7 @@ import structlog
 from ..backends.errors import InferdError, LoadFailed, WorkerCrashed
 from ..scheduler import messages as m
 from ..scheduler.recording.recorder import Act, Doing
-from ..sessions.port import Line, Port, TaskReader
+from ..sessions.worker_client import Line, Port, TaskReader
 
 __all__ = ("Poison", "Recovery", "fail_readers", "poisonous")
 

@@ -19,8 +19,8 @@ from ..backends.params import nearest
 from ..scheduler import messages as m
 from ..scheduler.kv.store import scoped
 from ..scheduler.recording.recorder import Act
-from ..sessions.port import TaskReader
-from ..sessions.similarity import Comparison, Similarity, nobody
+from ..sessions.turns.sentence_checks import Comparison, Similarity, nobody
+from ..sessions.worker_client import TaskReader
 from .adapters import with_adapters, without_adapters
 from .config import Config
 from .config_models import ModelConfig

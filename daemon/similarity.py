@@ -19,7 +19,7 @@ import anyio
 from ..backends.errors import InferdError, ModelNotFound, UnsupportedOperation
 from ..backends.params import BY_NAME
 from ..sessions import Session, TurnOptions
-from ..sessions.similarity import Comparison, Similarity
+from ..sessions.turns.sentence_checks import Comparison, Similarity
 from .models import Lease, Model, ModelState
 from .traces.following import follow_none
 from .turnstile import Caller

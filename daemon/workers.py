@@ -29,7 +29,7 @@ from ..backends.library_log import LEVELS
 from ..scheduler import messages as m
 from ..scheduler.recording.engine_counters import Figures
 from ..scheduler.recording.recorder import Act, Doing, Recorder, make_record
-from ..sessions.port import TaskReader
+from ..sessions.worker_client import TaskReader
 from .cores import LOADING
 from .logs import logs
 from .questions import Questions

@@ -5,15 +5,15 @@ one conversation, `turn.py` one turn of it; `manager.py` holds them all, `journa
 with an id down; `port.py` is what they need of the machine below.
 """
 
-from .entries import Stored
-from .journal import Journal
-from .ledger import Ledger
-from .manager import DAY_S, SessionManager
-from .parameters import TurnOptions
-from .port import ModelSource, Port, TaskReader
-from .quotas import Quota, check_priority
-from .session import Session
+from .admission.ledger import Ledger
+from .admission.quotas import Quota, check_priority
+from .journal.entries import Stored
+from .journal.journal import Journal
+from .session.manager import DAY_S, SessionManager
+from .session.session import Session
 from .turn import Turn
+from .turns.turn_options import TurnOptions
+from .worker_client import ModelSource, Port, TaskReader
 
 __all__ = (
     "DAY_S",

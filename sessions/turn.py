@@ -16,10 +16,10 @@ from ..backends.errors import (
     error_from_wire,
 )
 from ..scheduler import messages as m
-from .entries import Replay
-from .port import Line
-from .similarity import Comparisons, Judge, nobody
+from .journal.entries import Replay
 from .table import Call
+from .turns.sentence_checks import Comparisons, Judge, nobody
+from .worker_client import Line
 
 __all__ = ("PositionSink", "TokensSink", "Turn")
 

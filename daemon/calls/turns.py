@@ -11,7 +11,7 @@ from ...ipc.server import Request
 from ...scheduler.messages import Likely, Position, Tokens
 from ...scheduler.output.logprobs import described
 from ...sessions import Session, TurnOptions
-from ...sessions.reasoning import ReasoningSplitter, Said
+from ...sessions.history.reasoning import ReasoningSplitter, Said
 from ..core import CallTable, Daemon
 from .chat_messages import checked_messages
 from .common import priority_of, seconds_of

@@ -10,7 +10,7 @@ import msgspec
 
 from ...ipc.server import Request
 from ...sessions import Session
-from ...sessions.forecast import Ticket
+from ...sessions.admission.forecast import Ticket
 from ..core import Daemon
 from ..models import Lease, Model
 from ..stay import NORMAL

@@ -12,7 +12,7 @@ from typing import Literal
 import msgspec
 
 from ...scheduler.recording.engine_counters import POWERS_OF_TWO, STEP_S
-from ...sessions.accuracy import RATIOS
+from ...sessions.admission.forecast_accuracy import RATIOS
 
 __all__ = ("FAMILIES", "PREFIX", "Family", "Kind")
 

@@ -17,8 +17,8 @@ from inferd.daemon.swapping import Swaps
 from inferd.daemon.workers import Worker
 from inferd.scheduler import messages as m
 from inferd.scheduler.recording.recorder import Act, Doing
-from inferd.sessions.port import TaskReader
 from inferd.sessions.turn import Turn
+from inferd.sessions.worker_client import TaskReader
 from tests.sessions.doubles import EnginePort
 
 pytestmark = pytest.mark.asyncio

@@ -22,7 +22,7 @@ from inferd.backends.errors import ERRORS_BY_NAME, InferdError
 from inferd.daemon.config import Config
 from inferd.ipc import messages as w
 from inferd.sessions import Ledger, ModelSource, Port, Session
-from inferd.sessions.similarity import Comparison, Similarity
+from inferd.sessions.turns.sentence_checks import Comparison, Similarity
 from inferd.testing import running_daemon
 from tests.raw import RawClient
 

@@ -213,8 +213,8 @@ DATES = {
     "daemon/app.py": "a number that no daemon had before, where none can be kept",
     "daemon/kept.py": "the name of a damaged file",
     "daemon/traces/export.py": "the dates of spans, beside those of other programs",
-    "sessions/dates.py": "the date at the start",
-    "sessions/journal_file.py": "the name of a damaged file",
+    "sessions/journal/dates.py": "the date at the start",
+    "sessions/journal/journal_file.py": "the name of a damaged file",
 }
 """Where the date is read, and what for. All else that takes time is told by clocks that nobody
 sets.

@@ -13,9 +13,9 @@ from inferd.backends import AdapterInfo, AdapterSpec, ModelInfo, Rendering
 from inferd.backends.base import PLAIN
 from inferd.scheduler import messages as m
 from inferd.sessions import Ledger, SessionManager
-from inferd.sessions.port import Former, TaskReader
-from inferd.sessions.similarity import Comparison, Judge, Similarity, nobody
 from inferd.sessions.turn import Turn
+from inferd.sessions.turns.sentence_checks import Comparison, Judge, Similarity, nobody
+from inferd.sessions.worker_client import Former, TaskReader
 from tests.scheduler.doubles import Bench
 
 

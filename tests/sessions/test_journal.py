@@ -18,13 +18,16 @@ import anyio
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-
-from inferd.backends.errors import BackendError, InvalidArgument
-from inferd.scheduler import messages as m
-from inferd.scheduler.messages import pack_tokens
-from inferd.sessions import Journal, Session, TurnOptions
-from inferd.sessions.entries import Begin, Facts, PastEntry, Piece, Replay, decode_past, encode
-from inferd.sessions.journal_file import (
+from inferd.sessions.journal.journal.entries import (
+    Begin,
+    Facts,
+    PastEntry,
+    Piece,
+    Replay,
+    decode_past,
+    encode,
+)
+from inferd.sessions.journal.journal.journal_file import (
     SCHEMA,
     Erase,
     JournalFile,
@@ -33,7 +36,12 @@ from inferd.sessions.journal_file import (
     SavePast,
     SavePiece,
 )
-from inferd.sessions.manager import DAY_S, SessionManager
+from inferd.sessions.session.session.manager import DAY_S, SessionManager
+
+from inferd.backends.errors import BackendError, InvalidArgument
+from inferd.scheduler import messages as m
+from inferd.scheduler.messages import pack_tokens
+from inferd.sessions import Journal, Session, TurnOptions
 from tests.sessions.doubles import Desk
 from tests.sessions.test_sessions import HERE, THERE, answer, opened
 
@@ -346,8 +354,8 @@ async def test_tokens_are_written_without_anybody_asking(tmp_path: Path) -> None
 async def test_a_group_is_written_at_once_when_it_is_full(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("inferd.sessions.journal.GROUP_S", 1e9)
-    monkeypatch.setattr("inferd.sessions.journal.GROUP_TOKENS", 16)
+    monkeypatch.setattr("inferd.sessions.journal.journal.GROUP_S", 1e9)
+    monkeypatch.setattr("inferd.sessions.journal.journal.GROUP_TOKENS", 16)
     async with Kept(tmp_path).running() as desk:
         session = named(desk)
         await session.set_input(b"x" * 100)
@@ -575,7 +583,7 @@ async def test_a_journal_that_cannot_be_written_says_so_and_is_made_good_later(
 async def test_a_journal_that_cannot_be_written_is_tried_again_by_itself(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("inferd.sessions.journal.RETRY_S", 0.01)
+    monkeypatch.setattr("inferd.sessions.journal.journal.RETRY_S", 0.01)
     (tmp_path / "state").write_text("")
     async with Kept(tmp_path).running() as desk:
         session = named(desk)

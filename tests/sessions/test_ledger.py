@@ -17,9 +17,9 @@ from inferd.backends.errors import Busy
 from inferd.scheduler import Engine
 from inferd.scheduler.messages import TurnStats
 from inferd.sessions import Ledger, Session, TurnOptions
-from inferd.sessions.accuracy import OPEN_MAX
-from inferd.sessions.forecast import Ticket
-from inferd.sessions.ledger import _FORECASTS_MAX
+from inferd.sessions.admission.forecast import Ticket
+from inferd.sessions.admission.forecast_accuracy import OPEN_MAX
+from inferd.sessions.admission.ledger import _FORECASTS_MAX
 from inferd.sessions.table import State
 from tests.scheduler.doubles import Bench
 from tests.sessions.doubles import EnginePort, Source

@@ -10,7 +10,7 @@ import pytest
 from inferd.backends.errors import InvalidArgument
 from inferd.backends.params import PARAMETERS, read_options
 from inferd.sessions import Session, TurnOptions
-from inferd.sessions.parameters import Parameters
+from inferd.sessions.turns.turn_options import Parameters
 from tests.sessions.doubles import Desk
 
 HERE = object()

@@ -6,9 +6,10 @@ import pytest
 
 from inferd.backends.errors import Busy, PermissionDenied, QuotaExceeded
 from inferd.scheduler.messages import TurnStats
-from inferd.sessions import Ledger, Quota, TurnOptions, check_priority, quotas
-from inferd.sessions.forecast import Ticket
-from inferd.sessions.quotas import NO_QUOTA, Spending
+from inferd.sessions import Ledger, Quota, TurnOptions, check_priority
+from inferd.sessions.admission import quotas
+from inferd.sessions.admission.forecast import Ticket
+from inferd.sessions.admission.quotas import NO_QUOTA, Spending
 from inferd.sessions.table import State
 from tests.sessions.doubles import Desk
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from inferd.sessions.history.history.history import History
+from inferd.sessions.history.history.retokenize import Vocabulary
 
 from inferd.backends.errors import WorkerCrashed
-from inferd.sessions.history import History
-from inferd.sessions.port import Former
-from inferd.sessions.retelling import Vocabulary
+from inferd.sessions.worker_client import Former
 
 from .doubles import Desk, EnginePort, Source
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from inferd.sessions import Session, TurnOptions
-from inferd.sessions.similarity import Comparison, Similarity
+from inferd.sessions.turns.sentence_checks import Comparison, Similarity
 from tests.sessions.doubles import Desk
 from tests.sessions.test_journal import Kept, named, reopened, resumed
 from tests.sessions.test_sessions import HERE, opened

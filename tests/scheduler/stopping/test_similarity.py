@@ -17,8 +17,8 @@ from inferd.scheduler.output.stopping import Watch
 from inferd.scheduler.output.stopping.sentences import SENTENCE_CHARACTERS_MAX, Sentences
 from inferd.scheduler.output.text import TextAssembler
 from inferd.scheduler.policy.plan import Limits
-from inferd.sessions.similarity import Comparison, Judge, Similarity
 from inferd.sessions.turn import Turn
+from inferd.sessions.turns.sentence_checks import Comparison, Judge, Similarity
 from tests.scheduler.doubles import Bench
 from tests.sessions.doubles import EnginePort, dying
 

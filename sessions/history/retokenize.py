@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from ..backends import ModelInfo
-from ..backends.errors import InvalidArgument, WorkerCrashed
+from ...backends import ModelInfo
+from ...backends.errors import InvalidArgument, WorkerCrashed
+from ..worker_client import ModelSource, Port, ask_again
 from .history import History
-from .port import ModelSource, Port, ask_again
 
 __all__ = ("Vocabulary",)
 

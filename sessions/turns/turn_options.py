@@ -8,9 +8,9 @@ from typing import Any
 
 import msgspec
 
-from ..backends import EmbedSpec, Rendering, SamplingParams
-from ..backends.errors import InvalidArgument
-from ..backends.params import (
+from ...backends import EmbedSpec, Rendering, SamplingParams
+from ...backends.errors import InvalidArgument
+from ...backends.params import (
     BY_NAME,
     PARAMETERS,
     Options,
@@ -19,7 +19,7 @@ from ..backends.params import (
     settle,
     stopping_params,
 )
-from ..scheduler.messages import TaskSpec
+from ...scheduler.messages import TaskSpec
 
 __all__ = ("NO_OPTIONS", "NO_SAMPLING", "Effective", "Parameters", "TurnOptions")
 

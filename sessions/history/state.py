@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from ..scheduler.messages import unpack_tokens
-from .entries import PastEntry, Piece, Replay, Stored, decode_past, encode
+from ...scheduler.messages import unpack_tokens
+from ..journal.entries import PastEntry, Piece, Replay, Stored, decode_past, encode
+from ..turn import Turn
 from .history import History, packed_past
-from .turn import Turn
 
 __all__ = ("Past",)
 

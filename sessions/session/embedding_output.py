@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from ..scheduler.messages import Embedded
+from ...scheduler.messages import Embedded
 
 __all__ = ("embedding_json",)
 

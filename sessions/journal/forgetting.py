@@ -7,8 +7,8 @@ from contextlib import suppress
 
 import structlog
 
-from ..backends.errors import BackendError, WorkerCrashed
-from .session import Session
+from ...backends.errors import BackendError, WorkerCrashed
+from ..session.session import Session
 
 __all__ = ("Forget", "Forgetting", "nothing")
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from ..backends.adapter_keys import adapter_key, split_key
-from ..backends.errors import InvalidArgument, error_from_wire
-from ..backends.params import nearest
-from ..scheduler.messages import AdapterReport
+from ...backends.adapter_keys import adapter_key, split_key
+from ...backends.errors import InvalidArgument, error_from_wire
+from ...backends.params import nearest
+from ...scheduler.messages import AdapterReport
 
 __all__ = ("chosen", "told")
 

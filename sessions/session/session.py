@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 import anyio
 import msgspec
 
-from ..backends import Rendering
-from ..backends.errors import (
+from ...backends import Rendering
+from ...backends.errors import (
     Cancelled,
     InferdError,
     InvalidArgument,
@@ -19,25 +19,25 @@ from ..backends.errors import (
     UnsupportedOperation,
     WorkerCrashed,
 )
-from ..backends.params import Options, read_options
-from ..scheduler import messages as m
-from .adapters import told
-from .beginning import begin_of, task_of, ticket_of
-from .embedding import embedding_json
-from .entries import Begin, Facts, Piece, Replay, Stored, decode_past
-from .forecast import Ticket
-from .history import History
-from .journal import NoRecording
-from .ledger import Ledger
-from .metadata import metadata
-from .parameters import NO_OPTIONS, Parameters, TurnOptions
-from .past import Past
-from .port import ModelSource, Port, ask_again
-from .reasoning import ReasoningSplitter, Said, go_on
-from .resuming import resumed
-from .retelling import Vocabulary
-from .table import ACTIVE, Call, State, step
-from .turn import PositionSink, TokensSink, Turn
+from ...backends.params import Options, read_options
+from ...scheduler import messages as m
+from ..admission.forecast import Ticket
+from ..admission.ledger import Ledger
+from ..history.history import History
+from ..history.reasoning import ReasoningSplitter, Said, go_on
+from ..history.retokenize import Vocabulary
+from ..history.state import Past
+from ..journal.entries import Begin, Facts, Piece, Replay, Stored, decode_past
+from ..journal.journal import NoRecording
+from ..table import ACTIVE, Call, State, step
+from ..turn import PositionSink, TokensSink, Turn
+from ..turns.adapter_choice import told
+from ..turns.resumption import resumed
+from ..turns.start import begin_of, task_of, ticket_of
+from ..turns.turn_options import NO_OPTIONS, Parameters, TurnOptions
+from ..worker_client import ModelSource, Port, ask_again
+from .embedding_output import embedding_json
+from .outputs import metadata
 
 __all__ = ("Session",)
 

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 import msgspec
 from structlog.contextvars import get_contextvars
 
-from ..scheduler import messages as m
-from .adapters import chosen
-from .entries import Begin
-from .forecast import Ticket
-from .parameters import NO_SAMPLING, TurnOptions
-from .port import Port
+from ...scheduler import messages as m
+from ..admission.forecast import Ticket
+from ..journal.entries import Begin
+from ..worker_client import Port
+from .adapter_choice import chosen
+from .turn_options import NO_SAMPLING, TurnOptions
 
 if TYPE_CHECKING:
-    from .session import Session
+    from ..session.session import Session
 
 __all__ = ("begin_of", "task_of", "ticket_of")
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import msgspec
 
-from ..backends import Rendering
-from ..backends.errors import InvalidArgument
-from ..scheduler.messages import CUT_REASONS, pack_tokens, unpack_floats, unpack_tokens
+from ...backends import Rendering
+from ...backends.errors import InvalidArgument
+from ...scheduler.messages import CUT_REASONS, pack_tokens, unpack_floats, unpack_tokens
 
 __all__ = ("Begin", "Facts", "PastEntry", "Piece", "Replay", "Stored", "decode_past", "encode")
 

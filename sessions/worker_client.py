@@ -9,7 +9,7 @@ from ..backends import ModelInfo, Rendering
 from ..backends.base import PLAIN
 from ..backends.errors import WorkerCrashed
 from ..scheduler.messages import AdapterReport, Adjust, Report, TaskSpec, Verdict
-from .similarity import Comparison, Similarity
+from .turns.sentence_checks import Comparison, Similarity
 
 __all__ = ("Former", "Line", "ModelSource", "Port", "TaskReader", "ask_again")
 

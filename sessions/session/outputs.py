@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from ..scheduler.output.logprobs import described
-from .turn import Turn
+from ...scheduler.output.logprobs import described
+from ..turn import Turn
 
 if TYPE_CHECKING:
     from .session import Session

@@ -9,18 +9,18 @@ from dataclasses import dataclass
 from itertools import count
 from typing import TYPE_CHECKING
 
-from ..backends.errors import Busy, QuotaExceeded
-from ..scheduler.messages import TurnStats
-from ..scheduler.policy.wait_estimate import Quotient
-from .accuracy import Accuracy
+from ...backends.errors import Busy, QuotaExceeded
+from ...scheduler.messages import TurnStats
+from ...scheduler.policy.wait_estimate import Quotient
+from ..table import ACTIVE, State
+from ..turn import Turn
+from ..worker_client import ModelSource
 from .forecast import Forecast, Ticket
-from .port import ModelSource
+from .forecast_accuracy import Accuracy
 from .quotas import RULES, Quota, Spending, check_priority, no_quota
-from .table import ACTIVE, State
-from .turn import Turn
 
 if TYPE_CHECKING:
-    from .session import Session
+    from ..session.session import Session
 
 __all__ = ("Ledger",)
 

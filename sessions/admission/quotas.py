@@ -10,8 +10,8 @@ from collections import OrderedDict
 
 import msgspec
 
-from ..backends.errors import PermissionDenied, QuotaExceeded
-from ..scheduler.task import PRIORITIES, priority_name
+from ...backends.errors import PermissionDenied, QuotaExceeded
+from ...scheduler.task import PRIORITIES, priority_name
 
 __all__ = ("NO_QUOTA", "RULES", "Quota", "Spending", "check_priority", "no_quota")
 

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import msgspec
 
-from ..backends.errors import InvalidArgument
-from .entries import Replay
-from .parameters import TurnOptions
+from ...backends.errors import InvalidArgument
+from ..journal.entries import Replay
+from .turn_options import TurnOptions
 
 __all__ = ("resumed",)
 

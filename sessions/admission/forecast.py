@@ -9,9 +9,9 @@ from collections import Counter, deque
 from collections.abc import Iterator, Sequence, Sized
 from dataclasses import dataclass
 
-from ..scheduler.messages import TurnStats
-from ..scheduler.policy.wait_estimate import Pace, Quotient, Work, expected_starts
-from .table import State
+from ...scheduler.messages import TurnStats
+from ...scheduler.policy.wait_estimate import Pace, Quotient, Work, expected_starts
+from ..table import State
 
 __all__ = ("Forecast", "Ticket")
 

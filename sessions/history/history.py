@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Protocol
 
-from ..backends import Rendering
-from ..backends.base import PLAIN
-from ..backends.errors import InvalidArgument
-from ..scheduler.messages import pack_tokens, unpack_tokens
-from .entries import PastEntry, Piece, Replay, Stored, decode_past, encode
-from .port import Port
+from ...backends import Rendering
+from ...backends.base import PLAIN
+from ...backends.errors import InvalidArgument
+from ...scheduler.messages import pack_tokens, unpack_tokens
+from ..journal.entries import PastEntry, Piece, Replay, Stored, decode_past, encode
+from ..worker_client import Port
 from .reasoning import opens_reasoning
 from .recomputing import NOTHING, Recomputed, why
 

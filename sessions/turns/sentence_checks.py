@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
-from ..scheduler.messages import Sentence, TaskSpec, Verdict
+from ...scheduler.messages import Sentence, TaskSpec, Verdict
 
 __all__ = ("Comparison", "Comparisons", "Judge", "Similarity", "nobody")
 

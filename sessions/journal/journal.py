@@ -19,9 +19,10 @@ import anyio.from_thread
 import anyio.to_thread
 import structlog
 
-from ..backends.errors import BackendError
-from ..scheduler import messages as m
-from ..scheduler.messages import pack_floats, pack_tokens
+from ...backends.errors import BackendError
+from ...scheduler import messages as m
+from ...scheduler.messages import pack_floats, pack_tokens
+from ..turn import TokensSink, Turn
 from .dates import Dates
 from .entries import Begin, Facts, Piece, Stored, encode
 from .journal_file import (
@@ -35,7 +36,6 @@ from .journal_file import (
     SavePiece,
     damaged,
 )
-from .turn import TokensSink, Turn
 
 __all__ = ("Journal", "NoRecording", "Recorded", "Recording")
 

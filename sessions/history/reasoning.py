@@ -10,7 +10,7 @@ from __future__ import annotations
 from enum import Enum
 from typing import NamedTuple
 
-from ..backends.errors import InvalidArgument
+from ...backends.errors import InvalidArgument
 
 __all__ = ("ReasoningSplitter", "Said", "go_on", "opens_reasoning")
 

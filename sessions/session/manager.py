@@ -9,20 +9,20 @@ from typing import Any
 
 import anyio
 
-from ..backends.errors import (
+from ...backends.errors import (
     Busy,
     InvalidArgument,
     QuotaExceeded,
     SessionBusy,
     SessionExpired,
 )
-from .entries import Stored
-from .forgetting import Forget, Forgetting, nothing
-from .journal import Journal, NoRecording
-from .ledger import Ledger
-from .port import ModelSource
+from ..admission.ledger import Ledger
+from ..journal.entries import Stored
+from ..journal.forgetting import Forget, Forgetting, nothing
+from ..journal.journal import Journal, NoRecording
+from ..table import Call, State, step
+from ..worker_client import ModelSource
 from .session import Session
-from .table import Call, State, step
 
 __all__ = ("SessionManager",)
 

@@ -1,0 +1,1 @@
+"""Bounds on waiting turns: for all users, and for each."""

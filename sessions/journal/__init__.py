@@ -1,0 +1,1 @@
+"""Sessions on disk: what is written, when, and how it is read again."""

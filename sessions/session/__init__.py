@@ -1,0 +1,1 @@
+"""One conversation, and the manager of all of them."""

@@ -1,0 +1,1 @@
+"""The start of a turn: options, adapters, resumption."""
