@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..backends.errors import PermissionDenied
-from ..ipc.server import Connection, Request
+from ..ipc.server.server import Connection, Request
 from ..scheduler.task import PRIORITIES
 from ..sessions import Quota, check_priority
 from .access_rules import MEANINGS, Rights, rights_of

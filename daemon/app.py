@@ -20,8 +20,8 @@ import structlog
 
 from ..backends.engine_build import LLAMA_BUILD_NUMBER, LLAMA_COMMIT
 from ..backends.errors import InferdError, ShuttingDown
-from ..ipc.listener import InheritedListener, UnixListener, inherited
 from ..ipc.messages import Kind
+from ..ipc.server.listener import InheritedListener, UnixListener, inherited
 from .calls import ALL_CALLS
 from .config import Config
 from .config_access import gid_of

@@ -34,7 +34,7 @@ from ..ipc.messages import (
     Limits,
     ServerHello,
 )
-from ..ipc.server import Connection, Request, Server
+from ..ipc.server.server import Connection, Request, Server
 from ..sessions import DAY_S, Journal, Ledger, ModelSource, Port, Session, SessionManager, Stored
 from ..sessions.turns.sentence_checks import Comparison, Similarity, nobody
 from .access import Access

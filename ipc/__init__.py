@@ -6,9 +6,15 @@ imported from `ipc.server` and `ipc.messages`.
 
 from __future__ import annotations
 
-from .answers import Answer
-from .client import AsyncClient
-from .embedding import Embeddings
+from .client.client import AsyncClient
+from .client.embeddings import Embeddings
+from .client.sessions.session import AsyncSession
+from .client.streams.answers import Answer
+from .client.streams.pull import AsyncPull
+from .client.streams.streams import AsyncStream
+from .client.streams.texts import Piece, Rendered, Reply
+from .client.sync.sync_client import Client, Session
+from .client.sync.sync_streams import Pull, Stream
 from .handles import Context, Graph
 from .messages import (
     PROTOCOL_VERSION,
@@ -23,12 +29,6 @@ from .messages import (
 )
 from .paths import client_socket_path, daemon_socket_path
 from .payloads import Priority, Prompt, TensorLike
-from .pull import AsyncPull
-from .session import AsyncSession
-from .streams import AsyncStream
-from .sync import Client, Session
-from .sync_streams import Pull, Stream
-from .texts import Piece, Rendered, Reply
 
 __all__ = (
     "PROTOCOL_VERSION",

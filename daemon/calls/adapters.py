@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ...ipc import messages as w
-from ...ipc.server import Request
+from ...ipc.server.server import Request
 from .. import adapters
 from ..core import CallTable, Daemon
 

@@ -14,7 +14,7 @@ import anyio
 
 from ...backends.errors import InferdError, InvalidArgument
 from ...ipc import messages as w
-from ...ipc.server import Request
+from ...ipc.server.server import Request
 from ...sessions import Session, TurnOptions
 from ...sessions.turn import Turn
 from ..core import CallTable, Daemon

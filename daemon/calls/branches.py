@@ -6,7 +6,7 @@ from typing import Any
 
 from ...backends.errors import InvalidArgument
 from ...ipc import messages as w
-from ...ipc.server import Request
+from ...ipc.server.server import Request
 from ...sessions import Session
 from ..core import CallTable, Daemon
 

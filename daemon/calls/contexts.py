@@ -7,7 +7,7 @@ import msgspec
 from ...backends.errors import InvalidArgument
 from ...backends.params import parse_json_options
 from ...ipc import messages as w
-from ...ipc.server import Request
+from ...ipc.server.server import Request
 from ...sessions import Session, TurnOptions
 from ..core import CallTable, Daemon
 from .common import bounded, metadata_text, number_of, priority_of, seconds_of, tensor_bytes

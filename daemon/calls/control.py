@@ -14,7 +14,7 @@ import structlog
 
 from ...backends.errors import Cancelled, InferdError, InvalidArgument, WorkerCrashed
 from ...ipc import messages as w
-from ...ipc.server import Request
+from ...ipc.server.server import Request
 from ...scheduler.messages import QueueEntry
 from ...scheduler.task import priority_name
 from ...sessions import Session

@@ -9,7 +9,7 @@ import anyio
 from ...backends.errors import Busy, InferdError, InvalidArgument, TooLarge
 from ...backends.params import read_options
 from ...ipc import messages as w
-from ...ipc.server import Request
+from ...ipc.server.server import Request
 from ...scheduler.messages import Embedded
 from ...sessions import Session, Turn, TurnOptions
 from ..core import CallTable, Daemon, Graph

@@ -16,7 +16,7 @@ from ...backends.errors import (
 )
 from ...backends.params import Options, parse_json_options
 from ...ipc import messages as w
-from ...ipc.server import Request
+from ...ipc.server.server import Request
 from ..core import GRAPHS_MAX, CallTable, Daemon, Graph
 from ..models import Lease
 from ..similarity import not_chosen

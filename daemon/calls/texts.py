@@ -6,7 +6,7 @@ from ...backends import Rendering
 from ...backends.errors import InvalidArgument
 from ...backends.params import read_options
 from ...ipc import messages as w
-from ...ipc.server import Request
+from ...ipc.server.server import Request
 from ..core import CallTable, Daemon, Graph
 from .chat_messages import checked_messages
 

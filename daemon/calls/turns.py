@@ -7,7 +7,7 @@ from typing import Any
 
 from ...backends.errors import InvalidArgument
 from ...ipc import messages as w
-from ...ipc.server import Request
+from ...ipc.server.server import Request
 from ...scheduler.messages import Likely, Position, Tokens
 from ...scheduler.output.logprobs import described
 from ...sessions import Session, TurnOptions

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from ...ipc.server import Request
+from ...ipc.server.server import Request
 from ...sessions import Session
 from ...sessions.admission.forecast import Ticket
 from ..core import Daemon

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 
 from ...backends.errors import ContextFull, EndOfSequence, InferdError
-from ...ipc.server import Request
+from ...ipc.server.server import Request
 from ...scheduler.messages import count_tokens
 from ...sessions import ModelSource, Session, Turn
 from ..metrics.tally import PRIVATE, label_of

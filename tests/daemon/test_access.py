@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
+from inferd.ipc.server.server.listener import UnixListener
 
 from inferd.backends.errors import (
     Cancelled,
@@ -25,7 +26,6 @@ from inferd.backends.errors import (
 )
 from inferd.daemon.cli.options import EXIT_BUSY
 from inferd.daemon.cli.statuses import exit_code
-from inferd.ipc.listener import UnixListener
 from inferd.testing import RunningDaemon, running_daemon
 from tests.daemon.manager import Manager, manager_of
 from tests.daemon.other_users import ADA, BOB, as_user, client_of, daemon_for_all

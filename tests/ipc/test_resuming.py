@@ -9,11 +9,11 @@ from typing import Any
 
 import msgspec
 import pytest
+from inferd.ipc.client.client.sessions.resuming import Next, Standing, next_step
+from inferd.ipc.client.client.streams.streams import LOSSES_MAX
 
 from inferd import AsyncClient, AsyncSession, ConnectionLost, InferdError, InvalidArgument
 from inferd.backends.errors import Busy, ShuttingDown
-from inferd.ipc.resuming import Next, Standing, next_step
-from inferd.ipc.streams import LOSSES_MAX
 
 from .fake_server import METADATA, Exchange, FakeServer, fake_server
 

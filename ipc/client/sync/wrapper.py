@@ -16,8 +16,8 @@ from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, over
 import anyio
 from anyio.from_thread import start_blocking_portal
 
-from ..backends.errors import ConnectionLost
-from .session import calling_thread
+from ....backends.errors import ConnectionLost
+from ..sessions.session import calling_thread
 
 __all__ = ("HasTwin", "LoopThread", "twin")
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import anyio
 
-from ..backends.errors import InferdError, error_from_wire
+from ....backends.errors import InferdError, error_from_wire
 
 if TYPE_CHECKING:
     from .connection import Connection

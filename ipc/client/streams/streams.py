@@ -12,10 +12,10 @@ from typing import Any, Protocol, Self
 import anyio
 import msgspec
 
-from ..backends.errors import Busy, InferdError, ProtocolError, ShuttingDown
-from .inflight import InFlight, K
-from .messages import CREDIT_DEFAULT, QueueEvent
-from .resuming import is_loss, told_so_far
+from ....backends.errors import Busy, InferdError, ProtocolError, ShuttingDown
+from ...messages import CREDIT_DEFAULT, QueueEvent
+from ..connection.inflight import InFlight, K
+from ..sessions.resuming import is_loss, told_so_far
 from .texts import Piece
 
 __all__ = ("AsyncStream", "QueueCallback", "Turn", "TurnSoFar", "queue_events", "retrying")

@@ -12,10 +12,10 @@ from typing import Any
 
 import anyio
 
-from ..backends.errors import InvalidArgument, ProtocolError
-from .frames import pack
-from .messages import Kind
-from .peer import Peer
+from ...backends.errors import InvalidArgument, ProtocolError
+from ..frames import pack
+from ..messages import Kind
+from ..peer import Peer
 
 __all__ = ("Connection", "Request")
 

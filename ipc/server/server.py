@@ -13,7 +13,7 @@ import anyio
 import anyio.abc
 import msgspec
 
-from ..backends.errors import (
+from ...backends.errors import (
     BackendError,
     Busy,
     Cancelled,
@@ -23,10 +23,10 @@ from ..backends.errors import (
     UnsupportedOperation,
     VersionMismatch,
 )
-from ..backends.params import nearest
-from .frames import FrameReader, check_nesting
-from .messages import CALLS, CREDIT_MAX, PROTOCOL_VERSION, ClientHello, Kind, ServerHello
-from .peer import peer_of
+from ...backends.params import nearest
+from ..frames import FrameReader, check_nesting
+from ..messages import CALLS, CREDIT_MAX, PROTOCOL_VERSION, ClientHello, Kind, ServerHello
+from ..peer import peer_of
 from .server_connection import Connection, Request
 
 __all__ = ("Connection", "Handler", "Request", "Server")

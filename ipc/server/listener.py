@@ -9,7 +9,7 @@ import socket
 import stat
 from collections.abc import MutableMapping, Sequence
 
-from ..backends.errors import Busy, InvalidArgument
+from ...backends.errors import Busy, InvalidArgument
 
 __all__ = ("InheritedListener", "UnixListener", "inherited")
 

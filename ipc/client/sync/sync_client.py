@@ -13,16 +13,16 @@ from threading import Lock
 from types import TracebackType
 from typing import Any, Self
 
-from ..backends.errors import ConnectionLost
-from .calls import ProgressCallback
-from .client import AsyncClient
-from .handles import Context, Graph
-from .messages import ServerHello
-from .payloads import Config, Priority, Prompt, TensorLike
-from .session import AsyncSession
-from .streams import QueueCallback
+from ....backends.errors import ConnectionLost
+from ...handles import Context, Graph
+from ...messages import ServerHello
+from ...payloads import Config, Priority, Prompt, TensorLike
+from ..client import AsyncClient
+from ..sessions.session import AsyncSession
+from ..streams.streams import QueueCallback
+from ..wasi_calls import ProgressCallback
 from .sync_streams import Pull, Stream
-from .twins import LoopThread, twin
+from .wrapper import LoopThread, twin
 
 __all__ = ("Client", "Session")
 

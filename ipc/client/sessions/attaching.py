@@ -10,21 +10,21 @@ from typing import TYPE_CHECKING
 import anyio
 import msgspec
 
-from ..backends.errors import (
+from ....backends.errors import (
     ConnectionLost,
     InferdError,
     InvalidArgument,
     SessionExpired,
     ShuttingDown,
 )
-from .calls import ProgressCallback
-from .connection import Connection
-from .handles import Context, Graph
-from .payloads import Config, json_text
+from ...handles import Context, Graph
+from ...payloads import Config, json_text
+from ..connection.connection import Connection
+from ..wasi_calls import ProgressCallback
 from .resuming import Standing
 
 if TYPE_CHECKING:
-    from .client import AsyncClient
+    from ..client import AsyncClient
 
 __all__ = ("Attachment",)
 

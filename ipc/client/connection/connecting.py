@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager, contextmanager
 import anyio
 import anyio.abc
 
-from ..backends.errors import ConnectionLost, InferdError, InvalidArgument, PermissionDenied
+from ....backends.errors import ConnectionLost, InferdError, InvalidArgument, PermissionDenied
 from .connection import Connection
 
 __all__ = ("connect", "hold", "own_group")

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Self
 
-from ..backends.errors import InferdError, error_from_wire
-from . import messages as w
+from ....backends.errors import InferdError, error_from_wire
+from ... import messages as w
 from .texts import Reply
 
 if TYPE_CHECKING:
-    from .session import AsyncSession
+    from ..sessions.session import AsyncSession
 
 __all__ = ("Answer", "ContextsCallback", "ask")
 

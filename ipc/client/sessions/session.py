@@ -11,22 +11,22 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import anyio
 
-from ..backends.errors import InferdError, InvalidArgument, SessionExpired
-from . import messages as w
-from .answers import Answer, ContextsCallback, ask
+from ....backends.errors import InferdError, InvalidArgument, SessionExpired
+from ... import messages as w
+from ...handles import Context, Graph
+from ...payloads import Config, Priority, Prompt, TensorLike
+from ...traceparent import traceparent_of
+from ..connection.inflight import InFlight
+from ..streams.answers import Answer, ContextsCallback, ask
+from ..streams.pull import AsyncPull, PullTurn
+from ..streams.streams import SETTLE_S_MAX, AsyncStream, QueueCallback, queue_events
+from ..streams.texts import Reply, reply_of
+from ..wasi_calls import ProgressCallback
 from .attaching import Attachment
-from .calls import ProgressCallback
-from .handles import Context, Graph
-from .inflight import InFlight
-from .payloads import Config, Priority, Prompt, TensorLike
-from .pull import AsyncPull, PullTurn
 from .resuming import Asked, is_loss, told_so_far
-from .streams import SETTLE_S_MAX, AsyncStream, QueueCallback, queue_events
-from .texts import Reply, reply_of
-from .traceparent import traceparent_of
 
 if TYPE_CHECKING:
-    from .client import AsyncClient
+    from ..client import AsyncClient
 
 __all__ = ("AsyncSession", "calling_thread")
 

@@ -13,18 +13,18 @@ import anyio
 import anyio.abc
 import anyio.to_thread
 
-from ..backends.errors import ConnectionLost, InvalidArgument
-from . import messages as w
-from .calls import ProgressCallback
-from .connecting import hold, own_group
-from .connection import Connection
-from .embedding import AsyncEmbedding
-from .handles import Graph
-from .inflight import K
-from .paths import client_socket_path
-from .payloads import Config, Priority, Prompt, json_text, opened, turn_input
-from .session import AsyncSession
-from .streams import (
+from ...backends.errors import ConnectionLost, InvalidArgument
+from .. import messages as w
+from ..handles import Graph
+from ..paths import client_socket_path
+from ..payloads import Config, Priority, Prompt, json_text, opened, turn_input
+from ..traceparent import traceparent_of
+from .connection.connecting import hold, own_group
+from .connection.connection import Connection
+from .connection.inflight import K
+from .embeddings import AsyncEmbedding
+from .sessions.session import AsyncSession
+from .streams.streams import (
     AsyncStream,
     GoingOn,
     QueueCallback,
@@ -32,8 +32,8 @@ from .streams import (
     Turn,
     queue_events,
 )
-from .texts import Reply, reply_of
-from .traceparent import traceparent_of
+from .streams.texts import Reply, reply_of
+from .wasi_calls import ProgressCallback
 
 __all__ = ("AsyncClient",)
 

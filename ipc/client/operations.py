@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from . import messages as w
-from .calls import AsyncCalls
-from .payloads import Message, Priority
-from .texts import Rendered
+from .. import messages as w
+from ..payloads import Message, Priority
+from .streams.texts import Rendered
+from .wasi_calls import AsyncCalls
 
 __all__ = ("AsyncSteering",)
 

@@ -9,11 +9,11 @@ from collections.abc import Iterator
 from types import TracebackType
 from typing import Any, Self
 
-from .inflight import InFlightThread
-from .pull import AsyncPull
-from .streams import AsyncStream, TurnSoFar
-from .texts import Piece
-from .twins import LoopThread
+from ..connection.inflight import InFlightThread
+from ..streams.pull import AsyncPull
+from ..streams.streams import AsyncStream, TurnSoFar
+from ..streams.texts import Piece
+from .wrapper import LoopThread
 
 __all__ = ("Pull", "Stream")
 

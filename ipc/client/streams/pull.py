@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 
-from ..backends.errors import ContextFull, EndOfSequence
-from . import messages as w
-from .connection import Connection
-from .handles import Context
-from .payloads import Priority, TensorLike
-from .traceparent import traceparent_of
+from ....backends.errors import ContextFull, EndOfSequence
+from ... import messages as w
+from ...handles import Context
+from ...payloads import Priority, TensorLike
+from ...traceparent import traceparent_of
+from ..connection.connection import Connection
 
 if TYPE_CHECKING:
-    from .session import AsyncSession
+    from ..sessions.session import AsyncSession
 
 __all__ = ("AsyncPull", "PullTurn")
 

@@ -8,19 +8,19 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from ..backends.errors import (
+from ....backends.errors import (
     ConnectionLost,
     InferdError,
     SessionExpired,
     ShuttingDown,
     error_from_wire,
 )
-from . import messages as w
-from .inflight import InFlight, K
+from ... import messages as w
+from ..connection.inflight import InFlight, K
 
 if TYPE_CHECKING:
+    from ..streams.streams import Turn
     from .session import AsyncSession
-    from .streams import Turn
 
 __all__ = ("Asked", "Next", "Standing", "is_loss", "next_step", "told_so_far")
 

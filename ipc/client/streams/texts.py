@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Self
 
-from .messages import TurnResult
+from ...messages import TurnResult
 
 __all__ = ("Piece", "Rendered", "Reply", "reply_of")
 

@@ -9,15 +9,15 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from ..backends.errors import ProtocolError
-from . import messages as w
-from .connection import Connection
-from .handles import Context, Graph
-from .inflight import InFlight
-from .payloads import Config, Priority, TensorLike, json_text, memfd, opened, payload
-from .streams import retrying
-from .texts import Reply, reply_of
-from .traceparent import traceparent_of
+from ...backends.errors import ProtocolError
+from .. import messages as w
+from ..handles import Context, Graph
+from ..payloads import Config, Priority, TensorLike, json_text, memfd, opened, payload
+from ..traceparent import traceparent_of
+from .connection.connection import Connection
+from .connection.inflight import InFlight
+from .streams.streams import retrying
+from .streams.texts import Reply, reply_of
 
 __all__ = ("AsyncCalls", "ProgressCallback")
 

@@ -12,12 +12,12 @@ from typing import Any
 
 import anyio
 
-from ..backends.errors import InvalidArgument, ProtocolError
-from . import messages as w
-from .calls import ProgressCallback
-from .payloads import Config, Priority, json_text
-from .steering import AsyncSteering
-from .traceparent import traceparent_of
+from ...backends.errors import InvalidArgument, ProtocolError
+from .. import messages as w
+from ..payloads import Config, Priority, json_text
+from ..traceparent import traceparent_of
+from .operations import AsyncSteering
+from .wasi_calls import ProgressCallback
 
 __all__ = ("AsyncEmbedding", "Embeddings")
 

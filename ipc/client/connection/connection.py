@@ -22,7 +22,7 @@ import anyio
 import msgspec
 from anyio.lowlevel import current_token
 
-from ..backends.errors import (
+from ....backends.errors import (
     ConnectionLost,
     InferdError,
     ProtocolError,
@@ -31,11 +31,11 @@ from ..backends.errors import (
     VersionMismatch,
     error_from_wire,
 )
-from .frames import FrameReader
+from ...frames import FrameReader
+from ...messages import PROTOCOL_VERSION, ClientHello, Kind, ServerHello
+from ...payloads import encode
 from .inflight import InFlight
-from .messages import PROTOCOL_VERSION, ClientHello, Kind, ServerHello
 from .outbox import Outbox
-from .payloads import encode
 
 __all__ = ("Connection",)
 

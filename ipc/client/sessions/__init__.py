@@ -1,0 +1,1 @@
+"""Sessions as the client holds them: attaching, turns, resuming."""

@@ -1,0 +1,1 @@
+"""`Client`: synchronous wrappers around the asynchronous client."""
