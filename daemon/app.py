@@ -23,17 +23,17 @@ from ..backends.errors import InferdError, ShuttingDown
 from ..ipc.messages import Kind
 from ..ipc.server.listener import InheritedListener, UnixListener, inherited
 from .calls import ALL_CALLS
-from .config import Config
-from .config_access import gid_of
+from .components import Parts
+from .config.access_settings import gid_of
+from .config.settings import Config
 from .core import Daemon
-from .logs import logs
-from .machine import MachineMemory
-from .metrics.listener import Listener as MetricsListener
-from .parts import Parts
-from .pressure import Pace
-from .reload import Reload
-from .service import Service
-from .traces.service import Traces
+from .logs.setup import logs
+from .metrics.http_listener import Listener as MetricsListener
+from .residency.machine import MachineMemory
+from .residency.pressure import Pace
+from .service.reload import Reload
+from .service.status import Service
+from .traces.tracing import Traces
 
 __all__ = ("serve",)
 

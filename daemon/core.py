@@ -37,17 +37,17 @@ from ..ipc.messages import (
 from ..ipc.server.server import Connection, Request, Server
 from ..sessions import DAY_S, Journal, Ledger, ModelSource, Port, Session, SessionManager, Stored
 from ..sessions.turns.sentence_checks import Comparison, Similarity, nobody
-from .access import Access
-from .config import Config
-from .logs import logs
-from .machine import MachineMemory
-from .metrics.tally import Tally
-from .models import Lease, ModelState
-from .parts import Parts
-from .pressure import MemoryWatch, Pace
-from .registry import Registry
-from .similarity import Comparing
-from .swapping import Swaps
+from .access.rights import Access
+from .components import Parts
+from .config.settings import Config
+from .logs.setup import logs
+from .metrics.daemon_counters import Tally
+from .models.model import Lease, ModelState
+from .models.registry import Registry
+from .models.similarity import Comparing
+from .models.swap import Swaps
+from .residency.machine import MachineMemory
+from .residency.pressure import MemoryWatch, Pace
 from .users import Users
 
 __all__ = ("CallTable", "Daemon", "Graph")

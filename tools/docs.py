@@ -6,11 +6,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+from inferd.daemon.config.settings.settings_page import page as settings_page
+from inferd.daemon.config.settings.settings_schema import config_schema
+
 from inferd.backends.params.params_page import json_schema, page
-from inferd.daemon.cli.man_pages import man_pages
-from inferd.daemon.config_page import page as settings_page
-from inferd.daemon.config_schema import config_schema
-from inferd.daemon.metrics.page import page as metrics_page
+from inferd.daemon.cli.help.man_pages import man_pages
+from inferd.daemon.metrics.metrics_page import page as metrics_page
 
 __all__ = ("pages",)
 

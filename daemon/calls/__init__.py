@@ -8,8 +8,10 @@ returns a result struct of `ipc.messages`, or raises an error of the tree.
 """
 
 from ..core import CallTable
-from . import adapters, answers, branches, contexts, control, embedding, graphs, texts, turns
-from .visits import passing
+from . import adapter_calls as adapters
+from . import answers, branches, contexts, control, graphs, texts, turns
+from . import embed_texts as embedding
+from .residency_requests import passing
 
 __all__ = ("ALL_CALLS",)
 

@@ -18,7 +18,7 @@ from ...ipc.server.server import Request
 from ...sessions import Session, TurnOptions
 from ...sessions.turn import Turn
 from ..core import CallTable, Daemon
-from .common import priority_of, seconds_of
+from .arguments import priority_of, seconds_of
 from .turns import take_input
 
 __all__ = ("ANSWERS_MAX", "CALLS")

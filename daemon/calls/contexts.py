@@ -10,7 +10,7 @@ from ...ipc import messages as w
 from ...ipc.server.server import Request
 from ...sessions import Session, TurnOptions
 from ..core import CallTable, Daemon
-from .common import bounded, metadata_text, number_of, priority_of, seconds_of, tensor_bytes
+from .arguments import bounded, metadata_text, number_of, priority_of, seconds_of, tensor_bytes
 from .turns import turn_result
 
 __all__ = ("CALLS", "open_context")

@@ -18,15 +18,15 @@ from ...ipc.server.server import Request
 from ...scheduler.messages import QueueEntry
 from ...scheduler.task import priority_name
 from ...sessions import Session
+from ..config.log_levels import parse_log_levels
 from ..core import CallTable, Daemon
-from ..log_levels import parse_log_levels
-from ..logs import logs
+from ..logs.setup import logs
 from ..metrics.collector import figures_of
-from ..models import Model
-from ..turnstile import Caller
-from ..workers import Worker
-from .common import priority_of
-from .visits import waiting_turns
+from ..models.model import Model
+from ..residency.gate import Caller
+from ..workers.worker import Worker
+from .arguments import priority_of
+from .residency_requests import waiting_turns
 
 __all__ = ("CALLS",)
 

@@ -18,10 +18,10 @@ from ...backends.params import Options, parse_json_options
 from ...ipc import messages as w
 from ...ipc.server.server import Request
 from ..core import GRAPHS_MAX, CallTable, Daemon, Graph
-from ..models import Lease
-from ..similarity import not_chosen
-from ..turnstile import Caller
-from .common import metadata_text, number_of
+from ..models.model import Lease
+from ..models.similarity import not_chosen
+from ..residency.gate import Caller
+from .arguments import metadata_text, number_of
 
 __all__ = ("CALLS",)
 

@@ -13,8 +13,8 @@ from ...scheduler.output.logprobs import described
 from ...sessions import Session, TurnOptions
 from ...sessions.history.reasoning import ReasoningSplitter, Said
 from ..core import CallTable, Daemon
+from .arguments import priority_of, seconds_of
 from .chat_messages import checked_messages
-from .common import priority_of, seconds_of
 
 __all__ = ("CALLS", "take_input", "turn_result")
 

@@ -10,32 +10,26 @@ import typer
 from typer.core import TyperGroup
 
 from ...backends.errors import InferdError
-from . import (
-    adapters,
-    chat,
-    config,
-    doctor,
-    drain,
-    embed,
-    logs,
-    look,
-    models,
-    parameters,
-    pull,
-    run,
-    serve,
-    service,
-    stats,
-    steer,
-    template,
-    top,
-    version,
-)
-from .epilog import EPILOG
+from .exit_codes import exit_code
+from .help import version
+from .help.epilog import EPILOG
+from .help.shells import use_scripts
+from .inference import chat, embed, run
+from .inference import parameter_options as parameters
+from .inference import template_command as template
+from .models import adapter_commands as adapters
+from .models import model_commands as models
+from .models import pull_command as pull
+from .monitoring import stats, top
+from .monitoring import status_commands as look
+from .operations import config_commands as config
+from .operations import doctor_command as doctor
+from .operations import drain, serve
+from .operations import logs_command as logs
+from .operations import service_commands as service
+from .operations import turn_commands as steer
 from .options import EXIT_INTERRUPTED, EXIT_READER_GONE, EXIT_REFUSED, JsonOutput, SocketPath
 from .output import fail, write_json
-from .shells import use_scripts
-from .statuses import exit_code
 
 __all__ = ("app",)
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from . import completing
+from .help import completion as completing
 
 __all__ = (
     "EXIT_BUSY",

@@ -14,8 +14,10 @@ from typing import TypeVar
 
 from ... import __version__
 from ...ipc.paths import client_socket_path
-from .accounts import READ, Account, own_account
-from .engine import (
+from .checks.accounts import READ, Account, own_account
+from .checks.configuration import Settings, check_settings, look_at_settings
+from .checks.connection_check import REACH_S_MAX, Reach, check_daemon, check_socket, look_at_daemon
+from .checks.engine_packages import (
     ENGINE_S_MAX,
     Engine,
     Installed,
@@ -26,18 +28,7 @@ from .engine import (
     look_at_engine,
     look_at_installed,
 )
-from .finding import Finding, ok, warn
-from .gpu import Gpus, check_gpus, look_at_gpus
-from .looking import LOOK_S_MAX, Look, Unseen
-from .machine import (
-    Machine,
-    check_cores,
-    check_limits,
-    check_memory,
-    check_users,
-    look_at_machine,
-)
-from .places import (
+from .checks.folders import (
     Models,
     State,
     check_files,
@@ -46,9 +37,18 @@ from .places import (
     look_at_models,
     look_at_state,
 )
-from .reach import REACH_S_MAX, Reach, check_daemon, check_socket, look_at_daemon
-from .settings import Settings, check_settings, look_at_settings
-from .units import Units, check_units, look_at_units, machine_socket
+from .checks.gpu import Gpus, check_gpus, look_at_gpus
+from .checks.machine_limits import (
+    Machine,
+    check_cores,
+    check_limits,
+    check_memory,
+    check_users,
+    look_at_machine,
+)
+from .checks.units import Units, check_units, look_at_units, machine_socket
+from .finding import Finding, ok, warn
+from .time_limits import LOOK_S_MAX, Look, Unseen
 
 __all__ = ("Examination", "Facts", "examine")
 

@@ -20,11 +20,11 @@ from ... import __version__
 from ...backends.engine_build import LLAMA_COMMIT
 from ...backends.errors import InvalidArgument, PermissionDenied
 from ...backends.params import BY_NAME
-from ..config_show import InForce, Value, toml_of
+from ..config.show import InForce, Value, toml_of
 from .examination import Examination, Facts
 from .finding import Finding
-from .log import look_at_log
-from .looking import Look, Unseen
+from .report_log import look_at_log
+from .time_limits import Look, Unseen
 
 __all__ = ("report", "text_of", "write_new")
 

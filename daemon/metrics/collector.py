@@ -29,8 +29,8 @@ from ...backends.engine_build import LLAMA_BUILD_NUMBER, LLAMA_COMMIT
 from ...scheduler.recording.engine_counters import COUNTERS, Histogram, StepKind, histograms_of
 from ...scheduler.task import PRIORITIES, priority_name
 from ...sessions.table import ACTIVE, State
-from ..models import Model, ModelState
-from ..swapping import NOBODY
+from ..models.model import Model, ModelState
+from ..models.swap import NOBODY
 from .families import FAMILIES, PREFIX
 
 if TYPE_CHECKING:

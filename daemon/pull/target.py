@@ -14,7 +14,7 @@ import msgspec
 
 from ...backends.errors import InvalidArgument
 from ...backends.split_gguf import PART
-from ..config_models import check_model_name
+from ..config.model_settings import check_model_name
 from .part import NOTE_NAME, Part, Progress, PullFailed
 from .sources import Source
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from inferd.daemon.config.settings.settings import load_config
 
 from bench import report, saving
 from bench.daemon import configuration
@@ -12,7 +13,6 @@ from bench.runs import Run
 from bench.scenarios import SCENARIOS, decode, long_prompt, sampling, sessions, swap, urgent
 from bench.scenarios.base import Scenario, Work
 from bench.streams import Stream
-from inferd.daemon.config import load_config
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS.values(), ids=lambda s: s.name)

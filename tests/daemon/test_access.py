@@ -24,8 +24,8 @@ from inferd.backends.errors import (
     PermissionDenied,
     QuotaExceeded,
 )
+from inferd.daemon.cli.exit_codes import exit_code
 from inferd.daemon.cli.options import EXIT_BUSY
-from inferd.daemon.cli.statuses import exit_code
 from inferd.testing import RunningDaemon, running_daemon
 from tests.daemon.manager import Manager, manager_of
 from tests.daemon.other_users import ADA, BOB, as_user, client_of, daemon_for_all

@@ -6,10 +6,10 @@ from itertools import chain, combinations
 from typing import Any, get_args
 
 import pytest
+from inferd.daemon.access.rights.rights import NEEDS, Access, right_for
+from inferd.daemon.access.rights.rules import MEANINGS, MEMBER, OPERATOR, rights_of
+from inferd.daemon.config.settings.access_settings import CLASSES, Right, Rule
 
-from inferd.daemon.access import NEEDS, Access, right_for
-from inferd.daemon.access_rules import MEANINGS, MEMBER, OPERATOR, rights_of
-from inferd.daemon.config_access import CLASSES, Right, Rule
 from inferd.ipc import Priority
 from inferd.ipc.messages import CALLS, QueueParams, SessionsParams
 from inferd.scheduler import PRIORITIES

@@ -10,6 +10,7 @@ from typing import Any
 
 import anyio
 import pytest
+from inferd.daemon.config.settings.settings import Config
 
 from inferd import Client
 from inferd.backends.adapter_keys import ADAPTERS_MAX
@@ -23,7 +24,6 @@ from inferd.backends.errors import (
     PermissionDenied,
     UnsupportedOperation,
 )
-from inferd.daemon.config import Config
 from inferd.daemon.core import Daemon
 from inferd.ipc.messages import AddAdapterParams, RemoveAdapterParams
 from inferd.testing import RunningDaemon, running_daemon

@@ -6,9 +6,8 @@ import os
 from pathlib import Path
 
 import pytest
-
-from inferd.daemon.beneath import check_beneath
-from inferd.daemon.config import ConfigError, load_config
+from inferd.daemon.config.settings.confinement import check_beneath
+from inferd.daemon.config.settings.settings import ConfigError, load_config
 
 NAMED = {
     "file": '[models.m]\nfile = "{}"',

@@ -10,17 +10,17 @@ from pathlib import Path
 import pytest
 import typer
 import typer.main
+from inferd.daemon.config.settings.settings import ConfigError
 from typer.core import TyperGroup
 
 from inferd import __version__
 from inferd.backends import errors
 from inferd.backends.params import BY_NAME, PARAMETERS
 from inferd.daemon.cli import app
+from inferd.daemon.cli.exit_codes import exit_code
 from inferd.daemon.cli.options import read_pairs
 from inferd.daemon.cli.output import printable, time_text
-from inferd.daemon.cli.statuses import exit_code
-from inferd.daemon.config import ConfigError
-from inferd.daemon.sizes import size_text
+from inferd.daemon.residency.sizes import size_text
 
 from .command_line import document, inferd
 
@@ -126,7 +126,9 @@ def test_an_errors_exit_status(error: errors.InferdError, status: int) -> None:
 
 
 def test_an_internal_error_is_a_sentence_unless_debugging(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("inferd.daemon.cli.look.client_of", lambda socket: 1 / 0)
+    monkeypatch.setattr(
+        "inferd.daemon.cli.monitoring.status_commands.client_of", lambda socket: 1 / 0
+    )
     result = inferd("ps")
     assert result.exit_code == 1
     assert result.stderr.startswith("inferd: internal error: ZeroDivisionError: ")
@@ -160,7 +162,7 @@ def test_a_command_loads_nothing_heavy() -> None:
     code = """if True:
         import sys, inferd.daemon.cli
         heavy = {"rich", "numpy", "llama_cpp", "structlog", "psutil", "inferd.ipc", "anyio",
-                 "inferd.daemon.config", "inferd.daemon.core"}
+                 "inferd.daemon.config.settings", "inferd.daemon.core"}
         sys.exit(", ".join(heavy & set(sys.modules)))
     """
     assert run_python(code).stderr.strip() == ""

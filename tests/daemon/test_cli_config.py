@@ -12,13 +12,13 @@ from typing import Any
 
 import jsonschema
 import pytest
+from inferd.daemon.access.rights.rules import rights_of
+from inferd.daemon.config.settings.access_settings import ACCESS_KEYS
+from inferd.daemon.config.settings.settings import SETTINGS, load_config
+from inferd.daemon.config.settings.settings_schema import config_schema
+from inferd.daemon.config.settings.show import in_force, toml_of
 
 from inferd.backends.adapter_keys import ADAPTERS_MAX
-from inferd.daemon.access_rules import rights_of
-from inferd.daemon.config import SETTINGS, load_config
-from inferd.daemon.config_access import ACCESS_KEYS
-from inferd.daemon.config_schema import config_schema
-from inferd.daemon.config_show import in_force, toml_of
 
 from .command_line import document, inferd
 from .test_config import (

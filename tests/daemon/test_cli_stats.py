@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from inferd.daemon.cli.figures import Figures
-from inferd.daemon.cli.stats import sections
+from inferd.daemon.cli.monitoring.metric_sums import Figures
+from inferd.daemon.cli.monitoring.stats import sections
 from inferd.testing import running_daemon
 from tests.metrics.scraping import figures_of, until
 from tests.raw import RawClient

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from inferd import Client
-from inferd.daemon.cli.top.view import TASKS, Rates, Row, Sample, frame_of
+from inferd.daemon.cli.monitoring.top.view import TASKS, Rates, Row, Sample, frame_of
 from inferd.testing import running_daemon
 
 from .command_line import document, inferd, inferd_process

@@ -19,8 +19,8 @@ import pytest
 from textual.pilot import Pilot
 
 from inferd.backends.errors import Cancelled, PermissionDenied, WorkerCrashed
-from inferd.daemon.cli.top.screen import Table, Top
-from inferd.daemon.cli.top.view import MODELS, SESSIONS, TASKS, Panel, Sample, frame_of
+from inferd.daemon.cli.monitoring.top.screen import Table, Top
+from inferd.daemon.cli.monitoring.top.view import MODELS, SESSIONS, TASKS, Panel, Sample, frame_of
 from inferd.testing import RunningDaemon, running_daemon
 from tests.echo import echo_model
 from tests.ipc.fake_server import Answer, Exchange, FakeServer, fake_server

@@ -16,7 +16,7 @@ from typer import _completion_shared
 
 from inferd import Client
 from inferd.backends.params import PARAMETERS
-from inferd.daemon.cli.completing import ASK_S_MAX
+from inferd.daemon.cli.help.completion import ASK_S_MAX
 from inferd.testing import running_daemon
 
 from .command_line import Terminal, terminal_of

@@ -6,10 +6,8 @@ import pickle
 from pathlib import Path
 
 import pytest
-
-from inferd.backends.adapter_keys import ADAPTERS_MAX
-from inferd.backends.errors import InvalidArgument
-from inferd.daemon.config import (
+from inferd.daemon.config.settings.model_settings import AdapterConfig
+from inferd.daemon.config.settings.settings import (
     SETTINGS,
     Config,
     ConfigError,
@@ -18,7 +16,9 @@ from inferd.daemon.config import (
     load_config,
     memory_usable,
 )
-from inferd.daemon.config_models import AdapterConfig
+
+from inferd.backends.adapter_keys import ADAPTERS_MAX
+from inferd.backends.errors import InvalidArgument
 
 FROM_THE_MACHINE = ("cores", "kv-ram-bytes")
 """Settings that are looked up where they are 0."""

@@ -8,9 +8,8 @@ import time
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
-from inferd.daemon.cores import LOADING, Cores, deal
-from inferd.daemon.foreign import ForeignLoad, busy_s, own_s
+from inferd.daemon.workers.worker.cores import LOADING, Cores, deal
+from inferd.daemon.workers.worker.external_load import ForeignLoad, busy_s, own_s
 
 
 class Busy:

@@ -14,7 +14,7 @@ from inferd.backends.base import check_devices
 from inferd.backends.errors import InvalidArgument, OutOfMemory
 from inferd.backends.params import read_options
 from inferd.backends.params.table import TENSOR_SPLIT_MAX
-from inferd.daemon.memory import DeviceShort, device_refusal, device_short, fewer_layers
+from inferd.daemon.residency.fit import DeviceShort, device_refusal, device_short, fewer_layers
 from inferd.testing import RunningDaemon, running_daemon
 from tests.raw import RawClient
 

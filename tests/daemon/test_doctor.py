@@ -17,10 +17,10 @@ import pytest
 
 from inferd import Client
 from inferd.backends.errors import InvalidArgument
+from inferd.daemon.doctor.checks.connection_check import REACH_S_MAX, Reach
+from inferd.daemon.doctor.checks.units import Units
 from inferd.daemon.doctor.examination import Facts, _socket, check_all
-from inferd.daemon.doctor.reach import REACH_S_MAX, Reach
 from inferd.daemon.doctor.report import write_new
-from inferd.daemon.doctor.units import Units
 from inferd.testing import running_daemon
 from tests.tiny_gguf import write_tiny
 

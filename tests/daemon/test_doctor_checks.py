@@ -12,15 +12,28 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from inferd.daemon.config.settings.settings import Config, load_config
+from inferd.daemon.service.status.install import Service, Write, install_plan
 
 from inferd.backends.base import Device
 from inferd.backends.engine_build import LLAMA_COMMIT
-from inferd.daemon.config import Config, load_config
-from inferd.daemon.doctor import engine, gpu, machine, places, reach, settings, units
-from inferd.daemon.doctor.accounts import READ, SEARCH, WRITE, Account, barrier, may, own_account
+from inferd.daemon.doctor.checks import configuration as settings
+from inferd.daemon.doctor.checks import connection_check as reach
+from inferd.daemon.doctor.checks import engine_packages as engine
+from inferd.daemon.doctor.checks import folders as places
+from inferd.daemon.doctor.checks import gpu, units
+from inferd.daemon.doctor.checks import machine_limits as machine
+from inferd.daemon.doctor.checks.accounts import (
+    READ,
+    SEARCH,
+    WRITE,
+    Account,
+    barrier,
+    may,
+    own_account,
+)
 from inferd.daemon.doctor.finding import Finding, fail, ok, warn, worst
-from inferd.daemon.doctor.looking import Look, Unseen
-from inferd.daemon.install import Service, Write, install_plan
+from inferd.daemon.doctor.time_limits import Look, Unseen
 from tests.tiny_gguf import write_split, write_tiny
 
 GIB = 1 << 30

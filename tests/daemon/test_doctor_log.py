@@ -9,12 +9,13 @@ from typing import Any
 
 import msgspec
 import pytest
+from inferd.daemon.config.settings.settings import load_config
 
 from inferd import Client
 from inferd.backends.errors import WorkerCrashed
-from inferd.daemon.config import load_config
-from inferd.daemon.doctor import log as doctor_log
-from inferd.daemon.doctor.log import (
+from inferd.daemon.doctor import report_log as doctor_log
+from inferd.daemon.doctor.checks.units import Units
+from inferd.daemon.doctor.report_log import (
     CHARACTERS_MAX,
     ITEMS_MAX,
     LOG_BYTES_MAX,
@@ -26,8 +27,7 @@ from inferd.daemon.doctor.log import (
     look_at_log,
     place_of,
 )
-from inferd.daemon.doctor.looking import Look, Unseen
-from inferd.daemon.doctor.units import Units
+from inferd.daemon.doctor.time_limits import Look, Unseen
 from inferd.testing import running_daemon
 
 from .command_line import inferd

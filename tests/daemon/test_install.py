@@ -7,9 +7,9 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from inferd.daemon.service.status.install import Service, check_reachable, executable, install_plan
 
 from inferd.backends.errors import InvalidArgument
-from inferd.daemon.install import Service, check_reachable, executable, install_plan
 
 from .command_line import document, inferd
 from .systemd_tools import SYSTEMD, directives, run_tool

@@ -9,13 +9,20 @@ from typing import Any
 
 import pytest
 from anyio import create_task_group
+from inferd.daemon.config.settings.model_settings import ModelConfig
+from inferd.daemon.config.settings.settings import load_config
+from inferd.daemon.models.model.persisted import (
+    KEPT_FILE,
+    KEPT_MAX,
+    VERSION,
+    Kept,
+    KeptModels,
+    Taken,
+)
+from inferd.daemon.models.model.registry import Registry
 
 from inferd import Client
 from inferd.backends.errors import LoadFailed
-from inferd.daemon.config import load_config
-from inferd.daemon.config_models import ModelConfig
-from inferd.daemon.kept import KEPT_FILE, KEPT_MAX, VERSION, Kept, KeptModels, Taken
-from inferd.daemon.registry import Registry
 from inferd.testing import RunningDaemon, running_daemon
 
 CONFIG = """

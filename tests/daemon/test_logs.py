@@ -18,16 +18,16 @@ from typing import Any
 import anyio
 import anyio.lowlevel
 import pytest
+from inferd.daemon.config.settings.log_levels import ROOMS
+from inferd.daemon.config.settings.settings import Config, ConfigError, load_config
+from inferd.daemon.logs.setup.setup import Library, Logs
+from inferd.daemon.workers.worker.worker_stderr import GATHER_S, WorkerLines, cut_quotes
 from structlog.testing import capture_logs
 
 from inferd import Client
 from inferd.backends.errors import BackendError, InferdError, InvalidArgument, PermissionDenied
 from inferd.backends.library_log import LEVELS, LibraryLog
-from inferd.daemon.config import Config, ConfigError, load_config
 from inferd.daemon.core import Daemon
-from inferd.daemon.log_levels import ROOMS
-from inferd.daemon.logs import Library, Logs
-from inferd.daemon.worker_lines import GATHER_S, WorkerLines, cut_quotes
 from inferd.ipc.messages import LogLevelParams
 from inferd.scheduler.recording.engine_log import TEXT_CHARACTERS_MAX
 from inferd.testing import RunningDaemon, running_daemon

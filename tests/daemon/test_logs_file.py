@@ -13,11 +13,11 @@ from typing import Any
 
 import msgspec
 import pytest
+from inferd.daemon.logs.setup.log_file import LogFile
+from inferd.daemon.logs.setup.setup import _console, is_journal, journal_of
+from inferd.daemon.logs.setup.stderr import StandardError
 
 from inferd import Client
-from inferd.daemon.log_file import LogFile
-from inferd.daemon.log_stderr import StandardError
-from inferd.daemon.logs import _console, is_journal, journal_of
 from inferd.testing import RunningDaemon, running_daemon
 from tests.daemon.command_line import inferd, inferd_process, on_terminal
 

@@ -7,12 +7,11 @@ from pathlib import Path
 
 import psutil
 import pytest
+from inferd.daemon.models.model.failures import FailedLoads
 
 from inferd.backends import MemoryNeed, ModelSpec, Shape, reckon_model
 from inferd.backends.errors import InferdError, InvalidArgument, LoadFailed, OutOfMemory, Timeout
-from inferd.daemon.failures import FailedLoads
-from inferd.daemon.machine import MachineMemory
-from inferd.daemon.memory import (
+from inferd.daemon.residency.fit import (
     Idle,
     available_bytes,
     cgroup_free_bytes,
@@ -22,6 +21,7 @@ from inferd.daemon.memory import (
     spared_bytes,
     victims,
 )
+from inferd.daemon.residency.machine import MachineMemory
 from tests.sparse_gguf import TOKEN_BYTES, write_sparse
 
 GIB = 1 << 30

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from inferd.daemon.access.rights.rights import Access
+from inferd.daemon.config.settings.access_settings import Right, Rule
 from inferd.ipc.server.server.server import Connection
 
 from inferd.backends.errors import Cancelled, InvalidArgument, PermissionDenied
-from inferd.daemon.access import Access
-from inferd.daemon.cli.top.screen import Top
-from inferd.daemon.config_access import Right, Rule
+from inferd.daemon.cli.monitoring.top.screen import Top
 from inferd.testing import RunningDaemon
 from tests.daemon.command_line import document, inferd
 from tests.daemon.other_users import ADA, BOB, Stranger, as_user, client_of, daemon_for_all

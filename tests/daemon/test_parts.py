@@ -10,10 +10,10 @@ from typing import Any
 
 import anyio
 import pytest
+from inferd.daemon.models.model.persisted import KEPT_FILE
 
 from inferd import Client
-from inferd.daemon.kept import KEPT_FILE
-from inferd.daemon.parts import PARTS, Parts
+from inferd.daemon.components import PARTS, Parts
 from inferd.testing import RunningDaemon, running_daemon
 from tests.daemon.command_line import inferd
 from tests.raw import RawClient

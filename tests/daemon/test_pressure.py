@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from inferd.daemon.machine import MachineMemory, StallAlarm
-from inferd.daemon.memory import spared_bytes, stalled_s, total_bytes
-from inferd.daemon.pressure import Act, Pace, Pressure, Reading
+from inferd.daemon.residency.fit import spared_bytes, stalled_s, total_bytes
+from inferd.daemon.residency.machine import MachineMemory, StallAlarm
+from inferd.daemon.residency.pressure import Act, Pace, Pressure, Reading
 
 GIB = 1 << 30
 TOTAL = 20 * GIB

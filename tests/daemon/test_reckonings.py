@@ -12,12 +12,12 @@ from pathlib import Path
 import anyio
 import msgspec
 import pytest
+from inferd.daemon.config.settings.settings import load_config
+from inferd.daemon.models.model.registry import Registry
 
 from inferd.backends import Device, MemoryNeed, ModelSpec, Shape
-from inferd.daemon.config import load_config
-from inferd.daemon.model_files import signature_of
-from inferd.daemon.reckonings import MODELS_MAX, SHAPES_MAX, Reckonings
-from inferd.daemon.registry import Registry
+from inferd.daemon.residency.estimates import MODELS_MAX, SHAPES_MAX, Reckonings
+from inferd.daemon.residency.model_files import signature_of
 from inferd.scheduler import messages as m
 from inferd.scheduler.process import worker
 from inferd.scheduler.process.link import SocketLink, pack_frame

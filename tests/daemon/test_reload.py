@@ -11,10 +11,17 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from inferd.daemon.config.settings.settings import (
+    AT_ONCE,
+    NEXT_LOAD,
+    SETTINGS,
+    Applies,
+    Config,
+    applies,
+)
+from inferd.daemon.service.status.reload import merge
 
 from inferd.backends.errors import Busy, ModelNotFound
-from inferd.daemon.config import AT_ONCE, NEXT_LOAD, SETTINGS, Applies, Config, applies
-from inferd.daemon.reload import merge
 from inferd.testing import RunningDaemon, running_daemon
 from tests.daemon.command_line import inferd
 from tests.raw import RawClient

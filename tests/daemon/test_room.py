@@ -11,13 +11,13 @@ from typing import Any
 import anyio
 import psutil
 import pytest
+from inferd.daemon.config.settings.settings import Config
 
 from inferd.backends.errors import (
     LoadFailed,
     OutOfMemory,
     PermissionDenied,
 )
-from inferd.daemon.config import Config
 from inferd.daemon.core import Daemon
 from inferd.ipc.messages import NameParams
 from inferd.testing import RunningDaemon, running_daemon

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import psutil
 import pytest
+from inferd.daemon.service.status.status import STATUS_BYTES_MAX, Service, status_line
+from inferd.daemon.service.status.watchdog import feed_s, overdue
+from inferd.daemon.workers.worker.hang_detector import KILLED_S, Watch
 
-from inferd.daemon.parts import Parts
-from inferd.daemon.service import STATUS_BYTES_MAX, Service, status_line
-from inferd.daemon.watch import KILLED_S, Watch
-from inferd.daemon.watchdog import feed_s, overdue
+from inferd.daemon.components import Parts
 from inferd.scheduler.recording.recorder import Doing, Recorder
 from inferd.testing import RunningDaemon, running_daemon
 from tests.echo import echo_model

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inferd.daemon.stay import AGEING_S_MIN, LINGER_S, Stay, Visit
+from inferd.daemon.residency.residency import AGEING_S_MIN, LINGER_S, Stay, Visit
 
 TICK_S = 0.25
 LOAD_S = 1.0

@@ -26,7 +26,7 @@ from inferd.backends.errors import (
     InvalidArgument,
     Timeout,
 )
-from inferd.daemon.traces.service import FLUSH_S_MAX
+from inferd.daemon.traces.tracing import FLUSH_S_MAX
 from inferd.ipc.messages import TRACEPARENT_CHARACTERS_MAX
 from inferd.testing import RunningDaemon, running_daemon
 from tests.echo import echo_model

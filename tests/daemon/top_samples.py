@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from inferd.daemon.cli.top.view import Sample
+from inferd.daemon.cli.monitoring.top.view import Sample
 
 __all__ = ("model", "sample", "session", "task")
 

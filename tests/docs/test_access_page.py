@@ -8,11 +8,11 @@ import re
 from pathlib import Path
 
 import pytest
+from inferd.daemon.access.rights.rights import NEEDS
+from inferd.daemon.access.rights.rules import MEMBER, OPERATOR, Rights, rights_of
+from inferd.daemon.config.settings.access_settings import CLASSES, Right
+from inferd.daemon.config.settings.settings import Config, load_config
 
-from inferd.daemon.access import NEEDS
-from inferd.daemon.access_rules import MEMBER, OPERATOR, Rights, rights_of
-from inferd.daemon.config import Config, load_config
-from inferd.daemon.config_access import CLASSES, Right
 from tests.daemon.systemd_tools import SYSTEMD, directives
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"

@@ -13,7 +13,7 @@ import pytest
 import typer.main
 
 from inferd.daemon.cli import app
-from inferd.daemon.cli.man_pages import man_pages
+from inferd.daemon.cli.help.man_pages import man_pages
 
 MAN = Path(__file__).resolve().parents[2] / "docs" / "man"
 PAGES = man_pages()

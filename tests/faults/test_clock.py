@@ -211,7 +211,7 @@ def test_a_session_is_forgotten_by_the_date_at_the_start() -> None:
 DATES = {
     "backends/llama/text/template.py": "a chat template may say today's date",
     "daemon/app.py": "a number that no daemon had before, where none can be kept",
-    "daemon/kept.py": "the name of a damaged file",
+    "daemon/models/persisted.py": "the name of a damaged file",
     "daemon/traces/export.py": "the dates of spans, beside those of other programs",
     "sessions/journal/dates.py": "the date at the start",
     "sessions/journal/journal_file.py": "the name of a damaged file",

@@ -60,9 +60,9 @@ SERVE = """
 import sys
 from pathlib import Path
 from inferd.daemon.app import serve
-from inferd.daemon.config import load_config
-from inferd.daemon.machine import MachineMemory
-from inferd.daemon.pressure import Pace
+from inferd.daemon.config.settings import load_config
+from inferd.daemon.residency.machine import MachineMemory
+from inferd.daemon.residency.pressure import Pace
 
 proc, pairs = Path(sys.argv[1]), sys.argv[2:]
 flags = {key.removeprefix("--"): value for key, value in zip(pairs[::2], pairs[1::2])}

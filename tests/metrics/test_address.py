@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from inferd.daemon.config.settings.settings import ConfigError, load_config
 
-from inferd.daemon.config import ConfigError, load_config
-from inferd.daemon.metrics.address import Address, parse_address
+from inferd.daemon.metrics.listen_address import Address, parse_address
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from inferd import Client
-from inferd.daemon.metrics.listener import CONNECTIONS_MAX, HEAD_BYTES_MAX, REQUEST_S
+from inferd.daemon.metrics.http_listener import CONNECTIONS_MAX, HEAD_BYTES_MAX, REQUEST_S
 from inferd.testing import running_daemon
 from tests.daemon.manager import manager_of, serving
 from tests.daemon.test_parts import check, part

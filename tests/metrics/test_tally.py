@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from inferd.daemon.config.settings.settings import SETTINGS
 
 from inferd.backends.errors import (
     Busy,
@@ -15,9 +16,15 @@ from inferd.backends.errors import (
     SessionBusy,
     ShuttingDown,
 )
-from inferd.daemon.config import SETTINGS
+from inferd.daemon.metrics.daemon_counters import (
+    BOUNDS,
+    MODELS_MAX,
+    OTHERS,
+    QUEUE_BOUNDS,
+    Tally,
+    reason_of,
+)
 from inferd.daemon.metrics.families import FAMILIES, SECTIONS
-from inferd.daemon.metrics.tally import BOUNDS, MODELS_MAX, OTHERS, QUEUE_BOUNDS, Tally, reason_of
 
 
 def test_names_of_models_are_bounded() -> None:

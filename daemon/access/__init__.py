@@ -1,0 +1,1 @@
+"""Access rules, and the right that each call needs."""

@@ -1,0 +1,163 @@
+"""Embeddings of texts: each is a turn of a session of its own, that is gone when it has ended."""
+
+from __future__ import annotations
+
+from itertools import count
+
+import anyio
+
+from ...backends.errors import Busy, InferdError, InvalidArgument, TooLarge
+from ...backends.params import read_options
+from ...ipc import messages as w
+from ...ipc.server.server import Request
+from ...scheduler.messages import Embedded
+from ...sessions import Session, Turn, TurnOptions
+from ..core import CallTable, Daemon, Graph
+from .arguments import priority_of, seconds_of
+
+__all__ = ("CALLS",)
+
+SIDE_BY_SIDE_MAX = 16
+"""Texts of one call that are turns at a time: the others do not count as waiting tasks."""
+RESULT_BYTES_MAX = 6 << 20
+"""Of one answer's vectors: it must fit a frame."""
+TIMEOUT_S_LEAST = 0.001
+"""What is left to a text that comes when the call's time is nearly up: 0 would be none."""
+
+
+async def embed(daemon: Daemon, request: Request) -> w.EmbedResult:
+    """Make embeddings of texts, side by side."""
+    p: w.EmbedParams = request.params
+    daemon.check_open()
+    if not 0 < len(p.texts) <= w.EMBED_TEXTS_MAX:
+        raise InvalidArgument(
+            f"{len(p.texts)} texts; it is 1 … {w.EMBED_TEXTS_MAX}", hint="make several calls"
+        )
+    daemon.ledger.check_tokens(request.connection.peer.uid)  # once for the call, not for each text
+    work = _Texts(daemon, request, daemon.graph(request.connection, p.graph))
+    await work.run()
+    return work.result()
+
+
+class _Texts:
+    """The texts of one call. Lives on the daemon's event loop."""
+
+    def __init__(self, daemon: Daemon, request: Request, graph: Graph):
+        p: w.EmbedParams = request.params
+        own = {"embedding": True, "pooling": p.pooling, "embd-normalize": p.normalize}
+        self._options = graph.options | read_options(own, strict=True).values
+        self._priority = priority_of(p.priority)
+        self._queue_timeout_s = seconds_of(p.queue_timeout_s)
+        self._timeout_s = seconds_of(p.timeout_s)
+        self._daemon, self._graph, self._texts = daemon, graph, p.texts
+        self._owner = request.connection.peer.uid
+        self._began = daemon.ledger.seconds()
+        self._turns: dict[int, Turn] = {}
+        self._bytes = 0
+        self._next = count()
+        self._under_way = 0
+        self._one_ended = anyio.Event()
+        self._error: Exception | None = None
+
+    async def run(self) -> None:
+        """Embed all texts; the first one that fails ends the others.
+
+        :raises InferdError: one has failed.
+        """
+        async with anyio.create_task_group() as group:
+            for _ in range(min(SIDE_BY_SIDE_MAX, len(self._texts))):
+                group.start_soon(self._work, group.cancel_scope)
+        if self._error is not None:
+            raise self._error
+
+    async def _work(self, scope: anyio.CancelScope) -> None:
+        try:
+            while (index := next(self._next)) < len(self._texts):
+                self._daemon.check_open()
+                await self._embed(index)
+        except Exception as exc:  # not in a group of errors: the caller gets the first as it is
+            self._error = self._error or exc
+            scope.cancel()
+
+    async def _embed(self, index: int) -> None:
+        daemon = self._daemon
+        session = Session(
+            daemon.new_handle(), self._owner, self._graph.lease, daemon.ledger, self._options
+        )
+        daemon.passing.add(session)
+        try:
+            await session.set_input(self._texts[index].encode())
+            turn = await self._start(session)
+            try:
+                await session.finish(turn)
+            finally:
+                self._end_one()
+        finally:
+            daemon.passing.discard(session)
+        self._take(index, turn)
+
+    async def _start(self, session: Session) -> Turn:
+        """Queue a text; where too much waits, once another one of this call has ended."""
+        while True:
+            self._under_way += 1
+            try:
+                return await session.start(self._turn_options())
+            except Busy:
+                self._under_way -= 1
+                if not self._under_way:
+                    raise
+            except BaseException:
+                self._end_one()
+                raise
+            await self._one_ended.wait()
+
+    def _end_one(self) -> None:
+        self._under_way -= 1
+        ended, self._one_ended = self._one_ended, anyio.Event()
+        ended.set()
+
+    def _turn_options(self) -> TurnOptions:
+        left_s = 0.0
+        if self._timeout_s:
+            passed_s = self._daemon.ledger.seconds() - self._began
+            left_s = max(TIMEOUT_S_LEAST, self._timeout_s - passed_s)
+        return TurnOptions(
+            priority=self._priority,
+            queue_timeout_s=self._queue_timeout_s,
+            timeout_s=left_s,
+            embeds=True,
+            goes_on=True,
+        )
+
+    def _take(self, index: int, turn: Turn) -> None:
+        self._turns[index] = turn
+        self._bytes += len(_told(turn).vectors)
+        if self._bytes > RESULT_BYTES_MAX:
+            raise TooLarge(
+                f"the vectors of {len(self._turns)} of {len(self._texts)} texts have"
+                f" {self._bytes} bytes; an answer holds {RESULT_BYTES_MAX}",
+                hint="send fewer texts in a call",
+                data={"bytes": self._bytes, "result_bytes_max": RESULT_BYTES_MAX},
+            )
+
+    def result(self) -> w.EmbedResult:
+        """Return the answer, in the order of the texts."""
+        turns = [self._turns[index] for index in range(len(self._texts))]
+        told = _told(turns[0])
+        return w.EmbedResult(
+            embeddings=[_told(turn).vectors for turn in turns],
+            size=told.size,
+            pooling=told.pooling,
+            tokens=[turn.stats.prompt_tokens for turn in turns if turn.stats is not None],
+            model=self._graph.lease.name,
+            fingerprint=turns[0].port.info.fingerprint,
+        )
+
+
+def _told(turn: Turn) -> Embedded:
+    if turn.embedding is None:
+        raise InferdError("a turn has ended without its embedding")
+    return turn.embedding
+
+
+CALLS: CallTable = {"embed": embed}

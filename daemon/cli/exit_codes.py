@@ -1,0 +1,21 @@
+"""Which exit status an error ends a command with."""
+
+from __future__ import annotations
+
+from ...backends.errors import Busy, ConnectionLost, InferdError, InvalidArgument, Timeout
+from .options import EXIT_BUSY, EXIT_NO_DAEMON, EXIT_REFUSED, EXIT_USAGE
+
+__all__ = ("exit_code",)
+
+
+def exit_code(error: InferdError) -> int:
+    """Return the status for *error*."""
+    if isinstance(error, ConnectionLost):
+        return EXIT_NO_DAEMON
+    if isinstance(error, Busy | Timeout):
+        return EXIT_BUSY
+    if isinstance(error, InvalidArgument):
+        from ..config.settings import ConfigError
+
+        return EXIT_USAGE if isinstance(error, ConfigError) else EXIT_REFUSED
+    return EXIT_REFUSED

@@ -1,0 +1,1 @@
+"""Help texts, manual pages, completion and versions."""

@@ -1,0 +1,65 @@
+"""`inferd --version`: what is installed, and what runs."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+from .... import __version__
+from ....backends.engine_build import LLAMA_BUILD_NUMBER, LLAMA_COMMIT
+from ....backends.errors import InferdError
+from ..client import client_of, socket_of
+from ..output import write, write_json
+
+__all__ = ("show",)
+
+
+def show(socket: Path | None, as_json: bool) -> None:
+    """Write the versions of inferd, the protocol and llama.cpp."""
+    from ....ipc import PROTOCOL_VERSION
+
+    versions = {
+        "inferd": __version__,
+        "protocol": "{}.{}".format(*PROTOCOL_VERSION),
+        **(_running(socket) or _installed()),
+    }
+    if as_json:
+        write_json(versions)
+        return
+    write(f"inferd {versions['inferd']}, protocol {versions['protocol']}")
+    write(_engine_text(versions))
+
+
+def _engine_text(versions: dict[str, Any]) -> str:
+    if not versions["llama_commit"]:
+        return "engine not installed: pip install 'inferd[daemon]'"
+    build = f"build {versions['llama_build_number']}, " if versions["llama_build_number"] else ""
+    return f"llama.cpp {build}commit {versions['llama_commit']} ({versions['engine']})"
+
+
+def _running(socket: Path | None) -> dict[str, Any] | None:
+    path = socket_of(socket)
+    if not path.exists():
+        return None
+    with contextlib.suppress(InferdError), client_of(path) as client:
+        hello = client.server
+        return {
+            "llama_build_number": hello.llama_build_number,
+            "llama_commit": hello.llama_commit,
+            "engine": f"{hello.software} running at {path}",
+        }
+    return None
+
+
+def _installed() -> dict[str, Any]:
+    if importlib.util.find_spec("llama_cpp") is None:
+        return {"llama_build_number": 0, "llama_commit": "", "engine": ""}
+    version = importlib.metadata.version("llama_cpp_python")
+    return {
+        "llama_build_number": LLAMA_BUILD_NUMBER,
+        "llama_commit": LLAMA_COMMIT,
+        "engine": f"llama-cpp-python {version}, no daemon running",
+    }

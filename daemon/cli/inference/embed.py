@@ -1,0 +1,105 @@
+"""`inferd embed`: the embeddings of texts."""
+
+from __future__ import annotations
+
+import sys
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+from ....backends.errors import TooLarge
+from ..client import RETRIES, client_of
+from ..options import JsonOutput, ModelName, Priority, PriorityOption, SocketPath
+from ..output import fraction_bar, write, write_json
+from .run import PROMPT_BYTES_MAX
+
+__all__ = ("add_to",)
+
+
+class Pooling(StrEnum):
+    """How a text's rows become its vector."""
+
+    NONE = "none"
+    MEAN = "mean"
+    CLS = "cls"
+    LAST = "last"
+    RANK = "rank"
+
+
+def embed(
+    model: ModelName,
+    texts: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="TEXT...", help="The texts; none: each line of standard input."),
+    ] = None,
+    pooling: Annotated[
+        Pooling | None,
+        typer.Option(
+            metavar="|".join(Pooling),
+            help="How a text's rows become its vector.",
+            show_default="the model's own",
+        ),
+    ] = None,
+    normalize: Annotated[
+        int,
+        typer.Option(
+            metavar="N", help="-1 none, 0 greatest number 32760, 1 taxicab, 2 euclidean, p p-norm."
+        ),
+    ] = 2,
+    priority: PriorityOption = Priority.NORMAL,
+    timeout: Annotated[
+        float, typer.Option(metavar="SECONDS", min=0.001, help="For all texts.")
+    ] = 600.0,
+    socket: SocketPath = None,
+    as_json: JsonOutput = False,
+) -> None:
+    """Make embeddings of texts.
+
+    Each vector is a line of numbers.
+    """
+    given = texts or _lines()
+    with (
+        client_of(socket, retries=RETRIES) as client,
+        fraction_bar(f"loading {model}", show=not as_json) as tell,
+    ):
+        told = client.embed(
+            model,
+            given,
+            pooling="" if pooling is None else pooling.value,
+            normalize=normalize,
+            priority=priority.value,
+            timeout=timeout,
+            on_progress=tell,
+        )
+    if as_json:
+        whole = told.pooling == "none"
+        write_json(
+            {
+                "model": told.model,
+                "pooling": told.pooling,
+                "size": told.size,
+                "tokens": told.tokens,
+                "embeddings": told.by_text if whole else list(told),
+            }
+        )
+    else:
+        for vector in told:
+            write(" ".join(f"{x:.9g}" for x in vector))
+
+
+def _lines() -> list[str]:
+    if sys.stdin.isatty():
+        raise typer.BadParameter("there is no TEXT")
+    data = sys.stdin.buffer.read(PROMPT_BYTES_MAX + 1)
+    if len(data) > PROMPT_BYTES_MAX:
+        raise TooLarge(f"texts of more than {PROMPT_BYTES_MAX} bytes", hint="send fewer at a time")
+    lines = data.decode(errors="replace").splitlines()
+    if not lines:
+        raise typer.BadParameter("there is no TEXT")
+    return lines
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command()(embed)

@@ -1,0 +1,59 @@
+"""`inferd parameters`: what can be said with `--option`, in JSON and in the configuration."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from ....backends.params import BY_SPELLING, PARAMETERS, Parameter, nearest
+from ....backends.params.params_page import columns, json_schema
+from ..help import completion as completing
+from ..options import JsonOutput
+from ..output import table, write, write_json
+
+__all__ = ("add_to",)
+
+
+def parameters(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="Some of them, in any spelling; nothing: all.",
+            autocompletion=completing.parameters,
+        ),
+    ] = None,
+    as_json: JsonOutput = False,
+) -> None:
+    """List parameters, or say what some of them mean.
+
+    They go into --option, JSON and the configuration; --json writes their JSON schema.
+    """
+    chosen = [_named(name) for name in names or ()] or PARAMETERS
+    if as_json:
+        write_json(json_schema(chosen))
+    elif not names:
+        rows = [columns(p) for p in chosen]
+        table(("PARAMETER", "OF", "TYPE", "DEFAULT"), [(n, o, t, d) for n, o, _, t, d, *_ in rows])
+    else:
+        for p in chosen:
+            name, level, also, kind, default, bounds, meaning = columns(p)
+            write(f"{name}: {meaning}")
+            write(f"  {kind} {bounds}".rstrip() + f"; of a {level}; by default {default}")
+            if also:
+                write(f"  also {also}")
+
+
+def _named(name: str) -> Parameter:
+    found = BY_SPELLING.get(name.replace("_", "-"))
+    if found is None:
+        close = nearest(name, [p.name for p in PARAMETERS])
+        raise typer.BadParameter(
+            f"there is no parameter {name!r}" + (f"; {close}" if close else "")
+        )
+    return found
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command()(parameters)

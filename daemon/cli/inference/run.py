@@ -1,0 +1,146 @@
+"""`inferd run`: one prompt, its answer streamed."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ....backends.errors import TooLarge
+from ....backends.params import BY_NAME
+from ..client import session_of
+from ..help import completion as completing
+from ..options import (
+    JsonOutput,
+    ModelName,
+    ModelOptions,
+    Priority,
+    PriorityOption,
+    SocketPath,
+    SystemPrompt,
+    read_pairs,
+)
+from ..output import note, printable, whisper, write, write_json_line
+
+if TYPE_CHECKING:
+    from ....ipc import Session
+
+__all__ = ("Raw", "Stats", "Temperature", "TokensMax", "add_to", "say", "turn_options")
+
+PROMPT_BYTES_MAX = 64 << 20
+
+Raw = Annotated[bool, typer.Option("--raw", help="Send the text as it stands: no chat template.")]
+Temperature = Annotated[float | None, typer.Option("--temp", metavar="T", help=BY_NAME["temp"].doc)]
+TokensMax = Annotated[
+    int | None, typer.Option("--n-predict", metavar="N", help=BY_NAME["n-predict"].doc)
+]
+SessionId = Annotated[
+    str | None,
+    typer.Option(
+        "--session",
+        metavar="ID",
+        help="Go on with the session of this id.",
+        autocompletion=completing.sessions,
+    ),
+]
+Stats = Annotated[bool, typer.Option("--stats", help="Tell tokens and times at the end.")]
+
+
+def run(
+    model: ModelName,
+    prompt: Annotated[
+        str | None, typer.Argument(help="The prompt; '-' or nothing: standard input.")
+    ] = None,
+    system: SystemPrompt = None,
+    raw: Raw = False,
+    priority: PriorityOption = Priority.NORMAL,
+    temp: Temperature = None,
+    n_predict: TokensMax = None,
+    option: ModelOptions = None,
+    session: SessionId = None,
+    timeout: Annotated[
+        float, typer.Option(metavar="SECONDS", min=0.001, help="For the whole turn.")
+    ] = 600.0,
+    stats: Stats = False,
+    socket: SocketPath = None,
+    as_json: JsonOutput = False,
+) -> None:
+    """Answer one prompt.
+
+    The text is streamed to standard output.
+    """
+    text = _prompt(prompt)
+    options = turn_options(option, temp, n_predict)
+    with session_of(
+        socket, model, show_bar=not as_json, system=system, session_id=session, raw=raw,
+        priority=priority.value, options=options,
+    ) as conversation:  # fmt: skip
+        say(conversation, text, as_json=as_json, stats=stats, timeout=timeout)
+
+
+def _prompt(prompt: str | None) -> str:
+    if prompt is not None and prompt != "-":
+        return prompt
+    if prompt is None and sys.stdin.isatty():
+        raise typer.BadParameter("there is no PROMPT; to talk with the model: `inferd chat MODEL`")
+    data = sys.stdin.buffer.read(PROMPT_BYTES_MAX + 1)
+    if len(data) > PROMPT_BYTES_MAX:
+        raise TooLarge(f"a prompt of more than {PROMPT_BYTES_MAX} bytes", hint="send less")
+    return data.decode(errors="replace")
+
+
+def turn_options(
+    pairs: list[str] | None, temp: float | None, n_predict: int | None
+) -> dict[str, Any]:
+    """Return a session's parameters; flags come before --option."""
+    named = {"temp": temp, "n-predict": n_predict}
+    return read_pairs(pairs) | {k: v for k, v in named.items() if v is not None}
+
+
+def say(session: Session, text: str, *, as_json: bool, stats: bool, timeout: float) -> None:
+    """Stream the answer to *text*; leaving early, by Ctrl-C too, cancels the turn."""
+    terminal, last = sys.stdout.isatty(), ""
+    with session.stream(text, timeout=timeout) as stream:
+        try:
+            for piece in stream:
+                reasoning = _reasoning_of(piece)
+                if as_json:
+                    told = {"text": str(piece)}
+                    write_json_line(told | ({"reasoning": reasoning} if reasoning else {}))
+                else:
+                    whisper(reasoning)
+                    write(printable(piece, terminal), end="")
+                last = piece or last
+        finally:
+            if not as_json and not last.endswith("\n"):
+                write("")
+    if as_json:
+        write_json_line({"metadata": session.metadata})
+    if stats:
+        note(stats_text(session.metadata))
+
+
+def _reasoning_of(piece: str) -> str:
+    from ....ipc import Piece
+
+    return piece.reasoning if isinstance(piece, Piece) else ""
+
+
+def stats_text(metadata: dict[str, Any]) -> str:
+    """Return a turn's figures in one line."""
+    tokens, predicted_ms = metadata.get("output_tokens", 0), metadata.get("predicted_ms", 0.0)
+    rate = f", {1000 * tokens / predicted_ms:.1f} tokens/s" if predicted_ms > 0 else ""
+    again, why = metadata.get("recomputed_tokens", 0), metadata.get("recomputed_why", "")
+    rewritten = f"; {again} of the history do not stand any more: {why}" if again else ""
+    return (
+        f"prompt {metadata.get('input_tokens', 0)} tokens"
+        f" ({metadata.get('cached_tokens', 0)} cached{rewritten})"
+        f", first token after {metadata.get('ttft_ms', 0.0):.0f} ms"
+        f", answer {tokens} tokens{rate}, stopped by {metadata.get('stop_reason')}"
+    )
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command()(run)

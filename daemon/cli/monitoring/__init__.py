@@ -1,0 +1,1 @@
+"""Commands that show what the daemon does: ps, status, queue, stats, top."""

@@ -1,0 +1,118 @@
+"""`inferd stats`: what the daemon has done since its start, and what it holds now."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import typer
+
+from ...residency.sizes import size_text
+from ..client import client_of
+from ..options import JsonOutput, SocketPath
+from ..output import table, time_text, write, write_json
+from .metric_sums import Figures
+
+__all__ = ("add_to", "sections")
+
+Section = tuple[tuple[str, ...], list[tuple[object, ...]]]
+CLASSES = ("urgent", "high", "normal", "low")
+TIERS = ("slot", "memory", "disk")
+
+
+def stats(socket: SocketPath = None, as_json: JsonOutput = False) -> None:
+    """Show what the daemon has done since its start: tasks, tokens, KV states, refusals.
+
+    `inferd status` tells how it is.
+    """
+    with client_of(socket) as client:
+        told, hello = client.stats(), client.server
+    if as_json:
+        write_json({key: told[key] for key in ("instance", "uptime_s", "figures")})
+        return
+    write(f"{hello.software}, up for {time_text(told['uptime_s'])}; counts are since its start")
+    for heads, rows in sections(Figures(told)):
+        if rows:
+            write("")
+            table(heads, rows)
+
+
+def sections(figures: Figures) -> Iterator[Section]:
+    """Yield the tables: their heads and rows."""
+    yield _models(figures)
+    yield _tasks(figures)
+    yield _hits(figures)
+    yield _kv(figures)
+    yield _sessions(figures)
+    yield _ends(figures)
+    refused = _most_first(figures.by("admission_rejections", "reason"))
+    yield ("REFUSED BY", "TIMES"), refused
+
+
+def _models(figures: Figures) -> Section:
+    heads = ("MODEL", "PROMPT TOKENS", "CACHED", "ANSWER TOKENS", "TASKS", "FAILED", "PARKED")
+    families = (
+        *("prompt_tokens", "prompt_tokens_cached", "generation_tokens"),
+        *("request_success", "request_failures", "num_preemptions"),
+    )
+    columns = [figures.by(family, "model_name") for family in families]
+    names = sorted({name for column in columns for name in column})
+    return heads, [(n, *(_count(c.get(n, 0)) for c in columns)) for n in names]
+
+
+def _tasks(figures: Figures) -> Section:
+    states = ("running", "waiting", "parked")
+    columns = [figures.by(f"num_requests_{state}", "priority") for state in states]
+    heads = ("CLASS", *(state.upper() for state in states))
+    return heads, [(c, *(_count(column.get(c, 0)) for column in columns)) for c in CLASSES]
+
+
+def _hits(figures: Figures) -> Section:
+    """Return of how many of the prompts' tokens a KV state was found, and where."""
+    found = figures.by("prefix_cache_hits", "tier")
+    asked = figures.total("prefix_cache_queries")
+    counts = {**{tier: found.get(tier, 0) for tier in TIERS}}
+    counts["nowhere"] = max(0, asked - sum(counts.values()))
+    share = [(t, _count(n), f"{n / asked:.0%}" if asked else "-") for t, n in counts.items()]
+    return ("KV FOUND IN", "TOKENS", "SHARE"), [*share] if asked else []
+
+
+def _kv(figures: Figures) -> Section:
+    bytes_, bounds = figures.by("kv_bytes", "tier"), figures.by("kv_bytes_max", "tier")
+    notes = {"slots": "the loaded models'", "memory": "each model", "disk": "all models"}
+    rows: list[tuple[object, ...]] = []
+    for tier, note in notes.items():
+        bound = size_text(int(bounds[tier])) if tier in bounds else "-"
+        rows.append((tier, size_text(int(bytes_.get(tier, 0))), bound, note))
+    return ("KV STATES", "BYTES", "AT MOST", "OF"), rows
+
+
+def _sessions(figures: Figures) -> Section:
+    rows = _most_first(figures.by("sessions", "state"))
+    for text, family in (
+        ("asleep", "sessions_dormant"),
+        ("expired so far", "sessions_expired"),
+        ("refused so far", "sessions_refused"),
+        ("at most", "sessions_max"),
+    ):
+        rows.append((text, _count(figures.total(family))))
+    return ("SESSIONS", "COUNT"), rows
+
+
+def _ends(figures: Figures) -> Section:
+    ends = figures.by("request_success", "finished_reason")
+    return ("TASKS ENDED BY", "TIMES"), _most_first(ends | figures.by("request_failures", "error"))
+
+
+def _most_first(counts: dict[str, float]) -> list[tuple[object, ...]]:
+    """Return a row for each count that is not 0."""
+    found = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    return [(name, _count(count)) for name, count in found if count]
+
+
+def _count(value: float) -> str:
+    return f"{value:.0f}"
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command()(stats)

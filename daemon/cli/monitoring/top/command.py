@@ -1,0 +1,97 @@
+"""The command: a screen on a terminal, one frame of plain tables without one."""
+
+from __future__ import annotations
+
+import os
+import sys
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ...client import client_of, socket_of
+from ...optional_imports import needed
+from ...options import JsonOutput, SocketPath
+from ...output import table, write, write_json
+
+if TYPE_CHECKING:
+    from .screen import Top
+    from .view import Frame
+
+__all__ = ("add_to",)
+
+INTERVAL_S_MIN = 0.1
+INTERVAL_S_MAX = 3600.0
+
+
+def top(
+    interval: Annotated[
+        float,
+        typer.Option(
+            "--interval",
+            "-n",
+            metavar="SECONDS",
+            min=INTERVAL_S_MIN,
+            max=INTERVAL_S_MAX,
+            help="The time between two looks.",
+        ),
+    ] = 1.0,
+    everybody: Annotated[
+        bool, typer.Option("--all", help="Everybody's: for root and the daemon's user.")
+    ] = False,
+    once: Annotated[
+        bool, typer.Option("--once", "-b", help="Write one frame as plain tables.")
+    ] = False,
+    socket: SocketPath = None,
+    as_json: JsonOutput = False,
+) -> None:
+    """Watch the daemon: its models, tasks in the order of the queue, sessions, tokens a second.
+
+    ? lists the keys, which cancel and park tasks and unload models. Without a terminal, and with
+    --json, it writes one frame.
+    """
+    path = socket_of(socket)
+    if once or as_json or not _on_terminal():
+        _write_once(path, interval, everybody, as_json)
+        return
+    make = _screen()
+    with client_of(path):
+        pass  # without a daemon it ends here; one that goes later may come back
+    screen = make(path, interval, everybody=everybody)
+    screen.run()
+    raise typer.Exit(screen.return_code or 0)
+
+
+def _on_terminal() -> bool:
+    """Tell whether a screen can be shown: it is drawn on standard error."""
+    return os.environ.get("TERM") != "dumb" and all(
+        stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr)
+    )
+
+
+def _screen() -> type[Top]:
+    hint = "pip install 'inferd[top]'; `inferd top --once` does without"
+    with needed("the screen of inferd top needs textual", hint):
+        from .screen import Top
+    return Top
+
+
+def _write_once(path: Path, interval: float, everybody: bool, as_json: bool) -> None:
+    import anyio
+
+    from .source import first_frame
+
+    frame: Frame = anyio.run(partial(first_frame, path, interval, everybody=everybody))
+    if as_json:
+        write_json(frame.document())
+        return
+    write("\n".join(frame.header))
+    for panel, rows in frame.tables():
+        write("")
+        table(panel.heads, [row.cells for row in rows])
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command()(top)

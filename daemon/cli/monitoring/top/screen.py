@@ -1,0 +1,294 @@
+"""The screen of `top`: tables that follow the daemon, and keys that steer it."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import ClassVar
+
+import anyio
+from rich.text import Text
+from textual.app import App, ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Vertical
+from textual.events import Key
+from textual.screen import ModalScreen
+from textual.widgets import DataTable, Footer, Static
+
+from .....backends.errors import InferdError, PermissionDenied
+from .....ipc import AsyncClient
+from ...options import EXIT_INTERRUPTED
+from ...output import printable
+from .source import client_for, take
+from .view import MODELS, SESSIONS, TASKS, Frame, Panel, Row, Sample, frame_of
+
+__all__ = ("Top",)
+
+UNLOAD_S_MAX = 60.0
+HELP = """Arrows, Page Up and Page Down select a row; Tab goes to the next table.
+
+c   cancels the selected task
+p   parks it: its slot goes to another task that waits,
+    and it goes on where it stood when a slot is free
+u   unloads the selected model, after a question
+q   leaves; so does Ctrl-C
+
+PLACE    in the queue; a task in a slot has none
+CLASS    with a +: it has risen above it by waiting
+TOK/S    of its answer, before that of its prompt
+SLOT KV  memory for the KV states of a model's slots
+RAM KV   KV states beside them, to go on from
+
+Any key closes this."""
+QUESTION = "Unload {}?\n\ny  yes    f  even if it is in use: what runs fails    n  no"
+STATES = {
+    **dict.fromkeys(("ready", "running"), "green"),
+    **dict.fromkeys(("loading", "waiting", "leaving"), "yellow"),
+    **dict.fromkeys(("failed",), "red"),
+    **dict.fromkeys(("cold", "parked", "empty", "done", "dormant"), "dim"),
+}
+Act = Callable[[AsyncClient, str], Awaitable[str]]
+
+
+class Table(DataTable[Text]):
+    """A panel whose selection stays with what it is of, wherever its row moves to."""
+
+    def __init__(self, panel: Panel):
+        super().__init__(id=panel.title, cursor_type="row")
+        self.panel = panel
+        self.border_title = panel.title
+        self._shown: list[str] = []
+
+    def on_mount(self) -> None:
+        """Add the columns."""
+        for head in self.panel.heads:
+            self.add_column(self._cell(head, head))
+
+    @property
+    def selected(self) -> str | None:
+        """The key of the row under the cursor; None: there are no rows."""
+        if 0 <= self.cursor_row < len(self._shown):
+            return self._shown[self.cursor_row]
+        return None
+
+    def fill(self, rows: list[Row]) -> None:
+        """Show *rows*."""
+        selected, before = self.selected, self.cursor_row
+        self.clear()
+        self._shown = [row.key for row in rows]
+        cells = [list(map(self._cell, self.panel.heads, row.cells)) for row in rows]
+        for column, texts in zip(self.ordered_columns, zip(*cells, strict=True), strict=False):
+            # By itself the table learns it after the first time that the row is drawn.
+            column.content_width = max(text.cell_len for text in (column.label, *texts))
+        for row_cells in cells:
+            self.add_row(*row_cells)
+        if rows:
+            gone = min(before, len(rows) - 1)
+            at = self._shown.index(selected) if selected in self._shown else gone
+            self.move_cursor(row=at)
+        self.border_title = f"{self.panel.title} ({len(rows)})"
+
+    def _cell(self, head: str, text: str) -> Text:
+        shown = printable(text, terminal=True).replace("\n", " ")
+        style = STATES.get(shown.split(" ")[0], "") if head == "STATE" else ""
+        return Text(shown, style, justify="right" if head in self.panel.numbers else "left")
+
+
+class Page(ModalScreen[str]):
+    """A text over the screen, which a key closes: one of *keys*, or any; the result is that key."""
+
+    CSS = """
+    Page { align: center middle; }
+    Page > Static { width: auto; max-width: 90%; height: auto; padding: 1 2; border: solid $accent;
+                    background: $surface; }
+    """
+
+    def __init__(self, text: str, keys: tuple[str, ...] = ()):
+        super().__init__()
+        self._says, self._closed_by = text, keys
+
+    def compose(self) -> ComposeResult:
+        """Show the text."""
+        yield Static(Text(self._says))
+
+    def on_key(self, event: Key) -> None:
+        """Close with the key."""
+        event.stop()
+        if not self._closed_by or event.key in self._closed_by:
+            self.dismiss(event.key)
+
+
+class Top(App[None]):
+    """Follows the daemon at *path*: lost, it is looked for again. Owned by textual's event loop."""
+
+    TITLE = "inferd top"
+    ENABLE_COMMAND_PALETTE = False
+    CSS = """
+    #header { height: auto; padding: 0 1; }
+    #line { height: 1; padding: 0 1; }
+    #tables { height: 1fr; }
+    Table { border-top: solid $primary; height: 1fr; min-height: 4; background: $background; }
+    Table:focus { border-top: heavy $accent; }
+    #models { height: auto; max-height: 40%; }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("c", "cancel_task", "Cancel"),
+        Binding("p", "park_task", "Park"),
+        Binding("u", "unload_model", "Unload"),
+        Binding("question_mark", "explain", "Help", key_display="?"),
+        Binding("q", "quit", "Quit"),
+        Binding("ctrl+c", "interrupt", show=False, priority=True),
+    ]
+
+    def __init__(self, path: Path, interval_s: float, *, everybody: bool):
+        super().__init__()
+        self.socket_path, self.interval_s, self.everybody = path, interval_s, everybody
+        self.daemon_client: AsyncClient | None = None
+        """Connected; None while there is no daemon."""
+        self.frame: Frame | None = None
+        self._header, self._line = Static(id="header"), Static(id="line")
+        self._tables = {panel.title: Table(panel) for panel in (MODELS, TASKS, SESSIONS)}
+        self._again = anyio.Event()
+        """Set when the next look is due before its time."""
+        self._steers = False
+        self._lost = False
+
+    def compose(self) -> ComposeResult:
+        """Lay the screen out."""
+        yield self._header
+        with Vertical(id="tables"):
+            yield from self._tables.values()
+        yield self._line
+        yield Footer()
+
+    def on_mount(self) -> None:
+        """Begin to follow the daemon."""
+        self._tables[TASKS.title].focus()
+        self.run_worker(self._follow(), name="follow")
+
+    # Looking in.
+
+    async def _follow(self) -> None:
+        while True:
+            try:
+                async with client_for(self.socket_path) as client:
+                    self.daemon_client = client
+                    await self._look(client)
+            except InferdError as exc:
+                self._lost = True
+                self.tell(f"trying again: {exc.message}", error=True)
+            finally:
+                self.daemon_client = None
+            await anyio.sleep(self.interval_s)
+
+    async def _look(self, client: AsyncClient) -> None:
+        before: Sample | None = None
+        while True:
+            self._again = anyio.Event()
+            now = await self._take(client)
+            self.show_frame(frame_of(before, now))
+            before = now
+            with anyio.move_on_after(self.interval_s):
+                await self._again.wait()
+
+    async def _take(self, client: AsyncClient) -> Sample:
+        try:
+            return await take(client, everybody=self.everybody)
+        except PermissionDenied as exc:
+            if not self.everybody:
+                raise
+            self.everybody = False
+            self.tell(f"{exc.message}: these are yours", error=True)
+            return await take(client, everybody=False)
+
+    def show_frame(self, frame: Frame) -> None:
+        """Show a frame."""
+        self.frame = frame
+        self._header.update(Text("\n".join(frame.header)))
+        for panel, rows in frame.tables():
+            self._tables[panel.title].fill(rows)
+        if self._lost:
+            self._lost = False
+            self.tell(f"connected to {frame.sample.software} again")
+
+    def tell(self, text: str, *, error: bool = False) -> None:
+        """Say something in the line below the tables."""
+        line = Text(printable(text, terminal=True), "bold red" if error else "", no_wrap=True)
+        self._line.update(line)
+
+    # Steering.
+
+    def action_cancel_task(self) -> None:
+        """Cancel the selected task."""
+        self._steer(self._selected(TASKS), _cancel)
+
+    def action_park_task(self) -> None:
+        """Park the selected task."""
+        self._steer(self._selected(TASKS), _park)
+
+    def action_unload_model(self) -> None:
+        """Unload the selected model, if that is meant."""
+        name = self._selected(MODELS)
+        if name is None:
+            self.tell("there is no model to unload", error=True)
+            return
+
+        def answer(key: str | None) -> None:
+            if key in ("y", "f"):
+                self._steer(name, _unload_by_force if key == "f" else _unload)
+
+        page = Page(QUESTION.format(printable(name, terminal=True)), ("y", "f", "n", "escape"))
+        self.push_screen(page, answer)
+
+    def action_explain(self) -> None:
+        """List the keys."""
+        self.push_screen(Page(HELP))
+
+    def action_interrupt(self) -> None:
+        """Leave as Ctrl-C does elsewhere."""
+        self.exit(return_code=EXIT_INTERRUPTED)
+
+    def _selected(self, panel: Panel) -> str | None:
+        return self._tables[panel.title].selected
+
+    def _steer(self, key: str | None, act: Act) -> None:
+        """Let the daemon *act* on what *key* names; one thing at a time."""
+        if key is None:
+            self.tell("there is no task to select", error=True)
+        elif self.daemon_client is None:
+            self.tell("there is no daemon now", error=True)
+        elif self._steers:
+            self.tell("one moment: the daemon has not answered yet")
+        else:
+            self._steers = True
+            self.run_worker(self._do(self.daemon_client, key, act), name="steer")
+
+    async def _do(self, client: AsyncClient, key: str, act: Act) -> None:
+        try:
+            self.tell(await act(client, key))
+        except InferdError as exc:
+            self.tell(f"{exc.message} ({exc.hint})" if exc.hint else exc.message, error=True)
+        finally:
+            self._steers = False
+        self._again.set()
+
+
+async def _cancel(client: AsyncClient, context: str) -> str:
+    cancelled = await client.cancel(int(context))
+    return f"the task of session {context} is cancelled" if cancelled else "it has ended already"
+
+
+async def _park(client: AsyncClient, context: str) -> str:
+    if await client.park(int(context)):
+        return f"the task of session {context} gives way"
+    return f"the task of session {context} stays: nobody waits for its slot"
+
+
+async def _unload(client: AsyncClient, name: str) -> str:
+    await client.unload_model(name, timeout=UNLOAD_S_MAX)
+    return f"{name} is unloaded"
+
+
+async def _unload_by_force(client: AsyncClient, name: str) -> str:
+    await client.unload_model(name, force=True, timeout=UNLOAD_S_MAX)
+    return f"{name} is unloaded"

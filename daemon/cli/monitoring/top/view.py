@@ -1,0 +1,249 @@
+"""What `top` shows, made of what the daemon told: pure functions, without a screen or a clock."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, NamedTuple
+
+from ....residency.sizes import size_text
+from ...output import time_text
+from ..metric_sums import Figures
+
+__all__ = ("MODELS", "SESSIONS", "TASKS", "Frame", "Panel", "Rates", "Row", "Sample", "frame_of")
+
+TASKS_LINE = (
+    "tasks     {running} running, {waiting} waiting, {parked} parked, {refused} refused so far"
+)
+RISEN = "+"
+"""Behind a class: the task has risen above it by waiting."""
+Told = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What the daemon told at the moment *at*, in seconds of a clock that only goes on."""
+
+    at: float
+    software: str
+    stats: Told
+    models: list[Told]
+    tasks: list[Told]
+    sessions: list[Told]
+
+    @property
+    def figures(self) -> Figures:
+        """The counters and gauges."""
+        return Figures(self.stats)
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Tokens a second: computed of prompts and drawn, by model, and of each task by its number."""
+
+    prompt: dict[str, float] = field(default_factory=dict)
+    answer: dict[str, float] = field(default_factory=dict)
+    tasks: dict[int, float] = field(default_factory=dict)
+
+    @classmethod
+    def between(cls, before: Sample | None, now: Sample) -> Rates:
+        """Return the rates between two samples; none where they are not of one daemon."""
+        if before is None or before.stats["instance"] != now.stats["instance"]:
+            return cls()
+        seconds = now.at - before.at
+        if seconds <= 0:
+            return cls()
+        earlier = {task["task"]: task for task in before.tasks}
+        return cls(
+            prompt=_grown(_computed, before, now, seconds),
+            answer=_grown(_drawn, before, now, seconds),
+            tasks={
+                task["task"]: max(0.0, _growth(earlier[task["task"]], task)) / seconds
+                for task in now.tasks
+                if task["task"] is not None and task["task"] in earlier
+            },
+        )
+
+
+def _grown(
+    counts: Callable[[Figures], dict[str, float]], before: Sample, now: Sample, seconds: float
+) -> dict[str, float]:
+    earlier = counts(before.figures)
+    later = counts(now.figures)
+    return {name: max(0.0, n - earlier.get(name, 0)) / seconds for name, n in later.items()}
+
+
+def _computed(figures: Figures) -> dict[str, float]:
+    cached = figures.by("prompt_tokens_cached", "model_name")
+    prompts = figures.by("prompt_tokens", "model_name")
+    return {name: count - cached.get(name, 0) for name, count in prompts.items()}
+
+
+def _drawn(figures: Figures) -> dict[str, float]:
+    return figures.by("generation_tokens", "model_name")
+
+
+def _growth(before: Told, now: Told) -> float:
+    """Return by how many tokens a task has grown: its answer, or before that its prompt's part."""
+    if now["output_tokens"]:
+        return float(now["output_tokens"] - before["output_tokens"])
+    return float((now["computed_tokens"] or 0) - (before["computed_tokens"] or 0))
+
+
+class Row(NamedTuple):
+    """A line of a table. *key* names what it is of: a model's name, or a context."""
+
+    key: str
+    cells: tuple[str, ...]
+
+
+class Panel(NamedTuple):
+    """A table: its title, the heads of its columns, and which of these hold numbers."""
+
+    title: str
+    heads: tuple[str, ...]
+    numbers: frozenset[str]
+
+
+MODELS = Panel(
+    "models",
+    ("MODEL", "STATE", "SIZE", "SLOTS", "PROMPT/S", "ANSWER/S", "SLOT KV", "RAM KV"),
+    frozenset(("SIZE", "SLOTS", "PROMPT/S", "ANSWER/S", "SLOT KV", "RAM KV")),
+)
+TASKS = Panel(
+    "tasks",
+    ("PLACE", "STATE", "CLASS", "MODEL", "PROMPT", "ANSWER", "TOK/S", "FOR", "USER", "SESSION"),
+    frozenset(("PLACE", "PROMPT", "ANSWER", "TOK/S", "FOR", "USER")),
+)
+SESSIONS = Panel(
+    "sessions",
+    ("STATE", "CLASS", "MODEL", "HISTORY", "TURNS", "IDLE", "USER", "SESSION"),
+    frozenset(("HISTORY", "TURNS", "IDLE", "USER")),
+)
+
+
+@dataclass(frozen=True)
+class Frame:
+    """All that is shown at one moment."""
+
+    header: tuple[str, ...]
+    models: list[Row]
+    tasks: list[Row]
+    sessions: list[Row]
+    rates: Rates
+    sample: Sample
+
+    def tables(self) -> list[tuple[Panel, list[Row]]]:
+        """Return the tables from top to bottom."""
+        return [(MODELS, self.models), (TASKS, self.tasks), (SESSIONS, self.sessions)]
+
+    def document(self) -> Told:
+        """Return it for programs."""
+        sample = self.sample
+        return {
+            "stats": sample.stats,
+            "models": sample.models,
+            "tasks": sample.tasks,
+            "sessions": sample.sessions,
+            "rates": asdict(self.rates),
+        }
+
+
+def frame_of(before: Sample | None, now: Sample) -> Frame:
+    """Return what is shown of a sample, with the rates since the one *before*."""
+    rates = Rates.between(before, now)
+    figures = now.figures
+    return Frame(
+        header=_header(now, figures, rates),
+        models=[_model_row(model, figures, rates) for model in _loaded_first(now.models)],
+        tasks=[_task_row(task, rates) for task in now.tasks],
+        sessions=[_session_row(session) for session in now.sessions],
+        rates=rates,
+        sample=now,
+    )
+
+
+def _header(now: Sample, figures: Figures, rates: Rates) -> tuple[str, ...]:
+    stats = now.stats
+    draining = ", draining" if stats["draining"] else ""
+    kv, bounds = figures.by("kv_bytes", "tier"), figures.by("kv_bytes_max", "tier")
+    disk = f"{_bytes(kv, 'disk')} of {_bytes(bounds, 'disk')}"
+    return (
+        f"{now.software}, pid {stats['pid']}, up for {time_text(stats['uptime_s'])}{draining}",
+        f"tokens/s  {_sum_text(rates.prompt)} prompt, {_sum_text(rates.answer)} answer",
+        TASKS_LINE.format(**stats),
+        "sessions  {sessions} of {sessions_max}, {sessions_dormant} asleep".format(**stats),
+        (
+            f"KV        {_bytes(kv, 'slots')} in slots, {_bytes(kv, 'memory')} in memory"
+            f", {disk} on disk"
+        ),
+    )
+
+
+def _bytes(sizes: Mapping[str, float], tier: str) -> str:
+    return size_text(int(sizes.get(tier, 0)))
+
+
+def _sum_text(rates: Mapping[str, float]) -> str:
+    return _rate_text(sum(rates.values()) if rates else None)
+
+
+def _rate_text(rate: float | None) -> str:
+    if rate is None:
+        return "-"
+    return f"{rate:.1f}" if 0 < rate < 10 else f"{rate:.0f}"
+
+
+def _loaded_first(models: list[Told]) -> list[Told]:
+    """Return the models: those that are in memory first."""
+    return sorted(models, key=lambda m: (m["state"] in ("cold", "failed"), m["name"]))
+
+
+def _model_row(model: Told, figures: Figures, rates: Rates) -> Row:
+    name, info = model["name"], model["info"] or {}
+    loaded = bool(info)
+    kv = figures.by("kv_bytes", "tier", model_name=name)
+    used = figures.total("num_requests_running", model_name=name)
+    state = model["state"]
+    cells = (
+        name,
+        f"{state} {model['progress']:.0%}" if state == "loading" else state,
+        size_text(info.get("size_bytes") or model["size_bytes"]),
+        f"{used:.0f}/{info['slots']}" if loaded else "-",
+        _rate_text(rates.prompt.get(name)) if loaded else "-",
+        _rate_text(rates.answer.get(name)) if loaded else "-",
+        _bytes(kv, "slots") if loaded else "-",
+        _bytes(kv, "memory") if loaded else "-",
+    )
+    return Row(name, cells)
+
+
+def _task_row(task: Told, rates: Rates) -> Row:
+    risen = task["effective_priority"] not in (None, task["priority"])
+    cells = (
+        str(task["position"] or "-"),
+        task["state"],
+        task["priority"] + (RISEN if risen else ""),
+        task["model"],
+        str(task["prompt_tokens"]),
+        str(task["output_tokens"]),
+        _rate_text(rates.tasks.get(task["task"])) if task["state"] == "running" else "-",
+        time_text(task["for_s"]),
+        str(task["uid"]),
+        task["session_id"] or str(task["context"]),
+    )
+    return Row(str(task["context"]), cells)
+
+
+def _session_row(session: Told) -> Row:
+    cells = (
+        session["state"],
+        session["priority"],
+        session["model"],
+        str(session["tokens"]),
+        str(session["turns"]),
+        time_text(session["idle_s"]),
+        str(session["uid"]),
+        session["session_id"] or str(session["context"]),
+    )
+    return Row(str(session["context"]), cells)

@@ -1,0 +1,1 @@
+"""Commands that start, configure and steer the daemon."""

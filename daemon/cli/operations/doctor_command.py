@@ -1,0 +1,77 @@
+"""`inferd doctor`: what is wrong here, and what to do."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ..options import EXIT_REFUSED, ConfigFile, JsonOutput, SocketPath
+from ..output import note, printable, write, write_json
+
+if TYPE_CHECKING:
+    from ...doctor.finding import Finding
+
+__all__ = ("add_to",)
+
+COLORS = {"ok": "green", "warn": "yellow", "fail": "red"}
+
+
+def doctor(
+    report: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Also write a file for a bug report, without anything that users wrote.",
+            show_default=False,
+        ),
+    ] = None,
+    config: ConfigFile = None,
+    socket: SocketPath = None,
+    as_json: JsonOutput = False,
+) -> None:
+    """Look for what is wrong with machine, build, configuration, permissions and memory.
+
+    Says what was found, and what to do. Needs no daemon; ends with 1 if anything keeps one from its
+    work.
+    """
+    from ...doctor.examination import examine
+    from ...doctor.finding import worst
+    from ...doctor.report import report as report_of
+    from ...doctor.report import write_new
+
+    asked = examine(socket, config)
+    if report is not None:
+        write_new(report, report_of(asked, datetime.datetime.now().astimezone()))
+    status = worst(asked.findings)
+    if as_json:
+        write_json({"status": status, "socket": str(asked.socket), "findings": asked.findings})
+    else:
+        _show(asked.findings)
+    if report is not None:
+        note(f"{report} has all of this, versions, configuration and figures, for a bug report")
+    if status == "fail":
+        raise typer.Exit(EXIT_REFUSED)
+
+
+def _show(findings: list[Finding]) -> None:
+    from ...doctor.report import text_of
+
+    terminal = sys.stdout.isatty()
+    for finding in findings:
+        text = printable(text_of([finding]), terminal)
+        if terminal and not os.environ.get("NO_COLOR"):
+            status = finding.status
+            text = typer.style(status, fg=COLORS[status]) + text.removeprefix(status)
+        write(text)
+    count = {status: sum(f.status == status for f in findings) for status in COLORS}
+    write(f"{count['ok']} all right, {count['warn']} to look at, {count['fail']} wrong")
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command()(doctor)

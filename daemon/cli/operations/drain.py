@@ -1,0 +1,65 @@
+"""`inferd drain`: the daemon finishes what runs and takes nothing new."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ....backends.errors import Timeout
+from ..client import client_of
+from ..options import JsonOutput, SocketPath
+from ..output import write, write_json
+
+if TYPE_CHECKING:
+    from ....ipc import Client
+
+__all__ = ("add_to",)
+
+CALL_S_MIN = 0.25
+"""What a call gets in any case: with `--wait 0`, too, the daemon is to begin."""
+
+
+def drain(
+    wait: Annotated[
+        float, typer.Option(metavar="SECONDS", min=0, help="How long to wait for what runs.")
+    ] = 60.0,
+    socket: SocketPath = None,
+    as_json: JsonOutput = False,
+) -> None:
+    """Let the daemon take no new tasks and finish what runs; say when nothing runs any more.
+
+    It goes on answering what looks in. Only a restart takes that back; `inferd stop` ends it.
+    """
+    with client_of(socket) as client:
+        left = _drain(client, time.monotonic() + wait)
+    if left:
+        raise Timeout(
+            f"tasks that have not ended within {wait:g} s: {left}",
+            hint="nothing new begins, and they go on; `inferd queue` lists them",
+        )
+    if as_json:
+        write_json({"drained": True})
+    else:
+        write("drained: nothing runs, and nothing begins before a restart")
+
+
+def _drain(client: Client, deadline: float) -> int:
+    """Drain until *deadline*; return how many tasks are left. Each call waits for the daemon's own
+    grace time at most.
+    """
+    while True:
+        seconds = max(CALL_S_MIN, deadline - time.monotonic())
+        with contextlib.suppress(Timeout):
+            client.drain(timeout=seconds)
+        stats = client.stats()
+        left: int = stats["running"] + stats["waiting"] + stats["parked"]
+        if stats["draining"] and (not left or time.monotonic() >= deadline):
+            return left
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command()(drain)

@@ -1,0 +1,158 @@
+"""Lines of the daemon's log, as they stand in its file or in systemd's journal."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from io import FileIO
+from pathlib import Path
+from typing import Any
+
+from ....backends.errors import InferdError, NotFound, PermissionDenied
+
+__all__ = ("following_lines", "journal_lines", "last_lines", "open_log")
+
+BLOCK_BYTES = 1 << 16
+LINE_BYTES_MAX = 1 << 20
+"""More without an end of line is no log of ours."""
+POLL_S = 0.2
+
+Wanted = Callable[[bytes], bool]
+
+
+def last_lines(file: FileIO, count: int, wanted: Wanted) -> list[bytes]:
+    """Return the last *count* lines that are *wanted*, the oldest first; *file* ends at its end."""
+    end = file.seek(0, os.SEEK_END)
+    found: list[bytes] = []
+    for line in _backwards(file, end):
+        if len(found) >= count:
+            break
+        if line and wanted(line):
+            found.append(line)
+    file.seek(end)
+    return found[::-1]
+
+
+def following_lines(path: Path, file: FileIO) -> Iterator[bytes]:
+    """Give each line that comes, for ever: those of *file*, and, once it was moved, removed or
+    emptied, those of the one that is then at *path*. *file* is closed at the end.
+    """
+    while True:
+        with file:
+            yield from _to_its_end(path, file)
+        while (other := _opened(path)) is None:
+            time.sleep(POLL_S)
+        file = other
+
+
+def _to_its_end(path: Path, file: FileIO) -> Iterator[bytes]:
+    rest, moved = b"", False
+    while not moved:
+        moved = _is_another(path, file)  # then nothing more is written to this one
+        while data := file.read(BLOCK_BYTES):
+            *lines, rest = (rest + data).split(b"\n")
+            yield from filter(None, lines)
+            rest = rest[-LINE_BYTES_MAX:]
+        if not moved:
+            time.sleep(POLL_S)
+
+
+def _opened(path: Path) -> FileIO | None:
+    with contextlib.suppress(NotFound):
+        return open_log(path)
+    return None
+
+
+def journal_lines(
+    journal: dict[str, Any], pid: int, count: int, level: str, *, follow: bool
+) -> Iterator[bytes]:
+    """Give what the journal has of the daemon's unit from *level* on, or of the process *pid* where
+    it has no unit.
+
+    :raises NotFound: there is no journalctl, or it fails.
+    """
+    command = _journalctl(journal, pid, count, level, follow=follow)
+    hint = f"tried: {' '.join(command)}"
+    if shutil.which(command[0]) is None:
+        raise NotFound("journalctl, which shows the daemon's log, is not here", hint=hint)
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        try:
+            for line in process.stdout:
+                yield line.rstrip(b"\n")
+        except BaseException:  # Ctrl-C, or nobody reads any more
+            process.terminate()
+            raise
+    if process.returncode:
+        who = "the machine's journal is for root and the group systemd-journal: sudo inferd logs"
+        raise NotFound(
+            f"journalctl has ended with status {process.returncode}",
+            hint=hint if journal["user"] or os.geteuid() == 0 else f"{who} ({hint})",
+        )
+
+
+def _journalctl(
+    journal: dict[str, Any], pid: int, count: int, level: str, *, follow: bool
+) -> list[str]:
+    command = ["journalctl", "--quiet", "--no-pager", "--output=cat", f"--lines={count}"]
+    command.append(f"--priority={'err' if level == 'error' else level}")
+    if journal["user"]:
+        command.append("--user")
+    if follow:
+        command.append("--follow")
+    unit = journal["unit"]
+    return [*command, f"--unit={unit}" if unit else f"_PID={pid}"]
+
+
+def open_log(path: Path) -> FileIO:
+    """Open the log's file.
+
+    :raises NotFound: there is none.
+    :raises PermissionDenied: the caller may not read it.
+    """
+    try:
+        if path.is_fifo():
+            raise InferdError(
+                f"{path} is a pipe: what is read here, its reader misses",
+                hint="look where its reader puts it, or let log-file be a file",
+            )
+        return path.open("rb", buffering=0)
+    except FileNotFoundError:
+        raise NotFound(
+            f"there is no {path}, where the daemon's log is to be",
+            hint="`inferd status` says whether it can be written",
+        ) from None
+    except PermissionError:
+        raise PermissionDenied(
+            f"you may not read {path}", hint="read it as root: sudo inferd logs"
+        ) from None
+    except OSError as exc:
+        raise InferdError(f"{path}: {exc.strerror}", hint="is log-file a file?") from None
+
+
+def _backwards(file: FileIO, end: int) -> Iterator[bytes]:
+    """Give the lines of a file from the last one on, without reading more than is asked for."""
+    rest = b""
+    while end > 0:
+        begin = max(0, end - BLOCK_BYTES)
+        file.seek(begin)
+        block = file.read(end - begin)
+        first, *lines = (block + rest[:LINE_BYTES_MAX]).split(b"\n")
+        yield from reversed(lines)
+        rest, end = first, begin
+    yield rest
+
+
+def _is_another(path: Path, file: FileIO) -> bool:
+    """Tell whether another file is at *path* now, or this one was emptied."""
+    try:
+        there, here = path.stat(), os.fstat(file.fileno())
+    except OSError:
+        return False  # once its folder is there again, the next line makes it anew
+    if (there.st_dev, there.st_ino) != (here.st_dev, here.st_ino):
+        return True
+    return here.st_size < file.tell()

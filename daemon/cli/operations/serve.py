@@ -1,0 +1,89 @@
+"""`inferd serve`: the daemon itself, in the foreground."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ..optional_imports import needed
+from ..options import ConfigFile, ModelsDir, SettingPairs, SocketPath, read_settings
+
+if TYPE_CHECKING:
+    from ...config.settings import Config
+
+__all__ = ("add_to",)
+
+
+def serve(
+    config: ConfigFile = None,
+    socket: SocketPath = None,
+    models_dir: ModelsDir = None,
+    state_dir: Annotated[
+        Path | None, typer.Option(metavar="PATH", help="Where state is kept.")
+    ] = None,
+    metrics: Annotated[
+        str | None,
+        typer.Option(metavar="ADDRESS", help="Where figures are served: a port, a path, or off."),
+    ] = None,
+    cores: Annotated[
+        str | None, typer.Option(metavar="N", help="Threads of each worker; 0: all cores.")
+    ] = None,
+    log_level: Annotated[
+        str | None, typer.Option(metavar="LEVEL", help="debug, info, warning or error.")
+    ] = None,
+    log_format: Annotated[
+        str | None, typer.Option(metavar="FORMAT", help="auto, json or console.")
+    ] = None,
+    settings: SettingPairs = None,
+) -> None:
+    """Run the daemon, in the foreground.
+
+    SIGTERM or Ctrl-C lets running turns finish; a second one stops at once. SIGHUP has the
+    configuration read again.
+    """
+    from ...config.settings import load_config
+
+    flags: dict[str, Any] = {
+        "config": config,
+        "socket": socket,
+        "models_dir": models_dir,
+        "state_dir": state_dir,
+        "metrics": metrics,
+        "cores": cores,
+        "log_level": log_level,
+        "log_format": log_format,
+    }
+    read = partial(load_config, flags | read_settings(settings))
+    raise typer.Exit(_run(read(), read))
+
+
+def _run(config: Config, read: Callable[[], Config]) -> int:
+    with needed("inferd serve needs the engine", "pip install 'inferd[daemon]'"), _without_rich():
+        from ...app import serve as run_daemon
+    return run_daemon(config, read=read)
+
+
+@contextmanager
+def _without_rich() -> Iterator[None]:
+    """Let structlog find no rich: it would import it for tracebacks that the daemon does not print,
+    8 MB.
+    """
+    if "rich" in sys.modules:
+        yield
+        return
+    sys.modules["rich"] = None  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        del sys.modules["rich"]
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command()(serve)

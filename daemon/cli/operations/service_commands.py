@@ -1,0 +1,111 @@
+"""`inferd install-service` and `uninstall-service`: what they do is shown first."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ..options import JsonOutput
+from ..output import note, write, write_json
+
+if TYPE_CHECKING:
+    from ...service.install import Service, Step
+
+__all__ = ("add_to",)
+
+User = Annotated[bool, typer.Option("--user", help="Your own service, not the machine's.")]
+Apply = Annotated[bool, typer.Option("--apply/--dry-run", help="Do it; without it is only shown.")]
+Root = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="DIR", help="Write below this folder, for another machine.", show_default=False
+    ),
+]
+
+
+def install_service(
+    user: User = False,
+    gpu: Annotated[bool, typer.Option("--gpu", help="Let it use the machine's GPUs.")] = False,
+    apply: Apply = False,
+    root: Root = None,
+    as_json: JsonOutput = False,
+) -> None:
+    """Let systemd run this inferd.
+
+    Shows every file and command; --apply does it. Done again it brings a service up to date.
+    """
+    from ...service.install import Service, check_reachable, executable, install_plan
+
+    if user and gpu:
+        raise typer.BadParameter("--gpu is for the machine's service; a user's sees GPUs anyway")
+    service = Service(user=user, gpu=gpu, root=root and root.absolute())
+    start = executable()
+    if not user and root is None:
+        check_reachable(start)
+    _show_and_do(service, install_plan(service, start), apply, as_json)
+    if user and apply and not as_json:
+        note("it ends when you log out, unless: loginctl enable-linger")
+
+
+def uninstall_service(
+    user: User = False,
+    purge: Annotated[
+        bool, typer.Option("--purge", help="Delete configuration, sessions and models, too.")
+    ] = False,
+    apply: Apply = False,
+    root: Root = None,
+    as_json: JsonOutput = False,
+) -> None:
+    """Remove the service.
+
+    Shows every file and command; --apply does it. What it has kept stays, unless with --purge.
+    """
+    from ...service.install import Service, uninstall_plan
+
+    service = Service(user=user, root=root and root.absolute())
+    _show_and_do(service, uninstall_plan(service, purge=purge), apply, as_json)
+
+
+def _show_and_do(service: Service, steps: list[Step], apply: bool, as_json: bool) -> None:
+    from ...service.install import do
+
+    told = [_told(step) for step in steps]
+    if not as_json:
+        for step in told:
+            if step["does"] != "gone":
+                _show(step, apply)
+    if apply:
+        do(service, steps)
+    if as_json:
+        write_json({"steps": told, "applied": apply})
+    elif not apply:
+        note("nothing was done: --apply does it")
+    elif service.root is not None:
+        note(f"the files lie below {service.root}; the commands are for where they will be")
+
+
+def _told(step: Step) -> dict[str, Any]:
+    from ...service.install import Remove, Run
+
+    match step:
+        case Run(command):
+            return {"does": step.does, "command": list(command)}
+        case Remove(path):
+            return {"does": step.does, "path": str(path)}
+        case _:
+            return {"does": step.does, "path": str(step.path), "text": step.text}
+
+
+def _show(step: dict[str, Any], apply: bool) -> None:
+    write(f"{step['does']:<8}{step.get('path') or ' '.join(step['command'])}")
+    if step["does"] in ("write", "replace") and not apply:
+        for line in step["text"].splitlines():
+            write(f"        {line}".rstrip())
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add the commands."""
+    for command in (install_service, uninstall_service):
+        app.command()(command)

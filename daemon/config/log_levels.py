@@ -1,0 +1,38 @@
+"""The rooms whose events are logged, and from which level on: the setting `log-levels`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ...backends.library_log import LEVELS
+
+__all__ = ("LEVELS", "ROOMS", "parse_log_levels")
+
+ROOMS = {
+    "daemon": "the daemon itself: start and end, configuration, models, memory, parts",
+    "ipc": "connections and calls",
+    "sessions": "conversations, and the journal of those with an id",
+    "scheduler": "tasks in the engines: queued, admitted, parked, finished, failed",
+    "backends": "what runs a model: steps that failed",
+    "llama": "llama.cpp's own lines, and what a worker process says as it dies",
+}
+"""What the events of each are about."""
+
+
+def parse_log_levels(value: Any) -> dict[str, str]:
+    """Return levels by room, of a table or of a text such as `scheduler=debug,llama=error`.
+
+    :raises ValueError: there is no such room or level.
+    """
+    if isinstance(value, str):
+        pairs = [pair.partition("=") for pair in value.split(",") if pair.strip()]
+        value = {room.strip(): level.strip() for room, _, level in pairs}
+    if not isinstance(value, Mapping):
+        raise ValueError(f"{value!r} is no table of levels by room, nor a text as llama=debug")
+    for room, level in value.items():
+        if room not in ROOMS:
+            raise ValueError(f"{room!r} is no room: there are {', '.join(ROOMS)}")
+        if not isinstance(level, str) or level not in LEVELS:
+            raise ValueError(f"{room}: {level!r} is none of {', '.join(LEVELS)}")
+    return dict(value)

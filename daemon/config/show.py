@@ -1,0 +1,200 @@
+"""The configuration in force: every setting's value and who said it, models, rules of access, as
+TOML that can be read again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from ..metrics.listen_address import Address
+from ..traces.target import Target
+from .access_settings import ACCESS_KEYS, MEMBER_CLASS, MEMBER_MAY
+from .model_settings import AdapterConfig, hyphens
+from .settings import (
+    ENVIRONMENT_PREFIX,
+    SETTINGS,
+    Config,
+    ConfigError,
+    ModelConfig,
+    configuration_file,
+    load_config,
+    read_document,
+)
+from .socket_settings import GroupName, Mode
+
+__all__ = ("InForce", "Value", "in_force", "read_in_force", "toml_of")
+
+DEFAULT = "default"
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+"""What a comment cannot have: the name of a file may."""
+_BARE = re.compile(r"[A-Za-z0-9_-]+")
+
+
+class Value(msgspec.Struct, frozen=True):
+    """What holds, and who said it: a flag, a variable of the environment, a file, or nobody."""
+
+    value: Any
+    origin: str
+
+
+class InForce(msgspec.Struct, frozen=True):
+    """What holds: settings by name, parameters of every model, each configured model's own, where
+    those of every model stand, too, and each rule of access.
+    """
+
+    file: str
+    settings: dict[str, Value]
+    defaults: dict[str, Value]
+    models: dict[str, dict[str, Value]]
+    access: dict[str, dict[str, Value]]
+
+
+def in_force(
+    flags: Mapping[str, Any] | None = None, environ: Mapping[str, str] | None = None
+) -> InForce:
+    """Return what `load_config` reads of the same sources, and from which of them.
+
+    :raises ConfigError: anything in them is unknown or wrong.
+    """
+    return read_in_force(flags, environ)[1]
+
+
+def read_in_force(
+    flags: Mapping[str, Any] | None = None, environ: Mapping[str, str] | None = None
+) -> tuple[Config, InForce]:
+    """Return a configuration and, of the same reading, what of it is in force.
+
+    :raises ConfigError: anything in its sources is unknown or wrong.
+    """
+    environ = os.environ if environ is None else environ
+    path = configuration_file((flags or {}).get("config"), environ)
+    errors: list[str] = []
+    document = read_document(path, errors) if path else {}
+    if errors:
+        raise ConfigError(errors)
+    config = load_config(flags, environ, document=document)
+    return config, _in_force(config, flags or {}, environ, path, document)
+
+
+def _in_force(
+    config: Config,
+    flags: Mapping[str, Any],
+    environ: Mapping[str, str],
+    path: Path | None,
+    document: Mapping[str, Any],
+) -> InForce:
+    given = {hyphens(key) for key, value in flags.items() if value is not None}
+    in_file = {hyphens(key) for key in document.get("daemon", {})}
+    return InForce(
+        file=str(path or ""),
+        settings={
+            name: Value(
+                _plain(getattr(config, name.replace("-", "_"))),
+                _origin(name, given, environ, in_file, path),
+            )
+            for name in SETTINGS
+        },
+        defaults={k: Value(v, f"{path} [defaults]") for k, v in config.defaults.items()},
+        models={name: _model(name, model, config, path) for name, model in config.models.items()},
+        access={
+            name: _rule(table, f"{path} [access.{name}]")
+            for name, table in document.get("access", {}).items()
+        },
+    )
+
+
+def _origin(
+    name: str, given: set[str], environ: Mapping[str, str], in_file: set[str], path: Path | None
+) -> str:
+    variable = ENVIRONMENT_PREFIX + name.replace("-", "_").upper()
+    if name in given:
+        return f"--{name}"
+    if environ.get(variable):
+        return variable
+    return str(path) if name in in_file else DEFAULT
+
+
+def _model(name: str, model: ModelConfig, config: Config, path: Path | None) -> dict[str, Value]:
+    place = f"{path} [models.{name}]"
+    own = {
+        "backend": model.backend,
+        "file": model.file,
+        "echo": model.echo,
+        "adapters": model.adapters,
+    }
+    return {
+        **{key: Value(_plain(value), place) for key, value in own.items() if value},
+        **{key: Value(value, f"{path} [defaults]") for key, value in config.defaults.items()},
+        **{key: Value(value, place) for key, value in model.options.items()},
+    }
+
+
+def _rule(table: Mapping[str, Any], place: str) -> dict[str, Value]:
+    """Return what a rule says, users and groups as they are named there, and what holds where it
+    does not. Of one that names users that depends on who they are: root and the daemon's own user
+    may more.
+    """
+    said = {hyphens(key): value for key, value in table.items()}
+    unsaid = {} if "users" in said else {"may": [*MEMBER_MAY], "top-priority": MEMBER_CLASS}
+    return {
+        key: Value(said[key], place) if key in said else Value(unsaid.get(key), DEFAULT)
+        for key in ACCESS_KEYS
+    }
+
+
+def _plain(value: Any) -> Any:
+    """Return a value as TOML and JSON have it."""
+    if isinstance(value, Path | Address | Target | Mode | GroupName):
+        return str(value)
+    if isinstance(value, AdapterConfig):
+        return {"file": str(value.file), "scale": value.scale}
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    return value
+
+
+# As TOML.
+
+
+def toml_of(shown: InForce, *, origins: bool = False) -> str:
+    """Return it as a configuration file; with *origins* each line says who said it."""
+    return "".join(f"{line}\n" for line in _lines(shown, origins))
+
+
+def _lines(shown: InForce, origins: bool) -> Iterator[str]:
+    tables = {"[daemon]": shown.settings, "[defaults]": shown.defaults}
+    tables |= {f"[models.{_key(name)}]": values for name, values in shown.models.items()}
+    tables |= {f"[access.{_key(name)}]": values for name, values in shown.access.items()}
+    for number, (head, values) in enumerate(t for t in tables.items() if t[1]):
+        if number:
+            yield ""
+        yield head
+        for name, value in values.items():
+            if value.value is None:
+                continue  # not set: TOML has no word for it
+            said = f"  # {_CONTROL.sub('?', value.origin)}" if origins else ""
+            yield f"{_key(name)} = {_toml(value.value)}{said}"
+
+
+def _key(name: str) -> str:
+    return name if _BARE.fullmatch(name) else _text(name)
+
+
+def _text(text: str) -> str:
+    """Return a basic string: JSON's, but for the one control character that JSON leaves alone."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, dict):
+        return f"{{ {', '.join(f'{_key(str(k))} = {_toml(v)}' for k, v in value.items())} }}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(_toml(item) for item in value)}]"
+    return _text(value) if isinstance(value, str) else json.dumps(value)

@@ -1,0 +1,1 @@
+"""The checks of `inferd doctor`, by subject."""

@@ -1,0 +1,224 @@
+"""The engine: is it installed, is it the one that this inferd is made for, does it load here, and
+is its build one for this CPU.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+
+from ....backends.base import Device
+from ..finding import Finding, fail, ok, warn
+
+__all__ = (
+    "ENGINE_S_MAX",
+    "Engine",
+    "Installed",
+    "ModelFile",
+    "check_cpu",
+    "check_engine",
+    "check_installed",
+    "cpu_flags",
+    "look_at_engine",
+    "look_at_installed",
+)
+
+ENGINE_S_MAX = 20.0
+"""A GPU's driver takes seconds to start."""
+PACKAGE = "llama-cpp-python"
+CHILD = (sys.executable, "-P", "-m", "inferd.daemon.doctor.checks.engine_child")
+"""-P: root may call this from anybody's folder, whose files are no modules."""
+REBUILD = (
+    "build it on this machine: `CMAKE_ARGS=-DGGML_OPENMP=OFF pip install --force-reinstall"
+    f" --no-cache-dir --no-binary {PACKAGE} 'inferd[daemon]'`"
+)
+INSTALL = "pip install 'inferd[daemon]'"
+SYSTEM_INFO_FLAGS = {
+    "AVX": "avx",
+    "AVX2": "avx2",
+    "F16C": "f16c",
+    "FMA": "fma",
+    "BMI2": "bmi2",
+    "AVX_VNNI": "avx_vnni",
+    "AVX512": "avx512f",
+    "AVX512_VBMI": "avx512vbmi",
+    "AVX512_VNNI": "avx512_vnni",
+    "AVX512_BF16": "avx512_bf16",
+    "AMX_INT8": "amx_int8",
+    "NEON": "asimd",
+    "DOTPROD": "asimddp",
+    "MATMUL_INT8": "i8mm",
+    "SVE": "sve",
+}
+"""What llama.cpp calls what it was built with, and what /proc/cpuinfo calls it."""
+_REQUIREMENT = re.compile(r"([\w.-]+)\s*(?:==\s*([\w.+!]+))?[^;]*;\s*extra\s*==\s*['\"]daemon['\"]")
+
+
+class Installed(msgspec.Struct, frozen=True):
+    """What the daemon needs beside the client: each package's version, empty if it is missing."""
+
+    packages: dict[str, str]
+    pinned: dict[str, str]
+    """Those that must have one certain version."""
+
+
+class ModelFile(msgspec.Struct, frozen=True):
+    """What is wrong with a model's file, if anything is."""
+
+    path: str
+    error: str = ""
+    hint: str = ""
+
+
+class _Told(msgspec.Struct, frozen=True):
+    system_info: str
+    gpu: bool
+    devices: list[Device]
+
+
+class Engine(msgspec.Struct, frozen=True):
+    """What a process that loaded the engine has told, and how it ended if not well."""
+
+    ended: str = ""
+    system_info: str = ""
+    gpu: bool = False
+    """Whether it was built for one."""
+    devices: list[Device] = []
+    files: list[ModelFile] = []
+
+    @property
+    def features(self) -> set[str]:
+        """What the CPU's part was built with, by llama.cpp's names."""
+        return set(re.findall(r"(\w+) = 1", self.system_info))
+
+
+def look_at_installed() -> Installed:
+    """Look for what `inferd[daemon]` names."""
+    required = importlib.metadata.requires("inferd") or ()
+    found = [m for m in map(_REQUIREMENT.match, required) if m is not None]
+    return Installed(
+        {match[1]: _version(match[1]) for match in found},
+        {match[1]: match[2] for match in found if match[2]},
+    )
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+def check_installed(installed: Installed) -> Iterator[Finding]:
+    """Check that the daemon's packages are there, in the versions that it needs."""
+    missing = [name for name, version in installed.packages.items() if not version]
+    if missing:
+        yield warn(
+            "packages",
+            f"{', '.join(missing)}: not installed; commands reach a daemon, but `inferd serve`"
+            " does not run here",
+            f"{INSTALL}, where a daemon is to run",
+        )
+    else:
+        yield ok("packages", "all that the daemon needs are installed")
+    for name, pinned in installed.pinned.items():
+        version = installed.packages[name]
+        if version and version != pinned:
+            yield fail(
+                "packages",
+                f"{name} {version} is installed, and this inferd is made for {pinned} alone",
+                f"pip install '{name}=={pinned}'",
+            )
+
+
+def look_at_engine(
+    files: Sequence[Path], command: Sequence[str] = CHILD, seconds: float = ENGINE_S_MAX
+) -> Engine:
+    """Have a process of its own load the engine and look at *files*."""
+    asked = msgspec.json.encode([str(file) for file in files])
+    try:
+        done = subprocess.run(
+            command, input=asked, capture_output=True, timeout=seconds, check=False
+        )
+    except subprocess.TimeoutExpired as exc:
+        return _read(exc.stdout or b"", f"it gave no answer within {seconds:g} s")
+    return _read(done.stdout, _end_of(done.returncode, done.stderr))
+
+
+def _end_of(status: int, stderr: bytes) -> str:
+    if status == 0:
+        return ""
+    if status < 0:
+        return f"it ends by {signal.Signals(-status).name}"
+    lines = stderr.decode(errors="replace").strip().splitlines()
+    return lines[-1] if lines else f"it ends with status {status}"
+
+
+def _read(output: bytes, ended: str) -> Engine:
+    # The last line may be cut: the process may have been killed in the middle of it.
+    first, *others = output.split(b"\n")[:-1] or [b""]
+    if not first:
+        return Engine(ended=ended or "it told nothing")
+    told = msgspec.json.decode(first, type=_Told)
+    return Engine(
+        ended=ended,
+        system_info=told.system_info,
+        gpu=told.gpu,
+        devices=told.devices,
+        files=[msgspec.json.decode(line, type=ModelFile) for line in others],
+    )
+
+
+def check_engine(engine: Engine) -> Iterator[Finding]:
+    """Check that the engine loads, and computes on threads of its own."""
+    if engine.ended and not engine.system_info:
+        yield fail("engine", f"llama.cpp cannot be loaded: {engine.ended}", REBUILD)
+    elif engine.ended:
+        yield fail(
+            "engine",
+            f"llama.cpp loads, but reading the models' headers did not end well: {engine.ended}",
+            "see whether the disk of models-dir answers",
+        )
+    elif "OPENMP" in engine.features:
+        yield warn(
+            "engine",
+            "llama.cpp loads, but was built with OpenMP, whose threads keep a core between two"
+            " steps: a single stream is about 5 % slower",
+            REBUILD,
+        )
+    else:
+        yield ok("engine", "llama.cpp loads")
+
+
+def cpu_flags(proc: Path = Path("/proc")) -> frozenset[str]:
+    """Return what the first CPU can do, as the kernel calls it."""
+    for line in (proc / "cpuinfo").read_text().splitlines():
+        name, colon, value = line.partition(":")
+        if colon and name.strip() in ("flags", "Features"):
+            return frozenset(value.split())
+    return frozenset()
+
+
+def check_cpu(engine: Engine, flags: frozenset[str]) -> Iterator[Finding]:
+    """Compare what the CPU can do with what the engine was built to use."""
+    if not engine.system_info:
+        return
+    unused = [n for n, f in SYSTEM_INFO_FLAGS.items() if f in flags and n not in engine.features]
+    used = [name for name in SYSTEM_INFO_FLAGS if name in engine.features]
+    if unused:
+        yield warn(
+            "cpu",
+            f"the engine was built without {', '.join(unused)}, which this CPU has: it computes"
+            " more slowly than it could",
+            REBUILD,
+        )
+    else:
+        yield ok("cpu", f"{os.uname().machine}, used with {', '.join(used) or 'no extensions'}")

@@ -1,0 +1,1 @@
+"""The daemon's log: what is logged, and where to."""

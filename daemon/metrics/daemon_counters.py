@@ -1,0 +1,167 @@
+"""What is counted as it passes, and the sums over workers that have come and gone."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Sequence
+from operator import add, sub
+
+from ...backends.errors import (
+    Busy,
+    EndOfSequence,
+    InferdError,
+    OutOfMemory,
+    QuotaExceeded,
+    SessionBusy,
+    ShuttingDown,
+)
+from ...scheduler.recording.engine_counters import Histogram
+from ...scheduler.task import priority_name
+from ...sessions import ModelSource, Turn
+from ..models.model import Lease, Model
+from ..models.swap import NOBODY
+from ..workers.worker import Worker
+from .families import FAMILIES
+
+__all__ = ("MODELS_MAX", "REASONS", "Tally", "label_of", "reason_of")
+
+MODELS_MAX = 256
+"""Names of models that are told apart; the rest counts as one."""
+OTHERS = "others"
+PRIVATE = "descriptor"
+"""The label of all models that came by a descriptor: their names are their users' alone."""
+SWAP_MARK = " (swap)"
+QUEUE_BOUNDS = (
+    *("tasks-waiting-max", "tasks-waiting-owner-max"),
+    *("prompt-tokens-waiting-max", "prompt-tokens-waiting-owner-max"),
+)
+BOUNDS = {"sessions_max": "sessions-max", "connections_max": "connections-max"}
+"""Settings, by what a `Busy` calls them in its data; where it names one itself, it is that."""
+REASONS = (*QUEUE_BOUNDS, *BOUNDS.values(), "quota", "memory", "draining", "other")
+
+
+def label_of(model: Model) -> str:
+    """Return the `model_name` of a model; one that a swap holds counts under the name swapped."""
+    if model.uid == NOBODY:
+        return model.name.removesuffix(SWAP_MARK)
+    return model.name if model.uid is None else PRIVATE
+
+
+def reason_of(error: InferdError) -> str | None:
+    """Return which bound refused; None: it was none."""
+    if isinstance(error, ShuttingDown):
+        return "draining"
+    if isinstance(error, QuotaExceeded):
+        return "quota"
+    if isinstance(error, OutOfMemory):
+        return "memory"
+    if not isinstance(error, Busy) or isinstance(error, SessionBusy):
+        return None
+    named = (setting for key, setting in BOUNDS.items() if key in error.data)
+    bound = error.data.get("bound") or next(named, "other")
+    return bound if bound in REASONS else "other"
+
+
+def _empty(family: str) -> Histogram:
+    return Histogram(FAMILIES[family].bounds)
+
+
+class Tally:
+    """Owned by the daemon's event loop. Each method is told of one event as it passes."""
+
+    def __init__(self) -> None:
+        self.histograms: dict[str, dict[tuple[str, ...], Histogram]] = {
+            name: {} for name, family in FAMILIES.items() if family.kind == "histogram"
+        }
+        self.counters: dict[str, Counter[tuple[str, ...]]] = {
+            name: Counter() for name, family in FAMILIES.items() if family.kind == "counter"
+        }
+        self.engines: dict[str, tuple[float, ...]] = {}
+        """What the engines of a model have done, of all its workers so far."""
+        self._seen: dict[Worker, tuple[float, ...]] = {}
+        self._names: set[str] = set()
+        for reason in REASONS:
+            self.counters["admission_rejections"][(reason,)] = 0
+
+    def name_of(self, model: Model) -> str:
+        """Return the label of a model."""
+        return self.bounded(label_of(model))
+
+    def name_of_source(self, source: ModelSource) -> str:
+        """Return the label of a session's model."""
+        return self.name_of(source.model) if isinstance(source, Lease) else PRIVATE
+
+    def bounded(self, name: str) -> str:
+        """Return *name* while there are not too many."""
+        if name not in self._names:
+            if len(self._names) >= MODELS_MAX:
+                return OTHERS
+            self._names.add(name)
+            for family in ("model_load_failures", "model_unloads", "worker_restarts"):
+                self.counters[family][(name,)] += 0
+            self.histograms["model_load_seconds"][name,] = _empty("model_load_seconds")
+        return name
+
+    def observe(self, family: str, labels: tuple[str, ...], value: float) -> None:
+        """Count a value in a histogram."""
+        histograms = self.histograms[family]
+        if labels not in histograms:
+            histograms[labels] = _empty(family)
+        histograms[labels].observe(value)
+
+    def turn_ended(self, source: ModelSource, turn: Turn) -> None:
+        """Count a turn that has ended."""
+        name = self.name_of_source(source)
+        ended = time.monotonic()
+        queued, admitted, first = turn.moments
+        labels = (name, priority_name(turn.spec.priority))
+        if admitted is not None:
+            self.observe("request_queue_time_seconds", labels, admitted - queued)
+        if first is not None:
+            self.observe("time_to_first_token_seconds", labels, first - queued)
+        if turn.stats is None:
+            error = "Unknown" if turn.error is None else turn.error.name
+            self.counters["request_failures"][name, error] += 1
+            return
+        self.counters["request_success"][name, turn.stats.stop_reason] += 1
+        self.observe("e2e_request_latency_seconds", labels, ended - queued)
+        gaps = len(turn.tokens) - 1
+        if first is not None and gaps > 0 and not (turn.spec.pull or turn.resumed):
+            self.observe("request_time_per_output_token_seconds", (name,), (ended - first) / gaps)
+
+    def call_refused(self, call: str, error: InferdError) -> None:
+        """Count a call, or a connection, that was answered with an error."""
+        if isinstance(error, EndOfSequence):
+            return  # a turn's normal end, for who pulls
+        self.counters["call_errors"][call, error.name] += 1
+        reason = reason_of(error)
+        if reason is not None:
+            self.counters["admission_rejections"][(reason,)] += 1
+
+    def load_ended(self, model: Model, seconds: float | None) -> None:
+        """Count a load; without *seconds* it has failed."""
+        name = self.name_of(model)
+        if seconds is None:
+            self.counters["model_load_failures"][(name,)] += 1
+        else:
+            self.observe("model_load_seconds", (name,), seconds)
+
+    def swapped(self, mode: str, seconds: float) -> None:
+        """Count a swap that is done."""
+        self.observe("model_swap_seconds", (mode,), seconds)
+
+    def worker_left(self, model: Model, worker: Worker) -> None:
+        """Count a worker that is gone, and keep what it has done."""
+        family = "worker_restarts" if worker.died else "model_unloads"
+        self.counters[family][(self.name_of(model),)] += 1
+        self.add_up(model, worker)
+        del self._seen[worker]
+
+    def add_up(self, model: Model, worker: Worker) -> None:
+        """Add what a worker's engine has done since the last time to what its model's have."""
+        name, now = self.name_of(model), worker.figures.read()
+        before = self._seen.get(worker, (0.0,) * len(now))
+        so_far: Sequence[float] = self.engines.get(name, (0.0,) * len(now))
+        self.engines[name] = tuple(map(add, so_far, map(sub, now, before)))
+        self._seen[worker] = now

@@ -1,0 +1,229 @@
+"""The HTTP listener: `GET /metrics` and `GET /health`, small and bounded, on the daemon's loop.
+
+One request a connection; whoever is slow, large or one too many is sent away. It is a part that may
+fail: while it cannot listen it tries again now and then, and the daemon serves on.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import anyio
+import anyio.abc
+import msgspec
+import structlog
+
+from .collector import CONTENT_TYPE, scrape
+from .listen_address import Address
+
+if TYPE_CHECKING:
+    from ..core import Daemon
+
+__all__ = ("Listener",)
+
+CONNECTIONS_MAX = 8
+HEAD_BYTES_MAX = 8192
+REST_BYTES_MAX = 1 << 16
+"""Of a body that nobody asked for: more of it is not read before the connection is closed."""
+REQUEST_S = 5.0
+RETRY_S = 2.0
+BACKLOG = 16
+METHODS = ("GET", "HEAD")
+REASONS = {
+    200: "OK",
+    400: "Bad Request",
+    404: "Not Found",
+    405: "Method Not Allowed",
+    431: "Request Header Fields Too Large",
+    500: "Internal Server Error",
+    503: "Service Unavailable",
+}
+END = b"\r\n\r\n"
+JSON = "application/json"
+TEXT = "text/plain; charset=utf-8"
+
+log = structlog.get_logger()
+Answer = tuple[int, str, bytes]
+"""Status, content type, body."""
+
+
+class Listener:
+    """Serves the figures of *daemon* at *address*. *note* hears why it cannot, or None: it does."""
+
+    def __init__(self, daemon: Daemon, address: Address, note: Callable[[str | None], None]):
+        self.where: str | None = None
+        """Where it listens, if it does."""
+        self._daemon, self._address, self._note = daemon, address, note
+        self._sock: socket.socket | None = None
+        self._open = 0
+        self._paths: dict[str, Callable[[], Awaitable[Answer]]] = {
+            "/metrics": self._metrics,
+            "/health": self._health,
+        }
+
+    def open(self) -> None:
+        """Listen, or note why that cannot be."""
+        try:
+            self._sock = _bound(self._address)
+        except OSError as exc:
+            self._note(f"{self._address}: {exc.strerror or exc}")
+            return
+        self.where = self._address.path or str(Address(*self._sock.getsockname()[:2]))
+        self._note(None)
+
+    async def run(self) -> None:
+        """Serve, for ever; where it does not listen, try again now and then."""
+        async with anyio.create_task_group() as group:
+            while True:
+                if self._sock is not None:
+                    await self._serve(self._sock, group)
+                await anyio.sleep(RETRY_S)
+                self.open()
+
+    async def _serve(self, sock: socket.socket, group: anyio.abc.TaskGroup) -> None:
+        """Serve until that fails."""
+        try:
+            async with await anyio.abc.SocketListener.from_socket(sock) as listener:
+                await listener.serve(self._serve_one, group)
+        except OSError as exc:
+            self._note(f"{self._address}: {exc.strerror or exc}")
+        finally:
+            self._sock = self.where = None
+            if self._address.path:
+                with suppress(OSError):
+                    os.unlink(self._address.path)
+
+    async def _serve_one(self, stream: anyio.abc.SocketStream) -> None:
+        self._open += 1
+        try:
+            async with stream:
+                with anyio.move_on_after(REQUEST_S):
+                    await self._answer(stream)
+        except (OSError, anyio.BrokenResourceError, anyio.ClosedResourceError):
+            pass  # whoever asked has gone
+        finally:
+            self._open -= 1
+
+    async def _answer(self, stream: anyio.abc.SocketStream) -> None:
+        if self._open > CONNECTIONS_MAX:
+            await stream.send(_text((503, TEXT, b"too many connections: try again\n")))
+            return
+        head = await _head(stream)
+        await stream.send(_text(await self._answer_of(head), body=not head.startswith(b"HEAD ")))
+        await stream.send_eof()
+        await _read_rest(stream)
+
+    async def _answer_of(self, head: bytes) -> Answer:
+        if len(head) > HEAD_BYTES_MAX:
+            return 431, TEXT, f"at most {HEAD_BYTES_MAX} bytes\n".encode()
+        words = head.partition(b"\r\n")[0].decode("latin-1").split(" ")
+        if not head.endswith(END) or len(words) != 3 or not words[2].startswith("HTTP/1."):
+            return 400, TEXT, b"this is no request of HTTP/1\n"
+        path = words[1].partition("?")[0]
+        if path not in self._paths:
+            return 404, TEXT, f"there are {' and '.join(self._paths)}\n".encode()
+        if words[0] not in METHODS:
+            return 405, TEXT, b"use GET\n"
+        try:
+            return await self._paths[path]()
+        except Exception:  # our own bug must not end the daemon
+            log.exception("metrics.failed", path=path)
+            return 500, TEXT, b"see the daemon's log\n"
+
+    async def _metrics(self) -> Answer:
+        return 200, CONTENT_TYPE, await scrape(self._daemon)
+
+    async def _health(self) -> Answer:
+        daemon = self._daemon
+        failing = [part["part"] for part in daemon.parts.describe() if not part["works"]]
+        ends = daemon.draining or daemon.stopping.is_set()
+        state = "draining" if ends else "degraded" if failing else "ok"
+        body = msgspec.json.encode({"status": state, "failing": failing})
+        return (503 if ends else 200), JSON, body + b"\n"
+
+
+def _bound(address: Address) -> socket.socket:
+    """Return a socket that listens at *address*.
+
+    :raises OSError: it cannot.
+    """
+    if address.path:
+        return _bound_path(Path(address.path))
+    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind((address.host, address.port))
+        sock.listen(BACKLOG)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def _bound_path(path: Path) -> socket.socket:
+    """Return a Unix socket at *path*, its owner's alone; one that nobody listens on is replaced."""
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        with suppress(FileNotFoundError):
+            if stat.S_ISSOCK(path.lstat().st_mode) and not _is_served(path):
+                path.unlink()
+        os.fchmod(sock.fileno(), 0o600)
+        sock.bind(str(path))
+        sock.listen(BACKLOG)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def _is_served(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.setblocking(False)
+        try:
+            probe.connect(str(path))
+        except ConnectionRefusedError:
+            return False
+        except OSError:
+            return True
+        return True
+
+
+async def _head(stream: anyio.abc.SocketStream) -> bytes:
+    """Return a request up to its empty line; of one that is too long or cut off, what is there."""
+    head = b""
+    while END not in head and len(head) <= HEAD_BYTES_MAX:
+        try:
+            head += await stream.receive(HEAD_BYTES_MAX)
+        except anyio.EndOfStream:
+            return head
+    return head[: head.index(END) + len(END)] if END in head else head
+
+
+def _text(answer: Answer, *, body: bool = True) -> bytes:
+    """Return an answer as it is sent, with its body or without."""
+    status, kind, content = answer
+    lines = [
+        f"HTTP/1.1 {status} {REASONS[status]}",
+        f"Content-Type: {kind}",
+        f"Content-Length: {len(content)}",
+        "Cache-Control: no-store",
+        "X-Content-Type-Options: nosniff",
+        "Connection: close",
+        *([f"Allow: {', '.join(METHODS)}"] if status == 405 else ()),
+    ]
+    return "\r\n".join(lines).encode() + END + (content if body else b"")
+
+
+async def _read_rest(stream: anyio.abc.SocketStream) -> None:
+    """Read what else was sent, within bounds: a close before that would take the answer back."""
+    rest = 0
+    with suppress(anyio.EndOfStream):
+        while rest < REST_BYTES_MAX:
+            rest += len(await stream.receive())

@@ -1,0 +1,84 @@
+"""Loads that failed, remembered for a short time: who asks again is answered at once.
+
+A file that has changed since is tried at once, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from ...backends.errors import InferdError, InvalidArgument, LoadFailed, OutOfMemory
+from ...backends.errors import UnsupportedOperation as Unsupported
+from ..residency.model_files import Signature, signature_of
+
+__all__ = ("FailedLoads",)
+
+FAILURES_MAX = 1000
+_LASTING = (LoadFailed, Unsupported, InvalidArgument)
+
+
+class _Failure(NamedTuple):
+    error: InferdError
+    at: float
+    signature: Signature
+    asked: object
+
+
+class FailedLoads:
+    """What is known of failed loads, by model name. Lives on the daemon's event loop."""
+
+    def __init__(self, remember_s: float, seconds: Callable[[], float]):
+        self._remember_s = remember_s
+        self._seconds = seconds
+        self._failures: dict[str, _Failure] = {}
+
+    def note(self, name: str, files: list[Path], asked: object, error: InferdError) -> None:
+        """Remember that the model *name* could not be loaded from *files* in the way that was
+        *asked* for, if trying again would not help.
+        """
+        if not self._remember_s or not _lasts(error):
+            return
+        self._failures.pop(name, None)
+        while len(self._failures) >= FAILURES_MAX:
+            del self._failures[next(iter(self._failures))]
+        self._failures[name] = _Failure(error, self._seconds(), signature_of(files), asked)
+
+    def forget(self, name: str) -> None:
+        """Forget that *name* could not be loaded."""
+        self._failures.pop(name, None)
+
+    def check(self, name: str, files: list[Path], asked: object) -> None:
+        """Raise the error of the last load again, if the same is still to be expected.
+
+        :raises InferdError: the error, with the time that has passed and what is left of it.
+        """
+        failure = self._failures.get(name)
+        if failure is None or failure.asked != asked:
+            return
+        passed_s = self._seconds() - failure.at
+        if passed_s >= self._remember_s or signature_of(files) != failure.signature:
+            del self._failures[name]
+            return
+        error = failure.error
+        raise type(error)(
+            f"{error.message} (so it was {passed_s:.1f} s ago, and the file is the same)",
+            hint=error.hint,
+            data={
+                **error.data,
+                "failed_s_ago": passed_s,
+                "tried_again_in_s": self._remember_s - passed_s,
+            },
+        )
+
+
+def _lasts(error: InferdError) -> bool:
+    """Tell whether the same load would fail again: memory may be free the next moment, but not more
+    than there is, and a process may die of what has nothing to do with the file.
+    """
+    if error.data.get("cause") == "died":
+        return False
+    if isinstance(error, OutOfMemory):
+        return int(error.data.get("needed_bytes", 0)) > int(error.data.get("total_bytes", 0))
+    return isinstance(error, _LASTING)

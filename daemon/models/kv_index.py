@@ -1,0 +1,267 @@
+"""The index of KV files: which lie on the disk, of all models and users, and which have to go.
+
+Workers write and read the files (`scheduler/kv/files.py`); the daemon counts and deletes them. A
+worker that looks for a deleted file computes its state again.
+"""
+
+from __future__ import annotations
+
+import heapq
+import os
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+import anyio
+import anyio.to_thread
+import structlog
+
+from ...backends.errors import BackendError
+from ...scheduler.kv.files import KV_FILES_MAX, scan_folder
+
+__all__ = ("KV_FILES_MAX", "GreedyDual", "KvIndex", "Place")
+
+log = structlog.get_logger()
+
+
+class Place(NamedTuple):
+    """Which file: a name is unique among all owners' of one fingerprint."""
+
+    fingerprint: str
+    name: str
+
+
+class Entry(NamedTuple):
+    """What the index knows of a file: `size` in bytes, `seconds` to compute it again."""
+
+    owner: int
+    session: str
+    size: int
+    seconds: float
+
+
+class GreedyDual:
+    """Says which file is worth least: GreedyDual-Size (Cao & Irani, "Cost-aware WWW proxy caching
+    algorithms", USITS 1997).
+
+    A file's value is the floor plus the seconds to compute it again per byte. The floor rises to
+    the value of each file that goes, so that those which nobody uses fall behind. Of equal
+    values the least recently used goes first. Each operation takes O(log n).
+    """
+
+    def __init__(self) -> None:
+        self._floor = 0.0
+        self._clock = 0
+        self._ranks: dict[Place, tuple[float, int]] = {}
+        self._heap: list[tuple[tuple[float, int], Place]] = []
+        """Holds each rank that was ever given; those that hold no more are passed over."""
+
+    def use(self, place: Place, size: int, seconds: float) -> None:
+        """Note a file that is new, or was used."""
+        self._clock += 1
+        rank = (self._floor + seconds / max(size, 1), self._clock)
+        self._ranks[place] = rank
+        heapq.heappush(self._heap, (rank, place))
+        if len(self._heap) > 2 * len(self._ranks) + 64:
+            self._heap = [(rank, place) for place, rank in self._ranks.items()]
+            heapq.heapify(self._heap)
+
+    def remove(self, place: Place) -> None:
+        """Forget a file."""
+        self._ranks.pop(place, None)
+
+    def take_least(self) -> Place:
+        """Forget the file that is worth least and return it. There must be one."""
+        while True:
+            rank, place = heapq.heappop(self._heap)
+            if self._ranks.get(place) == rank:
+                del self._ranks[place]
+                self._floor = rank[0]
+                return place
+
+
+class KvIndex:
+    """The files below *directory*, at most *bytes_max* and *files_max* of them.
+
+    Lives on the event loop; reading and deleting happen in threads. A file leaves the index at
+    once and the disk soon after: `run` deletes it, and until then it is in `_doomed`.
+    """
+
+    def __init__(self, directory: Path, bytes_max: int, files_max: int = KV_FILES_MAX):
+        self.bytes = 0
+        self.on_evicted: Callable[[Place], None] = lambda _: None
+        """Hears of files that go to make room, or are forgotten."""
+        self.on_disk: Callable[[str | None], None] = lambda _: None
+        """Hears why a file could not be written or deleted, or with None that one was written."""
+        self._directory = directory
+        self._bytes_max, self._files_max = bytes_max, files_max
+        self._entries: dict[Place, Entry] = {}
+        self._values = GreedyDual()
+        self._doomed: dict[Path, Entry] = {}
+        self._wake = anyio.Event()
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def places(self) -> list[Place]:
+        """Return which files there are."""
+        return list(self._entries)
+
+    async def load(self) -> None:
+        """Read what earlier daemons left, and delete what is damaged or past the bounds.
+
+        To be done before a worker starts: unfinished files are deleted, too.
+        """
+        start = time.monotonic()
+        found = await anyio.to_thread.run_sync(_read_tree, self._directory, self._files_max)
+        for place, entry in found:
+            self._insert(place, entry)
+        self._evict()
+        log.info("kv.indexed", files=len(self), bytes=self.bytes, seconds=time.monotonic() - start)
+
+    async def run(self) -> None:
+        """Delete what has left the index, for ever. What cannot be deleted is logged."""
+        while True:
+            await self._wake.wait()
+            self._wake = anyio.Event()
+            for path, cause in (await self._delete(dict(self._doomed))).items():
+                log.warning("kv.not_deleted", path=str(path), cause=cause)
+                self.on_disk(f"{path} cannot be deleted: {cause}")
+
+    @property
+    def doomed(self) -> int:
+        """Files that have left the index and are not deleted yet."""
+        return len(self._doomed)
+
+    # What workers report.
+
+    def stored(
+        self, fingerprint: str, name: str, owner: int, session: str, size: int, seconds: float
+    ) -> None:
+        """Take in a file that a worker has written, or written again; make room for it."""
+        place, entry = Place(fingerprint, name), Entry(owner, session, size, seconds)
+        self._doomed.pop(self._path(place, entry), None)
+        if place not in self._entries:
+            self.on_disk(None)  # else it may just have been read
+        self._insert(place, entry)
+        if size > self._bytes_max:  # rather it alone than all others for nothing
+            self._doom(place)
+        self._evict()
+
+    def used(self, fingerprint: str, name: str) -> None:
+        """Note that a worker has read a file."""
+        if entry := self._entries.get(place := Place(fingerprint, name)):
+            self._values.use(place, entry.size, entry.seconds)
+
+    def unstored(self, fingerprint: str, name: str, cause: str = "") -> None:
+        """Note that a worker has deleted a file or found it gone, or why it could not write it."""
+        self._remove(Place(fingerprint, name))
+        if cause:
+            self.on_disk(cause)
+
+    # What calls ask.
+
+    async def forget(self, owner: int, session: str) -> int:
+        """Delete the files of a session in every fingerprint; return how many there were.
+
+        The workers must have forgotten it before, or one of them may yet write and report a file.
+
+        :raises BackendError: one of them cannot be deleted.
+        """
+        whose = (owner, session)
+        for place in [p for p, e in self._entries.items() if (e.owner, e.session) == whose]:
+            self._doom(place)
+        mine = {p: e for p, e in self._doomed.items() if (e.owner, e.session) == whose}
+        failures = await self._delete(mine)
+        if failures:
+            path, cause = next(iter(failures.items()))
+            raise BackendError(
+                f"{len(failures)} KV files of the session cannot be deleted: {path}: {cause}",
+                hint="delete them by hand, and let the daemon's user own their directory",
+            )
+        return len(mine)
+
+    # Keeping count.
+
+    def _insert(self, place: Place, entry: Entry) -> None:
+        self._remove(place)
+        self._entries[place] = entry
+        self._values.use(place, entry.size, entry.seconds)
+        self.bytes += entry.size
+
+    def _remove(self, place: Place) -> Entry | None:
+        entry = self._entries.pop(place, None)
+        if entry is not None:
+            self._values.remove(place)
+            self.bytes -= entry.size
+        return entry
+
+    def _evict(self) -> None:
+        while self.bytes > self._bytes_max or len(self) > self._files_max:
+            self._doom(self._values.take_least())
+
+    def _doom(self, place: Place) -> None:
+        entry = self._remove(place)
+        if entry is not None:
+            self._doomed[self._path(place, entry)] = entry
+            self.on_evicted(place)
+            self._wake.set()
+
+    def _path(self, place: Place, entry: Entry) -> Path:
+        return self._directory / place.fingerprint / str(entry.owner) / place.name
+
+    async def _delete(self, doomed: dict[Path, Entry]) -> dict[Path, str]:
+        """Delete files; return those that cannot be, with the causes."""
+        failures = await anyio.to_thread.run_sync(_unlink_all, tuple(doomed))
+        for path, entry in doomed.items():
+            # Meanwhile it may have been written again, and doomed again.
+            if self._doomed.get(path) is entry:
+                del self._doomed[path]
+        return failures
+
+
+# In a thread.
+
+
+def _read_tree(directory: Path, files_max: int) -> list[tuple[Place, Entry]]:
+    """Return the files of all fingerprints, the least recently used first.
+
+    What there is beyond *files_max* is deleted.
+    """
+    found: list[tuple[float, Place, Entry]] = []
+    for folder in _folders(directory):
+        for used_at, file in scan_folder(folder):
+            if len(found) < files_max:
+                key = file.key
+                entry = Entry(key.owner, key.session, file.size, file.seconds)
+                found.append((used_at, Place(folder.name, file.path.name), entry))
+            else:
+                _unlink_all((file.path,))
+        _remove_if_empty((*_folders(folder), folder))
+    return [(place, entry) for _, place, entry in sorted(found)]
+
+
+def _folders(folder: Path) -> list[Path]:
+    try:
+        with os.scandir(folder) as entries:
+            return [Path(e.path) for e in entries if e.is_dir(follow_symlinks=False)]
+    except OSError:  # there is none, or it is not ours
+        return []
+
+
+def _remove_if_empty(folders: Iterable[Path]) -> None:
+    for folder in folders:
+        with suppress(OSError):
+            folder.rmdir()
+
+
+def _unlink_all(paths: Iterable[Path]) -> dict[Path, str]:
+    failures: dict[Path, str] = {}
+    for path in paths:
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as exc:
+            failures[path] = exc.strerror or str(exc)
+    return failures

@@ -1,0 +1,1 @@
+"""Which models are in memory: budget, estimates, eviction, memory pressure."""

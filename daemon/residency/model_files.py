@@ -1,0 +1,67 @@
+"""The models directory: which files are models, and which files make up one.
+
+A model may be split into parts, `NAME-00001-of-00003.gguf` and so on: they are one model, `NAME`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from ...backends.split_gguf import PART, parts_of
+from ..config.model_settings import MODEL_NAME
+
+__all__ = ("Signature", "files_in_use", "models_in", "signature_of", "size_bytes")
+
+Signature = tuple[tuple[int, ...], ...]
+"""What changes when files do."""
+
+
+def models_in(directory: Path) -> dict[str, Path]:
+    """Return the models in *directory* by name, each with its (first) file.
+
+    A split model is there if any part is: what is missing is said when it is loaded. Where there is
+    no directory there are none.
+
+    :raises OSError: it cannot be read.
+    """
+    try:
+        names = os.listdir(directory)
+    except FileNotFoundError:
+        return {}
+    found: dict[str, Path] = {}
+    for file in sorted(directory / name for name in names if name.endswith(".gguf")):
+        part = PART.fullmatch(file.name)
+        name = part["stem"] if part else file.stem
+        if MODEL_NAME.fullmatch(name):
+            found.setdefault(name, parts_of(file)[0])
+    return found
+
+
+def files_in_use(file: Path | None) -> list[Path]:
+    """Return the files that make up the model of *file*."""
+    return parts_of(file) if file is not None else []
+
+
+def size_bytes(file: Path | None, fd: int) -> int:
+    """Return the bytes of a model's files, or of the descriptor *fd* if there is one."""
+    try:
+        if fd >= 0:
+            return os.fstat(fd).st_size
+        return sum(part.stat().st_size for part in files_in_use(file))
+    except OSError:
+        return 0
+
+
+def signature_of(files: Iterable[Path]) -> Signature:
+    """Return what changes when a file does: its place, size, times, or that it is gone."""
+    return tuple(_status(file) for file in files)
+
+
+def _status(file: Path) -> tuple[int, ...]:
+    try:
+        s = os.stat(file)
+    except OSError as exc:
+        return (exc.errno or -1,)
+    return s.st_dev, s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns

@@ -1,0 +1,1 @@
+"""The systemd service: notifications, watchdog, installation, reload."""

@@ -1,0 +1,217 @@
+"""Follows requests from their call to their end, and the turns that begin in them.
+
+Lives on the daemon's event loop. A request is over when its call is answered and its turns have
+ended: one that is pulled goes on over many calls, and is followed by the one that began it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextvars import ContextVar
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import anyio
+
+from ...backends.errors import ContextFull, EndOfSequence, InferdError
+from ...ipc.server.server import Request
+from ...scheduler.messages import count_tokens
+from ...sessions import ModelSource, Session, Turn
+from ..metrics.daemon_counters import PRIVATE, label_of
+from ..models.model import Lease
+from ..residency.gate import Caller
+from .spans import CHAT, COMPLETION, EMBEDDINGS, RequestFacts, TurnFacts
+
+if TYPE_CHECKING:
+    from ..core import CallTable, Daemon
+
+__all__ = ("Follower", "follow_none", "note_visit")
+
+PULLED = "compute_single"
+OPERATIONS = {
+    "answers": CHAT,
+    "chat": CHAT,
+    "compute": COMPLETION,
+    PULLED: COMPLETION,
+    "embed": EMBEDDINGS,
+    "prompt_compute": COMPLETION,
+    "resume": CHAT,
+    "run_inference": CHAT,
+    "stream": CHAT,
+}
+"""The calls that begin turns; what each is for, as long as no turn tells it."""
+
+
+class _Followed:
+    """A request under way."""
+
+    def __init__(self, request: Request, model: str):
+        params = request.params
+        self.parent: str = params.traceparent
+        self.facts = RequestFacts(
+            call=request.call,
+            operation=_operation(request),
+            began_at=time.monotonic(),
+            ended_at=0.0,
+            model=model,
+            choices=getattr(params, "n", 1),
+        )
+        self.visit: Caller | None = None
+        self.turns: dict[Turn, int] = {}
+        """Those that have not ended, and their places among all."""
+        self.begun = 0
+        self.answered = False
+        self.ended: dict[int, TurnFacts] = {}
+
+
+_current: ContextVar[_Followed | None] = ContextVar("followed", default=None)
+"""The request in whose task, or in a child of which, this is asked."""
+
+
+def note_visit(visit: Caller) -> None:
+    """Note that the request under way here needs a model that may have to be loaded."""
+    followed = _current.get()
+    if followed is not None:
+        followed.visit = visit
+
+
+def follow_none() -> None:
+    """Let the turns that begin in this task be of no request: it has the context of another one."""
+    _current.set(None)
+
+
+class Follower:
+    """Gives *tell* each request that is over, with the caller's `traceparent`, if it gave one."""
+
+    def __init__(self, tell: Callable[[RequestFacts, str], None]):
+        self._tell = tell
+        self._of: dict[Turn, _Followed] = {}
+        """The requests of the turns that are under way."""
+
+    def attach(self, daemon: Daemon) -> None:
+        """Follow the requests of *daemon* from now on."""
+        ledger, counted = daemon.ledger, daemon.ledger.on_end
+
+        def on_end(source: ModelSource, turn: Turn) -> None:
+            counted(source, turn)
+            self.turn_ended(turn)
+
+        ledger.on_begin, ledger.on_end = self.turn_began, on_end
+        daemon.calls = self.following(daemon.calls)
+
+    def following(self, calls: CallTable) -> CallTable:
+        """Return *calls*, of which those that begin turns are followed."""
+        followed = OPERATIONS.keys() & calls.keys()
+        return calls | {name: partial(self._call, calls[name]) for name in followed}
+
+    async def _call(self, call: Callable[..., Any], daemon: Daemon, request: Request) -> Any:
+        session = _session_of(daemon, request)
+        source = session.model if session is not None else _lease_of(daemon, request)
+        followed = _Followed(request, "" if source is None else _name(source))
+        token = _current.set(followed)
+        try:
+            return await call(daemon, request)
+        except BaseException as exc:
+            if followed.begun or not _goes_on(request, session, exc):
+                followed.facts.error = _error_of(exc)
+            raise
+        finally:
+            _current.reset(token)
+            followed.answered = True
+            followed.facts.ended_at = time.monotonic()
+            self._look(followed)
+
+    def turn_began(self, session: Session, turn: Turn) -> None:
+        """Note a turn, in the task of the request that it is for."""
+        followed = _current.get()
+        if followed is None:
+            return
+        followed.facts.model = _name(session.model)
+        if not turn.says:
+            followed.facts.operation = EMBEDDINGS
+        else:
+            followed.facts.operation = CHAT if session.messages else COMPLETION
+        followed.turns[turn] = followed.begun
+        followed.begun += 1
+        self._of[turn] = followed
+
+    def turn_ended(self, turn: Turn) -> None:
+        """Note that a turn has ended."""
+        followed = self._of.pop(turn, None)
+        if followed is not None:
+            followed.ended[followed.turns.pop(turn)] = _facts_of(turn, followed.facts.model)
+            self._look(followed)
+
+    def _look(self, followed: _Followed) -> None:
+        """Tell a request, if it is over; one in which nothing began or failed is none."""
+        facts = followed.facts
+        if not followed.answered or followed.turns or not (followed.begun or facts.error):
+            return
+        facts.turns = [followed.ended[place] for place in range(followed.begun)]
+        visit = followed.visit
+        if visit is not None and visit.waited:
+            until = facts.ended_at if visit.entered_at is None else visit.entered_at
+            facts.loaded = (visit.since, until)
+        self._tell(facts, followed.parent)
+
+
+def _facts_of(turn: Turn, model: str) -> TurnFacts:
+    queued_at, admitted_at, first_token_at = turn.moments
+    made = turn.embedding
+    return TurnFacts(
+        queued_at=queued_at,
+        ended_at=time.monotonic(),
+        admitted_at=admitted_at,
+        first_token_at=first_token_at,
+        sampling=turn.spec.sampling,
+        n_predict=turn.spec.n_predict,
+        priority=turn.spec.priority,
+        input_tokens=count_tokens(turn.spec.tokens),
+        output_tokens=len(turn.tokens) if turn.stats is None else turn.stats.output_tokens,
+        stats=turn.stats,
+        error=None if turn.error is None else turn.error.name,
+        embedding_size=0 if made is None else made.size,
+        fingerprint="" if model == PRIVATE else turn.port.info.fingerprint,
+    )
+
+
+def _name(source: ModelSource) -> str:
+    return label_of(source.model) if isinstance(source, Lease) else source.name
+
+
+def _session_of(daemon: Daemon, request: Request) -> Session | None:
+    if not hasattr(request.params, "context"):
+        return None
+    try:
+        return daemon.session(request)
+    except InferdError:
+        return None  # the call says so
+
+
+def _lease_of(daemon: Daemon, request: Request) -> ModelSource | None:
+    graph = daemon.graphs.get(getattr(request.params, "graph", 0))
+    return None if graph is None or graph.connection is not request.connection else graph.lease
+
+
+def _operation(request: Request) -> str:
+    raw = getattr(request.params, "raw", False) and request.params.messages is None
+    return COMPLETION if raw else OPERATIONS[request.call]
+
+
+def _goes_on(request: Request, session: Session | None, exc: BaseException) -> bool:
+    """Tell whether *exc* only says how a turn went that an earlier call has begun."""
+    if request.call != PULLED:
+        return False
+    turn = None if session is None else session.turn
+    known = isinstance(exc, EndOfSequence | ContextFull) or not isinstance(exc, InferdError)
+    return known or (turn is not None and exc is turn.error)
+
+
+def _error_of(exc: BaseException) -> str | None:
+    if isinstance(exc, EndOfSequence):
+        return None
+    if isinstance(exc, InferdError):
+        return exc.name
+    cancelled = isinstance(exc, anyio.get_cancelled_exc_class())
+    return "Cancelled" if cancelled else type(exc).__name__

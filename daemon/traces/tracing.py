@@ -1,0 +1,89 @@
+"""The part that tells traces: opened and closed with the daemon, and never in anybody's way."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING
+
+import anyio
+import anyio.lowlevel
+import structlog
+
+from .requests import Follower
+from .spans import RequestFacts, spans_of
+
+if TYPE_CHECKING:
+    from ..core import Daemon
+    from .export import Export
+
+__all__ = ("Traces",)
+
+FLUSH_S_MAX = 3.0
+"""So long the end waits for spans that are not sent yet."""
+INSTALL = "install the extra: pip install 'inferd[traces]'"
+
+log = structlog.get_logger()
+
+
+class Traces:
+    """Tells the traces of *daemon*, if its configuration says so. Lives on its event loop."""
+
+    def __init__(self, daemon: Daemon):
+        self._daemon, self._parts = daemon, daemon.parts
+        self._loop = asyncio.get_running_loop()
+        self._export: Export | None = None
+
+    def open(self) -> None:
+        """Follow requests from now on, or note why that cannot be."""
+        target = self._daemon.config.traces
+        if target.is_off:
+            return
+        try:
+            from .export import Export
+
+            self._export = Export(target, self._note_from_anywhere)
+        except ImportError as exc:
+            self._parts.note("traces", f"{exc.name} is not installed", remedy=INSTALL)
+            return
+        except Exception as exc:  # whatever an extra does, the daemon starts
+            self._parts.note("traces", f"{target}: {exc}")
+            return
+        Follower(self._take).attach(self._daemon)
+        log.info("traces.opened", where=str(target))
+
+    def _take(self, request: RequestFacts, parent: str) -> None:
+        """Tell a request that is over, once what is being answered now is sent."""
+        self._loop.call_soon(self._tell, request, parent)
+
+    def _tell(self, request: RequestFacts, parent: str) -> None:
+        assert self._export is not None, "nothing is followed without it"
+        self._export.tell(spans_of(request), parent)
+
+    def _note_from_anywhere(self, cause: str | None) -> None:
+        self._call_from_anywhere(partial(self._parts.note, "traces", cause))
+
+    def _call_from_anywhere(self, function: Callable[[], object]) -> None:
+        with suppress(RuntimeError):  # the loop is closed: nobody is left to hear
+            self._loop.call_soon_threadsafe(function)
+
+    async def close(self) -> None:
+        """Send what is left, within a bound."""
+        if self._export is None:
+            return
+        await anyio.lowlevel.checkpoint()  # what was taken is told
+        sent = anyio.Event()
+        close = partial(self._close, self._export, sent)
+        # A daemon thread: who does not answer must not keep the process.
+        threading.Thread(target=close, name="traces-close", daemon=True).start()
+        with anyio.move_on_after(FLUSH_S_MAX) as scope:
+            await sent.wait()
+        if scope.cancelled_caught:
+            log.warning("traces.not_sent", waited_s=FLUSH_S_MAX)
+
+    def _close(self, export: Export, sent: anyio.Event) -> None:
+        export.close()
+        self._call_from_anywhere(sent.set)

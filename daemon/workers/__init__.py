@@ -1,0 +1,1 @@
+"""Worker processes as the daemon sees them: start, link, recovery, cores."""

@@ -1,0 +1,136 @@
+"""What a worker process writes to its standard error, as events of the daemon's.
+
+Lines of the library under its backend come with a priority (`<4>`); the others are what a process
+says as it dies: a failed assertion in llama.cpp, a traceback.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+from collections.abc import Callable
+
+from ...backends.library_log import PRIORITIES
+
+__all__ = ("TEXT_CHARACTERS_MAX", "WorkerLines", "cut_quotes", "split_priority")
+
+READ_BYTES = 1 << 16
+READS_LEFT_MAX = 4
+"""Once the process is gone: a pipe holds one read."""
+LINE_BYTES_MAX = 1 << 16
+"""A line that is longer is cut up."""
+TEXT_CHARACTERS_MAX = 2000
+LEFT_OUT = "\n…\n"
+GATHER_S = 0.2
+"""Lines without a priority that come within this are one event, as those of a traceback."""
+_LEVELS = {priority: level for level, priority in PRIORITIES.items()}
+_PRIORITY = re.compile(r"<([0-7])>")
+_QUOTES = ("accepting piece:",)
+"""After these llama.cpp quotes what was generated."""
+
+Hear = Callable[[str, str, str], None]
+
+
+class WorkerLines:
+    """Reads a pipe whose other end is `writer`, and calls *hear* with level, event and text. Lives
+    on the daemon's event loop. The writer waits for nobody: what finds no room is lost.
+    """
+
+    def __init__(self, hear: Hear):
+        self._hear = hear
+        self._rest = b""
+        self._said = ""
+        self._quoted = False
+        """What follows is what was generated."""
+        self._timer: asyncio.TimerHandle | None = None
+        self._reader, self.writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(self._reader, self._read)
+
+    def close_writer(self) -> None:
+        """Leave the pipe to the process that has it now."""
+        writer, self.writer = self.writer, -1
+        if writer >= 0:
+            os.close(writer)
+
+    def close(self) -> None:
+        """Tell what is left, once the process is gone."""
+        self.close_writer()
+        for _ in range(READS_LEFT_MAX):  # a process that it has started may talk on for ever
+            if self._reader < 0 or not self._read():
+                break
+        self._end()
+
+    def _read(self) -> bool:
+        """Tell what is there; return whether there may be more."""
+        try:
+            data = os.read(self._reader, READ_BYTES)
+        except BlockingIOError:
+            return False
+        if not data:
+            self._end()
+            return False
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        if len(self._rest) > LINE_BYTES_MAX:
+            lines, self._rest = [*lines, self._rest], b""
+        self._tell(lines)
+        return True
+
+    def _end(self) -> None:
+        if self._reader >= 0:
+            self._loop.remove_reader(self._reader)
+            os.close(self._reader)
+            self._reader = -1
+        rest, self._rest = self._rest, b""
+        self._tell([rest])
+        self._tell_said()
+
+    def _tell(self, lines: list[bytes]) -> None:
+        for line in lines:
+            level, text = split_priority(line.decode("utf-8", "replace"))
+            if level is not None:
+                self._hear(level, "llama.said", text[:TEXT_CHARACTERS_MAX])
+            elif text.strip():
+                self._gather(text)
+
+    def _gather(self, line: str) -> None:
+        if not self._quoted:
+            told = cut_quotes(line)
+            self._quoted = told != line
+            self._said = _shortened(f"{self._said}{told}\n")
+        if self._timer is None:
+            self._timer = self._loop.call_later(GATHER_S, self._tell_said)
+
+    def _tell_said(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        said, self._said, self._quoted = self._said, "", False
+        if said:
+            self._hear("error", "worker.said", said.rstrip("\n"))
+
+
+def split_priority(line: str) -> tuple[str | None, str]:
+    """Return the level that a line begins with, if it does, and the rest."""
+    found = _PRIORITY.match(line)
+    level = None if found is None else _LEVELS.get(int(found[1]))
+    return (None, line) if found is None or level is None else (level, line[found.end() :])
+
+
+def _shortened(text: str) -> str:
+    """Return a text that is not too long: a failed assertion begins it, a traceback's error ends
+    it.
+    """
+    if len(text) <= TEXT_CHARACTERS_MAX:
+        return text
+    half = (TEXT_CHARACTERS_MAX - len(LEFT_OUT)) // 2
+    return text[:half] + LEFT_OUT + text[-half:]
+
+
+def cut_quotes(text: str) -> str:
+    """Return *text* up to where it quotes what was generated."""
+    for mark in _QUOTES:
+        before, found, _ = text.partition(mark)
+        text = before + found
+    return text
