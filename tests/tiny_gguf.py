@@ -2,7 +2,7 @@
 
 With an F32 cache and no flash attention their logits depend on the batch's shape by 1e-4 only, so
 that each single lost KV cell shows: by 0.01 and more 500 tokens on, measured in
-`tests/backends/test_llama_kv.py`. Real models hide it in noise of up to 1.2.
+`tests/backends/llama/test_kv_state.py`. Real models hide it in noise of up to 1.2.
 """
 
 from __future__ import annotations

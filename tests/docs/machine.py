@@ -19,8 +19,8 @@ import msgspec
 from inferd.daemon.service.status.install import executable
 
 from tests.daemon.manager import Manager
+from tests.daemon.service.test_socket_activation import LAUNCH
 from tests.daemon.systemd_tools import directives, make_folders, run_tool
-from tests.daemon.test_socket_activation import LAUNCH
 
 __all__ = ("Machine",)
 

@@ -1,0 +1,166 @@
+"""Whose rule holds, and what follows from it: a table, every row of it."""
+
+from __future__ import annotations
+
+from itertools import chain, combinations
+from typing import Any, get_args
+
+import pytest
+from inferd.daemon.access.rights.rights import NEEDS, Access, right_for
+from inferd.daemon.access.rights.rules import MEANINGS, MEMBER, OPERATOR, rights_of
+from inferd.daemon.config.settings.access_settings import CLASSES, Right, Rule
+
+from inferd.ipc import Priority
+from inferd.ipc.messages import CALLS, QueueParams, SessionsParams
+from inferd.scheduler import PRIORITIES
+from inferd.sessions import Quota
+
+from ..other_users import Stranger
+
+ROOT, OWN, ADA, BOB = 0, 990, 1000, 1001
+STAFF, GUESTS, OTHER = 50, 60, 70
+RULES = {
+    "rest": Rule(name="rest"),
+    "staff": Rule(name="staff", groups=frozenset({STAFF})),
+    "guests": Rule(name="guests", groups=frozenset({GUESTS, OTHER})),
+    "named": Rule(name="named", users=frozenset({ROOT, OWN, ADA})),
+}
+"""In the order of a file, which matters among those for groups alone."""
+SETS = list(chain.from_iterable(combinations(RULES, size) for size in range(len(RULES) + 1)))
+IN_GROUPS = {
+    (): [],
+    (STAFF,): ["staff"],
+    (GUESTS,): ["guests"],
+    (GUESTS, STAFF): ["staff", "guests"],
+}
+
+
+@pytest.mark.parametrize("present", SETS, ids="+".join)
+@pytest.mark.parametrize("gids", IN_GROUPS, ids=str)
+@pytest.mark.parametrize("uid", [ROOT, OWN, ADA, BOB])
+def test_the_rule_that_names_the_user_holds_then_that_of_a_group_then_the_rest(
+    uid: int, gids: tuple[int, ...], present: tuple[str, ...]
+) -> None:
+    candidates = {
+        ROOT: ["named"],
+        OWN: ["named"],
+        ADA: ["named", *IN_GROUPS[gids], "rest"],
+        BOB: [*IN_GROUPS[gids], "rest"],
+    }[uid]
+    holds = next((name for name in candidates if name in present), "")
+
+    rights = rights_of([RULES[name] for name in RULES if name in present], uid, gids, OWN)
+
+    assert rights.quota.rule == holds
+    assert rights.may == (OPERATOR if uid in (ROOT, OWN) else MEMBER).may
+
+
+def test_without_rules_root_and_the_daemons_user_may_everything_and_others_use_it() -> None:
+    for uid in (ROOT, OWN):
+        rights = rights_of((), uid, (), OWN)
+        assert rights.may == set(Right)
+        assert rights.quota == Quota(priority_max=PRIORITIES["urgent"])
+    rights = rights_of((), ADA, (STAFF,), OWN)
+    assert rights.may == {Right.USE}
+    assert rights.quota == Quota(priority_max=PRIORITIES["high"])
+
+
+@pytest.mark.parametrize(
+    ("uid", "may", "highest"),
+    [(ADA, {Right.USE}, "high"), (ROOT, set(Right), "urgent"), (OWN, set(Right), "urgent")],
+)
+def test_what_a_rule_does_not_say_stays_as_it_is(uid: int, may: set[Right], highest: str) -> None:
+    rule = Rule(name="r", users=frozenset({uid}), sessions_max=3, tokens_per_minute=100)
+    rights = rights_of([rule], uid, (), OWN)
+    assert rights.may == may
+    assert rights.quota == Quota(
+        rule="r", sessions_max=3, tokens_per_minute=100, priority_max=PRIORITIES[highest]
+    )
+
+
+@pytest.mark.parametrize("uid", [ROOT, OWN, ADA])
+def test_what_a_rule_says_holds_even_for_operators(uid: int) -> None:
+    rule = Rule(
+        name="r",
+        users=frozenset({uid}),
+        may=frozenset({Right.SEE_ALL}),
+        priority_max=0,
+        sessions_max=1,
+        tasks_waiting_max=2,
+        tokens_per_minute=3,
+    )
+    rights = rights_of([rule], uid, (), OWN)
+    assert rights.may == {Right.SEE_ALL}
+    assert rights.quota == Quota(
+        rule="r", sessions_max=1, tasks_waiting_max=2, tokens_per_minute=3, priority_max=0
+    )
+
+
+def test_a_rule_may_allow_nothing() -> None:
+    assert rights_of([Rule(name="r", may=frozenset())], ADA, (), OWN).may == frozenset()
+
+
+def test_every_call_says_which_right_it_takes() -> None:
+    assert set(NEEDS) == set(CALLS)
+    assert set(MEANINGS) == set(Right)
+
+
+OPERATORS = {
+    "unload_model": Right.MANAGE,
+    "pin": Right.MANAGE,
+    "unpin": Right.MANAGE,
+    "swap": Right.MANAGE,
+    "add_adapter": Right.MANAGE,
+    "remove_adapter": Right.MANAGE,
+    "log_level": Right.MANAGE,
+    "drain": Right.DRAIN,
+}
+
+
+def test_what_changes_things_for_all_takes_more_than_using_them() -> None:
+    told = {call: right for call, right in NEEDS.items() if right not in (None, Right.USE)}
+    assert told == OPERATORS
+
+
+@pytest.mark.parametrize(("call", "params"), [("sessions", SessionsParams), ("queue", QueueParams)])
+def test_a_list_takes_a_right_where_it_is_of_all_users(
+    call: str, params: type[SessionsParams] | type[QueueParams]
+) -> None:
+    assert right_for(call, params(all=True)) is Right.SEE_ALL
+    assert right_for(call, params()) is None
+
+
+def test_a_call_that_nobody_has_judged_takes_the_operators_right() -> None:
+    assert right_for("brand_new", None) is Right.MANAGE
+
+
+def test_a_quota_goes_by_the_connection_opened_last_of_those_that_are_open() -> None:
+    rules = [
+        Rule(name="staff", groups=frozenset({STAFF}), sessions_max=7),
+        Rule(name="guests", groups=frozenset({GUESTS}), sessions_max=2),
+        Rule(name="rest", sessions_max=1),
+    ]
+    access = Access(rules, OWN)
+    connections: dict[int, Any] = {group: Stranger(ADA, [group]) for group in (STAFF, GUESTS)}
+
+    def sessions_max() -> int | None:
+        return access.quota_of(ADA).sessions_max
+
+    assert sessions_max() == 1, "of somebody who is not here only the number is known"
+    access.enter(connections[STAFF])
+    assert sessions_max() == 7
+    access.enter(connections[GUESTS])
+    assert sessions_max() == 2
+    access.set_rules(rules[:1])
+    assert (sessions_max(), access.rights(connections[STAFF]).quota.sessions_max) == (None, 7)
+    access.set_rules(rules)
+    access.leave(connections[GUESTS])
+    assert sessions_max() == 7
+    access.leave(connections[STAFF])
+    access.leave(connections[STAFF])
+    assert sessions_max() == 1
+
+
+def test_the_classes_are_the_schedulers() -> None:
+    assert CLASSES == get_args(Priority) == tuple(sorted(PRIORITIES, key=PRIORITIES.__getitem__))
+    assert list(PRIORITIES.values()) == list(range(len(CLASSES)))

@@ -1,0 +1,295 @@
+"""Operators cancel and park what others run: who reaches whose turns, and what both are told."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from inferd.daemon.access.rights.rights import Access
+from inferd.daemon.config.settings.access_settings import Right, Rule
+from inferd.ipc.server.server.server import Connection
+
+from inferd.backends.errors import Cancelled, InvalidArgument, PermissionDenied
+from inferd.daemon.cli.monitoring.top.screen import Top
+from inferd.testing import RunningDaemon
+from tests.daemon.cli.test_top_screen import shown, states, until
+from tests.daemon.command_line import document, inferd
+from tests.daemon.other_users import ADA, BOB, Stranger, as_user, client_of, daemon_for_all
+from tests.daemon.residency.test_budget import echo
+from tests.raw import RawClient
+
+MODELS = """
+quantum-tokens = 100000
+[models.slow]
+backend = "echo"
+slots = 1
+[models.slow.echo]
+step_ms = 5
+"""
+SECRET = "the treasure lies under the third oak behind the old mill " * 14
+"""Four seconds of talk by the slow model."""
+SHORT = "a short one"
+DIARY = "diary"
+BOTH = ["use", "manage", "see-all"]
+
+
+def bobs(*rights: str) -> str:
+    return f"[access.bob]\nusers = [{BOB}]\nmay = {list(rights)}\n"
+
+
+@contextmanager
+def shared(rules: str = "") -> Iterator[tuple[RunningDaemon, RawClient, RawClient]]:
+    """Run a daemon with connections of Ada and Bob."""
+    with (
+        daemon_for_all(MODELS + rules) as daemon,
+        client_of(daemon, ADA) as ada,
+        client_of(daemon, BOB) as bob,
+    ):
+        yield daemon, ada, bob
+
+
+def diary(client: RawClient) -> int:
+    graph = client.call("load_by_name", name="slow")["graph"]
+    call = "init_execution_context_with_session_id"
+    return int(client.call(call, graph=graph, session_id=DIARY)["context"])
+
+
+def task_of(client: RawClient, context: int) -> dict[str, Any] | None:
+    tasks = client.call("queue")["tasks"]
+    return next((task for task in tasks if task["context"] == context), None)
+
+
+# Who reaches whose.
+
+
+@pytest.mark.parametrize("may", [(), ("use",), ("manage",), ("see-all",), ("manage", "see-all")])
+def test_others_turns_take_both_rights_and_one_s_own_none(may: tuple[str, ...]) -> None:
+    rule = Rule(name="r", users=frozenset({BOB}), may=frozenset(map(Right, may)))
+    access, bob = Access([rule], own=0), connection_of(BOB)
+    assert access.reaches(bob, BOB)
+    if may == ("see-all",):
+        with pytest.raises(PermissionDenied) as caught:
+            access.reaches(bob, ADA)
+        assert caught.value.data == {"right": "manage"}
+        assert "may = ['manage']" in caught.value.hint
+    else:
+        assert access.reaches(bob, ADA) == (set(may) >= {"manage", "see-all"})
+
+
+def test_without_rules_root_and_the_daemons_user_are_operators_and_others_are_not() -> None:
+    access = Access((), own=990)
+    for uid, reaches in ((0, True), (990, True), (BOB, False)):
+        assert access.reaches(connection_of(uid), ADA) is reaches
+
+
+def connection_of(uid: int) -> Connection:
+    stranger: Any = Stranger(uid)
+    connection: Connection = stranger
+    return connection
+
+
+# What both are told.
+
+
+def test_a_cancelled_turn_s_user_is_told_that_an_operator_did_it_and_keeps_what_was_said() -> None:
+    with shared(bobs(*BOTH)) as (daemon, ada, bob):
+        context = diary(ada)
+        turn = ada.begin_stream(context, SECRET)
+        [task] = bob.call("queue", all=True)["tasks"]
+
+        assert bob.call("cancel", context=task["context"]) == {"cancelled": True}
+
+        with pytest.raises(Cancelled) as caught:
+            ada.result(turn)
+        assert caught.value.message == "an operator cancelled the turn"
+        assert caught.value.data == {"by": "operator"}
+        assert str(BOB) not in json.dumps(caught.value.to_wire())
+        metadata = ada.metadata(context)
+        assert (metadata["stop_reason"], metadata["stop_detail"]) == ("Cancelled", "operator")
+        said = ada.output(context)
+        assert said and SECRET.encode().startswith(said)
+        assert bob.call("cancel", context=context) == {"cancelled": False}, "it has ended"
+        assert ada.call("chat", context=context, prompt=SHORT, raw=True)["text"]
+        [event] = [line for line in daemon.log.splitlines() if "cancelled_by_operator" in line]
+        fields = event.split()
+        assert {f"uid={ADA}", f"by={BOB}", f"context={context}"} <= set(fields)
+
+
+def test_one_s_own_turn_is_cancelled_by_oneself_operator_or_not() -> None:
+    with shared(bobs(*BOTH)) as (daemon, _, bob):
+        context = diary(bob)
+        turn = bob.begin_stream(context, SECRET)
+        bob.call("cancel", context=context)
+        with pytest.raises(Cancelled) as caught:
+            bob.result(turn)
+        assert (caught.value.message, caught.value.data) == ("the turn was cancelled", {})
+        assert bob.metadata(context)["stop_detail"] == ""
+        assert "cancelled_by_operator" not in daemon.log
+
+
+def test_a_turn_that_waits_is_cancelled_and_one_that_runs_parked() -> None:
+    with shared() as (daemon, ada, bob), RawClient(daemon.socket) as operator:
+        hers, his = ada.context("slow"), bob.context("slow")
+        long = ada.begin_stream(hers, SECRET)
+        waits = bob.start("chat", context=his, prompt=SHORT, raw=True)
+        while task_of(bob, his) is None:
+            pass
+        assert operator.call("park", context=hers) == {"parked": True}
+        assert bob.result(waits)["text"] == SHORT.encode(), "it had the slot meanwhile"
+        ada.result(long)
+        assert ada.told == SECRET and ada.metadata(hers)["parks"] == 1
+
+        ada.start("stream", context=hers, prompt=SECRET, raw=True, credit=1)
+        waits = bob.start("chat", context=his, prompt=SHORT, raw=True)
+        while task_of(bob, his) is None:
+            pass
+        assert operator.call("cancel", context=his) == {"cancelled": True}
+        with pytest.raises(Cancelled, match="an operator"):
+            bob.result(waits)
+
+
+def test_a_turn_that_waits_for_its_model_is_cancelled() -> None:
+    models = "memory-bytes = 1000\n" + echo("a", 600) + "step_ms = 5\n" + echo("b", 600)
+    with (
+        daemon_for_all(models) as daemon,
+        client_of(daemon, ADA) as ada,
+        RawClient(daemon.socket) as operator,
+    ):
+        running, late = ada.context("a"), ada.context("b")
+        turn = ada.start("stream", context=running, prompt=SECRET, raw=True, credit=1000)
+        ada.events.append(ada.read())
+        waits = ada.start("chat", context=late, prompt=SHORT, raw=True)
+        while len(operator.call("queue", all=True)["tasks"]) < 2:
+            pass
+        assert operator.call("cancel", context=late) == {"cancelled": True}
+        with pytest.raises(Cancelled, match="an operator"):
+            ada.result(waits)
+        operator.call("cancel", context=running)
+        with pytest.raises(Cancelled, match="an operator"):
+            ada.result(turn)
+
+
+# Who has not the right.
+
+
+@pytest.mark.parametrize("may", [["use"], ["use", "manage"], ["use", "drain"]])
+def test_who_does_not_see_all_is_answered_as_if_there_were_no_such_turn(may: list[str]) -> None:
+    with shared(bobs(*may)) as (daemon, ada, bob):
+        context = diary(ada)
+        turn = ada.begin_stream(context, SECRET)
+        for call in ("cancel", "park"):
+            hers, nobodys = refusal_of(bob, call, context), refusal_of(bob, call, context + 1000)
+            assert hers == nobodys.replace(str(context + 1000), str(context))
+        for command in ("cancel", "park"):
+            for hers in (str(context), DIARY):
+                told = said_to_bob(daemon, command, hers)
+                assert told == said_to_bob(daemon, command, "nothing").replace("nothing", hers)
+        assert task_of(ada, context)
+        ada.call("cancel", context=context)
+        with pytest.raises(Cancelled, match="the turn was"):
+            ada.result(turn)
+
+
+def said_to_bob(daemon: RunningDaemon, *command: str) -> str:
+    """Return with what Bob's command is refused."""
+    inferd("cancel", "nobody", socket=daemon.socket)  # Bob may not read what is imported late
+    with as_user(BOB):
+        result = inferd(*command, socket=daemon.socket)
+    assert result.exit_code == 1 and result.stderr.startswith("inferd: "), result.output
+    return str(result.stderr)
+
+
+def refusal_of(client: RawClient, call: str, context: int) -> str:
+    with pytest.raises(InvalidArgument) as caught:
+        client.call(call, context=context)
+    return json.dumps(caught.value.to_wire())
+
+
+def test_who_sees_all_and_may_not_manage_is_told_which_right_it_takes() -> None:
+    with shared(bobs("see-all")) as (daemon, ada, bob):
+        context = diary(ada)
+        ada.begin_stream(context, SECRET)
+        for call in ("cancel", "park"):
+            with pytest.raises(PermissionDenied) as caught:
+                bob.call(call, context=context)
+            assert caught.value.data == {"right": "manage"}
+            assert refusal_of(bob, call, context + 1000)
+        assert "may not cancel or park" in said_to_bob(daemon, "cancel", DIARY)
+        assert task_of(ada, context)
+
+
+# On the command line.
+
+
+@pytest.mark.parametrize("by", ["number", "id"])
+def test_what_the_list_of_all_names_is_cancelled_and_parked_by_command(by: str) -> None:
+    with shared() as (daemon, ada, bob):
+        context, other = diary(ada), bob.context("slow")
+        turn = ada.begin_stream(context, SECRET)
+        waits = bob.start("chat", context=other, prompt=SHORT, raw=True)
+        while task_of(bob, other) is None:
+            pass
+        tasks = document(inferd("queue", "--all", "--json", socket=daemon.socket))["tasks"]
+        [hers] = [task for task in tasks if task["uid"] == ADA]
+        wanted = str(hers["context"]) if by == "number" else hers["session_id"]
+
+        told = inferd("park", wanted, socket=daemon.socket)
+        assert (told.stdout, told.exit_code) == ("it gives way\n", 0)
+        bob.result(waits)
+        alone = document(inferd("park", wanted, "--json", socket=daemon.socket))
+        assert alone == {"parked": False}
+        assert inferd("cancel", wanted, socket=daemon.socket).stdout == "cancelled\n"
+        with pytest.raises(Cancelled, match="an operator"):
+            ada.result(turn)
+        told = inferd("cancel", wanted, socket=daemon.socket)
+        assert told.stdout == "there was no turn under way\n"
+
+
+def test_one_s_own_session_comes_first_and_an_id_of_several_users_is_refused() -> None:
+    with shared() as (daemon, ada, bob), RawClient(daemon.socket) as own:
+        contexts = sorted((diary(ada), diary(bob)))
+        told = inferd("cancel", DIARY, socket=daemon.socket)
+        assert told.exit_code == 1 and "2 users have a session" in told.stderr
+        assert f"give its number: {contexts[0]}, {contexts[1]}" in told.stderr
+        ada.begin_stream(diary(ada), SECRET)
+        mine = diary(own)
+        turn = own.start("chat", context=mine, prompt=SHORT, raw=True)
+        while task_of(own, mine) is None:
+            pass
+        assert inferd("cancel", DIARY, socket=daemon.socket).stdout == "cancelled\n"
+        with pytest.raises(Cancelled, match="the turn was"):
+            own.result(turn)
+        assert any(task["uid"] == ADA for task in own.call("queue", all=True)["tasks"])
+
+
+def test_a_number_is_a_context_s_before_it_is_somebody_s_session_id() -> None:
+    with shared() as (daemon, ada, bob):
+        context = ada.context("slow")
+        graph = bob.call("load_by_name", name="slow")["graph"]
+        call = "init_execution_context_with_session_id"
+        bob.call(call, graph=graph, session_id=str(context))
+        turn = ada.begin_stream(context, SECRET)
+        assert inferd("cancel", str(context), socket=daemon.socket).stdout == "cancelled\n"
+        with pytest.raises(Cancelled):
+            ada.result(turn)
+
+
+# On the screen.
+
+
+@pytest.mark.asyncio
+async def test_top_cancels_the_selected_task_of_another_user() -> None:
+    with shared() as (daemon, ada, _):
+        turn = ada.begin_stream(diary(ada), SECRET)
+        app = Top(Path(daemon.socket), 0.1, everybody=True)
+        async with app.run_test(size=(100, 24)) as pilot:
+            await until(pilot, lambda: states(app) == ["running"])
+            assert str(ADA) in shown(app)
+            await pilot.press("c")
+            await until(pilot, lambda: "is cancelled" in shown(app))
+        with pytest.raises(Cancelled, match="an operator"):
+            ada.result(turn)

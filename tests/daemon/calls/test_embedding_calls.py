@@ -1,0 +1,385 @@
+"""Embeddings through a real daemon: the client, the wasi-nn calls, the command, faults, memory."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from array import array
+from collections.abc import Iterator
+
+import anyio
+import psutil
+import pytest
+from inferd.backends.echo.model.embedding import EMBEDDING_SIZE, echo_rows
+
+from inferd import AsyncClient, Client
+from inferd.backends.embedder import normalized
+from inferd.backends.errors import (
+    Busy,
+    Cancelled,
+    InvalidArgument,
+    OutOfMemory,
+    PromptTooLong,
+    Timeout,
+    TooLarge,
+    UnsupportedOperation,
+    WorkerCrashed,
+)
+from inferd.ipc.messages import EMBED_TEXTS_MAX
+from inferd.testing import RunningDaemon, running_daemon
+from tests.echo import echo_model
+from tests.raw import RawClient
+from tests.tiny_gguf import write_tiny
+
+from ..command_line import document, inferd
+
+CONFIG = "[defaults]\nctx-size = 4096\n"
+CONFIG += echo_model("slow", step_ms=50) + echo_model("fragile", step_ms=5, abort_on="die now")
+LONG = "x" * 4000
+
+
+def expected(text: str, kind: int = 2) -> list[float]:
+    tokens = [258, *text.encode(), 257]
+    rows = echo_rows(tokens)
+    mean = [sum(column) / len(rows) for column in zip(*rows, strict=True)]
+    return normalized(mean, kind).tolist()
+
+
+# The client.
+
+
+def test_texts_become_vectors_in_their_order(client: Client) -> None:
+    texts = [f"text {n} " + "and on " * (n % 7) for n in range(100)]
+
+    found = client.embed("echo", texts)
+
+    assert len(found) == 100
+    for vector, text in zip(found, texts, strict=True):
+        assert vector == pytest.approx(expected(text), rel=1e-5)
+    assert (found.size, found.pooling, found.model) == (EMBEDDING_SIZE, "mean", "echo")
+    assert found.tokens == [len(text) + 2 for text in texts]
+
+
+def test_one_text_pooling_and_norm(client: Client) -> None:
+    [one] = client.embed("echo", "hello", normalize=1)
+    assert one == pytest.approx(expected("hello", 1), rel=1e-5)
+    [last] = client.embed("echo", ["hello"], pooling="last", normalize=-1)
+    assert last == pytest.approx(echo_rows([258, *b"hello", 257])[-1], rel=1e-5)
+
+
+def test_without_pooling_there_is_a_vector_a_token(client: Client) -> None:
+    found = client.embed("echo", ["hello", "you"], pooling="none")
+
+    assert [len(rows) for rows in found.by_text] == [7, 5]
+    assert len(found) == 12
+
+
+def test_a_graph_serves_several_calls_and_nothing_is_left_behind(client: Client) -> None:
+    graph = client.load_by_name("echo")
+    assert client.embed(graph, "a") == client.embed(graph, "a")
+    assert client.sessions() == []
+    client.unload(graph)
+    client.embed("echo", "b")
+    [model] = [model for model in client.models() if model["name"] == "echo"]
+    assert (model["leases"], model["tasks"]) == (0, 0)
+
+
+@pytest.mark.asyncio
+async def test_a_stream_goes_on_beside_embeddings(daemon: RunningDaemon) -> None:
+    async with AsyncClient(daemon.socket) as client, client.session("slow", raw=True) as session:
+        pieces, embedded_at = 0, -1
+
+        async def embed() -> None:
+            nonlocal embedded_at
+            await client.embed("slow", ["y" * 300])
+            embedded_at = pieces
+
+        async with anyio.create_task_group() as group:
+            text = ""
+            async for piece in session.stream("a story of " + "w" * 60):
+                if not pieces:
+                    group.start_soon(embed)
+                text, pieces = text + piece, pieces + 1
+        assert text == "a story of " + "w" * 60
+        assert 0 < embedded_at < pieces, "one waited for the end of the other"
+
+
+@pytest.mark.parametrize(
+    ("keys", "error"),
+    [
+        ({"pooling": "median"}, InvalidArgument),
+        ({"pooling": "rank"}, UnsupportedOperation),
+        ({"normalize": -2}, InvalidArgument),
+        ({"normalize": 33}, InvalidArgument),
+        ({"priority": "sooner"}, InvalidArgument),
+        ({"texts": []}, InvalidArgument),
+        ({"texts": ["a"] * (EMBED_TEXTS_MAX + 1)}, InvalidArgument),
+        ({"texts": [LONG + "x" * 100]}, PromptTooLong),
+        ({"texts": ["ok", LONG + "x" * 100, "ok"]}, PromptTooLong),
+        ({"timeout_s": -1.0}, InvalidArgument),
+        ({"graph": 12345}, InvalidArgument),
+    ],
+)
+def test_what_cannot_be_is_refused(
+    raw: RawClient, keys: dict[str, object], error: type[Exception]
+) -> None:
+    graph = raw.call("load_by_name", name="echo")["graph"]
+    with pytest.raises(error):
+        raw.call("embed", **{"graph": graph, "texts": ["a"], **keys})
+    assert raw.call("embed", graph=graph, texts=["a"])["tokens"] == [3]
+
+
+def test_as_many_texts_as_a_call_may_have(raw: RawClient) -> None:
+    graph = raw.call("load_by_name", name="echo")["graph"]
+    found = raw.call("embed", graph=graph, texts=["a"] * EMBED_TEXTS_MAX)
+    assert len(found["embeddings"]) == EMBED_TEXTS_MAX
+    numbers = array("f")
+    numbers.frombytes(found["embeddings"][-1])
+    assert numbers.tolist() == pytest.approx(expected("a"), rel=1e-5)
+
+
+def test_an_answer_that_no_frame_holds_is_refused_with_its_size(raw: RawClient) -> None:
+    graph = raw.call("load_by_name", name="echo")["graph"]
+    texts = ["x" * 4000] * 40  # 256 kB of vectors each
+    with pytest.raises(TooLarge) as caught:
+        raw.call("embed", graph=graph, texts=texts, pooling="none")
+    assert caught.value.data["result_bytes_max"] < caught.value.data["bytes"]
+
+
+def test_a_call_can_be_cancelled_and_times_out(raw: RawClient, client: Client) -> None:
+    graph = raw.call("load_by_name", name="slow")["graph"]
+    raw.call("embed", graph=graph, texts=["warm"])
+    number = raw.start("embed", graph=graph, texts=[LONG] * 20)
+    while not raw.call("queue")["tasks"]:
+        continue
+    raw.call("cancel", request=number)
+    with pytest.raises(Cancelled):
+        raw.result(number)
+    with pytest.raises(Timeout):
+        client.embed("slow", [LONG] * 20, timeout=0.2)
+    while client.queue():
+        continue
+    assert [m["tasks"] for m in client.models() if m["name"] == "slow"] == [0]
+
+
+def test_texts_stand_in_the_queue_and_one_can_be_cancelled_there(raw: RawClient) -> None:
+    graph = raw.call("load_by_name", name="slow")["graph"]
+    number = raw.start("embed", graph=graph, texts=[LONG] * 3, priority="low")
+    while len(tasks := raw.call("queue")["tasks"]) < 3:
+        continue
+    assert {t["priority"] for t in tasks} == {"low"}
+    assert {t["prompt_tokens"] for t in tasks} == {4002}
+    assert raw.call("cancel", context=tasks[-1]["context"])["cancelled"]
+    with pytest.raises(Cancelled):
+        raw.result(number)
+    while raw.call("queue")["tasks"]:
+        continue
+
+
+def test_texts_are_bounded_as_other_turns_are() -> None:
+    config = "[daemon]\ntasks-waiting-max = 4\n" + echo_model("m", slots=1, step_ms=20)
+    with running_daemon(config) as daemon, Client(daemon.socket) as client:
+        found = client.embed("m", ["x" * 500 for _ in range(30)])
+        assert len(found) == 30, "a call has no more texts waiting than it may"
+        with RawClient(daemon.socket) as raw:
+            graph = raw.call("load_by_name", name="m")["graph"]
+            contexts = [raw.call("init_execution_context", graph=graph) for _ in range(6)]
+            for number, told in enumerate(contexts):
+                raw.set_input(told["context"], b"y" * 300)
+                raw.start("compute", context=told["context"])
+                while len(raw.call("queue")["tasks"]) < min(number + 1, 5):
+                    continue
+            with pytest.raises(Busy) as caught:
+                raw.call("embed", graph=graph, texts=["a"])
+            assert caught.value.data["retry_after_s"] > 0
+
+
+# The wasi-nn calls.
+
+
+def test_a_guest_switches_embeddings_on_and_off(raw: RawClient) -> None:
+    context = raw.context()
+    raw.set_input(context, b'{"embedding":true}', index=1)
+    raw.set_input(context, b"hello")
+    raw.call("compute", context=context)
+
+    import msgspec
+
+    told = msgspec.json.decode(raw.output(context))
+    assert told["n_embedding"] == EMBEDDING_SIZE
+    assert told["embedding"] == pytest.approx(expected("hello"), rel=1e-5)
+    assert raw.metadata(context)["input_tokens"] == 7
+    raw.set_input(context, b'{"embedding":false}', index=1)
+    raw.call("compute", context=context)
+    assert raw.output(context) == b"hello"
+
+
+def test_a_graph_that_embeds_refuses_to_talk(raw: RawClient) -> None:
+    context = raw.context(config='{"embedding":true,"pooling":"last","embd-normalize":-1}')
+    with pytest.raises(UnsupportedOperation):
+        raw.call("chat", context=context, prompt="hello")
+    raw.call("compute", context=context, inputs=[["prompt", {"data": b"hello"}]])
+    assert b'"n_embedding":16' in raw.output(context)
+
+
+# Encoders.
+
+
+@pytest.fixture(scope="module")
+def encoders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
+    models = tmp_path_factory.mktemp("models")
+    for kind in ("bert", "bert-rank"):
+        write_tiny(kind, models)
+    with running_daemon(models_dir=models) as running, Client(running.socket) as connected:
+        yield connected
+
+
+def test_an_encoder_embeds_many_texts(encoders: Client) -> None:
+    texts = [f"text {n} " + "and on " * (n % 40) for n in range(40)]
+    found = encoders.embed("tiny-bert", texts)
+    [alone] = encoders.embed("tiny-bert", texts[7])
+    assert found[7] == pytest.approx(alone, abs=1e-5)
+    assert len({tuple(vector) for vector in found}) == 40
+
+
+def test_an_encoder_refuses_to_talk_and_texts_that_it_was_not_trained_for(
+    encoders: Client,
+) -> None:
+    with encoders.session("tiny-bert", raw=True) as session:
+        with pytest.raises(UnsupportedOperation, match="says nothing") as caught:
+            session.chat("hello")
+        assert "embed" in caught.value.hint
+    with pytest.raises(PromptTooLong) as too_long:
+        encoders.embed("tiny-bert", "x" * 600)
+    assert too_long.value.data["ctx_size"] == 512
+    assert "batch-size" in too_long.value.hint
+
+
+def test_a_reranker_scores(encoders: Client) -> None:
+    found = encoders.embed("tiny-bert-rank", ["one text", "another"])
+    assert (found.pooling, found.size, len(found)) == ("rank", 1, 2)
+    with pytest.raises(UnsupportedOperation):
+        encoders.embed("tiny-bert-rank", "one text", pooling="mean")
+
+
+# The command.
+
+
+def test_the_command_writes_a_line_a_vector(daemon: RunningDaemon) -> None:
+    result = inferd("embed", "echo", "one", "another", socket=daemon.socket)
+    assert result.exit_code == 0, result.output
+    lines = [[float(x) for x in line.split()] for line in result.stdout.splitlines()]
+    assert lines[0] == pytest.approx(expected("one"), rel=1e-5)
+    assert lines[1] == pytest.approx(expected("another"), rel=1e-5)
+
+
+def test_the_command_reads_lines_and_writes_json(daemon: RunningDaemon) -> None:
+    arguments = ("embed", "echo", "--json", "--pooling", "mean", "--normalize", "1")
+    told = document(inferd(*arguments, socket=daemon.socket, text="one\nanother\n"))
+    assert (told["model"], told["pooling"], told["size"]) == ("echo", "mean", EMBEDDING_SIZE)
+    assert told["tokens"] == [5, 9]
+    assert told["embeddings"][1] == pytest.approx(expected("another", 1), rel=1e-5)
+
+
+# Faults.
+
+
+def test_texts_whose_worker_dies_are_computed_again(daemon: RunningDaemon) -> None:
+    texts = [f"{n} " + "z" * 1000 for n in range(6)]
+    found = []
+    with Client(daemon.socket) as client, RawClient(daemon.socket) as raw:
+        thread = threading.Thread(target=lambda: found.append(client.embed("fragile", texts)))
+        thread.start()
+        while not any(t["state"] == "running" for t in raw.call("queue")["tasks"]):
+            continue
+        [model] = [m for m in raw.call("models")["models"] if m["name"] == "fragile"]
+        os.kill(model["pid"], signal.SIGKILL)
+        thread.join(60)
+        recovered = raw.call("stats")["stats"]["recovered"]
+    assert recovered > 0
+    [vectors] = found
+    for vector, text in zip(vectors, texts, strict=True):
+        assert vector == pytest.approx(expected(text), rel=1e-5)
+
+
+def test_a_text_that_ends_the_worker_is_refused_and_the_others_are_embedded(
+    daemon: RunningDaemon,
+) -> None:
+    with Client(daemon.socket) as client, Client(daemon.socket) as other:
+        errors = []
+
+        def poison() -> None:
+            try:
+                client.embed("fragile", "die now")
+            except WorkerCrashed as exc:
+                errors.append(exc)
+
+        thread = threading.Thread(target=poison)
+        thread.start()
+        found = other.embed("fragile", ["w" * 2000] * 3)
+        thread.join(60)
+    assert [error.data["cause"] for error in errors] == ["input"]
+    assert found[0] == pytest.approx(expected("w" * 2000), rel=1e-5)
+
+
+# Memory.
+
+
+def model_of(name: str, weights: int, embedding: int) -> str:
+    return echo_model(name, weight_bytes=weights, embedding_bytes=embedding)
+
+
+def test_memory_for_embeddings_is_counted_from_their_first_use_on() -> None:
+    config = "[daemon]\nmemory-bytes = 1000\n" + model_of("a", 300, 500) + model_of("b", 400, 0)
+    with running_daemon(config) as daemon, Client(daemon.socket) as client:
+        with client.session("a") as session:
+            session.chat("hello")
+        assert client.show("a")["memory"]["total"] == 300
+        assert client.show("a")["memory"]["embedding"] == 500
+        client.embed("a", "hello")
+        assert client.show("a")["memory"]["total"] == 800
+
+        with client.session("b") as session:
+            assert session.chat("hello") == "hello"
+        states = {m["name"]: m["state"] for m in client.models()}
+        assert (states["a"], states["b"]) == ("cold", "ready"), "both were in memory"
+
+        client.embed("a", "hello")
+        states = {m["name"]: m["state"] for m in client.models()}
+        assert (states["a"], states["b"]) == ("ready", "cold")
+        assert client.show("a")["memory"]["total"] == 800, "the next load counts it at once"
+
+
+def test_idle_models_leave_for_embeddings() -> None:
+    config = "[daemon]\nmemory-bytes = 1000\n" + model_of("a", 300, 500) + model_of("b", 400, 0)
+    with running_daemon(config) as daemon, Client(daemon.socket) as client:
+        graph = client.load_by_name("a")
+        with client.session("b") as session:
+            session.chat("hello")
+        assert {client.show(n)["state"] for n in "ab"} == {"ready"}
+
+        client.embed(graph, "hello")
+
+        assert (client.show("a")["state"], client.show("b")["state"]) == ("ready", "cold")
+
+
+def test_too_little_memory_for_embeddings_is_refused_with_both_numbers() -> None:
+    config = "[daemon]\nmemory-bytes = 1000\n" + model_of("a", 300, 800)
+    with running_daemon(config) as daemon, Client(daemon.socket) as client:
+        with pytest.raises(OutOfMemory) as caught:
+            client.embed("a", "hello")
+        assert caught.value.data == {"needed_bytes": 800, "free_bytes": 700}
+        with client.session("a") as session:
+            assert session.chat("hello") == "hello"
+
+
+def test_a_worker_that_comes_after_a_dead_one_has_the_memory_promised_too() -> None:
+    config = "[daemon]\nmemory-bytes = 1000\n" + model_of("a", 300, 500)
+    with running_daemon(config) as daemon, Client(daemon.socket) as client:
+        client.embed("a", "hello")
+        psutil.Process(client.show("a")["pid"]).kill()
+        while client.show("a")["state"] != "cold":
+            continue
+        client.embed("a", "hello")
+        assert client.show("a")["memory"]["total"] == 800

@@ -1,0 +1,140 @@
+"""Completion in the shell: what is offered, and that nothing else is ever said."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from typer import _completion_shared
+
+from inferd import Client
+from inferd.backends.params import PARAMETERS
+from inferd.daemon.cli.help.completion import ASK_S_MAX
+from inferd.testing import running_daemon
+
+from ..command_line import Terminal, terminal_of
+
+NOWHERE = "/nonexistent/inferd.sock"
+
+
+def offered(line: str, at: str = NOWHERE, **environ: str) -> list[str]:
+    """Return what bash is told for the last word of *line*; it may be empty."""
+    words = line.split(" ")
+    done = subprocess.run(
+        [sys.executable, "-m", "inferd"],
+        env={
+            **os.environ,
+            "INFERD_SOCKET": at,
+            "_INFERD_COMPLETE": "complete_bash",
+            "COMP_WORDS": "\n".join(words),
+            "COMP_CWORD": str(len(words) - 1),
+            **environ,
+        },
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout.split()
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("inferd doc", ["doctor"]),
+        ("inferd config ", ["check", "show", "schema"]),
+        ("inferd pull sm", ["smollm2"]),
+        ("inferd run m p --priority u", ["urgent"]),
+        ("inferd parameters top-", [p.name for p in PARAMETERS if p.name.startswith("top-")]),
+        ("inferd parameters temper", ["temperature"]),
+        ("inferd run m p -o cache-p", ["cache-prompt=true", "cache-prompt=false"]),
+        ("inferd chat m --option n-pred", ["n-predict="]),
+        ("inferd serve --set kv-sh", ["kv-share=owner", "kv-share=all"]),
+        ("inferd config check --set log-fo",
+         ["log-format=auto", "log-format=json", "log-format=console"]),
+    ],
+)  # fmt: skip
+def test_names_of_the_tables_are_offered(line: str, words: list[str]) -> None:
+    assert offered(line) == words
+
+
+def test_models_and_sessions_of_a_daemon_are_offered() -> None:
+    with running_daemon() as daemon, Client(daemon.socket) as client:
+        with client.session("echo", session_id="diary") as session:
+            session.chat("hello")
+        with client.session("echo", session_id="two; words") as session:
+            session.chat("hello")
+            assert offered("inferd run ec", daemon.socket) == ["echo"]
+            assert offered("inferd swap a --to e", daemon.socket) == ["echo"]
+            assert offered("inferd forget ", daemon.socket) == ["diary"], "a shell's word, no more"
+            assert offered("inferd run echo hi --session d", daemon.socket) == ["diary"]
+            assert offered(f"inferd run --socket {daemon.socket} e") == ["echo"]
+
+
+def test_a_file_to_remove_is_offered_without_a_daemon(tmp_path: Path) -> None:
+    (tmp_path / "mine.gguf").touch()
+    assert offered("inferd rm m", INFERD_MODELS_DIR=str(tmp_path)) == ["mine"]
+    assert offered(f"inferd rm --models-dir {tmp_path} ") == ["mine"]
+
+
+def test_without_a_daemon_or_with_a_wrong_configuration_nothing_is_offered_nor_said() -> None:
+    assert offered("inferd run ") == offered("inferd forget ") == []
+    assert offered("inferd rm ", INFERD_CORES="many") == []
+
+
+def test_a_daemon_that_hangs_is_waited_for_but_shortly(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    with socket.socket(socket.AF_UNIX) as deaf:
+        deaf.bind(str(path))
+        deaf.listen()
+        begin = time.monotonic()
+        assert offered("inferd run ", str(path)) == []
+        assert time.monotonic() - begin < ASK_S_MAX + 20, "the process's start is in it"
+
+
+@contextmanager
+def bash(tmp_path: Path) -> Iterator[Terminal]:
+    """Run a bash that completes inferd's commands."""
+    (tmp_path / "inferd").write_text(f'#!/bin/sh\nexec {sys.executable} -m inferd "$@"\n')
+    (tmp_path / "inferd").chmod(0o755)
+    environ = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "INFERD_SOCKET": NOWHERE, "HISTFILE": ""}
+    environ |= {"TERM": "dumb", "PS1": "> ", "INPUTRC": "/dev/null"}
+    with terminal_of(["bash", "--norc", "--noprofile", "-i"], environ) as terminal:
+        terminal.type('eval "$(_INFERD_COMPLETE=source_bash inferd)"; echo rea""dy\n')
+        terminal.until("ready")
+        yield terminal
+        terminal.type("\x15exit\n")
+        assert terminal.process.wait(30) == 0
+
+
+def test_a_real_bash_completes(tmp_path: Path) -> None:
+    with bash(tmp_path) as terminal:
+        terminal.type("inferd doct\t")
+        terminal.until("inferd doctor ")
+        terminal.type("\x15inferd config sche\t")
+        terminal.until("inferd config schema ")
+
+
+def test_bash_puts_no_blank_behind_a_key_but_one_behind_its_value(tmp_path: Path) -> None:
+    with bash(tmp_path) as terminal:
+        for typed, line in (
+            ("inferd chat m -o n-predi\t7", "inferd chat m -o n-predict=7"),
+            ("inferd serve --set sessions-m\t7", "inferd serve --set sessions-max=7"),
+            ("inferd run m p --priority ur\t7", "inferd run m p --priority urgent 7"),
+        ):
+            terminal.type(f"\x15{typed}")
+            terminal.until(line)
+
+
+def test_the_script_that_is_shown_for_bash_is_the_one_that_is_used() -> None:
+    script = _completion_shared.get_completion_script(
+        prog_name="inferd", complete_var="_INFERD_COMPLETE", shell="bash"
+    )
+    assert script.count("compopt -o nospace") == 1

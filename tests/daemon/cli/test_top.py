@@ -1,0 +1,154 @@
+"""What `top` makes of what the daemon tells: rates, rows, and one frame of plain tables."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from inferd import Client
+from inferd.daemon.cli.monitoring.top.view import TASKS, Rates, Row, Sample, frame_of
+from inferd.testing import running_daemon
+
+from ..command_line import document, inferd, inferd_process
+from .top_samples import model, sample, session, task
+
+SLOW = """
+[models.slow]
+backend = "echo"
+slots = 2
+[models.slow.echo]
+step_ms = 5
+"""
+
+
+def cells(row: Row) -> dict[str, str]:
+    return dict(zip(TASKS.heads, row.cells, strict=True))
+
+
+def test_rates_are_of_what_was_computed_and_drawn_since_the_sample_before() -> None:
+    before, now = sample(10.0, (100, 40, 7)), sample(12.0, (200, 100, 27))
+    rates = Rates.between(before, now)
+    assert rates.prompt == {"m": 20.0}, "cached tokens are not computed"
+    assert rates.answer == {"m": 10.0}
+
+
+def test_a_task_s_rate_is_its_answer_s_and_before_that_its_prompt_s() -> None:
+    before = sample(10.0, tasks=[task(1), task(2, output_tokens=4), task(3)])
+    now = sample(
+        10.5, tasks=[task(1, computed_tokens=40), task(2, output_tokens=9), task(4), task(None)]
+    )
+    assert Rates.between(before, now).tasks == {1: 60.0, 2: 10.0}
+    [new] = [row for row in frame_of(before, now).tasks if row.key == "104"]
+    assert cells(new)["TOK/S"] == "-"
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        None,
+        sample(10.0),
+        replace(sample(0.0), stats=sample().stats | {"instance": 2}),
+    ],
+)
+def test_without_a_sample_of_the_same_daemon_before_there_are_no_rates(
+    before: Sample | None,
+) -> None:
+    now = sample(10.0, (200, 100, 27))
+    assert Rates.between(before, now) == Rates()
+    assert "-" in frame_of(before, now).header[1]
+
+
+def test_a_worker_that_came_anew_makes_no_rate_negative() -> None:
+    rates = Rates.between(sample(1.0, (500, 0, 500)), sample(2.0, (20, 0, 3)))
+    assert rates.prompt == rates.answer == {"m": 0.0}
+
+
+def test_the_header_tells_the_daemon_s_whole() -> None:
+    frame = frame_of(sample(1.0, (0, 0, 0)), sample(3.0, (50, 10, 9)))
+    assert frame.header == (
+        "inferd/9, pid 42, up for 5 min",
+        "tokens/s  20 prompt, 4.5 answer",
+        "tasks     2 running, 3 waiting, 1 parked, 5 refused so far",
+        "sessions  4 of 100, 6 asleep",
+        "KV        92 MB in slots, 4 MB in memory, 700 MB of 10 GB on disk",
+    )
+    draining = frame_of(None, sample(stats={"draining": True}))
+    assert draining.header[0].endswith(", draining")
+
+
+def test_models_in_memory_stand_first_with_their_slots_rates_and_kv_states() -> None:
+    models = [model("cold", "cold"), model("m"), model("z", "loading")]
+    now = sample(2.0, (40, 0, 10), models=models)
+    frame = frame_of(sample(1.0), now)
+    assert [row.cells for row in frame.models] == [
+        ("m", "ready", "96 MB", "2/4", "40", "10", "92 MB", "4 MB"),
+        ("z", "loading 40%", "5 MB", "-", "-", "-", "-", "-"),
+        ("cold", "cold", "5 MB", "-", "-", "-", "-", "-"),
+    ]
+
+
+def test_tasks_stand_in_the_order_of_the_queue_with_what_they_have_risen_to() -> None:
+    tasks = [
+        task(1, session_id="notes"),
+        task(2, state="waiting", position=1, priority="low", effective_priority="high"),
+        task(None, state="waiting", position=None, effective_priority=None, context=9),
+    ]
+    first, second, third = frame_of(None, sample(tasks=tasks)).tasks
+    assert first.key == "101" and cells(first)["SESSION"] == "notes"
+    assert (cells(first)["PLACE"], cells(first)["CLASS"]) == ("-", "normal")
+    assert (cells(second)["PLACE"], cells(second)["CLASS"]) == ("1", "low+")
+    assert cells(second)["SESSION"] == "102"
+    assert (third.key, cells(third)["PLACE"], cells(third)["CLASS"]) == ("9", "-", "normal")
+
+
+def test_sessions_have_their_history_and_how_long_they_rest() -> None:
+    [row] = frame_of(None, sample(sessions=[session(7, session_id="diary")])).sessions
+    assert row == ("7", ("done", "low", "m", "77", "2", "5 s", "1000", "diary"))
+
+
+def test_without_a_terminal_it_writes_one_frame_as_tables() -> None:
+    with (
+        running_daemon(SLOW) as daemon,
+        inferd_process(
+            "run", "slow", "x" * 2000, "--session", "s", socket=daemon.socket
+        ) as process,
+    ):
+        assert process.stdout is not None and process.stdout.read(1) == b"x"
+        result = inferd("top", "--interval", "0.5", socket=daemon.socket)
+        assert result.exit_code == 0 and result.stderr == ""
+        header, models, tasks, sessions = result.stdout.split("\n\n")
+        assert "tasks     1 running, 0 waiting" in header
+        assert models.splitlines()[1].split()[:2] == ["slow", "ready"]
+        assert "1/2" in models
+        heads, row = tasks.splitlines()
+        assert heads.split() == list(TASKS.heads)
+        shown = dict(zip(TASKS.heads, row.split(), strict=False))
+        assert (shown["STATE"], shown["MODEL"], row.split()[-1]) == ("running", "slow", "s")
+        assert sessions.splitlines()[1].split()[-1] == "s"
+
+        arguments = ("top", "--once", "--all", "-n", "0.5", "--json")
+        told = document(inferd(*arguments, socket=daemon.socket))
+        assert told["tasks"][0]["session_id"] == "s"
+        assert told["rates"]["answer"]["slow"] > 0
+        [(_, rate)] = told["rates"]["tasks"].items()
+        assert 0 < rate <= 200, "a step takes 5 ms"
+        process.kill()
+        process.communicate()
+
+
+def test_no_session_s_name_is_a_line_of_its_own() -> None:
+    name = "mine\nMODEL  STATE\u2028forged"
+    with (
+        running_daemon() as daemon,
+        Client(daemon.socket) as client,
+        client.session("echo", session_id=name),
+    ):
+        for command in (("top", "--once", "-n", "0.1"), ("sessions",)):
+            text = inferd(*command, socket=daemon.socket).stdout
+            assert "mine MODEL  STATE forged" in text
+
+
+@pytest.mark.parametrize("interval", ["0", "-1", "1e9"])
+def test_its_interval_is_bounded(interval: str) -> None:
+    assert inferd("top", "--interval", interval).exit_code == 2

@@ -1,0 +1,326 @@
+"""The screen of `top`: driven by textual's pilot over a real daemon, and run on a terminal."""
+
+from __future__ import annotations
+
+import fcntl
+import html
+import os
+import re
+import struct
+import termios
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.to_thread
+import pytest
+from textual.pilot import Pilot
+
+from inferd.backends.errors import Cancelled, PermissionDenied, WorkerCrashed
+from inferd.daemon.cli.monitoring.top.screen import Table, Top
+from inferd.daemon.cli.monitoring.top.view import MODELS, SESSIONS, TASKS, Panel, Sample, frame_of
+from inferd.testing import RunningDaemon, running_daemon
+from tests.echo import echo_model
+from tests.ipc.fake_server import Answer, Exchange, FakeServer, fake_server
+from tests.raw import RawClient
+
+from ..command_line import on_terminal
+from .top_samples import model, sample, session, task
+
+CONFIG = "[daemon]\nquantum-tokens = 100000\n" + echo_model("slow", slots=1, step_ms=10)
+LONG = "so long a text " * 100
+SIZE = (80, 24)
+WAIT_S_MAX = 30.0
+XTERM = {"TERM": "xterm-256color", "COLUMNS": "80", "LINES": "24"}
+LEFT = "\x1b[?1049l"
+"""What gives a terminal its own screen back."""
+
+
+@pytest.fixture
+def daemon() -> Iterator[RunningDaemon]:
+    with running_daemon(CONFIG) as daemon:
+        yield daemon
+
+
+def top_of(daemon: RunningDaemon, *, everybody: bool = False) -> Top:
+    return Top(Path(daemon.socket), 0.1, everybody=everybody)
+
+
+def shown(app: Top) -> str:
+    """Return the text on the screen."""
+    drawn = app.export_screenshot().partition("</style>")[2]
+    texts = re.split(r"<[^>]*>", html.unescape(drawn).replace("\xa0", " "))
+    return "|".join(text for text in texts if text.strip())
+
+
+async def until(pilot: Pilot[None], holds: Callable[[], object]) -> None:
+    """Let the screen go on until *holds* is true of it."""
+    app = pilot.app
+    assert isinstance(app, Top)
+    with anyio.move_on_after(WAIT_S_MAX):
+        while not holds():
+            await pilot.pause(0.02)
+        return
+    raise AssertionError(f"it never came to that: {shown(app)}")
+
+
+def table(app: Top, panel: Panel) -> Table:
+    return app.query_one(f"#{panel.title}", Table)
+
+
+def states(app: Top) -> list[str]:
+    frame = app.frame
+    return [] if frame is None else [str(t["state"]) for t in frame.sample.tasks]
+
+
+@contextmanager
+def streams(daemon: RunningDaemon, count: int) -> Iterator[tuple[RawClient, list[int]]]:
+    """Have turns on the slow model, the first of which runs."""
+    with RawClient(daemon.socket, timeout_s=WAIT_S_MAX) as client:
+        turns = []
+        for _ in range(count):
+            context = client.context("slow")
+            turns.append(client.start("chat", context=context, prompt=LONG))
+        yield client, turns
+
+
+@pytest.mark.asyncio
+async def test_it_shows_models_tasks_and_sessions_in_eighty_columns(daemon: RunningDaemon) -> None:
+    app = top_of(daemon)
+    words = (
+        "inferd/", "tokens/s", "1 running, 1 waiting", "2 of 100", "models (2)", "tasks (2)",
+        "sessions (2)", "slow", "1/1", "PLACE", "ANSWER/S", "HISTORY", "Cancel", "Park", "Unload",
+        "Quit",
+    )  # fmt: skip
+    with streams(daemon, 2):
+        async with app.run_test(size=SIZE) as pilot:
+            await until(pilot, lambda: all(word in shown(app) for word in words))
+
+
+@pytest.mark.asyncio
+async def test_c_cancels_the_selected_task(daemon: RunningDaemon) -> None:
+    app = top_of(daemon)
+    with streams(daemon, 2) as (client, turns):
+        async with app.run_test(size=SIZE) as pilot:
+            await until(pilot, lambda: states(app) == ["running", "waiting"])
+            await pilot.press("down", "c")
+            await until(pilot, lambda: len(states(app)) == 1)
+            assert states(app) == ["running"], "the second one was selected"
+            await until(pilot, lambda: "is cancelled" in shown(app))
+        with pytest.raises(Cancelled):
+            client.result(turns[1])
+
+
+@pytest.mark.asyncio
+async def test_p_parks_the_selected_task_where_another_waits(daemon: RunningDaemon) -> None:
+    app = top_of(daemon)
+    with streams(daemon, 1) as (client, _):
+        async with app.run_test(size=SIZE) as pilot:
+            await until(pilot, lambda: states(app) == ["running"])
+            await pilot.press("p")
+            await until(pilot, lambda: "nobody waits for its slot" in shown(app))
+            client.start("chat", context=client.context("slow"), prompt=LONG)
+            await until(pilot, lambda: len(states(app)) == 2)
+            first = table(app, TASKS).selected
+            await pilot.press("p")
+            await until(pilot, lambda: states(app) == ["running", "parked"])
+            await until(pilot, lambda: "gives way" in shown(app))
+            assert table(app, TASKS).selected == first, "the selection stays with its task"
+
+
+@pytest.mark.asyncio
+async def test_u_unloads_the_selected_model_after_a_question(daemon: RunningDaemon) -> None:
+    app = top_of(daemon)
+
+    def state() -> str:
+        assert app.frame is not None
+        return app.frame.models[0].cells[1]
+
+    with streams(daemon, 1) as (client, turns):
+        async with app.run_test(size=SIZE) as pilot:
+            await until(pilot, lambda: states(app) == ["running"])
+            await pilot.press("u")
+            await until(pilot, lambda: "Unload slow?" in shown(app))
+            await pilot.press("x", "n")
+            await until(pilot, lambda: "Unload slow?" not in shown(app))
+            await pilot.press("u", "y")
+            await until(pilot, lambda: "is in use" in shown(app))
+            assert state() == "ready"
+            await pilot.press("u", "f")
+            await until(pilot, lambda: "slow is unloaded" in shown(app))
+        with pytest.raises(WorkerCrashed):
+            client.result(turns[0])
+
+
+@pytest.mark.asyncio
+async def test_the_question_mark_lists_the_keys_and_frames_go_on_below(
+    daemon: RunningDaemon,
+) -> None:
+    app = top_of(daemon)
+    async with app.run_test(size=SIZE) as pilot:
+        await until(pilot, lambda: app.frame)
+        await pilot.press("question_mark")
+        await until(pilot, lambda: "cancels the selected task" in shown(app))
+        before = app.frame
+        await until(pilot, lambda: app.frame is not before)
+        await pilot.press("escape")
+        await until(pilot, lambda: "cancels the selected task" not in shown(app))
+
+
+@pytest.mark.asyncio
+async def test_keys_without_anything_to_select_say_so(daemon: RunningDaemon) -> None:
+    app = top_of(daemon)
+    async with app.run_test(size=SIZE) as pilot:
+        await until(pilot, lambda: app.frame)
+        await pilot.press("c")
+        await until(pilot, lambda: "there is no task to select" in shown(app))
+
+
+@pytest.mark.asyncio
+async def test_a_daemon_that_goes_is_looked_for_until_it_is_back(daemon: RunningDaemon) -> None:
+    app = top_of(daemon)
+    async with app.run_test(size=SIZE) as pilot:
+        await until(pilot, lambda: app.frame)
+        await anyio.to_thread.run_sync(daemon.stop)
+        await until(pilot, lambda: "trying again" in shown(app))
+        await pilot.press("c")
+        assert app.daemon_client is None
+        await anyio.to_thread.run_sync(daemon.start_again)
+        await until(pilot, lambda: "connected to inferd/" in shown(app))
+        assert app.frame is not None and app.frame.sample.stats["instance"] == 2
+
+
+@pytest.mark.asyncio
+async def test_who_may_not_see_everybody_s_sees_his_own(tmp_path: Path) -> None:
+    async with fake_server(tmp_path) as server:
+        let_it_tell(server, sample())
+        app = Top(server.path, 0.1, everybody=True)
+        async with app.run_test(size=SIZE) as pilot:
+            await until(pilot, lambda: "these are yours" in shown(app))
+            await until(pilot, lambda: app.frame)
+            assert not app.everybody
+
+
+def let_it_tell(server: FakeServer, told: Sample) -> None:
+    """Let *server* answer with a sample, but refuse what is everybody's."""
+
+    def answer(**fields: Any) -> Answer:
+        async def tell(exchange: Exchange) -> dict[str, Any]:
+            if exchange.params.get("all"):
+                raise PermissionDenied("user 1000 may not see the tasks of all users")
+            return fields
+
+        return tell
+
+    server.answers |= {
+        "stats": answer(stats=told.stats),
+        "models": answer(models=told.models),
+        "queue": answer(tasks=told.tasks),
+        "sessions": answer(sessions=told.sessions),
+    }
+
+
+@pytest.mark.asyncio
+async def test_what_others_name_their_sessions_is_text_and_nothing_else() -> None:
+    wild = "[red]\x1b[2J[/nope] x\ny"
+    app = Top(Path("/nonexistent/inferd.sock"), 60.0, everybody=False)
+    async with app.run_test(size=(120, 24)) as pilot:
+        tasks, sessions = [task(session_id=wild)], [session(session_id=wild)]
+        app.show_frame(frame_of(None, sample(tasks=tasks, sessions=sessions)))
+        await until(pilot, lambda: shown(app).count("[red][2J[/nope] x y") == 2)
+
+
+@pytest.mark.asyncio
+async def test_the_selection_stays_with_its_row_and_moves_on_when_that_is_gone() -> None:
+    app = Top(Path("/nonexistent/inferd.sock"), 60.0, everybody=False)
+    async with app.run_test(size=SIZE) as pilot:
+        tasks = [task(n) for n in range(1, 4)]
+        app.show_frame(frame_of(None, sample(tasks=tasks)))
+        await pilot.press("down")
+        assert table(app, TASKS).selected == "102"
+        app.show_frame(frame_of(None, sample(tasks=tasks[::-1])))
+        assert table(app, TASKS).selected == "102"
+        await pilot.press("down")
+        assert table(app, TASKS).selected == "101"
+        app.show_frame(frame_of(None, sample(tasks=tasks[1:])))
+        assert table(app, TASKS).selected == "103", "the last one there is"
+        app.show_frame(frame_of(None, sample(tasks=[])))
+        assert table(app, TASKS).selected is None
+
+
+@pytest.mark.asyncio
+async def test_it_follows_the_terminal_s_size() -> None:
+    app = Top(Path("/nonexistent/inferd.sock"), 60.0, everybody=False)
+    async with app.run_test(size=(40, 10)) as pilot:
+        models = [model(f"m{n}") for n in range(9)]
+        app.show_frame(frame_of(None, sample(models=models)))
+        await pilot.pause()
+        await pilot.resize_terminal(140, 50)
+        await until(pilot, lambda: table(app, SESSIONS).size.height > 10)
+        assert table(app, MODELS).size.width >= 130
+        assert "m8" in shown(app) and "RAM KV" in shown(app)
+
+
+@pytest.mark.parametrize(("typed", "status"), [("q", 0), ("\x03", 130)])
+def test_on_a_terminal_it_ends_and_leaves_the_terminal_as_it_was(
+    typed: str, status: int, daemon: RunningDaemon
+) -> None:
+    with streams(daemon, 1), on_terminal("top", socket=daemon.socket, **XTERM) as terminal:
+        before = termios.tcgetattr(terminal.descriptor)
+        terminal.until("running")
+        assert termios.tcgetattr(terminal.descriptor) != before, "keys come at once, unechoed"
+        terminal.type(typed)
+        terminal.until(LEFT)
+        assert terminal.process.wait(WAIT_S_MAX) == status
+        assert termios.tcgetattr(terminal.descriptor) == before
+
+
+def test_on_a_terminal_it_follows_its_size(daemon: RunningDaemon) -> None:
+    environ = {"TERM": "xterm-256color"}
+    with streams(daemon, 1), on_terminal("top", socket=daemon.socket, **environ) as terminal:
+        terminal.until("running")
+        fcntl.ioctl(terminal.descriptor, termios.TIOCSWINSZ, struct.pack("4H", 50, 140, 0, 0))
+        terminal.until("\x1b[50;")
+        terminal.type("q")
+        terminal.until(LEFT)
+
+
+@pytest.mark.parametrize("environ", [{}, {"NO_COLOR": "1"}], ids=["colours", "none"])
+def test_without_colours_it_sends_none(environ: dict[str, str], daemon: RunningDaemon) -> None:
+    environ |= {"COLORTERM": "truecolor", **XTERM}
+    with on_terminal("top", socket=daemon.socket, **environ) as terminal:
+        text = terminal.until("sessions (")
+        terminal.type("q")
+        text += terminal.until(LEFT)
+    colours = set(re.findall(r"[34]8;2;(\d+);(\d+);(\d+)", text))
+    assert colours
+    grey = all(red == green == blue for red, green, blue in colours)
+    assert grey == ("NO_COLOR" in environ)
+
+
+def test_a_terminal_that_cannot_be_drawn_on_gets_plain_tables(daemon: RunningDaemon) -> None:
+    """As that in an editor, which shows what it does not understand."""
+    with on_terminal("top", "-n", "0.1", socket=daemon.socket, TERM="dumb") as terminal:
+        text = terminal.until("SESSION\r\n")
+        assert terminal.process.wait(WAIT_S_MAX) == 0
+    assert "\x1b" not in text and "PLACE" in text
+
+
+def test_without_a_daemon_it_does_not_begin(tmp_path: Path) -> None:
+    with on_terminal("top", socket=str(tmp_path / "none.sock"), **XTERM) as terminal:
+        assert "no daemon" in terminal.until("inferd serve")
+        assert terminal.process.wait(WAIT_S_MAX) == 3
+
+
+def test_without_textual_one_sentence_says_what_to_install(
+    daemon: RunningDaemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    error = 'raise ModuleNotFoundError("No module named textual", name="textual")\n'
+    (tmp_path / "textual.py").write_text(error)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    with on_terminal("top", socket=daemon.socket, **XTERM) as terminal:
+        text = terminal.until("does without")
+        assert "needs textual" in text and "pip install 'inferd[top]'" in text
+        assert terminal.process.wait(WAIT_S_MAX) == 1

@@ -1,0 +1,344 @@
+"""The command line with a daemon: in this process, through pipes, on a terminal, interrupted."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from inferd import __version__
+from inferd.ipc import Client
+from inferd.testing import RunningDaemon, running_daemon
+from tests.echo import echo_model
+from tests.tiny_gguf import write_tiny
+
+from ..command_line import document, inferd, inferd_process, on_terminal
+
+CONFIG = echo_model("slow", slots=2, step_ms=20) + echo_model("slower", step_ms=200)
+CONFIG += echo_model("heavy", load_ms=300)
+LONG = "BEGIN " + "and so on " * 300
+"""What the slow model takes a minute to say."""
+
+
+@pytest.fixture(scope="module")
+def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningDaemon]:
+    models = tmp_path_factory.mktemp("models")
+    write_tiny("llama", models).rename(models / "tiny.gguf")
+    with running_daemon(CONFIG, models_dir=models) as daemon:
+        yield daemon
+
+
+@pytest.fixture
+def socket(daemon: RunningDaemon) -> str:
+    return daemon.socket
+
+
+def lines(text: str) -> list[dict[str, object]]:
+    return [msgspec.json.decode(line) for line in text.splitlines()]
+
+
+# run.
+
+
+def test_run_says_the_answer(socket: str) -> None:
+    result = inferd("run", "echo", "hello there", socket=socket)
+    assert (result.exit_code, result.stdout, result.stderr) == (0, "hello there\n", "")
+
+
+@pytest.mark.parametrize("arguments", [(), ("-",)])
+def test_run_reads_its_prompt_from_a_pipe(arguments: tuple[str, ...], socket: str) -> None:
+    assert inferd("run", "echo", *arguments, socket=socket, text="piped\n").stdout == "piped\n"
+
+
+def test_run_writes_json_lines_and_then_the_metadata(socket: str) -> None:
+    result = inferd("run", "echo", "grüß dich", "--json", "--stats", socket=socket)
+    *pieces, last = lines(result.stdout)
+    assert "".join(str(piece["text"]) for piece in pieces) == "grüß dich"
+    assert isinstance(last["metadata"], dict) and last["metadata"]["stop_reason"] == "eos"
+    assert result.stderr.startswith("prompt ") and "stopped by eos" in result.stderr
+
+
+def test_run_passes_its_parameters_on(socket: str) -> None:
+    cut = inferd("run", "echo", "hello", "--n-predict", "2", socket=socket)
+    assert cut.stdout == "he\n"
+    stopped = inferd("run", "echo", "hello", "-o", "stop=l", "--temp", "0", socket=socket)
+    assert stopped.stdout == "he\n"
+    priority = inferd("run", "echo", "hello", "--priority", "urgent", socket=socket)
+    assert priority.exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("run", "eco", "x"), "did you mean 'echo'"),
+        (("run", "echo", "x", "-o", "topk=1"), "did you mean 'top-k'"),
+        (("run", "echo", "x", "--temp", "1000"), "outside 0 … 100"),
+        (("show", "nope"), "there is no model 'nope'"),
+        (("unload", "nope"), "there is no model 'nope'"),
+        (("cancel", "nope"), "you have no session 'nope'"),
+    ],
+)
+def test_a_refusal_is_a_sentence_with_a_hint(
+    arguments: tuple[str, ...], sentence: str, socket: str
+) -> None:
+    result = inferd(*arguments, socket=socket)
+    assert result.exit_code == 1 and result.stdout == ""
+    assert result.stderr.startswith("inferd: ") and sentence in result.stderr
+    assert result.stderr.count("\n") == 2
+
+
+def test_a_refusal_of_a_stream_is_json_when_asked_for(socket: str) -> None:
+    result = inferd("run", "nope", "x", "--json", socket=socket)
+    assert document(result)["error"]["name"] == "ModelNotFound"
+
+
+def test_a_reader_who_has_enough_ends_the_run_quietly(socket: str) -> None:
+    with inferd_process("run", "slow", LONG, socket=socket) as process:
+        assert process.stdout is not None and process.stderr is not None
+        assert process.stdout.read(1) == b"B"
+        process.stdout.close()
+        assert (process.wait(60), process.stderr.read()) == (141, b"")
+    assert document(inferd("ps", "--json", socket=socket))["tasks"] == []
+
+
+def test_ctrl_c_ends_the_run_and_its_turn(socket: str) -> None:
+    with inferd_process("run", "slow", LONG, socket=socket) as process:
+        assert process.stdout is not None and process.stderr is not None
+        assert process.stdout.read(1) == b"B"
+        process.send_signal(signal.SIGINT)
+        assert (process.wait(60), process.stderr.read()) == (130, b"")
+    assert document(inferd("ps", "--json", socket=socket))["tasks"] == []
+
+
+def test_a_terminal_gets_a_bar_for_a_long_load_and_a_pipe_gets_none(socket: str) -> None:
+    with on_terminal("run", "heavy", "hello", socket=socket, TERM="xterm") as terminal:
+        assert "loading heavy" in terminal.until("hello\r\n")
+        assert terminal.process.wait(60) == 0
+    piped = inferd("run", "heavy", "hello", socket=socket)
+    assert (piped.stdout, piped.stderr) == ("hello\n", "")
+
+
+def test_a_run_without_a_prompt_on_a_terminal_points_to_chat(socket: str) -> None:
+    with on_terminal("run", "echo", socket=socket) as terminal:
+        assert "inferd chat MODEL" in terminal.until("chat MODEL`")
+        assert terminal.process.wait(60) == 2
+
+
+# chat.
+
+
+def test_chat_on_a_terminal(socket: str, tmp_path: Path) -> None:
+    home = {"XDG_STATE_HOME": str(tmp_path)}
+    with on_terminal("chat", "slower", socket=socket, **home) as terminal:
+        assert "/help lists the commands" in terminal.until(">>> ")
+        terminal.type("hello\n")
+        assert terminal.until(">>> ").count("hello") == 2  # as typed, and the answer
+        terminal.type(f"BEGIN {'and so on ' * 6}END\n")
+        terminal.until("END")
+        terminal.until("BEGIN")
+        terminal.interrupt()
+        assert "stopped" in terminal.until(">>> ")
+        terminal.interrupt()
+        assert "Ctrl-D ends the chat" in terminal.until(">>> ")
+        terminal.type("again\n")
+        assert terminal.until(">>> ").count("again") == 2
+        terminal.type("/reset\n")
+        assert "forgotten" in terminal.until(">>> ")
+        terminal.type("/what\n")
+        assert "/exit" in terminal.until(">>> ")
+        terminal.type("\x04")
+        assert terminal.process.wait(60) == 0
+    (history,) = (tmp_path / "inferd").iterdir()
+    assert "again\n" in history.read_text()
+    assert history.stat().st_mode & 0o777 == 0o600
+
+
+def test_chat_keeps_no_history_when_told_so(socket: str, tmp_path: Path) -> None:
+    home = {"XDG_STATE_HOME": str(tmp_path)}
+    with on_terminal("chat", "echo", "--no-history", socket=socket, **home) as terminal:
+        terminal.until(">>> ")
+        terminal.type("/exit\n")
+        assert terminal.process.wait(60) == 0
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_chat_without_a_terminal_takes_a_line_a_turn(socket: str) -> None:
+    text = "one\n\ntwo\n/reset\n/exit\nnever said\n"
+    result = inferd("chat", "echo", socket=socket, text=text)
+    assert (result.exit_code, result.stdout) == (0, "one\ntwo\n")
+    assert result.stderr == "forgotten\n"
+
+
+def test_chat_goes_on_after_a_turn_that_failed(socket: str) -> None:
+    result = inferd("chat", "echo", "--json", socket=socket, text="x" * 5000 + "\nsecond\n")
+    answers = lines(result.stdout)
+    assert isinstance(answers[0]["error"], dict) and answers[0]["error"]["name"] == "PromptTooLong"
+    assert "".join(str(a.get("text", "")) for a in answers) == "second"
+    assert result.exit_code == 0 and "inferd: " in result.stderr
+
+
+# Models.
+
+
+def test_models_and_show(socket: str) -> None:
+    rows = inferd("models", socket=socket).stdout.splitlines()
+    assert rows[0].split() == ["NAME", "STATE", "SIZE", "BACKEND", "FILE"]
+    assert [row.split()[0] for row in rows[1:]] == ["echo", "heavy", "slow", "slower", "tiny"]
+    names = [m["name"] for m in document(inferd("models", "--json", socket=socket))["models"]]
+    assert names == ["echo", "heavy", "slow", "slower", "tiny"]
+    assert document(inferd("show", "slow", "--json", socket=socket))["options"] == {"slots": 2}
+    assert "options.slots" in inferd("show", "slow", socket=socket).stdout
+
+
+def test_load_ps_and_unload(socket: str) -> None:
+    loaded = inferd("load", "slow", socket=socket)
+    assert loaded.stdout == "slow is loaded: 2 sessions at once, 4096 tokens each\n"
+    assert document(inferd("load", "slow", "--json", socket=socket))["slots"] == 2
+    models = document(inferd("ps", "--json", socket=socket))["models"]
+    assert "slow" in [m["name"] for m in models]
+    heads = inferd("ps", socket=socket).stdout.splitlines()[0].split()
+    assert heads[:6] == ["NAME", "ID", "SIZE", "PROCESSOR", "CONTEXT", "UNTIL"]
+    assert inferd("unload", "slow", socket=socket).stdout == "slow is unloaded\n"
+    models = document(inferd("ps", "--json", socket=socket))["models"]
+    assert "slow" not in [m["name"] for m in models]
+
+
+def test_a_model_in_use_is_unloaded_by_force_only(socket: str) -> None:
+    with Client(socket) as client, client.session("slow"):
+        refused = inferd("unload", "slow", socket=socket)
+        assert refused.exit_code == 4 and "in use" in refused.stderr
+        assert document(inferd("unload", "slow", "--force", "--json", socket=socket)) == {
+            "unloaded": "slow"
+        }
+
+
+def test_rm_refuses_a_loaded_model_unless_forced(socket: str) -> None:
+    tiny = Path(document(inferd("show", "tiny", "--json", socket=socket))["file"])
+    file = tiny.with_name("other.gguf")
+    shutil.copy(tiny, file)
+    arguments = ("rm", "other", "--yes", "--models-dir", str(tiny.parent))
+    with Client(socket) as client, client.session("other"):
+        refused = inferd(*arguments, socket=socket)
+        assert refused.exit_code == 1 and "other is ready" in refused.stderr
+        assert file.exists()
+        assert inferd(*arguments, "--force", socket=socket).exit_code == 0
+    assert not file.exists()
+    assert "other" not in inferd("models", socket=socket).stdout
+
+
+# Looking in and steering.
+
+
+def test_the_version_tells_the_running_daemons(socket: str) -> None:
+    first, second = inferd("--version", socket=socket).stdout.splitlines()
+    assert first == f"inferd {__version__}, protocol 1.0"
+    assert f"(inferd/{__version__} running at {socket})" in second
+
+
+def test_status(socket: str, daemon: RunningDaemon) -> None:
+    text = inferd("status", socket=socket).stdout
+    assert f"at {socket}, pid {daemon.pid}, up for " in text and "sessions: " in text
+    assert document(inferd("status", "--json", socket=socket))["pid"] == daemon.pid
+
+
+@pytest.mark.parametrize("by", ["number", "id"])
+def test_a_session_under_way_is_listed_and_cancelled(by: str, socket: str) -> None:
+    name = f"job-{by}"
+    arguments = ("run", "slow", LONG, "--session", name, "--priority", "low")
+    with inferd_process(*arguments, socket=socket) as process:
+        assert process.stdout is not None
+        assert process.stdout.read(1) == b"B"
+        listed = inferd("ps", socket=socket).stdout
+        assert name in listed and "running" in listed and "low" in listed
+        heads, task = inferd("queue", socket=socket).stdout.splitlines()
+        assert heads.split()[:4] == ["MODEL", "PLACE", "STATE", "SESSION"]
+        assert name in task and "running" in task and task.split()[1] == "-"
+        (session,) = document(inferd("ps", "--json", socket=socket))["sessions"]
+        wanted = name if by == "id" else str(session["context"])
+        assert inferd("cancel", wanted, socket=socket).stdout == "cancelled\n"
+        process.wait(60)
+    assert document(inferd("ps", "--json", socket=socket))["tasks"] == []
+    assert document(inferd("queue", "--all", "--json", socket=socket)) == {"tasks": []}
+
+
+def test_sessions_that_sleep_are_listed(socket: str) -> None:
+    inferd("run", "echo", "hello", "--session", "asleep", socket=socket)
+
+    heads, *rows = inferd("sessions", "--all", socket=socket).stdout.splitlines()
+    assert heads.split()[:4] == ["ID", "SESSION", "USER", "MODEL"]
+    [row] = [row for row in rows if row.split()[0] == "asleep"]
+    assert row.split()[1:5] == ["-", str(os.getuid()), "echo", "dormant"]
+    assert row.split()[-1] == "yes", "it is on disk"
+    listed = document(inferd("sessions", "--json", socket=socket))["sessions"]
+    assert "asleep" in [session["session_id"] for session in listed]
+    assert "asleep" not in inferd("ps", socket=socket).stdout
+
+
+def test_a_session_is_forgotten_by_its_id(socket: str) -> None:
+    assert inferd("run", "echo", "secret", "--session", "diary", socket=socket).exit_code == 0
+    assert inferd("forget", "diary", socket=socket).stdout == "forgotten\n"
+    assert document(inferd("forget", "diary", "--json", socket=socket)) == {"forgotten": False}
+
+
+def test_stop_waits_until_the_daemon_has_ended() -> None:
+    with running_daemon() as daemon:
+        result = inferd("stop", socket=daemon.socket)
+        assert result.exit_code == 0 and "has ended" in result.stderr
+        assert daemon.process is not None and daemon.process.wait(10) == 0
+        assert not Path(daemon.socket).exists()
+        assert inferd("stop", socket=daemon.socket).exit_code == 3
+
+
+def test_stop_is_bounded_and_now_ends_what_runs() -> None:
+    with running_daemon(CONFIG) as daemon:
+        with inferd_process("run", "slow", LONG, socket=daemon.socket) as process:
+            assert process.stdout is not None
+            assert process.stdout.read(1) == b"B"
+            waited = inferd("stop", "--wait", "0", socket=daemon.socket)
+            assert waited.exit_code == 4 and "has not ended within 0 s" in waited.stderr
+            assert inferd("stop", "--now", socket=daemon.socket).exit_code == 0
+            assert process.wait(60) == 3
+        assert daemon.process is not None
+        assert daemon.process.wait(10) != 0
+
+
+def test_ctrl_d_and_a_lost_daemon_end_a_chat() -> None:
+    with running_daemon() as daemon:
+        with inferd_process("chat", "echo", socket=daemon.socket) as process:
+            assert process.stdin is not None and process.stdout is not None
+            process.stdin.write(b"hello\n")
+            process.stdin.flush()
+            assert process.stdout.readline() == b"hello\n"
+            daemon.kill()
+            out, errors = process.communicate(b"again\n", timeout=60)
+        assert (process.returncode, out) == (3, b"\n")
+        assert b"inferd: " in errors and b"Traceback" not in errors
+
+
+def test_two_words_of_a_prompt_are_a_usage_error(socket: str) -> None:
+    assert inferd("run", "echo", "two", "words", socket=socket).exit_code == 2
+
+
+# swap.
+
+
+def test_swap_says_how_it_was_done() -> None:
+    config = '[models.live]\nbackend = "echo"\n[models.one]\nbackend = "echo"\n'
+    config += '[models.one.echo]\nvariant = "one"\n'
+    with running_daemon(config) as daemon, Client(daemon.socket) as client:
+        client.load_by_name("live")
+        arguments = ("swap", "live", "--to", "one")
+        done = document(inferd(*arguments, "--mode", "drain", "--json", socket=daemon.socket))
+        assert done == {
+            "swapped": "live",
+            "fingerprint": "echo-1one",
+            "before": "echo-1",
+            "mode": "drain",
+        }
+        said = inferd("swap", "live", "--to", "echo", socket=daemon.socket).stdout
+        assert said == "live is echo now (echo-1, migrate)\n"

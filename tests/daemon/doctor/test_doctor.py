@@ -1,0 +1,242 @@
+"""`inferd doctor`, whole: with a daemon and without one, what it writes, and that it ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from inferd import Client
+from inferd.backends.errors import InvalidArgument
+from inferd.daemon.doctor.checks.connection_check import REACH_S_MAX, Reach
+from inferd.daemon.doctor.checks.units import Units
+from inferd.daemon.doctor.examination import Facts, _socket, check_all
+from inferd.daemon.doctor.report import write_new
+from inferd.testing import running_daemon
+from tests.tiny_gguf import write_tiny
+
+from ..command_line import document, inferd
+from ..other_users import ADA, as_user
+
+NOWHERE = "/nonexistent/inferd.sock"
+SECRET = "the moon is made of cheese"
+CHECKS = [
+    "inferd", "packages", "engine", "cpu", "gpu", "configuration", "models", "state", "service",
+    "socket", "memory", "limits", "cores", "users",
+]  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Be a user whose own configuration, models and state there are none of."""
+    for name in ("CONFIG", "DATA", "STATE"):
+        monkeypatch.setenv(f"XDG_{name}_HOME", str(tmp_path / name.lower()))
+    for name in ("CONFIG", "MODELS_DIR", "STATE_DIR"):
+        monkeypatch.delenv(f"INFERD_{name}", raising=False)
+    return tmp_path
+
+
+def findings(result: Any, check: str) -> list[dict[str, str]]:
+    return [f for f in document(result)["findings"] if f["check"] == check]
+
+
+def test_without_a_daemon_it_says_what_there_is(home: Path) -> None:
+    (home / "data" / "inferd" / "models").mkdir(parents=True)
+    write_tiny("llama", home / "data" / "inferd" / "models")
+    result = inferd("doctor", "--json", socket=NOWHERE)
+    told = document(result)
+    assert result.exit_code == (1 if told["status"] == "fail" else 0)
+    assert list(dict.fromkeys(f["check"] for f in told["findings"])) == CHECKS
+    assert all(f["remedy"] for f in told["findings"] if f["status"] != "ok")
+    by_check = {check: findings(result, check)[0]["status"] for check in CHECKS}
+    for check in ("inferd", "packages", "engine", "configuration", "models", "cores"):
+        assert by_check[check] == "ok", findings(result, check)
+    [listening] = findings(result, "socket")
+    assert f"no daemon listens at {NOWHERE}" in listening["found"]
+
+
+def test_what_is_wrong_ends_it_with_1_and_is_said_with_what_to_do(home: Path) -> None:
+    models = home / "data" / "inferd" / "models"
+    models.mkdir(parents=True)
+    file = write_tiny("llama", models)
+    file.write_bytes(file.read_bytes()[:-500])
+    (home / "config" / "inferd").mkdir(parents=True)
+    (home / "config" / "inferd" / "config.toml").write_text("[models.gone]\nfile = 'gone.gguf'\n")
+    result = inferd("doctor", socket=NOWHERE)
+    assert result.exit_code == 1
+    words = " ".join(result.stdout.split())
+    assert "fail models" in words and "is cut off" in words and "→ download the file again" in words
+    assert "[models.gone]" in words and "Traceback" not in result.output
+    (home / "config" / "inferd" / "config.toml").write_text("[daemon]\ncores = -1\n")
+    wrong = inferd("doctor", "--json", socket=NOWHERE)
+    assert wrong.exit_code == 1
+    assert "cores: -1 is outside" in findings(wrong, "configuration")[0]["found"]
+
+
+def test_a_daemon_that_answers_is_asked_how_it_is() -> None:
+    with running_daemon() as daemon:
+        result = inferd("doctor", "--json", socket=daemon.socket)
+        assert "is open to you" in findings(result, "socket")[0]["found"]
+        [answer] = findings(result, "daemon")
+        assert answer["status"] == "ok" and f"pid {daemon.pid}" in answer["found"]
+
+
+def test_a_part_of_the_daemon_that_fails_is_told(tmp_path: Path) -> None:
+    (tmp_path / "taken").touch()
+    with running_daemon(metrics=str(tmp_path / "taken" / "figures.sock")) as daemon:
+        told = findings(inferd("doctor", "--json", socket=daemon.socket), "daemon")
+        assert any(f["status"] == "warn" and "metrics fails" in f["found"] for f in told)
+
+
+def test_a_daemon_that_hangs_does_not_hang_the_doctor(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    with socket.socket(socket.AF_UNIX) as deaf:
+        deaf.bind(str(path))
+        deaf.listen()
+        begin = time.monotonic()
+        result = inferd("doctor", "--json", socket=str(path))
+        assert time.monotonic() - begin < REACH_S_MAX + 20
+    [hanging] = findings(result, "daemon")
+    assert hanging["status"] == "fail" and "did not answer within" in hanging["found"]
+
+
+def test_a_socket_that_a_dead_daemon_left_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(path))
+    [left] = findings(inferd("doctor", "--json", socket=str(path)), "socket")
+    assert left["status"] == "warn" and "was left by a daemon that has died" in left["found"]
+
+
+def test_without_the_daemons_packages_it_says_what_is_missing() -> None:
+    code = """if True:
+        import importlib.metadata as metadata, sys
+        gone = {"structlog", "psutil", "numpy", "jinja2", "prometheus_client", "llama_cpp"}
+        sys.modules |= dict.fromkeys(gone)
+        version = metadata.version
+        def missing(name):
+            if name.replace("-", "_").removesuffix("_python") in gone:
+                raise metadata.PackageNotFoundError(name)
+            return version(name)
+        metadata.version = missing
+        from inferd.daemon.cli import main
+        main()
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", code, "doctor"],
+        env={**os.environ, "INFERD_SOCKET": NOWHERE},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    words = " ".join(done.stdout.split())
+    assert done.stderr == "" and "psutil, structlog: not installed" in words
+    assert "pip install 'inferd[daemon]'" in words and "\nengine" not in done.stdout
+
+
+# The report.
+
+
+def test_the_report_has_what_is_needed_and_nothing_that_users_wrote(tmp_path: Path) -> None:
+    config = f"[daemon]\nsessions-max = 77\n[defaults]\nstop = ['{SECRET}']\n"
+    file = tmp_path / "report.txt"
+    with (
+        running_daemon(config) as daemon,
+        Client(daemon.socket) as client,
+        client.session("echo", session_id="my-diary", system=SECRET) as session,
+    ):
+        session.chat(SECRET)
+        own = str(daemon.directory / "config.toml")
+        flags = ("--report", str(file), "--config", own)
+        result = inferd("doctor", *flags, socket=daemon.socket)
+        pid = daemon.pid
+    assert str(file) in result.stderr
+    text = file.read_text()
+    assert SECRET not in text and "my-diary" not in text
+    assert 'stop = "(1 items)"' in text and "sessions-max = 77" in text
+    for part in ("## findings", "## versions", "## configuration", "## daemon"):
+        assert part in text
+    assert "llama-cpp-python 0" in text and f"pid {pid}" in text and '"sessions": 1' in text
+    assert file.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_report_overwrites_nothing(tmp_path: Path) -> None:
+    file = tmp_path / "report.txt"
+    file.write_text("mine")
+    link = tmp_path / "link"
+    link.symlink_to(tmp_path / "elsewhere")
+    for path in (file, link):
+        result = inferd("doctor", "--report", str(path), socket=NOWHERE)
+        assert result.exit_code == 1
+        assert "is there already" in result.stderr and "name another file" in result.stderr
+    assert file.read_text() == "mine" and not (tmp_path / "elsewhere").exists()
+    nowhere = inferd("doctor", "--report", str(tmp_path / "none" / "r"), socket=NOWHERE)
+    assert nowhere.exit_code == 1 and "cannot be written: No such file" in nowhere.stderr
+
+
+# What is not as it should be.
+
+
+def test_a_report_that_finds_no_room_leaves_no_half_of_it() -> None:
+    with pytest.raises(InvalidArgument, match="cannot be written: File too large"):
+        limited(Path("/dev/shm") / f"inferd-report-{os.getpid()}")
+
+
+def limited(path: Path) -> None:
+    """Write a report where files may have ten bytes."""
+    before, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.getsignal(signal.SIGXFSZ)
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10, before[1]))
+    try:
+        write_new(path, "x" * 100)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)
+        assert not path.exists()
+
+
+def test_names_that_are_no_utf8_are_told_all_the_same(tmp_path: Path) -> None:
+    folder = os.fsdecode(os.fsencode(tmp_path) + b"/\xff")
+    environ = {**os.environ, "INFERD_MODELS_DIR": folder, "INFERD_SOCKET": NOWHERE}
+    for flags in ([], ["--json"], ["--report", str(tmp_path / "report")]):
+        command = [sys.executable, "-m", "inferd", "doctor", *flags]
+        done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=90)
+        assert "internal error" not in done.stderr and "udcff" in done.stdout
+    assert "udcff" in (tmp_path / "report").read_text()
+    shown = [sys.executable, "-m", "inferd", "config", "show", "--json"]
+    done = subprocess.run(shown, env=environ, capture_output=True, text=True, timeout=90)
+    assert json.loads(done.stdout)["settings"]["models-dir"]["value"] == folder
+
+
+def test_a_runtime_folder_of_another_user_is_no_error(tmp_path: Path) -> None:
+    with as_user(ADA):
+        found = _socket(None, {"XDG_RUNTIME_DIR": "/root/run"})
+    assert found == Path("/root/run/inferd/inferd.sock")
+
+
+def test_what_a_daemon_of_another_version_tells_ends_no_examination() -> None:
+    reach = Reach(NOWHERE, is_there=True, is_socket=True, software="x", stats={"parts": [{"a": 1}]})
+    findings = check_all(Facts(reach=reach))
+    assert any("does not understand" in f.found and f.status == "warn" for f in findings)
+    assert [f for f in findings if f.check == "socket"], "the others are made"
+
+
+def test_a_unit_whose_quotes_do_not_end_is_read_all_the_same() -> None:
+    units = Units(user=False, directives={"Environment": ['A=1 "B=2', "C=3"]}, old=[])
+    assert units.environment == {"A": "1", '"B': "2", "C": "3"}
+
+
+def test_a_command_without_standard_output_ends_as_any_other() -> None:
+    command = f"{sys.executable} -m inferd config check"
+    for closed in (">&-", ">&- 2>&-", "<&- >&- 2>&-"):
+        done = subprocess.run(["sh", "-c", f"exec {command} {closed}"], timeout=60, stderr=-1)
+        assert (done.returncode, done.stderr) == (0, b"")

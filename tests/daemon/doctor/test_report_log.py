@@ -1,0 +1,240 @@
+"""The log in the report of `inferd doctor`: its last warnings and errors, and nobody's texts."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from inferd.daemon.config.settings.settings import load_config
+
+from inferd import Client
+from inferd.backends.errors import WorkerCrashed
+from inferd.daemon.doctor import report_log as doctor_log
+from inferd.daemon.doctor.checks.units import Units
+from inferd.daemon.doctor.report_log import (
+    CHARACTERS_MAX,
+    ITEMS_MAX,
+    LOG_BYTES_MAX,
+    LOG_LINES_MAX,
+    READ_BYTES_MAX,
+    Journal,
+    LogEnd,
+    end_of,
+    look_at_log,
+    place_of,
+)
+from inferd.daemon.doctor.time_limits import Look, Unseen
+from inferd.testing import running_daemon
+
+from ..command_line import inferd
+
+SECRET = "zebra7f3a"
+DIARY = "my-very-own-diary"
+UNITS = Units(user=True, directives={}, old=[])
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for name in ("CONFIG", "DATA", "STATE"):
+        monkeypatch.setenv(f"XDG_{name}_HOME", str(tmp_path / name.lower()))
+    return tmp_path
+
+
+def event(level: str = "warning", **fields: Any) -> bytes:
+    return msgspec.json.encode({"level": level, "event": "worker.died", **fields})
+
+
+def told(end: LogEnd) -> list[dict[str, Any]]:
+    return [msgspec.json.decode(line) for line in end.lines]
+
+
+def read(path: Path) -> LogEnd:
+    return look_at_log({"log": {"file": str(path)}}, None, None)
+
+
+# Where it is.
+
+
+def test_it_is_where_the_daemon_says_else_where_it_would_be() -> None:
+    config = load_config({"log-file": "/var/log/of/config"}, {})
+    told: dict[str, Any] = {"pid": 7, "log": {"file": "/var/log/told", "journal": None}}
+    assert place_of(told, config, UNITS) == Path("/var/log/told")
+    told["log"] = {"file": None, "journal": {"unit": "inferd.service", "user": True}}
+    assert place_of(told, config, None) == Journal("inferd.service", user=True, pid=7)
+    told["log"]["journal"]["unit"] = None
+    assert place_of(told, config, None) == Journal("", user=True, pid=7)
+    told["log"]["journal"] = None
+    assert place_of(told, config, UNITS) is None, "it runs, and says that nobody keeps it"
+    assert place_of({}, config, UNITS) == Path("/var/log/of/config")
+    assert place_of({}, load_config({}, {}), UNITS) == Journal("inferd.service", user=True)
+    assert place_of({}, None, None) is None
+
+
+def test_the_journal_is_asked_for_the_unit_s_warnings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = [event(model="a"), b"Started inferd.", event("error", model="b")]
+    (tmp_path / "lines").write_bytes(b"\n".join(lines) + b"\n")
+    journalctl(tmp_path, monkeypatch, f'echo "$@" > {tmp_path}/asked; cat {tmp_path}/lines')
+    end = look_at_log({}, None, UNITS)
+    assert [e["model"] for e in told(end)] == ["a", "b"]
+    assert (end.place, end.other) == ("the journal of inferd.service", 1)
+    asked = (tmp_path / "asked").read_text().split()
+    assert {"--user", "--unit=inferd.service", "--priority=warning", "--lines=200"} <= set(asked)
+
+
+@pytest.mark.parametrize(
+    ("script", "cause"),
+    [
+        ("echo 'No journal files were opened' >&2; exit 1", "No journal files were opened"),
+        ("exec sleep 600", "no answer within 0.2 s"),
+        ("", "there is no journalctl here"),
+    ],
+)
+def test_a_journal_that_cannot_be_asked_is_told(
+    script: str, cause: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor_log, "JOURNAL_S_MAX", 0.2)
+    journalctl(tmp_path, monkeypatch, script)
+    with pytest.raises(Unseen, match=cause):
+        Look(lambda: look_at_log({}, None, UNITS)).facts()
+
+
+def journalctl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
+    """Let there be a journalctl that does *script*; none, if that is empty."""
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    for name in ("cat", "sleep"):
+        (tools / name).symlink_to(f"/bin/{name}")
+    if script:
+        (tools / "journalctl").write_text(f"#!/bin/sh\n{script}\n")
+        (tools / "journalctl").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tools))
+
+
+# What is told of an event.
+
+
+def test_only_warnings_and_errors_are_told_the_oldest_first(tmp_path: Path) -> None:
+    levels = ("error", "debug", "warning", "info", "critical")
+    lines = [event(level, pid=number) for number, level in enumerate(levels)]
+    (tmp_path / "log").write_bytes(b"\n".join([*lines, b"no event", b"[]", b"\xff\xfe"]))
+    end = read(tmp_path / "log")
+    assert [e["pid"] for e in told(end)] == [0, 2, 4]
+    assert end.other == 3
+
+
+def test_no_field_is_told_that_may_have_what_users_wrote() -> None:
+    wild: dict[str, Any] = {
+        "prompt": SECRET,
+        "answer": SECRET,
+        "session": f"id:{DIARY}",
+        "errors": [SECRET],
+    }
+    wild |= {"software": SECRET, "path": f"/{DIARY}", "model": {"a": SECRET}, "text": SECRET}
+    frame, raised = '  File "a.py", line 3, in f', f'KeyError: "{SECRET}"'
+    wild["exception"] = "\n".join(["Traceback:", frame, f"    say({SECRET})", raised, SECRET])
+    lines = [event(**wild)]
+    for name in ("task.failed", "call.refused", "session.not_forgotten"):
+        lines.append(event(**wild).replace(b"worker.died", name.encode()))
+        lines[-1] = lines[-1][:-1] + f',"cause":"{SECRET} {DIARY}"}}'.encode()
+    end = end_of("", reversed(lines))
+    assert len(end.lines) == 4
+    assert SECRET not in str(end) and DIARY not in str(end)
+    assert told(end)[0]["exception"] == ['File "a.py", line 3, in f', "KeyError"]
+
+
+def test_causes_and_what_a_dying_process_says_are_told() -> None:
+    lines = [
+        event("error", cause="the disk is full", remedy="make room", part="journal"),
+        event("error", text="GGML_ASSERT(n > 0) failed").replace(b"worker.died", b"worker.said"),
+    ]
+    first, last = told(end_of("", reversed(lines)))
+    assert (first["cause"], first["part"]) == ("the disk is full", "journal")
+    assert last["text"] == "GGML_ASSERT(n > 0) failed"
+
+
+def test_no_character_steers_who_reads_it() -> None:
+    wild = "\x1b[2J\x7f\x9b31m\n" + "x" * 10_000
+    [line] = end_of("", [event(cause=wild, requests=[wild] * 100, tasks=[[1]])]).lines
+    assert not any(ord(c) < 0x20 or 0x7F <= ord(c) < 0xA0 for c in line)
+    [one] = told(LogEnd("", [line]))
+    assert len(one["cause"]) == CHARACTERS_MAX and len(one["requests"]) == ITEMS_MAX
+    assert one["tasks"] == []
+
+
+# Its bounds.
+
+
+def test_it_has_so_many_lines_and_bytes_and_no_more(tmp_path: Path) -> None:
+    lines = [event(pid=number) for number in range(LOG_LINES_MAX + 50)]
+    (tmp_path / "log").write_bytes(b"\n".join(lines) + b"\n")
+    pids = [e["pid"] for e in told(read(tmp_path / "log"))]
+    assert pids == list(range(50, LOG_LINES_MAX + 50)), "the last ones"
+
+    wide = [event(cause="x" * 1000, pid=number) for number in range(LOG_LINES_MAX)]
+    (tmp_path / "log").write_bytes(b"\n".join(wide))
+    end = read(tmp_path / "log")
+    assert LOG_BYTES_MAX - 2000 < sum(len(line) + 1 for line in end.lines) <= LOG_BYTES_MAX
+    assert told(end)[-1]["pid"] == LOG_LINES_MAX - 1
+
+
+def test_of_a_large_file_only_the_end_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    with path.open("wb") as file:
+        file.write(event(pid=1) + b"\n")
+        file.truncate(1 << 40)  # a hole
+        file.seek(0, os.SEEK_END)
+        file.write(b"\n" + event(pid=2) + b"\n" + event(pid=3) + b"\n")
+    end = read(path)
+    assert [e["pid"] for e in told(end)] == [2, 3]
+    path.write_bytes(event(pid=4) + b"\n" + b"y" * (READ_BYTES_MAX - 10) + b"\n")
+    assert read(path) == LogEnd(str(path), [], 1), "the first line is cut"
+
+
+def test_what_is_no_file_is_refused_at_once(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", tmp_path, Path("/dev/zero")):
+        with pytest.raises(Unseen, match="is no file"):
+            read(path)
+    with pytest.raises(Unseen, match="No such file"):
+        Look(lambda: read(tmp_path / "none")).facts()
+
+
+# The whole.
+
+
+def test_a_report_has_errors_of_a_log_with_texts_and_none_of_these(tmp_path: Path) -> None:
+    log, file = tmp_path / "inferd.log", tmp_path / "report.txt"
+    config = f'[daemon]\nlog-level = "debug"\nlog-text = true\nlog-file = "{log}"\n'
+    config += '[models.bad]\nbackend = "echo"\n[models.bad.echo]\ncrash_at_step = 1\n'
+    with running_daemon(config) as daemon, Client(daemon.socket) as client:
+        with client.session("echo", session_id=DIARY) as session:
+            session.chat(SECRET)
+        with (
+            client.session("bad", session_id=f"{DIARY}-2") as session,
+            pytest.raises(WorkerCrashed),
+        ):
+            session.chat(SECRET)
+        assert SECRET in log.read_text(), "there is something to leave out"
+        inferd("doctor", "--report", str(file), socket=daemon.socket)
+    text = file.read_text()
+    part = text.split("\n## log\n")[1]
+    assert part.strip().startswith(f"{log}: the last ") and "worker.died" in part
+    assert SECRET not in text and DIARY not in text
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+
+
+def test_a_report_says_where_no_log_is_kept_or_why_none_could_be_read(tmp_path: Path) -> None:
+    with running_daemon() as daemon:
+        inferd("doctor", "--report", str(tmp_path / "one"), socket=daemon.socket)
+    assert "which nobody keeps" in (tmp_path / "one").read_text().split("\n## log\n")[1]
+    config = tmp_path / "config.toml"
+    config.write_text(f"[daemon]\nlog-file = '{tmp_path / 'none.log'}'\n")
+    inferd("doctor", "--report", str(tmp_path / "two"), "--config", str(config))
+    part = (tmp_path / "two").read_text().split("\n## log\n")[1]
+    assert f"cannot be looked at: {tmp_path / 'none.log'}: No such file" in part

@@ -1,0 +1,531 @@
+"""What the daemon logs: which events, from which level on, of whom; and never what users wrote."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import logging
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+import pytest
+from inferd.daemon.config.settings.log_levels import ROOMS
+from inferd.daemon.config.settings.settings import Config, ConfigError, load_config
+from inferd.daemon.logs.setup.setup import Library, Logs
+from inferd.daemon.workers.worker.worker_stderr import GATHER_S, WorkerLines, cut_quotes
+from structlog.testing import capture_logs
+
+from inferd import Client
+from inferd.backends.errors import BackendError, InferdError, InvalidArgument, PermissionDenied
+from inferd.backends.library_log import LEVELS, LibraryLog
+from inferd.daemon.core import Daemon
+from inferd.ipc.messages import LogLevelParams
+from inferd.scheduler.recording.engine_log import TEXT_CHARACTERS_MAX
+from inferd.testing import RunningDaemon, running_daemon
+from tests.daemon.command_line import document, inferd
+from tests.models import smollm2
+from tests.raw import Closed, RawClient
+from tests.tiny_gguf import write_tiny
+
+from ..log_events import JSON, Event, events, named, until
+from ..other_users import Stranger
+from ..service.test_reload import managed, reload
+
+MODELS = """
+[models.fails]
+backend = "echo"
+[models.fails.echo]
+fail_at_step = 1
+
+[models.dies]
+backend = "echo"
+[models.dies.echo]
+abort_on = "die now"
+"""
+DEBUG = f"{JSON}log-level = 'debug'\n{MODELS}"
+
+
+@pytest.fixture(scope="module")
+def daemon() -> Iterator[RunningDaemon]:
+    with running_daemon(DEBUG) as running:
+        yield running
+
+
+def of_request(daemon: RunningDaemon, request: str) -> dict[str, Event]:
+    """Return the events of a request by their names."""
+    return {e["event"]: e for e in events(daemon) if e.get("request") == request}
+
+
+def number_of(client: RawClient, daemon: RunningDaemon) -> int:
+    """Return the number of a connection, the last one that was opened."""
+    client.call("models")
+    return int(named(daemon, "connection.opened")[-1]["connection"])
+
+
+# Who is meant.
+
+
+def test_every_event_names_its_time_its_level_and_its_room(daemon: RunningDaemon) -> None:
+    with Client(daemon.socket) as client, client.session("echo") as session:
+        session.chat("hello")
+    found = events(daemon)
+    for event in found:
+        assert list(event)[:4] == ["timestamp", "level", "room", "event"]
+        assert event["timestamp"].endswith("Z")
+        assert event["level"] in LEVELS and event["room"] in ROOMS
+    assert {"daemon", "ipc", "scheduler"} <= {event["room"] for event in found}
+    [restored] = named(daemon, "sessions.restored")
+    assert restored["level"] == "info"
+
+
+def test_a_request_has_one_id_in_the_daemon_and_in_the_worker(daemon: RunningDaemon) -> None:
+    with RawClient(daemon.socket) as client:
+        number = number_of(client, daemon)
+        context = client.context()
+        turn = client.start("chat", context=context, prompt="hello", raw=True)
+        client.result(turn)
+        found = of_request(daemon, f"{number}.{turn}")
+        assert list(found) == ["task.queued", "task.admitted", "task.finished", "call.done"]
+        assert {event.get("connection") for event in found.values()} == {None, number}
+        done, finished = found["call.done"], found["task.finished"]
+        assert done["call"] == "chat" and done["room"] == "ipc" and done["seconds"] > 0
+        assert finished["room"] == "scheduler" and finished["model"] == "echo"
+        [model] = [m for m in client.call("models")["models"] if m["name"] == "echo"]
+        assert finished["pid"] == model["pid"] != daemon.pid
+        assert (finished["output_tokens"], finished["stop_reason"]) == (6, "eos")
+
+
+def test_a_load_has_the_id_of_the_request_that_asked_for_it_and_its_end_has_none() -> None:
+    with running_daemon(DEBUG) as daemon, RawClient(daemon.socket) as client:
+        client.call("load_by_name", name="echo")
+        client.call("unload_model", name="echo", force=True)
+        until(lambda: named(daemon, "model.left"))
+        loading, loaded, left = named(daemon, "model.loading", "model.loaded", "model.left")
+        assert loading["request"] == loaded["request"] == "1.1"
+        assert "request" not in left and "connection" not in left
+
+
+def test_a_step_that_fails_names_its_requests(daemon: RunningDaemon) -> None:
+    with RawClient(daemon.socket) as client:
+        number = number_of(client, daemon)
+        context = client.context("fails")
+        turn = client.start("chat", context=context, prompt="hello", raw=True)
+        with pytest.raises(BackendError):
+            client.result(turn)
+    request = f"{number}.{turn}"
+    [step] = named(daemon, "step.failed")
+    assert (step["level"], step["room"], step["model"]) == ("error", "backends", "fails")
+    assert step["requests"] == [request] and step["cause"]
+    found = of_request(daemon, request)
+    assert found["task.failed"]["level"] == "info"
+    assert found["task.failed"]["error"] == found["call.refused"]["error"] == "RuntimeError"
+
+
+def test_a_worker_that_dies_names_the_requests_it_computed(daemon: RunningDaemon) -> None:
+    with RawClient(daemon.socket) as client:
+        number = number_of(client, daemon)
+        context = client.context("dies")
+        turn = client.start("chat", context=context, prompt="die now", raw=True)
+        with pytest.raises(BackendError):
+            client.result(turn)
+    died = named(daemon, "worker.died")
+    assert died and all(event["requests"] == [f"{number}.{turn}"] for event in died)
+    assert all("request" not in event and "connection" not in event for event in died)
+    [poisonous] = named(daemon, "task.poisonous")
+    assert poisonous["request"] == f"{number}.{turn}"
+
+
+def test_a_connection_that_is_refused_cannot_steer_a_terminal() -> None:
+    with running_daemon() as daemon, RawClient(daemon.socket, hello=False) as client:
+        client.write([0, {"protocol": [1, 0], "software": "\x1b[2J\x1b]0;mine\x07 it"}])
+        client.write([99])
+        with pytest.raises(Closed):
+            while True:
+                client.read()
+        until(lambda: "connection.refused" in daemon.log)
+        assert "\x1b" not in daemon.log and "[2J]0;mine it" in daemon.log
+        assert "[ipc]" in daemon.log
+
+
+# From which level on.
+
+
+def levels_of(flags: dict[str, Any], environ: dict[str, str] | None = None) -> dict[str, str]:
+    return load_config(flags, environ or {}).log_levels
+
+
+def test_levels_of_rooms_come_from_flags_the_environment_or_a_table(tmp_path: Path) -> None:
+    wanted = {"scheduler": "debug", "llama": "error"}
+    assert levels_of({"log_levels": "scheduler=debug, llama=error"}) == wanted
+    assert levels_of({}, {"INFERD_LOG_LEVELS": "scheduler=debug,llama=error"}) == wanted
+    file = tmp_path / "config.toml"
+    file.write_text("[daemon.log-levels]\nscheduler = 'debug'\nllama = 'error'\n")
+    assert levels_of({"config": file}) == wanted
+    file.write_text("[daemon]\nlog_levels = 'scheduler=debug,llama=error'\n")
+    assert levels_of({"config": file}) == wanted
+    assert levels_of({}) == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("lama=debug", "'lama' is no room: there are daemon, ipc, sessions, scheduler"),
+        ("llama=loud", "llama: 'loud' is none of debug, info, warning, error"),
+        ("debug", "'debug' is no room"),
+        ("llama", "'llama': '' is none"),
+    ],
+)
+def test_a_wrong_room_or_level_is_refused(text: str, told: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        levels_of({"log_levels": text})
+    assert told.replace("'llama': ''", "llama: ''") in str(caught.value)
+    with pytest.raises(ConfigError):
+        levels_of({"log_levels": 3})
+    with pytest.raises(ConfigError):
+        levels_of({"log_levels": {"llama": ["debug"]}})
+
+
+def chat(daemon: RunningDaemon, text: str = "hello") -> None:
+    with Client(daemon.socket) as client, client.session("echo") as session:
+        session.chat(text)
+
+
+def test_a_room_has_a_level_of_its_own() -> None:
+    config = JSON + "log-level = 'warning'\n[daemon.log-levels]\nscheduler = 'debug'\n"
+    with running_daemon(config) as daemon:
+        chat(daemon)
+        assert {event["room"] for event in events(daemon)} == {"scheduler"}
+        assert named(daemon, "task.finished")
+
+
+def test_levels_change_while_it_runs_in_the_workers_too() -> None:
+    with running_daemon(JSON) as daemon:
+        chat(daemon)
+        assert not named(daemon, "task.queued", "call.done")
+        done = inferd("log-level", "scheduler=debug", "--json", socket=daemon.socket)
+        levels = dict.fromkeys(ROOMS, "info") | {"scheduler": "debug"}
+        assert document(done) == {"levels": levels}
+        chat(daemon)
+        assert len(named(daemon, "task.queued")) == 1 and not named(daemon, "call.done")
+        [told] = named(daemon, "log.levels")
+        assert told["levels"] == levels and "request" in told
+        with Client(daemon.socket) as client:
+            assert client.log_level() == levels == client.stats()["log"]["levels"]
+        shown = inferd("log-level", "error", "ipc=debug", socket=daemon.socket).stdout
+        assert ["scheduler", "error"] in [line.split() for line in shown.splitlines()]
+        chat(daemon)
+        assert len(named(daemon, "task.queued")) == 1 and named(daemon, "call.done")
+
+
+def test_a_level_that_is_said_while_a_model_loads_is_its_worker_s() -> None:
+    slow = '[models.slow]\nbackend = "echo"\n[models.slow.echo]\nload_ms = 300\n'
+    with running_daemon(JSON + slow) as daemon, RawClient(daemon.socket) as client:
+        load = client.start("load_by_name", name="slow")
+        until(lambda: client.call("show", name="slow")["models"][0]["progress"])
+        client.call("log_level", levels={"scheduler": "debug"})
+        assert not named(daemon, "model.loaded")
+        graph = client.result(load)["graph"]
+        context = client.call("init_execution_context", graph=graph)["context"]
+        client.call("chat", context=context, prompt="hello", raw=True)
+        assert named(daemon, "task.finished")
+
+
+def test_a_wrong_level_is_refused_and_changes_nothing() -> None:
+    with running_daemon() as daemon, Client(daemon.socket) as client:
+        before = client.log_level()
+        with pytest.raises(InvalidArgument, match="'lama' is no room"):
+            client.log_level({"lama": "debug", "ipc": "debug"})
+        assert client.log_level() == before
+        result = inferd("log-level", "scheduler=loud", socket=daemon.socket)
+        assert result.exit_code == 1 and "'loud' is none of" in result.stderr
+
+
+@pytest.mark.asyncio
+async def test_only_an_operator_changes_levels(tmp_path: Path) -> None:
+    """Asked without a socket: these tests run as one user."""
+    somebody = Stranger(os.getuid() + 1)
+    config = Config(
+        socket=tmp_path / "s", models_dir=tmp_path, state_dir=tmp_path, cores=1, kv_ram_bytes=0
+    )
+    async with anyio.create_task_group() as group:
+        daemon = Daemon(config, group, 1, (0, ""))
+        request: Any = SimpleNamespace(
+            call="log_level", number=1, params=LogLevelParams(), connection=somebody
+        )
+        with pytest.raises(PermissionDenied):
+            await daemon.call(request)
+
+
+def test_levels_in_the_file_hold_at_once_when_it_is_read_again() -> None:
+    base = JSON + '[models.m]\nbackend = "echo"\n'
+    louder = base.replace("[models.m]", "[daemon.log-levels]\nscheduler = 'debug'\n[models.m]")
+    with managed(base) as (daemon, manager, client):
+        context = client.context("m")
+        client.call("chat", context=context, prompt="a", raw=True)
+        reload(daemon, manager, louder)
+        client.call("chat", context=context, prompt="b", raw=True)
+        assert len(named(daemon, "task.finished")) == 1
+        client.call("log_level", levels={"scheduler": "error", "ipc": "debug"})
+        reload(daemon, manager, louder)
+        levels = client.call("log_level")["levels"]
+        assert (levels["scheduler"], levels["ipc"]) == ("debug", "info"), "as the file says"
+        reload(daemon, manager, base)
+        client.call("chat", context=context, prompt="c", raw=True)
+        assert len(named(daemon, "task.finished")) == 1
+
+
+# What a worker's library says.
+
+
+def test_llama_cpp_s_lines_are_events_of_the_model(tmp_path: Path) -> None:
+    write_tiny("llama", tmp_path)
+    config = JSON + "[daemon.log-levels]\nllama = 'debug'\n"
+    with (
+        running_daemon(config, models_dir=tmp_path) as daemon,
+        RawClient(daemon.socket) as client,
+    ):
+        client.call("load_by_name", name="tiny-llama")
+        said = until(lambda: named(daemon, "llama.said"))
+        assert all(e["room"] == "llama" and e["model"] == "tiny-llama" for e in said)
+        assert all(0 < len(e["text"]) <= 2000 and "\n" not in e["text"] for e in said)
+        assert any(e["level"] == "debug" and "llama" in e["text"] for e in said)
+        assert len({e["text"] for e in said}) == len(said), "each once a minute"
+
+
+def test_what_llama_cpp_merely_tells_is_no_event_by_default(tmp_path: Path) -> None:
+    for kind in ("llama", "unheard-of"):
+        write_tiny(kind, tmp_path)
+    with (
+        running_daemon(JSON, models_dir=tmp_path) as daemon,
+        RawClient(daemon.socket) as client,
+    ):
+        client.call("load_by_name", name="tiny-llama")
+        with pytest.raises(InferdError):
+            client.call("load_by_name", name="tiny-unheard-of")
+        said = until(lambda: named(daemon, "llama.said"))
+        assert {e["level"] for e in said} <= {"warning", "error"}
+        assert any(e["level"] == "error" and e["model"] == "tiny-unheard-of" for e in said)
+
+
+Heard = list[tuple[str, str, str]]
+
+
+async def heard_of(program: str) -> Heard:
+    """Return what is told of a process that runs a Python program."""
+    heard: Heard = []
+    lines = WorkerLines(lambda level, event, text: heard.append((level, event, text)))
+    process = await anyio.open_process(
+        [sys.executable, "-c", program], stdout=subprocess.DEVNULL, stderr=lines.writer
+    )
+    lines.close_writer()
+    await process.wait()
+    lines.close()
+    return heard
+
+
+@pytest.mark.asyncio
+async def test_what_a_process_says_as_it_dies_is_an_event() -> None:
+    program = "import os\nos.write(2, b'<4>careful\\n')\nos.write(2, b'x.cpp:7: GGML_ASSERT(no)')"
+    assert await heard_of(program + "\nos.abort()") == [
+        ("warning", "llama.said", "careful"),
+        ("error", "worker.said", "x.cpp:7: GGML_ASSERT(no)"),
+    ]
+    [(level, event, text)] = await heard_of("1 / 0")
+    assert (level, event) == ("error", "worker.said") and text.endswith("division by zero")
+    deep = "def a(n): return b(n - 1) if n else 1 / 0\ndef b(n): return a(n)\n"
+    [(_, _, text)] = await heard_of(f"{deep}a(90)")
+    assert text.startswith("Traceback") and text.endswith("division by zero")
+    assert len(text) <= 2000
+    quoting = "import os\nos.write(2, b'after accepting piece: a' + b' secret' * 999 + b'\\nb')"
+    assert await heard_of(quoting) == [("error", "worker.said", "after accepting piece:")]
+
+
+@pytest.mark.asyncio
+async def test_a_process_that_outlives_the_worker_keeps_nobody_waiting() -> None:
+    heard = await heard_of("import subprocess\nsubprocess.Popen(['yes'], stdout=2)")
+    assert [event for _, event, _ in heard] == ["worker.said"]
+
+
+@pytest.mark.asyncio
+async def test_a_process_that_never_stops_talking_is_cut_short() -> None:
+    program = (
+        "import os\nos.set_blocking(2, True)\n"
+        "for n in range(3000): os.write(2, b'x' * 3000 + b'\\n')"
+    )
+    began = time.monotonic()
+    heard = await heard_of(program)
+    took = time.monotonic() - began
+    assert 0 < len(heard) <= 2 + took / GATHER_S
+    assert all(len(text) <= 2000 for _, _, text in heard)
+
+
+def test_what_llama_cpp_quotes_is_cut_off() -> None:
+    said = "what():  Unexpected empty grammar stack after accepting piece: my secret\nof two lines"
+    assert cut_quotes(said).endswith("accepting piece:")
+    assert cut_quotes("as it is") == "as it is"
+
+
+def library(least: str = "warning") -> tuple[LibraryLog, list[float], list[tuple[str, str]]]:
+    now, told = [0.0], []
+    log = LibraryLog(seconds=lambda: now[0])
+    log.least = LEVELS[least]
+    log.tell = lambda level, text: told.append((level, text))
+    return log, now, told
+
+
+def test_lines_of_the_library_pass_from_a_level_on_and_not_twice() -> None:
+    log, now, told = library()
+    for level in LEVELS:
+        log.say(level, "a")
+    assert told == [("warning", "a")], "the same line, whatever its level"
+    now[0] = 61.0
+    log.say("error", "a")
+    assert told == [("warning", "a"), ("error", "a")]
+
+
+def test_lines_of_the_library_are_bounded_and_what_is_left_out_is_told() -> None:
+    log, now, told = library()
+    for number in range(1000):
+        log.say("error", f"line {number}")
+    assert len(told) == 200
+    now[0] = 11.0
+    log.say("error", "at last")
+    assert told[200:] == [("warning", "800 lines were left out"), ("error", "at last")]
+
+
+@pytest.mark.asyncio
+async def test_what_a_library_logs_in_a_thread_is_logged_by_the_loop() -> None:
+    """The file belongs to one thread: closed by another, its number may be another file's."""
+    owner = Logs()
+    owner.live_on(asyncio.get_running_loop())
+    record = logging.LogRecord("urllib3", logging.WARNING, "", 0, "wrong %s", ("headers",), None)
+    with capture_logs() as logged:
+        thread = threading.Thread(target=Library(owner).emit, args=(record,))
+        thread.start()
+        thread.join()
+        assert logged == []
+        await anyio.lowlevel.checkpoint()
+        [event] = logged
+        assert (event["source"], event["text"]) == ("urllib3", "wrong headers")
+        Library(owner).emit(record)
+        assert len(logged) == 2, "its own thread need not wait"
+
+
+# Never what users wrote.
+
+
+SECRET = "zebra7f3a"
+"""In every text; the echo model answers with it, too."""
+
+
+def forms(text: str) -> list[str]:
+    """Return how a text could stand in a log."""
+    raw = text.encode()
+    return [text, text[1:], base64.b64encode(raw).decode()[:8], raw.hex(), str(list(raw))[1:20]]
+
+
+def say_everything(daemon: RunningDaemon) -> None:
+    """Make every kind of call with the secret, those that fail included."""
+    with RawClient(daemon.socket) as raw:
+        graph = raw.call("load_by_name", name="echo")["graph"]
+        context = raw.call("init_execution_context", graph=graph)["context"]
+        raw.set_input(context, SECRET.encode())
+        raw.call("compute", context=context)
+        assert raw.output(context) == SECRET.encode()
+        raw.set_input(context, SECRET.encode())
+        raw.single(context)
+        raw.call("fini_single", context=context)
+        tensor = {"data": SECRET.encode(), "dimensions": [1]}
+        raw.call("run_inference", context=context, index=0, tensor=tensor)
+        prompt = raw.call("prompt_init", graph=graph)["context"]
+        raw.call("prompt_compute", context=prompt, prompt=SECRET)
+        raw.call("embed", graph=graph, texts=[SECRET])
+        raw.call("tokenize", graph=graph, text=SECRET)
+        raw.call("detokenize", graph=graph, tokens=list(SECRET.encode()))
+        messages = [{"role": "user", "content": SECRET}]
+        raw.call("apply_template", graph=graph, messages=messages)
+        raw.call("fork_session", context=context, n=1)
+        raw.call("rewind", context=context, turns=1)
+        raw.call("cancel", context=context)
+        fails, dies = raw.context("fails"), raw.context("dies")
+        for refused, params in (
+            ("chat", {"context": context, "prompt": SECRET, "options": {SECRET: 1}}),
+            ("chat", {"context": context, "prompt": SECRET, "options": {"temp": SECRET}}),
+            ("chat", {"context": context, "messages": [{"role": SECRET, "content": 3}]}),
+            (
+                "chat",
+                {"context": context, "prompt": SECRET, "options": {"stop-regex": ["(" + SECRET]}},
+            ),
+            ("chat", {"context": context, "prompt": SECRET * 1000}),
+            ("chat", {"context": fails, "prompt": SECRET}),
+            ("chat", {"context": dies, "prompt": f"{SECRET} die now"}),
+            ("tokenize", {"graph": graph, "text": SECRET, "bos": SECRET}),
+        ):
+            with pytest.raises(InferdError):
+                raw.call(refused, **params)
+        left = raw.start("stream", context=context, prompt=SECRET * 50, raw=True, credit=1)
+        raw.read()
+        raw.call("cancel", request=left)
+    with Client(daemon.socket) as client, client.session("echo", session_id="diary") as session:
+        session.chat(SECRET, options={"stop": [SECRET[3:]]})
+        assert "".join(session.stream(SECRET))
+        session.answers(SECRET, n=2)
+
+
+def test_no_log_has_what_users_wrote_or_models_said() -> None:
+    with running_daemon(DEBUG) as daemon:
+        say_everything(daemon)
+        daemon.stop()
+        found = {event["event"] for event in events(daemon)}
+        assert {"task.queued", "task.finished", "task.failed", "call.refused"} <= found
+        for form in forms(SECRET):
+            assert form not in daemon.log
+
+
+def test_texts_are_logged_where_that_is_asked_for() -> None:
+    with running_daemon(DEBUG.replace("[daemon]", "[daemon]\nlog-text = true")) as daemon:
+        chat(daemon, SECRET)
+        [queued] = named(daemon, "task.queued")
+        [finished] = named(daemon, "task.finished")
+        assert SECRET in queued["prompt"] and finished["answer"].startswith(SECRET)
+        with Client(daemon.socket) as client:
+            assert client.stats()["log"]["texts"] is True
+            client.log_level({"scheduler": "info"})
+        chat(daemon, "zebra in private")
+        assert "in private" not in daemon.log, "it stands in events of the level debug alone"
+
+
+def test_a_text_that_is_logged_is_bounded() -> None:
+    config = DEBUG.replace("[daemon]", "[daemon]\nlog-text = true")
+    config += '[models.wide]\nbackend = "echo"\nctx-size = 40000\n'
+    with running_daemon(config) as daemon, Client(daemon.socket) as client:
+        with client.session("wide", raw=True) as session:
+            session.chat("a" * 15_000, options={"n-predict": 3})
+        [queued] = named(daemon, "task.queued")
+        [finished] = named(daemon, "task.finished")
+        assert len(queued["prompt"]) == TEXT_CHARACTERS_MAX == 10_000
+        assert finished["answer"] == "aaa"
+
+
+@pytest.mark.model
+@pytest.mark.timeout(300)
+def test_a_real_model_s_log_has_no_text_either(tmp_path: Path) -> None:
+    (tmp_path / "smollm2.gguf").symlink_to(smollm2())
+    with running_daemon(DEBUG, models_dir=tmp_path) as daemon, Client(daemon.socket) as client:
+        with client.session("smollm2") as session:
+            answer = session.chat(f"Say {SECRET}.", options={"n-predict": 24, "temp": 0})
+            with pytest.raises(InvalidArgument, match=SECRET):
+                session.chat("no", options={"grammar": f'root ::= "{SECRET}" {SECRET}'})
+            session.chat("yes", options={"grammar": f'root ::= "{SECRET} it is"'})
+        assert named(daemon, "llama.said")
+        for form in [*forms(SECRET), str(answer)[:24]]:
+            assert form not in daemon.log

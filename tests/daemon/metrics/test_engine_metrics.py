@@ -1,0 +1,95 @@
+"""The engine's figures say what it did."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from inferd.scheduler.kv.files import KvFiles
+from inferd.scheduler.policy.plan import Limits
+from inferd.scheduler.recording.engine_counters import COUNTERS, WRITTEN_S, Figures, histograms_of
+from tests.scheduler.doubles import Bench
+from tests.scheduler.kv.test_kv_reuse import settle
+
+TEXT = "a text that is long enough to be worth keeping"
+TOKENS = len(TEXT) + 2
+"""Of the prompt: its bytes, what begins it, and what ends it."""
+
+
+def counted(bench: Bench) -> dict[str, float]:
+    """Return the counters as the daemon reads them."""
+    figures: Figures = bench.engine._figures
+    bench.engine.tell_figures(at_once=True)
+    return dict(zip(COUNTERS, figures.read(), strict=False))
+
+
+def test_tokens_steps_and_parks_are_those_of_the_turns() -> None:
+    bench = Bench(slots=1, limits=Limits(quantum_tokens=8))
+    bench.run(bench.submit(1, TEXT), bench.submit(2, TEXT[::-1], priority=3))
+    found = counted(bench)
+    stats = [bench.stats(1), bench.stats(2)]
+    assert found["generated"] == sum(s.output_tokens for s in stats)
+    assert found["looked_up"] == sum(s.prompt_tokens for s in stats) == 2 * TOKENS
+    assert found["prompt"] + found["cached"] == found["looked_up"]
+    assert found["parks"] == sum(s.parks for s in stats)
+    steps = histograms_of(bench.engine._figures.read())
+    kinds = [sum(steps[f"{kind}_s"].counts) for kind in ("decode", "mixed", "prefill")]
+    assert sum(kinds) == bench.engine.steps == sum(steps["rows_a_step"].counts)
+    assert steps["rows_a_step"].sum == found["rows"]
+
+
+def test_a_parked_turn_that_comes_back_was_restored() -> None:
+    bench = Bench(slots=1)
+    bench.turn(bench.submit(1, TEXT, priority=0))
+    bench.turn()
+    before = counted(bench)
+    bench.run(bench.submit(2, "urgent", priority=3, fresh=True))
+    after = counted(bench)
+    assert bench.stats(1).parks == 1
+    assert after["parks"] - before["parks"] == 1
+    assert after["restores"] - before["restores"] == 1
+
+
+def test_spared_tokens_are_counted_where_they_were_found() -> None:
+    bench = Bench(slots=1)
+    bench.run(bench.submit(1, TEXT))
+    bench.run(bench.submit(2, TEXT))
+    assert counted(bench)["reused_slot"] == TOKENS - 1
+    bench.run(bench.submit(3, "something else that takes the one slot there is"))
+    before = counted(bench)
+    bench.run(bench.submit(4, TEXT))
+    after = counted(bench)
+    assert after["reused_memory"] - before["reused_memory"] == TOKENS - 1
+    tiers = sum(after[f"reused_{tier}"] for tier in ("slot", "memory", "disk"))
+    assert tiers == after["cached"] == sum(bench.stats(n).cached_tokens for n in range(1, 5))
+
+
+def test_what_was_read_from_disk_counts_as_such_once(tmp_path: Path) -> None:
+    first = Bench(files=KvFiles(tmp_path, "echo-1"))
+    first.run(first.submit(1, TEXT, session="kept", persist=True))
+    first.engine.close()
+    files = KvFiles(tmp_path, "echo-1")
+    second = Bench(slots=1, files=files, limits=Limits(share_tokens_min=16))
+    second.turn(second.submit(2, TEXT))
+    settle(second, files)
+    found = counted(second)
+    assert (found["reused_disk"], found["fetches"], found["restores"]) == (TOKENS - 1, 1, 1)
+    second.run(second.submit(3, "something else that takes the one slot there is"))
+    second.run(second.submit(4, TEXT))
+    second.engine.close()
+    assert counted(second)["reused_disk"] == TOKENS - 1
+    assert counted(second)["reused_memory"] >= TOKENS - 1
+
+
+def test_figures_are_told_now_and_then_and_once_more_when_it_rests() -> None:
+    bench = Bench()
+    told = bench.engine._figures.read
+    bench.turn(bench.submit(1, TEXT))
+    assert bench.engine.tell_figures() is None and told() != (0.0,) * len(told())
+    bench.turn()
+    first, due_s = told(), bench.engine.tell_figures()
+    assert due_s == pytest.approx(WRITTEN_S) and told() == first
+    bench.now += WRITTEN_S
+    bench.turn()
+    assert bench.engine.tell_figures() is None and told() != first

@@ -1,0 +1,162 @@
+"""The HTTP listener: what it answers, its bounds, and that it may fail."""
+
+from __future__ import annotations
+
+import json
+import socket
+import stat
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from inferd import Client
+from inferd.daemon.metrics.http_listener import CONNECTIONS_MAX, HEAD_BYTES_MAX, REQUEST_S
+from inferd.testing import running_daemon
+from tests.daemon.manager import manager_of, serving
+from tests.daemon.metrics.scraping import ask, connect, figures_of, scrape, where_of
+from tests.daemon.service.test_components import check, part
+from tests.raw import RawClient
+
+SECONDS_MAX = 20.0
+
+
+@pytest.fixture(scope="module")
+def where() -> Iterator[str]:
+    with running_daemon() as daemon:
+        yield where_of(daemon)
+
+
+@pytest.mark.parametrize(
+    ("request_", "status"),
+    [
+        (b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n", 200),
+        (b"GET /metrics?name=x HTTP/1.0\r\n\r\n", 200),
+        (b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n", 200),
+        (b"GET / HTTP/1.1\r\n\r\n", 404),
+        (b"GET /metrics/ HTTP/1.1\r\n\r\n", 404),
+        (b"POST /metrics HTTP/1.1\r\nContent-Length: 3\r\n\r\nabc", 405),
+        (b"DELETE /health HTTP/1.1\r\n\r\n", 405),
+        (b"\r\n\r\n", 400),
+        (b"GET /metrics\r\n\r\n", 400),
+        (b"GET  /metrics HTTP/1.1\r\n\r\n", 400),
+        (b"GET /metrics SPDY/3\r\n\r\n", 400),
+        (b"\x16\x03\x01 \xff\xfe\r\n\r\n", 400),
+        (b"GET /metrics HTTP/1.1\r\n" + b"a: b\r\n" * HEAD_BYTES_MAX + b"\r\n", 431),
+        (b"x" * (HEAD_BYTES_MAX + 1), 431),
+    ],
+)
+def test_each_request_has_its_answer(where: str, request_: bytes, status: int) -> None:
+    answered, headers, body = ask(where, request_)
+    assert answered == status
+    assert int(headers["Content-Length"]) == len(body) > 0
+    assert headers["Connection"] == "close"
+    assert ("Allow" in headers) == (status == 405)
+
+
+def test_head_has_the_headers_alone(where: str) -> None:
+    status, headers, body = ask(where, b"HEAD /metrics HTTP/1.1\r\n\r\n")
+    assert (status, body) == (200, b"") and int(headers["Content-Length"]) > 1000
+
+
+def test_a_request_that_comes_byte_by_byte_is_answered(where: str) -> None:
+    with connect(where) as sock:
+        for byte in b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n":
+            sock.sendall(bytes([byte]))
+        assert sock.recv(1000).startswith(b"HTTP/1.1 200 OK\r\n")
+
+
+def test_who_sends_a_part_and_ends_is_told(where: str) -> None:
+    with connect(where) as sock:
+        sock.sendall(b"GET /metrics HTTP/1.1\r\n")
+        sock.shutdown(socket.SHUT_WR)
+        assert sock.recv(1000).startswith(b"HTTP/1.1 400 ")
+
+
+def test_a_large_body_does_not_take_the_answer_back(where: str) -> None:
+    head = b"POST /metrics HTTP/1.1\r\nContent-Length: 60000\r\n\r\n"
+    assert ask(where, head + b"x" * 60_000)[0] == 405
+
+
+def test_one_too_many_is_sent_away_and_who_says_nothing_is_let_go(where: str) -> None:
+    silent = [connect(where) for _ in range(CONNECTIONS_MAX)]
+    try:
+        with connect(where) as late:
+            assert late.recv(1000).startswith(b"HTTP/1.1 503 ")
+        for sock in silent:
+            sock.settimeout(REQUEST_S + SECONDS_MAX)
+            assert sock.recv(1) == b""  # the time is over
+        assert "inferd_build_info" in scrape(where)
+    finally:
+        for sock in silent:
+            sock.close()
+
+
+def test_health_names_what_fails_and_that_the_daemon_ends() -> None:
+    slow = '[models.s]\nbackend = "echo"\n[models.s.echo]\nstep_ms = 20\n'
+    with running_daemon(slow) as daemon, RawClient(daemon.socket) as client:
+        where = where_of(daemon)
+        health = b"GET /health HTTP/1.1\r\n\r\n"
+        assert json.loads(ask(where, health)[2]) == {"status": "ok", "failing": []}
+        context = client.context("s")
+        client.start("stream", context=context, prompt="x" * 200)
+        threading.Thread(target=daemon.stop).start()
+        status, told = 200, {}
+        while status == 200:
+            status, _, body = ask(where, health)
+            told = json.loads(body)
+        assert (status, told["status"]) == (503, "draining")
+        assert figures_of(daemon)("draining") == 1
+        client.start("cancel", context=context)
+
+
+def test_the_port_that_is_taken_fails_alone_until_it_is_free() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        where = f"127.0.0.1:{taken.getsockname()[1]}"
+        with running_daemon(metrics=where) as daemon:
+            check(daemon, "metrics", f"{where}: Address already in use")
+            assert "another port" in part(daemon, "metrics")["remedy"]
+            with Client(daemon.socket) as client:
+                assert client.stats()["metrics"] is None
+            with manager_of(daemon) as manager:
+                taken.close()
+                manager.serves()
+            assert "inferd_build_info" in scrape(where)
+            assert part(daemon, "metrics")["works"]
+            with Client(daemon.socket) as client:
+                assert client.stats()["metrics"] == where
+
+
+def test_systemd_is_told_of_the_port_with_the_news_that_the_daemon_serves() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        where = f"127.0.0.1:{taken.getsockname()[1]}"
+        with running_daemon(metrics=where) as daemon:
+            daemon.stop()
+            path = str(daemon.directory / "notify")
+            with manager_of(daemon) as manager, serving(daemon, {"NOTIFY_SOCKET": path}):
+                told = manager.until(lambda m: "READY" in m)["STATUS"]
+    assert told == f"serving; degraded: metrics ({where}: Address already in use)"
+
+
+def test_a_unix_socket_is_its_owners_taken_over_from_the_dead_and_removed() -> None:
+    with running_daemon() as daemon:
+        path = daemon.directory / "metrics.sock"
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        daemon.kill()
+        assert path.is_socket()
+        daemon.start_again()
+        assert "inferd_build_info" in scrape(str(path))
+        daemon.stop()
+        assert not path.exists()
+
+
+def test_a_unix_socket_that_another_daemon_serves_is_left_to_it() -> None:
+    with running_daemon() as one:
+        path = where_of(one)
+        with running_daemon(metrics=path) as other:
+            check(other, "metrics", f"{path}: Address already in use")
+        assert "inferd_build_info" in scrape(path)

@@ -1,0 +1,154 @@
+"""A real Prometheus reads a real daemon; its tools check what is told, the alerts, the dashboard.
+
+Prometheus and promtool are Debian's (`make prometheus`); without them these tests fail.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import threading
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from inferd import Client
+from inferd.daemon.metrics.families import FAMILIES, PREFIX
+from inferd.testing import running_daemon
+from tests.daemon.metrics.scraping import scrape
+from tools.dashboard import FILE, dashboard
+from tools.dashboard_panels import PANELS
+from tools.get_prometheus import MISSING, tool
+from tools.prometheus import ask, prometheus
+
+RULES = FILE.parent.parent / "prometheus" / "inferd.rules.yml"
+PAGE = FILE.parents[2] / "docs" / "metrics.md"
+SECONDS_MAX = 60
+EXPOSED = {
+    name
+    for family in FAMILIES.values()
+    for name in (
+        [f"{PREFIX}{family.name}{part}" for part in ("_bucket", "_sum", "_count")]
+        if family.kind == "histogram"
+        else [PREFIX + family.name + "_total" * (family.kind == "counter")]
+    )
+}
+
+
+def run(name: str, *arguments: str, text: str | None = None, folder: Path | None = None) -> str:
+    """Run a tool of Prometheus' and return what it says; it must have found nothing."""
+    path = tool(name)
+    assert path is not None, MISSING
+    done = subprocess.run(
+        [path, *arguments], input=text, capture_output=True, text=True, cwd=folder, timeout=100
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def talk(socket: str) -> None:
+    with Client(socket) as client, client.session("echo", raw=True) as session:
+        for priority in ("low", "urgent"):
+            session.chat("hello, what is to be said", priority=priority)
+
+
+def test_promtool_finds_nothing_in_a_scrape() -> None:
+    with running_daemon(metrics="127.0.0.1:0") as daemon:
+        talk(daemon.socket)
+        with Client(daemon.socket) as client:
+            where = client.stats()["metrics"]
+        assert run("promtool", "check", "metrics", text=scrape(where)) == ""
+
+
+def query(where: str, expression: str) -> list[dict[str, Any]]:
+    """Return what Prometheus answers, as soon as it has something."""
+    rest = threading.Event()
+    for _ in range(10 * SECONDS_MAX):
+        found = []
+        with suppress(OSError):  # it does not listen yet
+            found = ask(where, "query", query=expression)
+        if found:
+            return found
+        rest.wait(0.1)
+    raise AssertionError(f"nothing on {expression}")
+
+
+def test_a_real_prometheus_reads_a_real_daemon(tmp_path: Path) -> None:
+    with running_daemon(metrics="127.0.0.1:0") as daemon:
+        talk(daemon.socket)
+        with Client(daemon.socket) as client:
+            target = client.stats()["metrics"]
+        with prometheus(target, tmp_path, rules=[RULES]) as where:
+            [up] = query(where, 'up{job="inferd"} == 1')
+            assert up["metric"]["instance"] == target
+            [turns] = query(where, 'sum(inferd_request_success_total{model_name="echo"}) == 2')
+            assert turns["value"][1] == "2"
+            names = query(where, 'count by (__name__) ({__name__=~"inferd_.+"})')
+            assert {n["metric"]["__name__"] for n in names} <= EXPOSED
+            buckets = "sum by (le) (inferd_time_to_first_token_seconds_bucket)"
+            [ttft] = query(where, f"histogram_quantile(0.9, {buckets})")
+            assert 0 < float(ttft["value"][1]) < 60
+
+
+def test_the_rules_are_good_and_each_alert_is_raised_by_what_it_is_about() -> None:
+    assert "SUCCESS" in run("promtool", "check", "rules", str(RULES))
+    tests = RULES.with_name("inferd.rules.test.yml")
+    assert "SUCCESS" in run("promtool", "test", "rules", tests.name, folder=RULES.parent)
+    alerts = set(re.findall(r"alert: (\w+)", RULES.read_text()))
+    assert alerts == set(re.findall(r"alertname: (\w+)\}", tests.read_text()))
+
+
+def names_in(text: str) -> set[str]:
+    return set(re.findall(r"\binferd_\w+", text))
+
+
+def test_rules_and_dashboard_name_figures_that_there_are() -> None:
+    assert names_in(RULES.read_text()) <= EXPOSED
+    expressions = [e for row in PANELS.values() for panel in row for e, _ in panel.queries]
+    assert names_in("\n".join(expressions)) <= EXPOSED
+
+
+def test_the_labels_of_rules_and_dashboard_are_those_of_the_families() -> None:
+    known = {label for family in FAMILIES.values() for label in family.labels}
+    known |= {"instance", "job", "le"}
+    expressions = [e for row in PANELS.values() for panel in row for e, _ in panel.queries]
+    for text in (RULES.read_text(), *expressions):
+        assert set(re.findall(r"[{,]\s*(\w+)\s*[!=]~?\"", text)) <= known
+        for by in re.findall(r"by \(([\w, ]+)\)", text):
+            assert {label.strip() for label in by.split(",")} <= known
+
+
+@pytest.mark.parametrize(
+    "expression", [e for row in PANELS.values() for panel in row for e, _ in panel.queries]
+)
+def test_each_query_of_the_dashboard_is_one(expression: str, tmp_path: Path) -> None:
+    filled = expression.replace("$__rate_interval", "5m").replace("$instance", ".*")
+    rule = {"record": "x", "expr": filled.replace("$model", ".*")}
+    file = tmp_path / "rules.yml"
+    file.write_text(json.dumps({"groups": [{"name": "dashboard", "rules": [rule]}]}))
+    assert "SUCCESS" in run("promtool", "check", "rules", str(file))
+
+
+def test_the_dashboard_is_current_and_its_panels_do_not_overlap() -> None:
+    assert FILE.read_text() == dashboard(), "run `make docs`: the dashboard is old"
+    document = json.loads(FILE.read_text())
+    taken: set[tuple[int, int]] = set()
+    for panel in document["panels"]:
+        place = panel["gridPos"]
+        cells = {
+            (x, y)
+            for x in range(place["x"], place["x"] + place["w"])
+            for y in range(place["y"], place["y"] + place["h"])
+        }
+        assert not cells & taken and max(x for x, _ in cells) < 24, panel["title"]
+        taken |= cells
+    assert len({panel["id"] for panel in document["panels"]}) == len(document["panels"])
+
+
+def test_the_page_names_each_family_as_it_is_told() -> None:
+    rows = re.findall(r"^\| `(inferd_\w+)` \| (\w+) \|", PAGE.read_text(), re.MULTILINE)
+    told = {PREFIX + f.name + "_total" * (f.kind == "counter"): f.kind for f in FAMILIES.values()}
+    assert dict(rows) == told

@@ -1,0 +1,357 @@
+"""Scrapes of real daemons: complete, true, and neither felt nor held up by anything that runs."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from inferd import Client
+from inferd.backends.errors import Busy, Cancelled, InferdError
+from inferd.daemon.metrics.families import FAMILIES, PREFIX
+from inferd.testing import RunningDaemon, running_daemon
+from tests.daemon.metrics.scraping import Figures, figures_of, scrape, until, where_of
+from tests.echo import echo_model
+from tests.raw import RawClient
+from tests.tiny_gguf import write_tiny
+
+CONFIG = """
+[daemon]
+sessions-max = 6
+worker-hang-s = 60
+"""
+CONFIG += echo_model("m", slots=2) + echo_model("slow", slots=1, step_ms=5)
+CONFIG += '[models.broken]\nfile = "broken.gguf"\n'
+SCRAPE_S_MAX = 2.0
+PRIVATE = "id-of-nobody-else"
+NORMAL = {"model_name": "slow", "priority": "normal"}
+
+
+def worker_of(daemon: RunningDaemon, name: str) -> int:
+    with RawClient(daemon.socket) as client:
+        return int(client.call("show", name=name)["models"][0]["pid"])
+
+
+def test_every_family_of_the_table_is_there_and_no_other() -> None:
+    with running_daemon(CONFIG) as daemon, Client(daemon.socket) as client:
+        with client.session("m") as session:
+            session.chat("hello")
+        figures = figures_of(daemon)
+    ours = {name.removeprefix(PREFIX): f for name, f in figures.families.items() if PREFIX in name}
+    assert set(ours) == set(FAMILIES)
+    assert all(n.startswith("process_") for n in set(figures.families) if PREFIX not in n)
+    for name, family in FAMILIES.items():
+        kinds = {family.kind}
+        assert ours[name].type in kinds, name
+        for sample in ours[name].samples:
+            assert set(sample.labels) - {"le"} == set(family.labels), name
+
+
+def test_a_turn_is_counted_with_its_model_class_times_and_tokens() -> None:
+    with running_daemon(CONFIG) as daemon, Client(daemon.socket) as client:
+        with client.session("m", raw=True) as session:
+            session.chat("hello", priority="high")
+            tokens = session.metadata["output_tokens"]
+            session.reset()
+            session.chat("hello")
+        labels = {"model_name": "m", "priority": "high"}
+        figures = until(daemon, lambda f: f("generation_tokens_total", model_name="m") >= tokens)
+        for family in ("time_to_first_token", "request_queue_time", "e2e_request_latency"):
+            assert figures(f"{family}_seconds_count", **labels) == 1
+            assert 0 <= figures(f"{family}_seconds_sum", **labels) < 20
+            assert figures(f"{family}_seconds_bucket", le="+Inf", **labels) == 1
+        assert figures("request_time_per_output_token_seconds_count", model_name="m") == 2
+        reasons = [f for f in figures.families["inferd_request_success"].samples if f.value]
+        assert sum(f.value for f in reasons) == 2
+        asked = figures("prefix_cache_queries_total", model_name="m")
+        found = figures("prefix_cache_hits_total", model_name="m", tier="slot")
+        assert found == figures("prompt_tokens_cached_total", model_name="m") == asked / 2 - 1
+        assert figures("prompt_tokens_total", model_name="m") == asked
+        steps = figures("iteration_tokens_count", model_name="m")
+        kinds = ("decode", "mixed", "prefill")
+        assert steps > 1
+        assert sum(figures("step_seconds_count", model_name="m", kind=k) for k in kinds) == steps
+        assert figures("slots", model_name="m") == 2
+        assert figures("model_load_seconds_count", model_name="m") == 1
+
+
+def test_who_runs_and_who_waits_is_told_by_class() -> None:
+    with running_daemon(CONFIG) as daemon, RawClient(daemon.socket) as client:
+        contexts = [client.context("slow") for _ in range(3)]
+        for number, (context, priority) in enumerate(
+            zip(contexts, ("normal", "low", "low"), strict=True), start=1
+        ):
+            client.start("stream", context=context, prompt="x" * 200, priority=priority)
+            figures = until(daemon, lambda f, n=number: under_way(f) == n)  # type: ignore[misc]
+        assert figures("num_requests_running", model_name="slow", priority="normal") == 1
+        assert figures("num_requests_waiting", model_name="slow", priority="low") == 2
+        reason = {"model_name": "slow", "reason": "slot"}
+        assert figures("num_requests_waiting_by_reason", **reason) == 2
+        until(daemon, lambda f: 0 < f("kv_cache_usage_perc", model_name="slow") < 1)
+        urgent = client.context("slow")
+        client.start("stream", context=urgent, prompt="y" * 100, priority="urgent")
+        until(daemon, lambda f: f("num_requests_parked", model_name="slow", priority="normal") == 1)
+        figures = until(daemon, lambda f: f("num_preemptions_total", model_name="slow") == 1)
+        assert figures("sessions", state="parked") == 1
+        for context in (*contexts, urgent):
+            client.call("cancel", context=context)
+        figures = until(daemon, lambda f: under_way(f) == 0)
+        failures = {"model_name": "slow", "error": "Cancelled"}
+        assert figures("request_failures_total", **failures) == 4
+
+
+def under_way(figures: Figures) -> float:
+    names = [f"inferd_num_requests_{state}" for state in ("running", "waiting", "parked")]
+    return sum(s.value for name in names for s in figures.families[name].samples)
+
+
+def test_refusals_are_told_by_what_was_full() -> None:
+    with running_daemon(CONFIG) as daemon, Client(daemon.socket) as client:
+        with pytest.raises(InferdError):
+            client.load_by_name("no such model")
+        sessions = [client.session("m") for _ in range(7)]
+        with pytest.raises(Busy):
+            for session in sessions:
+                session.__enter__()
+        figures = figures_of(daemon)
+        assert figures("sessions_refused_total") == 1
+        assert figures("admission_rejections_total", reason="sessions-max") == 1
+        assert figures("admission_rejections_total", reason="tasks-waiting-max") == 0
+        refused = {"call": "load_by_name", "error": "ModelNotFound"}
+        assert figures("call_errors_total", **refused) == 1
+        assert sum(s.value for s in figures.families["inferd_sessions"].samples) == 6
+        assert figures("sessions_max") == 6
+
+
+def test_a_queue_that_is_full_is_a_rejection_and_when_there_was_room_is_measured() -> None:
+    config = CONFIG.replace("sessions-max = 6", "tasks-waiting-owner-max = 1")
+    with running_daemon(config) as daemon, RawClient(daemon.socket) as client:
+        running, waiting, third = (client.context("slow") for _ in range(3))
+        for context in (running, waiting):
+            client.start("stream", context=context, prompt="z" * 50)
+            until(daemon, lambda f: f("num_requests_running", **NORMAL) == 1)
+        until(daemon, lambda f: f("num_requests_waiting", **NORMAL) == 1)
+        with pytest.raises(Busy):
+            client.call("stream", context=third, prompt="too many")
+        reason = "tasks-waiting-owner-max"
+        assert figures_of(daemon)("admission_rejections_total", reason=reason) == 1
+        figures = until(daemon, lambda f: f("retry_after_ratio_count") == 1)
+        assert figures("retry_after_ratio_sum") > 0
+
+
+def test_forks_and_models_and_parts_are_counted() -> None:
+    with running_daemon(CONFIG) as daemon, RawClient(daemon.socket) as client:
+        (daemon.directory / "models" / "broken.gguf").write_bytes(b"GGUF and nothing else")
+        context = client.context("m")
+        client.call("chat", context=context, prompt="x")
+        client.call("fork_session", context=context, n=2)
+        with pytest.raises(InferdError):
+            client.context("broken")
+        figures = until(daemon, lambda f: f("model_load_failures_total", model_name="broken") == 1)
+        assert figures("session_forks_total") == 2
+        assert figures("models", state="ready") == 1
+        assert figures("models", state="failed") == 1
+        assert figures("models", state="cold") == 2
+        assert figures("part_works", part="journal") == figures("part_works", part="metrics") == 1
+        restarts = figures_of(daemon).families["inferd_worker_restarts"].samples
+        assert [(s.labels["model_name"], s.value) for s in restarts] == [("m", 0), ("broken", 0)]
+        assert figures.families["process_resident_memory_bytes"].samples[0].value > 1e6
+
+
+def test_a_worker_that_dies_is_counted_and_no_counter_goes_back() -> None:
+    with running_daemon(CONFIG) as daemon, Client(daemon.socket) as client:
+        with client.session("m", raw=True) as session:
+            session.chat("hello " * 20)
+            before = until(daemon, lambda f: f("generation_tokens_total", model_name="m") > 100)
+            os.kill(worker_of(daemon, "m"), signal.SIGKILL)
+            died = until(daemon, lambda f: f("worker_restarts_total", model_name="m") == 1)
+            session.chat("again " * 20)
+        after = until(
+            daemon,
+            lambda f: (
+                f("generation_tokens_total", model_name="m")
+                > before("generation_tokens_total", model_name="m") + 100
+            ),
+        )
+        for figures, earlier in ((died, before), (after, died)):
+            assert not gone_back(earlier, figures)
+        assert after("model_unloads_total", model_name="m") == 0
+
+
+def gone_back(before: Figures, after: Figures) -> list[str]:
+    """Return the samples of counters and histograms that are less than they were."""
+    return [
+        sample.name
+        for family in before.families.values()
+        if family.type in ("counter", "histogram") and family.name.startswith(PREFIX)
+        for sample in family.samples
+        if after(sample.name.removeprefix(PREFIX), **sample.labels) < sample.value
+    ]
+
+
+def test_a_swap_keeps_the_figures_under_the_name() -> None:
+    with running_daemon(CONFIG) as daemon, Client(daemon.socket) as client:
+        with client.session("m", raw=True) as session:
+            session.chat("hello " * 20)
+            before = until(daemon, lambda f: f("generation_tokens_total", model_name="m") > 100)
+            client.swap("m", to="slow")
+            session.chat("more")
+        after = until(daemon, lambda f: f("model_unloads_total", model_name="m") == 1)
+        assert not gone_back(before, after)
+        assert after("model_swap_seconds_count", mode="migrate") == 1
+        assert "swap)" not in after.text
+
+
+def test_no_label_holds_a_user_a_session_or_what_was_said() -> None:
+    with running_daemon(CONFIG) as daemon, Client(daemon.socket) as client:
+        with client.session("m", session_id=PRIVATE) as session:
+            session.chat("my secret")
+            handle = session.context
+        text = scrape(where_of(daemon))
+    for private in (PRIVATE, "secret", str(handle), "uid", daemon.socket):
+        assert private not in text
+
+
+@contextmanager
+def stopped(pid: int) -> Iterator[None]:
+    """Stop a process, until the end of the block."""
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        while psutil.Process(pid).status() != psutil.STATUS_STOPPED:
+            pass
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+def test_a_scrape_waits_for_no_worker() -> None:
+    with running_daemon(CONFIG) as daemon, RawClient(daemon.socket) as client:
+        context = client.context("slow")
+        client.start("stream", context=context, prompt="w" * 1000)
+        until(daemon, lambda f: f("generation_tokens_total", model_name="slow") > 0)
+        with stopped(worker_of(daemon, "slow")):
+            began = time.monotonic()
+            figures = figures_of(daemon)
+            assert time.monotonic() - began < SCRAPE_S_MAX
+            assert figures("generation_tokens_total", model_name="slow") > 0
+            assert figures("num_requests_running", model_name="slow", priority="normal") == 1
+            assert figures("models", state="ready") == 1
+            silent = figures("worker_silent_seconds", model_name="slow")
+            later = until(
+                daemon, lambda f: f("worker_silent_seconds", model_name="slow") > silent + 0.2
+            )
+            same = "generation_tokens_total"
+            assert later(same, model_name="slow") == figures_of(daemon)(same, model_name="slow")
+
+
+def test_a_scrape_loads_no_model_and_keeps_none_from_leaving() -> None:
+    config = CONFIG.replace("[models.m]", "keep-alive-s = 0.3\n[models.m]")
+    with running_daemon(config) as daemon, Client(daemon.socket) as client:
+        figures = figures_of(daemon)
+        assert figures("models", state="cold") == figures("models", state="cold") == 4
+        with client.session("m") as session:
+            session.chat("hello")
+        client.close()
+        figures = until(daemon, lambda f: f("model_unloads_total", model_name="m") == 1)
+        until(daemon, lambda f: f("models", state="cold") == 4)
+        assert "model.loading" in daemon.log and daemon.log.count("model.loading") == 1
+
+
+def test_a_scrape_keeps_no_session_from_expiring() -> None:
+    config = CONFIG.replace("[models.m]", "idle-timeout-ms = 300\n[models.m]")
+    with running_daemon(config) as daemon, Client(daemon.socket) as client:
+        with client.session("m"):
+            until(daemon, lambda f: f("sessions_expired_total") == 1)
+        assert figures_of(daemon)("sessions_expired_total") == 1
+
+
+def test_the_journals_lag_is_told_while_it_cannot_be_written() -> None:
+    with (
+        running_daemon(CONFIG) as daemon,
+        Client(daemon.socket) as client,
+        client.session("m", session_id="diary") as session,
+    ):
+        session.chat("hello")
+        assert until(daemon, lambda f: f("journal_lag_seconds") == 0)
+        path = daemon.directory / "state" / "sessions.db"
+        size = path.stat().st_size
+        psutil.Process(daemon.pid).rlimit(psutil.RLIMIT_FSIZE, (size // 2, -1))
+        session.chat("the disk is full")
+        figures = until(daemon, lambda f: f("journal_lag_seconds") > 0.3)
+        assert figures("part_works", part="journal") == 0
+        psutil.Process(daemon.pid).rlimit(psutil.RLIMIT_FSIZE, (-1, -1))
+        until(daemon, lambda f: f("journal_lag_seconds") == 0)
+        until(daemon, lambda f: f("part_works", part="journal") == 1)
+
+
+def test_streams_go_on_under_a_storm_of_scrapes() -> None:
+    with running_daemon(CONFIG) as daemon, Client(daemon.socket) as client:
+        over = threading.Event()
+        done = [0]
+
+        def storm() -> None:
+            while not over.is_set():
+                scrape(where_of(daemon))
+                done[0] += 1
+
+        threads = [threading.Thread(target=storm) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        with client.session("m", raw=True) as session:
+            text = "not a character is lost " * 40
+            assert session.chat(text) == text
+        over.set()
+        for thread in threads:
+            thread.join()
+        assert done[0] > 4
+
+
+def test_a_turn_that_is_cancelled_before_it_had_a_slot_has_no_queue_time() -> None:
+    with running_daemon(CONFIG) as daemon, RawClient(daemon.socket) as client:
+        first, second = client.context("slow"), client.context("slow")
+        client.start("stream", context=first, prompt="v" * 300, priority="high")
+        until(daemon, lambda f: f("num_requests_running", model_name="slow", priority="high") == 1)
+        client.start("stream", context=second, prompt="v", priority="low")
+        until(daemon, lambda f: f("num_requests_waiting", model_name="slow", priority="low") == 1)
+        client.call("cancel", context=second)
+        figures = until(
+            daemon,
+            lambda f: f("request_failures_total", model_name="slow", error=Cancelled.name) == 1,
+        )
+        labels = {"model_name": "slow", "priority": "low"}
+        assert figures("request_queue_time_seconds_count", **labels) == 0
+        assert figures("e2e_request_latency_seconds_count", **labels) == 0
+
+
+def test_what_serves_the_figures_is_told_by_stats_and_status() -> None:
+    with running_daemon(CONFIG, metrics="127.0.0.1:0") as daemon, Client(daemon.socket) as client:
+        where = client.stats()["metrics"]
+        assert where.startswith("127.0.0.1:") and not where.endswith(":0")
+        assert "inferd_build_info{" in scrape(where)
+    with running_daemon(CONFIG, metrics="off") as daemon, Client(daemon.socket) as client:
+        assert client.stats()["metrics"] is None
+        assert all(part["works"] for part in client.stats()["parts"])
+        assert not Path(where_of(daemon)).exists()
+
+
+def test_a_model_that_came_by_a_descriptor_keeps_its_name_to_itself(tmp_path: Path) -> None:
+    path = write_tiny("llama", tmp_path)
+    with (
+        running_daemon(CONFIG) as daemon,
+        Client(daemon.socket) as client,
+        path.open("rb") as file,
+    ):
+        client.load(fd=file.fileno())
+        names = [model["name"] for model in client.models() if model["state"] == "ready"]
+        figures = until(
+            daemon, lambda f: f("model_load_seconds_count", model_name="descriptor") == 1
+        )
+        assert figures("slots", model_name="descriptor") > 0
+        assert len(names) == 1 and names[0] not in figures.text

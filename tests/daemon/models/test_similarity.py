@@ -1,0 +1,284 @@
+"""Turns that end with a similar sentence, through a real daemon: models that compare sentences, and
+those that cannot.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import signal
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+
+from inferd import Client
+from inferd.backends.errors import EndOfSequence, InvalidArgument
+from inferd.testing import RunningDaemon, running_daemon
+from tests.echo import echo_model
+from tests.raw import RawClient
+
+from ..log_events import until
+
+CONFIG = """
+[defaults]
+ctx-size = 4096
+similarity-model = "judge"
+similarity-wait-ms = 60000
+"""
+CONFIG += echo_model("said") + echo_model("judge")
+CONFIG += echo_model("lonely", similarity_model="")
+CONFIG += echo_model("itself", similarity_model="itself")
+CONFIG += echo_model("astray", similarity_model="nobody")
+CONFIG += echo_model("hurried", similarity_model="slow", similarity_wait_ms=50)
+CONFIG += echo_model("slow", step_ms=2000)
+CONFIG += echo_model("patient", similarity_model="steady", step_ms=2)
+CONFIG += echo_model("steady", step_ms=300)
+CONFIG += echo_model("brave", similarity_model="fragile")
+CONFIG += echo_model("fragile", abort_on="die now")
+SENTENCES = ["The sky is wide.", "It rains!", "«So it is.»", "Who knows?"]
+TEXT = " ".join(SENTENCES) + " And so on"
+GIVEN = "It rains!"
+
+
+@pytest.fixture(scope="module")
+def daemon() -> Iterator[RunningDaemon]:
+    with running_daemon(CONFIG) as running:
+        yield running
+
+
+@pytest.fixture
+def client(daemon: RunningDaemon) -> Iterator[Client]:
+    with Client(daemon.socket) as connected:
+        yield connected
+
+
+def cosines(client: Client, model: str, text: str) -> list[float]:
+    """Return how similar each of the sentences is to *text*."""
+    given, *said = client.embed(model, [text, *SENTENCES])
+    return [math.fsum(a * b for a, b in zip(given, one, strict=True)) for one in said]
+
+
+def similar(text: str = GIVEN, threshold: float = 0.9999) -> dict[str, Any]:
+    return {"stop-similarity": text, "stop-similarity-threshold": threshold}
+
+
+def end(metadata: dict[str, Any]) -> tuple[str, str]:
+    return metadata["stop_reason"], metadata["stop_detail"]
+
+
+def test_streamed_pulled_and_whole_text_end_with_the_same_sentence(daemon: RunningDaemon) -> None:
+    with RawClient(daemon.socket) as raw, Client(daemon.socket) as client:
+        judge = client.load_by_name("judge")
+        expected = " ".join(SENTENCES[:2])
+        with client.session("said", raw=True, options=similar()) as session:
+            stream = session.stream(TEXT)
+            assert "".join(stream) == expected
+            assert end(stream.metadata) == ("similarity", "1.000")
+            assert stream.metadata["adjusted"] == {}
+            whole = session.chat(TEXT)
+            assert (str(whole), end(whole.metadata)) == (expected, ("similarity", "1.000"))
+        context = raw.context("said")
+        raw.call("set_options", context=context, options=similar())
+        raw.set_input(context, TEXT.encode())
+        raw.call("compute", context=context)
+        assert raw.output(context) == expected.encode()
+        assert pulled(raw, context) == expected.encode()
+        assert raw.metadata(context)["stop_reason"] == "similarity"
+        client.unload(judge)
+
+
+def pulled(raw: RawClient, context: int) -> bytes:
+    """Return what a context says token by token."""
+    said = b""
+    with contextlib.suppress(EndOfSequence):
+        while True:
+            said += raw.single(context)
+    return said
+
+
+def test_the_cosine_of_the_embeddings_counts(client: Client) -> None:
+    """The given text is none of the sentences: the first that is close enough ends the turn."""
+    judge = client.load_by_name("judge")
+    found = cosines(client, "judge", "A text of its own.")
+    thresholds = [t for t in (min(found), sum(found) / 4, max(found)) if 0.001 < t <= 1]
+    assert thresholds
+    for threshold in (t - 1e-6 for t in thresholds):
+        first = next(i for i, cosine in enumerate(found) if cosine >= threshold)
+        with client.session("said", raw=True) as session:
+            reply = session.chat(TEXT, options=similar("A text of its own.", threshold))
+            assert str(reply) == " ".join(SENTENCES[: first + 1])
+            assert end(reply.metadata) == ("similarity", f"{found[first]:.3f}")
+    client.unload(judge)
+
+
+def test_a_model_can_judge_its_own_sentences(client: Client) -> None:
+    with client.session("itself", raw=True, options=similar()) as session:
+        assert str(session.chat(TEXT)) == " ".join(SENTENCES[:2])
+
+
+def test_the_form_of_wasi_nn_backend_acts(client: Client) -> None:
+    condition = {"type": "similarity", "text": GIVEN, "threshold": 0.9999}
+    with client.session("itself", raw=True) as session:
+        session.set_options({"stopping": {"semantic_conditions": [condition]}})
+        reply = session.chat(TEXT)
+        assert (str(reply), end(reply.metadata)[0]) == (" ".join(SENTENCES[:2]), "similarity")
+
+
+@pytest.mark.parametrize(
+    ("model", "why"),
+    [
+        ("lonely", "the configuration names no similarity-model"),
+        ("astray", "there is no model 'nobody'"),
+        ("said", "the model 'judge' is not loaded"),
+    ],
+)
+def test_a_turn_that_nobody_can_judge_goes_on_and_tells_why(
+    client: Client, model: str, why: str
+) -> None:
+    judge = client.load_by_name("judge")
+    client.unload(judge)
+    with client.session(model, raw=True, options=similar()) as session:
+        reply = session.chat(TEXT)
+    assert (str(reply), end(reply.metadata)[0]) == (TEXT, "eos")
+    assert reply.metadata["adjusted"] == {
+        "stop-similarity": f"4 of 4 sentences were not compared: {why}"
+    }
+    [found] = [m for m in client.models() if m["name"] == "judge"]
+    assert found["state"] == "cold", "it was loaded for that"
+
+
+def test_a_client_cannot_choose_who_judges(client: Client) -> None:
+    config = {"similarity-model": "said", "similarity-wait-ms": 7, **similar()}
+    graph = client.load_by_name_with_config("lonely", config)
+    assert graph.not_applied == {"similarity-model": "", "similarity-wait-ms": 60_000}
+    client.unload(graph)
+    with (
+        client.session("lonely", raw=True) as session,
+        pytest.raises(InvalidArgument, match="similarity-model: holds for a model, not for a"),
+    ):
+        session.chat("x", options={"similarity-model": "said"})
+
+
+def test_nobody_waits_long_for_a_model_that_is_busy(client: Client) -> None:
+    slow = client.load_by_name("slow")
+    with client.session("hurried", raw=True, options=similar()) as session:
+        reply = session.chat("One. Two")
+    assert str(reply) == "One. Two"
+    assert reply.metadata["adjusted"] == {
+        "stop-similarity": "1 of 1 sentences were not compared: 'slow' did not answer within 0.05 s"
+    }
+    client.unload(slow)
+    assert client.sessions() == []
+
+
+def test_an_input_that_ends_the_judging_model_leaves_the_turn_alone(client: Client) -> None:
+    fragile = client.load_by_name("fragile")
+    with client.session("brave", raw=True, options=similar()) as session:
+        reply = session.chat("One, die now. Two")
+    assert (str(reply), end(reply.metadata)[0]) == ("One, die now. Two", "eos")
+    said = reply.metadata["adjusted"]["stop-similarity"]
+    assert said.startswith("1 of 1 sentences were not compared: this input ends the worker")
+    client.unload(fragile)
+
+
+@pytest.mark.parametrize("killed", [("patient",), ("steady",), ("patient", "steady")])
+def test_a_turn_whose_worker_dies_while_a_sentence_is_judged_ends_with_the_same(
+    client: Client, killed: Sequence[str]
+) -> None:
+    steady = client.load_by_name("steady")
+    with client.session("patient", raw=True, options=similar()) as session:
+        stream, text = session.stream(TEXT), ""
+        for piece in stream:
+            text += piece
+            if text == SENTENCES[0]:
+                end_workers(client, killed)
+    assert (text, end(stream.metadata)[0]) == (" ".join(SENTENCES[:2]), "similarity")
+    assert stream.metadata["adjusted"] == {}
+    client.unload(steady)
+
+
+def end_workers(client: Client, names: Sequence[str]) -> None:
+    """Kill the workers of these models once a sentence is compared."""
+    for _ in range(10_000):
+        models = {model["name"]: model for model in client.models()}
+        if models["steady"]["tasks"]:
+            break
+        time.sleep(0.001)
+    else:
+        raise AssertionError("no sentence was compared")
+    for name in names:
+        os.kill(models[name]["pid"], signal.SIGKILL)
+
+
+def test_nothing_is_left_behind(client: Client) -> None:
+    judge = client.load_by_name("judge")
+    with client.session("said", raw=True, options=similar()) as session:
+        assert end(session.chat(TEXT).metadata) == ("similarity", "1.000")
+    until(lambda: client.show("judge")["leases"] == 1)
+    client.unload(judge)
+    assert client.show("judge")["state"] == "cold", "nobody else holds it"
+    assert client.sessions() == []
+    assert client.queue() == []
+    assert all(model["tasks"] == 0 for model in client.models())
+
+
+def test_a_turn_parked_by_hand_while_its_sentence_is_judged_says_what_it_would_have_said() -> None:
+    head = "[daemon]\nreader-wait-ms = 60000\nquantum-tokens = 100000\n"
+    single = '[models.single]\nbackend = "echo"\nslots = 1\nsimilarity-model = "steady"\n'
+    with (
+        running_daemon(head + CONFIG + single) as daemon,
+        RawClient(daemon.socket) as raw,
+        RawClient(daemon.socket) as other,
+    ):
+        raw.call("load_by_name", name="steady")
+        context, waits = raw.context("single"), other.context("single")
+        options = similar()
+        number = raw.start("stream", context=context, prompt=TEXT, raw=True, options=options)
+        while raw.told != SENTENCES[0]:
+            raw.events.append(raw.read())
+        second = other.start("chat", context=waits, prompt=TEXT, raw=True)
+        while len(raw.call("queue")["tasks"]) < 2:
+            pass
+        assert raw.call("park", context=context) == {"parked": True}
+        assert other.result(second)["text"] == TEXT.encode()
+        raw.result(number)
+        assert raw.told == " ".join(SENTENCES[:2])
+        metadata = raw.metadata(context)
+        assert end(metadata) == ("similarity", "1.000")
+        assert metadata["parks"] == 1 and metadata["adjusted"] == {}
+
+
+def test_a_text_is_compared_by_the_model_that_has_the_name_now() -> None:
+    """Also where that took the name over while the text was to be embedded."""
+    own = {"similarity-model": "judge", "similarity-wait-ms": 60_000, "ctx-size": 4096}
+    judges = "".join(echo_model(n, variant=v, step_ms=10) for n, v in JUDGES.items())
+    with (
+        running_daemon(judges + echo_model("said", **own)) as daemon,
+        RawClient(daemon.socket) as raw,
+        RawClient(daemon.socket) as operator,
+    ):
+        turn = {"context": raw.context("said"), "prompt": TEXT, "raw": True, "options": similar()}
+        running = raw.begin_stream(raw.context("judge"), "x" * 500)
+        swap = operator.start("swap", name="judge", to="other", mode="drain")
+        until(lambda: "model.drains" in daemon.log)
+        compared = raw.start("chat", **turn)
+        first = len(SENTENCES[0])
+        until(lambda: [t for t in said_now(daemon) if t["output_tokens"] >= first])
+        raw.call("cancel", request=running)
+        operator.result(swap)
+        assert end(raw.result(compared)["metadata"]) == ("similarity", "1.000")
+        operator.call("swap", name="judge", to="again")
+        assert end(raw.call("chat", **turn)["metadata"]) == ("similarity", "1.000")
+
+
+JUDGES = {"judge": "a", "other": "b", "again": "a"}
+"""Models by their variant: the last one is the first one."""
+
+
+def said_now(daemon: RunningDaemon) -> list[dict[str, Any]]:
+    """Return the tasks of the model whose sentences are compared."""
+    with Client(daemon.socket) as client:
+        return [task for task in client.queue() if task["model"] == "said"]

@@ -1,0 +1,292 @@
+"""Models that take turns in memory, on real processes: who waits, who goes first, who returns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from inferd.backends.errors import Busy, Cancelled, ReaderTimeout, ShuttingDown, Timeout
+from inferd.testing import RunningDaemon
+from tests.raw import RawClient
+
+from .test_budget import daemon_with, echo, load, model, states
+
+MODELS = tuple(echo(name, 600, slots=2) for name in "abc")
+SLOW = "x" * 100
+"""What a slow model needs a second for."""
+
+
+def slow(name: str, slots: int = 2) -> str:
+    return echo(name, 600, slots=slots) + "step_ms = 10\n"
+
+
+def contexts(client: RawClient, names: str = "abc") -> dict[str, int]:
+    return {name: client.context(name) for name in names}
+
+
+def chat(client: RawClient, context: int, prompt: str, **params: Any) -> int:
+    return client.start("chat", context=context, prompt=prompt, raw=True, **params)
+
+
+def said(client: RawClient, number: int) -> bytes:
+    return bytes(client.result(number)["text"])
+
+
+def until(condition: Callable[[], object]) -> None:
+    while not condition():
+        pass
+
+
+def first_token(client: RawClient) -> None:
+    client.events.append(client.read())
+
+
+def stats(client: RawClient) -> dict[str, Any]:
+    return dict(client.call("stats")["stats"])
+
+
+def begin(client: RawClient, context: int, **params: Any) -> int:
+    """Start a slow turn, and return once it runs."""
+    number = chat(client, context, SLOW, **params)
+    until(lambda: stats(client)["running"])
+    return number
+
+
+def loads(daemon: RunningDaemon) -> list[str]:
+    """Return the models in the order in which they were loaded."""
+    lines = [line for line in daemon.log.splitlines() if "model.loaded" in line]
+    return [next(name for name in "abc" if f"model={name}" in _plain(line)) for line in lines]
+
+
+def _plain(line: str) -> str:
+    return "".join(c for c in line if c.isprintable()).replace("[36m", "").replace("[0m", "")
+
+
+def test_a_model_that_is_held_and_not_used_leaves_and_its_sessions_go_on() -> None:
+    with daemon_with(*MODELS) as daemon, RawClient(daemon.socket) as client:
+        context = contexts(client)
+        for text in ("one", "two"):
+            for name in "abc":
+                assert said(client, chat(client, context[name], text)) == text.encode()
+        for name in "abc":
+            assert client.metadata(context[name])["input_tokens"] >= len("oneonetwo")
+        assert sorted(states(client).values()).count("ready") == 1
+
+
+def test_a_model_that_computes_stays_until_its_turn_is_done() -> None:
+    with daemon_with(slow("a"), *MODELS[1:]) as daemon, RawClient(daemon.socket) as client:
+        context = contexts(client)
+        turn = begin(client, context["a"])
+        other = chat(client, context["b"], "b")
+        until(lambda: stats(client)["waiting"])
+        assert states(client)["a"] == "ready"
+        assert said(client, turn) == SLOW.encode()
+        assert said(client, other) == b"b"
+        assert loads(daemon)[-2:] == ["a", "b"]
+
+
+def test_what_waits_for_a_model_is_served_together() -> None:
+    """ABCABC becomes AABBCC: the second task of a model does not wait for its next load."""
+    with daemon_with(slow("a"), *MODELS[1:]) as daemon, RawClient(daemon.socket) as client:
+        first, second = contexts(client), contexts(client)
+        before = len(loads(daemon))
+        turns = [begin(client, first["a"])]
+        turns += [chat(client, c[n], n) for c, n in ((first, "b"), (first, "c"))]
+        until(lambda: stats(client)["waiting"] == 2)
+        turns += [chat(client, second[name], name) for name in "abc"]
+        texts = [said(client, turn) for turn in turns]
+        assert texts == [SLOW.encode(), b"b", b"c", b"a", b"b", b"c"]
+        assert loads(daemon)[before:] == ["a", "b", "c"]
+
+
+def test_without_a_stay_a_later_task_goes_behind_all_that_came_before_it() -> None:
+    with (
+        daemon_with(slow("a"), *MODELS[1:], model_stay_s=0) as daemon,
+        RawClient(daemon.socket) as client,
+    ):
+        context, other = contexts(client, "ab"), client.context("a")
+        before = len(loads(daemon))
+        turn = begin(client, context["a"])
+        waits = daemon.log.count("model.waits")
+        turns = [turn, chat(client, context["b"], "b")]
+        until(lambda: daemon.log.count("model.waits") > waits)
+        turns.append(chat(client, other, "a"))
+        for turn in turns:
+            client.result(turn)
+        assert loads(daemon)[before:] == ["b", "a"]
+
+
+def test_the_more_urgent_task_has_its_model_loaded_first() -> None:
+    with daemon_with(slow("a"), *MODELS[1:]) as daemon, RawClient(daemon.socket) as client:
+        context = contexts(client)
+        turn = begin(client, context["a"])
+        turns = [turn, chat(client, context["b"], "b")]
+        until(lambda: stats(client)["waiting"])
+        turns.append(chat(client, context["c"], "c", priority="urgent"))
+        for turn in turns:
+            client.result(turn)
+        assert loads(daemon)[-2:] == ["c", "b"]
+
+
+# A task that waits for its model is one that waits.
+
+
+def test_it_is_counted_and_listed_and_bounded() -> None:
+    settings = {"tasks_waiting_max": 1}
+    with (
+        daemon_with(slow("a"), *MODELS[1:], **settings) as daemon,
+        RawClient(daemon.socket) as client,
+    ):
+        context = contexts(client)
+        turn = begin(client, context["a"])
+        waits = chat(client, context["b"], "b", priority="high")
+        until(lambda: stats(client)["waiting"] == 1)
+
+        listed = client.call("queue")["tasks"]
+        assert [(t["model"], t["state"], t["priority"]) for t in listed] == [
+            ("a", "running", "normal"),
+            ("b", "waiting", "high"),
+        ]
+        assert listed[1]["context"] == context["b"] and listed[1]["for_s"] > 0
+        with pytest.raises(Busy) as caught:
+            said(client, chat(client, context["c"], "c"))
+        assert caught.value.data["queue_length"] == 1
+        assert said(client, turn) == SLOW.encode()
+        assert said(client, waits) == b"b"
+        assert stats(client)["waiting"] == 0
+        assert said(client, chat(client, context["c"], "c")) == b"c", "all places are free again"
+
+
+@pytest.mark.parametrize(("key", "which"), [("queue_timeout_s", "queue"), ("timeout_s", "total")])
+def test_its_time_is_bounded(key: str, which: str) -> None:
+    with daemon_with(slow("a"), *MODELS[1:]) as daemon, RawClient(daemon.socket) as client:
+        context = contexts(client)
+        turn = begin(client, context["a"])
+        with pytest.raises(Timeout, match="not in memory") as caught:
+            said(client, chat(client, context["b"], "b", **{key: 0.05}))
+        assert caught.value.data["timeout"] == which
+        assert stats(client)["waiting"] == 0 and states(client)["a"] == "ready"
+        client.result(turn)
+        assert said(client, chat(client, context["b"], "again")) == b"again"
+
+
+def test_it_can_be_cancelled_by_its_context_and_by_its_request() -> None:
+    with daemon_with(slow("a"), *MODELS[1:]) as daemon, RawClient(daemon.socket) as client:
+        context = contexts(client)
+        turn = begin(client, context["a"])
+        waits = [chat(client, context[name], name) for name in "bc"]
+        until(lambda: stats(client)["waiting"] == 2)
+        assert client.call("cancel", context=context["b"]) == {"cancelled": True}
+        assert client.call("cancel", request=waits[1]) == {"cancelled": True}
+        for number in waits:
+            with pytest.raises(Cancelled):
+                client.result(number)
+        assert stats(client)["waiting"] == 0
+        client.result(turn)
+        assert said(client, chat(client, context["b"], "again")) == b"again"
+
+
+def test_it_is_told_when_the_daemon_drains() -> None:
+    with daemon_with(slow("a"), *MODELS[1:]) as daemon, RawClient(daemon.socket) as client:
+        context = contexts(client)
+        turn = begin(client, context["a"])
+        waits = chat(client, context["b"], "b")
+        until(lambda: stats(client)["waiting"])
+        client.call("drain")
+        with pytest.raises(ShuttingDown):
+            client.result(waits)
+        assert said(client, turn) == SLOW.encode()
+
+
+def test_an_input_for_a_cold_model_waits_its_turn_too() -> None:
+    with daemon_with(slow("a"), *MODELS[1:]) as daemon, RawClient(daemon.socket) as client:
+        context = contexts(client, "ab")
+        turn = begin(client, context["a"])
+        tensor = {"data": b"said by b", "dimensions": [1], "type": 3}
+        given = client.start("set_input", context=context["b"], index=0, tensor=tensor)
+        assert states(client)["a"] == "ready" and stats(client)["waiting"] == 0
+        client.result(turn)
+        client.result(given)
+        assert loads(daemon)[-2:] == ["a", "b"]
+        client.call("compute", context=context["b"])
+        assert client.output(context["b"]) == b"said by b"
+
+
+# Nobody waits for each other.
+
+
+def test_two_models_are_pulled_in_turns_by_one_program() -> None:
+    with daemon_with(*MODELS) as daemon, RawClient(daemon.socket) as client:
+        context = contexts(client, "ab")
+        for name in "ab":
+            client.set_input(context[name], f"said by {name}".encode())
+        texts = dict.fromkeys("ab", b"")
+        for _ in range(4):
+            for name in "ab":
+                texts[name] += client.single(context[name])
+        assert texts == {"a": b"said", "b": b"said"}
+
+
+def test_a_stream_that_nobody_reads_makes_way_and_goes_on_once_it_is_read() -> None:
+    """The program reads a token of one model, and asks another one about it."""
+    with daemon_with(*MODELS) as daemon, RawClient(daemon.socket) as client:
+        context = contexts(client, "ab")
+        number = client.start("stream", context=context["a"], prompt="abcdef", raw=True, credit=1)
+        first_token(client)
+        assert said(client, chat(client, context["b"], "b")) == b"b"
+        assert states(client)["a"] != "ready"
+        assert model(client, "a")["tasks"] == 1
+        client.write([5, number, 1000])
+        assert client.result(number)["metadata"]["output_tokens"] == 7, "and the end"
+        told = b"".join(event[2]["text"] for event in client.events)
+        assert told == b"abcdef"
+
+
+def test_a_stream_that_was_set_aside_ends_if_nobody_reads_it() -> None:
+    with (
+        daemon_with(*MODELS, reader_timeout_s=0.5) as daemon,
+        RawClient(daemon.socket) as client,
+    ):
+        context = contexts(client, "ab")
+        number = client.start("stream", context=context["a"], prompt="abcdef", raw=True, credit=1)
+        first_token(client)
+        assert said(client, chat(client, context["b"], "b")) == b"b"
+        with pytest.raises(ReaderTimeout):
+            client.result(number)
+        assert model(client, "a")["tasks"] == 0
+
+
+def test_a_turn_that_was_set_aside_ends_where_its_model_is_swapped() -> None:
+    with daemon_with(*MODELS) as daemon, RawClient(daemon.socket) as client:
+        context = contexts(client, "ab")
+        client.set_input(context["a"], b"abcdef")
+        assert client.single(context["a"]) == b"a"
+        assert said(client, chat(client, context["b"], "b")) == b"b"
+        assert model(client, "a")["tasks"] == 1
+        client.call("unload_model", name="b", force=True)
+        client.call("swap", name="a", to="c")
+        assert model(client, "a")["tasks"] == 0
+        with pytest.raises(Cancelled, match="was swapped"):
+            client.call("compute_single", context=context["a"])
+
+
+# What comes back.
+
+
+def test_a_session_with_an_id_computes_its_new_tokens_only_when_its_model_comes_back() -> None:
+    with daemon_with(*MODELS, kv_ram_bytes=1 << 20) as daemon, RawClient(daemon.socket) as client:
+        kept = {}
+        for name in "ab":
+            graph = load(client, name)["graph"]
+            kept[name] = client.call(
+                "init_execution_context_with_session_id", graph=graph, session_id=name
+            )["context"]
+        for turn in range(3):
+            for name in "ab":
+                said(client, chat(client, kept[name], f"turn {turn} " * 20))
+                told = client.metadata(kept[name])
+                new = len(f"turn {turn} ") * 20 + 3
+                assert told["input_tokens"] - told["cached_tokens"] <= new + 1, told
+        assert len(loads(daemon)) >= 6

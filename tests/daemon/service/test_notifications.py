@@ -1,0 +1,277 @@
+"""What systemd is told: ready, how it is, more time, the watchdog, the end."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from inferd.daemon.service.status.status import STATUS_BYTES_MAX, Service, status_line
+from inferd.daemon.service.status.watchdog import feed_s, overdue
+from inferd.daemon.workers.worker.hang_detector import KILLED_S, Watch
+
+from inferd.daemon.components import Parts
+from inferd.scheduler.recording.recorder import Doing, Recorder
+from inferd.testing import RunningDaemon, running_daemon
+from tests.echo import echo_model
+from tests.raw import RawClient
+
+from ..manager import Manager, Message, manager_of, serving
+
+CONFIG = "[daemon]\nworker_hang_s = 1\n" + echo_model("m", slots=4, step_ms=2)
+CONFIG += echo_model("slow", load_ms=3000)
+FED = {"WATCHDOG_USEC": "2000000"}
+
+
+def fed(message: Message) -> bool:
+    return message.get("WATCHDOG") == "1"
+
+
+@pytest.fixture
+def managed(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], RunningDaemon]]:
+    """Give what makes a daemon that is told of a watchdog of two seconds."""
+    for name, value in FED.items():
+        monkeypatch.setenv(name, value)
+    yield running_daemon
+
+
+@pytest.fixture
+def manager(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Manager]:
+    """Be the manager of this very process."""
+    manager = Manager(tmp_path / "notify")
+    monkeypatch.setenv("NOTIFY_SOCKET", str(manager.path))
+    yield manager
+    manager.socket.close()
+
+
+def test_ready_is_told_after_the_start_and_when_the_socket_answers() -> None:
+    with running_daemon(CONFIG) as daemon:
+        daemon.stop()
+        manager = Manager(daemon.directory / "manager")
+        with serving(daemon, {"NOTIFY_SOCKET": str(manager.path)}):
+            first = manager.next()
+            assert first["STATUS"].startswith("starting: ") and "READY" not in first
+            assert int(first["EXTEND_TIMEOUT_USEC"]) > 10_000_000
+            ready = manager.until(lambda m: "READY" in m)
+            with RawClient(daemon.socket) as client:
+                assert client.server_hello[1]["instance"] > 0
+            assert ready["STATUS"] == "serving"
+        assert [m for m in manager.heard if "READY" in m] == [ready]
+        manager.socket.close()
+
+
+def test_a_load_is_told_with_its_progress_and_is_given_time() -> None:
+    with (
+        running_daemon(CONFIG) as daemon,
+        manager_of(daemon) as manager,
+        RawClient(daemon.socket) as client,
+    ):
+        load = client.start("load_by_name", name="slow")
+        first = manager.until(lambda m: "loading" in m.get("STATUS", ""))
+        assert first["STATUS"].startswith("serving; loading: slow ")
+        manager.status("serving; loading: slow ")
+        client.result(load)
+        manager.serves()
+        told = [m["STATUS"] for m in manager.heard if "loading" in m.get("STATUS", "")]
+        parts = [int(line.rsplit(" ", 1)[1].rstrip("%")) for line in told]
+        assert parts == sorted(parts) and len(set(parts)) > 1
+        assert first["EXTEND_TIMEOUT_USEC"] == "30000000"
+        assert not any("EXTEND_TIMEOUT_USEC" in message for message in manager.heard[-2:])
+
+
+def test_the_time_for_a_load_puts_off_the_watchdog_no_further_than_feeding_it(
+    managed: Callable[[str], RunningDaemon],
+) -> None:
+    with (
+        managed(CONFIG) as daemon,
+        manager_of(daemon) as manager,
+        RawClient(daemon.socket) as client,
+    ):
+        client.call("load_by_name", name="slow")
+        manager.serves()
+        extended = [m for m in manager.heard if "EXTEND_TIMEOUT_USEC" in m]
+        assert len(extended) > 1
+        assert all(fed(m) and m["EXTEND_TIMEOUT_USEC"] == "2000000" for m in extended)
+        manager.until(fed)
+        assert "EXTEND_TIMEOUT_USEC" not in manager.heard[-1]
+
+
+def test_the_watchdog_is_fed_twice_in_its_time(managed: Callable[[str], RunningDaemon]) -> None:
+    with managed(CONFIG) as daemon, manager_of(daemon) as manager:
+        manager.until(fed)
+        began = time.monotonic()
+        for _ in range(3):
+            manager.until(fed)
+        assert 2.5 < time.monotonic() - began < 6.0
+
+
+def test_the_watchdog_is_fed_while_the_daemon_replaces_a_worker_that_hangs(
+    managed: Callable[[str], RunningDaemon],
+) -> None:
+    """A new daemon would interrupt everybody; a new worker only its own turns."""
+    with (
+        managed(CONFIG) as daemon,
+        manager_of(daemon) as manager,
+        RawClient(daemon.socket) as client,
+    ):
+        text = "as if nothing had been " * 20
+        turn = client.begin_stream(client.context("m"), text)
+        [worker] = psutil.Process(daemon.pid).children()
+        worker.suspend()
+        manager.until(fed)
+        manager.until(fed)
+        client.result(turn)
+        assert client.told == text
+        assert "worker.hangs" in daemon.log and "watchdog.withheld" not in daemon.log
+
+
+@pytest.mark.parametrize(
+    ("environ", "seconds"),
+    [
+        ({"WATCHDOG_USEC": "30000000"}, 15.0),
+        ({"WATCHDOG_USEC": "30000000", "WATCHDOG_PID": "7"}, 15.0),
+        ({"WATCHDOG_USEC": "30000000", "WATCHDOG_PID": "8"}, None),
+        ({"WATCHDOG_USEC": "0"}, None),
+        ({"WATCHDOG_USEC": "soon"}, None),
+        ({"WATCHDOG_PID": "7"}, None),
+        ({}, None),
+    ],
+)
+def test_the_watchdog_is_this_process_s_or_none(
+    environ: dict[str, str], seconds: float | None
+) -> None:
+    assert feed_s(environ, 7) == seconds
+
+
+def test_another_process_s_watchdog_is_not_fed(
+    managed: Callable[[str], RunningDaemon], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WATCHDOG_PID", "1")
+    with (
+        managed(CONFIG) as daemon,
+        manager_of(daemon) as manager,
+        RawClient(daemon.socket) as client,
+    ):
+        client.call("load_by_name", name="slow")  # takes longer than the watchdog gives
+        manager.status("serving; loading: slow ")
+        while manager.next().get("STATUS") != "serving":
+            pass
+        assert not any(fed(m) for m in manager.heard)
+
+
+@pytest.mark.asyncio
+async def test_the_watchdog_is_not_fed_while_a_worker_cannot_be_replaced(
+    manager: Manager,
+) -> None:
+    stuck = ["m"]
+    environ = {"NOTIFY_SOCKET": str(manager.path), "WATCHDOG_USEC": "200000"}
+    service = Service(Parts(), overdue=lambda: list(stuck), environ=environ)
+    service.ready()
+    run = asyncio.create_task(service.run())
+    told = await asyncio.to_thread(manager.status, "serving; cannot be replaced: m")
+    assert told and not any(fed(m) for m in manager.heard)
+    stuck.clear()
+    await asyncio.to_thread(manager.until, fed)
+    await asyncio.to_thread(manager.serves)
+    run.cancel()
+
+
+def test_a_worker_is_overdue_when_its_kill_was_not_the_end_of_it() -> None:
+    now, awaited, killed = time.monotonic(), True, []
+    recorder = Recorder()
+    recorder.note(Doing.STEP, [1])
+    watch = Watch(recorder, 2.0, lambda: awaited, lambda: killed.append(1), lambda: now)
+
+    class Watched:
+        @property
+        def overdue(self) -> bool:
+            return watch.overdue
+
+    assert overdue([("m", Watched())]) == []
+    now += 2.5 + KILLED_S - 1
+    assert overdue([("m", Watched())]) == []
+    now += 2
+    assert overdue([("m", Watched())]) == ["m"]
+    awaited = False
+    assert overdue([("m", Watched())]) == []
+    recorder.note(Doing.REST)
+    awaited = True
+    assert overdue([("m", Watched())]) == []
+
+
+@pytest.mark.asyncio
+async def test_a_worker_that_takes_nothing_is_silent_however_much_it_is_sent() -> None:
+    now = time.monotonic()
+    recorder = Recorder()
+    watch = Watch(recorder, 2.0, lambda: True, lambda: None, lambda: now)
+    for _ in range(20):
+        now += 1.0
+        watch.sent()
+    assert watch.overdue
+    watch.stop()
+
+
+@pytest.mark.asyncio
+async def test_what_the_manager_does_not_take_is_told_later(manager: Manager) -> None:
+    parts = Parts()
+    service = Service(parts, environ={"NOTIFY_SOCKET": str(manager.path)})
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as other:
+        other.setblocking(False)
+        other.connect(str(manager.path))
+        with pytest.raises(BlockingIOError):
+            while True:
+                other.send(b"STATUS=full")
+    service.ready()
+    assert "notify" in parts.line
+    while manager.socket.recv(100) == b"STATUS=full":
+        manager.socket.setblocking(False)
+        try:
+            manager.socket.recv(100, socket.MSG_PEEK)
+        except BlockingIOError:
+            break
+    manager.socket.settimeout(20)
+    run = asyncio.create_task(service.run())
+    assert (await asyncio.to_thread(manager.next))["READY"] == "1"
+    await asyncio.to_thread(manager.serves)
+    run.cancel()
+
+
+def test_a_status_is_one_line_and_bounded() -> None:
+    assert status_line("serving", {}) == "serving"
+    head = "serving; degraded: journal (disk full)"
+    assert status_line(head, {"b": 0.504, "a": 0}) == (
+        "serving; loading: a 0%, b 50%; degraded: journal (disk full)"
+    )
+    many = {f"model-{n}": n / 10 for n in range(9)}
+    assert status_line("serving", many).endswith("model-2 20%, and 6 more")
+    long = status_line("serving; degraded: kv (ü\nWATCHDOG=1" + "ü" * 5000, many)
+    assert "\n" not in long and long.endswith("…")
+    assert len(long.encode()) in (STATUS_BYTES_MAX - 1, STATUS_BYTES_MAX)
+    widest = {"x" * 128 + str(n): 0.5 for n in range(9)}
+    assert "and 6 more; degraded" in status_line(head, widest)
+
+
+def test_sigterm_to_the_whole_group_drains_and_asks_for_time() -> None:
+    with (
+        running_daemon(CONFIG) as daemon,
+        manager_of(daemon) as manager,
+        RawClient(daemon.socket) as client,
+    ):
+        text = "finish me, whoever is told to end " * 20
+        turn = client.begin_stream(client.context("m"), text)
+        process = psutil.Process(daemon.pid)
+        for number in [worker.pid for worker in process.children()] + [daemon.pid]:
+            os.kill(number, signal.SIGTERM)
+        stopping = manager.until(lambda m: "STOPPING" in m)
+        assert stopping["STATUS"] == "finishing what runs; turns: 1"
+        assert int(stopping["EXTEND_TIMEOUT_USEC"]) > 10_000_000
+        client.result(turn)
+        assert client.told == text
+        assert daemon.process is not None and daemon.process.wait(20) == 0
+        assert not any("worker.died" in line for line in daemon.log.splitlines())

@@ -1,0 +1,180 @@
+"""SIGHUP: the configuration is read again; what can hold does, and what cannot is named."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+import pytest
+from inferd.daemon.config.settings.settings import (
+    AT_ONCE,
+    NEXT_LOAD,
+    SETTINGS,
+    Applies,
+    Config,
+    applies,
+)
+from inferd.daemon.service.status.reload import merge
+
+from inferd.backends.errors import Busy, ModelNotFound
+from inferd.testing import RunningDaemon, running_daemon
+from tests.daemon.command_line import inferd
+from tests.raw import RawClient
+
+from ..manager import Manager, manager_of
+
+CONFIG = """
+[daemon]
+sessions_max = 10
+cores = 1
+[defaults]
+temp = 0.5
+[models.m]
+backend = "echo"
+slots = 2
+[models.m.echo]
+step_ms = 2
+"""
+
+
+@contextmanager
+def managed(config: str = CONFIG) -> Iterator[tuple[RunningDaemon, Manager, RawClient]]:
+    with (
+        running_daemon(config) as daemon,
+        manager_of(daemon) as manager,
+        RawClient(daemon.socket) as client,
+    ):
+        yield daemon, manager, client
+
+
+def reload(daemon: RunningDaemon, manager: Manager, config: str) -> str:
+    """Change the file, have it read again, and return the status after it."""
+    (daemon.directory / "config.toml").write_text(config)
+    os.kill(daemon.pid, signal.SIGHUP)
+    manager.until(lambda m: "RELOADING" in m)
+    manager.until(lambda m: "READY" in m)
+    return next((m["STATUS"] for m in reversed(manager.heard) if "STATUS" in m), "serving")
+
+
+def model(client: RawClient, name: str = "m") -> dict[str, object]:
+    [described] = client.call("show", name=name)["models"]
+    return dict(described)
+
+
+def test_a_reload_is_told_with_its_time_in_one_message() -> None:
+    with managed() as (daemon, manager, _):
+        before = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
+        reload(daemon, manager, CONFIG)
+        after = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
+        told = [m for m in manager.heard if "RELOADING" in m or "READY" in m]
+        assert ["RELOADING" in m for m in told] == [True, False]
+        assert before <= int(told[0]["MONOTONIC_USEC"]) <= after
+
+
+def test_what_can_hold_at_once_does_and_what_needs_a_restart_is_named() -> None:
+    with managed() as (daemon, manager, client):
+        context = client.context("m")
+        changed = CONFIG.replace("sessions_max = 10", "sessions_max = 1\nlog_level = 'warning'")
+        status = reload(daemon, manager, changed.replace("cores = 1", "cores = 2"))
+        assert status == "serving; restart for: cores"
+        with pytest.raises(Busy):
+            client.context("m")
+        stats = client.call("stats")["stats"]
+        assert (stats["sessions_max"], stats["cores"]) == (1, 1)
+        assert stats["restart_for"] == ["cores"]
+        line = "changed in the file, and in force after a restart: cores"
+        assert line in inferd("status", socket=daemon.socket).stdout
+        assert client.call("chat", context=context, prompt="still", raw=True)["text"] == b"still"
+        log = daemon.log
+        assert reload(daemon, manager, CONFIG.replace("10", "10\nlog_level = 'error'")) == "serving"
+        assert client.call("stats")["stats"]["restart_for"] == []
+        assert daemon.log == log, "below the level that holds now"
+        client.context("m")
+
+
+def test_an_error_changes_nothing_and_is_told_until_it_is_corrected() -> None:
+    with managed() as (daemon, manager, client):
+        wrong = CONFIG.replace("= 10", "= 0").replace("[models.m]", "[models.n]") + "slotz = 1\n"
+        status = reload(daemon, manager, wrong)
+        assert status.startswith("serving; degraded: config (") and "slotz" in status
+        assert client.call("stats")["stats"]["sessions_max"] == 10
+        assert model(client)["state"] == "cold"
+        with pytest.raises(ModelNotFound):
+            model(client, "n")
+        told = inferd("status", socket=daemon.socket).stdout
+        assert "config fails" in told and "sessions_max: 0 is outside" in told
+        assert "config.refused" in daemon.log
+        assert reload(daemon, manager, CONFIG) == "serving"
+        assert "config fails" not in inferd("status", socket=daemon.socket).stdout
+
+
+def test_models_come_change_and_go() -> None:
+    with managed() as (daemon, manager, client):
+        client.call("load_by_name", name="m")
+        first = model(client)["info"]
+        assert isinstance(first, dict) and first["slots"] == 2
+        text = "told to its end by the worker that began it " * 20
+        context = client.context("m")
+        turn = client.begin_stream(context, text)
+        changed = CONFIG.replace("slots = 2", "slots = 3").replace("temp = 0.5", "temp = 0.25")
+        reload(daemon, manager, changed + '[models.n]\nbackend = "echo"\n')
+        assert model(client, "n")["state"] == "cold"
+        client.result(turn)
+        assert client.told == text
+        assert isinstance(found := model(client)["info"], dict) and found["slots"] == 2
+        client.call("unload_model", name="m", force=True)
+        assert client.call("chat", context=context, prompt="new", raw=True)["text"] == b"new"
+        assert isinstance(found := model(client)["info"], dict) and found["slots"] == 3
+        assert model(client)["options"] == {"slots": 3, "temp": 0.25}
+        reload(daemon, manager, changed)
+        with pytest.raises(ModelNotFound):
+            model(client, "n")
+
+
+def test_a_loaded_model_that_nobody_uses_leaves_for_its_new_parameters() -> None:
+    with managed() as (daemon, manager, client):
+        with RawClient(daemon.socket) as other:
+            other.call("load_by_name", name="m")
+        while model(client)["leases"]:
+            pass
+        reload(daemon, manager, CONFIG.replace("slots = 2", "slots = 3"))
+        graph = client.call("load_by_name", name="m")
+        assert graph["slots"] == 3
+
+
+def test_a_file_that_is_the_same_disturbs_nobody() -> None:
+    with managed() as (daemon, manager, client):
+        with RawClient(daemon.socket) as other:
+            other.call("load_by_name", name="m")
+        pid = model(client)["pid"]
+        for _ in range(3):
+            assert reload(daemon, manager, CONFIG) == "serving"
+        assert (model(client)["state"], model(client)["pid"]) == ("ready", pid)
+        assert "changed=[]" in daemon.log and "models_at_next_load=[]" in daemon.log
+
+
+def test_each_setting_says_when_a_change_holds() -> None:
+    assert {*SETTINGS, "access"} >= AT_ONCE and {*SETTINGS, "models", "defaults"} >= NEXT_LOAD
+    assert not AT_ONCE & NEXT_LOAD
+    for name in ("socket", "socket-mode", "socket-group", "state-dir", "kv-share", "cores"):
+        assert applies(name) is Applies.RESTART
+
+
+def test_what_holds_of_a_file_that_was_read_again(tmp_path: Path) -> None:
+    running = Config(
+        socket=tmp_path, models_dir=tmp_path, state_dir=tmp_path, cores=2, kv_ram_bytes=1
+    )
+    read = msgspec.structs.replace(
+        running, cores=4, kv_share="all", sessions_max=7, kv_ram_bytes=2, defaults={"temp": 1.0}
+    )
+    reloaded = merge(running, read)
+    assert reloaded.changed == ["sessions-max", "kv-ram-bytes", "defaults"]
+    assert reloaded.restart == ["cores", "kv-share"]
+    assert reloaded.config == msgspec.structs.replace(read, cores=2, kv_share="owner")
+    assert merge(reloaded.config, read).changed == []
+    assert merge(reloaded.config, running).restart == []

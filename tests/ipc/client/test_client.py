@@ -1,0 +1,567 @@
+"""The asynchronous client against a fake daemon, under asyncio and trio."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+import trio
+
+from inferd import (
+    AddAdapterResult,
+    AsyncClient,
+    Busy,
+    ConnectionLost,
+    ForkResult,
+    Graph,
+    InvalidArgument,
+    ProtocolError,
+    Reply,
+    RewindResult,
+    ShuttingDown,
+    SwapResult,
+    Tensor,
+    Timeout,
+    TooLarge,
+    VersionMismatch,
+)
+from inferd.ipc.paths import client_socket_path, daemon_socket_path
+
+from ..fake_server import Exchange, FakeServer, fake_server
+
+pytestmark = pytest.mark.anyio
+
+
+@asynccontextmanager
+async def connected(folder: Path, **options: Any) -> AsyncIterator[tuple[FakeServer, AsyncClient]]:
+    async with fake_server(folder) as server, AsyncClient(server.path, **options) as client:
+        yield server, client
+
+
+async def test_the_client_runs_on_the_loop_that_the_test_names(
+    tmp_path: Path, anyio_backend_name: str
+) -> None:
+    async with connected(tmp_path) as (_, client):
+        assert await client.models() == [{"name": "fake"}]
+        assert ("trio" if trio.lowlevel.in_trio_run() else "asyncio") == anyio_backend_name
+        assert client.server.instance == 7
+
+
+# Call, arguments, keyword arguments; what goes out; what comes back.
+CALLS: list[tuple[str, tuple[Any, ...], dict[str, Any], dict[str, Any], Any]] = [
+    (
+        "load",
+        (["preload:m"], "ggml", "cpu"),
+        {},
+        {"builders": [b"preload:m"], "encoding": "ggml", "target": "cpu"},
+        11,
+    ),
+    ("load_by_name", ("m",), {}, {"name": "m"}, 11),
+    (
+        "load_by_name_with_config",
+        ("m", {"ctx-size": 5}),
+        {},
+        {"name": "m", "config": '{"ctx-size":5}'},
+        11,
+    ),
+    ("init_execution_context", (11,), {}, {"graph": 11}, 12),
+    (
+        "init_execution_context_with_session_id",
+        (11, "known"),
+        {"persist": False},
+        {"graph": 11, "session_id": "known", "persist": False},
+        12,
+    ),
+    (
+        "set_input",
+        (12, 0, "hé"),
+        {},
+        {"context": 12, "index": 0, "tensor": {"data": "hé".encode(), "dimensions": [3]}},
+        None,
+    ),
+    (
+        "compute_single",
+        (12,),
+        {"priority": "high"},
+        {"context": 12, "priority": "high"},
+        "hé ".encode(),
+    ),
+    ("get_output", (12,), {"size_max": 9}, {"context": 12, "size_max": 9}, "hé".encode()),
+    (
+        "get_output_single",
+        (12, 1),
+        {},
+        {"context": 12, "index": 1},
+        b'{"stop_reason":"eos","output_tokens":2}',
+    ),
+    ("fini_single", (12,), {}, {"context": 12}, None),
+    ("finalize_execution_context", (12,), {}, {"context": 12}, None),
+    ("close_execution_context", (12,), {}, {"context": 12}, None),
+    ("unload", (11,), {}, {"graph": 11}, None),
+    ("prompt_init", (11,), {}, {"graph": 11}, 12),
+    (
+        "prompt_compute",
+        (12, "p"),
+        {"timeout": 9},
+        {"context": 12, "prompt": "p", "timeout_s": 9},
+        "answer",
+    ),
+    ("init_backend", ('{"device":1}',), {}, {"config": '{"device":1}'}, ["device"]),
+    ("deinit_backend", (), {}, {}, None),
+    (
+        "run_inference",
+        (12, b"p"),
+        {"config": {"temp": 0}},
+        {
+            "context": 12,
+            "tensor": {"data": b"p", "dimensions": [1]},
+            "config": '{"temp":0}',
+            "timeout_s": 600,
+        },
+        "answer",
+    ),
+    (
+        "chat",
+        (12, "p"),
+        {"raw": True, "options": {"temp": 0}, "queue_timeout": 3},
+        {
+            "context": 12,
+            "prompt": "p",
+            "raw": True,
+            "options": {"temp": 0},
+            "queue_timeout_s": 3,
+            "timeout_s": 600,
+        },
+        "p",
+    ),
+    ("cancel", (12,), {}, {"context": 12}, False),
+    ("reset", (12, "be kind"), {}, {"context": 12, "system": "be kind"}, None),
+    (
+        "set_options",
+        (12, {"temp": 1}),
+        {"priority": "low"},
+        {"context": 12, "options": {"temp": 1}, "priority": "low"},
+        None,
+    ),
+    (
+        "fork_session",
+        (12, 2),
+        {"session_ids": ("a", "b")},
+        {"context": 12, "n": 2, "session_ids": ["a", "b"]},
+        ForkResult(contexts=[13, 14], tokens=7),
+    ),
+    (
+        "rewind",
+        (12,),
+        {"turns": 3},
+        {"context": 12, "turns": 3},
+        RewindResult(tokens=5, turns=1, kept_tokens=2, kv="computed_again"),
+    ),
+    ("forget", (12,), {}, {"context": 12}, True),
+    ("forget", (), {"session_id": "known"}, {"session_id": "known"}, True),
+    ("park", (12,), {}, {"context": 12}, True),
+    ("models", (), {}, {}, [{"name": "fake"}]),
+    ("show", ("m",), {}, {"name": "m"}, {"name": "fake"}),
+    ("unload_model", ("m",), {"force": True}, {"name": "m", "force": True}, None),
+    ("pin", ("m",), {}, {"name": "m"}, None),
+    ("unpin", ("m",), {}, {"name": "m"}, None),
+    ("swap", ("m", "n"), {}, {"name": "m", "to": "n"}, SwapResult(fingerprint="f", before="g")),
+    (
+        "swap",
+        ("m", "n"),
+        {"mode": "drain"},
+        {"name": "m", "to": "n", "mode": "drain"},
+        SwapResult(fingerprint="f", before="g"),
+    ),
+    (
+        "add_adapter",
+        ("m", "style", "style.gguf"),
+        {"scale": 0.5},
+        {"name": "m", "adapter": "style", "file": "style.gguf", "scale": 0.5},
+        AddAdapterResult(loaded=True, id="a", size_bytes=7),
+    ),
+    ("remove_adapter", ("m", "style"), {}, {"name": "m", "adapter": "style"}, None),
+    ("sessions", (), {}, {}, [{"context": 12}]),
+    ("queue", (), {}, {}, [{"id": 1}]),
+    ("queue", (), {"everybody": True}, {"all": True}, [{"id": 1}]),
+    ("stats", (), {}, {}, {"waiting": 0}),
+    (
+        "log_level",
+        ({"llama": "debug"},),
+        {},
+        {"levels": {"llama": "debug"}},
+        {"llama": "debug"},
+    ),
+    ("tokenize", (11, "t"), {"bos": True}, {"graph": 11, "text": "t", "bos": True}, [1, 2]),
+    ("detokenize", (11, (1, 2)), {}, {"graph": 11, "tokens": [1, 2]}, b"\xc3"),
+    (
+        "apply_template",
+        (11, [{"role": "user", "content": "x"}]),
+        {},
+        {"graph": 11, "messages": [{"role": "user", "content": "x"}]},
+        "<user>é",
+    ),
+    (
+        "apply_template",
+        (11, [{"role": "user", "content": "x"}]),
+        {"tools": [{"type": "function"}], "arguments": {"a": 1}, "add_generation_prompt": False},
+        {
+            "graph": 11,
+            "messages": [{"role": "user", "content": "x"}],
+            "tools": [{"type": "function"}],
+            "arguments": {"a": 1},
+            "add_generation_prompt": False,
+        },
+        "<user>é",
+    ),
+    ("drain", (), {"stop": True}, {"stop": True}, None),
+]
+
+
+async def test_every_call_has_its_wire_name_and_params(tmp_path: Path) -> None:
+    async with connected(tmp_path) as (server, client):
+        for name, args, kwargs, params, result in CALLS:
+            assert await getattr(client, name)(*args, **kwargs) == result, name
+            call, sent = server.calls[-1]
+            assert call == name
+            assert {k: v for k, v in sent.items() if v or k in params} == params, name
+
+
+async def test_named_tensors_go_in_and_come_out(tmp_path: Path) -> None:
+    async with connected(tmp_path) as (_, client):
+        tensor = Tensor(data=b"\0\0\x80?", dimensions=[1], type="fp32")
+        result = await client.compute(12, {"x": tensor, "y": memoryview(b"text")})
+        assert result.outputs[0] == ("x", tensor)
+        assert result.outputs[1] == ("y", Tensor(data=b"text", dimensions=[4], type="u8"))
+        assert (await client.compute(12)).outputs == []
+
+
+async def test_handles_are_numbers_that_say_what_they_stand_for(tmp_path: Path) -> None:
+    async with connected(tmp_path) as (server, client):
+        graph = await client.load_by_name("m")
+        assert isinstance(graph, Graph) and graph == 11
+        assert (graph.model, graph.ctx_size, graph.ignored) == ("m", 4096, [])
+        context = await client.init_execution_context_with_session_id(graph, "known")
+        assert context.attached
+        assert server.calls[-1][1] == {"graph": 11, "session_id": "known"}
+
+
+async def test_a_load_tells_how_far_it_is(tmp_path: Path) -> None:
+    told: list[float] = []
+    async with connected(tmp_path) as (_, client):
+        await client.load_by_name("m", on_progress=told.append)
+    assert told == [0.25, 0.5, 1.0]
+
+
+async def test_an_error_in_on_progress_reaches_the_caller_and_spares_the_client(
+    tmp_path: Path,
+) -> None:
+    def bad(fraction: float) -> None:
+        raise LookupError(str(fraction))
+
+    async with connected(tmp_path) as (_, client):
+        with pytest.raises(LookupError, match=r"0\.25"):
+            await client.load_by_name("m", on_progress=bad)
+        assert await client.stats()
+
+
+async def _load_fd(exchange: Exchange) -> dict[str, Any]:
+    fd = exchange.peer.descriptors.pop(0)
+    exchange.server.inputs[fd] = os.pread(fd, 1 << 25, 0)
+    os.close(fd)
+    return {"graph": fd}
+
+
+async def test_a_model_travels_in_a_descriptor(tmp_path: Path) -> None:
+    """By its bytes in a memfd, by an open descriptor, and by the path of a file."""
+    async with connected(tmp_path) as (server, client):
+        server.answers["load"] = _load_fd
+        (tmp_path / "m.gguf").write_bytes(b"GGUF file")
+        graph = await client.load([b"GGUF bytes", '{"temp":0}'])
+        assert server.inputs[graph] == b"GGUF bytes"
+        assert server.calls[-1][1] == {"builders": [b"", b'{"temp":0}'], "fd": 0}
+        graph = await client.load_file(tmp_path / "m.gguf", config={"temp": 0})
+        assert server.inputs[graph] == b"GGUF file"
+        with (tmp_path / "m.gguf").open("rb") as file:
+            graph = await client.load(fd=file.fileno())
+        assert server.inputs[graph] == b"GGUF file"
+        with pytest.raises(InvalidArgument, match="cannot be read"):
+            await client.load_file(tmp_path / "absent")
+
+
+async def _set_input_fd(exchange: Exchange) -> dict[str, Any]:
+    tensor = exchange.params["tensor"]
+    assert tensor["fd"] == 0 and "data" not in tensor
+    return await _load_fd(exchange)
+
+
+async def test_a_prompt_too_large_for_a_frame_travels_in_a_memfd(tmp_path: Path) -> None:
+    prompt = bytes(range(256)) * (9 << 12)  # 9 MiB
+    open_before = len(os.listdir("/proc/self/fd"))
+    async with connected(tmp_path) as (server, client):
+        server.answers["set_input"] = _set_input_fd
+        await client.set_input(12, 0, prompt)
+        assert prompt in server.inputs.values()
+    assert len(os.listdir("/proc/self/fd")) == open_before
+
+
+async def test_what_fits_nowhere_is_refused_before_it_is_sent(tmp_path: Path) -> None:
+    async with connected(tmp_path) as (server, client):
+        with pytest.raises(TooLarge, match="the limit is 67108864"):
+            await client.set_input(12, 0, bytes((64 << 20) + 1))
+        with pytest.raises(TooLarge, match="memfd"):
+            await client.chat(12, "x" * (9 << 20))
+        with pytest.raises(InvalidArgument, match="no prompt"):
+            await client.chat(12, 5)  # type: ignore[arg-type]
+        assert server.calls == []
+        assert await client.stats()
+
+
+async def test_a_reply_may_go_back_as_a_message(tmp_path: Path) -> None:
+    """msgpack knows no subclasses of text: they go out as plain text."""
+    async with connected(tmp_path) as (server, client):
+        reply = await client.chat(12, "said")
+        assert isinstance(reply, Reply)
+        assert await client.chat(12, [{"role": "user", "content": reply}]) == "said"
+        assert server.calls[-1][1]["messages"] == [{"role": "user", "content": "said"}]
+
+
+# Errors of the connection.
+
+
+async def test_no_daemon_is_a_clear_sentence_with_a_hint(tmp_path: Path) -> None:
+    with pytest.raises(ConnectionLost, match=r"no daemon answers at .*absent") as caught:
+        async with AsyncClient(tmp_path / "absent"):
+            pass
+    assert "inferd serve" in caught.value.hint
+    with pytest.raises(InvalidArgument, match="no socket that can be connected to"):
+        async with AsyncClient(tmp_path / ("x" * 200)):
+            pass
+
+
+async def test_a_daemon_that_says_nothing_is_given_up_after_connect_timeout(
+    tmp_path: Path,
+) -> None:
+    async with fake_server(tmp_path) as server:
+        server.hello = None
+        with pytest.raises(ConnectionLost, match=r"did not answer within 0\.05 s"):
+            async with AsyncClient(server.path, connect_timeout=0.05):
+                pass
+
+
+async def test_another_major_version_is_refused_readably(tmp_path: Path) -> None:
+    async with fake_server(tmp_path) as server:
+        assert server.hello is not None
+        server.hello["protocol"] = [2, 1]
+        with pytest.raises(VersionMismatch, match=r"speaks version 2\.1 of the protocol, this"):
+            async with AsyncClient(server.path):
+                pass
+
+
+async def test_a_lost_connection_fails_every_request(tmp_path: Path) -> None:
+    errors: list[Exception] = []
+
+    async def ask(client: AsyncClient) -> None:
+        try:
+            await client.chat(12, "hold")
+        except ConnectionLost as exc:
+            errors.append(exc)
+
+    async with connected(tmp_path) as (server, client):
+        async with anyio.create_task_group() as group:
+            for number in range(3):
+                server.answers["chat"] = Exchange.hold
+                group.start_soon(ask, client)
+                await server.seen("chat", number + 1)
+            await server.peers[0].stream.aclose()
+        assert len(errors) == len({id(e) for e in errors}) == 3
+        with pytest.raises(ConnectionLost):
+            await client.stats()
+
+
+async def test_a_goodbye_says_why(tmp_path: Path) -> None:
+    async def leave(exchange: Exchange) -> dict[str, Any]:
+        await exchange.peer.send([6, ShuttingDown("the daemon is shutting down").to_wire()])
+        return {}
+
+    async with connected(tmp_path) as (server, client):
+        server.answers["chat"] = leave
+        with pytest.raises(ShuttingDown):
+            await client.chat(12, "x")
+        with pytest.raises(ShuttingDown):
+            await client.stats()
+
+
+@pytest.mark.parametrize(
+    "message",
+    [[], [2, 1], [2, 1, "text"], ["?"], [4, 1, 5]],
+    ids=["empty", "short", "text", "kind", "event"],
+)
+async def test_a_frame_that_cannot_be_read_ends_the_connection(
+    tmp_path: Path, message: list[Any]
+) -> None:
+    async def answer(exchange: Exchange) -> dict[str, Any]:
+        await exchange.peer.send(message)
+        return {}
+
+    async with connected(tmp_path) as (server, client):
+        server.answers["stats"] = answer
+        if message == ["?"]:  # a kind that a later minor version may have: ignored
+            assert await client.models()
+        else:
+            with pytest.raises(ProtocolError):
+                await client.stats()
+
+
+async def test_an_answer_of_another_shape_is_a_protocol_error(tmp_path: Path) -> None:
+    async def answer(_: Exchange) -> dict[str, Any]:
+        return {"tokens": "text"}
+
+    async with connected(tmp_path) as (server, client):
+        server.answers["tokenize"] = answer
+        with pytest.raises(ProtocolError, match="the answer to tokenize cannot be read"):
+            await client.tokenize(11, "x")
+        assert await client.stats()
+
+
+async def test_a_client_that_is_not_open_says_how_to_open_it(tmp_path: Path) -> None:
+    client = AsyncClient(tmp_path / "s")
+    with pytest.raises(ConnectionLost, match="async with"):
+        await client.models()
+
+
+async def test_an_error_in_the_clients_block_comes_out_as_it_is(tmp_path: Path) -> None:
+    async with fake_server(tmp_path) as server:
+        with pytest.raises(LookupError, match="mine"):
+            async with AsyncClient(server.path):
+                raise LookupError("mine")
+
+
+# Time, retries and limits.
+
+
+async def test_a_late_call_is_a_timeout_and_is_cancelled_on_the_daemon(tmp_path: Path) -> None:
+    async with connected(tmp_path) as (server, client):
+        with pytest.raises(Timeout, match="chat took longer"):
+            await client.chat(12, "hold", timeout=0.02)
+        await server.seen("cancel")
+        await server.idle()
+        assert server.calls[1] == ("cancel", {"request": 1})
+
+
+async def test_the_clients_timeout_holds_where_the_call_names_none(tmp_path: Path) -> None:
+    async with connected(tmp_path, timeout=0.02) as (server, client):
+        with pytest.raises(Timeout):
+            await client.chat(12, "hold")
+        assert server.calls[0][1]["timeout_s"] == 0.02
+        await server.idle()
+        assert await client.chat(12, "later", timeout=60) == "later"
+
+
+async def test_a_cancelled_caller_cancels_its_call(tmp_path: Path) -> None:
+    async with connected(tmp_path) as (server, client):
+        async with anyio.create_task_group() as group:
+            group.start_soon(client.chat, 12, "hold")
+            await server.seen("chat")
+            group.cancel_scope.cancel()
+        await server.seen("cancel")
+        await server.idle()
+        assert await client.chat(12, "next") == "next"
+
+
+async def test_busy_is_tried_again_only_if_retries_say_so(tmp_path: Path) -> None:
+    async with connected(tmp_path, retries=2) as (server, client):
+        assert await client.chat(12, "refuse 2 times") == "refuse 2 times"
+        assert server.names() == ["chat"] * 3
+        with pytest.raises(Busy):
+            await client.chat(12, "refuse 3 times")
+        assert server.names() == ["chat"] * 6
+
+
+async def test_busy_is_an_error_without_retries(tmp_path: Path) -> None:
+    async with connected(tmp_path) as (server, client):
+        with pytest.raises(Busy) as caught:
+            await client.chat(12, "refuse 1 time")
+        assert caught.value.retry_after_s == 0.001
+        assert server.names() == ["chat"]
+
+
+async def test_a_retry_that_would_come_too_late_is_not_waited_for(tmp_path: Path) -> None:
+    async def refuse(_: Exchange) -> dict[str, Any]:
+        raise Busy("full", data={"retry_after_s": 20})
+
+    async with connected(tmp_path, retries=5) as (server, client):
+        server.answers["chat"] = refuse
+        with pytest.raises(Busy):
+            await client.chat(12, "x", timeout=10)
+        assert server.names() == ["chat"]
+
+
+async def test_no_more_requests_are_in_flight_than_the_daemon_allows(tmp_path: Path) -> None:
+    """Room for cancels is kept: at the bound they still get through."""
+    async with fake_server(tmp_path) as server:
+        assert server.hello is not None
+        server.hello["limits"]["requests_max"] = 18
+        async with AsyncClient(server.path) as client, anyio.create_task_group() as group:
+            scopes = [anyio.CancelScope(), anyio.CancelScope()]
+            for context, scope in enumerate(scopes):
+                group.start_soon(_held, client, context, scope)
+            await server.seen("chat", 2)
+            with pytest.raises(Timeout, match="2 calls are in flight"):
+                await client.stats(timeout=0.02)
+            group.start_soon(client.stats)
+            await anyio.wait_all_tasks_blocked()
+            assert "stats" not in server.names()
+            for scope in scopes:
+                scope.cancel()
+            await server.seen("stats")
+            assert server.names().count("cancel") == 2
+
+
+async def _held(client: AsyncClient, context: int, scope: anyio.CancelScope) -> None:
+    with scope:
+        await client.chat(context, "hold")
+
+
+async def test_a_daemon_that_does_not_read_gets_whole_frames_later(tmp_path: Path) -> None:
+    """A caller that is cancelled in the middle of a large frame leaves no half one behind."""
+    async with connected(tmp_path) as (server, client):
+        await client.stats()
+        server.reading = anyio.Event()
+        await server.peers[0].send([9, "wake the reader"])
+        async with anyio.create_task_group() as group:
+            group.start_soon(client.set_input, 12, 0, bytes(4 << 20))
+            group.start_soon(client.set_input, 12, 0, bytes(4 << 20))
+            await anyio.wait_all_tasks_blocked()
+            group.cancel_scope.cancel()
+        server.reading.set()
+        await server.seen("cancel", 2)
+        assert [len(p["tensor"]["data"]) for n, p in server.calls if n == "set_input"] == [
+            4 << 20
+        ] * 2
+        assert await client.chat(12, "fine") == "fine"
+
+
+# Where the socket is.
+
+
+def test_the_sockets_path_comes_from_the_environment_then_the_user_then_the_system(
+    tmp_path: Path,
+) -> None:
+    system, own = tmp_path / "system.sock", tmp_path / "inferd" / "inferd.sock"
+    user = {"XDG_RUNTIME_DIR": str(tmp_path)}
+    both = {**user, "INFERD_SOCKET": "/x"}
+    assert client_socket_path(both, system) == daemon_socket_path(both, system) == Path("/x")
+    assert client_socket_path({}, system) == daemon_socket_path({}, system) == system
+    assert client_socket_path(user, system) == daemon_socket_path(user, system) == own
+    system.touch()
+    assert client_socket_path(user, system) == system
+    assert daemon_socket_path(user, system) == own
+    own.parent.mkdir()
+    own.touch()
+    assert client_socket_path(user, system) == own

@@ -1,0 +1,205 @@
+"""How a turn goes on whose connection was lost: the decision, and what is sent."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from inferd.ipc.client.client.sessions.resuming import Next, Standing, next_step
+from inferd.ipc.client.client.streams.streams import LOSSES_MAX
+
+from inferd import AsyncClient, AsyncSession, ConnectionLost, InferdError, InvalidArgument
+from inferd.backends.errors import Busy, ShuttingDown
+
+from ..fake_server import METADATA, Exchange, FakeServer, fake_server
+
+BEFORE = Standing(turns=3, tokens=50)
+TAKEN = Standing(turns=3, tokens=60)
+BEGUN = Standing(turns=4, tokens=60)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "detached", "told", "refused", "step"),
+    [
+        (None, BEFORE, False, 0, False, Next.ASK),  # it was lost before it was sent
+        (BEFORE, BEFORE, False, 0, False, Next.ASK),
+        (BEFORE, BEFORE, True, 0, False, Next.ASK),  # a turn before it has no end
+        (BEFORE, BEFORE, False, 0, True, Next.ASK),
+        (BEFORE, BEFORE, False, 2, False, Next.NOTHING),  # the daemon does not know it any more
+        (BEFORE, TAKEN, False, 0, False, Next.ANSWER),
+        (BEFORE, BEGUN, False, 0, True, Next.ANSWER),  # it waited when the daemon drained
+        (BEFORE, BEGUN, False, 0, False, Next.NOTHING),  # it ended, and nobody heard it
+        (BEFORE, BEGUN, False, 9, False, Next.NOTHING),
+        (BEFORE, BEGUN, True, 0, False, Next.RESUME),
+        (BEFORE, BEGUN, True, 9, False, Next.RESUME),
+        (BEFORE, BEGUN, True, 9, True, Next.RESUME),
+    ],
+)
+def test_what_a_turn_does_next(
+    before: Standing | None,
+    after: Standing,
+    detached: bool,
+    told: int,
+    refused: bool,
+    step: Next,
+) -> None:
+    found = next_step(before, after, detached=detached, told=told, refused=refused)
+    assert found is step
+
+
+class Daemon:
+    """Loses the connection under each turn so many times; then it tells the rest."""
+
+    def __init__(self, server: FakeServer, losses: int, then: Standing, *, detached: bool):
+        self.server, self.losses, self.then, self.detached = server, losses, then, detached
+        self.at = BEFORE
+        server.answers |= {
+            "sessions": self.sessions,
+            "get_output": self.metadata,
+            "stream": self.turn,
+            "resume": self.turn,
+        }
+
+    async def sessions(self, _: Exchange) -> dict[str, Any]:
+        return {"sessions": [{"context": 12, "turns": self.at.turns, "tokens": self.at.tokens}]}
+
+    async def metadata(self, _: Exchange) -> dict[str, Any]:
+        reason = "detached" if self.detached else None
+        return {"data": msgspec.json.encode({"stop_reason": reason})}
+
+    async def turn(self, exchange: Exchange) -> dict[str, Any]:
+        if self.losses:
+            self.losses -= 1
+            self.at = self.then
+            if self.detached and not exchange.params.get("tokens"):
+                await exchange.emit({"tokens": [7, 8], "text": b"seen "})
+            await exchange.peer.stream.aclose()
+            raise ConnectionLost("it is gone")
+        await exchange.emit({"tokens": [9], "text": b"rest"})
+        return {"metadata": METADATA}
+
+
+@asynccontextmanager
+async def losing(
+    folder: Path, losses: int, then: Standing, *, detached: bool = False, **options: Any
+) -> AsyncIterator[tuple[FakeServer, AsyncSession]]:
+    async with fake_server(folder) as server:
+        Daemon(server, losses, then, detached=detached)
+        async with (
+            AsyncClient(server.path, **options) as client,
+            client.session("m", session_id="known", resume=True) as session,
+        ):
+            yield server, session
+
+
+def turns(server: FakeServer) -> list[tuple[str, dict[str, Any]]]:
+    return [(name, params) for name, params in server.calls if name in ("stream", "resume")]
+
+
+@pytest.mark.anyio
+async def test_what_never_arrived_is_asked_again(tmp_path: Path) -> None:
+    async with losing(tmp_path, 1, BEFORE) as (server, session):
+        assert [piece async for piece in session.stream("hello")] == ["rest"]
+        assert [params["prompt"] for _, params in turns(server)] == ["hello", "hello"]
+
+
+@pytest.mark.anyio
+async def test_an_input_that_arrived_is_not_said_twice(tmp_path: Path) -> None:
+    async with losing(tmp_path, 2, TAKEN) as (server, session):
+        assert [piece async for piece in session.stream("hello")] == ["rest"]
+        assert [p.get("prompt") for _, p in turns(server)] == ["hello", None, None]
+
+
+@pytest.mark.anyio
+async def test_a_turn_without_an_end_is_resumed_with_what_was_read(tmp_path: Path) -> None:
+    async with losing(tmp_path, 1, BEGUN, detached=True) as (server, session):
+        stream = session.stream("hello", priority="urgent")
+        assert [piece async for piece in stream] == ["seen ", "rest"]
+        assert stream.tokens == [7, 8, 9]
+        name, params = turns(server)[-1]
+        assert (name, params["tokens"], params["text"]) == ("resume", [7, 8], b"seen ")
+        assert params["priority"] == "urgent"
+        # Where the session opened anew: on another connection, by its id.
+        assert len(server.peers) == 2
+        assert server.names().count("init_execution_context_with_session_id") == 2
+
+
+@pytest.mark.anyio
+async def test_one_that_ended_unheard_says_so(tmp_path: Path) -> None:
+    async with losing(tmp_path, 1, BEGUN) as (_, session):
+        with pytest.raises(ConnectionLost, match="ended in the daemon") as caught:
+            [piece async for piece in session.stream("hello")]
+        assert (caught.value.data["tokens"], caught.value.data["text"]) == ([], "")
+
+
+@pytest.mark.anyio
+async def test_a_connection_that_is_lost_again_and_again_is_given_up(tmp_path: Path) -> None:
+    async with losing(tmp_path, 1000, BEGUN, detached=True) as (server, session):
+        with pytest.raises(ConnectionLost, match="2 tokens of the answer") as caught:
+            [piece async for piece in session.stream("hello")]
+        assert caught.value.data["text"] == "seen "
+        assert len(turns(server)) == 1 + LOSSES_MAX
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("error", [Busy("full"), ShuttingDown("not yet")])
+async def test_attaching_is_tried_again_where_the_daemon_says_that_it_makes_sense(
+    error: InferdError, tmp_path: Path
+) -> None:
+    async with losing(tmp_path, 1, BEGUN, detached=True) as (server, session):
+        load, left = server.answers["load_by_name_with_config"], 2
+
+        async def refuse(exchange: Exchange) -> dict[str, Any]:
+            nonlocal left
+            left -= 1
+            if left < 0:
+                return await load(exchange)
+            if isinstance(error, ShuttingDown):
+                exchange.peer.requests.clear()
+                await exchange.peer.send([6, error.to_wire()])
+            raise error
+
+        server.answers["load_by_name_with_config"] = refuse
+        assert [piece async for piece in session.stream("hello")] == ["seen ", "rest"]
+        assert left == -1
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    "call", ["load_by_name_with_config", "init_execution_context_with_session_id", "set_options"]
+)
+async def test_a_session_whose_daemon_ends_while_it_opens_is_opened_on_the_next_one(
+    call: str, tmp_path: Path
+) -> None:
+    async with fake_server(tmp_path) as server:
+        answer = server.answers[call]
+
+        async def lose(exchange: Exchange) -> dict[str, Any]:
+            server.answers[call] = answer
+            await exchange.peer.send([6, ShuttingDown("it ends").to_wire()])
+            raise ConnectionLost("it is gone")
+
+        server.answers[call] = lose
+        async with (
+            AsyncClient(server.path) as client,
+            client.session("m", session_id="new", resume=True, priority="high") as session,
+        ):
+            assert session.context == 12
+            assert server.names()[-1] == "set_options"
+            assert len(server.peers) == 2
+        assert server.names()[-2:] == ["finalize_execution_context", "unload"]
+
+
+def test_only_a_session_with_an_id_can_resume() -> None:
+    with pytest.raises(InvalidArgument, match="session_id"):
+        AsyncClient("nowhere").session("m", resume=True)
+
+
+@pytest.mark.parametrize("timeout", [0.0, -1.0])
+def test_the_time_to_attach_again_is_above_0(timeout: float) -> None:
+    with pytest.raises(InvalidArgument, match="resume_timeout"):
+        AsyncClient("nowhere", resume_timeout=timeout)

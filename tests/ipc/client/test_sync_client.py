@@ -1,0 +1,339 @@
+"""The synchronous twin: from threads, in a running loop, over Ctrl-C and a fork."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import os
+import signal
+import subprocess
+import sys
+import threading
+import warnings
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from anyio.from_thread import BlockingPortal
+
+import inferd
+from inferd import (
+    AsyncClient,
+    AsyncSession,
+    Busy,
+    Client,
+    ConnectionLost,
+    NotFound,
+    Session,
+    SessionBusy,
+    Timeout,
+)
+
+from ..fake_server import METADATA, FakeServer, fake_server_thread
+
+
+@pytest.fixture
+def fake(tmp_path: Path) -> Iterator[tuple[FakeServer, BlockingPortal]]:
+    with fake_server_thread(tmp_path) as pair:
+        yield pair
+
+
+@pytest.fixture
+def server(fake: tuple[FakeServer, BlockingPortal]) -> FakeServer:
+    return fake[0]
+
+
+@pytest.fixture
+def portal(fake: tuple[FakeServer, BlockingPortal]) -> BlockingPortal:
+    return fake[1]
+
+
+@pytest.fixture
+def client(server: FakeServer) -> Iterator[Client]:
+    with Client(server.path) as client:
+        yield client
+
+
+@pytest.fixture
+def session(client: Client) -> Iterator[Session]:
+    with client.session("m") as session:
+        yield session
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"), [(Client, AsyncClient), (Session, AsyncSession)], ids=["client", "session"]
+)
+def test_the_twin_has_every_public_name(ours: type, theirs: type) -> None:
+    inside = {"connection", "call", "seconds", "limit_s", "turn_fields", "new_turn"}
+    inside |= {"client", "begin_pull", "reconnect"}
+    inside |= {"settle", "attach_again", "took_turn", "wake"}
+    names = {n for n in dir(theirs) if not n.startswith("_")} - inside
+    assert names <= set(dir(ours))
+
+
+def test_a_twins_signature_is_the_asynchronous_ones(client: Client) -> None:
+    theirs = inspect.signature(client.twin.set_input)
+    assert str(inspect.signature(client.set_input)).replace("self, ", "") == str(theirs)
+
+
+def test_streams_chats_and_pulls(client: Client, server: FakeServer) -> None:
+    told: list[float] = []
+    with client.session("m", system="s", on_progress=told.append) as session:
+        stream = session.stream("one two", options={"temp": 0})
+        assert list(stream) == ["one ", "two ", "."]
+        assert list(stream) == []
+        assert (stream.tokens, stream.metadata, session.metadata) == ([0, 1], METADATA, METADATA)
+        reply = session.chat("hi")
+        assert (reply, reply.metadata) == ("hi", METADATA)
+        pull = session.pull("a b")
+        assert (list(pull), list(pull), pull.metadata) == (["a ", "b "], [], METADATA)
+        assert (session.graph, session.context, session.model) == (11, 12, "m")
+        session.set_options({"temp": 1})
+        session.reset()
+    assert told == [0.25, 0.5, 1.0]
+    assert server.names()[-2:] == ["finalize_execution_context", "unload"]
+    assert client.models() == [{"name": "fake"}]
+    assert list(client.stream(12, "x")) == ["x ", "."]
+
+
+def test_branches_places_in_the_queue_and_the_way_back(client: Client, server: FakeServer) -> None:
+    told: list[int] = []
+    with client.session("m") as session:
+        thread = threading.get_ident()
+        stream = session.stream(
+            "one", on_queue=lambda p: told.extend((p.position, threading.get_ident()))
+        )
+        assert list(stream) == ["one ", "."]
+        assert told == [2, thread, 1, thread]
+        one, two = session.fork(2)
+        with one:
+            assert one.chat("x") == "x"
+        assert two.chat("y", on_queue=lambda p: told.append(p.position)) == "y"
+        assert told[4:] == [2, 1]
+        assert session.rewind(1).tokens == 5
+        session.forget()
+    assert client.fork_session(12).contexts == [13]
+    assert client.rewind(12, tokens=1).turns == 1
+    assert client.forget(session_id="a")
+    assert list(client.stream(12, "x", on_queue=lambda p: None)) == ["x ", "."]
+
+
+def test_credit_bounds_what_waits_for_a_slow_thread(
+    session: Session, server: FakeServer, portal: BlockingPortal
+) -> None:
+    stream = session.stream("word " * 200)
+    assert next(stream) == "word "
+    assert server.credits == []
+    assert len(list(stream)) == 200
+    assert 5 <= len(server.credits) <= 6 and set(server.credits) == {32}
+
+
+def test_a_for_loop_left_early_cancels_at_once(
+    session: Session, server: FakeServer, portal: BlockingPortal
+) -> None:
+    for _ in session.stream("hold"):
+        break
+    portal.call(server.seen, "cancel")
+    assert session.chat("next") == "next"
+    with pytest.raises(LookupError):
+        for _ in session.stream("hold"):
+            raise LookupError
+    portal.call(server.seen, "cancel", 2)
+    for _ in session.pull("a b"):
+        break
+    portal.call(server.seen, "fini_single")
+
+
+def test_leaving_with_waits_until_the_turn_has_ended(session: Session, server: FakeServer) -> None:
+    with session.stream("hold") as stream:
+        assert next(stream) == "held "
+    assert not server.busy
+    with session.pull("a b") as pull:
+        assert next(pull) == "a "
+    assert server.names()[-1] == "fini_single"
+
+
+def test_a_stream_left_in_a_variable_is_cancelled_by_the_threads_next_call(
+    session: Session, server: FakeServer
+) -> None:
+    stream = session.stream("hold")
+    for _ in stream:
+        break
+    assert session.chat("next") == "next"
+    assert server.names().count("cancel") == 1
+
+
+def test_another_threads_turn_is_not_disturbed(
+    session: Session, server: FakeServer, portal: BlockingPortal
+) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        reading = pool.submit(session.chat, "hold", timeout=30)
+        portal.call(server.seen, "chat")
+        with pytest.raises(SessionBusy):
+            session.chat("mine")
+        assert session.cancel()
+        with pytest.raises(inferd.Cancelled):
+            reading.result()
+
+
+def test_ctrl_c_cancels_the_turn_and_leaves_the_client_usable(
+    session: Session, server: FakeServer, portal: BlockingPortal
+) -> None:
+    def interrupt() -> None:
+        portal.call(server.holding)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    def consume(call: str) -> None:
+        if call == "stream":
+            list(session.stream("hold"))
+        else:
+            session.chat("hold")
+
+    for number, call in enumerate(("stream", "chat"), 1):
+        thread = threading.Thread(target=interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            thread.start()
+            consume(call)
+        thread.join()
+        portal.call(server.seen, "cancel", number)
+        assert session.chat("next") == "next"
+
+
+def test_many_threads_share_a_client(client: Client) -> None:
+    def talk(number: int) -> str:
+        with client.session("m") as session:
+            return "".join(session.stream(f"{number} " * 100))
+
+    with ThreadPoolExecutor(8) as pool:
+        texts = list(pool.map(talk, range(32)))
+    assert texts == [f"{number} " * 100 + "." for number in range(32)]
+
+
+def test_it_works_inside_a_running_loop(server: FakeServer) -> None:
+    async def cell() -> list[str]:
+        with Client(server.path) as client, client.session("m") as session:
+            return list(session.stream("in a notebook"))
+
+    assert asyncio.run(cell()) == ["in ", "a ", "notebook ", "."]
+
+
+def test_it_connects_with_the_first_call_and_closes_once(server: FakeServer) -> None:
+    client = Client(server.path)
+    assert server.peers == []
+    assert client.stats() == {"waiting": 0}
+    assert client.server.software == "fake"
+    client.close()
+    client.close()
+    with pytest.raises(ConnectionLost, match="is closed"):
+        client.stats()
+
+
+def _own_threads() -> int:
+    return sum(thread.name == "inferd-client" for thread in threading.enumerate())
+
+
+def test_no_daemon_leaves_no_thread_behind(tmp_path: Path) -> None:
+    before = _own_threads()
+    for _ in range(2):
+        with pytest.raises(ConnectionLost, match="no daemon answers"), Client(tmp_path / "absent"):
+            pass
+    assert _own_threads() == before
+
+
+def test_errors_timeouts_and_retries_are_the_asynchronous_ones(server: FakeServer) -> None:
+    with Client(server.path, retries=2) as client, client.session("m") as session:
+        assert next(session.stream("refuse 2 times")) == "refuse "
+        with pytest.raises(Busy):
+            list(session.stream("refuse 9 times"))
+        with pytest.raises(Timeout):
+            list(session.stream("hold", timeout=0.02))
+        with pytest.raises(Timeout):
+            session.chat("hold", timeout=0.02)
+        assert session.chat("next") == "next"
+
+
+def test_a_failed_enter_leaves_nothing_behind(client: Client, server: FakeServer) -> None:
+    async def refuse(_: Any) -> dict[str, Any]:
+        raise NotFound("no")
+
+    server.answers["init_execution_context"] = refuse
+    with pytest.raises(NotFound), client.session("m"):
+        pass
+    assert server.names()[-1] == "unload"
+
+
+def test_a_lost_connection_ends_a_stream_in_another_thread(
+    session: Session, server: FakeServer, portal: BlockingPortal
+) -> None:
+    stream = session.stream("hold")
+    assert next(stream) == "held "
+    portal.call(server.peers[0].stream.aclose)
+    with pytest.raises(ConnectionLost):
+        next(stream)
+
+
+def test_closing_the_client_ends_a_stream_in_another_thread(server: FakeServer) -> None:
+    client = Client(server.path)
+    session = client.session("m").__enter__()
+    stream = session.stream("hold")
+    assert next(stream) == "held "
+    client.close()
+    with pytest.raises(ConnectionLost, match="closed"):
+        next(stream)
+    with pytest.raises(ConnectionLost, match="closed"):
+        session.chat("x")
+
+
+def test_after_a_fork_every_call_says_what_to_do(session: Session, client: Client) -> None:
+    stream = session.stream("hold")
+    next(stream)
+    read, write = os.pipe()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # forking with threads is the point
+        child = os.fork()
+    if child == 0:
+        try:
+            os.write(write, _what_a_child_sees(client, session, stream).encode())
+        finally:
+            os._exit(0)
+    os.close(write)
+    with open(read) as pipe:
+        said = pipe.read()
+    os.waitpid(child, 0)
+    assert said.splitlines() == ["make a new Client in the child process"] * 3 + ["closed"]
+    stream.close()
+    assert session.chat("the parent goes on") == "the parent goes on"
+
+
+def _what_a_child_sees(client: Client, session: Session, stream: Any) -> str:
+    said = []
+    for call in (client.stats, lambda: session.chat("x"), lambda: next(session.stream("x"))):
+        try:
+            call()
+            said.append("no error")
+        except ConnectionLost as exc:
+            said.append(exc.hint)
+    stream.close()
+    session.__exit__(None, None, None)
+    client.close()
+    return "\n".join([*said, "closed"])
+
+
+def test_importing_inferd_loads_no_engine_and_no_command_line() -> None:
+    code = """
+import sys, inferd
+light = set(sys.modules)
+assert "anyio" not in light and "msgspec" not in light
+for name in inferd.__all__: assert getattr(inferd, name) is not None, name
+heavy = {"numpy", "llama_cpp", "structlog", "psutil", "typer", "rich", "trio"} & set(sys.modules)
+assert not heavy, heavy
+assert set(inferd.__all__) <= set(dir(inferd))
+"""
+    subprocess.run([sys.executable, "-W", "error", "-c", code], check=True)
+
+
+def test_an_unknown_name_of_the_package_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="nothing"):
+        _ = inferd.nothing  # type: ignore[attr-defined]

@@ -1,0 +1,153 @@
+"""Where memory is short, the KV states that no task holds leave it: for the disk if they may."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from inferd.backends.echo.model.model import EchoOptions
+from inferd.scheduler.engine.engine.engine import REST_S
+
+from inferd.backends.base import Memory
+from inferd.scheduler import Limits
+from inferd.scheduler import messages as m
+from inferd.scheduler.kv import files as kv_files
+from inferd.scheduler.kv.files import KvFiles
+from tests.scheduler.doubles import Bench
+from tests.scheduler.kv.test_kv_reuse import ask, go_on, history, settle
+
+TEXTS = [f"session number {i} says something of its own, and at length" for i in range(6)]
+HEAP = """
+import random
+from inferd.backends.llama import memory
+from inferd.scheduler import heap
+
+random.seed(1)
+states, small = [], []
+for number in range(100):
+    states.append(bytes([number]) * random.randint(200_000, 2_000_000))
+    small.append([bytes(2000) for _ in range(100)])
+    if number % 7 == 0:
+        del states[random.randrange(len(states))]
+freed = sum(map(len, states))
+del states
+before = memory._resident_bytes()
+heap.give_back()
+print(freed, before - memory._resident_bytes())
+"""
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Iterator[KvFiles]:
+    files = KvFiles(tmp_path, "echo-1")
+    yield files
+    files.close()
+
+
+def with_states(files: KvFiles | None = None, **fields: object) -> Bench:
+    """Return an engine that has had a turn of each text, and saved what it was of."""
+    bench = Bench(slots=1, files=files, limits=Limits(share_tokens_min=16))
+    for number, text in enumerate(TEXTS):
+        bench.run(bench.submit(number, text, session=f"s{number}", **fields))
+    assert len(bench.engine.store) == len(TEXTS) - 1, "the last one lies in the slot"
+    return bench
+
+
+def test_states_leave_memory_at_once_and_their_bytes_are_told() -> None:
+    bench = with_states()
+    held = bench.engine.store.bytes
+
+    assert ask(bench, m.Thrift(1, True)) == held > 0
+    assert bench.engine.store.bytes == 0
+    assert ask(bench, m.Thrift(2, True)) == 0
+
+
+def test_what_may_be_on_disk_goes_there_and_comes_back(files: KvFiles) -> None:
+    bench = with_states(files, persist=True)
+    before = history(bench, 0, TEXTS[0])
+    bench.turn(m.Thrift(1, True))
+    settle(bench, files)
+    assert bench.engine.statistics()["kv_disk_files"] == len(TEXTS) - 1
+    assert bench.engine.store.bytes == 0
+
+    bench.turn(go_on(bench, 9, before, "back", session="s0", persist=True))
+    settle(bench, files)
+
+    assert bench.text(9) == b"back"
+    assert bench.stats(9).cached_tokens == len(before) // 4
+    assert bench.engine.store.bytes == 0, "nothing stays while memory is short"
+
+
+def test_what_may_not_be_on_disk_is_nowhere_then(files: KvFiles) -> None:
+    bench = with_states(files, persist=False)
+    bench.turn(m.Thrift(1, True))
+    settle(bench, files)
+    assert bench.engine.statistics()["kv_disk_files"] == 0
+    assert bench.engine.store.bytes == 0
+
+
+def test_what_the_disk_has_no_time_for_waits_in_memory_for_it(
+    files: KvFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = with_states(files, persist=True)
+    monkeypatch.setattr(kv_files, "QUEUE_COUNT_MAX", 2)
+    bench.turn(m.Thrift(1, True))
+    assert len(bench.engine.store) >= 1, "the queue takes two"
+
+    for _ in TEXTS:
+        settle(bench, files)
+
+    assert len(bench.engine.store) == 0
+    assert bench.engine.statistics()["kv_disk_files"] == len(TEXTS) - 1
+
+
+def rows_with(memory: Memory, *commands: m.Command) -> int:
+    """Return the rows of two turns over one slot, *commands* said while one of them is parked."""
+    bench = Bench(slots=1, options=EchoOptions(memory=memory), limits=Limits(quantum_tokens=4))
+    bench.turn(bench.submit(1, TEXTS[0], priority=0))
+    while not bench.text(1):
+        bench.turn()
+    bench.turn(bench.submit(2, TEXTS[1], priority=3))
+    while not bench.text(2):
+        bench.turn()
+    bench.turn(*commands)
+    assert [entry.pins for entry in bench.engine.store] == [1] or not commands
+    bench.run()
+    assert [bench.text(1).decode(), bench.text(2).decode()] == TEXTS[:2]
+    assert len(bench.engine.store) == 0 or not commands
+    return int(bench.engine.statistics()["rows"])
+
+
+@pytest.mark.parametrize("memory", ["plain", "window", "recurrent"])
+def test_parked_turns_keep_their_states_and_end_as_they_would(memory: Memory) -> None:
+    assert rows_with(memory, m.Thrift(1, True)) == rows_with(memory)
+
+
+def test_no_idle_state_is_saved_until_memory_is_there_again() -> None:
+    bench = Bench(slots=2)
+    bench.turn(m.Thrift(1, True))
+    bench.run(bench.submit(1, TEXTS[0]))
+    assert bench.engine.patience() is None, "the engine sleeps"
+
+    assert ask(bench, m.Thrift(2, False)) == 0
+    assert bench.engine.patience() == REST_S
+    bench.now += REST_S
+    bench.run()
+    assert len(bench.engine.store) == 1
+
+
+def test_the_machine_gets_back_what_lay_among_other_things() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", HEAP],
+        capture_output=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    freed, came_back = (int(word) for word in done.stdout.split())
+    assert came_back > freed / 2

@@ -1,0 +1,119 @@
+"""Tasks that cannot share a batch take turns: by the order of the queue, and none starves."""
+
+from __future__ import annotations
+
+from itertools import groupby
+
+from inferd.scheduler import Limits
+from inferd.scheduler.kv.slots import Slot
+from inferd.scheduler.policy.groups import GROUPS_MAX, GroupTurn, plan_group
+from inferd.scheduler.policy.plan import OwnerClock, plan_rows
+from inferd.scheduler.task import Group, Task
+from tests.scheduler.doubles import Bench
+from tests.scheduler.policy.test_plan import LIMITS, Known, decoding, order, slots_of, task
+
+NONE, A, B = Group(), Group(("a",)), Group(("b",))
+QUANTUM = LIMITS.quantum_tokens
+
+
+def filled() -> list[Slot]:
+    """Return three slots with a task of each group."""
+    slots = slots_of(3)
+    for slot, group in zip(slots, (NONE, A, B), strict=True):
+        decoding(slot, task(slot.index + 1, adapters=group.adapters))
+    return slots
+
+
+def tasks_of(slots: list[Slot]) -> list[Task]:
+    return [slot.task for slot in slots if slot.task is not None]
+
+
+def after(slots: list[Slot], turn: GroupTurn, owners: OwnerClock | None = None) -> Group:
+    return plan_group(tasks_of(slots), order(owners), LIMITS, turn)
+
+
+def test_a_batch_has_rows_of_one_group_alone() -> None:
+    slots = filled()
+
+    for slot, group in zip(slots, (NONE, A, B), strict=True):
+        rows = plan_rows(slots, order(), LIMITS, 64, Known(0.01), group)
+        assert [r.task for r in rows] == [slot.task]
+
+
+def test_a_group_has_the_steps_for_a_quantum() -> None:
+    slots = filled()
+
+    assert after(slots, GroupTurn(NONE, QUANTUM - 1)) == NONE
+    assert after(slots, GroupTurn(NONE, QUANTUM)) == A
+    assert after(slots, GroupTurn(Group(("gone",)), 0)) == NONE
+    slots[0].task = slots[1].task = None
+    assert after(slots, GroupTurn(B, 10 * QUANTUM)) == B, "nobody else is there"
+
+
+def test_groups_take_turns_all_in_all() -> None:
+    slots, turn, seen = filled(), GroupTurn(), []
+
+    for _ in range(9):
+        seen.append(turn.group)
+        turn = turn.with_rows(QUANTUM)
+        turn = turn.of(after(slots, turn))
+
+    assert seen == [NONE, A, B] * 3, "the one that came last waits for the others for ever"
+
+
+def test_a_higher_class_comes_at_once_and_a_lower_one_waits_until_it_has_aged() -> None:
+    slots = filled()
+    urgent = decoding(slots[2], task(9, adapters=B.adapters, priority=3))
+
+    assert after(slots, GroupTurn(NONE, 1)) == B
+    assert after(slots, GroupTurn(B, QUANTUM)) == B
+    slots[0].task = None
+    aged = slots[1].task
+    assert aged is not None
+    aged.age = 2 * LIMITS.ageing_tokens
+    assert after(slots, GroupTurn(B, QUANTUM - 1)) == B
+    assert after(slots, GroupTurn(B, QUANTUM)) == A, "it is of the urgent one's class by now"
+    urgent.computed = len(urgent.tokens)
+    assert after(slots, GroupTurn(B, 1)) == A, "the urgent one has nothing to compute"
+
+
+def test_a_group_of_who_was_served_more_waits_for_who_was_served_less() -> None:
+    slots, owners = slots_of(2), OwnerClock()
+    decoding(slots[0], task(1, owner=1))
+    decoding(slots[1], task(2, owner=2, adapters=A.adapters))
+    owners.add(2, 500)
+
+    assert after(slots, GroupTurn(NONE, QUANTUM), owners) == NONE
+    owners.add(1, 500)
+    assert after(slots, GroupTurn(NONE, QUANTUM), owners) == A
+
+
+def test_no_more_groups_are_remembered_than_there_can_be() -> None:
+    turn = GroupTurn()
+    for number in range(GROUPS_MAX + 10):
+        turn = turn.of(Group((str(number),)))
+
+    assert len(turn.before) == GROUPS_MAX
+    assert turn.rested(turn.before[-1]) == GROUPS_MAX - 1 and turn.rested(NONE) == -1
+
+
+def test_three_sets_of_adapters_are_computed_in_turns_and_each_answers_right() -> None:
+    bench = Bench(slots=3, limits=Limits(quantum_tokens=8))
+    text = "A Text that goes On and On, so that All have some Turns"
+    said = {(): text, ("upper",): text.upper(), ("lower",): text.lower()}
+    steps: list[tuple[str, ...]] = []
+    compute = bench.model.step
+
+    def step(chunks: list[object]) -> None:
+        steps.append(bench.model.adapters)
+        compute(chunks)  # type: ignore[arg-type]
+
+    bench.model.step = step  # type: ignore[method-assign, assignment]
+
+    bench.run(*(bench.submit(i, text, adapters=adapters) for i, adapters in enumerate(said)))
+
+    for i, expected in enumerate(said.values()):
+        assert bench.text(i).decode() == expected
+    turns = [adapters for adapters, _ in groupby(steps)]
+    assert len(turns) > 9
+    assert turns[:9] == [*said] * 3, "a set that comes late waits for the others to end"

@@ -1,0 +1,134 @@
+"""What a chat template makes of a history: what stands is kept, what it rewrites is told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+from inferd.sessions.history.history.history import History
+from inferd.sessions.history.history.recomputing import NOTHING, Recomputed
+
+from inferd.backends import Rendering
+from inferd.scheduler import messages as m
+from tests.sessions.history.test_history import ChatPort, ended, ids, said, text_of, turn_on, user
+
+pytestmark = pytest.mark.asyncio
+
+Template = Callable[[Sequence[dict[str, Any]], Rendering], str]
+
+
+class TemplatePort(ChatPort):
+    """Renders by the template that it is given."""
+
+    def __init__(self, template: Template):
+        super().__init__()
+        self._template = template
+
+    def template(self, messages: Sequence[dict[str, Any]], rendering: Rendering) -> str:
+        return self._template(messages, rendering)
+
+
+def trims(messages: Sequence[dict[str, Any]], rendering: Rendering) -> str:
+    """Trim every content, as Gemma's template does."""
+    return text_of([x | {"content": x["content"].strip()} for x in messages])
+
+
+def forgets_reasoning(messages: Sequence[dict[str, Any]], rendering: Rendering) -> str:
+    """Leave reasoning out of earlier answers, as Qwen's and DeepSeek's templates do."""
+    return text_of([x | {"content": x["content"].split("</think>")[-1]} for x in messages])
+
+
+def names_tools(messages: Sequence[dict[str, Any]], rendering: Rendering) -> str:
+    names = [tool["function"]["name"] for tool in rendering.tools]
+    return f"[{','.join(names)}]{text_of(messages)}"
+
+
+async def answered(port: ChatPort, answer: str, *reports: m.Report) -> History:
+    history = History()
+    await history.chat(port, user("q"))
+    return history.after(turn_on(history, said(answer), *(reports or (ended(),))))
+
+
+async def test_what_a_template_only_adds_to_stands() -> None:
+    port = ChatPort()
+    history = await answered(port, "one")
+    await history.chat(port, user("r"))
+
+    assert history.recomputed == NOTHING
+
+
+async def test_an_answer_whose_white_space_a_template_trims_stands_as_it_was_drawn() -> None:
+    port = TemplatePort(trims)
+    history = await answered(port, " one \n")
+    await history.chat(port, user("r"))
+
+    assert history.prompt == ids("<u>q\n<a> one \n\n<u>r\n<a>")
+    assert history.recomputed == NOTHING
+    history = history.after(turn_on(history, said("two "), ended()))
+    await history.chat(port, user("s"))
+    assert history.prompt == ids("<u>q\n<a> one \n\n<u>r\n<a>two \n<u>s\n<a>")
+
+
+async def test_what_a_template_rewrites_is_computed_again_and_told() -> None:
+    port = TemplatePort(forgets_reasoning)
+    history = await answered(port, "<think>hm</think>one")
+    await history.chat(port, user("r"))
+
+    assert history.prompt == ids("<u>q\n<a>one\n<u>r\n<a>")
+    assert history.recomputed.tokens == len("<think>hm</think>one")
+    assert "'one" in history.recomputed.why and "'<think>hm" in history.recomputed.why
+
+
+async def test_other_tools_are_the_reason_that_is_told() -> None:
+    port = TemplatePort(names_tools)
+    history = await answered(port, "one")
+    tool = {"type": "function", "function": {"name": "now"}}
+    await history.chat(port, user("r"), Rendering(tools=[tool]))
+
+    assert history.prompt == ids("[now]<u>q\n<a>one\n<u>r\n<a>")
+    assert history.recomputed.tokens == len("]<u>q\n<a>one")
+    assert history.recomputed.why.startswith("tools")
+    history = history.after(turn_on(history, said("two"), ended()))
+    await history.chat(port, user("s"), Rendering(tools=[tool]))
+    assert history.recomputed == NOTHING
+
+
+async def test_an_answer_cut_at_a_stop_text_is_told() -> None:
+    port = ChatPort()
+    history = History()
+    await history.chat(port, user("q"))
+    history = history.after(turn_on(history, m.Tokens(1, ids("yes."), b"yes"), ended("stop")))
+    await history.chat(port, user("r"))
+
+    assert history.recomputed.tokens == 1
+    assert "stop text" in history.recomputed.why
+
+
+async def test_a_chat_after_raw_text_begins_anew_and_says_so() -> None:
+    history = History()
+    history.replace(ids("raw"))
+    await history.chat(ChatPort(), user("q"))
+
+    assert history.recomputed == Recomputed(3, "a chat begins anew after raw text")
+
+
+async def test_what_was_told_of_a_turn_is_not_told_of_the_next() -> None:
+    port = TemplatePort(forgets_reasoning)
+    history = await answered(port, "<think>hm</think>one")
+    await history.chat(port, user("r"))
+    history = history.after(turn_on(history, said("two"), ended()))
+    history.extend([7])
+
+    assert history.recomputed == NOTHING
+
+
+async def test_what_the_template_was_told_is_written_down_with_the_history() -> None:
+    tool = {"type": "function", "function": {"name": "now"}}
+    history = History()
+    await history.chat(TemplatePort(names_tools), user("q"), Rendering(tools=[tool]))
+    again = History.of(history.entry())
+
+    await again.retell(TemplatePort(names_tools), b"")
+    told = ids("[now]<u>q\n<a>")
+    assert again.prompt[: len(told)] == told

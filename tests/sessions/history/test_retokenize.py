@@ -1,0 +1,62 @@
+"""A history whose model was swapped, and leaves while its text is asked."""
+
+from __future__ import annotations
+
+import pytest
+from inferd.sessions.history.history.history import History
+from inferd.sessions.history.history.retokenize import Vocabulary
+
+from inferd.backends.errors import WorkerCrashed
+from inferd.sessions.worker_client import Former
+
+from ..doubles import Desk, EnginePort, Source
+
+pytestmark = pytest.mark.asyncio
+
+
+class Leaving:
+    """A model that is not there any more once it is asked, unless it *stays*."""
+
+    def __init__(self, source: Swapped, *, stays: bool):
+        self._source, self._stays = source, stays
+
+    async def ready(self) -> EnginePort:
+        if not self._stays:
+            self._source.before = None
+        raise WorkerCrashed("it has left")
+
+
+class Swapped(Source):
+    """A lease on a name that another model had before."""
+
+    def __init__(self, port: EnginePort, *, stays: bool = False):
+        super().__init__(port)
+        self.before: Former | None = Leaving(self, stays=stays)
+
+    def former(self, vocabulary: str) -> Former | None:
+        return self.before
+
+
+def told() -> tuple[Vocabulary, History]:
+    """Return a history in the tokens of a model before, and its text, which was taken along."""
+    vocabulary, past = Vocabulary(vocab_hash="another"), History()
+    past.extend([1, 2, 3])
+    vocabulary.carried = b"once"
+    return vocabulary, past
+
+
+async def test_what_was_taken_along_is_said_where_the_model_leaves_while_it_is_asked() -> None:
+    port = Desk().port
+    vocabulary, past = told()
+
+    await vocabulary.retell(Swapped(port), port, past)
+
+    assert past.prompt == await port.tokenize(b"once", special=True, bos=True)
+
+
+async def test_the_crash_of_one_that_stays_is_told() -> None:
+    port = Desk().port
+    vocabulary, past = told()
+
+    with pytest.raises(WorkerCrashed, match="it has left"):
+        await vocabulary.retell(Swapped(port, stays=True), port, past)

@@ -1,0 +1,920 @@
+"""The journal: sessions with an id come back as they were, whatever daemon and disk have done.
+
+A restart is a second manager on the same file; a kill is one on a copy of it, made while the first
+still has it open.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from inferd.sessions.journal.journal.entries import (
+    Begin,
+    Facts,
+    PastEntry,
+    Piece,
+    Replay,
+    decode_past,
+    encode,
+)
+from inferd.sessions.journal.journal.journal_file import (
+    SCHEMA,
+    Erase,
+    JournalFile,
+    NewerJournal,
+    SaveFacts,
+    SavePast,
+    SavePiece,
+)
+from inferd.sessions.session.session.manager import DAY_S, SessionManager
+
+from inferd.backends.errors import BackendError, InvalidArgument
+from inferd.scheduler import messages as m
+from inferd.scheduler.messages import pack_tokens
+from inferd.sessions import Journal, Session, TurnOptions
+from tests.sessions.doubles import Desk
+from tests.sessions.session.test_sessions import HERE, THERE, answer, opened
+
+OWNER = 1000
+SECRET = b"the cat is called Fluffington"
+
+
+class Kept(Desk):
+    """A desk with a journal in *folder*."""
+
+    def __init__(self, folder: Path, **bounds: Any):
+        super().__init__()
+        self.path = folder / "state" / "sessions.db"
+        self.journal = Journal(self.path)
+        numbers = count(1)
+        self.manager = SessionManager(
+            self.ledger, lambda: next(numbers), journal=self.journal, **bounds
+        )
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[Kept]:
+        """Read the journal and write it, as the daemon does."""
+        self.manager.restore(await self.journal.open(), lambda _: self.source)
+        async with anyio.create_task_group() as group:
+            group.start_soon(self.journal.run)
+            yield self
+            await self.journal.close()
+            group.cancel_scope.cancel()
+
+    def files(self) -> bytes:
+        """Return the bytes of the journal and its log."""
+        return b"".join(p.read_bytes() for p in self.path.parent.glob("sessions.db*"))
+
+    @asynccontextmanager
+    async def killed(self, folder: Path) -> AsyncIterator[Kept]:
+        """Start on the files as they are now."""
+        shutil.copytree(self.path.parent, folder / "state")
+        async with Kept(folder).running() as other:
+            yield other
+
+
+def named(desk: Desk, session_id: str = "diary", **fields: Any) -> Session:
+    return opened(desk, session_id=session_id, **fields)
+
+
+def all_of(session: Session) -> tuple[PastEntry, Any]:
+    """Return all that a session is to come back with."""
+    entry = session.past.now.after(session.turn).entry()
+    facts = session.facts
+    return entry, (facts.model, facts.options, facts.priority, facts.turns, facts.vocabulary)
+
+
+async def reopened(desk: Kept, session_id: str = "diary") -> Session:
+    session, attached = desk.manager.open(THERE, OWNER, desk.source, {}, session_id)
+    assert attached
+    return session
+
+
+# The file.
+
+
+def a_past(text: str = "", tokens: Sequence[int] = ()) -> bytes:
+    messages = [{"role": "user", "content": text}] if text else []
+    return encode(PastEntry(tokens=pack_tokens(tokens), messages=messages))
+
+
+def saved(session_id: str, past: bytes = b"\x80", at: float = 1.0) -> SavePast:
+    facts = encode(Facts(model="m"))
+    return SavePast(owner=OWNER, session_id=session_id, facts=facts, past=past, at=at)
+
+
+def piece(session_id: str, number: int, **fields: Any) -> SavePiece:
+    data = encode(Piece(**fields))
+    return SavePiece(owner=OWNER, session_id=session_id, number=number, data=data)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> JournalFile:
+    return JournalFile(tmp_path / "state" / "sessions.db", now=lambda: 7.0)
+
+
+def test_what_is_written_is_read_the_longest_untouched_first(file: JournalFile) -> None:
+    assert file.open().sessions == []
+    file.write([saved("b", at=2.0), saved("a", a_past("hello"), at=3.0), saved("c", at=1.0)])
+    file.write([piece("a", 0, begin=Begin(seed=3), text=b"x"), piece("a", 1, end="eos")])
+    other = encode(Facts(model="m", priority=3))
+    file.write([SaveFacts(owner=OWNER, session_id="b", facts=other, at=4.0)])
+    file.close()
+
+    found = file.open()
+
+    assert [s.session_id for s in found.sessions] == ["c", "a", "b"]
+    assert found.sessions[1].past == a_past("hello")
+    assert found.sessions[1].pieces == (Piece(begin=Begin(seed=3), text=b"x"), Piece(end="eos"))
+    assert found.sessions[2].facts.priority == 3
+    assert found.set_aside is None
+
+
+def test_another_past_and_another_turn_leave_nothing_of_the_turn_before(file: JournalFile) -> None:
+    file.open()
+    file.write([saved("a"), piece("a", 0, text=b"one"), piece("a", 1, text=b"two")])
+    file.write([piece("a", 0, text=b"three")])
+    file.close()
+    [stored] = file.open().sessions
+    assert [p.text for p in stored.pieces] == [b"three"]
+
+    file.write([saved("a")])
+    file.close()
+
+    assert file.open().sessions[0].pieces == ()
+
+
+def test_only_its_owner_may_read_it(file: JournalFile) -> None:
+    file.open()
+    file.write([saved("a")])
+
+    parts = list(file.path.parent.iterdir())
+    assert {p.name for p in parts} == {"sessions.db", "sessions.db-wal"}
+    assert {p.stat().st_mode & 0o777 for p in parts} == {0o600}
+
+
+@pytest.mark.parametrize("size", [1, 5000, 100_000])
+def test_what_is_erased_is_in_no_byte_of_the_files(file: JournalFile, size: int) -> None:
+    file.open()
+    text = f"{SECRET.decode()} " * (size // 30 + 1)
+    file.write([saved("keep", a_past("kept " * 500)), saved("a", a_past(text))])
+    file.write([saved("a", a_past(text + "more")), piece("a", 0, text=SECRET)])
+    everything = file.path.parent.glob("sessions.db*")
+    assert any(SECRET in p.read_bytes() for p in everything)
+
+    file.write([Erase(owner=OWNER, session_id="a"), saved("b", a_past("other"))])
+
+    for path in file.path.parent.glob("sessions.db*"):
+        assert SECRET not in path.read_bytes()
+    file.close()
+    assert {s.session_id for s in file.open().sessions} == {"keep", "b"}
+
+
+def test_a_newer_journal_is_refused_and_not_touched(file: JournalFile) -> None:
+    file.open()
+    file.write([saved("a")])
+    file.close()
+    with sqlite3.connect(file.path) as db:
+        db.execute(f"PRAGMA user_version = {SCHEMA + 1}")
+    db.close()
+    before = {p.name: (p.read_bytes(), p.stat().st_mtime_ns) for p in file.path.parent.iterdir()}
+
+    with pytest.raises(NewerJournal, match=f"tables {SCHEMA + 1}, here {SCHEMA}"):
+        file.open()
+
+    after = {p.name: (p.read_bytes(), p.stat().st_mtime_ns) for p in file.path.parent.iterdir()}
+    assert after == before
+    assert not file.is_open
+
+
+def garble_header(data: bytearray) -> None:
+    data[:20] = b"x" * 20
+
+
+def garble_pages(data: bytearray) -> None:
+    data[4096:] = b"\xff" * (len(data) - 4096)
+
+
+def cut(data: bytearray) -> None:
+    del data[len(data) // 2 :]
+
+
+def no_tables(data: bytearray) -> None:
+    at = data.index(b"CREATE TABLE session")
+    data[at : at + 6] = b"create"
+    data[at + 13 : at + 20] = b"sessiun"
+
+
+@pytest.mark.parametrize("damage", [garble_header, garble_pages, cut, no_tables])
+def test_a_damaged_journal_is_set_aside_and_a_new_one_begun(
+    file: JournalFile, damage: Callable[[bytearray], None]
+) -> None:
+    file.open()
+    file.write([saved(f"s{n}", a_past("hello" * 1000)) for n in range(20)])
+    file.close()
+    data = bytearray(file.path.read_bytes())
+    damage(data)
+    file.path.write_bytes(data)
+
+    found = file.open()
+
+    assert found.set_aside is not None and found.set_aside.name == "sessions.db.damaged-7"
+    assert found.set_aside.read_bytes() == data
+    file.write([saved("new")])
+    file.close()
+    assert [s.session_id for s in file.open().sessions] == ["new"]
+
+
+def test_one_flipped_bit_costs_one_session_and_an_aside_never_overwrites_another(
+    file: JournalFile,
+) -> None:
+    for expected in ("sessions.db.damaged-7", "sessions.db.damaged-7-1"):
+        file.open()
+        file.write([saved(name, a_past(f"<{name}>" * 40)) for name in ("a", "b", "c")])
+        file.close()
+        data = bytearray(file.path.read_bytes())
+        data[data.index(b"<b>") + 1] ^= 4
+        file.path.write_bytes(data)
+
+        found = file.open()
+
+        assert sorted(s.session_id for s in found.sessions) == ["a", "c"]
+        assert found.set_aside is not None and found.set_aside.name == expected
+        file.close()
+
+
+def test_two_daemons_do_not_share_a_journal(file: JournalFile) -> None:
+    file.open()
+    other = JournalFile(file.path)
+
+    with pytest.raises(sqlite3.OperationalError, match="locked"):
+        other.open()
+
+    file.write([saved("a")])
+    file.close()
+    assert len(other.open().sessions) == 1
+
+
+def test_shifts_are_replayed_where_they_came() -> None:
+    pieces = (
+        Piece(tokens=pack_tokens([4, 5]), begin=Begin()),
+        Piece(tokens=pack_tokens([6]), shifts=((3, 1, 2),)),
+        Piece(tokens=pack_tokens([7, 8]), shifts=((4, 0, 1),), end="length"),
+    )
+
+    replay = Replay([1, 2, 3], pieces)
+
+    assert replay.history() == [4, 5, 6, 7, 8]
+    assert replay.shifts == [(1, 2), (0, 1)]
+    assert replay.interrupted is None
+
+
+# Sessions.
+
+
+@pytest.mark.asyncio
+async def test_a_session_comes_back_after_a_restart_as_it_was(tmp_path: Path) -> None:
+    async with Kept(tmp_path).running() as desk:
+        session = named(desk)
+        session.set_options({"append": True, "n-predict": 4})
+        session.priority = 3
+        await answer(desk, session, b"hello")
+        await session.add_messages([{"role": "user", "content": "and now"}])
+        expected = all_of(session)
+        desk.manager.sleep_all()
+
+    async with Kept(tmp_path).running() as desk:
+        assert desk.manager.dormant == 1
+        session = await reopened(desk)
+        assert all_of(session) == expected
+        await session.settled()
+        assert session.recording.durable
+        assert await answer(desk, session, b"go on") == b"go o"
+
+
+@pytest.mark.asyncio
+async def test_what_was_answered_survives_a_kill(tmp_path: Path) -> None:
+    async with Kept(tmp_path / "a").running() as desk:
+        session = named(desk)
+        await answer(desk, session, b"hello")
+        session.set_options({"append": True, "seed": 5})
+        await session.settled()
+        expected = all_of(session)
+        async with desk.killed(tmp_path / "b") as other:
+            back = await reopened(other)
+            assert all_of(back) == expected
+            assert back.metadata()["stop_reason"] is None
+
+
+@pytest.mark.asyncio
+async def test_a_turn_under_way_survives_a_kill_up_to_the_last_group(tmp_path: Path) -> None:
+    async with Kept(tmp_path / "a").running() as desk:
+        session = named(desk)
+        await session.set_input(b"abcdef")
+        await session.start(TurnOptions(credit=3, options={"seed": 9}))
+        desk.port.run()
+        assert session.active
+        await session.settled()
+        async with desk.killed(tmp_path / "b") as other:
+            back = await reopened(other)
+
+            assert back.history() == session.history()
+            assert bytes(t for t in back.history() if t < 256) == b"abcdefabc"
+            assert back.metadata()["stop_reason"] == "detached"
+            assert back.interrupted is not None
+            begin = back.interrupted.begin
+            assert begin == Begin(options={"seed": 9}, seed=9, special=True, turns=1)
+            assert (back.interrupted.tokens, back.interrupted.text) == (list(b"abc"), b"abc")
+
+
+@pytest.mark.asyncio
+async def test_tokens_are_written_without_anybody_asking(tmp_path: Path) -> None:
+    async with Kept(tmp_path / "a").running() as desk:
+        session = named(desk)
+        await session.set_input(b"abcdef")
+        await session.start(TurnOptions(credit=3))
+        desk.port.run()
+        with anyio.fail_after(5):
+            await desk.journal._flushed.wait()
+        async with desk.killed(tmp_path / "b") as other:
+            assert (await reopened(other)).history() == session.history()
+
+
+@pytest.mark.asyncio
+async def test_a_group_is_written_at_once_when_it_is_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("inferd.sessions.journal.journal.GROUP_S", 1e9)
+    monkeypatch.setattr("inferd.sessions.journal.journal.GROUP_TOKENS", 16)
+    async with Kept(tmp_path).running() as desk:
+        session = named(desk)
+        await session.set_input(b"x" * 100)
+        await session.start(TurnOptions(credit=15))
+        desk.port.run()
+        written = desk.journal._done
+        await anyio.wait_all_tasks_blocked()
+        assert desk.journal._done == written, "15 tokens wait for more, or for their time"
+
+        assert session.turn is not None
+        session.turn.credit(1)
+        desk.port.run()
+        with anyio.fail_after(5):
+            await desk.journal._flushed.wait()
+
+
+@pytest.mark.asyncio
+async def test_computing_the_same_prompt_anew_takes_the_place_of_the_answer(
+    tmp_path: Path,
+) -> None:
+    async with Kept(tmp_path / "a").running() as desk:
+        session = named(desk)
+        await answer(desk, session, b"again")
+        turn = await session.start(TurnOptions(options={"n-predict": 2}))
+        desk.port.run()
+        await session.finish(turn)
+        async with desk.killed(tmp_path / "b") as other:
+            back = await reopened(other)
+            assert bytes(t for t in back.history() if t < 256) == b"againag"
+
+
+@pytest.mark.asyncio
+async def test_context_shifts_come_back(tmp_path: Path) -> None:
+    async with Kept(tmp_path / "a").running() as desk:
+        session = named(desk)
+        session.set_options({"append": True})
+        await answer(desk, session, b"one two three")
+        await session.set_input(b"four five")
+        turn = await session.start(TurnOptions())
+        ids = turn.spec.id
+        for report in (
+            m.Tokens(ids, [65, 66], b"AB"),
+            m.Shifted(ids, 3, 10),
+            m.Tokens(ids, [67], b"C"),
+            m.Shifted(ids, 3, 5),
+        ):
+            turn.report(report)
+        await session.settled()
+        turn.report(m.Finished(ids, b"", b"", m.TurnStats(stop_reason="length")))
+        await session.finish(turn)
+        async with desk.killed(tmp_path / "b") as other:
+            assert all_of(await reopened(other)) == all_of(session)
+
+
+@pytest.mark.asyncio
+async def test_branches_come_back_and_those_that_nobody_wanted_do_not(tmp_path: Path) -> None:
+    async with Kept(tmp_path / "a").running() as desk:
+        trunk = opened(desk)
+        await answer(desk, trunk, b"hello")
+        one, two = desk.manager.fork(HERE, trunk, 2, ["one", "two"])
+        await one.settled()
+        desk.manager.discard(two)
+        await desk.manager.forgetting.drain()
+        async with desk.killed(tmp_path / "b") as other:
+            assert other.manager.dormant == 1
+            assert all_of(await reopened(other, "one"))[0] == all_of(one)[0]
+
+
+@pytest.mark.asyncio
+async def test_sessions_without_an_id_and_those_that_do_not_persist_are_not_written(
+    tmp_path: Path,
+) -> None:
+    async with Kept(tmp_path).running() as desk:
+        sessions = [opened(desk), named(desk, "quiet", persist=False)]
+        for session in sessions:
+            await answer(desk, session, SECRET)
+            assert session.metadata()["durable"] is None
+        written = desk.journal._begun
+        desk.manager.sleep_all()
+
+        assert written == 0
+        assert SECRET not in desk.files()
+        assert desk.manager.dormant == 1, "it sleeps in memory"
+
+
+async def forget_by_id(desk: Kept, session: Session) -> None:
+    assert await desk.manager.forget_id(OWNER, "diary")
+
+
+async def forget_asleep(desk: Kept, session: Session) -> None:
+    desk.manager.detach(session)
+    await forget_by_id(desk, session)
+
+
+async def close(desk: Kept, session: Session) -> None:
+    await desk.manager.close(session)
+
+
+async def quiet(desk: Kept, session: Session) -> None:
+    await desk.manager.quiet(session)
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("ending", [close, forget_by_id, forget_asleep, quiet])
+async def test_what_is_forgotten_is_in_no_byte_of_the_files_and_does_not_come_back(
+    tmp_path: Path, ending: Callable[[Kept, Session], Any]
+) -> None:
+    async with Kept(tmp_path / "a").running() as desk:
+        other = named(desk, "other")
+        await answer(desk, other, b"something else")
+        session = named(desk)
+        await session.add_messages([{"role": "user", "content": SECRET.decode()}])
+        turn = await session.start(TurnOptions())
+        desk.port.run()
+        await session.finish(turn)
+        session.set_options({"stop": ["a marker of mine"]})
+        await session.settled()
+        assert SECRET in desk.files() and b"a marker of mine" in desk.files()
+
+        await ending(desk, session)
+
+        assert SECRET not in desk.files() and b"a marker of mine" not in desk.files()
+        async with desk.killed(tmp_path / "b") as again:
+            assert again.manager.dormant == 1
+
+
+@pytest.mark.asyncio
+async def test_what_is_forgotten_is_not_written_again_by_what_comes_late(tmp_path: Path) -> None:
+    async with Kept(tmp_path).running() as desk:
+        session = named(desk)
+        await session.set_input(SECRET)
+        turn = await session.start(TurnOptions(credit=3))
+        desk.port.run()
+        await desk.manager.close(session)
+
+        turn.report(m.Tokens(turn.spec.id, [1], SECRET))
+        session.recording.past_changed()
+        await session.settled()
+
+        assert not desk.journal._changed
+        assert SECRET not in desk.files()
+
+
+@pytest.mark.asyncio
+async def test_an_id_that_is_forgotten_may_be_used_again(tmp_path: Path) -> None:
+    async with Kept(tmp_path / "a").running() as desk:
+        for text in (b"first", b"second"):
+            session = named(desk)
+            await answer(desk, session, text)
+            if text == b"first":
+                await desk.manager.close(session)
+        async with desk.killed(tmp_path / "b") as other:
+            assert all_of(await reopened(other)) == all_of(session)
+
+
+# Bounds.
+
+
+@pytest.mark.asyncio
+async def test_the_longest_dormant_goes_by_days_and_by_bytes(tmp_path: Path) -> None:
+    async with Kept(tmp_path, dormant_s_max=7 * DAY_S).running() as desk:
+        for number in range(3):
+            desk.now = number * DAY_S
+            await answer(desk, named(desk, f"s{number}"), bytes([97 + number]) * 100)
+            desk.manager.leave(HERE)
+        size = desk.manager.dormant_bytes
+
+        desk.now = 7 * DAY_S
+        with anyio.move_on_after(0.05):
+            await desk.manager.expire_idle()
+        assert desk.manager.dormant == 2
+        assert desk.port.forgotten == [(OWNER, "id:s0")], "its KV states go with it"
+        assert pack_tokens([97] * 9) not in desk.files()
+
+        desk.manager.dormant_bytes_max = size // 2
+        with anyio.move_on_after(0.05):
+            await desk.manager.expire_idle()
+        assert desk.manager.dormant == 1
+        assert desk.manager.dormant_bytes < size // 2
+        assert list(desk.journal._present) == [(OWNER, "s2")]
+
+
+@pytest.mark.asyncio
+async def test_bounds_hold_for_what_is_found_at_the_start(tmp_path: Path) -> None:
+    file = JournalFile(tmp_path / "state" / "sessions.db")
+    file.open()
+    file.write([saved(f"s{n}", at=float(n)) for n in range(4)])
+    file.close()
+
+    async with Kept(tmp_path, dormant_max=2, dormant_s_max=1e12).running() as desk:
+        assert desk.manager.dormant == 2
+        await desk.manager.forgetting.drain()
+        assert desk.journal._present == {(OWNER, "s2"), (OWNER, "s3")}
+    async with Kept(tmp_path).running() as desk:
+        assert desk.manager.dormant == 0, "they are from 1970"
+
+
+# What goes wrong.
+
+
+@pytest.mark.asyncio
+async def test_a_journal_that_cannot_be_written_says_so_and_is_made_good_later(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "state").write_text("a file where the folder belongs")
+    async with Kept(tmp_path / "a").running() as desk:
+        session = named(desk)
+        await answer(desk, session, b"hello")
+        assert session.metadata()["durable"] is False
+        status = desk.journal.status
+        assert status["state"] == "failing" and "state" in str(status["cause"])
+
+        (tmp_path / "a" / "state").unlink()
+        session.set_options({"n-predict": 3})
+        await session.settled()
+
+        assert session.metadata()["durable"] is True
+        assert desk.journal.status["state"] == "written"
+        async with desk.killed(tmp_path / "b") as other:
+            assert all_of(await reopened(other)) == all_of(session)
+
+
+@pytest.mark.asyncio
+async def test_a_journal_that_cannot_be_written_is_tried_again_by_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("inferd.sessions.journal.journal.RETRY_S", 0.01)
+    (tmp_path / "state").write_text("")
+    async with Kept(tmp_path).running() as desk:
+        session = named(desk)
+        await answer(desk, session, b"hello")
+        (tmp_path / "state").unlink()
+
+        with anyio.fail_after(10):
+            while not session.recording.durable:
+                await desk.journal._flushed.wait()
+
+
+@pytest.mark.asyncio
+async def test_what_cannot_be_deleted_is_no_success_and_is_deleted_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with Kept(tmp_path).running() as desk:
+        session = named(desk)
+        await answer(desk, session, SECRET)
+        blocked = sqlite3.OperationalError("disk full")
+        monkeypatch.setattr(desk.journal._file, "write", failing(blocked))
+
+        with pytest.raises(BackendError, match="disk full"):
+            await desk.manager.close(session)
+        assert SECRET in desk.files()
+
+        monkeypatch.undo()
+        await desk.manager.forgetting.drain()
+        assert SECRET not in desk.files()
+
+
+def failing(error: Exception) -> Callable[[Any], None]:
+    def write(changes: Any) -> None:
+        raise error
+
+    return write
+
+
+@pytest.mark.asyncio
+async def test_a_newer_journal_leaves_the_sessions_in_memory(tmp_path: Path) -> None:
+    file = JournalFile(tmp_path / "state" / "sessions.db")
+    file.open()
+    file.close()
+    with sqlite3.connect(file.path) as db:
+        db.execute(f"PRAGMA user_version = {SCHEMA + 1}")
+    db.close()
+    before = file.path.read_bytes()
+
+    async with Kept(tmp_path).running() as desk:
+        session = named(desk)
+        await answer(desk, session, b"hello")
+        assert session.metadata()["durable"] is False
+        assert desk.journal.status["state"] == "refused"
+        desk.manager.leave(HERE)
+        assert bytes(t for t in (await reopened(desk)).history() if t < 256) == b"hellohello"
+    assert file.path.read_bytes() == before
+
+
+@pytest.mark.asyncio
+async def test_damage_costs_only_what_is_damaged(tmp_path: Path) -> None:
+    async with Kept(tmp_path).running() as desk:
+        for name in ("one", "two"):
+            await answer(desk, named(desk, name), f"<{name}> and so on".encode())
+        expected = all_of(desk.manager.of(HERE)[0])
+        desk.manager.sleep_all()
+    data = bytearray(desk.path.read_bytes())
+    at = data.index(pack_tokens(list(b"<two>")))
+    data[at] ^= 1
+    desk.path.write_bytes(data)
+
+    async with Kept(tmp_path).running() as desk:
+        assert desk.journal.status["set_aside"] is not None
+        with anyio.fail_after(5):
+            while not desk.journal._present:
+                await desk.journal._flushed.wait()
+    async with Kept(tmp_path).running() as desk:
+        assert desk.journal.status["set_aside"] is None
+        assert all_of(await reopened(desk, "one")) == expected, "it was written into the new one"
+        assert not desk.manager.open(HERE, OWNER, desk.source, {}, "two")[1]
+
+
+@pytest.mark.asyncio
+async def test_a_session_whose_model_has_other_tokens_now_is_refused(tmp_path: Path) -> None:
+    async with Kept(tmp_path).running() as desk:
+        session = named(desk)
+        await answer(desk, session, b"hello")
+        session.vocabulary.hash = "another"
+        desk.manager.sleep_all()
+    async with Kept(tmp_path).running() as desk:
+        with pytest.raises(InvalidArgument, match="has other tokens"):
+            desk.manager.open(THERE, OWNER, desk.source, {}, "diary")
+        assert await desk.manager.forget_id(OWNER, "diary")
+
+
+# Resuming.
+
+
+async def interrupted(desk: Kept, told: int = 3, **options: Any) -> Session:
+    """Return a session that was come back to, of whose turn so many tokens were told."""
+    session = named(desk)
+    await session.set_input(b"abcdefghij")
+    await session.start(TurnOptions(credit=told, options=options))
+    desk.port.run()
+    desk.manager.leave(HERE)
+    desk.port.run()
+    return await reopened(desk)
+
+
+async def resumed(desk: Kept, session: Session, tokens: bytes = b"", text: bytes = b"") -> bytes:
+    """Resume with what the reader has, and return what he is told."""
+    told = bytearray()
+    turn = await session.resume(
+        TurnOptions(), list(tokens), text, lambda report: told.extend(report.text)
+    )
+    desk.port.run()
+    await session.finish(turn)
+    return bytes(told) + turn.tail
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("seen", [b"", b"a", b"abc", b"abcdef", b"abcdefghij"])
+async def test_a_turn_goes_on_from_where_its_reader_is(tmp_path: Path, seen: bytes) -> None:
+    async with Kept(tmp_path / "a").running() as desk:
+        session = await interrupted(desk)
+        assert await resumed(desk, session, seen, seen) == b"abcdefghij"[len(seen) :]
+
+        assert bytes(session.turn.text) == b"abcdefghij" if session.turn else False
+        assert session.metadata()["stop_reason"] == "eos"
+        assert bytes(t for t in session.history() if t < 256) == b"abcdefghij" * 2
+        async with desk.killed(tmp_path / "b") as other:
+            assert all_of(await reopened(other)) == all_of(session)
+
+
+@pytest.mark.asyncio
+async def test_a_resumed_turn_has_its_own_options_seed_and_bound(tmp_path: Path) -> None:
+    async with Kept(tmp_path).running() as desk:
+        options = {"n-predict": 5, "seed": 77}
+        session = await interrupted(desk, **options)
+        assert await resumed(desk, session, b"abc", b"abc") == b"de"
+        assert session.metadata()["seed"] == 77
+        assert session.metadata()["stop_reason"] == "length"
+
+
+@pytest.mark.asyncio
+async def test_a_turn_whose_last_token_its_reader_has_ends_without_another(tmp_path: Path) -> None:
+    async with Kept(tmp_path).running() as desk:
+        session = await interrupted(desk, **{"n-predict": 5})
+        assert await resumed(desk, session, b"abcde", b"abcde") == b""
+        assert session.metadata()["stop_reason"] == "length"
+        assert bytes(t for t in session.history() if t < 256) == b"abcdefghijabcde"
+
+
+@pytest.mark.asyncio
+async def test_a_turn_may_be_interrupted_and_resumed_again_and_again(tmp_path: Path) -> None:
+    async def go_on(desk: Kept, session: Session, told: int) -> None:
+        await session.settled()
+        async with desk.killed(tmp_path / str(told)) as other:
+            back = await reopened(other)
+            turn = await back.resume(TurnOptions(credit=2), [], b"")
+            other.port.run()
+            assert bytes(turn.text) == b"abcdefghij"[: told + 2]
+            if told < 6:
+                await go_on(other, back, told + 2)
+
+    async with Kept(tmp_path / "first").running() as desk:
+        await go_on(desk, await interrupted(desk, told=2), 2)
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("call", ["compute", "input"])
+async def test_what_is_done_instead_of_resuming_leaves_the_turn_as_it_stands(
+    tmp_path: Path, call: str
+) -> None:
+    async with Kept(tmp_path / "a").running() as desk:
+        session = await interrupted(desk)
+        await session.settled()
+        if call == "compute":
+            turn = await session.start(TurnOptions(options={"n-predict": 1}))
+            desk.port.run()
+            await session.finish(turn)
+        else:
+            await session.add_text(b"more")
+        with pytest.raises(InvalidArgument, match="no turn of this session was interrupted"):
+            await session.resume(TurnOptions(), [], b"")
+        async with desk.killed(tmp_path / "b") as other:
+            back = await reopened(other)
+            assert all_of(back) == all_of(session)
+            assert back.interrupted is None
+
+
+@pytest.mark.asyncio
+async def test_a_turn_tells_nothing_before_its_beginning_is_written(tmp_path: Path) -> None:
+    async with Kept(tmp_path / "a").running() as desk:
+        session = named(desk)
+        await session.set_input(b"abc")
+        async with anyio.create_task_group() as group, desk.journal._thread:  # the disk is slow
+            group.start_soon(session.start, TurnOptions())
+            await anyio.wait_all_tasks_blocked()
+            desk.port.run()
+            assert session.active and not session.history()[5:]
+        desk.port.run()
+        assert bytes(t for t in session.history() if t < 256) == b"abcabc"
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("ending", ["the caller goes", "the turn is cancelled"])
+async def test_a_turn_that_ends_while_its_beginning_is_written_never_reaches_the_engine(
+    tmp_path: Path, ending: str
+) -> None:
+    async with Kept(tmp_path).running() as desk:
+        session = named(desk)
+        await session.set_input(b"abc")
+        async with anyio.create_task_group() as group, desk.journal._thread:
+            group.start_soon(session.start, TurnOptions())
+            await anyio.wait_all_tasks_blocked()
+            if ending == "the caller goes":
+                group.cancel_scope.cancel()
+            else:
+                session.cancel()
+        desk.port.run()
+
+        assert session.state == "failed"
+        assert desk.port.bench.engine.statistics()["prompt"] == 0
+        assert await answer(desk, session, b"again") == b"again"
+
+
+@pytest.mark.asyncio
+async def test_what_was_not_told_is_refused_and_the_turn_can_still_be_resumed(
+    tmp_path: Path,
+) -> None:
+    async with Kept(tmp_path).running() as desk:
+        session = await interrupted(desk)
+        for tokens, text in ((b"xbc", b"abc"), (b"abc", b"xbc")):
+            with pytest.raises(InvalidArgument, match="not what the interrupted turn has told"):
+                await session.resume(TurnOptions(), list(tokens), text)
+        with pytest.raises(InvalidArgument, match="the tokens are"):
+            await session.resume(TurnOptions(), [97, 98, 99, -1], b"abc")
+        assert await resumed(desk, session, b"abc", b"abc") == b"defghij"
+
+
+# Any sequence of calls.
+
+CALLS = st.lists(
+    st.one_of(
+        st.tuples(st.just("input"), st.text("abc", min_size=1, max_size=6)),
+        st.tuples(st.just("text"), st.text("abc", min_size=1, max_size=6)),
+        st.tuples(st.just("chat"), st.text("abc", min_size=1, max_size=6)),
+        st.tuples(st.just("turn"), st.integers(1, 5)),
+        st.tuples(st.just("unfinished"), st.integers(1, 3)),
+        st.tuples(st.just("single"), st.integers(1, 3)),
+        st.tuples(st.just("append"), st.booleans()),
+        st.tuples(st.just("rewind"), st.integers(0, 9)),
+        st.tuples(st.just("back"), st.integers(1, 2)),
+        st.tuples(st.just("reset"), st.sampled_from([None, "be brief"])),
+        st.tuples(st.just("sleep"), st.none()),
+        st.tuples(st.just("resume"), st.integers(1, 4)),
+    ),
+    max_size=12,
+)
+
+
+async def do(desk: Kept, session: Session, call: str, value: Any) -> Session:
+    """Do a call as a client would; one that is refused changes nothing."""
+    match call:
+        case "input":
+            await session.set_input(value.encode())
+        case "text":
+            await session.add_text(value.encode())
+        case "chat":
+            await session.add_messages([{"role": "user", "content": value}])
+        case "turn" | "unfinished" if session.prompt:
+            credit = value if call == "unfinished" else -1
+            turn = await session.start(TurnOptions(options={"n-predict": 5}, credit=credit))
+            desk.port.run()
+            if turn.ended.is_set():
+                await session.finish(turn)
+        case "single" if session.prompt:
+            turn = await session.start(TurnOptions(pull=True))
+            desk.port.run()
+            session.fini_single()
+        case "append":
+            session.set_options({"append": value})
+        case "rewind":
+            await session.rewind(None, value)
+        case "back":
+            await session.rewind(value, None)
+        case "reset":
+            session.reset(value)
+        case "resume":
+            turn = await session.resume(TurnOptions(credit=value), [], b"")
+            desk.port.run()
+            if turn.ended.is_set():
+                await session.finish(turn)
+        case "sleep":
+            desk.manager.detach(session)
+            session, _ = desk.manager.open(HERE, OWNER, desk.source, {}, "diary")
+    return session
+
+
+@given(calls=CALLS)
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+def test_any_calls_then_a_kill_give_the_same_session(
+    tmp_path_factory: pytest.TempPathFactory, calls: list[tuple[str, Any]]
+) -> None:
+    folder = tmp_path_factory.mktemp("journal")
+
+    async def check() -> None:
+        async with Kept(folder / "a").running() as desk:
+            session = named(desk)
+            for call, value in calls:
+                try:
+                    session = await do(desk, session, call, value)
+                except InvalidArgument:
+                    continue
+                except Exception as exc:
+                    assert type(exc).__name__ == "SessionBusy", exc
+                    session.cancel()
+            session.recording.facts_changed()
+            await session.settled()
+            async with desk.killed(folder / "b") as other:
+                back = await reopened(other)
+                assert all_of(back) == all_of(session)
+                assert (back.interrupted is not None) == (
+                    session.active or session.interrupted is not None
+                )
+
+    anyio.run(check)
+    shutil.rmtree(folder)
+
+
+def test_a_past_is_what_it_was() -> None:
+    entry = PastEntry(tokens=pack_tokens([1, 2]), marks=[(0, 0)], rendered="x", loose=True)
+    assert decode_past(encode(entry)) == entry

@@ -1,0 +1,287 @@
+"""Branches, going back, forgetting, and what is kept of a session that goes to sleep."""
+
+from __future__ import annotations
+
+import anyio
+import pytest
+from inferd.sessions.session.session.manager import BRANCHES_MAX
+
+from inferd.backends.errors import Busy, InvalidArgument, SessionBusy
+from inferd.scheduler import messages as m
+from inferd.sessions import Session, TurnOptions
+from inferd.sessions.table import State
+from tests.sessions.doubles import Desk
+from tests.sessions.session.test_sessions import HERE, THERE, answer, opened
+
+pytestmark = pytest.mark.asyncio
+
+
+def text_of(session: Session) -> bytes:
+    return bytes(t for t in session.history() if t < 256)
+
+
+async def test_branches_go_on_from_one_state_each_on_its_own() -> None:
+    desk = Desk(sessions_max=10)
+    trunk = opened(desk)
+    trunk.set_options({"append": True, "n-predict": 3})
+    trunk.priority = 2
+    await answer(desk, trunk, b"hello")
+
+    one, two = desk.manager.fork(HERE, trunk, 2)
+
+    assert one.history() == two.history() == trunk.history()
+    assert (one.priority, one.state) == (2, State.READY)
+    assert await answer(desk, one, b"other") == b"oth"
+    assert await answer(desk, two, b"third") == b"thi"
+    assert text_of(one) == b"hellohelotheroth"
+    assert text_of(trunk) == b"hellohel"
+    one.set_options({"n-predict": 1})
+    assert two.parameters.options["n-predict"] == 3
+    assert len({one.handle, two.handle, trunk.handle}) == 3
+    assert len({one.name, two.name, trunk.name}) == 3
+
+
+async def test_a_branch_of_an_empty_session_keeps_its_system_prompt() -> None:
+    desk = Desk()
+    trunk = opened(desk)
+    trunk.reset("be brief")
+
+    [branch] = desk.manager.fork(HERE, trunk, 1)
+
+    assert branch.state is State.EMPTY
+    assert branch.messages == [{"role": "system", "content": "be brief"}]
+
+
+async def test_branches_may_have_ids_which_are_free_and_different() -> None:
+    desk = Desk(sessions_max=10)
+    trunk = opened(desk, session_id="trunk")
+    opened(desk, session_id="asleep")
+    desk.manager.detach(opened(desk, session_id="asleep"))
+
+    branches = desk.manager.fork(HERE, trunk, 2, ["a", "b"])
+
+    assert [b.name for b in branches] == ["id:a", "id:b"]
+    assert opened(desk, session_id="b") is branches[1]
+    for taken in (["c", "trunk"], ["c", "asleep"], ["a", "c"]):
+        with pytest.raises(SessionBusy):
+            desk.manager.fork(HERE, trunk, 2, taken)
+    for wrong in (["c"], ["c", "c"], ["c", ""], ["c", "x" * 129]):
+        with pytest.raises(InvalidArgument):
+            desk.manager.fork(HERE, trunk, 2, wrong)
+    assert len(desk.manager) == 3
+
+
+@pytest.mark.parametrize("count", [0, -1, BRANCHES_MAX + 1])
+async def test_branches_are_bounded(count: int) -> None:
+    desk = Desk(sessions_max=100)
+
+    with pytest.raises(InvalidArgument):
+        desk.manager.fork(HERE, opened(desk), count)
+
+
+async def test_the_cap_takes_all_branches_or_none() -> None:
+    desk = Desk(sessions_max=4)
+    trunk = opened(desk)
+
+    with pytest.raises(Busy):
+        desk.manager.fork(HERE, trunk, 4)
+    assert len(desk.manager) == 1
+    desk.manager.fork(HERE, trunk, 3)
+    assert len(desk.manager) == 4
+
+
+async def test_room_for_branches_is_not_made_at_the_cost_of_their_origin() -> None:
+    desk = Desk(sessions_max=3, evict=True)
+    trunk, _, _ = (opened(desk) for _ in range(3))
+
+    desk.manager.fork(HERE, trunk, 2)
+
+    assert desk.manager.get(HERE, trunk.handle) is trunk
+    with pytest.raises(Busy):
+        desk.manager.fork(HERE, trunk, 3)
+
+
+async def test_nothing_branches_off_or_goes_back_during_a_turn() -> None:
+    desk = Desk()
+    session = opened(desk)
+    await session.set_input(b"hello")
+    await session.start(TurnOptions())
+
+    with pytest.raises(SessionBusy):
+        desk.manager.fork(HERE, session, 1)
+    with pytest.raises(SessionBusy):
+        await session.rewind(1, None)
+
+
+async def test_going_back_by_turns_and_by_tokens() -> None:
+    desk = Desk()
+    session = opened(desk)
+    session.set_options({"append": True})
+    await answer(desk, session, b"one")
+    await answer(desk, session, b"two")
+
+    await session.rewind(1, None)
+    assert (text_of(session), session.state) == (b"oneone", State.READY)
+    await session.rewind(None, 3)
+    assert session.history() == [258, ord("o"), ord("n")]
+    await session.rewind(None, 0)
+    assert (session.history(), session.state) == ([], State.EMPTY)
+    assert await answer(desk, session, b"anew") == b"anew"
+
+
+async def test_what_need_not_be_computed_again_is_asked_of_a_loaded_model_only() -> None:
+    desk = Desk()
+    session = opened(desk)
+    await answer(desk, session, b"hello")
+    desk.port.held = 5
+
+    assert await session.tokens_kept() == 5
+    desk.source.loaded = None
+    assert await session.tokens_kept() == 0
+
+
+async def test_every_turn_names_its_session_and_says_whether_it_may_be_written_down() -> None:
+    desk = Desk(sessions_max=10)
+    specs: list[m.TaskSpec] = []
+    for session in (opened(desk), opened(desk, session_id="a"), opened(desk, session_id="b")):
+        session.persist = session.session_id != "b"
+        await session.set_input(b"x")
+        specs.append((await session.start(TurnOptions())).spec)
+
+    assert [s.session for s in specs] == ["#1", "id:a", "id:b"]
+    assert [s.persist for s in specs] == [False, True, False]
+
+
+async def test_the_parameters_of_a_context_shift_reach_the_engine() -> None:
+    session = opened(Desk())
+    session.set_options({"ctx-shift": True, "n-keep": 8, "n-discard": 16, "cache-reuse": 32})
+    await session.set_input(b"x")
+
+    spec = (await session.start(TurnOptions())).spec
+
+    assert (spec.ctx_shift, spec.n_keep, spec.n_discard, spec.cache_reuse) == (True, 8, 16, 32)
+
+
+async def test_a_shift_shortens_the_history_and_the_metadata_says_so() -> None:
+    desk = Desk()
+    session = opened(desk)
+    session.set_options({"append": True})
+    await session.set_input(b"abcdef")
+    turn = await session.start(TurnOptions())
+    turn.report(m.Tokens(turn.spec.id, [ord("x")], b"x"))
+    turn.report(m.Shifted(turn.spec.id, 1, 4))
+    stats = m.TurnStats(stop_reason="length", shifts=1, shifted=True)
+    turn.report(m.Finished(turn.spec.id, b"", b"", stats))
+
+    assert text_of(session) == b"efx"
+    assert session.output(0) == b"x"
+    assert (session.metadata()["shifts"], session.metadata()["shifted"]) == (1, True)
+    await session.set_input(b"more")
+    assert bytes(t for t in session.prompt if t < 256) == b"efxmore"
+
+
+async def test_closing_a_session_with_an_id_forgets_it_before_it_returns() -> None:
+    desk = Desk()
+    files: list[tuple[int, str]] = []
+
+    async def forget(owner: int, name: str) -> None:
+        assert desk.port.forgotten, "first the worker, which may be writing"
+        files.append((owner, name))
+
+    desk.manager.forgetting.files = forget
+
+    await desk.manager.close(opened(desk, session_id="mine"))
+
+    assert desk.port.forgotten == files == [(1000, "id:mine")]
+
+
+async def test_what_others_with_the_same_tokens_use_too_stays() -> None:
+    """States of sessions without an id are found by their tokens, as long as they say them."""
+    desk = Desk()
+    session, shifted = opened(desk), opened(desk)
+    await shifted.set_input(b"hello")
+    turn = await shifted.start(TurnOptions())
+    turn.report(m.Shifted(turn.spec.id, 0, 2))
+
+    await desk.manager.close(session)
+    desk.manager.leave(HERE)
+    await desk.manager.forgetting.drain()
+
+    assert desk.port.forgotten == [(1000, shifted.name)]
+
+
+async def test_forget_finds_a_session_wherever_it_is() -> None:
+    desk = Desk()
+    opened(desk, THERE, session_id="open")
+    desk.manager.detach(opened(desk, session_id="asleep"))
+    nameless = opened(desk)
+
+    assert await desk.manager.forget_id(1000, "open")
+    assert await desk.manager.forget_id(1000, "asleep")
+    await desk.manager.forget(nameless)
+    assert not await desk.manager.forget_id(1000, "open")
+    assert not await desk.manager.forget_id(1001, "asleep")
+
+    assert desk.port.forgotten == [(1000, "id:open"), (1000, "id:asleep"), (1000, nameless.name)]
+    assert (len(desk.manager), desk.manager.dormant) == (0, 0)
+
+
+async def test_an_id_cannot_be_opened_while_it_is_being_forgotten() -> None:
+    desk = Desk()
+    gate = anyio.Event()
+
+    async def slow(owner: int, name: str) -> None:
+        await gate.wait()
+
+    desk.manager.forgetting.files = slow
+    session = opened(desk, session_id="mine")
+    async with anyio.create_task_group() as group:
+        group.start_soon(desk.manager.close, session)
+        await anyio.wait_all_tasks_blocked()
+        with pytest.raises(SessionBusy):
+            opened(desk, session_id="mine")
+        gate.set()
+
+    assert opened(desk, session_id="mine") is not session
+
+
+async def test_a_caller_that_is_cancelled_leaves_the_forgetting_to_the_timer() -> None:
+    desk = Desk()
+    session = opened(desk, session_id="mine")
+
+    with anyio.move_on_after(0):
+        await desk.manager.close(session)
+    assert desk.port.forgotten == []
+    with anyio.move_on_after(0.05):
+        await desk.manager.expire_idle()
+
+    assert desk.port.forgotten == [(1000, "id:mine")]
+
+
+async def test_a_session_that_goes_to_sleep_is_written_down_if_it_may_be() -> None:
+    desk = Desk(sessions_max=10)
+    for name in ("kept", "not"):
+        session = opened(desk, session_id=name)
+        session.persist = name == "kept"
+        await answer(desk, session, b"hi")
+    nothing_said = opened(desk, session_id="empty")
+    assert nothing_said.persist
+
+    desk.manager.leave(HERE)
+
+    assert [(owner, name) for owner, name, _ in desk.port.kept] == [(1000, "id:kept")]
+    assert bytes(t for t in desk.port.kept[0][2] if t < 256) == b"hihi"
+
+
+async def test_a_place_in_the_queue_is_told_where_it_changes() -> None:
+    desk = Desk()
+    session = opened(desk)
+    await session.set_input(b"x")
+    told: list[m.Position] = []
+    turn = await session.start(TurnOptions(watch=True), on_position=told.append)
+
+    for position in (3, 3, 2, 2, 1):
+        turn.report(m.Position(turn.spec.id, position, 4, 1.5))
+
+    assert turn.spec.watch
+    assert [p.position for p in told] == [3, 2, 1]

@@ -1,0 +1,157 @@
+"""A session's turn that waits for the judgement of a sentence: left, killed, resumed, branched."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from inferd.sessions import Session, TurnOptions
+from inferd.sessions.turns.sentence_checks import Comparison, Similarity
+from tests.sessions.doubles import Desk
+from tests.sessions.journal.test_journal import Kept, named, reopened, resumed
+from tests.sessions.session.test_sessions import HERE, opened
+
+pytestmark = pytest.mark.asyncio
+TEXT = b"One. Two. Three"
+TOLD = b"One. "
+
+
+def finding(cosine: float) -> Callable[[Comparison, Callable[[Similarity], None]], None]:
+    return lambda _, tell: tell(Similarity(cosine))
+
+
+def unanswered(*_: object) -> None:
+    """Leave a sentence as it is for now."""
+
+
+async def waiting(desk: Desk, session: Session, **options: Any) -> None:
+    """Begin a turn that waits for the judgement of its first sentence."""
+    desk.source.judge = unanswered
+    session.set_options({"stop-similarity": "a text"})
+    await session.set_input(TEXT)
+    turn = await session.start(TurnOptions(options=options))
+    desk.port.run()
+    assert (bytes(turn.text), bytes(turn.tokens)) == (b"One.", TOLD)
+
+
+async def test_a_turn_says_for_whom_and_with_what_a_sentence_is_compared() -> None:
+    desk, asked = Desk(), []
+
+    def judge(comparison: Comparison, tell: Callable[[Similarity], None]) -> None:
+        asked.append(comparison)
+        tell(Similarity(0.9 if comparison.sentence == "Two." else 0.1))
+
+    desk.source.judge = judge
+    session = opened(desk)
+    session.set_options({"stop-similarity": "a text"})
+    session.priority = 3
+    await session.set_input(TEXT)
+    turn = await session.start(TurnOptions())
+    desk.port.run()
+    await session.finish(turn)
+
+    assert asked == [Comparison(1000, 3, said, "a text") for said in ("One.", "Two.")]
+    assert session.output(0) == b"One. Two."
+    metadata = session.metadata()
+    assert (metadata["stop_reason"], metadata["stop_detail"]) == ("similarity", "0.900")
+    assert metadata["adjusted"] == {}
+
+
+async def test_the_metadata_tell_why_sentences_were_not_compared() -> None:
+    desk = Desk()
+    desk.source.judge = lambda _, tell: tell(Similarity(None, "nobody is there"))
+    session = opened(desk)
+    session.set_options({"stop-similarity": "a text"})
+    await session.set_input(TEXT)
+    turn = await session.start(TurnOptions())
+    desk.port.run()
+    await session.finish(turn)
+    assert session.output(0) == TEXT
+    assert session.metadata()["adjusted"] == {
+        "stop-similarity": "2 of 2 sentences were not compared: nobody is there"
+    }
+
+
+@pytest.mark.parametrize(("cosine", "rest"), [(0.9, b""), (0.1, b" Two. Three")])
+@pytest.mark.parametrize("killed", [False, True])
+async def test_a_turn_that_waited_is_gone_on_with_as_if_it_had_not(
+    tmp_path: Path, cosine: float, rest: bytes, killed: bool
+) -> None:
+    async with Kept(tmp_path / "a").running() as desk:
+        session = named(desk)
+        await waiting(desk, session)
+        await session.settled()
+        async with desk.killed(tmp_path / "b") as other:
+            at = other if killed else desk
+            at.source.judge = finding(cosine)
+            if not killed:
+                desk.manager.leave(HERE)
+                desk.port.run()
+            back = await reopened(at)
+            assert await resumed(at, back, TOLD, b"One.") == rest
+            assert back.metadata()["stop_reason"] == ("eos" if rest else "similarity")
+            assert back.turn is not None and bytes(back.turn.text) == b"One." + rest
+
+
+@pytest.mark.parametrize(("cosine", "rest"), [(0.9, b""), (0.1, b" ")])
+async def test_a_turn_whose_last_token_is_there_waits_for_the_judgement_all_the_same(
+    tmp_path: Path, cosine: float, rest: bytes
+) -> None:
+    async with Kept(tmp_path).running() as desk:
+        await waiting(desk, named(desk), **{"n-predict": len(TOLD)})
+        desk.manager.leave(HERE)
+        desk.port.run()
+        desk.source.judge = finding(cosine)
+        session = await reopened(desk)
+        assert await resumed(desk, session, TOLD, b"One.") == rest
+        assert session.metadata()["stop_reason"] == ("length" if rest else "similarity")
+
+
+async def test_a_chat_goes_on_after_the_text_that_was_told() -> None:
+    desk = Desk()
+    desk.source.judge = finding(0.9)
+    session = opened(desk)
+    session.set_options({"stop-similarity": "a text"})
+    await session.add_messages([{"role": "user", "content": TEXT.decode()}])
+    turn = await session.start(TurnOptions())
+    desk.port.run()
+    await session.finish(turn)
+    await session.add_messages([{"role": "user", "content": "Next. And on"}])
+    assert session.messages[1] == {"role": "assistant", "content": "One."}
+    turn = await session.start(TurnOptions())
+    desk.port.run()
+    await session.finish(turn)
+    assert session.output(0) == b"Next."
+
+
+async def test_a_branch_has_the_condition_too() -> None:
+    desk = Desk()
+    desk.source.judge = finding(0.9)
+    trunk = opened(desk)
+    trunk.set_options({"stop-similarity": "a text"})
+    await trunk.set_input(TEXT)
+    [branch] = desk.manager.fork(HERE, trunk, 1)
+    turn = await branch.start(TurnOptions())
+    desk.port.run()
+    await branch.finish(turn)
+    assert branch.output(0) == b"One."
+
+
+async def test_a_judgement_that_comes_after_the_end_changes_nothing() -> None:
+    desk, told = Desk(), []
+    session = opened(desk)
+    desk.source.judge = lambda _, tell: told.append(tell)
+    session.set_options({"stop-similarity": "a text"})
+    await session.set_input(TEXT)
+    await session.start(TurnOptions())
+    desk.port.run()
+    session.cancel()
+    desk.port.run()
+    [tell] = told
+    tell(Similarity(0.9))
+    assert desk.port.commands == []
+    assert session.metadata()["stop_reason"] == "Cancelled"
+    assert session.output(0) == b"One."

@@ -1,0 +1,78 @@
+"""What ends a turn, where its session is left, or its daemon killed, and it is resumed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from inferd.sessions import Session, TurnOptions
+from tests.sessions.journal.test_journal import Kept, named, reopened, resumed
+from tests.sessions.session.test_sessions import HERE
+
+TEXT = b"ab!cd!efgh"
+SURPRISED = {"stop-surprise": 3.9, "stop-surprise-window": 5}
+"""Two exclamation marks among five tokens."""
+
+
+async def begun(desk: Kept, **options: object) -> Session:
+    """Return a session of whose turn four tokens were told, an exclamation mark with them."""
+    desk.port.bench.model.options.surprising = "!"
+    session = named(desk)
+    await session.set_input(TEXT)
+    await session.start(TurnOptions(credit=4, options=SURPRISED | options))
+    desk.port.run()
+    return session
+
+
+async def gone_on(desk: Kept, seen: bytes) -> tuple[bytes, str, str]:
+    """Return what a turn tells that is resumed, and why it ends."""
+    desk.port.bench.model.options.surprising = "!"
+    session = await reopened(desk)
+    told = await resumed(desk, session, seen, seen)
+    metadata = session.metadata()
+    return told, metadata["stop_reason"], metadata["stop_detail"]
+
+
+@pytest.mark.asyncio
+async def test_a_turn_whose_session_was_left_remembers_how_surprising_it_was(
+    tmp_path: Path,
+) -> None:
+    async with Kept(tmp_path).running() as desk:
+        await begun(desk)
+        desk.manager.leave(HERE)
+        desk.port.run()
+        assert await gone_on(desk, b"ab!c") == (b"d!", "surprise", "4.000")
+
+
+@pytest.mark.asyncio
+async def test_a_turn_whose_daemon_was_killed_remembers_how_surprising_it_was(
+    tmp_path: Path,
+) -> None:
+    async with Kept(tmp_path / "a").running() as desk:
+        session = await begun(desk)
+        await session.settled()
+        async with desk.killed(tmp_path / "b") as other:
+            assert await gone_on(other, b"ab!c") == (b"d!", "surprise", "4.000")
+
+
+@pytest.mark.asyncio
+async def test_tokens_that_only_the_reader_has_are_left_out_of_the_surprise(tmp_path: Path) -> None:
+    async with Kept(tmp_path).running() as desk:
+        await begun(desk)
+        desk.manager.leave(HERE)
+        desk.port.run()
+        assert (await gone_on(desk, b"ab!cd!"))[:2] == (b"efgh", "eos")
+
+
+@pytest.mark.asyncio
+async def test_the_metadata_tell_which_pattern_ended_a_turn(tmp_path: Path) -> None:
+    async with Kept(tmp_path).running() as desk:
+        session = named(desk)
+        await session.set_input(TEXT)
+        turn = await session.start(TurnOptions(options={"stop-patterns": "c.!"}))
+        desk.port.run()
+        await session.finish(turn)
+        metadata = session.metadata()
+        assert (metadata["stop_reason"], metadata["stop_detail"]) == ("pattern", "c.!")
+        assert session.output(0) == b"ab!"
