@@ -15,7 +15,7 @@ from collections import defaultdict
 from typing import Any, cast
 
 from inferd.backends import Model, ModelSpec, Sampler, SamplingParams, load_model
-from inferd.backends.llama.sampling.chain import chain as sampling
+from inferd.backends.llama.sampling import chain as sampling
 from inferd.scheduler import Engine
 from inferd.scheduler import messages as m
 from tools.get_models import MODELS_DIR, SOURCES

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from inferd.backends.echo.model.model import EchoOptions
+from inferd.backends.echo.model import EchoOptions
 
 __all__ = ("echo_model",)
 

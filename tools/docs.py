@@ -6,11 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-from inferd.daemon.config.settings.settings_page import page as settings_page
-from inferd.daemon.config.settings.settings_schema import config_schema
-
-from inferd.backends.params.params_page import json_schema, page
+from inferd.backends.params.parameters_page import json_schema, page
 from inferd.daemon.cli.help.man_pages import man_pages
+from inferd.daemon.config.settings_page import page as settings_page
+from inferd.daemon.config.settings_schema import config_schema
 from inferd.daemon.metrics.metrics_page import page as metrics_page
 
 __all__ = ("pages",)

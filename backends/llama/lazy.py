@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from ..errors import InvalidArgument
 from ..incremental_regex import Matcher, byte_size
 from ..params import SamplingParams
-from ..params.stopping_params import trigger_pattern
+from ..params.stop_options import trigger_pattern
 from .grammar import Grammar
 from .sampling.samplers import Prototypes
 from .text.vocab import Vocab

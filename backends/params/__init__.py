@@ -2,8 +2,8 @@
 
 from .ignored_keys import OUTSIDE
 from .reading import Options, nearest, parse_json_options, read_options
-from .sampling_params import SamplingParams, sampling_params, settle
-from .stopping_params import StoppingParams, stopping_params
+from .sampler_options import SamplingParams, sampling_params, settle
+from .stop_options import StoppingParams, stopping_params
 from .table import BY_NAME, BY_SPELLING, PARAMETERS, SAMPLERS, Kind, Level, Parameter
 
 __all__ = (

@@ -13,7 +13,7 @@ import msgspec
 
 from ..errors import InvalidArgument, InvalidEncoding
 from .adapter_scales import read_scales
-from .chat_params import read_arguments, read_choice, read_tools
+from .chat_options import read_arguments, read_choice, read_tools
 from .ignored_keys import OUTSIDE
 from .stop_forms import FORMS, read_triggers
 from .table import BY_NAME, BY_SPELLING, SAMPLERS, TENSOR_SPLIT_MAX, Kind, Level, Parameter

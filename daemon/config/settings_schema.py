@@ -17,7 +17,7 @@ import msgspec
 from ...backends.adapter_keys import ADAPTERS_MAX, SCALE_MAX
 from ...backends.echo.model import EchoOptions
 from ...backends.params import PARAMETERS
-from ...backends.params.params_page import json_schema as parameters_schema
+from ...backends.params.parameters_page import json_schema as parameters_schema
 from ..metrics.listen_address import PORT_MAX, Address
 from ..traces.target import TEXT_CHARACTERS_MAX, Target
 from .access_settings import (

@@ -9,12 +9,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from inferd.backends.llama.sampling.chain.samplers import Prototypes
 from llama_cpp import llama_cpp as lib
 
 from inferd.backends import SamplingParams
 from inferd.backends.llama.grammar import Grammar
 from inferd.backends.llama.llama_log import capture
+from inferd.backends.llama.sampling.samplers import Prototypes
 from inferd.backends.llama.text.vocab import Vocab
 
 __all__ = ("Walker", "vocabulary")

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from inferd.daemon.config.settings.settings import load_config
 
 from bench import report, saving
 from bench.daemon import configuration
@@ -13,6 +12,7 @@ from bench.runs import Run
 from bench.scenarios import SCENARIOS, decode, long_prompt, sampling, sessions, swap, urgent
 from bench.scenarios.base import Scenario, Work
 from bench.streams import Stream
+from inferd.daemon.config.settings import load_config
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS.values(), ids=lambda s: s.name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import stat
 from pathlib import Path
 
-from inferd.daemon.service.status.install import CONFIG
+from inferd.daemon.service.install import CONFIG
 
 from .machine import BootedMachine
 from .service import SOCKET, BootedService

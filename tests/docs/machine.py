@@ -16,8 +16,8 @@ import sys
 from pathlib import Path
 
 import msgspec
-from inferd.daemon.service.status.install import executable
 
+from inferd.daemon.service.install import executable
 from tests.daemon.manager import Manager
 from tests.daemon.service.test_socket_activation import LAUNCH
 from tests.daemon.systemd_tools import directives, make_folders, run_tool

@@ -8,11 +8,11 @@ import re
 from pathlib import Path
 
 import pytest
-from inferd.daemon.access.rights.rights import NEEDS
-from inferd.daemon.access.rights.rules import MEMBER, OPERATOR, Rights, rights_of
-from inferd.daemon.config.settings.access_settings import CLASSES, Right
-from inferd.daemon.config.settings.settings import Config, load_config
 
+from inferd.daemon.access.rights import NEEDS
+from inferd.daemon.access.rules import MEMBER, OPERATOR, Rights, rights_of
+from inferd.daemon.config.access_settings import CLASSES, Right
+from inferd.daemon.config.settings import Config, load_config
 from tests.daemon.systemd_tools import SYSTEMD, directives
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"

@@ -10,12 +10,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from inferd.daemon.config.settings.log_levels import ROOMS
-from inferd.daemon.service.status.status import END_S_MAX, START_S_MAX
-from inferd.daemon.workers.worker.hang_detector import KILLED_S
 
 from inferd import Cancelled, Client
 from inferd.backends.library_log import LINES_MAX, REPEAT_S, WINDOW_S
+from inferd.daemon.config.log_levels import ROOMS
+from inferd.daemon.service.status import END_S_MAX, START_S_MAX
+from inferd.daemon.workers.hang_detector import KILLED_S
 from tests.daemon.systemd_tools import SYSTEMD, directives
 from tests.models import smollm2
 

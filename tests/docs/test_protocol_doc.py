@@ -14,12 +14,12 @@ from typing import Any
 
 import msgspec
 import pytest
-from inferd.daemon.config.settings.settings import Config
 
 import inferd.daemon.calls
 import inferd.ipc
 import inferd.sessions
 from inferd.backends.errors import ERRORS_BY_NAME, InferdError
+from inferd.daemon.config.settings import Config
 from inferd.ipc import messages as w
 from inferd.sessions import Ledger, ModelSource, Port, Session
 from inferd.sessions.turns.sentence_checks import Comparison, Similarity

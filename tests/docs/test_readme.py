@@ -9,8 +9,8 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from inferd.daemon.config.settings.settings import SETTINGS, load_config
 
+from inferd.daemon.config.settings import SETTINGS, load_config
 from inferd.testing import running_daemon
 from tests.models import smollm2
 

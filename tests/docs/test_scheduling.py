@@ -6,9 +6,9 @@ import re
 from pathlib import Path
 
 import msgspec
-from inferd.daemon.config.settings.settings import SETTINGS, Config
 
 from inferd.backends.params import PARAMETERS
+from inferd.daemon.config.settings import SETTINGS, Config
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "scheduling.md").read_text()
 ROW = re.compile(r"^\| `([\w-]+)`(?: \((?:model|request)\))? \| ([^|]+) \|", re.MULTILINE)

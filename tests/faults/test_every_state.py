@@ -1,8 +1,8 @@
 """A worker and the daemon are killed in every state that the tables have: what was promised holds,
 and nothing is left behind.
 
-The states come from `sessions/table.py` and `daemon/models/model.py`: one that nobody has written a way
-to here fails `test_there_is_a_way_to_every_state`.
+The states come from `sessions/table.py` and `daemon/models/model.py`: one that nobody has written a
+way to here fails `test_there_is_a_way_to_every_state`.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from typing import Any
 
 import psutil
 import pytest
-from inferd.daemon.models.model.model import ModelState
 
 from inferd.backends.errors import InferdError, InvalidArgument, LoadFailed, SessionBusy
+from inferd.daemon.models.model import ModelState
 from inferd.sessions.table import ACTIVE, State
 from inferd.testing import RunningDaemon, running_daemon
 from tests.echo import echo_model

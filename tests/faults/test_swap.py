@@ -13,7 +13,6 @@ from typing import Any
 
 import anyio
 import pytest
-from inferd.daemon.models.model.swap import Mode
 
 from inferd import AsyncClient, AsyncSession
 from inferd.backends.errors import (
@@ -25,6 +24,7 @@ from inferd.backends.errors import (
     OutOfMemory,
     UnsupportedOperation,
 )
+from inferd.daemon.models.swap import Mode
 from inferd.testing import RunningDaemon, running_daemon
 from tests.echo import echo_model
 from tests.faults.test_worker_death import workers_of

@@ -17,12 +17,12 @@ import anyio
 import anyio.abc
 import msgspec
 import pytest
-from inferd.ipc.client.client.connection.inflight import K
-from inferd.ipc.client.client.streams.streams import AsyncStream, Turn
 
 from inferd import AsyncClient
 from inferd.backends.errors import EndOfSequence, InferdError
 from inferd.ipc import messages as w
+from inferd.ipc.client.connection.inflight import K
+from inferd.ipc.client.streams.streams import AsyncStream, Turn
 from inferd.ipc.payloads import encode
 from inferd.testing import RunningDaemon, running_daemon
 from tests.raw import Closed, RawClient

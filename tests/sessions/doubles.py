@@ -7,11 +7,11 @@ from itertools import count
 from typing import Any
 
 import anyio
-from inferd.scheduler.engine.engine.tokenizing import rest_of
 
 from inferd.backends import AdapterInfo, AdapterSpec, ModelInfo, Rendering
 from inferd.backends.base import PLAIN
 from inferd.scheduler import messages as m
+from inferd.scheduler.engine.tokenizing import rest_of
 from inferd.sessions import Ledger, SessionManager
 from inferd.sessions.turn import Turn
 from inferd.sessions.turns.sentence_checks import Comparison, Judge, Similarity, nobody

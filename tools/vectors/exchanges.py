@@ -5,12 +5,11 @@ from __future__ import annotations
 from array import array
 from typing import Any
 
-from inferd.backends.echo.model.embedding import EMBEDDING_SIZE, echo_rows
-from inferd.sessions.session.session.embedding_output import embedding_json
-
+from inferd.backends.echo.embedding import EMBEDDING_SIZE, echo_rows
 from inferd.backends.errors import EndOfSequence
 from inferd.ipc import messages as w
 from inferd.scheduler.messages import Embedded
+from inferd.sessions.session.embedding_output import embedding_json
 
 from .exchange import Exchange
 

@@ -1,8 +1,8 @@
 """What the engine says of itself and of model files, told by a process of its own: a library that
 was built for another CPU ends the process that loads it.
 
-`python -m inferd.daemon.doctor.checks.engine_child` reads a JSON list of paths from standard input. Standard
-output gets one JSON object a line: first the engine's, then one for each path.
+`python -m inferd.daemon.doctor.checks.engine_child` reads a JSON list of paths from standard input.
+Standard output gets one JSON object a line: first the engine's, then one for each path.
 """
 
 from __future__ import annotations

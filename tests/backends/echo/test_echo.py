@@ -6,10 +6,10 @@ What it makes believe is compared with the tiny models that have such a memory.
 from __future__ import annotations
 
 import pytest
-from inferd.backends.echo.model.model import EchoModel, EchoOptions
 
 from inferd.backends import Chunk, Model, ModelSpec
 from inferd.backends.base import Memory
+from inferd.backends.echo.model import EchoModel, EchoOptions
 from inferd.backends.errors import BackendError, InvalidArgument, KvFull, UnsupportedOperation
 from inferd.backends.llama.model import LlamaModel
 from tests.backends.driving import GREEDY, generate, go_on, prefill

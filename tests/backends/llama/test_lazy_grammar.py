@@ -7,12 +7,12 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pytest
-from inferd.backends.llama.sampling.chain.chain import LlamaSampler
 
 from inferd.backends import ModelSpec, SamplingParams
 from inferd.backends.errors import InvalidArgument
 from inferd.backends.llama import load_llama
 from inferd.backends.llama.model import LlamaModel
+from inferd.backends.llama.sampling.chain import LlamaSampler
 from inferd.backends.params import StoppingParams
 from inferd.scheduler import Engine
 from inferd.scheduler import messages as m

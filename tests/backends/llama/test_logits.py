@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from inferd.backends.llama.sampling.chain.chain import Candidates, LlamaSampler
-from inferd.backends.llama.sampling.chain.logits import COLUMNS, LIKELY_MAX, before_sampling, likely
-from inferd.backends.llama.sampling.chain.samplers import Prototypes
 from numpy.typing import NDArray
 
 from inferd.backends import SamplingParams
+from inferd.backends.llama.sampling.chain import Candidates, LlamaSampler
+from inferd.backends.llama.sampling.logits import COLUMNS, LIKELY_MAX, before_sampling, likely
+from inferd.backends.llama.sampling.samplers import Prototypes
 from inferd.backends.llama.text.vocab import Vocab
 from tests.backends.walking import vocabulary
 from tests.models import smollm2

@@ -8,13 +8,13 @@ from pathlib import Path
 import gguf
 import numpy as np
 import pytest
-from inferd.backends.llama.sampling.chain.samplers import PROTOTYPES
 from numpy.typing import NDArray
 
 from inferd.backends import ModelSpec, SamplingParams
 from inferd.backends.errors import InvalidArgument
 from inferd.backends.llama import load_llama
 from inferd.backends.llama.model import LlamaModel
+from inferd.backends.llama.sampling.samplers import PROTOTYPES
 from tests import tiny_gguf
 from tests.backends.driving import prefill
 

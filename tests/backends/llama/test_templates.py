@@ -13,7 +13,7 @@ from inferd.backends import ModelSpec, Rendering, load_model
 from inferd.backends.errors import InferdError, InvalidArgument, LoadFailed
 from inferd.backends.llama.text.template import SOURCE_BYTES_MAX, ChatTemplate, configured_source
 from inferd.backends.params import read_options
-from inferd.backends.params.chat_params import (
+from inferd.backends.params.chat_options import (
     ARGUMENTS_BYTES_MAX,
     ARGUMENTS_MAX,
     DEPTH_MAX,

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from inferd.backends.llama.sampling.chain.samplers import seed_of
 
 from inferd.backends import Model, ModelSpec, SamplingParams, load_model
 from inferd.backends.errors import BackendError, InvalidArgument, TooLarge, UnsupportedOperation
 from inferd.backends.llama import load_llama
 from inferd.backends.llama.model import LlamaModel
+from inferd.backends.llama.sampling.samplers import seed_of
 from inferd.backends.llama.text.template import ChatTemplate
 from tests.backends.driving import DRAWN, GREEDY, generate, prefill
 from tests.models import gemma3

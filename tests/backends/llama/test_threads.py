@@ -14,9 +14,8 @@ from llama_cpp import llama_cpp as lib
 from inferd.backends import Chunk
 from inferd.backends.llama import threads
 from inferd.backends.llama.threads import ComputeThreads
+from tests.backends.tiny import Bare, load_tiny, tokens_of
 from tests.tiny_gguf import write_tiny
-
-from ..tiny import Bare, load_tiny, tokens_of
 
 
 @pytest.fixture

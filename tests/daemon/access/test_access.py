@@ -15,7 +15,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from inferd.ipc.server.server.listener import UnixListener
 
 from inferd.backends.errors import (
     Cancelled,
@@ -26,6 +25,7 @@ from inferd.backends.errors import (
 )
 from inferd.daemon.cli.exit_codes import exit_code
 from inferd.daemon.cli.options import EXIT_BUSY
+from inferd.ipc.server.listener import UnixListener
 from inferd.testing import RunningDaemon, running_daemon
 from tests.daemon.manager import Manager, manager_of
 from tests.daemon.other_users import ADA, BOB, as_user, client_of, daemon_for_all

@@ -6,16 +6,15 @@ from itertools import chain, combinations
 from typing import Any, get_args
 
 import pytest
-from inferd.daemon.access.rights.rights import NEEDS, Access, right_for
-from inferd.daemon.access.rights.rules import MEANINGS, MEMBER, OPERATOR, rights_of
-from inferd.daemon.config.settings.access_settings import CLASSES, Right, Rule
 
+from inferd.daemon.access.rights import NEEDS, Access, right_for
+from inferd.daemon.access.rules import MEANINGS, MEMBER, OPERATOR, rights_of
+from inferd.daemon.config.access_settings import CLASSES, Right, Rule
 from inferd.ipc import Priority
 from inferd.ipc.messages import CALLS, QueueParams, SessionsParams
 from inferd.scheduler import PRIORITIES
 from inferd.sessions import Quota
-
-from ..other_users import Stranger
+from tests.daemon.other_users import Stranger
 
 ROOT, OWN, ADA, BOB = 0, 990, 1000, 1001
 STAFF, GUESTS, OTHER = 50, 60, 70

@@ -10,11 +10,11 @@ from typing import Any
 import anyio
 import anyio.to_thread
 import pytest
-from inferd.ipc.server.server.server import Connection, Request, Server
 
 from inferd.backends.errors import InferdError, PermissionDenied
 from inferd.daemon.users import Users
 from inferd.ipc.messages import PROTOCOL_VERSION, Limits, ServerHello
+from inferd.ipc.server.server import Connection, Request, Server
 from inferd.testing import running_daemon
 from tests.raw import RawClient
 

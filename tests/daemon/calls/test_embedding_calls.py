@@ -11,9 +11,9 @@ from collections.abc import Iterator
 import anyio
 import psutil
 import pytest
-from inferd.backends.echo.model.embedding import EMBEDDING_SIZE, echo_rows
 
 from inferd import AsyncClient, Client
+from inferd.backends.echo.embedding import EMBEDDING_SIZE, echo_rows
 from inferd.backends.embedder import normalized
 from inferd.backends.errors import (
     Busy,
@@ -28,11 +28,10 @@ from inferd.backends.errors import (
 )
 from inferd.ipc.messages import EMBED_TEXTS_MAX
 from inferd.testing import RunningDaemon, running_daemon
+from tests.daemon.command_line import document, inferd
 from tests.echo import echo_model
 from tests.raw import RawClient
 from tests.tiny_gguf import write_tiny
-
-from ..command_line import document, inferd
 
 CONFIG = "[defaults]\nctx-size = 4096\n"
 CONFIG += echo_model("slow", step_ms=50) + echo_model("fragile", step_ms=5, abort_on="die now")

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from inferd.sessions.session.session.outputs import _probabilities
 
 from inferd import Client
 from inferd.backends import SamplingParams
 from inferd.backends.errors import InvalidArgument
 from inferd.scheduler import messages as m
+from inferd.sessions.session.outputs import _probabilities
 from inferd.sessions.turn import PROBABILITIES_MAX, Turn
 from tests.raw import RawClient
 

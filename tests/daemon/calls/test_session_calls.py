@@ -10,7 +10,6 @@ from typing import Any
 
 import anyio
 import pytest
-from inferd.daemon.config.settings.settings import Config
 
 from inferd import Client, QueueEvent
 from inferd.backends.errors import (
@@ -20,6 +19,7 @@ from inferd.backends.errors import (
     SessionBusy,
     ShuttingDown,
 )
+from inferd.daemon.config.settings import Config
 from inferd.daemon.core import Daemon
 from inferd.ipc.messages import CREDIT_MAX, QueueParams
 from inferd.testing import RunningDaemon, running_daemon

@@ -18,8 +18,7 @@ from inferd import Client
 from inferd.backends.params import PARAMETERS
 from inferd.daemon.cli.help.completion import ASK_S_MAX
 from inferd.testing import running_daemon
-
-from ..command_line import Terminal, terminal_of
+from tests.daemon.command_line import Terminal, terminal_of
 
 NOWHERE = "/nonexistent/inferd.sock"
 

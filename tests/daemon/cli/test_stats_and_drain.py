@@ -7,10 +7,9 @@ from typing import Any
 from inferd.daemon.cli.monitoring.metric_sums import Figures
 from inferd.daemon.cli.monitoring.stats import sections
 from inferd.testing import running_daemon
+from tests.daemon.command_line import document, inferd, inferd_process
 from tests.daemon.metrics.scraping import figures_of, until
 from tests.raw import RawClient
-
-from ..command_line import document, inferd, inferd_process
 
 SLOW = """
 [models.slow]

@@ -9,8 +9,8 @@ import pytest
 from inferd import Client
 from inferd.daemon.cli.monitoring.top.view import TASKS, Rates, Row, Sample, frame_of
 from inferd.testing import running_daemon
+from tests.daemon.command_line import document, inferd, inferd_process
 
-from ..command_line import document, inferd, inferd_process
 from .top_samples import model, sample, session, task
 
 SLOW = """

@@ -22,11 +22,11 @@ from inferd.backends.errors import Cancelled, PermissionDenied, WorkerCrashed
 from inferd.daemon.cli.monitoring.top.screen import Table, Top
 from inferd.daemon.cli.monitoring.top.view import MODELS, SESSIONS, TASKS, Panel, Sample, frame_of
 from inferd.testing import RunningDaemon, running_daemon
+from tests.daemon.command_line import on_terminal
 from tests.echo import echo_model
 from tests.ipc.fake_server import Answer, Exchange, FakeServer, fake_server
 from tests.raw import RawClient
 
-from ..command_line import on_terminal
 from .top_samples import model, sample, session, task
 
 CONFIG = "[daemon]\nquantum-tokens = 100000\n" + echo_model("slow", slots=1, step_ms=10)

@@ -14,10 +14,9 @@ import pytest
 from inferd import __version__
 from inferd.ipc import Client
 from inferd.testing import RunningDaemon, running_daemon
+from tests.daemon.command_line import document, inferd, inferd_process, on_terminal
 from tests.echo import echo_model
 from tests.tiny_gguf import write_tiny
-
-from ..command_line import document, inferd, inferd_process, on_terminal
 
 CONFIG = echo_model("slow", slots=2, step_ms=20) + echo_model("slower", step_ms=200)
 CONFIG += echo_model("heavy", load_ms=300)

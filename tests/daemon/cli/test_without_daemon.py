@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 import typer
 import typer.main
-from inferd.daemon.config.settings.settings import ConfigError
 from typer.core import TyperGroup
 
 from inferd import __version__
@@ -20,9 +19,9 @@ from inferd.daemon.cli import app
 from inferd.daemon.cli.exit_codes import exit_code
 from inferd.daemon.cli.options import read_pairs
 from inferd.daemon.cli.output import printable, time_text
+from inferd.daemon.config.settings import ConfigError
 from inferd.daemon.residency.sizes import size_text
-
-from ..command_line import document, inferd
+from tests.daemon.command_line import document, inferd
 
 MODEL = struct.pack("<4sIQQ", b"GGUF", 3, 1, 2) + bytes(100)
 COMMANDS = {

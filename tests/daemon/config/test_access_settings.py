@@ -8,16 +8,16 @@ import pwd
 from pathlib import Path
 
 import pytest
-from inferd.daemon.config.settings.access_settings import (
+
+from inferd.daemon.config.access_settings import (
     ACCESS_KEYS,
     NAMES_MAX,
     RULES_MAX,
     Right,
     Rule,
 )
-from inferd.daemon.config.settings.settings import Config, ConfigError, load_config
-from inferd.daemon.config.settings.socket_settings import group_default, parse_mode
-
+from inferd.daemon.config.settings import Config, ConfigError, load_config
+from inferd.daemon.config.socket_settings import group_default, parse_mode
 from inferd.ipc.paths import SYSTEM_SOCKET
 
 ROOT = pwd.getpwuid(0).pw_name

@@ -12,21 +12,21 @@ from typing import Any
 
 import jsonschema
 import pytest
-from inferd.daemon.access.rights.rules import rights_of
-from inferd.daemon.config.settings.access_settings import ACCESS_KEYS
-from inferd.daemon.config.settings.settings import SETTINGS, load_config
-from inferd.daemon.config.settings.settings_schema import config_schema
-from inferd.daemon.config.settings.show import in_force, toml_of
 
 from inferd.backends.adapter_keys import ADAPTERS_MAX
+from inferd.daemon.access.rules import rights_of
+from inferd.daemon.config.access_settings import ACCESS_KEYS
+from inferd.daemon.config.settings import SETTINGS, load_config
+from inferd.daemon.config.settings_schema import config_schema
+from inferd.daemon.config.show import in_force, toml_of
+from tests.daemon.command_line import document, inferd
 
-from ..command_line import document, inferd
 from .test_settings import (
     test_an_adapter_that_cannot_be_is_named,
     test_one_wrong_thing_is_named,
 )
 
-README = (Path(__file__).resolve().parents[2] / "README.md").read_text()
+README = (Path(__file__).resolve().parents[3] / "README.md").read_text()
 SCHEMA = jsonschema.Draft202012Validator(config_schema())
 RICH = r"""
 [daemon]

@@ -6,8 +6,9 @@ import os
 from pathlib import Path
 
 import pytest
-from inferd.daemon.config.settings.confinement import check_beneath
-from inferd.daemon.config.settings.settings import ConfigError, load_config
+
+from inferd.daemon.config.confinement import check_beneath
+from inferd.daemon.config.settings import ConfigError, load_config
 
 NAMED = {
     "file": '[models.m]\nfile = "{}"',

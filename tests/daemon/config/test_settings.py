@@ -6,8 +6,11 @@ import pickle
 from pathlib import Path
 
 import pytest
-from inferd.daemon.config.settings.model_settings import AdapterConfig
-from inferd.daemon.config.settings.settings import (
+
+from inferd.backends.adapter_keys import ADAPTERS_MAX
+from inferd.backends.errors import InvalidArgument
+from inferd.daemon.config.model_settings import AdapterConfig
+from inferd.daemon.config.settings import (
     SETTINGS,
     Config,
     ConfigError,
@@ -16,9 +19,6 @@ from inferd.daemon.config.settings.settings import (
     load_config,
     memory_usable,
 )
-
-from inferd.backends.adapter_keys import ADAPTERS_MAX
-from inferd.backends.errors import InvalidArgument
 
 FROM_THE_MACHINE = ("cores", "kv-ram-bytes")
 """Settings that are looked up where they are 0."""

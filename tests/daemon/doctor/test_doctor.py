@@ -22,10 +22,9 @@ from inferd.daemon.doctor.checks.units import Units
 from inferd.daemon.doctor.examination import Facts, _socket, check_all
 from inferd.daemon.doctor.report import write_new
 from inferd.testing import running_daemon
+from tests.daemon.command_line import document, inferd
+from tests.daemon.other_users import ADA, as_user
 from tests.tiny_gguf import write_tiny
-
-from ..command_line import document, inferd
-from ..other_users import ADA, as_user
 
 NOWHERE = "/nonexistent/inferd.sock"
 SECRET = "the moon is made of cheese"

@@ -12,11 +12,10 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from inferd.daemon.config.settings.settings import Config, load_config
-from inferd.daemon.service.status.install import Service, Write, install_plan
 
 from inferd.backends.base import Device
 from inferd.backends.engine_build import LLAMA_COMMIT
+from inferd.daemon.config.settings import Config, load_config
 from inferd.daemon.doctor.checks import configuration as settings
 from inferd.daemon.doctor.checks import connection_check as reach
 from inferd.daemon.doctor.checks import engine_packages as engine
@@ -34,6 +33,7 @@ from inferd.daemon.doctor.checks.accounts import (
 )
 from inferd.daemon.doctor.finding import Finding, fail, ok, warn, worst
 from inferd.daemon.doctor.time_limits import Look, Unseen
+from inferd.daemon.service.install import Service, Write, install_plan
 from tests.tiny_gguf import write_split, write_tiny
 
 GIB = 1 << 30

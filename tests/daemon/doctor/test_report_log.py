@@ -9,10 +9,10 @@ from typing import Any
 
 import msgspec
 import pytest
-from inferd.daemon.config.settings.settings import load_config
 
 from inferd import Client
 from inferd.backends.errors import WorkerCrashed
+from inferd.daemon.config.settings import load_config
 from inferd.daemon.doctor import report_log as doctor_log
 from inferd.daemon.doctor.checks.units import Units
 from inferd.daemon.doctor.report_log import (
@@ -29,8 +29,7 @@ from inferd.daemon.doctor.report_log import (
 )
 from inferd.daemon.doctor.time_limits import Look, Unseen
 from inferd.testing import running_daemon
-
-from ..command_line import inferd
+from tests.daemon.command_line import inferd
 
 SECRET = "zebra7f3a"
 DIARY = "my-very-own-diary"

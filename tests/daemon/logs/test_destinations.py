@@ -13,18 +13,17 @@ from typing import Any
 
 import msgspec
 import pytest
-from inferd.daemon.logs.setup.log_file import LogFile
-from inferd.daemon.logs.setup.setup import _console, is_journal, journal_of
-from inferd.daemon.logs.setup.stderr import StandardError
 
 from inferd import Client
+from inferd.daemon.logs.log_file import LogFile
+from inferd.daemon.logs.setup import _console, is_journal, journal_of
+from inferd.daemon.logs.stderr import StandardError
 from inferd.testing import RunningDaemon, running_daemon
 from tests.daemon.command_line import inferd, inferd_process, on_terminal
-
-from ..log_events import until
-from ..manager import manager_of, serving
-from ..service.test_components import check, limit, part
-from ..service.test_reload import reload
+from tests.daemon.log_events import until
+from tests.daemon.manager import manager_of, serving
+from tests.daemon.service.test_components import check, limit, part
+from tests.daemon.service.test_reload import reload
 
 CONFIG = "[daemon]\nlog-file = 'logs/inferd.log'\n"
 """Relative to the file, as all paths in it."""

@@ -18,27 +18,26 @@ from typing import Any
 import anyio
 import anyio.lowlevel
 import pytest
-from inferd.daemon.config.settings.log_levels import ROOMS
-from inferd.daemon.config.settings.settings import Config, ConfigError, load_config
-from inferd.daemon.logs.setup.setup import Library, Logs
-from inferd.daemon.workers.worker.worker_stderr import GATHER_S, WorkerLines, cut_quotes
 from structlog.testing import capture_logs
 
 from inferd import Client
 from inferd.backends.errors import BackendError, InferdError, InvalidArgument, PermissionDenied
 from inferd.backends.library_log import LEVELS, LibraryLog
+from inferd.daemon.config.log_levels import ROOMS
+from inferd.daemon.config.settings import Config, ConfigError, load_config
 from inferd.daemon.core import Daemon
+from inferd.daemon.logs.setup import Library, Logs
+from inferd.daemon.workers.worker_stderr import GATHER_S, WorkerLines, cut_quotes
 from inferd.ipc.messages import LogLevelParams
 from inferd.scheduler.recording.engine_log import TEXT_CHARACTERS_MAX
 from inferd.testing import RunningDaemon, running_daemon
 from tests.daemon.command_line import document, inferd
+from tests.daemon.log_events import JSON, Event, events, named, until
+from tests.daemon.other_users import Stranger
+from tests.daemon.service.test_reload import managed, reload
 from tests.models import smollm2
 from tests.raw import Closed, RawClient
 from tests.tiny_gguf import write_tiny
-
-from ..log_events import JSON, Event, events, named, until
-from ..other_users import Stranger
-from ..service.test_reload import managed, reload
 
 MODELS = """
 [models.fails]

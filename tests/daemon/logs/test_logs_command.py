@@ -18,8 +18,8 @@ from inferd.daemon.cli.operations.log_lines import last_lines, open_log
 from inferd.daemon.cli.operations.logs_command import shown
 from inferd.testing import RunningDaemon, running_daemon
 from tests.daemon.command_line import inferd, inferd_process
+from tests.daemon.manager import serving
 
-from ..manager import serving
 from .test_destinations import filed, journal_of_log, say
 
 JOURNALCTL = """#!/bin/sh

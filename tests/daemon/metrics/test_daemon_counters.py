@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from inferd.daemon.config.settings.settings import SETTINGS
 
 from inferd.backends.errors import (
     Busy,
@@ -16,6 +15,7 @@ from inferd.backends.errors import (
     SessionBusy,
     ShuttingDown,
 )
+from inferd.daemon.config.settings import SETTINGS
 from inferd.daemon.metrics.daemon_counters import (
     BOUNDS,
     MODELS_MAX,

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from inferd.daemon.config.settings.settings import ConfigError, load_config
 
+from inferd.daemon.config.settings import ConfigError, load_config
 from inferd.daemon.metrics.listen_address import Address, parse_address
 
 

@@ -11,9 +11,9 @@ import anyio.lowlevel
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from inferd.daemon.models.model.kv_index import GreedyDual, KvIndex, Place
 
 from inferd.backends.errors import BackendError
+from inferd.daemon.models.kv_index import GreedyDual, KvIndex, Place
 from inferd.scheduler.kv.files import KvFile, KvFiles, KvKey, Written
 from inferd.scheduler.messages import pack_tokens
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import anyio
 import pytest
-from inferd.daemon.config.settings.settings import Config
 
 from inferd import Client
 from inferd.backends.adapter_keys import ADAPTERS_MAX
@@ -24,16 +23,16 @@ from inferd.backends.errors import (
     PermissionDenied,
     UnsupportedOperation,
 )
+from inferd.daemon.config.settings import Config
 from inferd.daemon.core import Daemon
 from inferd.ipc.messages import AddAdapterParams, RemoveAdapterParams
 from inferd.testing import RunningDaemon, running_daemon
+from tests.daemon.command_line import document, inferd
+from tests.daemon.other_users import Stranger
 from tests.models import smollm2
 from tests.raw import RawClient
 from tests.tiny_gguf import write_tiny
 from tests.tiny_lora import matrices, write_lora
-
-from ..command_line import document, inferd
-from ..other_users import Stranger
 
 TEXT = "A Text that has Both"
 UPPER, LOWER = TEXT.upper(), TEXT.lower()

@@ -9,9 +9,12 @@ from typing import Any
 
 import pytest
 from anyio import create_task_group
-from inferd.daemon.config.settings.model_settings import ModelConfig
-from inferd.daemon.config.settings.settings import load_config
-from inferd.daemon.models.model.persisted import (
+
+from inferd import Client
+from inferd.backends.errors import LoadFailed
+from inferd.daemon.config.model_settings import ModelConfig
+from inferd.daemon.config.settings import load_config
+from inferd.daemon.models.persisted import (
     KEPT_FILE,
     KEPT_MAX,
     VERSION,
@@ -19,10 +22,7 @@ from inferd.daemon.models.model.persisted import (
     KeptModels,
     Taken,
 )
-from inferd.daemon.models.model.registry import Registry
-
-from inferd import Client
-from inferd.backends.errors import LoadFailed
+from inferd.daemon.models.registry import Registry
 from inferd.testing import RunningDaemon, running_daemon
 
 CONFIG = """

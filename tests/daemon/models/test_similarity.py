@@ -17,10 +17,9 @@ import pytest
 from inferd import Client
 from inferd.backends.errors import EndOfSequence, InvalidArgument
 from inferd.testing import RunningDaemon, running_daemon
+from tests.daemon.log_events import until
 from tests.echo import echo_model
 from tests.raw import RawClient
-
-from ..log_events import until
 
 CONFIG = """
 [defaults]

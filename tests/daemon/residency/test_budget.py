@@ -11,23 +11,22 @@ from typing import Any
 import anyio
 import psutil
 import pytest
-from inferd.daemon.config.settings.settings import Config
 
 from inferd.backends.errors import (
     LoadFailed,
     OutOfMemory,
     PermissionDenied,
 )
+from inferd.daemon.config.settings import Config
 from inferd.daemon.core import Daemon
 from inferd.ipc.messages import NameParams
 from inferd.testing import RunningDaemon, running_daemon
+from tests.daemon.command_line import document, inferd
+from tests.daemon.other_users import Stranger
 from tests.models import gemma3, smollm2
 from tests.raw import RawClient
 from tests.sparse_gguf import WEIGHT_BYTES_MIN, write_sparse
 from tests.tiny_gguf import write_split, write_tiny
-
-from ..command_line import document, inferd
-from ..other_users import Stranger
 
 BUDGET = 1000
 

@@ -12,10 +12,10 @@ from pathlib import Path
 import anyio
 import msgspec
 import pytest
-from inferd.daemon.config.settings.settings import load_config
-from inferd.daemon.models.model.registry import Registry
 
 from inferd.backends import Device, MemoryNeed, ModelSpec, Shape
+from inferd.daemon.config.settings import load_config
+from inferd.daemon.models.registry import Registry
 from inferd.daemon.residency.estimates import MODELS_MAX, SHAPES_MAX, Reckonings
 from inferd.daemon.residency.model_files import signature_of
 from inferd.scheduler import messages as m

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import psutil
 import pytest
-from inferd.daemon.models.model.failures import FailedLoads
 
 from inferd.backends import MemoryNeed, ModelSpec, Shape, reckon_model
 from inferd.backends.errors import InferdError, InvalidArgument, LoadFailed, OutOfMemory, Timeout
+from inferd.daemon.models.failures import FailedLoads
 from inferd.daemon.residency.fit import (
     Idle,
     available_bytes,

@@ -10,15 +10,14 @@ from typing import Any
 
 import anyio
 import pytest
-from inferd.daemon.models.model.persisted import KEPT_FILE
 
 from inferd import Client
 from inferd.daemon.components import PARTS, Parts
+from inferd.daemon.models.persisted import KEPT_FILE
 from inferd.testing import RunningDaemon, running_daemon
 from tests.daemon.command_line import inferd
+from tests.daemon.manager import manager_of, serving
 from tests.raw import RawClient
-
-from ..manager import manager_of, serving
 
 
 def part(daemon: RunningDaemon, name: str) -> dict[str, Any]:

@@ -7,12 +7,11 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from inferd.daemon.service.status.install import Service, check_reachable, executable, install_plan
 
 from inferd.backends.errors import InvalidArgument
-
-from ..command_line import document, inferd
-from ..systemd_tools import SYSTEMD, directives, run_tool
+from inferd.daemon.service.install import Service, check_reachable, executable, install_plan
+from tests.daemon.command_line import document, inferd
+from tests.daemon.systemd_tools import SYSTEMD, directives, run_tool
 
 SYSTEM_FILES = {
     "etc/sysusers.d/inferd.conf",

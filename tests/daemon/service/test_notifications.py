@@ -12,17 +12,16 @@ from pathlib import Path
 
 import psutil
 import pytest
-from inferd.daemon.service.status.status import STATUS_BYTES_MAX, Service, status_line
-from inferd.daemon.service.status.watchdog import feed_s, overdue
-from inferd.daemon.workers.worker.hang_detector import KILLED_S, Watch
 
 from inferd.daemon.components import Parts
+from inferd.daemon.service.status import STATUS_BYTES_MAX, Service, status_line
+from inferd.daemon.service.watchdog import feed_s, overdue
+from inferd.daemon.workers.hang_detector import KILLED_S, Watch
 from inferd.scheduler.recording.recorder import Doing, Recorder
 from inferd.testing import RunningDaemon, running_daemon
+from tests.daemon.manager import Manager, Message, manager_of, serving
 from tests.echo import echo_model
 from tests.raw import RawClient
-
-from ..manager import Manager, Message, manager_of, serving
 
 CONFIG = "[daemon]\nworker_hang_s = 1\n" + echo_model("m", slots=4, step_ms=2)
 CONFIG += echo_model("slow", load_ms=3000)

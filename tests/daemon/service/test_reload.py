@@ -11,7 +11,9 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from inferd.daemon.config.settings.settings import (
+
+from inferd.backends.errors import Busy, ModelNotFound
+from inferd.daemon.config.settings import (
     AT_ONCE,
     NEXT_LOAD,
     SETTINGS,
@@ -19,14 +21,11 @@ from inferd.daemon.config.settings.settings import (
     Config,
     applies,
 )
-from inferd.daemon.service.status.reload import merge
-
-from inferd.backends.errors import Busy, ModelNotFound
+from inferd.daemon.service.reload import merge
 from inferd.testing import RunningDaemon, running_daemon
 from tests.daemon.command_line import inferd
+from tests.daemon.manager import Manager, manager_of
 from tests.raw import RawClient
-
-from ..manager import Manager, manager_of
 
 CONFIG = """
 [daemon]

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from inferd.ipc.server.server.listener import inherited
 
 from inferd import Client
 from inferd.backends.errors import InvalidArgument
+from inferd.ipc.server.listener import inherited
 from inferd.testing import RunningDaemon
 from tests.daemon.command_line import inferd
 from tests.raw import RawClient

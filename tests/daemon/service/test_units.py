@@ -12,10 +12,10 @@ import pytest
 
 from inferd import Client
 from inferd.testing import RunningDaemon
+from tests.daemon.systemd_tools import SYSTEMD, directives, make_folders, run_tool
 from tests.models import smollm2
 from tests.raw import RawClient
 
-from ..systemd_tools import SYSTEMD, directives, make_folders, run_tool
 from .test_lifecycle import worker_of
 
 SYSTEM = SYSTEMD / "system"

@@ -1,8 +1,9 @@
 """Runs a command under the system call filter of a unit, as systemd makes it, without systemd.
 
-``python -m tests.daemon.service.under_unit UNIT COMMAND…``: what `SystemCallFilter=` leaves out is refused
-with EPERM, and `MemoryDenyWriteExecute=` refuses memory that is written and then run. The sets of
-calls are those that `systemd-analyze` names, the filters are libseccomp's, which systemd uses too.
+``python -m tests.daemon.service.under_unit UNIT COMMAND…``: calls that `SystemCallFilter=` omits
+are refused with EPERM, and `MemoryDenyWriteExecute=` refuses memory that is written and then run.
+The sets of calls are those that `systemd-analyze` names; the filters are those of libseccomp, which
+systemd uses too.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import os
 import sys
 from pathlib import Path
 
-from ..systemd_tools import directives, run_tool
+from tests.daemon.systemd_tools import directives, run_tool
 
 ALLOW = 0x7FFF0000
 DENY = 0x00050000 | errno.EPERM

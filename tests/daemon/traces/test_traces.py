@@ -14,10 +14,10 @@ from typing import Any
 
 import anyio
 import pytest
-from inferd.backends.echo.model.embedding import EMBEDDING_SIZE
 from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags, use_span
 
 from inferd import AsyncClient, Client
+from inferd.backends.echo.embedding import EMBEDDING_SIZE
 from inferd.backends.errors import (
     Busy,
     Cancelled,
@@ -29,11 +29,10 @@ from inferd.backends.errors import (
 from inferd.daemon.traces.tracing import FLUSH_S_MAX
 from inferd.ipc.messages import TRACEPARENT_CHARACTERS_MAX
 from inferd.testing import RunningDaemon, running_daemon
+from tests.daemon.service.test_components import limit
 from tests.daemon.traces.otlp import SECONDS_MAX, Collector, Told, collecting
 from tests.echo import echo_model
 from tests.raw import RawClient
-
-from ..service.test_components import limit
 
 TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 PARENT = f"00-{TRACE}-{SPAN}-01"

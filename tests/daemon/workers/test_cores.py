@@ -8,8 +8,9 @@ import time
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from inferd.daemon.workers.worker.cores import LOADING, Cores, deal
-from inferd.daemon.workers.worker.external_load import ForeignLoad, busy_s, own_s
+
+from inferd.daemon.workers.cores import LOADING, Cores, deal
+from inferd.daemon.workers.external_load import ForeignLoad, busy_s, own_s
 
 
 class Busy:

@@ -7,14 +7,14 @@ from pathlib import Path
 import anyio
 import pytest
 from anyio.abc import TaskGroup
-from inferd.daemon.config.settings.settings import load_config
-from inferd.daemon.models.model.registry import Registry
-from inferd.daemon.models.model.swap import Swaps
-from inferd.daemon.workers.worker.recovery import DEATHS_MAX, POISON_MAX, POISON_S, Poison, Recovery
-from inferd.daemon.workers.worker.worker import Worker
 
 from inferd.backends import ModelSpec, SamplingParams
 from inferd.backends.errors import LoadFailed, WorkerCrashed
+from inferd.daemon.config.settings import load_config
+from inferd.daemon.models.registry import Registry
+from inferd.daemon.models.swap import Swaps
+from inferd.daemon.workers.recovery import DEATHS_MAX, POISON_MAX, POISON_S, Poison, Recovery
+from inferd.daemon.workers.worker import Worker
 from inferd.scheduler import messages as m
 from inferd.scheduler.recording.recorder import Act, Doing
 from inferd.sessions.turn import Turn

@@ -31,8 +31,7 @@ from inferd import (
     VersionMismatch,
 )
 from inferd.ipc.paths import client_socket_path, daemon_socket_path
-
-from ..fake_server import Exchange, FakeServer, fake_server
+from tests.ipc.fake_server import Exchange, FakeServer, fake_server
 
 pytestmark = pytest.mark.anyio
 

@@ -27,8 +27,7 @@ from inferd import (
     Timeout,
     WorkerCrashed,
 )
-
-from ..fake_server import METADATA, Exchange, FakeServer, fake_server
+from tests.ipc.fake_server import METADATA, Exchange, FakeServer, fake_server
 
 pytestmark = pytest.mark.anyio
 

@@ -9,13 +9,12 @@ from typing import Any
 
 import msgspec
 import pytest
-from inferd.ipc.client.client.sessions.resuming import Next, Standing, next_step
-from inferd.ipc.client.client.streams.streams import LOSSES_MAX
 
 from inferd import AsyncClient, AsyncSession, ConnectionLost, InferdError, InvalidArgument
 from inferd.backends.errors import Busy, ShuttingDown
-
-from ..fake_server import METADATA, Exchange, FakeServer, fake_server
+from inferd.ipc.client.sessions.resuming import Next, Standing, next_step
+from inferd.ipc.client.streams.streams import LOSSES_MAX
+from tests.ipc.fake_server import METADATA, Exchange, FakeServer, fake_server
 
 BEFORE = Standing(turns=3, tokens=50)
 TAKEN = Standing(turns=3, tokens=60)

@@ -30,8 +30,7 @@ from inferd import (
     SessionBusy,
     Timeout,
 )
-
-from ..fake_server import METADATA, FakeServer, fake_server_thread
+from tests.ipc.fake_server import METADATA, FakeServer, fake_server_thread
 
 
 @pytest.fixture

@@ -10,11 +10,11 @@ from contextlib import asynccontextmanager
 import anyio
 import pytest
 from anyio.lowlevel import checkpoint
-from inferd.ipc.server.server.server_connection import OUTBOX_PAUSE_BYTES, Connection
 
 from inferd.backends.errors import ProtocolError
 from inferd.ipc.peer import peer_of
-from inferd.ipc.server.server import server_connection
+from inferd.ipc.server import server_connection
+from inferd.ipc.server.server_connection import OUTBOX_PAUSE_BYTES, Connection
 
 pytestmark = pytest.mark.asyncio
 MUCH = b"x" * (2 * OUTBOX_PAUSE_BYTES)

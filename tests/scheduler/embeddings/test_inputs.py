@@ -6,10 +6,10 @@ from array import array
 from collections.abc import Iterator
 
 import pytest
-from inferd.backends.echo.model.embedding import EMBEDDING_SIZE, echo_rows
-from inferd.backends.echo.model.model import EchoOptions
 
 from inferd.backends import EmbedSpec, Model
+from inferd.backends.echo.embedding import EMBEDDING_SIZE, echo_rows
+from inferd.backends.echo.model import EchoOptions
 from inferd.backends.embedder import EMBEDDING_BYTES_MAX, normalized
 from inferd.backends.errors import OutOfMemory
 from inferd.scheduler import Limits

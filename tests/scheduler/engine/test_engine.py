@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-from inferd.backends.echo.model.model import EchoOptions
 
 from inferd.backends import Chunk, Sampler, SamplingParams
+from inferd.backends.echo.model import EchoOptions
 from inferd.backends.errors import InvalidArgument
 from inferd.scheduler import Limits
 from inferd.scheduler import messages as m

@@ -20,11 +20,11 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from inferd.backends.echo.model.embedding import echo_rows
-from inferd.backends.echo.model.model import EchoOptions
 
 from inferd.backends import EmbedSpec
 from inferd.backends.base import Memory
+from inferd.backends.echo.embedding import echo_rows
+from inferd.backends.echo.model import EchoOptions
 from inferd.backends.embedder import Pool
 from inferd.scheduler import Limits
 from inferd.scheduler import messages as m

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from inferd.backends.echo.model.model import EchoModel
-from inferd.scheduler.engine.engine.tokenizing import PromptDesk, rest_of
 
 from inferd.backends import ModelSpec
+from inferd.backends.echo.model import EchoModel
 from inferd.scheduler import messages as m
+from inferd.scheduler.engine.tokenizing import PromptDesk, rest_of
 from inferd.scheduler.recording.recorder import Recorder
 
 

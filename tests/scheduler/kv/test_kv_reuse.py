@@ -8,12 +8,12 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from inferd.backends.echo.model.model import EchoOptions
-from inferd.scheduler.engine.engine.engine import REST_S
 
 from inferd.backends.base import Memory
+from inferd.backends.echo.model import EchoOptions
 from inferd.scheduler import Limits
 from inferd.scheduler import messages as m
+from inferd.scheduler.engine.engine import REST_S
 from inferd.scheduler.kv.files import KvFiles
 from tests.scheduler.doubles import Bench
 

@@ -10,9 +10,9 @@ import random
 from collections.abc import Sequence
 
 import pytest
-from inferd.backends.echo.model.model import EchoModel, EchoOptions
 
 from inferd.backends import Chunk, ModelSpec
+from inferd.backends.echo.model import EchoModel, EchoOptions
 from inferd.backends.errors import Busy
 from inferd.scheduler import Engine
 from inferd.scheduler.messages import TurnStats

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from inferd.scheduler.engine.engine.tokenizing import rest_of
-from inferd.sessions.history.history.history import MARKS_MAX, History, Mark
 
 from inferd.backends import Rendering, SamplingParams
 from inferd.backends.base import PLAIN
 from inferd.backends.errors import InvalidArgument
 from inferd.scheduler import messages as m
+from inferd.scheduler.engine.tokenizing import rest_of
+from inferd.sessions.history.history import MARKS_MAX, History, Mark
 from inferd.sessions.turn import Turn
 from tests.scheduler.doubles import Bench
 from tests.sessions.doubles import EnginePort

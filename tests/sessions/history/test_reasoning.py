@@ -7,7 +7,9 @@ from itertools import pairwise
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from inferd.sessions.history.history.reasoning import (
+
+from inferd.backends.errors import InvalidArgument
+from inferd.sessions.history.reasoning import (
     CLOSE,
     OPEN,
     SPACE_BYTES,
@@ -16,8 +18,6 @@ from inferd.sessions.history.history.reasoning import (
     go_on,
     opens_reasoning,
 )
-
-from inferd.backends.errors import InvalidArgument
 
 PARTS = (b"<think>", b"</think>", b"<", b"</", b"think", b">", b" ", b"\n", b"a", "é".encode())
 ANSWERS = st.lists(st.sampled_from(PARTS), max_size=24).map(b"".join)

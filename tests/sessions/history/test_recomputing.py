@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
-from inferd.sessions.history.history.history import History
-from inferd.sessions.history.history.recomputing import NOTHING, Recomputed
 
 from inferd.backends import Rendering
 from inferd.scheduler import messages as m
+from inferd.sessions.history.history import History
+from inferd.sessions.history.recomputing import NOTHING, Recomputed
 from tests.sessions.history.test_history import ChatPort, ended, ids, said, text_of, turn_on, user
 
 pytestmark = pytest.mark.asyncio

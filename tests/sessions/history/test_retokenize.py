@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from inferd.sessions.history.history.history import History
-from inferd.sessions.history.history.retokenize import Vocabulary
 
 from inferd.backends.errors import WorkerCrashed
+from inferd.sessions.history.history import History
+from inferd.sessions.history.retokenize import Vocabulary
 from inferd.sessions.worker_client import Former
-
-from ..doubles import Desk, EnginePort, Source
+from tests.sessions.doubles import Desk, EnginePort, Source
 
 pytestmark = pytest.mark.asyncio
 

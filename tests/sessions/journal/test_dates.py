@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from inferd.sessions.journal.journal.dates import Dates
+
+from inferd.sessions.journal.dates import Dates
 
 DAY_S = 86_400.0
 

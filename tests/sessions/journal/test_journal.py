@@ -18,7 +18,12 @@ import anyio
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from inferd.sessions.journal.journal.entries import (
+
+from inferd.backends.errors import BackendError, InvalidArgument
+from inferd.scheduler import messages as m
+from inferd.scheduler.messages import pack_tokens
+from inferd.sessions import Journal, Session, TurnOptions
+from inferd.sessions.journal.entries import (
     Begin,
     Facts,
     PastEntry,
@@ -27,7 +32,7 @@ from inferd.sessions.journal.journal.entries import (
     decode_past,
     encode,
 )
-from inferd.sessions.journal.journal.journal_file import (
+from inferd.sessions.journal.journal_file import (
     SCHEMA,
     Erase,
     JournalFile,
@@ -36,12 +41,7 @@ from inferd.sessions.journal.journal.journal_file import (
     SavePast,
     SavePiece,
 )
-from inferd.sessions.session.session.manager import DAY_S, SessionManager
-
-from inferd.backends.errors import BackendError, InvalidArgument
-from inferd.scheduler import messages as m
-from inferd.scheduler.messages import pack_tokens
-from inferd.sessions import Journal, Session, TurnOptions
+from inferd.sessions.session.manager import DAY_S, SessionManager
 from tests.sessions.doubles import Desk
 from tests.sessions.session.test_sessions import HERE, THERE, answer, opened
 

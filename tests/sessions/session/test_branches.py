@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import anyio
 import pytest
-from inferd.sessions.session.session.manager import BRANCHES_MAX
 
 from inferd.backends.errors import Busy, InvalidArgument, SessionBusy
 from inferd.scheduler import messages as m
 from inferd.sessions import Session, TurnOptions
+from inferd.sessions.session.manager import BRANCHES_MAX
 from inferd.sessions.table import State
 from tests.sessions.doubles import Desk
 from tests.sessions.session.test_sessions import HERE, THERE, answer, opened

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from inferd.backends.echo.model.embedding import EMBEDDING_SIZE
-from inferd.sessions.session.session.embedding_output import embedding_json
 
+from inferd.backends.echo.embedding import EMBEDDING_SIZE
 from inferd.backends.errors import Cancelled, OutOfMemory, UnsupportedOperation
 from inferd.scheduler import messages as m
 from inferd.sessions import Session, TurnOptions
+from inferd.sessions.session.embedding_output import embedding_json
 from inferd.sessions.table import State
 from tests.sessions.doubles import Desk
 

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from inferd.backends.echo.model.model import EchoOptions
 
+from inferd.backends.echo.model import EchoOptions
 from inferd.backends.params import StoppingParams
 from inferd.scheduler import messages as m
 from inferd.scheduler.output.stopping import Watch

@@ -12,7 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from inferd.backends.params import StoppingParams
-from inferd.backends.params import stopping_params as params
+from inferd.backends.params import stop_options as params
 from inferd.scheduler.output.stopping import Watch
 from inferd.scheduler.output.stopping.complete import COMPLETE
 from inferd.scheduler.output.stopping.condition import WITHHELD_BYTES_MAX

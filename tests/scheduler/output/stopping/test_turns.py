@@ -10,13 +10,13 @@ import msgspec
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from inferd.backends.echo.model.model import EchoOptions
-from inferd.sessions.journal.journal.entries import Piece, Replay
 
+from inferd.backends.echo.model import EchoOptions
 from inferd.backends.params import StoppingParams
 from inferd.scheduler import messages as m
 from inferd.scheduler.output.stopping.repetition import GRAM, Repetition
 from inferd.scheduler.output.stopping.surprisal import Surprise
+from inferd.sessions.journal.entries import Piece, Replay
 from inferd.sessions.turn import Turn
 from tests.scheduler.doubles import Bench
 from tests.sessions.doubles import EnginePort, dying

@@ -17,7 +17,7 @@ from inferd.backends.params import (
     settle,
     stopping_params,
 )
-from inferd.backends.params.stopping_params import (
+from inferd.backends.params.stop_options import (
     PATTERNS_MAX,
     SIMILARITY_CHARACTERS_MAX,
     TOKENS_MAX,

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from ..errors import InvalidArgument
-from .stopping_params import STOPPING_RULES
+from .stop_options import STOPPING_RULES
 from .table import BY_NAME, DRY_BREAKERS, SAMPLERS_DEFAULT
 
 __all__ = ("SamplingParams", "sampling_params", "settle")
