@@ -25,9 +25,10 @@ demo: install ## several programs share one model: the main job, shown
 test: $(STAMP)-test models prometheus ## run all tests, those on real models too
 	$(PY) -m pytest $(ARGS)
 
-lint: $(STAMP)-lint ## check style, types and the order of imports
+lint: $(STAMP)-lint ## check style, prose, types and the order of imports
 	$(PY) -m ruff check
 	$(PY) -m ruff format --check
+	$(PY) tools/check_prose.py
 	$(PY) -m mypy
 	$(PY) -m mypy tests bench tools examples
 	$(VENV)/bin/lint-imports --no-logo

@@ -1,0 +1,173 @@
+"""Check of prose and names against the project's language rules, as far as patterns can tell.
+
+`python tools/check_prose.py [PATH…]` reads the files named, or else those in `CHECKED`, prints one
+line for each finding and exits with 1 if there are any. It reads docstrings, comments, messages and
+names of Python files, and the text of Markdown files outside code blocks.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import re
+import sys
+import tokenize
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+
+CHECKED: tuple[str, ...] = ()
+"""Files and folders whose text follows the rules; a package is added when it is finished."""
+
+SKIPPED = (
+    "backends/llama/json_schema/",
+    "backends/llama/grammar.py",
+    "backends/llama/lazy.py",
+    "tools/check_prose.py",  # it names the patterns
+)
+
+PHRASES = {
+    r"^(Tell|Tells|Hear|Hears|Ask|Asks|Reckon|Reckons)\b": "open with a standard verb: Return, Send",
+    r"(?:^|[.:;] )(?:Who|Whoever|Whom|Whose|What|Whatever|That which|Which)\b(?![^.]*\?)": (
+        "name the thing instead of a headless 'who' or 'what'"
+    ),
+    r"(?<![Tt]here )\b(?:is|are|was|were) no\b(?! longer\b| more\b)": "write 'is not a …'",
+    r"\bbut for\b": "write 'except'",
+    r"\bso many as\b|\bas many as it takes\b": "write 'more than needed' or the number",
+    r"\bthe one before\b|\bthe ones before\b": "write 'previous'",
+    r"\banother one than\b|\bother than he\b": "write 'another'",
+    r"\b(?:he|him|his|himself)\b": "a person is 'they', a program is 'it'",
+    r"\bwhoever\b": "write 'any client', 'the caller' or 'any user'",
+    r"\bany more\b": "write 'no longer'",
+    r"\breckon\w*\b": "write 'estimate'",
+    r"\bturnstile\b": "write 'residency gate'",
+    r"\bthrift\w*\b": "write 'low-memory mode'",
+    r"\bheirs?\b": "write 'successor'",
+    r"\bretell\w*\b": "write 'retokenize' or 'migrate'",
+}
+"""Pattern of one sentence, and what to write instead."""
+
+RETIRED = frozenset(
+    "turnstile reckon reckoned reckoning reckonings thrift thrifty heir former formers poison "
+    "poisoned twin twins retell retelling likely likeliest tally told tells hears hear desk gone "
+    "whoever surprise drawn crowded".split()
+)
+"""Words that names are not made of."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One place that breaks a rule."""
+
+    path: str
+    line: int
+    text: str
+    advice: str
+
+
+def sentences(text: str) -> Iterator[str]:
+    """Yield the sentences of *text*, with code in backquotes and white space folded."""
+    folded = " ".join(re.sub(r"``.*?``|`[^`]*`", "`x`", text, flags=re.DOTALL).split())
+    yield from re.split(r"(?<=[.!?]) (?=[A-Z`*])", folded)
+
+
+def prose_findings(path: str, line: int, text: str) -> Iterator[Finding]:
+    """Yield the phrases in *text* that the rules replace."""
+    for sentence in sentences(text):
+        for pattern, advice in PHRASES.items():
+            if re.search(pattern, sentence):
+                yield Finding(path, line, sentence, advice)
+
+
+def words_of(name: str) -> list[str]:
+    """Return the words of an identifier in lower case."""
+    return [w.lower() for w in re.findall(r"[A-Z]?[a-z0-9]+|[A-Z]+(?![a-z])", name)]
+
+
+def name_findings(path: str, tree: ast.AST) -> Iterator[Finding]:
+    """Yield the names that *tree* defines with a retired word."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            name = node.name
+        elif isinstance(node, ast.arg):
+            name = node.arg
+        elif isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Store):
+            name = node.id if isinstance(node, ast.Name) else node.attr
+        else:
+            continue
+        if RETIRED.intersection(words_of(name)):
+            yield Finding(path, node.lineno, name, "retired word in a name")
+
+
+def python_findings(path: str, source: str) -> Iterator[Finding]:
+    """Yield the findings in a Python file."""
+    tree = ast.parse(source)
+    yield from name_findings(path, tree)
+    joined = [node for node in ast.walk(tree) if isinstance(node, ast.JoinedStr)]
+    parts = {id(part) for node in joined for part in node.values}
+    for node in ast.walk(tree):
+        if id(node) in parts:
+            continue
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            if len(node.value.split()) > 2:
+                yield from prose_findings(path, node.lineno, node.value)
+        elif isinstance(node, ast.JoinedStr):
+            text = "".join(
+                part.value if isinstance(part, ast.Constant) else "x" for part in node.values
+            )
+            yield from prose_findings(path, node.lineno, text)
+    comment, start = "", 0
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            start = start or token.start[0]
+            comment += token.string.lstrip("# ") + " "
+        elif token.type != tokenize.NL and comment:
+            yield from prose_findings(path, start, comment)
+            comment, start = "", 0
+
+
+def markdown_findings(path: str, source: str) -> Iterator[Finding]:
+    """Yield the findings in a Markdown file, paragraph by paragraph."""
+    fenced, paragraph, start = False, "", 0
+    for number, line in enumerate([*source.splitlines(), ""], 1):
+        if line.startswith("```"):
+            fenced = not fenced
+        text = "" if fenced or line.startswith(("```", "    ")) else line.strip("#>-* ")
+        if text and not line.startswith("|"):
+            start = start or number
+            paragraph += text + " "
+            continue
+        if paragraph:
+            yield from prose_findings(path, start, paragraph)
+        paragraph, start = "", 0
+        if line.startswith("|"):
+            for cell in line.strip("|").split("|"):
+                yield from prose_findings(path, number, cell)
+
+
+def files_of(paths: tuple[str, ...]) -> Iterator[Path]:
+    """Yield the Python and Markdown files of *paths*, folders with all below them."""
+    for name in paths:
+        path = ROOT / name
+        found = sorted(path.rglob("*")) if path.is_dir() else [path]
+        for file in found:
+            relative = str(file.relative_to(ROOT))
+            if file.suffix in (".py", ".md") and not relative.startswith(SKIPPED):
+                yield file
+
+
+def main() -> int:
+    """Print all findings and return the exit status."""
+    findings: list[Finding] = []
+    for file in files_of(tuple(sys.argv[1:]) or CHECKED):
+        read = python_findings if file.suffix == ".py" else markdown_findings
+        findings += read(str(file.relative_to(ROOT)), file.read_text())
+    for finding in findings:
+        print(f"{finding.path}:{finding.line}: {finding.advice}: {finding.text[:120]}")
+    return 1 if findings else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
