@@ -114,7 +114,7 @@ def python_findings(path: str, source: str) -> Iterator[Finding]:
                 yield from prose_findings(path, node.lineno, node.value)
         elif isinstance(node, ast.JoinedStr):
             text = "".join(
-                part.value if isinstance(part, ast.Constant) else "x" for part in node.values
+                str(part.value) if isinstance(part, ast.Constant) else "x" for part in node.values
             )
             yield from prose_findings(path, node.lineno, text)
     comment, start = "", 0
