@@ -8,22 +8,18 @@ from __future__ import annotations
 
 from .adapter_keys import AdapterInfo, AdapterSpec
 from .base import (
-    Chunk,
-    Device,
-    LoadProgress,
-    MemoryNeed,
     Message,
     Model,
     ModelInfo,
-    ModelSpec,
-    Reckoning,
     Rendering,
     Sampler,
-    Shape,
     TokenProbs,
 )
+from .batch import Chunk
 from .embedder import Embedder, EmbedInfo, EmbedSpec
 from .errors import InferdError, UnsupportedOperation
+from .memory_need import Device, MemoryNeed, Reckoning
+from .model_spec import LoadProgress, ModelSpec, Shape
 from .params import SamplingParams
 
 __all__ = (

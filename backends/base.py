@@ -1,4 +1,4 @@
-"""What runs a model: the `Model` protocol and the values that go in and out of it.
+"""The `Model` protocol, and the facts, messages and samplers that go in and out of it.
 
 A model is driven by one thread, the engine's. Sequences live in numbered slots, 0 … slots - 1;
 `Model` keeps for each the KV state and, after a step, the row of logits that the last decode left.
@@ -12,34 +12,20 @@ from typing import Any, Literal, Protocol
 import msgspec
 
 from .adapter_keys import AdapterInfo, AdapterSpec
+from .batch import Chunk, Move
 from .embedder import Embedder, EmbedInfo
-from .errors import BackendError, InvalidArgument
 from .params import SamplingParams
 
 __all__ = (
-    "PLAIN",
-    "Chunk",
-    "Device",
-    "LoadProgress",
+    "PLAIN_RENDERING",
     "Memory",
-    "MemoryNeed",
     "Message",
     "Model",
     "ModelInfo",
-    "ModelSpec",
-    "Move",
-    "Reckoning",
     "Rendering",
     "Sampler",
-    "Shape",
     "TokenProbs",
-    "check_devices",
-    "length_moved",
-    "shift_moves",
 )
-
-LoadProgress = Callable[[float], bool]
-"""Called with 0.0 … 1.0 while a model loads; answers False to give up the load."""
 
 Message = Mapping[str, Any]
 """One chat message: `role` and `content`, both text; an assistant's may have `tool_calls`."""
@@ -55,144 +41,7 @@ class Rendering(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Whether the prompt ends where an answer begins."""
 
 
-PLAIN = Rendering()
-
-
-class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """What to load, and with which model-level parameters.
-
-    `path` names a file, unless `fd` is an open descriptor of one. `slots` sequences can be
-    decoded side by side, each with a context of `ctx_size` tokens (0: the model's own, at most
-    `CTX_SIZE_DEFAULT_MAX`).
-    """
-
-    name: str
-    backend: str = "llama"
-    path: str = ""
-    fd: int = -1
-    slots: int = 4
-    ctx_size: int = 0
-    batch_size: int = 512
-    n_gpu_layers: int = 0
-    """Layers that run on devices beside the CPU; -1: all."""
-    main_gpu: int = -1
-    """The one device that has them; -1: all have some."""
-    tensor_split: tuple[float, ...] = ()
-    """What each device has of them, in proportion; empty: by its free memory."""
-    threads: int = 0
-    chat_template: str = ""
-    """Instead of the one in the file."""
-    chat_template_file: str = ""
-    """Where that is read from."""
-    options: dict[str, Any] = {}
-    adapters: tuple[AdapterSpec, ...] = ()
-    """Added once the model is loaded."""
-
-
-class Shape(msgspec.Struct, frozen=True):
-    """What of a model's size can be chosen: sequences side by side, tokens of each one's context,
-    rows of a step, layers that run on devices.
-    """
-
-    slots: int
-    ctx_size: int
-    batch_size: int
-    n_gpu_layers: int = 0
-
-    def of(self, spec: ModelSpec) -> ModelSpec:
-        """Return *spec* in this shape."""
-        return msgspec.structs.replace(
-            spec,
-            slots=self.slots,
-            ctx_size=self.ctx_size,
-            batch_size=self.batch_size,
-            n_gpu_layers=self.n_gpu_layers,
-        )
-
-
-class Device(msgspec.Struct, frozen=True):
-    """A device beside the CPU that layers can run on, with its memory in bytes."""
-
-    name: str
-    free: int
-    total: int
-
-
-def check_devices(spec: ModelSpec, found: list[Device]) -> None:
-    """Refuse a choice of devices that there are not. Without any the CPU runs all layers, whatever
-    was chosen.
-
-    :raises InvalidArgument: it names a device that is not there.
-    """
-    names = ", ".join(device.name for device in found)
-    if found and spec.main_gpu >= len(found):
-        raise InvalidArgument(
-            f"main-gpu {spec.main_gpu}: there are {len(found)} devices, {names}",
-            hint=f"use 0 to {len(found) - 1}, or -1 for all",
-        )
-    if found and len(spec.tensor_split) > len(found):
-        raise InvalidArgument(
-            f"tensor-split has {len(spec.tensor_split)} parts for {len(found)} devices, {names}",
-            hint=f"give {len(found)} numbers at most",
-        )
-
-
-class MemoryNeed(msgspec.Struct, frozen=True, kw_only=True):
-    """What the process of a loaded model takes of the host's memory, in bytes, and of devices'."""
-
-    weights: int = 0
-    context: int = 0
-    """KV states of all slots."""
-    compute: int = 0
-    """What a step works in, and its rows of logits."""
-    process: int = 0
-    """The vocabulary, libraries, the interpreter."""
-    devices: dict[str, int] = {}
-    """What is on each device, by its name; not in the figures above."""
-    embedding: int = 0
-    """What the second context takes that makes embeddings; it is made at its first use, and counts
-    in `total` from then on."""
-    embedding_devices: dict[str, int] = {}
-    """What it takes on devices."""
-
-    @property
-    def total(self) -> int:
-        """All of the host's."""
-        return self.weights + self.context + self.compute + self.process
-
-    def with_embedding(self) -> MemoryNeed:
-        """Return what it comes to once embeddings are made."""
-        names = {*self.devices, *self.embedding_devices}
-        return msgspec.structs.replace(
-            self,
-            context=self.context + self.embedding,
-            devices={
-                n: self.devices.get(n, 0) + self.embedding_devices.get(n, 0) for n in sorted(names)
-            },
-            embedding=0,
-            embedding_devices={},
-        )
-
-
-class Reckoning(Protocol):
-    """A model that was looked at and not loaded: it tells what loading it would take."""
-
-    @property
-    def shape(self) -> Shape:
-        """The shape that the spec asks for, with the defaults that the model has for it."""
-
-    @property
-    def devices(self) -> list[Device]:
-        """The devices that layers could run on, as of now."""
-
-    def need(self, shape: Shape) -> MemoryNeed:
-        """Return what the model needs in *shape*.
-
-        :raises LoadFailed: there is no context of this shape.
-        """
-
-    def close(self) -> None:
-        """Free what looking took."""
+PLAIN_RENDERING = Rendering()
 
 
 Memory = Literal["plain", "window", "recurrent"]
@@ -230,48 +79,6 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     """How it makes embeddings; None: it makes none."""
     llama_build_number: int = 0
     llama_commit: str = ""
-
-
-class Chunk(msgspec.Struct, frozen=True):
-    """Consecutive rows of one sequence in a batch.
-
-    `tokens` take the positions `position`, `position + 1`, …; `logits` asks for the logits after
-    the last of them.
-    """
-
-    slot: int
-    tokens: Sequence[int]
-    position: int
-    logits: bool
-
-
-Move = tuple[int, int, int]
-"""A run of a slot's tokens that moves down: from, to, count."""
-
-
-def shift_moves(length: int, keep: int, discard: int) -> list[Move]:
-    """Return what `Model.shift` moves in a slot of *length* tokens.
-
-    :raises BackendError: the numbers leave nothing to move.
-    """
-    rest = length - keep - discard
-    if keep < 0 or discard < 1 or rest < 1:
-        raise BackendError(f"no shift by {discard} after {keep} of {length} tokens")
-    tail = (keep + discard, keep, rest)
-    return [(0, 0, keep), tail] if keep else [tail]
-
-
-def length_moved(length: int, moves: Sequence[Move]) -> int:
-    """Return how many tokens of *length* are left by *moves*.
-
-    :raises BackendError: a run is empty, not there, behind an earlier one, or leaves a gap.
-    """
-    end = total = 0
-    for begin, to, count in moves:
-        if count < 1 or begin < end or begin + count > length or to != total:
-            raise BackendError(f"no move of {count} tokens from {begin} to {to}, of {length}")
-        end, total = begin + count, total + count
-    return total
 
 
 class TokenProbs(msgspec.Struct, frozen=True):
@@ -324,7 +131,7 @@ class Model(Protocol):
     def is_eog(self, token: int) -> bool:
         """Tell whether *token* ends a generation."""
 
-    def render(self, messages: Sequence[Message], rendering: Rendering = PLAIN) -> str:
+    def render(self, messages: Sequence[Message], rendering: Rendering = PLAIN_RENDERING) -> str:
         """Return the prompt that the chat template makes of *messages*, told of *rendering*.
 
         :raises UnsupportedOperation: the model has no chat template.

@@ -9,14 +9,12 @@ import math
 import operator
 from array import array
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import msgspec
 
+from .batch import Chunk
 from .errors import UnsupportedOperation
-
-if TYPE_CHECKING:
-    from .base import Chunk
 
 __all__ = (
     "EMBEDDING_BYTES_MAX",

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 from ..backends import ModelInfo, Rendering
-from ..backends.base import PLAIN
+from ..backends.base import PLAIN_RENDERING
 from ..backends.errors import WorkerCrashed
 from ..scheduler.messages import AdapterReport, Adjust, Report, TaskSpec, Verdict
 from .turns.sentence_checks import Comparison, Similarity
@@ -85,7 +85,7 @@ class Port(Line, Protocol):
         messages: Sequence[dict[str, Any]],
         said: str = "",
         answer: str = "",
-        rendering: Rendering = PLAIN,
+        rendering: Rendering = PLAIN_RENDERING,
         *,
         turn: bool = False,
     ) -> tuple[str, list[int], bool]:

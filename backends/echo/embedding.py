@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ..base import Chunk
+from ..batch import Chunk
 from ..embedder import EmbedInfo, Pool, check_pooling
 
 if TYPE_CHECKING:

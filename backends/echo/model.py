@@ -34,24 +34,15 @@ import msgspec
 
 from ..adapter_keys import AdapterInfo, AdapterSpec, split_key
 from ..base import (
-    PLAIN,
-    Chunk,
-    Device,
-    LoadProgress,
+    PLAIN_RENDERING,
     Memory,
-    MemoryNeed,
     Message,
     ModelInfo,
-    ModelSpec,
-    Move,
     Rendering,
     Sampler,
-    Shape,
     TokenProbs,
-    check_devices,
-    length_moved,
-    shift_moves,
 )
+from ..batch import Chunk, Move, length_moved, shift_moves
 from ..embedder import EMBED_ROWS, EMBED_SLOTS, EmbedInfo
 from ..errors import (
     BackendError,
@@ -61,6 +52,8 @@ from ..errors import (
     UnsupportedOperation,
     load_cancelled,
 )
+from ..memory_need import Device, MemoryNeed, check_devices
+from ..model_spec import LoadProgress, ModelSpec, Shape
 from ..params import SamplingParams
 from .embedding import EMBEDDING_SIZE, EchoEmbedder
 
@@ -216,7 +209,7 @@ class EchoModel:
         """Tell whether *token* is the end mark."""
         return token == EOG
 
-    def render(self, messages: Sequence[Message], rendering: Rendering = PLAIN) -> str:
+    def render(self, messages: Sequence[Message], rendering: Rendering = PLAIN_RENDERING) -> str:
         """Return the last message's content: that is what is echoed."""
         return str(messages[-1]["content"]) if messages else ""
 

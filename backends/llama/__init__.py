@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..base import LoadProgress, ModelSpec
 from ..errors import UnsupportedOperation
+from ..model_spec import LoadProgress, ModelSpec
 
 if TYPE_CHECKING:
     from .loading.memory_estimate import LlamaReckoning

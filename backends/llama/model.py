@@ -10,7 +10,8 @@ import numpy as np
 from llama_cpp import llama_cpp as lib
 from numpy.typing import NDArray
 
-from ..base import PLAIN, Chunk, Message, ModelInfo, Move, Rendering, Sampler, shift_moves
+from ..base import PLAIN_RENDERING, Message, ModelInfo, Rendering, Sampler
+from ..batch import Chunk, Move, shift_moves
 from ..errors import BackendError, UnsupportedOperation
 from ..params import SamplingParams
 from .kv.context import LlamaContext
@@ -67,7 +68,7 @@ class LlamaModel:
         """Facts about the model."""
         return self._info
 
-    def render(self, messages: Sequence[Message], rendering: Rendering = PLAIN) -> str:
+    def render(self, messages: Sequence[Message], rendering: Rendering = PLAIN_RENDERING) -> str:
         """Return the prompt that the chat template makes of *messages*; see `Model.render`."""
         if self._template is None:
             raise UnsupportedOperation(

@@ -18,7 +18,7 @@ import structlog
 from structlog.contextvars import clear_contextvars
 
 from ...backends import AdapterInfo, AdapterSpec, ModelInfo, ModelSpec, Rendering, Shape
-from ...backends.base import PLAIN
+from ...backends.base import PLAIN_RENDERING
 from ...backends.errors import (
     InferdError,
     LoadFailed,
@@ -212,7 +212,7 @@ class Worker:
         messages: Sequence[dict[str, Any]],
         said: str = "",
         answer: str = "",
-        rendering: Rendering = PLAIN,
+        rendering: Rendering = PLAIN_RENDERING,
         *,
         turn: bool = False,
     ) -> tuple[str, list[int], bool]:

@@ -154,7 +154,7 @@ def _agree(
                     shape = other
                     link.send([_reckoned(reckoning, shape)])
                 case m.Proceed():
-                    return shape.of(spec)
+                    return shape.apply_to(spec)
                 case m.Quit():
                     raise load_cancelled(spec.name)
 

@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import Any, Protocol
 
 from ...backends import Rendering
-from ...backends.base import PLAIN
+from ...backends.base import PLAIN_RENDERING
 from ...backends.errors import InvalidArgument
 from ...scheduler.messages import pack_tokens, unpack_tokens
 from ..journal.entries import PastEntry, Piece, Replay, Stored, decode_past, encode
@@ -68,7 +68,7 @@ class History:
         self.marks: list[Mark] = []
         self.shifted = False
         """Ids were dropped by a context shift: the engine's state is this session's alone."""
-        self.rendering = PLAIN
+        self.rendering = PLAIN_RENDERING
         """What the template was told beside the messages, the last time."""
         self.recomputed = NOTHING
         """What of the history before the last messages does not stand any more."""
@@ -142,7 +142,7 @@ class History:
         self._end_chat()
 
     async def chat(
-        self, port: Port, messages: Sequence[dict[str, Any]], rendering: Rendering = PLAIN
+        self, port: Port, messages: Sequence[dict[str, Any]], rendering: Rendering = PLAIN_RENDERING
     ) -> None:
         """Add messages by the model's template; after raw text, begin anew.
 

@@ -9,7 +9,7 @@ from typing import Any
 import anyio
 
 from inferd.backends import AdapterInfo, AdapterSpec, ModelInfo, Rendering
-from inferd.backends.base import PLAIN
+from inferd.backends.base import PLAIN_RENDERING
 from inferd.scheduler import messages as m
 from inferd.scheduler.engine.tokenizing import rest_of
 from inferd.sessions import Ledger, SessionManager
@@ -78,7 +78,7 @@ class EnginePort:
         messages: Sequence[dict[str, Any]],
         said: str = "",
         answer: str = "",
-        rendering: Rendering = PLAIN,
+        rendering: Rendering = PLAIN_RENDERING,
         *,
         turn: bool = False,
     ) -> tuple[str, list[int], bool]:

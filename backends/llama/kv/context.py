@@ -16,7 +16,8 @@ import numpy as np
 from llama_cpp import llama_cpp as lib
 from numpy.typing import NDArray
 
-from ...base import Chunk, Memory, Move, length_moved
+from ...base import Memory
+from ...batch import Chunk, Move, length_moved
 from ...errors import BackendError, KvFull, UnsupportedOperation
 from ..threads import ComputeThreads
 

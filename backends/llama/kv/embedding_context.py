@@ -15,9 +15,10 @@ from typing import Any
 import numpy as np
 from llama_cpp import llama_cpp as lib
 
-from ...base import Chunk, ModelSpec
+from ...batch import Chunk
 from ...embedder import EMBED_ROWS, EMBED_SLOTS, POOLINGS, EmbedInfo, Pool, check_pooling
 from ...errors import BackendError
+from ...model_spec import ModelSpec
 from ..llama_log import LogRing
 from ..loading.opening import LlamaOptions, context_params, ctx_size_of, new_context
 from ..threads import ComputeThreads

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ...base import Chunk
+from ...batch import Chunk
 from ...errors import UnsupportedOperation
 from .context import LlamaContext
 

@@ -14,7 +14,8 @@ from typing import Any
 import msgspec
 from llama_cpp import llama_cpp as lib
 
-from ...base import Device, ModelSpec
+from ...memory_need import Device
+from ...model_spec import ModelSpec
 
 __all__ = ("Share", "breakdown", "c_function", "devices", "layers_of", "place")
 

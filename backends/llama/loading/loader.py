@@ -9,10 +9,11 @@ from typing import Any
 
 from llama_cpp import llama_cpp as lib
 
-from ...base import LoadProgress, ModelInfo, ModelSpec
+from ...base import ModelInfo
 from ...embedder import EmbedInfo
 from ...engine_build import LLAMA_BUILD_NUMBER, LLAMA_COMMIT
 from ...errors import load_cancelled
+from ...model_spec import LoadProgress, ModelSpec
 from ..kv.context import LlamaContext
 from ..kv.embedding_context import LlamaEmbedder, embed_info, open_embedding_context
 from ..kv.encoder_only import NoContext

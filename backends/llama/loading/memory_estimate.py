@@ -21,7 +21,8 @@ from typing import Any
 from llama_cpp import llama_cpp as lib
 from msgspec.structs import replace
 
-from ...base import Device, MemoryNeed, ModelSpec, Shape
+from ...memory_need import Device, MemoryNeed
+from ...model_spec import ModelSpec, Shape
 from ..kv.embedding_context import embed_info, open_embedding_context, output_bytes
 from ..llama_log import capture
 from .devices import Share, breakdown, devices, layers_of
@@ -75,7 +76,7 @@ class LlamaReckoning:
 
     def need(self, shape: Shape) -> MemoryNeed:
         """Return what the model needs in *shape*; takes 5 ms if as many layers are on devices."""
-        spec = shape.of(self._spec)
+        spec = shape.apply_to(self._spec)
         if shape.n_gpu_layers != self._layers:
             self.close()
             self._model, self._layers = self._open(spec), shape.n_gpu_layers

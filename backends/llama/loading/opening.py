@@ -14,8 +14,9 @@ from typing import Any, Literal
 import msgspec
 from llama_cpp import llama_cpp as lib
 
-from ...base import ModelSpec, check_devices
 from ...errors import InvalidArgument, LoadFailed, OutOfMemory, UnsupportedOperation
+from ...memory_need import check_devices
+from ...model_spec import ModelSpec
 from ...split_gguf import parts_of
 from ..llama_log import LogRing
 from .devices import devices, place

@@ -14,8 +14,9 @@ from typing import Any, NoReturn
 import jinja2
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from ...base import PLAIN, Message, ModelSpec, Rendering
+from ...base import PLAIN_RENDERING, Message, Rendering
 from ...errors import InvalidArgument, LoadFailed, TooLarge
+from ...model_spec import ModelSpec
 
 __all__ = ("ChatTemplate", "configured_source")
 
@@ -86,7 +87,7 @@ class ChatTemplate:
         self._bos_stripped = bos if strip_bos else ""
         self._template: jinja2.Template | None = None
 
-    def render(self, messages: Sequence[Message], rendering: Rendering = PLAIN) -> str:
+    def render(self, messages: Sequence[Message], rendering: Rendering = PLAIN_RENDERING) -> str:
         """Return the prompt that the template makes of *messages*, without the BOS that tokenizing
         adds.
 

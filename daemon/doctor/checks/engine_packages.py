@@ -15,7 +15,7 @@ from pathlib import Path
 
 import msgspec
 
-from ....backends.base import Device
+from ....backends.memory_need import Device
 from ..finding import Finding, fail, ok, warn
 
 __all__ = (

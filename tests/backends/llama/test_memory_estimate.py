@@ -92,7 +92,7 @@ def test_the_breakdown_is_what_llama_cpp_says_in_other_ways(kind: str, tmp_path:
     with contextlib.closing(LlamaReckoning(spec)) as reckoning:
         options, model = reckoning._options, reckoning._model
         reckoning._log.clear()
-        context = open_context(reckoning.shape.of(spec), options, model, reckoning._log)
+        context = open_context(reckoning.shape.apply_to(spec), options, model, reckoning._log)
         shares = breakdown(context)
         lib.llama_free(context)
         logged = reckoning._log.lines()

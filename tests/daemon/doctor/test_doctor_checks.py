@@ -13,8 +13,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from inferd.backends.base import Device
 from inferd.backends.engine_build import LLAMA_COMMIT
+from inferd.backends.memory_need import Device
 from inferd.daemon.config.settings import Config, load_config
 from inferd.daemon.doctor.checks import configuration as settings
 from inferd.daemon.doctor.checks import connection_check as reach

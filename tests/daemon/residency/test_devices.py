@@ -10,8 +10,8 @@ import pytest
 
 from inferd import AsyncClient
 from inferd.backends import Device, MemoryNeed, ModelSpec, Shape
-from inferd.backends.base import check_devices
 from inferd.backends.errors import InvalidArgument, OutOfMemory
+from inferd.backends.memory_need import check_devices
 from inferd.backends.params import read_options
 from inferd.backends.params.table import TENSOR_SPLIT_MAX
 from inferd.daemon.residency.fit import DeviceShort, device_refusal, device_short, fewer_layers

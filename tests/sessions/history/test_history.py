@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from inferd.backends import Rendering, SamplingParams
-from inferd.backends.base import PLAIN
+from inferd.backends.base import PLAIN_RENDERING
 from inferd.backends.errors import InvalidArgument
 from inferd.scheduler import messages as m
 from inferd.scheduler.engine.tokenizing import rest_of
@@ -36,7 +36,7 @@ class ChatPort(EnginePort):
         messages: Sequence[dict[str, Any]],
         said: str = "",
         answer: str = "",
-        rendering: Rendering = PLAIN,
+        rendering: Rendering = PLAIN_RENDERING,
         *,
         turn: bool = False,
     ) -> tuple[str, list[int], bool]:

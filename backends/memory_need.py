@@ -1,0 +1,97 @@
+"""The memory that a model needs, and the devices that can hold a part of it."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import msgspec
+
+from .errors import InvalidArgument
+from .model_spec import ModelSpec, Shape
+
+__all__ = ("Device", "MemoryNeed", "Reckoning", "check_devices")
+
+
+class Device(msgspec.Struct, frozen=True):
+    """A device beside the CPU that layers can run on, with its memory in bytes."""
+
+    name: str
+    free: int
+    total: int
+
+
+def check_devices(spec: ModelSpec, found: list[Device]) -> None:
+    """Check that the devices that *spec* chooses are among those *found*. Without any device the
+    CPU runs all layers, whatever was chosen.
+
+    :raises InvalidArgument: *spec* names a device that was not found.
+    """
+    names = ", ".join(device.name for device in found)
+    if found and spec.main_gpu >= len(found):
+        raise InvalidArgument(
+            f"main-gpu {spec.main_gpu}: there are {len(found)} devices, {names}",
+            hint=f"use 0 to {len(found) - 1}, or -1 for all",
+        )
+    if found and len(spec.tensor_split) > len(found):
+        raise InvalidArgument(
+            f"tensor-split has {len(spec.tensor_split)} parts for {len(found)} devices, {names}",
+            hint=f"give {len(found)} numbers at most",
+        )
+
+
+class MemoryNeed(msgspec.Struct, frozen=True, kw_only=True):
+    """The memory of a loaded model's process on the host and on devices, in bytes."""
+
+    weights: int = 0
+    context: int = 0
+    """KV states of all slots."""
+    compute: int = 0
+    """Buffers of a step, and its logits."""
+    process: int = 0
+    """The vocabulary, libraries, the interpreter."""
+    devices: dict[str, int] = {}
+    """Bytes on each device, by its name; not in the numbers above."""
+    embedding: int = 0
+    """The second context, which computes embeddings. It is created at its first use, and counts
+    in `total` from then on."""
+    embedding_devices: dict[str, int] = {}
+    """Its bytes on devices."""
+
+    @property
+    def total(self) -> int:
+        """All bytes on the host."""
+        return self.weights + self.context + self.compute + self.process
+
+    def with_embedding(self) -> MemoryNeed:
+        """Return the need of a model whose embedding context exists."""
+        names = {*self.devices, *self.embedding_devices}
+        return msgspec.structs.replace(
+            self,
+            context=self.context + self.embedding,
+            devices={
+                n: self.devices.get(n, 0) + self.embedding_devices.get(n, 0) for n in sorted(names)
+            },
+            embedding=0,
+            embedding_devices={},
+        )
+
+
+class Reckoning(Protocol):
+    """A model that was opened but not loaded; estimates the memory that loading it would take."""
+
+    @property
+    def shape(self) -> Shape:
+        """The shape that the spec asks for, with the defaults that the model has for it."""
+
+    @property
+    def devices(self) -> list[Device]:
+        """The devices that layers could run on, as of now."""
+
+    def need(self, shape: Shape) -> MemoryNeed:
+        """Return the memory that the model needs in *shape*.
+
+        :raises LoadFailed: no context has this shape.
+        """
+
+    def close(self) -> None:
+        """Free the opened model."""

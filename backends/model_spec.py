@@ -1,0 +1,67 @@
+"""The request to load a model, and the part of it that sets the model's size."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from .adapter_keys import AdapterSpec
+
+__all__ = ("LoadProgress", "ModelSpec", "Shape")
+
+LoadProgress = Callable[[float], bool]
+"""Called with 0.0 … 1.0 while a model loads; returns False to cancel the load."""
+
+
+class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """A model to load, with its model-level parameters.
+
+    `path` names a file, unless `fd` is an open descriptor of one. `slots` sequences can be
+    decoded side by side, each with a context of `ctx_size` tokens (0: the model's own, at most
+    `CTX_SIZE_DEFAULT_MAX`).
+    """
+
+    name: str
+    backend: str = "llama"
+    path: str = ""
+    fd: int = -1
+    slots: int = 4
+    ctx_size: int = 0
+    batch_size: int = 512
+    n_gpu_layers: int = 0
+    """Layers that run on devices beside the CPU; -1: all."""
+    main_gpu: int = -1
+    """The only device that holds them; -1: all hold some."""
+    tensor_split: tuple[float, ...] = ()
+    """The proportion of them that each device holds; empty: by its free memory."""
+    threads: int = 0
+    chat_template: str = ""
+    """Replaces the one in the file."""
+    chat_template_file: str = ""
+    """The file that holds it."""
+    options: dict[str, Any] = {}
+    adapters: tuple[AdapterSpec, ...] = ()
+    """Loaded after the model."""
+
+
+class Shape(msgspec.Struct, frozen=True):
+    """The configurable size of a model: sequences side by side, tokens of each one's context,
+    tokens of a step, layers that run on devices.
+    """
+
+    slots: int
+    ctx_size: int
+    batch_size: int
+    n_gpu_layers: int = 0
+
+    def apply_to(self, spec: ModelSpec) -> ModelSpec:
+        """Return *spec* with this shape."""
+        return msgspec.structs.replace(
+            spec,
+            slots=self.slots,
+            ctx_size=self.ctx_size,
+            batch_size=self.batch_size,
+            n_gpu_layers=self.n_gpu_layers,
+        )
