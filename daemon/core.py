@@ -24,7 +24,6 @@ from ..backends.errors import (
     SessionExpired,
     ShuttingDown,
 )
-from ..ipc.frames import FRAME_BYTES_MAX, NESTING_MAX
 from ..ipc.messages import (
     CREDIT_DEFAULT,
     CREDIT_MAX,
@@ -37,6 +36,7 @@ from ..ipc.messages import (
 from ..ipc.server.server import Connection, Request, Server
 from ..sessions import DAY_S, Journal, Ledger, ModelSource, Port, Session, SessionManager, Stored
 from ..sessions.turns.sentence_checks import Comparison, Similarity, nobody
+from ..wire.frames import FRAME_BYTES_MAX, NESTING_MAX
 from .access.rights import Access
 from .components import Parts
 from .config.settings import Config

@@ -12,7 +12,7 @@ import anyio.to_thread
 import msgspec
 
 from ..backends.errors import InvalidArgument, InvalidEncoding, TooLarge
-from .frames import FRAME_BYTES_MAX
+from ..wire.frames import FRAME_BYTES_MAX
 from .messages import TENSOR_BYTES_MAX, Tensor
 
 if TYPE_CHECKING:

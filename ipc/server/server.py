@@ -24,7 +24,7 @@ from ...backends.errors import (
     VersionMismatch,
 )
 from ...backends.params import nearest
-from ..frames import FrameReader, check_nesting
+from ...wire.frames import FrameReader, check_nesting
 from ..messages import CALLS, CREDIT_MAX, PROTOCOL_VERSION, ClientHello, Kind, ServerHello
 from ..peer import peer_of
 from .server_connection import Connection, Request

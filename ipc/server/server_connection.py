@@ -13,7 +13,7 @@ from typing import Any
 import anyio
 
 from ...backends.errors import InvalidArgument, ProtocolError
-from ..frames import pack
+from ...wire.frames import pack
 from ..messages import Kind
 from ..peer import Peer
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "ARCHITECTURE.md").read_text()
-ROOMS = ("backends", "daemon", "ipc", "scheduler", "sessions")
+ROOMS = ("backends", "daemon", "ipc", "scheduler", "sessions", "wire")
 GROUPED = ("daemon/cli", "daemon/pull")
 """Folders that the page names as one."""
 

@@ -23,7 +23,7 @@ from tests.raw import RawClient
 HOUR_S = 3600
 DAY_S = 24 * HOUR_S
 ROOT = Path(__file__).parents[2]
-ROOMS = ("backends", "daemon", "ipc", "scheduler", "sessions")
+ROOMS = ("backends", "daemon", "ipc", "scheduler", "sessions", "wire")
 
 CUSTOMIZED = """
 import time

@@ -18,7 +18,7 @@ import msgspec
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from inferd.backends.errors import Busy, Cancelled, EndOfSequence, InferdError, SessionBusy
-from inferd.ipc.frames import FrameReader, pack
+from inferd.wire.frames import FrameReader, pack
 
 HELLO: dict[str, Any] = {
     "protocol": [1, 0],

@@ -9,7 +9,7 @@ import msgspec
 
 from inferd.backends.errors import InferdError
 from inferd.ipc import messages as w
-from inferd.ipc.frames import FRAME_BYTES_MAX, NESTING_MAX, pack
+from inferd.wire.frames import FRAME_BYTES_MAX, NESTING_MAX, pack
 
 __all__ = ("INSTANCE", "SOFTWARE", "Exchange", "daemon_hello")
 

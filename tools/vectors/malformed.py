@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from inferd.backends.errors import Busy, PermissionDenied, QuotaExceeded
-from inferd.ipc.frames import FRAME_BYTES_MAX, NESTING_MAX, pack
+from inferd.wire.frames import FRAME_BYTES_MAX, NESTING_MAX, pack
 
 from .exchange import INSTANCE, daemon_hello
 

@@ -31,7 +31,7 @@ from ....backends.errors import (
     VersionMismatch,
     error_from_wire,
 )
-from ...frames import FrameReader
+from ....wire.frames import FrameReader
 from ...messages import PROTOCOL_VERSION, ClientHello, Kind, ServerHello
 from ...payloads import encode
 from .inflight import InFlight

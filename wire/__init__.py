@@ -1,0 +1,1 @@
+"""Framing: bytes of a stream to frames and back, without sockets."""
