@@ -90,7 +90,7 @@ def _visit(daemon: Daemon, request: Request) -> tuple[Model, Caller, Ticket | No
     )
     ticket = None
     if visit.turn:
-        slots = lease.model.options().get("slots", 1)
+        slots = lease.model.slots_configured
         ticket = Ticket(session.owner, lease.name, slots, visit.priority, 0)
         visit.on_wait = partial(daemon.ledger.hold, ticket)
     return lease.model, visit, ticket
@@ -107,7 +107,7 @@ def _embeds(daemon: Daemon, request: Request) -> tuple[Model, Caller, Ticket]:
         queue_timeout_s=seconds_of(p.queue_timeout_s),
         timeout_s=seconds_of(p.timeout_s),
     )
-    slots = lease.model.options().get("slots", 1)
+    slots = lease.model.slots_configured
     ticket = Ticket(request.connection.peer.uid, lease.name, slots, visit.priority, 0)
     visit.on_wait = partial(daemon.ledger.hold, ticket)
     return lease.model, visit, ticket

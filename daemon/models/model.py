@@ -32,6 +32,7 @@ __all__ = ("Lease", "Model", "ModelState")
 T = TypeVar("T")
 WANTED = ("ctx-size", "n-gpu-layers", "main-gpu", "tensor-split")
 """What a call that loads a model may ask for, where the configuration names none."""
+SLOTS_DEFAULT = 4
 
 
 class ModelState(StrEnum):
@@ -175,6 +176,11 @@ class Model:
         """Be what an earlier daemon was told that it is."""
         self.config = self.configured if kept.swapped is None else kept.swapped.now
         self.pinned, self._keep_alive_s = kept.pinned, kept.keep_alive_s
+
+    @property
+    def slots_configured(self) -> int:
+        """The slots that a load asks for; where memory is short it may get fewer."""
+        return int(self.options().get("slots", SLOTS_DEFAULT))
 
     @property
     def wanted_ctx_size(self) -> int:

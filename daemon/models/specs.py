@@ -33,7 +33,7 @@ def spec_of(model: Model, wanted: Mapping[str, Any], config: Config) -> ModelSpe
         backend=model.config.backend,
         path=str(model.config.file or ""),
         fd=model.fd,
-        slots=options.get("slots", 4),
+        slots=model.slots_configured,
         ctx_size=ctx_size,
         batch_size=options.get("batch-size", 512),
         n_gpu_layers=options.get("n-gpu-layers", wanted.get("n-gpu-layers", -1)),
