@@ -1,4 +1,4 @@
-"""The protocol: framing, messages, the client and its synchronous twin, and the daemon's end.
+"""The protocol: framing, messages, the client and its synchronous wrapper, and the daemon's end.
 
 Knows nothing of sessions and models. The room itself offers the client; what the daemon needs is
 imported from `ipc.server` and `ipc.messages`.

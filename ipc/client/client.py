@@ -178,7 +178,7 @@ class AsyncClient(AsyncEmbedding):
         config: Config | None = None,
         on_progress: ProgressCallback | None = None,
     ) -> AsyncSession:
-        """Return a conversation with *model*, to be used in `async with`.
+        """Return a conversation with *model*, to be used as a context manager.
 
         *system* is its system prompt, *options* are parameters of its turns, *config* is what
         `load_by_name_with_config` takes. With a *session_id* that is there already, its history

@@ -1,7 +1,7 @@
 """inferd's client: programs that share language models through a local daemon.
 
-`AsyncClient` and its synchronous twin `Client` talk to a running `inferd serve`. Names are loaded
-when they are first used: worker processes import this package too, and need no client.
+`AsyncClient` and its synchronous wrapper `Client` talk to a running `inferd serve`. Names are
+loaded when they are first used: worker processes import this package too, and need no client.
 """
 
 from __future__ import annotations

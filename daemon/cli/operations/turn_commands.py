@@ -214,7 +214,7 @@ def _wait_until_gone(path: Path, process: int | None, wait_s: float) -> bool:
 def _wait_until_left(client: Client, wait_s: float) -> bool:
     """Wait for the daemon's goodbye."""
     deadline = time.monotonic() + wait_s
-    while not client.twin.connection.lost:
+    while not client.asynchronous.connection.lost:
         if time.monotonic() >= deadline:
             return False
         time.sleep(POLL_S)

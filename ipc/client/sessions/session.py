@@ -34,7 +34,7 @@ Handle = TypeVar("Handle", bound=int)
 _APPEND = b'{"append":true}'
 
 calling_thread: ContextVar[int] = ContextVar("calling_thread", default=0)
-"""The thread that a call of the synchronous twin comes from; 0 in tasks of the user's own."""
+"""The thread that a call of the synchronous client comes from; 0 in tasks of the user's own."""
 
 
 def _caller() -> int:

@@ -98,7 +98,7 @@ class GoingOn(Protocol):
 class Turn:
     """A streamed turn: its request, the credit it has used and what it has said.
 
-    Read by one reader: an `AsyncStream` on the loop, or the twin's `Stream` in another thread,
+    Read by one reader: an `AsyncStream` on the loop, or the synchronous `Stream` in another thread,
     which then calls nothing here but `take` and `end`.
     """
 
@@ -272,7 +272,7 @@ class AsyncStream(TurnSoFar, AsyncIterator[str]):
 
     @property
     def turn(self) -> Turn:
-        """The turn behind it, for the synchronous twin."""
+        """The turn behind it, for the synchronous stream."""
         return self._turn
 
     async def __anext__(self) -> str:

@@ -1,4 +1,4 @@
-"""The synchronous twin of `AsyncClient`: same names, plain iterators and contexts.
+"""`Client` and `Session`: `AsyncClient` and `AsyncSession` for programs without an event loop.
 
 The asynchronous client runs on an event loop in a thread of its own.
 """
@@ -16,13 +16,11 @@ from typing import Any, Self
 from ....backends.errors import ConnectionLost
 from ...handles import Context, Graph
 from ...messages import ServerHello
-from ...payloads import Config, Priority, Prompt, TensorLike
 from ..client import AsyncClient
 from ..sessions.session import AsyncSession
-from ..streams.streams import QueueCallback
-from ..wasi_calls import ProgressCallback
+from .loop_thread import LoopThread
 from .sync_streams import Pull, Stream
-from .wrapper import LoopThread, twin
+from .wrappers import returning_sync_object, synchronous
 
 __all__ = ("Client", "Session")
 
@@ -31,43 +29,43 @@ class Session:
     """A conversation with a model; `Client.session` makes it. See `AsyncSession`."""
 
     def __init__(self, thread: LoopThread, session: AsyncSession):
-        self.thread, self.twin = thread, session
+        self.thread, self.asynchronous = thread, session
 
     def __repr__(self) -> str:
-        return f"<Session with {self.twin.model}>"
+        return f"<Session with {self.asynchronous.model}>"
 
     @property
     def model(self) -> str:
         """The model's name."""
-        return self.twin.model
+        return self.asynchronous.model
 
     @property
     def session_id(self) -> str | None:
         """The session's id, if it has one."""
-        return self.twin.session_id
+        return self.asynchronous.session_id
 
     @property
     def graph(self) -> Graph:
         """The session's lease on the model, and what the daemon said of it."""
-        return self.twin.graph
+        return self.asynchronous.graph
 
     @property
     def context(self) -> Context:
         """The execution context's handle, for the wasi-nn calls."""
-        return self.twin.context
+        return self.asynchronous.context
 
     @property
     def attached(self) -> bool:
         """Whether the session was there before, with its history."""
-        return self.twin.attached
+        return self.asynchronous.attached
 
     @property
     def metadata(self) -> dict[str, Any]:
         """What the last turn's end told."""
-        return self.twin.metadata
+        return self.asynchronous.metadata
 
     def __enter__(self) -> Self:
-        self.thread.run(self.twin.__aenter__)
+        self.thread.run(self.asynchronous.__aenter__)
         return self
 
     def __exit__(
@@ -77,89 +75,28 @@ class Session:
         traceback: TracebackType | None,
     ) -> None:
         if not self.thread.forked:
-            self.thread.run(self.twin.__aexit__, None, None, None)
-
-    def stream(
-        self,
-        prompt: Prompt | None = None,
-        *,
-        raw: bool | None = None,
-        options: dict[str, Any] | None = None,
-        priority: Priority | None = None,
-        timeout: float | None = None,
-        queue_timeout: float | None = None,
-        on_queue: QueueCallback | None = None,
-        traceparent: str | None = None,
-    ) -> Stream:
-        """Stream a turn; see `AsyncSession.stream`."""
-        return Stream(
-            self.thread,
-            self.twin.stream(
-                prompt,
-                raw=raw,
-                options=options,
-                priority=priority,
-                timeout=timeout,
-                queue_timeout=queue_timeout,
-                on_queue=on_queue,
-                traceparent=traceparent,
-            ),
-        )
-
-    def resume(
-        self,
-        tokens: Sequence[int] = (),
-        text: str = "",
-        *,
-        reasoning: str = "",
-        priority: Priority | None = None,
-        timeout: float | None = None,
-        queue_timeout: float | None = None,
-        on_queue: QueueCallback | None = None,
-        traceparent: str | None = None,
-    ) -> Stream:
-        """Go on with a turn that was interrupted; see `AsyncSession.resume`."""
-        return Stream(
-            self.thread,
-            self.twin.resume(
-                tokens,
-                text,
-                reasoning=reasoning,
-                priority=priority,
-                timeout=timeout,
-                queue_timeout=queue_timeout,
-                on_queue=on_queue,
-                traceparent=traceparent,
-            ),
-        )
-
-    def pull(
-        self,
-        prompt: TensorLike | None = None,
-        *,
-        priority: Priority | None = None,
-        timeout: float | None = None,
-        traceparent: str | None = None,
-    ) -> Pull:
-        """Compute a turn token by token; see `AsyncSession.pull`."""
-        pull = self.twin.pull(prompt, priority=priority, timeout=timeout, traceparent=traceparent)
-        return Pull(self.thread, pull)
+            self.thread.run(self.asynchronous.__aexit__, None, None, None)
 
     def fork(
         self, n: int = 1, *, session_ids: Sequence[str] = (), timeout: float | None = None
     ) -> list[Session]:
         """Return *n* sessions that go on from here; see `AsyncSession.fork`."""
-        twins = self.thread.run(self.twin.fork, n, session_ids=session_ids, timeout=timeout)
-        return [Session(self.thread, session) for session in twins]
+        branches = self.thread.run(
+            self.asynchronous.fork, n, session_ids=session_ids, timeout=timeout
+        )
+        return [Session(self.thread, branch) for branch in branches]
 
-    answers = twin(AsyncSession.answers)
-    chat = twin(AsyncSession.chat)
-    set_options = twin(AsyncSession.set_options)
-    parameters = twin(AsyncSession.parameters)
-    reset = twin(AsyncSession.reset)
-    rewind = twin(AsyncSession.rewind)
-    forget = twin(AsyncSession.forget)
-    cancel = twin(AsyncSession.cancel)
+    stream = returning_sync_object(AsyncSession.stream, Stream)
+    resume = returning_sync_object(AsyncSession.resume, Stream)
+    pull = returning_sync_object(AsyncSession.pull, Pull)
+    answers = synchronous(AsyncSession.answers)
+    chat = synchronous(AsyncSession.chat)
+    set_options = synchronous(AsyncSession.set_options)
+    parameters = synchronous(AsyncSession.parameters)
+    reset = synchronous(AsyncSession.reset)
+    rewind = synchronous(AsyncSession.rewind)
+    forget = synchronous(AsyncSession.forget)
+    cancel = synchronous(AsyncSession.cancel)
 
 
 class Client:
@@ -184,7 +121,7 @@ class Client:
         retries: int = 0,
         software: str = "",
     ):
-        self.twin = AsyncClient(
+        self.asynchronous = AsyncClient(
             path,
             timeout=timeout,
             connect_timeout=connect_timeout,
@@ -198,7 +135,7 @@ class Client:
         self._closed = False
 
     def __repr__(self) -> str:
-        return f"<Client of {self.twin.path}>"
+        return f"<Client of {self.asynchronous.path}>"
 
     @property
     def thread(self) -> LoopThread:
@@ -215,12 +152,12 @@ class Client:
     def _connect(self) -> LoopThread:
         if self._closed:
             raise ConnectionLost(
-                f"the client of {self.twin.path} is closed", hint="make a new Client"
+                f"the client of {self.asynchronous.path} is closed", hint="make a new Client"
             )
         with ExitStack() as stack:
             thread = LoopThread()
             stack.callback(thread.close)
-            stack.enter_context(thread.enter(self.twin))
+            stack.enter_context(thread.enter(self.asynchronous))
             self._stack = stack.pop_all()
         return thread
 
@@ -251,143 +188,62 @@ class Client:
     @property
     def path(self) -> Path:
         """The daemon's socket."""
-        return self.twin.path
+        return self.asynchronous.path
 
     @property
     def server(self) -> ServerHello:
         """What the daemon said of itself: software, protocol, limits, llama.cpp's build."""
         self.open()
-        return self.twin.server
+        return self.asynchronous.server
 
-    def session(
-        self,
-        model: str,
-        *,
-        system: str | None = None,
-        session_id: str | None = None,
-        persist: bool = True,
-        resume: bool = False,
-        raw: bool = False,
-        priority: Priority = "normal",
-        options: dict[str, Any] | None = None,
-        config: Config | None = None,
-        on_progress: ProgressCallback | None = None,
-    ) -> Session:
-        """Return a conversation with *model*, to be used in `with`; see `AsyncClient.session`."""
-        session = self.twin.session(
-            model,
-            system=system,
-            session_id=session_id,
-            persist=persist,
-            resume=resume,
-            raw=raw,
-            priority=priority,
-            options=options,
-            config=config,
-            on_progress=on_progress,
-        )
-        return Session(self.thread, session)
-
-    def stream(
-        self,
-        context: int,
-        prompt: Prompt | None = None,
-        *,
-        raw: bool = False,
-        options: dict[str, Any] | None = None,
-        priority: Priority | None = None,
-        timeout: float | None = None,
-        queue_timeout: float | None = None,
-        on_queue: QueueCallback | None = None,
-        traceparent: str | None = None,
-    ) -> Stream:
-        """Stream one turn of a context; see `AsyncClient.stream`."""
-        thread = self.thread
-        stream = self.twin.stream(
-            context,
-            prompt,
-            raw=raw,
-            options=options,
-            priority=priority,
-            timeout=timeout,
-            queue_timeout=queue_timeout,
-            on_queue=on_queue,
-            traceparent=traceparent,
-        )
-        return Stream(thread, stream)
-
-    def resume(
-        self,
-        context: int,
-        tokens: Sequence[int] = (),
-        text: str = "",
-        *,
-        reasoning: str = "",
-        priority: Priority | None = None,
-        timeout: float | None = None,
-        queue_timeout: float | None = None,
-        on_queue: QueueCallback | None = None,
-        traceparent: str | None = None,
-    ) -> Stream:
-        """Go on with a turn that was interrupted; see `AsyncClient.resume`."""
-        stream = self.twin.resume(
-            context,
-            tokens,
-            text,
-            reasoning=reasoning,
-            priority=priority,
-            timeout=timeout,
-            queue_timeout=queue_timeout,
-            on_queue=on_queue,
-            traceparent=traceparent,
-        )
-        return Stream(self.thread, stream)
-
-    load = twin(AsyncClient.load)
-    load_file = twin(AsyncClient.load_file)
-    load_by_name = twin(AsyncClient.load_by_name)
-    load_by_name_with_config = twin(AsyncClient.load_by_name_with_config)
-    init_execution_context = twin(AsyncClient.init_execution_context)
-    init_execution_context_with_session_id = twin(
+    session = returning_sync_object(AsyncClient.session, Session)
+    stream = returning_sync_object(AsyncClient.stream, Stream)
+    resume = returning_sync_object(AsyncClient.resume, Stream)
+    load = synchronous(AsyncClient.load)
+    load_file = synchronous(AsyncClient.load_file)
+    load_by_name = synchronous(AsyncClient.load_by_name)
+    load_by_name_with_config = synchronous(AsyncClient.load_by_name_with_config)
+    init_execution_context = synchronous(AsyncClient.init_execution_context)
+    init_execution_context_with_session_id = synchronous(
         AsyncClient.init_execution_context_with_session_id
     )
-    set_input = twin(AsyncClient.set_input)
-    compute = twin(AsyncClient.compute)
-    compute_single = twin(AsyncClient.compute_single)
-    get_output = twin(AsyncClient.get_output)
-    get_output_single = twin(AsyncClient.get_output_single)
-    fini_single = twin(AsyncClient.fini_single)
-    finalize_execution_context = twin(AsyncClient.finalize_execution_context)
-    close_execution_context = twin(AsyncClient.close_execution_context)
-    unload = twin(AsyncClient.unload)
-    prompt_init = twin(AsyncClient.prompt_init)
-    prompt_compute = twin(AsyncClient.prompt_compute)
-    init_backend = twin(AsyncClient.init_backend)
-    deinit_backend = twin(AsyncClient.deinit_backend)
-    run_inference = twin(AsyncClient.run_inference)
-    chat = twin(AsyncClient.chat)
-    embed = twin(AsyncClient.embed)
-    cancel = twin(AsyncClient.cancel)
-    park = twin(AsyncClient.park)
-    reset = twin(AsyncClient.reset)
-    rewind = twin(AsyncClient.rewind)
-    fork_session = twin(AsyncClient.fork_session)
-    forget = twin(AsyncClient.forget)
-    set_options = twin(AsyncClient.set_options)
-    parameters = twin(AsyncClient.parameters)
-    models = twin(AsyncClient.models)
-    show = twin(AsyncClient.show)
-    unload_model = twin(AsyncClient.unload_model)
-    pin = twin(AsyncClient.pin)
-    unpin = twin(AsyncClient.unpin)
-    swap = twin(AsyncClient.swap)
-    add_adapter = twin(AsyncClient.add_adapter)
-    remove_adapter = twin(AsyncClient.remove_adapter)
-    sessions = twin(AsyncClient.sessions)
-    queue = twin(AsyncClient.queue)
-    stats = twin(AsyncClient.stats)
-    tokenize = twin(AsyncClient.tokenize)
-    detokenize = twin(AsyncClient.detokenize)
-    apply_template = twin(AsyncClient.apply_template)
-    log_level = twin(AsyncClient.log_level)
-    drain = twin(AsyncClient.drain)
+    set_input = synchronous(AsyncClient.set_input)
+    compute = synchronous(AsyncClient.compute)
+    compute_single = synchronous(AsyncClient.compute_single)
+    get_output = synchronous(AsyncClient.get_output)
+    get_output_single = synchronous(AsyncClient.get_output_single)
+    fini_single = synchronous(AsyncClient.fini_single)
+    finalize_execution_context = synchronous(AsyncClient.finalize_execution_context)
+    close_execution_context = synchronous(AsyncClient.close_execution_context)
+    unload = synchronous(AsyncClient.unload)
+    prompt_init = synchronous(AsyncClient.prompt_init)
+    prompt_compute = synchronous(AsyncClient.prompt_compute)
+    init_backend = synchronous(AsyncClient.init_backend)
+    deinit_backend = synchronous(AsyncClient.deinit_backend)
+    run_inference = synchronous(AsyncClient.run_inference)
+    chat = synchronous(AsyncClient.chat)
+    embed = synchronous(AsyncClient.embed)
+    cancel = synchronous(AsyncClient.cancel)
+    park = synchronous(AsyncClient.park)
+    reset = synchronous(AsyncClient.reset)
+    rewind = synchronous(AsyncClient.rewind)
+    fork_session = synchronous(AsyncClient.fork_session)
+    forget = synchronous(AsyncClient.forget)
+    set_options = synchronous(AsyncClient.set_options)
+    parameters = synchronous(AsyncClient.parameters)
+    models = synchronous(AsyncClient.models)
+    show = synchronous(AsyncClient.show)
+    unload_model = synchronous(AsyncClient.unload_model)
+    pin = synchronous(AsyncClient.pin)
+    unpin = synchronous(AsyncClient.unpin)
+    swap = synchronous(AsyncClient.swap)
+    add_adapter = synchronous(AsyncClient.add_adapter)
+    remove_adapter = synchronous(AsyncClient.remove_adapter)
+    sessions = synchronous(AsyncClient.sessions)
+    queue = synchronous(AsyncClient.queue)
+    stats = synchronous(AsyncClient.stats)
+    tokenize = synchronous(AsyncClient.tokenize)
+    detokenize = synchronous(AsyncClient.detokenize)
+    apply_template = synchronous(AsyncClient.apply_template)
+    log_level = synchronous(AsyncClient.log_level)
+    drain = synchronous(AsyncClient.drain)

@@ -1,4 +1,4 @@
-"""The synchronous twins of streams and pulls: iterators for any thread.
+"""Streams and pulls of the synchronous client: iterators for any thread.
 
 Pieces of a stream come over a queue that the loop's reader fills; credit bounds it.
 """
@@ -13,7 +13,7 @@ from ..connection.inflight import InFlightThread
 from ..streams.pull import AsyncPull
 from ..streams.streams import AsyncStream, TurnSoFar
 from ..streams.texts import Piece
-from .wrapper import LoopThread
+from .loop_thread import LoopThread
 
 __all__ = ("Pull", "Stream")
 

@@ -1,10 +1,11 @@
-"""The synchronous twin: from threads, in a running loop, over Ctrl-C and a fork."""
+"""The synchronous client: from threads, in a running loop, over Ctrl-C and a fork."""
 
 from __future__ import annotations
 
 import asyncio
 import inspect
 import os
+import pydoc
 import signal
 import subprocess
 import sys
@@ -64,7 +65,7 @@ def session(client: Client) -> Iterator[Session]:
 @pytest.mark.parametrize(
     ("ours", "theirs"), [(Client, AsyncClient), (Session, AsyncSession)], ids=["client", "session"]
 )
-def test_the_twin_has_every_public_name(ours: type, theirs: type) -> None:
+def test_the_synchronous_object_has_every_public_name(ours: type, theirs: type) -> None:
     inside = {"connection", "call", "seconds", "limit_s", "turn_fields", "new_turn"}
     inside |= {"client", "begin_pull", "reconnect"}
     inside |= {"settle", "attach_again", "took_turn", "wake"}
@@ -72,9 +73,32 @@ def test_the_twin_has_every_public_name(ours: type, theirs: type) -> None:
     assert names <= set(dir(ours))
 
 
-def test_a_twins_signature_is_the_asynchronous_ones(client: Client) -> None:
-    theirs = inspect.signature(client.twin.set_input)
-    assert str(inspect.signature(client.set_input)).replace("self, ", "") == str(theirs)
+@pytest.mark.parametrize(
+    ("ours", "theirs"), [(Client, AsyncClient), (Session, AsyncSession)], ids=["client", "session"]
+)
+def test_a_synchronous_method_has_the_keywords_of_the_asynchronous_one(
+    ours: type, theirs: type
+) -> None:
+    methods = dict(inspect.getmembers(ours, inspect.isfunction))
+    shared = [name for name in methods if not name.startswith("_") and hasattr(theirs, name)]
+    assert {"chat", "stream", "resume"} <= set(shared)
+    for name in shared:
+        found = inspect.signature(methods[name]).parameters
+        assert found == inspect.signature(getattr(theirs, name)).parameters, name
+
+
+@pytest.mark.parametrize("ours", [Client, Session])
+@pytest.mark.parametrize(
+    ("name", "result"), [("chat", "Reply"), ("stream", "Stream"), ("resume", "Stream")]
+)
+def test_help_shows_the_keywords_of_a_turn_with_their_types(
+    ours: type, name: str, result: str
+) -> None:
+    text = pydoc.plain(pydoc.render_doc(getattr(ours, name)))
+    assert f"\n{name}(self, " in text
+    assert "queue_timeout: 'float | None' = None" in text
+    assert "priority: 'Priority | None' = None" in text
+    assert f") -> '{result}'" in text
 
 
 def test_streams_chats_and_pulls(client: Client, server: FakeServer) -> None:

@@ -1,6 +1,4 @@
-"""How the synchronous client is made of the asynchronous one: a loop in a thread, and twins of its
-methods, whose types are the asynchronous ones' own.
-"""
+"""The event loop of a synchronous client, in a thread of its own."""
 
 from __future__ import annotations
 
@@ -11,7 +9,7 @@ import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import CancelledError, Future
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, ExitStack
-from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, overload
+from typing import Any, Generic, ParamSpec, TypeVar
 
 import anyio
 from anyio.from_thread import start_blocking_portal
@@ -19,12 +17,10 @@ from anyio.from_thread import start_blocking_portal
 from ....backends.errors import ConnectionLost
 from ..sessions.session import calling_thread
 
-__all__ = ("HasTwin", "LoopThread", "twin")
+__all__ = ("LoopThread",)
 
 P = ParamSpec("P")
 R = TypeVar("R")
-A = TypeVar("A")
-A_co = TypeVar("A_co", covariant=True)
 
 
 class LoopThread:
@@ -124,38 +120,3 @@ class _Call(Generic[R]):
         self._cancelled = True
         if self._scope is not None:
             self._scope.cancel()
-
-
-class HasTwin(Protocol[A_co]):
-    """A synchronous object and the asynchronous one behind it."""
-
-    @property
-    def twin(self) -> A_co:
-        """The asynchronous object."""
-
-    @property
-    def thread(self) -> LoopThread:
-        """The loop that it lives on."""
-
-
-class twin(Generic[A, P, R]):
-    """A method that runs its asynchronous twin on the client's loop, with the same signature."""
-
-    def __init__(self, method: Callable[Concatenate[A, P], Coroutine[Any, Any, R]]):
-        self._method = method
-        self.__doc__ = method.__doc__
-
-    @overload
-    def __get__(self, instance: None, owner: type) -> twin[A, P, R]: ...
-    @overload
-    def __get__(self, instance: HasTwin[A], owner: type) -> Callable[P, R]: ...
-    def __get__(self, instance: HasTwin[A] | None, owner: type) -> twin[A, P, R] | Callable[P, R]:
-        if instance is None:
-            return self
-        method = self._method
-
-        @functools.wraps(method)
-        def call(*args: P.args, **kwargs: P.kwargs) -> R:
-            return instance.thread.run(method, instance.twin, *args, **kwargs)
-
-        return call
