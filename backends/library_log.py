@@ -9,10 +9,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-__all__ = ("LEVELS", "PRIORITIES", "Bound", "LibraryLog", "library_log")
+__all__ = ("LEVELS", "SYSLOG_PRIORITIES", "Bound", "LibraryLog", "library_log")
 
 LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
-PRIORITIES = {"debug": 7, "info": 6, "warning": 4, "error": 3}
+SYSLOG_PRIORITIES = {"debug": 7, "info": 6, "warning": 4, "error": 3}
 """syslog's, as in sd-daemon(3)."""
 LINES_MAX, WINDOW_S = 200, 10.0
 """A load says some 150 lines."""

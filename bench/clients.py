@@ -10,17 +10,17 @@ from collections.abc import AsyncIterator, Coroutine, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from operator import itemgetter
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import anyio
 
+from inferd.ipc import Priority
 from tools.build_engine import ROOT
 
 from .streams import Stream
 
 HTTP_LINE_BYTES_MAX = 1 << 20
 T = TypeVar("T")
-Priority = Literal["low", "normal", "high", "urgent"]
 
 
 @dataclass(frozen=True)

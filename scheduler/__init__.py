@@ -7,6 +7,6 @@ and worker say to each other.
 
 from .engine.engine import Engine
 from .policy.plan import Limits
-from .task import PRIORITIES
+from .priority import PRIORITIES, Priority
 
-__all__ = ("PRIORITIES", "Engine", "Limits")
+__all__ = ("PRIORITIES", "Engine", "Limits", "Priority")

@@ -13,29 +13,15 @@ from .kv.store import Origin, scoped
 from .messages import Adjust, Progressed, TaskSpec, TurnStats, unpack_tokens
 from .output.stopping import Watch
 from .output.text import TextAssembler
+from .priority import Priority
 
 if TYPE_CHECKING:
     from .output.sampling import Ending
 
-__all__ = ("PLAIN", "PRIORITIES", "Group", "Task", "TaskState", "priority_name", "priority_number")
+__all__ = ("PLAIN", "Group", "Task", "TaskState")
 
-PRIORITIES = {"low": 0, "normal": 1, "high": 2, "urgent": 3}
-PRIORITY_MAX = 3
 BEGUN_AHEAD = 1 << 48
 """So many places before its own stands a task that another worker had begun."""
-
-
-def priority_number(name: str) -> int:
-    """Return the class of a priority's name.
-
-    :raises KeyError: there is no such priority.
-    """
-    return PRIORITIES[name]
-
-
-def priority_name(number: int) -> str:
-    """Return the name of a class."""
-    return next(name for name, value in PRIORITIES.items() if value == number)
 
 
 class TaskState(StrEnum):
@@ -258,7 +244,7 @@ class Task:
         age = self.age
         if self.state is not TaskState.RUNNING:
             age += clock - self.clock_waiting
-        return max(self.boost, min(PRIORITY_MAX, self.spec.priority + age // ageing_tokens))
+        return max(self.boost, min(Priority.URGENT, self.spec.priority + age // ageing_tokens))
 
     def stats(self, reason: str, detail: str, now: float) -> TurnStats:
         """Return the figures of the turn, ended at *now*."""

@@ -12,7 +12,6 @@ import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import psutil
 from rich.console import Console
@@ -21,6 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 import inferd
+from inferd.ipc import Priority
 from inferd.testing import RunningDaemon, running_daemon
 
 MODELS = Path(__file__).resolve().parent.parent / ".cache" / "models"
@@ -34,7 +34,7 @@ class Program:
     """One of the programs that share the daemon, and how it fares."""
 
     name: str
-    priority: Literal["low", "normal", "high", "urgent"]
+    priority: Priority
     prompt: str
     tokens: int
     after_s: float = 0.0

@@ -20,9 +20,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import inferd
+from inferd.ipc import Priority
 from inferd.testing import running_daemon
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -44,7 +44,7 @@ class Program:
 
     name: str
     model: str
-    priority: Literal["low", "normal", "high", "urgent"]
+    priority: Priority
     prompt: str
     tokens: int
     times: int = 1000

@@ -8,10 +8,11 @@ from contextlib import AsyncExitStack
 
 from bench import daemon, texts
 from bench import streams as s
-from bench.clients import Ask, Client, Priority, ask_together, together
+from bench.clients import Ask, Client, ask_together, together
 from bench.machine import MODEL
 from bench.runs import Figure, Target
 from bench.streams import Stream
+from inferd.ipc import Priority
 
 from .base import INFERD, Scenario, Side, Started, Work
 

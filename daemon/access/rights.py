@@ -11,7 +11,7 @@ from typing import Any
 
 from ...backends.errors import PermissionDenied
 from ...ipc.server.server import Connection, Request
-from ...scheduler.task import PRIORITIES
+from ...scheduler import PRIORITIES
 from ...sessions import Quota, check_priority
 from ..config.access_settings import Right, Rule
 from .rules import MEANINGS, Rights, rights_of

@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 
 import msgspec
 
-from ...scheduler import PRIORITIES
+from ...scheduler import PRIORITIES, Priority
 from ...sessions import Quota
 from ..config.access_settings import MEMBER_CLASS, MEMBER_MAY, Right, Rule
 
@@ -29,7 +29,7 @@ class Rights(msgspec.Struct, frozen=True):
     quota: Quota
 
 
-OPERATOR = Rights(frozenset(Right), Quota(priority_max=PRIORITIES["urgent"]))
+OPERATOR = Rights(frozenset(Right), Quota(priority_max=Priority.URGENT))
 """Root's rights, and those of the daemon's own user."""
 MEMBER = Rights(MEMBER_MAY, Quota(priority_max=PRIORITIES[MEMBER_CLASS]))
 """Those of everybody else who can connect."""
@@ -51,7 +51,9 @@ def rights_of(rules: Sequence[Rule], uid: int, gids: Collection[int], own: int) 
 
 def _ruled(base: Rights, rule: Rule) -> Rights:
     """Return *base* with what a rule says in its place."""
-    highest = base.quota.priority_max if rule.priority_max is None else rule.priority_max
+    highest = base.quota.priority_max
+    if rule.priority_max is not None:
+        highest = PRIORITIES[rule.priority_max]
     quota = Quota(
         rule=rule.name,
         sessions_max=rule.sessions_max,

@@ -10,7 +10,7 @@ import anyio.to_thread
 from ...backends.errors import InvalidArgument, TooLarge
 from ...backends.params import nearest
 from ...ipc.messages import TENSOR_BYTES_MAX, TENSOR_TYPES, Tensor
-from ...scheduler import PRIORITIES
+from ...scheduler import PRIORITIES, Priority
 
 __all__ = (
     "bounded",
@@ -25,8 +25,8 @@ __all__ = (
 TIMEOUT_S_MAX = 30 * 86_400.0
 
 
-def priority_of(name: str) -> int | None:
-    """Return the class of a priority's name; None for an empty one: the session's.
+def priority_of(name: str) -> Priority | None:
+    """Return the priority of a name; None for an empty one: the session's.
 
     :raises InvalidArgument: there is no such priority.
     """

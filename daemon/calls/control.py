@@ -16,7 +16,6 @@ from ...backends.errors import Cancelled, InferdError, InvalidArgument, WorkerCr
 from ...ipc import messages as w
 from ...ipc.server.server import Request
 from ...scheduler.messages import QueueEntry
-from ...scheduler.task import priority_name
 from ...sessions import Session
 from ..config.log_levels import parse_log_levels
 from ..core import CallTable, Daemon
@@ -92,9 +91,9 @@ async def set_options(daemon: Daemon, request: Request) -> w.Empty:
     """Let parameters hold for the context; unknown keys are refused."""
     session, p = daemon.session(request), request.params
     session.set_options(p.options)
-    number = priority_of(p.priority)
-    if number is not None:
-        session.priority = number
+    priority = priority_of(p.priority)
+    if priority is not None:
+        session.priority = priority
     await session.settled()
     return w.Empty()
 
@@ -164,7 +163,7 @@ def _describe(session: Session) -> dict[str, Any]:
         "session_id": session.session_id,
         "model": session.model.name,
         "state": session.state.value,
-        "priority": priority_name(session.priority),
+        "priority": session.priority.label,
         "tokens": session.size,
         "persisted": session.recording.durable,
         "turns": session.turns,
@@ -203,8 +202,8 @@ def _describe_waiting(model: Model, visit: Caller, session: Session) -> dict[str
         "session_id": session.session_id,
         "model": model.name,
         "state": "waiting",
-        "priority": priority_name(visit.priority),
-        "effective_priority": priority_name(visit.effective(now, model.stay.stay_s)),
+        "priority": visit.priority.label,
+        "effective_priority": visit.effective(now, model.stay.stay_s).label,
         "position": None,
         "starts_in_s": None,
         "prompt_tokens": len(session.prompt),
@@ -230,8 +229,8 @@ def _describe_turn(session: Session, entries: Mapping[int, QueueEntry]) -> dict[
         "session_id": session.session_id,
         "model": session.model.name,
         "state": session.state.value,
-        "priority": priority_name(spec.priority),
-        "effective_priority": entry and priority_name(entry.effective_priority),
+        "priority": spec.priority.label,
+        "effective_priority": entry and entry.effective_priority.label,
         "position": entry and entry.position,
         "starts_in_s": entry and entry.starts_in_s,
         "prompt_tokens": len(session.prompt),

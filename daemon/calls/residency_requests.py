@@ -9,12 +9,12 @@ from typing import Any
 import msgspec
 
 from ...ipc.server.server import Request
+from ...scheduler.priority import Priority
 from ...sessions import Session
 from ...sessions.admission.forecast import Ticket
 from ..core import Daemon
 from ..models.model import Lease, Model
 from ..residency.gate import Caller
-from ..residency.residency import NORMAL
 from ..traces.requests import note_visit
 from .arguments import priority_of, seconds_of
 
@@ -103,7 +103,7 @@ def _embeds(daemon: Daemon, request: Request) -> tuple[Model, Caller, Ticket]:
     priority = priority_of(p.priority)
     visit = Caller(
         daemon.registry.seconds(),
-        NORMAL if priority is None else priority,
+        Priority.NORMAL if priority is None else priority,
         queue_timeout_s=seconds_of(p.queue_timeout_s),
         timeout_s=seconds_of(p.timeout_s),
     )

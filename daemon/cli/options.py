@@ -23,7 +23,7 @@ __all__ = (
     "ModelName",
     "ModelOptions",
     "ModelsDir",
-    "Priority",
+    "PriorityName",
     "PriorityOption",
     "SettingPairs",
     "SocketPath",
@@ -40,7 +40,7 @@ EXIT_INTERRUPTED = 130
 EXIT_READER_GONE = 141
 
 
-class Priority(StrEnum):
+class PriorityName(StrEnum):
     """The classes of the queue."""
 
     LOW = "low"
@@ -88,8 +88,8 @@ SystemPrompt = Annotated[
     str | None, typer.Option("--system", metavar="TEXT", help="The system prompt.")
 ]
 PriorityOption = Annotated[
-    Priority,
-    typer.Option("--priority", metavar="|".join(Priority), help="The class in the queue."),
+    PriorityName,
+    typer.Option("--priority", metavar="|".join(PriorityName), help="The class in the queue."),
 ]
 ModelOptions = Annotated[
     list[str] | None,

@@ -37,7 +37,7 @@ NAMES_MAX = 1024
 """Users, or groups, of one rule."""
 ID_MAX = (1 << 32) - 2
 """The last number is nobody's: to the kernel it means "as it is"."""
-CLASSES: tuple[str, ...] = get_args(Priority)
+CLASSES: tuple[Priority, ...] = get_args(Priority)
 """The classes of turns from the lowest on: a class's number is its place."""
 
 
@@ -51,7 +51,7 @@ class Right(StrEnum):
 
 
 MEMBER_MAY = frozenset({Right.USE})
-MEMBER_CLASS = "high"
+MEMBER_CLASS: Priority = "high"
 """What everybody may who is neither root nor the daemon's user, where no rule says otherwise."""
 
 
@@ -62,7 +62,7 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
     users: frozenset[int] = frozenset()
     groups: frozenset[int] = frozenset()
     may: frozenset[Right] | None = None
-    priority_max: int | None = None
+    priority_max: Priority | None = None
     sessions_max: int | None = None
     tasks_waiting_max: int | None = None
     tokens_per_minute: int | None = None
@@ -178,9 +178,10 @@ def _right_of(value: Any) -> Right:
     raise ValueError(f"{_short(value)} is none of {', '.join(Right)}")
 
 
-def _priority(value: Any, place: str, errors: list[str]) -> int | None:
-    if value in CLASSES:
-        return CLASSES.index(value)
+def _priority(value: Any, place: str, errors: list[str]) -> Priority | None:
+    for name in CLASSES:
+        if value == name:
+            return name
     errors.append(f"{place}{_short(value)} is none of {', '.join(CLASSES)}")
     return None
 

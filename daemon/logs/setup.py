@@ -20,7 +20,7 @@ from typing import Any
 import structlog
 from structlog.typing import EventDict, Processor
 
-from ...backends.library_log import PRIORITIES
+from ...backends.library_log import SYSLOG_PRIORITIES
 from ...scheduler import messages as m
 from ..config.log_levels import LEVELS, ROOMS
 from ..config.settings import Config
@@ -172,7 +172,7 @@ class Logs:
         if self._console is not None:
             return _bytes(self._console(None, "", _for_terminal(event)))
         if self.in_journal:
-            return _bytes(f"<{PRIORITIES.get(event['level'], 3)}>{self._whole(event)}")
+            return _bytes(f"<{SYSLOG_PRIORITIES.get(event['level'], 3)}>{self._whole(event)}")
         return _bytes(self._json(None, "", event))
 
     def _whole(self, event: EventDict) -> str:

@@ -26,8 +26,8 @@ from prometheus_client.utils import floatToGoString
 
 from ... import __version__
 from ...backends.engine_build import LLAMA_BUILD_NUMBER, LLAMA_COMMIT
+from ...scheduler import PRIORITIES
 from ...scheduler.recording.engine_counters import COUNTERS, Histogram, StepKind, histograms_of
-from ...scheduler.task import PRIORITIES, priority_name
 from ...sessions.table import ACTIVE, State
 from ..models.model import Model, ModelState
 from ..models.swap import NOBODY
@@ -157,13 +157,13 @@ def _turns(daemon: Daemon) -> Read:
         turn = session.turn
         if session.active and turn is not None:
             name = daemon.tally.name_of_source(session.model)
-            states[session.state][name, priority_name(turn.spec.priority)] += 1
+            states[session.state][name, turn.spec.priority.label] += 1
             if session.state == State.WAITING:
                 reasons[name, "slot"] += 1
     for model, visit in daemon.registry.turnstile.waiting:
         if visit.turn:
             name = daemon.tally.name_of(model)
-            states[State.WAITING][name, priority_name(visit.priority)] += 1
+            states[State.WAITING][name, visit.priority.label] += 1
             reasons[name, "model"] += 1
     yield "num_requests_running", states[State.RUNNING]
     yield "num_requests_waiting", states[State.WAITING]

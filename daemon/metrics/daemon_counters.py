@@ -17,7 +17,6 @@ from ...backends.errors import (
     ShuttingDown,
 )
 from ...scheduler.recording.engine_counters import Histogram
-from ...scheduler.task import priority_name
 from ...sessions import ModelSource, Turn
 from ..models.model import Lease, Model
 from ..models.swap import NOBODY
@@ -115,7 +114,7 @@ class Tally:
         name = self.name_of_source(source)
         ended = time.monotonic()
         queued, admitted, first = turn.moments
-        labels = (name, priority_name(turn.spec.priority))
+        labels = (name, turn.spec.priority.label)
         if admitted is not None:
             self.observe("request_queue_time_seconds", labels, admitted - queued)
         if first is not None:

@@ -12,12 +12,12 @@ import msgspec
 
 from ...backends import MemoryNeed
 from ...backends.errors import InferdError, WorkerCrashed
+from ...scheduler.priority import Priority
 from ...sessions.turns.sentence_checks import Comparison, Similarity
 from ...sessions.worker_client import ask_again
 from ..config.model_settings import ModelConfig
 from ..residency.gate import Caller
 from ..residency.model_files import size_bytes
-from ..residency.residency import NORMAL
 from ..workers.evicted_turns import Aside
 from ..workers.recovery import Recovery
 from ..workers.worker import Worker
@@ -216,7 +216,7 @@ class Model:
 
     async def _ready_again(self) -> Worker:
         """Return the worker for turns that have none any more; they come as those who read them."""
-        priority = max((visit.priority for visit in self.stay.inside), default=NORMAL)
+        priority = max((visit.priority for visit in self.stay.inside), default=Priority.NORMAL)
         async with self._registry.turnstile.visit(self, Caller(self._registry.seconds(), priority)):
             return await self.ready()
 

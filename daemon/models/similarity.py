@@ -18,6 +18,7 @@ import anyio
 
 from ...backends.errors import InferdError, ModelNotFound, UnsupportedOperation
 from ...backends.params import BY_NAME
+from ...scheduler.priority import Priority
 from ...sessions import Session, TurnOptions
 from ...sessions.turns.sentence_checks import Comparison, Similarity
 from ..residency.gate import Caller
@@ -108,7 +109,7 @@ class Comparing:
         return Similarity(cosine_of(given.vector, said.vector))
 
     @contextmanager
-    def _visit(self, model: Model, priority: int) -> Iterator[bool]:
+    def _visit(self, model: Model, priority: Priority) -> Iterator[bool]:
         """Enter a model if it lets a visit in at once; tell whether it does."""
         registry = self._daemon.registry
         visit = Caller(registry.seconds(), priority)

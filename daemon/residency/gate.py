@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 import anyio
 
 from ...backends.errors import InferdError, Timeout
+from ...scheduler.priority import Priority
 from .budget import Room
-from .residency import NORMAL, Stay, Visit, present
+from .residency import Stay, Visit, present
 
 if TYPE_CHECKING:
     from ..models.model import Model
@@ -36,7 +37,7 @@ class Caller(Visit):
     def __init__(
         self,
         now: float,
-        priority: int = NORMAL,
+        priority: Priority = Priority.NORMAL,
         *,
         about: Any = None,
         turn: bool = False,

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from itertools import count
 
-from ...scheduler.task import PRIORITY_MAX
+from ...scheduler import Priority
 
 __all__ = ("AGEING_S_MIN", "LINGER_S", "Stay", "Visit", "present")
 
@@ -18,7 +18,6 @@ LINGER_S = 0.2
 """A model is left alone for so long after a visit: what it was to prepare follows (`compute` after
 `set_input`, the next step of a program).
 """
-NORMAL = 1
 
 Rank = tuple[int, bool, int, bool, float]
 """What sorts models: class with age, patience, how many wait, whether programs go on, arrival."""
@@ -37,16 +36,18 @@ class Visit:
     *absent* tells whether nobody reads what the model says to him: then he does not keep it.
     """
 
-    def __init__(self, priority: int, since: float, absent: Callable[[], bool] = present) -> None:
+    def __init__(
+        self, priority: Priority, since: float, absent: Callable[[], bool] = present
+    ) -> None:
         self.priority, self.since, self.absent = priority, since, absent
         self.number = next(_numbers)
         self.goes_on = False
         """It came as soon as another model had answered: most likely a program's next step."""
 
-    def effective(self, now: float, stay_s: float) -> int:
+    def effective(self, now: float, stay_s: float) -> Priority:
         """Return the class with its age."""
         rises = int(max(0.0, now - self.since) / max(stay_s, AGEING_S_MIN))
-        return min(PRIORITY_MAX, self.priority + rises)
+        return Priority(min(Priority.URGENT, self.priority + rises))
 
     def key(self, now: float, stay_s: float) -> tuple[int, int]:
         """Return what sorts visits, first come first: (class with age, arrival)."""

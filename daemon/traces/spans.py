@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...backends.params import SamplingParams
+from ...scheduler import Priority
 from ...scheduler.messages import TurnStats
-from ...scheduler.task import priority_name
 
 __all__ = ("CHAT", "COMPLETION", "EMBEDDINGS", "RequestFacts", "Span", "TurnFacts", "spans_of")
 
@@ -37,7 +37,7 @@ class TurnFacts:
     first_token_at: float | None = None
     sampling: SamplingParams = _NO_SAMPLING
     n_predict: int = -1
-    priority: int = 1
+    priority: Priority = Priority.NORMAL
     input_tokens: int = 0
     output_tokens: int = 0
     stats: TurnStats | None = None
@@ -107,7 +107,7 @@ def _asked(request: RequestFacts) -> dict[str, Value]:
     if not request.turns:
         return told
     first = request.turns[0]
-    told["inferd.priority"] = priority_name(first.priority)
+    told["inferd.priority"] = first.priority.label
     if request.operation == EMBEDDINGS:
         return told
     if request.choices > 1:

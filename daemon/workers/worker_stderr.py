@@ -11,7 +11,7 @@ import os
 import re
 from collections.abc import Callable
 
-from ...backends.library_log import PRIORITIES
+from ...backends.library_log import SYSLOG_PRIORITIES
 
 __all__ = ("TEXT_CHARACTERS_MAX", "WorkerLines", "cut_quotes", "split_priority")
 
@@ -24,7 +24,7 @@ TEXT_CHARACTERS_MAX = 2000
 LEFT_OUT = "\n…\n"
 GATHER_S = 0.2
 """Lines without a priority that come within this are one event, as those of a traceback."""
-_LEVELS = {priority: level for level, priority in PRIORITIES.items()}
+_LEVELS = {priority: level for level, priority in SYSLOG_PRIORITIES.items()}
 _PRIORITY = re.compile(r"<([0-7])>")
 _QUOTES = ("accepting piece:",)
 """After these llama.cpp quotes what was generated."""

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from ...backends import AdapterInfo, AdapterSpec, Device, MemoryNeed, ModelInfo, Shape
+from ..priority import Priority
 from .base import Message
 
 __all__ = (
@@ -64,7 +65,7 @@ class QueueEntry(msgspec.Struct, frozen=True, kw_only=True):
     task_id: int
     state: str
     position: int
-    effective_priority: int
+    effective_priority: Priority
     prompt_tokens: int
     computed_tokens: int
     output_tokens: int

@@ -6,6 +6,7 @@ import msgspec
 
 from ...backends import EmbedSpec, SamplingParams
 from ...backends.params import StoppingParams
+from ..priority import Priority
 
 __all__ = ("Progressed", "TaskSpec")
 
@@ -44,7 +45,7 @@ class TaskSpec(msgspec.Struct, frozen=True, kw_only=True):
     owner: int
     tokens: bytes
     sampling: SamplingParams
-    priority: int = 1
+    priority: Priority = Priority.NORMAL
     pull: bool = False
     credit: int = -1
     n_predict: int = -1

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import msgspec
 
 from ..kv.slots import Slot
-from ..task import PLAIN, PRIORITY_MAX, Group, Task
+from ..priority import Priority
+from ..task import PLAIN, Group, Task
 from .cost import Load, StepCost
 
 __all__ = (
@@ -188,7 +189,7 @@ def plan_slots(
             victim = _victim(task, stayed, order, limits, now)
             if victim is None:  # only a higher own class helps whoever comes after it
                 settled = [order.effective(r) for r in stayed if not r.unsettled]
-                floor = min(settled, default=PRIORITY_MAX)
+                floor = min(settled, default=Priority.URGENT)
                 continue
             park.append(victim)
         admit.append(task)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from .. import messages as m
+from ..priority import Priority
 from ..task import Task
 from .plan import Order
 from .wait_estimate import Pace, Work, expected_starts
@@ -52,7 +53,7 @@ class QueueView:
             task_id=task.spec.id,
             state=task.state.value,
             position=position,
-            effective_priority=self._order.effective(task),
+            effective_priority=Priority(self._order.effective(task)),
             prompt_tokens=task.prompt_size,
             computed_tokens=task.computed,
             output_tokens=task.generated,

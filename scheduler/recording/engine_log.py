@@ -11,9 +11,9 @@ from typing import Any
 
 from ...backends import InferdError, Model
 from ...backends.errors import Cancelled
-from ...backends.library_log import LEVELS, PRIORITIES, library_log
+from ...backends.library_log import LEVELS, SYSLOG_PRIORITIES, library_log
 from .. import messages as m
-from ..task import Task, priority_name
+from ..task import Task
 
 __all__ = ("SILENT", "TEXT_CHARACTERS_MAX", "EngineLog", "hear_library", "library_level")
 
@@ -49,7 +49,7 @@ class EngineLog:
                 "task.queued",
                 task,
                 owner=task.spec.owner,
-                priority=priority_name(task.spec.priority),
+                priority=task.spec.priority.label,
                 prompt_tokens=task.prompt_size,
                 **self._text("prompt", task.said[0]),
             )
@@ -134,6 +134,6 @@ def hear_library() -> None:
 
 
 def _to_stderr(level: str, text: str) -> None:
-    line = f"<{PRIORITIES[level]}>{' '.join(text.splitlines())}".encode()
+    line = f"<{SYSLOG_PRIORITIES[level]}>{' '.join(text.splitlines())}".encode()
     with contextlib.suppress(OSError):  # the daemon does not read now: no step waits for it
         os.write(_STDERR, line[: LINE_BYTES_MAX - 1] + b"\n")

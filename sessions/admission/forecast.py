@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from ...scheduler.messages import TurnStats
 from ...scheduler.policy.wait_estimate import Pace, Quotient, Work, expected_starts
+from ...scheduler.priority import Priority
 from ..table import State
 
 __all__ = ("Forecast", "Ticket")
@@ -28,7 +29,7 @@ class Ticket:
     owner: int
     model: str
     slots: int
-    priority: int
+    priority: Priority
     prompt_tokens: int
     limit: int = -1
     output: Sized = ()

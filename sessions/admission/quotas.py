@@ -11,7 +11,7 @@ from collections import OrderedDict
 import msgspec
 
 from ...backends.errors import PermissionDenied, QuotaExceeded
-from ...scheduler.task import PRIORITIES, priority_name
+from ...scheduler import Priority
 
 __all__ = ("NO_QUOTA", "RULES", "Quota", "Spending", "check_priority", "no_quota")
 
@@ -29,7 +29,7 @@ class Quota(msgspec.Struct, frozen=True, kw_only=True):
     sessions_max: int | None = None
     tasks_waiting_max: int | None = None
     tokens_per_minute: int | None = None
-    priority_max: int = PRIORITIES["urgent"]
+    priority_max: Priority = Priority.URGENT
 
     def bound(self, key: str) -> str:
         """Return what names one of the bounds: where it can be changed."""
@@ -44,15 +44,15 @@ def no_quota(owner: int) -> Quota:
     return NO_QUOTA
 
 
-def check_priority(quota: Quota, priority: int) -> None:
+def check_priority(quota: Quota, priority: Priority) -> None:
     """Refuse a class above the highest that a user may have.
 
     :raises PermissionDenied: it is above.
     """
     if priority > quota.priority_max:
-        highest = priority_name(quota.priority_max)
+        highest = quota.priority_max.label
         raise PermissionDenied(
-            f"you may not have turns of the class {priority_name(priority)}",
+            f"you may not have turns of the class {priority.label}",
             hint=f"use {highest}, which is the highest for you, or a lower one",
             data={"priority_max": highest},
         )

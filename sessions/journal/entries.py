@@ -11,6 +11,7 @@ import msgspec
 
 from ...backends import Rendering
 from ...backends.errors import InvalidArgument
+from ...scheduler import Priority
 from ...scheduler.messages import CUT_REASONS, pack_tokens, unpack_floats, unpack_tokens
 
 __all__ = ("Begin", "Facts", "PastEntry", "Piece", "Replay", "Stored", "decode_past", "encode")
@@ -26,7 +27,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     vocabulary: str = ""
     options: dict[str, Any] = {}
     defaults: dict[str, Any] = {}
-    priority: int = 1
+    priority: Priority = Priority.NORMAL
     turns: int = 0
     tokens: int = 0
 
@@ -54,7 +55,7 @@ class Begin(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     options: dict[str, Any] = {}
     seed: int = 0
-    priority: int = 1
+    priority: Priority = Priority.NORMAL
     special: bool = False
     turns: int = 0
 

@@ -21,6 +21,7 @@ from ...backends.errors import (
 )
 from ...backends.params import Options, read_options
 from ...scheduler import messages as m
+from ...scheduler.priority import Priority
 from ..admission.forecast import Ticket
 from ..admission.ledger import Ledger
 from ..history.history import History
@@ -67,7 +68,7 @@ class Session:
         self.session_id = session_id
         self.state = State.EMPTY
         self.parameters = Parameters(defaults)
-        self.priority = 1
+        self.priority = Priority.NORMAL
         self.persist = True
         self.turn: Turn | None = None
         self.adapters: tuple[str, ...] = ()

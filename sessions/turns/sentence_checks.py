@@ -7,6 +7,7 @@ from functools import partial
 from typing import NamedTuple
 
 from ...scheduler.messages import Sentence, TaskSpec, Verdict
+from ...scheduler.priority import Priority
 
 __all__ = ("Comparison", "Comparisons", "Judge", "Similarity", "nobody")
 
@@ -17,7 +18,7 @@ class Comparison(NamedTuple):
     """A sentence and the text to compare it with, for *owner*, whose turn has this *priority*."""
 
     owner: int
-    priority: int
+    priority: Priority
     sentence: str
     text: str
 

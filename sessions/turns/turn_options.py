@@ -20,6 +20,7 @@ from ...backends.params import (
     stopping_params,
 )
 from ...scheduler.messages import TaskSpec
+from ...scheduler.priority import Priority
 
 __all__ = ("NO_OPTIONS", "NO_SAMPLING", "Effective", "Parameters", "TurnOptions")
 
@@ -42,7 +43,7 @@ class TurnOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What one call says about its turn; empty fields leave it to the session."""
 
     options: dict[str, Any] = {}
-    priority: int | None = None
+    priority: Priority | None = None
     queue_timeout_s: float = 0.0
     timeout_s: float = 0.0
     credit: int = -1

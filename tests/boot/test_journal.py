@@ -12,7 +12,7 @@ from tests.echo import echo_model
 from .machine import BootedMachine
 from .service import BootedService, Entry
 
-PRIORITIES = {"debug": "7", "info": "6", "warning": "4", "error": "3"}
+SYSLOG_PRIORITIES = {"debug": "7", "info": "6", "warning": "4", "error": "3"}
 
 
 def own(entries: list[Entry]) -> list[Entry]:
@@ -43,7 +43,7 @@ def test_each_event_is_an_entry_with_its_fields_and_its_priority(lived: BootedSe
         {"timestamp", "level", "room", "event"} <= event.keys() for event in events
     )
     for entry, event in zip((e for e in entries if e["_PID"] == pid), events, strict=True):
-        assert entry["PRIORITY"] == PRIORITIES[event["level"]], entry["MESSAGE"]
+        assert entry["PRIORITY"] == SYSLOG_PRIORITIES[event["level"]], entry["MESSAGE"]
         assert entry["_SYSTEMD_UNIT"] == "inferd.service" and entry["_TRANSPORT"] == "stdout"
     assert {event["level"] for event in events} >= {"debug", "info", "error"}
     [finished] = [event for event in events if event["event"] == "task.finished"]

@@ -11,8 +11,9 @@ import pytest
 
 from inferd.daemon.access.rights import NEEDS
 from inferd.daemon.access.rules import MEMBER, OPERATOR, Rights, rights_of
-from inferd.daemon.config.access_settings import CLASSES, Right
+from inferd.daemon.config.access_settings import Right
 from inferd.daemon.config.settings import Config, load_config
+from inferd.scheduler.priority import Priority
 from tests.daemon.systemd_tools import SYSTEMD, directives
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -42,10 +43,10 @@ def test_the_example_says_what_its_comments_do(example: Config) -> None:
 
     for uid in (ADA, 1004):
         assert of(uid, STUDENTS).may == set(Right)
-        assert of(uid).quota.priority_max == CLASSES.index("urgent")
+        assert of(uid).quota.priority_max == Priority.URGENT
     student = of(STRANGER, STAFF, STUDENTS)
     assert student.may == {Right.USE}, "what the rule does not say stays"
-    assert student.quota.priority_max == CLASSES.index("normal")
+    assert student.quota.priority_max == Priority.NORMAL
     assert (student.quota.sessions_max, student.quota.tasks_waiting_max) == (4, 8)
     assert student.quota.tokens_per_minute == 20_000
     assert of(STRANGER, STAFF).may == frozenset()
@@ -66,7 +67,7 @@ def rows() -> dict[str, str]:
 def test_the_table_of_defaults_is_the_codes(row: str, rights: Rights) -> None:
     named = re.findall(r"`([\w-]+)`", rows()[row])
     assert set(named[:-1]) == rights.may
-    assert named[-1] == CLASSES[rights.quota.priority_max]
+    assert named[-1] == rights.quota.priority_max.label
     assert rights.quota.sessions_max is rights.quota.tasks_waiting_max is None
     assert rights.quota.tokens_per_minute is None
 

@@ -20,7 +20,7 @@ from ..options import (
     JsonOutput,
     ModelName,
     ModelOptions,
-    Priority,
+    PriorityName,
     PriorityOption,
     SocketPath,
     SystemPrompt,
@@ -47,7 +47,7 @@ _COMMAND = re.compile(r"/[a-z]+")
 def chat(
     model: ModelName,
     system: SystemPrompt = None,
-    priority: PriorityOption = Priority.NORMAL,
+    priority: PriorityOption = PriorityName.NORMAL,
     temp: Temperature = None,
     n_predict: TokensMax = None,
     option: ModelOptions = None,

@@ -10,7 +10,7 @@ import typer
 
 from ....backends.errors import TooLarge
 from ..client import RETRIES, client_of
-from ..options import JsonOutput, ModelName, Priority, PriorityOption, SocketPath
+from ..options import JsonOutput, ModelName, PriorityName, PriorityOption, SocketPath
 from ..output import fraction_bar, write, write_json
 from .run import PROMPT_BYTES_MAX
 
@@ -47,7 +47,7 @@ def embed(
             metavar="N", help="-1 none, 0 greatest number 32760, 1 taxicab, 2 euclidean, p p-norm."
         ),
     ] = 2,
-    priority: PriorityOption = Priority.NORMAL,
+    priority: PriorityOption = PriorityName.NORMAL,
     timeout: Annotated[
         float, typer.Option(metavar="SECONDS", min=0.001, help="For all texts.")
     ] = 600.0,

@@ -7,12 +7,13 @@ from typing import Any, get_args
 
 import pytest
 
+from inferd import ipc
 from inferd.daemon.access.rights import NEEDS, Access, right_for
 from inferd.daemon.access.rules import MEANINGS, MEMBER, OPERATOR, rights_of
+from inferd.daemon.cli.options import PriorityName
 from inferd.daemon.config.access_settings import CLASSES, Right, Rule
-from inferd.ipc import Priority
 from inferd.ipc.messages import CALLS, QueueParams, SessionsParams
-from inferd.scheduler import PRIORITIES
+from inferd.scheduler import PRIORITIES, Priority
 from inferd.sessions import Quota
 from tests.daemon.other_users import Stranger
 
@@ -58,10 +59,10 @@ def test_without_rules_root_and_the_daemons_user_may_everything_and_others_use_i
     for uid in (ROOT, OWN):
         rights = rights_of((), uid, (), OWN)
         assert rights.may == set(Right)
-        assert rights.quota == Quota(priority_max=PRIORITIES["urgent"])
+        assert rights.quota == Quota(priority_max=Priority.URGENT)
     rights = rights_of((), ADA, (STAFF,), OWN)
     assert rights.may == {Right.USE}
-    assert rights.quota == Quota(priority_max=PRIORITIES["high"])
+    assert rights.quota == Quota(priority_max=Priority.HIGH)
 
 
 @pytest.mark.parametrize(
@@ -83,7 +84,7 @@ def test_what_a_rule_says_holds_even_for_operators(uid: int) -> None:
         name="r",
         users=frozenset({uid}),
         may=frozenset({Right.SEE_ALL}),
-        priority_max=0,
+        priority_max="low",
         sessions_max=1,
         tasks_waiting_max=2,
         tokens_per_minute=3,
@@ -91,7 +92,11 @@ def test_what_a_rule_says_holds_even_for_operators(uid: int) -> None:
     rights = rights_of([rule], uid, (), OWN)
     assert rights.may == {Right.SEE_ALL}
     assert rights.quota == Quota(
-        rule="r", sessions_max=1, tasks_waiting_max=2, tokens_per_minute=3, priority_max=0
+        rule="r",
+        sessions_max=1,
+        tasks_waiting_max=2,
+        tokens_per_minute=3,
+        priority_max=Priority.LOW,
     )
 
 
@@ -161,5 +166,5 @@ def test_a_quota_goes_by_the_connection_opened_last_of_those_that_are_open() -> 
 
 
 def test_the_classes_are_the_schedulers() -> None:
-    assert CLASSES == get_args(Priority) == tuple(sorted(PRIORITIES, key=PRIORITIES.__getitem__))
-    assert list(PRIORITIES.values()) == list(range(len(CLASSES)))
+    assert CLASSES == get_args(ipc.Priority) == tuple(p.label for p in sorted(Priority))
+    assert tuple(PriorityName) == CLASSES, "of the command line"

@@ -8,6 +8,7 @@ import pytest
 
 from inferd.scheduler.kv.files import KvFiles
 from inferd.scheduler.policy.plan import Limits
+from inferd.scheduler.priority import Priority
 from inferd.scheduler.recording.engine_counters import COUNTERS, WRITTEN_S, Figures, histograms_of
 from tests.scheduler.doubles import Bench
 from tests.scheduler.kv.test_kv_reuse import settle
@@ -26,7 +27,7 @@ def counted(bench: Bench) -> dict[str, float]:
 
 def test_tokens_steps_and_parks_are_those_of_the_turns() -> None:
     bench = Bench(slots=1, limits=Limits(quantum_tokens=8))
-    bench.run(bench.submit(1, TEXT), bench.submit(2, TEXT[::-1], priority=3))
+    bench.run(bench.submit(1, TEXT), bench.submit(2, TEXT[::-1], priority=Priority.URGENT))
     found = counted(bench)
     stats = [bench.stats(1), bench.stats(2)]
     assert found["generated"] == sum(s.output_tokens for s in stats)
@@ -41,10 +42,10 @@ def test_tokens_steps_and_parks_are_those_of_the_turns() -> None:
 
 def test_a_parked_turn_that_comes_back_was_restored() -> None:
     bench = Bench(slots=1)
-    bench.turn(bench.submit(1, TEXT, priority=0))
+    bench.turn(bench.submit(1, TEXT, priority=Priority.LOW))
     bench.turn()
     before = counted(bench)
-    bench.run(bench.submit(2, "urgent", priority=3, fresh=True))
+    bench.run(bench.submit(2, "urgent", priority=Priority.URGENT, fresh=True))
     after = counted(bench)
     assert bench.stats(1).parks == 1
     assert after["parks"] - before["parks"] == 1

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inferd.daemon.residency.residency import AGEING_S_MIN, LINGER_S, Stay, Visit
+from inferd.scheduler.priority import Priority
 
 TICK_S = 0.25
 LOAD_S = 1.0
@@ -17,7 +18,7 @@ WORK_S_MAX = 4.0
 class Job(Visit):
     """A visit that computes for *work_s* once it has a slot."""
 
-    def __init__(self, model: int, priority: int, since: float, work_s: float) -> None:
+    def __init__(self, model: int, priority: Priority, since: float, work_s: float) -> None:
         super().__init__(priority, since)
         self.model, self.left_s, self.entered_at = model, work_s, -1.0
 
@@ -86,7 +87,7 @@ def bound_s(
     job: Job, jobs: list[Job], models: int, stay_s: float, work_s: dict[Job, float]
 ) -> float:
     """Return how long a visit may wait, whatever comes after it has become urgent."""
-    aged_s = (3 - job.priority) * max(stay_s, AGEING_S_MIN)
+    aged_s = (Priority.URGENT - job.priority) * max(stay_s, AGEING_S_MIN)
     before = sum(work_s[j] for j in jobs if j is not job and j.since <= job.since + aged_s)
     return (
         aged_s + stay_s + before + models * (stay_s + WORK_S_MAX + LOAD_S + LINGER_S + 2 * TICK_S)
@@ -97,7 +98,7 @@ jobs_of = st.lists(
     st.builds(
         Job,
         model=st.integers(0, 2),
-        priority=st.integers(0, 3),
+        priority=st.sampled_from(Priority),
         since=st.integers(0, 240).map(lambda n: n * TICK_S),
         work_s=st.integers(1, int(WORK_S_MAX / TICK_S)).map(lambda n: n * TICK_S),
     ),
@@ -120,17 +121,17 @@ def test_nobody_waits_past_the_bound_and_no_model_is_loaded_for_nothing(
     assert sum(machine.served) == len(jobs)
 
 
-@pytest.mark.parametrize("priority", [0, 1, 2, 3])
+@pytest.mark.parametrize("priority", Priority)
 @pytest.mark.parametrize("stay_s", [0.0, 5.0, 20.0])
 def test_a_flood_of_urgent_visits_delays_a_cold_model_for_its_ageing_alone(
-    priority: int, stay_s: float
+    priority: Priority, stay_s: float
 ) -> None:
     """The flood is more than the resident model can do, and never ends."""
-    flood = [Job(0, 3, n * TICK_S, 1.0) for n in range(1000)]
+    flood = [Job(0, Priority.URGENT, n * TICK_S, 1.0) for n in range(1000)]
     cold = Job(1, priority, 10 * TICK_S, 1.0)
     machine = Machine(2, stay_s)
     machine.run([*flood, cold], until_s=240)
-    aged_s = (3 - priority) * max(stay_s, AGEING_S_MIN)
+    aged_s = (Priority.URGENT - priority) * max(stay_s, AGEING_S_MIN)
     queued_s = sum(1 for j in flood if j.since <= cold.since + aged_s) * 1.0 / SLOTS
     assert cold.entered_at - cold.since > 0
     assert cold.entered_at <= queued_s + stay_s + LOAD_S + WORK_S_MAX + cold.since
@@ -138,7 +139,11 @@ def test_a_flood_of_urgent_visits_delays_a_cold_model_for_its_ageing_alone(
 
 def pipelines(count: int, rounds: int) -> list[Job]:
     """Return what arrives where programs ask three models in turns, out of phase."""
-    return [Job((p + n) % 3, 1, float(n), 0.5) for n in range(rounds * 3) for p in range(count)]
+    return [
+        Job((p + n) % 3, Priority.NORMAL, float(n), 0.5)
+        for n in range(rounds * 3)
+        for p in range(count)
+    ]
 
 
 def test_models_in_turns_are_loaded_for_many_at_a_time() -> None:
@@ -153,7 +158,7 @@ def run_programs(machine: Machine, models: list[int], steps: int, apart_s: float
     """Let programs ask the three models in turns, each for the next one once it has its answer; the
     first ones are given, the programs begin *apart_s* after each other.
     """
-    jobs = [Job(model, 1, n * apart_s, 0.5) for n, model in enumerate(models)]
+    jobs = [Job(model, Priority.NORMAL, n * apart_s, 0.5) for n, model in enumerate(models)]
     left, coming = [steps] * len(jobs), list(jobs)
     while any(left):
         for job in [j for j in coming if j.since <= machine.now]:
@@ -163,7 +168,7 @@ def run_programs(machine: Machine, models: list[int], steps: int, apart_s: float
         for program, job in enumerate(jobs):
             if job.left_s <= 0 and left[program]:
                 left[program] -= 1
-                jobs[program] = Job((job.model + 1) % 3, 1, machine.now - TICK_S, 0.5)
+                jobs[program] = Job((job.model + 1) % 3, Priority.NORMAL, machine.now - TICK_S, 0.5)
                 if left[program]:
                     machine.ask(jobs[program])
 
@@ -200,46 +205,60 @@ def asks(stay: Stay, other: Visit | None, *visits: Visit, now: float) -> list[Vi
 
 
 def test_without_others_everybody_enters() -> None:
-    visits = [Visit(0, 1.0) for _ in range(5)]
+    visits = [Visit(Priority.LOW, 1.0) for _ in range(5)]
     assert asks(stay_of(), None, *visits, now=1.0) == visits
 
 
 def test_who_came_first_enters_and_who_came_later_only_into_a_free_slot() -> None:
-    earlier, other = Visit(1, 1.0), Visit(1, 2.0)
-    later = [Visit(1, 3.0) for _ in range(3)]
-    stay = stay_of(Visit(1, 0.0))
+    earlier, other = Visit(Priority.NORMAL, 1.0), Visit(Priority.NORMAL, 2.0)
+    later = [Visit(Priority.NORMAL, 3.0) for _ in range(3)]
+    stay = stay_of(Visit(Priority.NORMAL, 0.0))
     assert asks(stay, other, *later, now=3.0) == later[:1]
     assert asks(stay, other, earlier, now=3.0) == [earlier]
 
 
 def test_after_the_stay_only_who_came_first_enters() -> None:
-    other, later = Visit(1, 2.0), Visit(1, 3.0)
-    assert asks(stay_of(Visit(1, 0.0)), other, later, now=11.9) == [later]
-    assert asks(stay_of(Visit(1, 0.0)), other, Visit(1, 3.0), now=12.0) == []
-    assert asks(stay_of(Visit(1, 0.0), began=9.0), other, later, now=12.0) == [later]
+    other, later = Visit(Priority.NORMAL, 2.0), Visit(Priority.NORMAL, 3.0)
+    assert asks(stay_of(Visit(Priority.NORMAL, 0.0)), other, later, now=11.9) == [later]
+    assert (
+        asks(stay_of(Visit(Priority.NORMAL, 0.0)), other, Visit(Priority.NORMAL, 3.0), now=12.0)
+        == []
+    )
+    assert asks(stay_of(Visit(Priority.NORMAL, 0.0), began=9.0), other, later, now=12.0) == [later]
 
 
 def test_a_lower_class_does_not_delay_a_higher_one() -> None:
-    assert asks(stay_of(Visit(0, 0.0)), Visit(2, 2.0), Visit(1, 1.0), now=2.0) == []
+    assert (
+        asks(
+            stay_of(Visit(Priority.LOW, 0.0)),
+            Visit(Priority.HIGH, 2.0),
+            Visit(Priority.NORMAL, 1.0),
+            now=2.0,
+        )
+        == []
+    )
 
 
 def test_age_counts() -> None:
-    other, urgent = Visit(1, 0.0), Visit(3, 20.0)
-    assert asks(stay_of(Visit(3, 0.0)), other, Visit(3, 19.0), now=19.0) != []
-    assert asks(stay_of(Visit(3, 0.0)), other, urgent, now=20.0) == []
+    other, urgent = Visit(Priority.NORMAL, 0.0), Visit(Priority.URGENT, 20.0)
+    assert (
+        asks(stay_of(Visit(Priority.URGENT, 0.0)), other, Visit(Priority.URGENT, 19.0), now=19.0)
+        != []
+    )
+    assert asks(stay_of(Visit(Priority.URGENT, 0.0)), other, urgent, now=20.0) == []
 
 
 def test_whom_a_model_was_loaded_for_enters_even_if_somebody_more_urgent_has_come() -> None:
     stay = stay_of()
-    mine = Visit(0, 0.0)
+    mine = Visit(Priority.LOW, 0.0)
     stay.waiting.append(mine)
-    assert not stay.over(Visit(3, 1.0), 5.0)
-    assert stay.let_in(Visit(3, 1.0), 5.0) == [mine]
+    assert not stay.over(Visit(Priority.URGENT, 1.0), 5.0)
+    assert stay.let_in(Visit(Priority.URGENT, 1.0), 5.0) == [mine]
 
 
 def test_a_model_leaves_once_nobody_is_inside_or_all_are_away() -> None:
     away = False
-    inside, other = Visit(1, 0.0, lambda: away), Visit(1, 0.0)
+    inside, other = Visit(Priority.NORMAL, 0.0, lambda: away), Visit(Priority.NORMAL, 0.0)
     stay = stay_of(inside)
     assert not stay.over(other, 99.0)
     away = True
@@ -252,7 +271,7 @@ def test_a_model_leaves_once_nobody_is_inside_or_all_are_away() -> None:
 
 
 def test_a_stay_of_nothing_lingers_for_nobody() -> None:
-    inside = Visit(1, 0.0)
+    inside = Visit(Priority.NORMAL, 0.0)
     stay = stay_of(inside, stay_s=0.0)
     stay.leave(inside, 3.0)
-    assert stay.over(Visit(1, 0.0), 3.0)
+    assert stay.over(Visit(Priority.NORMAL, 0.0), 3.0)

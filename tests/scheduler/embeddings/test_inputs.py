@@ -14,6 +14,7 @@ from inferd.backends.embedder import EMBEDDING_BYTES_MAX, normalized
 from inferd.backends.errors import OutOfMemory
 from inferd.scheduler import Limits
 from inferd.scheduler import messages as m
+from inferd.scheduler.priority import Priority
 from tests.scheduler.doubles import Bench
 
 
@@ -114,14 +115,14 @@ def test_neither_texts_nor_turns_starve_while_urgent_ones_keep_coming(low: str, 
         return bench.submit(number, words, n_predict=1, **fields)
 
     for number in range(1, 4):
-        bench.turn(task(flood, number, f"{number:03}{'z' * 50}", priority=3, owner=2))
-    bench.turn(task(low, 0, "the last one", priority=0))
+        bench.turn(task(flood, number, f"{number:03}{'z' * 50}", priority=Priority.URGENT, owner=2))
+    bench.turn(task(low, 0, "the last one", priority=Priority.LOW))
     waited = 0
     while bench.end(0) is None:
         waited += 1
         assert waited < 200, "it starved"
         number += 1
-        bench.turn(task(flood, number, f"{number:03}{'z' * 50}", priority=3, owner=2))
+        bench.turn(task(flood, number, f"{number:03}{'z' * 50}", priority=Priority.URGENT, owner=2))
     if low == flood:
         assert waited > 10, "it did not have to wait for its age"
 
@@ -129,8 +130,8 @@ def test_neither_texts_nor_turns_starve_while_urgent_ones_keep_coming(low: str, 
 def test_an_urgent_text_comes_before_a_long_one_that_has_all_the_room() -> None:
     bench = Bench(ctx_size=256)
     long, short = "a" * 250, "now"
-    bench.turn(text(bench, 1, long, priority=0))
-    bench.turn(text(bench, 2, short, priority=3))
+    bench.turn(text(bench, 1, long, priority=Priority.LOW))
+    bench.turn(text(bench, 2, short, priority=Priority.URGENT))
     bench.run()
 
     assert bench.order[:2] == [1, 2]

@@ -11,6 +11,7 @@ from inferd.backends.echo.model import EchoOptions
 from inferd.backends.errors import InvalidArgument
 from inferd.scheduler import Limits
 from inferd.scheduler import messages as m
+from inferd.scheduler.priority import Priority
 from tests.scheduler.doubles import Bench
 
 
@@ -318,12 +319,12 @@ def test_an_absent_pull_reader_is_parked_for_a_waiting_task_and_comes_back_whole
 
 def test_an_urgent_task_runs_at_once_and_the_parked_one_loses_nothing() -> None:
     bench = Bench(slots=1)
-    bench.turn(bench.submit(1, "a low one that takes its time", priority=0))
+    bench.turn(bench.submit(1, "a low one that takes its time", priority=Priority.LOW))
     for _ in range(5):
         bench.turn()
     rows = bench.engine.statistics()["rows"]
 
-    bench.turn(bench.submit(2, "now", priority=3))
+    bench.turn(bench.submit(2, "now", priority=Priority.URGENT))
 
     assert bench.text(2) == b"n", "the urgent task was not served in the very next step"
     bench.run()
@@ -336,9 +337,9 @@ def test_an_urgent_task_runs_at_once_and_the_parked_one_loses_nothing() -> None:
 
 def test_a_parked_state_that_does_not_fit_is_not_parked() -> None:
     bench = Bench(slots=1, limits=Limits(kv_ram_bytes=1))
-    bench.turn(bench.submit(1, "low", priority=0))
+    bench.turn(bench.submit(1, "low", priority=Priority.LOW))
 
-    bench.run(bench.submit(2, "urgent", priority=3))
+    bench.run(bench.submit(2, "urgent", priority=Priority.URGENT))
 
     assert bench.stats(1).parks == 0
     assert bench.text(2) == b"urgent"
@@ -400,7 +401,7 @@ def test_what_another_worker_had_begun_goes_on_before_its_equals_that_wait() -> 
         bench.submit(1, "new"),
         bench.submit(2, "waits", progressed=waited),
         bench.submit(3, "begun", progressed=begun),
-        bench.submit(4, "urgent", priority=3),
+        bench.submit(4, "urgent", priority=Priority.URGENT),
     )
 
     assert list(bench.reports) == [4, 3, 1, 2]

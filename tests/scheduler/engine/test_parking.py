@@ -5,6 +5,7 @@ from __future__ import annotations
 from inferd.backends import EmbedSpec
 from inferd.scheduler import Limits
 from inferd.scheduler import messages as m
+from inferd.scheduler.priority import Priority
 from tests.scheduler.doubles import Bench
 
 LONG, SHORT = "a long text " * 8, "short"
@@ -54,7 +55,9 @@ def test_it_leaves_its_slot_to_who_waits_and_goes_on_where_it_stood() -> None:
 def test_its_class_takes_no_slot_back_while_others_wait() -> None:
     bench = bench_of()
     seen = moves(bench)
-    bench.turn(bench.submit(1, LONG, priority=3), *(bench.submit(n, SHORT) for n in (2, 3)))
+    bench.turn(
+        bench.submit(1, LONG, priority=Priority.URGENT), *(bench.submit(n, SHORT) for n in (2, 3))
+    )
     assert park(bench, 1)
     bench.run()
 
@@ -125,7 +128,7 @@ def test_back_in_a_slot_it_is_as_any_other() -> None:
     assert park(bench, 1)
     while seen.count((1, "running")) < 2:
         bench.turn()
-    bench.run(bench.submit(3, SHORT, priority=3), bench.submit(4, SHORT))
+    bench.run(bench.submit(3, SHORT, priority=Priority.URGENT), bench.submit(4, SHORT))
     assert [number for number, state in seen if state == "ended"] == [2, 3, 1, 4]
 
 

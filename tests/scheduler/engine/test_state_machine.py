@@ -29,6 +29,7 @@ from inferd.backends.embedder import Pool
 from inferd.scheduler import Limits
 from inferd.scheduler import messages as m
 from inferd.scheduler.kv.files import KvFiles
+from inferd.scheduler.priority import Priority
 from inferd.sessions.turn import Turn
 from tests.scheduler.doubles import Bench
 from tests.sessions.doubles import EnginePort
@@ -138,7 +139,7 @@ class EngineMachine(RuleBasedStateMachine):
     @rule(
         head=st.sampled_from(HEADS),
         tail=TAILS,
-        priority=st.integers(0, 3),
+        priority=st.sampled_from(Priority),
         owner=st.integers(1, 2),
         session=st.sampled_from(["", "one", "two"]),
         pull=st.booleans(),
@@ -150,7 +151,7 @@ class EngineMachine(RuleBasedStateMachine):
         self,
         head: str,
         tail: str,
-        priority: int,
+        priority: Priority,
         owner: int,
         session: str,
         pull: bool,
@@ -176,12 +177,12 @@ class EngineMachine(RuleBasedStateMachine):
     @rule(
         text=TAILS,
         times=st.sampled_from([1, 1, 5]),
-        priority=st.integers(0, 3),
+        priority=st.sampled_from(Priority),
         owner=st.integers(1, 2),
         timeout=st.sampled_from([0.0, 0.0, 0.5]),
     )
     def arrive_to_embed(
-        self, text: str, times: int, priority: int, owner: int, timeout: float
+        self, text: str, times: int, priority: Priority, owner: int, timeout: float
     ) -> None:
         spec = self.bench.spec(
             len(self.specs) + 1,

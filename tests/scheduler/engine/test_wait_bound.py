@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from inferd.scheduler import Limits
 from inferd.scheduler import messages as m
-from inferd.scheduler.task import PRIORITY_MAX, Task, TaskState
+from inferd.scheduler.priority import Priority
+from inferd.scheduler.task import Task, TaskState
 from tests.scheduler.doubles import Bench
 
 LIMITS = Limits(ageing_tokens=100, quantum_tokens=20, share_tokens_min=1 << 20)
@@ -21,7 +22,7 @@ TURNS_MAX = 5000
 class Crowd:
     """Owners who always have more urgent tasks than there are slots, next to a task that waits."""
 
-    def __init__(self, slots: int, priority: int, owner: int, owners: int, rng: Random):
+    def __init__(self, slots: int, priority: Priority, owner: int, owners: int, rng: Random):
         self.bench = Bench(slots=slots, limits=LIMITS, batch_size=BATCH_SIZE)
         self.engine = self.bench.engine
         self.owners, self.rng = owners, rng
@@ -40,7 +41,9 @@ class Crowd:
 
     def one_more(self) -> m.Submit:
         self.submitted += 1
-        priority = self.rng.choice([PRIORITY_MAX, PRIORITY_MAX, self.rng.randint(0, 3)])
+        priority = self.rng.choice(
+            [Priority.URGENT, Priority.URGENT, self.rng.choice(list(Priority))]
+        )
         text = "abcdefgh"[self.submitted % 8] * self.rng.randint(1, 80)
         owner = self.rng.randint(1, self.owners)
         return self.bench.submit(self.submitted, text, owner=owner, priority=priority)
@@ -66,13 +69,13 @@ class Crowd:
 @hypothesis.settings(max_examples=60, deadline=None, derandomize=True)
 @hypothesis.given(
     slots=st.integers(1, 3),
-    priority=st.integers(0, PRIORITY_MAX),
+    priority=st.sampled_from(Priority),
     owner=st.integers(1, 3),
     owners=st.integers(1, 3),
     rng=st.randoms(use_true_random=False),
 )
 def test_a_task_runs_after_its_ageing_and_a_quantum_for_each_urgent_one_before_it(
-    slots: int, priority: int, owner: int, owners: int, rng: Random
+    slots: int, priority: Priority, owner: int, owners: int, rng: Random
 ) -> None:
     """And after the owners are level, if its own was served more. A step is not divided: where
     it ends what it should not, its rows come on top.
@@ -84,12 +87,12 @@ def test_a_task_runs_after_its_ageing_and_a_quantum_for_each_urgent_one_before_i
         if crowd.target.state is TaskState.RUNNING:
             break
         order = crowd.engine._order()
-        if order.effective(crowd.target) == PRIORITY_MAX:
+        if order.effective(crowd.target) == Priority.URGENT:
             lead = crowd.lead() if lead is None else lead
             ahead |= crowd.ahead()
         crowd.turn()
     waited = crowd.engine.clock - crowd.since
-    ageing = LIMITS.ageing_tokens * (PRIORITY_MAX - priority) + BATCH_SIZE
+    ageing = LIMITS.ageing_tokens * (Priority.URGENT - priority) + BATCH_SIZE
     holders = len(ahead) + slots
     bound = ageing + (LIMITS.quantum_tokens + BATCH_SIZE) * holders + (lead or 0)
     assert waited <= bound, f"{waited} tokens, {len(ahead)} were before it, lead {lead}"

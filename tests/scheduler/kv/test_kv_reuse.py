@@ -15,6 +15,7 @@ from inferd.scheduler import Limits
 from inferd.scheduler import messages as m
 from inferd.scheduler.engine.engine import REST_S
 from inferd.scheduler.kv.files import KvFiles
+from inferd.scheduler.priority import Priority
 from tests.scheduler.doubles import Bench
 
 PREFIX = "the beginning that all of these prompts have in common, and it is long: "
@@ -197,10 +198,13 @@ def test_followers_go_on_all_at_once(memory: Memory) -> None:
 
 def test_a_follower_makes_its_leader_as_urgent_as_itself() -> None:
     bench = Bench(slots=3, limits=SHARE, batch_size=8)
-    bench.turn(bench.submit(1, PREFIX + "low", priority=0), bench.submit(2, "q" * 60, priority=2))
+    bench.turn(
+        bench.submit(1, PREFIX + "low", priority=Priority.LOW),
+        bench.submit(2, "q" * 60, priority=Priority.HIGH),
+    )
     leader = next(t for t in bench.engine.slots.tasks if t.spec.id == 1)
 
-    bench.turn(bench.submit(3, PREFIX + "urgent", priority=3))
+    bench.turn(bench.submit(3, PREFIX + "urgent", priority=Priority.URGENT))
 
     assert leader.boost == 3
     bench.run()
@@ -210,10 +214,14 @@ def test_a_follower_makes_its_leader_as_urgent_as_itself() -> None:
 
 def test_a_leader_is_not_parked_for_others_than_those_who_come_before_its_followers() -> None:
     bench = Bench(slots=2, limits=SHARE, batch_size=8)
-    bench.turn(bench.submit(1, PREFIX + "low", priority=0), bench.submit(2, "q" * 60, priority=1))
+    bench.turn(
+        bench.submit(1, PREFIX + "low", priority=Priority.LOW),
+        bench.submit(2, "q" * 60, priority=Priority.NORMAL),
+    )
 
     bench.turn(
-        bench.submit(3, PREFIX + "urgent", priority=3), bench.submit(4, "n" * 30, priority=2)
+        bench.submit(3, PREFIX + "urgent", priority=Priority.URGENT),
+        bench.submit(4, "n" * 30, priority=Priority.HIGH),
     )
 
     running = {t.spec.id for t in bench.engine.slots.tasks}
@@ -362,11 +370,11 @@ def test_a_turn_on_a_shifted_state_is_as_approximate_and_stays_so() -> None:
 
 def test_parking_waits_until_a_shift_is_settled_and_loses_nothing() -> None:
     bench = Bench(slots=1, ctx_size=32)
-    bench.turn(bench.submit(1, "abcdefghijklmnopq", priority=0, ctx_shift=True, n_keep=-1,
-                            n_discard=3))  # fmt: skip
+    bench.turn(bench.submit(1, "abcdefghijklmnopq", priority=Priority.LOW, ctx_shift=True,
+                            n_keep=-1, n_discard=3))  # fmt: skip
     for _ in range(11):
         bench.turn()
-    bench.run(bench.submit(2, "now", priority=3))
+    bench.run(bench.submit(2, "now", priority=Priority.URGENT))
 
     assert bench.text(2) == b"now"
     assert bench.stats(1).parks == 1
@@ -395,7 +403,12 @@ def test_a_full_cache_parks_the_last_in_the_order_and_fails_nobody(memory: Memor
     bench = Bench(slots=4, options=EchoOptions(memory=memory, kv_cells=150))
     texts = [f"{i} " + "text that goes on for a while" for i in range(4)]
 
-    bench.run(*(bench.submit(i, text, priority=3 - i) for i, text in enumerate(texts)))
+    bench.run(
+        *(
+            bench.submit(i, text, priority=Priority(Priority.URGENT - i))
+            for i, text in enumerate(texts)
+        )
+    )
 
     assert [bench.text(i).decode() for i in range(4)] == texts
     assert bench.engine.statistics()["kv_full"] > 0

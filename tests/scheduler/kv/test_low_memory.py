@@ -17,6 +17,7 @@ from inferd.scheduler import messages as m
 from inferd.scheduler.engine.engine import REST_S
 from inferd.scheduler.kv import files as kv_files
 from inferd.scheduler.kv.files import KvFiles
+from inferd.scheduler.priority import Priority
 from tests.scheduler.doubles import Bench
 from tests.scheduler.kv.test_kv_reuse import ask, go_on, history, settle
 
@@ -108,10 +109,10 @@ def test_what_the_disk_has_no_time_for_waits_in_memory_for_it(
 def rows_with(memory: Memory, *commands: m.Command) -> int:
     """Return the rows of two turns over one slot, *commands* said while one of them is parked."""
     bench = Bench(slots=1, options=EchoOptions(memory=memory), limits=Limits(quantum_tokens=4))
-    bench.turn(bench.submit(1, TEXTS[0], priority=0))
+    bench.turn(bench.submit(1, TEXTS[0], priority=Priority.LOW))
     while not bench.text(1):
         bench.turn()
-    bench.turn(bench.submit(2, TEXTS[1], priority=3))
+    bench.turn(bench.submit(2, TEXTS[1], priority=Priority.URGENT))
     while not bench.text(2):
         bench.turn()
     bench.turn(*commands)

@@ -8,6 +8,7 @@ from inferd.scheduler.messages import TaskSpec, pack_tokens
 from inferd.scheduler.policy.cost import Load, StepCost
 from inferd.scheduler.policy.embeddings_plan import embeds_next, plan_text_rows, plan_texts
 from inferd.scheduler.policy.plan import Limits, Order, OwnerClock
+from inferd.scheduler.priority import Priority
 from inferd.scheduler.task import Task, TaskState
 
 INFO = EmbedInfo(size=4, slots=3, rows_max=32, tokens_max=100)
@@ -15,7 +16,9 @@ WHOLE = EmbedInfo(size=4, slots=3, rows_max=32, tokens_max=32, whole=True)
 LIMITS = Limits(ageing_tokens=1000)
 
 
-def task(number: int, tokens: int = 10, *, owner: int = 1, priority: int = 1) -> Task:
+def task(
+    number: int, tokens: int = 10, *, owner: int = 1, priority: Priority = Priority.NORMAL
+) -> Task:
     spec = TaskSpec(
         id=number,
         owner=owner,
@@ -32,7 +35,7 @@ def running(it: Task, slot: int, computed: int = 0) -> Task:
     return it
 
 
-def decoding(number: int, *, priority: int = 1) -> Task:
+def decoding(number: int, *, priority: Priority = Priority.NORMAL) -> Task:
     it = running(task(number, priority=priority), 0, computed=10)
     it.tokens.append(1)
     return it
@@ -71,20 +74,20 @@ def test_with_both_they_take_turns() -> None:
 
 
 def test_who_decodes_has_its_step_beside_embeddings_of_any_class() -> None:
-    urgent = task(1, priority=3)
-    assert not embeds_next([decoding(2, priority=0)], [urgent], order(), embedded=True)
-    low = task(1, priority=0)
-    assert embeds_next([decoding(2, priority=3)], [low], order(), embedded=False)
+    urgent = task(1, priority=Priority.URGENT)
+    assert not embeds_next([decoding(2, priority=Priority.LOW)], [urgent], order(), embedded=True)
+    low = task(1, priority=Priority.LOW)
+    assert embeds_next([decoding(2, priority=Priority.URGENT)], [low], order(), embedded=False)
 
 
 def test_prompts_and_embeddings_of_a_lower_class_wait_for_the_higher_one() -> None:
-    low, high = task(1, priority=0), task(2, priority=2)
+    low, high = task(1, priority=Priority.LOW), task(2, priority=Priority.HIGH)
     assert not embeds_next([high], [low], order(), embedded=False)
     assert embeds_next([low], [high], order(), embedded=True)
 
 
 def test_what_waits_for_a_higher_class_ages_until_it_has_its_turn() -> None:
-    low, high = task(1, priority=0), task(2, priority=2)
+    low, high = task(1, priority=Priority.LOW), task(2, priority=Priority.HIGH)
     low.age = 2 * LIMITS.ageing_tokens
     assert embeds_next([high], [low], order(), embedded=False)
     assert not embeds_next([low], [high], order(), embedded=True)
@@ -94,7 +97,7 @@ def test_what_waits_for_a_higher_class_ages_until_it_has_its_turn() -> None:
 
 
 def test_texts_come_in_the_order_of_the_queue_while_there_is_room() -> None:
-    waiting = [task(1, 30), task(2, 30, priority=2), task(3, 30), task(4, 5)]
+    waiting = [task(1, 30), task(2, 30, priority=Priority.HIGH), task(3, 30), task(4, 5)]
     plan = plan_texts(waiting, [], order(), INFO)
     assert [t.spec.id for t in plan.admit] == [2, 1, 3]
     assert not plan.drop
@@ -106,18 +109,18 @@ def test_none_overtakes_one_that_waits_for_room() -> None:
 
 
 def test_a_higher_class_drops_the_last_of_those_below_it() -> None:
-    texts = [running(task(n, 30, priority=0), n) for n in (0, 1, 2)]
+    texts = [running(task(n, 30, priority=Priority.LOW), n) for n in (0, 1, 2)]
     plan = plan_texts([task(9, 20)], texts, order(), INFO)
     assert ([t.spec.id for t in plan.drop], [t.spec.id for t in plan.admit]) == ([2], [9])
 
 
 def test_nothing_is_dropped_where_that_does_not_help() -> None:
-    texts = [running(task(0, 80), 0), running(task(1, 5, priority=0), 1)]
+    texts = [running(task(0, 80), 0), running(task(1, 5, priority=Priority.LOW), 1)]
     assert plan_texts([task(9, 30)], texts, order(), INFO) == plan_texts([], [], order(), INFO)
 
 
 def test_one_that_has_aged_is_not_dropped() -> None:
-    aged = running(task(0, 80, priority=0), 0)
+    aged = running(task(0, 80, priority=Priority.LOW), 0)
     aged.age = LIMITS.ageing_tokens
     assert not plan_texts([task(9, 30)], [aged], order(), INFO).drop
 
@@ -139,7 +142,7 @@ def test_a_step_keeps_to_its_time_and_to_its_rows() -> None:
 
 
 def test_texts_share_a_step_and_the_first_in_order_is_served_first() -> None:
-    texts = [running(task(1, 10), 0), running(task(2, 40, priority=3), 1)]
+    texts = [running(task(1, 10), 0), running(task(2, 40, priority=Priority.URGENT), 1)]
     assert rows_of(texts, INFO, 1.0) == {2: 32}
     assert rows_of([running(task(1, 10), 0), running(task(2, 40), 1)], INFO, 1.0) == {1: 10, 2: 22}
 

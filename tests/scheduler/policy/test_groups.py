@@ -8,6 +8,7 @@ from inferd.scheduler import Limits
 from inferd.scheduler.kv.slots import Slot
 from inferd.scheduler.policy.groups import GROUPS_MAX, GroupTurn, plan_group
 from inferd.scheduler.policy.plan import OwnerClock, plan_rows
+from inferd.scheduler.priority import Priority
 from inferd.scheduler.task import Group, Task
 from tests.scheduler.doubles import Bench
 from tests.scheduler.policy.test_plan import LIMITS, Known, decoding, order, slots_of, task
@@ -63,7 +64,7 @@ def test_groups_take_turns_all_in_all() -> None:
 
 def test_a_higher_class_comes_at_once_and_a_lower_one_waits_until_it_has_aged() -> None:
     slots = filled()
-    urgent = decoding(slots[2], task(9, adapters=B.adapters, priority=3))
+    urgent = decoding(slots[2], task(9, adapters=B.adapters, priority=Priority.URGENT))
 
     assert after(slots, GroupTurn(NONE, 1)) == B
     assert after(slots, GroupTurn(B, QUANTUM)) == B

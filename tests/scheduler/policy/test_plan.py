@@ -15,6 +15,7 @@ from inferd.scheduler.policy.plan import (
     plan_rows,
     plan_slots,
 )
+from inferd.scheduler.priority import Priority
 from inferd.scheduler.task import Task, TaskState
 
 LIMITS = Limits(ageing_tokens=1000, quantum_tokens=100)
@@ -25,7 +26,7 @@ def task(
     *,
     tokens: int = 10,
     owner: int = 1,
-    priority: int = 1,
+    priority: Priority = Priority.NORMAL,
     adapters: tuple[str, ...] = (),
 ) -> Task:
     spec = TaskSpec(
@@ -71,8 +72,8 @@ def slots_of(count: int) -> list[Slot]:
 def test_a_higher_class_comes_first_then_who_was_served_least_then_who_came_first() -> None:
     owners = OwnerClock()
     owners.add(7, 500)
-    low, late, early = task(1, priority=0), task(3), task(2)
-    greedy, urgent = task(0, owner=7), task(4, priority=3)
+    low, late, early = task(1, priority=Priority.LOW), task(3), task(2)
+    greedy, urgent = task(0, owner=7), task(4, priority=Priority.URGENT)
 
     plan = plan_slots(
         [low, late, early, greedy, urgent], slots_of(5), order(owners), limits=LIMITS, now=0.0
@@ -82,7 +83,7 @@ def test_a_higher_class_comes_first_then_who_was_served_least_then_who_came_firs
 
 
 def test_a_waiting_task_rises_by_one_class_per_ageing_tokens_but_not_past_urgent() -> None:
-    it = task(1, priority=0)
+    it = task(1, priority=Priority.LOW)
 
     assert it.effective_class(999, 1000) == 0
     assert it.effective_class(2000, 1000) == 2
@@ -90,15 +91,18 @@ def test_a_waiting_task_rises_by_one_class_per_ageing_tokens_but_not_past_urgent
 
 
 def test_a_running_task_does_not_age() -> None:
-    it = running(Slot(0), task(1, priority=0))
+    it = running(Slot(0), task(1, priority=Priority.LOW))
 
     assert it.effective_class(10**9, 1000) == 0
 
 
 def test_an_urgent_task_takes_the_slot_of_the_newest_of_the_lowest() -> None:
     slots = slots_of(2)
-    first, second = running(slots[0], task(1, priority=0)), running(slots[1], task(2, priority=0))
-    urgent = task(3, priority=3)
+    first, second = (
+        running(slots[0], task(1, priority=Priority.LOW)),
+        running(slots[1], task(2, priority=Priority.LOW)),
+    )
+    urgent = task(3, priority=Priority.URGENT)
 
     plan = plan_slots([urgent], slots, order(), LIMITS, 0.0)
 
@@ -109,8 +113,8 @@ def test_an_urgent_task_takes_the_slot_of_the_newest_of_the_lowest() -> None:
 
 def test_an_aged_task_does_not_preempt_before_a_quantum_ends() -> None:
     slots = slots_of(1)
-    runner = running(slots[0], task(1, priority=2, owner=1))
-    aged = task(2, priority=0, owner=2)
+    runner = running(slots[0], task(1, priority=Priority.HIGH, owner=1))
+    aged = task(2, priority=Priority.LOW, owner=2)
     owners = OwnerClock()
     owners.add(1, 5000)
 
@@ -124,11 +128,11 @@ def test_an_aged_task_does_not_preempt_before_a_quantum_ends() -> None:
 
 def test_whoever_would_take_a_slot_back_at_once_is_not_parked_for_an_equal() -> None:
     slots = slots_of(2)
-    done = running(slots[0], task(1, priority=1))
-    lowest = running(slots[1], task(2, priority=0))
+    done = running(slots[0], task(1, priority=Priority.NORMAL))
+    lowest = running(slots[1], task(2, priority=Priority.LOW))
     done.quantum = LIMITS.quantum_tokens
     lowest.clock_waiting = 1000
-    aged = task(3, priority=0)
+    aged = task(3, priority=Priority.LOW)
 
     plan = plan_slots([aged], slots, order(clock=1000), LIMITS, 0.0)
 
@@ -138,9 +142,9 @@ def test_whoever_would_take_a_slot_back_at_once_is_not_parked_for_an_equal() -> 
 
 def test_a_task_whose_reader_is_absent_gives_way_to_anybody() -> None:
     slots = slots_of(1)
-    runner = running(slots[0], task(1, priority=3))
+    runner = running(slots[0], task(1, priority=Priority.URGENT))
     runner.unread_since = 10.0
-    low = task(2, priority=0)
+    low = task(2, priority=Priority.LOW)
 
     soon = plan_slots([low], slots, order(), LIMITS, 10.1)
     later = plan_slots([low], slots, order(), LIMITS, 10.2)
@@ -201,7 +205,7 @@ def test_prompts_take_the_time_that_decoding_tasks_of_their_class_leave() -> Non
     limits = Limits(step_target_s=0.305, step_alone_s=0.505)
 
     equal = plan_rows(slots, order(), limits, 512, Known(0.01))
-    slots[1].task = decoding(slots[1], task(3, tokens=5, priority=0))
+    slots[1].task = decoding(slots[1], task(3, tokens=5, priority=Priority.LOW))
     lower = plan_rows(slots, order(), limits, 512, Known(0.01))
 
     assert [r.count for r in equal] == [29, 1]
@@ -261,8 +265,8 @@ def test_tasks_of_one_burst_wait_for_each_other_but_not_for_those_who_come_later
 
 def test_one_that_has_aged_does_not_keep_back_a_higher_class_behind_it() -> None:
     slots = slots_of(1)
-    normal = running(slots[0], task(1, priority=1))
-    aged, high = task(2, priority=0), task(3, priority=2)
+    normal = running(slots[0], task(1, priority=Priority.NORMAL))
+    aged, high = task(2, priority=Priority.LOW), task(3, priority=Priority.HIGH)
     aged.age = 3 * LIMITS.ageing_tokens
 
     plan = plan_slots([high, aged], slots, order(), LIMITS, 0.0)
@@ -272,7 +276,7 @@ def test_one_that_has_aged_does_not_keep_back_a_higher_class_behind_it() -> None
 
 def test_prompts_of_the_lowest_class_step_aside_sooner() -> None:
     slots = slots_of(1)
-    running(slots[0], task(1, tokens=500, priority=0))
+    running(slots[0], task(1, tokens=500, priority=Priority.LOW))
     limits = Limits(step_target_s=0.305, step_alone_s=0.505)
 
     assert [r.count for r in plan_rows(slots, order(), limits, 512, Known(0.01))] == [20]
@@ -293,9 +297,9 @@ def test_the_last_rows_of_a_prompt_go_along_and_a_few_do_not_begin_one() -> None
 
 def test_prompts_of_a_lower_class_wait_for_those_of_a_higher_one() -> None:
     slots = slots_of(3)
-    running(slots[0], task(1, tokens=30, priority=3))
-    waiting = running(slots[1], task(2, tokens=30, priority=0))
-    running(slots[2], task(3, tokens=30, priority=3))
+    running(slots[0], task(1, tokens=30, priority=Priority.URGENT))
+    waiting = running(slots[1], task(2, tokens=30, priority=Priority.LOW))
+    running(slots[2], task(3, tokens=30, priority=Priority.URGENT))
 
     def served() -> list[int]:
         return [r.task.spec.id for r in plan_rows(slots, order(), LIMITS, 512, Known(1e-6))]

@@ -16,6 +16,7 @@ from inferd.backends.echo.model import EchoModel, EchoOptions
 from inferd.backends.errors import Busy
 from inferd.scheduler import Engine
 from inferd.scheduler.messages import TurnStats
+from inferd.scheduler.priority import Priority
 from inferd.sessions import Ledger, Session, TurnOptions
 from inferd.sessions.admission.forecast import Ticket
 from inferd.sessions.admission.forecast_accuracy import OPEN_MAX
@@ -29,7 +30,7 @@ FULL_STEP_S = STEP_S + 64 * ROW_S
 
 
 def ticket(owner: int = 1, tokens: int = 10, **fields: object) -> Ticket:
-    return Ticket(owner, "m", 1, 1, tokens, **fields)  # type: ignore[arg-type]
+    return Ticket(owner, "m", 1, Priority.NORMAL, tokens, **fields)  # type: ignore[arg-type]
 
 
 def ledger(**bounds: int) -> Ledger:
@@ -100,12 +101,12 @@ def test_who_runs_or_has_ended_waits_no_more() -> None:
 
 def test_the_place_told_goes_by_class_and_owners_take_turns() -> None:
     it = ledger(tasks=4)
-    taken(it, ticket(1), ticket(1), ticket(1), Ticket(2, "other", 1, 1, 10))
+    taken(it, ticket(1), ticket(1), ticket(1), Ticket(2, "other", 1, Priority.NORMAL, 10))
 
     with pytest.raises(Busy) as caught:
         it.admit(ticket(2))
     with pytest.raises(Busy) as urgent:
-        it.admit(Ticket(2, "m", 1, 3, 10))
+        it.admit(Ticket(2, "m", 1, Priority.URGENT, 10))
 
     assert caught.value.data["position"] == 2
     assert urgent.value.data["position"] == 1
@@ -114,7 +115,7 @@ def test_the_place_told_goes_by_class_and_owners_take_turns() -> None:
 def test_rates_of_models_that_never_come_again_are_forgotten() -> None:
     it = ledger()
     for number in range(_FORECASTS_MAX + 10):
-        one = Ticket(1, f"descriptor-{number}", 1, 1, 10)
+        one = Ticket(1, f"descriptor-{number}", 1, Priority.NORMAL, 10)
         it.admit(one)
         it.move(one, State.RUNNING)
         it.move(one, State.DONE)
@@ -224,7 +225,7 @@ class Crowd:
         start = self.bench.now
         while True:
             try:
-                self.ledger.admit(Ticket(owner, "echo", 1, 1, prompt_tokens))
+                self.ledger.admit(Ticket(owner, "echo", 1, Priority.NORMAL, prompt_tokens))
             except Busy:
                 self.port.turn()
             else:

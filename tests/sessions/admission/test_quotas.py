@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import combinations
+from typing import Any
+
 import pytest
 
 from inferd.backends.errors import Busy, PermissionDenied, QuotaExceeded
 from inferd.scheduler.messages import TurnStats
+from inferd.scheduler.priority import Priority
 from inferd.sessions import Ledger, Quota, TurnOptions, check_priority
 from inferd.sessions.admission import quotas
 from inferd.sessions.admission.forecast import Ticket
@@ -111,17 +115,16 @@ def test_who_misses_nothing_is_forgotten_and_no_more_than_so_many_are_kept(
     assert len(spending) == 3, "who has no bound is not counted"
 
 
-@pytest.mark.parametrize(("highest", "priority"), [(0, 1), (1, 2), (2, 3), (0, 3)])
+@pytest.mark.parametrize(("highest", "priority"), list(combinations(Priority, 2)))
 def test_a_class_above_the_highest_is_refused_and_the_highest_named(
-    highest: int, priority: int
+    highest: Priority, priority: Priority
 ) -> None:
-    names = ("low", "normal", "high", "urgent")
     quota = Quota(priority_max=highest)
     check_priority(quota, highest)
-    with pytest.raises(PermissionDenied, match=f"class {names[priority]}") as caught:
+    with pytest.raises(PermissionDenied, match=f"class {priority.label}") as caught:
         check_priority(quota, priority)
-    assert caught.value.hint.startswith(f"use {names[highest]}, ")
-    assert caught.value.data == {"priority_max": names[highest]}
+    assert caught.value.hint.startswith(f"use {highest.label}, ")
+    assert caught.value.data == {"priority_max": highest.label}
 
 
 # In the ledger.
@@ -130,14 +133,19 @@ def test_a_class_above_the_highest_is_refused_and_the_highest_named(
 class Book:
     """A ledger with a clock, where user 1 has bounds of his own."""
 
-    def __init__(self, **quota: int):
+    def __init__(self, **quota: Any):
         self.now = 100.0
         self.ledger = Ledger(100, 100, lambda: self.now)
         self.quota = Quota(rule="r", **quota)
         self.ledger.quota_of = lambda owner: self.quota if owner == 1 else NO_QUOTA
 
     def ticket(
-        self, owner: int = 1, prompt: int = 10, priority: int = 1, *, goes_on: bool = False
+        self,
+        owner: int = 1,
+        prompt: int = 10,
+        priority: Priority = Priority.NORMAL,
+        *,
+        goes_on: bool = False,
     ) -> Ticket:
         ticket = Ticket(owner, "m", 1, priority, prompt, goes_on=goes_on)
         self.ledger.admit(ticket)
@@ -212,7 +220,7 @@ def test_more_turns_of_a_call_that_was_admitted_are_not_refused() -> None:
 
 def test_a_turn_that_waited_for_its_model_is_not_refused_in_the_end() -> None:
     book = Book(tokens_per_minute=60)
-    waited = Ticket(1, "m", 1, 1, 0)
+    waited = Ticket(1, "m", 1, Priority.NORMAL, 0)
     book.ledger.hold(waited)
     book.ledger.spending.add(1, book.quota, 1000, book.now)
     book.ledger.enter(waited)
@@ -234,11 +242,11 @@ def test_tasks_waiting_are_bounded_for_the_user_alone() -> None:
 
 
 def test_the_class_of_a_session_from_before_the_rule_is_looked_at_when_it_begins_a_turn() -> None:
-    book = Book(priority_max=1)
-    book.ticket(priority=1)
+    book = Book(priority_max=Priority.NORMAL)
+    book.ticket(priority=Priority.NORMAL)
     with pytest.raises(PermissionDenied, match="class high"):
-        book.ticket(priority=2)
-    book.ticket(owner=2, priority=3)
+        book.ticket(priority=Priority.HIGH)
+    book.ticket(owner=2, priority=Priority.URGENT)
     assert book.ledger.waiting == 2
 
 

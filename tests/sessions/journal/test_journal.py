@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 from inferd.backends.errors import BackendError, InvalidArgument
 from inferd.scheduler import messages as m
 from inferd.scheduler.messages import pack_tokens
+from inferd.scheduler.priority import Priority
 from inferd.sessions import Journal, Session, TurnOptions
 from inferd.sessions.journal.entries import (
     Begin,
@@ -127,7 +128,7 @@ def test_what_is_written_is_read_the_longest_untouched_first(file: JournalFile) 
     assert file.open().sessions == []
     file.write([saved("b", at=2.0), saved("a", a_past("hello"), at=3.0), saved("c", at=1.0)])
     file.write([piece("a", 0, begin=Begin(seed=3), text=b"x"), piece("a", 1, end="eos")])
-    other = encode(Facts(model="m", priority=3))
+    other = encode(Facts(model="m", priority=Priority.URGENT))
     file.write([SaveFacts(owner=OWNER, session_id="b", facts=other, at=4.0)])
     file.close()
 
@@ -287,7 +288,7 @@ async def test_a_session_comes_back_after_a_restart_as_it_was(tmp_path: Path) ->
     async with Kept(tmp_path).running() as desk:
         session = named(desk)
         session.set_options({"append": True, "n-predict": 4})
-        session.priority = 3
+        session.priority = Priority.URGENT
         await answer(desk, session, b"hello")
         await session.add_messages([{"role": "user", "content": "and now"}])
         expected = all_of(session)

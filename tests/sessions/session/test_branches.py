@@ -7,6 +7,7 @@ import pytest
 
 from inferd.backends.errors import Busy, InvalidArgument, SessionBusy
 from inferd.scheduler import messages as m
+from inferd.scheduler.priority import Priority
 from inferd.sessions import Session, TurnOptions
 from inferd.sessions.session.manager import BRANCHES_MAX
 from inferd.sessions.table import State
@@ -24,7 +25,7 @@ async def test_branches_go_on_from_one_state_each_on_its_own() -> None:
     desk = Desk(sessions_max=10)
     trunk = opened(desk)
     trunk.set_options({"append": True, "n-predict": 3})
-    trunk.priority = 2
+    trunk.priority = Priority.HIGH
     await answer(desk, trunk, b"hello")
 
     one, two = desk.manager.fork(HERE, trunk, 2)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from inferd.scheduler.priority import Priority
 from inferd.sessions import Session, TurnOptions
 from inferd.sessions.turns.sentence_checks import Comparison, Similarity
 from tests.sessions.doubles import Desk
@@ -47,13 +48,13 @@ async def test_a_turn_says_for_whom_and_with_what_a_sentence_is_compared() -> No
     desk.source.judge = judge
     session = opened(desk)
     session.set_options({"stop-similarity": "a text"})
-    session.priority = 3
+    session.priority = Priority.URGENT
     await session.set_input(TEXT)
     turn = await session.start(TurnOptions())
     desk.port.run()
     await session.finish(turn)
 
-    assert asked == [Comparison(1000, 3, said, "a text") for said in ("One.", "Two.")]
+    assert asked == [Comparison(1000, Priority.URGENT, said, "a text") for said in ("One.", "Two.")]
     assert session.output(0) == b"One. Two."
     metadata = session.metadata()
     assert (metadata["stop_reason"], metadata["stop_detail"]) == ("similarity", "0.900")

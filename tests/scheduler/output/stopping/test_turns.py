@@ -16,6 +16,7 @@ from inferd.backends.params import StoppingParams
 from inferd.scheduler import messages as m
 from inferd.scheduler.output.stopping.repetition import GRAM, Repetition
 from inferd.scheduler.output.stopping.surprisal import Surprise
+from inferd.scheduler.priority import Priority
 from inferd.sessions.journal.entries import Piece, Replay
 from inferd.sessions.turn import Turn
 from tests.scheduler.doubles import Bench
@@ -132,7 +133,7 @@ def test_a_turn_that_is_parked_or_pulled_ends_where_it_would_have(
     bench.turn(bench.submit(1, text, stopping=stopping, n_predict=60))
     for _ in range(turns):
         bench.turn()
-    bench.run(bench.submit(2, "urgent", priority=3))
+    bench.run(bench.submit(2, "urgent", priority=Priority.URGENT))
     stats = bench.stats(1)
     parked = (bench.text(1), bench.tokens(1), stats.stop_reason, stats.stop_detail)
     assert parked == alone

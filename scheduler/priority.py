@@ -1,0 +1,27 @@
+"""The classes of priority, by number and by name.
+
+Numbers compare and travel to the workers; programs, users and files have the names.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+__all__ = ("PRIORITIES", "Priority")
+
+
+class Priority(IntEnum):
+    """The class of a turn in the queue: a higher one goes first."""
+
+    LOW = 0
+    NORMAL = 1
+    HIGH = 2
+    URGENT = 3
+
+    @property
+    def label(self) -> str:
+        """The name that clients, the configuration and the metrics use."""
+        return self.name.lower()
+
+
+PRIORITIES = {priority.label: priority for priority in Priority}
