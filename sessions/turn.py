@@ -298,11 +298,6 @@ class Turn:
             await self._told.wait()
         return self._pieces.popleft()
 
-    @property
-    def has_pieces(self) -> bool:
-        """Tell whether something is left to be read before the end."""
-        return bool(self._pieces)
-
     def ending(self) -> InferdError:
         """Return the error that says how the turn ended."""
         if self.error is not None:

@@ -51,7 +51,6 @@ class SessionManager:
         dormant_max: int = 1000,
         dormant_s_max: float = 7 * DAY_S,
         dormant_bytes_max: int = 256 << 20,
-        evict: bool = False,
         forget_files: Forget = nothing,
         journal: Journal | None = None,
     ):
@@ -62,7 +61,6 @@ class SessionManager:
         self.dormant_s_max = dormant_s_max
         self.dormant_bytes_max = dormant_bytes_max
         self.dormant_bytes = 0
-        self.evict = evict
         self.forgetting = Forgetting(forget_files, nothing if journal is None else journal.forget)
         self._journal = journal
         self.expired = self.refused = self.forked = 0
@@ -114,7 +112,7 @@ class SessionManager:
             found = self._find(connection, owner, session_id, model)
             if found is not None:
                 return found, True
-        self._make_room(owner)
+        self._check_cap(owner)
         handle = self._new_handle()
         session = Session(handle, owner, model, self.ledger, defaults, session_id)
         session.persist = persist
@@ -173,7 +171,7 @@ class SessionManager:
     ) -> Session | None:
         session = self._dormant.get((owner, session_id))
         if session is not None:
-            self._make_room(owner)
+            self._check_cap(owner)
             size = len(session.packed)
             session.adopt(self._new_handle(), model)  # it may be refused
             del self._dormant[owner, session_id]
@@ -186,23 +184,16 @@ class SessionManager:
         self._live[session.handle] = (connection, session)
         self._changed.set()
 
-    def _make_room(self, owner: int, wanted: int = 1, keep: Session | None = None) -> None:
-        """Have room for *wanted* sessions more of a user, by expiring idle ones other than *keep*
-        where that is configured.
+    def _check_cap(self, owner: int, wanted: int = 1) -> None:
+        """Refuse *wanted* more sessions of a user where a bound is reached.
 
-        :raises QuotaExceeded: he has as many as he may.
-        :raises Busy: there is none, and nothing was expired for it.
+        :raises QuotaExceeded: the user's own bound is reached.
+        :raises Busy: the bound of all sessions is reached.
         """
         self._check_quota(owner, wanted)
-        over = len(self._live) + wanted - self.sessions_max
-        if over <= 0:
+        if len(self._live) + wanted <= self.sessions_max:
             return
-        resting = (s for s in self if not s.active and s is not keep)
-        idle = sorted(resting, key=lambda s: s.used_at)
-        if self.evict and len(idle) >= over:
-            for session in idle[:over]:
-                self._expire(session)
-            return
+        idle = sorted((s for s in self if not s.active), key=lambda s: s.used_at)
         self.refused += wanted
         raise Busy(
             f"{len(self._live)} sessions are open; the limit is {self.sessions_max}",
@@ -276,7 +267,7 @@ class SessionManager:
             raise InvalidArgument(f"{count} branches; it is 1 … {BRANCHES_MAX}")
         self._check_ids(session.owner, count, session_ids)
         step(session.state, Call.FORK)
-        self._make_room(session.owner, count, keep=session)
+        self._check_cap(session.owner, count)
         ids: Sequence[str | None] = session_ids or [None] * count
         self.forked += count
         branches = [session.branch(self._new_handle(), session_id) for session_id in ids]

@@ -166,7 +166,7 @@ class Source:
 class Desk:
     """A manager, a port and a clock."""
 
-    def __init__(self, sessions_max: int = 3, waiting_max: int = 100, evict: bool = False):
+    def __init__(self, sessions_max: int = 3, waiting_max: int = 100):
         self.now = 0.0
         self.port = EnginePort(Bench())
         self.source = Source(self.port)
@@ -178,5 +178,4 @@ class Desk:
             sessions_max=sessions_max,
             idle_timeout_s=300.0,
             dormant_max=2,
-            evict=evict,
         )

@@ -91,17 +91,6 @@ async def test_the_cap_takes_all_branches_or_none() -> None:
     assert len(desk.manager) == 4
 
 
-async def test_room_for_branches_is_not_made_at_the_cost_of_their_origin() -> None:
-    desk = Desk(sessions_max=3, evict=True)
-    trunk, _, _ = (opened(desk) for _ in range(3))
-
-    desk.manager.fork(HERE, trunk, 2)
-
-    assert desk.manager.get(HERE, trunk.handle) is trunk
-    with pytest.raises(Busy):
-        desk.manager.fork(HERE, trunk, 3)
-
-
 async def test_nothing_branches_off_or_goes_back_during_a_turn() -> None:
     desk = Desk()
     session = opened(desk)

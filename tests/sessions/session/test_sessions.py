@@ -226,16 +226,6 @@ async def test_the_cap_refuses_the_next_session_and_says_when() -> None:
     assert caught.value.retry_after_s == 200.0
 
 
-async def test_the_cap_may_close_the_longest_idle_session_and_its_owner_is_told() -> None:
-    desk = Desk(sessions_max=1, evict=True)
-    first = opened(desk)
-
-    opened(desk)
-
-    with pytest.raises(SessionExpired):
-        desk.manager.get(HERE, first.handle)
-
-
 async def test_idle_sessions_expire_by_a_timer_and_busy_ones_do_not() -> None:
     desk = Desk()
     desk.manager.idle_timeout_s = 0.05
