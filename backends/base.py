@@ -31,7 +31,7 @@ Message = Mapping[str, Any]
 """One chat message: `role` and `content`, both text; an assistant's may have `tool_calls`."""
 
 
-class Rendering(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Rendering(msgspec.Struct, frozen=True, kw_only=True):
     """What a chat template is told beside the messages."""
 
     tools: list[dict[str, Any]] = []

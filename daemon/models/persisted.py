@@ -23,7 +23,8 @@ KEPT_FILE = "models.json"
 KEPT_MAX = 1000
 """Names that something is kept of; the one changed longest ago goes first."""
 KEPT_BYTES_MAX = 16 << 20
-VERSION = 1
+VERSION = 2
+"""Since 2, all values are stored: a default that changes later changes none of them."""
 
 log = structlog.get_logger()
 
@@ -35,7 +36,7 @@ class Taken(msgspec.Struct, frozen=True):
     now: ModelConfig
 
 
-class Kept(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Kept(msgspec.Struct, frozen=True, kw_only=True):
     """What is kept of a name."""
 
     swapped: Taken | None = None

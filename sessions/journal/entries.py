@@ -1,4 +1,8 @@
-"""What is written down of a session, as immutable values: its facts, its past, its last turn."""
+"""Stored values of a session: its facts, its past, its last turn.
+
+Each value is stored, equal to its default or not: a default that changes later changes no session
+that was stored before. Priorities are stored by name.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +21,7 @@ from ...scheduler.messages import CUT_REASONS, pack_tokens, unpack_floats, unpac
 __all__ = ("Begin", "Facts", "PastEntry", "Piece", "Replay", "Stored", "decode_past", "encode")
 
 
-class Facts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Facts(msgspec.Struct, frozen=True, kw_only=True):
     """What holds for a session between its turns. *vocabulary* is a hash of its model's tokens,
     *tokens* counts those of its past, with what an interrupted turn told.
     """
@@ -27,12 +31,12 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     vocabulary: str = ""
     options: dict[str, Any] = {}
     defaults: dict[str, Any] = {}
-    priority: Priority = Priority.NORMAL
+    priority: str = Priority.NORMAL.label
     turns: int = 0
     tokens: int = 0
 
 
-class PastEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class PastEntry(msgspec.Struct, frozen=True, kw_only=True):
     """A `History`; *tokens* are packed, *marks* are pairs of tokens and messages. *told* is what a
     turn on it has told, if that has no end.
     """
@@ -48,19 +52,19 @@ class PastEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     told: Piece | None = None
 
 
-class Begin(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Begin(msgspec.Struct, frozen=True, kw_only=True):
     """How a turn began: its own options, the seed that was drawn, its class; *turns* counts the
     session's turns, this one among them.
     """
 
     options: dict[str, Any] = {}
     seed: int = 0
-    priority: Priority = Priority.NORMAL
+    priority: str = Priority.NORMAL.label
     special: bool = False
     turns: int = 0
 
 
-class Piece(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Piece(msgspec.Struct, frozen=True, kw_only=True):
     """What a turn has told since the piece before. The first one says how it began, the last one
     how it ended: by a stop reason, or the name of an error.
 

@@ -14,12 +14,13 @@ import sqlite3
 import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 import msgspec
 
 from .entries import Facts, Piece, Stored
+from .upgrade import upgrade_rows
 
 __all__ = (
     "Change",
@@ -33,8 +34,10 @@ __all__ = (
     "damaged",
 )
 
-SCHEMA = 1
-"""Version of the tables, in the file's `user_version`. A newer one is left alone."""
+SCHEMA = 2
+"""Version of the tables, in the file's `user_version`. A newer one is left alone, an older one is
+rewritten. Since 2, all values are stored, and priorities by name.
+"""
 
 _MAGIC = b"SQLite format 3\0"
 _VERSION_AT = 60
@@ -177,6 +180,11 @@ class JournalFile:
         db.execute(f"PRAGMA journal_size_limit = {_WAL_BYTES}")
         if version == 0:
             db.executescript(f"BEGIN IMMEDIATE;{_TABLES}PRAGMA user_version = {SCHEMA};COMMIT")
+        elif version < SCHEMA:
+            with _transaction(db):
+                upgrade_rows(db)
+                db.execute(f"PRAGMA user_version = {SCHEMA}")
+        if version < SCHEMA:
             # Older versions look for the number in the file, not in its log.
             db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
@@ -203,17 +211,23 @@ class JournalFile:
         """
         db = self._db
         assert db is not None, "the journal is not open"
-        db.execute("BEGIN IMMEDIATE")
-        try:
+        with _transaction(db):
             for change in changes:
                 _do(db, change)
-            db.execute("COMMIT")
-        except BaseException:
-            with suppress(sqlite3.Error):
-                db.execute("ROLLBACK")
-            raise
         if any(isinstance(change, Erase) for change in changes):
             db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+
+
+@contextmanager
+def _transaction(db: sqlite3.Connection) -> Iterator[None]:
+    db.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+        db.execute("COMMIT")
+    except BaseException:
+        with suppress(sqlite3.Error):
+            db.execute("ROLLBACK")
+        raise
 
 
 def damaged(error: sqlite3.Error) -> bool:

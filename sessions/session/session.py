@@ -21,7 +21,7 @@ from ...backends.errors import (
 )
 from ...backends.params import Options, read_options
 from ...scheduler import messages as m
-from ...scheduler.priority import Priority
+from ...scheduler.priority import PRIORITIES, Priority
 from ..admission.forecast import Ticket
 from ..admission.ledger import Ledger
 from ..history.history import History
@@ -106,7 +106,7 @@ class Session:
         new.state, new.past = State.DORMANT, Past.stored(stored)
         new.parameters.options = dict(facts.options)
         begun = [piece.begin.turns for piece in stored.pieces if piece.begin is not None]
-        new.priority, new.turns = facts.priority, max(facts.turns, *begun, 0)
+        new.priority, new.turns = PRIORITIES[facts.priority], max(facts.turns, *begun, 0)
         new.vocabulary = Vocabulary(facts.fingerprint, facts.vocabulary)
         return new
 
@@ -120,7 +120,7 @@ class Session:
             vocabulary=self.vocabulary.hash,
             options=self.parameters.options,
             defaults=self.parameters.defaults,
-            priority=self.priority,
+            priority=self.priority.label,
             turns=self.turns,
             tokens=len(self.prompt) if asleep is None else asleep,
         )

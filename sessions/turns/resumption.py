@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import msgspec
 
 from ...backends.errors import InvalidArgument
+from ...scheduler.priority import PRIORITIES
 from ..journal.entries import Replay
 from .turn_options import TurnOptions
 
@@ -30,7 +31,7 @@ def resumed(
     own = msgspec.structs.replace(
         call,
         options={**how.options, "seed": how.seed},
-        priority=how.priority if call.priority is None else call.priority,
+        priority=PRIORITIES[how.priority] if call.priority is None else call.priority,
         special=how.special,
     )
     return whole, own

@@ -82,7 +82,7 @@ def begin_of(session: Session, call: TurnOptions, spec: m.TaskSpec) -> Begin:
     return Begin(
         options=call.options,
         seed=session.parameters.seed,
-        priority=spec.priority,
+        priority=spec.priority.label,
         special=spec.special,
         turns=session.turns,
     )

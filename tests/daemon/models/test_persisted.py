@@ -68,7 +68,8 @@ def test_swaps_pins_and_keep_alives_survive_a_kill() -> None:
             assert client.load_by_name("live").fingerprint == "echo-1"
             assert not live(client)["pinned"]
         [kept] = json.loads(file_of(daemon).read_text())["models"].values()
-        assert kept == {"keep_alive_s": 77.0}, "the name is again what the configuration says"
+        expected = {"swapped": None, "pinned": False, "keep_alive_s": 77.0}
+        assert kept == expected, "the name is again what the configuration says"
 
 
 def test_a_drain_is_kept_and_a_swap_that_failed_is_not() -> None:

@@ -128,7 +128,7 @@ def test_what_is_written_is_read_the_longest_untouched_first(file: JournalFile) 
     assert file.open().sessions == []
     file.write([saved("b", at=2.0), saved("a", a_past("hello"), at=3.0), saved("c", at=1.0)])
     file.write([piece("a", 0, begin=Begin(seed=3), text=b"x"), piece("a", 1, end="eos")])
-    other = encode(Facts(model="m", priority=Priority.URGENT))
+    other = encode(Facts(model="m", priority=Priority.URGENT.label))
     file.write([SaveFacts(owner=OWNER, session_id="b", facts=other, at=4.0)])
     file.close()
 
@@ -137,7 +137,7 @@ def test_what_is_written_is_read_the_longest_untouched_first(file: JournalFile) 
     assert [s.session_id for s in found.sessions] == ["c", "a", "b"]
     assert found.sessions[1].past == a_past("hello")
     assert found.sessions[1].pieces == (Piece(begin=Begin(seed=3), text=b"x"), Piece(end="eos"))
-    assert found.sessions[2].facts.priority == 3
+    assert found.sessions[2].facts.priority == Priority.URGENT.label
     assert found.set_aside is None
 
 
