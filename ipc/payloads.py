@@ -12,7 +12,7 @@ import anyio.to_thread
 import msgspec
 
 from ..backends.errors import InvalidArgument, InvalidEncoding, TooLarge
-from ..wire.frames import FRAME_BYTES_MAX
+from ..wire.frames import FRAME_BYTES_MAX, pack_frame
 from .messages import TENSOR_BYTES_MAX, Tensor
 
 if TYPE_CHECKING:
@@ -67,8 +67,7 @@ _json = msgspec.json.Encoder(enc_hook=_plain)
 
 def encode(message: Any) -> bytes:
     """Return the frame of *message*, in which subclasses of plain types are plain."""
-    body = _encoder.encode(message)
-    return len(body).to_bytes(4, "little") + body
+    return pack_frame(message, _encoder)
 
 
 def json_text(config: Config | None) -> str:

@@ -1,4 +1,4 @@
-"""The line between daemon and worker, seen from the daemon: commands out, reports in."""
+"""The daemon's end of a worker's socket pair: commands out, reports in."""
 
 from __future__ import annotations
 
@@ -9,14 +9,9 @@ from collections.abc import Callable
 import msgspec
 
 from ...scheduler import messages as m
-from ...scheduler.process.link import pack_frame
+from ...wire.frames import LENGTH_MAX, READ_BYTES, FrameReader, pack_frame
 
 __all__ = ("WorkerLink", "send_load")
-
-READ_BYTES = 1 << 14
-"""With 256 KiB a read costs 45 us more, as malloc maps such a buffer anew each time; with 64 KiB
-it tidies its free lists each time.
-"""
 
 
 def send_load(sock: socket.socket, load: m.Load) -> None:
@@ -47,7 +42,7 @@ class WorkerLink:
         self._unsent = bytearray()
         self._writing = False
         self._decoder = msgspec.msgpack.Decoder(list[m.Report])
-        self._buffer = bytearray()
+        self._frames = FrameReader(LENGTH_MAX)
 
     def send(self, command: m.Command) -> None:
         """Send a command, in one frame with those that come before the loop's next turn."""
@@ -107,26 +102,18 @@ class WorkerLink:
             ended.set_exception(exc)
 
     def _read_some(self, sock: socket.socket) -> bool:
-        """Take the reports that are there; tell whether more may come."""
+        """Read once and pass the reports on; return whether more may come."""
         try:
             data = sock.recv(READ_BYTES)
         except BlockingIOError:
             return True
         except OSError:
             return False
-        self._buffer += data
-        self._take_frames()
-        return bool(data)
-
-    def _take_frames(self) -> None:
-        start, buffer = 0, self._buffer
-        while len(buffer) - start >= 4:
-            end = start + 4 + int.from_bytes(buffer[start : start + 4], "little")
-            if end > len(buffer):
-                break
-            for report in self._decoder.decode(memoryview(buffer)[start + 4 : end]):
+        framed = False
+        for frame in self._frames.read_frames(data):
+            framed = True
+            for report in self._decoder.decode(frame):
                 self._on_report(report)
-            start = end
-        if start:
-            self._buffer = bytearray(buffer[start:])
+        if framed:
             self._on_frame()
+        return bool(data)

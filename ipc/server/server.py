@@ -167,7 +167,7 @@ class Server:
 
         def take(data: bytes) -> None:
             nonlocal greeted
-            for frame in frames.feed(data):
+            for frame in frames.read_frames(data):
                 if greeted:
                     self._take(connection, frame, group)
                 else:

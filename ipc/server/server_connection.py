@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import array
 import asyncio
 import os
 import socket
@@ -13,7 +12,7 @@ from typing import Any
 import anyio
 
 from ...backends.errors import InvalidArgument, ProtocolError
-from ...wire.frames import pack
+from ...wire.frames import READ_BYTES, pack_frame
 from ..messages import Kind
 from ..peer import Peer
 
@@ -23,10 +22,8 @@ DESCRIPTORS_MAX = 16
 OUTBOX_PAUSE_BYTES = 1 << 20
 """A client that leaves this much unread is not read from either."""
 OUTBOX_BYTES_MAX = 64 << 20
-_READ_BYTES = 1 << 14
 _EVENT = int(Kind.EVENT)
 """msgspec asks an enum's member for its value, which is a third of what encoding an event takes."""
-_ANCILLARY_BYTES = socket.CMSG_SPACE(4 * DESCRIPTORS_MAX)
 _TRUNCATED = int(socket.MSG_CTRUNC)  # an enum's `&` takes as long as the read
 
 
@@ -76,7 +73,7 @@ class Connection:
         """Send a message, or keep what the socket does not take; a client too slow is cut off."""
         if not self._open:
             return
-        self._unsent += pack(message)
+        self._unsent += pack_frame(message)
         if flush:
             self.flush()
 
@@ -160,22 +157,15 @@ class Connection:
     def _read(self) -> bytes | None:
         """Return what is there: None if nothing, no bytes at the end."""
         try:
-            data, ancillary, flags, _ = self._sock.recvmsg(_READ_BYTES, _ANCILLARY_BYTES)
+            data, descriptors, flags, _ = socket.recv_fds(self._sock, READ_BYTES, DESCRIPTORS_MAX)
         except BlockingIOError:
             return None
         except OSError:
             return b""
-        self._take_descriptors(ancillary)
+        self.descriptors.extend(descriptors)
         if len(self.descriptors) > DESCRIPTORS_MAX or flags & _TRUNCATED:
             raise ProtocolError(f"more than {DESCRIPTORS_MAX} descriptors that no call takes")
         return data
-
-    def _take_descriptors(self, ancillary: list[tuple[int, int, bytes]]) -> None:
-        for level, kind, content in ancillary:
-            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-                fds = array.array("i")
-                fds.frombytes(content[: len(content) - len(content) % fds.itemsize])
-                self.descriptors.extend(fds)
 
     def claim_descriptor(self) -> int:
         """Return the descriptor that came first of those not yet claimed."""

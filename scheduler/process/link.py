@@ -1,34 +1,23 @@
-"""The line between daemon and worker, seen from the worker: frames of msgpack on a socket."""
+"""The worker's end of the socket pair: commands in, reports out."""
 
 from __future__ import annotations
 
-import array
 import select
 import socket
-import struct
 from collections.abc import Sequence
 
 import msgspec
 
+from ...wire.frames import LENGTH_MAX, READ_BYTES, FrameReader, pack_frame
 from .. import messages as m
 
-__all__ = ("LinkClosed", "SocketLink", "pack_frame")
+__all__ = ("LinkClosed", "SocketLink")
 
-_LENGTH = struct.Struct("<I")
 _FDS_MAX = 4
-_READ_BYTES = 1 << 14
-_ANCILLARY_BYTES = socket.CMSG_LEN(4 * _FDS_MAX)
-_encoder = msgspec.msgpack.Encoder()
 
 
 class LinkClosed(Exception):
-    """The daemon is gone."""
-
-
-def pack_frame(items: Sequence[m.Command] | Sequence[m.Report]) -> bytes:
-    """Return the length and the msgpack array of *items*."""
-    body = _encoder.encode(items)
-    return _LENGTH.pack(len(body)) + body
+    """The daemon has closed its end, or has exited."""
 
 
 class SocketLink:
@@ -41,23 +30,21 @@ class SocketLink:
         self._sock = sock
         self._sources: list[socket.socket | int] = [sock]
         self._decoder = msgspec.msgpack.Decoder(list[m.Command])
-        self._buffer = bytearray()
+        self._frames = FrameReader(LENGTH_MAX)
         self._unsent = bytearray()
         self.descriptors: list[int] = []
 
     def receive(self, timeout_s: float | None) -> list[m.Command]:
-        """Return the commands that are there; wait up to *timeout_s* (None: for ever) for some.
+        """Return the commands that have arrived; wait up to *timeout_s* (None: for ever) for some.
 
         :raises LinkClosed: the other end is closed.
         """
         if timeout_s != 0:
             self._wait(timeout_s)
         commands: list[m.Command] = []
-        while self._read():
+        while self._read(commands):
             pass
         self.flush()
-        while (frame := self._frame()) is not None:
-            commands.extend(self._decoder.decode(frame))
         return commands
 
     def send(self, reports: Sequence[m.Report]) -> None:
@@ -96,30 +83,17 @@ class SocketLink:
             if readable or timeout_s is not None:
                 return
 
-    def _read(self) -> bool:
-        """Read once; tell whether there may be more."""
+    def _read(self, commands: list[m.Command]) -> bool:
+        """Read once and add the *commands* that are whole; return whether there may be more."""
         try:
-            data, ancillary, _, _ = self._sock.recvmsg(_READ_BYTES, _ANCILLARY_BYTES)
+            data, descriptors, _, _ = socket.recv_fds(self._sock, READ_BYTES, _FDS_MAX)
         except BlockingIOError:
             return False
         except OSError as exc:
             raise LinkClosed from exc
-        for level, kind, content in ancillary:
-            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-                fds = array.array("i")
-                fds.frombytes(content[: len(content) - len(content) % fds.itemsize])
-                self.descriptors.extend(fds)
+        self.descriptors.extend(descriptors)
         if not data:
             raise LinkClosed
-        self._buffer += data
-        return len(data) == _READ_BYTES
-
-    def _frame(self) -> bytes | None:
-        if len(self._buffer) < 4:
-            return None
-        (size,) = _LENGTH.unpack_from(self._buffer)
-        if len(self._buffer) < 4 + size:
-            return None
-        frame = bytes(self._buffer[4 : 4 + size])
-        del self._buffer[: 4 + size]
-        return frame
+        for frame in self._frames.read_frames(data):
+            commands.extend(self._decoder.decode(frame))
+        return len(data) == READ_BYTES

@@ -18,7 +18,7 @@ import msgspec
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from inferd.backends.errors import Busy, Cancelled, EndOfSequence, InferdError, SessionBusy
-from inferd.wire.frames import FrameReader, pack
+from inferd.wire.frames import FrameReader, pack_frame
 
 HELLO: dict[str, Any] = {
     "protocol": [1, 0],
@@ -73,7 +73,7 @@ class FakePeer:
 
     async def send(self, message: Any) -> None:
         async with self._lock:
-            await self.stream.send(pack(message))
+            await self.stream.send(pack_frame(message))
 
 
 Answer = Callable[[Exchange], Awaitable[dict[str, Any]]]
@@ -147,7 +147,7 @@ class FakeServer:
             await self.reading.wait()
             data, fds = await peer.stream.receive_fds(1 << 16, 16)
             peer.descriptors += fds
-            for frame in frames.feed(data):
+            for frame in frames.read_frames(data):
                 self._take(peer, msgspec.msgpack.decode(frame), group)
 
     def _take(self, peer: FakePeer, message: list[Any], group: anyio.abc.TaskGroup) -> None:

@@ -9,7 +9,7 @@ import msgspec
 
 from inferd.backends.errors import InferdError
 from inferd.ipc import messages as w
-from inferd.wire.frames import FRAME_BYTES_MAX, NESTING_MAX, pack
+from inferd.wire.frames import FRAME_BYTES_MAX, NESTING_MAX, pack_frame
 
 __all__ = ("INSTANCE", "SOFTWARE", "Exchange", "daemon_hello")
 
@@ -41,7 +41,7 @@ class Exchange:
         self._client([0, w.ClientHello(protocol=w.PROTOCOL_VERSION, software=SOFTWARE)])
 
     def _add(self, side: str, message: Any, **more: Any) -> None:
-        frame = pack(message)
+        frame = pack_frame(message)
         means = plain(msgspec.msgpack.decode(frame[4:]))
         self.frames.append({"from": side, "hex": frame.hex(), "means": means, **more})
 

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from inferd.backends.errors import Busy, PermissionDenied, QuotaExceeded
-from inferd.wire.frames import FRAME_BYTES_MAX, NESTING_MAX, pack
+from inferd.wire.frames import FRAME_BYTES_MAX, NESTING_MAX, pack_frame
 
 from .exchange import INSTANCE, daemon_hello
 
@@ -24,7 +24,7 @@ def case(
     name: str, frames: list[Any], outcome: dict[str, Any], *, hello: bool = True
 ) -> dict[str, Any]:
     """Return one malformed case; frames are messages, or bytes as they stand."""
-    raw = [f if isinstance(f, bytes) else pack(f) for f in frames]
+    raw = [f if isinstance(f, bytes) else pack_frame(f) for f in frames]
     return {"name": name, "hello": hello, "frames": [f.hex() for f in raw], "outcome": outcome}
 
 

@@ -31,7 +31,7 @@ from ....backends.errors import (
     VersionMismatch,
     error_from_wire,
 )
-from ....wire.frames import FrameReader
+from ....wire.frames import READ_BYTES, FrameReader
 from ...messages import PROTOCOL_VERSION, ClientHello, Kind, ServerHello
 from ...payloads import encode
 from .inflight import InFlight
@@ -39,8 +39,6 @@ from .outbox import Outbox
 
 __all__ = ("Connection",)
 
-_READ_BYTES = 1 << 14
-"""With 256 KiB a token costs 60 us more: malloc maps such a buffer anew for each read."""
 _EVENT = int(Kind.EVENT)
 _CANCELS_MAX = 16
 """Of the requests that the daemon allows in flight, so many are kept for cancels."""
@@ -216,11 +214,11 @@ class Connection:
     def _read_some(self) -> bool:
         """Take what has come; tell whether more may come; if not, `_end` says why."""
         try:
-            data = self._socket.recv(_READ_BYTES)
+            data = self._socket.recv(READ_BYTES)
             if not data:
                 self._end = ConnectionLost(f"the daemon at {self.path} closed the connection")
                 return False
-            for frame in self._frames.feed(data):
+            for frame in self._frames.read_frames(data):
                 goodbye = self._take(_decode(frame))
                 if goodbye is not None:
                     self._end = goodbye

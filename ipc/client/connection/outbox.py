@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import array
 import os
 import socket
 from collections import deque
@@ -39,8 +38,7 @@ class Outbox:
         try:
             if not descriptors:
                 return self._socket.send(data)
-            rights = array.array("i", descriptors)
-            return self._socket.sendmsg([data], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
+            return socket.send_fds(self._socket, [data], descriptors)
         except BlockingIOError:
             return 0
         except OSError:

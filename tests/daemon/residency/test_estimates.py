@@ -20,8 +20,9 @@ from inferd.daemon.residency.estimates import MODELS_MAX, SHAPES_MAX, Reckonings
 from inferd.daemon.residency.model_files import signature_of
 from inferd.scheduler import messages as m
 from inferd.scheduler.process import worker
-from inferd.scheduler.process.link import SocketLink, pack_frame
+from inferd.scheduler.process.link import SocketLink
 from inferd.testing import running_daemon
+from inferd.wire.frames import pack_frame
 from tests.raw import RawClient
 from tests.tiny_gguf import write_tiny
 

@@ -13,8 +13,8 @@ import pytest
 
 from inferd.backends import MemoryNeed, ModelSpec, Shape
 from inferd.scheduler import messages as m
-from inferd.scheduler.process.link import pack_frame
 from inferd.scheduler.recording.recorder import make_record
+from inferd.wire.frames import pack_frame
 
 SPEC = ModelSpec(name="e", backend="echo", slots=2, options={"weight_bytes": 9, "token_bytes": 2})
 
