@@ -28,7 +28,8 @@ class SocketLink:
     def __init__(self, sock: socket.socket):
         sock.setblocking(False)
         self._sock = sock
-        self._sources: list[socket.socket | int] = [sock]
+        self._poll = select.poll()  # `select` refuses descriptor numbers from 1024 on
+        self._poll.register(sock, select.POLLIN)
         self._decoder = msgspec.msgpack.Decoder(list[m.Command])
         self._frames = FrameReader(LENGTH_MAX)
         self._unsent = bytearray()
@@ -65,23 +66,24 @@ class SocketLink:
 
     def drain(self, timeout_s: float) -> None:
         """Send everything, waiting up to *timeout_s* for the daemon to take it."""
-        while self._unsent:
-            if not select.select([], [self._sock], [], timeout_s)[1]:
-                return
+        writable = select.poll()
+        writable.register(self._sock, select.POLLOUT)
+        while self._unsent and writable.poll(1000 * timeout_s):
             self.flush()
 
     def wake_on(self, fileno: int) -> None:
         """Let `receive` return, too, when the descriptor *fileno* is readable."""
-        self._sources.append(fileno)
+        self._poll.register(fileno, select.POLLIN)
 
     def _wait(self, timeout_s: float | None) -> None:
+        timeout_ms = None if timeout_s is None else 1000 * timeout_s
         while True:
-            out = [self._sock] if self._unsent else []
-            readable, writable, _ = select.select(self._sources, out, [], timeout_s)
-            if writable:
-                self.flush()
-            if readable or timeout_s is not None:
+            wanted = select.POLLIN | select.POLLOUT if self._unsent else select.POLLIN
+            self._poll.modify(self._sock, wanted)
+            events = [event for _, event in self._poll.poll(timeout_ms)]
+            if timeout_s is not None or any(event != select.POLLOUT for event in events):
                 return
+            self.flush()
 
     def _read(self, commands: list[m.Command]) -> bool:
         """Read once and add the *commands* that are whole; return whether there may be more."""

@@ -1,0 +1,74 @@
+"""The worker's end of the socket pair."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import resource
+import socket
+from collections.abc import Iterator
+
+import msgspec
+import pytest
+
+from inferd.scheduler import messages as m
+from inferd.scheduler.process.link import SocketLink
+from inferd.wire.frames import FrameReader, pack_frame
+
+SELECT_MAX = 1024
+"""`select` refuses descriptors with this number and above (FD_SETSIZE)."""
+MUCH = m.LoadFailed({"message": "x" * (1 << 20)})
+"""More than the socket takes at once."""
+
+
+@pytest.fixture
+def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
+    """The daemon's end, and the worker's under a number that `select` refuses."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(limits[0], SELECT_MAX + 100), limits[1]))
+    ours, theirs = socket.socketpair()
+    with ours, theirs, socket.socket(fileno=high(theirs.fileno())) as worker:
+        theirs.close()
+        yield ours, worker
+    resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+def high(fd: int) -> int:
+    """Return a duplicate of *fd* whose number `select` refuses."""
+    return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, SELECT_MAX)
+
+
+def test_a_link_receives_on_a_high_descriptor_number(
+    pair: tuple[socket.socket, socket.socket],
+) -> None:
+    daemon, worker = pair
+    link = SocketLink(worker)
+    assert link.receive(0.01) == []
+    daemon.sendall(pack_frame([m.Credit(3, 4)]))
+    assert link.receive(None) == [m.Credit(3, 4)]
+
+
+def test_a_link_is_woken_by_a_high_descriptor_number(
+    pair: tuple[socket.socket, socket.socket],
+) -> None:
+    link = SocketLink(pair[1])
+    event = high(woken := os.eventfd(1))
+    link.wake_on(event)
+    assert link.receive(None) == []
+    os.close(event)
+    os.close(woken)
+
+
+def test_a_link_drains_on_a_high_descriptor_number(
+    pair: tuple[socket.socket, socket.socket],
+) -> None:
+    daemon, worker = pair
+    link, frames = SocketLink(worker), FrameReader()
+    daemon.settimeout(20)
+    link.send([MUCH])
+    link.drain(0.01)  # nobody reads: it gives up in time
+    found: list[bytes] = []
+    while not found:
+        found += frames.read_frames(daemon.recv(1 << 16))
+        link.drain(0.01)
+    assert msgspec.msgpack.decode(found[0], type=list[m.Report]) == [MUCH]
