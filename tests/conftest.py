@@ -1,0 +1,62 @@
+"""Selection of tests that start no process, for `make check`."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+STARTERS = frozenset(
+    ("subprocess", "multiprocessing", "running_daemon", "RunningDaemon", "inferd_process")
+)
+"""Names in a test module that tell that its tests start processes."""
+FIXTURES = frozenset(("daemon", "client", "raw", "machine", "fresh_machine"))
+PROCESS_EVENTS = frozenset(("subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn"))
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--no-processes",
+        action="store_true",
+        help="run only tests that start no process and load no real model",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--no-processes"):
+        sys.addaudithook(_refuse_process)
+
+
+def _refuse_process(event: str, arguments: tuple[object, ...]) -> None:
+    if event in PROCESS_EVENTS and "_pytest" in sys.modules and _running:
+        raise RuntimeError(f"this test starts a process ({arguments[0]!r}): mark it 'process'")
+
+
+_running: list[str] = []
+"""The test that runs, if any: pytest itself may start processes."""
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    _running[:] = [item.nodeid]
+
+
+def pytest_runtest_teardown() -> None:
+    _running.clear()
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not config.getoption("--no-processes"):
+        return
+    kept = [item for item in items if not starts_process(item)]
+    dropped = [item for item in items if starts_process(item)]
+    config.hook.pytest_deselected(items=dropped)
+    items[:] = kept
+
+
+def starts_process(item: pytest.Item) -> bool:
+    """Return whether *item* starts a process or loads a real model, by its module and fixtures."""
+    if any(item.get_closest_marker(name) for name in ("model", "process")):
+        return True
+    module = getattr(item, "module", None)
+    fixtures = set(getattr(item, "fixturenames", ()))
+    return bool(STARTERS.intersection(vars(module) if module else ()) or FIXTURES & fixtures)
