@@ -16,7 +16,6 @@ import structlog
 
 from ...backends.errors import Busy, Cancelled, ModelNotFound, ShuttingDown
 from ...backends.params import nearest
-from ...scheduler import messages as m
 from ...scheduler.kv.store import scoped
 from ...scheduler.recording.recorder import Act
 from ...sessions.turns.sentence_checks import Comparison, Similarity, nobody
@@ -28,16 +27,17 @@ from ..residency.budget import Room
 from ..residency.estimates import Reckonings
 from ..residency.gate import Turnstile
 from ..residency.machine import MachineMemory
-from ..residency.model_files import Signature, files_in_use, models_in, signature_of
+from ..residency.model_files import files_in_use, models_in, signature_of
 from ..service.watchdog import overdue
 from ..workers.cores import Cores
 from ..workers.worker import Worker
 from .failures import FailedLoads
 from .kv_index import KvIndex, Place
 from .model import Lease, Model, ModelState
-from .model_adapters import with_adapters, without_adapters
+from .model_adapters import without_adapters
 from .persisted import KEPT_FILE, KeptModels
 from .specs import conditions_of, limits_of, spec_of
+from .worker_events import WorkerEvents
 
 __all__ = ("Registry",)
 
@@ -71,6 +71,7 @@ class Registry:
         self.kv_index.on_evicted = self._tell_evicted
         self.kv_index.on_disk = partial(parts.note, "kv-store")
         self._models: dict[str, Model] = {}
+        self._events: dict[Worker, WorkerEvents] = {}
         self._cores = Cores(config.cores, self._all_workers)
         self.room = Room(config.memory_bytes, self._models.values, machine, seconds)
         self.turnstile = Turnstile(
@@ -247,58 +248,39 @@ class Registry:
         self._refresh(model)
         spec = spec_of(model, wanted, self.config)
         self._failures.check(model.name, *conditions_of(model, spec))
-        kv_dir = str(self.config.state_dir / KV_DIR) if self.config.kv_disk_bytes else ""
-        limits = limits_of(self.config)
-        worker = Worker(spec, self._on_frame, limits, kv_dir, self.config.worker_hang_s)
-        worker.on_kv = partial(self._note_kv_file, worker)
-        self._wire(model, worker)
-        worker.on_work = self._cores.share
-        worker.on_embed = partial(self._make_room_to_embed, worker)
-        worker.on_embedded = partial(self.room.loaded, worker)
         signature = signature_of(files_in_use(model.config.file))
-        worker.known = self._reckonings.known(without_adapters(spec), signature)
-        worker.on_reckoned = partial(self._reckoned, model, worker, signature)
+        events = WorkerEvents(
+            model,
+            signature,
+            room=self.room,
+            turnstile=self.turnstile,
+            reckonings=self._reckonings,
+            kv_index=self.kv_index,
+            on_frame=self._on_frame,
+            on_work=self._cores.share,
+            adopt=self.adopt,
+        )
+        worker = Worker(
+            spec,
+            events,
+            limits=limits_of(self.config),
+            kv_dir=str(self.config.state_dir / KV_DIR) if self.config.kv_disk_bytes else "",
+            hang_s=self.config.worker_hang_s,
+            known=self._reckonings.known(without_adapters(spec), signature),
+        )
+        self._events[worker] = events
+        self._bind(model, worker)
         model.worker, model.error, model.fitted = worker, None, {}
         self._cores.share()
         self._group.start_soon(self._run, model, worker)
         self.on_load()
         if worker.known:
-            self._decide(model, worker, worker.known[0])
+            events.decide_load(worker, worker.known[0])
         return worker
 
-    def _reckoned(
-        self, model: Model, worker: Worker, signature: Signature, report: m.Reckoned
-    ) -> None:
-        self._reckonings.note(without_adapters(worker.spec), signature, report)
-        self._decide(model, worker, report)
-
-    def _decide(self, model: Model, worker: Worker, report: m.Reckoned) -> None:
-        """Let what a model will take be decided on; where that is known, its process need not be
-        there yet: who asks late is not behind for it.
-        """
-        if model.embeds:
-            worker.embeds = True
-            report = m.Reckoned(report.shape, report.need.with_embedding(), report.devices)
-        self.room.reckoned(model, worker, with_adapters(report, worker.spec))
-        self.turnstile.look()
-
-    async def _make_room_to_embed(self, worker: Worker) -> None:
-        """Have memory promised to a worker for embeddings: idle models leave for it, if need be.
-
-        :raises OutOfMemory: there is too little of it.
-        """
-        while not (worker.embeds or worker.leaving):
-            model = next((m for m in self._models.values() if m.worker is worker), None)
-            if model is None:
-                return
-            for leaving in self.room.embed(model, worker):
-                await leaving.gone.wait()
-            model.embeds = worker.embeds
-
-    def _wire(self, model: Model, worker: Worker) -> None:
+    def _bind(self, model: Model, worker: Worker) -> None:
+        self._events[worker].model = model
         worker.spec = msgspec.structs.replace(worker.spec, name=model.name)
-        worker.on_progress = model.progress
-        worker.on_orphans = partial(self.adopt, model)
         worker.poison = model.recovery.poison
 
     def add(self, name: str, config: ModelConfig, uid: int) -> Model:
@@ -329,7 +311,7 @@ class Registry:
         one.error, other.error = other.error, one.error
         for model in (one, other):
             if model.worker is not None:
-                self._wire(model, model.worker)
+                self._bind(model, model.worker)
         return before
 
     def start_soon(self, work: Callable[..., Coroutine[Any, Any, None]], *arguments: Any) -> None:
@@ -347,7 +329,7 @@ class Registry:
                 await worker.run()
         except Exception:  # whatever it is, it ends this worker alone
             log.exception("worker.failed", model=model.name, pid=worker.pid)
-        model = next((m for m in self._models.values() if m.worker is worker), model)
+        model = self._events.pop(worker).model
         if model.worker is worker:
             model.worker = None
         log.info("model.left", model=model.name, pid=worker.pid)
@@ -395,13 +377,6 @@ class Registry:
             os.close(model.fd)
             model.fd = -1
             self._models.pop(model.name, None)
-
-    def _note_kv_file(self, worker: Worker, report: m.Stored | m.Unstored) -> None:
-        fingerprint = worker.info.fingerprint
-        if isinstance(report, m.Unstored):
-            self.kv_index.unstored(fingerprint, report.name, report.cause)
-        else:
-            self.kv_index.stored(fingerprint, *msgspec.structs.astuple(report))
 
     def _tell_evicted(self, place: Place) -> None:
         for worker in self.workers():

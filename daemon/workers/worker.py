@@ -7,12 +7,11 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import anyio
 import anyio.abc
-import anyio.lowlevel
 import msgspec
 import structlog
 from structlog.contextvars import clear_contextvars
@@ -33,6 +32,7 @@ from ...sessions.worker_client import TaskReader
 from ..logs.setup import logs
 from .cores import LOADING
 from .hang_detector import Watch
+from .listener import WorkerListener
 from .queries import Questions
 from .recovery import Poison, fail_readers, poisonous
 from .worker_link import WorkerLink, send_load
@@ -54,45 +54,32 @@ log = structlog.get_logger()
 class Worker:
     """One process with one model. Lives on the daemon's event loop; `run` owns the process.
 
-    Implements `sessions.Port`. *on_frame* is called after each frame of reports, so that what
-    they caused is written to the clients at once and together.
+    Implements `sessions.Port`. *known* are earlier memory estimates of the same files.
     """
 
     def __init__(
         self,
         spec: ModelSpec,
-        on_frame: Callable[[], None],
+        listener: WorkerListener,
+        *,
         limits: dict[str, Any] | None = None,
         kv_dir: str = "",
         hang_s: float = HANG_S,
+        known: Sequence[m.Reckoned] = (),
     ):
         self.spec = spec
         self.hang_s = hang_s
         self.limits = limits or {}
         self.kv_dir = kv_dir
-        self.known: list[m.Reckoned] = []
-        """What was reckoned of the same file before."""
+        self.known = list(known)
         self.embeds = False
         """What makes embeddings is in the memory that it was promised."""
-        self.on_embed: Callable[[], Awaitable[None]] = anyio.lowlevel.checkpoint
-        """Has memory promised to it for that, before the first embedding."""
-        self.on_embedded: Callable[[], None] = lambda: None
-        """Hears of the first embedding: what makes them is there."""
-        self.on_kv: Callable[[m.Stored | m.Unstored], None] = lambda _: None
-        """Hears of files that KV states are written to."""
-        self.on_orphans: Callable[[Mapping[int, TaskReader], Act], None] | None = None
-        """Takes the tasks of a process that died; without it they fail."""
         self.heir: Callable[[Mapping[int, TaskReader]], None] | None = None
         """Takes the tasks that still come after the process was told to quit; else they fail."""
         self.poison = Poison()
         """Inputs that are refused, as they ended a process before."""
         self.pid = 0
         self.progress = 0.0
-        self.on_progress: Callable[[float], None] = lambda _: None
-        self.on_work: Callable[[], None] = lambda: None
-        """Hears that work has appeared or ended."""
-        self.on_reckoned: Callable[[m.Reckoned], None] = lambda _: self.proceed()
-        """Hears what the model will take, and answers: `reckon`, `proceed` or `refuse`."""
         self.loaded = anyio.Event()
         """Set once the model is ready, or `error` says why it is not."""
         self.adapters: dict[str, m.AdapterReport] = {}
@@ -101,7 +88,8 @@ class Worker:
         self.gone = anyio.Event()
         self._changed = anyio.Event()
         self._info: ModelInfo | None = None
-        self._on_frame = on_frame
+        self._listener = listener
+        self._made_embedding = False
         self._lines: WorkerLines | None = None
         self._logging: m.Logging | None = None
         """What the process was told to log."""
@@ -113,7 +101,7 @@ class Worker:
         self.died = False
         """It has ended, and nobody told it to."""
         self._watch = Watch(self._recorder, hang_s, self._is_awaited, self._kill)
-        self._link = WorkerLink(self._take, on_frame, self._watch.sent)
+        self._link = WorkerLink(self._take, listener.reports_handled, self._watch.sent)
         self._questions = Questions()
         self._quitting = False
 
@@ -162,7 +150,7 @@ class Worker:
             return
         self._readers[spec.id] = reader
         self._link.send(m.Submit(spec))
-        self.on_work()
+        self._listener.work_changed()
         if self.gone.is_set():
             self._part(self._crash())
 
@@ -239,7 +227,7 @@ class Worker:
     async def make_room_to_embed(self) -> None:
         """Have memory for the second context, in which embeddings are made."""
         if not self.embeds:
-            await self.on_embed()
+            await self._listener.reserve_embedding_memory(self)
 
     def keep(
         self, owner: int, session: str, adapters: tuple[str, ...], tokens: Sequence[int]
@@ -331,7 +319,7 @@ class Worker:
         return given
 
     def _work_changed(self) -> None:
-        self.on_work()
+        self._listener.work_changed()
         changed, self._changed = self._changed, anyio.Event()
         changed.set()
 
@@ -399,8 +387,9 @@ class Worker:
                 if reader is not None:
                     reader.report(report)
             case m.Embedded(task_id):
-                self.on_embedded()
-                self.on_embedded = lambda: None
+                if not self._made_embedding:
+                    self._made_embedding = True
+                    self._listener.embedding_context_created(self)
                 if task_id in self._readers:
                     self._readers[task_id].report(report)
             case m.Finished() | m.Failed():
@@ -413,18 +402,18 @@ class Worker:
             case m.Refused(number, error):
                 self._questions.refused(number, error_from_wire(error))
             case m.Stored() | m.Unstored():
-                self.on_kv(report)
+                self._listener.kv_file_changed(self, report)
             case m.Reckoned():
-                self.on_reckoned(report)
+                self._listener.memory_estimated(self, report)
             case m.Progress(fraction):
                 self.progress = fraction
-                self.on_progress(fraction)
+                self._listener.load_progressed(fraction)
             case m.Loaded(info, adapters):
                 self._info = info
                 self.adapters = {report.spec.name: report for report in adapters}
                 self.loaded.set()
                 self.use_logging()
-                self.on_work()
+                self._listener.work_changed()
             case m.Said():
                 self._log(report.level, report.event, report.room, report.fields)
             case m.LoadFailed(error):
@@ -478,12 +467,12 @@ class Worker:
         act = self._recorder.read()
         if readers and self._quitting and self.heir is not None:
             self.heir(readers)
-        elif readers and not self._quitting and self.on_orphans is not None:
-            self.on_orphans(readers, act)
+        elif readers and not self._quitting:
+            self._listener.tasks_orphaned(readers, act)
         else:
             fail_readers(readers, error)
         self._questions.refuse_all(lambda number, given: self._refusal(act, number, given) or error)
-        self._on_frame()
+        self._listener.reports_handled()
 
     def _refusal(self, act: Act, number: int, given: bytes) -> InferdError | None:
         """Return why a question is refused that ended the process; None: it did not."""

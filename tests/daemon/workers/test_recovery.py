@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import anyio
@@ -13,7 +14,15 @@ from inferd.backends.errors import LoadFailed, WorkerCrashed
 from inferd.daemon.config.settings import load_config
 from inferd.daemon.models.registry import Registry
 from inferd.daemon.models.swap import Swaps
-from inferd.daemon.workers.recovery import DEATHS_MAX, POISON_MAX, POISON_S, Poison, Recovery
+from inferd.daemon.workers.listener import WorkerListener
+from inferd.daemon.workers.recovery import (
+    DEATHS_MAX,
+    POISON_MAX,
+    POISON_S,
+    Poison,
+    Recovery,
+    fail_readers,
+)
 from inferd.daemon.workers.worker import Worker
 from inferd.scheduler import messages as m
 from inferd.scheduler.recording.recorder import Act, Doing
@@ -216,9 +225,40 @@ class Deaf(Turn):
         raise RuntimeError("a reader's bug")
 
 
+class Listener(WorkerListener):
+    """Lets the tasks of a process that died fail, and counts the frames."""
+
+    def __init__(self) -> None:
+        self.frames = 0
+
+    def reports_handled(self) -> None:
+        self.frames += 1
+
+    def work_changed(self) -> None:
+        return None
+
+    def load_progressed(self, fraction: float) -> None:
+        return None
+
+    def memory_estimated(self, worker: Worker, estimate: m.Reckoned) -> None:
+        worker.proceed()
+
+    async def reserve_embedding_memory(self, worker: Worker) -> None:
+        return None
+
+    def embedding_context_created(self, worker: Worker) -> None:
+        return None
+
+    def kv_file_changed(self, worker: Worker, report: m.Stored | m.Unstored) -> None:
+        return None
+
+    def tasks_orphaned(self, readers: Mapping[int, TaskReader], act: Act) -> None:
+        fail_readers(readers, WorkerCrashed("the process ended"))
+
+
 async def test_all_hear_of_a_death_whatever_one_of_them_answers() -> None:
-    frames: list[None] = []
-    worker = Worker(ModelSpec(name="m"), lambda: frames.append(None))
+    listener = Listener()
+    worker = Worker(ModelSpec(name="m"), listener)
     turns = [kind(worker, spec(n), lambda _: None) for n, kind in enumerate((Deaf, Turn), 1)]
     for turn in turns:
         turn.start()
@@ -228,11 +268,11 @@ async def test_all_hear_of_a_death_whatever_one_of_them_answers() -> None:
         await worker.queue()
     assert turns[1].error is not None and turns[1].error.name == "WorkerCrashed"
     assert worker.tasks == 0
-    assert frames, "and the clients are written to"
+    assert listener.frames, "and the clients are written to"
 
 
 async def test_a_task_that_comes_after_the_worker_was_told_to_quit_goes_to_the_heir() -> None:
-    worker = Worker(ModelSpec(name="m"), lambda: None)
+    worker = Worker(ModelSpec(name="m"), Listener())
     inherited: dict[int, TaskReader] = {}
     worker.heir = inherited.update
     worker.quit()

@@ -1,0 +1,105 @@
+"""Reactions of the registry to the reports of one worker."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import msgspec
+
+from ...scheduler import messages as m
+from ...scheduler.recording.recorder import Act
+from ...sessions.worker_client import TaskReader
+from ..residency.budget import Room
+from ..residency.estimates import Reckonings
+from ..residency.gate import Turnstile
+from ..residency.model_files import Signature
+from ..workers.listener import WorkerListener
+from ..workers.worker import Worker
+from .kv_index import KvIndex
+from .model import Model
+from .model_adapters import with_adapters, without_adapters
+
+__all__ = ("WorkerEvents",)
+
+
+class WorkerEvents(WorkerListener):
+    """The listener of one worker. Lives on the daemon's event loop.
+
+    A swap gives the worker to another *model*. *signature* identifies the model's files,
+    *on_frame* writes to the clients, *on_work* deals out the cores.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        signature: Signature,
+        *,
+        room: Room,
+        turnstile: Turnstile,
+        reckonings: Reckonings,
+        kv_index: KvIndex,
+        on_frame: Callable[[], None],
+        on_work: Callable[[], None],
+        adopt: Callable[[Model, Mapping[int, TaskReader], Act], None],
+    ):
+        self.model = model
+        self._signature = signature
+        self._room, self._turnstile, self._reckonings = room, turnstile, reckonings
+        self._kv_index, self._adopt = kv_index, adopt
+        self._on_frame, self._on_work = on_frame, on_work
+
+    def reports_handled(self) -> None:
+        """Write to the clients what a frame of reports has caused."""
+        self._on_frame()
+
+    def work_changed(self) -> None:
+        """Deal out the cores again."""
+        self._on_work()
+
+    def load_progressed(self, fraction: float) -> None:
+        """Report the progress to the callers that wait for the load."""
+        self.model.progress(fraction)
+
+    def memory_estimated(self, worker: Worker, estimate: m.Reckoned) -> None:
+        """Remember an estimate for the next load of these files, and decide on this one."""
+        self._reckonings.note(without_adapters(worker.spec), self._signature, estimate)
+        self.decide_load(worker, estimate)
+
+    def decide_load(self, worker: Worker, estimate: m.Reckoned) -> None:
+        """Decide on a load by an estimate. With one that is known already its process need not run
+        yet, so that a caller keeps its place before those that come later.
+        """
+        if self.model.embeds:
+            worker.embeds = True
+            need = estimate.need.with_embedding()
+            estimate = m.Reckoned(estimate.shape, need, estimate.devices)
+        self._room.reckoned(self.model, worker, with_adapters(estimate, worker.spec))
+        self._turnstile.look()
+
+    async def reserve_embedding_memory(self, worker: Worker) -> None:
+        """Reserve memory for embeddings; idle models are unloaded for it, if need be.
+
+        :raises OutOfMemory: there is too little of it.
+        """
+        while not (worker.embeds or worker.leaving):
+            if self.model.worker is not worker:
+                return
+            for unloading in self._room.embed(self.model, worker):
+                await unloading.gone.wait()
+            self.model.embeds = worker.embeds
+
+    def embedding_context_created(self, worker: Worker) -> None:
+        """Note that the memory of the embedding context is in use."""
+        self._room.loaded(worker)
+
+    def kv_file_changed(self, worker: Worker, report: m.Stored | m.Unstored) -> None:
+        """Record a KV file in the index of the disk tier."""
+        fingerprint = worker.info.fingerprint
+        if isinstance(report, m.Unstored):
+            self._kv_index.unstored(fingerprint, report.name, report.cause)
+        else:
+            self._kv_index.stored(fingerprint, *msgspec.structs.astuple(report))
+
+    def tasks_orphaned(self, readers: Mapping[int, TaskReader], act: Act) -> None:
+        """Resume the tasks in another worker of the model."""
+        self._adopt(self.model, readers, act)
