@@ -4,19 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
 from ..backends import Sampler
 from .kv.store import Origin, scoped
 from .messages import Adjust, Progressed, TaskSpec, TurnStats, unpack_tokens
-from .output.stopping import Watch
+from .output.stopping import Ending, StopReason, Watch
 from .output.text import TextAssembler
 from .priority import Priority
-
-if TYPE_CHECKING:
-    from .output.sampling import Ending
 
 __all__ = ("PLAIN", "Group", "Task", "TaskState")
 
@@ -246,13 +243,13 @@ class Task:
             age += clock - self.clock_waiting
         return max(self.boost, min(Priority.URGENT, self.spec.priority + age // ageing_tokens))
 
-    def stats(self, reason: str, detail: str, now: float) -> TurnStats:
+    def stats(self, reason: StopReason, detail: str, now: float) -> TurnStats:
         """Return the figures of the turn, ended at *now*."""
         admitted = self.admitted_at if self.admitted_at is not None else now
         prompt_done = self.prompt_done_at if self.prompt_done_at is not None else now
         first = self.first_token_at
         return TurnStats(
-            stop_reason=reason,
+            stop_reason=reason.name,
             stop_detail=detail,
             prompt_tokens=self.prompt_size,
             cached_tokens=self.cached,

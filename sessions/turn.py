@@ -16,6 +16,8 @@ from ..backends.errors import (
     error_from_wire,
 )
 from ..scheduler import messages as m
+from ..scheduler.output.stopping import cuts_text
+from ..scheduler.output.stopping.ending import CONTEXT_FULL
 from .journal.entries import Replay
 from .table import Call
 from .turns.sentence_checks import Comparisons, Judge, nobody
@@ -266,7 +268,7 @@ class Turn:
     @property
     def stopped_by_text(self) -> bool:
         """Tell whether text was cut from the answer whose tokens are still there."""
-        return self.stats is not None and self.stats.stop_reason in m.CUT_REASONS
+        return self.stats is not None and cuts_text(self.stats.stop_reason)
 
     def _tell(self, piece: bytes) -> None:
         self._pieces.append(piece)
@@ -304,6 +306,6 @@ class Turn:
             return self.error
         assert self.stats is not None, "the turn has not ended"
         reason, detail = self.stats.stop_reason, self.stats.stop_detail
-        if reason == "context_full":
+        if reason == CONTEXT_FULL.name:
             return ContextFull(f"the context of {detail} tokens is full", data={"ctx_size": detail})
         return EndOfSequence(f"the turn has ended: {reason}", data={"stop_reason": reason})

@@ -8,6 +8,7 @@ from ...backends.errors import InvalidArgument
 from ...backends.params import parse_json_options
 from ...ipc import messages as w
 from ...ipc.server.server import Request
+from ...scheduler.output.stopping.ending import CONTEXT_FULL
 from ...sessions import Session, TurnOptions
 from ..core import CallTable, Daemon
 from .arguments import bounded, metadata_text, number_of, priority_of, seconds_of, tensor_bytes
@@ -111,7 +112,7 @@ async def _compute(daemon: Daemon, session: Session, options: TurnOptions) -> No
     daemon.check_open()
     turn = await session.start(options)
     await session.finish(turn)
-    if turn.stats is not None and turn.stats.stop_reason == "context_full":
+    if turn.stats is not None and turn.stats.stop_reason == CONTEXT_FULL.name:
         raise turn.ending()
 
 

@@ -22,8 +22,10 @@ from ..kv.manager import KvDesk
 from ..kv.slots import SlotTable
 from ..kv.store import KvStore
 from ..output.logprobs import likely
-from ..output.sampling import Ending, draw, take_up
+from ..output.sampling import draw, take_up
 from ..output.similarity_check import ask, hear, is_asked
+from ..output.stopping import Ending
+from ..output.stopping.ending import CONTEXT_FULL, EMBEDDED, LENGTH, TIME
 from ..policy.cost import Load, StepCost
 from ..policy.embeddings_plan import embeds_next
 from ..policy.groups import GroupTurn, plan_group
@@ -373,7 +375,7 @@ class Engine:
             if error is not None:
                 self._fail(task, error)
             elif (bound := overdue(task, self._now)) is not None:
-                self._finish(task, Ending("time", bound))
+                self._finish(task, Ending(TIME, bound))
 
     # Slots.
 
@@ -523,7 +525,7 @@ class Engine:
             task = self._tasks[embedded.task_id]
             task.prompt_done_at = self._now
             self.outbox.append(embedded)
-            stats = task.stats("embedded", embedded.pooling, self._now)
+            stats = task.stats(EMBEDDED, embedded.pooling, self._now)
             self.log.finished(task, stats)
             self.outbox.append(m.Finished(task.spec.id, b"", b"", stats))
             self._remove(task)
@@ -646,7 +648,7 @@ class Engine:
         left = len(task.tokens) - 1 - keep
         discard = min(max(task.spec.n_discard or left // 2, 1), left - 1)
         if not self._may_shift(task) or left < 2:
-            self._finish(task, Ending("context_full", str(ctx_size)))
+            self._finish(task, Ending(CONTEXT_FULL, str(ctx_size)))
             return
         if task.slot >= 0:
             self._shift_slot(task, keep, discard)
@@ -675,7 +677,7 @@ class Engine:
             if task.prompt_done_at is None:
                 task.prompt_done_at = self._now
             if task.spec.n_predict == 0:
-                self._finish(task, Ending("length", "0"))
+                self._finish(task, Ending(LENGTH, "0"))
             elif task.wants_token:
                 self._draw(task)
             elif task.unread_since is None:

@@ -11,7 +11,6 @@ from ..priority import Priority
 from .base import Message
 
 __all__ = (
-    "CUT_REASONS",
     "AdapterReport",
     "Answer",
     "Embedded",
@@ -35,9 +34,6 @@ __all__ = (
     "TurnStats",
     "Unstored",
 )
-
-CUT_REASONS = frozenset(("stop", "pattern", "complete", "indent", "similarity"))
-"""Stop reasons with which text is cut whose tokens stand: they say more than the text."""
 
 
 class TurnStats(msgspec.Struct, frozen=True, kw_only=True, array_like=True):

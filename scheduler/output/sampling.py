@@ -8,18 +8,10 @@ from itertools import zip_longest
 from ...backends import Model
 from ..messages import unpack_floats, unpack_tokens
 from ..task import Task
-from .stopping import Watch
+from .stopping import Ending, Watch
+from .stopping.ending import CONTEXT_FULL, END_MARK, GRAMMAR, LENGTH, TIME, TOKEN
 
-__all__ = ("Drawn", "Ending", "draw", "take_up")
-
-
-@dataclass(frozen=True, slots=True)
-class Ending:
-    """Why a turn ends: the reason's name and its detail; *piece* is the text of the end mark."""
-
-    reason: str
-    detail: str
-    piece: bytes = b""
+__all__ = ("Drawn", "draw", "take_up")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,28 +33,27 @@ def draw(model: Model, task: Task, now: float, *, last: bool) -> Drawn:
     """
     assert task.sampler is not None
     watch = task.watch
-    counts = watch is not None and watch.surprise is not None
+    counts = watch is not None and watch.surprisal is not None
     surprise_of = model.surprise(task.slot) if counts else None
     token = model.sample(task.slot, task.sampler, task.generated)
     task.row = False
     task.tokens.append(token)
     spec = task.spec
     if model.is_eog(token) and not spec.sampling.ignore_eos:
-        return Drawn(token, None, Ending("eos", str(token), model.piece(token)))
+        return Drawn(token, None, Ending(END_MARK, str(token), model.piece(token)))
     if watch is not None and token in watch.tokens:
-        return Drawn(token, None, Ending("token", str(token)))
+        return Drawn(token, None, Ending(TOKEN, str(token)))
     piece = _piece(model, task, token)
-    text, stop, reason = task.text.feed(piece)
+    text, ending = task.text.feed(piece)
     surprise = None if surprise_of is None else surprise_of(token)
-    if stop is not None:
-        return Drawn(token, text, Ending(reason, stop), surprise)
-    ending = None if watch is None else _watched(watch, task, token, piece, surprise, now)
+    if ending is None and watch is not None:
+        ending = _watched(watch, task, token, piece, surprise, now)
     if ending is not None:
         return Drawn(token, text, ending, surprise)
     if 0 <= spec.n_predict <= task.generated:
-        return Drawn(token, text, Ending("length", str(spec.n_predict)), surprise)
+        return Drawn(token, text, Ending(LENGTH, str(spec.n_predict)), surprise)
     if last:
-        return Drawn(token, text, Ending("context_full", str(task.ctx_size)), surprise)
+        return Drawn(token, text, Ending(CONTEXT_FULL, str(task.ctx_size)), surprise)
     return Drawn(token, text, None, surprise)
 
 
@@ -75,12 +66,12 @@ def _watched(
     since = task.first_token_at
     late = since is not None and 0 < watch.line_ms < (now - since) * 1000
     if late and b"\n" in piece:
-        return Ending("time", f"t-max-predict-ms {watch.line_ms}")
+        return Ending(TIME, f"t-max-predict-ms {watch.line_ms}")
     met = watch.feed(token, surprise)
     if met is not None:
-        return Ending(*met)
+        return met
     if watch.grammar and task.sampler is not None and task.sampler.complete:
-        return Ending("grammar", "complete")
+        return Ending(GRAMMAR, "complete")
     return None
 
 
@@ -95,18 +86,17 @@ def take_up(model: Model, task: Task) -> Ending | None:
         return None
     answer = unpack_tokens(before.answer) if before.answer else task.tokens[-before.told :]
     told = b"".join(_piece(model, task, token) for token in answer)
-    _, stop, reason = task.text.take_up(told, before.text_bytes)
-    if stop is not None:
-        return Ending(reason, stop)
-    met = None if task.watch is None else _replayed(task.watch, answer, before.surprises)
-    if met is not None:
-        return Ending(*met)
+    ending = task.text.take_up(told, before.text_bytes).ending
+    if ending is None and task.watch is not None:
+        ending = _replayed(task.watch, answer, before.surprises)
+    if ending is not None:
+        return ending
     if 0 <= task.spec.n_predict <= task.generated:
-        return Ending("length", str(task.spec.n_predict))
+        return Ending(LENGTH, str(task.spec.n_predict))
     return None
 
 
-def _replayed(watch: Watch, answer: list[int], surprises: bytes) -> tuple[str, str] | None:
+def _replayed(watch: Watch, answer: list[int], surprises: bytes) -> Ending | None:
     """Let *watch* see an answer's tokens; of the last ones the surprise may not be known."""
     known = unpack_floats(surprises)
     met = None

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from .. import messages as m
 from ..task import Task
-from .sampling import Ending
+from .stopping import Ending
+from .stopping.sentences import Sentences
 
 __all__ = ("ask", "hear", "is_asked")
 
@@ -32,6 +33,5 @@ def hear(task: Task, verdict: m.Verdict) -> Ending | None:
     ending, task.ending, task.asking_since = task.ending, None, None
     if verdict.detail:
         task.text.stop()
-        return Ending("similarity", verdict.detail)
-    _, stop, reason = task.text.go_on()
-    return ending if stop is None else Ending(reason, stop)
+        return Ending(Sentences.reason, verdict.detail)
+    return task.text.go_on().ending or ending

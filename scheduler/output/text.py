@@ -5,20 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from .stopping import Stop, TextWatch
+from .stopping import Ending, Stop, StopReason, TextWatch
 from .stopping.sentences import Sentence, Sentences
 
 __all__ = ("Released", "TextAssembler", "incomplete_utf8")
 
 
 class Released(NamedTuple):
-    """What a piece releases; `stop` is the detail of the end that was met, or None: with the
-    reason `stop` the stop text.
-    """
+    """The text that a piece releases, and the end that it meets, if it does."""
 
     text: bytes
-    stop: str | None = None
-    reason: str = ""
+    ending: Ending | None = None
 
 
 def incomplete_utf8(data: bytes) -> int:
@@ -43,6 +40,9 @@ class TextAssembler:
     ended, until `stop` or `go_on`. Text after a stop is never released, however the tokens split
     it.
     """
+
+    reason = StopReason("stop", cuts_text=True)
+    """A stop text was met."""
 
     def __init__(
         self,
@@ -95,7 +95,7 @@ class TextAssembler:
         found = _earliest(self._find(held), stop, shown)
         self._held = held if found is None else held[: max(0, found.end)]
         self._stopped = found is not None
-        return Released(b"") if found is None else Released(b"", found.detail, found.reason)
+        return Released(b"") if found is None else Released(b"", Ending(found.reason, found.detail))
 
     def feed(self, piece: bytes) -> Released:
         """Take the bytes of one token, return what can be shown now."""
@@ -112,7 +112,7 @@ class TextAssembler:
         found = _earliest(self._find(data), stop, begin)
         if found is not None:
             self._stopped, self._held = True, b""
-            return Released(data[: _boundary(data, found.end)], found.detail, found.reason)
+            return Released(data[: _boundary(data, found.end)], Ending(found.reason, found.detail))
         size = len(data) - self._hold(data)
         if watch is not None:
             size = min(size, _boundary(data, watch.undecided - begin))
@@ -140,7 +140,7 @@ class TextAssembler:
         if not hits:
             return None
         met, _, end, name = min(hits)
-        return Stop(met, end, "stop", name)
+        return Stop(met, end, self.reason, name)
 
     def _hold(self, data: bytes) -> int:
         """Return how many bytes at the end of *data* cannot be shown yet."""

@@ -16,7 +16,8 @@ import msgspec
 from ...backends import Rendering
 from ...backends.errors import InvalidArgument
 from ...scheduler import Priority
-from ...scheduler.messages import CUT_REASONS, pack_tokens, unpack_floats, unpack_tokens
+from ...scheduler.messages import pack_tokens, unpack_floats, unpack_tokens
+from ...scheduler.output.stopping import cuts_text
 
 __all__ = ("Begin", "Facts", "PastEntry", "Piece", "Replay", "Stored", "decode_past", "encode")
 
@@ -111,7 +112,7 @@ class Replay:
     @property
     def stopped_by_text(self) -> bool:
         """Tell whether text was cut from the answer whose tokens are still there."""
-        return bool(self.pieces) and self.pieces[-1].end in CUT_REASONS
+        return bool(self.pieces) and cuts_text(self.pieces[-1].end)
 
     @property
     def tokens(self) -> list[int]:

@@ -5,6 +5,7 @@ have: there they are fed again. Time limits, which are not, are in `scheduler.de
 """
 
 from .condition import Stop, TextCondition
+from .ending import Ending, StopReason, cuts_text
 from .watch import TextWatch, Watch
 
-__all__ = ("Stop", "TextCondition", "TextWatch", "Watch")
+__all__ = ("Ending", "Stop", "StopReason", "TextCondition", "TextWatch", "Watch", "cuts_text")

@@ -7,10 +7,12 @@ from collections.abc import Callable
 
 from ....backends.incremental_regex import byte_size
 from .condition import Stop, TextCondition
+from .ending import StopReason
 from .sentences import SentenceEnds
 
 __all__ = ("COMPLETE", "FenceCondition", "JsonCondition", "SentenceCondition")
 
+COMPLETE_ANSWER = StopReason("complete", cuts_text=True)
 _CLOSING = {"{": "}", "[": "]"}
 _BLANK = " \t\r\n"
 _LINES = re.compile(r"[^\n]*\n|[^\n]+")
@@ -23,6 +25,7 @@ class JsonCondition:
     or closes what is not open, never meets it.
     """
 
+    reason = COMPLETE_ANSWER
     undecided = None
 
     def __init__(self) -> None:
@@ -38,7 +41,7 @@ class JsonCondition:
             at += byte_size(character)
             self._take(character)
             if self._begun and not self._quoted and self._open == []:
-                return Stop(at, at, "complete", "json")
+                return Stop(at, at, COMPLETE_ANSWER, "json")
         return None
 
     def _take(self, character: str) -> None:
@@ -61,6 +64,7 @@ class FenceCondition:
     end is cut off.
     """
 
+    reason = COMPLETE_ANSWER
     undecided = None
 
     def __init__(self) -> None:
@@ -76,7 +80,7 @@ class FenceCondition:
             if part.endswith("\n"):
                 line, self._line = self._line[:-1], ""
                 if self._closes(line):
-                    return Stop(at, at - 1, "complete", "fence")
+                    return Stop(at, at - 1, COMPLETE_ANSWER, "fence")
         return None
 
     def _closes(self, line: str) -> bool:
@@ -93,6 +97,7 @@ class FenceCondition:
 class SentenceCondition:
     """A sentence has ended (`SentenceEnds`); what comes behind it is cut off."""
 
+    reason = COMPLETE_ANSWER
     undecided = None
 
     def __init__(self) -> None:
@@ -103,7 +108,7 @@ class SentenceCondition:
         for character in text:
             end = at + byte_size(character)
             if self._ends.take(character):
-                return Stop(end, at, "complete", "sentence")
+                return Stop(end, at, COMPLETE_ANSWER, "sentence")
             at = end
         return None
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple, Protocol
 
+from .ending import StopReason
+
 __all__ = ("WITHHELD_BYTES_MAX", "Stop", "TextCondition")
 
 WITHHELD_BYTES_MAX = 4096
@@ -18,12 +20,14 @@ class Stop(NamedTuple):
 
     met: int
     end: int
-    reason: str
+    reason: StopReason
     detail: str
 
 
 class TextCondition(Protocol):
-    """Looks at an answer's text, which comes in pieces; how it is split makes no difference."""
+    """A condition on an answer's text, however that is split into pieces."""
+
+    reason: StopReason
 
     @property
     def undecided(self) -> int | None:

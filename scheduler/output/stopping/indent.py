@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ....backends.incremental_regex import byte_size
 from .condition import Stop
+from .ending import StopReason
 
 __all__ = ("IndentCondition",)
 
@@ -14,6 +15,7 @@ class IndentCondition:
     The line is cut off from its first other character on.
     """
 
+    reason = StopReason("indent", cuts_text=True)
     undecided = None
 
     def __init__(self, n_indent: int):
@@ -28,7 +30,7 @@ class IndentCondition:
             if self._spaces is not None and character in " \t":
                 self._spaces += 1
             elif self._spaces is not None and self._spaces < self._n_indent:
-                return Stop(end, at, "indent", f"n-indent {self._n_indent}")
+                return Stop(end, at, self.reason, f"n-indent {self._n_indent}")
             else:
                 self._spaces = 0 if character == "\n" else None
             at = end

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from ....backends.incremental_regex import Matcher, Pattern, byte_size
 from .condition import WITHHELD_BYTES_MAX, Stop
+from .ending import StopReason
 
 __all__ = ("PatternCondition",)
 
 
 class PatternCondition:
     """One pattern. Of a match that is longer than what is withheld only the last part is cut."""
+
+    reason = StopReason("pattern", cuts_text=True)
 
     def __init__(self, pattern: str):
         self._name = pattern
@@ -29,4 +32,4 @@ class PatternCondition:
             self._end = at + byte_size(text)
             return None
         begin, end = found
-        return Stop(end, max(begin, end - WITHHELD_BYTES_MAX), "pattern", self._name)
+        return Stop(end, max(begin, end - WITHHELD_BYTES_MAX), self.reason, self._name)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import Counter, deque
 
+from .ending import StopReason
+
 __all__ = ("GRAM", "Repetition")
 
 GRAM = 4
@@ -16,6 +18,8 @@ class Repetition:
     """The share of the n-grams in a window of the last tokens that are there more than once: 1 less
     the distinct ones of all. It is looked at once the window is full.
     """
+
+    reason = StopReason("repetition")
 
     def __init__(self, threshold: float, window: int):
         self._threshold = threshold

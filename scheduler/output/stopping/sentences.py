@@ -7,6 +7,7 @@ from collections import deque
 from typing import NamedTuple
 
 from ....backends.incremental_regex import byte_size
+from .ending import StopReason
 
 __all__ = ("SENTENCE_CHARACTERS_MAX", "Sentence", "SentenceEnds", "Sentences")
 
@@ -53,6 +54,8 @@ class Sentences:
     """Lets an answer's text pass up to the end of a sentence. What follows waits until that is
     judged, whatever tokens it came in: so it cannot be said, and no other condition looks at it.
     """
+
+    reason = StopReason("similarity", cuts_text=True)
 
     def __init__(self) -> None:
         self.question: Sentence | None = None

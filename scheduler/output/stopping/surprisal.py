@@ -5,20 +5,24 @@ from __future__ import annotations
 import math
 from collections import deque
 
-__all__ = ("Surprise",)
+from .ending import StopReason
+
+__all__ = ("MeanSurprisal",)
 
 
-class Surprise:
-    """The mean surprise of the last tokens, −ln of the probability that the model itself gave each,
-    in nats: the logarithm of their perplexity. It is looked at once the window is full.
+class MeanSurprisal:
+    """The mean surprisal of the last tokens: −ln of the probability that the model gave each, in
+    nats; the logarithm of their perplexity. It counts once the window is full.
     """
+
+    reason = StopReason("surprise")
 
     def __init__(self, threshold: float, window: int):
         self._threshold = threshold
         self._last: deque[float] = deque(maxlen=window)
 
     def feed(self, nats: float) -> str | None:
-        """Take a token's surprise; return the mean, as text, if it is beyond the threshold."""
+        """Take a token's surprisal; return the mean, as text, if it is beyond the threshold."""
         self._last.append(nats)
         if len(self._last) < (self._last.maxlen or 0):
             return None

@@ -9,11 +9,12 @@ from ....backends.incremental_regex import byte_size
 from ....backends.params import StoppingParams
 from .complete import COMPLETE
 from .condition import Stop, TextCondition
+from .ending import Ending
 from .indent import IndentCondition
 from .patterns import PatternCondition
 from .repetition import Repetition
 from .sentences import Sentences
-from .surprisal import Surprise
+from .surprisal import MeanSurprisal
 
 __all__ = ("TextWatch", "Watch")
 
@@ -62,9 +63,9 @@ class Watch:
         self.grammar = params.stop_grammar
         self.line_ms = params.t_max_predict_ms
         """Time after which the turn ends with a line; 0 and less: none."""
-        self.surprise: Surprise | None = None
+        self.surprisal: MeanSurprisal | None = None
         if params.stop_surprise:
-            self.surprise = Surprise(params.stop_surprise, params.stop_surprise_window)
+            self.surprisal = MeanSurprisal(params.stop_surprise, params.stop_surprise_window)
         self._repetition: Repetition | None = None
         if params.stop_repetition:
             self._repetition = Repetition(params.stop_repetition, params.stop_repetition_window)
@@ -74,16 +75,14 @@ class Watch:
         """Return what watches a turn with these parameters; None where nothing is to be watched."""
         return None if params == _NOTHING else cls(params)
 
-    def feed(self, token: int, nats: float | None) -> tuple[str, str] | None:
-        """Take a token, and its surprise where that is known; return the reason and the detail of
-        the end, if it is one.
-        """
+    def feed(self, token: int, nats: float | None) -> Ending | None:
+        """Take a token, and its surprisal where that is known; return the end, if it is one."""
         if self._repetition is not None:
             share = self._repetition.feed(token)
             if share is not None:
-                return "repetition", share
-        if self.surprise is not None and nats is not None:
-            mean = self.surprise.feed(nats)
+                return Ending(Repetition.reason, share)
+        if self.surprisal is not None and nats is not None:
+            mean = self.surprisal.feed(nats)
             if mean is not None:
-                return "surprise", mean
+                return Ending(MeanSurprisal.reason, mean)
         return None

@@ -37,7 +37,7 @@ def test_a_stop_text_ends_the_output_at_the_same_place_however_it_is_split(
     for piece in cut(text.encode(), sizes):
         released = assembler.feed(piece)
         out += released.text
-        met = met or released.stop
+        met = met or released.ending
     out += assembler.flush()
     hits = [(at + len(s), at) for s in stops if (at := text.find(s)) >= 0]
     assert out.decode() == (text[: min(hits)[1]] if hits else text)
@@ -50,7 +50,7 @@ def test_a_reverse_prompt_stays_in_the_output() -> None:
     released = [assembler.feed(p) for p in (b"Hi ", b"Us", b"er", b": and more")]
 
     assert b"".join(r.text for r in released) == b"Hi User:"
-    assert released[-1].stop == "User:"
+    assert released[-1].ending == (TextAssembler.reason, "User:", b"")
     assert assembler.feed(b"never shown").text == b""
 
 

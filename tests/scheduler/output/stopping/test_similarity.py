@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from inferd.backends.echo.model import EchoOptions
 from inferd.backends.params import StoppingParams
 from inferd.scheduler import messages as m
-from inferd.scheduler.output.stopping import Watch
+from inferd.scheduler.output.stopping import Ending, Watch
 from inferd.scheduler.output.stopping.sentences import SENTENCE_CHARACTERS_MAX, Sentences
 from inferd.scheduler.output.text import TextAssembler
 from inferd.scheduler.policy.plan import Limits
@@ -61,25 +61,25 @@ class Reader:
         """Take the piece of a token; tell whether more may come."""
         released = self.assembler.feed(piece)
         self.text += released.text
-        return self.judged(released.stop, released.reason)
+        return self.judged(released.ending)
 
-    def judged(self, stop: str | None, reason: str) -> bool:
-        while stop is None and (question := self.assembler.question) is not None:
+    def judged(self, ending: Ending | None) -> bool:
+        while ending is None and (question := self.assembler.question) is not None:
             assert len(self.text) <= question.end, "text behind a sentence that is judged was told"
             self.asked.append(question.text)
             self.places.append(question.end)
             if len(self.asked) > self.ends:
                 self.assembler.stop()
-                stop, reason = "close", "similarity"
+                ending = Ending(Sentences.reason, "close")
             else:
-                _, stop, reason = self.assembler.go_on()
-        if stop is not None:
-            self.reason, self.detail = reason, stop
+                ending = self.assembler.go_on().ending
+        if ending is not None:
+            self.reason, self.detail = ending.reason.name, ending.detail
             self.text += self.assembler.flush()
             assert self.assembler.question is None
-            assert self.assembler.feed(b"more. And more") == (b"", None, "")
+            assert self.assembler.feed(b"more. And more") == (b"", None)
             assert self.assembler.flush() == b""
-        return stop is None
+        return ending is None
 
     def read(self, pieces: Sequence[bytes]) -> Said:
         if all(self.feed(piece) for piece in pieces):
@@ -129,7 +129,7 @@ def test_what_is_taken_up_ends_where_it_would_have(
     question = after.assembler.question
     known = sum(question is None or place < question.end for place in before.places)
     after.asked = before.asked[:known]
-    assert after.judged(found.stop, found.reason)
+    assert after.judged(found.ending)
     assert after.read(pieces[taken:]) == expected
 
 

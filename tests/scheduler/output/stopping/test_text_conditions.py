@@ -44,9 +44,9 @@ def said(assembler: TextAssembler, pieces: list[bytes]) -> tuple[bytes, str, str
     for piece in pieces:
         released = assembler.feed(piece)
         out += released.text
-        if released.stop is not None:
-            assert assembler.feed(b"more") == (b"", None, "") and assembler.flush() == b""
-            return out, released.reason, released.stop
+        if released.ending is not None:
+            assert assembler.feed(b"more") == (b"", None) and assembler.flush() == b""
+            return out, released.ending.reason.name, released.ending.detail
     return out + assembler.flush(), "", ""
 
 
@@ -88,14 +88,15 @@ def test_a_turn_that_is_taken_up_ends_where_it_would_have(
         told += piece
         released = before.feed(piece)
         shown += released.text
-        stopped |= released.stop is not None
+        stopped |= released.ending is not None
         if stopped:
             break
     after = assembler_of(stopping, ("NDE",))
     found = after.take_up(told, len(shown))
-    assert (found.stop is not None) == stopped
-    if stopped:
-        assert (shown + after.flush(), found.reason, found.stop) == expected
+    assert (found.ending is not None) == stopped
+    if found.ending is not None:
+        reason, detail = found.ending.reason.name, found.ending.detail
+        assert (shown + after.flush(), reason, detail) == expected
         return
     text_, reason, detail = said(after, pieces[taken:])
     assert (shown + text_, reason, detail) == expected

@@ -15,7 +15,7 @@ from inferd.backends.echo.model import EchoOptions
 from inferd.backends.params import StoppingParams
 from inferd.scheduler import messages as m
 from inferd.scheduler.output.stopping.repetition import GRAM, Repetition
-from inferd.scheduler.output.stopping.surprisal import Surprise
+from inferd.scheduler.output.stopping.surprisal import MeanSurprisal
 from inferd.scheduler.priority import Priority
 from inferd.sessions.journal.entries import Piece, Replay
 from inferd.sessions.turn import Turn
@@ -299,6 +299,6 @@ def test_repetition_at_its_threshold_counts() -> None:
 
 
 def test_surprise_is_the_mean_of_a_full_window() -> None:
-    surprise = Surprise(1.0, 3)
+    surprise = MeanSurprisal(1.0, 3)
     assert [surprise.feed(n) for n in (9, 0, 0)] == [None, None, "3.000"]
     assert [surprise.feed(n) for n in (1, 1, 1, 1.5)] == [None, None, None, "1.167"]

@@ -1,0 +1,72 @@
+"""Stop reasons: each condition declares its own, and histories and documents know them all."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from inferd.scheduler.output import stopping
+from inferd.scheduler.output.stopping import Stop, StopReason, TextWatch, Watch, cuts_text
+from inferd.scheduler.output.stopping.ending import EMBEDDED, REASONS
+from inferd.scheduler.output.text import TextAssembler
+from inferd.sessions.journal.entries import Piece, Replay
+
+DOCS = Path(__file__).resolve().parents[4] / "docs"
+CUT = {"stop", "pattern", "complete", "indent", "similarity"}
+
+
+def conditions() -> Iterator[type]:
+    """Yield all classes that take a turn's text or tokens and may end it."""
+    for module in pkgutil.iter_modules(stopping.__path__, f"{stopping.__name__}."):
+        for _, found in inspect.getmembers(importlib.import_module(module.name), inspect.isclass):
+            if found.__module__ == module.name and hasattr(found, "feed"):
+                yield found
+
+
+def test_every_condition_declares_its_stop_reason() -> None:
+    found = set(conditions()) - {TextWatch, Watch, stopping.TextCondition}
+    assert len(found) == 8
+    for condition in found:
+        assert isinstance(getattr(condition, "reason", None), StopReason), condition
+
+
+def test_the_declared_reasons_say_whose_text_is_cut() -> None:
+    assert {name for name in REASONS if cuts_text(name)} == CUT
+    assert not cuts_text(None) and not cuts_text("Cancelled")
+
+
+def test_a_new_condition_that_cuts_text_is_known_to_histories_at_once() -> None:
+    class Shouting:
+        reason = StopReason("shouting", cuts_text=True)
+        undecided = None
+
+        def feed(self, text: str, at: int) -> Stop | None:
+            place = at + len(text)
+            return Stop(place, place - 1, self.reason, "!") if text.endswith("!") else None
+
+    try:
+        ending = TextAssembler(watch=TextWatch([Shouting()])).feed(b"Oh!").ending
+        assert ending is not None
+        assert Replay([1], [Piece(end=ending.reason.name)]).stopped_by_text
+    finally:
+        del REASONS[Shouting.reason.name]
+
+
+def test_a_reason_is_declared_once() -> None:
+    with pytest.raises(AssertionError, match="declared twice"):
+        StopReason("pattern")
+
+
+def test_the_documents_name_every_reason() -> None:
+    rows = set(re.findall(r"^\| `(\w+)` \|", (DOCS / "stopping.md").read_text(), re.MULTILINE))
+    assert set(REASONS) - {EMBEDDED.name} <= rows
+    page = (DOCS / "protocol.md").read_text()
+    field = re.search(r"^\| `stop_reason` \|(.*)$", page, re.MULTILINE)
+    assert field is not None
+    assert set(REASONS) <= set(re.findall(r"`(\w+)`", field[1]))
