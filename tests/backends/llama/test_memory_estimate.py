@@ -30,11 +30,11 @@ from pathlib import Path
 
 import msgspec
 from inferd.backends import Chunk, ModelSpec, load_model, reckon_model
-from inferd.backends.llama import load, memory
+from inferd.backends.llama.loading import loader, memory_estimate
 
 
 def resident():
-    return memory._resident_bytes()
+    return memory_estimate._resident_bytes()
 
 
 spec = msgspec.json.decode(sys.argv[1], type=ModelSpec)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from inferd.backends.base import Memory
-from inferd.backends.echo.model import EchoOptions
+from inferd.backends.echo.options import EchoOptions
 from inferd.scheduler import Limits
 from inferd.scheduler import messages as m
 from inferd.scheduler.engine.engine import REST_S
@@ -24,8 +24,8 @@ from tests.scheduler.kv.test_kv_reuse import ask, go_on, history, settle
 TEXTS = [f"session number {i} says something of its own, and at length" for i in range(6)]
 HEAP = """
 import random
-from inferd.backends.llama import memory
-from inferd.scheduler import heap
+from inferd.backends.llama.loading import memory_estimate
+from inferd.scheduler.kv import heap
 
 random.seed(1)
 states, small = [], []
@@ -36,9 +36,9 @@ for number in range(100):
         del states[random.randrange(len(states))]
 freed = sum(map(len, states))
 del states
-before = memory._resident_bytes()
+before = memory_estimate._resident_bytes()
 heap.give_back()
-print(freed, before - memory._resident_bytes())
+print(freed, before - memory_estimate._resident_bytes())
 """
 
 
