@@ -71,9 +71,9 @@ def reckon_model(spec: ModelSpec) -> Reckoning:
     :raises LoadFailed: the file is missing, unreadable, damaged or of an unknown kind.
     """
     if spec.backend == "echo":
-        from .echo.model import reckon_echo
+        from .echo.memory_estimate import EchoReckoning
 
-        return reckon_echo(spec)
+        return EchoReckoning(spec)
     if spec.backend == "llama":
         from .llama import reckon_llama
 

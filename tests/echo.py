@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from inferd.backends.echo.model import EchoOptions
+from inferd.backends.echo.options import EchoOptions
 
 __all__ = ("echo_model",)
 

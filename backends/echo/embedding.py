@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from ..batch import Chunk
 from ..embedder import EmbedInfo, Pool, check_pooling
-
-if TYPE_CHECKING:
-    from .model import EchoModel
+from .faults import EchoFaults
 
 __all__ = ("EMBEDDING_SIZE", "EchoEmbedder", "echo_rows")
 
@@ -34,10 +31,10 @@ class _Slot:
 
 
 class EchoEmbedder:
-    """See `Embedder`; pauses and faults of its steps are the model's."""
+    """See `Embedder`; its steps have the pauses and *faults* of the model's."""
 
-    def __init__(self, model: EchoModel, info: EmbedInfo):
-        self._model, self._info = model, info
+    def __init__(self, faults: EchoFaults, info: EmbedInfo):
+        self._faults, self._info = faults, info
         self._slots: dict[int, _Slot] = {}
 
     @property
@@ -61,9 +58,10 @@ class EchoEmbedder:
             assert chunk.tokens and chunk.position == len(held.tokens), "a gap in the positions"
             held.tokens += chunk.tokens
         assert sum(len(s.tokens) for s in self._slots.values()) <= self._info.tokens_max
-        self._model.pass_step([self._slots[slot].tokens for slot in slots])
+        self._faults.begin_step()
         for chunk in chunks:
             held = self._slots[chunk.slot]
+            self._faults.abort_on_text(held.tokens)
             rows = echo_rows(chunk.tokens, held.last)
             held.last = rows[-1]
             held.pool.add(rows)

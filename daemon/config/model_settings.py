@@ -14,7 +14,7 @@ from typing import Any, Literal
 import msgspec
 
 from ...backends.adapter_keys import ADAPTERS_MAX, SCALE_MAX, is_scale
-from ...backends.echo.model import EchoOptions
+from ...backends.echo.options import EchoOptions
 from ...backends.errors import InvalidArgument
 from ...backends.params import PARAMETERS, nearest, read_options
 from .confinement import check_beneath

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from ...backends.adapter_keys import ADAPTERS_MAX, SCALE_MAX
-from ...backends.echo.model import EchoOptions
+from ...backends.echo.options import EchoOptions
 from ...backends.params import PARAMETERS
 from ...backends.params.parameters_page import json_schema as parameters_schema
 from ..metrics.listen_address import PORT_MAX, Address

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from inferd.backends import ModelSpec, SamplingParams
-from inferd.backends.echo.model import EchoModel, EchoOptions
+from inferd.backends.echo.model import EchoModel
+from inferd.backends.echo.options import EchoOptions
 from inferd.scheduler import Engine, Limits
 from inferd.scheduler import messages as m
 from inferd.scheduler.kv.files import KvFiles

@@ -9,7 +9,8 @@ import pytest
 
 from inferd.backends import Chunk, Model, ModelSpec
 from inferd.backends.base import Memory
-from inferd.backends.echo.model import EchoModel, EchoOptions
+from inferd.backends.echo.model import EchoModel
+from inferd.backends.echo.options import EchoOptions
 from inferd.backends.errors import BackendError, InvalidArgument, KvFull, UnsupportedOperation
 from inferd.backends.llama.model import LlamaModel
 from tests.backends.driving import GREEDY, generate, go_on, prefill
@@ -70,7 +71,7 @@ def test_a_window_reaches_back_by_itself_and_a_batch() -> None:
 def test_a_step_on_missing_cells_is_a_bug() -> None:
     model = echo_of("window", window=8)
     prefill(model, 0, [65] * 100)
-    del model.slots[0].tokens[70:]
+    del model.context.slots[0].tokens[70:]
     with pytest.raises(AssertionError, match="missing"):
         prefill(model, 0, [65], 70)
 
@@ -113,11 +114,11 @@ def test_a_step_without_cells_changes_nothing() -> None:
     prompt = prompt_of(model, b"hello there")
     position = prefill(model, 0, prompt)
     prefill(model, 1, [65] * 10)
-    steps = model.steps
+    steps = model.faults.steps
     with pytest.raises(KvFull):
         model.step([Chunk(1, [65], 10, False), Chunk(2, [65] * 7, 0, False)])
     assert [model.length(slot) for slot in range(4)] == [position, 10, 0, 0]
-    assert model.steps == steps
+    assert model.faults.steps == steps
     model.step([Chunk(2, [65] * 7, 0, False)])
     assert not model.restore(3, model.save(1))
     model.trim(1, 0)
@@ -151,7 +152,7 @@ def test_a_slot_of_mixed_adapters_is_a_bug() -> None:
         prefill(model, 0, [65], 3)
     with pytest.raises(InvalidArgument):
         model.set_adapters(("upper", "nobody's"))
-    assert model.adapters == ("upper",)
+    assert model.adapters.chosen == ("upper",)
 
 
 @pytest.mark.parametrize("state", [b"", b"\x93", b"\x90", b"\x93\x91\x41\x00\xa1a"])

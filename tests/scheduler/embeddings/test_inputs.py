@@ -9,7 +9,7 @@ import pytest
 
 from inferd.backends import EmbedSpec, Model
 from inferd.backends.echo.embedding import EMBEDDING_SIZE, echo_rows
-from inferd.backends.echo.model import EchoOptions
+from inferd.backends.echo.options import EchoOptions
 from inferd.backends.embedder import EMBEDDING_BYTES_MAX, normalized
 from inferd.backends.errors import OutOfMemory
 from inferd.scheduler import Limits

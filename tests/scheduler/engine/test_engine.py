@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from inferd.backends import Chunk, Sampler, SamplingParams
-from inferd.backends.echo.model import EchoOptions
+from inferd.backends.echo.options import EchoOptions
 from inferd.backends.errors import InvalidArgument
 from inferd.scheduler import Limits
 from inferd.scheduler import messages as m

@@ -24,7 +24,7 @@ from hypothesis.stateful import (
 from inferd.backends import EmbedSpec
 from inferd.backends.base import Memory
 from inferd.backends.echo.embedding import echo_rows
-from inferd.backends.echo.model import EchoOptions
+from inferd.backends.echo.options import EchoOptions
 from inferd.backends.embedder import Pool
 from inferd.scheduler import Limits
 from inferd.scheduler import messages as m

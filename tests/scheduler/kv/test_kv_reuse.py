@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from inferd.backends.base import Memory
-from inferd.backends.echo.model import EchoOptions
+from inferd.backends.echo.options import EchoOptions
 from inferd.scheduler import Limits
 from inferd.scheduler import messages as m
 from inferd.scheduler.engine.engine import REST_S
@@ -89,7 +89,7 @@ def test_idle_states_are_saved_while_nothing_else_is_to_do_and_nobody_waits_for_
     assert [len(e.tokens) for e in bench.engine.store] == [len(slots.slots[0].tokens)]
     assert slots.unsaved is None and bench.engine.patience() is None
     saves: list[int] = []
-    bench.model.save = saves.append  # type: ignore[method-assign, assignment]
+    bench.model.save = saves.append  # type: ignore[assignment]
     bench.turn(bench.submit(3, "quite another text"), bench.submit(4, "and one more of them"))
     assert bench.engine.slots.tasks and saves == [], "what is saved already is overwritten"
 

@@ -106,7 +106,7 @@ def test_three_sets_of_adapters_are_computed_in_turns_and_each_answers_right() -
     compute = bench.model.step
 
     def step(chunks: list[object]) -> None:
-        steps.append(bench.model.adapters)
+        steps.append(bench.model.adapters.chosen)
         compute(chunks)  # type: ignore[arg-type]
 
     bench.model.step = step  # type: ignore[method-assign, assignment]

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 import pytest
 
 from inferd.backends import Chunk, ModelSpec
-from inferd.backends.echo.model import EchoModel, EchoOptions
+from inferd.backends.echo.model import EchoModel
+from inferd.backends.echo.options import EchoOptions
 from inferd.backends.errors import Busy
 from inferd.scheduler import Engine
 from inferd.scheduler.messages import TurnStats

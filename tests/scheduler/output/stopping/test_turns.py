@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from inferd.backends.echo.model import EchoOptions
+from inferd.backends.echo.options import EchoOptions
 from inferd.backends.params import StoppingParams
 from inferd.scheduler import messages as m
 from inferd.scheduler.output.stopping.repetition import GRAM, Repetition

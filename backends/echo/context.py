@@ -1,0 +1,166 @@
+"""The echo model's slots: their tokens, and the cells and logits that they pretend to have."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+
+from ..base import ModelInfo
+from ..batch import Chunk, Move, length_moved, shift_moves
+from ..errors import BackendError, KvFull, UnsupportedOperation
+from .options import EchoOptions
+
+__all__ = ("EchoContext", "EchoSlot")
+
+
+@dataclass(slots=True)
+class EchoSlot:
+    """One sequence: its tokens, and the first of them whose cell a window still has."""
+
+    tokens: list[int] = field(default_factory=list)
+    begin: int = 0
+    adapters: tuple[str, ...] = ()
+    shifted: bool = False
+    has_logits: bool = False
+
+
+class _State(msgspec.Struct, array_like=True):
+    tokens: list[int]
+    begin: int
+    adapters: tuple[str, ...]
+
+
+class EchoContext:
+    """The slots of one echo model; its methods are those of `Model`."""
+
+    def __init__(self, info: ModelInfo, options: EchoOptions):
+        self.slots = [EchoSlot() for _ in range(info.slots)]
+        self._info, self._options = info, options
+
+    # Steps.
+
+    def check_batch(self, chunks: Sequence[Chunk], adapters: tuple[str, ...]) -> None:
+        """Assert that a step with *adapters* may decode *chunks*.
+
+        :raises KvFull: no cells are left for them.
+        """
+        slots = [c.slot for c in chunks]
+        assert slots == sorted(set(slots)), f"chunks not in ascending slots: {slots}"
+        assert 0 < sum(len(c.tokens) for c in chunks) <= self._info.batch_size
+        for chunk in chunks:
+            slot = self.slots[chunk.slot]
+            assert chunk.position == len(slot.tokens), "a gap in the positions"
+            assert chunk.position + len(chunk.tokens) <= self._info.ctx_size
+            assert self._serves(slot, chunk.position), "cells of the window are missing"
+            assert slot.adapters == adapters or not slot.tokens, "mixed adapters in one slot"
+        self._check_cells(sum(len(c.tokens) for c in chunks))
+
+    def _check_cells(self, tokens: int) -> None:
+        used, cells = sum(len(s.tokens) for s in self.slots), self._options.kv_cells
+        if 0 <= cells < used + tokens:
+            raise KvFull(f"{used} of {cells} KV cells are used: {tokens} more do not fit")
+
+    def append(self, chunk: Chunk, adapters: tuple[str, ...]) -> EchoSlot:
+        """Append a checked chunk to its slot, and return that."""
+        slot = self.slots[chunk.slot]
+        slot.tokens.extend(chunk.tokens)
+        slot.adapters, slot.shifted, slot.has_logits = adapters, False, chunk.logits
+        if self._options.memory == "window":
+            reach = self._options.window + self._info.batch_size
+            slot.begin = max(slot.begin, len(slot.tokens) - reach)
+        return slot
+
+    def _serves(self, slot: EchoSlot, keep: int) -> bool:
+        """Return whether a step can continue after *keep* tokens, as llama.cpp's memory can."""
+        if self._options.memory == "recurrent":
+            return keep == len(slot.tokens)
+        return slot.begin <= max(0, keep - self._options.window)
+
+    # Logits: there is nothing in them.
+
+    def hold(self, slot: int) -> None:
+        """Keep the slot's logits; the echo model never loses any."""
+        assert self.slots[slot].has_logits
+
+    def take_row(self, slot: int) -> object:
+        """Move the slot's logits out; sampling uses them up this way, too."""
+        assert self.slots[slot].has_logits, f"slot {slot} has no logits"
+        self.slots[slot].has_logits = False
+        return None
+
+    def put_row(self, slot: int, row: object) -> None:
+        """Put logits back."""
+        self.slots[slot].has_logits = True
+
+    # KV state.
+
+    def trim(self, slot: int, keep: int) -> int:
+        """Forget all but the first *keep* tokens; all, where the memory cannot keep a part."""
+        held = self.slots[slot]
+        held.has_logits = False
+        keep = min(keep, len(held.tokens))
+        if keep <= 0 or not self._serves(held, keep):
+            self.slots[slot] = EchoSlot()
+            return 0
+        del held.tokens[keep:]
+        return keep
+
+    def length(self, slot: int) -> int:
+        """Return how many tokens a slot holds."""
+        return len(self.slots[slot].tokens)
+
+    def trim_min(self, slot: int) -> int:
+        """Return the least that `trim` can leave; see `Model.trim_min`."""
+        held = self.slots[slot]
+        if self._options.memory == "recurrent":
+            return len(held.tokens)
+        return min(len(held.tokens), held.begin + self._options.window if held.begin else 1)
+
+    def shift(self, slot: int, keep: int, discard: int) -> None:
+        """Drop *discard* tokens after the first *keep*; see `Model.shift`."""
+        self.reuse(slot, shift_moves(self.length(slot), keep, discard))
+
+    def reuse(self, slot: int, moves: Sequence[Move]) -> None:
+        """Keep the runs of tokens that *moves* names; see `Model.reuse`."""
+        if not self._info.can_shift:
+            raise UnsupportedOperation(f"a {self._info.memory} memory cannot be shifted")
+        held = self.slots[slot]
+        if not length_moved(len(held.tokens), moves):
+            self.trim(slot, 0)
+            return
+        held.tokens = [t for begin, _, count in moves for t in held.tokens[begin : begin + count]]
+        held.shifted |= any(begin != to for begin, to, _ in moves)
+        held.has_logits = False
+
+    def swap(self, a: int, b: int) -> None:
+        """Exchange two slots."""
+        self._check_saved(a, b)
+        self.slots[a], self.slots[b] = self.slots[b], self.slots[a]
+
+    def save(self, slot: int) -> bytes:
+        """Return the slot's tokens; of a window, those cells that the next token looks back on."""
+        self._check_saved(slot)
+        held, begin = self.slots[slot], 0
+        if self._options.memory == "window":
+            begin = max(held.begin, len(held.tokens) - self._options.window)
+        return msgspec.msgpack.encode(_State(held.tokens, begin, held.adapters))
+
+    def _check_saved(self, *slots: int) -> None:
+        for slot in slots:
+            if self.slots[slot].shifted:
+                raise BackendError(f"slot {slot} was shifted and not decoded into since")
+
+    def restore(self, slot: int, state: bytes) -> bool:
+        """Put saved tokens into a slot; False if *state* is damaged or does not fit."""
+        self.trim(slot, 0)
+        try:
+            saved = msgspec.msgpack.decode(state, type=_State)
+            self._check_cells(len(saved.tokens))
+        except (msgspec.DecodeError, KvFull):
+            return False
+        if len(saved.tokens) > self._info.ctx_size:
+            return False
+        self.slots[slot] = EchoSlot(saved.tokens, saved.begin, saved.adapters)
+        return True

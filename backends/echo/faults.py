@@ -1,0 +1,37 @@
+"""The echo model's pauses and faults on purpose, counted over the steps of both contexts."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+
+from ..errors import BackendError
+from .options import EchoOptions
+from .vocabulary import EchoVocabulary
+
+__all__ = ("EchoFaults",)
+
+
+class EchoFaults:
+    """The steps begun so far, and what the *options* do to them."""
+
+    def __init__(self, options: EchoOptions, vocabulary: EchoVocabulary):
+        self.steps = 0
+        self._options, self._vocabulary = options, vocabulary
+
+    def begin_step(self) -> None:
+        """Count a step, with the pause and the faults that the options ask for."""
+        self.steps += 1
+        if self._options.step_ms:
+            time.sleep(self._options.step_ms / 1000)
+        if self.steps == self._options.crash_at_step:
+            os.abort()
+        if self.steps == self._options.fail_at_step:
+            raise BackendError(f"step {self.steps} failed, as the option fail_at_step asked for")
+
+    def abort_on_text(self, tokens: Sequence[int]) -> None:
+        """Abort the process if a slot's *tokens* contain the text of the option `abort_on`."""
+        text = self._options.abort_on
+        if text and text.encode() in self._vocabulary.text(tokens):
+            os.abort()

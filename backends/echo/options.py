@@ -1,0 +1,54 @@
+"""The echo model's options: its size, its kind of memory, and its faults.
+
+`step_ms` and `load_ms` slow the model down. Faults are `crash_at_step` (the process dies),
+`fail_at_step` (the step fails) and `abort_on` (the process dies in the step that decodes this
+text). `memory` chooses another kind of memory, `window` its tokens that the next one looks back
+on, and `kv_cells` the cells that all slots share. The model claims to need `weight_bytes` of
+memory, `token_bytes` for each token of a slot's context, `layer_bytes` for each of `layers`, which
+run on devices that have `device_bytes` free, and `embedding_bytes` once it makes embeddings; it
+allocates nothing. The characters of `surprising` have a surprisal of ten nats, all others none.
+`variant` (a text) makes it another model, with another fingerprint; `vocabulary` (a number) makes
+it a model of another vocabulary: its tokens are the bytes, counted from there.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+from ..base import Memory
+from ..model_spec import ModelSpec
+
+__all__ = ("ECHO_CTX_SIZE", "EchoOptions", "layers_on_devices")
+
+ECHO_CTX_SIZE = 4096
+
+
+class EchoOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Options of `ModelSpec.options`; -1 and the empty text are off."""
+
+    step_ms: float = 0.0
+    load_ms: float = 0.0
+    crash_at_step: int = -1
+    fail_at_step: int = -1
+    abort_on: str = ""
+    surprising: str = ""
+    variant: str = ""
+    vocabulary: Annotated[int, msgspec.Meta(ge=0, lt=256)] = 0
+    memory: Memory = "plain"
+    window: Annotated[int, msgspec.Meta(ge=1)] = 8
+    kv_cells: int = -1
+    weight_bytes: int = 0
+    token_bytes: int = 0
+    embedding_bytes: int = 0
+    layers: Annotated[int, msgspec.Meta(ge=0)] = 0
+    layer_bytes: int = 0
+    device_bytes: tuple[int, ...] = ()
+
+
+def layers_on_devices(spec: ModelSpec, options: EchoOptions) -> int:
+    """Return how many layers run on devices; none where there are no devices."""
+    if not options.device_bytes:
+        return 0
+    return options.layers if spec.n_gpu_layers < 0 else min(spec.n_gpu_layers, options.layers)

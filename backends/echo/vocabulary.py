@@ -1,0 +1,59 @@
+"""The echo model's vocabulary: a token is a byte; three more mark the start of a prompt, its end,
+and the end of an answer.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+__all__ = ("EOG", "PROMPT_BEGIN", "PROMPT_END", "VOCAB_SIZE", "EchoVocabulary")
+
+EOG, PROMPT_END, PROMPT_BEGIN = 256, 257, 258
+VOCAB_SIZE = 259
+_NAMES = {EOG: b"", PROMPT_END: b"<|echo|>", PROMPT_BEGIN: b"<|prompt|>"}
+_MARKS = {name: token for token, name in _NAMES.items() if name}
+_MARK = re.compile(b"(%s)" % b"|".join(map(re.escape, _MARKS)))
+
+
+class EchoVocabulary:
+    """The tokens of bytes, counted from *first*."""
+
+    def __init__(self, first: int):
+        self._first = first
+
+    def tokenize(self, text: bytes, *, special: bool, bos: bool) -> list[int]:
+        """Return the bytes of *text*; a prompt's, added or first, get marks around them. A special
+        text that begins with a mark has them already.
+        """
+        if special and text.startswith(_NAMES[PROMPT_BEGIN]):
+            return [token for part in _MARK.split(text) for token in self._tokens_of(part)]
+        tokens = [self.token(byte) for byte in text]
+        return [PROMPT_BEGIN, *tokens, PROMPT_END] if bos or special else tokens
+
+    def _tokens_of(self, part: bytes) -> list[int]:
+        return [_MARKS[part]] if part in _MARKS else [self.token(byte) for byte in part]
+
+    def token(self, byte: int) -> int:
+        """Return the token of *byte*."""
+        return (byte + self._first) % EOG
+
+    def byte(self, token: int) -> int:
+        """Return the byte that *token* stands for, which is not a mark."""
+        return (token - self._first) % EOG
+
+    def piece(self, token: int) -> bytes:
+        """Return the byte, or a mark's name; the end mark has none: what goes in comes out."""
+        return bytes((self.byte(token),)) if token < EOG else _NAMES[token]
+
+    def is_control(self, token: int) -> bool:
+        """Return whether *token* is a mark."""
+        return token >= EOG
+
+    def is_eog(self, token: int) -> bool:
+        """Return whether *token* is the end mark."""
+        return token == EOG
+
+    def text(self, tokens: Sequence[int]) -> bytes:
+        """Return the bytes of *tokens* without their marks."""
+        return bytes(self.byte(t) for t in tokens if t < EOG)
