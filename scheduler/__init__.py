@@ -6,7 +6,7 @@ and worker say to each other.
 """
 
 from .engine.engine import Engine
-from .policy.plan import Limits
+from .limits import Limits
 from .priority import PRIORITIES, Priority
 
 __all__ = ("PRIORITIES", "Engine", "Limits", "Priority")

@@ -9,13 +9,13 @@ from typing import NamedTuple
 import msgspec
 
 from ..backends import Sampler
-from .kv.store import Origin, scoped
+from .kv.origin import Origin, scoped
 from .messages import Adjust, Progressed, TaskSpec, TurnStats, unpack_tokens
 from .output.stopping import Ending, StopReason, Watch
 from .output.text import TextAssembler
 from .priority import Priority
 
-__all__ = ("PLAIN", "Group", "Task", "TaskState")
+__all__ = ("BASE_GROUP", "Group", "Task", "TaskState")
 
 BEGUN_AHEAD = 1 << 48
 """So many places before its own stands a task that another worker had begun."""
@@ -35,7 +35,7 @@ class Group(NamedTuple):
     adapters: tuple[str, ...] = ()
 
 
-PLAIN = Group()
+BASE_GROUP = Group()
 """The model as it is."""
 
 

@@ -16,7 +16,7 @@ import structlog
 
 from ...backends.errors import Busy, Cancelled, ModelNotFound, ShuttingDown
 from ...backends.params import nearest
-from ...scheduler.kv.store import scoped
+from ...scheduler.kv.origin import scoped
 from ...scheduler.recording.recorder import Act
 from ...sessions.turns.sentence_checks import Comparison, Similarity, nobody
 from ...sessions.worker_client import TaskReader

@@ -8,9 +8,10 @@ from ...backends import Chunk, EmbedInfo, Model
 from ...backends.embedder import EMBEDDING_BYTES_MAX, EmbedSpec, check_pooling
 from ...backends.errors import PromptTooLong, TooLarge, UnsupportedOperation
 from .. import messages as m
+from ..limits import Limits
 from ..policy.cost import Load, StepCost
 from ..policy.embeddings_plan import plan_text_rows, plan_texts
-from ..policy.plan import Limits, Order, Rows
+from ..policy.plan import Order, Rows
 from ..task import Task, TaskState
 
 __all__ = ("TextDesk", "check_text")

@@ -21,6 +21,7 @@ from ..kv.files import KvFiles
 from ..kv.manager import KvDesk
 from ..kv.slots import SlotTable
 from ..kv.store import KvStore
+from ..limits import Limits
 from ..output.logprobs import likely
 from ..output.sampling import draw, take_up
 from ..output.similarity_check import ask, hear, is_asked
@@ -30,7 +31,6 @@ from ..policy.cost import Load, StepCost
 from ..policy.embeddings_plan import embeds_next
 from ..policy.groups import GroupTurn, plan_group
 from ..policy.plan import (
-    Limits,
     Order,
     OwnerClock,
     Rows,
@@ -44,7 +44,7 @@ from ..policy.wait_estimate import Pace
 from ..recording.engine_counters import Figures
 from ..recording.engine_log import EngineLog
 from ..recording.recorder import Doing, Recorder
-from ..task import PLAIN, Task, TaskState
+from ..task import BASE_GROUP, Task, TaskState
 from .deadlines import deadlines, overdue, timeout
 from .tokenizing import PromptDesk
 from .validation import check_task, ctx_size_of
@@ -364,7 +364,7 @@ class Engine:
         for task in users:
             self._fail(task, Cancelled("the adapter of the turn was removed"))
         if uses(self._turn.group.adapters, adapter_id):
-            self._turn = self._turn.of(PLAIN)
+            self._turn = self._turn.of(BASE_GROUP)
             self.model.set_adapters(())
         self.model.remove_adapter(adapter_id)
         return m.Answer(command.id, None)

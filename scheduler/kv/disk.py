@@ -14,7 +14,8 @@ from ...backends.base import Memory
 from .. import messages as m
 from ..task import Task
 from .files import KV_FILES_MAX, Deleted, Failed, KvFile, KvFiles, KvKey, Read, Written
-from .store import Entry, KvStore, Origin, usable
+from .origin import Origin
+from .store import Entry, KvStore, usable
 
 __all__ = ("DiskTier",)
 

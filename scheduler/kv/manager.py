@@ -7,12 +7,13 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 
 from .. import messages as m
-from ..policy.plan import Limits
+from ..limits import Limits
 from ..task import Task
 from . import heap
 from .disk import DiskTier
+from .origin import Origin, scoped
 from .slots import SlotTable
-from .store import Entry, KvStore, Origin, scoped
+from .store import Entry, KvStore
 
 __all__ = ("KvDesk",)
 

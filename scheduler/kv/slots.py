@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from ...backends import Model
 from ..prefix import common_prefix, equal_runs
 from ..task import Task
-from .store import Entry, KvStore, Origin
+from .origin import Origin
+from .store import Entry, KvStore
 
 __all__ = ("Slot", "SlotTable", "Source")
 

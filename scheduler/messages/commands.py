@@ -52,7 +52,7 @@ class Logging(msgspec.Struct, array_like=True, tag=True, frozen=True):
 
 class Load(Message):
     """Load a model: the first command, once. Answered with `Reckoned`; nothing is allocated
-    before `Proceed`. A descriptor travels beside the frame; *limits* are fields of `plan.Limits`
+    before `Proceed`. A descriptor travels beside the frame; *limits* are fields of `Limits`
     that differ from its defaults; KV states go to disk below *kv_dir* (empty: they do not). *known*
     was reported of the same file before: the daemon decides by that, and is told when it asks.
     """

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from ..task import PLAIN, Group, Task
-from .plan import Limits, Order
+from ..limits import Limits
+from ..task import BASE_GROUP, Group, Task
+from .plan import Order
 
 __all__ = ("GROUPS_MAX", "GroupTurn", "plan_group")
 
@@ -24,7 +25,7 @@ class GroupTurn:
     had a turn *before*, the latest last.
     """
 
-    group: Group = PLAIN
+    group: Group = BASE_GROUP
     rows: int = 0
     before: tuple[Group, ...] = ()
 

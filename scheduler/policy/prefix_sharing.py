@@ -6,7 +6,7 @@ from array import array
 from collections.abc import Callable, Sequence
 
 from ...backends.base import Memory
-from ..kv.store import Origin
+from ..kv.origin import Origin
 from ..prefix import common_prefix
 from ..task import Task
 

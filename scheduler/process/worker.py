@@ -33,7 +33,7 @@ from .. import messages as m
 from ..engine.engine import Engine
 from ..engine.worker_adapters import load_adapters
 from ..kv.files import KvFiles
-from ..policy.plan import Limits
+from ..limits import Limits
 from ..recording.engine_counters import Figures
 from ..recording.engine_log import hear_library, library_level
 from ..recording.recorder import Recorder

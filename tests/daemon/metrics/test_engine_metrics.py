@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from inferd.scheduler.kv.files import KvFiles
-from inferd.scheduler.policy.plan import Limits
+from inferd.scheduler.limits import Limits
 from inferd.scheduler.priority import Priority
 from inferd.scheduler.recording.engine_counters import COUNTERS, WRITTEN_S, Figures, histograms_of
 from tests.scheduler.doubles import Bench

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from inferd.backends import EmbedInfo, SamplingParams
 from inferd.backends.embedder import EmbedSpec
+from inferd.scheduler.limits import Limits
 from inferd.scheduler.messages import TaskSpec, pack_tokens
 from inferd.scheduler.policy.cost import Load, StepCost
 from inferd.scheduler.policy.embeddings_plan import embeds_next, plan_text_rows, plan_texts
-from inferd.scheduler.policy.plan import Limits, Order, OwnerClock
+from inferd.scheduler.policy.plan import Order, OwnerClock
 from inferd.scheduler.priority import Priority
 from inferd.scheduler.task import Task, TaskState
 

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 from inferd.backends import SamplingParams
 from inferd.scheduler.kv.slots import Slot
+from inferd.scheduler.limits import Limits
 from inferd.scheduler.messages import TaskSpec, pack_tokens
 from inferd.scheduler.policy.cost import Load, StepCost
 from inferd.scheduler.policy.plan import (
-    Limits,
     Order,
     OwnerClock,
     plan_rows,
