@@ -21,7 +21,7 @@ from ..payloads import Config, Priority, Prompt, json_text, opened, turn_input
 from ..traceparent import traceparent_of
 from .connection.connecting import hold, own_group
 from .connection.connection import Connection
-from .connection.inflight import K
+from .connection.inflight import InFlightT
 from .embeddings import AsyncEmbedding
 from .sessions.session import AsyncSession
 from .streams.streams import (
@@ -265,9 +265,9 @@ class AsyncClient(AsyncEmbedding):
         )
         params = w.StreamParams(context=context, watch=on_queue is not None, **fields)
 
-        async def start(kind: type[K], deadline: float) -> K:
+        async def start(kind: type[InFlightT], deadline: float) -> InFlightT:
             request = kind("stream", deadline)
-            await self.connection.start(request, params)
+            await self.connection.start_request(request, params)
             return request
 
         return AsyncStream(self.new_turn(start, timeout, on_queue=on_queue))
@@ -300,9 +300,9 @@ class AsyncClient(AsyncEmbedding):
             watch=on_queue is not None,
         )
 
-        async def start(kind: type[K], deadline: float) -> K:
+        async def start(kind: type[InFlightT], deadline: float) -> InFlightT:
             request = kind("resume", deadline)
-            await self.connection.start(request, params)
+            await self.connection.start_request(request, params)
             return request
 
         return AsyncStream(self.new_turn(start, timeout, on_queue=on_queue))

@@ -69,7 +69,7 @@ class AsyncCalls:
 
         async def attempt() -> InFlight:
             request = InFlight(call, deadline)
-            await connection.start(request, params, descriptors)
+            await connection.start_request(request, params, descriptors)
             if on_start is not None:
                 on_start(request)
             return request
@@ -81,7 +81,7 @@ class AsyncCalls:
             await request.wait()
         finally:
             if not request.done:
-                connection.abandon(request)
+                connection.abandon_request(request)
         try:
             return msgspec.convert(request.outcome(), result)
         except msgspec.ValidationError as exc:

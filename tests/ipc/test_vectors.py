@@ -21,7 +21,7 @@ import pytest
 from inferd import AsyncClient
 from inferd.backends.errors import EndOfSequence, InferdError
 from inferd.ipc import messages as w
-from inferd.ipc.client.connection.inflight import K
+from inferd.ipc.client.connection.inflight import InFlightT
 from inferd.ipc.client.streams.streams import AsyncStream, Turn
 from inferd.ipc.payloads import encode
 from inferd.testing import RunningDaemon, running_daemon
@@ -178,10 +178,10 @@ async def compute(client: AsyncClient) -> None:
 async def stream(client: AsyncClient) -> None:
     context = await client.init_execution_context(await client.load_by_name("echo"))
 
-    async def start(kind: type[K], deadline: float) -> K:
+    async def start(kind: type[InFlightT], deadline: float) -> InFlightT:
         request = kind("stream", deadline)
         params = w.StreamParams(context=context, prompt="hé!", credit=2)
-        await client.connection.start(request, params)
+        await client.connection.start_request(request, params)
         return request
 
     turn = Turn(start, timeout=math.inf, retries=0, credit=2)

@@ -48,7 +48,11 @@ async def connect(path: str, software: str, timeout_s: float) -> AsyncIterator[C
         async with own_group() as group:
             with _connect_timeout(path, timeout_s):
                 await _connect(sock, path)
-                for task in (connection.read, connection.write, connection.watch):
+                for task in (
+                    connection.read_frames,
+                    connection.write_frames,
+                    connection.watch_deadlines,
+                ):
                     group.start_soon(task)
                 await connection.greet(software)
             yield connection

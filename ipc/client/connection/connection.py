@@ -63,10 +63,11 @@ class Connection:
         self._cancels: set[int] = set()
         self._cancels_waiting: deque[InFlight] = deque()
         self._soon: deque[Callable[[], object]] = deque()
-        self._room = anyio.Event()
+        self._space = anyio.Event()
+        """Set when a waiting request may be sent."""
         self._greeted = anyio.Event()
         self.ended = anyio.Event()
-        """Set when the connection is gone."""
+        """Set when the connection was lost."""
         self._lost: InferdError | None = None
         self._end: InferdError
         self._tick = anyio.Event()
@@ -77,33 +78,35 @@ class Connection:
 
     @property
     def lost(self) -> bool:
-        """Whether the connection is gone."""
+        """Whether the connection was lost."""
         return self._lost is not None
 
-    async def start(self, request: InFlight, params: Any, descriptors: Sequence[int] = ()) -> None:
+    async def start_request(
+        self, request: InFlight, params: Any, descriptors: Sequence[int] = ()
+    ) -> None:
         """Send *request*; waits only while too many are in flight or too much is unsent.
 
-        :raises ConnectionLost: the connection is gone.
+        :raises ConnectionLost: the connection was lost.
         :raises Timeout: the request's deadline passed while it waited here.
         :raises TooLarge: the params do not fit into a frame.
         """
-        while not self._has_room():
+        while not self._may_send():
             with anyio.move_on_after(request.left_s) as scope:
-                if self._room.is_set():
-                    self._room = anyio.Event()
-                await self._room.wait()
+                if self._space.is_set():
+                    self._space = anyio.Event()
+                await self._space.wait()
             if scope.cancelled_caught:
                 raise Timeout(f"{request.call}: {len(self._in_flight)} calls are in flight before")
-        self._begin(request, params, descriptors)
+        self._send_request(request, params, descriptors)
 
-    def _has_room(self) -> bool:
+    def _may_send(self) -> bool:
         return self._lost is not None or (
             len(self._in_flight) < self._in_flight_max
             and self._outbox.unsent_bytes <= _OUTBOX_BYTES_MAX
         )
 
-    def _begin(self, request: InFlight, params: Any, descriptors: Sequence[int]) -> None:
-        self.check()
+    def _send_request(self, request: InFlight, params: Any, descriptors: Sequence[int]) -> None:
+        self.raise_if_lost()
         request.id, request.connection = next(self._ids), self
         frame = encode((Kind.REQUEST, request.id, request.call, params))
         bytes_max = self.server.limits.frame_bytes_max
@@ -118,8 +121,8 @@ class Connection:
         if request.deadline < self._tick_at:
             self._tick.set()
 
-    def check(self) -> None:
-        """Raise what the connection was lost by, if it was."""
+    def raise_if_lost(self) -> None:
+        """Raise the error that ended the connection, if it was lost."""
         if os.getpid() != self._pid:
             raise ConnectionLost(
                 f"this client was opened by process {self._pid}, before a fork",
@@ -128,27 +131,27 @@ class Connection:
         if self._lost is not None:
             raise error_from_wire(self._lost.to_wire())
 
-    def grant(self, request: InFlight, events: int) -> None:
+    def grant_credit(self, request: InFlight, events: int) -> None:
         """Allow the daemon *events* more events of *request*."""
         if not request.done and self._lost is None and os.getpid() == self._pid:
             self._outbox.send(encode((Kind.CREDIT, request.id, events)))
 
-    def post(self, call: str, params: Any) -> None:
-        """Send a request whose answer nobody waits for, if there is room for one."""
-        if self._lost is None and self._has_room():
-            self._begin(InFlight(call, math.inf), params, ())
+    def post_request(self, call: str, params: Any) -> None:
+        """Send a request without waiting for its answer, unless too many are in flight."""
+        if self._lost is None and self._may_send():
+            self._send_request(InFlight(call, math.inf), params, ())
 
-    def abandon(self, request: InFlight) -> None:
-        """Cancel *request* on the daemon; nobody reads it any more."""
+    def abandon_request(self, request: InFlight) -> None:
+        """Cancel *request* on the daemon; its events are dropped."""
         if request.answered or request.abandoned or os.getpid() != self._pid:
             return
         request.abandoned = True
         self._cancels_waiting.append(request)
         self._send_cancels()
 
-    def soon(self, action: Callable[[], object]) -> None:
-        """Let the clock do *action* soon: for `__del__`, which may run in the middle of anything,
-        in any thread, and after a fork.
+    def run_soon(self, action: Callable[[], object]) -> None:
+        """Run *action* in the clock task, soon: for `__del__`, which may run at any point, in any
+        thread, and after a fork.
         """
         if self._lost is None and os.getpid() == self._pid:
             self._soon.append(action)
@@ -164,30 +167,19 @@ class Connection:
                 params = {"request": request.id}
                 self._outbox.send(encode((Kind.REQUEST, number, "cancel", params)))
 
-    async def finish(self, request: InFlight) -> dict[str, Any]:
-        """Wait for a request that has no events, and return its result; a caller who is cancelled
-        cancels it.
-        """
-        try:
-            await request.wait()
-        finally:
-            if not request.done:
-                self.abandon(request)
-        return request.outcome()
-
     # The reader's side.
 
-    async def read(self) -> None:
-        """Read frames until the connection ends; whatever is in flight then fails."""
+    async def read_frames(self) -> None:
+        """Read frames until the connection ends; requests then in flight fail."""
         self._end = ConnectionLost(
             f"the client's connection to {self.path} is closed", hint="open a new client"
         )
         try:
-            await self._read_on()
+            await self._read_until_end()
         finally:
             self._lose(self._end)
 
-    async def _read_on(self) -> None:
+    async def _read_until_end(self) -> None:
         loop = current_token().native_token
         if not isinstance(loop, asyncio.AbstractEventLoop):
             while self._read_some():
@@ -212,14 +204,14 @@ class Connection:
             ended.set_exception(exc)
 
     def _read_some(self) -> bool:
-        """Take what has come; tell whether more may come; if not, `_end` says why."""
+        """Read once and handle the messages; return whether more may come; if not, set `_end`."""
         try:
             data = self._socket.recv(READ_BYTES)
             if not data:
                 self._end = ConnectionLost(f"the daemon at {self.path} closed the connection")
                 return False
             for frame in self._frames.read_frames(data):
-                goodbye = self._take(_decode(frame))
+                goodbye = self._handle_message(_decode(frame))
                 if goodbye is not None:
                     self._end = goodbye
                     return False
@@ -235,24 +227,24 @@ class Connection:
             return True
         return False
 
-    def _take(self, message: list[Any]) -> InferdError | None:
-        """Take one message; return the error of a goodbye."""
+    def _handle_message(self, message: list[Any]) -> InferdError | None:
+        """Handle one message; return the error of a goodbye."""
         kind = message[0]
         if kind == _EVENT:
             request = self._in_flight.get(message[1])
             if request is not None and not request.abandoned:
-                request.deliver(_as_map(message[2]))
+                request.add_event(_as_map(message[2]))
         elif kind == Kind.REPLY:
-            self._answer(message[1], _as_map(message[2]), None)
+            self._finish_request(message[1], _as_map(message[2]), None)
         elif kind == Kind.ERROR:
-            self._answer(message[1], None, error_from_wire(_as_map(message[2])))
+            self._finish_request(message[1], None, error_from_wire(_as_map(message[2])))
         elif kind == Kind.GOODBYE:
             return error_from_wire(_as_map(message[1]))
         elif kind == Kind.HELLO:
-            self._greet(_as_map(message[1]))
+            self._accept_hello(_as_map(message[1]))
         return None
 
-    def _answer(
+    def _finish_request(
         self, number: int, result: dict[str, Any] | None, error: InferdError | None
     ) -> None:
         request = self._in_flight.pop(number, None)
@@ -262,9 +254,9 @@ class Connection:
         else:
             self._cancels.discard(number)
             self._send_cancels()
-        self._room.set()
+        self._space.set()
 
-    def _greet(self, fields: dict[str, Any]) -> None:
+    def _accept_hello(self, fields: dict[str, Any]) -> None:
         theirs = fields.get("protocol")
         if not isinstance(theirs, list) or theirs[:1] != [PROTOCOL_VERSION[0]]:
             spoken = ".".join(map(str, theirs)) if isinstance(theirs, list) else theirs
@@ -290,13 +282,13 @@ class Connection:
             request.answered = request.lost = True
             request.finish(None, error)
         self._greeted.set()
-        self._room.set()
+        self._space.set()
         self.ended.set()
 
     # The clock's side.
 
-    async def watch(self) -> None:
-        """End requests whose deadline has passed, and do what is to be done soon, for ever."""
+    async def watch_deadlines(self) -> None:
+        """End requests whose deadline has passed, and run the actions of `run_soon`, for ever."""
         while True:
             self._tick = anyio.Event()
             while self._soon:
@@ -312,9 +304,9 @@ class Connection:
 
     def _time_out(self, request: InFlight) -> None:
         request.finish(None, Timeout(f"{request.call} took longer than its timeout"))
-        self.abandon(request)
+        self.abandon_request(request)
 
-    async def write(self) -> None:
+    async def write_frames(self) -> None:
         """Send what the socket does not take at once, for ever."""
         await self._outbox.write_on()
 
@@ -327,7 +319,7 @@ class Connection:
             encode((Kind.HELLO, ClientHello(protocol=PROTOCOL_VERSION, software=software)))
         )
         await self._greeted.wait()
-        self.check()
+        self.raise_if_lost()
 
 
 def _as_map(value: Any) -> dict[str, Any]:

@@ -6,41 +6,52 @@ import asyncio
 import queue
 import time
 from collections import deque
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable
+from typing import Any, Protocol, TypeVar
 
 import anyio
 
 from ....backends.errors import InferdError, error_from_wire
 
-if TYPE_CHECKING:
-    from .connection import Connection
+__all__ = ("InFlight", "InFlightT", "InFlightThread", "RequestOwner")
 
-__all__ = ("InFlight", "InFlightThread", "K")
+
+class RequestOwner(Protocol):
+    """The connection that a request was sent on."""
+
+    def grant_credit(self, request: InFlight, events: int) -> None:
+        """Allow the daemon *events* more events of *request*."""
+
+    def abandon_request(self, request: InFlight) -> None:
+        """Cancel *request* on the daemon; its events are dropped."""
+
+    def run_soon(self, action: Callable[[], object]) -> None:
+        """Run *action* on the connection's loop, soon; callable from `__del__`."""
 
 
 class InFlight:
-    """A request and what has come for it. Owned by its connection, read by whoever made it.
+    """A request, its events and its result. Its connection writes it, its caller reads it.
 
     `done`: the caller's side is over, with a result or an error. `answered`: the daemon's side is
-    over too; a request that was timed out or abandoned is done before it is answered. `told`: an
-    event has come, read or not. `lost`: the connection went before the answer came. `connection`:
-    where it was sent.
+    over too; a request that was timed out or abandoned is done before it is answered. `begun`: an
+    event has arrived, read or not. `lost`: the connection was lost before the answer arrived.
+    `connection`: where it was sent.
     """
 
     __slots__ = (
-        "_wake", "abandoned", "answered", "call", "connection", "deadline", "done", "error",
-        "events", "id", "lost", "result", "told",
+        "_wake", "abandoned", "answered", "begun", "call", "connection", "deadline", "done",
+        "error", "events", "id", "lost", "result",
     )  # fmt: skip
 
     def __init__(self, call: str, deadline: float):
         self.id = 0
-        self.connection: Connection
+        self.connection: RequestOwner
         self.call = call
         self.deadline = deadline
         self.events: deque[dict[str, Any]] = deque()
         self.result: dict[str, Any] = {}
         self.error: InferdError | None = None
-        self.done = self.answered = self.abandoned = self.told = self.lost = False
+        self.done = self.answered = self.abandoned = self.begun = self.lost = False
         self._wake: asyncio.Event | anyio.Event | None = None
 
     @property
@@ -48,14 +59,14 @@ class InFlight:
         """Seconds until the deadline."""
         return self.deadline - time.monotonic()
 
-    def deliver(self, event: dict[str, Any]) -> None:
-        """Take an event from the connection."""
-        self.told = True
+    def add_event(self, event: dict[str, Any]) -> None:
+        """Add an event that the connection received."""
+        self.begun = True
         self.events.append(event)
         self._notify()
 
     def finish(self, result: dict[str, Any] | None, error: InferdError | None) -> None:
-        """Take the end; only the first one counts."""
+        """Set the result or the error; only the first call counts."""
         if not self.done:
             self.result, self.error, self.done = result or {}, error, True
         self._notify()
@@ -74,9 +85,9 @@ class InFlight:
         while not self.done and not self.events:
             await self._changed()
 
-    async def wait_told(self) -> None:
+    async def wait_begun(self) -> None:
         """Return when the first event has come, or the end."""
-        while not self.done and not self.told:
+        while not self.done and not self.begun:
             await self._changed()
 
     async def wait_answered(self) -> None:
@@ -120,18 +131,18 @@ class InFlightThread(InFlight):
         super().__init__(call, deadline)
         self.pieces: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
 
-    def deliver(self, event: dict[str, Any]) -> None:
-        """Take an event from the connection."""
-        self.told = True
+    def add_event(self, event: dict[str, Any]) -> None:
+        """Add an event that the connection received."""
+        self.begun = True
         self.pieces.put(event)
         self._notify()
 
     def finish(self, result: dict[str, Any] | None, error: InferdError | None) -> None:
-        """Take the end; only the first one counts."""
+        """Set the result or the error; only the first call counts."""
         first = not self.done
         super().finish(result, error)
         if first:
             self.pieces.put(None)
 
 
-K = TypeVar("K", bound=InFlight)
+InFlightT = TypeVar("InFlightT", bound=InFlight)

@@ -16,7 +16,7 @@ from ....backends.errors import (
     error_from_wire,
 )
 from ... import messages as w
-from ..connection.inflight import InFlight, K
+from ..connection.inflight import InFlight, InFlightT
 
 if TYPE_CHECKING:
     from ..streams.streams import Turn
@@ -90,7 +90,7 @@ class Asked:
         self._session, self._params = session, params
         self._before: Standing | None = None
 
-    async def start(self, kind: type[K], deadline: float) -> K:
+    async def start(self, kind: type[InFlightT], deadline: float) -> InFlightT:
         """Send the request, once the session's turn before has ended."""
         await self._session.settle(deadline)
         if not self._session.resumes:
@@ -111,16 +111,16 @@ class Asked:
             return await self._session.attachment.standing()
 
     async def _send(
-        self, kind: type[K], deadline: float, params: w.StreamParams | w.ResumeParams
-    ) -> K:
+        self, kind: type[InFlightT], deadline: float, params: w.StreamParams | w.ResumeParams
+    ) -> InFlightT:
         session = self._session
         params.context = session.context
         request = kind("resume" if isinstance(params, w.ResumeParams) else "stream", deadline)
-        await session.client.connection.start(request, params)
+        await session.client.connection.start_request(request, params)
         session.took_turn(request)
         return request
 
-    async def go_on(self, kind: type[K], turn: Turn, lost: InFlight) -> K:
+    async def go_on(self, kind: type[InFlightT], turn: Turn, lost: InFlight) -> InFlightT:
         """Attach to the session again and send what makes the turn go on.
 
         :raises InferdError: that is not possible.
@@ -186,7 +186,7 @@ class Asked:
         )
 
 
-def _ended(kind: type[K], deadline: float, error: InferdError) -> K:
+def _ended(kind: type[InFlightT], deadline: float, error: InferdError) -> InFlightT:
     """Return a request that has failed before it was sent."""
     request = kind("stream", deadline)
     request.answered = request.lost = True

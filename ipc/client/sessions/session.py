@@ -106,7 +106,7 @@ class AsyncSession:
         """
         context, connection = _opened(self.attachment.context), self.attachment.connection
         if connection is not None and connection.lost and not self.resumes:
-            connection.check()
+            connection.raise_if_lost()
         return context
 
     @property
@@ -191,7 +191,7 @@ class AsyncSession:
         if self._trunk is not None:
             self._trunk._branches.discard(self)
         for turn, _ in self._turns:
-            turn.connection.abandon(turn)
+            turn.connection.abandon_request(turn)
         await self.attachment.close()
 
     def stream(
@@ -456,7 +456,7 @@ class AsyncSession:
                 await self.client.fini_single(pull.context)
         for turn, turn_caller in self._turns:
             if turn.abandoned or turn_caller == caller:
-                turn.connection.abandon(turn)
+                turn.connection.abandon_request(turn)
                 with anyio.move_on_after(SETTLE_S_MAX):
                     await turn.wait_answered()
 

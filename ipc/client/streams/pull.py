@@ -35,7 +35,7 @@ class PullTurn:
         """End the turn soon; nobody waits for it. The session's next call makes sure of it."""
         self.left = True
         params = w.ContextParams(context=self.context)
-        self.connection.soon(lambda: self.connection.post("fini_single", params))
+        self.connection.run_soon(lambda: self.connection.post_request("fini_single", params))
 
 
 class AsyncPull(AsyncIterator[str]):

@@ -14,7 +14,7 @@ import msgspec
 
 from ....backends.errors import Busy, InferdError, ProtocolError, ShuttingDown
 from ...messages import CREDIT_DEFAULT, QueueEvent
-from ..connection.inflight import InFlight, K
+from ..connection.inflight import InFlight, InFlightT
 from ..sessions.resuming import is_loss, told_so_far
 from .texts import Piece
 
@@ -53,7 +53,7 @@ def retry_delay_s(error: InferdError, left_s: float) -> float | None:
     return delay_s if delay_s < left_s else None
 
 
-async def retrying(attempt: Callable[[], Awaitable[K]], retries: int) -> K:
+async def retrying(attempt: Callable[[], Awaitable[InFlightT]], retries: int) -> InFlightT:
     """Return the request of the first *attempt* that is not refused, or of the last one.
 
     With retries left it returns once an event or the end is there: after the first token nothing
@@ -65,13 +65,13 @@ async def retrying(attempt: Callable[[], Awaitable[K]], retries: int) -> K:
             return request
         retries -= 1
         try:
-            await request.wait_told()
+            await request.wait_begun()
         except BaseException:
             if not request.answered:
-                request.connection.abandon(request)
+                request.connection.abandon_request(request)
             raise
         delay_s = None
-        if request.error is not None and not request.told:
+        if request.error is not None and not request.begun:
             delay_s = retry_delay_s(request.error, request.left_s)
         if delay_s is None:
             return request
@@ -81,14 +81,14 @@ async def retrying(attempt: Callable[[], Awaitable[K]], retries: int) -> K:
 class Starter(Protocol):
     """Sends a turn's request; sessions first see to the turn before it."""
 
-    async def __call__(self, kind: type[K], deadline: float) -> K:
+    async def __call__(self, kind: type[InFlightT], deadline: float) -> InFlightT:
         """Return the request, once it is sent."""
 
 
 class GoingOn(Protocol):
     """Goes on with a turn whose connection was lost."""
 
-    async def __call__(self, kind: type[K], turn: Turn, lost: InFlight) -> K:
+    async def __call__(self, kind: type[InFlightT], turn: Turn, lost: InFlight) -> InFlightT:
         """Return the request that tells the rest of *turn*, whose request was *lost*.
 
         :raises InferdError: it cannot be gone on with.
@@ -127,11 +127,11 @@ class Turn:
         self._read = 0
         self._losses = self._told_before = 0
 
-    async def start(self, kind: type[K]) -> K:
+    async def start(self, kind: type[InFlightT]) -> InFlightT:
         """Send the request, again where it is refused and `retries` says so."""
         self.deadline = time.monotonic() + self._timeout
 
-        async def attempt() -> K:
+        async def attempt() -> InFlightT:
             self.request = request = await self._start(kind, self.deadline)
             return request
 
@@ -150,7 +150,7 @@ class Turn:
             and self._losses < LOSSES_MAX
         )
 
-    async def go_on(self, kind: type[K], lost: InFlight) -> K:
+    async def go_on(self, kind: type[InFlightT], lost: InFlight) -> InFlightT:
         """Return the request that tells what is left, after this one was *lost*.
 
         :raises InferdError: it cannot be gone on with; the error says how far it got.
@@ -214,7 +214,7 @@ class Turn:
         """Cancel the turn, on the connection's loop."""
         self.left = True
         if self.request is not None and not self.request.answered:
-            self.request.connection.abandon(self.request)
+            self.request.connection.abandon_request(self.request)
 
     async def settle(self) -> None:
         """Leave the turn and wait for the daemon to confirm, so that the next one can begin."""
@@ -287,7 +287,7 @@ class AsyncStream(TurnSoFar, AsyncIterator[str]):
                 if request.events:
                     piece, grant = turn.take(request.events.popleft())
                     if grant:
-                        request.connection.grant(request, grant)
+                        request.connection.grant_credit(request, grant)
                 elif request.done and turn.goes_on(request):
                     request = await turn.go_on(InFlight, request)
                     continue
@@ -330,4 +330,4 @@ class AsyncStream(TurnSoFar, AsyncIterator[str]):
         request = self._turn.request
         if request is not None and not request.answered:
             connection = request.connection
-            connection.soon(lambda: connection.abandon(request))
+            connection.run_soon(lambda: connection.abandon_request(request))

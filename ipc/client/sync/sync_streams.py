@@ -58,7 +58,7 @@ class Stream(TurnSoFar, Iterator[str]):
             return self._turn.end(request)
         piece, grant = self._turn.take(event)
         if grant:
-            self._thread.soon(request.connection.grant, request, grant)
+            self._thread.soon(request.connection.grant_credit, request, grant)
         return piece
 
     def _leave(self) -> None:
