@@ -34,7 +34,17 @@ from ..ipc.messages import (
     ServerHello,
 )
 from ..ipc.server.server import Connection, Request, Server
-from ..sessions import DAY_S, Journal, Ledger, ModelSource, Port, Session, SessionManager, Stored
+from ..sessions import (
+    DAY_S,
+    AdmissionBounds,
+    Journal,
+    Ledger,
+    ModelSource,
+    Port,
+    Session,
+    SessionManager,
+    Stored,
+)
 from ..sessions.turns.sentence_checks import Comparison, Similarity, nobody
 from ..wire.frames import FRAME_BYTES_MAX, NESTING_MAX
 from .access.rights import Access
@@ -136,12 +146,14 @@ class Daemon:
         self.tally = Tally()
         self.graphs: dict[int, Graph] = {}
         self.ledger = Ledger(
-            config.tasks_waiting_max,
-            config.tasks_waiting_owner_max,
-            prompt_tokens_max=config.prompt_tokens_waiting_max,
-            prompt_tokens_owner_max=config.prompt_tokens_waiting_owner_max,
+            AdmissionBounds(
+                config.tasks_waiting_max,
+                config.tasks_waiting_owner_max,
+                config.prompt_tokens_waiting_max,
+                config.prompt_tokens_waiting_owner_max,
+            )
         )
-        self.ledger.on_end = self.tally.turn_ended
+        self.ledger.turn_listeners.append(self.tally)
         machine = machine or MachineMemory()
         self.registry = Registry(config, group, self.flush, machine=machine, parts=self.parts)
         self.registry.on_loaded = self.tally.load_ended
@@ -161,7 +173,7 @@ class Daemon:
         )
         self.users = Users()
         self.access = Access(config.access)
-        self.ledger.quota_of = self.access.quota_of
+        self.ledger.bounds.quota_of = self.access.quota_of
         self.restart_for: list[str] = []
         """Settings that the file has other values for, which hold after a restart."""
         self.passing: set[Session] = set()

@@ -5,6 +5,7 @@ one conversation, `turn.py` one turn of it; `manager.py` holds them all, `journa
 with an id down; `port.py` is what they need of the machine below.
 """
 
+from .admission.bounds import AdmissionBounds
 from .admission.ledger import Ledger
 from .admission.quotas import Quota, check_priority
 from .journal.entries import Stored
@@ -17,6 +18,7 @@ from .worker_client import ModelSource, Port, TaskReader
 
 __all__ = (
     "DAY_S",
+    "AdmissionBounds",
     "Journal",
     "Ledger",
     "ModelSource",

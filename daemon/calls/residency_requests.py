@@ -55,12 +55,12 @@ def passing(name: str, call: Call) -> Call:
         try:
             async with daemon.registry.turnstile.visit(model, visit):
                 if ticket is not None and visit.waited:
-                    daemon.ledger.enter(ticket)
+                    daemon.ledger.model_loaded(ticket)
                     _take_off(request, daemon.registry.seconds() - visit.since)
                 return await call(daemon, request)
         finally:
             if ticket is not None and visit.waited:
-                daemon.ledger.let_go(ticket)
+                daemon.ledger.release_place(ticket)
 
     return passed
 
@@ -92,7 +92,7 @@ def _visit(daemon: Daemon, request: Request) -> tuple[Model, Caller, Ticket | No
     if visit.turn:
         slots = lease.model.slots_configured
         ticket = Ticket(session.owner, lease.name, slots, visit.priority, 0)
-        visit.on_wait = partial(daemon.ledger.hold, ticket)
+        visit.on_wait = partial(daemon.ledger.hold_place, ticket)
     return lease.model, visit, ticket
 
 
@@ -109,7 +109,7 @@ def _embeds(daemon: Daemon, request: Request) -> tuple[Model, Caller, Ticket]:
     )
     slots = lease.model.slots_configured
     ticket = Ticket(request.connection.peer.uid, lease.name, slots, visit.priority, 0)
-    visit.on_wait = partial(daemon.ledger.hold, ticket)
+    visit.on_wait = partial(daemon.ledger.hold_place, ticket)
     return lease.model, visit, ticket
 
 

@@ -109,6 +109,9 @@ class Tally:
             histograms[labels] = _empty(family)
         histograms[labels].observe(value)
 
+    def turn_began(self, model: ModelSource, turn: Turn, *, chat: bool) -> None:
+        """Count nothing: a turn counts once it has ended."""
+
     def turn_ended(self, source: ModelSource, turn: Turn) -> None:
         """Count a turn that has ended."""
         name = self.name_of_source(source)

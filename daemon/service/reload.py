@@ -102,10 +102,11 @@ def _cause(lines: list[str]) -> str:
 def _hold(daemon: Daemon, config: Config) -> list[str]:
     """Let *config* hold; return the models that go by the one before until their next load."""
     daemon.config = config
-    daemon.ledger.waiting_max = config.tasks_waiting_max
-    daemon.ledger.waiting_owner_max = config.tasks_waiting_owner_max
-    daemon.ledger.prompt_tokens_max = config.prompt_tokens_waiting_max
-    daemon.ledger.prompt_tokens_owner_max = config.prompt_tokens_waiting_owner_max
+    bounds = daemon.ledger.bounds
+    bounds.tasks_max = config.tasks_waiting_max
+    bounds.tasks_owner_max = config.tasks_waiting_owner_max
+    bounds.prompt_tokens_max = config.prompt_tokens_waiting_max
+    bounds.prompt_tokens_owner_max = config.prompt_tokens_waiting_owner_max
     daemon.access.set_rules(config.access)
     daemon.server.connections_max = config.connections_max
     daemon.sessions.set_limits(

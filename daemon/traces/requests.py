@@ -91,13 +91,7 @@ class Follower:
 
     def attach(self, daemon: Daemon) -> None:
         """Follow the requests of *daemon* from now on."""
-        ledger, counted = daemon.ledger, daemon.ledger.on_end
-
-        def on_end(source: ModelSource, turn: Turn) -> None:
-            counted(source, turn)
-            self.turn_ended(turn)
-
-        ledger.on_begin, ledger.on_end = self.turn_began, on_end
+        daemon.ledger.turn_listeners.append(self)
         daemon.calls = self.following(daemon.calls)
 
     def following(self, calls: CallTable) -> CallTable:
@@ -122,21 +116,21 @@ class Follower:
             followed.facts.ended_at = time.monotonic()
             self._look(followed)
 
-    def turn_began(self, session: Session, turn: Turn) -> None:
+    def turn_began(self, model: ModelSource, turn: Turn, *, chat: bool) -> None:
         """Note a turn, in the task of the request that it is for."""
         followed = _current.get()
         if followed is None:
             return
-        followed.facts.model = _name(session.model)
+        followed.facts.model = _name(model)
         if not turn.says:
             followed.facts.operation = EMBEDDINGS
         else:
-            followed.facts.operation = CHAT if session.messages else COMPLETION
+            followed.facts.operation = CHAT if chat else COMPLETION
         followed.turns[turn] = followed.begun
         followed.begun += 1
         self._of[turn] = followed
 
-    def turn_ended(self, turn: Turn) -> None:
+    def turn_ended(self, _: ModelSource, turn: Turn) -> None:
         """Note that a turn has ended."""
         followed = self._of.pop(turn, None)
         if followed is not None:

@@ -210,7 +210,7 @@ class SessionManager:
 
         :raises QuotaExceeded: with when the first of his idle ones expires.
         """
-        quota = self.ledger.quota_of(owner)
+        quota = self.ledger.bounds.quota_of(owner)
         if quota.sessions_max is None:
             return
         his = [session for session in self if session.owner == owner]

@@ -170,7 +170,7 @@ class Session:
         """Do one step of the state table, or raise the error that refuses it."""
         self.state = step(self.state, call)
         if self._ticket is not None:
-            self._ledger.move(self._ticket, self.state)
+            self._ledger.move_ticket(self._ticket, self.state)
             self._ticket = self._ticket if self.active else None
 
     def _event(self, call: Call) -> None:
@@ -183,11 +183,12 @@ class Session:
             self.recording.ended()
             turn = self.turn
             if ticket is not None and turn is not None and turn.stats and not turn.resumed:
-                self._ledger.settle(ticket, turn.stats)
+                self._ledger.charge_turn(ticket, turn.stats)
                 if turn.says:
-                    self._ledger.ended(ticket, turn.stats)
+                    self._ledger.learn_from_turn(ticket, turn.stats)
             if turn is not None:
-                self._ledger.on_end(self.model, turn)
+                for listener in self._ledger.turn_listeners:
+                    listener.turn_ended(self.model, turn)
 
     @contextlib.asynccontextmanager
     async def _alone(self) -> AsyncIterator[None]:
@@ -494,7 +495,7 @@ class Session:
 
         :raises Busy: too many tasks wait.
         """
-        spec = task_of(self, port, call, self._ledger.task_id(), self._ledger.seconds())
+        spec = task_of(self, port, call, self._ledger.new_task_id(), self._ledger.seconds())
         self.adapters, self.lora = spec.adapters, told(port.adapters, spec.adapters)
         if spec.embed is not None and not call.embeds:
             raise UnsupportedOperation(
@@ -502,7 +503,7 @@ class Session:
                 hint="use compute and get_output, or set the parameter embedding to false",
             )
         ticket = ticket_of(self, spec, port.info.slots, goes_on=call.goes_on)
-        self._ledger.admit(ticket)
+        self._ledger.admit_turn(ticket)
         self._ticket = ticket
         self.move(Call.COMPUTE_SINGLE if call.pull else Call.COMPUTE)
         sink = self.recording.watch(on_tokens)
@@ -521,7 +522,8 @@ class Session:
         if turn.says:
             shifts = () if before is None else before.placed_shifts
             self.recording.begin(turn, self._how, shifts)
-        self._ledger.on_begin(self, turn)
+        for listener in self._ledger.turn_listeners:
+            listener.turn_began(self.model, turn, chat=bool(self.messages))
         return turn
 
     async def compute_single(self, call: TurnOptions) -> bytes:

@@ -21,7 +21,7 @@ import inferd.sessions
 from inferd.backends.errors import ERRORS_BY_NAME, InferdError
 from inferd.daemon.config.settings import Config
 from inferd.ipc import messages as w
-from inferd.sessions import Ledger, ModelSource, Port, Session
+from inferd.sessions import AdmissionBounds, Ledger, ModelSource, Port, Session
 from inferd.sessions.turns.sentence_checks import Comparison, Similarity
 from inferd.testing import running_daemon
 from tests.raw import RawClient
@@ -279,7 +279,7 @@ def keys(column: str) -> set[str]:
 
 def test_maps_have_the_keys_of_the_page() -> None:
     assert keys("metadata") - {"parks", "completion_probabilities"} == set(
-        Session(1, 0, NoModel(), Ledger(1, 1), {}).metadata()
+        Session(1, 0, NoModel(), Ledger(AdmissionBounds(1, 1)), {}).metadata()
     )
     config = '[models.slow]\nbackend = "echo"\n[models.slow.echo]\nstep_ms = 50'
     with running_daemon(config) as daemon, RawClient(daemon.socket) as client:

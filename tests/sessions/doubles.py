@@ -12,7 +12,7 @@ from inferd.backends import AdapterInfo, AdapterSpec, ModelInfo, Rendering
 from inferd.backends.base import PLAIN_RENDERING
 from inferd.scheduler import messages as m
 from inferd.scheduler.engine.tokenizing import rest_of
-from inferd.sessions import Ledger, SessionManager
+from inferd.sessions import AdmissionBounds, Ledger, SessionManager
 from inferd.sessions.turn import Turn
 from inferd.sessions.turns.sentence_checks import Comparison, Judge, Similarity, nobody
 from inferd.sessions.worker_client import Former, TaskReader
@@ -171,7 +171,7 @@ class Desk:
         self.port = EnginePort(Bench())
         self.source = Source(self.port)
         numbers = count(1)
-        self.ledger = Ledger(waiting_max, waiting_max, lambda: self.now)
+        self.ledger = Ledger(AdmissionBounds(waiting_max, waiting_max), lambda: self.now)
         self.manager = SessionManager(
             self.ledger,
             lambda: next(numbers),

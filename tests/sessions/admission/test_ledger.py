@@ -18,10 +18,10 @@ from inferd.backends.errors import Busy
 from inferd.scheduler import Engine
 from inferd.scheduler.messages import TurnStats
 from inferd.scheduler.priority import Priority
-from inferd.sessions import Ledger, Session, TurnOptions
+from inferd.sessions import AdmissionBounds, Ledger, Session, TurnOptions
 from inferd.sessions.admission.forecast import Ticket
 from inferd.sessions.admission.forecast_accuracy import OPEN_MAX
-from inferd.sessions.admission.ledger import _FORECASTS_MAX
+from inferd.sessions.admission.model_forecasts import _FORECASTS_MAX
 from inferd.sessions.table import State
 from tests.scheduler.doubles import Bench
 from tests.sessions.doubles import EnginePort, Source
@@ -34,8 +34,15 @@ def ticket(owner: int = 1, tokens: int = 10, **fields: object) -> Ticket:
     return Ticket(owner, "m", 1, Priority.NORMAL, tokens, **fields)  # type: ignore[arg-type]
 
 
-def ledger(**bounds: int) -> Ledger:
-    return Ledger(bounds.pop("tasks", 100), bounds.pop("tasks_owner", 100), lambda: 0.0, **bounds)
+def ledger(
+    *,
+    tasks: int = 100,
+    tasks_owner: int = 100,
+    prompt_tokens_max: int = 1 << 20,
+    prompt_tokens_owner_max: int = 1 << 19,
+) -> Ledger:
+    bounds = AdmissionBounds(tasks, tasks_owner, prompt_tokens_max, prompt_tokens_owner_max)
+    return Ledger(bounds, lambda: 0.0)
 
 
 SETTING_OF = {
@@ -48,7 +55,7 @@ SETTING_OF = {
 
 def taken(of: Ledger, *tickets: Ticket) -> None:
     for it in tickets:
-        of.admit(it)
+        of.admit_turn(it)
 
 
 @pytest.mark.parametrize(
@@ -67,7 +74,7 @@ def test_each_bound_holds_at_its_limit(
     taken(it, *map(ticket, before))
 
     with pytest.raises(Busy) as caught:
-        it.admit(ticket(refused))
+        it.admit_turn(ticket(refused))
 
     assert caught.value.message.startswith(told)
     assert caught.value.data["bound"] == SETTING_OF[next(iter(bounds))]
@@ -80,11 +87,11 @@ def test_each_bound_holds_at_its_limit(
 def test_a_prompt_above_the_bound_is_taken_when_nothing_waits() -> None:
     it = ledger(prompt_tokens_max=5, prompt_tokens_owner_max=5)
 
-    it.admit(ticket(tokens=50))
+    it.admit_turn(ticket(tokens=50))
 
-    assert it.waiting_prompt_tokens == 50
+    assert it.waiting.prompt_tokens.total() == 50
     with pytest.raises(Busy):
-        it.admit(ticket(tokens=1))
+        it.admit_turn(ticket(tokens=1))
 
 
 def test_who_runs_or_has_ended_waits_no_more() -> None:
@@ -92,12 +99,12 @@ def test_who_runs_or_has_ended_waits_no_more() -> None:
     one, two = ticket(), ticket()
     taken(it, one, two)
 
-    it.move(one, State.RUNNING)
-    it.move(two, State.FAILED)
+    it.move_ticket(one, State.RUNNING)
+    it.move_ticket(two, State.FAILED)
 
-    assert it.waiting == it.waiting_prompt_tokens == 0
-    it.move(one, State.PARKED)
-    assert it.waiting == 0, "a parked turn has been admitted before"
+    assert it.waiting.tasks.total() == it.waiting.prompt_tokens.total() == 0
+    it.move_ticket(one, State.PARKED)
+    assert it.waiting.tasks.total() == 0, "a parked turn has been admitted before"
 
 
 def test_the_place_told_goes_by_class_and_owners_take_turns() -> None:
@@ -105,9 +112,9 @@ def test_the_place_told_goes_by_class_and_owners_take_turns() -> None:
     taken(it, ticket(1), ticket(1), ticket(1), Ticket(2, "other", 1, Priority.NORMAL, 10))
 
     with pytest.raises(Busy) as caught:
-        it.admit(ticket(2))
+        it.admit_turn(ticket(2))
     with pytest.raises(Busy) as urgent:
-        it.admit(Ticket(2, "m", 1, Priority.URGENT, 10))
+        it.admit_turn(Ticket(2, "m", 1, Priority.URGENT, 10))
 
     assert caught.value.data["position"] == 2
     assert urgent.value.data["position"] == 1
@@ -117,30 +124,30 @@ def test_rates_of_models_that_never_come_again_are_forgotten() -> None:
     it = ledger()
     for number in range(_FORECASTS_MAX + 10):
         one = Ticket(1, f"descriptor-{number}", 1, Priority.NORMAL, 10)
-        it.admit(one)
-        it.move(one, State.RUNNING)
-        it.move(one, State.DONE)
-        it.ended(one, TurnStats(stop_reason="eos", prompt_tokens=10, output_tokens=1))
+        it.admit_turn(one)
+        it.move_ticket(one, State.RUNNING)
+        it.move_ticket(one, State.DONE)
+        it.learn_from_turn(one, TurnStats(stop_reason="eos", prompt_tokens=10, output_tokens=1))
 
     assert len(it._forecasts) == _FORECASTS_MAX
 
 
 def test_what_was_told_is_compared_with_when_there_was_room() -> None:
     now = [100.0]
-    it = Ledger(1, 1, lambda: now[0])
+    it = Ledger(AdmissionBounds(1, 1), lambda: now[0])
     first = ticket()
-    it.admit(first)
+    it.admit_turn(first)
     with pytest.raises(Busy) as caught:
-        it.admit(ticket(2))
+        it.admit_turn(ticket(2))
     told_s = caught.value.retry_after_s
 
     now[0] += told_s / 1.9
-    it.move(first, State.RUNNING)
+    it.move_ticket(first, State.RUNNING)
 
     assert it.accuracy.histogram() == {
         "0.25": 0, "0.5": 0, "0.8": 0, "1.25": 0, "2.0": 1, "4.0": 0, "inf": 0,
     }  # fmt: skip
-    it.move(first, State.DONE)
+    it.move_ticket(first, State.DONE)
     assert sum(it.accuracy.counts) == 1, "each refusal counts once"
 
 
@@ -150,11 +157,11 @@ def test_a_refusal_is_followed_until_there_is_room_for_its_own_prompt() -> None:
     taken(it, small, large)
     for _ in range(OPEN_MAX + 10):
         with pytest.raises(Busy):
-            it.admit(ticket(2, tokens=30))
+            it.admit_turn(ticket(2, tokens=30))
 
-    it.move(small, State.RUNNING)
+    it.move_ticket(small, State.RUNNING)
     assert sum(it.accuracy.counts) == 0
-    it.move(large, State.RUNNING)
+    it.move_ticket(large, State.RUNNING)
     assert it.accuracy.counts[-1] == OPEN_MAX, "a clock that stands still"
 
 
@@ -181,11 +188,13 @@ class Crowd:
         self.bench.engine = Engine(self.bench.model, None, lambda: self.bench.now)
         self.port = EnginePort(self.bench)
         self.ledger = Ledger(
-            self.random.randint(2, 12),
-            self.random.randint(2, 8),
+            AdmissionBounds(
+                self.random.randint(2, 12),
+                self.random.randint(2, 8),
+                self.random.choice((400, 1 << 20)),
+                self.random.choice((300, 1 << 20)),
+            ),
             lambda: self.bench.now,
-            prompt_tokens_max=self.random.choice((400, 1 << 20)),
-            prompt_tokens_owner_max=self.random.choice((300, 1 << 20)),
         )
         self.output = self.random.randint(5, 60)
         self.count = 0
@@ -226,7 +235,7 @@ class Crowd:
         start = self.bench.now
         while True:
             try:
-                self.ledger.admit(Ticket(owner, "echo", 1, Priority.NORMAL, prompt_tokens))
+                self.ledger.admit_turn(Ticket(owner, "echo", 1, Priority.NORMAL, prompt_tokens))
             except Busy:
                 self.port.turn()
             else:
@@ -254,38 +263,38 @@ async def test_the_time_told_is_right_within_a_factor_of_two_in_nine_of_ten_case
 def test_who_waits_for_a_model_waits_and_is_admitted_on_that_place() -> None:
     it = ledger(tasks=2)
     held, other = ticket(1, tokens=0), ticket(2)
-    it.hold(held)
-    it.admit(other)
+    it.hold_place(held)
+    it.admit_turn(other)
     with pytest.raises(Busy):
-        it.hold(ticket(3, tokens=0))
+        it.hold_place(ticket(3, tokens=0))
 
-    it.enter(held)
+    it.model_loaded(held)
     turn = ticket(1, tokens=7)
-    it.admit(turn)
-    assert (it.waiting, it.waiting_prompt_tokens) == (2, 17)
-    it.let_go(held)
-    assert it.waiting == 2
-    it.move(turn, State.RUNNING)
-    assert it.waiting == 1
+    it.admit_turn(turn)
+    assert (it.waiting.tasks.total(), it.waiting.prompt_tokens.total()) == (2, 17)
+    it.release_place(held)
+    assert it.waiting.tasks.total() == 2
+    it.move_ticket(turn, State.RUNNING)
+    assert it.waiting.tasks.total() == 1
 
 
 def test_a_place_that_was_held_for_nothing_is_given_back() -> None:
     it = ledger(tasks=1)
     held = ticket(tokens=0)
-    it.hold(held)
-    it.let_go(held)
+    it.hold_place(held)
+    it.release_place(held)
     entered = ticket(tokens=0)
-    it.hold(entered)
-    it.enter(entered)
-    it.let_go(entered)
-    assert it.waiting == 0
-    it.admit(ticket())
+    it.hold_place(entered)
+    it.model_loaded(entered)
+    it.release_place(entered)
+    assert it.waiting.tasks.total() == 0
+    it.admit_turn(ticket())
 
 
 def test_nobody_is_admitted_on_the_place_of_another_user() -> None:
     it = ledger(tasks=1)
     held = ticket(1, tokens=0)
-    it.hold(held)
-    it.enter(held)
+    it.hold_place(held)
+    it.model_loaded(held)
     with pytest.raises(Busy):
-        it.admit(ticket(2))
+        it.admit_turn(ticket(2))

@@ -10,7 +10,7 @@ import pytest
 from inferd.backends.errors import Busy, PermissionDenied, QuotaExceeded
 from inferd.scheduler.messages import TurnStats
 from inferd.scheduler.priority import Priority
-from inferd.sessions import Ledger, Quota, TurnOptions, check_priority
+from inferd.sessions import AdmissionBounds, Ledger, Quota, TurnOptions, check_priority
 from inferd.sessions.admission import quotas
 from inferd.sessions.admission.forecast import Ticket
 from inferd.sessions.admission.quotas import NO_QUOTA, Spending
@@ -135,9 +135,9 @@ class Book:
 
     def __init__(self, **quota: Any):
         self.now = 100.0
-        self.ledger = Ledger(100, 100, lambda: self.now)
+        self.ledger = Ledger(AdmissionBounds(100, 100), lambda: self.now)
         self.quota = Quota(rule="r", **quota)
-        self.ledger.quota_of = lambda owner: self.quota if owner == 1 else NO_QUOTA
+        self.ledger.bounds.quota_of = lambda owner: self.quota if owner == 1 else NO_QUOTA
 
     def ticket(
         self,
@@ -148,17 +148,17 @@ class Book:
         goes_on: bool = False,
     ) -> Ticket:
         ticket = Ticket(owner, "m", 1, priority, prompt, goes_on=goes_on)
-        self.ledger.admit(ticket)
+        self.ledger.admit_turn(ticket)
         return ticket
 
     def end(self, ticket: Ticket, output: int, prompt: int = 10, cached: int = 0) -> None:
         ticket.output = range(output)
-        self.ledger.move(ticket, State.RUNNING)
-        self.ledger.move(ticket, State.DONE)
+        self.ledger.move_ticket(ticket, State.RUNNING)
+        self.ledger.move_ticket(ticket, State.DONE)
         stats = TurnStats(
             stop_reason="eos", prompt_tokens=prompt, cached_tokens=cached, output_tokens=output
         )
-        self.ledger.settle(ticket, stats)
+        self.ledger.charge_turn(ticket, stats)
 
     def retry_after_s(self) -> float:
         """Return what a refused turn is told."""
@@ -181,11 +181,11 @@ def test_a_turn_that_runs_goes_on_and_those_after_it_wait() -> None:
     running = book.ticket(prompt=10)
     said: list[int] = []
     running.output = said
-    book.ledger.move(running, State.RUNNING)
+    book.ledger.move_ticket(running, State.RUNNING)
     said += range(49)
     second = book.ticket(prompt=10)
     assert book.retry_after_s() > 0
-    book.ledger.move(second, State.FAILED)
+    book.ledger.move_ticket(second, State.FAILED)
     said += range(1000)
     assert running.state is State.RUNNING
     assert book.retry_after_s() > 900
@@ -194,12 +194,12 @@ def test_a_turn_that_runs_goes_on_and_those_after_it_wait() -> None:
 def test_a_turn_that_never_ran_costs_nothing_and_one_that_was_cancelled_what_it_has_taken() -> None:
     book = Book(tokens_per_minute=60)
     waits = book.ticket(prompt=59)
-    book.ledger.move(waits, State.FAILED)
+    book.ledger.move_ticket(waits, State.FAILED)
     assert len(book.ledger.spending) == 0
     runs = book.ticket(prompt=59)
     runs.output = range(11)
-    book.ledger.move(runs, State.RUNNING)
-    book.ledger.move(runs, State.FAILED)
+    book.ledger.move_ticket(runs, State.RUNNING)
+    book.ledger.move_ticket(runs, State.FAILED)
     assert book.retry_after_s() == pytest.approx(11, abs=SOON_S)
 
 
@@ -221,9 +221,9 @@ def test_more_turns_of_a_call_that_was_admitted_are_not_refused() -> None:
 def test_a_turn_that_waited_for_its_model_is_not_refused_in_the_end() -> None:
     book = Book(tokens_per_minute=60)
     waited = Ticket(1, "m", 1, Priority.NORMAL, 0)
-    book.ledger.hold(waited)
+    book.ledger.hold_place(waited)
     book.ledger.spending.add(1, book.quota, 1000, book.now)
-    book.ledger.enter(waited)
+    book.ledger.model_loaded(waited)
     book.ticket()
     book.retry_after_s()
 
@@ -247,7 +247,7 @@ def test_the_class_of_a_session_from_before_the_rule_is_looked_at_when_it_begins
     with pytest.raises(PermissionDenied, match="class high"):
         book.ticket(priority=Priority.HIGH)
     book.ticket(owner=2, priority=Priority.URGENT)
-    assert book.ledger.waiting == 2
+    assert book.ledger.waiting.tasks.total() == 2
 
 
 # Sessions.
@@ -260,7 +260,7 @@ def opened(desk: Desk, owner: int, session_id: str | None = None, home: str = "h
 def desk_with(sessions: int) -> Desk:
     desk = Desk(sessions_max=10)
     quota = Quota(rule="r", sessions_max=sessions)
-    desk.ledger.quota_of = lambda owner: quota if owner == 1 else NO_QUOTA
+    desk.ledger.bounds.quota_of = lambda owner: quota if owner == 1 else NO_QUOTA
     return desk
 
 
@@ -301,7 +301,7 @@ def test_branches_and_sessions_that_are_come_back_to_count() -> None:
 async def test_a_session_s_turns_are_counted_to_their_end() -> None:
     desk = desk_with(9)
     quota = Quota(rule="r", tokens_per_minute=60)
-    desk.ledger.quota_of = lambda _: quota
+    desk.ledger.bounds.quota_of = lambda _: quota
     session, _ = desk.manager.open("here", 1, desk.source, {})
     await session.set_input(b"x" * 40)
     turn = await session.start(TurnOptions())
@@ -320,7 +320,7 @@ async def test_a_session_s_turns_are_counted_to_their_end() -> None:
 async def test_a_turn_that_is_resumed_counts_what_is_computed_again_and_what_is_new() -> None:
     desk = desk_with(9)
     quota = Quota(rule="r", tokens_per_minute=1000)
-    desk.ledger.quota_of = lambda _: quota
+    desk.ledger.bounds.quota_of = lambda _: quota
     session, _ = desk.manager.open("gone", 1, desk.source, {}, "diary")
     await session.set_input(b"abcdefghij")
     await session.start(TurnOptions(credit=3))

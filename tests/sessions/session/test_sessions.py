@@ -356,7 +356,7 @@ async def test_a_refused_turn_leaves_a_history_of_another_vocabulary_as_it_was()
     await session.add_text(b"hello")
     session.vocabulary.hash, session.vocabulary.carried = "another", b"hello, as it was said"
     before = session.history()
-    desk.ledger.waiting_max = 0
+    desk.ledger.bounds.tasks_max = 0
     with pytest.raises(Busy), session.undone_if_refused():
         await session.add_text(b"more")
         await session.start(TurnOptions())
