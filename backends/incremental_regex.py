@@ -7,22 +7,28 @@ PyPI either cannot tell what may still match (google-re2) or take exponential ti
 
 A match is the one that ends first; of those that end there, the one that begins first. What needs
 to know the text behind it (`$`, `\\b`, lookahead) or to remember it (backreferences) is refused.
+
+The parser is a private module of Python, `re._parser`. A self-test at import compares its trees
+with those that this module was written for; where they differ, every pattern is refused.
 """
 
 from __future__ import annotations
 
 import importlib
 import re
+import sys
 import warnings
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from functools import lru_cache
 from typing import Any
 
-from .errors import InvalidArgument
+from .errors import InvalidArgument, UnsupportedOperation
 
 __all__ = (
     "NESTING_MAX",
     "PATTERN_CHARACTERS_MAX",
+    "SELF_TEST",
     "STATES_MAX",
     "WEIGHT_MAX",
     "Matcher",
@@ -37,7 +43,19 @@ WEIGHT_MAX = 1000
 """States that one character takes patterns through: 0.2 ms, where all are alive (measured)."""
 _PASSED_MAX = 1000
 """Characters of which a pattern remembers what tests they pass."""
-_parser: Any = importlib.import_module("re._parser")
+SELF_TEST: tuple[tuple[str, str, tuple[int, int] | None], ...] = (
+    ("b(?:c|dd)e", "xbdde", (1, 5)),
+    ("[^a-c\\d]x", "1xzx", (2, 4)),
+    ("[\\W_]\\S", "a_b", (1, 3)),
+    ("a{2,3}?b*c+", "aaabbc", (0, 6)),
+    ("(?i)A[^b].", "xac\n", None),
+    ("(?sa)[^x]\\w.", "xa\u00fca\n", (2, 6)),
+    ("(?m)^b", "ab\nb", (3, 4)),
+    ("\\Ab(?i:C)", "bC", (0, 2)),
+    ("^b", "ab", None),
+)
+"""Patterns with each construct that is accepted, a text, and the place of the match."""
+_REFUSED = ("a$", "a\\b", "(?=a)a", "(?<!b)a", "(a)\\1", "a++", "(?>a)", "a*", "(a")
 _ACCEPT = _NO_TEST = -1
 _BEGIN, _LINE, _INSIDE = 0, 1, 2
 """What stands before a place: nothing, a line's end, another character."""
@@ -73,8 +91,9 @@ class Pattern:
     A state takes one character if its test (`tests`) is among those that the character passes
     (`passed`); `after` has the states that follow it, behind a line's end and behind others.
 
-    :raises InvalidArgument: it is none, is too large, matches the empty text, or needs more than
-        the text so far.
+    :raises InvalidArgument: it is not a pattern, is too large, matches the empty text, or needs
+        more than the text so far.
+    :raises UnsupportedOperation: Python's parser has failed the self-test.
     """
 
     def __init__(self, text: str, *, whole: bool = False):
@@ -105,8 +124,8 @@ class Pattern:
 
     @staticmethod
     @lru_cache(64)
-    def of(text: str, whole: bool = False) -> Pattern:
-        """Return the pattern of *text*, made once."""
+    def cached(text: str, whole: bool = False) -> Pattern:
+        """Return the pattern of *text*, which is compiled once."""
         return Pattern(text, whole=whole)
 
     def passed(self, character: str) -> frozenset[int]:
@@ -205,6 +224,13 @@ class Pattern:
 
 
 def _parsed(text: str) -> tuple[Any, int]:
+    if _parser_failure:
+        raise UnsupportedOperation(
+            f"patterns cannot be used on Python {sys.version.split()[0]}: its parser of regular"
+            f" expressions has changed ({_parser_failure})",
+            hint="run inferd on a Python version that it was tested with, or leave out"
+            " stop-patterns and the grammar-triggers that are texts",
+        )
     if len(text) > PATTERN_CHARACTERS_MAX:
         raise _refused(text, f"it has {len(text)} characters; {PATTERN_CHARACTERS_MAX} at most")
     try:
@@ -302,3 +328,29 @@ class Matcher:
             self._threads, at = after, end
             self._begin = () if pattern.whole else pattern.begin[_LINE + inside]
         return None
+
+
+def _self_test() -> str:
+    """Return the first difference between Python's parser and the one expected; empty: none."""
+    try:
+        for text, sample, expected in SELF_TEST:
+            found = Matcher(Pattern(text)).feed(sample, 0)
+            if found != expected:
+                return f"{text!r} matches {sample!r} at {found}, not at {expected}"
+        for text in _REFUSED:
+            with suppress(InvalidArgument):
+                Pattern(text)
+                return f"{text!r} is accepted"
+    except Exception as exc:  # a changed parser may raise anything
+        return f"{type(exc).__name__}: {exc}"
+    return ""
+
+
+_parser: Any = None
+_parser_failure = ""
+try:
+    _parser = importlib.import_module("re._parser")
+except ImportError as exc:
+    _parser_failure = str(exc)
+else:
+    _parser_failure = _self_test()

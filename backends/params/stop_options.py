@@ -61,13 +61,14 @@ def stopping_params(values: Mapping[str, Any]) -> StoppingParams:
 
 
 def trigger_pattern(kind: str, value: str) -> Pattern:
-    """Return what wakes a grammar when it matches: a word as it stands, or a pattern.
+    """Return the pattern whose match starts a lazy grammar; a word stands for itself.
 
-    :raises InvalidArgument: it cannot be run.
+    :raises InvalidArgument: the pattern cannot be run.
+    :raises UnsupportedOperation: no pattern can be run on this Python.
     """
     if kind == "word":
-        return Pattern.of(re.escape(value))
-    return Pattern.of(value, kind == "pattern-full")
+        return Pattern.cached(re.escape(value))
+    return Pattern.cached(value, kind == "pattern-full")
 
 
 def _get(values: Mapping[str, Any], name: str) -> Any:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 
 import pytest
 from hypothesis import example, given
@@ -12,6 +14,7 @@ from inferd.backends.errors import InvalidArgument
 from inferd.backends.incremental_regex import (
     NESTING_MAX,
     PATTERN_CHARACTERS_MAX,
+    SELF_TEST,
     STATES_MAX,
     WEIGHT_MAX,
     Matcher,
@@ -167,3 +170,54 @@ def test_a_pattern_that_takes_other_engines_exponential_time_has_few_states_aliv
     assert matcher.feed("a" * 5000, 0) is None
     assert matcher.pending == 0
     assert len(matcher._threads) <= len(pattern.tests) < 30
+
+
+CHANGED_PARSERS = {
+    "missing": "sys.modules['re._parser'] = None",
+    "emptied": "sys.modules['re._parser'] = types.ModuleType('re._parser')",
+    "other operations": "constants.SUBPATTERN.name = 'GROUP'; constants.LITERAL.name = 'CHAR'",
+    "other repeats": "changed = types.ModuleType('re._parser'); changed.parse = parser.parse;"
+    "changed.MAXREPEAT = object(); sys.modules['re._parser'] = changed",
+    "silently wrong": "changed = types.ModuleType('re._parser');"
+    "changed.parse = lambda text: parser.parse('x');"
+    "changed.MAXREPEAT = parser.MAXREPEAT; sys.modules['re._parser'] = changed",
+}
+ON_A_CHANGED_PARSER = """
+import re, re._parser as parser, re._constants as constants, sys, types
+import tokenize
+{change}
+from inferd.backends.errors import UnsupportedOperation
+from inferd.backends.params import settle
+assert settle({{"stop-patterns": [], "temp": 0.0}})[0]
+for values in (
+    {{"stop-patterns": ["a+"]}},
+    {{"grammar": 'root ::= "a"', "grammar-triggers": [("word", "a")]}},
+):
+    try:
+        settle(values)
+    except UnsupportedOperation as exc:
+        print(exc.message, "/", exc.hint)
+    else:
+        print("accepted")
+"""
+
+
+@pytest.mark.parametrize("change", CHANGED_PARSERS.values(), ids=CHANGED_PARSERS)
+def test_a_changed_parser_disables_patterns_and_nothing_else(change: str) -> None:
+    program = ON_A_CHANGED_PARSER.format(change=change)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert len(lines) == 2
+    for line in lines:
+        assert "its parser of regular expressions has changed" in line
+        assert "leave out stop-patterns" in line
+
+
+@pytest.mark.parametrize(("pattern", "text", "expected"), SELF_TEST)
+def test_the_self_test_expects_what_python_finds(
+    pattern: str, text: str, expected: tuple[int, int] | None
+) -> None:
+    assert first_by_python(pattern, text) == expected

@@ -16,7 +16,7 @@ class PatternCondition:
 
     def __init__(self, pattern: str):
         self._name = pattern
-        self._matcher = Matcher(Pattern.of(pattern))
+        self._matcher = Matcher(Pattern.cached(pattern))
         self._end = 0
 
     @property
