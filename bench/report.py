@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from tools.build_engine import PACKAGE, ROOT
 
-from . import timeline
+from . import ratios, timeline
 from .compare import ATTEMPTS_MAX, FOREIGN_CORES_MAX
 from .machine import THREADS
 from .runs import Run, keys, over_rounds, reached
@@ -134,6 +134,7 @@ def section(scenario: Scenario, result: Result) -> str:
 
 def write() -> None:
     """Write the page and its pictures."""
+    ratios.write()
     parts = [INTRODUCTION]
     for scenario in SCENARIOS.values():
         if result := load(scenario.name):
