@@ -1,4 +1,4 @@
-"""The README's commands, code and configuration work as they stand."""
+"""The commands, code and configuration of the first pages work as they stand."""
 
 from __future__ import annotations
 
@@ -10,18 +10,21 @@ from pathlib import Path
 
 import pytest
 
+from inferd.daemon.cli.help.epilog import STATUSES
 from inferd.daemon.config.settings import SETTINGS, load_config
 from inferd.testing import running_daemon
 from tests.models import smollm2
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "README.md").read_text()
+CONFIGURATION = (ROOT / "docs" / "configuration.md").read_text()
+COMMANDS = (ROOT / "docs" / "commands.md").read_text()
 PAGES = [ROOT / "README.md", ROOT / "ARCHITECTURE.md", *(ROOT / "docs").glob("*.md")]
 
 
-def block(language: str) -> str:
+def block(language: str, page: str = PAGE) -> str:
     """Return the one block of code in *language*."""
-    [text] = re.findall(rf"```{language}\n(.*?)```", PAGE, re.DOTALL)
+    [text] = re.findall(rf"```{language}\n(.*?)```", page, re.DOTALL)
     return str(text)
 
 
@@ -34,8 +37,8 @@ def inferd(*arguments: str) -> str:
 
 
 def test_the_configuration_is_one(tmp_path: Path) -> None:
-    tomllib.loads(block("toml"))
-    (tmp_path / "config.toml").write_text(block("toml"))
+    tomllib.loads(block("toml", CONFIGURATION))
+    (tmp_path / "config.toml").write_text(block("toml", CONFIGURATION))
     config = load_config({"config": tmp_path / "config.toml"}, {})
     assert (config.sessions_max, config.keep_alive_s) == (200, 1800)
     assert config.models["notes"].options == {"slots": 8, "temp": 0.2}
@@ -59,7 +62,7 @@ def test_the_library_code_runs_on_a_real_model(tmp_path: Path) -> None:
 
 
 def test_every_command_in_the_table_is_one() -> None:
-    rows = re.findall(r"^\| (`inferd .*?) \|", PAGE, re.MULTILINE)
+    rows = re.findall(r"^\| (`inferd .*?) \|", COMMANDS, re.MULTILINE)
     assert rows
     known = set(re.findall(r"^  (\w[\w-]+)  ", inferd("--help"), re.MULTILINE))
     named = {w for row in rows for w in re.findall(r"`(?:inferd )?([a-z][a-z-]+)", row)}
@@ -97,13 +100,17 @@ def test_the_first_screen_shows_it_working() -> None:
         assert words in first
 
 
-def test_what_it_is_not_takes_five_lines() -> None:
-    lines = PAGE.split("## What it is not")[1].split("\n## ")[0].strip().splitlines()
+def test_the_scope_takes_five_lines() -> None:
+    lines = PAGE.split("## Scope")[1].split("\n## ")[0].strip().splitlines()
     assert len(lines) == 5 and all(line.startswith("- ") for line in lines)
 
 
-def test_every_setting_stands_here_or_on_the_page_about_scheduling() -> None:
-    pages = PAGE + (ROOT / "docs" / "scheduling.md").read_text()
-    rows = re.findall(r"^\|.*\|$", pages, re.MULTILINE)
+def test_every_setting_has_a_row_on_its_page() -> None:
+    rows = re.findall(r"^\|.*\|$", (ROOT / "docs" / "settings.md").read_text(), re.MULTILINE)
     named = {name for row in rows for name in re.findall(r"`([a-z-]+)`", row.split("|")[1])}
     assert set(SETTINGS) <= named
+
+
+def test_the_exit_statuses_are_those_of_the_help() -> None:
+    rows = re.findall(r"^\| (\d+) \|", COMMANDS, re.MULTILINE)
+    assert [int(row) for row in rows] == sorted(STATUSES)

@@ -26,7 +26,7 @@ from .test_settings import (
     test_one_wrong_thing_is_named,
 )
 
-README = (Path(__file__).resolve().parents[3] / "README.md").read_text()
+PAGE = (Path(__file__).resolve().parents[3] / "docs" / "configuration.md").read_text()
 SCHEMA = jsonschema.Draft202012Validator(config_schema())
 RICH = r"""
 [daemon]
@@ -226,7 +226,7 @@ def test_the_schema_is_one_and_is_written_by_the_command() -> None:
 
 
 def test_what_is_right_fits_the_schema(rich: Path) -> None:
-    for text in (*re.findall(r"```toml\n(.*?)```", README, re.DOTALL), RICH, ""):
+    for text in (*re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL), RICH, ""):
         assert accepted(text)
     assert accepted(toml_of(in_force({"config": rich}, {}), origins=True))
     assert accepted("[models.a]\nn_ctx = 512\ntemperature = 0.1\n")
