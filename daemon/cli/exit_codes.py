@@ -15,7 +15,7 @@ def exit_code(error: InferdError) -> int:
     if isinstance(error, Busy | Timeout):
         return EXIT_BUSY
     if isinstance(error, InvalidArgument):
-        from ..config.settings import ConfigError
+        from ..config.sources import ConfigError
 
         return EXIT_USAGE if isinstance(error, ConfigError) else EXIT_REFUSED
     return EXIT_REFUSED

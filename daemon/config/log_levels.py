@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...backends.library_log import LEVELS
+from .declaration import Form, Schema
 
-__all__ = ("LEVELS", "ROOMS", "parse_log_levels")
+__all__ = ("LEVELS", "LOG_LEVELS", "ROOMS", "parse_log_levels")
 
 ROOMS = {
     "daemon": "the daemon itself: start and end, configuration, models, memory, parts",
@@ -36,3 +37,17 @@ def parse_log_levels(value: Any) -> dict[str, str]:
         if not isinstance(level, str) or level not in LEVELS:
             raise ValueError(f"{room}: {level!r} is none of {', '.join(LEVELS)}")
     return dict(value)
+
+
+def _schema() -> Schema:
+    level: Schema = {"enum": list(LEVELS)}
+    rooms: Schema = {
+        "type": "object",
+        "properties": {room: level | {"description": about} for room, about in ROOMS.items()},
+        "additionalProperties": False,
+    }
+    pair = f"\\s*({'|'.join(ROOMS)})\\s*=\\s*({'|'.join(LEVELS)})\\s*"
+    return {"anyOf": [rooms, {"type": "string", "pattern": f"^({pair}(,{pair})*)?$"}]}
+
+
+LOG_LEVELS = Form(parse_log_levels, _schema())

@@ -1,7 +1,4 @@
-"""The configuration's models: their names, files, parameters and the echo model's options.
-
-Every reader takes the list that it adds its errors to; none raises.
-"""
+"""The configuration's models: their names, files, parameters and the echo model's options."""
 
 from __future__ import annotations
 
@@ -18,21 +15,22 @@ from ...backends.echo.options import EchoOptions
 from ...backends.errors import InvalidArgument
 from ...backends.params import PARAMETERS, nearest, read_options
 from .confinement import check_beneath
+from .declaration import ErrorList, hyphens, table_of
 
 __all__ = (
     "MODEL_NAME",
     "AdapterConfig",
     "ModelConfig",
     "check_model_name",
-    "hyphens",
     "read_models",
     "read_options_table",
-    "table_of",
 )
 
 MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 """A model's name: it becomes a file's name, so it holds no path."""
 ECHO_HIGH = 1e9
+Folders = tuple[Path, ...]
+"""Where relative files are looked for, in this order."""
 _OWN_KEYS = ("file", "backend", "echo", "adapters")
 _SPELLINGS = {key: p.name for p in PARAMETERS for key in (p.name, *p.aliases)}
 
@@ -67,104 +65,78 @@ def check_model_name(name: str) -> str:
     return name
 
 
-def hyphens(key: str) -> str:
-    """Return *key* as the tables spell it."""
-    return key.replace("_", "-")
-
-
-def table_of(
-    document: Mapping[str, Any], key: str, place: str, errors: list[str]
-) -> dict[str, Any]:
-    """Return the table *key* of *document*, an empty one if there is none."""
-    table = document.get(key, {})
-    if isinstance(table, dict):
-        return table
-    errors.append(f"{place}{key} is {table!r}, not a table: write [{key}]")
-    return {}
-
-
 def read_models(
-    document: Mapping[str, Any], place: str, folders: tuple[Path, ...], errors: list[str]
+    document: Mapping[str, Any], folders: Folders, errors: ErrorList
 ) -> dict[str, ModelConfig]:
-    """Read ``[models.NAME]`` tables; *folders* are where relative files are looked for."""
+    """Read ``[models.NAME]`` tables."""
     models: dict[str, ModelConfig] = {}
-    for name, table in table_of(document, "models", place, errors).items():
-        here = f"{place}[models.{name}] "
+    for name, table in table_of(document, "models", errors).items():
+        here = errors.at(f"[models.{name}] ")
         if not MODEL_NAME.fullmatch(name):
-            errors.append(f"{here}{name!r} is no name for a model: use letters, digits, . _ -")
+            here.add(f"{name!r} is no name for a model: use letters, digits, . _ -")
         elif not isinstance(table, dict):
-            errors.append(f"{here}is {table!r}, not a table")
+            here.add(f"is {table!r}, not a table")
         else:
-            models[name] = _read_model(table, here, folders, errors)
+            models[name] = _read_model(table, folders, here)
     return models
 
 
-def _read_model(
-    table: Mapping[str, Any], place: str, folders: tuple[Path, ...], errors: list[str]
-) -> ModelConfig:
+def _read_model(table: Mapping[str, Any], folders: Folders, errors: ErrorList) -> ModelConfig:
     backend = table.get("backend", "llama")
     if backend not in ("llama", "echo"):
-        errors.append(f"{place}backend: {backend!r} is none of llama, echo")
+        errors.add(f"backend: {backend!r} is none of llama, echo")
         backend = "llama"
-    echo = _read_echo(table.get("echo", {}), place, errors)
+    echo = _read_echo(table.get("echo", {}), errors.at("echo: "))
     if echo and backend != "echo":
-        errors.append(f"{place}echo: only a model with backend = 'echo' has these")
+        errors.add("echo: only a model with backend = 'echo' has these")
     rest = {key: value for key, value in table.items() if key not in _OWN_KEYS}
-    path = _read_file(table.get("file"), backend, place, folders, errors)
-    options = read_options_table(rest, place, errors, folders, known=_OWN_KEYS)
+    path = None
+    if (file := table.get("file")) is not None and backend == "echo":
+        errors.add("file: the echo model has none")
+    elif file is not None:
+        path = _path_of(file, folders, errors.at("file: "))
+    options = read_options_table(rest, folders, errors, known=_OWN_KEYS)
     return ModelConfig(
         file=path,
         backend=backend,
         options=options,
         echo=echo,
-        adapters=_read_adapters(table, place, folders, errors),
+        adapters=_read_adapters(table, folders, errors),
     )
 
 
 def _read_adapters(
-    table: Mapping[str, Any], place: str, folders: tuple[Path, ...], errors: list[str]
+    table: Mapping[str, Any], folders: Folders, errors: ErrorList
 ) -> dict[str, AdapterConfig]:
     """Read a model's adapters: each a file, or a table with `file` and `scale`."""
     adapters: dict[str, AdapterConfig] = {}
-    found = table_of(table, "adapters", place, errors)
+    found = table_of(table, "adapters", errors)
     if len(found) > ADAPTERS_MAX:
-        errors.append(f"{place}adapters: {len(found)}, {ADAPTERS_MAX} at most")
+        errors.add(f"adapters: {len(found)}, {ADAPTERS_MAX} at most")
         return adapters
     for name, entry in found.items():
-        here = f"{place}adapters.{name}: "
+        here = errors.at(f"adapters.{name}: ")
         entry = entry if isinstance(entry, dict) else {"file": entry}
         file, scale = entry.get("file"), entry.get("scale", 0.0)
         if not MODEL_NAME.fullmatch(name):
-            errors.append(f"{here}{name!r} is no name for an adapter: use letters, digits, . _ -")
+            here.add(f"{name!r} is no name for an adapter: use letters, digits, . _ -")
         elif entry.keys() - {"file", "scale"}:
-            errors.append(f"{here}{sorted(entry)} are not file and scale")
+            here.add(f"{sorted(entry)} are not file and scale")
         elif not is_scale(scale):
-            errors.append(f"{here}scale: {scale!r} is no number in {-SCALE_MAX:g} … {SCALE_MAX:g}")
+            here.add(f"scale: {scale!r} is no number in {-SCALE_MAX:g} … {SCALE_MAX:g}")
         else:
-            path = _path_of(file, here, folders, errors)
+            path = _path_of(file, folders, here)
             if path is not None:
                 adapters[name] = AdapterConfig(file=path, scale=float(scale))
     return adapters
 
 
-def _read_file(
-    file: Any, backend: str, place: str, folders: tuple[Path, ...], errors: list[str]
-) -> Path | None:
-    if file is None:
-        return None
-    if backend == "echo":
-        errors.append(f"{place}file: the echo model has none")
-    else:
-        return _path_of(file, f"{place}file: ", folders, errors)
-    return None
-
-
-def _path_of(value: Any, place: str, folders: tuple[Path, ...], errors: list[str]) -> Path | None:
+def _path_of(value: Any, folders: Folders, errors: ErrorList) -> Path | None:
     """Return the path that a text names: a relative one is below the first of *folders* that has
     it, and nothing leads out of that.
     """
     if not isinstance(value, str) or not value or "\0" in value:
-        errors.append(f"{place}{value!r} is no path")
+        errors.add(f"{value!r} is no path")
         return None
     file = Path(os.path.expanduser(value))
     if file.is_absolute():
@@ -173,66 +145,47 @@ def _path_of(value: Any, place: str, folders: tuple[Path, ...], errors: list[str
     try:
         check_beneath(folder, folder / file)
     except ValueError as exc:
-        errors.append(f"{place}{exc}")
+        errors.add(f"{exc}")
         return None
     return folder / file
 
 
 def read_options_table(
-    table: Mapping[str, Any],
-    place: str,
-    errors: list[str],
-    folders: tuple[Path, ...],
-    known: tuple[str, ...] = (),
+    table: Mapping[str, Any], folders: Folders, errors: ErrorList, known: tuple[str, ...] = ()
 ) -> dict[str, Any]:
     """Read parameters, by any of their spellings; *known* are other keys to suggest."""
     values: dict[str, Any] = {}
     for key, value in table.items():
         name = _SPELLINGS.get(hyphens(key))
         if name is None:
-            close = nearest(hyphens(key), (*known, *_SPELLINGS))
-            errors.append(f"{place}unknown key {key!r}; {close}".rstrip("; "))
+            errors.add(f"unknown key {key!r}; {nearest(hyphens(key), (*known, *_SPELLINGS))}")
         elif name in values:
-            errors.append(f"{place}{key}: given twice, in two spellings of {name}")
+            errors.add(f"{key}: given twice, in two spellings of {name}")
         else:
-            _read_option(key, value, place, values, errors)
+            try:
+                values.update(read_options({key: value}, strict=True).values)
+            except InvalidArgument as exc:
+                errors.add(exc.message)
     if file := values.get("chat-template-file"):
-        path = _path_of(file, f"{place}chat-template-file: ", folders, errors)
+        path = _path_of(file, folders, errors.at("chat-template-file: "))
         values["chat-template-file"] = str(path or file)
     return values
 
 
-def _read_option(
-    key: str, value: Any, place: str, values: dict[str, Any], errors: list[str]
-) -> None:
-    try:
-        values.update(read_options({key: value}, strict=True).values)
-    except InvalidArgument as exc:
-        errors.append(f"{place}{exc.message}")
-
-
-def _read_echo(table: Any, place: str, errors: list[str]) -> dict[str, Any]:
-    place += "echo: "
+def _read_echo(table: Any, errors: ErrorList) -> dict[str, Any]:
     if not isinstance(table, dict):
-        errors.append(f"{place}{table!r} is no table")
+        errors.add(f"{table!r} is no table")
         return {}
     values: dict[str, Any] = {}
     for key, value in table.items():
         name = key.replace("-", "_")
         if name not in EchoOptions.__struct_fields__:
-            known = nearest(name, EchoOptions.__struct_fields__)
-            errors.append(f"{place}unknown key {key!r}; {known}".rstrip("; "))
+            errors.add(f"unknown key {key!r}; {nearest(name, EchoOptions.__struct_fields__)}")
         elif isinstance(value, (int, float)) and not -1 <= value <= ECHO_HIGH:
-            errors.append(f"{place}{key}: {value} is outside -1 … {ECHO_HIGH:g}")
+            errors.add(f"{key}: {value} is outside -1 … {ECHO_HIGH:g}")
         else:
-            _read_echo_value(name, value, place, values, errors)
+            try:
+                values[name] = getattr(msgspec.convert({name: value}, EchoOptions), name)
+            except msgspec.ValidationError as exc:
+                errors.add(f"{name}: {exc}")
     return values
-
-
-def _read_echo_value(
-    name: str, value: Any, place: str, values: dict[str, Any], errors: list[str]
-) -> None:
-    try:
-        values[name] = getattr(msgspec.convert({name: value}, EchoOptions), name)
-    except msgspec.ValidationError as exc:
-        errors.append(f"{place}{name}: {exc}")

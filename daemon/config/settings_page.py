@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import math
-
-import msgspec
-
-from .access_settings import ACCESS_BOUNDS, ACCESS_KEYS, CLASSES, Right
-from .settings import SETTINGS, Applies, Config, Setting, applies
+from .access_settings import ACCESS_KEYS
+from .declaration import Applies, Setting
+from .settings import SETTINGS
 
 __all__ = ("page",)
 
@@ -28,18 +25,6 @@ who said it; [config.schema.json](config.schema.json) is its JSON schema, for ed
 | setting | default | from … to | is | a change holds |
 |---|---|---|---|---|
 """
-MADE_HERE = {
-    "socket": "`$XDG_RUNTIME_DIR/inferd/inferd.sock`, else `/run/inferd/inferd.sock`",
-    "socket-mode": "`0600`; `0660` with a group",
-    "socket-group": "none; `inferd` for the machine's socket",
-    "models-dir": "`$XDG_DATA_HOME/inferd/models`",
-    "state-dir": "`$XDG_STATE_HOME/inferd`",
-    "cores": "0",
-    "kv-ram-bytes": "0",
-    "log-levels": "none",
-    "log-file": "none",
-}
-"""Defaults that depend on the machine, or are not there."""
 ACCESS_HEAD = """
 ## Access
 
@@ -55,46 +40,34 @@ Each key may be left out.
 def page() -> str:
     """Return the page."""
     settings = "".join(_row(name, setting) for name, setting in SETTINGS.items())
-    return HEAD + settings + ACCESS_HEAD + "".join(map(_access_row, ACCESS_KEYS))
-
-
-def _access_row(key: str) -> str:
-    ranges = {k: f"1 … {_number(high)}" for k, high in ACCESS_BOUNDS.items()}
-    ranges["may"] = ", ".join(f"`{right}`" for right in Right)
-    ranges["top-priority"] = ", ".join(f"`{name}`" for name in CLASSES)
-    return f"| `{key}` | {ranges.get(key, '')} | {ACCESS_KEYS[key]} |\n"
+    rules = (f"| `{key}` | {_range(s)} | {s.doc} |\n" for key, s in ACCESS_KEYS.items())
+    return HEAD + settings + ACCESS_HEAD + "".join(rules)
 
 
 def _row(name: str, setting: Setting) -> str:
-    when = applies(name)
+    when = setting.applies
     holds = f"**{when}**" if when is Applies.RESTART else when
-    cells = (f"`{name}`", _default(name), _range(setting), setting.doc, holds)
+    cells = (f"`{name}`", _default(setting), _range(setting), setting.doc, holds)
     return f"| {' | '.join(cells)} |\n"
 
 
-def _default(name: str) -> str:
-    if name in MADE_HERE:
-        return MADE_HERE[name]
-    [field] = [f for f in msgspec.structs.fields(Config) if f.name == name.replace("-", "_")]
-    default = field.default
+def _default(setting: Setting) -> str:
+    default = setting.default
+    if setting.default_doc:
+        return setting.default_doc
     if isinstance(default, bool):
         return f"`{str(default).lower()}`"
-    if isinstance(default, int | float):
-        return _number(default)
-    return f"`{default}`"
+    return _number(default) if isinstance(default, int | float) else f"`{default}`"
 
 
 def _range(setting: Setting) -> str:
-    if setting.choices:
-        return ", ".join(f"`{choice}`" for choice in setting.choices)
+    schema = setting.json_schema()
+    choices = setting.choices or schema.get("enum") or schema.get("items", {}).get("enum", ())
     if setting.kind is bool:
-        return "`true`, `false`"
-    if setting.kind not in (int, float):
-        return ""
-    low, high = (
-        _number(bound) if math.isfinite(bound) else "" for bound in (setting.low, setting.high)
-    )
-    return f"{low} … {high}"
+        choices = ("true", "false")
+    if setting.low is None or setting.high is None:
+        return ", ".join(f"`{choice}`" for choice in choices)
+    return f"{_number(setting.low)} … {_number(setting.high)}"
 
 
 def _number(value: float) -> str:

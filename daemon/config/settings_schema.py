@@ -7,9 +7,7 @@ patterns. Numbers are numbers here: the texts of numbers that the environment ne
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -18,50 +16,21 @@ from ...backends.adapter_keys import ADAPTERS_MAX, SCALE_MAX
 from ...backends.echo.options import EchoOptions
 from ...backends.params import PARAMETERS
 from ...backends.params.parameters_page import json_schema as parameters_schema
-from ..metrics.listen_address import PORT_MAX, Address
-from ..traces.target import TEXT_CHARACTERS_MAX, Target
-from .access_settings import (
-    ACCESS_BOUNDS,
-    ACCESS_KEYS,
-    CLASSES,
-    ID_MAX,
-    NAMES_MAX,
-    RULES_MAX,
-    Right,
-)
-from .log_levels import LEVELS, ROOMS
+from .access_settings import ACCESS_KEYS, RULES_MAX
+from .declaration import Schema
+from .forms import TEXT
 from .model_settings import ECHO_HIGH, MODEL_NAME
-from .settings import SETTINGS, Config, Setting, applies
-from .socket_settings import MODE, GroupName, Mode
+from .settings import SETTINGS
 
 __all__ = ("config_schema",)
-
-Schema = dict[str, Any]
-TEXT: Schema = {"type": "string", "minLength": 1}
-WORDED: dict[type[Any], Schema] = {
-    Path: TEXT,
-    Address: {
-        "anyOf": [
-            {"type": "integer", "minimum": 0, "maximum": PORT_MAX},
-            {"type": "string", "pattern": r"^\s*([Oo][Ff][Ff]|(unix:)?/.+|(.*:)?[0-9]{1,5})\s*$"},
-        ]
-    },
-    Target: {
-        "type": "string",
-        "maxLength": TEXT_CHARACTERS_MAX,
-        "pattern": r"^\s*([Oo][Ff][Ff]|[Oo][Tt][Ll][Pp]|file:/.*|[Hh][Tt]{2}[Pp][Ss]?://.+)\s*$",
-    },
-    Mode: {"type": "string", "pattern": f"^{MODE.pattern}$"},
-    GroupName: {"type": "string"},
-}
-"""Settings that are texts of a form of their own."""
-NUMBERS: dict[type[Any], str] = {int: "integer", float: "number"}
 
 
 def config_schema() -> Schema:
     """Return the schema."""
-    own = {name: _setting(name, setting) for name, setting in SETTINGS.items()}
-    own_spellings = {name: [name] for name in SETTINGS}
+    own = {name: setting.json_schema() for name, setting in SETTINGS.items()}
+    for name, setting in SETTINGS.items():
+        own[name]["description"] += f" (a change holds {setting.applies})"
+    rule = {name: key.json_schema() for name, key in ACCESS_KEYS.items()}
     parameters = parameters_schema()["properties"]
     spellings = {p.name: [p.name, *p.aliases] for p in PARAMETERS}
     shared = {name: {"$ref": f"#/$defs/{name}"} for name in parameters}
@@ -73,7 +42,7 @@ def config_schema() -> Schema:
         "type": "object",
         "additionalProperties": False,
         "properties": {
-            "daemon": _table(own, own_spellings),
+            "daemon": _table(own),
             "defaults": _table(shared, spellings),
             "models": {
                 "type": "object",
@@ -84,15 +53,16 @@ def config_schema() -> Schema:
                 "type": "object",
                 "maxProperties": RULES_MAX,
                 "propertyNames": {"pattern": f"^{MODEL_NAME.pattern}$"},
-                "additionalProperties": _table(_ACCESS, {key: [key] for key in _ACCESS}),
+                "additionalProperties": _table(rule),
             },
         },
         "$defs": parameters,
     }
 
 
-def _table(properties: Schema, spellings: dict[str, list[str]]) -> Schema:
+def _table(properties: Schema, spellings: dict[str, list[str]] | None = None) -> Schema:
     """Return the schema of a table: no other key, and none in two spellings."""
+    spellings = spellings or {name: [name] for name in properties}
     known = {name: _forms(spelled) for name, spelled in spellings.items()}
     return {
         "type": "object",
@@ -123,56 +93,6 @@ def _before(forms: list[str]) -> Iterator[tuple[str, list[str]]]:
         yield form, forms[:index]
 
 
-def _setting(name: str, setting: Setting) -> Schema:
-    doc: Schema = {"description": f"{setting.doc} (a change holds {applies(name)})"}
-    default = {f.name: f.default for f in msgspec.structs.fields(Config)}[name.replace("-", "_")]
-    if isinstance(default, str | int | float):
-        doc["default"] = str(default) if isinstance(default, Mode | GroupName) else default
-    if setting.kind in WORDED:
-        most = {"maxLength": int(setting.high)} if math.isfinite(setting.high) else {}
-        return WORDED[setting.kind] | most | doc
-    if setting.kind is bool:
-        return {"type": "boolean"} | doc
-    if setting.kind is dict:
-        return _levels() | doc
-    if setting.choices:
-        return {"enum": list(setting.choices)} | doc
-    kind = NUMBERS[setting.kind]
-    return {"type": kind, "minimum": setting.low, "maximum": setting.high} | doc
-
-
-def _levels() -> Schema:
-    """Return what `log-levels` takes: a table of levels by room, or the same as a text."""
-    level: Schema = {"enum": list(LEVELS)}
-    rooms: Schema = {
-        "type": "object",
-        "properties": {room: level | {"description": about} for room, about in ROOMS.items()},
-        "additionalProperties": False,
-    }
-    pair = f"\\s*({'|'.join(ROOMS)})\\s*=\\s*({'|'.join(LEVELS)})\\s*"
-    return {"anyOf": [rooms, {"type": "string", "pattern": f"^({pair}(,{pair})*)?$"}]}
-
-
-# The keys of a rule of access.
-
-_NAMES: Schema = {
-    "type": "array",
-    "minItems": 1,
-    "maxItems": NAMES_MAX,
-    "items": {"anyOf": [TEXT, {"type": "integer", "minimum": 0, "maximum": ID_MAX}]},
-}
-_BOUNDS = {
-    key: {"type": "integer", "minimum": 1, "maximum": high} for key, high in ACCESS_BOUNDS.items()
-}
-_VALUES: dict[str, Schema] = {
-    "users": _NAMES,
-    "groups": _NAMES,
-    "may": {"type": "array", "items": {"enum": [right.value for right in Right]}},
-    "top-priority": {"enum": list(CLASSES)},
-    **_BOUNDS,
-}
-_ACCESS: Schema = {key: _VALUES[key] | {"description": d} for key, d in ACCESS_KEYS.items()}
-
 # A model's own keys.
 
 _ADAPTER: Schema = {
@@ -194,7 +114,7 @@ _ADAPTER: Schema = {
 def _echo() -> Schema:
     fields = msgspec.structs.fields(EchoOptions)
     properties = {field.name.replace("_", "-"): _echo_value(field.type) for field in fields}
-    return _table(properties, {name: [name] for name in properties})
+    return _table(properties)
 
 
 def _echo_value(kind: Any) -> Schema:

@@ -5,7 +5,6 @@ TOML that can be read again.
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -16,20 +15,13 @@ import msgspec
 from ..metrics.listen_address import Address
 from ..traces.target import Target
 from .access_settings import ACCESS_KEYS, MEMBER_CLASS, MEMBER_MAY
-from .model_settings import AdapterConfig, hyphens
-from .settings import (
-    ENVIRONMENT_PREFIX,
-    SETTINGS,
-    Config,
-    ConfigError,
-    ModelConfig,
-    configuration_file,
-    load_config,
-    read_document,
-)
+from .declaration import hyphens
+from .model_settings import AdapterConfig, ModelConfig
+from .settings import SETTINGS, Config
 from .socket_settings import GroupName, Mode
+from .sources import Sources
 
-__all__ = ("InForce", "Value", "in_force", "read_in_force", "toml_of")
+__all__ = ("InForce", "Value", "in_force", "toml_of")
 
 DEFAULT = "default"
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
@@ -56,69 +48,24 @@ class InForce(msgspec.Struct, frozen=True):
     access: dict[str, dict[str, Value]]
 
 
-def in_force(
-    flags: Mapping[str, Any] | None = None, environ: Mapping[str, str] | None = None
-) -> InForce:
-    """Return what `load_config` reads of the same sources, and from which of them.
-
-    :raises ConfigError: anything in them is unknown or wrong.
-    """
-    return read_in_force(flags, environ)[1]
-
-
-def read_in_force(
-    flags: Mapping[str, Any] | None = None, environ: Mapping[str, str] | None = None
-) -> tuple[Config, InForce]:
-    """Return a configuration and, of the same reading, what of it is in force.
-
-    :raises ConfigError: anything in its sources is unknown or wrong.
-    """
-    environ = os.environ if environ is None else environ
-    path = configuration_file((flags or {}).get("config"), environ)
-    errors: list[str] = []
-    document = read_document(path, errors) if path else {}
-    if errors:
-        raise ConfigError(errors)
-    config = load_config(flags, environ, document=document)
-    return config, _in_force(config, flags or {}, environ, path, document)
-
-
-def _in_force(
-    config: Config,
-    flags: Mapping[str, Any],
-    environ: Mapping[str, str],
-    path: Path | None,
-    document: Mapping[str, Any],
-) -> InForce:
-    given = {hyphens(key) for key, value in flags.items() if value is not None}
-    in_file = {hyphens(key) for key in document.get("daemon", {})}
+def in_force(sources: Sources) -> InForce:
+    """Return the values that a configuration has, with their origins."""
+    config, path = sources.config, sources.file
     return InForce(
         file=str(path or ""),
         settings={
             name: Value(
-                _plain(getattr(config, name.replace("-", "_"))),
-                _origin(name, given, environ, in_file, path),
+                _plain(getattr(config, setting.field)), sources.origins.get(setting.field, DEFAULT)
             )
-            for name in SETTINGS
+            for name, setting in SETTINGS.items()
         },
         defaults={k: Value(v, f"{path} [defaults]") for k, v in config.defaults.items()},
         models={name: _model(name, model, config, path) for name, model in config.models.items()},
         access={
             name: _rule(table, f"{path} [access.{name}]")
-            for name, table in document.get("access", {}).items()
+            for name, table in sources.document.get("access", {}).items()
         },
     )
-
-
-def _origin(
-    name: str, given: set[str], environ: Mapping[str, str], in_file: set[str], path: Path | None
-) -> str:
-    variable = ENVIRONMENT_PREFIX + name.replace("-", "_").upper()
-    if name in given:
-        return f"--{name}"
-    if environ.get(variable):
-        return variable
-    return str(path) if name in in_file else DEFAULT
 
 
 def _model(name: str, model: ModelConfig, config: Config, path: Path | None) -> dict[str, Value]:

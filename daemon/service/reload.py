@@ -6,16 +6,16 @@ A file with any error in it changes nothing. `config.applies` says when a change
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 
 import anyio
 import anyio.to_thread
-import msgspec
 import structlog
 
 from ...sessions import DAY_S
-from ..config.model_settings import hyphens
-from ..config.settings import Applies, Config, ConfigError, applies
+from ..config.declaration import Applies, hyphens
+from ..config.settings import Config, applies
+from ..config.sources import ConfigError
 from ..core import Daemon
 from ..logs.setup import logs
 from .status import Service
@@ -42,10 +42,14 @@ class Reloaded:
 
 def merge(running: Config, read: Config) -> Reloaded:
     """Return what holds of *read*, in a daemon that goes by *running*."""
-    differing = [f for f in Config.__struct_fields__ if getattr(running, f) != getattr(read, f)]
+    differing = [
+        f
+        for f in (field.name for field in fields(Config))
+        if getattr(running, f) != getattr(read, f)
+    ]
     restart = [f for f in differing if applies(hyphens(f)) is Applies.RESTART]
     changed = [field for field in differing if field not in restart]
-    config = msgspec.structs.replace(running, **{f: getattr(read, f) for f in changed})
+    config = replace(running, **{f: getattr(read, f) for f in changed})
     return Reloaded(config, [hyphens(f) for f in changed], [hyphens(f) for f in restart])
 
 

@@ -12,7 +12,7 @@ from bench.runs import Run
 from bench.scenarios import SCENARIOS, decode, long_prompt, sampling, sessions, swap, urgent
 from bench.scenarios.base import Scenario, Work
 from bench.streams import Stream
-from inferd.daemon.config.settings import load_config
+from inferd.daemon.config.sources import load_config
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS.values(), ids=lambda s: s.name)

@@ -12,7 +12,8 @@ import pytest
 from inferd.daemon.access.rights import NEEDS
 from inferd.daemon.access.rules import MEMBER, OPERATOR, Rights, rights_of
 from inferd.daemon.config.access_settings import Right
-from inferd.daemon.config.settings import Config, load_config
+from inferd.daemon.config.settings import Config
+from inferd.daemon.config.sources import load_config
 from inferd.scheduler.priority import Priority
 from tests.daemon.systemd_tools import SYSTEMD, directives
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import json
 import pkgutil
@@ -240,7 +241,7 @@ def test_the_limits_are_those_of_the_code() -> None:
 
 
 def test_the_settings_have_the_defaults_of_the_configuration() -> None:
-    defaults = {f.name: f.default for f in msgspec.structs.fields(Config)}
+    defaults = {f.name: f.default for f in dataclasses.fields(Config)}
     for name, value, _ in only("setting").rows:
         assert float(value) == defaults[code(name)], name
 

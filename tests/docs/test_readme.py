@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from inferd.daemon.cli.help.epilog import STATUSES
-from inferd.daemon.config.settings import SETTINGS, load_config
+from inferd.daemon.config.settings import SETTINGS
+from inferd.daemon.config.sources import load_config
 from inferd.testing import running_daemon
 from tests.models import smollm2
 

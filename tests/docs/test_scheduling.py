@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from pathlib import Path
-
-import msgspec
 
 from inferd.backends.params import PARAMETERS
 from inferd.daemon.config.settings import SETTINGS, Config
@@ -17,7 +16,7 @@ SIZES = {"8 GiB": 8 << 30}
 
 def defaults() -> dict[str, object]:
     """Return the default of each setting and parameter, by its name."""
-    config = {f.name: f.default for f in msgspec.structs.fields(Config)}
+    config = {f.name: f.default for f in dataclasses.fields(Config)}
     found: dict[str, object] = {name: config[name.replace("-", "_")] for name in SETTINGS}
     return {p.name: p.default for p in PARAMETERS} | found
 
@@ -36,7 +35,7 @@ def test_every_row_is_a_setting_with_its_default() -> None:
     known = defaults()
     assert len(rows) > 15
     worded = {name for name, cell in rows.items() if cell.startswith("an eighth")}
-    assert worded == {"kv-ram-bytes"} and known["kv-ram-bytes"] is msgspec.NODEFAULT
+    assert worded == {"kv-ram-bytes"} and known["kv-ram-bytes"] is dataclasses.MISSING
     assert {n: told(c) for n, c in rows.items() if n not in worded} == {
         name: known[name] for name in rows if name not in worded
     }

@@ -60,7 +60,7 @@ SERVE = """
 import sys
 from pathlib import Path
 from inferd.daemon.app import serve
-from inferd.daemon.config.settings import load_config
+from inferd.daemon.config.sources import load_config
 from inferd.daemon.residency.machine import MachineMemory
 from inferd.daemon.residency.pressure import Pace
 

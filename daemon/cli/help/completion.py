@@ -70,7 +70,7 @@ def _asked(ctx: typer.Context, ask: Callable[[Client], Offers]) -> Offers:
 
 def local_models(ctx: typer.Context, incomplete: str) -> Offers:
     """Offer the models of the models directory."""
-    from ...config.settings import load_config
+    from ...config.sources import load_config
     from ...residency.model_files import models_in
 
     try:

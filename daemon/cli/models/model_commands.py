@@ -170,7 +170,7 @@ def rm(
 
     Only files in the models directory are removed.
     """
-    from ...config.settings import load_config
+    from ...config.sources import load_config
     from ...pull import files_of
 
     directory = load_config({"config": config, "models_dir": models_dir}).models_dir

@@ -34,7 +34,7 @@ def pull(
 
     A download that broke off goes on where it stopped.
     """
-    from ...config.settings import load_config
+    from ...config.sources import load_config
     from ...pull import KNOWN_MODELS, fetch, parse_source
 
     directory = load_config({"config": config, "models_dir": models_dir}).models_dir

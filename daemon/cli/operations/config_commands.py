@@ -27,7 +27,7 @@ def check(
     Looks at the file, the environment and --set, as `inferd serve` would; ends with 2 if anything
     is wrong.
     """
-    from ...config.settings import configuration_file, load_config
+    from ...config.sources import configuration_file, load_config
 
     flags = {**read_settings(settings), "config": file}
     config, path = load_config(flags), configuration_file(file, os.environ)
@@ -50,8 +50,9 @@ def show(
     rule of access what it says, and what holds where it does not.
     """
     from ...config.show import in_force, toml_of
+    from ...config.sources import read_sources
 
-    shown = in_force({**read_settings(settings), "config": config})
+    shown = in_force(read_sources({**read_settings(settings), "config": config}))
     if as_json:
         write_json(shown)
     else:

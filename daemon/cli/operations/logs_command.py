@@ -102,7 +102,7 @@ def _lines(
 
 
 def _configured_file() -> Path | None:
-    from ...config.settings import load_config
+    from ...config.sources import load_config
 
     return load_config().log_file
 

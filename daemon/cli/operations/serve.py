@@ -47,7 +47,7 @@ def serve(
     SIGTERM or Ctrl-C lets running turns finish; a second one stops at once. SIGHUP has the
     configuration read again.
     """
-    from ...config.settings import load_config
+    from ...config.sources import load_config
 
     flags: dict[str, Any] = {
         "config": config,

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import msgspec
 
-from ...config.settings import Config, ConfigError, configuration_file
-from ...config.show import InForce, read_in_force
+from ...config.settings import Config
+from ...config.show import InForce, in_force
+from ...config.sources import ConfigError, configuration_file, read_sources
 from ..finding import Finding, fail, ok
 
 __all__ = ("Settings", "check_settings", "look_at_settings")
@@ -29,7 +30,8 @@ def look_at_settings(named: Path | None, environ: Mapping[str, str] = os.environ
     """Read the configuration as a daemon in *environ* would; a *named* file must be there."""
     file = configuration_file(named, environ)
     try:
-        return Settings(file, *read_in_force({"config": named}, environ))
+        sources = read_sources({"config": named}, environ)
+        return Settings(sources.file, sources.config, in_force(sources))
     except ConfigError as exc:
         return Settings(file, errors=exc.lines)
 

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import msgspec
 
-from ...config.settings import Config, cores_usable
+from ...config.settings import Config
+from ...config.sources import cores_usable
 from ...residency.machine import MachineMemory
 from ...residency.sizes import size_text
 from ...users import Users

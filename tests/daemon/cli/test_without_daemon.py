@@ -19,7 +19,7 @@ from inferd.daemon.cli import app
 from inferd.daemon.cli.exit_codes import exit_code
 from inferd.daemon.cli.options import read_pairs
 from inferd.daemon.cli.output import printable, time_text
-from inferd.daemon.config.settings import ConfigError
+from inferd.daemon.config.sources import ConfigError
 from inferd.daemon.residency.sizes import size_text
 from tests.daemon.command_line import document, inferd
 

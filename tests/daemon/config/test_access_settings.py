@@ -16,8 +16,9 @@ from inferd.daemon.config.access_settings import (
     Right,
     Rule,
 )
-from inferd.daemon.config.settings import Config, ConfigError, load_config
-from inferd.daemon.config.socket_settings import group_default, parse_mode
+from inferd.daemon.config.settings import Config
+from inferd.daemon.config.socket_settings import MODE, group_default
+from inferd.daemon.config.sources import ConfigError, load_config
 from inferd.ipc.paths import SYSTEM_SOCKET
 
 ROOT = pwd.getpwuid(0).pw_name
@@ -195,7 +196,7 @@ def test_so_many_rules_with_so_many_names_and_no_more(tmp_path: Path) -> None:
 def test_a_mode_is_text_in_octal(tmp_path: Path, text: str, mode: int) -> None:
     assert load(tmp_path, f"[daemon]\nsocket-mode = '{text}'").socket_mode == mode
     assert load(tmp_path, "", **{"socket-mode": text}).socket_mode == mode
-    assert str(parse_mode(text)) == f"{mode:04o}"
+    assert str(MODE.parse(text)) == f"{mode:04o}"
 
 
 @pytest.mark.parametrize(

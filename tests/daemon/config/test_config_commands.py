@@ -16,9 +16,10 @@ import pytest
 from inferd.backends.adapter_keys import ADAPTERS_MAX
 from inferd.daemon.access.rules import rights_of
 from inferd.daemon.config.access_settings import ACCESS_KEYS
-from inferd.daemon.config.settings import SETTINGS, load_config
+from inferd.daemon.config.settings import SETTINGS
 from inferd.daemon.config.settings_schema import config_schema
 from inferd.daemon.config.show import in_force, toml_of
+from inferd.daemon.config.sources import load_config, read_sources
 from tests.daemon.command_line import document, inferd
 
 from .test_settings import (
@@ -228,7 +229,7 @@ def test_the_schema_is_one_and_is_written_by_the_command() -> None:
 def test_what_is_right_fits_the_schema(rich: Path) -> None:
     for text in (*re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL), RICH, ""):
         assert accepted(text)
-    assert accepted(toml_of(in_force({"config": rich}, {}), origins=True))
+    assert accepted(toml_of(in_force(read_sources({"config": rich}, {})), origins=True))
     assert accepted("[models.a]\nn_ctx = 512\ntemperature = 0.1\n")
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from inferd.daemon.config.confinement import check_beneath
-from inferd.daemon.config.settings import ConfigError, load_config
+from inferd.daemon.config.sources import ConfigError, load_config
 
 NAMED = {
     "file": '[models.m]\nfile = "{}"',

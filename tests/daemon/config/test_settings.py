@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import pickle
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
 from inferd.backends.adapter_keys import ADAPTERS_MAX
 from inferd.backends.errors import InvalidArgument
-from inferd.daemon.config.model_settings import AdapterConfig
-from inferd.daemon.config.settings import (
-    SETTINGS,
-    Config,
-    ConfigError,
-    check_model_name,
-    kv_ram_default,
-    load_config,
-    memory_usable,
-)
+from inferd.daemon.config.model_settings import AdapterConfig, check_model_name
+from inferd.daemon.config.settings import SETTINGS, Config
+from inferd.daemon.config.sources import ConfigError, kv_ram_default, load_config, memory_usable
 
 FROM_THE_MACHINE = ("cores", "kv-ram-bytes")
 """Settings that are looked up where they are 0."""
@@ -58,13 +52,13 @@ def test_without_a_runtime_directory_the_socket_lies_in_run() -> None:
 
 
 def test_the_table_describes_every_field_and_its_default_is_in_range() -> None:
-    fields = {f.replace("_", "-") for f in Config.__struct_fields__}
-    assert set(SETTINGS) == fields - {"models", "defaults", "access"}
+    names = {f.name.replace("_", "-") for f in fields(Config)}
+    assert set(SETTINGS) == names - {"models", "defaults", "access"}
     config = load_config({}, {})
     for name, setting in SETTINGS.items():
         value = getattr(config, name.replace("-", "_"))
         if setting.kind in (int, float):
-            assert setting.low > float("-inf") and setting.high < float("inf"), name
+            assert setting.low is not None and setting.high is not None, name
             assert setting.low <= value <= setting.high, name
         elif setting.kind is str:
             assert value in setting.choices
@@ -196,6 +190,7 @@ def test_a_socket_path_longer_than_the_system_takes_is_refused() -> None:
 )
 def test_each_number_is_taken_at_its_bounds_and_refused_past_them(name: str) -> None:
     setting = SETTINGS[name]
+    assert setting.low is not None and setting.high is not None
     for good in (setting.low, setting.high):
         config = load_config({name: setting.kind(good)}, {})
         assert getattr(config, name.replace("-", "_")) == good

@@ -15,7 +15,8 @@ import pytest
 
 from inferd.backends.engine_build import LLAMA_COMMIT
 from inferd.backends.memory_need import Device
-from inferd.daemon.config.settings import Config, load_config
+from inferd.daemon.config.settings import Config
+from inferd.daemon.config.sources import load_config
 from inferd.daemon.doctor.checks import configuration as settings
 from inferd.daemon.doctor.checks import connection_check as reach
 from inferd.daemon.doctor.checks import engine_packages as engine

@@ -12,7 +12,7 @@ import pytest
 
 from inferd import Client
 from inferd.backends.errors import WorkerCrashed
-from inferd.daemon.config.settings import load_config
+from inferd.daemon.config.sources import load_config
 from inferd.daemon.doctor import report_log as doctor_log
 from inferd.daemon.doctor.checks.units import Units
 from inferd.daemon.doctor.report_log import (

@@ -24,7 +24,8 @@ from inferd import Client
 from inferd.backends.errors import BackendError, InferdError, InvalidArgument, PermissionDenied
 from inferd.backends.library_log import LEVELS, LibraryLog
 from inferd.daemon.config.log_levels import ROOMS
-from inferd.daemon.config.settings import Config, ConfigError, load_config
+from inferd.daemon.config.settings import Config
+from inferd.daemon.config.sources import ConfigError, load_config
 from inferd.daemon.core import Daemon
 from inferd.daemon.logs.setup import Library, Logs
 from inferd.daemon.workers.worker_stderr import GATHER_S, WorkerLines, cut_quotes

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from inferd.daemon.config.settings import ConfigError, load_config
+from inferd.daemon.config.sources import ConfigError, load_config
 from inferd.daemon.metrics.listen_address import Address, parse_address
 
 

@@ -13,7 +13,7 @@ from anyio import create_task_group
 from inferd import Client
 from inferd.backends.errors import LoadFailed
 from inferd.daemon.config.model_settings import ModelConfig
-from inferd.daemon.config.settings import load_config
+from inferd.daemon.config.sources import load_config
 from inferd.daemon.models.persisted import (
     KEPT_FILE,
     KEPT_MAX,

@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from inferd.backends import Device, MemoryNeed, ModelSpec, Shape
-from inferd.daemon.config.settings import load_config
+from inferd.daemon.config.sources import load_config
 from inferd.daemon.models.registry import Registry
 from inferd.daemon.residency.estimates import MODELS_MAX, SHAPES_MAX, Reckonings
 from inferd.daemon.residency.model_files import signature_of

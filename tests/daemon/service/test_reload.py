@@ -7,20 +7,14 @@ import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from inferd.backends.errors import Busy, ModelNotFound
-from inferd.daemon.config.settings import (
-    AT_ONCE,
-    NEXT_LOAD,
-    SETTINGS,
-    Applies,
-    Config,
-    applies,
-)
+from inferd.daemon.config.declaration import Applies
+from inferd.daemon.config.settings import SETTINGS, TABLES, Config, applies
 from inferd.daemon.service.reload import merge
 from inferd.testing import RunningDaemon, running_daemon
 from tests.daemon.command_line import inferd
@@ -158,8 +152,11 @@ def test_a_file_that_is_the_same_disturbs_nobody() -> None:
 
 
 def test_each_setting_says_when_a_change_holds() -> None:
-    assert {*SETTINGS, "access"} >= AT_ONCE and {*SETTINGS, "models", "defaults"} >= NEXT_LOAD
-    assert not AT_ONCE & NEXT_LOAD
+    assert {applies(name) for name in (*SETTINGS, *TABLES)} == set(Applies)
+    for name in ("access", "sessions-max", "grace-s", "log-file"):
+        assert applies(name) is Applies.AT_ONCE
+    for name in ("models", "defaults", "kv-ram-bytes", "worker-hang-s"):
+        assert applies(name) is Applies.NEXT_LOAD
     for name in ("socket", "socket-mode", "socket-group", "state-dir", "kv-share", "cores"):
         assert applies(name) is Applies.RESTART
 
@@ -168,12 +165,12 @@ def test_what_holds_of_a_file_that_was_read_again(tmp_path: Path) -> None:
     running = Config(
         socket=tmp_path, models_dir=tmp_path, state_dir=tmp_path, cores=2, kv_ram_bytes=1
     )
-    read = msgspec.structs.replace(
+    read = replace(
         running, cores=4, kv_share="all", sessions_max=7, kv_ram_bytes=2, defaults={"temp": 1.0}
     )
     reloaded = merge(running, read)
     assert reloaded.changed == ["sessions-max", "kv-ram-bytes", "defaults"]
     assert reloaded.restart == ["cores", "kv-share"]
-    assert reloaded.config == msgspec.structs.replace(read, cores=2, kv_share="owner")
+    assert reloaded.config == replace(read, cores=2, kv_share="owner")
     assert merge(reloaded.config, read).changed == []
     assert merge(reloaded.config, running).restart == []

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from opentelemetry.sdk.trace import TracerProvider
 
-from inferd.daemon.config.settings import ConfigError, load_config
+from inferd.daemon.config.sources import ConfigError, load_config
 from inferd.daemon.traces.export import FileExporter
 from inferd.daemon.traces.spans import CHAT, EMBEDDINGS, RequestFacts, Span, TurnFacts, spans_of
 from inferd.daemon.traces.target import TEXT_CHARACTERS_MAX, Target, parse_target

@@ -11,7 +11,7 @@ from anyio.abc import TaskGroup
 
 from inferd.backends import ModelSpec, SamplingParams
 from inferd.backends.errors import LoadFailed, WorkerCrashed
-from inferd.daemon.config.settings import load_config
+from inferd.daemon.config.sources import load_config
 from inferd.daemon.models.registry import Registry
 from inferd.daemon.models.swap import Swaps
 from inferd.daemon.workers.listener import WorkerListener

@@ -1,0 +1,56 @@
+"""Values with a syntax of their own: paths, the address of metrics, the target of spans."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from ..metrics.listen_address import PORT_MAX, parse_address
+from ..traces.target import TEXT_CHARACTERS_MAX, parse_target
+from .declaration import Form, Schema
+
+__all__ = ("ADDRESS", "PATH", "SOCKET_PATH", "TARGET", "TEXT")
+
+SOCKET_BYTES_MAX = 107
+"""Linux' bound on a Unix socket's path: sun_path less its end mark."""
+TEXT: Schema = {"type": "string", "minLength": 1}
+
+
+def parse_path(value: Any) -> Path:
+    """Return an absolute path.
+
+    :raises ValueError: the value is not a path.
+    """
+    if not isinstance(value, (str, Path)) or not str(value) or "\0" in str(value):
+        raise ValueError(f"{value!r} is no path")
+    return Path(value).expanduser().absolute()
+
+
+def _parse_socket_path(value: Any) -> Path:
+    path = parse_path(value)
+    if len(os.fsencode(path)) > SOCKET_BYTES_MAX:
+        raise ValueError(f"{str(path)!r} is longer than {SOCKET_BYTES_MAX} bytes")
+    return path
+
+
+PATH = Form(parse_path, TEXT)
+SOCKET_PATH = Form(_parse_socket_path, TEXT | {"maxLength": SOCKET_BYTES_MAX})
+ADDRESS = Form(
+    parse_address,
+    {
+        "anyOf": [
+            {"type": "integer", "minimum": 0, "maximum": PORT_MAX},
+            {"type": "string", "pattern": r"^\s*([Oo][Ff][Ff]|(unix:)?/.+|(.*:)?[0-9]{1,5})\s*$"},
+        ]
+    },
+)
+TARGET = Form(
+    # The environment is the process's own: OpenTelemetry's SDK reads that, too.
+    lambda value: parse_target(value, os.environ),
+    {
+        "type": "string",
+        "maxLength": TEXT_CHARACTERS_MAX,
+        "pattern": r"^\s*([Oo][Ff][Ff]|[Oo][Tt][Ll][Pp]|file:/.*|[Hh][Tt]{2}[Pp][Ss]?://.+)\s*$",
+    },
+)

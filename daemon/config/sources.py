@@ -1,0 +1,226 @@
+"""The sources of the configuration: flags, the environment and a file, in this order of precedence.
+
+The file is TOML: settings under ``[daemon]``, parameters of every model under ``[defaults]``, a
+table ``[models.NAME]`` for each model and ``[access.NAME]`` for each rule of access. Every unknown
+key and every wrong value of all sources is reported, all at once.
+"""
+
+from __future__ import annotations
+
+import difflib
+import itertools
+import os
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import platformdirs
+
+from ...backends.errors import InvalidArgument
+from ...backends.params import nearest
+from ...ipc import daemon_socket_path
+from .access_settings import read_access
+from .declaration import ErrorList, hyphens, read_value, table_of
+from .model_settings import read_models, read_options_table
+from .settings import SETTINGS, TABLES, Config
+from .socket_settings import Mode, group_default
+
+__all__ = (
+    "ConfigError",
+    "Sources",
+    "configuration_file",
+    "load_config",
+    "read_sources",
+)
+
+SYSTEM_FILE = Path("/etc/inferd/config.toml")
+FILE_BYTES_MAX = 1 << 20
+ENVIRONMENT_PREFIX = "INFERD_"
+ENVIRONMENT_OTHERS = ("INFERD_CONFIG",)
+SLIP_CUTOFF = 0.85
+KV_RAM_BYTES_MAX = 4 << 30
+"""The most memory for KV states that a model gets by default."""
+
+
+class ConfigError(InvalidArgument):
+    """A configuration that cannot be used; `lines` holds every error in it."""
+
+    hint_default = "correct these and start again"
+
+    def __init__(self, lines: list[str]):
+        super().__init__("\n".join(lines), data={"errors": lines})
+        self.lines = lines
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ConfigError, (self.lines,)
+
+
+class Sources(msgspec.Struct, frozen=True):
+    """A configuration, the file that it was read from, and the origin of each setting."""
+
+    config: Config
+    file: Path | None
+    document: dict[str, Any]
+    origins: dict[str, str]
+    """By names of fields; a default has none."""
+
+
+def load_config(
+    flags: Mapping[str, Any] | None = None, environ: Mapping[str, str] | None = None
+) -> Config:
+    """Read the configuration; `read_sources` has the details."""
+    return read_sources(flags, environ).config
+
+
+def read_sources(
+    flags: Mapping[str, Any] | None = None, environ: Mapping[str, str] | None = None
+) -> Sources:
+    """Read flags, environment and file.
+
+    *flags* holds settings by their names, and `config` for the file; one that is None was not
+    given. Text is converted, so that flags may pass what the user typed.
+
+    :raises ConfigError: anything is unknown or wrong; it lists all of it.
+    """
+    flags = {hyphens(k): v for k, v in (flags or {}).items() if v is not None}
+    environ = os.environ if environ is None else environ
+    errors = ErrorList(lines=[])
+    path = configuration_file(flags.pop("config", None), environ)
+    in_file = errors.at(f"{path}: ")
+    document = _read_document(path, in_file) if path else {}
+    values: dict[str, Any] = {}
+    origins: dict[str, str] = {}
+    for key, value, place, origin in itertools.chain(
+        _daemon_table(document, path, in_file),
+        _variables(environ, errors),
+        ((key, value, f"--{key}", f"--{key}") for key, value in flags.items()),
+    ):
+        if setting := SETTINGS.get(hyphens(key)):
+            read_value(setting, value, values, errors.at(f"{place}: "))
+            origins[setting.field] = origin
+        else:
+            errors.add(f"{place}: unknown key; {nearest(hyphens(key), SETTINGS)}")
+    for key in document.keys() - {"daemon", *TABLES}:
+        known = nearest(key, ("daemon", *TABLES, *SETTINGS))
+        if hyphens(key) in SETTINGS:
+            known = "write it under [daemon]"
+        in_file.add(f"unknown key {key!r}; {known}")
+    config = _with_defaults(values, environ)
+    folders = (path.parent if path else Path.cwd(), config.models_dir)
+    models = read_models(document, folders, in_file)
+    access = read_access(document, in_file)
+    _check_loopback(config, errors)
+    defaults = table_of(document, "defaults", in_file)
+    options = read_options_table(defaults, folders, in_file.at("[defaults] "))
+    if errors.lines:
+        raise ConfigError(errors.lines)
+    config = replace(config, models=models, defaults=options, access=access)
+    return Sources(config, path, document, origins)
+
+
+def _check_loopback(config: Config, errors: ErrorList) -> None:
+    leaks = {
+        "metrics": "other machines could read the figures",
+        "traces": "spans would leave the machine",
+    }
+    for name, leak in leaks.items():
+        address = getattr(config, name)
+        if address.is_remote and getattr(config, f"{name}_network") != "any":
+            errors.add(
+                f"{name}: {address} is not this machine's loopback: {leak}; name 127.0.0.1, or"
+                f" allow it by {name}-network = 'any'"
+            )
+
+
+def _with_defaults(values: dict[str, Any], environ: Mapping[str, str]) -> Config:
+    values = {
+        "socket": daemon_socket_path(environ),
+        "models_dir": platformdirs.user_data_path("inferd") / "models",
+        "state_dir": platformdirs.user_state_path("inferd"),
+        **values,
+    }
+    group = values.setdefault("socket_group", group_default(values["socket"]))
+    values.setdefault("socket_mode", Mode(0o660 if group else 0o600))
+    values["cores"] = values.get("cores") or cores_usable()
+    values["kv_ram_bytes"] = values.get("kv_ram_bytes") or kv_ram_default(memory_usable())
+    return Config(**values)
+
+
+def cores_usable() -> int:
+    """Return how many cores this process may use: by its affinity and its cgroup's quota."""
+    affinity = len(os.sched_getaffinity(0))
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        return max(1, min(affinity, round(int(quota) / int(period))))
+    except (OSError, ValueError):  # cgroup v1, or "max": no quota
+        return affinity
+
+
+def memory_usable() -> int:
+    """Return how many bytes of memory this process may use: the machine's, or its cgroup's."""
+    machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    try:
+        return min(machine, int(Path("/sys/fs/cgroup/memory.max").read_text()))
+    except (OSError, ValueError):  # cgroup v1, or "max": no limit
+        return machine
+
+
+def kv_ram_default(memory: int) -> int:
+    """Return the default of `kv-ram-bytes` on a machine with *memory* bytes."""
+    return min(memory // 8, KV_RAM_BYTES_MAX)
+
+
+def configuration_file(flag: Any, environ: Mapping[str, str]) -> Path | None:
+    """Return the file to read: one that is named must be there, the others may."""
+    if named := flag or environ.get("INFERD_CONFIG"):
+        return Path(named).expanduser().absolute()
+    candidates = (platformdirs.user_config_path("inferd") / "config.toml", SYSTEM_FILE)
+    return next((path for path in candidates if path.exists()), None)
+
+
+def _read_document(path: Path, errors: ErrorList) -> dict[str, Any]:
+    try:
+        with path.open("rb") as file:
+            content = file.read(FILE_BYTES_MAX + 1)
+        if len(content) > FILE_BYTES_MAX:
+            raise ValueError(f"larger than {FILE_BYTES_MAX} bytes")
+        return tomllib.loads(content.decode())
+    except OSError as exc:
+        errors.add(f"cannot be read: {exc.strerror}")
+    except (ValueError, RecursionError) as exc:
+        errors.add(f"is no valid TOML: {exc}")
+    return {}
+
+
+_Item = tuple[str, Any, str, str]
+"""A key, its value, where an error says that they stand, and where `config show` says so."""
+
+
+def _daemon_table(
+    document: Mapping[str, Any], path: Path | None, errors: ErrorList
+) -> Iterator[_Item]:
+    seen = set()
+    for key, value in table_of(document, "daemon", errors).items():
+        setting = SETTINGS.get(hyphens(key))
+        if hyphens(key) in seen:
+            errors.add(f"[daemon] {key}: given twice, in two spellings")
+        seen.add(hyphens(key))
+        # A path in the file is relative to the file, wherever the daemon is started.
+        if path and setting and setting.kind is Path and isinstance(value, str) and value:
+            value = str(path.parent / Path(value).expanduser())
+        yield key, value, f"{path}: [daemon] {key}", str(path)
+
+
+def _variables(environ: Mapping[str, str], errors: ErrorList) -> Iterator[_Item]:
+    known = {ENVIRONMENT_PREFIX + s.field.upper(): key for key, s in SETTINGS.items()}
+    for name, value in environ.items():
+        if name in known and value:
+            yield known[name], value, name, name
+        elif name.startswith(ENVIRONMENT_PREFIX) and name not in (*known, *ENVIRONMENT_OTHERS):
+            # Container engines set names of their own under this prefix: only a slip is refused.
+            close = difflib.get_close_matches(name, known, n=1, cutoff=SLIP_CUTOFF)
+            for candidate in close:
+                errors.add(f"{name}: unknown, did you mean {candidate}?")
