@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from .client.client import AsyncClient
 from .client.embeddings import Embeddings
+from .client.sessions.pull import AsyncPull
 from .client.sessions.session import AsyncSession
 from .client.streams.answers import Answer
-from .client.streams.pull import AsyncPull
-from .client.streams.streams import AsyncStream
+from .client.streams.async_stream import AsyncStream
 from .client.streams.texts import Piece, Rendered, Reply
 from .client.sync.sync_client import Client, Session
 from .client.sync.sync_streams import Pull, Stream

@@ -1,38 +1,25 @@
-"""The asynchronous client: the wasi-nn calls, inferd's own, and sessions as people want them."""
+"""The asynchronous client: every call of the protocol, streamed turns and sessions."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
-from contextlib import AsyncExitStack
-from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from collections.abc import Sequence
+from typing import Any
 
-import anyio
-import anyio.abc
 import anyio.to_thread
 
-from ...backends.errors import ConnectionLost, InvalidArgument
+from ...backends.errors import InvalidArgument
 from .. import messages as w
 from ..handles import Graph
-from ..paths import client_socket_path
-from ..payloads import Config, Priority, Prompt, json_text, opened, turn_input
-from ..traceparent import traceparent_of
-from .connection.connecting import hold, own_group
-from .connection.connection import Connection
+from ..payloads import Config, Priority, Prompt, json_text, opened
 from .connection.inflight import InFlightT
 from .embeddings import AsyncEmbedding
 from .sessions.session import AsyncSession
-from .streams.streams import (
-    AsyncStream,
-    GoingOn,
-    QueueCallback,
-    Starter,
-    Turn,
-    queue_events,
-)
+from .sessions.session_settings import SessionSettings
+from .streams.async_stream import AsyncStream
 from .streams.texts import Reply, reply_of
+from .streams.turn import StreamedTurn
+from .turn_settings import QueueCallback, TurnSettings, queue_events, stream_call
 from .wasi_calls import ProgressCallback
 
 __all__ = ("AsyncClient",)
@@ -51,96 +38,6 @@ class AsyncClient(AsyncEmbedding):
     is how long sessions opened with `resume` try to attach again. Any number of tasks may use one
     client.
     """
-
-    def __init__(
-        self,
-        path: str | os.PathLike[str] | None = None,
-        *,
-        timeout: float = 600.0,
-        connect_timeout: float = 5.0,
-        resume_timeout: float = 60.0,
-        retries: int = 0,
-        software: str = "",
-    ):
-        seconds = (timeout, connect_timeout, resume_timeout)
-        if not all(s > 0 for s in seconds) or retries < 0:
-            raise InvalidArgument(
-                f"timeout {timeout:g}, connect_timeout {connect_timeout:g}, resume_timeout"
-                f" {resume_timeout:g}, retries {retries}",
-                hint="timeouts are above 0 s, retries 0 or more",
-            )
-        super().__init__(timeout=timeout, retries=retries)
-        self._path = Path(path) if path is not None else client_socket_path()
-        self.resume_timeout = resume_timeout
-        self._connect_timeout = connect_timeout
-        self._software = software or "inferd python client"
-        self._connection: Connection | None = None
-        self._group: anyio.abc.TaskGroup | None = None
-        self._connecting = anyio.Lock()
-        self._stack = AsyncExitStack()
-
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__} of {self._path}>"
-
-    @property
-    def path(self) -> Path:
-        """The daemon's socket."""
-        return self._path
-
-    @property
-    def connection(self) -> Connection:
-        """The connection that the calls go over.
-
-        :raises ConnectionLost: the client is not open.
-        """
-        if self._connection is None:
-            raise ConnectionLost(
-                f"the client of {self._path} is not open",
-                hint="use it as `async with AsyncClient() as client:`",
-            )
-        return self._connection
-
-    @property
-    def server(self) -> w.ServerHello:
-        """What the daemon said of itself: software, protocol, limits, llama.cpp's build."""
-        return self.connection.server
-
-    async def __aenter__(self) -> Self:
-        if self._connection is not None:
-            raise InvalidArgument("the client is open already", hint="make another one")
-        group = await self._stack.enter_async_context(own_group())
-        try:
-            self._connection = await self._connect(group)
-        except BaseException:
-            await self._stack.aclose()
-            raise
-        self._group = group
-        return self
-
-    async def _connect(self, group: anyio.abc.TaskGroup) -> Connection:
-        connection = await group.start(hold, str(self._path), self._software, self._connect_timeout)
-        assert isinstance(connection, Connection)
-        return connection
-
-    async def reconnect(self) -> None:
-        """Connect anew if the connection was lost; what belonged to it has ended.
-
-        :raises ConnectionLost: no daemon answers.
-        """
-        async with self._connecting:
-            if self._group is None:
-                raise InvalidArgument("the client is not open", hint="open a new one")
-            if self.connection.lost:
-                self._connection = await self._connect(self._group)
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> bool | None:
-        self._connection = self._group = None
-        return await self._stack.__aexit__(kind, error, traceback)
 
     async def load_file(
         self,
@@ -187,11 +84,10 @@ class AsyncClient(AsyncEmbedding):
         after a restart of the daemon, too, and its streams go on. *raw* turns the chat template
         off.
         """
-        return AsyncSession(
-            self,
-            model,
-            system=system,
+        settings = SessionSettings(
+            model=model,
             session_id=session_id,
+            system=system,
             persist=persist,
             resume=resume,
             raw=raw,
@@ -200,47 +96,7 @@ class AsyncClient(AsyncEmbedding):
             config=config,
             on_progress=on_progress,
         )
-
-    def turn_fields(
-        self,
-        prompt: Prompt | None,
-        raw: bool,
-        options: dict[str, Any] | None,
-        priority: Priority | None,
-        timeout: float | None,
-        queue_timeout: float | None,
-        traceparent: str | None,
-    ) -> dict[str, Any]:
-        """Return what the params of `stream`, `chat` and `answers` have in common."""
-        text, messages = turn_input(prompt)
-        return {
-            "prompt": text,
-            "messages": messages,
-            "raw": raw,
-            "options": options or {},
-            "priority": priority or "",
-            "queue_timeout_s": queue_timeout or 0.0,
-            "timeout_s": self.limit_s(timeout),
-            "traceparent": traceparent_of(traceparent),
-        }
-
-    def new_turn(
-        self,
-        start: Starter,
-        timeout: float | None,
-        on_end: Callable[[dict[str, Any]], None] | None = None,
-        on_queue: QueueCallback | None = None,
-        go_on: GoingOn | None = None,
-    ) -> Turn:
-        """Return a turn that *start* begins, with this client's timeout and retries."""
-        return Turn(
-            start,
-            timeout=self.seconds(timeout),
-            retries=self._retries,
-            on_end=on_end,
-            on_queue=on_queue,
-            go_on=go_on,
-        )
+        return AsyncSession(self, settings)
 
     def stream(
         self,
@@ -256,21 +112,20 @@ class AsyncClient(AsyncEmbedding):
         traceparent: str | None = None,
     ) -> AsyncStream:
         """Stream one turn of a context: of its input as it is, or of *prompt* added to its history
-        (by the chat template, or with *raw* as it stands).
+        (by the chat template, or with *raw* unchanged).
 
-        *on_queue* is told the turn's place in the queue, where it has to wait.
+        *on_queue* is called with the turn's place in the queue, where it has to wait.
         """
-        fields = self.turn_fields(
-            prompt, raw, options, priority, timeout, queue_timeout, traceparent
+        settings = TurnSettings(
+            raw=raw,
+            options=options,
+            priority=priority,
+            timeout_s=self.seconds(timeout),
+            queue_timeout_s=queue_timeout,
+            on_queue=on_queue,
+            traceparent=traceparent,
         )
-        params = w.StreamParams(context=context, watch=on_queue is not None, **fields)
-
-        async def start(kind: type[InFlightT], deadline: float) -> InFlightT:
-            request = kind("stream", deadline)
-            await self.connection.start_request(request, params)
-            return request
-
-        return AsyncStream(self.new_turn(start, timeout, on_queue=on_queue))
+        return self._stream(settings.stream_params(context, prompt), settings)
 
     def resume(
         self,
@@ -285,27 +140,33 @@ class AsyncClient(AsyncEmbedding):
         on_queue: QueueCallback | None = None,
         traceparent: str | None = None,
     ) -> AsyncStream:
-        """Go on with a turn that was interrupted, of a context that was come back to; the stream
-        begins after *tokens*, *text* and *reasoning*, what was read of it.
+        """Resume an interrupted turn of a context that was attached again. *tokens*, *text* and
+        *reasoning* are the part that was read; the stream begins after them.
         """
-        params = w.ResumeParams(
-            context=context,
-            tokens=list(tokens),
-            text=text.encode(),
-            reasoning=reasoning.encode(),
-            priority=priority or "",
-            queue_timeout_s=queue_timeout or 0.0,
-            timeout_s=self.limit_s(timeout),
-            traceparent=traceparent_of(traceparent),
-            watch=on_queue is not None,
+        settings = TurnSettings(
+            priority=priority,
+            timeout_s=self.seconds(timeout),
+            queue_timeout_s=queue_timeout,
+            on_queue=on_queue,
+            traceparent=traceparent,
         )
+        return self._stream(settings.resume_params(context, tokens, text, reasoning), settings)
 
+    def _stream(
+        self, params: w.StreamParams | w.ResumeParams, settings: TurnSettings
+    ) -> AsyncStream:
         async def start(kind: type[InFlightT], deadline: float) -> InFlightT:
-            request = kind("resume", deadline)
+            request = kind(stream_call(params), deadline)
             await self.connection.start_request(request, params)
             return request
 
-        return AsyncStream(self.new_turn(start, timeout, on_queue=on_queue))
+        turn = StreamedTurn(
+            start,
+            timeout_s=settings.timeout_s,
+            retries=self.retries,
+            on_queue=settings.on_queue,
+        )
+        return AsyncStream(turn)
 
     async def chat(
         self,
@@ -321,12 +182,18 @@ class AsyncClient(AsyncEmbedding):
         traceparent: str | None = None,
     ) -> Reply:
         """Do one turn of a context and return its whole text."""
-        fields = self.turn_fields(
-            prompt, raw, options, priority, timeout, queue_timeout, traceparent
+        settings = TurnSettings(
+            raw=raw,
+            options=options,
+            priority=priority,
+            timeout_s=self.seconds(timeout),
+            queue_timeout_s=queue_timeout,
+            on_queue=on_queue,
+            traceparent=traceparent,
         )
-        params = w.StreamParams(context=context, watch=on_queue is not None, **fields)
+        params = settings.stream_params(context, prompt)
         result = await self.call(
-            "chat", params, w.TurnResult, timeout, on_event=queue_events(on_queue)
+            "chat", params, w.TurnResult, settings.timeout_s, on_event=queue_events(on_queue)
         )
         return reply_of(result)
 

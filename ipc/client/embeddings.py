@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import sys
 import time
 from array import array
@@ -16,7 +15,8 @@ from ...backends.errors import InvalidArgument, ProtocolError
 from .. import messages as w
 from ..payloads import Config, Priority, json_text
 from ..traceparent import traceparent_of
-from .operations import AsyncSteering
+from .operations import AsyncOperations
+from .turn_settings import wire_seconds
 from .wasi_calls import ProgressCallback
 
 __all__ = ("AsyncEmbedding", "Embeddings")
@@ -32,20 +32,20 @@ class Embeddings(list[list[float]]):
     """
 
     def __init__(
-        self, by_text: Iterable[list[list[float]]], tokens: Sequence[int], told: w.EmbedResult
+        self, by_text: Iterable[list[list[float]]], tokens: Sequence[int], result: w.EmbedResult
     ):
         self.by_text = list(by_text)
         super().__init__(vector for vectors in self.by_text for vector in vectors)
         self.tokens = list(tokens)
         """Tokens of each text."""
-        self.size = told.size
+        self.size = result.size
         """Numbers of a vector."""
-        self.pooling = told.pooling
-        self.model = told.model
-        self.fingerprint = told.fingerprint
+        self.pooling = result.pooling
+        self.model = result.model
+        self.fingerprint = result.fingerprint
 
 
-class AsyncEmbedding(AsyncSteering):
+class AsyncEmbedding(AsyncOperations):
     """The calls that make embeddings."""
 
     async def embed(
@@ -105,13 +105,13 @@ class AsyncEmbedding(AsyncSteering):
         for part in _parts(texts, at_once):
             params.texts = part
             left = deadline - time.monotonic()
-            params.timeout_s = 0.0 if math.isinf(left) else max(left, 0.001)
-            told = await self.call("embed", params, w.EmbedResult, left)
-            by_text += [_vectors(data, told.size) for data in told.embeddings]
-            tokens += told.tokens
+            params.timeout_s = wire_seconds(max(left, 0.001))
+            result = await self.call("embed", params, w.EmbedResult, left)
+            by_text += [_vectors(data, result.size) for data in result.embeddings]
+            tokens += result.tokens
         if len(by_text) != len(texts):
             raise ProtocolError(f"{len(by_text)} embeddings for {len(texts)} texts")
-        return Embeddings(by_text, tokens, told)
+        return Embeddings(by_text, tokens, result)
 
 
 def _parts(items: Sequence[str], size: int) -> Iterator[list[str]]:

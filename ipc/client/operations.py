@@ -1,4 +1,4 @@
-"""inferd's own calls that steer and look in, as methods of the asynchronous client."""
+"""inferd's own calls on sessions, models and the daemon, as methods of the asynchronous client."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any, Literal
 from .. import messages as w
 from ..payloads import Message, Priority
 from .streams.texts import Rendered
-from .wasi_calls import AsyncCalls
+from .wasi_calls import AsyncWasiCalls
 
-__all__ = ("AsyncSteering",)
+__all__ = ("AsyncOperations",)
 
 
-class AsyncSteering(AsyncCalls):
+class AsyncOperations(AsyncWasiCalls):
     """The calls on contexts and on the daemon that wasi-nn does not have."""
 
     async def cancel(

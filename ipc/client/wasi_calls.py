@@ -2,90 +2,27 @@
 
 from __future__ import annotations
 
-import math
-import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
-import msgspec
-
-from ...backends.errors import ProtocolError
 from .. import messages as w
 from ..handles import Context, Graph
 from ..payloads import Config, Priority, TensorLike, json_text, memfd, opened, payload
 from ..traceparent import traceparent_of
-from .connection.connection import Connection
-from .connection.inflight import InFlight
-from .streams.streams import retrying
+from .caller import AsyncCaller
 from .streams.texts import Reply, reply_of
+from .turn_settings import wire_seconds
 
-__all__ = ("AsyncCalls", "ProgressCallback")
+__all__ = ("AsyncWasiCalls", "ProgressCallback")
 
 ProgressCallback = Callable[[float], None]
-R = TypeVar("R")
 _GGUF = b"GGUF"
 _MODEL_BYTES_MIN = 4096
 """A builder this long is a model's bytes, not its name."""
 
 
-class AsyncCalls:
-    """The calls over one connection. `timeout` is in seconds; without one the client's holds.
-
-    Every method raises `Timeout` when its time is up (the call is then cancelled on the daemon),
-    `ConnectionLost` when the connection is gone, and what the daemon answers as an error.
-    """
-
-    def __init__(self, *, timeout: float, retries: int):
-        self._timeout, self._retries = timeout, retries
-
-    @property
-    def connection(self) -> Connection:
-        """The connection that the calls go over."""
-        raise NotImplementedError
-
-    def seconds(self, timeout: float | None) -> float:
-        """Return *timeout*, or the client's."""
-        return self._timeout if timeout is None else timeout
-
-    def limit_s(self, timeout: float | None) -> float:
-        """Return *timeout* as the protocol has it: 0 is none."""
-        seconds = self.seconds(timeout)
-        return 0.0 if math.isinf(seconds) else seconds
-
-    async def call(
-        self,
-        call: str,
-        params: Any,
-        result: type[R],
-        timeout: float | None,
-        *,
-        descriptors: Sequence[int] = (),
-        on_event: Callable[[dict[str, Any]], None] | None = None,
-        on_start: Callable[[InFlight], None] | None = None,
-    ) -> R:
-        """Make any call of the protocol; *params* and *result* are its structs of `messages`."""
-        connection = self.connection
-        deadline = time.monotonic() + self.seconds(timeout)
-
-        async def attempt() -> InFlight:
-            request = InFlight(call, deadline)
-            await connection.start_request(request, params, descriptors)
-            if on_start is not None:
-                on_start(request)
-            return request
-
-        request = await retrying(attempt, self._retries)
-        try:
-            if on_event is not None:
-                await _tell_events(request, on_event)
-            await request.wait()
-        finally:
-            if not request.done:
-                connection.abandon_request(request)
-        try:
-            return msgspec.convert(request.outcome(), result)
-        except msgspec.ValidationError as exc:
-            raise ProtocolError(f"the answer to {call} cannot be read: {exc}") from None
+class AsyncWasiCalls(AsyncCaller):
+    """The wasi-nn calls."""
 
     async def load(
         self,
@@ -218,7 +155,7 @@ class AsyncCalls:
                 inputs=None if named is None else [(n, await packed.pack(t)) for n, t in named],
                 priority=priority or "",
                 queue_timeout_s=queue_timeout or 0.0,
-                timeout_s=self.limit_s(timeout),
+                timeout_s=wire_seconds(self.seconds(timeout)),
                 traceparent=traceparent_of(traceparent),
             )
             return await self.call(
@@ -306,7 +243,7 @@ class AsyncCalls:
             context=context,
             prompt=prompt,
             priority=priority or "",
-            timeout_s=self.limit_s(timeout),
+            timeout_s=wire_seconds(self.seconds(timeout)),
             traceparent=traceparent_of(traceparent),
         )
         return (await self.call("prompt_compute", params, w.PromptComputeResult, timeout)).text
@@ -341,7 +278,7 @@ class AsyncCalls:
                 config=json_text(config),
                 size_max=size_max,
                 priority=priority or "",
-                timeout_s=self.limit_s(timeout),
+                timeout_s=wire_seconds(self.seconds(timeout)),
                 traceparent=traceparent_of(traceparent),
             )
             result = await self.call(
@@ -358,11 +295,3 @@ def _progress(on_progress: ProgressCallback | None) -> Callable[[dict[str, Any]]
     if on_progress is None:
         return None
     return lambda event: on_progress(float(event.get("progress", 0.0)))
-
-
-async def _tell_events(request: InFlight, on_event: Callable[[dict[str, Any]], None]) -> None:
-    while True:
-        await request.wait()
-        if not request.events:
-            return
-        on_event(request.events.popleft())

@@ -22,7 +22,8 @@ from inferd import AsyncClient
 from inferd.backends.errors import EndOfSequence, InferdError
 from inferd.ipc import messages as w
 from inferd.ipc.client.connection.inflight import InFlightT
-from inferd.ipc.client.streams.streams import AsyncStream, Turn
+from inferd.ipc.client.streams.async_stream import AsyncStream
+from inferd.ipc.client.streams.turn import StreamedTurn
 from inferd.ipc.payloads import encode
 from inferd.testing import RunningDaemon, running_daemon
 from tests.raw import Closed, RawClient
@@ -184,7 +185,7 @@ async def stream(client: AsyncClient) -> None:
         await client.connection.start_request(request, params)
         return request
 
-    turn = Turn(start, timeout=math.inf, retries=0, credit=2)
+    turn = StreamedTurn(start, timeout_s=math.inf, retries=0, credit=2)
     stream = AsyncStream(turn)
     assert [piece async for piece in stream] == ["h", "é", "!"]
     assert stream.tokens == [104, 195, 169, 33]

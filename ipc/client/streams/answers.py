@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from ....backends.errors import InferdError, error_from_wire
-from ... import messages as w
+from ...messages import AnswersResult
 from .texts import Reply
 
-if TYPE_CHECKING:
-    from ..sessions.session import AsyncSession
-
-__all__ = ("Answer", "ContextsCallback", "ask")
+__all__ = ("Answer", "ContextsCallback", "answers_of", "context_events")
 
 ContextsCallback = Callable[[list[int]], None]
 """Called with the contexts of the answers, in their order, once the first has begun."""
@@ -40,24 +37,14 @@ class Answer(Reply):
         return str(self), self.metadata, self.reasoning, self.error
 
 
-async def ask(
-    session: AsyncSession,
-    n: int,
-    fields: dict[str, Any],
-    timeout: float | None,
-    on_contexts: ContextsCallback | None,
-) -> list[Answer]:
-    """Do the call `answers` on a session, with the *fields* of any turn."""
-    params = w.AnswersParams(context=session.context, n=n, **fields)
-    result = await session.client.call(
-        "answers", params, w.AnswersResult, timeout,
-        on_event=_contexts(on_contexts), on_start=session.took_turn,
-    )  # fmt: skip
+def answers_of(result: AnswersResult) -> list[Answer]:
+    """Return the answers of a call's result."""
     return [_answer(found) for found in result.answers]
 
 
-def _contexts(told: ContextsCallback | None) -> Callable[[dict[str, Any]], None]:
-    return lambda event: None if told is None else told(list(event.get("contexts", ())))
+def context_events(on_contexts: ContextsCallback | None) -> Callable[[dict[str, Any]], None]:
+    """Return a function that passes a call's events to *on_contexts*."""
+    return lambda event: on_contexts and on_contexts(list(event.get("contexts", ())))
 
 
 def _answer(found: dict[str, Any]) -> Answer:

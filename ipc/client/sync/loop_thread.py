@@ -15,7 +15,7 @@ import anyio
 from anyio.from_thread import start_blocking_portal
 
 from ....backends.errors import ConnectionLost
-from ..sessions.session import calling_thread
+from ..sessions.turns_under_way import calling_thread
 
 __all__ = ("LoopThread",)
 

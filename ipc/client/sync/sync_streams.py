@@ -10,9 +10,10 @@ from types import TracebackType
 from typing import Any, Self
 
 from ..connection.inflight import InFlightThread
-from ..streams.pull import AsyncPull
-from ..streams.streams import AsyncStream, TurnSoFar
+from ..sessions.pull import AsyncPull
+from ..streams.async_stream import AsyncStream
 from ..streams.texts import Piece
+from ..streams.turn import TurnSoFar
 from .loop_thread import LoopThread
 
 __all__ = ("Pull", "Stream")
@@ -40,7 +41,7 @@ class Stream(TurnSoFar, Iterator[str]):
                     raise StopIteration
         except BaseException:
             # Ctrl-C, too: the exception's traceback keeps this object, so __del__ would come late.
-            self._leave()
+            self._abandon()
             raise
 
     def _next(self) -> Piece:
@@ -50,22 +51,22 @@ class Stream(TurnSoFar, Iterator[str]):
             request = self._thread.run(self._turn.start, InFlightThread)
             self._request = request
         event = request.pieces.get()
-        if event is None and self._turn.goes_on(request):
-            self._request = self._thread.run(self._turn.go_on, InFlightThread, request)
+        if event is None and self._turn.can_recover(request):
+            self._request = self._thread.run(self._turn.recover, InFlightThread, request)
             return Piece("")
         if event is None:
             self._ended = True
-            return self._turn.end(request)
-        piece, grant = self._turn.take(event)
+            return self._turn.read_end(request)
+        piece, grant = self._turn.read_event(event)
         if grant:
             self._thread.soon(request.connection.grant_credit, request, grant)
         return piece
 
-    def _leave(self) -> None:
+    def _abandon(self) -> None:
         self._ended = True
         request = self._turn.request
         if self._begun and not (request and request.answered):
-            self._thread.soon(self._turn.leave)
+            self._thread.soon(self._turn.abandon)
 
     def close(self) -> None:
         """Cancel the turn if it has not ended, and wait until it has."""
@@ -86,7 +87,7 @@ class Stream(TurnSoFar, Iterator[str]):
         self.close()
 
     def __del__(self) -> None:
-        self._leave()
+        self._abandon()
 
 
 class Pull(Iterator[str]):
@@ -97,7 +98,7 @@ class Pull(Iterator[str]):
 
     @property
     def metadata(self) -> dict[str, Any]:
-        """What the turn's end told; empty before."""
+        """The metadata of the turn's end; empty before."""
         return self._pull.metadata
 
     def __next__(self) -> str:
@@ -106,7 +107,7 @@ class Pull(Iterator[str]):
         except StopAsyncIteration:
             raise StopIteration from None
         except BaseException:
-            self._thread.soon(self._pull.leave)
+            self._thread.soon(self._pull.abandon)
             raise
 
     def close(self) -> None:
@@ -126,4 +127,4 @@ class Pull(Iterator[str]):
         self.close()
 
     def __del__(self) -> None:
-        self._thread.soon(self._pull.leave)
+        self._thread.soon(self._pull.abandon)

@@ -12,48 +12,50 @@ import pytest
 
 from inferd import AsyncClient, AsyncSession, ConnectionLost, InferdError, InvalidArgument
 from inferd.backends.errors import Busy, ShuttingDown
-from inferd.ipc.client.sessions.resuming import Next, Standing, next_step
-from inferd.ipc.client.streams.streams import LOSSES_MAX
+from inferd.ipc.client.sessions.recovery import RecoveryStep, SessionProgress, recovery_step
+from inferd.ipc.client.streams.turn import LOSSES_MAX
 from tests.ipc.fake_server import METADATA, Exchange, FakeServer, fake_server
 
-BEFORE = Standing(turns=3, tokens=50)
-TAKEN = Standing(turns=3, tokens=60)
-BEGUN = Standing(turns=4, tokens=60)
+BEFORE = SessionProgress(turns=3, tokens=50)
+TAKEN = SessionProgress(turns=3, tokens=60)
+BEGUN = SessionProgress(turns=4, tokens=60)
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "detached", "told", "refused", "step"),
+    ("before", "after", "detached", "tokens_read", "refused", "step"),
     [
-        (None, BEFORE, False, 0, False, Next.ASK),  # it was lost before it was sent
-        (BEFORE, BEFORE, False, 0, False, Next.ASK),
-        (BEFORE, BEFORE, True, 0, False, Next.ASK),  # a turn before it has no end
-        (BEFORE, BEFORE, False, 0, True, Next.ASK),
-        (BEFORE, BEFORE, False, 2, False, Next.NOTHING),  # the daemon does not know it any more
-        (BEFORE, TAKEN, False, 0, False, Next.ANSWER),
-        (BEFORE, BEGUN, False, 0, True, Next.ANSWER),  # it waited when the daemon drained
-        (BEFORE, BEGUN, False, 0, False, Next.NOTHING),  # it ended, and nobody heard it
-        (BEFORE, BEGUN, False, 9, False, Next.NOTHING),
-        (BEFORE, BEGUN, True, 0, False, Next.RESUME),
-        (BEFORE, BEGUN, True, 9, False, Next.RESUME),
-        (BEFORE, BEGUN, True, 9, True, Next.RESUME),
+        (None, BEFORE, False, 0, False, RecoveryStep.REPEAT),  # it was lost before it was sent
+        (BEFORE, BEFORE, False, 0, False, RecoveryStep.REPEAT),
+        (BEFORE, BEFORE, True, 0, False, RecoveryStep.REPEAT),  # a turn before it has no end
+        (BEFORE, BEFORE, False, 0, True, RecoveryStep.REPEAT),
+        (BEFORE, BEFORE, False, 2, False, RecoveryStep.FAIL),  # the daemon does not know it
+        (BEFORE, TAKEN, False, 0, False, RecoveryStep.ANSWER),
+        (BEFORE, BEGUN, False, 0, True, RecoveryStep.ANSWER),  # it waited when the daemon drained
+        (BEFORE, BEGUN, False, 0, False, RecoveryStep.FAIL),  # it ended, and nobody heard it
+        (BEFORE, BEGUN, False, 9, False, RecoveryStep.FAIL),
+        (BEFORE, BEGUN, True, 0, False, RecoveryStep.RESUME),
+        (BEFORE, BEGUN, True, 9, False, RecoveryStep.RESUME),
+        (BEFORE, BEGUN, True, 9, True, RecoveryStep.RESUME),
     ],
 )
 def test_what_a_turn_does_next(
-    before: Standing | None,
-    after: Standing,
+    before: SessionProgress | None,
+    after: SessionProgress,
     detached: bool,
-    told: int,
+    tokens_read: int,
     refused: bool,
-    step: Next,
+    step: RecoveryStep,
 ) -> None:
-    found = next_step(before, after, detached=detached, told=told, refused=refused)
+    found = recovery_step(
+        before, after, detached=detached, tokens_read=tokens_read, refused=refused
+    )
     assert found is step
 
 
 class Daemon:
     """Loses the connection under each turn so many times; then it tells the rest."""
 
-    def __init__(self, server: FakeServer, losses: int, then: Standing, *, detached: bool):
+    def __init__(self, server: FakeServer, losses: int, then: SessionProgress, *, detached: bool):
         self.server, self.losses, self.then, self.detached = server, losses, then, detached
         self.at = BEFORE
         server.answers |= {
@@ -84,7 +86,7 @@ class Daemon:
 
 @asynccontextmanager
 async def losing(
-    folder: Path, losses: int, then: Standing, *, detached: bool = False, **options: Any
+    folder: Path, losses: int, then: SessionProgress, *, detached: bool = False, **options: Any
 ) -> AsyncIterator[tuple[FakeServer, AsyncSession]]:
     async with fake_server(folder) as server:
         Daemon(server, losses, then, detached=detached)

@@ -1,0 +1,26 @@
+"""Errors of turns that have lost their daemon, and the progress that such an error carries."""
+
+from __future__ import annotations
+
+from ...backends.errors import ConnectionLost, InferdError, ShuttingDown, error_from_wire
+
+__all__ = ("is_loss", "with_progress")
+
+HINT = (
+    "`data` has the tokens and the text that were read; a session with an id goes on from there by"
+    " resume(tokens, text), or by itself if it is opened with resume=True"
+)
+
+
+def is_loss(error: InferdError) -> bool:
+    """Return whether a turn that ends with *error* has lost its daemon, and did not fail there."""
+    return isinstance(error, ConnectionLost | ShuttingDown)
+
+
+def with_progress(error: InferdError, tokens: list[int], text: str) -> InferdError:
+    """Return *error* with the tokens and the text that were read before it."""
+    fields = error.to_wire()
+    fields["message"] = f"{error.message}; {len(tokens)} tokens of the answer were read"
+    fields["hint"] = f"{error.hint}; {HINT}"
+    fields["data"] = {**error.data, "tokens": list(tokens), "text": text}
+    return error_from_wire(fields)

@@ -1,0 +1,50 @@
+"""Retries of requests that the daemon refuses for the moment."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Awaitable, Callable
+
+import anyio
+
+from ...backends.errors import Busy, InferdError, ShuttingDown
+from .connection.inflight import InFlightT
+
+__all__ = ("retry_delay_s", "retrying")
+
+RETRY_S_MAX = 30.0
+
+
+def retry_delay_s(error: InferdError, left_s: float) -> float | None:
+    """Return how long to wait before a retry after *error*, or None for no retry."""
+    if not error.retryable or isinstance(error, ShuttingDown):
+        return None  # a daemon that ends accepts nothing more on this connection
+    daemon_delay_s = error.retry_after_s if isinstance(error, Busy) else 0.0
+    # Jitter, upwards only: the daemon has estimated when a retry can succeed.
+    delay_s = min(daemon_delay_s, RETRY_S_MAX) * random.uniform(1.0, 1.25)
+    return delay_s if delay_s < left_s else None
+
+
+async def retrying(attempt: Callable[[], Awaitable[InFlightT]], retries: int) -> InFlightT:
+    """Return the request of the first *attempt* that is not refused, or of the last one.
+
+    With retries left it returns once an event or the end has come: after the first token nothing
+    is retried.
+    """
+    while True:
+        request = await attempt()
+        if retries <= 0:
+            return request
+        retries -= 1
+        try:
+            await request.wait_begun()
+        except BaseException:
+            if not request.answered:
+                request.connection.abandon_request(request)
+            raise
+        delay_s = None
+        if request.error is not None and not request.begun:
+            delay_s = retry_delay_s(request.error, request.left_s)
+        if delay_s is None:
+            return request
+        await anyio.sleep(delay_s)

@@ -1,0 +1,235 @@
+"""Where a session is: its lease on a model and its context, on one connection or the next."""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+from collections.abc import Awaitable, Iterator
+from typing import TypeVar
+
+import anyio
+import msgspec
+
+from ....backends.errors import (
+    ConnectionLost,
+    InferdError,
+    InvalidArgument,
+    SessionExpired,
+    ShuttingDown,
+)
+from ...handles import Context, Graph
+from ...payloads import json_text
+from ..connection.connection import Connection
+from ..losses import is_loss
+from ..operations import AsyncOperations
+from .recovery import SessionProgress
+from .session_settings import SessionSettings
+
+__all__ = ("Attachment", "require_open")
+
+CLOSE_S_MAX = 5.0
+PAUSE_S = 0.05
+PAUSE_S_MAX = 1.0
+"""Between two attempts to attach again: at first, and at last."""
+Handle = TypeVar("Handle", bound=int)
+
+
+class Attachment:
+    """A session's graph and context, both None while it is not open, and their `connection`.
+
+    Where the settings say `resume` it attaches again by the session's id after its connection was
+    lost. `has_history`: the daemon must have the session's history then.
+    """
+
+    def __init__(self, client: AsyncOperations, settings: SessionSettings):
+        self.settings = settings
+        self.graph: Graph | None = None
+        self.context: Context | None = None
+        self.connection: Connection | None = None
+        self.has_history = False
+        self._client = client
+        self._leases = False
+        self._lock = anyio.Lock()
+
+    @property
+    def lost(self) -> bool:
+        """Whether the connection of graph and context was lost."""
+        return self.connection is not None and self.connection.lost
+
+    @property
+    def live_context(self) -> Context:
+        """The context.
+
+        :raises ConnectionLost: its connection was lost, and the session does not resume.
+        """
+        context = require_open(self.context)
+        if self.connection is not None and self.lost and not self.settings.resume:
+            self.connection.raise_if_lost()
+        return context
+
+    async def open(self) -> None:
+        """Lease the model, open the context, and give it its system prompt and its options."""
+        if self.settings.resume:
+            await self._client.reconnect()
+        try:
+            await self._open_context()
+            await self._initialize()
+        except InferdError as exc:
+            if self.connection is None or not self.settings.resume or not is_loss(exc):
+                raise
+            lost = self.connection
+            await self.close()
+            await self._renew(lost, time.monotonic() + self._client.resume_timeout)
+            await self._initialize()
+
+    async def _open_context(self) -> None:
+        """Lease the model and open the context; leave nothing behind where that fails."""
+        client, settings = self._client, self.settings
+        self.connection = client.connection
+        try:
+            self.graph = await client.load_by_name_with_config(
+                settings.model, json_text(settings.config), on_progress=settings.on_progress
+            )
+            self._leases = True
+            if settings.session_id is None:
+                self.context = await client.init_execution_context(self.graph)
+            else:
+                self.context = await client.init_execution_context_with_session_id(
+                    self.graph, settings.session_id, persist=settings.persist
+                )
+        except BaseException:
+            await self.close()
+            raise
+
+    async def _initialize(self) -> None:
+        context, settings = self.live_context, self.settings
+        self.has_history = context.attached
+        if settings.system is not None and not context.attached:
+            await self._client.reset(context, settings.system)
+            self.has_history = True
+        if settings.options or settings.priority != "normal":
+            await self._client.set_options(context, settings.options, priority=settings.priority)
+
+    def branch(self, context: Context, settings: SessionSettings) -> Attachment:
+        """Return the attachment of a branch, which lives on this one's lease."""
+        branch = Attachment(self._client, settings)
+        branch.graph, branch.context, branch.connection = self.graph, context, self.connection
+        branch.has_history = True
+        return branch
+
+    async def close(self) -> None:
+        """Close the context and end the lease; one with an id can be attached again."""
+        context, graph = self.context, self.graph if self._leases else None
+        self.context = self.graph = None
+        self._leases = False
+        with anyio.move_on_after(CLOSE_S_MAX, shield=True):
+            if context is not None:
+                await _ignore_refusal(self._client.finalize_execution_context(context, keep=True))
+            if graph is not None:
+                await _ignore_refusal(self._client.unload(graph, keep=True))
+
+    async def ensure_connected(self, until: float = math.inf) -> None:
+        """Attach again, where the connection was lost and the session resumes."""
+        if self.settings.resume and self.lost:
+            await self.attach_again(min(until, time.monotonic() + self._client.resume_timeout))
+
+    async def attach_again(self, until: float) -> None:
+        """Attach over another connection, once the present one has ended; retry *until* then.
+
+        :raises SessionExpired: the daemon does not have the session any more.
+        """
+        assert self.connection is not None, "a session that was never open is not attached again"
+        await self._renew(self.connection, until)
+        await self._restore()
+
+    async def open_again(self) -> None:
+        """Open a context that was idle for too long again, over the same connection."""
+        await self.close()
+        await self._open_context()
+        await self._restore()
+
+    async def _restore(self) -> None:
+        if require_open(self.context).attached:
+            return
+        if self.has_history:
+            await self.close()
+            raise SessionExpired(
+                f"the daemon does not have session {self.settings.session_id!r} any more",
+                hint="open it anew: it begins without a history; `inferd status` may tell why",
+            )
+        await self._initialize()
+
+    async def _renew(self, lost: Connection, until: float) -> None:
+        """Attach over another connection than *lost*, once that has ended; retry *until* then.
+
+        :raises InferdError: the error of the last attempt.
+        """
+        async with self._lock:
+            if self.connection is not lost:
+                return  # another task has done it
+            error: InferdError = ConnectionLost(
+                f"{self._client.path} was not connected to again in time",
+                hint="raise resume_timeout, or see `inferd status`",
+            )
+            with anyio.move_on_after(until - time.monotonic()):
+                await lost.ended.wait()
+                for pause_s in _pauses():
+                    try:
+                        return await self._reconnect()
+                    except InferdError as exc:
+                        if not (exc.retryable or self.lost or isinstance(exc, ConnectionLost)):
+                            raise
+                        error = exc
+                    await anyio.sleep(pause_s)
+            raise error
+
+    async def _reconnect(self) -> None:
+        await self._client.reconnect()
+        try:
+            await self._open_context()
+        except ShuttingDown:  # a daemon that still answers; the next one listens after its end
+            if self.connection is not None:
+                await self.connection.ended.wait()
+            raise
+
+    async def progress(self) -> SessionProgress:
+        """Return the session's progress, as the daemon reports it."""
+        for session in await self._client.sessions():
+            if session["context"] == self.context:
+                return SessionProgress(session["turns"], session["tokens"])
+        session_id = self.settings.session_id
+        raise SessionExpired(f"the session {session_id!r} is not open any more")
+
+    async def is_detached(self) -> bool:
+        """Return whether the session's last turn has no end."""
+        context = require_open(self.context)
+        metadata = msgspec.json.decode(await self._client.get_output(context, 1))
+        return bool(metadata["stop_reason"] == "detached")
+
+
+def require_open(handle: Handle | None) -> Handle:
+    """Return the *handle* of an open session.
+
+    :raises InvalidArgument: there is none.
+    """
+    if handle is None:
+        raise InvalidArgument(
+            "the session is not open", hint="use it as `with client.session(…) as session:`"
+        )
+    return handle
+
+
+def _pauses() -> Iterator[float]:
+    pause_s = PAUSE_S
+    while True:
+        yield pause_s * random.uniform(1.0, 1.25)  # many sessions try at once
+        pause_s = min(2 * pause_s, PAUSE_S_MAX)
+
+
+async def _ignore_refusal(call: Awaitable[None]) -> None:
+    """Await a closing call; something that is closed or lost already needs no closing."""
+    try:
+        await call
+    except (InvalidArgument, SessionExpired, ConnectionLost, ShuttingDown):
+        return

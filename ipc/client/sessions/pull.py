@@ -1,0 +1,88 @@
+"""A turn that is computed token by token, each when its reader requests it."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import AsyncIterator
+from types import TracebackType
+from typing import Any, Self
+
+import msgspec
+
+from ....backends.errors import ContextFull, EndOfSequence
+from ...payloads import TensorLike
+from ...traceparent import traceparent_of
+from ..turn_settings import TurnSettings
+from .turns_under_way import PulledTurn, TurnsUnderWay
+
+__all__ = ("AsyncPull",)
+
+
+class AsyncPull(AsyncIterator[str]):
+    """The pieces of a turn, each computed when it is asked for (`compute_single`).
+
+    Leaving the loop early ends the turn as for a stream; the history keeps what was read. A piece
+    is empty where a character's bytes, or a stop text, are not yet whole.
+    """
+
+    def __init__(self, turns: TurnsUnderWay, prompt: TensorLike | None, settings: TurnSettings):
+        self.metadata: dict[str, Any] = {}
+        self._turns, self._prompt, self._settings = turns, prompt, settings
+        self._traceparent = traceparent_of(settings.traceparent)
+        self._turn: PulledTurn | None = None
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    async def __anext__(self) -> str:
+        turn = self._turn
+        if turn is None:
+            turn = self._turn = await self._turns.start_pull(self._prompt, self._settings.timeout_s)
+        if turn.ended:
+            raise StopAsyncIteration
+        try:
+            piece = await self._turns.client.compute_single(
+                turn.context,
+                priority=self._settings.priority,
+                timeout=self._settings.timeout_s,
+                traceparent=self._traceparent,
+            )
+        except (EndOfSequence, ContextFull):
+            turn.ended = True
+        except BaseException:
+            turn.abandon()
+            raise
+        else:
+            return self._decoder.decode(piece)
+        await self._read_metadata(turn)
+        raise StopAsyncIteration
+
+    async def _read_metadata(self, turn: PulledTurn) -> None:
+        timeout_s = self._settings.timeout_s
+        text = await self._turns.client.get_output(turn.context, 1, timeout=timeout_s)
+        self.metadata = self._turns.metadata = msgspec.json.decode(text, type=dict[str, Any])
+
+    async def aclose(self) -> None:
+        """End the turn if it has not ended."""
+        turn = self._turn
+        if turn is not None and not turn.ended:
+            turn.ended = True
+            await self._turns.client.fini_single(turn.context)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.aclose()
+
+    def abandon(self) -> None:
+        """End the turn soon, on the connection's loop, if it has not ended."""
+        turn = self._turn
+        if turn is not None and not turn.ended and not turn.abandoned:
+            turn.abandon()
+
+    def __del__(self) -> None:
+        self.abandon()

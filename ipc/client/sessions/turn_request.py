@@ -1,0 +1,133 @@
+"""A session's request for a streamed turn, over one connection or the next."""
+
+from __future__ import annotations
+
+import time
+
+import msgspec
+
+from ....backends.errors import ConnectionLost, InferdError, SessionExpired, ShuttingDown
+from ... import messages as w
+from ..connection.inflight import InFlight, InFlightT
+from ..losses import is_loss
+from ..streams.turn import StreamedTurn
+from ..turn_settings import stream_call
+from .recovery import RecoveryStep, SessionProgress, recovery_step
+from .turns_under_way import TurnsUnderWay
+
+__all__ = ("TurnRequest",)
+
+
+class TurnRequest:
+    """A session's request for a streamed turn, sent again where its connection was lost.
+
+    *params* are those of `stream`, or of `resume`.
+    """
+
+    def __init__(self, turns: TurnsUnderWay, params: w.StreamParams | w.ResumeParams):
+        self._turns, self._attachment, self._params = turns, turns.attachment, params
+        self._before: SessionProgress | None = None
+
+    async def start(self, kind: type[InFlightT], deadline: float) -> InFlightT:
+        """Send the request, once the session's previous turn has ended."""
+        await self._turns.end_previous(deadline)
+        if not self._attachment.settings.resume:
+            return await self._send(kind, deadline, self._params)
+        try:
+            self._before = await self._progress()
+            return await self._send(kind, deadline, self._params)
+        except InferdError as exc:
+            if is_loss(exc):
+                return _ended(kind, deadline, exc)
+            raise
+
+    async def _progress(self) -> SessionProgress:
+        try:
+            return await self._attachment.progress()
+        except SessionExpired:
+            await self._attachment.open_again()
+            return await self._attachment.progress()
+
+    async def _send(
+        self, kind: type[InFlightT], deadline: float, params: w.StreamParams | w.ResumeParams
+    ) -> InFlightT:
+        params.context = self._attachment.live_context
+        request = kind(stream_call(params), deadline)
+        await self._turns.client.connection.start_request(request, params)
+        self._turns.add_request(request)
+        return request
+
+    async def recover(self, kind: type[InFlightT], turn: StreamedTurn, lost: InFlight) -> InFlightT:
+        """Attach to the session again and send a request for the rest of the turn.
+
+        :raises InferdError: that is not possible.
+        """
+        until = min(turn.deadline, time.monotonic() + self._turns.client.resume_timeout)
+        await self._attachment.attach_again(until)
+        assert lost.error is not None, "a turn without an error needs no recovery"
+        refused = not lost.lost and isinstance(lost.error, ShuttingDown)
+        try:
+            params = await self._next_params(turn, refused)
+            if params is not None:
+                return await self._send(kind, turn.deadline, params)
+        except InferdError as exc:
+            if is_loss(exc):
+                return _ended(kind, turn.deadline, exc)
+            raise
+        raise ConnectionLost(
+            "the turn ended in the daemon while no connection was there",
+            hint="the session's history has what it said: ask the next question, or `rewind`",
+        )
+
+    async def _next_params(
+        self, turn: StreamedTurn, refused: bool
+    ) -> w.StreamParams | w.ResumeParams | None:
+        """Return the params with which the turn goes on, or None if it does not."""
+        params = self._params
+        after = await self._attachment.progress()
+        step = recovery_step(
+            self._before,
+            after,
+            detached=await self._attachment.is_detached(),
+            tokens_read=len(turn.tokens),
+            refused=refused,
+        )
+        if step is RecoveryStep.RESUME:
+            return self._rest_params(turn)
+        if step is RecoveryStep.FAIL:
+            return None
+        if step is RecoveryStep.ANSWER:
+            if isinstance(params, w.ResumeParams):
+                return None
+            self._params = msgspec.structs.replace(params, prompt=None, messages=None)
+        self._before = after
+        return self._params
+
+    def _rest_params(self, turn: StreamedTurn) -> w.ResumeParams:
+        params, tokens, text = self._params, turn.tokens, bytes(turn.text)
+        if isinstance(params, w.ResumeParams):
+            return msgspec.structs.replace(
+                params,
+                tokens=[*params.tokens, *tokens],
+                text=params.text + text,
+                reasoning=params.reasoning + turn.reasoning,
+            )
+        return w.ResumeParams(
+            context=params.context,
+            tokens=list(tokens),
+            text=text,
+            reasoning=bytes(turn.reasoning),
+            priority=params.priority,
+            queue_timeout_s=params.queue_timeout_s,
+            timeout_s=params.timeout_s,
+            traceparent=params.traceparent,
+            watch=params.watch,
+        )
+
+
+def _ended(kind: type[InFlightT], deadline: float, error: InferdError) -> InFlightT:
+    """Return a request that has failed before it was sent."""
+    request = kind("stream", deadline)
+    request.answered = request.lost = True
+    request.finish(None, error)
+    return request

@@ -1,0 +1,88 @@
+"""The stream of a turn's text under asyncio and trio."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from types import TracebackType
+from typing import Self
+
+from ..connection.inflight import InFlight
+from .texts import Piece
+from .turn import StreamedTurn, TurnSoFar
+
+__all__ = ("AsyncStream",)
+
+
+class AsyncStream(TurnSoFar, AsyncIterator[str]):
+    """The pieces of a turn's text, each a `Piece`. The request is sent with the first one that is
+    asked for.
+
+    Leaving the loop early cancels the turn: at once in `async with`, or when the stream is let go
+    of, and at the latest with the session's next call. After the end `metadata` is there.
+    """
+
+    def __init__(self, turn: StreamedTurn):
+        self._turn = turn
+        self._ended = False
+
+    @property
+    def turn(self) -> StreamedTurn:
+        """The turn behind it, for the synchronous stream."""
+        return self._turn
+
+    async def __anext__(self) -> str:
+        if self._ended:
+            raise StopAsyncIteration
+        turn = self._turn
+        request = turn.request
+        try:
+            if request is None:
+                request = await turn.start(InFlight)
+            while True:
+                if request.events:
+                    piece, grant = turn.read_event(request.events.popleft())
+                    if grant:
+                        request.connection.grant_credit(request, grant)
+                elif request.done and turn.can_recover(request):
+                    request = await turn.recover(InFlight, request)
+                    continue
+                elif request.done:
+                    return self._last(request)
+                else:
+                    await request.wait()
+                    continue
+                if piece or piece.reasoning:
+                    return piece
+        except BaseException:
+            self._ended = True
+            turn.abandon()
+            raise
+
+    def _last(self, request: InFlight) -> Piece:
+        self._ended = True
+        piece = self._turn.read_end(request)
+        if not piece and not piece.reasoning:
+            raise StopAsyncIteration
+        return piece
+
+    async def aclose(self) -> None:
+        """Cancel the turn if it has not ended."""
+        self._ended = True
+        await self._turn.abandon_and_wait()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.aclose()
+
+    def __del__(self) -> None:
+        request = self._turn.request
+        if request is not None and not request.answered:
+            connection = request.connection
+            connection.run_soon(lambda: connection.abandon_request(request))

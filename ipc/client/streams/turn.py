@@ -1,0 +1,206 @@
+"""One streamed turn at the client's end: its request, its credit and its output."""
+
+from __future__ import annotations
+
+import codecs
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import anyio
+
+from ....backends.errors import InferdError
+from ...messages import CREDIT_DEFAULT
+from ..connection.inflight import InFlight, InFlightT
+from ..losses import is_loss, with_progress
+from ..retries import retrying
+from ..turn_settings import QueueCallback, queue_event
+from .texts import Piece
+
+__all__ = ("Recovery", "Starter", "StreamedTurn", "TurnSoFar")
+
+SETTLE_S_MAX = 5.0
+"""How long an abandoned stream waits for the daemon to confirm."""
+LOSSES_MAX = 8
+"""A turn that loses its connection so often in a row without a new token is given up."""
+
+
+class Starter(Protocol):
+    """A function that sends a turn's request; that of a session first ends the previous turn."""
+
+    async def __call__(self, kind: type[InFlightT], deadline: float) -> InFlightT:
+        """Send the request and return it."""
+
+
+class Recovery(Protocol):
+    """A function that continues a turn whose connection was lost."""
+
+    async def __call__(
+        self, kind: type[InFlightT], turn: StreamedTurn, lost: InFlight
+    ) -> InFlightT:
+        """Return a request for the rest of *turn*, whose request was *lost*.
+
+        :raises InferdError: the turn cannot be continued.
+        """
+
+
+class StreamedTurn:
+    """A streamed turn: its request, the credit that it has used, and its output.
+
+    It has one reader: an `AsyncStream` on the loop, or the synchronous `Stream` in another thread,
+    which calls only `read_event` and `read_end` there.
+    """
+
+    def __init__(
+        self,
+        start: Starter,
+        *,
+        timeout_s: float,
+        retries: int,
+        on_end: Callable[[dict[str, Any]], None] | None = None,
+        on_queue: QueueCallback | None = None,
+        recovery: Recovery | None = None,
+        credit: int = CREDIT_DEFAULT,
+    ):
+        self.request: InFlight | None = None
+        self.deadline = 0.0
+        self.abandoned = False
+        self.tokens: list[int] = []
+        self.text, self.reasoning = bytearray(), bytearray()
+        self.metadata: dict[str, Any] = {}
+        self.probabilities: list[dict[str, Any]] = []
+        self._start, self._timeout_s, self._retries = start, timeout_s, retries
+        self._on_end, self._on_queue, self._recovery = on_end, on_queue, recovery
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._grant_at = max(1, credit // 2)
+        self._read = 0
+        self._losses = self._tokens_at_loss = 0
+
+    async def start(self, kind: type[InFlightT]) -> InFlightT:
+        """Send the request, again where it is refused and `retries` says so."""
+        self.deadline = time.monotonic() + self._timeout_s
+
+        async def attempt() -> InFlightT:
+            self.request = request = await self._start(kind, self.deadline)
+            return request
+
+        request = await retrying(attempt, self._retries)
+        if self.abandoned:
+            self.abandon()
+        return request
+
+    def can_recover(self, request: InFlight) -> bool:
+        """Return whether *request*, which is done, has lost its daemon, and the turn can go on."""
+        return (
+            self._recovery is not None
+            and not self.abandoned
+            and request.error is not None
+            and is_loss(request.error)
+            and self._losses < LOSSES_MAX
+        )
+
+    async def recover(self, kind: type[InFlightT], lost: InFlight) -> InFlightT:
+        """Return a request for the rest of the turn, after this one was *lost*.
+
+        :raises InferdError: the turn cannot be continued; the error has its progress.
+        """
+        assert self._recovery is not None, "`can_recover` is checked before"
+        self._losses = 1 if len(self.tokens) > self._tokens_at_loss else self._losses + 1
+        self._tokens_at_loss, self._read = len(self.tokens), 0
+        try:
+            self.request = request = await self._recovery(kind, self, lost)
+        except InferdError as exc:
+            raise self._with_progress(exc) from None
+        if self.abandoned:
+            self.abandon()
+        return request
+
+    def _with_progress(self, error: InferdError) -> InferdError:
+        return with_progress(error, self.tokens, self.text.decode(errors="replace"))
+
+    def read_event(self, event: dict[str, Any]) -> tuple[Piece, int]:
+        """Return an event's piece, and the number of events to grant now (mostly 0).
+
+        A place in the queue has no text and uses no credit.
+        """
+        if self._on_queue is not None and "waiting" in event:
+            self._on_queue(queue_event(event))
+            return Piece(""), 0
+        self.probabilities += event.get("completion_probabilities", ())
+        tokens, reasoning = event.get("tokens"), event.get("reasoning", b"")
+        piece = self._piece(event.get("text", b""), reasoning)
+        if tokens:
+            self.tokens += tokens
+        self._read += 1
+        if self._read < self._grant_at:
+            return piece, 0
+        self._read = 0
+        return piece, self._grant_at
+
+    def _piece(self, text: bytes, reasoning: bytes, *, final: bool = False) -> Piece:
+        self.text += text
+        self.reasoning += reasoning
+        return Piece(self._decoder.decode(text, final), reasoning.decode(errors="replace"))
+
+    def read_end(self, request: InFlight) -> Piece:
+        """Read the turn's end and return the last piece.
+
+        :raises InferdError: the turn failed; where its daemon was lost the error has its progress.
+        """
+        try:
+            result = request.outcome()
+        except InferdError as exc:
+            if is_loss(exc):
+                raise self._with_progress(exc) from None
+            raise
+        self.metadata = result.get("metadata") or {}
+        if self._on_end is not None:
+            self._on_end(self.metadata)
+        return self._piece(result.get("text", b""), result.get("reasoning", b""), final=True)
+
+    def abandon(self) -> None:
+        """Cancel the turn, on the connection's loop."""
+        self.abandoned = True
+        if self.request is not None and not self.request.answered:
+            self.request.connection.abandon_request(self.request)
+
+    async def abandon_and_wait(self) -> None:
+        """Cancel the turn and wait for the daemon to confirm, so that the next one can begin."""
+        request = self.request
+        if request is None:
+            self.abandoned = True
+            return
+        unread = not request.done
+        self.abandon()
+        with anyio.move_on_after(SETTLE_S_MAX, shield=True):
+            await request.wait_answered()
+        if unread and request.done and request.error is None:
+            self.read_end(request)
+
+
+class TurnSoFar:
+    """The part of a turn that its reader has received."""
+
+    _turn: StreamedTurn
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """The metadata of the turn's end; empty before."""
+        return self._turn.metadata
+
+    @property
+    def tokens(self) -> list[int]:
+        """The token ids so far."""
+        return self._turn.tokens
+
+    @property
+    def probabilities(self) -> list[dict[str, Any]]:
+        """With `n-probs`, the probabilities of the tokens so far: llama-server's
+        `completion_probabilities`.
+        """
+        return self._turn.probabilities
+
+    @property
+    def reasoning(self) -> str:
+        """The reasoning so far; empty except with `reasoning-format`."""
+        return self._turn.reasoning.decode(errors="replace")
