@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import MISSING, field, fields
 from enum import StrEnum
 from types import UnionType
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -167,7 +167,7 @@ def settings_of(table: type[Any]) -> dict[str, Setting]:
 
 def _without_none(kind: Any) -> Any:
     """Return the type of a value that is given: None is a default alone."""
-    return get_args(kind)[0] if get_origin(kind) is UnionType else kind
+    return get_args(kind)[0] if get_origin(kind) in (UnionType, Union) else kind
 
 
 def read_table(
