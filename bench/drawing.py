@@ -56,7 +56,7 @@ def run(
     commands = [m.Submit(_task(n, params, tokens)) for n in range(sequences)]
     asked_s = time.perf_counter()
     arrivals: list[list[float]] = [[] for _ in commands]
-    reports = engine.turn(commands)
+    reports = engine.iterate(commands)
     while True:
         now_s = time.perf_counter()
         for report in reports:
@@ -65,7 +65,7 @@ def run(
                 arrivals[report.task_id] += [now_s] * len(report.tokens)
         if min(map(len, arrivals)) == tokens:
             break
-        reports = engine.turn([])
+        reports = engine.iterate([])
     # Slots may change hands within a run; what counts is the sum.
     each_s = sum(timed.drawn_s.values()) / sequences
     return [(asked_s, times, each_s) for times in arrivals]

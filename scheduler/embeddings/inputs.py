@@ -14,7 +14,7 @@ from ..policy.embeddings_plan import plan_text_rows, plan_texts
 from ..policy.plan import Order, Rows
 from ..task import Task, TaskState
 
-__all__ = ("TextDesk", "check_text")
+__all__ = ("TextQueue", "check_text")
 
 
 def check_text(task: Task, info: EmbedInfo | None) -> None:
@@ -45,7 +45,7 @@ def check_text(task: Task, info: EmbedInfo | None) -> None:
         )
 
 
-class TextDesk:
+class TextQueue:
     """Owned by the engine. A text that is dropped for another one begins anew when it comes back:
     what was computed of it is not kept.
     """
@@ -120,7 +120,7 @@ class TextDesk:
         least = self._limits.prompt_rows_min
         return plan_text_rows(self.running, order, self._info, self.cost, seconds, least)
 
-    def compute(self, rows: Sequence[Rows]) -> list[m.Embedded]:
+    def compute(self, rows: Sequence[Rows]) -> list[tuple[Task, m.Embedded]]:
         """Compute a step, and return what texts have become by it.
 
         :raises InferdError: nothing of the step counts.
@@ -133,7 +133,7 @@ class TextDesk:
         embedder.step([_chunk(row) for row in rows])
         for row in rows:
             row.task.computed += row.count
-        return [self._embedded(row.task) for row in rows if not row.task.pending]
+        return [(row.task, self._embedded(row.task)) for row in rows if not row.task.pending]
 
     def _embedded(self, task: Task) -> m.Embedded:
         spec = self._spec(task)

@@ -11,7 +11,7 @@ from ...backends.errors import OutOfMemory, PromptTooLong
 from .. import messages as m
 from ..recording.recorder import Doing, Recorder
 
-__all__ = ("PromptDesk", "rest_of")
+__all__ = ("TokenizeQueue", "rest_of")
 
 TOKENIZE_S = 0.02
 """Time for tokenizing per step: 1 M characters take 0.3–0.6 s, which no stream should wait for."""
@@ -33,7 +33,7 @@ def rest_of(text: str, said: str, answer: str = "") -> str | None:
     return None
 
 
-class PromptDesk:
+class TokenizeQueue:
     """Answers tokenizing requests in their order; owned by the engine.
 
     `coming` counts the prompts that were told and whose tasks follow at once.

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
+from ...backends import Model
 from .. import messages as m
 from ..limits import Limits
 from ..task import Task
 from . import heap
 from .disk import DiskTier
+from .files import KvFiles
 from .origin import Origin, scoped
 from .slots import SlotTable
 from .store import Entry, KvStore
@@ -22,13 +24,18 @@ CLOSE_S = 10.0
 
 
 class KvDesk:
-    """Answers questions about KV states; owned by the engine. Without a *disk* memory is all."""
+    """Answers questions about KV states; owned by the engine. Without *files* memory is all."""
 
-    def __init__(self, slots: SlotTable, store: KvStore, disk: DiskTier | None, limits: Limits):
-        self.disk = disk
+    def __init__(
+        self, model: Model, limits: Limits, again: Callable[[int], float], files: KvFiles | None
+    ):
+        memory = model.info.memory
+        self.store = KvStore(limits.kv_ram_bytes, memory)
+        self.slots = SlotTable(model, self.store, again)
+        self.disk = DiskTier(files, self.store, memory) if files is not None else None
         self.fetches = 0
         """Tasks for which a state was read from disk."""
-        self._slots, self._store, self._limits = slots, store, limits
+        self._limits = limits
         self._forgetting: deque[int] = deque()
         self._writing = False
 
@@ -45,15 +52,15 @@ class KvDesk:
         return m.Answer(command.id, find(origin, tokens))
 
     def _kept(self, origin: Origin, tokens: array[int]) -> int:
-        kept = self._slots.find(origin, tokens).keep
+        kept = self.slots.find(origin, tokens).keep
         return max(kept, self._on_disk(origin, tokens))
 
     def _on_disk(self, origin: Origin, tokens: array[int]) -> int:
         return self.disk.find(origin, tokens, 0)[1] if self.disk is not None else 0
 
     def _keep(self, origin: Origin, tokens: array[int]) -> int:
-        self._slots.preserve_idle(origin.scope, origin.session)
-        entry, kept = self._store.find(origin, tokens)
+        self.slots.preserve_idle(origin.scope, origin.session)
+        entry, kept = self.store.find(origin, tokens)
         if entry is not None and self.disk is not None and self.disk.save(entry):
             return kept
         return self._on_disk(origin, tokens)
@@ -61,7 +68,7 @@ class KvDesk:
     def forget(self, command: m.Forget) -> Iterator[m.Answer]:
         """Forget a session's states; the answer comes now, or with `poll` once files are gone."""
         scope, session = scoped(command.owner, command.session, shared=self._limits.kv_shared)
-        self._slots.forget(scope, session)
+        self.slots.forget(scope, session)
         if self.disk is None:
             yield m.Answer(command.id, None)
         else:
@@ -75,8 +82,8 @@ class KvDesk:
 
     def be_thrifty(self, command: m.Thrift) -> m.Answer:
         """Hold no states but those of parked tasks, or do so again."""
-        self._store.thrifty = command.on
-        leaving = self._store.unpinned if command.on else []
+        self.store.thrifty = command.on
+        leaving = self.store.unpinned if command.on else []
         return m.Answer(command.id, sum(len(entry.state) for entry in leaving))
 
     # Every turn.
@@ -100,7 +107,7 @@ class KvDesk:
     def _fetch(self, task: Task, disk: DiskTier) -> None:
         """Have the state of a task that has just come read from disk, where it spares much."""
         tokens = array("i", task.tokens)
-        here = self._slots.find(task.origin, tokens).keep
+        here = self.slots.find(task.origin, tokens).keep
         file, keep = disk.find(task.origin, tokens, here)
         if file is not None and keep - here >= self._limits.share_tokens_min:
             disk.fetch(task, file)
@@ -108,17 +115,17 @@ class KvDesk:
 
     def spill(self) -> None:
         """Write to disk what memory has had no room for, as far as that may be."""
-        if self._store.thrifty:
+        if self.store.thrifty:
             self._let_go()
         if self.disk is not None:
             self.disk.spill()
-        self._store.evicted.clear()
+        self.store.evicted.clear()
 
     def _let_go(self) -> None:
         """Empty memory, as fast as the disk takes what may go there."""
-        leaving = [entry for entry in self._store.unpinned if self._is_safe(entry)]
+        leaving = [entry for entry in self.store.unpinned if self._is_safe(entry)]
         for entry in leaving:
-            self._store.remove(entry)
+            self.store.remove(entry)
         was_writing, self._writing = self._writing, self.disk is not None and self.disk.writing
         if leaving or (was_writing and not self._writing):
             heap.give_back()
@@ -133,7 +140,7 @@ class KvDesk:
         """
         if self.disk is None:
             return []
-        self._slots.preserve_idle()
+        self.slots.preserve_idle()
         reports = self.disk.save_all(CLOSE_S)
         self.disk.close()
         return reports
@@ -143,8 +150,8 @@ class KvDesk:
         disk = self.disk
         return {
             "fetches": self.fetches,
-            "kv_ram_bytes": self._store.bytes,
-            "kv_ram_entries": len(self._store),
+            "kv_ram_bytes": self.store.bytes,
+            "kv_ram_entries": len(self.store),
             "kv_disk_files": len(disk) if disk is not None else 0,
             "kv_disk_bytes": disk.bytes if disk is not None else 0,
             "kv_disk_failures": disk.failures if disk is not None else 0,

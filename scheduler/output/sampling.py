@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import zip_longest
 
-from ...backends import Model
+from ...backends import Model, Sampler, SamplingParams
 from ..messages import unpack_floats, unpack_tokens
 from ..task import Task
 from .stopping import Ending, Watch
 from .stopping.ending import CONTEXT_FULL, END_MARK, GRAMMAR, LENGTH, TIME, TOKEN
 
-__all__ = ("Drawn", "draw", "take_up")
+__all__ = ("Drawn", "draw", "sampler_for", "take_up")
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +24,12 @@ class Drawn:
     text: bytes | None
     ending: Ending | None = None
     surprise: float | None = None
+
+
+def sampler_for(model: Model, task: Task, sampling: SamplingParams) -> Sampler:
+    """Return a sampler that has seen the tokens of *task* so far."""
+    prompt, answer = task.said
+    return model.sampler(sampling, prompt, answer)
 
 
 def draw(model: Model, task: Task, now: float, *, last: bool) -> Drawn:

@@ -80,7 +80,7 @@ def run(link: SocketLink, recorder: Recorder | None = None, figures: Figures | N
             files = _files(command.kv_dir, model)
             limits = Limits(**command.limits)
             engine = Engine(model, limits, files=files, recorder=recorder, figures=figures)
-            engine.log.use(command.logging)
+            engine.reporter.log.use(command.logging)
             _serve(link, engine, commands.rest())
             model.close()
         link.drain(1.0)
@@ -175,21 +175,21 @@ def _serve(link: SocketLink, engine: Engine, commands: list[m.Command]) -> None:
     gc.freeze()  # what is there now stays: collections between steps took up to 5 ms for it
     if engine.kv.disk is not None:
         link.wake_on(engine.kv.disk.fileno())
-    link.send(engine.take(commands))
+    link.send(engine.begin_iteration(commands))
     while not engine.quit:
-        link.send(engine.take(link.receive(_patience(engine))))
-        link.send(engine.compute())
-        engine.settle()
-    engine.tell_figures(at_once=True)
+        link.send(engine.begin_iteration(link.receive(_patience(engine))))
+        link.send(engine.compute_step())
+        engine.end_iteration()
+    engine.metrics.publish(at_once=True)
     link.send(engine.close())
 
 
 def _patience(engine: Engine) -> float | None:
     """Return how long to wait for commands: for ever where there is nothing to run and to tell."""
     patience = engine.patience()
-    if patience == 0 and not engine.figures_due:
+    if patience == 0 and not engine.metrics.due:
         return 0
-    due_s = engine.tell_figures()
+    due_s = engine.metrics.publish()
     if due_s is None:
         return patience
     return due_s if patience is None else min(patience, due_s)

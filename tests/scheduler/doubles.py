@@ -45,10 +45,10 @@ class Bench:
         return m.Submit(self.spec(number, text, **fields))
 
     def turn(self, *commands: m.Command) -> list[m.Report]:
-        reports = self.engine.turn(commands)
+        reports = self.engine.iterate(commands)
         for report in reports:
             self.note(report)
-        self.engine.check_integrity()
+        self.engine.tasks.check_integrity()
         return reports
 
     def note(self, report: m.Report) -> None:
@@ -65,7 +65,7 @@ class Bench:
         self.turn(*commands)
         for _ in range(turns_max):
             patience = self.engine.patience()
-            if patience is None or patience > self.engine.limits.pull_linger_s:
+            if patience is None or patience > self.engine.tasks.limits.pull_linger_s:
                 return
             self.now += patience
             self.turn()

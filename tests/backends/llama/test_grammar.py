@@ -44,9 +44,9 @@ def answer(model: Model, grammar: str, **fields: object) -> str:
     spec = m.TaskSpec(
         id=1, owner=1, tokens=m.pack_tokens(PROMPT), sampling=params, n_predict=450, special=False
     )
-    reports = engine.turn([m.Submit(spec)])
+    reports = engine.iterate([m.Submit(spec)])
     while not isinstance(reports[-1], m.Finished | m.Failed):
-        reports += engine.turn([])
+        reports += engine.iterate([])
     end = reports[-1]
     assert isinstance(end, m.Finished), end
     assert end.stats.stop_reason == "eos", "it ends where the grammar does"

@@ -154,9 +154,9 @@ def said_by(model: LlamaModel, params: SamplingParams, **stopping: object) -> tu
         n_predict=200,
         stopping=StoppingParams(**stopping),  # type: ignore[arg-type]
     )
-    reports = engine.turn([m.Submit(spec)])
+    reports = engine.iterate([m.Submit(spec)])
     while not isinstance(reports[-1], m.Finished | m.Failed):
-        reports += engine.turn([])
+        reports += engine.iterate([])
     end = reports[-1]
     assert isinstance(end, m.Finished), end
     told = b"".join(r.text for r in reports if isinstance(r, m.Tokens)) + end.text

@@ -20,8 +20,8 @@ TOKENS = len(TEXT) + 2
 
 def counted(bench: Bench) -> dict[str, float]:
     """Return the counters as the daemon reads them."""
-    figures: Figures = bench.engine._figures
-    bench.engine.tell_figures(at_once=True)
+    figures: Figures = bench.engine.metrics.page
+    bench.engine.metrics.publish(at_once=True)
     return dict(zip(COUNTERS, figures.read(), strict=False))
 
 
@@ -34,9 +34,9 @@ def test_tokens_steps_and_parks_are_those_of_the_turns() -> None:
     assert found["looked_up"] == sum(s.prompt_tokens for s in stats) == 2 * TOKENS
     assert found["prompt"] + found["cached"] == found["looked_up"]
     assert found["parks"] == sum(s.parks for s in stats)
-    steps = histograms_of(bench.engine._figures.read())
+    steps = histograms_of(bench.engine.metrics.page.read())
     kinds = [sum(steps[f"{kind}_s"].counts) for kind in ("decode", "mixed", "prefill")]
-    assert sum(kinds) == bench.engine.steps == sum(steps["rows_a_step"].counts)
+    assert sum(kinds) == bench.engine.metrics.steps == sum(steps["rows_a_step"].counts)
     assert steps["rows_a_step"].sum == found["rows"]
 
 
@@ -85,12 +85,12 @@ def test_what_was_read_from_disk_counts_as_such_once(tmp_path: Path) -> None:
 
 def test_figures_are_told_now_and_then_and_once_more_when_it_rests() -> None:
     bench = Bench()
-    told = bench.engine._figures.read
+    told = bench.engine.metrics.page.read
     bench.turn(bench.submit(1, TEXT))
-    assert bench.engine.tell_figures() is None and told() != (0.0,) * len(told())
+    assert bench.engine.metrics.publish() is None and told() != (0.0,) * len(told())
     bench.turn()
-    first, due_s = told(), bench.engine.tell_figures()
+    first, due_s = told(), bench.engine.metrics.publish()
     assert due_s == pytest.approx(WRITTEN_S) and told() == first
     bench.now += WRITTEN_S
     bench.turn()
-    assert bench.engine.tell_figures() is None and told() != first
+    assert bench.engine.metrics.publish() is None and told() != first

@@ -43,7 +43,7 @@ def steps(bench: Bench, turns_max: int = 5000) -> Iterator[None]:
     """Turn until nothing is left to compute, and yield after each turn."""
     for _ in range(turns_max):
         patience = bench.engine.patience()
-        if patience is None or patience > bench.engine.limits.pull_linger_s:
+        if patience is None or patience > bench.engine.tasks.limits.pull_linger_s:
             return
         bench.now += patience
         bench.turn()
@@ -84,7 +84,7 @@ def test_texts_share_steps_and_more_than_there_is_room_for_are_all_done() -> Non
 
     for n, it in enumerate(words):
         assert vector(bench, n) == pytest.approx(expected(bench, it), rel=1e-5)
-    assert bench.engine.steps < 40, "one after the other"
+    assert bench.engine.metrics.steps < 40, "one after the other"
 
 
 def test_a_generation_beside_texts_says_the_same_and_both_go_on() -> None:

@@ -30,7 +30,7 @@ def test_tasks_share_one_batch() -> None:
     bench.run(*(bench.submit(i, f"text number {i}") for i in (1, 2, 3)))
 
     assert [bench.text(i).decode() for i in (1, 2, 3)] == [f"text number {i}" for i in (1, 2, 3)]
-    assert bench.engine.steps < 20, "three tasks took the steps of one after the other"
+    assert bench.engine.metrics.steps < 20, "three tasks took the steps of one after the other"
 
 
 def test_more_tasks_than_slots_all_finish() -> None:
@@ -127,7 +127,7 @@ def test_a_cancelled_task_never_reaches_the_model() -> None:
     bench.run(bench.submit(1), m.Cancel(1))
 
     assert bench.error(1) == "Cancelled"
-    assert bench.engine.steps == 0
+    assert bench.engine.metrics.steps == 0
 
 
 def test_cancel_in_decode_frees_the_slot_before_the_next_step() -> None:
@@ -169,10 +169,10 @@ def test_a_push_task_stands_still_without_credit_and_goes_on_with_it() -> None:
     bench = Bench()
     bench.run(bench.submit(1, "hello", credit=2))
     assert bench.text(1) == b"he"
-    steps = bench.engine.steps
+    steps = bench.engine.metrics.steps
 
-    assert bench.engine.patience() == pytest.approx(bench.engine.limits.reader_timeout_s)
-    assert bench.engine.steps == steps, "an unread task was computed on"
+    assert bench.engine.patience() == pytest.approx(bench.engine.tasks.limits.reader_timeout_s)
+    assert bench.engine.metrics.steps == steps, "an unread task was computed on"
 
     bench.run(m.Credit(1, 100))
     assert bench.text(1) == b"hello"
@@ -194,39 +194,39 @@ def test_a_pull_task_draws_a_token_when_it_is_asked_for() -> None:
 def test_what_a_reader_asks_for_is_told_before_the_next_step() -> None:
     bench = Bench()
     bench.run(bench.submit(1, "abc", pull=True))
-    steps = bench.engine.steps
-    (token,) = bench.engine.take([m.Pull(1)])
+    steps = bench.engine.metrics.steps
+    (token,) = bench.engine.begin_iteration([m.Pull(1)])
     assert isinstance(token, m.Tokens)
     assert token.text == b"b"
-    assert bench.engine.steps == steps
-    assert bench.engine.compute() == [], "the step draws no token that nobody has asked for"
-    assert bench.engine.steps == steps + 1
+    assert bench.engine.metrics.steps == steps
+    assert bench.engine.compute_step() == [], "the step draws no token that nobody has asked for"
+    assert bench.engine.metrics.steps == steps + 1
 
 
 def test_a_token_of_a_pull_task_is_decoded_ahead_of_the_next_call() -> None:
     bench = Bench()
     bench.run(bench.submit(1, "abc", pull=True))
-    steps = bench.engine.steps
+    steps = bench.engine.metrics.steps
 
     reports = bench.turn(m.Pull(1))
 
     assert reports[0] == m.Tokens(1, [ord("b")], b"b"), "the row of logits was not there yet"
-    assert bench.engine.steps == steps + 1
+    assert bench.engine.metrics.steps == steps + 1
 
 
 def test_a_step_waits_a_moment_for_the_readers_of_the_last_one() -> None:
     bench = Bench()
     bench.run(bench.submit(1, "abcdef", pull=True))
     bench.turn(m.Pull(1), bench.submit(2, "stream"))
-    steps = bench.engine.steps
+    steps = bench.engine.metrics.steps
 
     bench.turn()
 
-    assert bench.engine.patience() == bench.engine.limits.pull_linger_s
-    assert bench.engine.steps == steps
-    bench.now += bench.engine.limits.pull_linger_s
+    assert bench.engine.patience() == bench.engine.tasks.limits.pull_linger_s
+    assert bench.engine.metrics.steps == steps
+    bench.now += bench.engine.tasks.limits.pull_linger_s
     bench.turn()
-    assert bench.engine.steps == steps + 1
+    assert bench.engine.metrics.steps == steps + 1
 
 
 def test_a_step_waits_for_a_reader_that_is_late_after_a_long_step() -> None:
@@ -240,30 +240,30 @@ def test_a_step_waits_for_a_reader_that_is_late_after_a_long_step() -> None:
     bench.model.step = long_step  # type: ignore[method-assign]
     bench.turn(bench.submit(1, "abcdef", pull=True), bench.submit(2, "stream"))
     bench.turn()
-    steps = bench.engine.steps
+    steps = bench.engine.metrics.steps
 
-    assert bench.engine.patience() == bench.engine.limits.pull_linger_s
+    assert bench.engine.patience() == bench.engine.tasks.limits.pull_linger_s
     bench.turn()
-    assert bench.engine.steps == steps, "the step went without its reader"
+    assert bench.engine.metrics.steps == steps, "the step went without its reader"
     bench.turn(m.Pull(1))
-    assert bench.engine.steps == steps + 1
+    assert bench.engine.metrics.steps == steps + 1
 
 
 def test_a_step_waits_a_moment_for_the_tasks_whose_prompts_were_just_told() -> None:
     bench = Bench(slots=3)
     bench.turn(bench.submit(1, "a stream that runs meanwhile"))
-    steps, linger = bench.engine.steps, bench.engine.limits.task_linger_s
+    steps, linger = bench.engine.metrics.steps, bench.engine.tasks.limits.task_linger_s
 
     bench.turn(
         m.Tokenize(7, b"one", True, True, turn=True), m.Tokenize(8, b"two", True, True, True)
     )
-    assert bench.engine.steps == steps and bench.engine.patience() == linger
+    assert bench.engine.metrics.steps == steps and bench.engine.patience() == linger
     bench.now += linger / 2
     bench.turn(bench.submit(2, "one"))
-    assert bench.engine.steps == steps, "the other one is still to come"
+    assert bench.engine.metrics.steps == steps, "the other one is still to come"
     bench.turn(bench.submit(3, "two"))
 
-    assert bench.engine.steps == steps + 1
+    assert bench.engine.metrics.steps == steps + 1
     assert bench.order == [1, 2, 3] and bench.engine.patience() == 0
 
 
@@ -271,23 +271,23 @@ def test_a_step_waits_a_moment_for_the_tasks_whose_prompts_were_just_told() -> N
 def test_a_step_waits_once_for_tasks_that_do_not_come(again: bool) -> None:
     bench = Bench()
     bench.turn(bench.submit(1, "a stream that runs meanwhile"))
-    steps, linger = bench.engine.steps, bench.engine.limits.task_linger_s
+    steps, linger = bench.engine.metrics.steps, bench.engine.tasks.limits.task_linger_s
 
     bench.turn(m.Tokenize(7, b"one", True, True, turn=True))
     bench.now += linger / 2
     bench.turn(*[m.Tokenize(8, b"two", True, True, turn=True)] * again)
-    assert bench.engine.steps == steps
+    assert bench.engine.metrics.steps == steps
     bench.now += linger / 2
     bench.turn()
-    assert bench.engine.steps == steps + 1, "another prompt makes it no longer"
+    assert bench.engine.metrics.steps == steps + 1, "another prompt makes it no longer"
     bench.turn()
-    assert bench.engine.steps == steps + 2
+    assert bench.engine.metrics.steps == steps + 2
 
 
 def test_a_step_waits_for_no_prompt_that_only_somebody_wants_to_see_or_that_was_refused() -> None:
     bench = Bench()
     bench.turn(bench.submit(1, "a stream that runs meanwhile"))
-    steps = bench.engine.steps
+    steps = bench.engine.metrics.steps
     too_long = b"x" * (bench.model.info.ctx_size * bench.model.info.token_bytes_max + 1)
 
     for command in (
@@ -297,7 +297,7 @@ def test_a_step_waits_for_no_prompt_that_only_somebody_wants_to_see_or_that_was_
     ):
         bench.turn(command)
         steps += 1
-        assert bench.engine.steps == steps
+        assert bench.engine.metrics.steps == steps
 
 
 def test_an_absent_pull_reader_is_parked_for_a_waiting_task_and_comes_back_whole() -> None:
@@ -306,7 +306,7 @@ def test_an_absent_pull_reader_is_parked_for_a_waiting_task_and_comes_back_whole
     bench.run(bench.submit(2, "xyz"))
     assert bench.end(2) is None, "the slot was given up at once"
 
-    bench.now += bench.engine.limits.reader_wait_s
+    bench.now += bench.engine.tasks.limits.reader_wait_s
     bench.run()
     assert bench.text(2) == b"xyz"
     for told in ("ab", "abc", "abcd", "abcde", "abcdef"):
@@ -349,7 +349,7 @@ def test_a_reader_that_never_comes_ends_in_a_reader_timeout() -> None:
     bench = Bench()
     bench.run(bench.submit(1, "abc", pull=True))
 
-    bench.now += bench.engine.limits.reader_timeout_s
+    bench.now += bench.engine.tasks.limits.reader_timeout_s
     bench.turn()
 
     assert bench.error(1) == "ReaderTimeout"
@@ -476,7 +476,7 @@ def test_a_task_that_is_to_be_computed_anew_waits_for_no_leader_and_takes_no_sta
     bench = Bench(slots=3, batch_size=16)
     bench.turn(bench.submit(1, text + "one"))
     bench.turn(bench.submit(2, text + "two"), bench.submit(3, text + "three", fresh=True))
-    states = {t.spec.id: t.follows for t in bench.engine.queue}
+    states = {t.spec.id: t.follows for t in bench.engine.tasks.queue}
     assert states == {2: True}, "the other one runs"
     bench.run()
     assert bench.stats(2).cached_tokens > 100 and bench.stats(3).cached_tokens == 0

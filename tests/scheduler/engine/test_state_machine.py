@@ -110,13 +110,13 @@ class EngineMachine(RuleBasedStateMachine):
             options=self.options,
             files=self.files,
         )
-        lease = bench.engine._lease_slots
+        lease = bench.engine.leases.lease_slots
 
         def checked() -> None:
             lease()
             self.check_order()
 
-        bench.engine._lease_slots = checked  # type: ignore[method-assign]
+        bench.engine.leases.lease_slots = checked  # type: ignore[method-assign]
         bench.on_report = self.tell
         return bench
 
@@ -239,12 +239,12 @@ class EngineMachine(RuleBasedStateMachine):
     def cancel(self, number: int) -> None:
         it = self.pick(number)
         if it is not None:
-            steps = self.bench.engine.steps
-            reports = self.bench.engine.turn([m.Cancel(it)])
+            steps = self.bench.engine.metrics.steps
+            reports = self.bench.engine.iterate([m.Cancel(it)])
             for report in reports:
                 self.bench.note(report)
             assert self.bench.error(it) == "Cancelled"
-            assert self.bench.engine.steps <= steps + 1
+            assert self.bench.engine.metrics.steps <= steps + 1
 
     @rule(number=PICK)
     def park(self, number: int) -> None:
@@ -293,8 +293,10 @@ class EngineMachine(RuleBasedStateMachine):
 
     @rule(seconds=st.sampled_from([0.001, 0.15]), quantum=st.sampled_from([4, 64]))
     def change_the_budget(self, seconds: float, quantum: int) -> None:
-        limits = self.bench.engine.limits
-        self.bench.engine.limits = replace(limits, step_target_s=seconds, quantum_tokens=quantum)
+        limits = self.bench.engine.tasks.limits
+        self.bench.engine.tasks.limits = replace(
+            limits, step_target_s=seconds, quantum_tokens=quantum
+        )
 
     @invariant()
     def nothing_is_lost_doubled_or_given_to_another(self) -> None:
@@ -322,8 +324,8 @@ class EngineMachine(RuleBasedStateMachine):
         for one of a lower class that could be parked.
         """
         engine = self.bench.engine
-        order = engine._order()
-        able = [t for t in engine._admissible() if t.has_work or t.wants_token]
+        order = engine.tasks.order()
+        able = [t for t in engine.leases.admissible() if t.has_work or t.wants_token]
         waiting = [t for t in able if not t.follows]
         if not waiting or engine.store.bytes_max < KV_RAM[-1]:
             return  # without room for their states tasks are not parked
@@ -350,7 +352,7 @@ class EngineMachine(RuleBasedStateMachine):
             self.bench.now += 0.25
             pulls = [m.Pull(n) if self.specs[n].pull else m.Credit(n, 5) for n in alive]
             self.bench.turn(*pulls)
-            if self.files is not None and any(t.fetching for t in self.bench.engine.queue):
+            if self.files is not None and any(t.fetching for t in self.bench.engine.tasks.queue):
                 assert self.files.flush(10)
         assert all(self.bench.end(n) is not None for n in self.texts), "a task starves"
         assert all(s.task is None for s in self.bench.engine.slots), "a slot leaked"

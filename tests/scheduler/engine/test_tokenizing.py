@@ -7,7 +7,7 @@ import pytest
 from inferd.backends import ModelSpec
 from inferd.backends.echo.model import EchoModel
 from inferd.scheduler import messages as m
-from inferd.scheduler.engine.tokenizing import PromptDesk, rest_of
+from inferd.scheduler.engine.tokenizing import TokenizeQueue, rest_of
 from inferd.scheduler.recording.recorder import Recorder
 
 
@@ -44,7 +44,7 @@ class Starved(EchoModel):
 
 def test_a_text_for_which_there_is_no_memory_blames_the_memory_and_ends_nobody() -> None:
     model = Starved(ModelSpec(name="echo", backend="echo", slots=1, ctx_size=64))
-    desk = PromptDesk(model, Recorder())
+    desk = TokenizeQueue(model, Recorder())
     desk.add(m.Tokenize(1, b"huge", special=False, bos=False))
     desk.add(m.ChatPrompt(2, [{"role": "user", "content": "huge, too"}], ""))
     desk.add(m.Tokenize(3, b"hi", special=False, bos=False))

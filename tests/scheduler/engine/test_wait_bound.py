@@ -27,16 +27,16 @@ class Crowd:
         self.engine = self.bench.engine
         self.owners, self.rng = owners, rng
         self.submitted = 0
-        self.engine.owners.add(owner, rng.choice([0, 0, 50, 300]))
+        self.engine.tasks.owners.add(owner, rng.choice([0, 0, 50, 300]))
         for _ in range(3):
             self.turn()
         spec = self.bench.submit(TARGET, "the one who waits", owner=owner, priority=priority)
         self.turn(spec)
-        self.since = self.engine.clock
+        self.since = self.engine.clock.tokens
 
     def turn(self, *commands: m.Submit) -> None:
         """Do one turn; more come, so that no slot is ever free."""
-        missing = len(self.engine.slots) + 3 - len(self.engine._tasks)
+        missing = len(self.engine.slots) + 3 - len(list(self.engine.tasks))
         self.bench.turn(*(self.one_more() for _ in range(missing)), *commands)
 
     def one_more(self) -> m.Submit:
@@ -50,18 +50,20 @@ class Crowd:
 
     @property
     def target(self) -> Task:
-        return self.engine._tasks[TARGET]
+        target = self.engine.tasks.find_task(TARGET)
+        assert target is not None
+        return target
 
     def ahead(self) -> set[int]:
         """Return the tasks of the highest class that come before the one that waits."""
-        order = self.engine._order()
+        order = self.engine.tasks.order()
         key = order.key(self.target)
-        others = [t for t in self.engine._tasks.values() if t is not self.target]
+        others = [t for t in self.engine.tasks if t is not self.target]
         return {t.spec.id for t in others if order.key(t) < key}
 
     def lead(self) -> int:
         """Return by how much its owner was served more than each of the others."""
-        served = self.engine.owners.served
+        served = self.engine.tasks.owners.served
         mine = served(self.target.spec.owner)
         return sum(max(0, mine - served(o)) for o in range(1, self.owners + 1))
 
@@ -86,12 +88,12 @@ def test_a_task_runs_after_its_ageing_and_a_quantum_for_each_urgent_one_before_i
     for _ in range(TURNS_MAX):
         if crowd.target.state is TaskState.RUNNING:
             break
-        order = crowd.engine._order()
+        order = crowd.engine.tasks.order()
         if order.effective(crowd.target) == Priority.URGENT:
             lead = crowd.lead() if lead is None else lead
             ahead |= crowd.ahead()
         crowd.turn()
-    waited = crowd.engine.clock - crowd.since
+    waited = crowd.engine.clock.tokens - crowd.since
     ageing = LIMITS.ageing_tokens * (Priority.URGENT - priority) + BATCH_SIZE
     holders = len(ahead) + slots
     bound = ageing + (LIMITS.quantum_tokens + BATCH_SIZE) * holders + (lead or 0)

@@ -227,8 +227,8 @@ def test_a_leader_is_not_parked_for_others_than_those_who_come_before_its_follow
     running = {t.spec.id for t in bench.engine.slots.tasks}
     assert running == {1, 4}, "the normal one gave way"
     bench.turn(m.Cancel(3))
-    leader = bench.engine._tasks[1]
-    assert leader.boost == 0, "nobody waits for it any more"
+    leader = bench.engine.tasks.find_task(1)
+    assert leader is not None and leader.boost == 0, "nobody waits for it any more"
     bench.run()
 
 
@@ -561,9 +561,11 @@ def test_a_file_that_takes_too_long_is_not_waited_for(files: KvFiles) -> None:
     files.results = list  # type: ignore[method-assign]
 
     second.turn(second.submit(2, PREFIX))
-    assert second.engine.queue[0].fetching
-    assert second.engine.patience() == second.engine.limits.fetch_timeout_s, "nobody else wakes it"
-    second.now += second.engine.limits.fetch_timeout_s
+    assert second.engine.tasks.queue[0].fetching
+    assert second.engine.patience() == second.engine.tasks.limits.fetch_timeout_s, (
+        "nobody else wakes it"
+    )
+    second.now += second.engine.tasks.limits.fetch_timeout_s
     second.run()
 
     assert second.text(2).decode() == PREFIX

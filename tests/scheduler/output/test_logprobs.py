@@ -24,9 +24,9 @@ def told(
     prompt = model.tokenize(text, special=False, bos=True)
     params = SamplingParams(**fields)  # type: ignore[arg-type]
     spec = m.TaskSpec(id=1, owner=1, tokens=m.pack_tokens(prompt), sampling=params, n_predict=count)
-    reports = engine.turn([m.Submit(spec)])
+    reports = engine.iterate([m.Submit(spec)])
     while not isinstance(reports[-1], m.Finished | m.Failed):
-        reports += engine.turn([])
+        reports += engine.iterate([])
     assert isinstance(reports[-1], m.Finished), reports[-1]
     return [report for report in reports if isinstance(report, m.Tokens)]
 

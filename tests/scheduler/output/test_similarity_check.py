@@ -88,9 +88,9 @@ def test_while_it_is_parked_it_takes_no_slot_before_its_verdict() -> None:
     assert answer.value is True
     bench.run()
     assert bench.text(2).decode() == OTHER and bench.end(1) is None
-    steps = bench.engine.steps
+    steps = bench.engine.metrics.steps
     bench.run(m.Credit(1, 5), m.Park(8, 1))
-    assert bench.engine.steps == steps and bench.text(1) == b"One."
+    assert bench.engine.metrics.steps == steps and bench.text(1) == b"One."
     bench.run(m.Verdict(1, 4))
     assert [s.text for s in asked(bench)] == ["One.", "Two!"]
 
@@ -102,7 +102,7 @@ def test_one_that_ends_with_its_sentence_while_it_is_parked_leaves_nothing_behin
     bench.turn(m.Verdict(1, 4, "0.900"))
     assert (bench.text(1), bench.stats(1).stop_reason) == (b"One.", "similarity")
     bench.run()
-    bench.engine.check_integrity()
+    bench.engine.tasks.check_integrity()
     assert bench.text(2).decode() == OTHER
 
 

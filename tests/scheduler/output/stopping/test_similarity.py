@@ -256,9 +256,9 @@ def test_a_task_that_waits_computes_nothing_and_tells_nothing(pull: bool) -> Non
     bench = Bench()
     asked = waiting(bench, pull=pull)
     assert (asked.end, asked.text) == (4, "One.")
-    steps = bench.engine.steps
+    steps = bench.engine.metrics.steps
     bench.run(m.Pull(1), m.Pull(1))
-    assert bench.engine.steps == steps
+    assert bench.engine.metrics.steps == steps
     assert (bench.text(1), bytes(bench.tokens(1))) == (b"One.", b"One. ")
     bench.run(m.Verdict(1, 4))
     assert bench.text(1) == (b"One. Tw" if pull else b"One. Two")

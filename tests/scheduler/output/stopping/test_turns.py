@@ -67,7 +67,7 @@ def test_a_stop_token_that_the_model_does_not_have_is_refused() -> None:
     bench = Bench()
     bench.run(bench.submit(1, stopping=StoppingParams(stop_tokens=(5, 9999))))
     assert bench.error(1) == "InvalidArgument"
-    assert bench.engine.steps == 0
+    assert bench.engine.metrics.steps == 0
 
 
 def test_the_end_mark_counts_before_a_stop_token() -> None:
