@@ -75,9 +75,9 @@ class FailedLoads:
 
 def _lasts(error: InferdError) -> bool:
     """Tell whether the same load would fail again: memory may be free the next moment, but not more
-    than there is, and a process may die of what has nothing to do with the file.
+    than there is, and neither a process that died nor an upgrade says anything about the file.
     """
-    if error.data.get("cause") == "died":
+    if error.data.get("cause") in ("died", "upgraded"):
         return False
     if isinstance(error, OutOfMemory):
         return int(error.data.get("needed_bytes", 0)) > int(error.data.get("total_bytes", 0))

@@ -36,7 +36,7 @@ from .listener import WorkerListener
 from .queries import Questions
 from .recovery import Poison, fail_readers, poisonous
 from .worker_link import WorkerLink, send_load
-from .worker_process import death, end_of, spawn
+from .worker_process import death, end_of, load_failed, spawn
 from .worker_stderr import WorkerLines
 
 __all__ = ("Worker",)
@@ -435,11 +435,7 @@ class Worker:
             self._lines.close()
         self.gone.set()
         if self.error is None and self._info is None:
-            self.error = LoadFailed(
-                f"loading {self.spec.name!r} ended the worker process ({death(code)})",
-                hint="the file is probably damaged, or memory ran out: see the daemon's log",
-                data={"cause": "died"},
-            )
+            self.error = load_failed(self.spec.name, code)
         self.loaded.set()
         if not self._quitting and self._info is not None:
             self.died = True

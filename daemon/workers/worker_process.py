@@ -1,4 +1,4 @@
-"""A worker's process: how it begins, its environment, its end."""
+"""A worker's process: its start, its environment, its end."""
 
 from __future__ import annotations
 
@@ -12,10 +12,15 @@ import sys
 import anyio
 import anyio.abc
 
-__all__ = ("death", "end_of", "spawn")
+from ...backends.errors import LoadFailed
+from ...scheduler.process.build import EXIT_OTHER_BUILD, build_id
+
+__all__ = ("death", "end_of", "load_failed", "spawn")
 
 QUIT_S = 5.0
 """A worker whose line is closed and that is still there after this is killed."""
+BUILD_ID = build_id()
+"""The build that this daemon was loaded from: an upgrade may replace the files while it runs."""
 SPINS, SPIN_COUNT = "GOMP_SPINCOUNT", 10_000
 """libgomp's variable; two tenths of a millisecond. Threads that sleep at once wait for each other
 in the kernel, many times a step: a third of the speed.
@@ -23,10 +28,10 @@ in the kernel, many times a step: a third of the speed.
 
 
 async def spawn(line: socket.socket, record: int, stderr: int) -> anyio.abc.Process:
-    """Start a process that has its end of the *line*, and the descriptor *record* to note in what
-    it does.
+    """Start a worker process with its end of the *line* and the *record* that it writes its
+    activity into.
     """
-    arguments = [str(line.fileno()), str(os.getpid()), str(record)]
+    arguments = [BUILD_ID, str(line.fileno()), str(os.getpid()), str(record)]
     return await anyio.open_process(
         [sys.executable, "-P", "-m", "inferd.scheduler.process.worker", *arguments],
         stdin=subprocess.DEVNULL,
@@ -56,6 +61,22 @@ def death(code: int | None) -> str:
         except ValueError:
             return f"killed by signal {-code}"
     return f"exit status {code}"
+
+
+def load_failed(model: str, code: int | None) -> LoadFailed:
+    """Return the error of a load whose process ended before the model was loaded."""
+    if code == EXIT_OTHER_BUILD:
+        return LoadFailed(
+            f"{model!r} cannot be loaded: the daemon's files on disk are those of another version"
+            " of inferd",
+            hint="restart the daemon: it was upgraded while it ran",
+            data={"cause": "upgraded"},
+        )
+    return LoadFailed(
+        f"loading {model!r} ended the worker process ({death(code)})",
+        hint="the file is probably damaged, or memory ran out: see the daemon's log",
+        data={"cause": "died"},
+    )
 
 
 def _environment() -> dict[str, str]:

@@ -1,6 +1,6 @@
 """A worker process: one model, one engine, one thread.
 
-`python -m inferd.scheduler.process.worker SOCKET_FD PARENT_PID RECORD_FD` starts it.
+`python -m inferd.scheduler.process.worker BUILD_ID SOCKET_FD PARENT_PID RECORD_FD` starts it.
 
 It belongs to the daemon: it ignores Ctrl-C and SIGTERM, dies with its parent, and is the first
 that the kernel takes when memory is short.
@@ -37,6 +37,7 @@ from ..limits import Limits
 from ..recording.engine_counters import Figures
 from ..recording.engine_log import hear_library, library_level
 from ..recording.recorder import Recorder
+from .build import EXIT_OTHER_BUILD, build_id
 from .estimate_cache import Remembered
 from .link import LinkClosed, SocketLink
 
@@ -48,10 +49,12 @@ _PR_SET_PDEATHSIG = 1
 
 
 def main() -> None:
-    """Run the worker on the socket whose descriptor is the first argument; the second is the
-    parent's process id, the third the descriptor of the record of what is done.
+    """Run the worker. Its arguments are the daemon's build id, the socket's descriptor, the
+    parent's process id, and the descriptor of the record of what is done.
     """
-    fd, parent, record = (int(argument) for argument in sys.argv[1:4])
+    if sys.argv[1] != build_id():
+        sys.exit(EXIT_OTHER_BUILD)
+    fd, parent, record = (int(argument) for argument in sys.argv[2:5])
     _belong_to(parent)
     hear_library()
     run(SocketLink(socket.socket(fileno=fd)), Recorder(record), Figures(record))

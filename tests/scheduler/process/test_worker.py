@@ -13,6 +13,7 @@ import pytest
 
 from inferd.backends import MemoryNeed, ModelSpec, Shape
 from inferd.scheduler import messages as m
+from inferd.scheduler.process.build import EXIT_OTHER_BUILD, build_id
 from inferd.scheduler.recording.recorder import make_record
 from inferd.wire.frames import pack_frame
 
@@ -48,7 +49,7 @@ def daemon() -> Iterator[Daemon]:
     """A worker process, and its daemon; the worker must have ended by itself at the test's end."""
     ours, theirs = socket.socketpair()
     record = make_record()
-    arguments = [str(theirs.fileno()), str(os.getpid()), str(record)]
+    arguments = [build_id(), str(theirs.fileno()), str(os.getpid()), str(record)]
     process = subprocess.Popen(
         [sys.executable, "-m", "inferd.scheduler.process.worker", *arguments],
         stdin=subprocess.DEVNULL,
@@ -99,3 +100,18 @@ def test_what_cannot_be_loaded_is_told_without_a_reckoning(daemon: Daemon) -> No
     daemon.send(m.Load(ModelSpec(name="m", path="/nowhere.gguf"), {}))
     failed = daemon.report()
     assert isinstance(failed, m.LoadFailed) and failed.error["name"] == "LoadFailed"
+
+
+def test_a_worker_of_another_build_says_nothing_and_exits() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        arguments = ["another-build", str(theirs.fileno()), str(os.getpid()), "0"]
+        process = subprocess.run(
+            [sys.executable, "-m", "inferd.scheduler.process.worker", *arguments],
+            stdin=subprocess.DEVNULL,
+            pass_fds=(theirs.fileno(),),
+            timeout=60,
+        )
+        theirs.close()
+        assert process.returncode == EXIT_OTHER_BUILD
+        assert ours.recv(1) == b""
