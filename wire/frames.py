@@ -12,7 +12,7 @@ from ..backends.errors import ProtocolError, TooLarge
 
 __all__ = (
     "FRAME_BYTES_MAX",
-    "LENGTH_MAX",
+    "ANY_LENGTH",
     "NESTING_MAX",
     "READ_BYTES",
     "FrameReader",
@@ -21,8 +21,8 @@ __all__ = (
 )
 
 FRAME_BYTES_MAX = 8 << 20
-LENGTH_MAX = 0xFFFF_FFFF
-"""What a frame's length can announce: the bound between daemon and worker, who trust each other."""
+ANY_LENGTH = 0xFFFF_FFFF
+"""The bound where both ends trust each other: the most that a frame's length can announce."""
 READ_BYTES = 1 << 14
 """Bytes to read from a socket at once. With 256 KiB a read costs 45 to 60 us more, as malloc maps
 such a buffer anew each time; with 64 KiB it trims its free lists each time.

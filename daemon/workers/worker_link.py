@@ -9,7 +9,7 @@ from collections.abc import Callable
 import msgspec
 
 from ...scheduler import messages as m
-from ...wire.frames import LENGTH_MAX, READ_BYTES, FrameReader, pack_frame
+from ...wire.frames import ANY_LENGTH, READ_BYTES, FrameReader, pack_frame
 
 __all__ = ("WorkerLink", "send_load")
 
@@ -42,7 +42,7 @@ class WorkerLink:
         self._unsent = bytearray()
         self._writing = False
         self._decoder = msgspec.msgpack.Decoder(list[m.Report])
-        self._frames = FrameReader(LENGTH_MAX)
+        self._frames = FrameReader(ANY_LENGTH)
 
     def send(self, command: m.Command) -> None:
         """Send a command, in one frame with those that come before the loop's next turn."""

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from ...wire.frames import LENGTH_MAX, READ_BYTES, FrameReader, pack_frame
+from ...wire.frames import ANY_LENGTH, READ_BYTES, FrameReader, pack_frame
 from .. import messages as m
 
 __all__ = ("LinkClosed", "SocketLink")
@@ -31,7 +31,7 @@ class SocketLink:
         self._poll = select.poll()  # `select` refuses descriptor numbers from 1024 on
         self._poll.register(sock, select.POLLIN)
         self._decoder = msgspec.msgpack.Decoder(list[m.Command])
-        self._frames = FrameReader(LENGTH_MAX)
+        self._frames = FrameReader(ANY_LENGTH)
         self._unsent = bytearray()
         self.descriptors: list[int] = []
 

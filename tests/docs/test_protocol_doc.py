@@ -19,6 +19,7 @@ import pytest
 import inferd.daemon.calls
 import inferd.ipc
 import inferd.sessions
+import inferd.wire
 from inferd.backends.errors import ERRORS_BY_NAME, InferdError
 from inferd.daemon.config.settings import Config
 from inferd.ipc import messages as w
@@ -29,11 +30,7 @@ from tests.raw import RawClient
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "protocol.md").read_text()
-CLIENT_MODULES = {
-    "attaching", "calls", "client", "connection", "embedding", "handles", "inflight",
-    "outbox", "paths", "payloads", "pull", "resuming", "session", "steering", "streams",
-    "sync", "traceparent", "twins",
-}  # fmt: skip
+CLIENT_MODULES = ("client", "handles", "paths", "payloads", "traceparent")
 TYPES: dict[Any, str] = {
     int: "int", str: "str", bytes: "bin", bool: "bool", float: "float", dict: "map",
     type(None): "nil", w.Tensor: "tensor", w.Limits: "limits",
@@ -217,11 +214,11 @@ def test_an_error_has_the_fields_of_the_page() -> None:
 def limits_of_the_code() -> dict[str, float]:
     """Return the daemon's public bounds: what ends in MAX, and the rest that the page names."""
     found: dict[str, float] = {}
-    for package in (inferd.ipc, inferd.sessions, inferd.daemon.calls):
-        for module in pkgutil.iter_modules(package.__path__):
-            if package is inferd.ipc and module.name in CLIENT_MODULES:
-                continue
-            found |= constants(importlib.import_module(f"{package.__name__}.{module.name}"))
+    clients = tuple(f"inferd.ipc.{name}" for name in CLIENT_MODULES)
+    for package in (inferd.ipc, inferd.wire, inferd.sessions, inferd.daemon.calls):
+        for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+            if not module.name.startswith(clients):
+                found |= constants(importlib.import_module(module.name))
     return found | constants(importlib.import_module("inferd.daemon.core"))
 
 
