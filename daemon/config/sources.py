@@ -22,6 +22,7 @@ import platformdirs
 from ...backends.errors import InvalidArgument
 from ...backends.params import nearest
 from ...ipc import daemon_socket_path
+from ..residency.cgroups import cores_usable, memory_usable
 from .access_settings import read_access
 from .declaration import ErrorList, hyphens, read_value, table_of
 from .model_settings import read_models, read_options_table
@@ -147,25 +148,6 @@ def _with_defaults(values: dict[str, Any], environ: Mapping[str, str]) -> Config
     values["cores"] = values.get("cores") or cores_usable()
     values["kv_ram_bytes"] = values.get("kv_ram_bytes") or kv_ram_default(memory_usable())
     return Config(**values)
-
-
-def cores_usable() -> int:
-    """Return how many cores this process may use: by its affinity and its cgroup's quota."""
-    affinity = len(os.sched_getaffinity(0))
-    try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-        return max(1, min(affinity, round(int(quota) / int(period))))
-    except (OSError, ValueError):  # cgroup v1, or "max": no quota
-        return affinity
-
-
-def memory_usable() -> int:
-    """Return how many bytes of memory this process may use: the machine's, or its cgroup's."""
-    machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    try:
-        return min(machine, int(Path("/sys/fs/cgroup/memory.max").read_text()))
-    except (OSError, ValueError):  # cgroup v1, or "max": no limit
-        return machine
 
 
 def kv_ram_default(memory: int) -> int:

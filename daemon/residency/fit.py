@@ -6,9 +6,8 @@ Pure functions: figures and texts of /proc in, decisions out. `room` asks them a
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from msgspec.structs import replace
 
@@ -20,9 +19,6 @@ __all__ = (
     "DeviceShort",
     "Idle",
     "available_bytes",
-    "cgroup_free_bytes",
-    "cgroup_limit_bytes",
-    "cgroup_of",
     "device_refusal",
     "device_short",
     "embedding_refusal",
@@ -251,54 +247,3 @@ def stalled_s(text: str) -> float | None:
     """
     found = re.search(r"^some .*\btotal=(\d+)", text, re.MULTILINE)
     return int(found[1]) / 1e6 if found is not None else None
-
-
-def cgroup_of(text: str) -> str:
-    """Return the path of the version 2 cgroup in a text as /proc/self/cgroup has it."""
-    paths = (line.removeprefix("0::") for line in text.splitlines() if line.startswith("0::"))
-    return next(paths, "/")
-
-
-def cgroup_free_bytes(root: Path, path: str) -> int | None:
-    """Return what the limits of a cgroup and those above it leave; None: there is no limit.
-
-    What the page cache holds counts as free, as in MemAvailable: it goes when it must.
-    """
-    found = [_free_in(place) for place in _up(root, path)]
-    return min((free for free in found if free is not None), default=None)
-
-
-def cgroup_limit_bytes(root: Path, path: str) -> int | None:
-    """Return the tightest limit of a cgroup and those above it; None: there is none."""
-    found = [_limit_in(place) for place in _up(root, path)]
-    return min((limit for limit in found if limit is not None), default=None)
-
-
-def _up(root: Path, path: str) -> Iterator[Path]:
-    """Yield the folder of a cgroup and those of the ones above it."""
-    folder = root / path.lstrip("/")
-    for place in (folder, *folder.parents):
-        yield place
-        if place == root:
-            return
-
-
-def _limit_in(folder: Path) -> int | None:
-    try:
-        return int((folder / "memory.max").read_text())
-    except (OSError, ValueError):  # no limit ("max"), or no such controller here
-        return None
-
-
-def _free_in(folder: Path) -> int | None:
-    limit = _limit_in(folder)
-    if limit is None:
-        return None
-    try:
-        used = int((folder / "memory.current").read_text())
-        lines = (folder / "memory.stat").read_text().splitlines()
-    except (OSError, ValueError):
-        return None
-    figures = dict(line.split(" ", 1) for line in lines if " " in line)
-    cache = sum(int(figures.get(key, "0")) for key in ("active_file", "inactive_file"))
-    return limit - (used - min(used, cache)) - spared_bytes(limit)

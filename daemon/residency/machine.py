@@ -14,14 +14,8 @@ from pathlib import Path
 
 import anyio
 
-from .fit import (
-    available_bytes,
-    cgroup_free_bytes,
-    cgroup_limit_bytes,
-    cgroup_of,
-    stalled_s,
-    total_bytes,
-)
+from .cgroups import cgroup_free_bytes, cgroup_limit_bytes, parse_cgroup_path
+from .fit import available_bytes, stalled_s, total_bytes
 
 __all__ = ("MachineMemory", "StallAlarm")
 
@@ -77,7 +71,7 @@ class MachineMemory:
         return self._cgroups / cgroup / "memory.pressure" if cgroup else None
 
     def _cgroup(self) -> str:
-        return cgroup_of(_text(self._proc / "self/cgroup"))
+        return parse_cgroup_path(_text(self._proc / "self/cgroup"))
 
 
 class StallAlarm:

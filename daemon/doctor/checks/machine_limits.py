@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from ...config.settings import Config
-from ...config.sources import cores_usable
+from ...residency.cgroups import cores_usable
 from ...residency.machine import MachineMemory
 from ...residency.sizes import size_text
 from ...users import Users
@@ -58,7 +58,7 @@ def look_at_machine(
         stalled_percent=_stalled(proc),
         files_max=_files_max(proc, pid),
         cores=os.cpu_count() or 1,
-        cores_usable=cores_usable(),
+        cores_usable=cores_usable(proc, cgroups),
         load=os.getloadavg()[0],
         told_apart=Users(proc=proc).told_apart,
     )

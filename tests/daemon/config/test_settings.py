@@ -12,7 +12,8 @@ from inferd.backends.adapter_keys import ADAPTERS_MAX
 from inferd.backends.errors import InvalidArgument
 from inferd.daemon.config.model_settings import AdapterConfig, check_model_name
 from inferd.daemon.config.settings import SETTINGS, Config
-from inferd.daemon.config.sources import ConfigError, kv_ram_default, load_config, memory_usable
+from inferd.daemon.config.sources import ConfigError, kv_ram_default, load_config
+from inferd.daemon.residency.cgroups import memory_usable
 
 FROM_THE_MACHINE = ("cores", "kv-ram-bytes")
 """Settings that are looked up where they are 0."""

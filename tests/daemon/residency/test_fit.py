@@ -11,11 +11,10 @@ import pytest
 from inferd.backends import MemoryNeed, ModelSpec, Shape, reckon_model
 from inferd.backends.errors import InferdError, InvalidArgument, LoadFailed, OutOfMemory, Timeout
 from inferd.daemon.models.failures import FailedLoads
+from inferd.daemon.residency.cgroups import cgroup_free_bytes, parse_cgroup_path
 from inferd.daemon.residency.fit import (
     Idle,
     available_bytes,
-    cgroup_free_bytes,
-    cgroup_of,
     refusal,
     smaller,
     spared_bytes,
@@ -137,10 +136,10 @@ def test_a_twentieth_of_the_machine_is_spared() -> None:
 
 
 def test_the_cgroup_is_the_one_of_version_2() -> None:
-    assert cgroup_of("4:memory:/old\n0::/system.slice/inferd.service\n") == (
+    assert parse_cgroup_path("4:memory:/old\n0::/system.slice/inferd.service\n") == (
         "/system.slice/inferd.service"
     )
-    assert cgroup_of("4:memory:/old\n") == "/"
+    assert parse_cgroup_path("4:memory:/old\n") == "/"
 
 
 def limit(folder: Path, most: str, used: int, cache: int = 0) -> None:
