@@ -52,7 +52,7 @@ from .components import Parts
 from .config.settings import Config
 from .logs.setup import logs
 from .metrics.daemon_counters import Tally
-from .models.model import Lease, ModelState
+from .models.model import Lease
 from .models.registry import Registry
 from .models.similarity import Comparing
 from .models.swap import Swaps
@@ -104,7 +104,7 @@ class _Unleased:
             model = self._registry.get(self.name, self._uid)
         except ModelNotFound:
             return None
-        return model.worker if model.state is ModelState.READY else None
+        return None if model.loaded is None else model.loaded.client
 
     def former(self, vocabulary: str) -> None:
         """Return nothing: no client has a lease."""
@@ -320,7 +320,7 @@ class Daemon:
     def use_logging(self) -> None:
         """Let the workers log what is logged now."""
         for worker in self.registry.workers():
-            worker.use_logging()
+            worker.update_logging()
 
     def check_open(self) -> None:
         """Refuse new work of a daemon that finishes.

@@ -64,8 +64,8 @@ async def park(daemon: Daemon, request: Request) -> w.ParkResult:
     turn = session.turn
     if turn is not None and session.active:
         for worker in daemon.registry.workers():
-            if worker.has(turn.spec.id):
-                return w.ParkResult(parked=await worker.park(turn.spec.id))
+            if turn.spec.id in worker.client.tasks:
+                return w.ParkResult(parked=await worker.client.park(turn.spec.id))
     return w.ParkResult(parked=False)
 
 
@@ -215,7 +215,7 @@ def _describe_waiting(model: Model, visit: Caller, session: Session) -> dict[str
 
 async def _ask_queue(worker: Worker, entries: dict[int, QueueEntry]) -> None:
     with anyio.move_on_after(STATISTICS_TIMEOUT_S), contextlib.suppress(WorkerCrashed):
-        entries |= {entry.task_id: entry for entry in await worker.queue()}
+        entries |= {entry.task_id: entry for entry in await worker.client.queue()}
 
 
 def _describe_turn(session: Session, entries: Mapping[int, QueueEntry]) -> dict[str, Any]:
@@ -284,7 +284,8 @@ async def _ask_statistics(model: Model, workers: dict[str, Any]) -> None:
     if worker is None or not worker.loaded.is_set() or worker.error is not None:
         return
     with anyio.move_on_after(STATISTICS_TIMEOUT_S), contextlib.suppress(InferdError):
-        workers[model.name] = await worker.statistics()  # one that has just died has no figures
+        # A worker that has just died has no counters.
+        workers[model.name] = await worker.client.statistics()
 
 
 async def log_level(daemon: Daemon, request: Request) -> w.LogLevelResult:

@@ -19,6 +19,7 @@ from ..config.model_settings import ModelConfig
 from ..residency.gate import Caller
 from ..residency.model_files import size_bytes
 from ..workers.evicted_turns import Aside
+from ..workers.process_client import ProcessClient
 from ..workers.recovery import Recovery
 from ..workers.worker import Worker
 from .model_adapters import describe_adapters
@@ -106,15 +107,15 @@ class Model:
             return ModelState.LOADING
         return ModelState.LEAVING if worker.leaving else ModelState.READY
 
-    async def ready(self, on_progress: Callable[[float], None] | None = None) -> Worker:
-        """Return the worker, loading the model if it is cold; concurrent callers share one load.
+    async def ready(self, on_progress: Callable[[float], None] | None = None) -> ProcessClient:
+        """Return the worker's client, loading the model if it is cold; callers share one load.
         One that fails in a swap is tried again: then the model before is back.
 
         :raises LoadFailed: it cannot be loaded.
         """
         while True:
             try:
-                return await self.load(on_progress)
+                return (await self.load(on_progress)).client
             except InferdError:
                 if not self.replaced:
                     raise
@@ -214,7 +215,7 @@ class Model:
         """Its worker, if it is ready."""
         return self.worker if self.state is ModelState.READY else None
 
-    async def _ready_again(self) -> Worker:
+    async def _ready_again(self) -> ProcessClient:
         """Return the worker for turns that have none any more; they come as those who read them."""
         priority = max((visit.priority for visit in self.stay.inside), default=Priority.NORMAL)
         async with self._registry.turnstile.visit(self, Caller(self._registry.seconds(), priority)):
@@ -224,7 +225,7 @@ class Model:
         """Let the worker leave for another model; turns that nobody reads are set aside."""
         worker = self.loaded
         if worker is not None:
-            self.aside.take(worker.give_away(), worker.info)
+            self.aside.take(worker.client.give_away(), worker.info)
             worker.quit()
 
     def progress(self, fraction: float) -> None:
@@ -255,7 +256,7 @@ class Model:
             "file": str(file) if file is not None else "",
             "size_bytes": size_bytes(file, self.fd),
             "leases": len(self.leases),
-            "tasks": (worker.tasks if worker is not None else 0) + len(self.aside),
+            "tasks": (len(worker.client.tasks) if worker is not None else 0) + len(self.aside),
             "pid": worker.pid if worker is not None else 0,
             "progress": worker.progress if worker is not None else 0.0,
             "idle_s": self.idle_s,
@@ -282,7 +283,7 @@ class Model:
     @property
     def computes(self) -> bool:
         """Tell whether it has tasks."""
-        tasks = self.worker.tasks if self.worker is not None else 0
+        tasks = self.worker.client.tasks if self.worker is not None else ()
         return bool(tasks or len(self.recovery))
 
 
@@ -298,9 +299,10 @@ class Lease:
         model.leases.add(self)
 
     @property
-    def loaded(self) -> Worker | None:
-        """The model's worker, if the model is loaded."""
-        return self.model.loaded
+    def loaded(self) -> ProcessClient | None:
+        """The client of the model's worker, if the model is loaded."""
+        worker = self.model.loaded
+        return None if worker is None else worker.client
 
     @property
     def held(self) -> bool:
@@ -311,11 +313,11 @@ class Lease:
         """Wait until turns may begin."""
         await self.model.released()
 
-    async def ready(self, on_progress: Callable[[float], None] | None = None) -> Worker:
-        """Return the model's worker, loading it if needed."""
+    async def ready(self, on_progress: Callable[[float], None] | None = None) -> ProcessClient:
+        """Return the client of the model's worker, loading the model if needed."""
         return await self.model.ready(on_progress)
 
-    async def ask(self, question: Callable[[Worker], Awaitable[T]]) -> T:
+    async def ask(self, question: Callable[[ProcessClient], Awaitable[T]]) -> T:
         """Return the worker's answer, of another worker where one dies meanwhile.
 
         :raises WorkerCrashed: the question ended the worker, or too many workers have died.

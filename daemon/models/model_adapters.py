@@ -58,7 +58,7 @@ def inherited(config: ModelConfig, before: ModelConfig) -> ModelConfig:
 def describe_adapters(model: Model) -> list[dict[str, Any]]:
     """Return what `models` says of them."""
     worker = model.loaded
-    reports = {} if worker is None else worker.adapters
+    reports = {} if worker is None else worker.client.adapters
     return [_describe(n, a, reports.get(n)) for n, a in model.config.adapters.items()]
 
 
@@ -188,13 +188,13 @@ async def _load(registry: Registry, worker: Worker, spec: AdapterSpec) -> m.Adap
     registry.room.promise(worker, size)
     try:
         with anyio.CancelScope(shield=True):  # else the worker has it, and nobody knows of it
-            await worker.add_adapter(spec)
+            await worker.client.add_adapter(spec)
     except InferdError:
         registry.room.take_back(worker, size)
         raise
     finally:
         registry.room.loaded(worker)
-    return worker.adapters[spec.name]
+    return worker.client.adapters[spec.name]
 
 
 def _change(registry: Registry, model: Model, adapters: dict[str, AdapterConfig]) -> None:
@@ -223,14 +223,14 @@ async def remove(registry: Registry, model: Model, name: str, *, force: bool) ->
 
 
 async def _unload(registry: Registry, worker: Worker, name: str, *, force: bool) -> None:
-    report = worker.adapters.get(name)
+    report = worker.client.adapters.get(name)
     if report is None or report.info is None:
-        worker.adapters.pop(name, None)
+        worker.client.adapters.pop(name, None)
         return
-    others = [r.info for n, r in worker.adapters.items() if n != name]
+    others = [r.info for n, r in worker.client.adapters.items() if n != name]
     if report.info not in others:  # else another name has the same file
         with anyio.CancelScope(shield=True):
-            await worker.remove_adapter(report.info.id, force=force)
-    worker.adapters.pop(name, None)
+            await worker.client.remove_adapter(report.info.id, force=force)
+    worker.client.adapters.pop(name, None)
     registry.room.take_back(worker, _size_of(Path(report.spec.path)))
     registry.room.loaded(worker)

@@ -11,7 +11,6 @@ from typing import Any
 
 import anyio
 import anyio.abc
-import msgspec
 import structlog
 
 from ...backends.errors import Busy, Cancelled, ModelNotFound, ShuttingDown
@@ -280,8 +279,7 @@ class Registry:
 
     def _bind(self, model: Model, worker: Worker) -> None:
         self._events[worker].model = model
-        worker.spec = msgspec.structs.replace(worker.spec, name=model.name)
-        worker.poison = model.recovery.poison
+        worker.bind_model(model.name, model.recovery.quarantine)
 
     def add(self, name: str, config: ModelConfig, uid: int) -> Model:
         """Return a new model that only *uid* may name."""
@@ -381,7 +379,7 @@ class Registry:
     def _tell_evicted(self, place: Place) -> None:
         for worker in self.workers():
             if worker.info.fingerprint == place.fingerprint:
-                worker.evicted(place.name)
+                worker.forget_kv_file(place.name)
 
     async def forget_files(self, owner: int, session: str) -> None:
         """Delete what lies on disk of a session that the workers have forgotten.

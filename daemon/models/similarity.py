@@ -27,7 +27,7 @@ from .model import Lease, Model, ModelState
 
 if TYPE_CHECKING:
     from ..core import Daemon
-    from ..workers.worker import Worker
+    from ..workers.process_client import ProcessClient
 
 __all__ = ("Comparing", "cosine_of", "not_chosen")
 
@@ -40,8 +40,8 @@ Tell = Callable[[Similarity], None]
 class _Loaded(Lease):
     """A lease on a model as long as it is loaded; it is never loaded for this."""
 
-    async def ready(self, on_progress: Callable[[float], None] | None = None) -> Worker:
-        """Return the worker, if it is there; one that comes in a dead one's place is waited for.
+    async def ready(self, on_progress: Callable[[float], None] | None = None) -> ProcessClient:
+        """Return the worker's client, if the model is loaded or its worker is being replaced.
 
         :raises ModelNotFound: it is not.
         """

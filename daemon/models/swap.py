@@ -21,7 +21,9 @@ from ...backends import ModelInfo
 from ...backends.errors import Busy, Cancelled, InferdError, OutOfMemory, ShuttingDown
 from ...sessions import Session, TaskReader
 from ..config.model_settings import ModelConfig
+from ..workers.process_client import ProcessClient
 from ..workers.recovery import fail_readers
+from ..workers.tasks import WorkerTasks
 from ..workers.worker import Worker
 from .model_adapters import inherited
 
@@ -149,15 +151,15 @@ class Swaps:
         model = handover.model
         try:
             if handover.speaks_the_same:
-                self._registry.move(model, before.give_away(waiting=True))
+                self._registry.move(model, before.client.give_away(waiting=True))
             for _ in range(PASSES):
-                self._pass_on(handover, await self._rest_of(former, before))
+                self._pass_on(handover, await self._rest_of(former, before.client.tasks))
                 await self._carry(model, also_text=not handover.speaks_the_same)
         finally:
             with anyio.CancelScope(shield=True):
                 del model.formers[handover.before.vocab_hash]
                 if former.worker is not None:
-                    former.worker.heir = partial(self._pass_on, handover)
+                    former.worker.client.successor = partial(self._pass_on, handover)
                 await self._drop(former)
 
     async def _replace(self, model: Model, config: ModelConfig) -> Swapped:
@@ -166,7 +168,7 @@ class Swaps:
         before, after = worker.info, worker.info
         left: dict[int, TaskReader] = {}
         model.hold()
-        log.info("model.drains", model=model.name, tasks=worker.tasks)
+        log.info("model.drains", model=model.name, tasks=len(worker.tasks))
         try:
             await self._empty(model, worker, left)
             after = await self._exchange(model, config, left)
@@ -176,14 +178,16 @@ class Swaps:
             self._under_way.discard(model.name)
         return self._done(model, after, before, "drain")
 
-    async def _empty(self, model: Model, worker: Worker, left: dict[int, TaskReader]) -> None:
+    async def _empty(
+        self, model: Model, worker: ProcessClient, left: dict[int, TaskReader]
+    ) -> None:
         """Let the turns of *model* end, but for those *left* after the grace, and take the
         histories along.
         """
         model.formers[worker.info.vocab_hash] = model
         try:
             for _ in range(PASSES):
-                left |= await self._rest_of(model, worker)
+                left |= await self._rest_of(model, worker.tasks)
                 await self._carry(model, also_text=True)
         finally:
             del model.formers[worker.info.vocab_hash]
@@ -196,7 +200,7 @@ class Swaps:
         """
         before, model.config, model.replaced = model.config, config, True
         if model.worker is not None:
-            model.worker.heir = left.update
+            model.worker.client.successor = left.update
         try:
             await model.unload()
             return (await model.load()).info
@@ -214,10 +218,10 @@ class Swaps:
         except InferdError as exc:  # the next turn tries again
             log.error("model.not_back", model=model.name, cause=exc.message)
 
-    async def _rest_of(self, model: Model, worker: Worker) -> dict[int, TaskReader]:
-        """Let the turns of *model*, which *worker* has, end; take those that outlast the grace."""
+    async def _rest_of(self, model: Model, tasks: WorkerTasks) -> dict[int, TaskReader]:
+        """Let the turns of *model*, among its *tasks*, end; take those that outlast the grace."""
         with anyio.move_on_after(self._grace_s):
-            await _finished(model, worker)
+            await _finished(model, tasks)
         return _unfinished(model)
 
     async def _carry(self, model: Model, *, also_text: bool) -> None:
@@ -282,17 +286,18 @@ class Swaps:
         self._registry.remove(former)
 
 
-async def _finished(former: Model, before: Worker) -> None:
+async def _finished(former: Model, before: WorkerTasks) -> None:
     """Wait until the old worker, or another one that its turns needed, has no turns left."""
     while True:
-        worker, recovering = former.worker or before, len(former.recovery) > 0
-        if not worker.tasks and not recovering:
+        tasks = before if former.worker is None else former.worker.client.tasks
+        recovering = len(former.recovery) > 0
+        if not tasks and not recovering:
             return
         with anyio.move_on_after(RECOVERY_LOOK_S if recovering else None):
-            await worker.changed()
+            await tasks.changed()
 
 
 def _unfinished(former: Model) -> dict[int, TaskReader]:
     """Take the turns that a model has, those that wait for its worker included."""
     waiting = former.recovery.release()
-    return waiting if former.worker is None else waiting | former.worker.give_away()
+    return waiting if former.worker is None else waiting | former.worker.client.give_away()

@@ -14,6 +14,7 @@ from ..residency.estimates import Reckonings
 from ..residency.gate import Turnstile
 from ..residency.model_files import Signature
 from ..workers.listener import WorkerListener
+from ..workers.process_client import ProcessClient
 from ..workers.worker import Worker
 from .kv_index import KvIndex
 from .model import Model
@@ -70,23 +71,24 @@ class WorkerEvents(WorkerListener):
         yet, so that a caller keeps its place before those that come later.
         """
         if self.model.embeds:
-            worker.embeds = True
+            worker.client.embeds = True
             need = estimate.need.with_embedding()
             estimate = m.Reckoned(estimate.shape, need, estimate.devices)
         self._room.reckoned(self.model, worker, with_adapters(estimate, worker.spec))
         self._turnstile.look()
 
-    async def reserve_embedding_memory(self, worker: Worker) -> None:
+    async def reserve_embedding_memory(self, client: ProcessClient) -> None:
         """Reserve memory for embeddings; idle models are unloaded for it, if need be.
 
         :raises OutOfMemory: there is too little of it.
         """
-        while not (worker.embeds or worker.leaving):
-            if self.model.worker is not worker:
+        while not client.embeds:
+            worker = self.model.worker
+            if worker is None or worker.client is not client or worker.leaving:
                 return
             for unloading in self._room.embed(self.model, worker):
                 await unloading.gone.wait()
-            self.model.embeds = worker.embeds
+            self.model.embeds = client.embeds
 
     def embedding_context_created(self, worker: Worker) -> None:
         """Note that the memory of the embedding context is in use."""

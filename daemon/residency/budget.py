@@ -111,7 +111,7 @@ class Room:
             if claim is not None:
                 claim.need = claim.need.with_embedding()
                 claim.unseen = None if claim.unseen is None else claim.unseen + extra
-            worker.embeds = True
+            worker.client.embeds = True
             return []
         others = [idle for idle in self._unused() if idle.name != model.name]
         leaving = victims(others, missing - self._coming())

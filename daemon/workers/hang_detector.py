@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from ...scheduler.recording.recorder import Doing, Recorder
 
-__all__ = ("Watch",)
+__all__ = ("HangDetector",)
 
 LOOKS = 4
 """A worker is looked at so often within the time that it may be silent, while somebody waits."""
@@ -16,7 +16,7 @@ KILLED_S = 10.0
 """So long a kill may take until the process is gone, and its work with it."""
 
 
-class Watch:
+class HangDetector:
     """Calls *kill* once *is_awaited* and the worker was silent for *hang_s*. Lives on the daemon's
     event loop; without anybody who waits there is no timer.
     """
@@ -35,7 +35,7 @@ class Watch:
         self._sent_at = 0.0
         self._timer: asyncio.TimerHandle | None = None
 
-    def sent(self) -> None:
+    def note_sent(self) -> None:
         """Note that the worker was sent something that it has to take."""
         if self._recorder.read().at >= self._sent_at:
             self._sent_at = self._seconds()  # else it owes an earlier one: that counts

@@ -10,6 +10,7 @@ from ...scheduler.recording.recorder import Act
 from ...sessions.worker_client import TaskReader
 
 if TYPE_CHECKING:
+    from .process_client import ProcessClient
     from .worker import Worker
 
 __all__ = ("WorkerListener",)
@@ -30,7 +31,7 @@ class WorkerListener(Protocol):
     def memory_estimated(self, worker: Worker, estimate: m.Reckoned) -> None:
         """Decide on a load: answer with the worker's `reckon`, `proceed` or `refuse`, or later."""
 
-    async def reserve_embedding_memory(self, worker: Worker) -> None:
+    async def reserve_embedding_memory(self, client: ProcessClient) -> None:
         """Reserve memory for the embedding context, before the first embedding.
 
         :raises OutOfMemory: there is too little of it.

@@ -1,4 +1,4 @@
-"""What a worker was asked, and who awaits its answers."""
+"""Queries that were sent to one worker and have no answer yet."""
 
 from __future__ import annotations
 
@@ -9,63 +9,62 @@ import anyio
 
 from ...backends.errors import InferdError
 
-__all__ = ("Questions",)
+__all__ = ("PendingQueries",)
 
 
-class _Question:
-    """One whose answer is awaited."""
+class _PendingQuery:
+    """A query whose answer is awaited; *data* is the part of it that a client has made."""
 
-    def __init__(self, given: bytes) -> None:
-        self.given = given
-        """What was asked about, if it is of the client's making."""
+    def __init__(self, data: bytes) -> None:
+        self.data = data
         self.done = anyio.Event()
         self.value: Any = None
         self.error: InferdError | None = None
 
 
-class Questions:
-    """Those of one worker, by their numbers, which begin at 1. Lives on the daemon's event loop."""
+class PendingQueries:
+    """The pending queries by their numbers, which begin at 1. Lives on the daemon's event loop."""
 
     def __init__(self) -> None:
-        self._open: dict[int, _Question] = {}
-        self._asked = 0
+        self._pending: dict[int, _PendingQuery] = {}
+        self._last_number = 0
 
     def __len__(self) -> int:
-        return len(self._open)
+        return len(self._pending)
 
-    def put(self, given: bytes = b"") -> int:
-        """Return the number of a new question."""
-        self._asked += 1
-        self._open[self._asked] = _Question(given)
-        return self._asked
+    def add_query(self, data: bytes = b"") -> int:
+        """Return the number of a new query."""
+        self._last_number += 1
+        self._pending[self._last_number] = _PendingQuery(data)
+        return self._last_number
 
-    async def answer_to(self, number: int) -> Any:
-        """Wait for the answer to a question.
+    async def wait_answer(self, number: int) -> Any:
+        """Wait for the answer to a query.
 
-        :raises InferdError: the question was refused.
+        :raises InferdError: the query was refused.
         """
-        question = self._open[number]
+        query = self._pending[number]
         try:
-            await question.done.wait()
+            await query.done.wait()
         finally:
-            self._open.pop(number, None)
-        if question.error is not None:
-            raise question.error
-        return question.value
+            self._pending.pop(number, None)
+        if query.error is not None:
+            raise query.error
+        return query.value
 
-    def answered(self, number: int, value: Any) -> None:
-        """Take the answer to a question; it may come when nobody waits for it any more."""
-        if number in self._open:
-            self._open[number].value = value
-            self._open[number].done.set()
+    def resolve_query(self, number: int, value: Any) -> None:
+        """Answer a query; it may have been given up."""
+        if number in self._pending:
+            self._pending[number].value = value
+            self._pending[number].done.set()
 
-    def refused(self, number: int, error: InferdError) -> None:
-        """Take the refusal of a question."""
-        if number in self._open:
-            self._open[number].error = error
-            self._open[number].done.set()
+    def refuse_query(self, number: int, error: InferdError) -> None:
+        """Refuse a query; it may have been given up."""
+        if number in self._pending:
+            self._pending[number].error = error
+            self._pending[number].done.set()
 
     def refuse_all(self, error: Callable[[int, bytes], InferdError]) -> None:
-        """Refuse all that are open, each by the *error* for its number and what was given."""
-        for number, question in list(self._open.items()):
-            self.refused(number, error(number, question.given))
+        """Refuse all queries, each with the *error* for its number and data."""
+        for number, query in list(self._pending.items()):
+            self.refuse_query(number, error(number, query.data))

@@ -20,29 +20,29 @@ from ...scheduler import messages as m
 from ...scheduler.recording.recorder import Act, Doing
 from ...sessions.worker_client import Line, Port, TaskReader
 
-__all__ = ("Poison", "Recovery", "fail_readers", "poisonous")
+__all__ = ("Quarantine", "Recovery", "fail_readers", "quarantine_error")
 
 DEATHS_MAX = 8
 """So many deaths within `DEATHS_S`, with nothing computed between them, and the tasks fail."""
 DEATHS_S = 60.0
 BACKOFF_S = 0.25
-POISON_S = 3600.0
-POISON_MAX = 1000
+QUARANTINE_S = 3600.0
+QUARANTINE_INPUTS_MAX = 1000
 
 log = structlog.get_logger()
 
 
-class Poison:
+class Quarantine:
     """The inputs that ended a worker, by their hash: none of them is tried again for an hour."""
 
     def __init__(self, seconds: Callable[[], float] = time.monotonic):
         self._seconds = seconds
         self._until: OrderedDict[bytes, float] = OrderedDict()
 
-    def add(self, data: bytes) -> None:
+    def add_input(self, data: bytes) -> None:
         """Remember an input."""
-        self._until[_hash(data)] = self._seconds() + POISON_S
-        while len(self._until) > POISON_MAX:
+        self._until[_hash(data)] = self._seconds() + QUARANTINE_S
+        while len(self._until) > QUARANTINE_INPUTS_MAX:
             self._until.popitem(last=False)
 
     def __contains__(self, data: bytes) -> bool:
@@ -56,8 +56,8 @@ def _hash(data: bytes) -> bytes:
     return hashlib.sha256(data).digest()
 
 
-def poisonous(model: str) -> WorkerCrashed:
-    """Return the error of an input that ended a worker."""
+def quarantine_error(model: str) -> WorkerCrashed:
+    """Return the error of an input that has ended a worker process."""
     return WorkerCrashed(
         f"this input ends the worker process of {model!r}",
         hint="change it: as it is it is refused for an hour; the daemon's log says how the process"
@@ -97,7 +97,7 @@ class Recovery:
         seconds: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = anyio.sleep,
     ):
-        self.poison = Poison(seconds)
+        self.quarantine = Quarantine(seconds)
         self.recovered = 0
         """Times that a task went on in another worker: its own had died, or was swapped."""
         self._model, self._ready = model, ready
@@ -138,9 +138,9 @@ class Recovery:
 
     def _refuse(self, reader: TaskReader) -> None:
         spec = reader.spec
-        self.poison.add(spec.tokens)
+        self.quarantine.add_input(spec.tokens)
         log.error("task.poisonous", model=self._model, task=spec.id, request=spec.request)
-        fail_readers({spec.id: reader}, poisonous(self._model))
+        fail_readers({spec.id: reader}, quarantine_error(self._model))
 
     async def bring_back(self) -> None:
         """Start a worker, and let the tasks go on in it; where that fails they fail."""

@@ -16,7 +16,7 @@ import pytest
 from inferd.daemon.components import Parts
 from inferd.daemon.service.status import STATUS_BYTES_MAX, Service, status_line
 from inferd.daemon.service.watchdog import feed_s, overdue
-from inferd.daemon.workers.hang_detector import KILLED_S, Watch
+from inferd.daemon.workers.hang_detector import KILLED_S, HangDetector
 from inferd.scheduler.recording.recorder import Doing, Recorder
 from inferd.testing import RunningDaemon, running_daemon
 from tests.daemon.manager import Manager, Message, manager_of, serving
@@ -185,7 +185,7 @@ def test_a_worker_is_overdue_when_its_kill_was_not_the_end_of_it() -> None:
     now, awaited, killed = time.monotonic(), True, []
     recorder = Recorder()
     recorder.note(Doing.STEP, [1])
-    watch = Watch(recorder, 2.0, lambda: awaited, lambda: killed.append(1), lambda: now)
+    watch = HangDetector(recorder, 2.0, lambda: awaited, lambda: killed.append(1), lambda: now)
 
     class Watched:
         @property
@@ -208,10 +208,10 @@ def test_a_worker_is_overdue_when_its_kill_was_not_the_end_of_it() -> None:
 async def test_a_worker_that_takes_nothing_is_silent_however_much_it_is_sent() -> None:
     now = time.monotonic()
     recorder = Recorder()
-    watch = Watch(recorder, 2.0, lambda: True, lambda: None, lambda: now)
+    watch = HangDetector(recorder, 2.0, lambda: True, lambda: None, lambda: now)
     for _ in range(20):
         now += 1.0
-        watch.sent()
+        watch.note_sent()
     assert watch.overdue
     watch.stop()
 

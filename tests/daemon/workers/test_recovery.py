@@ -15,11 +15,12 @@ from inferd.daemon.config.sources import load_config
 from inferd.daemon.models.registry import Registry
 from inferd.daemon.models.swap import Swaps
 from inferd.daemon.workers.listener import WorkerListener
+from inferd.daemon.workers.process_client import ProcessClient
 from inferd.daemon.workers.recovery import (
     DEATHS_MAX,
-    POISON_MAX,
-    POISON_S,
-    Poison,
+    QUARANTINE_INPUTS_MAX,
+    QUARANTINE_S,
+    Quarantine,
     Recovery,
     fail_readers,
 )
@@ -100,10 +101,10 @@ async def test_the_one_on_trial_is_blamed_and_its_prompt_remembered() -> None:
     assert await scene.die(1, 4) == [2, 4]
 
     assert scene.errors() == {1: "WorkerCrashed"}
-    assert spec(1).tokens in scene.recovery.poison
-    assert spec(2).tokens not in scene.recovery.poison
-    scene.now += POISON_S
-    assert spec(1).tokens not in scene.recovery.poison
+    assert spec(1).tokens in scene.recovery.quarantine
+    assert spec(2).tokens not in scene.recovery.quarantine
+    scene.now += QUARANTINE_S
+    assert spec(1).tokens not in scene.recovery.quarantine
     scene.line.tell(m.Tokens(2, [9], b"x"))
     assert sorted(scene.line.readers) == [2, 3, 4], "the next suspect's turn"
 
@@ -206,12 +207,12 @@ async def test_tasks_that_wait_for_a_worker_can_be_taken_back() -> None:
     assert scene.line.readers == {}
 
 
-async def test_the_poison_that_is_remembered_is_bounded() -> None:
-    poison = Poison(lambda: 0.0)
-    for number in range(POISON_MAX + 5):
-        poison.add(str(number).encode())
-    assert b"4" not in poison
-    assert b"5" in poison
+async def test_the_quarantine_is_bounded() -> None:
+    quarantine = Quarantine(lambda: 0.0)
+    for number in range(QUARANTINE_INPUTS_MAX + 5):
+        quarantine.add_input(str(number).encode())
+    assert b"4" not in quarantine
+    assert b"5" in quarantine
 
 
 async def instantly(seconds: float) -> None:
@@ -243,7 +244,7 @@ class Listener(WorkerListener):
     def memory_estimated(self, worker: Worker, estimate: m.Reckoned) -> None:
         worker.proceed()
 
-    async def reserve_embedding_memory(self, worker: Worker) -> None:
+    async def reserve_embedding_memory(self, client: ProcessClient) -> None:
         return None
 
     def embedding_context_created(self, worker: Worker) -> None:
@@ -259,34 +260,34 @@ class Listener(WorkerListener):
 async def test_all_hear_of_a_death_whatever_one_of_them_answers() -> None:
     listener = Listener()
     worker = Worker(ModelSpec(name="m"), listener)
-    turns = [kind(worker, spec(n), lambda _: None) for n, kind in enumerate((Deaf, Turn), 1)]
+    turns = [kind(worker.client, spec(n), lambda _: None) for n, kind in enumerate((Deaf, Turn), 1)]
     for turn in turns:
         turn.start()
     worker.gone.set()
 
     with pytest.raises(WorkerCrashed):
-        await worker.queue()
+        await worker.client.queue()
     assert turns[1].error is not None and turns[1].error.name == "WorkerCrashed"
-    assert worker.tasks == 0
+    assert len(worker.client.tasks) == 0
     assert listener.frames, "and the clients are written to"
 
 
-async def test_a_task_that_comes_after_the_worker_was_told_to_quit_goes_to_the_heir() -> None:
+async def test_a_task_that_comes_after_the_worker_was_told_to_quit_goes_to_the_successor() -> None:
     worker = Worker(ModelSpec(name="m"), Listener())
     inherited: dict[int, TaskReader] = {}
-    worker.heir = inherited.update
+    worker.client.successor = inherited.update
     worker.quit()
-    turn = Turn(worker, spec(1), lambda _: None)
+    turn = Turn(worker.client, spec(1), lambda _: None)
     turn.start()
     worker.gone.set()
     with pytest.raises(WorkerCrashed):
-        await worker.queue()
-    late = Turn(worker, spec(2), lambda _: None)
+        await worker.client.queue()
+    late = Turn(worker.client, spec(2), lambda _: None)
     late.start()
 
     assert inherited == {1: turn, 2: late}
     assert turn.error is None and late.error is None
-    assert worker.tasks == 0
+    assert len(worker.client.tasks) == 0
 
 
 def registry_in(folder: Path, group: TaskGroup) -> Registry:

@@ -1,0 +1,235 @@
+"""The commands and queries that sessions and calls send to one worker process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import anyio
+import msgspec
+
+from ...backends import AdapterInfo, AdapterSpec, ModelInfo, ModelSpec, Rendering
+from ...backends.base import PLAIN_RENDERING
+from ...backends.errors import InferdError, WorkerCrashed
+from ...scheduler import messages as m
+from ...scheduler.recording.recorder import Act, Doing, Recorder
+from ...sessions.worker_client import TaskReader
+from .listener import WorkerListener
+from .queries import PendingQueries
+from .recovery import Quarantine, fail_readers, quarantine_error
+from .tasks import WorkerTasks
+from .worker_process import death
+
+__all__ = ("ProcessClient",)
+
+_NO_QUERY = 0
+"""The id of a command whose answer nobody awaits."""
+
+
+class ProcessClient:
+    """Implements `sessions.Port` for the worker of *spec*. Lives on the daemon's event loop.
+
+    *send* sends a command, *recorder* reads what the process does, *exited* is set once it has
+    exited.
+    """
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        listener: WorkerListener,
+        send: Callable[[m.Command], None],
+        recorder: Recorder,
+        exited: anyio.Event,
+    ):
+        self.spec = spec
+        self.tasks = WorkerTasks(listener)
+        self.queries = PendingQueries()
+        self.quarantine = Quarantine()
+        """Inputs that are refused, since they have ended a process."""
+        self.adapters: dict[str, m.AdapterReport] = {}
+        """By their names, in the order of their loading; those with an error are not loaded."""
+        self.model_info: ModelInfo | None = None
+        """Set once the model is loaded."""
+        self.successor: Callable[[Mapping[int, TaskReader]], None] | None = None
+        """Takes the tasks that come after `quitting` was set; without it they fail."""
+        self.quitting = False
+        """The process was told to quit."""
+        self.embeds = False
+        """Memory is reserved for the embedding context."""
+        self._listener, self._send = listener, send
+        self._recorder, self._exited = recorder, exited
+
+    @property
+    def info(self) -> ModelInfo:
+        """Facts about the model; only once it is loaded."""
+        assert self.model_info is not None, "the model is not loaded yet"
+        return self.model_info
+
+    # Tasks.
+
+    def submit(self, spec: m.TaskSpec, reader: TaskReader) -> None:
+        """Queue a task, whose reports go to *reader*."""
+        if spec.tokens in self.quarantine:
+            reader.report(m.Failed(spec.id, quarantine_error(self.spec.name).to_wire()))
+            return
+        self.tasks.add_task(spec.id, reader)
+        self._send(m.Submit(spec))
+        self._listener.work_changed()
+        if self._exited.is_set():
+            self.settle()
+
+    def cancel(self, task_id: int) -> None:
+        """Stop a task before the next step."""
+        self._send(m.Cancel(task_id))
+
+    def credit(self, task_id: int, events: int) -> None:
+        """Let a push task send *events* more."""
+        self._send(m.Credit(task_id, events))
+
+    def pull(self, task_id: int) -> None:
+        """Request the next token of a pull task."""
+        self._send(m.Pull(task_id))
+
+    def adjust(self, command: m.Adjust) -> None:
+        """Change a task's parameters from its next token on."""
+        self._send(command)
+
+    def judge(self, verdict: m.Verdict) -> None:
+        """Send a task the verdict on whether it ends with its last sentence."""
+        self._send(verdict)
+
+    async def park(self, task_id: int) -> bool:
+        """Preempt a task in favor of those that wait; return whether it is parked."""
+        parked: bool = await self.query(lambda i: m.Park(i, task_id))
+        return parked
+
+    def give_away(self, *, waiting: bool = False) -> dict[int, TaskReader]:
+        """Remove and return the tasks, or only those that still wait; the process drops them."""
+        given = self.tasks.remove_tasks(waiting=waiting)
+        for number in given:
+            self.cancel(number)
+        if given:
+            self.tasks.notify_changed()
+        return given
+
+    # Texts.
+
+    async def tokenize(
+        self, text: bytes, *, special: bool, bos: bool, turn: bool = False
+    ) -> list[int]:
+        """Return the token ids of *text*; the next step waits a moment for the task of a *turn*."""
+        packed = await self.query(lambda i: m.Tokenize(i, text, special, bos, turn), text)
+        return m.unpack_tokens(packed)
+
+    async def detokenize(self, tokens: Sequence[int]) -> bytes:
+        """Return the bytes that *tokens* stand for."""
+        text: bytes = await self.query(lambda i: m.Detokenize(i, m.pack_tokens(tokens)))
+        return text
+
+    async def chat_prompt(
+        self,
+        messages: Sequence[dict[str, Any]],
+        said: str = "",
+        answer: str = "",
+        rendering: Rendering = PLAIN_RENDERING,
+        *,
+        turn: bool = False,
+    ) -> tuple[str, list[int], bool]:
+        """Return the rendered text, its tokens, and whether these only add to *said*."""
+        rendered = list(messages)
+        text, packed, appended = await self.query(
+            lambda i: m.ChatPrompt(i, rendered, said, answer, rendering, turn),
+            msgspec.msgpack.encode((rendered, rendering)),
+        )
+        return text, m.unpack_tokens(packed), appended
+
+    # KV states and memory.
+
+    async def lookup(
+        self, owner: int, session: str, adapters: tuple[str, ...], tokens: Sequence[int]
+    ) -> int:
+        """Return how many of *tokens* need not be computed again for a session, as of now."""
+        packed = m.pack_tokens(tokens)
+        cached: int = await self.query(lambda i: m.Lookup(i, owner, session, adapters, packed))
+        return cached
+
+    async def forget(self, owner: int, session: str) -> None:
+        """Forget a session's KV states, in memory and on disk; return when it is done."""
+        await self.query(lambda i: m.Forget(i, owner, session))
+
+    def keep(
+        self, owner: int, session: str, adapters: tuple[str, ...], tokens: Sequence[int]
+    ) -> None:
+        """Have a session's KV state written to disk some time soon; nobody waits for it."""
+        self._send(m.Keep(_NO_QUERY, owner, session, adapters, m.pack_tokens(tokens)))
+
+    async def make_room_to_embed(self) -> None:
+        """Reserve memory for the embedding context.
+
+        :raises OutOfMemory: there is too little of it.
+        """
+        if not self.embeds:
+            await self._listener.reserve_embedding_memory(self)
+
+    # The engine and its adapters.
+
+    async def queue(self) -> list[m.QueueEntry]:
+        """Return the tasks that run and those that wait, in order."""
+        return msgspec.convert(await self.query(m.Queue), list[m.QueueEntry])
+
+    async def statistics(self) -> dict[str, Any]:
+        """Return the engine's counters."""
+        counters: dict[str, Any] = await self.query(m.Stats)
+        return counters
+
+    async def add_adapter(self, spec: AdapterSpec) -> m.AdapterReport:
+        """Load an adapter into the process."""
+        answer = await self.query(lambda i: m.AddAdapter(i, spec))
+        report = m.AdapterReport(spec=spec, info=msgspec.convert(answer, AdapterInfo))
+        self.adapters[spec.name] = report
+        return report
+
+    async def remove_adapter(self, adapter_id: str, *, force: bool) -> None:
+        """Free an adapter; with *force* the tasks that have it fail."""
+        await self.query(lambda i: m.RemoveAdapter(i, adapter_id, force))
+
+    async def query(self, command: Callable[[int], m.Command], data: bytes = b"") -> Any:
+        """Send the command that *command* makes with the query's id, and wait for its answer.
+        *data* is the part that a client has made: it is quarantined where it ends the process.
+
+        :raises InferdError: the query was refused, or the process has exited.
+        """
+        if data in self.quarantine:
+            raise quarantine_error(self.spec.name)
+        number = self.queries.add_query(data)
+        self._send(command(number))
+        if self._exited.is_set():
+            self.settle()
+        return await self.queries.wait_answer(number)
+
+    # The end of the process.
+
+    def settle(self, code: int | None = None) -> None:
+        """Pass the tasks on or fail them, and refuse the open queries: the process has exited, with
+        the status *code* if it is known.
+        """
+        readers, act = self.tasks.remove_tasks(), self._recorder.read()
+        error = WorkerCrashed(
+            f"the worker process of {self.spec.name!r} ended ({death(code)})",
+            data={"model": self.spec.name},
+        )
+        if readers and self.quitting and self.successor is not None:
+            self.successor(readers)
+        elif readers and not self.quitting:
+            self._listener.tasks_orphaned(readers, act)
+        else:
+            fail_readers(readers, error)
+        self.queries.refuse_all(lambda number, data: self._refusal(act, number, data) or error)
+        self._listener.reports_handled()
+
+    def _refusal(self, act: Act, number: int, data: bytes) -> InferdError | None:
+        """Return the error of a query that has ended the process; None: it has not."""
+        if act.doing is not Doing.PROMPT or number not in act.ids:
+            return None
+        self.quarantine.add_input(data)
+        return quarantine_error(self.spec.name)

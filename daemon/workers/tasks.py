@@ -1,0 +1,73 @@
+"""The tasks of one worker, each with the reader of its reports."""
+
+from __future__ import annotations
+
+from itertools import islice
+
+import anyio
+
+from ...scheduler import messages as m
+from ...sessions.worker_client import TaskReader
+from .listener import WorkerListener
+
+__all__ = ("TaskReport", "WorkerTasks")
+
+TaskReport = (
+    m.Tokens | m.Sentence | m.Moved | m.Position | m.Shifted | m.Embedded | m.Finished | m.Failed
+)
+
+
+class WorkerTasks:
+    """Lives on the daemon's event loop, which adds and removes tasks."""
+
+    def __init__(self, listener: WorkerListener):
+        self._listener = listener
+        self._readers: dict[int, TaskReader] = {}
+        self._changed = anyio.Event()
+
+    def __len__(self) -> int:
+        return len(self._readers)
+
+    def __contains__(self, task_id: int) -> bool:
+        return task_id in self._readers
+
+    @property
+    def priority_max(self) -> int | None:
+        """The highest priority class among the tasks; None: there are no tasks."""
+        return max((reader.spec.priority for reader in self._readers.values()), default=None)
+
+    def requests(self, count_max: int) -> list[str]:
+        """Return the ids of the requests of the tasks, *count_max* at most."""
+        return [reader.spec.request for reader in islice(self._readers.values(), count_max)]
+
+    def add_task(self, task_id: int, reader: TaskReader) -> None:
+        """Add a task; the caller sends it to the worker."""
+        self._readers[task_id] = reader
+
+    def deliver_report(self, report: TaskReport) -> None:
+        """Give a report to the reader of its task, if the worker still has that task."""
+        ends = isinstance(report, m.Finished | m.Failed)
+        readers = self._readers
+        reader = readers.pop(report.task_id, None) if ends else readers.get(report.task_id)
+        if reader is None:
+            return
+        reader.report(report)
+        if ends:
+            self.notify_changed()
+
+    def remove_tasks(self, *, waiting: bool = False) -> dict[int, TaskReader]:
+        """Remove and return all tasks, or only those that the worker has not begun."""
+        removed = {n: r for n, r in self._readers.items() if not (waiting and r.begun)}
+        for number in removed:
+            del self._readers[number]
+        return removed
+
+    def notify_changed(self) -> None:
+        """Wake those that wait for the end of a task or of the process."""
+        self._listener.work_changed()
+        changed, self._changed = self._changed, anyio.Event()
+        changed.set()
+
+    async def changed(self) -> None:
+        """Wait until a task or the process has ended."""
+        await self._changed.wait()
