@@ -1,21 +1,36 @@
-"""The calls of the protocol, one function each, by groups.
+"""The calls of the protocol, one function each, by subject.
 
-`visits` keeps calls back until their model is in memory, `graphs` loads and unloads, `contexts` has
-the wasi-nn calls on execution contexts, `turns` streams and chats, `embedding` makes embeddings,
-`branches` makes branches, goes back and forgets, `texts` tokenizes and renders, `control` looks in
-and steers, `adapters` adds and removes adapters. Each function takes the daemon and a request and
-returns a result struct of `ipc.messages`, or raises an error of the tree.
+Each function takes the daemon and a request and returns a result struct of `ipc.messages`, or
+raises an error of the tree.
 """
 
 from ..core import CallTable
-from . import adapter_calls as adapters
-from . import answers, branches, contexts, control, graphs, texts, turns
-from . import embed_texts as embedding
+from . import (
+    answers,
+    computing,
+    contexts,
+    embed_texts,
+    graphs,
+    model_operations,
+    monitoring,
+    session_operations,
+    texts,
+    turns,
+)
 from .residency_requests import passing
 
 __all__ = ("ALL_CALLS",)
 
-_CALLS: CallTable = {}
-for _group in (graphs, contexts, turns, embedding, branches, texts, control, adapters, answers):
-    _CALLS |= _group.CALLS
+_CALLS: CallTable = {
+    **graphs.CALLS,
+    **contexts.CALLS,
+    **computing.CALLS,
+    **turns.CALLS,
+    **answers.CALLS,
+    **embed_texts.CALLS,
+    **texts.CALLS,
+    **session_operations.CALLS,
+    **model_operations.CALLS,
+    **monitoring.CALLS,
+}
 ALL_CALLS: CallTable = {name: passing(name, call) for name, call in _CALLS.items()}

@@ -18,7 +18,7 @@ from ...ipc.server.server import Request
 from ...sessions import Session, TurnOptions
 from ...sessions.turn import Turn
 from ..core import CallTable, Daemon
-from .arguments import priority_of, seconds_of
+from .arguments import turn_options
 from .turns import take_input
 
 __all__ = ("ANSWERS_MAX", "CALLS")
@@ -116,14 +116,8 @@ class _Round:
         """Return what answer *number* is asked with: a seed that was given counts up."""
         p = self._p
         seed = {"seed": (self._seed + number) % SEEDS} if self._seed >= 0 else {}
-        return TurnOptions(
-            options=p.options | seed,
-            priority=priority_of(p.priority),
-            queue_timeout_s=seconds_of(p.queue_timeout_s),
-            timeout_s=seconds_of(p.timeout_s),
-            special=False,
-            goes_on=number > 0,
-        )
+        options = TurnOptions(options=p.options | seed, special=False, goes_on=number > 0)
+        return turn_options(p, options)
 
 
 CALLS: CallTable = {"answers": answers}

@@ -1,16 +1,19 @@
-"""What several calls need: priorities, tensors, JSON metadata."""
+"""Arguments that several calls have: a turn's priority and timeouts, tensors, JSON metadata."""
 
 from __future__ import annotations
 
 import os
 import stat
+from typing import Protocol
 
 import anyio.to_thread
+import msgspec
 
 from ...backends.errors import InvalidArgument, TooLarge
 from ...backends.params import nearest
 from ...ipc.messages import TENSOR_BYTES_MAX, TENSOR_TYPES, Tensor
 from ...scheduler import PRIORITIES, Priority
+from ...sessions import TurnOptions
 
 __all__ = (
     "bounded",
@@ -20,9 +23,30 @@ __all__ = (
     "seconds_of",
     "tensor_bytes",
     "tensor_type",
+    "turn_options",
 )
 
 TIMEOUT_S_MAX = 30 * 86_400.0
+
+
+class TurnParams(Protocol):
+    """The fields that the params of all calls with a turn have; most have `queue_timeout_s` too."""
+
+    priority: str
+    timeout_s: float
+
+
+def turn_options(params: TurnParams, options: TurnOptions) -> TurnOptions:
+    """Return *options* with the priority and the timeouts of a call's *params*.
+
+    :raises InvalidArgument: one of them is not valid.
+    """
+    return msgspec.structs.replace(
+        options,
+        priority=priority_of(params.priority),
+        queue_timeout_s=seconds_of(getattr(params, "queue_timeout_s", 0.0)),
+        timeout_s=seconds_of(params.timeout_s),
+    )
 
 
 def priority_of(name: str) -> Priority | None:

@@ -1,24 +1,18 @@
-"""The wasi-nn calls on execution contexts, with WasmEdge's behaviour."""
+"""The wasi-nn calls that open an execution context, set its input, read its output and close it."""
 
 from __future__ import annotations
-
-import msgspec
 
 from ...backends.errors import InvalidArgument
 from ...backends.params import parse_json_options
 from ...ipc import messages as w
 from ...ipc.server.server import Request
-from ...scheduler.output.stopping.ending import CONTEXT_FULL
-from ...sessions import Session, TurnOptions
+from ...sessions import Session
 from ..core import CallTable, Daemon
-from .arguments import bounded, metadata_text, number_of, priority_of, seconds_of, tensor_bytes
-from .turns import turn_result
+from .arguments import bounded, metadata_text, tensor_bytes
 
-__all__ = ("CALLS", "open_context")
+__all__ = ("CALLS", "set_metadata")
 
 METADATA_INDEX = 1
-METADATA_NAMES = ("1", "metadata", "options", "config")
-"""Names under which `compute`'s named inputs hold metadata JSON; any other holds the prompt."""
 
 
 def open_context(
@@ -72,59 +66,6 @@ def set_metadata(session: Session, data: bytes) -> None:
     session.apply(parse_json_options(metadata_text(data)))
 
 
-async def compute(daemon: Daemon, request: Request) -> w.ComputeResult:
-    """Compute a whole turn; with named inputs, answer with named outputs."""
-    session, p = daemon.session(request), request.params
-    prompt = None
-    for name, tensor in p.inputs or ():
-        data = await tensor_bytes(tensor)
-        if name in METADATA_NAMES:
-            set_metadata(session, data)
-        else:
-            prompt = msgspec.structs.replace(tensor, data=data)
-            await session.set_input(data)
-    await _compute(daemon, session, _turn_options(p))
-    if prompt is None:
-        return w.ComputeResult()
-    return w.ComputeResult(
-        outputs=[("output", _like(session.output(0), prompt))], metadata=session.metadata()
-    )
-
-
-def _like(data: bytes, prompt: w.Tensor) -> w.Tensor:
-    """Return *data* as a tensor: of the prompt's type and shape where it is as long (an echo)."""
-    kind = number_of(prompt.type, w.TENSOR_TYPES, "tensor type")
-    if prompt.dimensions and len(data) == len(prompt.data) and data:
-        return w.Tensor(data=data, dimensions=prompt.dimensions, type=kind)
-    return w.Tensor(data=data, dimensions=[len(data)], type=w.TENSOR_TYPES["u8"])
-
-
-def _turn_options(p: w.ComputeParams | w.ComputeSingleParams) -> TurnOptions:
-    return TurnOptions(
-        embeds=isinstance(p, w.ComputeParams),
-        priority=priority_of(p.priority),
-        queue_timeout_s=seconds_of(p.queue_timeout_s),
-        timeout_s=seconds_of(p.timeout_s),
-    )
-
-
-async def _compute(daemon: Daemon, session: Session, options: TurnOptions) -> None:
-    daemon.check_open()
-    turn = await session.start(options)
-    await session.finish(turn)
-    if turn.stats is not None and turn.stats.stop_reason == CONTEXT_FULL.name:
-        raise turn.ending()
-
-
-async def compute_single(daemon: Daemon, request: Request) -> w.ComputeSingleResult:
-    """Draw the next token."""
-    session = daemon.session(request)
-    if not session.active:
-        daemon.check_open()
-    piece = await session.compute_single(_turn_options(request.params))
-    return w.ComputeSingleResult(piece=piece)
-
-
 async def get_output(daemon: Daemon, request: Request) -> w.OutputResult:
     """Return the text so far, or metadata."""
     p = request.params
@@ -157,76 +98,14 @@ async def finalize(daemon: Daemon, request: Request) -> w.Empty:
     return w.Empty()
 
 
-async def prompt_compute(daemon: Daemon, request: Request) -> w.PromptComputeResult:
-    """Take a prompt and answer it; the context keeps both (the prompt interface)."""
-    daemon.check_open()
-    session, p = daemon.session(request), request.params
-    options = TurnOptions(
-        priority=priority_of(p.priority), timeout_s=seconds_of(p.timeout_s), special=False
-    )
-    with session.undone_if_refused():
-        await session.add_text(p.prompt.encode())
-        turn = await session.start(options)
-    await session.finish(turn)
-    return w.PromptComputeResult(text=turn.text.decode(errors="replace"))
-
-
-async def init_backend(daemon: Daemon, request: Request) -> w.InitBackendResult:
-    """Say which keys of a backend configuration are set aside: all, they are the operator's."""
-    text = metadata_text(request.params.config)
-    options = parse_json_options(text)
-    return w.InitBackendResult(ignored=sorted({*options.ignored, *options.values}))
-
-
-async def deinit_backend(daemon: Daemon, request: Request) -> w.Empty:
-    """Close the connection's sessions and graphs."""
-    for session in daemon.sessions.of(request.connection):
-        await daemon.sessions.close(session)
-    for graph in [g for g in daemon.graphs.values() if g.connection is request.connection]:
-        del daemon.graphs[graph.handle]
-        graph.lease.close()
-    return w.Empty()
-
-
-async def run_inference(daemon: Daemon, request: Request) -> w.TurnResult:
-    """Do one turn by the chat template, its history kept (apuslabs/wasi_nn_backend)."""
-    daemon.check_open()
-    session, p = daemon.session(request), request.params
-    data = (await tensor_bytes(p.tensor)).rstrip(b"\0")
-    options = parse_json_options(metadata_text(p.config))
-    call = TurnOptions(
-        options=options.values,
-        priority=priority_of(p.priority),
-        timeout_s=seconds_of(p.timeout_s),
-        special=False,
-    )
-    with session.undone_if_refused():
-        message = {"role": "user", "content": data.decode(errors="replace")}
-        await session.add_messages([message], options.values)
-        splitter = session.splitter(options.values)
-        turn = await session.start(call)
-    await session.finish(turn)
-    result = turn_result(session, splitter, bytes(turn.text))
-    bounded(result.text, p.size_max)
-    metadata = result.metadata
-    metadata["ignored"] = sorted({*metadata["ignored"], *options.ignored})
-    return result
-
-
 CALLS: CallTable = {
     "init_execution_context": init_execution_context,
     "init_execution_context_with_session_id": init_with_session_id,
     "prompt_init": init_execution_context,
-    "prompt_compute": prompt_compute,
     "set_input": set_input,
-    "compute": compute,
-    "compute_single": compute_single,
     "get_output": get_output,
     "get_output_single": get_output_single,
     "fini_single": fini_single,
     "finalize_execution_context": finalize,
     "close_execution_context": finalize,
-    "init_backend": init_backend,
-    "deinit_backend": deinit_backend,
-    "run_inference": run_inference,
 }

@@ -1,10 +1,11 @@
-"""Embeddings of texts: each is a turn of a session of its own, that is gone when it has ended."""
+"""Embeddings of texts: each is a turn of a session of its own."""
 
 from __future__ import annotations
 
 from itertools import count
 
 import anyio
+import msgspec
 
 from ...backends.errors import Busy, InferdError, InvalidArgument, TooLarge
 from ...backends.params import read_options
@@ -13,7 +14,7 @@ from ...ipc.server.server import Request
 from ...scheduler.messages import Embedded
 from ...sessions import Session, Turn, TurnOptions
 from ..core import CallTable, Daemon, Graph
-from .arguments import priority_of, seconds_of
+from .arguments import turn_options
 
 __all__ = ("CALLS",)
 
@@ -46,9 +47,7 @@ class _Texts:
         p: w.EmbedParams = request.params
         own = {"embedding": True, "pooling": p.pooling, "embd-normalize": p.normalize}
         self._options = graph.options | read_options(own, strict=True).values
-        self._priority = priority_of(p.priority)
-        self._queue_timeout_s = seconds_of(p.queue_timeout_s)
-        self._timeout_s = seconds_of(p.timeout_s)
+        self._turn_options = turn_options(p, TurnOptions(embeds=True, goes_on=True))
         self._daemon, self._graph, self._texts = daemon, graph, p.texts
         self._owner = request.connection.peer.uid
         self._began = daemon.ledger.seconds()
@@ -94,14 +93,14 @@ class _Texts:
                 self._end_one()
         finally:
             daemon.passing.discard(session)
-        self._take(index, turn)
+        self._add_turn(index, turn)
 
     async def _start(self, session: Session) -> Turn:
         """Queue a text; where too much waits, once another one of this call has ended."""
         while True:
             self._under_way += 1
             try:
-                return await session.start(self._turn_options())
+                return await session.start(self._options_now())
             except Busy:
                 self._under_way -= 1
                 if not self._under_way:
@@ -116,22 +115,17 @@ class _Texts:
         ended, self._one_ended = self._one_ended, anyio.Event()
         ended.set()
 
-    def _turn_options(self) -> TurnOptions:
-        left_s = 0.0
-        if self._timeout_s:
-            passed_s = self._daemon.ledger.seconds() - self._began
-            left_s = max(TIMEOUT_S_LEAST, self._timeout_s - passed_s)
-        return TurnOptions(
-            priority=self._priority,
-            queue_timeout_s=self._queue_timeout_s,
-            timeout_s=left_s,
-            embeds=True,
-            goes_on=True,
-        )
+    def _options_now(self) -> TurnOptions:
+        options = self._turn_options
+        if not options.timeout_s:
+            return options
+        passed_s = self._daemon.ledger.seconds() - self._began
+        left_s = max(TIMEOUT_S_LEAST, options.timeout_s - passed_s)
+        return msgspec.structs.replace(options, timeout_s=left_s)
 
-    def _take(self, index: int, turn: Turn) -> None:
+    def _add_turn(self, index: int, turn: Turn) -> None:
         self._turns[index] = turn
-        self._bytes += len(_told(turn).vectors)
+        self._bytes += len(_embedding(turn).vectors)
         if self._bytes > RESULT_BYTES_MAX:
             raise TooLarge(
                 f"the vectors of {len(self._turns)} of {len(self._texts)} texts have"
@@ -143,18 +137,18 @@ class _Texts:
     def result(self) -> w.EmbedResult:
         """Return the answer, in the order of the texts."""
         turns = [self._turns[index] for index in range(len(self._texts))]
-        told = _told(turns[0])
+        first = _embedding(turns[0])
         return w.EmbedResult(
-            embeddings=[_told(turn).vectors for turn in turns],
-            size=told.size,
-            pooling=told.pooling,
+            embeddings=[_embedding(turn).vectors for turn in turns],
+            size=first.size,
+            pooling=first.pooling,
             tokens=[turn.stats.prompt_tokens for turn in turns if turn.stats is not None],
             model=self._graph.lease.name,
             fingerprint=turns[0].port.info.fingerprint,
         )
 
 
-def _told(turn: Turn) -> Embedded:
+def _embedding(turn: Turn) -> Embedded:
     if turn.embedding is None:
         raise InferdError("a turn has ended without its embedding")
     return turn.embedding

@@ -1,4 +1,4 @@
-"""Loading and unloading: a graph is a client's lease on a model."""
+"""The wasi-nn calls that load and unload graphs, which are a client's leases on models."""
 
 from __future__ import annotations
 
@@ -203,9 +203,28 @@ async def unload(daemon: Daemon, request: Request) -> w.Empty:
     return w.Empty()
 
 
+async def init_backend(daemon: Daemon, request: Request) -> w.InitBackendResult:
+    """Say which keys of a backend configuration are set aside: all, they are the operator's."""
+    text = metadata_text(request.params.config)
+    options = parse_json_options(text)
+    return w.InitBackendResult(ignored=sorted({*options.ignored, *options.values}))
+
+
+async def deinit_backend(daemon: Daemon, request: Request) -> w.Empty:
+    """Close the connection's sessions and graphs."""
+    for session in daemon.sessions.of(request.connection):
+        await daemon.sessions.close(session)
+    for graph in [g for g in daemon.graphs.values() if g.connection is request.connection]:
+        del daemon.graphs[graph.handle]
+        graph.lease.close()
+    return w.Empty()
+
+
 CALLS: CallTable = {
     "load": load,
     "load_by_name": load_by_name,
     "load_by_name_with_config": load_by_name_with_config,
     "unload": unload,
+    "init_backend": init_backend,
+    "deinit_backend": deinit_backend,
 }

@@ -13,7 +13,7 @@ from ...scheduler.output.logprobs import described
 from ...sessions import Session, TurnOptions
 from ...sessions.history.reasoning import ReasoningSplitter, Said
 from ..core import CallTable, Daemon
-from .arguments import priority_of, seconds_of
+from .arguments import turn_options
 from .chat_messages import checked_messages
 
 __all__ = ("CALLS", "take_input", "turn_result")
@@ -43,13 +43,7 @@ async def resume(daemon: Daemon, request: Request) -> w.TurnResult:
     _check_credit(p.credit)
     daemon.check_open()
     session = daemon.session(request)
-    options = TurnOptions(
-        priority=priority_of(p.priority),
-        queue_timeout_s=seconds_of(p.queue_timeout_s),
-        timeout_s=seconds_of(p.timeout_s),
-        credit=p.credit,
-        watch=p.watch,
-    )
+    options = turn_options(p, TurnOptions(credit=p.credit, watch=p.watch))
     text, splitter = session.splitter_after(Said(p.text, p.reasoning))
     tell = _teller(daemon, request, session, splitter, len(p.tokens))
     places = _places(daemon, request)
@@ -140,15 +134,8 @@ async def take_input(daemon: Daemon, session: Session, p: w.StreamParams | w.Ans
 
 
 def _turn_options(p: w.StreamParams, credit: int) -> TurnOptions:
-    return TurnOptions(
-        options=p.options,
-        priority=priority_of(p.priority),
-        queue_timeout_s=seconds_of(p.queue_timeout_s),
-        timeout_s=seconds_of(p.timeout_s),
-        credit=credit,
-        special=False,
-        watch=p.watch,
-    )
+    options = TurnOptions(options=p.options, credit=credit, special=False, watch=p.watch)
+    return turn_options(p, options)
 
 
 CALLS: CallTable = {"stream": stream, "chat": chat, "resume": resume}

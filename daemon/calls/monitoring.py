@@ -1,4 +1,4 @@
-"""Looking in and steering: cancel, options, models, sessions, queue, statistics, drain."""
+"""Calls on the daemon itself: its sessions, queue, statistics and log levels, and draining."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ from collections.abc import Mapping
 from typing import Any
 
 import anyio
-import msgspec
 import structlog
 
-from ...backends.errors import Cancelled, InferdError, InvalidArgument, WorkerCrashed
+from ...backends.errors import InferdError, InvalidArgument, WorkerCrashed
 from ...ipc import messages as w
 from ...ipc.server.server import Request
 from ...scheduler.messages import QueueEntry
@@ -24,127 +23,12 @@ from ..metrics.collector import figures_of
 from ..models.model import Model
 from ..residency.gate import Caller
 from ..workers.worker import Worker
-from .arguments import priority_of
 from .residency_requests import waiting_turns
 
 __all__ = ("CALLS",)
 
 log = structlog.get_logger()
 STATISTICS_TIMEOUT_S = 1.0
-
-
-async def cancel(daemon: Daemon, request: Request) -> w.CancelResult:
-    """Stop a request or a context's turn before the next step."""
-    p: w.CancelParams = request.params
-    if (p.request is None) == (p.context is None):
-        raise InvalidArgument("cancel takes a request or a context, and not both")
-    if p.request is not None:
-        other = request.connection.requests.get(p.request)
-        if other is None or other is request:
-            return w.CancelResult(cancelled=False)
-        other.scope.cancel()
-        return w.CancelResult(cancelled=True)
-    assert p.context is not None
-    session = _steerable(daemon, request, p.context)
-    uid = request.connection.peer.uid
-    error = Cancelled("the turn was cancelled")
-    if uid != session.owner:
-        error = Cancelled("an operator cancelled the turn", data={"by": "operator"})
-    waits = daemon.registry.turnstile.refuse(error, session)
-    cancelled = session.cancel(error) or waits
-    if cancelled and uid != session.owner:
-        log.info("turn.cancelled_by_operator", uid=session.owner, context=session.handle, by=uid)
-    await session.settled()
-    return w.CancelResult(cancelled=cancelled)
-
-
-async def park(daemon: Daemon, request: Request) -> w.ParkResult:
-    """Let a context's turn give way to those who wait for a slot, until one is free again."""
-    session = _steerable(daemon, request, request.params.context)
-    turn = session.turn
-    if turn is not None and session.active:
-        for worker in daemon.registry.workers():
-            if turn.spec.id in worker.client.tasks:
-                return w.ParkResult(parked=await worker.client.park(turn.spec.id))
-    return w.ParkResult(parked=False)
-
-
-def _steerable(daemon: Daemon, request: Request, handle: int) -> Session:
-    """Return a session of the caller's connection, or, for `inferd cancel`, `park` and `top`, of
-    the same user; for an operator of any.
-    """
-    for session in daemon.all_sessions():
-        if session.handle == handle and daemon.access.reaches(request.connection, session.owner):
-            return session
-    return daemon.sessions.get(request.connection, handle)
-
-
-async def reset(daemon: Daemon, request: Request) -> w.Empty:
-    """Forget the history."""
-    session = daemon.session(request)
-    session.reset(request.params.system)
-    await session.settled()
-    return w.Empty()
-
-
-async def set_options(daemon: Daemon, request: Request) -> w.Empty:
-    """Let parameters hold for the context; unknown keys are refused."""
-    session, p = daemon.session(request), request.params
-    session.set_options(p.options)
-    priority = priority_of(p.priority)
-    if priority is not None:
-        session.priority = priority
-    await session.settled()
-    return w.Empty()
-
-
-async def parameters(daemon: Daemon, request: Request) -> w.ParametersResult:
-    """Tell every parameter's value in force, and who set it."""
-    effective = daemon.session(request).parameters.effective()
-    return w.ParametersResult(parameters=[msgspec.structs.asdict(e) for e in effective])
-
-
-async def models(daemon: Daemon, request: Request) -> w.ModelsResult:
-    """List the models."""
-    uid = request.connection.peer.uid
-    return w.ModelsResult(models=[m.describe() for m in daemon.registry.models(uid)])
-
-
-async def show(daemon: Daemon, request: Request) -> w.ModelsResult:
-    """Describe one model."""
-    model = daemon.registry.get(request.params.name, request.connection.peer.uid)
-    return w.ModelsResult(models=[model.describe() | {"options": model.options()}])
-
-
-async def unload_model(daemon: Daemon, request: Request) -> w.Empty:
-    """Unload a model for an operator."""
-    p, uid = request.params, request.connection.peer.uid
-    await daemon.registry.unload_by_name(p.name, uid, force=p.force)
-    return w.Empty()
-
-
-async def pin(daemon: Daemon, request: Request) -> w.Empty:
-    """Let a model stay, once it is loaded, for an operator."""
-    daemon.registry.pin(request.params.name, request.connection.peer.uid, pinned=True)
-    return w.Empty()
-
-
-async def swap(daemon: Daemon, request: Request) -> w.SwapResult:
-    """Let another model take over a name; answered once new turns begin on it."""
-    daemon.check_open()
-    p: w.SwapParams = request.params
-    uid = request.connection.peer.uid
-    model, config = daemon.registry.get(p.name, uid), daemon.registry.target(p.to, uid)
-    began = time.monotonic()
-    done = await daemon.swaps.swap(model, config, p.mode)
-    daemon.tally.swapped(done.mode, time.monotonic() - began)
-    return w.SwapResult(fingerprint=done.fingerprint, before=done.before, mode=done.mode)
-
-
-async def unpin(daemon: Daemon, request: Request) -> w.Empty:
-    """Take `pin` back."""
-    daemon.registry.pin(request.params.name, request.connection.peer.uid, pinned=False)
-    return w.Empty()
 
 
 async def sessions(daemon: Daemon, request: Request) -> w.SessionsResult:
@@ -311,17 +195,6 @@ async def drain(daemon: Daemon, request: Request) -> w.Empty:
 
 
 CALLS: CallTable = {
-    "cancel": cancel,
-    "park": park,
-    "reset": reset,
-    "set_options": set_options,
-    "parameters": parameters,
-    "models": models,
-    "show": show,
-    "unload_model": unload_model,
-    "pin": pin,
-    "unpin": unpin,
-    "swap": swap,
     "sessions": sessions,
     "queue": queue,
     "stats": stats,

@@ -1,0 +1,88 @@
+"""inferd's own calls on models: listed, unloaded, pinned, swapped, their adapters."""
+
+from __future__ import annotations
+
+import time
+
+from ...ipc import messages as w
+from ...ipc.server.server import Request
+from ..core import CallTable, Daemon
+from ..models import model_adapters as adapters
+
+__all__ = ("CALLS",)
+
+
+async def models(daemon: Daemon, request: Request) -> w.ModelsResult:
+    """List the models."""
+    uid = request.connection.peer.uid
+    return w.ModelsResult(models=[m.describe() for m in daemon.registry.models(uid)])
+
+
+async def show(daemon: Daemon, request: Request) -> w.ModelsResult:
+    """Describe one model."""
+    model = daemon.registry.get(request.params.name, request.connection.peer.uid)
+    return w.ModelsResult(models=[model.describe() | {"options": model.options()}])
+
+
+async def unload_model(daemon: Daemon, request: Request) -> w.Empty:
+    """Unload a model for an operator."""
+    p, uid = request.params, request.connection.peer.uid
+    await daemon.registry.unload_by_name(p.name, uid, force=p.force)
+    return w.Empty()
+
+
+async def pin(daemon: Daemon, request: Request) -> w.Empty:
+    """Let a model stay, once it is loaded, for an operator."""
+    daemon.registry.pin(request.params.name, request.connection.peer.uid, pinned=True)
+    return w.Empty()
+
+
+async def swap(daemon: Daemon, request: Request) -> w.SwapResult:
+    """Let another model take over a name; answered once new turns begin on it."""
+    daemon.check_open()
+    p: w.SwapParams = request.params
+    uid = request.connection.peer.uid
+    model, config = daemon.registry.get(p.name, uid), daemon.registry.target(p.to, uid)
+    began = time.monotonic()
+    done = await daemon.swaps.swap(model, config, p.mode)
+    daemon.tally.swapped(done.mode, time.monotonic() - began)
+    return w.SwapResult(fingerprint=done.fingerprint, before=done.before, mode=done.mode)
+
+
+async def unpin(daemon: Daemon, request: Request) -> w.Empty:
+    """Take `pin` back."""
+    daemon.registry.pin(request.params.name, request.connection.peer.uid, pinned=False)
+    return w.Empty()
+
+
+async def add_adapter(daemon: Daemon, request: Request) -> w.AddAdapterResult:
+    """Give a model another adapter, for an operator."""
+    daemon.check_open()
+    p: w.AddAdapterParams = request.params
+    registry = daemon.registry
+    model = registry.get(p.name, request.connection.peer.uid)
+    report = await adapters.add(registry, model, p.adapter, p.file, p.scale)
+    if report is None or report.info is None:
+        return w.AddAdapterResult()
+    return w.AddAdapterResult(loaded=True, id=report.info.id, size_bytes=report.info.size_bytes)
+
+
+async def remove_adapter(daemon: Daemon, request: Request) -> w.Empty:
+    """Take an adapter from a model, for an operator."""
+    p: w.RemoveAdapterParams = request.params
+    registry = daemon.registry
+    model = registry.get(p.name, request.connection.peer.uid)
+    await adapters.remove(registry, model, p.adapter, force=p.force)
+    return w.Empty()
+
+
+CALLS: CallTable = {
+    "models": models,
+    "show": show,
+    "unload_model": unload_model,
+    "pin": pin,
+    "unpin": unpin,
+    "swap": swap,
+    "add_adapter": add_adapter,
+    "remove_adapter": remove_adapter,
+}

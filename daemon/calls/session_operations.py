@@ -1,0 +1,150 @@
+"""inferd's own calls on a session: its turn, its parameters, its history and its branches."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import structlog
+
+from ...backends.errors import Cancelled, InvalidArgument
+from ...ipc import messages as w
+from ...ipc.server.server import Request
+from ...sessions import Session
+from ..core import CallTable, Daemon
+from .arguments import priority_of
+
+__all__ = ("CALLS",)
+
+log = structlog.get_logger()
+
+
+async def cancel(daemon: Daemon, request: Request) -> w.CancelResult:
+    """Stop a request or a context's turn before the next step."""
+    p: w.CancelParams = request.params
+    if (p.request is None) == (p.context is None):
+        raise InvalidArgument("cancel takes a request or a context, and not both")
+    if p.request is not None:
+        other = request.connection.requests.get(p.request)
+        if other is None or other is request:
+            return w.CancelResult(cancelled=False)
+        other.scope.cancel()
+        return w.CancelResult(cancelled=True)
+    assert p.context is not None
+    session = _steerable(daemon, request, p.context)
+    uid = request.connection.peer.uid
+    error = Cancelled("the turn was cancelled")
+    if uid != session.owner:
+        error = Cancelled("an operator cancelled the turn", data={"by": "operator"})
+    waits = daemon.registry.turnstile.refuse(error, session)
+    cancelled = session.cancel(error) or waits
+    if cancelled and uid != session.owner:
+        log.info("turn.cancelled_by_operator", uid=session.owner, context=session.handle, by=uid)
+    await session.settled()
+    return w.CancelResult(cancelled=cancelled)
+
+
+async def park(daemon: Daemon, request: Request) -> w.ParkResult:
+    """Let a context's turn give way to those who wait for a slot, until one is free again."""
+    session = _steerable(daemon, request, request.params.context)
+    turn = session.turn
+    if turn is not None and session.active:
+        for worker in daemon.registry.workers():
+            if turn.spec.id in worker.client.tasks:
+                return w.ParkResult(parked=await worker.client.park(turn.spec.id))
+    return w.ParkResult(parked=False)
+
+
+def _steerable(daemon: Daemon, request: Request, handle: int) -> Session:
+    """Return a session of the caller's connection, or, for `inferd cancel`, `park` and `top`, of
+    the same user; for an operator of any.
+    """
+    for session in daemon.all_sessions():
+        if session.handle == handle and daemon.access.reaches(request.connection, session.owner):
+            return session
+    return daemon.sessions.get(request.connection, handle)
+
+
+async def reset(daemon: Daemon, request: Request) -> w.Empty:
+    """Forget the history."""
+    session = daemon.session(request)
+    session.reset(request.params.system)
+    await session.settled()
+    return w.Empty()
+
+
+async def set_options(daemon: Daemon, request: Request) -> w.Empty:
+    """Let parameters hold for the context; unknown keys are refused."""
+    session, p = daemon.session(request), request.params
+    session.set_options(p.options)
+    priority = priority_of(p.priority)
+    if priority is not None:
+        session.priority = priority
+    await session.settled()
+    return w.Empty()
+
+
+async def parameters(daemon: Daemon, request: Request) -> w.ParametersResult:
+    """Tell every parameter's value in force, and who set it."""
+    effective = daemon.session(request).parameters.effective()
+    return w.ParametersResult(parameters=[msgspec.structs.asdict(e) for e in effective])
+
+
+async def fork_session(daemon: Daemon, request: Request) -> w.ForkResult:
+    """Make branches of a session's present state, all or none."""
+    daemon.check_open()
+    p: w.ForkParams = request.params
+    branches = daemon.sessions.fork(request.connection, daemon.session(request), p.n, p.session_ids)
+    try:
+        for branch in branches:
+            await branch.settled()
+        kept = await _kept(branches[0])
+    except BaseException:  # the caller is gone, and never learns their handles
+        for branch in branches:
+            daemon.sessions.discard(branch)
+        raise
+    return w.ForkResult(contexts=[branch.handle for branch in branches], **kept)
+
+
+async def rewind(daemon: Daemon, request: Request) -> w.RewindResult:
+    """Go back in a session's history."""
+    p: w.RewindParams = request.params
+    if (p.turns is None) == (p.tokens is None):
+        raise InvalidArgument("rewind takes turns or tokens, and not both")
+    session = daemon.session(request)
+    await session.rewind(p.turns, p.tokens)
+    return w.RewindResult(turns=session.turns_back, **await _kept(session))
+
+
+async def _kept(session: Session) -> dict[str, Any]:
+    """Return what of a session's history need not be computed again.
+
+    The last token of an answer may not have been computed at all: without it all are kept.
+    """
+    tokens, kept = len(session.history()), await session.tokens_kept()
+    kv = "kept" if kept >= tokens - 1 else "computed_again"
+    return {"tokens": tokens, "kept_tokens": kept, "kv": kv}
+
+
+async def forget(daemon: Daemon, request: Request) -> w.ForgetResult:
+    """Delete a session, its history and its KV state, before the answer."""
+    p: w.ForgetParams = request.params
+    if (p.context is None) == (p.session_id is None):
+        raise InvalidArgument("forget takes a context or a session id, and not both")
+    if p.session_id is not None:
+        uid = request.connection.peer.uid
+        return w.ForgetResult(forgotten=await daemon.sessions.forget_id(uid, p.session_id))
+    await daemon.sessions.forget(daemon.session(request))
+    return w.ForgetResult(forgotten=True)
+
+
+CALLS: CallTable = {
+    "cancel": cancel,
+    "park": park,
+    "reset": reset,
+    "set_options": set_options,
+    "parameters": parameters,
+    "fork_session": fork_session,
+    "rewind": rewind,
+    "forget": forget,
+}
