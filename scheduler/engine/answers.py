@@ -109,4 +109,4 @@ class Answers:
             task.computed -= discard
             task.shifted = task.unsettled = True
         except BackendError:  # cells are missing: the shortened text is computed again
-            self._slots.clear(task)
+            self._slots.clear_task(task)

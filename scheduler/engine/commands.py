@@ -5,7 +5,7 @@ from __future__ import annotations
 from ...backends import InferdError, Model
 from ...backends.errors import Cancelled
 from .. import messages as m
-from ..kv.manager import KvDesk
+from ..kv.manager import KvManager
 from ..output.sampling import sampler_for, take_up
 from ..policy.cost import StepCost
 from ..recording.recorder import Doing, Recorder
@@ -32,7 +32,7 @@ class CommandHandler:
         answers: Answers,
         steps: Steps,
         cost: StepCost,
-        kv: KvDesk,
+        kv: KvManager,
         tokenizing: TokenizeQueue,
         recorder: Recorder,
     ):

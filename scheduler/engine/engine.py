@@ -14,7 +14,7 @@ from typing import Any
 from ...backends import Model
 from .. import messages as m
 from ..kv.files import KvFiles
-from ..kv.manager import KvDesk
+from ..kv.manager import KvManager
 from ..limits import Limits
 from ..policy.cost import StepCost
 from ..recording.engine_counters import Figures
@@ -51,13 +51,13 @@ class Engine:
         self.recorder = recorder or Recorder()
         cost = StepCost()
         self.clock = EngineClock(seconds)
-        self.kv = KvDesk(model, limits, cost.again, files)
+        self.kv = KvManager(model, limits, cost.again, files)
         self.slots, self.store = self.kv.slots, self.kv.store
         page = figures or Figures()
         page.target_s = limits.step_target_s
         self.metrics = EngineMetrics(self.kv, self.clock, page)
         self.reporter = Reporter(model)
-        self.tasks = TaskTable(model, limits, self.clock, self.slots, self.reporter)
+        self.tasks = TaskTable(model, limits, self.clock, self.kv, self.reporter)
         self.leases = SlotLeases(model, self.tasks, self.metrics)
         self._answers = Answers(model, self.tasks, self.metrics)
         self._steps = Steps(
@@ -112,7 +112,7 @@ class Engine:
         """Do what nobody waits for, while the reports are on their way."""
         self._steps.learn()
         if self.clock.now >= self.clock.busy_at + REST_S and self._rests():
-            self.slots.save_ahead()
+            self.kv.idle.save_ahead()
         self.kv.spill()
         self.recorder.note(Doing.REST)
 
@@ -133,7 +133,7 @@ class Engine:
         if self._tokenizing.busy or self._runnable():
             return 0
         ends = list(self.tasks.deadlines())
-        if self.slots.unsaved is not None:
+        if self.kv.idle.unsaved is not None:
             ends.append(self.clock.busy_at + REST_S)
         return max(0.0, min(ends) - now) if ends else None
 

@@ -20,6 +20,7 @@ class SlotLeases:
     def __init__(self, model: Model, tasks: TaskTable, metrics: EngineMetrics):
         self._model, self._tasks = model, tasks
         self._clock, self._reporter, self._slots = tasks.clock, tasks.reporter, tasks.slots
+        self._kv = tasks.kv
         self._counts = metrics.counts
 
     def admissible(self) -> list[Task]:
@@ -85,7 +86,7 @@ class SlotLeases:
         task.yields_until = 0
         task.state = TaskState.RUNNING
         self._plan_stops(task)
-        self._slots.admit(task)
+        self._kv.task_states.lease_slot(task)
         if task.admitted_at is None:
             task.admitted_at, task.cached = now, task.computed
             self._counts["looked_up"] += len(task.tokens)
@@ -103,7 +104,7 @@ class SlotLeases:
             return
         limits = self._tasks.limits
         size, every = task.prompt_size, limits.snapshot_tokens
-        parting = self._slots.parting(task.origin, array("i", task.tokens))
+        parting = self._kv.search.shared_prefix(task.origin, array("i", task.tokens))
         if limits.share_tokens_min <= parting < size:
             task.stops.add(parting)
         task.stops.update(range(every, size, every), {size - 1})
@@ -113,7 +114,7 @@ class SlotLeases:
 
         A *crowded* one goes in any case, if need be without its state.
         """
-        if not self._slots.park(task, anyhow=crowded):
+        if not self._kv.task_states.park_task(task, anyhow=crowded):
             return False
         task.state, task.clock_waiting = TaskState.PARKED, self._clock.tokens
         task.parks += 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..kv.manager import KvDesk
+from ..kv.manager import KvManager
 from ..recording.engine_counters import Figures
 from .task_table import EngineClock
 
@@ -17,7 +17,7 @@ _COUNTED = (
 class EngineMetrics:
     """Owned by the engine; *page* is what the daemon reads."""
 
-    def __init__(self, kv: KvDesk, clock: EngineClock, page: Figures):
+    def __init__(self, kv: KvManager, clock: EngineClock, page: Figures):
         self.page = page
         self.steps = 0
         self.counts = dict.fromkeys(_COUNTED, 0)
@@ -32,7 +32,7 @@ class EngineMetrics:
         """Write the metrics to the page, now and then or *at_once*; return in how many seconds
         they are to be written again, or None where nothing is new.
         """
-        changes = self._kv.slots.changes
+        changes = self._kv.search.changes
         due_s = self.page.due_in(self._clock.now, changes)
         if at_once or (due_s is not None and due_s <= 0):
             self.page.write(self._clock.now, changes, self.counts | self._gauges())
@@ -42,8 +42,8 @@ class EngineMetrics:
     def _gauges(self) -> dict[str, int]:
         slots, store = self._kv.slots, self._kv.store
         return {
-            **{f"reused_{tier}": tokens for tier, tokens in slots.reused.items()},
-            "restores": slots.restores,
+            **{f"reused_{tier}": tokens for tier, tokens in self._kv.task_states.reused.items()},
+            "restores": self._kv.task_states.restores,
             "fetches": self._kv.fetches,
             "over_target": self.page.over_target,
             "kv_bytes": store.bytes,

@@ -104,7 +104,7 @@ class Steps:
         rows = self._plan_rows()
         if not rows:
             return
-        self._slots.hold_rows({r.task.slot for r in rows})
+        self._slots.hold_logits({r.task.slot for r in rows})
         chunks = [_chunk(r) for r in rows]
         self._recorder.note(Doing.STEP, [r.task.spec.id for r in rows])
         started = self._clock.read()
@@ -115,7 +115,7 @@ class Steps:
             return
         except BackendError as exc:
             for row in rows:
-                self._slots.clear(row.task)
+                self._slots.clear_task(row.task)
             self._fail_step(rows, exc)
             return
         seconds = self._end_step(started)
@@ -176,7 +176,7 @@ class Steps:
         self._tasks.owners.add(task.spec.owner, row.count)
         if task.computed in task.stops:
             task.stops.discard(task.computed)
-            self._slots.snapshot(task)
+            self._tasks.kv.task_states.snapshot(task)
 
     def _age_others(self, rows: Sequence[Rows], holders: Sequence[Task]) -> None:
         """Age the *holders* that had no token in this step, like tasks without a slot."""
@@ -198,7 +198,7 @@ class Steps:
         self._metrics.counts["kv_full"] += 1
         for row in rows:  # the backend says that nothing has changed; what is there counts
             row.task.computed = self._model.trim(row.task.slot, row.task.computed)
-        if self._slots.empty_idle():
+        if self._tasks.kv.idle.evict_all():
             return
         tasks = self._slots.tasks
         last = max(tasks, key=self._tasks.order().key)

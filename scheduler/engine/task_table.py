@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 from ...backends import InferdError, Model
 from ..embeddings.inputs import TextQueue
-from ..kv.slots import SlotTable
+from ..kv.manager import KvManager
 from ..limits import Limits
 from ..output.stopping import Ending
 from ..output.stopping.ending import TIME
@@ -44,18 +44,19 @@ class TaskTable:
         model: Model,
         limits: Limits,
         clock: EngineClock,
-        slots: SlotTable,
+        kv: KvManager,
         reporter: Reporter,
     ):
-        self.limits, self.clock, self.slots, self.reporter = limits, clock, slots, reporter
+        self.limits, self.clock, self.reporter = limits, clock, reporter
+        self.kv, self.slots = kv, kv.slots
         self.texts = TextQueue(model, limits)
         self.queue: list[Task] = []
         self.owners = OwnerClock()
         self.leaders = Leaders(
             model.info.memory,
             limits.share_tokens_min,
-            lambda origin, tokens: slots.find(origin, tokens).keep,
-            lambda: slots.changes,
+            lambda origin, tokens: kv.search.find_source(origin, tokens).keep,
+            lambda: kv.search.changes,
         )
         self._pace = Pace()
         self._by_id: dict[int, Task] = {}
@@ -113,10 +114,10 @@ class TaskTable:
             self.texts.remove(task)
             return
         if task.slot >= 0:
-            self.slots.give_back(task)
+            self.slots.end_lease(task)
         else:
             self.queue.remove(task)
-            self.slots.drop(task)
+            self.kv.task_states.drop_parked(task)
         for other in self.queue:
             other.crowded = False
         self.leaders.forget(task)
@@ -167,4 +168,4 @@ class TaskTable:
         assert len(places) == len(self._by_id)
         assert {id(t) for t in places} == {id(t) for t in self}
         self.texts.check_integrity()
-        self.slots.check_integrity({t.spec.id for t in self.queue if t.state is TaskState.PARKED})
+        self.kv.check_integrity({t.spec.id for t in self.queue if t.state is TaskState.PARKED})

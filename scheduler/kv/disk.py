@@ -15,7 +15,7 @@ from .. import messages as m
 from ..task import Task
 from .files import KV_FILES_MAX, Deleted, Failed, KvFile, KvFiles, KvKey, Read, Written
 from .origin import Origin
-from .store import Entry, KvStore, usable
+from .store import KvStore, SavedState, usable
 
 __all__ = ("DiskTier",)
 
@@ -135,7 +135,7 @@ class DiskTier:
         for entry in evicted:
             self.save(entry)
 
-    def save(self, entry: Entry) -> bool:
+    def save(self, entry: SavedState) -> bool:
         """Write an entry; tell whether it is on disk or on its way there."""
         origin = entry.origin
         if not origin.persist:

@@ -1,4 +1,4 @@
-"""What is asked about KV states, and the traffic between memory and disk, turn by turn."""
+"""The KV states of one model: answers about them, and their traffic between memory and disk."""
 
 from __future__ import annotations
 
@@ -13,26 +13,40 @@ from ..task import Task
 from . import heap
 from .disk import DiskTier
 from .files import KvFiles
+from .idle_states import IdleStates
 from .origin import Origin, scoped
+from .search import StateSearch
 from .slots import SlotTable
-from .store import Entry, KvStore
+from .store import KvStore, SavedState
+from .task_states import TaskStates
 
-__all__ = ("KvDesk",)
+__all__ = ("KvManager",)
 
 CLOSE_S = 10.0
 """What writing the KV states to disk may take when the engine ends."""
 
 
-class KvDesk:
-    """Answers questions about KV states; owned by the engine. Without *files* memory is all."""
+class KvManager:
+    """The slots of *model*, its states in memory and, where *files* are given, on disk. Owned by
+    the engine. *recompute_s* estimates the seconds that computing so many tokens would take.
+    """
 
     def __init__(
-        self, model: Model, limits: Limits, again: Callable[[int], float], files: KvFiles | None
+        self,
+        model: Model,
+        limits: Limits,
+        recompute_s: Callable[[int], float],
+        files: KvFiles | None,
     ):
         memory = model.info.memory
         self.store = KvStore(limits.kv_ram_bytes, memory)
-        self.slots = SlotTable(model, self.store, again)
+        self.slots = SlotTable(model)
         self.disk = DiskTier(files, self.store, memory) if files is not None else None
+        self.idle = IdleStates(model, self.slots, self.store, recompute_s)
+        self.search = StateSearch(model, self.slots, self.store)
+        self.task_states = TaskStates(
+            model, self.slots, self.store, self.idle, self.search, recompute_s
+        )
         self.fetches = 0
         """Tasks for which a state was read from disk."""
         self._limits = limits
@@ -52,14 +66,14 @@ class KvDesk:
         return m.Answer(command.id, find(origin, tokens))
 
     def _kept(self, origin: Origin, tokens: array[int]) -> int:
-        kept = self.slots.find(origin, tokens).keep
+        kept = self.search.find_source(origin, tokens).keep
         return max(kept, self._on_disk(origin, tokens))
 
     def _on_disk(self, origin: Origin, tokens: array[int]) -> int:
         return self.disk.find(origin, tokens, 0)[1] if self.disk is not None else 0
 
     def _keep(self, origin: Origin, tokens: array[int]) -> int:
-        self.slots.preserve_idle(origin.scope, origin.session)
+        self.idle.save_session(origin.scope, origin.session)
         entry, kept = self.store.find(origin, tokens)
         if entry is not None and self.disk is not None and self.disk.save(entry):
             return kept
@@ -68,7 +82,8 @@ class KvDesk:
     def forget(self, command: m.Forget) -> Iterator[m.Answer]:
         """Forget a session's states; the answer comes now, or with `poll` once files are gone."""
         scope, session = scoped(command.owner, command.session, shared=self._limits.kv_shared)
-        self.slots.forget(scope, session)
+        self.idle.forget_session(scope, session)
+        self.store.forget(scope, session)
         if self.disk is None:
             yield m.Answer(command.id, None)
         else:
@@ -107,7 +122,7 @@ class KvDesk:
     def _fetch(self, task: Task, disk: DiskTier) -> None:
         """Have the state of a task that has just come read from disk, where it spares much."""
         tokens = array("i", task.tokens)
-        here = self.slots.find(task.origin, tokens).keep
+        here = self.search.find_source(task.origin, tokens).keep
         file, keep = disk.find(task.origin, tokens, here)
         if file is not None and keep - here >= self._limits.share_tokens_min:
             disk.fetch(task, file)
@@ -130,7 +145,7 @@ class KvDesk:
         if leaving or (was_writing and not self._writing):
             heap.give_back()
 
-    def _is_safe(self, entry: Entry) -> bool:
+    def _is_safe(self, entry: SavedState) -> bool:
         """Tell whether an entry can go: it is on disk, on its way there, or not to be there."""
         return self.disk is None or not entry.origin.persist or self.disk.save(entry)
 
@@ -140,7 +155,7 @@ class KvDesk:
         """
         if self.disk is None:
             return []
-        self.slots.preserve_idle()
+        self.idle.save_all()
         reports = self.disk.save_all(CLOSE_S)
         self.disk.close()
         return reports
@@ -157,3 +172,9 @@ class KvDesk:
             "kv_disk_failures": disk.failures if disk is not None else 0,
             "kv_disk_cause": disk.cause if disk is not None else "",
         }
+
+    def check_integrity(self, parked: set[int]) -> None:
+        """Assert that slots, states and leases agree, where just the tasks *parked* are parked."""
+        self.slots.check_integrity()
+        self.task_states.check_integrity(parked)
+        self.store.check_integrity()

@@ -14,11 +14,11 @@ from ...backends.base import Memory
 from ..prefix import common_prefix
 from .origin import Origin
 
-__all__ = ("Entry", "KvStore", "usable")
+__all__ = ("SavedState", "KvStore", "usable")
 
 
 @dataclass(eq=False, slots=True)
-class Entry:
+class SavedState:
     """One saved state; see the module's docstring. Immutable but for its bookkeeping."""
 
     origin: Origin
@@ -64,16 +64,16 @@ class KvStore:
     def __init__(self, bytes_max: int, memory: Memory):
         self.bytes_max = bytes_max
         self.bytes = 0
-        self.evicted: list[Entry] = []
+        self.evicted: list[SavedState] = []
         self.changes = 0
         """Counts what came and went."""
         self.thrifty = False
         """Memory is short: what is not pinned is not to stay."""
         self._memory = memory
-        self._entries: list[Entry] = []
+        self._entries: list[SavedState] = []
         self._inflation = 0.0
 
-    def __iter__(self) -> Iterator[Entry]:
+    def __iter__(self) -> Iterator[SavedState]:
         return iter(self._entries)
 
     def __len__(self) -> int:
@@ -81,7 +81,7 @@ class KvStore:
 
     def find(
         self, origin: Origin, tokens: array[int], at_least: int = 0
-    ) -> tuple[Entry | None, int]:
+    ) -> tuple[SavedState | None, int]:
         """Return the entry that spares most of *tokens*, and how many; more than *at_least*."""
         best, most = None, at_least
         for entry in self._entries:
@@ -111,13 +111,13 @@ class KvStore:
         seconds: float,
         *,
         pin: bool = False,
-    ) -> Entry | None:
+    ) -> SavedState | None:
         """Keep a state; None where even without what is not pinned there is no room for it, and
         one that is not to be pinned is then in `evicted`.
 
         On a plain model it takes the place of what the same session had of its beginning.
         """
-        entry = Entry(origin, array("i", tokens), state, seconds, pins=int(pin))
+        entry = SavedState(origin, array("i", tokens), state, seconds, pins=int(pin))
         if not self._make_room(len(state)):
             if not pin:
                 self.evicted.append(entry)
@@ -130,20 +130,20 @@ class KvStore:
         self._touch(entry)
         return entry
 
-    def use(self, entry: Entry) -> None:
+    def use(self, entry: SavedState) -> None:
         """Note that an entry was of use."""
         entry.hits += 1
         entry.fetched = False
         self._touch(entry)
 
-    def unpin(self, entry: Entry, *, spent: bool = False) -> None:
+    def unpin(self, entry: SavedState, *, spent: bool = False) -> None:
         """Let an entry go; one that is *spent* and served nobody else is dropped."""
         entry.pins -= 1
         if spent and not entry.hits and not entry.pins:
             self.remove(entry)
         self._evict(0)
 
-    def remove(self, entry: Entry) -> None:
+    def remove(self, entry: SavedState) -> None:
         """Drop an entry."""
         self._entries.remove(entry)
         self.changes += 1
@@ -158,7 +158,7 @@ class KvStore:
                 self.remove(entry)
 
     @property
-    def unpinned(self) -> list[Entry]:
+    def unpinned(self) -> list[SavedState]:
         """The entries that no task holds, the most valuable first."""
         return sorted((e for e in self._entries if not e.pins), key=lambda e: -e.rank)
 
@@ -167,10 +167,10 @@ class KvStore:
         self.bytes_max = bytes_max
         self._evict(0)
 
-    def _touch(self, entry: Entry) -> None:
+    def _touch(self, entry: SavedState) -> None:
         entry.rank = self._inflation + entry.seconds / max(len(entry.state), 1)
 
-    def _supersede(self, entry: Entry) -> None:
+    def _supersede(self, entry: SavedState) -> None:
         for other in [e for e in self._entries if e.origin == entry.origin and not e.pins]:
             size = len(other.tokens)
             if other.hits < 2 and size <= len(entry.tokens) and entry.tokens[:size] == other.tokens:

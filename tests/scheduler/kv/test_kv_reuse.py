@@ -87,7 +87,7 @@ def test_idle_states_are_saved_while_nothing_else_is_to_do_and_nobody_waits_for_
     bench.run()
 
     assert [len(e.tokens) for e in bench.engine.store] == [len(slots.slots[0].tokens)]
-    assert slots.unsaved is None and bench.engine.patience() is None
+    assert bench.engine.kv.idle.unsaved is None and bench.engine.patience() is None
     saves: list[int] = []
     bench.model.save = saves.append  # type: ignore[assignment]
     bench.turn(bench.submit(3, "quite another text"), bench.submit(4, "and one more of them"))

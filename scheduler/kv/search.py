@@ -1,0 +1,105 @@
+"""The search for the state in a slot or in memory that saves a task the most computation."""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass
+
+from ...backends import Model
+from ..prefix import common_prefix
+from .origin import Origin
+from .slots import Slot, SlotTable
+from .store import KvStore, SavedState
+
+__all__ = ("KvSource", "StateSearch")
+
+COPY_TOKENS_MIN = 16
+"""A running task's state is copied if that saves so many tokens more than another source."""
+
+
+@dataclass(frozen=True, slots=True)
+class KvSource:
+    """A state from which a task can start: the first *keep* tokens of a slot or saved state."""
+
+    keep: int = 0
+    slot: Slot | None = None
+    saved: SavedState | None = None
+
+    @property
+    def approximate(self) -> bool:
+        """Whether the state is the result of shifts."""
+        holder = self.saved or (self.slot and (self.slot.task or self.slot))
+        return holder is not None and holder.origin.approximate
+
+    @property
+    def tier(self) -> str:
+        """Where the state lies: in a slot, in memory, or, until now, on disk."""
+        if self.saved is None:
+            return "slot"
+        return "disk" if self.saved.fetched else "memory"
+
+
+class StateSearch:
+    """Finds states by tokens and origin. Owned by the engine."""
+
+    def __init__(self, model: Model, slots: SlotTable, store: KvStore):
+        self._model, self._slots, self._store = model, slots, store
+        self._memory = model.info.memory
+
+    def find_source(self, origin: Origin, tokens: array[int]) -> KvSource:
+        """Return the source of most of *tokens*; of equals a slot, which need not be copied."""
+        best = KvSource()
+        for slot in self._slots.idle:
+            keep = self._usable(slot, origin, tokens, best.keep)
+            if keep > best.keep:
+                best = KvSource(keep, slot=slot)
+        saved, keep = self._store.find(origin, tokens, best.keep)
+        if saved is not None:
+            best = KvSource(keep, saved=saved)
+        if self._memory == "plain":
+            best = self._find_running(origin, tokens, best)
+        return best
+
+    def _usable(self, slot: Slot, origin: Origin, tokens: array[int], at_least: int) -> int:
+        """Return how many of *tokens* an idle slot saves, by what the model can trim it to."""
+        size, most = len(slot.tokens), len(tokens) - 1
+        if min(size, most) <= at_least or slot.tokens[at_least] != tokens[at_least]:
+            return 0
+        if not slot.origin.serves(origin):
+            return 0
+        shared = common_prefix(slot.tokens, tokens)
+        keep = min(shared, most)
+        if keep < size and keep < self._model.trim_min(slot.index):
+            return 0
+        return keep
+
+    def _find_running(self, origin: Origin, tokens: array[int], best: KvSource) -> KvSource:
+        """Return a running task's slot where it beats *best* by what a copy is worth."""
+        for slot in self._slots:
+            task = slot.task
+            at = best.keep + COPY_TOKENS_MIN
+            if task is None or task.computed <= at or task.unsettled or len(tokens) - 1 <= at:
+                continue
+            if task.tokens[at] != tokens[at] or not task.origin.serves(origin):
+                continue
+            done = array("i", task.tokens[: task.computed])
+            keep = min(common_prefix(done, tokens), len(tokens) - 1)
+            if keep > at:
+                best = KvSource(keep, slot=slot)
+        return best
+
+    def shared_prefix(self, origin: Origin, tokens: array[int]) -> int:
+        """Return the longest beginning of *tokens* that anything here has computed or will compute.
+
+        Where prompts diverge is worth a snapshot on models whose states serve only as a whole.
+        """
+        known = [(s.origin, s.tokens) for s in self._slots.idle]
+        known += [(t.origin, array("i", t.tokens)) for t in self._slots.tasks]
+        known += [(s.origin, s.tokens) for s in self._store]
+        serving = (have for whose, have in known if whose.serves(origin))
+        return max((common_prefix(have, tokens) for have in serving), default=0)
+
+    @property
+    def changes(self) -> int:
+        """Counts changes in idle slots and in memory, which change what `find_source` finds."""
+        return self._slots.changes + self._store.changes

@@ -1,0 +1,173 @@
+"""The states of tasks: put into a slot when a task is admitted, saved when it is parked.
+
+There is one way to move state: save it, restore it into a sequence.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable
+
+from ...backends import Model
+from ..prefix import equal_runs
+from ..task import Task
+from .idle_states import SAVE_TOKENS_MIN, IdleStates
+from .search import KvSource, StateSearch
+from .slots import Slot, SlotTable
+from .store import KvStore, SavedState
+
+__all__ = ("TaskStates",)
+
+
+class TaskStates:
+    """Moves states into and out of leased slots, and holds those of parked tasks, which are pinned
+    in *store*. Owned by the engine. For *recompute_s* see `IdleStates`.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        slots: SlotTable,
+        store: KvStore,
+        idle: IdleStates,
+        search: StateSearch,
+        recompute_s: Callable[[int], float],
+    ):
+        self.reused = {"slot": 0, "memory": 0, "disk": 0}
+        """Tokens that tasks did not have to compute when they began, by where these were."""
+        self.restores = 0
+        """States that were put into a slot."""
+        self._model, self._slots, self._store = model, slots, store
+        self._idle, self._search = idle, search
+        self._memory = model.info.memory
+        self._recompute_s = recompute_s
+        self._parked: dict[int, tuple[SavedState | None, object]] = {}
+
+    # Starts.
+
+    def lease_slot(self, task: Task) -> None:
+        """Give *task* a free slot, with its parked state or the best other source."""
+        target = self._slots.nearest_free()
+        saved, logits = self._parked.pop(task.spec.id, (None, None))
+        if saved is None or not self._unpark(task, target, saved, logits):
+            task.row = False
+            tokens = array("i", task.tokens)
+            source = KvSource()
+            if not task.spec.fresh:
+                source = self._search.find_source(task.origin, tokens)
+            approximate, tier = source.approximate, source.tier
+            if source.slot is not None and source.slot.task is None:
+                target = source.slot
+            task.computed = self._start(task, target, source)
+            if task.admitted_at is None:
+                self.reused[tier] += task.computed
+            task.shifted |= approximate and task.computed > 0
+        self._slots.lease(target, task)
+
+    def _unpark(self, task: Task, target: Slot, saved: SavedState, logits: object) -> bool:
+        """Put a parked task's own state into *target*; False if it does not fit any more."""
+        self._idle.vacate(target)
+        fits = self._restore(target, saved.state)
+        if fits and task.row:
+            self._model.put_row(target.index, logits)
+        self._store.unpin(saved, spent=True)
+        return fits
+
+    def _start(self, task: Task, target: Slot, source: KvSource) -> int:
+        """Put the state of *source* into *target*; return how many tokens it has."""
+        if source.saved is not None:
+            have = self._load_saved(target, source.saved)
+        elif source.slot is not None and source.slot.task is not None:
+            have = self._copy_running(source.slot.task, target)
+        elif source.slot is not None:
+            have = self._take_over(target, source.keep)
+        else:
+            self._idle.vacate(target)
+            have = array("i")
+        keep = min(source.keep, len(have))
+        reused = self._reuse(task, target, have, keep) if task.spec.cache_reuse else 0
+        return reused or self._model.trim(target.index, keep)
+
+    def _load_saved(self, target: Slot, saved: SavedState) -> array[int]:
+        saved.pins += 1  # saving the slot's KV must not evict it
+        self._idle.vacate(target)
+        fits = self._restore(target, saved.state)
+        if fits:
+            self._store.use(saved)
+        self._store.unpin(saved)
+        return saved.tokens if fits else array("i")
+
+    def _copy_running(self, task: Task, target: Slot) -> array[int]:
+        """Copy a running task's state, by way of the store: another may want it too."""
+        self._idle.vacate(target)
+        tokens, state = self._save_running(task)
+        return tokens if self._restore(target, state) else array("i")
+
+    def _take_over(self, slot: Slot, keep: int) -> array[int]:
+        """Take over idle KV; save it first if the task drops a part, or cannot give it back."""
+        if len(slot.tokens) - keep >= SAVE_TOKENS_MIN or self._memory != "plain":
+            self._idle.save_slot(slot)
+        return slot.tokens
+
+    def _reuse(self, task: Task, target: Slot, have: array[int], keep: int) -> int:
+        """Let equal runs behind the common prefix move down; return what *task* then has."""
+        if self._memory != "plain" or not self._model.info.can_shift:
+            return 0
+        runs = equal_runs(have, array("i", task.tokens), keep, task.spec.cache_reuse)
+        if not runs:
+            return 0
+        self._model.reuse(target.index, [(0, 0, keep), *runs] if keep else runs)
+        task.shifted = task.unsettled = True
+        return keep + sum(count for _, _, count in runs)
+
+    def _restore(self, target: Slot, state: bytes) -> bool:
+        fits = self._model.restore(target.index, state)
+        self.restores += fits
+        return fits
+
+    # Running and parked tasks.
+
+    def snapshot(self, task: Task) -> None:
+        """Save a running task's state as it is, for tasks that share this beginning."""
+        tokens = array("i", task.tokens[: task.computed])
+        if len(tokens) >= SAVE_TOKENS_MIN and not self._store.covers(task.origin, tokens):
+            self._save_running(task)
+
+    def _save_running(self, task: Task) -> tuple[array[int], bytes]:
+        state = self._model.save(task.slot)
+        tokens = array("i", task.tokens[: task.computed])
+        self._store.put(task.origin, tokens, state, self._recompute_s(len(tokens)))
+        return tokens, state
+
+    def park_task(self, task: Task, *, anyhow: bool = False) -> bool:
+        """Save the task's state and take its slot back; False if memory has no place for it.
+
+        With *anyhow* the task then goes without its state, which is computed again.
+        """
+        if task.unsettled and not anyhow:
+            return False
+        saved = None
+        if task.computed and not task.unsettled:
+            state, seconds = self._model.save(task.slot), self._recompute_s(task.computed)
+            tokens = task.tokens[: task.computed]
+            saved = self._store.put(task.origin, tokens, state, seconds, pin=True)
+            if saved is None and not anyhow:
+                return False
+        if saved is None:
+            self._slots.clear_task(task)
+        logits = self._model.take_row(task.slot) if task.row else None
+        self._parked[task.spec.id] = (saved, logits)
+        self._slots.end_lease(task, keep=False)
+        return True
+
+    def drop_parked(self, task: Task) -> None:
+        """Unpin the state of a parked task that has ended: others may use it."""
+        saved, _ = self._parked.pop(task.spec.id, (None, None))
+        if saved is not None:
+            self._store.unpin(saved)
+
+    def check_integrity(self, parked: set[int]) -> None:
+        """Assert that just the tasks *parked* are held, and their states pinned."""
+        assert set(self._parked) == parked
+        pinned = [s for s, _ in self._parked.values() if s is not None]
+        assert sorted(map(id, pinned)) == sorted(id(s) for s in self._store if s.pins)
