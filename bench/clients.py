@@ -14,7 +14,7 @@ from typing import Any, Protocol, TypeVar
 
 import anyio
 
-from inferd.ipc import Priority
+from inferd import Priority
 from tools.build_engine import ROOT
 
 from .streams import Stream

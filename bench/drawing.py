@@ -16,8 +16,8 @@ from typing import Any, cast
 
 from inferd.backends import Model, ModelSpec, Sampler, SamplingParams, load_model
 from inferd.backends.llama.sampling import chain as sampling
-from inferd.scheduler import Engine
 from inferd.scheduler import messages as m
+from inferd.scheduler.engine.engine import Engine
 from tools.get_models import MODELS_DIR, SOURCES
 
 from .machine import THREADS

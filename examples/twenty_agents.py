@@ -5,7 +5,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import inferd
-from inferd.ipc import Priority
+from inferd import Priority
 
 MODEL = sys.argv[1] if len(sys.argv) > 1 else "smollm2-135m-instruct"
 CLASSES: tuple[Priority, ...] = ("low", "normal", "high", "urgent")

@@ -20,7 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 import inferd
-from inferd.ipc import Priority
+from inferd import Priority
 from inferd.testing import RunningDaemon, running_daemon
 
 MODELS = Path(__file__).resolve().parent.parent / ".cache" / "models"

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import inferd
-from inferd.ipc import Priority
+from inferd import Priority
 from inferd.testing import running_daemon
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -12,7 +12,7 @@ from bench.clients import Ask, Client, ask_together, together
 from bench.machine import MODEL
 from bench.runs import Figure, Target
 from bench.streams import Stream
-from inferd.ipc import Priority
+from inferd import Priority
 
 from .base import INFERD, Scenario, Side, Started, Work
 

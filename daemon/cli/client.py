@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from .output import fraction_bar
 
 if TYPE_CHECKING:
-    from ...ipc import Client, Session
+    from ...ipc.client import Client, Session
 
 __all__ = ("client_of", "session_of", "socket_of")
 
@@ -20,14 +20,14 @@ SOFTWARE = "inferd cli"
 
 def client_of(socket: Path | None, *, retries: int = 0) -> Client:
     """Return a client, not yet connected."""
-    from ...ipc import Client
+    from ...ipc.client import Client
 
     return Client(socket, retries=retries, software=SOFTWARE)
 
 
 def socket_of(socket: Path | None) -> Path:
     """Return the socket that a client connects to."""
-    from ...ipc import client_socket_path
+    from ...ipc.paths import client_socket_path
 
     return socket or client_socket_path()
 

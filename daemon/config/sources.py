@@ -21,7 +21,7 @@ import platformdirs
 
 from ...backends.errors import InvalidArgument
 from ...backends.params import nearest
-from ...ipc import daemon_socket_path
+from ...ipc.paths import daemon_socket_path
 from ..residency.cgroups import cores_usable, memory_usable
 from .access_settings import read_access
 from .declaration import ErrorList, hyphens, read_value, table_of

@@ -1,1 +1,59 @@
-"""The client library: `AsyncClient` and its calls."""
+"""The client library: `AsyncClient`, its synchronous wrapper `Client`, and what they return."""
+
+from __future__ import annotations
+
+from ..handles import Context, Graph
+from ..messages import (
+    PROTOCOL_VERSION,
+    AddAdapterResult,
+    ComputeResult,
+    ForkResult,
+    QueueEvent,
+    RewindResult,
+    ServerHello,
+    SwapResult,
+    Tensor,
+)
+from ..paths import client_socket_path, daemon_socket_path
+from ..payloads import Priority, Prompt, TensorLike
+from .client import AsyncClient
+from .embeddings import Embeddings
+from .sessions.pull import AsyncPull
+from .sessions.session import AsyncSession
+from .streams.answers import Answer
+from .streams.async_stream import AsyncStream
+from .streams.texts import Piece, Rendered, Reply
+from .sync.sync_client import Client, Session
+from .sync.sync_streams import Pull, Stream
+
+__all__ = (
+    "PROTOCOL_VERSION",
+    "AddAdapterResult",
+    "Answer",
+    "AsyncClient",
+    "AsyncPull",
+    "AsyncSession",
+    "AsyncStream",
+    "Client",
+    "ComputeResult",
+    "Context",
+    "Embeddings",
+    "ForkResult",
+    "Graph",
+    "Piece",
+    "Priority",
+    "Prompt",
+    "Pull",
+    "QueueEvent",
+    "Rendered",
+    "Reply",
+    "RewindResult",
+    "SwapResult",
+    "ServerHello",
+    "Session",
+    "Stream",
+    "Tensor",
+    "TensorLike",
+    "client_socket_path",
+    "daemon_socket_path",
+)

@@ -37,6 +37,7 @@ __all__ = (
     "OutOfMemory",
     "PermissionDenied",
     "Piece",
+    "Priority",
     "PromptTooLong",
     "ProtocolError",
     "Pull",
@@ -90,7 +91,7 @@ if TYPE_CHECKING:
         VersionMismatch,
         WorkerCrashed,
     )
-    from .ipc import (
+    from .ipc.client import (
         AddAdapterResult,
         Answer,
         AsyncClient,
@@ -104,6 +105,7 @@ if TYPE_CHECKING:
         ForkResult,
         Graph,
         Piece,
+        Priority,
         Pull,
         QueueEvent,
         Rendered,
@@ -133,7 +135,7 @@ def _load(name: str) -> object:
     if name == "__version__":
         return _version()
     errors = importlib.import_module(".backends.errors", __name__)
-    home = errors if name in errors.__all__ else importlib.import_module(".ipc", __name__)
+    home = errors if name in errors.__all__ else importlib.import_module(".ipc.client", __name__)
     return getattr(home, name)
 
 

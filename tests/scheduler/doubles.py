@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterable
 from inferd.backends import ModelSpec, SamplingParams
 from inferd.backends.echo.model import EchoModel
 from inferd.backends.echo.options import EchoOptions
-from inferd.scheduler import Engine, Limits
+from inferd.scheduler import Limits
 from inferd.scheduler import messages as m
+from inferd.scheduler.engine.engine import Engine
 from inferd.scheduler.kv.files import KvFiles
 
 

@@ -16,7 +16,7 @@ import typer
 from ....backends.params import BY_SPELLING, PARAMETERS, Parameter
 
 if TYPE_CHECKING:
-    from ....ipc import Client
+    from ....ipc.client import Client
 
 __all__ = (
     "ASK_S_MAX",
@@ -58,7 +58,7 @@ def sessions(ctx: typer.Context, incomplete: str) -> Offers:
 
 
 def _asked(ctx: typer.Context, ask: Callable[[Client], Offers]) -> Offers:
-    from ....ipc import Client
+    from ....ipc.client import Client
 
     try:
         path = ctx.meta.get("inferd.socket")

@@ -19,7 +19,7 @@ __all__ = ("show",)
 
 def show(socket: Path | None, as_json: bool) -> None:
     """Write the versions of inferd, the protocol and llama.cpp."""
-    from ....ipc import PROTOCOL_VERSION
+    from ....ipc.messages import PROTOCOL_VERSION
 
     versions = {
         "inferd": __version__,

@@ -29,7 +29,7 @@ from ..output import fail, note, write_json_line
 from .run import Stats, Temperature, TokensMax, say, turn_options
 
 if TYPE_CHECKING:
-    from ....ipc import Session
+    from ....ipc.client import Session
 
 __all__ = ("add_to",)
 

@@ -24,7 +24,7 @@ from ..options import (
 from ..output import note, printable, whisper, write, write_json_line
 
 if TYPE_CHECKING:
-    from ....ipc import Session
+    from ....ipc.client import Session
 
 __all__ = ("Raw", "Stats", "Temperature", "TokensMax", "add_to", "say", "turn_options")
 
@@ -122,7 +122,7 @@ def say(session: Session, text: str, *, as_json: bool, stats: bool, timeout: flo
 
 
 def _reasoning_of(piece: str) -> str:
-    from ....ipc import Piece
+    from ....ipc.client import Piece
 
     return piece.reasoning if isinstance(piece, Piece) else ""
 

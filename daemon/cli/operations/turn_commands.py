@@ -28,7 +28,7 @@ from ..options import JsonOutput, SocketPath
 from ..output import note, write, write_json
 
 if TYPE_CHECKING:
-    from ....ipc import Client
+    from ....ipc.client import Client
 
 __all__ = ("add_to",)
 

@@ -108,7 +108,7 @@ def _connect(path: Path) -> str:
 
 
 def _ask(found: Reach) -> Reach:
-    from ....ipc import Client
+    from ....ipc.client import Client
 
     client = Client(
         found.socket, timeout=ANSWER_S_MAX, connect_timeout=ANSWER_S_MAX, software="inferd doctor"

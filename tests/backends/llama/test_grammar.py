@@ -12,8 +12,8 @@ from inferd.backends import Model, ModelSpec, SamplingParams
 from inferd.backends.errors import InvalidArgument
 from inferd.backends.llama import load_llama
 from inferd.backends.llama.model import LlamaModel
-from inferd.scheduler import Engine
 from inferd.scheduler import messages as m
+from inferd.scheduler.engine.engine import Engine
 from tests.backends.driving import go_on, prefill
 from tests.tiny_gguf import write_tiny
 

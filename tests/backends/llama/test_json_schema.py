@@ -14,8 +14,8 @@ import pytest
 from inferd.backends import Model, ModelSpec, SamplingParams, load_model
 from inferd.backends.errors import InvalidArgument
 from inferd.backends.llama.json_schema import SCHEMA_BYTES_MAX, gbnf_of
-from inferd.scheduler import Engine
 from inferd.scheduler import messages as m
+from inferd.scheduler.engine.engine import Engine
 from tests.backends.llama.schemas import PATTERNS, REFUSED, SCHEMAS
 from tests.backends.walking import Walker, vocabulary
 from tests.models import smollm2

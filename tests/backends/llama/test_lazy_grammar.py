@@ -14,8 +14,8 @@ from inferd.backends.llama import load_llama
 from inferd.backends.llama.model import LlamaModel
 from inferd.backends.llama.sampling.chain import LlamaSampler
 from inferd.backends.params import StoppingParams
-from inferd.scheduler import Engine
 from inferd.scheduler import messages as m
+from inferd.scheduler.engine.engine import Engine
 from tests.backends.driving import prefill
 from tests.tiny_gguf import write_tiny
 

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from inferd import __version__
-from inferd.ipc import Client
+from inferd.ipc.client import Client
 from inferd.testing import RunningDaemon, running_daemon
 from tests.daemon.command_line import document, inferd, inferd_process, on_terminal
 from tests.echo import echo_model

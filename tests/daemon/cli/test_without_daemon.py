@@ -160,7 +160,7 @@ def run_python(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 def test_a_command_loads_nothing_heavy() -> None:
     code = """if True:
         import sys, inferd.daemon.cli
-        heavy = {"rich", "numpy", "llama_cpp", "structlog", "psutil", "inferd.ipc", "anyio",
+        heavy = {"rich", "numpy", "llama_cpp", "structlog", "psutil", "inferd.ipc.client", "anyio",
                  "inferd.daemon.config.settings", "inferd.daemon.core"}
         sys.exit(", ".join(heavy & set(sys.modules)))
     """

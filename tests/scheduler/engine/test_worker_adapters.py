@@ -13,8 +13,9 @@ import pytest
 from inferd.backends import AdapterInfo, AdapterSpec, SamplingParams
 from inferd.backends.adapter_keys import adapter_key
 from inferd.backends.llama.model import LlamaModel
-from inferd.scheduler import Engine, Limits
+from inferd.scheduler import Limits
 from inferd.scheduler import messages as m
+from inferd.scheduler.engine.engine import Engine
 from inferd.scheduler.engine.worker_adapters import load_adapters
 from inferd.scheduler.kv.files import KvFiles
 from tests.backends import tiny as tiny_models

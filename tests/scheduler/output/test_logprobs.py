@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from inferd.backends import Model, ModelSpec, SamplingParams, load_model
-from inferd.scheduler import Engine
 from inferd.scheduler import messages as m
+from inferd.scheduler.engine.engine import Engine
 from inferd.scheduler.output.logprobs import described
 from tests.models import smollm2
 

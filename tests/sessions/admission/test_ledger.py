@@ -15,7 +15,7 @@ from inferd.backends import Chunk, ModelSpec
 from inferd.backends.echo.model import EchoModel
 from inferd.backends.echo.options import EchoOptions
 from inferd.backends.errors import Busy
-from inferd.scheduler import Engine
+from inferd.scheduler.engine.engine import Engine
 from inferd.scheduler.messages import TurnStats
 from inferd.scheduler.priority import Priority
 from inferd.sessions import AdmissionBounds, Ledger, Session, TurnOptions

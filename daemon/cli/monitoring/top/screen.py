@@ -16,7 +16,7 @@ from textual.screen import ModalScreen
 from textual.widgets import DataTable, Footer, Static
 
 from .....backends.errors import InferdError, PermissionDenied
-from .....ipc import AsyncClient
+from .....ipc.client import AsyncClient
 from ...options import EXIT_INTERRUPTED
 from ...output import printable
 from .source import client_for, take

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import anyio
 
-from .....ipc import AsyncClient
+from .....ipc.client import AsyncClient
 from ...client import SOFTWARE
 from .view import Frame, Sample, frame_of
 
