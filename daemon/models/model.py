@@ -18,7 +18,7 @@ from ...sessions.worker_client import ask_again
 from ..config.model_settings import ModelConfig
 from ..residency.gate import Caller
 from ..residency.model_files import size_bytes
-from ..workers.evicted_turns import Aside
+from ..workers.evicted_turns import EvictedTurns
 from ..workers.process_client import ProcessClient
 from ..workers.recovery import Recovery
 from ..workers.worker import Worker
@@ -91,7 +91,7 @@ class Model:
         self.awaited = 0
         """How many wait for its load."""
         self.stay = registry.turnstile.stay()
-        self.aside = Aside(
+        self.evicted_turns = EvictedTurns(
             partial(registry.move, self), registry.start_soon, registry.config.reader_timeout_s
         )
 
@@ -225,7 +225,7 @@ class Model:
         """Let the worker leave for another model; turns that nobody reads are set aside."""
         worker = self.loaded
         if worker is not None:
-            self.aside.take(worker.client.give_away(), worker.info)
+            self.evicted_turns.add_turns(worker.client.give_away(), worker.info)
             worker.quit()
 
     def progress(self, fraction: float) -> None:
@@ -256,7 +256,8 @@ class Model:
             "file": str(file) if file is not None else "",
             "size_bytes": size_bytes(file, self.fd),
             "leases": len(self.leases),
-            "tasks": (len(worker.client.tasks) if worker is not None else 0) + len(self.aside),
+            "tasks": (len(worker.client.tasks) if worker is not None else 0)
+            + len(self.evicted_turns),
             "pid": worker.pid if worker is not None else 0,
             "progress": worker.progress if worker is not None else 0.0,
             "idle_s": self.idle_s,

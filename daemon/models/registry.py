@@ -256,7 +256,7 @@ class Registry:
             reckonings=self._reckonings,
             kv_index=self.kv_index,
             on_frame=self._on_frame,
-            on_work=self._cores.share,
+            on_work=self._cores.assign_cores,
             adopt=self.adopt,
         )
         worker = Worker(
@@ -270,7 +270,7 @@ class Registry:
         self._events[worker] = events
         self._bind(model, worker)
         model.worker, model.error, model.fitted = worker, None, {}
-        self._cores.share()
+        self._cores.assign_cores()
         self._group.start_soon(self._run, model, worker)
         self.on_load()
         if worker.known:
@@ -301,7 +301,7 @@ class Registry:
         if that was loaded. Names, leases and handles stay where they are.
         """
         before = one.worker if one.state is ModelState.READY else None
-        one.aside.swapped(one.name)
+        one.evicted_turns.fail_swapped(one.name)
         one.worker, other.worker = other.worker, one.worker
         one.config, other.config = other.config, one.config
         one.fitted, other.fitted = other.fitted, one.fitted
@@ -339,14 +339,14 @@ class Registry:
 
     def adopt(self, model: Model, readers: Mapping[int, TaskReader], act: Act) -> None:
         """Let the tasks of a worker that is gone go on in another one of *model*."""
-        model.recovery.take(readers, act)
-        self.start_soon(model.recovery.bring_back)
+        model.recovery.add_orphans(readers, act)
+        self.start_soon(model.recovery.resume_tasks)
 
     def move(self, model: Model, readers: Mapping[int, TaskReader]) -> None:
         """Let the tasks of a worker that was swapped go on in *model*'s."""
         if readers:
-            model.recovery.move(readers)
-            self.start_soon(model.recovery.bring_back)
+            model.recovery.move_tasks(readers)
+            self.start_soon(model.recovery.resume_tasks)
 
     async def _tell_loaded(self, model: Model, worker: Worker, started: float) -> None:
         await worker.loaded.wait()
@@ -400,7 +400,7 @@ class Registry:
 
     async def watch_cores(self) -> None:
         """Use fewer cores while other programs need them, for ever."""
-        await self._cores.watch()
+        await self._cores.watch_external_load()
 
     async def unload_idle(self) -> None:
         """Let models go that were idle for their `keep_alive_s`, for ever; no polling."""

@@ -299,5 +299,5 @@ async def _finished(former: Model, before: WorkerTasks) -> None:
 
 def _unfinished(former: Model) -> dict[int, TaskReader]:
     """Take the turns that a model has, those that wait for its worker included."""
-    waiting = former.recovery.release()
+    waiting = former.recovery.release_tasks()
     return waiting if former.worker is None else waiting | former.worker.client.give_away()

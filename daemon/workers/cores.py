@@ -1,4 +1,4 @@
-"""The machine's cores, dealt out among the models that have work.
+"""Assignment of the machine's cores to the models that have work.
 
 llama.cpp's threads wait for each other many times a step: with more of them than cores, two models
 at once are slower than one after the other. (Measured on two cores: 103 tokens/s with two threads
@@ -15,34 +15,34 @@ from typing import Protocol
 import anyio
 import structlog
 
-from .external_load import ForeignLoad, busy_s, own_s
+from .external_load import ExternalLoad, busy_s, own_s
 
-__all__ = ("LOADING", "Cores", "Worker", "deal")
+__all__ = ("LOADING", "CoreUser", "Cores", "assign_threads")
 
 LOADING = -1
 """The claim of a model that is being loaded: one core, after all that compute."""
 
 
-class Worker(Protocol):
-    """What the cores are dealt out to."""
+class CoreUser(Protocol):
+    """A worker that computes on some of the cores."""
 
     pid: int
 
     @property
     def claim(self) -> int | None:
-        """The highest class of its tasks, `LOADING`, or None: it has nothing to do."""
+        """The highest priority class of its tasks, `LOADING`, or None: it is idle."""
 
     @property
     def threads_max(self) -> int:
-        """No more are of use to it."""
+        """The most threads that are of use to it."""
 
     def set_threads(self, threads: int) -> None:
-        """Use so many from the next step on."""
+        """Use *threads* from the next step on."""
 
 
-def deal(claims: Sequence[tuple[int, int]], cores: int) -> list[int]:
-    """Return the threads of each of *claims* (class, most threads): those of the first of the
-    highest class are what one core for each other leaves. Nobody has less than one.
+def assign_threads(claims: Sequence[tuple[int, int]], cores: int) -> list[int]:
+    """Return the threads of each of *claims* (priority class, most threads). Each gets one; the
+    first of the highest class gets as many of the rest as it can use, then the next.
     """
     threads = [1] * len(claims)
     left = cores - len(claims)
@@ -54,59 +54,59 @@ def deal(claims: Sequence[tuple[int, int]], cores: int) -> list[int]:
     return threads
 
 
-LOOK_S = 0.25
-"""While somebody computes, what other programs take is looked at so often."""
+EXTERNAL_LOAD_INTERVAL_S = 0.25
+"""The interval between samples of the external load while a model computes."""
 
 log = structlog.get_logger()
 
 
 class Cores:
-    """Deals *count* cores of the *machine*'s out among the *workers* there are, less what other
-    programs take. Lives on the daemon's event loop.
+    """Assigns *count* of the *machine*'s cores to the *workers*, less those that other programs
+    keep busy. Lives on the daemon's event loop.
     """
 
     def __init__(
         self,
         count: int,
-        workers: Callable[[], Iterable[Worker]],
+        workers: Callable[[], Iterable[CoreUser]],
         machine: int | None = None,
     ):
         self.count = count
-        self.foreign = ForeignLoad()
+        self.external_load = ExternalLoad()
         self._machine = machine or os.cpu_count() or count
         self._workers = workers
-        self._told: dict[Worker, int] = {}
+        self._assigned: dict[CoreUser, int] = {}
         self._busy = anyio.Event()
 
     @property
     def left(self) -> int:
-        """The cores that others leave to us: one at least."""
-        return max(1, min(self.count, self._machine - self.foreign.taken))
+        """The cores that other programs leave to us: one at least."""
+        return max(1, min(self.count, self._machine - self.external_load.taken))
 
-    async def watch(self) -> None:
-        """Deal anew when other programs come and go, for ever; no polling while nobody computes."""
+    async def watch_external_load(self) -> None:
+        """Follow the load of other programs, for ever; no polling while no model computes."""
         while True:
             await self._busy.wait()
             self._busy = anyio.Event()
-            self.foreign.rest()
+            self.external_load.restart()
             while any(worker.claim is not None for worker in self._workers()):
-                self._look()
-                await anyio.sleep(LOOK_S)
+                self._sample_external_load()
+                await anyio.sleep(EXTERNAL_LOAD_INTERVAL_S)
 
-    def _look(self) -> None:
+    def _sample_external_load(self) -> None:
         own = own_s([os.getpid(), *(worker.pid for worker in self._workers() if worker.pid)])
-        if self.foreign.sample(time.monotonic(), busy_s(), own):
-            log.info("cores.left", cores=self.left, taken=self.foreign.taken)
-            self.share()
+        if self.external_load.add_sample(time.monotonic(), busy_s(), own):
+            log.info("cores.left", cores=self.left, taken=self.external_load.taken)
+            self.assign_cores()
 
-    def share(self) -> None:
-        """Deal anew: work has appeared or ended. Only who gets another number is told."""
+    def assign_cores(self) -> None:
+        """Assign the cores again: work has appeared or ended. Only a changed number is sent."""
         workers = list(self._workers())
-        self._told = {w: n for w, n in self._told.items() if w in workers}
+        self._assigned = {w: n for w, n in self._assigned.items() if w in workers}
         busy = [(w, c) for w in workers if (c := w.claim) is not None]
-        threads = deal([(claim, worker.threads_max) for worker, claim in busy], self.left)
+        threads = assign_threads([(claim, worker.threads_max) for worker, claim in busy], self.left)
         for (worker, claim), number in zip(busy, threads, strict=True):
             self._busy.set()
-            if claim != LOADING and self._told.get(worker) != number:
-                self._told[worker] = number
+            if claim != LOADING and self._assigned.get(worker) != number:
+                self._assigned[worker] = number
                 worker.set_threads(number)

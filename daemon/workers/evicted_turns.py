@@ -1,4 +1,4 @@
-"""Turns that nobody reads, whose model has left for another: they go on once they are read."""
+"""Unread turns of an evicted model, which continue once they are read again."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from ...backends.errors import Cancelled, InferdError, ReaderTimeout
 from ...scheduler import messages as m
 from ...sessions.worker_client import TaskReader
 
-__all__ = ("Aside",)
+__all__ = ("EvictedTurns",)
 
 
-class Aside:
-    """The line of turns without a worker: a `sessions.Line` that waits for what readers do.
+class EvictedTurns:
+    """Stands in for the worker of turns that have none; their readers wake them.
 
-    *move* lets turns go on in a worker, loading the model; *start* does work in the background.
-    A turn that is not read for *timeout_s* fails.
+    *move* continues turns in a worker, loading the model; *start* starts background work. A turn
+    that is not read for *timeout_s* fails.
     """
 
     def __init__(
@@ -34,20 +34,20 @@ class Aside:
     def __len__(self) -> int:
         return len(self._readers)
 
-    def take(self, readers: Mapping[int, TaskReader], info: ModelInfo) -> None:
-        """Take the turns of a worker that leaves, with *info* on its model."""
+    def add_turns(self, readers: Mapping[int, TaskReader], info: ModelInfo) -> None:
+        """Add the turns of a worker that is unloaded, with *info* on its model."""
         self._info = info
-        taken = {number: r for number, r in readers.items() if r.go_on(self) is not None}
-        self._readers |= taken
-        if taken:
-            self._start(self._give_up, taken)
+        added = {number: r for number, r in readers.items() if r.go_on(self) is not None}
+        self._readers |= added
+        if added:
+            self._start(self._fail_unread, added)
 
-    async def _give_up(self, taken: Mapping[int, TaskReader]) -> None:
+    async def _fail_unread(self, added: Mapping[int, TaskReader]) -> None:
         await anyio.sleep(self._timeout_s)
-        self._fail(taken, ReaderTimeout(f"nobody has read the stream for {self._timeout_s:g} s"))
+        self._fail(added, ReaderTimeout(f"nobody has read the stream for {self._timeout_s:g} s"))
 
-    def swapped(self, model: str) -> None:
-        """Let all turns end: the next worker of *model* may have other tokens."""
+    def fail_swapped(self, model: str) -> None:
+        """Fail all turns: the next worker of *model* may have another vocabulary."""
         error = Cancelled(
             f"the turn ended with its model: {model!r} was swapped",
             hint="go on with the next turn: the history is there",
@@ -60,21 +60,21 @@ class Aside:
                 del self._readers[number]
                 reader.report(m.Failed(number, error.to_wire()))
 
-    def _go_on(self, task_id: int) -> None:
+    def _continue_turn(self, task_id: int) -> None:
         reader = self._readers.pop(task_id, None)
         if reader is not None:
             self._move({task_id: reader})
 
-    # The line.
+    # What the turns call.
 
     @property
     def info(self) -> ModelInfo:
-        """Facts about the model that has left."""
-        assert self._info is not None, "no turn was set aside"
+        """Facts about the evicted model."""
+        assert self._info is not None, "no turn was evicted"
         return self._info
 
     def submit(self, spec: m.TaskSpec, reader: TaskReader) -> None:
-        """Let a turn begin in a worker."""
+        """Start a turn in a worker."""
         self._move({spec.id: reader})
 
     def cancel(self, task_id: int) -> None:
@@ -82,15 +82,15 @@ class Aside:
         self._readers.pop(task_id, None)
 
     def credit(self, task_id: int, events: int) -> None:
-        """Let a turn go on: its reader is back."""
-        self._go_on(task_id)
+        """Continue a turn: its reader is back."""
+        self._continue_turn(task_id)
 
     def pull(self, task_id: int) -> None:
-        """Let a turn go on: its next token is asked for."""
-        self._go_on(task_id)
+        """Continue a turn: its next token is requested."""
+        self._continue_turn(task_id)
 
     def adjust(self, command: m.Adjust) -> None:
-        """Do nothing: the turn knows its parameters when it goes on."""
+        """Do nothing: the turn has its parameters when it continues."""
 
     def judge(self, verdict: m.Verdict) -> None:
-        """Do nothing: the turn asks again when it goes on."""
+        """Do nothing: the turn asks for a verdict again when it continues."""

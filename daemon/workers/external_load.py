@@ -1,6 +1,6 @@
-"""What other programs take of the machine's cores: figures of /proc in, whole cores out.
+"""CPU load of other programs, in whole cores, from the counters of /proc.
 
-llama.cpp's threads wait for each other many times a step, so one foreign process on a core that a
+llama.cpp's threads wait for each other many times a step, so one other process on a core that a
 thread counts on stalls them all. (Measured beside one busy process on two cores: 53 tokens/s with
 two threads, 115 with one.)
 """
@@ -11,50 +11,50 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-__all__ = ("ForeignLoad", "busy_s", "own_s")
+__all__ = ("ExternalLoad", "busy_s", "own_s")
 
 TAKEN_AT = 0.5
 """A core counts as taken from this share of it on: a program beside two threads on two cores gets
 two thirds of one.
 """
 FREE_AT = 0.3
-"""And as free again below this: the programs that read our answers take less."""
+"""A core counts as free again below this share: programs that read our answers take less."""
 SAMPLES = 2
-"""So many samples in a row must say the same: a program that starts is no reason yet."""
+"""Samples in a row that must agree: a program that starts is not a reason yet."""
 _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
 
-class ForeignLoad:
-    """How many cores others keep busy. Fed with seconds of CPU time since the start."""
+class ExternalLoad:
+    """The number of cores that other programs keep busy."""
 
     def __init__(self) -> None:
         self.taken = 0
         self._last: tuple[float, float, dict[int, float]] | None = None
-        self._says, self._times = 0, 0
+        self._candidate, self._agreeing = 0, 0
 
-    def sample(self, now: float, busy: float, own: dict[int, float]) -> bool:
-        """Take what all programs have used, and our processes by their pids; tell whether `taken`
-        has changed.
+    def add_sample(self, now: float, busy: float, own: dict[int, float]) -> bool:
+        """Add the CPU seconds since boot of all programs and, by pid, of our own processes; return
+        whether `taken` has changed.
         """
         last, self._last = self._last, (now, busy, own)
         if last is None or last[2].keys() != own.keys() or now <= last[0]:
-            self._times = 0
+            self._agreeing = 0
             return False
         used = busy - last[1] - sum(own.values()) + sum(last[2].values())
-        return self._take(max(0.0, used / (now - last[0])))
+        return self._update_taken(max(0.0, used / (now - last[0])))
 
-    def rest(self) -> None:
-        """Begin anew: for a while nobody has looked."""
+    def restart(self) -> None:
+        """Forget the last sample, which is too old for a difference."""
         self._last = None
 
-    def _take(self, cores: float) -> bool:
+    def _update_taken(self, cores: float) -> bool:
         high, low = int(cores + 1 - TAKEN_AT), int(cores + 1 - FREE_AT)
-        says = high if high > self.taken else low if low < self.taken else self.taken
-        self._times = self._times + 1 if says == self._says else 1
-        self._says = says
-        if says == self.taken or self._times < SAMPLES:
+        taken = high if high > self.taken else min(low, self.taken)
+        self._agreeing = self._agreeing + 1 if taken == self._candidate else 1
+        self._candidate = taken
+        if taken == self.taken or self._agreeing < SAMPLES:
             return False
-        self.taken = says
+        self.taken = taken
         return True
 
 
@@ -67,9 +67,7 @@ def busy_s(proc: Path = Path("/proc")) -> float:
 
 
 def own_s(pids: Iterable[int], proc: Path = Path("/proc")) -> dict[int, float]:
-    """Return the CPU seconds that each of our processes has used; those that are gone are left
-    out.
-    """
+    """Return the CPU seconds of each of our processes, except those that have exited."""
     found = {}
     for pid in pids:
         try:

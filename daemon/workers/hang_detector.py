@@ -1,4 +1,4 @@
-"""Finds a worker that hangs: it has something to do and does not go on."""
+"""Detection of a worker that hangs: it has work and makes no progress."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from ...scheduler.recording.recorder import Doing, Recorder
 
 __all__ = ("HangDetector",)
 
-LOOKS = 4
-"""A worker is looked at so often within the time that it may be silent, while somebody waits."""
+CHECKS = 4
+"""Checks of a worker within the time that it may be silent, while it has work."""
 KILLED_S = 10.0
-"""So long a kill may take until the process is gone, and its work with it."""
+"""The time that a kill may take until the process has exited, and its work has moved on."""
 
 
 class HangDetector:
     """Calls *kill* once *is_awaited* and the worker was silent for *hang_s*. Lives on the daemon's
-    event loop; without anybody who waits there is no timer.
+    event loop; while the worker has no work, no timer runs.
     """
 
     def __init__(
@@ -36,28 +36,28 @@ class HangDetector:
         self._timer: asyncio.TimerHandle | None = None
 
     def note_sent(self) -> None:
-        """Note that the worker was sent something that it has to take."""
+        """Note that the worker was sent a command, which it has to read."""
         if self._recorder.read().at >= self._sent_at:
-            self._sent_at = self._seconds()  # else it owes an earlier one: that counts
+            self._sent_at = self._seconds()  # else an earlier command is not read yet: that counts
         if self._timer is None:
             self._arm()
 
     def stop(self) -> None:
-        """Look no more."""
+        """Stop the timer."""
         if self._timer is not None:
             self._timer.cancel()
 
     @property
     def overdue(self) -> bool:
-        """Tell whether it was to be killed by now, and is still there with its work."""
-        last_look_s = self._hang_s * (1 + 1 / LOOKS)
-        return self._is_awaited() and self._silent_s() > last_look_s + KILLED_S
+        """Whether it should have been killed by now, and still has its work."""
+        last_check_s = self._hang_s * (1 + 1 / CHECKS)
+        return self._is_awaited() and self._silent_s() > last_check_s + KILLED_S
 
     def _arm(self) -> None:
         loop = asyncio.get_running_loop()
-        self._timer = loop.call_later(self._hang_s / LOOKS, self._look)
+        self._timer = loop.call_later(self._hang_s / CHECKS, self._check)
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         self._timer = None
         if not self._is_awaited():
             return
@@ -67,7 +67,7 @@ class HangDetector:
             self._arm()
 
     def _silent_s(self) -> float:
-        """Return how long it is stuck in what it does, or does not take what it was sent."""
+        """Return how long its activity has not changed, or a command has not been read."""
         act, now = self._recorder.read(), self._seconds()
         if act.doing is Doing.REST:
             return now - self._sent_at if act.at < self._sent_at else 0.0

@@ -53,7 +53,7 @@ class ProcessClient:
         self.successor: Callable[[Mapping[int, TaskReader]], None] | None = None
         """Takes the tasks that come after `quitting` was set; without it they fail."""
         self.quitting = False
-        """The process was told to quit."""
+        """The process was ordered to quit."""
         self.embeds = False
         """Memory is reserved for the embedding context."""
         self._listener, self._send = listener, send

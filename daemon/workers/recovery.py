@@ -1,8 +1,8 @@
-"""What becomes of the tasks of a worker that died: they go on in a new one.
+"""Recovery of the tasks of a worker that died: they continue in a new worker.
 
-The tasks of the step in which it died are suspects. The new worker runs one of them at a time
-beside the others, until that one is past the step; if the worker dies in such a step again, that
-task is refused, and so is its prompt for an hour.
+The tasks of the step in which it died are suspects. The new worker runs one suspect at a time
+beside the other tasks, until that one is past the step; if the worker dies in such a step again,
+that task is refused, and its prompt is quarantined for an hour.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ...sessions.worker_client import Line, Port, TaskReader
 __all__ = ("Quarantine", "Recovery", "fail_readers", "quarantine_error")
 
 DEATHS_MAX = 8
-"""So many deaths within `DEATHS_S`, with nothing computed between them, and the tasks fail."""
+"""Deaths within `DEATHS_S`, with nothing computed between them, after which the tasks fail."""
 DEATHS_S = 60.0
 BACKOFF_S = 0.25
 QUARANTINE_S = 3600.0
@@ -33,14 +33,14 @@ log = structlog.get_logger()
 
 
 class Quarantine:
-    """The inputs that ended a worker, by their hash: none of them is tried again for an hour."""
+    """Inputs that have ended a worker, by their hash: each is refused for an hour."""
 
     def __init__(self, seconds: Callable[[], float] = time.monotonic):
         self._seconds = seconds
         self._until: OrderedDict[bytes, float] = OrderedDict()
 
     def add_input(self, data: bytes) -> None:
-        """Remember an input."""
+        """Refuse an input from now on."""
         self._until[_hash(data)] = self._seconds() + QUARANTINE_S
         while len(self._until) > QUARANTINE_INPUTS_MAX:
             self._until.popitem(last=False)
@@ -67,7 +67,7 @@ def quarantine_error(model: str) -> WorkerCrashed:
 
 
 class _OnTrial:
-    """A suspect's reader: hears when the suspect is past the step in which the worker died."""
+    """A suspect's reader: calls *passed* once the suspect is past the fatal step."""
 
     def __init__(self, reader: TaskReader, passed: Callable[[int], None]):
         self.reader, self.spec = reader, reader.spec
@@ -88,7 +88,7 @@ class _OnTrial:
 
 
 class Recovery:
-    """One model's. *ready* returns its worker's port, starting one if need be."""
+    """Recovery of one model's tasks. *ready* returns a worker's client, starting one if need be."""
 
     def __init__(
         self,
@@ -99,7 +99,7 @@ class Recovery:
     ):
         self.quarantine = Quarantine(seconds)
         self.recovered = 0
-        """Times that a task went on in another worker: its own had died, or was swapped."""
+        """Times that a task continued in another worker: its own had died, or was swapped."""
         self._model, self._ready = model, ready
         self._seconds, self._sleep = seconds, sleep
         self._orphans: dict[int, TaskReader] = {}
@@ -111,19 +111,19 @@ class Recovery:
     def __len__(self) -> int:
         return len(self._orphans)
 
-    def move(self, readers: Mapping[int, TaskReader]) -> None:
-        """Take tasks that are to go on in another worker, though nothing has died."""
-        self._orphans |= _themselves(readers)
+    def move_tasks(self, readers: Mapping[int, TaskReader]) -> None:
+        """Add tasks that are to continue in another worker, although none has died."""
+        self._orphans |= _without_trials(readers)
 
-    def release(self) -> dict[int, TaskReader]:
-        """Return the tasks that wait for a worker; they are somebody else's now."""
+    def release_tasks(self) -> dict[int, TaskReader]:
+        """Return the tasks that wait for a worker; the caller owns them now."""
         orphans, self._orphans = self._orphans, {}
         self._suspects.clear()
         return orphans
 
-    def take(self, readers: Mapping[int, TaskReader], act: Act) -> None:
-        """Take the tasks of a worker that died while it did *act*."""
-        tasks = _themselves(readers)
+    def add_orphans(self, readers: Mapping[int, TaskReader], act: Act) -> None:
+        """Add the tasks of a worker that died during *act*."""
+        tasks = _without_trials(readers)
         fatal = {n for n in act.ids if n in tasks} if act.doing is Doing.STEP else set()
         if self._trial is not None and self._trial in fatal:
             self._suspects.discard(self._trial)
@@ -131,7 +131,7 @@ class Recovery:
             self._deaths.clear()
         else:
             self._suspects |= fatal
-            if act != self._act:  # a task that comes too late is no other death
+            if act != self._act:  # a task that comes too late is not another death
                 self._deaths.append(self._seconds())
         self._trial, self._act = None, act
         self._orphans |= tasks
@@ -142,18 +142,18 @@ class Recovery:
         log.error("task.poisonous", model=self._model, task=spec.id, request=spec.request)
         fail_readers({spec.id: reader}, quarantine_error(self._model))
 
-    async def bring_back(self) -> None:
-        """Start a worker, and let the tasks go on in it; where that fails they fail."""
+    async def resume_tasks(self) -> None:
+        """Start a worker and continue the tasks in it; if it cannot be started, they fail."""
         try:
-            self._admit(await self._start())
+            self._resume_all(await self._start_worker())
         except InferdError as exc:
-            fail_readers(self.release(), exc)
+            fail_readers(self.release_tasks(), exc)
         except BaseException:
-            fail_readers(self.release(), self._gave_up())
+            fail_readers(self.release_tasks(), self._too_many_deaths())
             raise
 
-    async def _start(self) -> Port:
-        """Return the port of a worker; one that dies while it loads is no reason to give up."""
+    async def _start_worker(self) -> Port:
+        """Return a worker's client; after a death during the load, start another worker."""
         while True:
             await self._sleep(self._backoff_s())
             try:
@@ -171,60 +171,60 @@ class Recovery:
         while self._deaths and self._deaths[0] + DEATHS_S < self._seconds():
             self._deaths.popleft()
         if len(self._deaths) > DEATHS_MAX:
-            raise self._gave_up()
+            raise self._too_many_deaths()
         before = len(self._deaths) - 1
         return BACKOFF_S * 2 ** (before - 1) if before > 0 else 0.0
 
-    def _gave_up(self) -> WorkerCrashed:
+    def _too_many_deaths(self) -> WorkerCrashed:
         return WorkerCrashed(
             f"the worker process of {self._model!r} ended {len(self._deaths)} times in a row",
             hint="see the daemon's log; the model is tried again with the next request",
             data={"model": self._model},
         )
 
-    def _admit(self, port: Port) -> None:
+    def _resume_all(self, client: Port) -> None:
         for number in [n for n in self._orphans if n not in self._suspects]:
-            self._resume(self._orphans.pop(number), port)
+            self._resume(self._orphans.pop(number), client)
         if self._trial is None:
-            self._try_next(port)
+            self._start_next_trial(client)
 
-    def _try_next(self, port: Port) -> None:
+    def _start_next_trial(self, client: Port) -> None:
         while self._suspects:
             number = min(self._suspects)
             reader = self._orphans.pop(number, None)
             if reader is not None:
                 self._trial = number
-                trial = _OnTrial(reader, lambda n: self._passed(n, port))
-                if self._resume(trial, port):
+                trial = _OnTrial(reader, lambda n: self._trial_passed(n, client))
+                if self._resume(trial, client):
                     return
                 self._trial = None
             self._suspects.discard(number)
 
-    def _resume(self, reader: TaskReader, port: Port) -> bool:
-        """Let a task go on; False if its reader has left meanwhile."""
-        spec = reader.go_on(port)
+    def _resume(self, reader: TaskReader, client: Port) -> bool:
+        """Continue a task; return False if its reader was closed meanwhile."""
+        spec = reader.go_on(client)
         if spec is None:
             return False
         self.recovered += 1
-        port.submit(spec, reader)
+        client.submit(spec, reader)
         return True
 
-    def _passed(self, number: int, port: Port) -> None:
+    def _trial_passed(self, number: int, client: Port) -> None:
         if self._trial == number:
             self._suspects.discard(number)
             self._trial = None
             self._deaths.clear()
-            self._try_next(port)
+            self._start_next_trial(client)
 
 
-def _themselves(readers: Mapping[int, TaskReader]) -> dict[int, TaskReader]:
+def _without_trials(readers: Mapping[int, TaskReader]) -> dict[int, TaskReader]:
     return {n: r.reader if isinstance(r, _OnTrial) else r for n, r in readers.items()}
 
 
 def fail_readers(readers: Mapping[int, TaskReader], error: InferdError) -> None:
-    """Tell each of *readers* that its task has failed."""
+    """Report to each of *readers* that its task has failed."""
     for number, reader in readers.items():
         try:
             reader.report(m.Failed(number, error.to_wire()))
-        except Exception:  # the others are told all the same
+        except Exception:  # the other readers get their report all the same
             log.exception("task.report_failed", task=number)

@@ -1,4 +1,4 @@
-"""A worker process, as the daemon sees it: started, watched, told to quit, waited for."""
+"""A worker process, as the daemon sees it: its start, its load, its end."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ class Worker:
 
     @property
     def leaving(self) -> bool:
-        """Whether the process was told to quit, has failed to load, or has exited."""
+        """Whether the process was ordered to quit, has failed to load, or has exited."""
         return self.client.quitting or self.error is not None or self.gone.is_set()
 
     # Control of the process.

@@ -1,4 +1,4 @@
-"""What a worker process writes to its standard error, as events of the daemon's.
+"""The standard error of a worker process, read as log events.
 
 Lines of the library under its backend come with a priority (`<4>`); the others are what a process
 says as it dies: a failed assertion in llama.cpp, a traceback.
@@ -17,7 +17,7 @@ __all__ = ("TEXT_CHARACTERS_MAX", "WorkerLines", "cut_quotes", "split_priority")
 
 READ_BYTES = 1 << 16
 READS_LEFT_MAX = 4
-"""Once the process is gone: a pipe holds one read."""
+"""Reads once the process has exited: a pipe holds one read."""
 LINE_BYTES_MAX = 1 << 16
 """A line that is longer is cut up."""
 TEXT_CHARACTERS_MAX = 2000
@@ -29,18 +29,19 @@ _PRIORITY = re.compile(r"<([0-7])>")
 _QUOTES = ("accepting piece:",)
 """After these llama.cpp quotes what was generated."""
 
-Hear = Callable[[str, str, str], None]
+LogLine = Callable[[str, str, str], None]
+"""Logs a level, an event and a text."""
 
 
 class WorkerLines:
-    """Reads a pipe whose other end is `writer`, and calls *hear* with level, event and text. Lives
-    on the daemon's event loop. The writer waits for nobody: what finds no room is lost.
+    """Reads a pipe whose other end is `writer`, and calls *log_line* for each event. Lives on the
+    daemon's event loop. The writer never waits: lines that the pipe has no room for are lost.
     """
 
-    def __init__(self, hear: Hear):
-        self._hear = hear
+    def __init__(self, log_line: LogLine):
+        self._log_line = log_line
         self._rest = b""
-        self._said = ""
+        self._gathered = ""
         self._quoted = False
         """What follows is what was generated."""
         self._timer: asyncio.TimerHandle | None = None
@@ -55,7 +56,7 @@ class WorkerLines:
             os.close(writer)
 
     def close(self) -> None:
-        """Tell what is left, once the process is gone."""
+        """Log the rest, once the process has exited."""
         self.close_writer()
         for _ in range(READS_LEFT_MAX):  # a process that it has started may talk on for ever
             if self._reader < 0 or not self._read():
@@ -63,7 +64,7 @@ class WorkerLines:
         self._end()
 
     def _read(self) -> bool:
-        """Tell what is there; return whether there may be more."""
+        """Log the lines that have come; return whether there may be more."""
         try:
             data = os.read(self._reader, READ_BYTES)
         except BlockingIOError:
@@ -74,7 +75,7 @@ class WorkerLines:
         *lines, self._rest = (self._rest + data).split(b"\n")
         if len(self._rest) > LINE_BYTES_MAX:
             lines, self._rest = [*lines, self._rest], b""
-        self._tell(lines)
+        self._log_lines(lines)
         return True
 
     def _end(self) -> None:
@@ -83,32 +84,32 @@ class WorkerLines:
             os.close(self._reader)
             self._reader = -1
         rest, self._rest = self._rest, b""
-        self._tell([rest])
-        self._tell_said()
+        self._log_lines([rest])
+        self._log_gathered()
 
-    def _tell(self, lines: list[bytes]) -> None:
+    def _log_lines(self, lines: list[bytes]) -> None:
         for line in lines:
             level, text = split_priority(line.decode("utf-8", "replace"))
             if level is not None:
-                self._hear(level, "llama.said", text[:TEXT_CHARACTERS_MAX])
+                self._log_line(level, "llama.said", text[:TEXT_CHARACTERS_MAX])
             elif text.strip():
                 self._gather(text)
 
     def _gather(self, line: str) -> None:
         if not self._quoted:
-            told = cut_quotes(line)
-            self._quoted = told != line
-            self._said = _shortened(f"{self._said}{told}\n")
+            kept = cut_quotes(line)
+            self._quoted = kept != line
+            self._gathered = _shortened(f"{self._gathered}{kept}\n")
         if self._timer is None:
-            self._timer = self._loop.call_later(GATHER_S, self._tell_said)
+            self._timer = self._loop.call_later(GATHER_S, self._log_gathered)
 
-    def _tell_said(self) -> None:
+    def _log_gathered(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        said, self._said, self._quoted = self._said, "", False
-        if said:
-            self._hear("error", "worker.said", said.rstrip("\n"))
+        gathered, self._gathered, self._quoted = self._gathered, "", False
+        if gathered:
+            self._log_line("error", "worker.said", gathered.rstrip("\n"))
 
 
 def split_priority(line: str) -> tuple[str | None, str]:

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inferd.daemon.workers.cores import LOADING, Cores, deal
-from inferd.daemon.workers.external_load import ForeignLoad, busy_s, own_s
+from inferd.daemon.workers.cores import LOADING, Cores, assign_threads
+from inferd.daemon.workers.external_load import ExternalLoad, busy_s, own_s
 
 
 class Busy:
@@ -41,14 +41,14 @@ class Busy:
 def test_the_highest_class_gets_what_one_for_each_other_leaves(
     claims: list[tuple[int, int]], cores: int, threads: list[int]
 ) -> None:
-    assert deal(claims, cores) == threads
+    assert assign_threads(claims, cores) == threads
 
 
 @given(st.lists(st.tuples(st.integers(-1, 3), st.integers(1, 16)), max_size=20), st.integers(1, 64))
 def test_nobody_goes_without_and_no_core_is_dealt_twice(
     claims: list[tuple[int, int]], cores: int
 ) -> None:
-    threads = deal(claims, cores)
+    threads = assign_threads(claims, cores)
     assert all(1 <= number <= most for number, (_, most) in zip(threads, claims, strict=True))
     assert sum(threads) <= max(cores, len(claims))
 
@@ -57,13 +57,13 @@ def test_only_who_gets_another_number_is_told() -> None:
     one, two = Busy(1), Busy()
     workers = [one, two]
     cores = Cores(4, lambda: workers, 4)
-    cores.share()
-    cores.share()
+    cores.assign_cores()
+    cores.assign_cores()
     two.claim = 3
-    cores.share()
+    cores.assign_cores()
     two.claim = None
-    cores.share()
-    cores.share()
+    cores.assign_cores()
+    cores.assign_cores()
 
     assert one.told == [4, 1, 4]
     assert two.told == [3]
@@ -72,23 +72,23 @@ def test_only_who_gets_another_number_is_told() -> None:
 def test_a_worker_that_loads_is_told_when_it_has_work() -> None:
     it = Busy(LOADING)
     cores = Cores(4, lambda: [it], 4)
-    cores.share()
+    cores.assign_cores()
     assert it.told == []
     it.claim = 1
-    cores.share()
+    cores.assign_cores()
     assert it.told == [4]
 
 
 # What other programs take.
 
 
-def sampled(load: ForeignLoad, *cores: float, own: float = 1.0) -> list[int]:
+def sampled(load: ExternalLoad, *cores: float, own: float = 1.0) -> list[int]:
     """Feed samples of a second each; return what is taken after each of them."""
     taken, busy = [], 0.0
-    load.sample(0.0, busy, {1: 0.0})
+    load.add_sample(0.0, busy, {1: 0.0})
     for second, foreign in enumerate(cores, start=1):
         busy += foreign + own
-        load.sample(float(second), busy, {1: own * second})
+        load.add_sample(float(second), busy, {1: own * second})
         taken.append(load.taken)
     return taken
 
@@ -106,35 +106,35 @@ def sampled(load: ForeignLoad, *cores: float, own: float = 1.0) -> list[int]:
 def test_a_core_is_taken_once_others_have_most_of_it_for_a_while(
     cores: list[float], taken: list[int]
 ) -> None:
-    assert sampled(ForeignLoad(), *cores) == taken
+    assert sampled(ExternalLoad(), *cores) == taken
 
 
 def test_a_sample_over_which_our_processes_changed_says_nothing() -> None:
-    load = ForeignLoad()
+    load = ExternalLoad()
     for second in range(10):
-        load.sample(float(second), 2.0 * second, {second: 0.0})
+        load.add_sample(float(second), 2.0 * second, {second: 0.0})
     assert load.taken == 0
 
 
 def test_what_others_take_is_not_dealt_out() -> None:
     one, two = Busy(1), Busy()
     cores = Cores(4, lambda: [one, two], 4)
-    cores.share()
-    sampled(cores.foreign, 1.0, 1.0)
-    cores.share()
+    cores.assign_cores()
+    sampled(cores.external_load, 1.0, 1.0)
+    cores.assign_cores()
     two.claim = 1
-    cores.share()
-    sampled(cores.foreign, 9.0, 9.0)
-    cores.share()
+    cores.assign_cores()
+    sampled(cores.external_load, 9.0, 9.0)
+    cores.assign_cores()
     assert one.told == [4, 3, 2, 1]
     assert two.told == [1]
 
 
 def test_cores_that_are_not_ours_may_be_busy() -> None:
     cores = Cores(4, lambda: [], 16)
-    sampled(cores.foreign, 12.0, 12.0)
+    sampled(cores.external_load, 12.0, 12.0)
     assert cores.left == 4
-    sampled(cores.foreign, 13.0, 13.0)
+    sampled(cores.external_load, 13.0, 13.0)
     assert cores.left == 3
 
 

@@ -71,8 +71,8 @@ class Scene:
         """Let the worker die in a step with these tasks; return those that the next one has."""
         act = Act(Doing.STEP if step else Doing.REST, step, self.now)
         readers, self.line.readers = self.line.readers, {}
-        self.recovery.take(readers, act)
-        await self.recovery.bring_back()
+        self.recovery.add_orphans(readers, act)
+        await self.recovery.resume_tasks()
         return sorted(self.line.readers)
 
     def errors(self) -> dict[int, str]:
@@ -191,8 +191,8 @@ async def test_tasks_that_are_moved_are_no_deaths_and_disturb_no_trial() -> None
         readers = {n: r for n, r in line.readers.items() if n != trial}
         for number in readers:
             del line.readers[number]
-        scene.recovery.move(readers)
-        await scene.recovery.bring_back()
+        scene.recovery.move_tasks(readers)
+        await scene.recovery.resume_tasks()
     assert scene.errors() == {}
     assert scene.recovery._trial == trial
     assert scene.recovery.recovered > 2 * DEATHS_MAX
@@ -201,9 +201,9 @@ async def test_tasks_that_are_moved_are_no_deaths_and_disturb_no_trial() -> None
 async def test_tasks_that_wait_for_a_worker_can_be_taken_back() -> None:
     scene = Scene()
     readers, scene.line.readers = scene.line.readers, {}
-    scene.recovery.move(readers)
-    assert scene.recovery.release() == readers
-    await scene.recovery.bring_back()
+    scene.recovery.move_tasks(readers)
+    assert scene.recovery.release_tasks() == readers
+    await scene.recovery.resume_tasks()
     assert scene.line.readers == {}
 
 
