@@ -19,8 +19,8 @@ from .contexts import *
 from .graphs import *
 from .hello import *
 from .models import *
-from .operating import *
-from .steering import *
+from .monitoring import *
+from .session_operations import *
 from .tensors import *
 from .texts import *
 from .turns import *

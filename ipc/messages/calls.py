@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from . import contexts, graphs, models, operating, steering, texts, turns
+from . import contexts, graphs, models, monitoring, session_operations, texts, turns
 from .base import Empty, Map
 
 __all__ = ("CALLS", "Call")
@@ -45,14 +45,14 @@ CALLS: dict[str, Call] = {
     "answers": Call(turns.AnswersParams, turns.AnswersResult, (turns.AnswersEvent,)),
     "resume": Call(turns.ResumeParams, turns.TurnResult, (turns.TokensEvent, turns.QueueEvent)),
     "embed": Call(texts.EmbedParams, texts.EmbedResult),
-    "cancel": Call(steering.CancelParams, steering.CancelResult),
-    "park": Call(contexts.ContextParams, steering.ParkResult),
-    "reset": Call(steering.SystemParams, Empty),
-    "rewind": Call(steering.RewindParams, steering.RewindResult),
-    "fork_session": Call(steering.ForkParams, steering.ForkResult),
-    "forget": Call(steering.ForgetParams, steering.ForgetResult),
-    "set_options": Call(steering.OptionsParams, Empty),
-    "parameters": Call(contexts.ContextParams, steering.ParametersResult),
+    "cancel": Call(session_operations.CancelParams, session_operations.CancelResult),
+    "park": Call(contexts.ContextParams, session_operations.ParkResult),
+    "reset": Call(session_operations.SystemParams, Empty),
+    "rewind": Call(session_operations.RewindParams, session_operations.RewindResult),
+    "fork_session": Call(session_operations.ForkParams, session_operations.ForkResult),
+    "forget": Call(session_operations.ForgetParams, session_operations.ForgetResult),
+    "set_options": Call(session_operations.OptionsParams, Empty),
+    "parameters": Call(contexts.ContextParams, session_operations.ParametersResult),
     "models": Call(Empty, models.ModelsResult),
     "show": Call(models.NamesParams, models.ModelsResult),
     "unload_model": Call(models.NamesParams, Empty),
@@ -61,12 +61,12 @@ CALLS: dict[str, Call] = {
     "unpin": Call(models.NameParams, Empty),
     "add_adapter": Call(models.AddAdapterParams, models.AddAdapterResult),
     "remove_adapter": Call(models.RemoveAdapterParams, Empty),
-    "sessions": Call(operating.SessionsParams, operating.SessionsResult),
-    "queue": Call(operating.QueueParams, operating.QueueResult),
-    "stats": Call(Empty, operating.StatsResult),
+    "sessions": Call(monitoring.SessionsParams, monitoring.SessionsResult),
+    "queue": Call(monitoring.QueueParams, monitoring.QueueResult),
+    "stats": Call(Empty, monitoring.StatsResult),
     "tokenize": Call(texts.TokenizeParams, texts.TokensResult),
     "detokenize": Call(texts.DetokenizeParams, texts.TextResult),
     "apply_template": Call(texts.TemplateParams, texts.TemplateResult),
-    "log_level": Call(operating.LogLevelParams, operating.LogLevelResult),
-    "drain": Call(operating.DrainParams, Empty),
+    "log_level": Call(monitoring.LogLevelParams, monitoring.LogLevelResult),
+    "drain": Call(monitoring.DrainParams, Empty),
 }

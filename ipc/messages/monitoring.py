@@ -1,4 +1,4 @@
-"""What an operator looks at and does: lists, figures, the log's levels, draining."""
+"""Messages of calls on the daemon itself: lists, statistics, log levels, draining."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Steering a session: its turn, its history, its parameters."""
+"""Messages of inferd's own calls on a session: its turn, its history, its parameters."""
 
 from __future__ import annotations
 
