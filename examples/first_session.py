@@ -9,5 +9,6 @@ MODEL = sys.argv[1] if len(sys.argv) > 1 else "smollm2-135m-instruct"
 with inferd.Client() as client, client.session(MODEL, options={"n-predict": 60}) as session:
     print(session.chat("What is the capital of France?"))
     print(session.chat("And of Italy?"))
-    told = session.metadata
-    print(f"{told['cached_tokens']} of {told['input_tokens']} prompt tokens were there already")
+    metadata = session.metadata
+    cached, total = metadata["cached_tokens"], metadata["input_tokens"]
+    print(f"{cached} of {total} prompt tokens were cached already")

@@ -24,7 +24,7 @@ class Graph(int):
     ignored: list[str]
 
     @classmethod
-    def of(cls, result: GraphResult) -> Self:
+    def from_result(cls, result: GraphResult) -> Self:
         """Make a handle of what a load call answered."""
         self = cls(result.graph)
         self.model, self.fingerprint = result.model, result.fingerprint
@@ -39,7 +39,7 @@ class Context(int):
     attached: bool
 
     @classmethod
-    def of(cls, result: ContextResult) -> Self:
+    def from_result(cls, result: ContextResult) -> Self:
         """Make a handle of what an init call answered."""
         self = cls(result.context)
         self.attached = result.attached

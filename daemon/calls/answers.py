@@ -19,7 +19,7 @@ from ...sessions import Session, TurnOptions
 from ...sessions.turn import Turn
 from ..core import CallTable, Daemon
 from .arguments import turn_options
-from .turns import take_input
+from .turns import add_input
 
 __all__ = ("ANSWERS_MAX", "CALLS")
 
@@ -35,13 +35,13 @@ async def answers(daemon: Daemon, request: Request) -> w.AnswersResult:
     branches: list[Session] = []
     try:
         with session.undone_if_refused():
-            await take_input(daemon, session, p)
+            await add_input(daemon, session, p)
             if p.n > 1:
                 branches = daemon.sessions.fork(request.connection, session, p.n - 1)
-            round_ = _Round(p, [session, *branches])
-            await round_.begin()
+            round_ = _AnswerRound(p, [session, *branches])
+            await round_.start_first()
         request.emit(w.AnswersEvent(contexts=[s.handle for s in round_.sessions]))
-        return w.AnswersResult(answers=await round_.finish())
+        return w.AnswersResult(answers=await round_.finish_all())
     finally:
         for branch in branches:
             daemon.sessions.discard(branch)
@@ -56,54 +56,54 @@ def _check(p: w.AnswersParams, session: Session) -> None:
         )
 
 
-class _Round:
+class _AnswerRound:
     """The answers to one prompt, by *sessions* that all have it."""
 
     def __init__(self, p: w.AnswersParams, sessions: Sequence[Session]):
         self.sessions = sessions
         self._p = p
         self._turn: Turn | None = None
-        self._there = anyio.Event()
-        """The prompt is computed, or never will be."""
+        self._prompt_done = anyio.Event()
+        """Set when the prompt was computed, or never will be."""
         self._seed = -1
         self._found: list[dict[str, Any]] = [{} for _ in sessions]
         self._splitters = [session.splitter(p.options) for session in sessions]
 
-    async def begin(self) -> None:
-        """Begin the first answer."""
+    async def start_first(self) -> None:
+        """Start the first answer."""
         first = self.sessions[0]
-        self._turn = await first.start(self._options(0), lambda _: self._there.set())
+        self._turn = await first.start(self._options(0), lambda _: self._prompt_done.set())
         self._seed = first.parameters.get("seed")
 
-    async def finish(self) -> list[dict[str, Any]]:
+    async def finish_all(self) -> list[dict[str, Any]]:
         """Wait for the first answer, do the others, and return all."""
         assert self._turn is not None, "it has begun"
         async with anyio.create_task_group() as group:
-            group.start_soon(self._await, 0, self._turn)
-            await self._there.wait()
+            group.start_soon(self._finish, 0, self._turn)
+            await self._prompt_done.wait()
             for number in range(1, len(self.sessions)):
-                group.start_soon(self._answer, number)
+                group.start_soon(self._start_other, number)
         return self._found
 
-    async def _answer(self, number: int) -> None:
+    async def _start_other(self, number: int) -> None:
         try:
             turn = await self.sessions[number].start(self._options(number))
         except InferdError as exc:
-            self._note(number, b"", exc)
+            self._add_answer(number, b"", exc)
         else:
-            await self._await(number, turn)
+            await self._finish(number, turn)
 
-    async def _await(self, number: int, turn: Turn) -> None:
+    async def _finish(self, number: int, turn: Turn) -> None:
         error: InferdError | None = None
         try:
             await self.sessions[number].finish(turn)
         except InferdError as exc:
             error = exc
         finally:
-            self._there.set()
-        self._note(number, bytes(turn.text), error)
+            self._prompt_done.set()
+        self._add_answer(number, bytes(turn.text), error)
 
-    def _note(self, number: int, text: bytes, error: InferdError | None) -> None:
+    def _add_answer(self, number: int, text: bytes, error: InferdError | None) -> None:
         said = self._splitters[number].last(text)
         self._found[number] = {
             "text": said.text,
@@ -113,7 +113,7 @@ class _Round:
         }
 
     def _options(self, number: int) -> TurnOptions:
-        """Return what answer *number* is asked with: a seed that was given counts up."""
+        """Return the options of answer *number*; a seed that was given counts up."""
         p = self._p
         seed = {"seed": (self._seed + number) % SEEDS} if self._seed >= 0 else {}
         options = TurnOptions(options=p.options | seed, special=False, goes_on=number > 0)

@@ -128,8 +128,8 @@ async def _open(daemon: Daemon, request: Request, lease: Lease, options: Options
             request.emit(w.ProgressEvent(progress=fraction))
 
         turnstile, visit = daemon.registry.turnstile, Caller(daemon.registry.seconds())
-        told = progress if request.params.progress else None
-        async with turnstile.visit(lease.model, visit, told):
+        on_progress = progress if request.params.progress else None
+        async with turnstile.visit(lease.model, visit, on_progress):
             worker = await lease.ready()
     except BaseException:
         lease.close()

@@ -32,7 +32,7 @@ STATISTICS_TIMEOUT_S = 1.0
 
 
 async def sessions(daemon: Daemon, request: Request) -> w.SessionsResult:
-    """List the caller's sessions, or, for an operator, everybody's; the dormant ones last."""
+    """List the caller's sessions, or those of all users for an operator; the dormant ones last."""
     p: w.SessionsParams = request.params
     uid = request.connection.peer.uid
     found = [*daemon.sessions, *(daemon.sessions.sleeping if p.dormant else ())]
@@ -57,22 +57,22 @@ def _describe(session: Session) -> dict[str, Any]:
 
 async def queue(daemon: Daemon, request: Request) -> w.QueueResult:
     """List the turns that run and wait, model by model in the order of the queue: the caller's,
-    or, for an operator, everybody's.
+    or, for an operator, those of all users.
 
-    Places are asked of the workers; of one that does not answer in a second they are left out.
+    The workers report the places; those of a worker that does not answer in a second are left out.
     """
-    everybody = request.params.all
+    all_users = request.params.all
     uid = request.connection.peer.uid
     entries: dict[int, QueueEntry] = {}
-    # Those that come while the workers are asked have no place in their answers.
+    # Turns that begin while the workers are queried have no place in their answers.
     everyone = daemon.all_sessions()
-    turns = [s for s in everyone if s.active and (everybody or s.owner == uid)]
+    turns = [s for s in everyone if s.active and (all_users or s.owner == uid)]
     async with anyio.create_task_group() as group:
         for worker in daemon.registry.workers():
-            group.start_soon(_ask_queue, worker, entries)
+            group.start_soon(_query_queue, worker, entries)
     tasks = [_describe_turn(s, entries) for s in turns if s.active]
     tasks.sort(key=lambda t: (t["model"], t["position"] is None, t["position"], t["task"]))
-    waiting = [w for w in waiting_turns(daemon) if everybody or w[2].owner == uid]
+    waiting = [w for w in waiting_turns(daemon) if all_users or w[2].owner == uid]
     return w.QueueResult(tasks=[*tasks, *(_describe_waiting(*turn) for turn in waiting)])
 
 
@@ -97,7 +97,7 @@ def _describe_waiting(model: Model, visit: Caller, session: Session) -> dict[str
     }
 
 
-async def _ask_queue(worker: Worker, entries: dict[int, QueueEntry]) -> None:
+async def _query_queue(worker: Worker, entries: dict[int, QueueEntry]) -> None:
     with anyio.move_on_after(STATISTICS_TIMEOUT_S), contextlib.suppress(WorkerCrashed):
         entries |= {entry.task_id: entry for entry in await worker.client.queue()}
 
@@ -129,7 +129,7 @@ async def stats(daemon: Daemon, request: Request) -> w.StatsResult:
     workers: dict[str, Any] = {}
     async with anyio.create_task_group() as group:
         for model in daemon.registry.models(request.connection.peer.uid):
-            group.start_soon(_ask_statistics, model, workers)
+            group.start_soon(_query_statistics, model, workers)
     figures = await figures_of(daemon)
     states = [s.state.value for s in daemon.all_sessions()]
     return w.StatsResult(
@@ -163,7 +163,7 @@ async def stats(daemon: Daemon, request: Request) -> w.StatsResult:
     )
 
 
-async def _ask_statistics(model: Model, workers: dict[str, Any]) -> None:
+async def _query_statistics(model: Model, workers: dict[str, Any]) -> None:
     worker = model.worker
     if worker is None or not worker.loaded.is_set() or worker.error is not None:
         return

@@ -45,7 +45,7 @@ async def apply_template(daemon: Daemon, request: Request) -> w.TemplateResult:
 
 
 def _rendering(graph: Graph, p: w.TemplateParams) -> Rendering:
-    """Return what the template is told: what the call says, else what the graph has."""
+    """Return the template's inputs: the call's, or else the graph's."""
     said = read_options({"tools": p.tools, "chat-template-kwargs": p.arguments}).values
     tools, arguments = said["tools"], said["chat-template-kwargs"]
     return Rendering(

@@ -1,4 +1,4 @@
-"""Streams, chats, and turns that are gone on with: told as they go or when they are done."""
+"""Turns that are streamed, chats, and interrupted turns that are resumed."""
 
 from __future__ import annotations
 
@@ -16,38 +16,39 @@ from ..core import CallTable, Daemon
 from .arguments import turn_options
 from .chat_messages import checked_messages
 
-__all__ = ("CALLS", "take_input", "turn_result")
+__all__ = ("CALLS", "add_input", "turn_result")
 
 QUEUE_EVENTS_MAX = 256
-"""Places in the queue that one turn tells: they use no credit."""
+"""Events of a turn's place in the queue, which use no credit."""
 
 
 async def stream(daemon: Daemon, request: Request) -> w.TurnResult:
-    """Tell a turn token by token, as fast as the reader gives credit."""
+    """Stream a turn token by token, as fast as the reader grants credit."""
     p: w.StreamParams = request.params
     _check_credit(p.credit)
     session = daemon.session(request)
     with session.undone_if_refused():
-        await take_input(daemon, session, p)
+        await add_input(daemon, session, p)
         splitter = session.splitter(p.options)
-        tell, places = _teller(daemon, request, session, splitter), _places(daemon, request)
-        turn = await session.start(_turn_options(p, p.credit), tell, places)
+        send_tokens = _tokens_sender(daemon, request, session, splitter)
+        send_place = _place_sender(daemon, request)
+        turn = await session.start(_turn_options(p, p.credit), send_tokens, send_place)
     request.on_credit = turn.credit
     await session.finish(turn)
     return turn_result(session, splitter, turn.tail)
 
 
 async def resume(daemon: Daemon, request: Request) -> w.TurnResult:
-    """Go on with a turn that was interrupted, from where its client is."""
+    """Resume an interrupted turn, from the last token that its client read."""
     p: w.ResumeParams = request.params
     _check_credit(p.credit)
     daemon.check_open()
     session = daemon.session(request)
     options = turn_options(p, TurnOptions(credit=p.credit, watch=p.watch))
     text, splitter = session.splitter_after(Said(p.text, p.reasoning))
-    tell = _teller(daemon, request, session, splitter, len(p.tokens))
-    places = _places(daemon, request)
-    turn = await session.resume(options, p.tokens, text, tell, places)
+    send_tokens = _tokens_sender(daemon, request, session, splitter, len(p.tokens))
+    send_place = _place_sender(daemon, request)
+    turn = await session.resume(options, p.tokens, text, send_tokens, send_place)
     request.on_credit = turn.credit
     await session.finish(turn)
     return turn_result(session, splitter, turn.tail)
@@ -64,30 +65,30 @@ def turn_result(session: Session, splitter: ReasoningSplitter, text: bytes) -> w
     return w.TurnResult(text=said.text, reasoning=said.reasoning, metadata=session.metadata())
 
 
-def _teller(
+def _tokens_sender(
     daemon: Daemon,
     request: Request,
     session: Session,
     splitter: ReasoningSplitter,
     position: int = 0,
 ) -> Callable[[Tokens], None]:
-    """Return what tells a client of a turn's tokens, of which he has so many."""
+    """Return a function that sends a turn's tokens to its client, which has *position* of them."""
 
-    def tell(report: Tokens) -> None:
+    def send_tokens(report: Tokens) -> None:
         nonlocal position
         text, reasoning = splitter.feed(report.text)
         event = w.TokensEvent(
             tokens=report.tokens, text=text, reasoning=reasoning, position=position
         )
         if report.likely:
-            event.completion_probabilities = _told(session, report.likely)
+            event.completion_probabilities = _probabilities(session, report.likely)
         daemon.emit(request, event)
         position += len(report.tokens)
 
-    return tell
+    return send_tokens
 
 
-def _told(session: Session, found: list[Likely]) -> list[dict[str, Any]]:
+def _probabilities(session: Session, found: list[Likely]) -> list[dict[str, Any]]:
     turn = session.turn
     after_sampling = turn is not None and turn.spec.sampling.post_sampling_probs
     return described(found, after_sampling=after_sampling)
@@ -98,18 +99,20 @@ async def chat(daemon: Daemon, request: Request) -> w.TurnResult:
     p: w.StreamParams = request.params
     session = daemon.session(request)
     with session.undone_if_refused():
-        await take_input(daemon, session, p)
+        await add_input(daemon, session, p)
         splitter = session.splitter(p.options)
-        turn = await session.start(_turn_options(p, -1), None, _places(daemon, request))
+        turn = await session.start(_turn_options(p, -1), None, _place_sender(daemon, request))
     await session.finish(turn)
     return turn_result(session, splitter, bytes(turn.text))
 
 
-def _places(daemon: Daemon, request: Request) -> Callable[[Position], None]:
-    """Return what tells a watching client of its place in the queue, so many times at most."""
+def _place_sender(daemon: Daemon, request: Request) -> Callable[[Position], None]:
+    """Return a function that sends a turn's place in the queue to its client, at most
+    QUEUE_EVENTS_MAX times.
+    """
     left = QUEUE_EVENTS_MAX
 
-    def tell(place: Position) -> None:
+    def send_place(place: Position) -> None:
         nonlocal left
         if left:
             left -= 1
@@ -118,10 +121,10 @@ def _places(daemon: Daemon, request: Request) -> Callable[[Position], None]:
             )
             daemon.emit(request, event)
 
-    return tell
+    return send_place
 
 
-async def take_input(daemon: Daemon, session: Session, p: w.StreamParams | w.AnswersParams) -> None:
+async def add_input(daemon: Daemon, session: Session, p: w.StreamParams | w.AnswersParams) -> None:
     """Add a call's prompt or messages to the history."""
     daemon.check_open()
     if p.messages is not None:

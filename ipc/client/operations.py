@@ -31,7 +31,7 @@ class AsyncOperations(AsyncWasiCalls):
 
     async def park(self, context: int, *, timeout: float | None = None) -> bool:
         """Let a context's turn (for an operator also another user's) give its slot to those who
-        wait, until one is free again; tell whether it does.
+        wait, until one is free again; return whether it does.
         """
         params = w.ContextParams(context=context)
         return (await self.call("park", params, w.ParkResult, timeout)).parked
@@ -77,7 +77,7 @@ class AsyncOperations(AsyncWasiCalls):
         timeout: float | None = None,
     ) -> bool:
         """Delete a session with all that is kept of it: by its context, or, wherever it is open, by
-        its id; tell whether there was one.
+        its id; return whether there was one.
         """
         params = w.ForgetParams(context=context, session_id=session_id)
         return (await self.call("forget", params, w.ForgetResult, timeout)).forgotten
@@ -165,19 +165,20 @@ class AsyncOperations(AsyncWasiCalls):
         await self.call("remove_adapter", params, w.Empty, timeout)
 
     async def sessions(
-        self, *, dormant: bool = False, everybody: bool = False, timeout: float | None = None
+        self, *, dormant: bool = False, all_users: bool = False, timeout: float | None = None
     ) -> list[dict[str, Any]]:
         """List the user's sessions, with *dormant* also those that sleep under their id; for an
-        operator also those of *everybody*.
+        operator with *all_users* those of all users.
         """
-        params = w.SessionsParams(dormant=dormant, all=everybody)
+        params = w.SessionsParams(dormant=dormant, all=all_users)
         return (await self.call("sessions", params, w.SessionsResult, timeout)).sessions
 
     async def queue(
-        self, *, everybody: bool = False, timeout: float | None = None
+        self, *, all_users: bool = False, timeout: float | None = None
     ) -> list[dict[str, Any]]:
-        """List the user's tasks that wait and run; for an operator also those of *everybody*."""
-        params = w.QueueParams(all=everybody)
+        """List the user's tasks that wait and run; for an operator with *all_users*
+        those of all users."""
+        params = w.QueueParams(all=all_users)
         return (await self.call("queue", params, w.QueueResult, timeout)).tasks
 
     async def stats(self, *, timeout: float | None = None) -> dict[str, Any]:

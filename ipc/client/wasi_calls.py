@@ -57,7 +57,7 @@ class AsyncWasiCalls(AsyncCaller):
                 descriptors=() if fd is None else (fd,),
                 on_event=_progress(on_progress),
             )
-        return Graph.of(result)
+        return Graph.from_result(result)
 
     async def load_by_name(
         self,
@@ -68,7 +68,7 @@ class AsyncWasiCalls(AsyncCaller):
     ) -> Graph:
         """Load a model by its name."""
         params = w.LoadByNameParams(name=name, progress=on_progress is not None)
-        return Graph.of(
+        return Graph.from_result(
             await self.call(
                 "load_by_name", params, w.GraphResult, timeout, on_event=_progress(on_progress)
             )
@@ -86,7 +86,7 @@ class AsyncWasiCalls(AsyncCaller):
         params = w.LoadByNameWithConfigParams(
             name=name, config=json_text(config), progress=on_progress is not None
         )
-        return Graph.of(
+        return Graph.from_result(
             await self.call(
                 "load_by_name_with_config",
                 params,
@@ -98,7 +98,7 @@ class AsyncWasiCalls(AsyncCaller):
 
     async def init_execution_context(self, graph: int, *, timeout: float | None = None) -> Context:
         """Open an execution context on a graph."""
-        return Context.of(
+        return Context.from_result(
             await self.call(
                 "init_execution_context", w.GraphParams(graph=graph), w.ContextResult, timeout
             )
@@ -116,7 +116,7 @@ class AsyncWasiCalls(AsyncCaller):
         *persist* nothing of it is written to disk.
         """
         params = w.SessionParams(graph=graph, session_id=session_id, persist=persist)
-        return Context.of(
+        return Context.from_result(
             await self.call(
                 "init_execution_context_with_session_id", params, w.ContextResult, timeout
             )
@@ -227,7 +227,7 @@ class AsyncWasiCalls(AsyncCaller):
     async def prompt_init(self, graph: int, *, timeout: float | None = None) -> Context:
         """Open a context of the prompt interface."""
         params = w.GraphParams(graph=graph)
-        return Context.of(await self.call("prompt_init", params, w.ContextResult, timeout))
+        return Context.from_result(await self.call("prompt_init", params, w.ContextResult, timeout))
 
     async def prompt_compute(
         self,

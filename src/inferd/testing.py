@@ -30,7 +30,7 @@ STOP_S_MAX = 30.0
 
 
 class _Manager:
-    """What systemd is to a service: it hears how the daemon is, until it is closed."""
+    """A service manager, as systemd is one: it receives the daemon's state until it is closed."""
 
     def __init__(self, path: Path):
         path.unlink(missing_ok=True)
@@ -41,12 +41,12 @@ class _Manager:
         self._thread.start()
 
     def _read(self) -> None:
-        while told := self._socket.recv(4096):
-            if b"READY=1" in told.split(b"\n"):
+        while message := self._socket.recv(4096):
+            if b"READY=1" in message.split(b"\n"):
                 self.ready.set()
 
     def close(self) -> None:
-        """Hear no more."""
+        """Stop receiving."""
         self._socket.shutdown(socket.SHUT_RDWR)
         self._thread.join()
         self._socket.close()

@@ -93,7 +93,7 @@ def sessions(
 ) -> None:
     """List your sessions: those that are open, and those that sleep under their id."""
     with client_of(socket) as client:
-        found = client.sessions(dormant=True, everybody=everybody)
+        found = client.sessions(dormant=True, all_users=everybody)
     if as_json:
         write_json({"sessions": found})
         return
@@ -124,7 +124,7 @@ def queue(
 ) -> None:
     """List the tasks that run and wait, in their order."""
     with client_of(socket) as client:
-        tasks = client.queue(everybody=everybody)
+        tasks = client.queue(all_users=everybody)
     if as_json:
         write_json({"tasks": tasks})
         return

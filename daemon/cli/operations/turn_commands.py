@@ -94,7 +94,7 @@ def _context_of(client: Client, wanted: str) -> int:
 
 def _contexts(client: Client, wanted: str, *, everybody: bool) -> set[int]:
     """Return the contexts of that number, else of that id, which may be another's number."""
-    told = [*client.sessions(everybody=everybody), *client.queue(everybody=everybody)]
+    told = [*client.sessions(all_users=everybody), *client.queue(all_users=everybody)]
     for key in ("context", "session_id"):
         named = (one for one in told if one[key] is not None and str(one[key]) == wanted)
         if found := {int(one["context"]) for one in named}:

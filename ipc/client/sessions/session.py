@@ -330,7 +330,7 @@ class AsyncSession:
             options=None,
             on_progress=None,
         )
-        handle = Context.of(w.ContextResult(context=context))
+        handle = Context.from_result(w.ContextResult(context=context))
         attachment = self._attachment.branch(handle, settings)
         branch = AsyncSession(self.client, settings, attachment, trunk=self)
         self._branches.add(branch)

@@ -61,7 +61,7 @@ class Session:
 
     @property
     def metadata(self) -> dict[str, Any]:
-        """What the last turn's end told."""
+        """The metadata of the last turn that ended."""
         return self.asynchronous.metadata
 
     def __enter__(self) -> Self:

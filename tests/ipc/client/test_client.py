@@ -187,7 +187,7 @@ CALLS: list[tuple[str, tuple[Any, ...], dict[str, Any], dict[str, Any], Any]] = 
     ("remove_adapter", ("m", "style"), {}, {"name": "m", "adapter": "style"}, None),
     ("sessions", (), {}, {}, [{"context": 12}]),
     ("queue", (), {}, {}, [{"id": 1}]),
-    ("queue", (), {"everybody": True}, {"all": True}, [{"id": 1}]),
+    ("queue", (), {"all_users": True}, {"all": True}, [{"id": 1}]),
     ("stats", (), {}, {}, {"waiting": 0}),
     (
         "log_level",

@@ -31,8 +31,8 @@ async def take(client: AsyncClient, *, everybody: bool) -> Sample:
         software=client.server.software,
         stats=stats,
         models=await client.models(),
-        tasks=await client.queue(everybody=everybody),
-        sessions=await client.sessions(everybody=everybody),
+        tasks=await client.queue(all_users=everybody),
+        sessions=await client.sessions(all_users=everybody),
     )
 
 
