@@ -34,8 +34,8 @@ class Limits:
     """What reading prompts may take for which streams wait that have just begun: in small chunks
     beside them these would take longer.
     """
-    prompt_rows_min: int = 16
-    """Prompts move by so many rows a step, whatever that takes."""
+    prompt_tokens_min: int = 16
+    """Prompts move by so many tokens a step, whatever that takes."""
     share_tokens_min: int = 64
     """A shorter common beginning is not worth waiting for."""
     snapshot_tokens: int = 2048

@@ -11,7 +11,7 @@ import msgspec
 from ..backends import Sampler
 from .kv.origin import Origin, scoped
 from .messages import Adjust, Progressed, TaskSpec, TurnStats, unpack_tokens
-from .output.stopping import Ending, StopReason, Watch
+from .output.stopping import Ending, StopReason, TurnConditions
 from .output.text import TextAssembler
 from .priority import Priority
 
@@ -30,7 +30,7 @@ class TaskState(StrEnum):
 
 
 class Group(NamedTuple):
-    """What a step does in one way for all its rows: only tasks of one group share a batch."""
+    """What a step does in one way for all its tokens: only tasks of one group share a batch."""
 
     adapters: tuple[str, ...] = ()
 
@@ -43,8 +43,8 @@ BASE_GROUP = Group()
 class Task:
     """Owned by the engine. `tokens` are prompt and output; the first `computed` are in the KV.
 
-    What there is to do follows from these two: rows `tokens[computed:]` are to be decoded, and
-    once all are, a token can be drawn from the row of logits (`row`).
+    What there is to do follows from these two: `tokens[computed:]` are to be decoded, and once all
+    are, a token can be sampled from the logits (`has_logits`).
     """
 
     spec: TaskSpec
@@ -57,10 +57,10 @@ class Task:
     text: TextAssembler
     ctx_size: int = 0
     """Tokens that prompt and output may have."""
-    watch: Watch | None = None
+    watch: TurnConditions | None = None
     """What may end it beside its stop texts and its bounds."""
-    asking_since: float | None = None
-    """Since when others judge its last sentence: it waits, see `asking`."""
+    checking_since: float | None = None
+    """Since when others judge its last sentence: it waits, see `checking`."""
     ending: Ending | None = None
     """What its last token ends it by, if that sentence does not."""
     scope: int = 0
@@ -69,7 +69,7 @@ class Task:
     state: TaskState = TaskState.WAITING
     slot: int = -1
     computed: int = 0
-    row: bool = False
+    has_logits: bool = False
     asked: int = 0
     credit: int = -1
     sampler: Sampler | None = None
@@ -81,7 +81,7 @@ class Task:
     """The highest effective class of those who wait for what this task computes."""
     follows: bool = False
     """It takes no slot yet: a running task computes what it shares with it."""
-    head: int = 0
+    prefix_hash: int = 0
     """A hash of the first tokens: tasks that share a prefix worth waiting for have equal ones."""
     stops: set[int] = field(default_factory=set)
     """Numbers of computed tokens at which the state is saved: where prompts part."""
@@ -90,9 +90,9 @@ class Task:
     shifts: int = 0
     shifted: bool = False
     """The KV state is approximate, by a shift in this turn or before it."""
-    unsettled: bool = False
+    shift_pending: bool = False
     """The slot was shifted and not decoded into since: it cannot be saved or moved now."""
-    crowded: bool = False
+    preempted_by_kv_pressure: bool = False
     """Parked because the KV cache was full: it comes back when another task has ended."""
     yields_until: int = 0
     """Parked by hand: before the token clock stands there, it gets only a slot that nobody else
@@ -106,14 +106,14 @@ class Task:
     leased_at: float = 0.0
     """When it got its slot."""
     begun_at: float | None = None
-    """When it had its first row of logits in this slot."""
+    """When it had its first logits in this slot."""
     quantum: int = 0
     cached: int = 0
     parks: int = 0
     away_since: float | None = None
     """Since when its reader takes nothing."""
-    row_at: float = 0.0
-    """When the row of logits came."""
+    logits_at: float = 0.0
+    """When the logits came."""
     admitted_at: float | None = None
     prompt_done_at: float | None = None
     first_token_at: float | None = None
@@ -130,7 +130,7 @@ class Task:
         scope, session = scoped(spec.owner, spec.session, shared=shared)
         before = spec.progressed or Progressed()
         now -= before.age_s
-        watch = Watch.of(spec.stopping)
+        watch = TurnConditions.of(spec.stopping)
         return cls(
             spec=spec,
             arrival=arrival,
@@ -175,7 +175,7 @@ class Task:
 
     @property
     def generated(self) -> int:
-        """Tokens drawn so far."""
+        """Tokens sampled so far."""
         return len(self.tokens) + self.dropped - self.prompt_size
 
     @property
@@ -186,7 +186,7 @@ class Task:
 
     @property
     def pending(self) -> int:
-        """Rows to decode before the next token can be drawn."""
+        """ScheduledTokens to decode before the next token can be drawn."""
         return len(self.tokens) - self.computed
 
     @property
@@ -194,22 +194,22 @@ class Task:
         """Tell whether more than the last token is to be decoded."""
         return self.pending > 1 or self.computed + self.dropped < self.prompt_size
 
-    def rows_to_stop(self) -> int:
-        """Return the rows up to the next place at which the state is to be saved."""
+    def tokens_to_stop(self) -> int:
+        """Return the tokens up to the next place at which the state is to be saved."""
         ahead = [stop - self.computed for stop in self.stops if stop > self.computed]
         return min(ahead, default=self.pending)
 
     @property
-    def asking(self) -> bool:
+    def checking(self) -> bool:
         """Tell whether others judge its last sentence."""
-        return self.asking_since is not None
+        return self.checking_since is not None
 
     @property
     def unread_since(self) -> float | None:
         """Since when nothing of it can be told, as its reader is away or others judge it; a reader
         who comes back meanwhile does not change the latter.
         """
-        return self.asking_since if self.away_since is None else self.away_since
+        return self.checking_since if self.away_since is None else self.away_since
 
     @unread_since.setter
     def unread_since(self, moment: float | None) -> None:
@@ -218,18 +218,18 @@ class Task:
     @property
     def wants_token(self) -> bool:
         """Tell whether the reader takes another token now."""
-        return self.asking_since is None and (
+        return self.checking_since is None and (
             self.asked > 0 if self.spec.pull else self.credit != 0
         )
 
     @property
     def has_work(self) -> bool:
-        """Tell whether the next step has rows of this task.
+        """Return whether the next step has tokens of this task.
 
-        A drawn token of a pull task is decoded ahead of the next call; a push task without
+        A sampled token of a pull task is decoded ahead of the next call; a push task without
         credit stands still, as does a task whose last sentence is judged.
         """
-        may = self.wants_token or (self.spec.pull and self.asking_since is None)
+        may = self.wants_token or (self.spec.pull and self.checking_since is None)
         return self.pending > 0 and may
 
     def yields(self, clock: int) -> bool:
@@ -264,7 +264,7 @@ class Task:
         )
 
 
-def _assembler(spec: TaskSpec, watch: Watch | None) -> TextAssembler:
+def _assembler(spec: TaskSpec, watch: TurnConditions | None) -> TextAssembler:
     """Return what makes text of a task's tokens."""
     if watch is None:
         return TextAssembler(spec.stop, spec.reverse_prompt)

@@ -10,8 +10,8 @@ from ...backends.errors import PromptTooLong, TooLarge, UnsupportedOperation
 from .. import messages as m
 from ..limits import Limits
 from ..policy.cost import Load, StepCost
-from ..policy.embeddings_plan import plan_text_rows, plan_texts
-from ..policy.plan import Order, Rows
+from ..policy.embeddings_plan import plan_text_tokens, plan_texts
+from ..policy.plan import Order, ScheduledTokens
 from ..task import Task, TaskState
 
 __all__ = ("TextQueue", "check_text")
@@ -107,8 +107,10 @@ class TextQueue:
         else:
             self.waiting.remove(task)
 
-    def plan(self, order: Order, decoding: Sequence[Task], generation: StepCost) -> list[Rows]:
-        """Return the rows of the next step. As with prompts, it is short where tasks decode that
+    def plan(
+        self, order: Order, decoding: Sequence[Task], generation: StepCost
+    ) -> list[ScheduledTokens]:
+        """Return what the next step computes. As with prompts, it is short where tasks decode that
         are not of a lower class, and for the lowest class: with the step of those who decode it
         keeps to `step_target_s`.
         """
@@ -117,23 +119,23 @@ class TextQueue:
         if not highest or any(order.effective(t) >= highest for t in decoding):
             own = generation.predict(Load.of([(t.computed, 1) for t in decoding]))
             seconds = max(self._limits.step_target_s - own, own / 2)
-        least = self._limits.prompt_rows_min
-        return plan_text_rows(self.running, order, self._info, self.cost, seconds, least)
+        least = self._limits.prompt_tokens_min
+        return plan_text_tokens(self.running, order, self._info, self.cost, seconds, least)
 
-    def compute(self, rows: Sequence[Rows]) -> list[tuple[Task, m.Embedded]]:
+    def compute(self, batch: Sequence[ScheduledTokens]) -> list[tuple[Task, m.Embedded]]:
         """Compute a step, and return what texts have become by it.
 
         :raises InferdError: nothing of the step counts.
         """
         embedder = self._model.embedder()
         self._made = True
-        for row in rows:
-            if not row.task.computed:
-                embedder.begin(row.task.slot, self._spec(row.task).pooling)
-        embedder.step([_chunk(row) for row in rows])
-        for row in rows:
-            row.task.computed += row.count
-        return [(row.task, self._embedded(row.task)) for row in rows if not row.task.pending]
+        for part in batch:
+            if not part.task.computed:
+                embedder.begin(part.task.slot, self._spec(part.task).pooling)
+        embedder.step([_chunk(part) for part in batch])
+        for part in batch:
+            part.task.computed += part.count
+        return [(part.task, self._embedded(part.task)) for part in batch if not part.task.pending]
 
     def _embedded(self, task: Task) -> m.Embedded:
         spec = self._spec(task)
@@ -161,7 +163,7 @@ class TextQueue:
             assert len(slots) <= self._info.slots
 
 
-def _chunk(row: Rows) -> Chunk:
-    task, start = row.task, row.task.computed
-    end = start + row.count
+def _chunk(part: ScheduledTokens) -> Chunk:
+    task, start = part.task, part.task.computed
+    end = start + part.count
     return Chunk(task.slot, task.tokens[start:end], start, logits=False)

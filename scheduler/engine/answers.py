@@ -8,7 +8,7 @@ from ...backends import Model
 from ...backends.errors import BackendError
 from .. import messages as m
 from ..output.logprobs import likely
-from ..output.sampling import draw
+from ..output.sampling import sample_token
 from ..output.similarity_check import ask, hear, is_asked
 from ..output.stopping import Ending
 from ..output.stopping.ending import CONTEXT_FULL, LENGTH
@@ -29,7 +29,7 @@ class Answers:
 
     def serve_readers(self) -> None:
         """Sample the tokens that pull readers have asked for since the last iteration."""
-        self.sample([t for t in self._slots.tasks if t.row])
+        self.sample([t for t in self._slots.tasks if t.has_logits])
 
     def sample(self, tasks: Iterable[Task]) -> None:
         """Sample a token of each task whose reader takes one; all have logits."""
@@ -46,13 +46,13 @@ class Answers:
 
     def _sample_token(self, task: Task) -> None:
         last = len(task.tokens) + 1 >= task.ctx_size and not self._may_shift(task)
-        drawn = draw(self._model, task, self._clock.now, last=last)
+        sampled = sample_token(self._model, task, self._clock.now, last=last)
         self._counts["generated"] += 1
         if task.first_token_at is None:
             task.first_token_at = self._clock.now
-        if drawn.text is not None:
-            self._report_token(task, drawn.token, drawn.text, drawn.surprise)
-        self.go_on(task, drawn.ending)
+        if sampled.text is not None:
+            self._report_token(task, sampled.token, sampled.text, sampled.surprise)
+        self.go_on(task, sampled.ending)
 
     def _report_token(self, task: Task, token: int, text: bytes, surprise: float | None) -> None:
         logprobs = likely(self._model, task)
@@ -107,6 +107,6 @@ class Answers:
         try:
             self._model.shift(task.slot, keep, discard)
             task.computed -= discard
-            task.shifted = task.unsettled = True
+            task.shifted = task.shift_pending = True
         except BackendError:  # cells are missing: the shortened text is computed again
             self._slots.clear_task(task)

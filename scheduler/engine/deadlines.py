@@ -44,7 +44,7 @@ def overdue(task: Task, now: float) -> str | None:
     """Return the bound on its own time that ends *task* now, if one does; not before it is said
     whether its last sentence does.
     """
-    if task.watch is None or task.asking:
+    if task.watch is None or task.checking:
         return None
     return next((bound for moment, bound in _bounds(task) if now >= moment), None)
 

@@ -144,7 +144,7 @@ class Engine:
     def _runnable(self) -> bool:
         """Return whether an iteration without any command would compute something."""
         if self.tasks.texts.has_work or any(
-            t.has_work or (t.row and t.wants_token) for t in self.slots.tasks
+            t.has_work or (t.has_logits and t.wants_token) for t in self.slots.tasks
         ):
             return True
         return bool(self.slots.idle) and any(
@@ -160,7 +160,7 @@ class Engine:
             return True
         since = now - limits.pull_linger_s
         tasks = self.slots.tasks
-        late = any(t.row and not t.wants_token and t.row_at > since for t in tasks)
+        late = any(t.has_logits and not t.wants_token and t.logits_at > since for t in tasks)
         return late and any(t.has_work for t in tasks)
 
     def close(self) -> list[m.Report]:

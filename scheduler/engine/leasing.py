@@ -48,7 +48,9 @@ class SlotLeases:
         return [
             t
             for t in self._tasks.queue
-            if not t.fetching and not (t.crowded and full) and not absent(t, limits, now)
+            if not t.fetching
+            and not (t.preempted_by_kv_pressure and full)
+            and not absent(t, limits, now)
         ]
 
     def lease_slots(self) -> None:
@@ -82,7 +84,7 @@ class SlotLeases:
         task.age += self._clock.tokens - task.clock_waiting
         task.quantum = 0
         task.leased_at, task.begun_at = now, None
-        task.crowded = False
+        task.preempted_by_kv_pressure = False
         task.yields_until = 0
         task.state = TaskState.RUNNING
         self._plan_stops(task)
@@ -109,18 +111,18 @@ class SlotLeases:
             task.stops.add(parting)
         task.stops.update(range(every, size, every), {size - 1})
 
-    def park_task(self, task: Task, *, crowded: bool = False) -> bool:
+    def park_task(self, task: Task, *, preempted_by_kv_pressure: bool = False) -> bool:
         """Put a running task back into the queue; return False if its state finds no room.
 
-        A *crowded* one goes in any case, if need be without its state.
+        A *preempted_by_kv_pressure* one goes in any case, if need be without its state.
         """
-        if not self._kv.task_states.park_task(task, anyhow=crowded):
+        if not self._kv.task_states.park_task(task, anyhow=preempted_by_kv_pressure):
             return False
         task.state, task.clock_waiting = TaskState.PARKED, self._clock.tokens
         task.parks += 1
         if task.quantum >= self._tasks.limits.quantum_tokens:
             task.place = self._tasks.next_place()
-        task.crowded = crowded
+        task.preempted_by_kv_pressure = preempted_by_kv_pressure
         self._counts["parks"] += 1
         self._tasks.queue.append(task)
         self._reporter.moved(task)

@@ -11,7 +11,7 @@ from ..limits import Limits
 from ..output.stopping import Ending
 from ..output.stopping.ending import TIME
 from ..policy.plan import Order, OwnerClock
-from ..policy.prefix_sharing import Leaders, head_of
+from ..policy.prefix_sharing import Leaders, prefix_hash_of
 from ..policy.queue_view import QueueView
 from ..policy.wait_estimate import Pace
 from ..task import Task, TaskState
@@ -87,7 +87,7 @@ class TaskTable:
             self.texts.add(task)
             return
         self.queue.append(task)
-        task.head = head_of(task, self.limits.share_tokens_min)
+        task.prefix_hash = prefix_hash_of(task, self.limits.share_tokens_min)
 
     def finish_task(self, task: Task, ending: Ending) -> None:
         """End a task well."""
@@ -119,7 +119,7 @@ class TaskTable:
             self.queue.remove(task)
             self.kv.task_states.drop_parked(task)
         for other in self.queue:
-            other.crowded = False
+            other.preempted_by_kv_pressure = False
         self.leaders.forget(task)
         if task.sampler is not None:
             task.sampler.close()

@@ -114,7 +114,7 @@ class KvManager:
         for task in queue:
             if not task.looked_up:
                 task.looked_up = True
-                if not task.spec.fresh:
+                if not task.spec.no_cache:
                     self._fetch(task, self.disk)
             elif task.fetching and now >= task.now + self._limits.fetch_timeout_s:
                 task.fetching = False

@@ -78,7 +78,7 @@ class StateSearch:
         for slot in self._slots:
             task = slot.task
             at = best.keep + COPY_TOKENS_MIN
-            if task is None or task.computed <= at or task.unsettled or len(tokens) - 1 <= at:
+            if task is None or task.computed <= at or task.shift_pending or len(tokens) - 1 <= at:
                 continue
             if task.tokens[at] != tokens[at] or not task.origin.serves(origin):
                 continue

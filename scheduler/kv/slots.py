@@ -85,7 +85,7 @@ class SlotTable:
         slot.origin, slot.saved = task.origin, False
         self.changes += 1
         task.slot = -1
-        if keep and not task.unsettled:
+        if keep and not task.shift_pending:
             slot.tokens = array("i", task.tokens[: task.computed])
         else:
             self.empty(slot)
@@ -99,7 +99,7 @@ class SlotTable:
     def clear_task(self, task: Task) -> None:
         """Forget the KV of a task, whose step has failed or which is parked without its state."""
         task.computed = self._model.trim(task.slot, 0)
-        task.row = task.unsettled = False
+        task.has_logits = task.shift_pending = False
 
     def swap(self, a: Slot, b: Slot) -> None:
         """Exchange two slots, with what they hold and who leases them."""
@@ -123,13 +123,13 @@ class SlotTable:
         runs = [range(start, start + len(leased)) for start in starts]
         run = max(runs, key=lambda run: sum(slot in run for slot in leased))
         free = [s for s in self.idle if s.index in run]
-        for task in [t for t in self.tasks if t.slot not in run and not t.unsettled]:
+        for task in [t for t in self.tasks if t.slot not in run and not t.shift_pending]:
             self.swap(self.slots[task.slot], free.pop())
 
     def hold_logits(self, stepping: set[int]) -> None:
         """Keep the logits that the next step, over the slots *stepping*, would lose."""
         for task in self.tasks:
-            if task.row and task.slot not in stepping:
+            if task.has_logits and task.slot not in stepping:
                 self._model.hold(task.slot)
 
     def check_integrity(self) -> None:

@@ -50,10 +50,10 @@ class TaskStates:
         target = self._slots.nearest_free()
         saved, logits = self._parked.pop(task.spec.id, (None, None))
         if saved is None or not self._unpark(task, target, saved, logits):
-            task.row = False
+            task.has_logits = False
             tokens = array("i", task.tokens)
             source = KvSource()
-            if not task.spec.fresh:
+            if not task.spec.no_cache:
                 source = self._search.find_source(task.origin, tokens)
             approximate, tier = source.approximate, source.tier
             if source.slot is not None and source.slot.task is None:
@@ -68,7 +68,7 @@ class TaskStates:
         """Put a parked task's own state into *target*; False if it does not fit any more."""
         self._idle.vacate(target)
         fits = self._restore(target, saved.state)
-        if fits and task.row:
+        if fits and task.has_logits:
             self._model.put_row(target.index, logits)
         self._store.unpin(saved, spent=True)
         return fits
@@ -117,7 +117,7 @@ class TaskStates:
         if not runs:
             return 0
         self._model.reuse(target.index, [(0, 0, keep), *runs] if keep else runs)
-        task.shifted = task.unsettled = True
+        task.shifted = task.shift_pending = True
         return keep + sum(count for _, _, count in runs)
 
     def _restore(self, target: Slot, state: bytes) -> bool:
@@ -144,10 +144,10 @@ class TaskStates:
 
         With *anyhow* the task then goes without its state, which is computed again.
         """
-        if task.unsettled and not anyhow:
+        if task.shift_pending and not anyhow:
             return False
         saved = None
-        if task.computed and not task.unsettled:
+        if task.computed and not task.shift_pending:
             state, seconds = self._model.save(task.slot), self._recompute_s(task.computed)
             tokens = task.tokens[: task.computed]
             saved = self._store.put(task.origin, tokens, state, seconds, pin=True)
@@ -155,7 +155,7 @@ class TaskStates:
                 return False
         if saved is None:
             self._slots.clear_task(task)
-        logits = self._model.take_row(task.slot) if task.row else None
+        logits = self._model.take_row(task.slot) if task.has_logits else None
         self._parked[task.spec.id] = (saved, logits)
         self._slots.end_lease(task, keep=False)
         return True

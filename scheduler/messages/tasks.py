@@ -71,7 +71,7 @@ class TaskSpec(msgspec.Struct, frozen=True, kw_only=True):
     n_keep: int = 0
     n_discard: int = 0
     cache_reuse: int = 0
-    fresh: bool = False
+    no_cache: bool = False
     """The prompt is computed anew, whatever KV state is there."""
     embed: EmbedSpec | None = None
     """Make an embedding of the tokens and say nothing: it is told in `Embedded`."""

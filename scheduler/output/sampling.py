@@ -1,4 +1,4 @@
-"""From a row of logits to the next token of a turn, its text, and perhaps the turn's end."""
+"""From logits to the next token of a turn, its text, and perhaps the turn's end."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from itertools import zip_longest
 from ...backends import Model, Sampler, SamplingParams
 from ..messages import unpack_floats, unpack_tokens
 from ..task import Task
-from .stopping import Ending, Watch
+from .stopping import Ending, TurnConditions
 from .stopping.ending import CONTEXT_FULL, END_MARK, GRAMMAR, LENGTH, TIME, TOKEN
 
-__all__ = ("Drawn", "draw", "sampler_for", "take_up")
+__all__ = ("SampledToken", "sample_token", "sampler_for", "take_up")
 
 
 @dataclass(frozen=True, slots=True)
-class Drawn:
-    """A drawn token. *text* is what it releases; None where the token is the end mark itself.
+class SampledToken:
+    """A sampled token. *text* is what it releases; None where the token is the end mark itself.
     *surprise* is known where it counts.
     """
 
@@ -32,8 +32,8 @@ def sampler_for(model: Model, task: Task, sampling: SamplingParams) -> Sampler:
     return model.sampler(sampling, prompt, answer)
 
 
-def draw(model: Model, task: Task, now: float, *, last: bool) -> Drawn:
-    """Draw the next token of *task*, whose slot has a row of logits, and add it to its tokens.
+def sample_token(model: Model, task: Task, now: float, *, last: bool) -> SampledToken:
+    """Sample the next token of *task*, whose slot has logits, and add it to its tokens.
 
     *last* tells that its context has no room for another.
     """
@@ -42,29 +42,29 @@ def draw(model: Model, task: Task, now: float, *, last: bool) -> Drawn:
     counts = watch is not None and watch.surprisal is not None
     surprise_of = model.surprise(task.slot) if counts else None
     token = model.sample(task.slot, task.sampler, task.generated)
-    task.row = False
+    task.has_logits = False
     task.tokens.append(token)
     spec = task.spec
     if model.is_eog(token) and not spec.sampling.ignore_eos:
-        return Drawn(token, None, Ending(END_MARK, str(token), model.piece(token)))
+        return SampledToken(token, None, Ending(END_MARK, str(token), model.piece(token)))
     if watch is not None and token in watch.tokens:
-        return Drawn(token, None, Ending(TOKEN, str(token)))
+        return SampledToken(token, None, Ending(TOKEN, str(token)))
     piece = _piece(model, task, token)
     text, ending = task.text.feed(piece)
     surprise = None if surprise_of is None else surprise_of(token)
     if ending is None and watch is not None:
         ending = _watched(watch, task, token, piece, surprise, now)
     if ending is not None:
-        return Drawn(token, text, ending, surprise)
+        return SampledToken(token, text, ending, surprise)
     if 0 <= spec.n_predict <= task.generated:
-        return Drawn(token, text, Ending(LENGTH, str(spec.n_predict)), surprise)
+        return SampledToken(token, text, Ending(LENGTH, str(spec.n_predict)), surprise)
     if last:
-        return Drawn(token, text, Ending(CONTEXT_FULL, str(task.ctx_size)), surprise)
-    return Drawn(token, text, None, surprise)
+        return SampledToken(token, text, Ending(CONTEXT_FULL, str(task.ctx_size)), surprise)
+    return SampledToken(token, text, None, surprise)
 
 
 def _watched(
-    watch: Watch, task: Task, token: int, piece: bytes, surprise: float | None, now: float
+    watch: TurnConditions, task: Task, token: int, piece: bytes, surprise: float | None, now: float
 ) -> Ending | None:
     """Return the end that *token* is by what watches the turn, in the order of llama-server's
     checks (`server-context.cpp`) where it has them.
@@ -102,7 +102,7 @@ def take_up(model: Model, task: Task) -> Ending | None:
     return None
 
 
-def _replayed(watch: Watch, answer: list[int], surprises: bytes) -> Ending | None:
+def _replayed(watch: TurnConditions, answer: list[int], surprises: bytes) -> Ending | None:
     """Let *watch* see an answer's tokens; of the last ones the surprise may not be known."""
     known = unpack_floats(surprises)
     met = None

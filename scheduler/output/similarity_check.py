@@ -18,19 +18,19 @@ def ask(task: Task, ending: Ending | None, now: float) -> m.Sentence:
     """Let *task* wait; *ending* is what its last token ends it by if the sentence does not."""
     sentence = task.text.question
     assert sentence is not None
-    task.asking_since, task.ending = now, ending
+    task.checking_since, task.ending = now, ending
     return m.Sentence(task.spec.id, sentence.end, sentence.text)
 
 
 def is_asked(task: Task, verdict: m.Verdict) -> bool:
     """Tell whether *task* waits for this verdict: one that was asked for twice comes twice."""
     sentence = task.text.question
-    return task.asking and sentence is not None and sentence.end == verdict.end
+    return task.checking and sentence is not None and sentence.end == verdict.end
 
 
 def hear(task: Task, verdict: m.Verdict) -> Ending | None:
     """Let *task* wait no more; return its end, if it has met one."""
-    ending, task.ending, task.asking_since = task.ending, None, None
+    ending, task.ending, task.checking_since = task.ending, None, None
     if verdict.detail:
         task.text.stop()
         return Ending(Sentences.reason, verdict.detail)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from .stopping import Ending, Stop, StopReason, TextWatch
+from .stopping import Ending, Stop, TextConditions
+from .stopping.ending import STOP_TEXT
 from .stopping.sentences import Sentence, Sentences
 
 __all__ = ("Released", "TextAssembler", "incomplete_utf8")
@@ -41,14 +42,11 @@ class TextAssembler:
     it.
     """
 
-    reason = StopReason("stop", cuts_text=True)
-    """A stop text was met."""
-
     def __init__(
         self,
         stop: Sequence[str] = (),
         keep: Sequence[str] = (),
-        watch: TextWatch | None = None,
+        watch: TextConditions | None = None,
         sentences: Sentences | None = None,
     ):
         self._stops = [(s.encode(), s, False) for s in stop] + [(s.encode(), s, True) for s in keep]
@@ -140,7 +138,7 @@ class TextAssembler:
         if not hits:
             return None
         met, _, end, name = min(hits)
-        return Stop(met, end, self.reason, name)
+        return Stop(met, end, STOP_TEXT, name)
 
     def _hold(self, data: bytes) -> int:
         """Return how many bytes at the end of *data* cannot be shown yet."""

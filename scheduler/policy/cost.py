@@ -28,12 +28,12 @@ class Load:
     """What a step is made of.
 
     *groups* counts the chunks of different lengths: the backend runs the model once for each, as
-    its batches are of sequences that all go equally far. *depth* sums, over the rows, how many
+    its batches are of sequences that all go equally far. *depth* sums, over the tokens, how many
     tokens each looks back on.
     """
 
     groups: int
-    rows: int
+    tokens: int
     depth: int
 
     @classmethod
@@ -41,13 +41,13 @@ class Load:
         """Return the load of chunks, each (position, count)."""
         return cls(
             groups=len({count for _, count in chunks}),
-            rows=sum(count for _, count in chunks),
+            tokens=sum(count for _, count in chunks),
             depth=sum(count * position + count * (count - 1) // 2 for position, count in chunks),
         )
 
 
 class StepCost:
-    """Predicts seconds = a·groups + b·rows + c·depth.
+    """Predicts seconds = a·groups + b·tokens + c·depth.
 
     The coefficients are the state of a Kalman filter whose process noise is a random walk. Plain
     recursive least squares with forgetting would not do: hours of one kind of step would make it
@@ -63,15 +63,15 @@ class StepCost:
         over: every step pays for it (40 against 12 us).
         """
         self._surprises = 0
-        self._row_s_least = math.inf
-        """The quickest row so far."""
+        self._token_s_least = math.inf
+        """The quickest token so far."""
         self._threads = 0
         self._with_others: dict[int, tuple[_Three, _Six]] = {}
         """What was learned of steps with other numbers of threads."""
 
     def __repr__(self) -> str:
         a, b, c = (1000 * value for value in self._theta)
-        return f"<StepCost [{a:.2f} ms + {b:.3f} ms/row + {1000 * c:.3f} µs/row·token]>"
+        return f"<StepCost [{a:.2f} ms + {b:.3f} ms/token + {1000 * c:.3f} µs/token²]>"
 
     @property
     def known(self) -> bool:
@@ -79,17 +79,18 @@ class StepCost:
         return self.steps > 0
 
     def predict(self, load: Load) -> float:
-        """Return the seconds that a step of *load* will take; 0.0 while nothing is known. No row is
-        expected to be quicker than the quickest so far: a machine that others disturb can leave
-        coefficients by which prompts are free, and a step would take a whole one.
+        """Return the seconds that a step of *load* will take; 0.0 while nothing is known.
+
+        No token is expected to be quicker than the quickest so far: a machine that others disturb
+        can leave coefficients by which prompts are free, and a step would take a whole one.
         """
         if not self.steps:
             return 0.0
-        return max(self._fitted(load), self._row_s_least * load.rows)
+        return max(self._fitted(load), self._token_s_least * load.tokens)
 
     def _fitted(self, load: Load) -> float:
         a, b, c = self._theta
-        return a * load.groups + b * load.rows + c * load.depth
+        return a * load.groups + b * load.tokens + c * load.depth
 
     def again(self, tokens: int) -> float:
         """Return the seconds that computing the first *tokens* of a prompt again would take."""
@@ -117,11 +118,11 @@ class StepCost:
         """Take a step of *load* that took *seconds*."""
         self.steps += 1
         seconds = max(seconds, SECONDS_MIN)
-        self._row_s_least = min(self._row_s_least, seconds / max(load.rows, 1))
+        self._token_s_least = min(self._token_s_least, seconds / max(load.tokens, 1))
         if self.steps == 1:
             self._begin(load, seconds)
             return
-        x, y, z = float(load.groups), float(load.rows), float(load.depth)
+        x, y, z = float(load.groups), float(load.tokens), float(load.depth)
         self._drift()
         aa, ab, ac, bb, bc, cc = self._variance
         gain_a = aa * x + ab * y + ac * z
@@ -165,8 +166,8 @@ class StepCost:
         return True
 
     def _begin(self, load: Load, seconds: float) -> None:
-        """Guess from the first step: nine tenths are its rows', the depth costs nothing yet."""
-        group, row = 0.1 * seconds / max(load.groups, 1), 0.9 * seconds / max(load.rows, 1)
+        """Guess from the first step: nine tenths are its tokens', the depth costs nothing yet."""
+        group, row = 0.1 * seconds / max(load.groups, 1), 0.9 * seconds / max(load.tokens, 1)
         self._theta = (group, row, 0.0)
         self._variance = ((3 * group) ** 2, 0.0, 0.0, row**2, 0.0, (row / 1000) ** 2)
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from ...backends import EmbedInfo
 from ..task import Task
 from .cost import StepCost
-from .plan import ROWS_UNKNOWN, Order, Rows, Step
+from .plan import FIRST_STEP_TOKENS, Order, ScheduledTokens, Step
 
-__all__ = ("TextPlan", "embeds_next", "plan_text_rows", "plan_texts")
+__all__ = ("TextPlan", "embeds_next", "plan_text_tokens", "plan_texts")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,28 +70,29 @@ def _fits(task: Task, running: Sequence[Task], info: EmbedInfo) -> bool:
     return len(running) < info.slots and tokens <= info.tokens_max
 
 
-def plan_text_rows(
+def plan_text_tokens(
     running: Sequence[Task],
     order: Order,
     info: EmbedInfo,
     cost: StepCost,
     seconds: float,
     least: int,
-) -> list[Rows]:
-    """Return the rows of the next step of embeddings, in ascending slots: what fits into *seconds*,
-    but *least* in any case. Texts come in the order of the queue; those that go *whole* are as many
-    as there is room for.
+) -> list[ScheduledTokens]:
+    """Return the tokens of the next step of embeddings, in ascending slots.
+
+    They fit into *seconds*, but are *least* in any case. Texts come in the order of the queue;
+    those that go *whole* are as many as fit.
     """
     step = Step([], cost)
-    step.seconds, step.rows_left, step.rows_least = seconds, info.rows_max, least
+    step.seconds, step.tokens_left, step.tokens_least = seconds, info.rows_max, least
     if not (cost.known or info.whole):
-        step.rows_left = min(step.rows_left, ROWS_UNKNOWN)
+        step.tokens_left = min(step.tokens_left, FIRST_STEP_TOKENS)
     counts: dict[int, int] = {}
     for task in sorted(running, key=order.key):
         if not info.whole:
             counts[id(task)] = step.give(task)
-        elif task.pending <= step.rows_left:
-            step.rows_left -= task.pending
+        elif task.pending <= step.tokens_left:
+            step.tokens_left -= task.pending
             counts[id(task)] = task.pending
     planned = sorted((t for t in running if counts.get(id(t))), key=lambda t: t.slot)
-    return [Rows(t, counts[id(t)]) for t in planned]
+    return [ScheduledTokens(t, counts[id(t)]) for t in planned]

@@ -1,7 +1,7 @@
 """Which tasks may share a batch, and whose turn it is: groups of them take turns.
 
-What a step does in one way for all its rows makes the group: a task's rows never go into a batch
-with those of another group. Pure functions, as in `plan`.
+What a step does in one way for all its tokens makes the group: a batch has tokens of tasks of one
+group only. Pure functions, as in `plan`.
 """
 
 from __future__ import annotations
@@ -13,45 +13,45 @@ from ..limits import Limits
 from ..task import BASE_GROUP, Group, Task
 from .plan import Order
 
-__all__ = ("GROUPS_MAX", "GroupTurn", "plan_group")
+__all__ = ("GROUPS_MAX", "GroupQuantum", "plan_group")
 
 GROUPS_MAX = 256
 """Groups whose last turn is remembered: there are no more slots."""
 
 
 @dataclass(frozen=True, slots=True)
-class GroupTurn:
-    """Whose turn it is: the *group* of the steps now, the *rows* that it has had, and those that
+class GroupQuantum:
+    """Whose turn it is: the *group* of the steps now, the *tokens* that it has had, and those that
     had a turn *before*, the latest last.
     """
 
     group: Group = BASE_GROUP
-    rows: int = 0
+    tokens: int = 0
     before: tuple[Group, ...] = ()
 
-    def with_rows(self, rows: int) -> GroupTurn:
-        """Return the turn after a step of *rows* more."""
-        return GroupTurn(self.group, self.rows + rows, self.before)
+    def with_tokens(self, tokens: int) -> GroupQuantum:
+        """Return the turn after a step of *tokens* more."""
+        return GroupQuantum(self.group, self.tokens + tokens, self.before)
 
-    def of(self, group: Group) -> GroupTurn:
+    def of(self, group: Group) -> GroupQuantum:
         """Return the turn of *group* that follows this one."""
         if group == self.group:
             return self
         before = (*(g for g in self.before if g != self.group), self.group)
-        return GroupTurn(group, 0, before[-GROUPS_MAX:])
+        return GroupQuantum(group, 0, before[-GROUPS_MAX:])
 
     def rested(self, group: Group) -> int:
         """Return what sorts groups by their last turn: who had none first, the latest last."""
         return self.before.index(group) if group in self.before else -1
 
 
-def plan_group(tasks: Iterable[Task], order: Order, limits: Limits, turn: GroupTurn) -> Group:
+def plan_group(tasks: Iterable[Task], order: Order, limits: Limits, turn: GroupQuantum) -> Group:
     """Return the group of the next step, of the *tasks* that have slots and work.
 
     Of the others that one comes next whose first task does in the order of the queue; of equals
     the one whose turn is longest ago, so that none waits for more than one of each. It comes at
-    once where its class is higher than the present one's; at the end of a quantum of rows where it
-    does not come after that one in the order.
+    once where its class is higher than the present one's; at the end of a quantum of tokens where
+    it does not come after that one in the order.
     """
     able = [t for t in tasks if t.has_work]
     if all(t.group == turn.group for t in able):
@@ -65,5 +65,5 @@ def plan_group(tasks: Iterable[Task], order: Order, limits: Limits, turn: GroupT
         return following
     outranked = order.effective(first[following]) > order.effective(mine)
     level = order.rank(first[following]) <= order.rank(mine)
-    over = turn.rows >= limits.quantum_tokens
+    over = turn.tokens >= limits.quantum_tokens
     return following if outranked or (over and level) else turn.group

@@ -1,7 +1,7 @@
 """Who runs next: pure functions of the engine's state, with neither model, clock nor thread.
 
 `plan_slots` decides who gets, keeps and gives up a slot; once the engine has done that,
-`groups.plan_group` decides which tasks can share the next batch and `plan_rows` its rows.
+`groups.plan_group` decides which tasks can share the next batch and `plan_tokens` its tokens.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from ..task import BASE_GROUP, Group, Task
 from .cost import Load, StepCost
 
 __all__ = (
-    "ROWS_UNKNOWN",
+    "FIRST_STEP_TOKENS",
     "Order",
     "OwnerClock",
-    "Rows",
+    "ScheduledTokens",
     "SlotPlan",
     "Step",
     "absent",
-    "plan_rows",
+    "plan_tokens",
     "plan_slots",
 )
 
@@ -40,7 +40,7 @@ class SlotPlan:
     follow: tuple[tuple[Task, Task], ...] = ()
 
 
-class Rows(msgspec.Struct, frozen=True):
+class ScheduledTokens(msgspec.Struct, frozen=True):
     """The next *count* pending tokens of *task* go into the batch."""
 
     task: Task
@@ -146,7 +146,7 @@ def plan_slots(
             stayed = [r for r in running if r not in park]
             victim = _victim(task, stayed, order, limits, now)
             if victim is None:  # only a higher own class helps whoever comes after it
-                settled = [order.effective(r) for r in stayed if not r.unsettled]
+                settled = [order.effective(r) for r in stayed if not r.shift_pending]
                 floor = min(settled, default=Priority.URGENT)
                 continue
             park.append(victim)
@@ -157,7 +157,7 @@ def plan_slots(
 def _victim(
     task: Task, running: Sequence[Task], order: Order, limits: Limits, now: float
 ) -> Task | None:
-    running = [t for t in running if not t.unsettled]
+    running = [t for t in running if not t.shift_pending]
     unread = [t for t in running if absent(t, limits, now)]
     if unread:
         return min(unread, key=lambda t: (order.effective(t), -t.arrival))
@@ -182,33 +182,33 @@ def absent(task: Task, limits: Limits, now: float) -> bool:
     return task.unread_since is not None and now >= task.unread_since + limits.reader_wait_s
 
 
-def plan_rows(
+def plan_tokens(
     slots: Sequence[Slot],
     order: Order,
     limits: Limits,
     batch_size: int,
     cost: StepCost,
     group: Group = BASE_GROUP,
-) -> list[Rows]:
-    """Return the rows of the next batch, in ascending slots: those of tasks of one *group*.
+) -> list[ScheduledTokens]:
+    """Return the tokens of the next batch, in ascending slots: those of tasks of one *group*.
 
-    Every task that decodes gets its row. Prompts share, in the order of the queue, what the
+    Every task that decodes gets one token. Prompts share, in the order of the queue, what the
     step's time has left: `step_target_s` in all where they are read beside decoding tasks that
-    are protected from them, but at least half of these rows' own time; else what `_step_s` says.
+    are protected from them, but at least half of these tokens' own time; else what `_step_s` says.
     Prompts of a lower class wait for those of a higher one, which else would wait for them.
     """
     tasks = [s.task for s in slots if s.task is not None and s.task.has_work]
     tasks = [t for t in tasks if t.group == group]
     prompts = [t for t in tasks if t.prefilling]
     if not prompts:
-        return [Rows(t, 1) for t in tasks]
+        return [ScheduledTokens(t, 1) for t in tasks]
     decoding = [t for t in tasks if not t.prefilling]
     counts = {id(t): 1 for t in decoding}
     step = Step([(t.computed, 1) for t in decoding], cost)
-    step.rows_left = batch_size - len(decoding)
+    step.tokens_left = batch_size - len(decoding)
     if not cost.known:
-        step.rows_left = min(step.rows_left, ROWS_UNKNOWN)
-    step.rows_least = limits.prompt_rows_min
+        step.tokens_left = min(step.tokens_left, FIRST_STEP_TOKENS)
+    step.tokens_least = limits.prompt_tokens_min
     prompts.sort(key=order.key)
     first = order.effective(prompts[0])
     prompts = [t for t in prompts if order.effective(t) == first]
@@ -216,7 +216,7 @@ def plan_rows(
     step.seconds = max(step.seconds, 1.5 * step.taken())
     for task in prompts:
         counts[id(task)] = step.give(task)
-    return [Rows(t, counts[id(t)]) for t in tasks if counts.get(id(t))]
+    return [ScheduledTokens(t, counts[id(t)]) for t in tasks if counts.get(id(t))]
 
 
 def _step_s(
@@ -254,12 +254,12 @@ def _step_s(
 LOW_STEP = 2 / 3
 """What a step may take in which prompts of the lowest class are read, of `step_target_s`."""
 
-ROWS_UNKNOWN = 32
-"""Prompt rows of the very first step, before anything is known of the machine."""
+FIRST_STEP_TOKENS = 32
+"""Prompt tokens of the very first step, before anything is known of the machine."""
 
 
 CHUNK_MIN = 8
-"""A chunk of fewer rows, after which the prompt goes on, is not worth its own cost."""
+"""A chunk of fewer tokens, after which the prompt goes on, is not worth its own cost."""
 
 
 class Step:
@@ -268,29 +268,29 @@ class Step:
     def __init__(self, chunks: list[tuple[int, int]], cost: StepCost):
         self.chunks, self.cost = chunks, cost
         self.seconds = 0.0
-        self.rows_left = 0
-        self.rows_least = 0
+        self.tokens_left = 0
+        self.tokens_least = 0
 
     def taken(self) -> float:
         """Return the seconds that the step takes so far."""
         return self.cost.predict(Load.of(self.chunks))
 
     def give(self, task: Task) -> int:
-        """Give *task* as many rows as fit, but the least that the prompts are due.
+        """Give *task* as many tokens as fit, but the least that the prompts are due.
 
-        Each chunk has a cost of its own: the last rows of a prompt go along with those before
+        Each chunk has a cost of its own: the last tokens of a prompt go along with those before
         them, and a prompt does not begin with a few.
         """
-        most = min(task.pending, task.rows_to_stop(), self.rows_left)
-        count = max(self._fitting(task.computed, most), min(most, self.rows_least))
+        most = min(task.pending, task.tokens_to_stop(), self.tokens_left)
+        count = max(self._fitting(task.computed, most), min(most, self.tokens_least))
         if most - count <= count // 4:
             count = most
         elif count < CHUNK_MIN:
             count = 0
         if count:
             self.chunks.append((task.computed, count))
-            self.rows_left -= count
-            self.rows_least = max(0, self.rows_least - count)
+            self.tokens_left -= count
+            self.tokens_least = max(0, self.tokens_least - count)
         return count
 
     def _fitting(self, position: int, most: int) -> int:

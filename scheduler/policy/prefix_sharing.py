@@ -10,16 +10,16 @@ from ..kv.origin import Origin
 from ..prefix import common_prefix
 from ..task import Task
 
-__all__ = ("Leaders", "head_of")
+__all__ = ("Leaders", "prefix_hash_of")
 
 PAIRS_MAX = 100_000
 
 
-def head_of(task: Task, share_tokens_min: int) -> int:
+def prefix_hash_of(task: Task, share_tokens_min: int) -> int:
     """Return a hash of what *task* begins with; 0 if it is too short to share anything, or is to
     be computed anew.
     """
-    if task.spec.fresh or len(task.tokens) <= share_tokens_min:
+    if task.spec.no_cache or len(task.tokens) <= share_tokens_min:
         return 0
     return hash((task.scope, task.spec.adapters, tuple(task.tokens[:share_tokens_min]))) or 1
 
@@ -52,11 +52,11 @@ class Leaders:
         more than is there already: no task reads a prompt faster than two that share the steps,
         and the leader is given the class of those who wait for it.
         """
-        if not task.head or task.computed or task.shifted:
+        if not task.prefix_hash or task.computed or task.shifted:
             return None
         best, stop = None, 0
         for other in running:
-            if other.head == task.head and other.prefilling and not other.shifted:
+            if other.prefix_hash == task.prefix_hash and other.prefilling and not other.shifted:
                 shared = self._common(task, other)
                 if shared > max(other.computed, stop):
                     best, stop = other, shared

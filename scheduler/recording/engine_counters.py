@@ -1,4 +1,4 @@
-"""What an engine has done so far, in memory that the daemon reads without asking the worker.
+"""What an engine has done so far, in memory that the daemon reads without checking the worker.
 
 Who looks must not wait for a worker in the middle of a step, or for one that is stopped. So the
 engine writes its figures into the record's second page, now and then and before it rests; the

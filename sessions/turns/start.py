@@ -48,7 +48,7 @@ def task_of(
     spec = session.parameters.fill(spec)
     return msgspec.structs.replace(
         spec,
-        fresh=_starts_fresh(session, now),
+        no_cache=_starts_fresh(session, now),
         adapters=chosen(port.adapters, session.parameters.get("lora")),
     )
 

@@ -6,6 +6,14 @@ have: there they are fed again. Time limits, which are not, are in `scheduler.de
 
 from .condition import Stop, TextCondition
 from .ending import Ending, StopReason, cuts_text
-from .watch import TextWatch, Watch
+from .watch import TextConditions, TurnConditions
 
-__all__ = ("Ending", "Stop", "StopReason", "TextCondition", "TextWatch", "Watch", "cuts_text")
+__all__ = (
+    "Ending",
+    "Stop",
+    "StopReason",
+    "TextCondition",
+    "TextConditions",
+    "TurnConditions",
+    "cuts_text",
+)

@@ -16,6 +16,7 @@ __all__ = (
     "GRAMMAR",
     "LENGTH",
     "REASONS",
+    "STOP_TEXT",
     "TIME",
     "TOKEN",
     "Ending",
@@ -40,7 +41,8 @@ class StopReason:
 REASONS: dict[str, StopReason] = {}
 """All declared reasons, by name."""
 
-# These have no condition of their own.
+# These have no class of conditions in this package, which is loaded as a whole.
+STOP_TEXT = StopReason("stop", cuts_text=True)
 END_MARK = StopReason("eos")
 TOKEN = StopReason("token")
 GRAMMAR = StopReason("grammar")

@@ -16,12 +16,12 @@ from .repetition import Repetition
 from .sentences import Sentences
 from .surprisal import MeanSurprisal
 
-__all__ = ("TextWatch", "Watch")
+__all__ = ("TextConditions", "TurnConditions")
 
 _NOTHING = StoppingParams()
 
 
-class TextWatch:
+class TextConditions:
     """The conditions on a turn's text: which is met first, and what is undecided."""
 
     def __init__(self, conditions: Sequence[TextCondition]):
@@ -47,7 +47,7 @@ class TextWatch:
         return min((place for place in places if place is not None), default=self.size)
 
 
-class Watch:
+class TurnConditions:
     """What ends a turn by its tokens; `text` is what does so by its text, or None, and `sentences`
     are those that others judge.
     """
@@ -57,7 +57,7 @@ class Watch:
         conditions += [COMPLETE[name]() for name in params.stop_complete]
         if params.n_indent:
             conditions.append(IndentCondition(params.n_indent))
-        self.text = TextWatch(conditions) if conditions else None
+        self.text = TextConditions(conditions) if conditions else None
         self.sentences = Sentences() if params.stop_similarity else None
         self.tokens = frozenset(params.stop_tokens)
         self.grammar = params.stop_grammar
@@ -71,7 +71,7 @@ class Watch:
             self._repetition = Repetition(params.stop_repetition, params.stop_repetition_window)
 
     @classmethod
-    def of(cls, params: StoppingParams) -> Watch | None:
+    def of(cls, params: StoppingParams) -> TurnConditions | None:
         """Return what watches a turn with these parameters; None where nothing is to be watched."""
         return None if params == _NOTHING else cls(params)
 

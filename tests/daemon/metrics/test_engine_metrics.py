@@ -45,7 +45,7 @@ def test_a_parked_turn_that_comes_back_was_restored() -> None:
     bench.turn(bench.submit(1, TEXT, priority=Priority.LOW))
     bench.turn()
     before = counted(bench)
-    bench.run(bench.submit(2, "urgent", priority=Priority.URGENT, fresh=True))
+    bench.run(bench.submit(2, "urgent", priority=Priority.URGENT, no_cache=True))
     after = counted(bench)
     assert bench.stats(1).parks == 1
     assert after["parks"] - before["parks"] == 1

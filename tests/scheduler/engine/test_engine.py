@@ -475,7 +475,7 @@ def test_a_task_that_is_to_be_computed_anew_waits_for_no_leader_and_takes_no_sta
     text = "a prefix that is long enough to be worth waiting for, twice over and more: " * 2
     bench = Bench(slots=3, batch_size=16)
     bench.turn(bench.submit(1, text + "one"))
-    bench.turn(bench.submit(2, text + "two"), bench.submit(3, text + "three", fresh=True))
+    bench.turn(bench.submit(2, text + "two"), bench.submit(3, text + "three", no_cache=True))
     states = {t.spec.id: t.follows for t in bench.engine.tasks.queue}
     assert states == {2: True}, "the other one runs"
     bench.run()

@@ -331,7 +331,7 @@ class EngineMachine(RuleBasedStateMachine):
             return  # without room for their states tasks are not parked
         assert not engine.slots.idle
         highest = max(t.spec.priority for t in waiting)
-        settled = [t for t in engine.slots.tasks if not t.unsettled]
+        settled = [t for t in engine.slots.tasks if not t.shift_pending]
         assert all(order.effective(t) >= highest for t in settled)
 
     def teardown(self) -> None:

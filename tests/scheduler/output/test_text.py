@@ -5,6 +5,7 @@ from __future__ import annotations
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from inferd.scheduler.output.stopping.ending import STOP_TEXT
 from inferd.scheduler.output.text import TextAssembler, incomplete_utf8
 
 TEXTS = st.text(alphabet="abXY ü€😀", max_size=30)
@@ -50,7 +51,7 @@ def test_a_reverse_prompt_stays_in_the_output() -> None:
     released = [assembler.feed(p) for p in (b"Hi ", b"Us", b"er", b": and more")]
 
     assert b"".join(r.text for r in released) == b"Hi User:"
-    assert released[-1].ending == (TextAssembler.reason, "User:", b"")
+    assert released[-1].ending == (STOP_TEXT, "User:", b"")
     assert assembler.feed(b"never shown").text == b""
 
 

@@ -24,7 +24,7 @@ class Machine:
         self._noise, self._rng = noise, random.Random(seed)
 
     def seconds(self, load: Load) -> float:
-        plain = GRAPH_S * load.groups + ROW_S * load.rows + DEPTH_S * load.depth
+        plain = GRAPH_S * load.groups + ROW_S * load.tokens + DEPTH_S * load.depth
         return self.slowness * plain
 
     def step(self, *chunks: tuple[int, int]) -> None:
@@ -89,7 +89,7 @@ def test_it_needs_no_idea_of_how_fast_the_machine_is(row_s: float) -> None:
     cost = StepCost()
     for at in range(0, 2000, 100):
         load = Load.of([(at, 100)])
-        cost.learn(load, 5 * row_s + row_s * load.rows + row_s / 1000 * load.depth)
+        cost.learn(load, 5 * row_s + row_s * load.tokens + row_s / 1000 * load.depth)
     load = Load.of([(2000, 100)])
     assert cost.predict(load) == pytest.approx(5 * row_s + 100 * row_s + row_s * 204.95, rel=0.1)
 

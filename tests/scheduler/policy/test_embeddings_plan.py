@@ -7,7 +7,7 @@ from inferd.backends.embedder import EmbedSpec
 from inferd.scheduler.limits import Limits
 from inferd.scheduler.messages import TaskSpec, pack_tokens
 from inferd.scheduler.policy.cost import Load, StepCost
-from inferd.scheduler.policy.embeddings_plan import embeds_next, plan_text_rows, plan_texts
+from inferd.scheduler.policy.embeddings_plan import embeds_next, plan_text_tokens, plan_texts
 from inferd.scheduler.policy.plan import Order, OwnerClock
 from inferd.scheduler.priority import Priority
 from inferd.scheduler.task import Task, TaskState
@@ -54,7 +54,7 @@ class Known(StepCost):
         return True
 
     def predict(self, load: Load) -> float:
-        return load.rows / 1000
+        return load.tokens / 1000
 
 
 # Whose turn it is.
@@ -130,7 +130,7 @@ def test_one_that_has_aged_is_not_dropped() -> None:
 
 
 def rows_of(texts: list[Task], info: EmbedInfo, seconds: float) -> dict[int, int]:
-    rows = plan_text_rows(texts, order(), info, Known(), seconds, least=16)
+    rows = plan_text_tokens(texts, order(), info, Known(), seconds, least=16)
     assert [r.task.slot for r in rows] == sorted(r.task.slot for r in rows)
     return {r.task.spec.id: r.count for r in rows}
 

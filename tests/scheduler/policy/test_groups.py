@@ -6,8 +6,8 @@ from itertools import groupby
 
 from inferd.scheduler import Limits
 from inferd.scheduler.kv.slots import Slot
-from inferd.scheduler.policy.groups import GROUPS_MAX, GroupTurn, plan_group
-from inferd.scheduler.policy.plan import OwnerClock, plan_rows
+from inferd.scheduler.policy.groups import GROUPS_MAX, GroupQuantum, plan_group
+from inferd.scheduler.policy.plan import OwnerClock, plan_tokens
 from inferd.scheduler.priority import Priority
 from inferd.scheduler.task import Group, Task
 from tests.scheduler.doubles import Bench
@@ -29,7 +29,7 @@ def tasks_of(slots: list[Slot]) -> list[Task]:
     return [slot.task for slot in slots if slot.task is not None]
 
 
-def after(slots: list[Slot], turn: GroupTurn, owners: OwnerClock | None = None) -> Group:
+def after(slots: list[Slot], turn: GroupQuantum, owners: OwnerClock | None = None) -> Group:
     return plan_group(tasks_of(slots), order(owners), LIMITS, turn)
 
 
@@ -37,26 +37,26 @@ def test_a_batch_has_rows_of_one_group_alone() -> None:
     slots = filled()
 
     for slot, group in zip(slots, (NONE, A, B), strict=True):
-        rows = plan_rows(slots, order(), LIMITS, 64, Known(0.01), group)
+        rows = plan_tokens(slots, order(), LIMITS, 64, Known(0.01), group)
         assert [r.task for r in rows] == [slot.task]
 
 
 def test_a_group_has_the_steps_for_a_quantum() -> None:
     slots = filled()
 
-    assert after(slots, GroupTurn(NONE, QUANTUM - 1)) == NONE
-    assert after(slots, GroupTurn(NONE, QUANTUM)) == A
-    assert after(slots, GroupTurn(Group(("gone",)), 0)) == NONE
+    assert after(slots, GroupQuantum(NONE, QUANTUM - 1)) == NONE
+    assert after(slots, GroupQuantum(NONE, QUANTUM)) == A
+    assert after(slots, GroupQuantum(Group(("gone",)), 0)) == NONE
     slots[0].task = slots[1].task = None
-    assert after(slots, GroupTurn(B, 10 * QUANTUM)) == B, "nobody else is there"
+    assert after(slots, GroupQuantum(B, 10 * QUANTUM)) == B, "nobody else is there"
 
 
 def test_groups_take_turns_all_in_all() -> None:
-    slots, turn, seen = filled(), GroupTurn(), []
+    slots, turn, seen = filled(), GroupQuantum(), []
 
     for _ in range(9):
         seen.append(turn.group)
-        turn = turn.with_rows(QUANTUM)
+        turn = turn.with_tokens(QUANTUM)
         turn = turn.of(after(slots, turn))
 
     assert seen == [NONE, A, B] * 3, "the one that came last waits for the others for ever"
@@ -66,16 +66,16 @@ def test_a_higher_class_comes_at_once_and_a_lower_one_waits_until_it_has_aged() 
     slots = filled()
     urgent = decoding(slots[2], task(9, adapters=B.adapters, priority=Priority.URGENT))
 
-    assert after(slots, GroupTurn(NONE, 1)) == B
-    assert after(slots, GroupTurn(B, QUANTUM)) == B
+    assert after(slots, GroupQuantum(NONE, 1)) == B
+    assert after(slots, GroupQuantum(B, QUANTUM)) == B
     slots[0].task = None
     aged = slots[1].task
     assert aged is not None
     aged.age = 2 * LIMITS.ageing_tokens
-    assert after(slots, GroupTurn(B, QUANTUM - 1)) == B
-    assert after(slots, GroupTurn(B, QUANTUM)) == A, "it is of the urgent one's class by now"
+    assert after(slots, GroupQuantum(B, QUANTUM - 1)) == B
+    assert after(slots, GroupQuantum(B, QUANTUM)) == A, "it is of the urgent one's class by now"
     urgent.computed = len(urgent.tokens)
-    assert after(slots, GroupTurn(B, 1)) == A, "the urgent one has nothing to compute"
+    assert after(slots, GroupQuantum(B, 1)) == A, "the urgent one has nothing to compute"
 
 
 def test_a_group_of_who_was_served_more_waits_for_who_was_served_less() -> None:
@@ -84,13 +84,13 @@ def test_a_group_of_who_was_served_more_waits_for_who_was_served_less() -> None:
     decoding(slots[1], task(2, owner=2, adapters=A.adapters))
     owners.add(2, 500)
 
-    assert after(slots, GroupTurn(NONE, QUANTUM), owners) == NONE
+    assert after(slots, GroupQuantum(NONE, QUANTUM), owners) == NONE
     owners.add(1, 500)
-    assert after(slots, GroupTurn(NONE, QUANTUM), owners) == A
+    assert after(slots, GroupQuantum(NONE, QUANTUM), owners) == A
 
 
 def test_no_more_groups_are_remembered_than_there_can_be() -> None:
-    turn = GroupTurn()
+    turn = GroupQuantum()
     for number in range(GROUPS_MAX + 10):
         turn = turn.of(Group((str(number),)))
 

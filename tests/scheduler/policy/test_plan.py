@@ -12,8 +12,8 @@ from inferd.scheduler.policy.cost import Load, StepCost
 from inferd.scheduler.policy.plan import (
     Order,
     OwnerClock,
-    plan_rows,
     plan_slots,
+    plan_tokens,
 )
 from inferd.scheduler.priority import Priority
 from inferd.scheduler.task import Task, TaskState
@@ -62,7 +62,7 @@ class Known(StepCost):
         self.steps, self._each = 1, row_s
 
     def predict(self, load: Load) -> float:
-        return self._each * load.rows
+        return self._each * load.tokens
 
 
 def slots_of(count: int) -> list[Slot]:
@@ -186,7 +186,7 @@ def test_rows_ascend_by_slot_and_fit_the_batch() -> None:
     decoding(slots[1], task(2, tokens=5))
     running(slots[2], task(3, tokens=50))
 
-    rows = plan_rows(slots, order(), LIMITS, 64, Known(1e-6))
+    rows = plan_tokens(slots, order(), LIMITS, 64, Known(1e-6))
 
     assert [(r.task.slot, r.count) for r in rows] == [(0, 50), (1, 1), (2, 13)]
 
@@ -195,7 +195,7 @@ def test_the_first_step_of_an_unknown_machine_is_small() -> None:
     slots = slots_of(1)
     running(slots[0], task(1, tokens=500))
 
-    assert [r.count for r in plan_rows(slots, order(), LIMITS, 512, StepCost())] == [32]
+    assert [r.count for r in plan_tokens(slots, order(), LIMITS, 512, StepCost())] == [32]
 
 
 def test_prompts_take_the_time_that_decoding_tasks_of_their_class_leave() -> None:
@@ -204,9 +204,9 @@ def test_prompts_take_the_time_that_decoding_tasks_of_their_class_leave() -> Non
     decoding(slots[1], task(2, tokens=5))
     limits = Limits(step_target_s=0.305, step_alone_s=0.505)
 
-    equal = plan_rows(slots, order(), limits, 512, Known(0.01))
+    equal = plan_tokens(slots, order(), limits, 512, Known(0.01))
     slots[1].task = decoding(slots[1], task(3, tokens=5, priority=Priority.LOW))
-    lower = plan_rows(slots, order(), limits, 512, Known(0.01))
+    lower = plan_tokens(slots, order(), limits, 512, Known(0.01))
 
     assert [r.count for r in equal] == [29, 1]
     assert [r.count for r in lower] == [49, 1]
@@ -216,7 +216,7 @@ def test_a_prompt_alone_takes_half_a_second_at_a_time() -> None:
     slots = slots_of(1)
     running(slots[0], task(1, tokens=500))
 
-    assert [r.count for r in plan_rows(slots, order(), Limits(), 512, Known(0.01))] == [50]
+    assert [r.count for r in plan_tokens(slots, order(), Limits(), 512, Known(0.01))] == [50]
 
 
 def test_prompts_move_where_decoding_alone_exceeds_the_target() -> None:
@@ -224,9 +224,9 @@ def test_prompts_move_where_decoding_alone_exceeds_the_target() -> None:
     for slot in slots[:40]:
         decoding(slot, task(slot.index))
     running(slots[40], task(40, tokens=500))
-    slow = plan_rows(slots, order(), Limits(step_target_s=0.01), 512, Known(0.01))
+    slow = plan_tokens(slots, order(), Limits(step_target_s=0.01), 512, Known(0.01))
     half = slots[20:]
-    least = plan_rows(half, order(), Limits(step_target_s=0.01), 512, Known(0.01))
+    least = plan_tokens(half, order(), Limits(step_target_s=0.01), 512, Known(0.01))
 
     assert slow[-1].count == 20, "half of what the 40 decoding rows take"
     assert least[-1].count == 16, "the least, which is more than half of 20"
@@ -238,7 +238,7 @@ def test_several_prompts_share_a_step_in_the_order_of_the_queue() -> None:
     running(slots[1], task(1, tokens=30))
     running(slots[2], task(2, tokens=500))
 
-    rows = plan_rows(slots, order(), Limits(step_alone_s=0.505), 512, Known(0.01))
+    rows = plan_tokens(slots, order(), Limits(step_alone_s=0.505), 512, Known(0.01))
 
     assert [(r.task.spec.id, r.count) for r in rows] == [(1, 30), (2, 20)]
 
@@ -251,7 +251,7 @@ def test_tasks_of_one_burst_wait_for_each_other_but_not_for_those_who_come_later
     limits = Limits(step_target_s=0.205, step_alone_s=0.505, burst_s=4.1)
 
     def rows(limits: Limits = limits) -> list[int]:
-        return [r.count for r in plan_rows(slots, order(), limits, 512, Known(0.01))]
+        return [r.count for r in plan_tokens(slots, order(), limits, 512, Known(0.01))]
 
     assert rows() == [1, 49]
     assert rows(replace(limits, burst_s=3.9)) == [1, 19], "it would take too long"
@@ -279,7 +279,7 @@ def test_prompts_of_the_lowest_class_step_aside_sooner() -> None:
     running(slots[0], task(1, tokens=500, priority=Priority.LOW))
     limits = Limits(step_target_s=0.305, step_alone_s=0.505)
 
-    assert [r.count for r in plan_rows(slots, order(), limits, 512, Known(0.01))] == [20]
+    assert [r.count for r in plan_tokens(slots, order(), limits, 512, Known(0.01))] == [20]
 
 
 def test_the_last_rows_of_a_prompt_go_along_and_a_few_do_not_begin_one() -> None:
@@ -288,8 +288,8 @@ def test_the_last_rows_of_a_prompt_go_along_and_a_few_do_not_begin_one() -> None
         running(slot, task(slot.index, tokens=tokens))
     limits = Limits(step_alone_s=0.405)
 
-    first = plan_rows(slots, order(), limits, 512, Known(0.01))
-    rest = plan_rows(slots[2:], order(), Limits(step_alone_s=0.055), 512, Known(0.01))
+    first = plan_tokens(slots, order(), limits, 512, Known(0.01))
+    rest = plan_tokens(slots[2:], order(), Limits(step_alone_s=0.055), 512, Known(0.01))
 
     assert [(r.task.spec.id, r.count) for r in first] == [(0, 20), (1, 24)]
     assert [r.count for r in rest] == [16], "unless nothing else would move"
@@ -302,7 +302,7 @@ def test_prompts_of_a_lower_class_wait_for_those_of_a_higher_one() -> None:
     running(slots[2], task(3, tokens=30, priority=Priority.URGENT))
 
     def served() -> list[int]:
-        return [r.task.spec.id for r in plan_rows(slots, order(), LIMITS, 512, Known(1e-6))]
+        return [r.task.spec.id for r in plan_tokens(slots, order(), LIMITS, 512, Known(1e-6))]
 
     assert served() == [1, 3]
     waiting.age = 3 * LIMITS.ageing_tokens
@@ -314,4 +314,4 @@ def test_a_chunk_ends_where_the_state_is_to_be_saved() -> None:
     it = running(slots[0], task(1, tokens=40), computed=5)
     it.stops = {5, 12, 30}
 
-    assert [r.count for r in plan_rows(slots, order(), LIMITS, 512, Known(1e-6))] == [7]
+    assert [r.count for r in plan_tokens(slots, order(), LIMITS, 512, Known(1e-6))] == [7]

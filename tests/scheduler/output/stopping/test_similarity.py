@@ -14,7 +14,7 @@ from inferd.backends.echo.options import EchoOptions
 from inferd.backends.params import StoppingParams
 from inferd.scheduler import messages as m
 from inferd.scheduler.limits import Limits
-from inferd.scheduler.output.stopping import Ending, Watch
+from inferd.scheduler.output.stopping import Ending, TurnConditions
 from inferd.scheduler.output.stopping.sentences import SENTENCE_CHARACTERS_MAX, Sentences
 from inferd.scheduler.output.text import TextAssembler
 from inferd.sessions.turn import Turn
@@ -41,7 +41,7 @@ Said = tuple[bytes, str, str]
 
 
 def assembler_of(stopping: StoppingParams, stop: Sequence[str] = ()) -> TextAssembler:
-    watch = Watch.of(stopping)
+    watch = TurnConditions.of(stopping)
     assert watch is not None
     return TextAssembler(stop, (), watch.text, watch.sentences)
 

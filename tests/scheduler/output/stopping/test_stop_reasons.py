@@ -6,13 +6,21 @@ import importlib
 import inspect
 import pkgutil
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from inferd.scheduler.output import stopping
-from inferd.scheduler.output.stopping import Stop, StopReason, TextWatch, Watch, cuts_text
+from inferd.scheduler.output.stopping import (
+    Stop,
+    StopReason,
+    TextConditions,
+    TurnConditions,
+    cuts_text,
+)
 from inferd.scheduler.output.stopping.ending import EMBEDDED, REASONS
 from inferd.scheduler.output.text import TextAssembler
 from inferd.sessions.journal.entries import Piece, Replay
@@ -30,7 +38,7 @@ def conditions() -> Iterator[type]:
 
 
 def test_every_condition_declares_its_stop_reason() -> None:
-    found = set(conditions()) - {TextWatch, Watch, stopping.TextCondition}
+    found = set(conditions()) - {TextConditions, TurnConditions, stopping.TextCondition}
     assert len(found) == 8
     for condition in found:
         assert isinstance(getattr(condition, "reason", None), StopReason), condition
@@ -38,6 +46,9 @@ def test_every_condition_declares_its_stop_reason() -> None:
 
 def test_the_declared_reasons_say_whose_text_is_cut() -> None:
     assert {name for name in REASONS if cuts_text(name)} == CUT
+    code = f"from {stopping.__name__} import cuts_text; print(*map(cuts_text, {sorted(CUT)}))"
+    alone = subprocess.check_output([sys.executable, "-c", code], text=True)
+    assert alone.split() == ["True"] * len(CUT), "whoever asks has loaded the declarations"
     assert not cuts_text(None) and not cuts_text("Cancelled")
 
 
@@ -51,7 +62,7 @@ def test_a_new_condition_that_cuts_text_is_known_to_histories_at_once() -> None:
             return Stop(place, place - 1, self.reason, "!") if text.endswith("!") else None
 
     try:
-        ending = TextAssembler(watch=TextWatch([Shouting()])).feed(b"Oh!").ending
+        ending = TextAssembler(watch=TextConditions([Shouting()])).feed(b"Oh!").ending
         assert ending is not None
         assert Replay([1], [Piece(end=ending.reason.name)]).stopped_by_text
     finally:

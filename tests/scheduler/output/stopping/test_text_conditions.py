@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from inferd.backends.params import StoppingParams
 from inferd.backends.params import stop_options as params
-from inferd.scheduler.output.stopping import Watch
+from inferd.scheduler.output.stopping import TurnConditions
 from inferd.scheduler.output.stopping.complete import COMPLETE
 from inferd.scheduler.output.stopping.condition import WITHHELD_BYTES_MAX
 from inferd.scheduler.output.text import TextAssembler
@@ -34,7 +34,7 @@ CONDITIONS = st.builds(
 def assembler_of(
     stopping: StoppingParams, stop: tuple[str, ...] = (), keep: tuple[str, ...] = ()
 ) -> TextAssembler:
-    watch = Watch.of(stopping)
+    watch = TurnConditions.of(stopping)
     return TextAssembler(stop, keep, None if watch is None else watch.text)
 
 
