@@ -19,7 +19,8 @@ import anyio.to_thread
 import structlog
 
 from ...backends.errors import BackendError
-from ...scheduler.kv.files import KV_FILES_MAX, scan_folder
+from ...scheduler.kv.file_format import scan_folder
+from ...scheduler.kv.files import KV_FILES_MAX
 
 __all__ = ("KV_FILES_MAX", "GreedyDual", "KvIndex", "Place")
 

@@ -13,7 +13,15 @@ from collections.abc import Iterator
 from ...backends.base import Memory
 from .. import messages as m
 from ..task import Task
-from .files import KV_FILES_MAX, Deleted, Failed, KvFile, KvFiles, KvKey, Read, Written
+from .file_format import KvFile, KvKey
+from .files import (
+    KV_FILES_MAX,
+    FileFailed,
+    FileRead,
+    FilesDeleted,
+    FileWritten,
+    KvFiles,
+)
 from .origin import Origin
 from .store import KvStore, SavedState, usable
 
@@ -86,11 +94,11 @@ class DiskTier:
     def poll(self) -> Iterator[m.Report]:
         """Take what the file thread has done: states come into memory, tasks stop waiting."""
         for result in self._files.results():
-            if isinstance(result, Written):
+            if isinstance(result, FileWritten):
                 yield from self._written(result.file)
-            elif isinstance(result, Read):
+            elif isinstance(result, FileRead):
                 yield from self._read(result)
-            elif isinstance(result, Deleted):
+            elif isinstance(result, FilesDeleted):
                 self.forgotten += 1
             else:
                 yield from self._failed(result)
@@ -101,7 +109,7 @@ class DiskTier:
             self._add(file)
             yield _stored(file)
 
-    def _read(self, result: Read) -> Iterator[m.Report]:
+    def _read(self, result: FileRead) -> Iterator[m.Report]:
         file, name = result.file, result.file.key.name
         if name in self._index:  # else it was forgotten while it was read
             tokens = self._index[name][1]
@@ -111,7 +119,7 @@ class DiskTier:
             yield _stored(file)
         self._release(name)
 
-    def _failed(self, result: Failed) -> Iterator[m.Report]:
+    def _failed(self, result: FileFailed) -> Iterator[m.Report]:
         self.failures += 1
         self.cause = result.cause
         name = result.key.name

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from inferd.backends.errors import BackendError
 from inferd.daemon.models.kv_index import GreedyDual, KvIndex, Place
-from inferd.scheduler.kv.files import KvFile, KvFiles, KvKey, Written
+from inferd.scheduler.kv.file_format import KvFile, KvKey
+from inferd.scheduler.kv.files import FileWritten, KvFiles
 from inferd.scheduler.messages import pack_tokens
 
 LARGE = 1 << 30
@@ -44,7 +45,7 @@ class Store:
         key = KvKey(owner, pack_tokens([number]), session)
         assert files.write(key, bytes(size), seconds) and files.flush(30)
         (result,) = files.results()
-        assert isinstance(result, Written)
+        assert isinstance(result, FileWritten)
         return result.file
 
     def close(self) -> None:

@@ -20,23 +20,21 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from inferd.scheduler.kv.file_format import HEADER_BYTES_MAX, KvFile, KvKey
 from inferd.scheduler.kv.files import (
-    HEADER_BYTES_MAX,
     QUEUE_BYTES_MAX,
     QUEUE_COUNT_MAX,
-    Deleted,
-    Failed,
-    KvFile,
+    FileFailed,
+    FileRead,
+    FilesDeleted,
+    FileWritten,
     KvFiles,
-    KvKey,
-    Read,
-    Written,
 )
 from inferd.scheduler.messages import pack_tokens
 
 KEY = KvKey(1000, pack_tokens([1, 2, 3]), "chat", adapters=("a",))
 STATE = bytes(range(256)) * 20
-Result = Written | Read | Deleted | Failed
+Result = FileWritten | FileRead | FilesDeleted | FileFailed
 
 
 @contextmanager
@@ -67,7 +65,7 @@ def answers(files: KvFiles, count: int = 1) -> list[Result]:
 def written(files: KvFiles, key: KvKey = KEY, state: bytes = STATE) -> KvFile:
     assert files.write(key, state, 1.5)
     (result,) = answers(files)
-    assert isinstance(result, Written), result
+    assert isinstance(result, FileWritten), result
     return result.file
 
 
@@ -80,7 +78,7 @@ def read(files: KvFiles, file: KvFile) -> Result:
 def refusal(files: KvFiles, file: KvFile) -> str:
     """Read a file that must be refused; return the cause."""
     result = read(files, file)
-    assert isinstance(result, Failed) and (result.key, result.what) == (file.key, "read")
+    assert isinstance(result, FileFailed) and (result.key, result.what) == (file.key, "read")
     assert not os.path.lexists(file.path), "a refused file was left"
     return result.cause
 
@@ -96,9 +94,9 @@ class Gated(KvFiles):
         self.gate = threading.Event()
         super().__init__(directory, "model")
 
-    def _answer(self, job: Any) -> Any:
+    def _run_job(self, job: Any) -> Any:
         assert self.gate.wait(30)
-        return super()._answer(job)
+        return super()._run_job(job)
 
 
 @pytest.fixture
@@ -115,14 +113,14 @@ def gated(tmp_path: Path) -> Iterator[Gated]:
 def test_what_was_written_is_read(files: KvFiles) -> None:
     file = written(files)
 
-    assert read(files, file) == Read(file, STATE)
+    assert read(files, file) == FileRead(file, STATE)
     assert file.size == file.path.stat().st_size
     assert (file.key, file.seconds) == (KEY, 1.5)
 
 
 @pytest.mark.parametrize("state", [b"", b"x", bytes(9 << 20)], ids=["empty", "small", "large"])
 def test_a_state_of_any_size(files: KvFiles, state: bytes) -> None:
-    assert read(files, file := written(files, state=state)) == Read(file, state)
+    assert read(files, file := written(files, state=state)) == FileRead(file, state)
 
 
 def test_only_the_owner_of_the_process_may_look(files: KvFiles, tmp_path: Path) -> None:
@@ -155,7 +153,7 @@ def test_one_key_is_one_file_with_what_was_written_last(files: KvFiles) -> None:
     written(files)
     file = written(files, state=b"newer")
 
-    assert read(files, file) == Read(file, b"newer")
+    assert read(files, file) == FileRead(file, b"newer")
     assert files.scan() == [file]
 
 
@@ -170,7 +168,10 @@ def test_reads_overtake_writes(files: KvFiles, gated: Gated) -> None:
 
     kinds = [type(result) for result in gated.results()]
     # The thread may have taken the first write before the read was there.
-    assert kinds in ([Read, Written, Written, Written], [Written, Read, Written, Written])
+    assert kinds in (
+        [FileRead, FileWritten, FileWritten, FileWritten],
+        [FileWritten, FileRead, FileWritten, FileWritten],
+    )
 
 
 def test_a_delete_comes_after_the_writes_before_it(gated: Gated) -> None:
@@ -180,7 +181,11 @@ def test_a_delete_comes_after_the_writes_before_it(gated: Gated) -> None:
     assert gated.write(other, STATE, 1)
     gated.gate.set()
 
-    assert [type(result) for result in answers(gated, 3)] == [Written, Deleted, Written]
+    assert [type(result) for result in answers(gated, 3)] == [
+        FileWritten,
+        FilesDeleted,
+        FileWritten,
+    ]
     assert [file.key for file in gated.scan()] == [other]
 
 
@@ -192,11 +197,11 @@ def test_a_delete_is_pending_until_it_is_done(files: KvFiles) -> None:
     assert files.pending == 1
     assert files.flush(30)
 
-    expected: list[Result] = [Deleted((file.key,))]
+    expected: list[Result] = [FilesDeleted((file.key,))]
     assert files.results() == expected and files.pending == 0
     assert not file.path.exists()
     files.delete([file.key])  # what is gone is deleted once more in peace
-    assert answers(files, 1) == [Deleted((file.key,))]
+    assert answers(files, 1) == [FilesDeleted((file.key,))]
     assert refusal(files, file) == "No such file or directory"
 
 
@@ -248,7 +253,7 @@ def test_flush_gives_up_in_time(gated: Gated) -> None:
 
     gated.gate.set()
     assert gated.flush(30)
-    assert isinstance(answers(gated)[0], Written)
+    assert isinstance(answers(gated)[0], FileWritten)
 
 
 # Damage.
@@ -314,7 +319,7 @@ def test_a_key_past_the_headers_bound_is_not_written(files: KvFiles) -> None:
     key = replace(KEY, tokens=bytes(HEADER_BYTES_MAX))
     assert files.write(key, STATE, 1)
     (result,) = answers(files)
-    assert isinstance(result, Failed) and (result.key, result.what) == (key, "write")
+    assert isinstance(result, FileFailed) and (result.key, result.what) == (key, "write")
 
 
 def test_a_file_in_anothers_place_is_refused(files: KvFiles, tmp_path: Path) -> None:
@@ -336,7 +341,7 @@ def test_a_path_outside_is_neither_read_nor_deleted(files: KvFiles, tmp_path: Pa
     outside = tmp_path / "outside"
     outside.write_bytes(b"precious")
 
-    assert read(files, replace(file, path=outside)) == Read(replace(file, path=outside), STATE)
+    assert read(files, replace(file, path=outside)) == FileRead(replace(file, path=outside), STATE)
     files.delete([file.key])
     assert files.flush(30)
     assert outside.exists() and not file.path.exists()
@@ -419,6 +424,7 @@ def test_a_thousand_files_are_scanned_quickly(files: KvFiles) -> None:
 def run(code: str, *arguments: object) -> subprocess.CompletedProcess[str]:
     head = "import os, resource, signal, sys\nfrom pathlib import Path\n"
     head += "from inferd.scheduler.kv.files import *\n"
+    head += "from inferd.scheduler.kv.file_format import *\n"
     return subprocess.run(
         [sys.executable, "-c", head + code, *map(str, arguments)],
         capture_output=True,
@@ -435,8 +441,8 @@ for size in (200_000, 50_000):
     assert files.write(KvKey(size, b""), bytes(size), 1)
 assert files.flush(30)
 failed, fine = files.results()
-assert failed == Failed(KvKey(200_000, b""), "write", "File too large"), failed
-assert isinstance(fine, Written), fine
+assert failed == FileFailed(KvKey(200_000, b""), "write", "File too large"), failed
+assert isinstance(fine, FileWritten), fine
 files.close()
 """
     done = run(code, tmp_path)
@@ -462,11 +468,11 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 def test_a_full_disk_fails_the_write_and_leaves_nothing(small_disk: Path) -> None:
     with opened(small_disk) as files:
         assert files.write(KEY, bytes(2 << 20), 1)
-        assert answers(files) == [Failed(KEY, "write", "No space left on device")]
+        assert answers(files) == [FileFailed(KEY, "write", "No space left on device")]
         assert tree(small_disk) == []
 
         file = written(files, state=bytes(500_000))
-        assert isinstance(read(files, file), Read)
+        assert isinstance(read(files, file), FileRead)
 
 
 def test_a_directory_that_cannot_be_made_fails_the_write(tmp_path: Path) -> None:
@@ -474,9 +480,9 @@ def test_a_directory_that_cannot_be_made_fails_the_write(tmp_path: Path) -> None
     with opened(tmp_path / "kv") as files:
         assert files.write(KEY, STATE, 1)
         (result,) = answers(files)
-        assert isinstance(result, Failed) and result.what == "write"
+        assert isinstance(result, FileFailed) and result.what == "write"
         (tmp_path / "kv").unlink()
-        assert isinstance(read(files, written(files)), Read)
+        assert isinstance(read(files, written(files)), FileRead)
 
 
 @pytest.mark.parametrize("place", ["before a write", "within a write", "before the name", "after"])
@@ -514,5 +520,5 @@ files.flush(30)
     with opened(tmp_path) as files:
         found = files.scan()
         assert len(found) == (place == "after")
-        assert all(read(files, f) == Read(f, bytes(1_000_000)) for f in found)
+        assert all(read(files, f) == FileRead(f, bytes(1_000_000)) for f in found)
         assert len(tree(tmp_path)) == len(found), "a temporary file was left"

@@ -1,0 +1,287 @@
+"""The format of KV files: reading, checking and writing them.
+
+A file is ``<directory>/<fingerprint>/<owner>/<name>`` and never changes: it is written under a
+temporary name and renamed. It holds, in this order::
+
+    magic 8 bytes | version u32 | header's length u32 | checksum of the header, 20 bytes
+    header: msgpack, with the key, the state's length and its checksum
+    state
+
+Every byte is covered by a comparison or a checksum, so a damaged or foreign file is refused.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import math
+import os
+import re
+import stat
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+__all__ = (
+    "FINGERPRINT",
+    "KvDamaged",
+    "KvFile",
+    "KvKey",
+    "read_state",
+    "scan_folder",
+    "unlink_quietly",
+    "write_state",
+)
+
+HEADER_BYTES_MAX = 16 << 20
+"""Four million tokens, and the rest of a key."""
+_MAGIC = b"inferdKV"
+_VERSION = 1
+_DIGEST_BYTES = 20
+_PREFIX = struct.Struct(f"<8sII{_DIGEST_BYTES}s")
+FINGERPRINT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+_encoder = msgspec.msgpack.Encoder()
+
+
+class KvDamaged(Exception):
+    """A file is not what its name and the format promise."""
+
+
+@dataclass(frozen=True, slots=True)
+class KvKey:
+    """The owner of a state and its tokens: `tokens` are packed by `messages.pack_tokens`.
+
+    `session` is the one that wrote it; a `private` state serves that session alone.
+    """
+
+    owner: int
+    tokens: bytes
+    session: str = ""
+    private: bool = False
+    adapters: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """The name of its file: a hash of all of it, 40 hex digits."""
+        fields = (self.owner, self.tokens, self.session, self.private, self.adapters)
+        return _digest(_encoder.encode(fields)).hex()
+
+
+@dataclass(frozen=True, slots=True)
+class KvFile:
+    """A state on disk: `size` is the whole file's in bytes, `seconds` what it took to compute."""
+
+    key: KvKey
+    size: int
+    seconds: float
+    path: Path
+
+
+class _FileHeader(msgspec.Struct, frozen=True, array_like=True):
+    fingerprint: str
+    owner: int
+    tokens: bytes
+    session: str
+    private: bool
+    adapters: tuple[str, ...]
+    seconds: float
+    size: int
+    checksum: bytes
+
+    @property
+    def key(self) -> KvKey:
+        return KvKey(self.owner, self.tokens, self.session, self.private, self.adapters)
+
+
+_decoder = msgspec.msgpack.Decoder(_FileHeader)
+
+
+def scan_folder(folder: Path) -> Iterator[tuple[float, KvFile]]:
+    """Yield the files of one fingerprint's *folder*, each with the time it was last used at.
+
+    Deletes what is damaged, foreign or was never finished (its name is not its state's). What
+    cannot be read now is left out.
+    """
+    for path in _files_below(folder):
+        try:
+            with _opened(path) as fd:
+                found = os.fstat(fd).st_mtime, _read_head(fd, path)[1]
+        except KvDamaged:
+            unlink_quietly(path)
+        except OSError:
+            continue
+        else:
+            yield found
+
+
+def _pack_head(fingerprint: str, key: KvKey, state: bytes, seconds: float) -> bytes:
+    header = _encoder.encode(
+        _FileHeader(
+            fingerprint,
+            key.owner,
+            key.tokens,
+            key.session,
+            key.private,
+            key.adapters,
+            seconds,
+            len(state),
+            _digest(state),
+        )
+    )
+    if len(header) > HEADER_BYTES_MAX:
+        raise KvDamaged(f"its header has {len(header)} bytes, more than {HEADER_BYTES_MAX}")
+    return _PREFIX.pack(_MAGIC, _VERSION, len(header), _digest(header)) + header
+
+
+def _read_head(fd: int, path: Path) -> tuple[_FileHeader, KvFile]:
+    """Read and check everything before the state; leave *fd* at the state."""
+    magic, version, size, checksum = _PREFIX.unpack(_read_exactly(fd, _PREFIX.size))
+    if magic != _MAGIC or version != _VERSION:
+        raise KvDamaged(f"it is of another format: {magic!r}, version {version}")
+    if size > HEADER_BYTES_MAX:
+        raise KvDamaged(f"its header has {size} bytes, more than {HEADER_BYTES_MAX}")
+    content = _read_exactly(fd, size)
+    if _digest(content) != checksum:
+        raise KvDamaged("its header's checksum is wrong")
+    header = _decode(content)
+    whole = _PREFIX.size + size + header.size
+    if os.fstat(fd).st_size != whole:
+        raise KvDamaged(f"it has {os.fstat(fd).st_size} bytes and should have {whole}")
+    key = header.key
+    if path.parts[-3:] != (header.fingerprint, str(key.owner), key.name):
+        raise KvDamaged("it is another model's, another user's or another state")
+    return header, KvFile(key, whole, header.seconds, path)
+
+
+def _decode(content: bytes) -> _FileHeader:
+    try:
+        header = _decoder.decode(content)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as exc:
+        raise KvDamaged(f"its header cannot be read: {exc}") from exc
+    fits = header.size >= 0 and 0 <= header.seconds < math.inf and len(header.tokens) % 4 == 0
+    if not fits:
+        raise KvDamaged("its header has impossible values")
+    return header
+
+
+def write_state(path: Path, fingerprint: str, key: KvKey, state: bytes, seconds: float) -> KvFile:
+    """Write a state that took *seconds* to compute to *path*, in directories that it makes.
+
+    :raises KvDamaged: the key is too large for a header.
+    """
+    head = _pack_head(fingerprint, key, state, seconds)
+    _make_private(path.parent)
+    _write_file(path, (head, state))
+    return KvFile(key, len(head) + len(state), seconds, path)
+
+
+def read_state(path: Path, key: KvKey) -> bytes:
+    """Return the state of *key*, and mark its file as used now.
+
+    :raises KvDamaged: the file is not what its name and the format promise.
+    """
+    with _opened(path) as fd:
+        header, file = _read_head(fd, path)
+        if file.key != key:  # of the same hash, should there ever be two
+            raise KvDamaged("it is the state of other tokens")
+        state = _read_exactly(fd, header.size)
+        if _digest(state) != header.checksum:
+            raise KvDamaged("its state's checksum is wrong")
+        with contextlib.suppress(OSError):
+            os.utime(fd)  # the next scan then knows what was used lately
+    return state
+
+
+def _digest(content: bytes) -> bytes:
+    return hashlib.blake2b(content, digest_size=_DIGEST_BYTES).digest()
+
+
+# Files.
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[int]:
+    """Open a regular file of our own: no link is followed, no pipe waited for."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as exc:
+        if exc.errno == errno.ELOOP:
+            raise KvDamaged("it is a symbolic link") from exc
+        raise
+    try:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
+            raise KvDamaged("it is no regular file of this user")
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def _read_exactly(fd: int, size: int) -> bytes:
+    """Read *size* bytes; one read returns at most 2 GiB."""
+    parts: list[bytes] = []
+    while size:
+        part = os.read(fd, size)
+        if not part:
+            raise KvDamaged("it is cut off")
+        parts.append(part)
+        size -= len(part)
+    return b"".join(parts)
+
+
+def _write_file(path: Path, parts: Sequence[bytes]) -> None:
+    """Write a file whole or not at all.
+
+    It is not synced: what a power loss takes or tears fails its checksum and is computed again.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        _write_new(temporary, parts)
+        os.replace(temporary, path)
+    except (OSError, MemoryError):
+        unlink_quietly(temporary)
+        raise
+
+
+def _write_new(path: Path, parts: Sequence[bytes]) -> None:
+    unlink_quietly(path)  # left by a process that had our number
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    fd = os.open(path, flags, 0o600)
+    try:
+        for part in parts:
+            rest = memoryview(part)
+            while rest:  # a write takes at most 2 GiB, and less where the disk gets full
+                rest = rest[os.write(fd, rest) :]
+    finally:
+        os.close(fd)
+
+
+def _make_private(owner_folder: Path) -> None:
+    """Make the directories of one owner's files, which only this user may look into."""
+    for folder in (owner_folder.parent.parent, owner_folder.parent, owner_folder):
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+
+def _files_below(folder: Path) -> Iterator[Path]:
+    """Yield what lies in the owners' directories of one fingerprint."""
+    for owner_folder in _entries(folder):
+        if owner_folder.is_dir(follow_symlinks=False):
+            yield from (Path(entry.path) for entry in _entries(owner_folder.path))
+
+
+def _entries(folder: str | Path) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(folder) as entries:
+            return list(entries)
+    except OSError:
+        return []
+
+
+def unlink_quietly(path: Path) -> None:
+    """Delete a file, if it is there and can be deleted."""
+    with contextlib.suppress(OSError):  # gone already, or no file at all
+        path.unlink()
