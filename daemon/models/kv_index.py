@@ -6,7 +6,6 @@ worker that looks for a deleted file computes its state again.
 
 from __future__ import annotations
 
-import heapq
 import os
 import time
 from collections.abc import Callable, Iterable
@@ -21,8 +20,9 @@ import structlog
 from ...backends.errors import BackendError
 from ...scheduler.kv.file_format import scan_folder
 from ...scheduler.kv.files import KV_FILES_MAX
+from ...scheduler.kv.greedy_dual import GreedyDual
 
-__all__ = ("KV_FILES_MAX", "GreedyDual", "KvIndex", "Place")
+__all__ = ("KV_FILES_MAX", "KvIndex", "Place")
 
 log = structlog.get_logger()
 
@@ -43,46 +43,6 @@ class Entry(NamedTuple):
     seconds: float
 
 
-class GreedyDual:
-    """Says which file is worth least: GreedyDual-Size (Cao & Irani, "Cost-aware WWW proxy caching
-    algorithms", USITS 1997).
-
-    A file's value is the floor plus the seconds to compute it again per byte. The floor rises to
-    the value of each file that goes, so that those which nobody uses fall behind. Of equal
-    values the least recently used goes first. Each operation takes O(log n).
-    """
-
-    def __init__(self) -> None:
-        self._floor = 0.0
-        self._clock = 0
-        self._ranks: dict[Place, tuple[float, int]] = {}
-        self._heap: list[tuple[tuple[float, int], Place]] = []
-        """Holds each rank that was ever given; those that hold no more are passed over."""
-
-    def use(self, place: Place, size: int, seconds: float) -> None:
-        """Note a file that is new, or was used."""
-        self._clock += 1
-        rank = (self._floor + seconds / max(size, 1), self._clock)
-        self._ranks[place] = rank
-        heapq.heappush(self._heap, (rank, place))
-        if len(self._heap) > 2 * len(self._ranks) + 64:
-            self._heap = [(rank, place) for place, rank in self._ranks.items()]
-            heapq.heapify(self._heap)
-
-    def remove(self, place: Place) -> None:
-        """Forget a file."""
-        self._ranks.pop(place, None)
-
-    def take_least(self) -> Place:
-        """Forget the file that is worth least and return it. There must be one."""
-        while True:
-            rank, place = heapq.heappop(self._heap)
-            if self._ranks.get(place) == rank:
-                del self._ranks[place]
-                self._floor = rank[0]
-                return place
-
-
 class KvIndex:
     """The files below *directory*, at most *bytes_max* and *files_max* of them.
 
@@ -99,7 +59,7 @@ class KvIndex:
         self._directory = directory
         self._bytes_max, self._files_max = bytes_max, files_max
         self._entries: dict[Place, Entry] = {}
-        self._values = GreedyDual()
+        self._values = GreedyDual[Place]()
         self._doomed: dict[Path, Entry] = {}
         self._wake = anyio.Event()
 

@@ -169,7 +169,7 @@ class DiskTier:
         """
         reports: list[m.Report] = []
         end = time.monotonic() + seconds
-        for entry in sorted(self._store, key=lambda e: -e.rank):
+        for entry in self._store.by_value():
             if not self.save(entry) and entry.origin.persist:  # the queue is full
                 self._files.flush(max(0.0, end - time.monotonic()))
                 reports += self.poll()

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from ...backends.base import Memory
 from ..prefix import common_prefix
+from .greedy_dual import GreedyDual
 from .origin import Origin
 
 __all__ = ("SavedState", "KvStore", "usable")
@@ -30,8 +31,6 @@ class SavedState:
     hits: int = 0
     fetched: bool = False
     """It was read from disk, and nobody has used it since."""
-    rank: float = field(default=0.0)
-    """The store's inflation when it was last used, and its seconds a byte: the least goes first."""
 
 
 def usable(have: array[int], tokens: array[int], memory: Memory, at_least: int = 0) -> int:
@@ -54,9 +53,8 @@ def usable(have: array[int], tokens: array[int], memory: Memory, at_least: int =
 class KvStore:
     """The entries in memory, at most *bytes_max* of states and `ENTRIES_MAX` of them.
 
-    The least valuable go first: by the seconds that computing again takes for each byte, aged by
-    use (GreedyDual-Size, Cao & Irani 1997). Pinned ones stay. What is pushed out is left in
-    `evicted`, for whoever keeps a slower tier.
+    The least valuable are evicted first, by `GreedyDual`. Pinned ones stay. Evicted states are left
+    in `evicted`, for the disk tier.
     """
 
     ENTRIES_MAX = 4096
@@ -71,7 +69,7 @@ class KvStore:
         """Memory is short: what is not pinned is not to stay."""
         self._memory = memory
         self._entries: list[SavedState] = []
-        self._inflation = 0.0
+        self._values = GreedyDual[SavedState]()
 
     def __iter__(self) -> Iterator[SavedState]:
         return iter(self._entries)
@@ -146,6 +144,7 @@ class KvStore:
     def remove(self, entry: SavedState) -> None:
         """Drop an entry."""
         self._entries.remove(entry)
+        self._values.remove(entry)
         self.changes += 1
         self.bytes -= len(entry.state)
 
@@ -157,10 +156,14 @@ class KvStore:
             if entry.origin.scope == scope and entry.origin.session == session:
                 self.remove(entry)
 
+    def by_value(self) -> list[SavedState]:
+        """Return all entries, the most valuable first."""
+        return self._values.by_value()
+
     @property
     def unpinned(self) -> list[SavedState]:
         """The entries that no task holds, the most valuable first."""
-        return sorted((e for e in self._entries if not e.pins), key=lambda e: -e.rank)
+        return [entry for entry in self._values.by_value() if not entry.pins]
 
     def shrink(self, bytes_max: int) -> None:
         """Hold no more than *bytes_max* from now on."""
@@ -168,7 +171,7 @@ class KvStore:
         self._evict(0)
 
     def _touch(self, entry: SavedState) -> None:
-        entry.rank = self._inflation + entry.seconds / max(len(entry.state), 1)
+        self._values.use(entry, len(entry.state), entry.seconds)
 
     def _supersede(self, entry: SavedState) -> None:
         for other in [e for e in self._entries if e.origin == entry.origin and not e.pins]:
@@ -185,12 +188,17 @@ class KvStore:
 
     def _evict(self, size: int) -> None:
         """Drop the least valuable until *size* bytes and one entry more would fit."""
+        if self._has_place(size):
+            return
         for entry in reversed(self.unpinned):
-            if self.bytes + size <= self.bytes_max and len(self) < self.ENTRIES_MAX:
-                return
-            self._inflation = max(self._inflation, entry.rank)
+            self._values.evict(entry)
             self.remove(entry)
             self.evicted.append(entry)
+            if self._has_place(size):
+                return
+
+    def _has_place(self, size: int) -> bool:
+        return self.bytes + size <= self.bytes_max and len(self) < self.ENTRIES_MAX
 
     def check_integrity(self) -> None:
         """Assert that bytes are counted right and bounded."""

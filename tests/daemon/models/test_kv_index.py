@@ -13,9 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inferd.backends.errors import BackendError
-from inferd.daemon.models.kv_index import GreedyDual, KvIndex, Place
+from inferd.daemon.models.kv_index import KvIndex, Place
 from inferd.scheduler.kv.file_format import KvFile, KvKey
 from inferd.scheduler.kv.files import FileWritten, KvFiles
+from inferd.scheduler.kv.greedy_dual import GreedyDual
 from inferd.scheduler.messages import pack_tokens
 
 LARGE = 1 << 30
@@ -86,7 +87,7 @@ def paths(index: KvIndex) -> set[str]:
 
 
 def test_what_is_cheapest_to_compute_again_per_byte_goes_first() -> None:
-    values = GreedyDual()
+    values = GreedyDual[Place]()
     for name, size, seconds in (("a", 100, 5.0), ("b", 1000, 5.0), ("c", 100, 1.0)):
         values.use(Place("model", name), size, seconds)
 
@@ -94,7 +95,7 @@ def test_what_is_cheapest_to_compute_again_per_byte_goes_first() -> None:
 
 
 def test_of_equal_ones_the_least_recently_used_goes_first() -> None:
-    values = GreedyDual()
+    values = GreedyDual[Place]()
     for name in ("a", "b", "c", "a"):
         values.use(Place("model", name), 10, 1.0)
 
@@ -102,7 +103,7 @@ def test_of_equal_ones_the_least_recently_used_goes_first() -> None:
 
 
 def test_even_a_dear_one_goes_when_nobody_uses_it() -> None:
-    values = GreedyDual()
+    values = GreedyDual[Place]()
     values.use(Place("model", "dear"), 1, 5.0)
     taken = []
     for number in range(20):
@@ -125,7 +126,7 @@ def test_even_a_dear_one_goes_when_nobody_uses_it() -> None:
 )
 def test_it_is_the_published_algorithm(steps: list[tuple[str, int, int, int]]) -> None:
     """Compared with the paper's, written without a heap."""
-    values, floor = GreedyDual(), 0.0
+    values, floor = GreedyDual[Place](), 0.0
     plain: dict[Place, tuple[float, int]] = {}
     for clock, (step, number, size, seconds) in enumerate(steps):
         place = Place("model", str(number))
@@ -142,7 +143,7 @@ def test_it_is_the_published_algorithm(steps: list[tuple[str, int, int, int]]) -
 
 
 def test_use_without_end_does_not_fill_the_memory() -> None:
-    values = GreedyDual()
+    values = GreedyDual[Place]()
     for number in range(10_000):
         values.use(Place("model", str(number % 10)), 1, 1.0)
 
