@@ -21,7 +21,7 @@ import structlog
 from ..backends.engine_build import LLAMA_BUILD_NUMBER, LLAMA_COMMIT
 from ..backends.errors import InferdError, ShuttingDown
 from ..ipc.messages import Kind
-from ..ipc.server.listener import InheritedListener, UnixListener, inherited
+from ..ipc.server.listener import InheritedListener, UnixListener, inherited_listener
 from .calls import ALL_CALLS
 from .components import Parts
 from .config.access_settings import gid_of
@@ -57,7 +57,8 @@ def serve(
     """
     parts = Parts()
     try:
-        given = inherited(os.environ)  # first: by number, and a closed one may become another file
+        # First: by number, and a closed one may become another file.
+        given = inherited_listener(os.environ)
         logs.configure(config)
         logs.on_file = partial(parts.note, "log")
         instance = count_start(config.state_dir, parts)

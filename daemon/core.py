@@ -198,7 +198,7 @@ class Daemon:
 
     # What the server asks.
 
-    def hello(self) -> ServerHello:
+    def server_hello(self) -> ServerHello:
         """Return the daemon's first frame."""
         return ServerHello(
             protocol=PROTOCOL_VERSION,
@@ -217,7 +217,7 @@ class Daemon:
             llama_commit=self._build[1],
         )
 
-    async def call(self, request: Request) -> Any:
+    async def run_call(self, request: Request) -> Any:
         """Do a call, if its user may; what is logged meanwhile has the request's id."""
         connection = request.connection.number
         number = f"{connection}.{request.number}"
@@ -236,7 +236,7 @@ class Daemon:
             ipc_log.debug("call.done", call=request.call, seconds=took)
         return result
 
-    def admit(self, connection: Connection) -> None:
+    def admit_connection(self, connection: Connection) -> None:
         """Serve a user who can be told from others, and may do something.
 
         :raises PermissionDenied: he cannot, or may not.
@@ -246,7 +246,7 @@ class Daemon:
         if logs.tells("ipc", "debug"):
             ipc_log.debug("connection.opened", **_peer(connection))
 
-    def left(self, connection: Connection) -> None:
+    def connection_ended(self, connection: Connection) -> None:
         """End what a connection held: its sessions, its graphs, its leases."""
         self._unflushed.discard(connection)
         if logs.tells("ipc", "debug"):
@@ -257,7 +257,7 @@ class Daemon:
             graph.lease.close()
         self.access.leave(connection)
 
-    def refused(self, connection: Connection, error: InferdError) -> None:
+    def connection_refused(self, connection: Connection, error: InferdError) -> None:
         """Log why a connection was closed."""
         self.tally.call_refused("connect", error)
         ipc_log.warning(
@@ -272,7 +272,7 @@ class Daemon:
         """Log that a connection could not be accepted."""
         ipc_log.error("connection.not_accepted", cause=str(error))
 
-    def failed(self, what: str, error: Exception) -> None:
+    def call_failed(self, what: str, error: Exception) -> None:
         """Log a call or connection that failed in a way that nobody thought of."""
         log.error("call.failed", what=what, exc_info=error)
 

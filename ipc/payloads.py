@@ -26,11 +26,10 @@ __all__ = (
     "Prompt",
     "TensorLike",
     "as_tensor",
-    "encode",
+    "closing_descriptor",
     "json_text",
     "memfd",
-    "opened",
-    "payload",
+    "pack_message",
     "turn_input",
 )
 
@@ -42,7 +41,7 @@ Config: TypeAlias = Mapping[str, Any] | str | bytes
 TensorLike: TypeAlias = "Tensor | str | Buffer"
 
 _ENVELOPE_BYTES = 4096
-"""Room in a frame for what stands around its tensors."""
+"""Bytes of a frame that are kept for everything except its tensors."""
 _THREAD_BYTES_MIN = 1 << 20
 """From this size on a memfd is written in a thread."""
 _SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
@@ -65,7 +64,7 @@ _encoder = msgspec.msgpack.Encoder(enc_hook=_plain)
 _json = msgspec.json.Encoder(enc_hook=_plain)
 
 
-def encode(message: Any) -> bytes:
+def pack_message(message: Any) -> bytes:
     """Return the frame of *message*, in which subclasses of plain types are plain."""
     return pack_frame(message, _encoder)
 
@@ -122,9 +121,8 @@ async def memfd(data: bytes) -> int:
 def _write_memfd(data: bytes) -> int:
     fd = os.memfd_create("inferd", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
-        left = memoryview(data)
-        while left:
-            left = left[os.write(fd, left) :]
+        with open(fd, "wb", closefd=False) as file:
+            file.write(data)
         # The daemon takes no model from a descriptor whose file could change under it.
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
     except BaseException:
@@ -138,9 +136,9 @@ class Payload:
 
     def __init__(self) -> None:
         self.descriptors: list[int] = []
-        self._room = FRAME_BYTES_MAX - _ENVELOPE_BYTES
+        self._bytes_left = FRAME_BYTES_MAX - _ENVELOPE_BYTES
 
-    async def pack(self, value: TensorLike) -> Tensor:
+    async def pack_tensor(self, value: TensorLike) -> Tensor:
         """Return *value* for the frame: as it is, or standing for the memfd that holds its bytes.
 
         :raises TooLarge: it is past the bound of a tensor in a descriptor, too.
@@ -153,8 +151,8 @@ class Payload:
                 hint="split it",
                 data={"bytes": size, "tensor_bytes_max": TENSOR_BYTES_MAX},
             )
-        if size <= self._room:
-            self._room -= size
+        if size <= self._bytes_left:
+            self._bytes_left -= size
             return tensor
         return msgspec.structs.replace(tensor, data=b"", fd=await self.add_memfd(tensor.data))
 
@@ -170,17 +168,7 @@ class Payload:
 
 
 @contextmanager
-def payload() -> Iterator[Payload]:
-    """Yield an empty payload and close it."""
-    packed = Payload()
-    try:
-        yield packed
-    finally:
-        packed.close()
-
-
-@contextmanager
-def opened(fd: int) -> Iterator[None]:
+def closing_descriptor(fd: int) -> Iterator[None]:
     """Close *fd* at the end; a negative one is none."""
     try:
         yield

@@ -18,7 +18,7 @@ from .listener import WorkerListener
 from .queries import PendingQueries
 from .recovery import Quarantine, fail_readers, quarantine_error
 from .tasks import WorkerTasks
-from .worker_process import death
+from .worker_process import describe_exit
 
 __all__ = ("ProcessClient",)
 
@@ -215,7 +215,7 @@ class ProcessClient:
         """
         readers, act = self.tasks.remove_tasks(), self._recorder.read()
         error = WorkerCrashed(
-            f"the worker process of {self.spec.name!r} ended ({death(code)})",
+            f"the worker process of {self.spec.name!r} ended ({describe_exit(code)})",
             data={"model": self.spec.name},
         )
         if readers and self.quitting and self.successor is not None:

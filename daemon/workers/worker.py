@@ -28,7 +28,7 @@ from .process_client import ProcessClient
 from .recovery import Quarantine
 from .worker_link import WorkerLink, send_load
 from .worker_log import WorkerLog
-from .worker_process import death, end_of, load_failed, spawn
+from .worker_process import describe_exit, load_failed, spawn_worker, wait_for_exit
 
 __all__ = ("Worker",)
 
@@ -80,7 +80,9 @@ class Worker:
         self._link = WorkerLink(
             self._handle_report, listener.reports_handled, self._hang_detector.note_sent
         )
-        self.client = ProcessClient(spec, listener, self._link.send, self._recorder, self.gone)
+        self.client = ProcessClient(
+            spec, listener, self._link.send_command, self._recorder, self.gone
+        )
 
     @property
     def spec(self) -> ModelSpec:
@@ -129,7 +131,7 @@ class Worker:
 
     def set_threads(self, threads: int) -> None:
         """Let the engine use *threads* from its next step on."""
-        self._link.send(m.Threads(threads))
+        self._link.send_command(m.Threads(threads))
 
     def update_logging(self) -> None:
         """Send the process the log levels in force; one that loads gets them afterwards."""
@@ -137,11 +139,11 @@ class Worker:
             return
         levels, changed = self._log.read_levels()
         if changed:
-            self._link.send(levels)
+            self._link.send_command(levels)
 
     def forget_kv_file(self, name: str) -> None:
         """Send the process the name of a KV file that was deleted."""
-        self._link.send(m.Evicted(name))
+        self._link.send_command(m.Evicted(name))
 
     async def thrift(self, *, on: bool) -> int:
         """Switch the low-memory mode: the worker then holds no KV states except those of parked
@@ -153,17 +155,17 @@ class Worker:
     def quit(self) -> None:
         """Let the process free its model and exit; a load under way is given up."""
         self.client.quitting = True
-        self._link.send(m.Quit())
+        self._link.send_command(m.Quit())
 
     # Memory, before the model is loaded.
 
     def reckon(self, shape: Shape) -> None:
         """Request an estimate of what the model takes in another shape."""
-        self._link.send(m.Reckon(shape))
+        self._link.send_command(m.Reckon(shape))
 
     def proceed(self) -> None:
         """Let the model be loaded in the shape that was estimated last."""
-        self._link.send(m.Proceed())
+        self._link.send_command(m.Proceed())
 
     def refuse(self, error: InferdError) -> None:
         """Do not let the model be loaded: *error* says why."""
@@ -184,7 +186,7 @@ class Worker:
                 process, levels = await self._start_process(theirs)
             ours.setblocking(False)
             send_load(ours, m.Load(self.spec, self._limits, self._kv_dir, self.known, levels))
-            await self._link.talk(ours)
+            await self._link.exchange(ours)
         except BrokenPipeError:
             log.warning("worker.died_at_once", model=self.spec.name, pid=self.pid)
         except msgspec.DecodeError as exc:
@@ -202,7 +204,7 @@ class Worker:
 
     async def _start_process(self, theirs: socket.socket) -> tuple[anyio.abc.Process, m.Logging]:
         self._log = WorkerLog(lambda: {"model": self.spec.name, "pid": self.pid})
-        process = await spawn(theirs, self._record, self._log.writer)
+        process = await spawn_worker(theirs, self._record, self._log.writer)
         self._log.close_writer()
         self.pid = process.pid
         levels, _ = self._log.read_levels()
@@ -256,7 +258,7 @@ class Worker:
 
     async def _wait_for_exit(self, process: anyio.abc.Process | None) -> None:
         """Wait until the process has exited, killing it if need be, and settle what it owes."""
-        code = None if process is None else await end_of(process)
+        code = None if process is None else await wait_for_exit(process)
         if self._log is not None:
             self._log.close()
         self.gone.set()
@@ -270,7 +272,7 @@ class Worker:
                 "worker.died",
                 model=self.spec.name,
                 pid=self.pid,
-                cause=death(code),
+                cause=describe_exit(code),
                 requests=self.client.tasks.requests(REQUESTS_LOGGED_MAX),
             )
         self.client.settle(code)

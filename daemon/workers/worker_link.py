@@ -15,7 +15,7 @@ __all__ = ("WorkerLink", "send_load")
 
 
 def send_load(sock: socket.socket, load: m.Load) -> None:
-    """Send the first command, with the descriptor of a model that came by one."""
+    """Send the first command, with the descriptor of a model that was given by descriptor."""
     frame = pack_frame([load])
     if load.spec.fd >= 0:
         socket.send_fds(sock, [frame], [load.spec.fd])
@@ -24,10 +24,10 @@ def send_load(sock: socket.socket, load: m.Load) -> None:
 
 
 class WorkerLink:
-    """Lives on the daemon's event loop. Commands wait until there is a line.
+    """Sends commands and reads reports on the daemon's event loop. Commands wait for the socket.
 
-    *on_report* is called with each report, *on_frame* after all of a frame, *on_sent* when the
-    worker has something to take that it did not have.
+    *on_report* is called with each report, *on_frame* after those that arrived together, *on_sent*
+    when commands are sent to a worker that had none to read.
     """
 
     def __init__(
@@ -37,46 +37,46 @@ class WorkerLink:
         on_sent: Callable[[], None],
     ):
         self._on_report, self._on_frame, self._on_sent = on_report, on_frame, on_sent
-        self._line: socket.socket | None = None
+        self._sock: socket.socket | None = None
         self._commands: list[m.Command] = []
         self._unsent = bytearray()
         self._writing = False
         self._decoder = msgspec.msgpack.Decoder(list[m.Report])
         self._frames = FrameReader(ANY_LENGTH)
 
-    def send(self, command: m.Command) -> None:
-        """Send a command, in one frame with those that come before the loop's next turn."""
-        if not self._commands and self._line is not None:
+    def send_command(self, command: m.Command) -> None:
+        """Send a command, in one frame with others of the same iteration of the loop."""
+        if not self._commands and self._sock is not None:
             asyncio.get_running_loop().call_soon(self._write)
             self._on_sent()
         self._commands.append(command)
 
-    async def talk(self, sock: socket.socket) -> None:
-        """Write commands and read reports until the process is gone.
+    async def exchange(self, sock: socket.socket) -> None:
+        """Write commands and read reports until the process closes its end.
 
-        One callback for each, for good: what a wake-up costs here is paid per step.
+        One callback for each, for good: a wake-up here is paid for at each step.
 
-        :raises msgspec.DecodeError: what it says cannot be read.
+        :raises msgspec.DecodeError: a report cannot be read.
         """
         loop = asyncio.get_running_loop()
         ended: asyncio.Future[None] = loop.create_future()
         loop.add_reader(sock, self._read, sock, ended)
-        self._line = sock
+        self._sock = sock
         if self._commands:
             self._on_sent()
         self._write()
         try:
             await ended
         finally:
-            self._line = None
+            self._sock = None
             loop.remove_reader(sock)
             loop.remove_writer(sock)
 
     def _write(self) -> None:
-        """Send the commands that have come since, in one frame, or what the socket takes of it."""
-        sock = self._line
+        """Send the waiting commands in one frame, or the part of it that the socket takes."""
+        sock = self._sock
         if sock is None:
-            return  # the process is gone
+            return  # the process has exited
         commands, self._commands = self._commands, []
         if commands:
             self._unsent += pack_frame(commands)
@@ -87,7 +87,7 @@ class WorkerLink:
             asyncio.get_running_loop().add_writer(sock, self._write)
             self._writing = True
         except OSError:
-            self._unsent.clear()  # the process is gone: the reader sees it too
+            self._unsent.clear()  # the process has exited: the reader finds out, too
         if self._writing and not self._unsent:
             asyncio.get_running_loop().remove_writer(sock)
             self._writing = False
@@ -98,7 +98,7 @@ class WorkerLink:
         try:
             if not self._read_some(sock):
                 ended.set_result(None)
-        except Exception as exc:  # it ends `talk`, not only this callback
+        except Exception as exc:  # it ends `exchange`, not only this callback
             ended.set_exception(exc)
 
     def _read_some(self, sock: socket.socket) -> bool:

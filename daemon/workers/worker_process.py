@@ -15,10 +15,10 @@ import anyio.abc
 from ...backends.errors import LoadFailed
 from ...scheduler.process.build import EXIT_OTHER_BUILD, build_id
 
-__all__ = ("death", "end_of", "load_failed", "spawn")
+__all__ = ("describe_exit", "load_failed", "spawn_worker", "wait_for_exit")
 
 QUIT_S = 5.0
-"""A worker whose line is closed and that is still there after this is killed."""
+"""A worker that still runs so long after its socket was closed is killed."""
 BUILD_ID = build_id()
 """The build that this daemon was loaded from: an upgrade may replace the files while it runs."""
 SPINS, SPIN_COUNT = "GOMP_SPINCOUNT", 10_000
@@ -27,7 +27,7 @@ in the kernel, many times a step: a third of the speed.
 """
 
 
-async def spawn(line: socket.socket, record: int, stderr: int) -> anyio.abc.Process:
+async def spawn_worker(line: socket.socket, record: int, stderr: int) -> anyio.abc.Process:
     """Start a worker process with its end of the *line* and the *record* that it writes its
     activity into.
     """
@@ -42,8 +42,8 @@ async def spawn(line: socket.socket, record: int, stderr: int) -> anyio.abc.Proc
     )
 
 
-async def end_of(process: anyio.abc.Process) -> int:
-    """Wait for a process's end, helping if it must be; return how it ended, as `death` reads it."""
+async def wait_for_exit(process: anyio.abc.Process) -> int:
+    """Wait for a process to exit, and kill it after `QUIT_S`; return its exit code."""
     with anyio.move_on_after(QUIT_S):
         return await process.wait()
     with contextlib.suppress(ProcessLookupError):
@@ -51,8 +51,8 @@ async def end_of(process: anyio.abc.Process) -> int:
     return await process.wait()
 
 
-def death(code: int | None) -> str:
-    """Return in words how a process has ended; None: nobody knows."""
+def describe_exit(code: int | None) -> str:
+    """Return in words how a process exited; None: its exit code is unknown."""
     if code is None:
         return "it is gone"
     if code < 0:
@@ -73,15 +73,15 @@ def load_failed(model: str, code: int | None) -> LoadFailed:
             data={"cause": "upgraded"},
         )
     return LoadFailed(
-        f"loading {model!r} ended the worker process ({death(code)})",
+        f"loading {model!r} ended the worker process ({describe_exit(code)})",
         hint="the file is probably damaged, or memory ran out: see the daemon's log",
         data={"cause": "died"},
     )
 
 
 def _environment() -> dict[str, str]:
-    """Return a worker's. Where llama.cpp was built with OpenMP (`backends.llama.threads`), its
-    threads spin for a moment between steps, unless the operator says how they are to wait.
+    """Return a worker's environment. Where llama.cpp was built with OpenMP, its threads spin for a
+    moment between steps, unless the operator configures how they wait.
 
     They would for milliseconds, and hold the core on which the daemon is to wake with the step's
     tokens: it then takes the worker's own. (Two cores, SmolLM2, one stream, 2026-11-22: with

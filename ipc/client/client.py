@@ -11,7 +11,7 @@ import anyio.to_thread
 from ...backends.errors import InvalidArgument
 from .. import messages as w
 from ..handles import Graph
-from ..payloads import Config, Priority, Prompt, json_text, opened
+from ..payloads import Config, Priority, Prompt, closing_descriptor, json_text
 from .connection.inflight import InFlightT
 from .embeddings import AsyncEmbedding
 from .sessions.session import AsyncSession
@@ -56,7 +56,7 @@ class AsyncClient(AsyncEmbedding):
                 f"{os.fspath(path)} cannot be read: {exc.strerror}", hint="check path and rights"
             ) from None
         builders: list[bytes | str] = [] if config is None else [b"", json_text(config)]
-        with opened(fd):
+        with closing_descriptor(fd):
             return await self.load(
                 builders, target=target, fd=fd, on_progress=on_progress, timeout=timeout
             )

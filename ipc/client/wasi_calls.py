@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from typing import Any
 
 from .. import messages as w
 from ..handles import Context, Graph
-from ..payloads import Config, Priority, TensorLike, json_text, memfd, opened, payload
+from ..payloads import Config, Payload, Priority, TensorLike, closing_descriptor, json_text, memfd
 from ..traceparent import traceparent_of
 from .caller import AsyncCaller
 from .streams.texts import Reply, reply_of
@@ -47,7 +48,7 @@ class AsyncWasiCalls(AsyncCaller):
         if fd is None and parts and _is_model(parts[0]):
             own = fd = await memfd(parts[0])
             parts[0] = b""
-        with opened(own):
+        with closing_descriptor(own):
             params.fd = -1 if fd is None else 0
             result = await self.call(
                 "load",
@@ -129,9 +130,9 @@ class AsyncWasiCalls(AsyncCaller):
 
         What does not fit into a frame goes into a memfd.
         """
-        with payload() as packed:
+        with closing(Payload()) as packed:
             params = w.SetInputParams(
-                context=context, index=index, tensor=await packed.pack(tensor)
+                context=context, index=index, tensor=await packed.pack_tensor(tensor)
             )
             await self.call("set_input", params, w.Empty, timeout, descriptors=packed.descriptors)
 
@@ -148,11 +149,13 @@ class AsyncWasiCalls(AsyncCaller):
         """Compute a whole turn on the context's input, or on named tensors, and then answer with
         named outputs.
         """
-        named = None if inputs is None else inputs.items()
-        with payload() as packed:
+        with closing(Payload()) as packed:
+            named = None
+            if inputs is not None:
+                named = [(name, await packed.pack_tensor(t)) for name, t in inputs.items()]
             params = w.ComputeParams(
                 context=context,
-                inputs=None if named is None else [(n, await packed.pack(t)) for n, t in named],
+                inputs=named,
                 priority=priority or "",
                 queue_timeout_s=queue_timeout or 0.0,
                 timeout_s=wire_seconds(self.seconds(timeout)),
@@ -270,10 +273,10 @@ class AsyncWasiCalls(AsyncCaller):
         traceparent: str | None = None,
     ) -> Reply:
         """Do one turn by the chat template; the history is kept."""
-        with payload() as packed:
+        with closing(Payload()) as packed:
             params = w.RunInferenceParams(
                 context=context,
-                tensor=await packed.pack(tensor),
+                tensor=await packed.pack_tensor(tensor),
                 index=index,
                 config=json_text(config),
                 size_max=size_max,

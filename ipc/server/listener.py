@@ -11,7 +11,7 @@ from collections.abc import MutableMapping, Sequence
 
 from ...backends.errors import Busy, InvalidArgument
 
-__all__ = ("InheritedListener", "UnixListener", "inherited")
+__all__ = ("InheritedListener", "UnixListener", "inherited_listener")
 
 FD_FIRST = 3
 FD_NAMES = ("inferd", "inferd.socket")
@@ -36,7 +36,7 @@ class InheritedListener:
         self.socket.close()
 
 
-def inherited(environment: MutableMapping[str, str]) -> InheritedListener | None:
+def inherited_listener(environment: MutableMapping[str, str]) -> InheritedListener | None:
     """Return the socket that systemd has passed to this process (`sd_listen_fds(3)`), if it has;
     no child sees what says so.
 

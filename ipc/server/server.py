@@ -1,7 +1,7 @@
-"""The daemon's end of the socket: accepts, reads requests, runs each, writes what it answers.
+"""The daemon's end of the socket: accepts, reads requests, runs each, writes the answers.
 
 Knows nothing of sessions and models: a `Handler` does the calls. Everything runs on one event
-loop; a `Connection` is owned by its reader task, and its outbox may be written by anybody on it.
+loop; a `Connection` is owned by its reader task, and any task on the loop may write its outbox.
 """
 
 from __future__ import annotations
@@ -45,34 +45,34 @@ _params = {name: msgspec.msgpack.Decoder(call.params) for name, call in CALLS.it
 
 
 class Handler(Protocol):
-    """What does the calls."""
+    """Runs the calls, and is notified of connections."""
 
-    def hello(self) -> ServerHello:
+    def server_hello(self) -> ServerHello:
         """Return the daemon's first frame."""
 
-    async def call(self, request: Request) -> Any:
-        """Do a call and return its result struct.
+    async def run_call(self, request: Request) -> Any:
+        """Run a call and return its result struct.
 
         :raises InferdError: answered as it is.
         """
 
-    def admit(self, connection: Connection) -> None:
-        """Let a new connection be served.
+    def admit_connection(self, connection: Connection) -> None:
+        """Check that a new connection may be served.
 
         :raises InferdError: it ends with this.
         """
 
-    def left(self, connection: Connection) -> None:
-        """Forget a connection that has ended; its requests are already cancelled."""
+    def connection_ended(self, connection: Connection) -> None:
+        """Free what a closed connection held; its requests are already cancelled."""
 
-    def refused(self, connection: Connection, error: InferdError) -> None:
-        """Note that a connection was closed because of *error*."""
+    def connection_refused(self, connection: Connection, error: InferdError) -> None:
+        """Log that a connection was closed because of *error*."""
 
     def accept_failed(self, error: OSError) -> None:
-        """Note that a connection could not be accepted."""
+        """Log that a connection could not be accepted."""
 
-    def failed(self, what: str, error: Exception) -> None:
-        """Note that a call or a connection failed in a way that nobody thought of."""
+    def call_failed(self, what: str, error: Exception) -> None:
+        """Log that a call or a connection failed by a bug of ours."""
 
 
 class Server:
@@ -100,7 +100,7 @@ class Server:
                 await self._accept(listener, group)
 
     def stop_accepting(self) -> None:
-        """Leave new connections in the listening socket: whoever accepts there next has them."""
+        """Leave new connections in the listening socket, for the next daemon to accept."""
         self._accepting.cancel()
 
     async def _accept(self, listener: socket.socket, group: anyio.abc.TaskGroup) -> None:
@@ -123,26 +123,26 @@ class Server:
         connection.number = self._accepted
         self.connections.add(connection)
         try:
-            connection.send([Kind.HELLO, self._handler.hello()])
-            self._handler.admit(connection)
-            self._check_room()
+            connection.send([Kind.HELLO, self._handler.server_hello()])
+            self._handler.admit_connection(connection)
+            self._check_connections_max()
             async with anyio.create_task_group() as group:
                 await self._read(connection, group)
                 group.cancel_scope.cancel()
         except InferdError as exc:
-            self._goodbye(connection, exc)
+            self._send_goodbye(connection, exc)
         except ExceptionGroup as group_exc:
-            self._goodbye(connection, self._refusal(group_exc))
+            self._send_goodbye(connection, self._refusal(group_exc))
         finally:
             self.connections.discard(connection)
-            self._handler.left(connection)
+            self._handler.connection_ended(connection)
             connection.close()
 
     def _refusal(self, group: ExceptionGroup[Exception]) -> InferdError:
-        """Return the refusal that ended a connection; what is none of the tree is our own bug."""
+        """Return the error that ended a connection; one outside the tree is our own bug."""
         refusals, rest = group.split(InferdError)
         if rest is not None:
-            self._handler.failed("connection", rest)
+            self._handler.call_failed("connection", rest)
             return BackendError("the connection failed inside the daemon")
         first: BaseException | None = refusals
         while isinstance(first, BaseExceptionGroup):
@@ -150,7 +150,7 @@ class Server:
         assert isinstance(first, InferdError)
         return first
 
-    def _check_room(self) -> None:
+    def _check_connections_max(self) -> None:
         if len(self.connections) > self.connections_max:
             raise Busy(
                 f"{self.connections_max} connections are open: no more are taken",
@@ -158,30 +158,32 @@ class Server:
                 data={"connections_max": self.connections_max, "retry_after_s": 1.0},
             )
 
-    def _goodbye(self, connection: Connection, error: InferdError) -> None:
+    def _send_goodbye(self, connection: Connection, error: InferdError) -> None:
         connection.send([Kind.GOODBYE, error.to_wire()])
-        self._handler.refused(connection, error)
+        self._handler.connection_refused(connection, error)
 
     async def _read(self, connection: Connection, group: anyio.abc.TaskGroup) -> None:
         frames, greeted = FrameReader(), False
 
-        def take(data: bytes) -> None:
+        def handle_data(data: bytes) -> None:
             nonlocal greeted
             for frame in frames.read_frames(data):
                 if greeted:
-                    self._take(connection, frame, group)
+                    self._handle_frame(connection, frame, group)
                 else:
                     _greet(connection, frame)
                     greeted = True
                     hello_scope.deadline = float("inf")
 
         with anyio.move_on_after(HELLO_TIMEOUT_S) as hello_scope:
-            await connection.receive(take)
+            await connection.receive(handle_data)
         if hello_scope.cancelled_caught:
             raise ProtocolError(f"no hello within {HELLO_TIMEOUT_S:g} s")
 
-    def _take(self, connection: Connection, frame: bytes, group: anyio.abc.TaskGroup) -> None:
-        """Take one frame of a connection that has said hello.
+    def _handle_frame(
+        self, connection: Connection, frame: bytes, group: anyio.abc.TaskGroup
+    ) -> None:
+        """Handle a frame of a connection that has sent its hello.
 
         :raises ProtocolError: it cannot be read; the connection ends.
         """
@@ -191,11 +193,11 @@ class Server:
             if request is not None:
                 request.on_credit(max(0, min(_integer(items[2]), CREDIT_MAX)))
         elif kind == Kind.REQUEST and len(items) >= 4:
-            self._start(connection, items, group)
+            self._start_request(connection, items, group)
         else:
             raise ProtocolError(f"a frame of kind {kind} with {len(items)} items")
 
-    def _start(
+    def _start_request(
         self, connection: Connection, items: list[msgspec.Raw], group: anyio.abc.TaskGroup
     ) -> None:
         number = _integer(items[1])
@@ -204,11 +206,11 @@ class Server:
         try:
             request = _decode_request(connection, number, items)
         except InferdError as exc:
-            connection.drop_descriptors()  # whose they were cannot be told: nobody gets them
+            connection.drop_descriptors()  # no request can claim them: their frame was not read
             connection.send([Kind.ERROR, number, exc.to_wire()])
             return
         if len(connection.requests) >= connection.requests_max:
-            self._refuse(
+            self._refuse_request(
                 request,
                 Busy(
                     f"{connection.requests_max} requests are in flight on this connection",
@@ -218,27 +220,28 @@ class Server:
             request.close()
             return
         connection.requests[number] = request
-        group.start_soon(self._run, request)
+        group.start_soon(self._run_request, request)
 
-    async def _run(self, request: Request) -> None:
+    async def _run_request(self, request: Request) -> None:
         connection = request.connection
         try:
             with request.scope:
-                result = await self._handler.call(request)
+                result = await self._handler.run_call(request)
                 connection.requests.pop(request.number, None)
                 connection.send([Kind.REPLY, request.number, result])
             if request.scope.cancelled_caught:
                 raise Cancelled("the request was cancelled")
         except InferdError as exc:
-            self._refuse(request, exc)
+            self._refuse_request(request, exc)
         except Exception as exc:  # our own bug: the one place that catches everything
-            self._handler.failed(request.call, exc)
-            self._refuse(request, BackendError(f"{request.call} failed inside the daemon: {exc!r}"))
+            self._handler.call_failed(request.call, exc)
+            error = BackendError(f"{request.call} failed inside the daemon: {exc!r}")
+            self._refuse_request(request, error)
         finally:
             connection.requests.pop(request.number, None)
             request.close()
 
-    def _refuse(self, request: Request, error: InferdError) -> None:
+    def _refuse_request(self, request: Request, error: InferdError) -> None:
         request.connection.requests.pop(request.number, None)
         request.connection.send([Kind.ERROR, request.number, error.to_wire()])
 

@@ -28,13 +28,13 @@ _TRUNCATED = int(socket.MSG_CTRUNC)  # an enum's `&` takes as long as the read
 
 
 class Request:
-    """One call under way. `emit` sends events before the reply; `on_credit` hears of credit."""
+    """A call under way. `emit` sends events before the reply; `on_credit` is called with credit."""
 
     def __init__(self, connection: Connection, number: int, call: str, params: Any):
         self.connection, self.number, self.call, self.params = connection, number, call, params
         self.scope = anyio.CancelScope()
         self.descriptors: list[int] = []
-        """What came beside the frame; closed with the request, who keeps one duplicates it."""
+        """Passed beside the frame, and closed with the request: a call duplicates what it keeps."""
         self.on_credit: Callable[[int], None] = lambda _: None
 
     def close(self) -> None:
@@ -53,7 +53,7 @@ class Connection:
     def __init__(self, sock: socket.socket, peer: Peer, requests_max: int):
         self.peer = peer
         self.number = 0
-        """Which one it is, of all that the daemon has accepted."""
+        """Its number among all that the daemon has accepted."""
         self.requests: dict[int, Request] = {}
         self.software = ""
         self.descriptors: deque[int] = deque()
@@ -63,7 +63,7 @@ class Connection:
         self._open = True
         self._loop = asyncio.get_running_loop()
         self._ended: asyncio.Future[None] = self._loop.create_future()
-        self._take: Callable[[bytes], None] = lambda _: None
+        self._handle_data: Callable[[bytes], None] = lambda _: None
         self._writing = self._paused = False
 
     def __repr__(self) -> str:
@@ -91,10 +91,10 @@ class Connection:
         except OSError:
             self.cut()
         else:
-            self._go_on()
+            self._resume()
 
-    def _go_on(self) -> None:
-        """Wait no more until the socket can be written; read on if that waited too."""
+    def _resume(self) -> None:
+        """Stop waiting until the socket can be written; resume reading if that was paused."""
         if self._writing:
             self._loop.remove_writer(self._sock)
             self._writing = False
@@ -107,12 +107,12 @@ class Connection:
         if self._open:
             self._open = False
             self._unsent.clear()
-            self._go_on()
+            self._resume()
             self._end()
             try:
                 self._sock.shutdown(socket.SHUT_RDWR)
             except OSError:
-                return  # the other end has gone already
+                return  # the other end was closed before
 
     def _end(self, error: Exception | None = None) -> None:
         if self._ended.done():
@@ -122,15 +122,16 @@ class Connection:
         else:
             self._ended.set_exception(error)
 
-    async def receive(self, take: Callable[[bytes], None]) -> None:
-        """Give *take* what comes until the end; nothing while too much is unread by the client.
+    async def receive(self, handle_data: Callable[[bytes], None]) -> None:
+        """Call *handle_data* with the data that arrives, until the end; read nothing while too much
+        of what was sent is unread by the client.
 
         One callback for good: `anyio.wait_readable` enters and leaves the selector for every
         read (330 against 65 us, on a core that rests between reads).
 
-        :raises ProtocolError: too many descriptors came; what *take* raises ends it too.
+        :raises ProtocolError: too many descriptors came; what *handle_data* raises ends it too.
         """
-        self._take = take
+        self._handle_data = handle_data
         self._loop.add_reader(self._sock, self._readable)
         try:
             await self._ended
@@ -148,14 +149,14 @@ class Connection:
         try:
             data = self._read()
             if data:
-                self._take(data)
+                self._handle_data(data)
             elif data is not None:
                 self._end()
         except Exception as exc:  # it ends the reader task, not only this callback
             self._end(exc)
 
     def _read(self) -> bytes | None:
-        """Return what is there: None if nothing, no bytes at the end."""
+        """Read once: None if nothing has arrived, no bytes at the end."""
         try:
             data, descriptors, flags, _ = socket.recv_fds(self._sock, READ_BYTES, DESCRIPTORS_MAX)
         except BlockingIOError:
@@ -168,7 +169,7 @@ class Connection:
         return data
 
     def claim_descriptor(self) -> int:
-        """Return the descriptor that came first of those not yet claimed."""
+        """Return the first descriptor that no request has claimed."""
         if not self.descriptors:
             raise InvalidArgument(
                 "the call names a descriptor, but none was passed",
@@ -177,7 +178,7 @@ class Connection:
         return self.descriptors.popleft()
 
     def close(self) -> None:
-        """Close the socket and what was passed and not claimed."""
+        """Close the socket, and the descriptors that no request has claimed."""
         self.cut()
         self._sock.close()
         self.drop_descriptors()

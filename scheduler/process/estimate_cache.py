@@ -1,4 +1,4 @@
-"""A model's need of memory, told from what was reckoned before, as far as it was."""
+"""Memory estimates of a model that the daemon knows from earlier loads."""
 
 from __future__ import annotations
 
@@ -7,36 +7,36 @@ from collections.abc import Sequence
 from ...backends import Device, MemoryNeed, ModelSpec, Reckoning, Shape, reckon_model
 from .. import messages as m
 
-__all__ = ("Remembered",)
+__all__ = ("CachedEstimate",)
 
 
-class Remembered:
-    """A `Reckoning` that looks at the file only for what it does not know. The first of *known* is
-    of the shape that the spec asks for.
+class CachedEstimate:
+    """A `Reckoning` that reads the model's file only for shapes that are not *known*. The first of
+    *known* is of the spec's own shape.
     """
 
     def __init__(self, spec: ModelSpec, known: Sequence[m.Reckoned]):
         self._spec = spec
         self._needs = {report.shape: report.need for report in known}
-        self._looked: Reckoning | None = None
-        self.shape = known[0].shape if known else self._look().shape
+        self._estimate: Reckoning | None = None
+        self.shape = known[0].shape if known else self._read_estimate().shape
 
     @property
     def devices(self) -> list[Device]:
-        """The devices that layers could run on: of what runs on some, nothing is remembered."""
-        return self._looked.devices if self._looked is not None else []
+        """The devices that layers could run on; models that run on devices are not in the cache."""
+        return self._estimate.devices if self._estimate is not None else []
 
     def need(self, shape: Shape) -> MemoryNeed:
         """Return what the model needs in *shape*."""
         known = self._needs.get(shape)
-        return known if known is not None else self._look().need(shape)
+        return known if known is not None else self._read_estimate().need(shape)
 
     def close(self) -> None:
-        """Free what looking took."""
-        if self._looked is not None:
-            self._looked.close()
+        """Free the estimate that was read."""
+        if self._estimate is not None:
+            self._estimate.close()
 
-    def _look(self) -> Reckoning:
-        if self._looked is None:
-            self._looked = reckon_model(self._spec)
-        return self._looked
+    def _read_estimate(self) -> Reckoning:
+        if self._estimate is None:
+            self._estimate = reckon_model(self._spec)
+        return self._estimate

@@ -35,7 +35,7 @@ class SocketLink:
         self._unsent = bytearray()
         self.descriptors: list[int] = []
 
-    def receive(self, timeout_s: float | None) -> list[m.Command]:
+    def receive_commands(self, timeout_s: float | None) -> list[m.Command]:
         """Return the commands that have arrived; wait up to *timeout_s* (None: for ever) for some.
 
         :raises LinkClosed: the other end is closed.
@@ -48,8 +48,8 @@ class SocketLink:
         self.flush()
         return commands
 
-    def send(self, reports: Sequence[m.Report]) -> None:
-        """Send one frame, or keep what the socket does not take for the next `receive`."""
+    def send_reports(self, reports: Sequence[m.Report]) -> None:
+        """Send one frame, or keep what the socket does not take for the next `receive_commands`."""
         if reports:
             self._unsent += pack_frame(reports)
             self.flush()
@@ -72,7 +72,7 @@ class SocketLink:
             self.flush()
 
     def wake_on(self, fileno: int) -> None:
-        """Let `receive` return, too, when the descriptor *fileno* is readable."""
+        """Let `receive_commands` return, too, when the descriptor *fileno* is readable."""
         self._poll.register(fileno, select.POLLIN)
 
     def _wait(self, timeout_s: float | None) -> None:

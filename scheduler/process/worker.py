@@ -38,7 +38,7 @@ from ..recording.engine_counters import Figures
 from ..recording.engine_log import hear_library, library_level
 from ..recording.recorder import Recorder
 from .build import EXIT_OTHER_BUILD, build_id
-from .estimate_cache import Remembered
+from .estimate_cache import CachedEstimate
 from .link import LinkClosed, SocketLink
 
 __all__ = ("run",)
@@ -55,12 +55,12 @@ def main() -> None:
     if sys.argv[1] != build_id():
         sys.exit(EXIT_OTHER_BUILD)
     fd, parent, record = (int(argument) for argument in sys.argv[2:5])
-    _belong_to(parent)
+    _bind_to_parent(parent)
     hear_library()
     run(SocketLink(socket.socket(fileno=fd)), Recorder(record), Figures(record))
 
 
-def _belong_to(parent: int) -> None:
+def _bind_to_parent(parent: int) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
@@ -74,17 +74,17 @@ def run(link: SocketLink, recorder: Recorder | None = None, figures: Figures | N
     """Load the model that the first command names, then run its engine until told to quit."""
     try:
         commands = _Commands(link)
-        command = commands.next()
+        command = commands.next_command()
         if not isinstance(command, m.Load):
             return
         library_level(command.logging)
-        model = _load(link, commands, command.spec, command.known)
+        model = _load_model(link, commands, command.spec, command.known)
         if model is not None:
-            files = _files(command.kv_dir, model)
+            files = _kv_files(command.kv_dir, model)
             limits = Limits(**command.limits)
             engine = Engine(model, limits, files=files, recorder=recorder, figures=figures)
             engine.reporter.log.use(command.logging)
-            _serve(link, engine, commands.rest())
+            _run_engine(link, engine, commands.rest())
             model.close()
         link.drain(1.0)
     except LinkClosed:
@@ -98,64 +98,64 @@ class _Commands:
         self._link = link
         self._waiting: deque[m.Command] = deque()
 
-    def next(self) -> m.Command:
+    def next_command(self) -> m.Command:
         """Return the next command, waiting for it."""
         while not self._waiting:
-            self._waiting.extend(self._link.receive(None))
+            self._waiting.extend(self._link.receive_commands(None))
         return self._waiting.popleft()
 
-    def quits(self) -> bool:
-        """Tell whether `Quit` has come."""
-        self._waiting.extend(self._link.receive(0))
+    def has_quit(self) -> bool:
+        """Return whether `Quit` has arrived."""
+        self._waiting.extend(self._link.receive_commands(0))
         return any(isinstance(c, m.Quit) for c in self._waiting)
 
     def rest(self) -> list[m.Command]:
-        """Return those that came while the model was loaded: the engine's."""
+        """Return those that arrived while the model was loaded: the engine's."""
         return list(self._waiting)
 
 
-def _load(
+def _load_model(
     link: SocketLink, commands: _Commands, spec: ModelSpec, known: list[m.Reckoned]
 ) -> Model | None:
-    told = 0.0
+    sent = 0.0
     if spec.fd >= 0:
         spec = msgspec.structs.replace(spec, fd=link.descriptors.pop(0))
 
     def progress(fraction: float) -> bool:
-        nonlocal told
-        if fraction - told >= PROGRESS_STEP or fraction >= 1.0:
-            told = fraction
-            link.send([m.Progress(fraction)])
-        return not commands.quits()
+        nonlocal sent
+        if fraction - sent >= PROGRESS_STEP or fraction >= 1.0:
+            sent = fraction
+            link.send_reports([m.Progress(fraction)])
+        return not commands.has_quit()
 
     try:
-        model = load_model(_agree(link, commands, spec, known), progress)
+        model = load_model(_agree_on_shape(link, commands, spec, known), progress)
     except InferdError as exc:
-        link.send([m.LoadFailed(exc.to_wire())])
+        link.send_reports([m.LoadFailed(exc.to_wire())])
         return None
-    link.send([m.Loaded(model.info, load_adapters(model, spec.adapters))])
+    link.send_reports([m.Loaded(model.info, load_adapters(model, spec.adapters))])
     return model
 
 
-def _agree(
+def _agree_on_shape(
     link: SocketLink, commands: _Commands, spec: ModelSpec, known: list[m.Reckoned]
 ) -> ModelSpec:
-    """Tell what the model will take, but for what is *known* to the daemon, until that lets it be
-    loaded; return what to load.
+    """Report the memory that the model needs, except what is *known* to the daemon, in each shape
+    that the daemon asks for; return the spec that it lets be loaded.
 
-    :raises Cancelled: it is not to be loaded.
+    :raises Cancelled: the daemon gives the load up.
     """
-    if commands.quits():
+    if commands.has_quit():
         raise load_cancelled(spec.name)
-    with contextlib.closing(Remembered(spec, known)) as reckoning:
+    with contextlib.closing(CachedEstimate(spec, known)) as reckoning:
         shape = reckoning.shape
         if not known:
-            link.send([_reckoned(reckoning, shape)])
+            link.send_reports([_reckoned(reckoning, shape)])
         while True:
-            match commands.next():
+            match commands.next_command():
                 case m.Reckon(other):
                     shape = other
-                    link.send([_reckoned(reckoning, shape)])
+                    link.send_reports([_reckoned(reckoning, shape)])
                 case m.Proceed():
                     return shape.apply_to(spec)
                 case m.Quit():
@@ -166,29 +166,27 @@ def _reckoned(reckoning: Reckoning, shape: Shape) -> m.Reckoned:
     return m.Reckoned(shape, reckoning.need(shape), reckoning.devices)
 
 
-def _files(kv_dir: str, model: Model) -> KvFiles | None:
+def _kv_files(kv_dir: str, model: Model) -> KvFiles | None:
     return KvFiles(Path(kv_dir), model.info.fingerprint) if kv_dir else None
 
 
-def _serve(link: SocketLink, engine: Engine, commands: list[m.Command]) -> None:
-    """Turn the engine until it is told to quit, *commands* first; sleep only when there is nothing
-    to run.
-    """
+def _run_engine(link: SocketLink, engine: Engine, commands: list[m.Command]) -> None:
+    """Run the engine until `Quit`, *commands* first; wait only when nothing can be computed."""
     gc.collect()
-    gc.freeze()  # what is there now stays: collections between steps took up to 5 ms for it
+    gc.freeze()  # objects made so far stay: collections between steps took up to 5 ms for it
     if engine.kv.disk is not None:
         link.wake_on(engine.kv.disk.fileno())
-    link.send(engine.begin_iteration(commands))
+    link.send_reports(engine.begin_iteration(commands))
     while not engine.quit:
-        link.send(engine.begin_iteration(link.receive(_patience(engine))))
-        link.send(engine.compute_step())
+        link.send_reports(engine.begin_iteration(link.receive_commands(_wait_s(engine))))
+        link.send_reports(engine.compute_step())
         engine.end_iteration()
     engine.metrics.publish(at_once=True)
-    link.send(engine.close())
+    link.send_reports(engine.close())
 
 
-def _patience(engine: Engine) -> float | None:
-    """Return how long to wait for commands: for ever where there is nothing to run and to tell."""
+def _wait_s(engine: Engine) -> float | None:
+    """Return how long to wait for commands; None: until there are some."""
     patience = engine.patience()
     if patience == 0 and not engine.metrics.due:
         return 0

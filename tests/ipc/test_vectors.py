@@ -24,7 +24,7 @@ from inferd.ipc import messages as w
 from inferd.ipc.client.connection.inflight import InFlightT
 from inferd.ipc.client.streams.async_stream import AsyncStream
 from inferd.ipc.client.streams.turn import StreamedTurn
-from inferd.ipc.payloads import encode
+from inferd.ipc.payloads import pack_message
 from inferd.testing import RunningDaemon, running_daemon
 from tests.raw import Closed, RawClient
 from tools.vectors.file import PATH, text
@@ -310,7 +310,7 @@ def test_our_encoder_makes_these_very_bytes(name: str) -> None:
     for frame in EXCHANGES[name]:
         data = bytes.fromhex(frame["hex"])
         if frame["from"] == "client" and frame["means"][0] == w.Kind.REQUEST:
-            assert encode(with_defaults(decode(data))) == data
+            assert pack_message(with_defaults(decode(data))) == data
 
 
 @pytest.mark.anyio

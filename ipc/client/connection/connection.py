@@ -33,7 +33,7 @@ from ....backends.errors import (
 )
 from ....wire.frames import READ_BYTES, FrameReader
 from ...messages import PROTOCOL_VERSION, ClientHello, Kind, ServerHello
-from ...payloads import encode
+from ...payloads import pack_message
 from .inflight import InFlight
 from .outbox import Outbox
 
@@ -108,7 +108,7 @@ class Connection:
     def _send_request(self, request: InFlight, params: Any, descriptors: Sequence[int]) -> None:
         self.raise_if_lost()
         request.id, request.connection = next(self._ids), self
-        frame = encode((Kind.REQUEST, request.id, request.call, params))
+        frame = pack_message((Kind.REQUEST, request.id, request.call, params))
         bytes_max = self.server.limits.frame_bytes_max
         if len(frame) - 4 > bytes_max:
             raise TooLarge(
@@ -134,7 +134,7 @@ class Connection:
     def grant_credit(self, request: InFlight, events: int) -> None:
         """Allow the daemon *events* more events of *request*."""
         if not request.done and self._lost is None and os.getpid() == self._pid:
-            self._outbox.send(encode((Kind.CREDIT, request.id, events)))
+            self._outbox.send(pack_message((Kind.CREDIT, request.id, events)))
 
     def post_request(self, call: str, params: Any) -> None:
         """Send a request without waiting for its answer, unless too many are in flight."""
@@ -165,7 +165,7 @@ class Connection:
                 number = next(self._ids)
                 self._cancels.add(number)
                 params = {"request": request.id}
-                self._outbox.send(encode((Kind.REQUEST, number, "cancel", params)))
+                self._outbox.send(pack_message((Kind.REQUEST, number, "cancel", params)))
 
     # The reader's side.
 
@@ -308,7 +308,7 @@ class Connection:
 
     async def write_frames(self) -> None:
         """Send what the socket does not take at once, for ever."""
-        await self._outbox.write_on()
+        await self._outbox.write_unsent()
 
     async def greet(self, software: str) -> None:
         """Exchange hellos.
@@ -316,7 +316,7 @@ class Connection:
         :raises VersionMismatch: the daemon speaks another major version.
         """
         self._outbox.send(
-            encode((Kind.HELLO, ClientHello(protocol=PROTOCOL_VERSION, software=software)))
+            pack_message((Kind.HELLO, ClientHello(protocol=PROTOCOL_VERSION, software=software)))
         )
         await self._greeted.wait()
         self.raise_if_lost()

@@ -1,4 +1,4 @@
-"""What goes out over a socket: whole frames, in order, never cut short by a cancelled caller."""
+"""Sending over a socket: whole frames, in order, never cut short by a cancelled caller."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ("Outbox",)
 
 
 class Outbox:
-    """Sends at once what the socket takes; `write_on` sends the rest. One loop owns it.
+    """Sends at once what the socket takes; `write_unsent` sends the rest. One loop owns it.
 
     A caller never waits in the middle of a frame, so that a cancelled one leaves none half sent.
     """
@@ -42,12 +42,12 @@ class Outbox:
         except BlockingIOError:
             return 0
         except OSError:
-            # The daemon has gone. The reader task finds its goodbye and the end: both would be
-            # lost if the connection were given up here.
+            # The daemon has closed its end. The reader task finds its goodbye and the end: both
+            # would be lost if the connection were given up here.
             return len(data)
 
-    async def write_on(self) -> None:
-        """Send what did not fit at once, for ever."""
+    async def write_unsent(self) -> None:
+        """Send what the socket did not take at once, for ever."""
         while True:
             await self._waiting.wait()
             self._waiting = anyio.Event()
@@ -66,7 +66,7 @@ class Outbox:
             self._unsent.popleft()
 
     def close(self) -> None:
-        """Forget what is unsent."""
+        """Drop the unsent frames."""
         while self._unsent:
             _close(self._unsent.popleft()[1])
         self.unsent_bytes = 0

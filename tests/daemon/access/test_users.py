@@ -73,27 +73,27 @@ class OnlyItsOwn:
         self.users = users
         self.causes: list[InferdError] = []
 
-    def hello(self) -> ServerHello:
+    def server_hello(self) -> ServerHello:
         return ServerHello(
             protocol=PROTOCOL_VERSION, software="x", instance=1, limits=Limits(*range(7))
         )
 
-    def admit(self, connection: Connection) -> None:
+    def admit_connection(self, connection: Connection) -> None:
         self.users.check(connection.peer.uid)
 
-    async def call(self, request: Request) -> Any:
+    async def run_call(self, request: Request) -> Any:
         raise AssertionError("a refused connection has no calls")
 
-    def left(self, connection: Connection) -> None:
+    def connection_ended(self, connection: Connection) -> None:
         pass
 
-    def refused(self, connection: Connection, error: InferdError) -> None:
+    def connection_refused(self, connection: Connection, error: InferdError) -> None:
         self.causes.append(error)
 
     def accept_failed(self, error: OSError) -> None:
         raise error
 
-    def failed(self, what: str, error: Exception) -> None:
+    def call_failed(self, what: str, error: Exception) -> None:
         raise error
 
 

@@ -320,7 +320,7 @@ async def test_others_do_not_see_everybodys_tasks(tmp_path: Path) -> None:
             call="queue", number=1, params=QueueParams(all=True), connection=somebody
         )
         with pytest.raises(PermissionDenied):
-            await daemon.call(request)
+            await daemon.run_call(request)
 
 
 def test_a_draining_daemon_makes_no_branches() -> None:

@@ -262,7 +262,7 @@ async def test_only_an_operator_changes_levels(tmp_path: Path) -> None:
             call="log_level", number=1, params=LogLevelParams(), connection=somebody
         )
         with pytest.raises(PermissionDenied):
-            await daemon.call(request)
+            await daemon.run_call(request)
 
 
 def test_levels_in_the_file_hold_at_once_when_it_is_read_again() -> None:

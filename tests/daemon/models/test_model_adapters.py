@@ -282,7 +282,7 @@ async def test_only_an_operator_changes_them(call: str, tmp_path: Path) -> None:
             call=call, number=1, params=params[call], connection=somebody
         )
         with pytest.raises(PermissionDenied):
-            await daemon.call(request)
+            await daemon.run_call(request)
 
 
 def test_a_model_that_came_by_a_descriptor_takes_none(folder: Path) -> None:

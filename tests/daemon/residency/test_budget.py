@@ -356,7 +356,7 @@ async def test_only_an_operator_pins(call: str, tmp_path: Path) -> None:
             call=call, number=1, params=NameParams(name="echo"), connection=somebody
         )
         with pytest.raises(PermissionDenied):
-            await daemon.call(request)
+            await daemon.run_call(request)
 
 
 def test_the_command_line_pins_and_keeps_alive() -> None:

@@ -16,7 +16,7 @@ import pytest
 
 from inferd import Client
 from inferd.backends.errors import InvalidArgument
-from inferd.ipc.server.listener import inherited
+from inferd.ipc.server.listener import inherited_listener
 from inferd.testing import RunningDaemon
 from tests.daemon.command_line import inferd
 from tests.raw import RawClient
@@ -180,7 +180,7 @@ def test_a_second_signal_leaves_the_path(tmp_path: Path) -> None:
 
 def test_what_is_for_another_process_is_not_taken() -> None:
     environment = {"LISTEN_PID": str(os.getpid() + 1), "LISTEN_FDS": "1", "KEPT": "x"}
-    assert inherited(environment) is None
+    assert inherited_listener(environment) is None
     assert environment == {"KEPT": "x"}, "workers are not told"
 
 
@@ -233,4 +233,4 @@ def test_what_does_not_fit_is_refused_with_what_to_change(
 def test_no_socket_where_one_is_announced_is_refused() -> None:
     environment = {"LISTEN_PID": str(os.getpid()), "LISTEN_FDS": "0"}
     with pytest.raises(InvalidArgument, match="0 sockets"):
-        inherited(environment)
+        inherited_listener(environment)

@@ -43,9 +43,9 @@ def test_a_link_receives_on_a_high_descriptor_number(
 ) -> None:
     daemon, worker = pair
     link = SocketLink(worker)
-    assert link.receive(0.01) == []
+    assert link.receive_commands(0.01) == []
     daemon.sendall(pack_frame([m.Credit(3, 4)]))
-    assert link.receive(None) == [m.Credit(3, 4)]
+    assert link.receive_commands(None) == [m.Credit(3, 4)]
 
 
 def test_a_link_is_woken_by_a_high_descriptor_number(
@@ -54,7 +54,7 @@ def test_a_link_is_woken_by_a_high_descriptor_number(
     link = SocketLink(pair[1])
     event = high(woken := os.eventfd(1))
     link.wake_on(event)
-    assert link.receive(None) == []
+    assert link.receive_commands(None) == []
     os.close(event)
     os.close(woken)
 
@@ -65,7 +65,7 @@ def test_a_link_drains_on_a_high_descriptor_number(
     daemon, worker = pair
     link, frames = SocketLink(worker), FrameReader()
     daemon.settimeout(20)
-    link.send([MUCH])
+    link.send_reports([MUCH])
     link.drain(0.01)  # nobody reads: it gives up in time
     found: list[bytes] = []
     while not found:
