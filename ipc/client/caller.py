@@ -17,7 +17,7 @@ import msgspec
 from ...backends.errors import ConnectionLost, InvalidArgument, ProtocolError
 from .. import messages as w
 from ..paths import client_socket_path
-from .connection.connecting import hold, own_group
+from .connection.connecting import hold_connection, own_group
 from .connection.connection import Connection
 from .connection.inflight import InFlight
 from .retries import retrying
@@ -100,7 +100,9 @@ class AsyncCaller:
         return self
 
     async def _connect(self, group: anyio.abc.TaskGroup) -> Connection:
-        connection = await group.start(hold, str(self._path), self._software, self._connect_timeout)
+        connection = await group.start(
+            hold_connection, str(self._path), self._software, self._connect_timeout
+        )
         assert isinstance(connection, Connection)
         return connection
 

@@ -1,4 +1,4 @@
-"""Connecting to a daemon: the socket, its connection's tasks, what can go wrong before hello."""
+"""Connecting to a daemon: the socket, the connection's tasks, errors before the hello."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import anyio.abc
 from ....backends.errors import ConnectionLost, InferdError, InvalidArgument, PermissionDenied
 from .connection import Connection
 
-__all__ = ("connect", "hold", "own_group")
+__all__ = ("hold_connection", "own_group")
 
 _CONNECT_PAUSE_S = 0.02
 
@@ -34,9 +34,14 @@ async def own_group() -> AsyncIterator[anyio.abc.TaskGroup]:
         raise error
 
 
-@asynccontextmanager
-async def connect(path: str, software: str, timeout_s: float) -> AsyncIterator[Connection]:
-    """Connect, run the connection's tasks, and close it at the end.
+async def hold_connection(
+    path: str,
+    software: str,
+    timeout_s: float,
+    *,
+    task_status: anyio.abc.TaskStatus[Connection] = anyio.TASK_STATUS_IGNORED,
+) -> None:
+    """Connect, run the connection's tasks until it is lost, and close it.
 
     :raises ConnectionLost: no daemon answers there.
     :raises PermissionDenied: the socket is not for this user.
@@ -48,27 +53,12 @@ async def connect(path: str, software: str, timeout_s: float) -> AsyncIterator[C
         async with own_group() as group:
             with _connect_timeout(path, timeout_s):
                 await _connect(sock, path)
-                for task in (
-                    connection.read_frames,
-                    connection.write_frames,
-                    connection.watch_deadlines,
-                ):
-                    group.start_soon(task)
+                group.start_soon(connection.read_frames)
+                group.start_soon(connection.write_frames)
+                group.start_soon(connection.watch_deadlines)
                 await connection.greet(software)
-            yield connection
-
-
-async def hold(
-    path: str,
-    software: str,
-    timeout_s: float,
-    *,
-    task_status: anyio.abc.TaskStatus[Connection] = anyio.TASK_STATUS_IGNORED,
-) -> None:
-    """Connect as `connect` does, and keep the connection until it is lost."""
-    async with connect(path, software, timeout_s) as connection:
-        task_status.started(connection)
-        await connection.ended.wait()
+            task_status.started(connection)
+            await connection.ended.wait()
 
 
 @contextmanager
