@@ -16,6 +16,7 @@ from ...scheduler import PRIORITIES, Priority
 from ...sessions import TurnOptions
 
 __all__ = (
+    "TIMEOUT_S_LEAST",
     "bounded",
     "metadata_text",
     "number_of",
@@ -27,6 +28,8 @@ __all__ = (
 )
 
 TIMEOUT_S_MAX = 30 * 86_400.0
+TIMEOUT_S_LEAST = 0.001
+"""The least that is left of a timeout after a wait: 0 would be none."""
 
 
 class TurnParams(Protocol):

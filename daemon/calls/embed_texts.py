@@ -14,7 +14,7 @@ from ...ipc.server.server import Request
 from ...scheduler.messages import Embedded
 from ...sessions import Session, Turn, TurnOptions
 from ..core import CallTable, Daemon, Graph
-from .arguments import turn_options
+from .arguments import TIMEOUT_S_LEAST, turn_options
 
 __all__ = ("CALLS",)
 
@@ -22,8 +22,6 @@ SIDE_BY_SIDE_MAX = 16
 """Texts of one call that are turns at a time: the others do not count as waiting tasks."""
 RESULT_BYTES_MAX = 6 << 20
 """Of one answer's vectors: it must fit a frame."""
-TIMEOUT_S_LEAST = 0.001
-"""What is left to a text that comes when the call's time is nearly up: 0 would be none."""
 
 
 async def embed(daemon: Daemon, request: Request) -> w.EmbedResult:

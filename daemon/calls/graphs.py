@@ -27,7 +27,7 @@ __all__ = ("CALLS",)
 
 PRELOAD = b"preload:"
 NAME_BYTES_MAX = 256
-_SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK
+_SEALS_REQUIRED = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK
 
 
 async def load(daemon: Daemon, request: Request) -> w.GraphResult:
@@ -96,7 +96,7 @@ def _checked(fd: int) -> int:
 
 def _sealed(fd: int) -> bool:
     try:
-        return fcntl.fcntl(fd, fcntl.F_GET_SEALS) & _SEALS == _SEALS
+        return fcntl.fcntl(fd, fcntl.F_GET_SEALS) & _SEALS_REQUIRED == _SEALS_REQUIRED
     except OSError:
         return False  # no memfd: it has no seals
 

@@ -16,7 +16,7 @@ from ..core import Daemon
 from ..models.model import Lease, Model
 from ..residency.gate import Caller
 from ..traces.requests import note_visit
-from .arguments import priority_of, seconds_of
+from .arguments import TIMEOUT_S_LEAST, priority_of, seconds_of
 
 __all__ = ("passing", "waiting_turns")
 
@@ -36,8 +36,6 @@ TURNS = {
 INPUTS = {"set_input"}
 QUESTIONS = {"apply_template", "detokenize", "tokenize"}
 EMBED = "embed"
-TIMEOUT_S_LEAST = 0.001
-"""What is left of a timeout to a turn that waited nearly that long: 0 would be none."""
 
 
 def passing(name: str, call: Call) -> Call:

@@ -25,6 +25,8 @@ from .retries import retrying
 __all__ = ("AsyncCaller",)
 
 R = TypeVar("R")
+CLOSE_S_MAX = 5.0
+"""How long a client waits for the daemon to close what it opened."""
 
 
 class AsyncCaller:

@@ -15,6 +15,7 @@ from ...backends.errors import InvalidArgument, ProtocolError
 from .. import messages as w
 from ..payloads import Config, Priority, json_text
 from ..traceparent import traceparent_of
+from .caller import CLOSE_S_MAX
 from .operations import AsyncOperations
 from .turn_settings import wire_seconds
 from .wasi_calls import ProgressCallback
@@ -23,7 +24,6 @@ __all__ = ("AsyncEmbedding", "Embeddings")
 
 TEXTS = 64
 """Texts of one call: so many vectors of 16 384 numbers fit its answer."""
-CLOSE_S_MAX = 5.0
 
 
 class Embeddings(list[list[float]]):

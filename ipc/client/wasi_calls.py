@@ -50,15 +50,8 @@ class AsyncWasiCalls(AsyncCaller):
             parts[0] = b""
         with closing_descriptor(own):
             params.fd = -1 if fd is None else 0
-            result = await self.call(
-                "load",
-                params,
-                w.GraphResult,
-                timeout,
-                descriptors=() if fd is None else (fd,),
-                on_event=_progress(on_progress),
-            )
-        return Graph.from_result(result)
+            descriptors = () if fd is None else (fd,)
+            return await self._load("load", params, on_progress, timeout, descriptors)
 
     async def load_by_name(
         self,
@@ -69,11 +62,7 @@ class AsyncWasiCalls(AsyncCaller):
     ) -> Graph:
         """Load a model by its name."""
         params = w.LoadByNameParams(name=name, progress=on_progress is not None)
-        return Graph.from_result(
-            await self.call(
-                "load_by_name", params, w.GraphResult, timeout, on_event=_progress(on_progress)
-            )
-        )
+        return await self._load("load_by_name", params, on_progress, timeout)
 
     async def load_by_name_with_config(
         self,
@@ -87,23 +76,33 @@ class AsyncWasiCalls(AsyncCaller):
         params = w.LoadByNameWithConfigParams(
             name=name, config=json_text(config), progress=on_progress is not None
         )
-        return Graph.from_result(
-            await self.call(
-                "load_by_name_with_config",
-                params,
-                w.GraphResult,
-                timeout,
-                on_event=_progress(on_progress),
-            )
+        return await self._load("load_by_name_with_config", params, on_progress, timeout)
+
+    async def _load(
+        self,
+        call: str,
+        params: Any,
+        on_progress: ProgressCallback | None,
+        timeout: float | None,
+        descriptors: Sequence[int] = (),
+    ) -> Graph:
+        result = await self.call(
+            call,
+            params,
+            w.GraphResult,
+            timeout,
+            descriptors=descriptors,
+            on_event=_progress_events(on_progress),
         )
+        return Graph.from_result(result)
+
+    async def _open_context(self, call: str, params: Any, timeout: float | None) -> Context:
+        return Context.from_result(await self.call(call, params, w.ContextResult, timeout))
 
     async def init_execution_context(self, graph: int, *, timeout: float | None = None) -> Context:
         """Open an execution context on a graph."""
-        return Context.from_result(
-            await self.call(
-                "init_execution_context", w.GraphParams(graph=graph), w.ContextResult, timeout
-            )
-        )
+        params = w.GraphParams(graph=graph)
+        return await self._open_context("init_execution_context", params, timeout)
 
     async def init_execution_context_with_session_id(
         self,
@@ -117,11 +116,8 @@ class AsyncWasiCalls(AsyncCaller):
         *persist* nothing of it is written to disk.
         """
         params = w.SessionParams(graph=graph, session_id=session_id, persist=persist)
-        return Context.from_result(
-            await self.call(
-                "init_execution_context_with_session_id", params, w.ContextResult, timeout
-            )
-        )
+        call = "init_execution_context_with_session_id"
+        return await self._open_context(call, params, timeout)
 
     async def set_input(
         self, context: int, index: int, tensor: TensorLike, *, timeout: float | None = None
@@ -230,7 +226,7 @@ class AsyncWasiCalls(AsyncCaller):
     async def prompt_init(self, graph: int, *, timeout: float | None = None) -> Context:
         """Open a context of the prompt interface."""
         params = w.GraphParams(graph=graph)
-        return Context.from_result(await self.call("prompt_init", params, w.ContextResult, timeout))
+        return await self._open_context("prompt_init", params, timeout)
 
     async def prompt_compute(
         self,
@@ -294,7 +290,9 @@ def _is_model(builder: bytes) -> bool:
     return builder.startswith(_GGUF) or len(builder) >= _MODEL_BYTES_MIN
 
 
-def _progress(on_progress: ProgressCallback | None) -> Callable[[dict[str, Any]], None] | None:
+def _progress_events(
+    on_progress: ProgressCallback | None,
+) -> Callable[[dict[str, Any]], None] | None:
     if on_progress is None:
         return None
     return lambda event: on_progress(float(event.get("progress", 0.0)))

@@ -20,6 +20,7 @@ from ....backends.errors import (
 )
 from ...handles import Context, Graph
 from ...payloads import json_text
+from ..caller import CLOSE_S_MAX
 from ..connection.connection import Connection
 from ..losses import is_loss
 from ..operations import AsyncOperations
@@ -28,9 +29,8 @@ from .session_settings import SessionSettings
 
 __all__ = ("Attachment", "require_open")
 
-CLOSE_S_MAX = 5.0
-PAUSE_S = 0.05
-PAUSE_S_MAX = 1.0
+RETRY_PAUSE_S = 0.05
+RETRY_PAUSE_S_MAX = 1.0
 """Between two attempts to attach again: at first, and at last."""
 Handle = TypeVar("Handle", bound=int)
 
@@ -221,10 +221,10 @@ def require_open(handle: Handle | None) -> Handle:
 
 
 def _pauses() -> Iterator[float]:
-    pause_s = PAUSE_S
+    pause_s = RETRY_PAUSE_S
     while True:
         yield pause_s * random.uniform(1.0, 1.25)  # many sessions try at once
-        pause_s = min(2 * pause_s, PAUSE_S_MAX)
+        pause_s = min(2 * pause_s, RETRY_PAUSE_S_MAX)
 
 
 async def _ignore_refusal(call: Awaitable[None]) -> None:

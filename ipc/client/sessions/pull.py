@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import AsyncIterator
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import msgspec
 
 from ....backends.errors import ContextFull, EndOfSequence
 from ...payloads import TensorLike
 from ...traceparent import traceparent_of
+from ..streams.closing import AsyncClosing
 from ..turn_settings import TurnSettings
 from .turns_under_way import PulledTurn, TurnsUnderWay
 
 __all__ = ("AsyncPull",)
 
 
-class AsyncPull(AsyncIterator[str]):
+class AsyncPull(AsyncClosing, AsyncIterator[str]):
     """The pieces of a turn, each computed when it is asked for (`compute_single`).
 
     Leaving the loop early ends the turn as for a stream; the history keeps what was read. A piece
@@ -66,17 +66,6 @@ class AsyncPull(AsyncIterator[str]):
         if turn is not None and not turn.ended:
             turn.ended = True
             await self._turns.client.fini_single(turn.context)
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        await self.aclose()
 
     def abandon(self) -> None:
         """End the turn soon, on the connection's loop, if it has not ended."""

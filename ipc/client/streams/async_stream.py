@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from types import TracebackType
-from typing import Self
 
 from ..connection.inflight import InFlight
+from .closing import AsyncClosing
 from .texts import Piece
 from .turn import StreamedTurn, TurnSoFar
 
 __all__ = ("AsyncStream",)
 
 
-class AsyncStream(TurnSoFar, AsyncIterator[str]):
+class AsyncStream(TurnSoFar, AsyncClosing, AsyncIterator[str]):
     """The pieces of a turn's text, each a `Piece`. The request is sent with the first one that is
     asked for.
 
@@ -69,17 +68,6 @@ class AsyncStream(TurnSoFar, AsyncIterator[str]):
         """Cancel the turn if it has not ended."""
         self._ended = True
         await self._turn.abandon_and_wait()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        await self.aclose()
 
     def __del__(self) -> None:
         request = self._turn.request

@@ -17,7 +17,7 @@ from ..retries import retrying
 from ..turn_settings import QueueCallback, queue_event
 from .texts import Piece
 
-__all__ = ("Recovery", "Starter", "StreamedTurn", "TurnSoFar")
+__all__ = ("TurnRecovery", "Starter", "StreamedTurn", "TurnSoFar")
 
 SETTLE_S_MAX = 5.0
 """How long an abandoned stream waits for the daemon to confirm."""
@@ -32,7 +32,7 @@ class Starter(Protocol):
         """Send the request and return it."""
 
 
-class Recovery(Protocol):
+class TurnRecovery(Protocol):
     """A function that continues a turn whose connection was lost."""
 
     async def __call__(
@@ -59,7 +59,7 @@ class StreamedTurn:
         retries: int,
         on_end: Callable[[dict[str, Any]], None] | None = None,
         on_queue: QueueCallback | None = None,
-        recovery: Recovery | None = None,
+        recovery: TurnRecovery | None = None,
         credit: int = CREDIT_DEFAULT,
     ):
         self.request: InFlight | None = None

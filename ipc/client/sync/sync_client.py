@@ -18,6 +18,7 @@ from ...handles import Context, Graph
 from ...messages import ServerHello
 from ..client import AsyncClient
 from ..sessions.session import AsyncSession
+from ..streams.closing import Closing
 from .loop_thread import LoopThread
 from .sync_streams import Pull, Stream
 from .wrappers import returning_sync_object, synchronous
@@ -99,7 +100,7 @@ class Session:
     cancel = synchronous(AsyncSession.cancel)
 
 
-class Client:
+class Client(Closing):
     """The synchronous client::
 
         with Client() as client, client.session("smollm2") as session:
@@ -176,14 +177,6 @@ class Client:
 
     def __enter__(self) -> Self:
         return self.open()
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     @property
     def path(self) -> Path:

@@ -6,12 +6,12 @@ Pieces of a stream come over a queue that the loop's reader fills; credit bounds
 from __future__ import annotations
 
 from collections.abc import Iterator
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from ..connection.inflight import InFlightThread
 from ..sessions.pull import AsyncPull
 from ..streams.async_stream import AsyncStream
+from ..streams.closing import Closing
 from ..streams.texts import Piece
 from ..streams.turn import TurnSoFar
 from .loop_thread import LoopThread
@@ -19,7 +19,7 @@ from .loop_thread import LoopThread
 __all__ = ("Pull", "Stream")
 
 
-class Stream(TurnSoFar, Iterator[str]):
+class Stream(TurnSoFar, Closing, Iterator[str]):
     """The pieces of a turn's text, as `AsyncStream`'s. Leaving the loop early cancels the turn at
     once; for one thread at a time.
     """
@@ -75,22 +75,11 @@ class Stream(TurnSoFar, Iterator[str]):
         if request is not None and not request.answered and not self._thread.forked:
             self._thread.run(self._stream.aclose)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
-
     def __del__(self) -> None:
         self._abandon()
 
 
-class Pull(Iterator[str]):
+class Pull(Closing, Iterator[str]):
     """The pieces of a turn, each computed when it is asked for, as `AsyncPull`'s."""
 
     def __init__(self, thread: LoopThread, pull: AsyncPull):
@@ -114,17 +103,6 @@ class Pull(Iterator[str]):
         """End the turn if it has not ended."""
         if not self._thread.forked:
             self._thread.run(self._pull.aclose)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def __del__(self) -> None:
         self._thread.soon(self._pull.abandon)
