@@ -28,11 +28,11 @@ from .config.access_settings import gid_of
 from .config.settings import Config
 from .core import Daemon
 from .logs.setup import logs
-from .metrics.http_listener import Listener as MetricsListener
+from .metrics.http_listener import MetricsServer
 from .residency.machine import MachineMemory
 from .residency.pressure import Pace
-from .service.reload import Reload
-from .service.status import Service
+from .service.reload import ConfigReloader
+from .service.status import ServiceNotifier
 from .traces.tracing import Traces
 
 __all__ = ("serve",)
@@ -59,8 +59,7 @@ def serve(
     try:
         # First: by number, and a closed one may become another file.
         given = inherited_listener(os.environ)
-        logs.configure(config)
-        logs.on_file = partial(parts.note, "log")
+        logs.configure(config, partial(parts.note, "log"))
         instance = count_start(config.state_dir, parts)
         listener = given or _bound(config)
     except InferdError as exc:
@@ -128,7 +127,7 @@ async def _main(
     parts: Parts,
     read: Callable[[], Config],
 ) -> int:
-    logs.live_on(asyncio.get_running_loop())
+    logs.bind_loop(asyncio.get_running_loop())
     async with anyio.create_task_group() as group:
         daemon = start(group)
         daemon.calls = ALL_CALLS
@@ -136,7 +135,7 @@ async def _main(
         traces.open()
         daemon.socket_activated = listener.inherited
         service = _service(daemon, parts)
-        reload = Reload(daemon, read, service)
+        reload = ConfigReloader(daemon, read, service)
         async with _signals() as signals:
             group.start_soon(_watch_signals, daemon, signals, listener, reload)
             async with anyio.create_task_group() as services:
@@ -161,10 +160,10 @@ async def _main(
                     pid=os.getpid(),
                     models=len(daemon.registry.models(os.getuid())),
                 )
-                service.ready()
+                service.notify_ready()
                 services.start_soon(reload.run)
                 await daemon.stopping.wait()
-                service.stopping(daemon.config.grace_s)
+                service.notify_stopping(daemon.config.grace_s)
                 if listener.inherited:
                     daemon.server.stop_accepting()  # the next daemon serves who comes now
                 await _stop(daemon)
@@ -175,25 +174,25 @@ async def _main(
     return 0
 
 
-def _metrics(daemon: Daemon, parts: Parts) -> MetricsListener:
+def _metrics(daemon: Daemon, parts: Parts) -> MetricsServer:
     """Return what serves the figures, listening already if it can."""
-    listener = MetricsListener(daemon, daemon.config.metrics, partial(parts.note, "metrics"))
+    listener = MetricsServer(daemon, daemon.config.metrics, partial(parts.note, "metrics"))
     listener.open()
     daemon.metrics_at = lambda: listener.where
     return listener
 
 
-def _service(daemon: Daemon, parts: Parts) -> Service:
+def _service(daemon: Daemon, parts: Parts) -> ServiceNotifier:
     """Return what tells the service manager how *daemon* is."""
-    service = Service(
+    service = ServiceNotifier(
         parts,
         loading=lambda: daemon.registry.loading,
         overdue=lambda: daemon.registry.overdue,
         turns=lambda: sum(session.active for session in daemon.sessions),
         restart_for=lambda: daemon.restart_for,
     )
-    parts.on_change = service.part_changed
-    daemon.registry.on_load = service.changed
+    parts.on_change = service.component_changed
+    daemon.registry.on_load = service.notify_soon
     return service
 
 
@@ -216,14 +215,17 @@ async def _signals() -> AsyncIterator[AsyncIterator[signal.Signals]]:
 
 
 async def _watch_signals(
-    daemon: Daemon, signals: AsyncIterator[signal.Signals], listener: Listener, reload: Reload
+    daemon: Daemon,
+    signals: AsyncIterator[signal.Signals],
+    listener: Listener,
+    reload: ConfigReloader,
 ) -> None:
     """First SIGTERM or Ctrl-C: finish what runs; second: stop at once. SIGHUP: read the
     configuration and the models directory again.
     """
     async for number in signals:
         if number is signal.SIGHUP:
-            reload.ask()
+            reload.request_reload()
         elif not daemon.stopping.is_set():
             daemon.stopping.set()
         else:

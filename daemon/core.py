@@ -231,7 +231,7 @@ class Daemon:
             cause = {"cause": exc.message} if logs.texts else {}  # it may quote a text
             ipc_log.debug("call.refused", call=request.call, error=exc.name, **cause)
             raise
-        if logs.tells("ipc", "debug"):
+        if logs.is_logged("ipc", "debug"):
             took = round(time.monotonic() - began, 6)
             ipc_log.debug("call.done", call=request.call, seconds=took)
         return result
@@ -243,13 +243,13 @@ class Daemon:
         """
         self.users.check(connection.peer.uid)
         self.access.enter(connection)
-        if logs.tells("ipc", "debug"):
+        if logs.is_logged("ipc", "debug"):
             ipc_log.debug("connection.opened", **_peer(connection))
 
     def connection_ended(self, connection: Connection) -> None:
         """End what a connection held: its sessions, its graphs, its leases."""
         self._unflushed.discard(connection)
-        if logs.tells("ipc", "debug"):
+        if logs.is_logged("ipc", "debug"):
             ipc_log.debug("connection.closed", **_peer(connection))
         self.sessions.leave(connection)
         for graph in [g for g in self.graphs.values() if g.connection is connection]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..metrics.listen_address import PORT_MAX, parse_address
-from ..traces.target import TEXT_CHARACTERS_MAX, parse_target
+from ..traces.target import TARGET_CHARACTERS_MAX, parse_target
 from .declaration import Form, Schema
 
 __all__ = ("ADDRESS", "PATH", "SOCKET_PATH", "TARGET", "TEXT")
@@ -50,7 +50,7 @@ TARGET = Form(
     lambda value: parse_target(value, os.environ),
     {
         "type": "string",
-        "maxLength": TEXT_CHARACTERS_MAX,
+        "maxLength": TARGET_CHARACTERS_MAX,
         "pattern": r"^\s*([Oo][Ff][Ff]|[Oo][Tt][Ll][Pp]|file:/.*|[Hh][Tt]{2}[Pp][Ss]?://.+)\s*$",
     },
 )

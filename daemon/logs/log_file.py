@@ -1,7 +1,8 @@
-"""A file that lines are appended to, events or spans, whoever moves or removes it meanwhile.
+"""A file that events or spans are appended to, even if it is moved or removed meanwhile.
 
-As `logging.handlers.WatchedFileHandler` it looks before each line whether its file is still the one
-at its path. It has no buffer: a line that a full disk refused is not tried again beside later ones.
+Like `logging.handlers.WatchedFileHandler` it checks before each line whether its file is still
+the one at its path. It has no buffer: a line that a full disk refused is not tried again beside
+later ones.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _CLOSED = -1
 
 
 class LogFile:
-    """Opened with its first line; *on_change* hears why `write` cannot, or None when it can again.
+    """Opened with its first line; *on_change* gets the cause when `write` fails, later None.
     With *bytes_max* it grows to so many bytes at most. Owned by the one thread that writes.
     """
 
@@ -41,7 +42,7 @@ class LogFile:
         self._torn = False
 
     def write(self, line: bytes) -> bool:
-        """Append a line, and tell whether it is there."""
+        """Append a line, and return whether it was written."""
         try:
             self.append(line)
         except OSError as exc:
@@ -51,7 +52,7 @@ class LogFile:
         return True
 
     def reopen(self) -> None:
-        """Open it anew, with the next line: it was moved, or is to be."""
+        """Open the file again with the next line: it was moved, or will be."""
         file, self._file = self._file, _CLOSED
         if file != _CLOSED:
             with contextlib.suppress(OSError):  # what it has to say of lines, it said of each

@@ -27,7 +27,7 @@ from ..config.settings import Config
 from .log_file import LogFile
 from .stderr import StandardError
 
-__all__ = ("Library", "Logs", "logs")
+__all__ = ("LibraryHandler", "Logs", "logs")
 
 DEFAULT_ROOM = "daemon"
 WORKER_ROOMS = ("scheduler", "backends", "llama")
@@ -36,21 +36,20 @@ LIBRARY_CHARACTERS_MAX = 2000
 """Of what a Python library logs."""
 JOURNAL_BYTES_MAX = 47_000
 """Of an event that goes to the journal: past `LineMax=` (48 KiB) that cuts a line in two."""
-_HEAD = ("timestamp", "level", "room", "event")
+_FIRST_FIELDS = ("timestamp", "level", "room", "event")
 _CONTROLS = {c: None for c in (*range(0x20), *range(0x7F, 0xA0)) if chr(c) not in "\t\n"}
 _STDERR = 2
 
 
 class Logs:
-    """The levels in force, and where events go; `hold` takes them from a configuration."""
+    """The levels in force, and where events go; `apply_config` takes them from a configuration."""
 
     def __init__(self) -> None:
         self.texts = False
         """Prompts and answers are logged, too."""
         self.in_journal = False
         """Standard error is the journal's."""
-        self.on_file: Callable[[str | None], None] = lambda _: None
-        """Hears why the file cannot be written, or None when it can again."""
+        self._note_file: Callable[[str | None], None] = lambda _: None
         self._levels = dict.fromkeys(ROOMS, "info")
         self._least = dict.fromkeys(ROOMS, LEVELS["info"])
         self._file: LogFile | None = None
@@ -63,15 +62,18 @@ class Logs:
         self._console: Processor | None = None
         self._json = structlog.processors.JSONRenderer()
 
-    def configure(self, config: Config) -> None:
-        """Log as *config* says, from here on, what Python's libraries log included."""
+    def configure(self, config: Config, note_file: Callable[[str | None], None]) -> None:
+        """Log as *config* says from now on, including the log of Python's libraries. *note_file*
+        gets the reason why the log file cannot be written, or None when it can again.
+        """
+        self._note_file = note_file
         self._stderr, self._terminal = StandardError(_STDERR), os.isatty(_STDERR)
         self.in_journal = is_journal(os.environ, _STDERR)
         console = config.log_format == "console"
         if config.log_format == "auto":
             console = not self.in_journal
         self._console = _console(self._terminal) if console else None
-        self.hold(config)
+        self.apply_config(config)
         structlog.configure(
             processors=[
                 self._pass_or_drop,
@@ -85,21 +87,21 @@ class Logs:
             logger_factory=lambda *_: _Sink(self._write),
             cache_logger_on_first_use=True,
         )
-        logging.basicConfig(handlers=[Library(self)], level=logging.WARNING, force=True)
+        logging.basicConfig(handlers=[LibraryHandler(self)], level=logging.WARNING, force=True)
 
-    def live_on(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Be owned by *loop* from now on, which runs in this thread."""
+    def bind_loop(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Make *loop*, which runs in this thread, the owner from now on."""
         self._loop, self._owner = loop, threading.get_ident()
 
-    def in_owner(self, log: Callable[[], object]) -> None:
-        """Have *log* called in the thread that owns this, from any; soon, if that is another."""
+    def call_in_owner(self, log: Callable[[], object]) -> None:
+        """Call *log* in the owner's thread, from any thread; soon, if that is another one."""
         if self._loop is None or threading.get_ident() == self._owner:
             log()
         else:
             with contextlib.suppress(RuntimeError):  # the loop is closed: the daemon has ended
                 self._loop.call_soon_threadsafe(log)
 
-    def hold(self, config: Config) -> None:
+    def apply_config(self, config: Config) -> None:
         """Let the levels, the file and the rest of *config* hold."""
         self.texts = config.log_text
         self.set_levels(dict.fromkeys(ROOMS, config.log_level) | config.log_levels)
@@ -108,7 +110,7 @@ class Logs:
             return
         if self._file is not None:
             self._file.close()
-            self.on_file(None)
+            self._note_file(None)
         path = config.log_file
         self._file = None if path is None else LogFile(path, self._note_file)
 
@@ -117,8 +119,8 @@ class Logs:
         self._levels |= levels
         self._least = {room: LEVELS[level] for room, level in self._levels.items()}
 
-    def reopen(self) -> None:
-        """Open the file anew: whoever rotates it says so."""
+    def reopen_file(self) -> None:
+        """Open the file again, after a rotation."""
         if self._file is not None:
             self._file.reopen()
 
@@ -127,8 +129,8 @@ class Logs:
         """The least level that is logged, by room."""
         return dict(self._levels)
 
-    def tells(self, room: str, level: str) -> bool:
-        """Tell whether an event would be logged: for those that are often and not wanted."""
+    def is_logged(self, room: str, level: str) -> bool:
+        """Whether an event would be logged: for frequent events that are usually not logged."""
         return LEVELS[level] >= self._least[room]
 
     def for_workers(self) -> m.Logging:
@@ -144,9 +146,6 @@ class Logs:
             "levels": self.levels,
             "texts": self.texts,
         }
-
-    def _note_file(self, cause: str | None) -> None:
-        self.on_file(cause)
 
     def _pass_or_drop(self, logger: object, method: str, event: EventDict) -> EventDict:
         room = event.setdefault("room", DEFAULT_ROOM)
@@ -192,16 +191,14 @@ logs = Logs()
 
 
 class _Sink:
-    """What structlog hands events to: one method a level."""
+    """The logger that structlog passes events to: one method a level."""
 
     def __init__(self, write: Callable[[EventDict], None]):
         self.debug = self.info = self.warning = self.error = self.critical = write
 
 
-class Library(logging.Handler):
-    """Makes events of what Python's libraries log, as asyncio does of its troubles, in any of their
-    threads.
-    """
+class LibraryHandler(logging.Handler):
+    """Logs the records of Python's libraries, such as asyncio's, from any of their threads."""
 
     def __init__(self, owner: Logs):
         super().__init__()
@@ -212,15 +209,15 @@ class Library(logging.Handler):
         level = "error" if record.levelno >= logging.ERROR else "warning"
         text = record.getMessage()[:LIBRARY_CHARACTERS_MAX]
         log = getattr(structlog.get_logger(), level)
-        told = {"source": record.name, "text": text, "exc_info": record.exc_info}
-        self._owner.in_owner(partial(log, "library.said", **told))
+        fields = {"source": record.name, "text": text, "exc_info": record.exc_info}
+        self._owner.call_in_owner(partial(log, "library.said", **fields))
 
 
 def _hand_over(
     _logger: object, _method: str, event: EventDict
 ) -> tuple[tuple[Any], dict[str, Any]]:
-    """Give the event itself to the sink, what all events have first."""
-    head = {key: event.pop(key) for key in _HEAD if key in event}
+    """Pass the event itself to the sink, with the fields of all events first."""
+    head = {key: event.pop(key) for key in _FIRST_FIELDS if key in event}
     return ({**head, **event},), {}
 
 
@@ -242,7 +239,7 @@ def _for_terminal(event: EventDict) -> EventDict:
 
 
 def _loss(event: EventDict, count: int) -> EventDict:
-    """Return the event that says, before *event*, how many others were not written."""
+    """Return the event that reports, before *event*, how many events were not written."""
     head = {"timestamp": event["timestamp"], "level": "warning", "room": DEFAULT_ROOM}
     return {**head, "event": "log.lost", "events": count}
 
@@ -252,7 +249,7 @@ def _bytes(line: Any) -> bytes:
 
 
 def is_journal(environ: Mapping[str, str], descriptor: int) -> bool:
-    """Tell whether a descriptor is the journal's: systemd names its device and inode."""
+    """Return whether a descriptor is the journal's: systemd names its device and inode."""
     try:
         status = os.fstat(descriptor)
     except OSError:

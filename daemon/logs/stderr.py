@@ -1,4 +1,4 @@
-"""Standard error, where events go that no file takes: whoever reads it keeps nobody waiting.
+"""Standard error as the log's fallback, written without waiting for its reader.
 
 A terminal is stopped by Ctrl-S, a pager reads no further than it shows, and the journal may hang:
 the daemon's event loop would stand still with all its clients until they go on.
@@ -14,7 +14,7 @@ from functools import partial
 
 __all__ = ("StandardError",)
 
-_FLAGS = os.O_WRONLY | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK
+_OPEN_FLAGS = os.O_WRONLY | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK
 
 
 class StandardError:
@@ -29,7 +29,7 @@ class StandardError:
         self._opened = -1
         self._send = self._sender(descriptor)
         self._rest = b""
-        """Of what was begun: it is finished before anything else."""
+        """The unwritten rest of an event: it is finished before anything else."""
 
     def _sender(self, descriptor: int) -> Callable[[bytes], int]:
         try:
@@ -38,14 +38,14 @@ class StandardError:
                 self._socket = own = socket.socket(fileno=os.dup(descriptor))
                 return lambda data: own.send(data, socket.MSG_DONTWAIT)
             if stat.S_ISFIFO(mode) or stat.S_ISCHR(mode):
-                self._opened = os.open(f"/proc/self/fd/{descriptor}", _FLAGS)
+                self._opened = os.open(f"/proc/self/fd/{descriptor}", _OPEN_FLAGS)
                 return partial(os.write, self._opened)
         except OSError:  # it may be another user's, or there is no /proc
             pass
         return partial(os.write, descriptor)
 
     def write(self, data: bytes) -> bool:
-        """Write *data*, or begin to; tell whether there was room for it."""
+        """Write *data*, or begin to; return whether there was room for it."""
         try:
             if not self._drain():
                 return False
@@ -59,7 +59,7 @@ class StandardError:
         return True
 
     def _drain(self) -> bool:
-        """Write what was begun, as far as there is room; tell whether that is all of it."""
+        """Continue to write, as far as there is room; return whether all is written."""
         while self._rest:
             try:
                 self._rest = self._rest[self._send(self._rest) :]

@@ -1,7 +1,7 @@
-"""The HTTP listener: `GET /metrics` and `GET /health`, small and bounded, on the daemon's loop.
+"""The HTTP server of `GET /metrics` and `GET /health`, small and bounded, on the daemon's loop.
 
-One request a connection; whoever is slow, large or one too many is sent away. It is a part that may
-fail: while it cannot listen it tries again now and then, and the daemon serves on.
+It serves one request a connection, and closes connections that are slow, large or one too many. It
+is an optional component: while it cannot listen it retries, and the daemon goes on without it.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import socket
 import stat
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,44 +26,35 @@ from .listen_address import Address
 if TYPE_CHECKING:
     from ..core import Daemon
 
-__all__ = ("Listener",)
+__all__ = ("MetricsServer",)
 
 CONNECTIONS_MAX = 8
 HEAD_BYTES_MAX = 8192
 REST_BYTES_MAX = 1 << 16
-"""Of a body that nobody asked for: more of it is not read before the connection is closed."""
-REQUEST_S = 5.0
-RETRY_S = 2.0
+"""Bytes of an unexpected body that are read before the connection is closed."""
+REQUEST_TIMEOUT_S = 5.0
+LISTEN_RETRY_S = 2.0
 BACKLOG = 16
 METHODS = ("GET", "HEAD")
-REASONS = {
-    200: "OK",
-    400: "Bad Request",
-    404: "Not Found",
-    405: "Method Not Allowed",
-    431: "Request Header Fields Too Large",
-    500: "Internal Server Error",
-    503: "Service Unavailable",
-}
 END = b"\r\n\r\n"
 JSON = "application/json"
 TEXT = "text/plain; charset=utf-8"
 
 log = structlog.get_logger()
-Answer = tuple[int, str, bytes]
+Response = tuple[int, str, bytes]
 """Status, content type, body."""
 
 
-class Listener:
-    """Serves the figures of *daemon* at *address*. *note* hears why it cannot, or None: it does."""
+class MetricsServer:
+    """Serves the metrics of *daemon* at *address*. *note* gets the cause of a failure, or None."""
 
     def __init__(self, daemon: Daemon, address: Address, note: Callable[[str | None], None]):
         self.where: str | None = None
         """Where it listens, if it does."""
         self._daemon, self._address, self._note = daemon, address, note
         self._sock: socket.socket | None = None
-        self._open = 0
-        self._paths: dict[str, Callable[[], Awaitable[Answer]]] = {
+        self._open_connections = 0
+        self._paths: dict[str, Callable[[], Awaitable[Response]]] = {
             "/metrics": self._metrics,
             "/health": self._health,
         }
@@ -83,7 +75,7 @@ class Listener:
             while True:
                 if self._sock is not None:
                     await self._serve(self._sock, group)
-                await anyio.sleep(RETRY_S)
+                await anyio.sleep(LISTEN_RETRY_S)
                 self.open()
 
     async def _serve(self, sock: socket.socket, group: anyio.abc.TaskGroup) -> None:
@@ -100,26 +92,28 @@ class Listener:
                     os.unlink(self._address.path)
 
     async def _serve_one(self, stream: anyio.abc.SocketStream) -> None:
-        self._open += 1
+        self._open_connections += 1
         try:
             async with stream:
-                with anyio.move_on_after(REQUEST_S):
-                    await self._answer(stream)
+                with anyio.move_on_after(REQUEST_TIMEOUT_S):
+                    await self._serve_request(stream)
         except (OSError, anyio.BrokenResourceError, anyio.ClosedResourceError):
-            pass  # whoever asked has gone
+            pass  # the client has closed the connection
         finally:
-            self._open -= 1
+            self._open_connections -= 1
 
-    async def _answer(self, stream: anyio.abc.SocketStream) -> None:
-        if self._open > CONNECTIONS_MAX:
-            await stream.send(_text((503, TEXT, b"too many connections: try again\n")))
+    async def _serve_request(self, stream: anyio.abc.SocketStream) -> None:
+        if self._open_connections > CONNECTIONS_MAX:
+            await stream.send(_response_bytes((503, TEXT, b"too many connections: try again\n")))
             return
-        head = await _head(stream)
-        await stream.send(_text(await self._answer_of(head), body=not head.startswith(b"HEAD ")))
+        head = await _read_head(stream)
+        await stream.send(
+            _response_bytes(await self._respond(head), body=not head.startswith(b"HEAD "))
+        )
         await stream.send_eof()
         await _read_rest(stream)
 
-    async def _answer_of(self, head: bytes) -> Answer:
+    async def _respond(self, head: bytes) -> Response:
         if len(head) > HEAD_BYTES_MAX:
             return 431, TEXT, f"at most {HEAD_BYTES_MAX} bytes\n".encode()
         words = head.partition(b"\r\n")[0].decode("latin-1").split(" ")
@@ -136,10 +130,10 @@ class Listener:
             log.exception("metrics.failed", path=path)
             return 500, TEXT, b"see the daemon's log\n"
 
-    async def _metrics(self) -> Answer:
+    async def _metrics(self) -> Response:
         return 200, CONTENT_TYPE, await scrape(self._daemon)
 
-    async def _health(self) -> Answer:
+    async def _health(self) -> Response:
         daemon = self._daemon
         failing = [part["part"] for part in daemon.parts.describe() if not part["works"]]
         ends = daemon.draining or daemon.stopping.is_set()
@@ -195,7 +189,7 @@ def _is_served(path: Path) -> bool:
         return True
 
 
-async def _head(stream: anyio.abc.SocketStream) -> bytes:
+async def _read_head(stream: anyio.abc.SocketStream) -> bytes:
     """Return a request up to its empty line; of one that is too long or cut off, what is there."""
     head = b""
     while END not in head and len(head) <= HEAD_BYTES_MAX:
@@ -206,11 +200,11 @@ async def _head(stream: anyio.abc.SocketStream) -> bytes:
     return head[: head.index(END) + len(END)] if END in head else head
 
 
-def _text(answer: Answer, *, body: bool = True) -> bytes:
-    """Return an answer as it is sent, with its body or without."""
-    status, kind, content = answer
+def _response_bytes(response: Response, *, body: bool = True) -> bytes:
+    """Return a response as it is sent, with its body or without."""
+    status, kind, content = response
     lines = [
-        f"HTTP/1.1 {status} {REASONS[status]}",
+        f"HTTP/1.1 {status} {HTTPStatus(status).phrase}",
         f"Content-Type: {kind}",
         f"Content-Length: {len(content)}",
         "Cache-Control: no-store",

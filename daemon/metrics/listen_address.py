@@ -1,4 +1,4 @@
-"""Where the figures are served: on a port, on a Unix socket, or nowhere."""
+"""The address of the metrics: a port, a Unix socket, or none."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LOOPBACK = "127.0.0.1"
 PORT_MAX = 65_535
 PATH_BYTES_MAX = 107
 """Linux' bound on a Unix socket's path: sun_path less its end mark."""
-FORMS = "off, a port, HOST:PORT with an IP address, or an absolute path"
+ADDRESS_FORMS = "off, a port, HOST:PORT with an IP address, or an absolute path"
 
 
 class Address(msgspec.Struct, frozen=True):
@@ -26,12 +26,12 @@ class Address(msgspec.Struct, frozen=True):
 
     @property
     def is_off(self) -> bool:
-        """Tell whether the figures are served nowhere."""
+        """Whether the metrics are not served."""
         return not self.host and not self.path
 
     @property
     def is_remote(self) -> bool:
-        """Tell whether other machines could read them."""
+        """Whether other machines could read them."""
         return bool(self.host) and not ipaddress.ip_address(self.host).is_loopback
 
     def __str__(self) -> str:
@@ -55,7 +55,7 @@ def parse_address(value: Any) -> Address:
             raise ValueError(f"{path!r} is longer than {PATH_BYTES_MAX} bytes")
         return Address(path=path)
     host, _, port = text.rpartition(":")
-    problem = ValueError(f"{value!r} is no address: {FORMS}")
+    problem = ValueError(f"{value!r} is no address: {ADDRESS_FORMS}")
     if isinstance(value, bool) or not (port.isascii() and port.isdigit()):
         raise problem
     if int(port) > PORT_MAX:

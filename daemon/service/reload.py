@@ -18,11 +18,11 @@ from ..config.settings import Config, applies
 from ..config.sources import ConfigError
 from ..core import Daemon
 from ..logs.setup import logs
-from .status import Service
+from .status import ServiceNotifier
 
-__all__ = ("Reload", "Reloaded", "merge")
+__all__ = ("ConfigReloader", "Reloaded", "merge")
 
-ERRORS_TOLD_MAX = 3
+ERRORS_NAMED_MAX = 3
 CAUSE_CHARACTERS_MAX = 500
 
 log = structlog.get_logger()
@@ -53,30 +53,30 @@ def merge(running: Config, read: Config) -> Reloaded:
     return Reloaded(config, [hyphens(f) for f in changed], [hyphens(f) for f in restart])
 
 
-class Reload:
-    """Reads the configuration with *read* each time that it is asked to; several requests while one
-    is under way are one more. Lives on the daemon's event loop.
+class ConfigReloader:
+    """Reads the configuration with *read* on each request; several requests while one is under way
+    are one more. Lives on the daemon's event loop.
     """
 
-    def __init__(self, daemon: Daemon, read: Callable[[], Config], service: Service):
+    def __init__(self, daemon: Daemon, read: Callable[[], Config], service: ServiceNotifier):
         self._daemon, self._read, self._service = daemon, read, service
-        self._asked = anyio.Event()
+        self._requested = anyio.Event()
 
-    def ask(self) -> None:
-        """Read it again, soon."""
-        self._asked.set()
+    def request_reload(self) -> None:
+        """Read the configuration again, soon."""
+        self._requested.set()
 
     async def run(self) -> None:
-        """Do what is asked, until cancelled."""
+        """Reload on request, until cancelled."""
         while True:
-            await self._asked.wait()
-            self._asked = anyio.Event()
-            self._service.reloading()
-            await self._once()
-            self._service.ready()
+            await self._requested.wait()
+            self._requested = anyio.Event()
+            self._service.notify_reloading()
+            await self._reload()
+            self._service.notify_ready()
 
-    async def _once(self) -> None:
-        logs.reopen()
+    async def _reload(self) -> None:
+        logs.reopen_file()
         parts = self._daemon.parts
         try:
             read = await anyio.to_thread.run_sync(self._read)
@@ -87,7 +87,7 @@ class Reload:
             return
         reloaded = merge(self._daemon.config, read)
         self._daemon.restart_for = reloaded.restart
-        outdated = _hold(self._daemon, reloaded.config)
+        outdated = _apply(self._daemon, reloaded.config)
         parts.note("config", None)
         log.info(
             "config.read_again",
@@ -98,13 +98,13 @@ class Reload:
 
 
 def _cause(lines: list[str]) -> str:
-    more = len(lines) - ERRORS_TOLD_MAX
-    text = "; ".join(lines[:ERRORS_TOLD_MAX]) + (f"; and {more} more" if more > 0 else "")
+    more = len(lines) - ERRORS_NAMED_MAX
+    text = "; ".join(lines[:ERRORS_NAMED_MAX]) + (f"; and {more} more" if more > 0 else "")
     return text[:CAUSE_CHARACTERS_MAX]
 
 
-def _hold(daemon: Daemon, config: Config) -> list[str]:
-    """Let *config* hold; return the models that go by the one before until their next load."""
+def _apply(daemon: Daemon, config: Config) -> list[str]:
+    """Apply *config*; return the models that keep the old one until their next load."""
     daemon.config = config
     bounds = daemon.ledger.bounds
     bounds.tasks_max = config.tasks_waiting_max
@@ -120,6 +120,6 @@ def _hold(daemon: Daemon, config: Config) -> list[str]:
         dormant_s_max=config.dormant_days_max * DAY_S,
         dormant_bytes_max=config.dormant_bytes_max,
     )
-    logs.hold(config)
+    logs.apply_config(config)
     daemon.use_logging()
     return daemon.registry.reconfigure(config)

@@ -1,4 +1,4 @@
-"""OpenTelemetry traces: what each request went through, told once it is over.
+"""OpenTelemetry traces: the phases of each request, exported once it is over.
 
 Nothing but `export` needs OpenTelemetry's packages, the extra `traces`; `service` imports it where
 the setting `traces` asks for spans.

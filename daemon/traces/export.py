@@ -29,28 +29,30 @@ from .target import Target
 
 __all__ = ("Export", "FileExporter")
 
-FILE_BYTES_MAX = 1 << 30
+SPANS_FILE_BYTES_MAX = 1 << 30
 ANSWER_BYTES_MAX = 1 << 12
 SERVICE = "inferd"
 _propagator = TraceContextTextMapPropagator()
 Note = Callable[[str | None], None]
-"""Hears why spans do not arrive, or None: they do. From any thread."""
+"""Called from any thread with the reason why spans do not arrive, or None: they do."""
 
 
 class Export:
-    """Makes spans and sends them to *target*. `tell` belongs to one thread."""
+    """Makes spans and sends them to *target*. One thread calls `export_spans`."""
 
     def __init__(self, target: Target, note: Note):
-        self._hears = _Hears(str(target), note)
+        self._health = _ExportHealth(str(target), note)
         exporter = FileExporter(Path(target.path)) if target.path else _collector(target)
         self._provider = TracerProvider(resource=_resource(), shutdown_on_exit=False)
-        self._provider.add_span_processor(BatchSpanProcessor(_Watched(exporter, self._hears)))
+        self._provider.add_span_processor(
+            BatchSpanProcessor(_NotingExporter(exporter, self._health))
+        )
         self._tracer = self._provider.get_tracer(SERVICE, __version__)
         logger = logging.getLogger("opentelemetry")
         logger.propagate = False
-        logger.addHandler(self._hears)
+        logger.addHandler(self._health)
 
-    def tell(self, spans: Sequence[Span], parent: str) -> None:
+    def export_spans(self, spans: Sequence[Span], parent: str) -> None:
         """Make spans, the first of which holds the others, as a child of *parent*, a
         `traceparent`; empty: the first of a trace.
         """
@@ -61,13 +63,15 @@ class Export:
 
         first, *inside = spans
         carrier = {"traceparent": parent} if parent else {}
-        outer = self._begin(first, _propagator.extract(carrier, Context()), SpanKind.SERVER, date)
+        outer = self._start_span(
+            first, _propagator.extract(carrier, Context()), SpanKind.SERVER, date
+        )
         within = set_span_in_context(outer, Context())
         for span in inside:
-            self._begin(span, within, SpanKind.INTERNAL, date).end(date(span.ended_at))
+            self._start_span(span, within, SpanKind.INTERNAL, date).end(date(span.ended_at))
         outer.end(date(first.ended_at))
 
-    def _begin(
+    def _start_span(
         self, span: Span, context: Context, kind: SpanKind, date: Callable[[float], int]
     ) -> OpenSpan:
         begun = self._tracer.start_span(
@@ -80,13 +84,13 @@ class Export:
     def close(self) -> None:
         """Send what is left; that may take long."""
         self._provider.shutdown()
-        logging.getLogger("opentelemetry").removeHandler(self._hears)
+        logging.getLogger("opentelemetry").removeHandler(self._health)
 
 
 class FileExporter(SpanExporter):
     """Appends spans to a file, one a line in JSON. The file may be moved away at any time."""
 
-    def __init__(self, path: Path, bytes_max: int = FILE_BYTES_MAX):
+    def __init__(self, path: Path, bytes_max: int = SPANS_FILE_BYTES_MAX):
         self._file = LogFile(path, bytes_max=bytes_max)
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
@@ -102,8 +106,8 @@ class FileExporter(SpanExporter):
         self._file.close()
 
 
-class _Hears(logging.Handler):
-    """Hears what the SDK and its exporter warn of: they tell that to the log alone."""
+class _ExportHealth(logging.Handler):
+    """Notes the warnings of the SDK and its exporter, which they write to Python's log alone."""
 
     def __init__(self, where: str, note: Note):
         super().__init__(logging.WARNING)
@@ -113,34 +117,34 @@ class _Hears(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """Note a warning at once: a failing export is tried again for some seconds."""
         self._cause = record.getMessage()
-        self.fails()
+        self.note_failure()
 
-    def fails(self, cause: str = "") -> None:
-        """Note that spans do not arrive, by *cause* or what was heard last."""
+    def note_failure(self, cause: str = "") -> None:
+        """Note that spans do not arrive, for *cause* or the last warning."""
         self._note(f"{self._where}: {cause or self._cause}")
 
-    def works(self) -> None:
+    def note_success(self) -> None:
         """Note that spans arrive."""
         self._note(None)
 
 
-class _Watched(SpanExporter):
-    """An exporter that fails aloud."""
+class _NotingExporter(SpanExporter):
+    """An exporter that notes whether spans arrive."""
 
-    def __init__(self, exporter: SpanExporter, hears: _Hears):
-        self._exporter, self._hears = exporter, hears
+    def __init__(self, exporter: SpanExporter, health: _ExportHealth):
+        self._exporter, self._health = exporter, health
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         """Export *spans*, and note how that went."""
         try:
             result = self._exporter.export(spans)
         except OSError as exc:
-            self._hears.fails(exc.strerror or str(exc))
+            self._health.note_failure(exc.strerror or str(exc))
             return SpanExportResult.FAILURE
         if result is SpanExportResult.SUCCESS:
-            self._hears.works()
+            self._health.note_success()
         else:
-            self._hears.fails()
+            self._health.note_failure()
         return result
 
     def shutdown(self) -> None:
@@ -168,7 +172,7 @@ def _read_answer(response: requests.Response, **_: object) -> None:
 
 
 def _resource() -> Resource:
-    """Return what the spans are of; `OTEL_SERVICE_NAME` and its like come first."""
+    """Return the resource of the spans; `OTEL_SERVICE_NAME` and its like take precedence."""
     given = Resource.create()
     own: dict[str, str] = {}
     if str(given.attributes.get(SERVICE_NAME, "")).startswith("unknown_service"):

@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 
 __all__ = ("Follower", "follow_none", "note_visit")
 
-PULLED = "compute_single"
+PULLED_CALL = "compute_single"
 OPERATIONS = {
     "answers": CHAT,
     "chat": CHAT,
     "compute": COMPLETION,
-    PULLED: COMPLETION,
+    PULLED_CALL: COMPLETION,
     "embed": EMBEDDINGS,
     "prompt_compute": COMPLETION,
     "resume": CHAT,
@@ -195,7 +195,7 @@ def _operation(request: Request) -> str:
 
 def _goes_on(request: Request, session: Session | None, exc: BaseException) -> bool:
     """Tell whether *exc* only says how a turn went that an earlier call has begun."""
-    if request.call != PULLED:
+    if request.call != PULLED_CALL:
         return False
     turn = None if session is None else session.turn
     known = isinstance(exc, EndOfSequence | ContextFull) or not isinstance(exc, InferdError)

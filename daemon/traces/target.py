@@ -1,4 +1,4 @@
-"""Where spans go: to a collector, into a file, or nowhere."""
+"""The target of spans: a collector, a file, or none."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import msgspec
 
 __all__ = ("Target", "parse_target")
 
-TEXT_CHARACTERS_MAX = 2000
+TARGET_CHARACTERS_MAX = 2000
 PATH = "/v1/traces"
 """What OTLP over HTTP has behind an endpoint that names no path."""
 ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
 TRACES_ENDPOINT = "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"
 ENDPOINT_DEFAULT = "http://localhost:4318"
-FORMS = (
+TARGET_FORMS = (
     "off, http://HOST:PORT of a collector, otlp (the one that OTEL_EXPORTER_OTLP_ENDPOINT names, or"
     f" {ENDPOINT_DEFAULT}), or file: and an absolute path"
 )
@@ -32,12 +32,12 @@ class Target(msgspec.Struct, frozen=True):
 
     @property
     def is_off(self) -> bool:
-        """Tell whether spans go nowhere."""
+        """Whether no spans are made."""
         return not self.url and not self.path
 
     @property
     def is_remote(self) -> bool:
-        """Tell whether they leave this machine."""
+        """Whether they leave this machine."""
         return bool(self.url) and not _is_loopback(urlsplit(self.url).hostname or "")
 
     def __str__(self) -> str:
@@ -50,8 +50,8 @@ def parse_target(value: Any, environ: Mapping[str, str]) -> Target:
     :raises ValueError: it is none.
     """
     text = value.strip() if isinstance(value, str) else ""
-    if len(text) > TEXT_CHARACTERS_MAX:
-        raise ValueError(f"{len(text)} characters; it has {TEXT_CHARACTERS_MAX} at most")
+    if len(text) > TARGET_CHARACTERS_MAX:
+        raise ValueError(f"{len(text)} characters; it has {TARGET_CHARACTERS_MAX} at most")
     if text.lower() == "off":
         return Target()
     if text.lower() == "otlp":
@@ -62,13 +62,13 @@ def parse_target(value: Any, environ: Mapping[str, str]) -> Target:
         return Target(path=str(Path(path)))
     if "://" in text:
         return _collector(text)
-    raise ValueError(f"{value!r} names no place for spans: {FORMS}")
+    raise ValueError(f"{value!r} names no place for spans: {TARGET_FORMS}")
 
 
 def _collector(text: str) -> Target:
     parts = urlsplit(text)  # raises ValueError, as does the port
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.port == 0:
-        raise ValueError(f"{text!r} is no collector's address: {FORMS}")
+        raise ValueError(f"{text!r} is no collector's address: {TARGET_FORMS}")
     if parts.username is not None or parts.password is not None:
         raise ValueError("a collector's address holds no password: OTEL_EXPORTER_OTLP_HEADERS does")
     return Target(url=text if parts.path not in ("", "/") else _join(text))

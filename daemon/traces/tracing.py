@@ -1,4 +1,4 @@
-"""The part that tells traces: opened and closed with the daemon, and never in anybody's way."""
+"""The optional component that exports traces: opened and closed with the daemon."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 __all__ = ("Traces",)
 
 FLUSH_S_MAX = 3.0
-"""So long the end waits for spans that are not sent yet."""
-INSTALL = "install the extra: pip install 'inferd[traces]'"
+"""The time that the daemon's end waits for spans that are not sent yet."""
+TRACES_REMEDY = "install the extra: pip install 'inferd[traces]'"
 
 log = structlog.get_logger()
 
 
 class Traces:
-    """Tells the traces of *daemon*, if its configuration says so. Lives on its event loop."""
+    """Exports the traces of *daemon*, if a target is configured. Lives on its event loop."""
 
     def __init__(self, daemon: Daemon):
         self._daemon, self._parts = daemon, daemon.parts
@@ -47,37 +47,37 @@ class Traces:
 
             self._export = Export(target, self._note_from_anywhere)
         except ImportError as exc:
-            self._parts.note("traces", f"{exc.name} is not installed", remedy=INSTALL)
+            self._parts.note("traces", f"{exc.name} is not installed", remedy=TRACES_REMEDY)
             return
         except Exception as exc:  # whatever an extra does, the daemon starts
             self._parts.note("traces", f"{target}: {exc}")
             return
-        Follower(self._take).attach(self._daemon)
+        Follower(self._schedule_export).attach(self._daemon)
         log.info("traces.opened", where=str(target))
 
-    def _take(self, request: RequestFacts, parent: str) -> None:
-        """Tell a request that is over, once what is being answered now is sent."""
-        self._loop.call_soon(self._tell, request, parent)
+    def _schedule_export(self, request: RequestFacts, parent: str) -> None:
+        """Export a request that is over, once the answer under way is sent."""
+        self._loop.call_soon(self._export_request, request, parent)
 
-    def _tell(self, request: RequestFacts, parent: str) -> None:
+    def _export_request(self, request: RequestFacts, parent: str) -> None:
         assert self._export is not None, "nothing is followed without it"
-        self._export.tell(spans_of(request), parent)
+        self._export.export_spans(spans_of(request), parent)
 
     def _note_from_anywhere(self, cause: str | None) -> None:
         self._call_from_anywhere(partial(self._parts.note, "traces", cause))
 
     def _call_from_anywhere(self, function: Callable[[], object]) -> None:
-        with suppress(RuntimeError):  # the loop is closed: nobody is left to hear
+        with suppress(RuntimeError):  # the loop is closed: the daemon has ended
             self._loop.call_soon_threadsafe(function)
 
     async def close(self) -> None:
         """Send what is left, within a bound."""
         if self._export is None:
             return
-        await anyio.lowlevel.checkpoint()  # what was taken is told
+        await anyio.lowlevel.checkpoint()  # so that scheduled exports run
         sent = anyio.Event()
         close = partial(self._close, self._export, sent)
-        # A daemon thread: who does not answer must not keep the process.
+        # A daemon thread: a collector that does not answer must not keep the process.
         threading.Thread(target=close, name="traces-close", daemon=True).start()
         with anyio.move_on_after(FLUSH_S_MAX) as scope:
             await sent.wait()

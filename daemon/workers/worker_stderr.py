@@ -13,14 +13,14 @@ from collections.abc import Callable
 
 from ...backends.library_log import SYSLOG_PRIORITIES
 
-__all__ = ("TEXT_CHARACTERS_MAX", "WorkerLines", "cut_quotes", "split_priority")
+__all__ = ("EVENT_CHARACTERS_MAX", "WorkerLines", "cut_quotes", "split_priority")
 
-READ_BYTES = 1 << 16
+PIPE_READ_BYTES = 1 << 16
 READS_LEFT_MAX = 4
 """Reads once the process has exited: a pipe holds one read."""
-LINE_BYTES_MAX = 1 << 16
+STDERR_LINE_BYTES_MAX = 1 << 16
 """A line that is longer is cut up."""
-TEXT_CHARACTERS_MAX = 2000
+EVENT_CHARACTERS_MAX = 2000
 LEFT_OUT = "\n…\n"
 GATHER_S = 0.2
 """Lines without a priority that come within this are one event, as those of a traceback."""
@@ -66,14 +66,14 @@ class WorkerLines:
     def _read(self) -> bool:
         """Log the lines that have come; return whether there may be more."""
         try:
-            data = os.read(self._reader, READ_BYTES)
+            data = os.read(self._reader, PIPE_READ_BYTES)
         except BlockingIOError:
             return False
         if not data:
             self._end()
             return False
         *lines, self._rest = (self._rest + data).split(b"\n")
-        if len(self._rest) > LINE_BYTES_MAX:
+        if len(self._rest) > STDERR_LINE_BYTES_MAX:
             lines, self._rest = [*lines, self._rest], b""
         self._log_lines(lines)
         return True
@@ -91,7 +91,7 @@ class WorkerLines:
         for line in lines:
             level, text = split_priority(line.decode("utf-8", "replace"))
             if level is not None:
-                self._log_line(level, "llama.said", text[:TEXT_CHARACTERS_MAX])
+                self._log_line(level, "llama.said", text[:EVENT_CHARACTERS_MAX])
             elif text.strip():
                 self._gather(text)
 
@@ -123,9 +123,9 @@ def _shortened(text: str) -> str:
     """Return a text that is not too long: a failed assertion begins it, a traceback's error ends
     it.
     """
-    if len(text) <= TEXT_CHARACTERS_MAX:
+    if len(text) <= EVENT_CHARACTERS_MAX:
         return text
-    half = (TEXT_CHARACTERS_MAX - len(LEFT_OUT)) // 2
+    half = (EVENT_CHARACTERS_MAX - len(LEFT_OUT)) // 2
     return text[:half] + LEFT_OUT + text[-half:]
 
 

@@ -27,7 +27,7 @@ from inferd.daemon.config.log_levels import ROOMS
 from inferd.daemon.config.settings import Config
 from inferd.daemon.config.sources import ConfigError, load_config
 from inferd.daemon.core import Daemon
-from inferd.daemon.logs.setup import Library, Logs
+from inferd.daemon.logs.setup import LibraryHandler, Logs
 from inferd.daemon.workers.worker_stderr import GATHER_S, WorkerLines, cut_quotes
 from inferd.ipc.messages import LogLevelParams
 from inferd.scheduler.recording.engine_log import TEXT_CHARACTERS_MAX
@@ -406,17 +406,17 @@ def test_lines_of_the_library_are_bounded_and_what_is_left_out_is_told() -> None
 async def test_what_a_library_logs_in_a_thread_is_logged_by_the_loop() -> None:
     """The file belongs to one thread: closed by another, its number may be another file's."""
     owner = Logs()
-    owner.live_on(asyncio.get_running_loop())
+    owner.bind_loop(asyncio.get_running_loop())
     record = logging.LogRecord("urllib3", logging.WARNING, "", 0, "wrong %s", ("headers",), None)
     with capture_logs() as logged:
-        thread = threading.Thread(target=Library(owner).emit, args=(record,))
+        thread = threading.Thread(target=LibraryHandler(owner).emit, args=(record,))
         thread.start()
         thread.join()
         assert logged == []
         await anyio.lowlevel.checkpoint()
         [event] = logged
         assert (event["source"], event["text"]) == ("urllib3", "wrong headers")
-        Library(owner).emit(record)
+        LibraryHandler(owner).emit(record)
         assert len(logged) == 2, "its own thread need not wait"
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from inferd import Client
-from inferd.daemon.metrics.http_listener import CONNECTIONS_MAX, HEAD_BYTES_MAX, REQUEST_S
+from inferd.daemon.metrics.http_listener import CONNECTIONS_MAX, HEAD_BYTES_MAX, REQUEST_TIMEOUT_S
 from inferd.testing import running_daemon
 from tests.daemon.manager import manager_of, serving
 from tests.daemon.metrics.scraping import ask, connect, figures_of, scrape, where_of
@@ -84,7 +84,7 @@ def test_one_too_many_is_sent_away_and_who_says_nothing_is_let_go(where: str) ->
         with connect(where) as late:
             assert late.recv(1000).startswith(b"HTTP/1.1 503 ")
         for sock in silent:
-            sock.settimeout(REQUEST_S + SECONDS_MAX)
+            sock.settimeout(REQUEST_TIMEOUT_S + SECONDS_MAX)
             assert sock.recv(1) == b""  # the time is over
         assert "inferd_build_info" in scrape(where)
     finally:

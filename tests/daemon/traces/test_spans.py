@@ -10,7 +10,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from inferd.daemon.config.sources import ConfigError, load_config
 from inferd.daemon.traces.export import FileExporter
 from inferd.daemon.traces.spans import CHAT, EMBEDDINGS, RequestFacts, Span, TurnFacts, spans_of
-from inferd.daemon.traces.target import TEXT_CHARACTERS_MAX, Target, parse_target
+from inferd.daemon.traces.target import TARGET_CHARACTERS_MAX, Target, parse_target
 from inferd.scheduler.messages import TurnStats
 
 ENDED = TurnStats(stop_reason="eos", cached_tokens=3, parks=1)
@@ -101,7 +101,7 @@ def test_the_environment_names_the_collector_where_the_setting_says_so() -> None
     [
         "", "on", 4318, True, "127.0.0.1:4318", "ftp://127.0.0.1", "http://", "http://h:99999",
         "http://h:0", "http://user:word@127.0.0.1", "file:relative", "file:", "/no/scheme",
-        "http://h/" + "x" * TEXT_CHARACTERS_MAX,
+        "http://h/" + "x" * TARGET_CHARACTERS_MAX,
     ],
 )  # fmt: skip
 def test_what_names_no_place_is_refused(text: object) -> None:
