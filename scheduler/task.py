@@ -137,7 +137,7 @@ class Task:
             place=arrival if before.admitted_s is None else arrival - BEGUN_AHEAD,
             now=now,
             tokens=tokens,
-            prompt_size=len(tokens) + before.dropped - before.told,
+            prompt_size=len(tokens) + before.dropped - before.output_tokens,
             text=_assembler(spec, watch),
             watch=watch,
             scope=scope,

@@ -56,7 +56,7 @@ class Turn:
         self.comparisons = Comparisons(judge)
         self.tokens: list[int] = []
         self.shifts: list[tuple[int, int]] = []
-        self.likely: list[m.Likely] = []
+        self.logprobs: list[m.TokenLogprob] = []
         """How likely the first tokens were, where that is asked for."""
         self._kept = 0
         self.text = bytearray()
@@ -111,10 +111,10 @@ class Turn:
             return None
         self._port = port
         progressed = m.Progressed(
-            told=len(self.tokens),
+            output_tokens=len(self.tokens),
             text_bytes=len(self.text),
             answer=m.pack_tokens(self.tokens) if self.shifts else b"",
-            surprises=m.pack_floats(self.surprises),
+            surprisals=m.pack_floats(self.surprises),
             asked=max(0, self._asked),
             dropped=sum(discard for _, discard in self.shifts),
             shifts=len(self.shifts),
@@ -184,9 +184,9 @@ class Turn:
                     self._unread_at = None if self._credit else time.monotonic()
                 self.tokens += tokens
                 self.text += text
-                if report.surprise is not None:
-                    self.surprises.append(report.surprise)
-                self._keep(report.likely)
+                if report.surprisal is not None:
+                    self.surprises.append(report.surprisal)
+                self._keep(report.logprobs)
                 if self._shifted is not None:
                     self._shifted += tokens
                 if self._on_tokens is not None:
@@ -194,7 +194,7 @@ class Turn:
                 if self.spec.pull:
                     self._asked -= 1
                     self._tell(text)
-            case m.Sentence():
+            case m.SentenceEnded():
                 self.comparisons.ask(self.spec, report, self._answer)
             case m.Moved(_, state):
                 if state != "waiting":
@@ -232,12 +232,12 @@ class Turn:
         """
         return self._queued_at, self._admitted_at, self._first_token_at
 
-    def _keep(self, found: list[m.Likely]) -> None:
+    def _keep(self, found: list[m.TokenLogprob]) -> None:
         """Keep how likely tokens were, but for a stream, which tells it token by token."""
         if found and self.spec.credit < 0:
             self._kept += sum(1 + len(one.top) for one in found)
             if self._kept <= PROBABILITIES_MAX:
-                self.likely += found
+                self.logprobs += found
 
     def unread_for(self, seconds: float) -> bool:
         """Tell whether its reader has let a stream stand still for so long."""

@@ -8,7 +8,7 @@ from typing import Any
 from ...backends.errors import InvalidArgument
 from ...ipc import messages as w
 from ...ipc.server.server import Request
-from ...scheduler.messages import Likely, Position, Tokens
+from ...scheduler.messages import Position, TokenLogprob, Tokens
 from ...scheduler.output.logprobs import described
 from ...sessions import Session, TurnOptions
 from ...sessions.history.reasoning import ReasoningSplitter, Said
@@ -80,15 +80,15 @@ def _tokens_sender(
         event = w.TokensEvent(
             tokens=report.tokens, text=text, reasoning=reasoning, position=position
         )
-        if report.likely:
-            event.completion_probabilities = _probabilities(session, report.likely)
+        if report.logprobs:
+            event.completion_probabilities = _probabilities(session, report.logprobs)
         daemon.emit(request, event)
         position += len(report.tokens)
 
     return send_tokens
 
 
-def _probabilities(session: Session, found: list[Likely]) -> list[dict[str, Any]]:
+def _probabilities(session: Session, found: list[TokenLogprob]) -> list[dict[str, Any]]:
     turn = session.turn
     after_sampling = turn is not None and turn.spec.sampling.post_sampling_probs
     return described(found, after_sampling=after_sampling)

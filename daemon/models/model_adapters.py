@@ -82,7 +82,7 @@ def without_adapters(spec: ModelSpec) -> ModelSpec:
     return msgspec.structs.replace(spec, adapters=())
 
 
-def with_adapters(report: m.Reckoned, spec: ModelSpec) -> m.Reckoned:
+def with_adapters(report: m.MemoryEstimate, spec: ModelSpec) -> m.MemoryEstimate:
     """Return *report* with what the adapters of *spec* take: beside the layers, wherever these are;
     so it is counted on the host and on each device.
     """
@@ -95,7 +95,7 @@ def with_adapters(report: m.Reckoned, spec: ModelSpec) -> m.Reckoned:
         weights=need.weights + size,
         devices={device: taken + size for device, taken in need.devices.items()},
     )
-    return m.Reckoned(report.shape, more, report.devices)
+    return m.MemoryEstimate(report.shape, more, report.devices)
 
 
 def _size_of(file: Path) -> int:

@@ -16,7 +16,7 @@ import structlog
 from ...backends.errors import Busy, Cancelled, ModelNotFound, ShuttingDown
 from ...backends.params import nearest
 from ...scheduler.kv.origin import scoped
-from ...scheduler.recording.recorder import Act
+from ...scheduler.recording.recorder import Activity
 from ...sessions.turns.sentence_checks import Comparison, Similarity, nobody
 from ...sessions.worker_client import TaskReader
 from ..components import Parts
@@ -337,7 +337,7 @@ class Registry:
         self._forget(model)
         self._changed.set()
 
-    def adopt(self, model: Model, readers: Mapping[int, TaskReader], act: Act) -> None:
+    def adopt(self, model: Model, readers: Mapping[int, TaskReader], act: Activity) -> None:
         """Let the tasks of a worker that is gone go on in another one of *model*."""
         model.recovery.add_orphans(readers, act)
         self.start_soon(model.recovery.resume_tasks)

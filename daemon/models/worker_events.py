@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 import msgspec
 
 from ...scheduler import messages as m
-from ...scheduler.recording.recorder import Act
+from ...scheduler.recording.recorder import Activity
 from ...sessions.worker_client import TaskReader
 from ..residency.budget import Room
 from ..residency.estimates import Reckonings
@@ -41,7 +41,7 @@ class WorkerEvents(WorkerListener):
         kv_index: KvIndex,
         on_frame: Callable[[], None],
         on_work: Callable[[], None],
-        adopt: Callable[[Model, Mapping[int, TaskReader], Act], None],
+        adopt: Callable[[Model, Mapping[int, TaskReader], Activity], None],
     ):
         self.model = model
         self._signature = signature
@@ -61,19 +61,19 @@ class WorkerEvents(WorkerListener):
         """Report the progress to the callers that wait for the load."""
         self.model.progress(fraction)
 
-    def memory_estimated(self, worker: Worker, estimate: m.Reckoned) -> None:
+    def memory_estimated(self, worker: Worker, estimate: m.MemoryEstimate) -> None:
         """Remember an estimate for the next load of these files, and decide on this one."""
         self._reckonings.note(without_adapters(worker.spec), self._signature, estimate)
         self.decide_load(worker, estimate)
 
-    def decide_load(self, worker: Worker, estimate: m.Reckoned) -> None:
+    def decide_load(self, worker: Worker, estimate: m.MemoryEstimate) -> None:
         """Decide on a load by an estimate. With one that is known already its process need not run
         yet, so that a caller keeps its place before those that come later.
         """
         if self.model.embeds:
             worker.client.embeds = True
             need = estimate.need.with_embedding()
-            estimate = m.Reckoned(estimate.shape, need, estimate.devices)
+            estimate = m.MemoryEstimate(estimate.shape, need, estimate.devices)
         self._room.reckoned(self.model, worker, with_adapters(estimate, worker.spec))
         self._turnstile.look()
 
@@ -94,14 +94,14 @@ class WorkerEvents(WorkerListener):
         """Note that the memory of the embedding context is in use."""
         self._room.loaded(worker)
 
-    def kv_file_changed(self, worker: Worker, report: m.Stored | m.Unstored) -> None:
+    def kv_file_changed(self, worker: Worker, report: m.KvFileWritten | m.KvFileLost) -> None:
         """Record a KV file in the index of the disk tier."""
         fingerprint = worker.info.fingerprint
-        if isinstance(report, m.Unstored):
+        if isinstance(report, m.KvFileLost):
             self._kv_index.unstored(fingerprint, report.name, report.cause)
         else:
             self._kv_index.stored(fingerprint, *msgspec.structs.astuple(report))
 
-    def tasks_orphaned(self, readers: Mapping[int, TaskReader], act: Act) -> None:
+    def tasks_orphaned(self, readers: Mapping[int, TaskReader], act: Activity) -> None:
         """Resume the tasks in another worker of the model."""
         self._adopt(self.model, readers, act)

@@ -57,7 +57,7 @@ class _Claim:
 class _Load:
     """A load whose worker waits for an answer."""
 
-    def __init__(self, model: Model, worker: Worker, asked: m.Reckoned, floor: Shape):
+    def __init__(self, model: Model, worker: Worker, asked: m.MemoryEstimate, floor: Shape):
         self.model, self.worker = model, worker
         self.asked, self.report, self.floor = asked, asked, floor
         self.outdated = False
@@ -82,7 +82,7 @@ class Room:
         self._loads: dict[Worker, _Load] = {}
         self._waiting: list[Worker] = []
 
-    def reckoned(self, model: Model, worker: Worker, report: m.Reckoned) -> None:
+    def reckoned(self, model: Model, worker: Worker, report: m.MemoryEstimate) -> None:
         """Decide on a load: it goes on, in another shape perhaps, or waits, or is refused."""
         if worker.leaving:
             return
@@ -385,7 +385,7 @@ def _told_name(model: Model) -> str:
     return model.name if model.uid is None else "what another descriptor loaded"
 
 
-def floor_of(model: Model, report: m.Reckoned) -> Shape:
+def floor_of(model: Model, report: m.MemoryEstimate) -> Shape:
     """Return the smallest shape that *model* may be loaded in: what was asked for stays."""
     set_by_hand, shape = model.options(), report.shape
     if model.whole:

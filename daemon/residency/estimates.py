@@ -19,7 +19,7 @@ SHAPES_MAX = 64
 
 class _Known(NamedTuple):
     signature: Signature
-    reports: list[m.Reckoned]
+    reports: list[m.MemoryEstimate]
 
 
 class Reckonings:
@@ -32,12 +32,12 @@ class Reckonings:
     def __init__(self) -> None:
         self._known: dict[bytes, _Known] = {}
 
-    def known(self, spec: ModelSpec, signature: Signature) -> list[m.Reckoned]:
+    def known(self, spec: ModelSpec, signature: Signature) -> list[m.MemoryEstimate]:
         """Return what was reported of the same files for the same *spec*, first report first."""
         known = self._known.get(_key(spec))
         return list(known.reports) if known is not None and known.signature == signature else []
 
-    def note(self, spec: ModelSpec, signature: Signature, report: m.Reckoned) -> None:
+    def note(self, spec: ModelSpec, signature: Signature, report: m.MemoryEstimate) -> None:
         """Remember a report on files that were as *signature* says before it was made."""
         if spec.fd >= 0 or report.devices:
             return

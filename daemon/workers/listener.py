@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Protocol
 
 from ...scheduler import messages as m
-from ...scheduler.recording.recorder import Act
+from ...scheduler.recording.recorder import Activity
 from ...sessions.worker_client import TaskReader
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ class WorkerListener(Protocol):
     def load_progressed(self, fraction: float) -> None:
         """Report how much of the model is loaded."""
 
-    def memory_estimated(self, worker: Worker, estimate: m.Reckoned) -> None:
+    def memory_estimated(self, worker: Worker, estimate: m.MemoryEstimate) -> None:
         """Decide on a load: answer with the worker's `reckon`, `proceed` or `refuse`, or later."""
 
     async def reserve_embedding_memory(self, client: ProcessClient) -> None:
@@ -40,8 +40,8 @@ class WorkerListener(Protocol):
     def embedding_context_created(self, worker: Worker) -> None:
         """Note that the reserved memory of the embedding context is in use now."""
 
-    def kv_file_changed(self, worker: Worker, report: m.Stored | m.Unstored) -> None:
+    def kv_file_changed(self, worker: Worker, report: m.KvFileWritten | m.KvFileLost) -> None:
         """Record that a KV file was written, deleted, or could not be written."""
 
-    def tasks_orphaned(self, readers: Mapping[int, TaskReader], act: Act) -> None:
+    def tasks_orphaned(self, readers: Mapping[int, TaskReader], act: Activity) -> None:
         """Resume the tasks of a process that died during *act*."""

@@ -12,7 +12,7 @@ from ...backends import AdapterInfo, AdapterSpec, ModelInfo, ModelSpec, Renderin
 from ...backends.base import PLAIN_RENDERING
 from ...backends.errors import InferdError, WorkerCrashed
 from ...scheduler import messages as m
-from ...scheduler.recording.recorder import Act, Doing, Recorder
+from ...scheduler.recording.recorder import Activity, Doing, Recorder
 from ...sessions.worker_client import TaskReader
 from .listener import WorkerListener
 from .queries import PendingQueries
@@ -227,7 +227,7 @@ class ProcessClient:
         self.queries.refuse_all(lambda number, data: self._refusal(act, number, data) or error)
         self._listener.reports_handled()
 
-    def _refusal(self, act: Act, number: int, data: bytes) -> InferdError | None:
+    def _refusal(self, act: Activity, number: int, data: bytes) -> InferdError | None:
         """Return the error of a query that has ended the process; None: it has not."""
         if act.doing is not Doing.PROMPT or number not in act.ids:
             return None

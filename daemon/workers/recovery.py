@@ -17,7 +17,7 @@ import structlog
 
 from ...backends.errors import InferdError, LoadFailed, WorkerCrashed
 from ...scheduler import messages as m
-from ...scheduler.recording.recorder import Act, Doing
+from ...scheduler.recording.recorder import Activity, Doing
 from ...sessions.worker_client import Line, Port, TaskReader
 
 __all__ = ("Quarantine", "Recovery", "fail_readers", "quarantine_error")
@@ -106,7 +106,7 @@ class Recovery:
         self._suspects: set[int] = set()
         self._trial: int | None = None
         self._deaths: deque[float] = deque()
-        self._act: Act | None = None
+        self._act: Activity | None = None
 
     def __len__(self) -> int:
         return len(self._orphans)
@@ -121,7 +121,7 @@ class Recovery:
         self._suspects.clear()
         return orphans
 
-    def add_orphans(self, readers: Mapping[int, TaskReader], act: Act) -> None:
+    def add_orphans(self, readers: Mapping[int, TaskReader], act: Activity) -> None:
         """Add the tasks of a worker that died during *act*."""
         tasks = _without_trials(readers)
         fatal = {n for n in act.ids if n in tasks} if act.doing is Doing.STEP else set()

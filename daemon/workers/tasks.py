@@ -13,7 +13,14 @@ from .listener import WorkerListener
 __all__ = ("TaskReport", "WorkerTasks")
 
 TaskReport = (
-    m.Tokens | m.Sentence | m.Moved | m.Position | m.Shifted | m.Embedded | m.Finished | m.Failed
+    m.Tokens
+    | m.SentenceEnded
+    | m.Moved
+    | m.Position
+    | m.Shifted
+    | m.Embedded
+    | m.Finished
+    | m.Failed
 )
 
 

@@ -19,7 +19,7 @@ from structlog.contextvars import clear_contextvars
 from ...backends import ModelInfo, ModelSpec, Shape
 from ...backends.errors import InferdError, LoadFailed, error_from_wire
 from ...scheduler import messages as m
-from ...scheduler.recording.engine_counters import Figures
+from ...scheduler.recording.engine_counters import EngineCounters
 from ...scheduler.recording.recorder import Doing, Recorder, make_record
 from .cores import LOADING
 from .hang_detector import HangDetector
@@ -54,7 +54,7 @@ class Worker:
         limits: dict[str, Any] | None = None,
         kv_dir: str = "",
         hang_s: float = HANG_S,
-        known: Sequence[m.Reckoned] = (),
+        known: Sequence[m.MemoryEstimate] = (),
     ):
         self.known = list(known)
         self.pid = 0
@@ -72,7 +72,7 @@ class Worker:
         self._log: WorkerLog | None = None
         self._record = make_record()
         self._recorder = Recorder(self._record)
-        self.figures = Figures(self._record)
+        self.figures = EngineCounters(self._record)
         """What its engine has done, as of now or of when it ended."""
         self._hang_detector = HangDetector(
             self._recorder, hang_s, self._is_awaited, self._kill_hung_process
@@ -149,7 +149,7 @@ class Worker:
         """Switch the low-memory mode: the worker then holds no KV states except those of parked
         tasks; return the bytes that it frees.
         """
-        freed: int = await self.client.query(lambda i: m.Thrift(i, on))
+        freed: int = await self.client.query(lambda i: m.SetLowMemory(i, on))
         return freed
 
     def quit(self) -> None:
@@ -161,7 +161,7 @@ class Worker:
 
     def reckon(self, shape: Shape) -> None:
         """Request an estimate of what the model takes in another shape."""
-        self._link.send_command(m.Reckon(shape))
+        self._link.send_command(m.EstimateMemory(shape))
 
     def proceed(self) -> None:
         """Let the model be loaded in the shape that was estimated last."""
@@ -185,7 +185,7 @@ class Worker:
             with theirs:
                 process, levels = await self._start_process(theirs)
             ours.setblocking(False)
-            send_load(ours, m.Load(self.spec, self._limits, self._kv_dir, self.known, levels))
+            send_load(ours, m.LoadModel(self.spec, self._limits, self._kv_dir, self.known, levels))
             await self._link.exchange(ours)
         except BrokenPipeError:
             log.warning("worker.died_at_once", model=self.spec.name, pid=self.pid)
@@ -215,7 +215,7 @@ class Worker:
         match report:
             case (
                 m.Tokens() | m.Finished() | m.Failed()
-                | m.Sentence() | m.Moved() | m.Position() | m.Shifted()
+                | m.SentenceEnded() | m.Moved() | m.Position() | m.Shifted()
             ):  # fmt: skip
                 client.tasks.deliver_report(report)
             case m.Embedded():
@@ -227,9 +227,9 @@ class Worker:
                 client.queries.resolve_query(number, value)
             case m.Refused(number, error):
                 client.queries.refuse_query(number, error_from_wire(error))
-            case m.Stored() | m.Unstored():
+            case m.KvFileWritten() | m.KvFileLost():
                 self._listener.kv_file_changed(self, report)
-            case m.Reckoned():
+            case m.MemoryEstimate():
                 self._listener.memory_estimated(self, report)
             case m.Progress(fraction):
                 self.progress = fraction
@@ -240,10 +240,10 @@ class Worker:
                 self.loaded.set()
                 self.update_logging()
                 self._listener.work_changed()
-            case m.Said():
+            case m.LogEvent():
                 assert self._log is not None, "a process that reports was started"
-                self._log.log_event(report.level, report.event, report.room, report.fields)
-            case m.LoadFailed(error):
+                self._log.log_event(report.level, report.event, report.logger, report.fields)
+            case m.ModelNotLoaded(error):
                 self.error = self.error or error_from_wire(error)
                 self.loaded.set()
 

@@ -14,7 +14,7 @@ from ...wire.frames import ANY_LENGTH, READ_BYTES, FrameReader, pack_frame
 __all__ = ("WorkerLink", "send_load")
 
 
-def send_load(sock: socket.socket, load: m.Load) -> None:
+def send_load(sock: socket.socket, load: m.LoadModel) -> None:
     """Send the first command, with the descriptor of a model that was given by descriptor."""
     frame = pack_frame([load])
     if load.spec.fd >= 0:

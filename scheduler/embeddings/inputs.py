@@ -67,7 +67,7 @@ class TextQueue:
         """Take a text that was checked."""
         self.waiting.append(task)
 
-    def take_up(self, order: Order, clock: int, now: float) -> list[m.Report]:
+    def lease_slots(self, order: Order, clock: int, now: float) -> list[m.Report]:
         """Give slots to the texts whose turn it is; return what is to be told of that."""
         if not self.waiting:
             return []

@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from ...backends import Model
 from ...backends.errors import BackendError
 from .. import messages as m
-from ..output.logprobs import likely
+from ..output.logprobs import token_logprobs
 from ..output.sampling import sample_token
-from ..output.similarity_check import ask, hear, is_asked
+from ..output.similarity_check import end_check, is_awaited, request_check
 from ..output.stopping import Ending
 from ..output.stopping.ending import CONTEXT_FULL, LENGTH
 from ..task import Task, TaskState
@@ -51,12 +51,12 @@ class Answers:
         if task.first_token_at is None:
             task.first_token_at = self._clock.now
         if sampled.text is not None:
-            self._report_token(task, sampled.token, sampled.text, sampled.surprise)
+            self._report_token(task, sampled.token, sampled.text, sampled.surprisal)
         self.go_on(task, sampled.ending)
 
-    def _report_token(self, task: Task, token: int, text: bytes, surprise: float | None) -> None:
-        logprobs = likely(self._model, task)
-        self._reporter.send(m.Tokens(task.spec.id, [token], text, surprise, logprobs))
+    def _report_token(self, task: Task, token: int, text: bytes, surprisal: float | None) -> None:
+        logprobs = token_logprobs(self._model, task)
+        self._reporter.send(m.Tokens(task.spec.id, [token], text, surprisal, logprobs))
         if task.spec.pull:
             task.asked -= 1
         elif task.credit > 0:
@@ -67,7 +67,7 @@ class Answers:
     def go_on(self, task: Task, ending: Ending | None) -> None:
         """Let a task go on to its next token, or to its end, once its sentences are judged."""
         if task.text.question is not None:
-            self._reporter.send(ask(task, ending, self._clock.now))
+            self._reporter.send(request_check(task, ending, self._clock.now))
         elif ending is not None:
             self._tasks.finish_task(task, ending)
         elif task.state is TaskState.WAITING and len(task.tokens) >= task.ctx_size:
@@ -76,8 +76,8 @@ class Answers:
     def apply_verdict(self, verdict: m.Verdict) -> None:
         """Let a task go on whose last sentence was judged."""
         task = self._tasks.find_task(verdict.task_id)
-        if task is not None and is_asked(task, verdict):
-            self.go_on(task, hear(task, verdict))
+        if task is not None and is_awaited(task, verdict):
+            self.go_on(task, end_check(task, verdict))
 
     # Context shift.
 

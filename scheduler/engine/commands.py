@@ -6,7 +6,7 @@ from ...backends import InferdError, Model
 from ...backends.errors import Cancelled
 from .. import messages as m
 from ..kv.manager import KvManager
-from ..output.sampling import sampler_for, take_up
+from ..output.sampling import resume_text, sampler_for
 from ..policy.cost import StepCost
 from ..recording.recorder import Doing, Recorder
 from ..task import BASE_GROUP, Task
@@ -75,8 +75,8 @@ class CommandHandler:
             case m.Threads(threads):
                 self._model.set_threads(threads)
                 self._cost.use(threads)
-            case m.Thrift():
-                send(self._kv.be_thrifty(command))
+            case m.SetLowMemory():
+                send(self._kv.set_low_memory(command))
             case m.Queue(request):
                 send(m.Answer(request, self._tasks.view_queue().entries()))
             case _:
@@ -96,7 +96,7 @@ class CommandHandler:
             return
         tasks.add_task(task)
         if spec.embed is None:
-            self._answers.go_on(task, take_up(self._model, task))
+            self._answers.go_on(task, resume_text(self._model, task))
 
     def _check_task(self, task: Task) -> None:
         check_task(task, self._model)

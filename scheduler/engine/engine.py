@@ -17,7 +17,7 @@ from ..kv.files import KvFiles
 from ..kv.manager import KvManager
 from ..limits import Limits
 from ..policy.cost import StepCost
-from ..recording.engine_counters import Figures
+from ..recording.engine_counters import EngineCounters
 from ..recording.recorder import Doing, Recorder
 from ..task import TaskState
 from .answers import Answers
@@ -45,7 +45,7 @@ class Engine:
         seconds: Callable[[], float] = time.monotonic,
         files: KvFiles | None = None,
         recorder: Recorder | None = None,
-        figures: Figures | None = None,
+        counters: EngineCounters | None = None,
     ):
         limits = limits or Limits()
         self.recorder = recorder or Recorder()
@@ -53,7 +53,7 @@ class Engine:
         self.clock = EngineClock(seconds)
         self.kv = KvManager(model, limits, cost.again, files)
         self.slots, self.store = self.kv.slots, self.kv.store
-        page = figures or Figures()
+        page = counters or EngineCounters()
         page.target_s = limits.step_target_s
         self.metrics = EngineMetrics(self.kv, self.clock, page)
         self.reporter = Reporter(model)
@@ -97,7 +97,7 @@ class Engine:
         tasks.expire_tasks()
         self._answers.serve_readers()
         self.leases.lease_slots()
-        reporter.send_all(tasks.texts.take_up(tasks.order(), clock.tokens, clock.now))
+        reporter.send_all(tasks.texts.lease_slots(tasks.order(), clock.tokens, clock.now))
         tasks.report_positions()
         return reporter.take_reports()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..kv.manager import KvManager
-from ..recording.engine_counters import Figures
+from ..recording.engine_counters import EngineCounters
 from .task_table import EngineClock
 
 __all__ = ("EngineMetrics",)
@@ -17,7 +17,7 @@ _COUNTED = (
 class EngineMetrics:
     """Owned by the engine; *page* is what the daemon reads."""
 
-    def __init__(self, kv: KvManager, clock: EngineClock, page: Figures):
+    def __init__(self, kv: KvManager, clock: EngineClock, page: EngineCounters):
         self.page = page
         self.steps = 0
         self.counts = dict.fromkeys(_COUNTED, 0)

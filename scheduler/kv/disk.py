@@ -126,10 +126,10 @@ class DiskTier:
         self._writing.pop(name, None)
         if result.what == "read":
             if self._index.pop(name, None) is not None:
-                yield m.Unstored(name)
+                yield m.KvFileLost(name)
             self._release(name)
         else:
-            yield m.Unstored(name, result.cause)
+            yield m.KvFileLost(name, result.cause)
 
     def _release(self, name: str) -> None:
         for task in self._fetches.pop(name, ()):
@@ -195,9 +195,9 @@ class DiskTier:
         self._files.close()
 
 
-def _stored(file: KvFile) -> m.Stored:
+def _stored(file: KvFile) -> m.KvFileWritten:
     key = file.key
-    return m.Stored(key.name, key.owner, key.session, file.size, file.seconds)
+    return m.KvFileWritten(key.name, key.owner, key.session, file.size, file.seconds)
 
 
 def _origin(key: KvKey) -> Origin:

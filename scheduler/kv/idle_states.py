@@ -51,7 +51,7 @@ class IdleStates:
     @property
     def unsaved(self) -> Slot | None:
         """An idle slot whose KV may be worth saving before a task needs the slot."""
-        if self._store.thrifty:
+        if self._store.low_memory:
             return None
         free = min(AHEAD_BYTES_MAX, self._store.bytes_max - self._store.bytes)
         for slot in self._slots.idle:

@@ -95,9 +95,9 @@ class KvManager:
         if self.disk is not None:
             self.disk.evicted(name)
 
-    def be_thrifty(self, command: m.Thrift) -> m.Answer:
+    def set_low_memory(self, command: m.SetLowMemory) -> m.Answer:
         """Hold no states but those of parked tasks, or do so again."""
-        self.store.thrifty = command.on
+        self.store.low_memory = command.on
         leaving = self.store.unpinned if command.on else []
         return m.Answer(command.id, sum(len(entry.state) for entry in leaving))
 
@@ -130,7 +130,7 @@ class KvManager:
 
     def spill(self) -> None:
         """Write to disk what memory has had no room for, as far as that may be."""
-        if self.store.thrifty:
+        if self.store.low_memory:
             self._let_go()
         if self.disk is not None:
             self.disk.spill()

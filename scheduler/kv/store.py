@@ -65,7 +65,7 @@ class KvStore:
         self.evicted: list[SavedState] = []
         self.changes = 0
         """Counts what came and went."""
-        self.thrifty = False
+        self.low_memory = False
         """Memory is short: what is not pinned is not to stay."""
         self._memory = memory
         self._entries: list[SavedState] = []

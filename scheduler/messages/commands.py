@@ -8,7 +8,7 @@ import msgspec
 
 from ...backends import AdapterSpec, ModelSpec, Rendering, SamplingParams, Shape
 from .base import Message
-from .reports import Reckoned
+from .reports import MemoryEstimate
 from .tasks import TaskSpec
 
 __all__ = (
@@ -22,7 +22,7 @@ __all__ = (
     "Evicted",
     "Forget",
     "Keep",
-    "Load",
+    "LoadModel",
     "Logging",
     "Lookup",
     "Park",
@@ -30,19 +30,19 @@ __all__ = (
     "Pull",
     "Queue",
     "Quit",
-    "Reckon",
+    "EstimateMemory",
     "RemoveAdapter",
     "Stats",
     "Submit",
     "Threads",
-    "Thrift",
+    "SetLowMemory",
     "Tokenize",
     "Verdict",
 )
 
 
 class Logging(msgspec.Struct, array_like=True, tag=True, frozen=True):
-    """What is to be logged from now on: the least level of each room that a worker has events of,
+    """What is to be logged from now on: the least level of each logger that a worker has events of,
     and whether prompts and answers are.
     """
 
@@ -50,8 +50,8 @@ class Logging(msgspec.Struct, array_like=True, tag=True, frozen=True):
     texts: bool = False
 
 
-class Load(Message):
-    """Load a model: the first command, once. Answered with `Reckoned`; nothing is allocated
+class LoadModel(Message):
+    """Load a model: the first command, once. Answered with `MemoryEstimate`; nothing is allocated
     before `Proceed`. A descriptor travels beside the frame; *limits* are fields of `Limits`
     that differ from its defaults; KV states go to disk below *kv_dir* (empty: they do not). *known*
     was reported of the same file before: the daemon decides by that, and is told when it asks.
@@ -60,12 +60,12 @@ class Load(Message):
     spec: ModelSpec
     limits: dict[str, Any]
     kv_dir: str = ""
-    known: list[Reckoned] = []
+    known: list[MemoryEstimate] = []
     logging: Logging = Logging()
 
 
-class Reckon(Message):
-    """Reckon again, in another shape. Answered with `Reckoned`."""
+class EstimateMemory(Message):
+    """Estimate again, in another shape. Answered with `MemoryEstimate`."""
 
     shape: Shape
 
@@ -223,7 +223,7 @@ class Threads(Message):
     threads: int
 
 
-class Thrift(Message):
+class SetLowMemory(Message):
     """Hold no KV states in memory but those of parked tasks, while *on*: what may be on disk goes
     there. Answered with the bytes that are let go.
     """
@@ -243,8 +243,8 @@ class Quit(Message):
 
 
 Command = (
-    Load
-    | Reckon
+    LoadModel
+    | EstimateMemory
     | Proceed
     | Submit
     | Cancel
@@ -265,7 +265,7 @@ Command = (
     | Queue
     | Logging
     | Threads
-    | Thrift
+    | SetLowMemory
     | Stats
     | Quit
 )

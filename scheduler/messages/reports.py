@@ -16,23 +16,23 @@ __all__ = (
     "Embedded",
     "Failed",
     "Finished",
-    "Likely",
-    "LoadFailed",
+    "TokenLogprob",
+    "ModelNotLoaded",
     "Loaded",
     "Moved",
     "Position",
     "Progress",
     "QueueEntry",
-    "Reckoned",
+    "MemoryEstimate",
     "Refused",
     "Report",
-    "Said",
-    "Sentence",
+    "LogEvent",
+    "SentenceEnded",
     "Shifted",
-    "Stored",
+    "KvFileWritten",
     "Tokens",
     "TurnStats",
-    "Unstored",
+    "KvFileLost",
 )
 
 
@@ -70,7 +70,7 @@ class QueueEntry(msgspec.Struct, frozen=True, kw_only=True):
     """When it is expected to get a slot: seconds from now."""
 
 
-class Reckoned(Message):
+class MemoryEstimate(Message):
     """What the model will take in this shape; the worker waits for the daemon's answer."""
 
     shape: Shape
@@ -99,13 +99,13 @@ class Loaded(Message):
     adapters: list[AdapterReport] = []
 
 
-class LoadFailed(Message):
+class ModelNotLoaded(Message):
     """The model could not be loaded; *error* is an error's five fields."""
 
     error: dict[str, Any]
 
 
-class Likely(msgspec.Struct, frozen=True, array_like=True):
+class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
     """A token with its text and how likely it is: see `backends.TokenProbs`. Of a drawn one *top*
     are the likeliest ones.
     """
@@ -113,7 +113,7 @@ class Likely(msgspec.Struct, frozen=True, array_like=True):
     token: int
     piece: bytes
     value: float
-    top: list[Likely] = []
+    top: list[TokenLogprob] = []
 
 
 class Tokens(Message):
@@ -124,12 +124,12 @@ class Tokens(Message):
     task_id: int
     tokens: list[int]
     text: bytes
-    surprise: float | None = None
+    surprisal: float | None = None
     """−ln of the probability that the model gave the last of them, where that counts."""
-    likely: list[Likely] = []
+    logprobs: list[TokenLogprob] = []
 
 
-class Sentence(Message):
+class SentenceEnded(Message):
     """A sentence of a task's answer, which ends before the byte *end*: the task waits for its
     `Verdict`. One that goes on in another worker may ask again.
     """
@@ -139,11 +139,11 @@ class Sentence(Message):
     text: str
 
 
-class Said(Message):
+class LogEvent(Message):
     """Something to be logged; *fields* name the task and its request."""
 
     level: str
-    room: str
+    logger: str
     event: str
     fields: dict[str, Any]
 
@@ -174,7 +174,7 @@ class Shifted(Message):
     discard: int
 
 
-class Stored(Message):
+class KvFileWritten(Message):
     """A KV state was written to disk, as the file *name* of *size* bytes, or read again."""
 
     name: str
@@ -184,7 +184,7 @@ class Stored(Message):
     seconds: float
 
 
-class Unstored(Message):
+class KvFileLost(Message):
     """The KV file *name* is gone; or, with a *cause*, it could not be written."""
 
     name: str
@@ -235,18 +235,18 @@ class Refused(Message):
 
 
 Report = (
-    Reckoned
+    MemoryEstimate
     | Progress
     | Loaded
-    | LoadFailed
+    | ModelNotLoaded
     | Tokens
-    | Sentence
+    | SentenceEnded
     | Moved
     | Position
-    | Said
+    | LogEvent
     | Shifted
-    | Stored
-    | Unstored
+    | KvFileWritten
+    | KvFileLost
     | Embedded
     | Finished
     | Failed

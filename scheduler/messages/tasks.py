@@ -14,17 +14,17 @@ __all__ = ("Progressed", "TaskSpec")
 class Progressed(msgspec.Struct, frozen=True, kw_only=True):
     """How far a turn had come in a worker that is gone: another one goes on from here.
 
-    The answer has *told* tokens so far, context shifts took *dropped* tokens out of the task's;
+    The answer has *output_tokens* so far, context shifts took *dropped* tokens out of the task's;
     its reader was told *text_bytes* and waits for *asked* more tokens (pull). Seconds count from
     when the turn was queued; *admitted_s* and *first_token_s* are None if that did not happen.
     """
 
-    told: int = 0
+    output_tokens: int = 0
     text_bytes: int = 0
     answer: bytes = b""
     """The answer's tokens, packed, where a shift dropped some of the task's."""
-    surprises: bytes = b""
-    """Their surprises, packed, where those count."""
+    surprisals: bytes = b""
+    """Their surprisals, packed, where those count."""
     asked: int = 0
     dropped: int = 0
     shifts: int = 0

@@ -11,19 +11,19 @@ from ..task import Task
 from .stopping import Ending, TurnConditions
 from .stopping.ending import CONTEXT_FULL, END_MARK, GRAMMAR, LENGTH, TIME, TOKEN
 
-__all__ = ("SampledToken", "sample_token", "sampler_for", "take_up")
+__all__ = ("SampledToken", "sample_token", "sampler_for", "resume_text")
 
 
 @dataclass(frozen=True, slots=True)
 class SampledToken:
     """A sampled token. *text* is what it releases; None where the token is the end mark itself.
-    *surprise* is known where it counts.
+    *surprisal* is known where it counts.
     """
 
     token: int
     text: bytes | None
     ending: Ending | None = None
-    surprise: float | None = None
+    surprisal: float | None = None
 
 
 def sampler_for(model: Model, task: Task, sampling: SamplingParams) -> Sampler:
@@ -40,7 +40,7 @@ def sample_token(model: Model, task: Task, now: float, *, last: bool) -> Sampled
     assert task.sampler is not None
     watch = task.watch
     counts = watch is not None and watch.surprisal is not None
-    surprise_of = model.surprise(task.slot) if counts else None
+    surprisal_of = model.surprise(task.slot) if counts else None
     token = model.sample(task.slot, task.sampler, task.generated)
     task.has_logits = False
     task.tokens.append(token)
@@ -51,20 +51,20 @@ def sample_token(model: Model, task: Task, now: float, *, last: bool) -> Sampled
         return SampledToken(token, None, Ending(TOKEN, str(token)))
     piece = _piece(model, task, token)
     text, ending = task.text.feed(piece)
-    surprise = None if surprise_of is None else surprise_of(token)
+    surprisal = None if surprisal_of is None else surprisal_of(token)
     if ending is None and watch is not None:
-        ending = _watched(watch, task, token, piece, surprise, now)
+        ending = _watched(watch, task, token, piece, surprisal, now)
     if ending is not None:
-        return SampledToken(token, text, ending, surprise)
+        return SampledToken(token, text, ending, surprisal)
     if 0 <= spec.n_predict <= task.generated:
-        return SampledToken(token, text, Ending(LENGTH, str(spec.n_predict)), surprise)
+        return SampledToken(token, text, Ending(LENGTH, str(spec.n_predict)), surprisal)
     if last:
-        return SampledToken(token, text, Ending(CONTEXT_FULL, str(task.ctx_size)), surprise)
-    return SampledToken(token, text, None, surprise)
+        return SampledToken(token, text, Ending(CONTEXT_FULL, str(task.ctx_size)), surprisal)
+    return SampledToken(token, text, None, surprisal)
 
 
 def _watched(
-    watch: TurnConditions, task: Task, token: int, piece: bytes, surprise: float | None, now: float
+    watch: TurnConditions, task: Task, token: int, piece: bytes, surprisal: float | None, now: float
 ) -> Ending | None:
     """Return the end that *token* is by what watches the turn, in the order of llama-server's
     checks (`server-context.cpp`) where it has them.
@@ -73,7 +73,7 @@ def _watched(
     late = since is not None and 0 < watch.line_ms < (now - since) * 1000
     if late and b"\n" in piece:
         return Ending(TIME, f"t-max-predict-ms {watch.line_ms}")
-    met = watch.feed(token, surprise)
+    met = watch.feed(token, surprisal)
     if met is not None:
         return met
     if watch.grammar and task.sampler is not None and task.sampler.complete:
@@ -81,20 +81,20 @@ def _watched(
     return None
 
 
-def take_up(model: Model, task: Task) -> Ending | None:
+def resume_text(model: Model, task: Task) -> Ending | None:
     """Let the text of a turn that another worker had begun go on where its reader is.
 
     Returns its end where it had met that, and only the end was not told any more; or what ends it
     if its last sentence does not, which is still to be judged.
     """
     before = task.spec.progressed
-    if before is None or not before.told:
+    if before is None or not before.output_tokens:
         return None
-    answer = unpack_tokens(before.answer) if before.answer else task.tokens[-before.told :]
+    answer = unpack_tokens(before.answer) if before.answer else task.tokens[-before.output_tokens :]
     told = b"".join(_piece(model, task, token) for token in answer)
-    ending = task.text.take_up(told, before.text_bytes).ending
+    ending = task.text.resume(told, before.text_bytes).ending
     if ending is None and task.watch is not None:
-        ending = _replayed(task.watch, answer, before.surprises)
+        ending = _replayed(task.watch, answer, before.surprisals)
     if ending is not None:
         return ending
     if 0 <= task.spec.n_predict <= task.generated:
@@ -102,9 +102,9 @@ def take_up(model: Model, task: Task) -> Ending | None:
     return None
 
 
-def _replayed(watch: TurnConditions, answer: list[int], surprises: bytes) -> Ending | None:
-    """Let *watch* see an answer's tokens; of the last ones the surprise may not be known."""
-    known = unpack_floats(surprises)
+def _replayed(watch: TurnConditions, answer: list[int], surprisals: bytes) -> Ending | None:
+    """Let *watch* see an answer's tokens; of the last ones the surprisal may not be known."""
+    known = unpack_floats(surprisals)
     met = None
     for token, nats in zip_longest(answer, known[: len(answer)]):
         met = watch.feed(token, nats)

@@ -11,24 +11,24 @@ from ..task import Task
 from .stopping import Ending
 from .stopping.sentences import Sentences
 
-__all__ = ("ask", "hear", "is_asked")
+__all__ = ("request_check", "end_check", "is_awaited")
 
 
-def ask(task: Task, ending: Ending | None, now: float) -> m.Sentence:
+def request_check(task: Task, ending: Ending | None, now: float) -> m.SentenceEnded:
     """Let *task* wait; *ending* is what its last token ends it by if the sentence does not."""
     sentence = task.text.question
     assert sentence is not None
     task.checking_since, task.ending = now, ending
-    return m.Sentence(task.spec.id, sentence.end, sentence.text)
+    return m.SentenceEnded(task.spec.id, sentence.end, sentence.text)
 
 
-def is_asked(task: Task, verdict: m.Verdict) -> bool:
+def is_awaited(task: Task, verdict: m.Verdict) -> bool:
     """Tell whether *task* waits for this verdict: one that was asked for twice comes twice."""
     sentence = task.text.question
     return task.checking and sentence is not None and sentence.end == verdict.end
 
 
-def hear(task: Task, verdict: m.Verdict) -> Ending | None:
+def end_check(task: Task, verdict: m.Verdict) -> Ending | None:
     """Let *task* wait no more; return its end, if it has met one."""
     ending, task.ending, task.checking_since = task.ending, None, None
     if verdict.detail:

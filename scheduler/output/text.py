@@ -80,14 +80,14 @@ class TextAssembler:
         self._held = released.text + self._held
         return released._replace(text=b"")
 
-    def take_up(self, told: bytes, shown: int) -> Released:
+    def resume(self, told: bytes, shown: int) -> Released:
         """Go on after *told*, the text of the tokens so far, of which *shown* bytes were released.
 
         Where the turn had met its end, and only that was not told, it is told again.
         """
         self._held = b""
         if self._sentences is not None:
-            told = self._sentences.take_up(told, shown)
+            told = self._sentences.resume(told, shown)
         stop = None if self._watch is None else self._watch.feed(told)
         held = told[shown:]
         found = _earliest(self._find(held), stop, shown)

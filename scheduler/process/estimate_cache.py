@@ -15,7 +15,7 @@ class CachedEstimate:
     *known* is of the spec's own shape.
     """
 
-    def __init__(self, spec: ModelSpec, known: Sequence[m.Reckoned]):
+    def __init__(self, spec: ModelSpec, known: Sequence[m.MemoryEstimate]):
         self._spec = spec
         self._needs = {report.shape: report.need for report in known}
         self._estimate: Reckoning | None = None

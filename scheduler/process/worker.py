@@ -34,8 +34,8 @@ from ..engine.engine import Engine
 from ..engine.worker_adapters import load_adapters
 from ..kv.files import KvFiles
 from ..limits import Limits
-from ..recording.engine_counters import Figures
-from ..recording.engine_log import hear_library, library_level
+from ..recording.engine_counters import EngineCounters
+from ..recording.engine_log import library_level, log_library
 from ..recording.recorder import Recorder
 from .build import EXIT_OTHER_BUILD, build_id
 from .estimate_cache import CachedEstimate
@@ -56,8 +56,8 @@ def main() -> None:
         sys.exit(EXIT_OTHER_BUILD)
     fd, parent, record = (int(argument) for argument in sys.argv[2:5])
     _bind_to_parent(parent)
-    hear_library()
-    run(SocketLink(socket.socket(fileno=fd)), Recorder(record), Figures(record))
+    log_library()
+    run(SocketLink(socket.socket(fileno=fd)), Recorder(record), EngineCounters(record))
 
 
 def _bind_to_parent(parent: int) -> None:
@@ -70,19 +70,21 @@ def _bind_to_parent(parent: int) -> None:
         Path("/proc/self/oom_score_adj").write_text(str(OOM_SCORE_ADJ))
 
 
-def run(link: SocketLink, recorder: Recorder | None = None, figures: Figures | None = None) -> None:
+def run(
+    link: SocketLink, recorder: Recorder | None = None, counters: EngineCounters | None = None
+) -> None:
     """Load the model that the first command names, then run its engine until told to quit."""
     try:
         commands = _Commands(link)
         command = commands.next_command()
-        if not isinstance(command, m.Load):
+        if not isinstance(command, m.LoadModel):
             return
         library_level(command.logging)
         model = _load_model(link, commands, command.spec, command.known)
         if model is not None:
             files = _kv_files(command.kv_dir, model)
             limits = Limits(**command.limits)
-            engine = Engine(model, limits, files=files, recorder=recorder, figures=figures)
+            engine = Engine(model, limits, files=files, recorder=recorder, counters=counters)
             engine.reporter.log.use(command.logging)
             _run_engine(link, engine, commands.rest())
             model.close()
@@ -115,7 +117,7 @@ class _Commands:
 
 
 def _load_model(
-    link: SocketLink, commands: _Commands, spec: ModelSpec, known: list[m.Reckoned]
+    link: SocketLink, commands: _Commands, spec: ModelSpec, known: list[m.MemoryEstimate]
 ) -> Model | None:
     sent = 0.0
     if spec.fd >= 0:
@@ -131,14 +133,14 @@ def _load_model(
     try:
         model = load_model(_agree_on_shape(link, commands, spec, known), progress)
     except InferdError as exc:
-        link.send_reports([m.LoadFailed(exc.to_wire())])
+        link.send_reports([m.ModelNotLoaded(exc.to_wire())])
         return None
     link.send_reports([m.Loaded(model.info, load_adapters(model, spec.adapters))])
     return model
 
 
 def _agree_on_shape(
-    link: SocketLink, commands: _Commands, spec: ModelSpec, known: list[m.Reckoned]
+    link: SocketLink, commands: _Commands, spec: ModelSpec, known: list[m.MemoryEstimate]
 ) -> ModelSpec:
     """Report the memory that the model needs, except what is *known* to the daemon, in each shape
     that the daemon asks for; return the spec that it lets be loaded.
@@ -153,7 +155,7 @@ def _agree_on_shape(
             link.send_reports([_reckoned(reckoning, shape)])
         while True:
             match commands.next_command():
-                case m.Reckon(other):
+                case m.EstimateMemory(other):
                     shape = other
                     link.send_reports([_reckoned(reckoning, shape)])
                 case m.Proceed():
@@ -162,8 +164,8 @@ def _agree_on_shape(
                     raise load_cancelled(spec.name)
 
 
-def _reckoned(reckoning: Reckoning, shape: Shape) -> m.Reckoned:
-    return m.Reckoned(shape, reckoning.need(shape), reckoning.devices)
+def _reckoned(reckoning: Reckoning, shape: Shape) -> m.MemoryEstimate:
+    return m.MemoryEstimate(shape, reckoning.need(shape), reckoning.devices)
 
 
 def _kv_files(kv_dir: str, model: Model) -> KvFiles | None:

@@ -16,10 +16,18 @@ from enum import StrEnum
 
 from .recorder import BYTES, RECORD_BYTES
 
-__all__ = ("COUNTERS", "GAUGES", "HISTOGRAMS", "Figures", "Histogram", "StepKind", "histograms_of")
+__all__ = (
+    "COUNTERS",
+    "GAUGES",
+    "HISTOGRAMS",
+    "EngineCounters",
+    "Histogram",
+    "StepKind",
+    "histograms_of",
+)
 
 WRITTEN_S = 0.25
-"""Figures are as old as this at most, while steps are computed."""
+"""Counters are as old as this at most, while steps are computed."""
 
 
 class StepKind(StrEnum):
@@ -82,7 +90,7 @@ class _Powers:
         return [*self.counts[:size], sum(self.counts[size:])]
 
 
-class Figures:
+class EngineCounters:
     """Written by the engine, and read by the daemon. Without a descriptor they are private: an
     engine in a test has no daemon.
     """

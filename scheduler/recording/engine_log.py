@@ -15,7 +15,7 @@ from ...backends.library_log import LEVELS, SYSLOG_PRIORITIES, library_log
 from .. import messages as m
 from ..task import Task
 
-__all__ = ("SILENT", "TEXT_CHARACTERS_MAX", "EngineLog", "hear_library", "library_level")
+__all__ = ("SILENT", "TEXT_CHARACTERS_MAX", "EngineLog", "log_library", "library_level")
 
 SILENT = 1 + max(LEVELS.values())
 TEXT_CHARACTERS_MAX = 10_000
@@ -30,14 +30,14 @@ class EngineLog:
     Owned by the engine's thread.
     """
 
-    def __init__(self, model: Model, tell: Callable[[m.Said], None]):
-        self._model, self._tell = model, tell
+    def __init__(self, model: Model, send: Callable[[m.LogEvent], None]):
+        self._model, self._send = model, send
         self._least: dict[str, int] = {}
         self._texts = False
 
     def use(self, logging: m.Logging) -> None:
         """Log as *logging* says from now on."""
-        self._least = {room: LEVELS[level] for room, level in logging.levels.items()}
+        self._least = {logger: LEVELS[level] for logger, level in logging.levels.items()}
         self._texts = logging.texts
         library_level(logging)
 
@@ -87,7 +87,7 @@ class EngineLog:
         if self._wants(level):
             cause = {"cause": error.message} if self._texts else {}
             fields = {"task": spec.id, "request": spec.request, "error": error.name, **cause}
-            self._tell(m.Said(level, "scheduler", "task.failed", fields))
+            self._send(m.LogEvent(level, "scheduler", "task.failed", fields))
 
     def step_failed(self, tasks: Sequence[Task], error: InferdError) -> None:
         """Tell of a step that the backend could not do."""
@@ -98,15 +98,15 @@ class EngineLog:
                 "error": error.name,
                 "cause": error.message,
             }
-            self._tell(m.Said("error", "backends", "step.failed", fields))
+            self._send(m.LogEvent("error", "backends", "step.failed", fields))
 
-    def _wants(self, level: str, room: str = "scheduler") -> bool:
-        return LEVELS[level] >= self._least.get(room, SILENT)
+    def _wants(self, level: str, logger: str = "scheduler") -> bool:
+        return LEVELS[level] >= self._least.get(logger, SILENT)
 
     def _task(self, level: str, event: str, task: Task, **fields: Any) -> None:
         spec = task.spec
         told = {"task": spec.id, "request": spec.request, **fields}
-        self._tell(m.Said(level, "scheduler", event, told))
+        self._send(m.LogEvent(level, "scheduler", event, told))
 
     def _text(self, name: str, tokens: Iterable[int]) -> dict[str, str]:
         """Return a field with the beginning of the text of *tokens*, where that is wanted."""
@@ -128,7 +128,7 @@ def library_level(logging: m.Logging) -> None:
     library_log.least = LEVELS[level] if level is not None else SILENT
 
 
-def hear_library() -> None:
+def log_library() -> None:
     """Write what the library says to standard error, a line each, with its priority."""
     library_log.tell = _to_stderr
 

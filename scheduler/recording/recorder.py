@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
-__all__ = ("BYTES", "RECORD_BYTES", "Act", "Doing", "Recorder", "make_record")
+__all__ = ("BYTES", "RECORD_BYTES", "Activity", "Doing", "Recorder", "make_record")
 
 _HEAD = struct.Struct("=dII")
 _IDS_MAX = 510
@@ -34,7 +34,7 @@ class Doing(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Act:
+class Activity:
     """What was begun at *at* (seconds of CLOCK_MONOTONIC, which all processes share)."""
 
     doing: Doing
@@ -65,8 +65,8 @@ class Recorder:
             struct.pack_into(f"={len(ids)}Q", self._page, _HEAD.size, *ids)
         _HEAD.pack_into(self._page, 0, time.monotonic(), doing, len(ids))
 
-    def read(self) -> Act:
+    def read(self) -> Activity:
         """Return what was noted last."""
         at, doing, count = _HEAD.unpack_from(self._page, 0)
         ids = struct.unpack_from(f"={min(count, _IDS_MAX)}Q", self._page, _HEAD.size)
-        return Act(Doing(doing), ids, at)
+        return Activity(Doing(doing), ids, at)

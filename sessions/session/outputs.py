@@ -67,7 +67,7 @@ def _failure(turn: Turn | None) -> tuple[str | None, str]:
 
 
 def _probabilities(turn: Turn | None) -> dict[str, Any]:
-    if turn is None or not turn.likely:
+    if turn is None or not turn.logprobs:
         return {}
     after_sampling = turn.spec.sampling.post_sampling_probs
-    return {"completion_probabilities": described(turn.likely, after_sampling=after_sampling)}
+    return {"completion_probabilities": described(turn.logprobs, after_sampling=after_sampling)}

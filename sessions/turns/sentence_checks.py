@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
-from ...scheduler.messages import Sentence, TaskSpec, Verdict
+from ...scheduler.messages import SentenceEnded, TaskSpec, Verdict
 from ...scheduler.priority import Priority
 
 __all__ = ("Comparison", "Comparisons", "Judge", "Similarity", "nobody")
@@ -47,7 +47,7 @@ class Comparisons:
         self._asked = self._missed = 0
         self._why = ""
 
-    def ask(self, spec: TaskSpec, asked: Sentence, answer: Callable[[Verdict], None]) -> None:
+    def ask(self, spec: TaskSpec, asked: SentenceEnded, answer: Callable[[Verdict], None]) -> None:
         """Have a sentence of the task compared; *answer* gets the verdict."""
         text = spec.stopping.stop_similarity
         comparison = Comparison(spec.owner, spec.priority, asked.text, text)

@@ -80,7 +80,7 @@ class Sentences:
         self.question = None
         return self._pass()
 
-    def take_up(self, told: bytes, shown: int) -> bytes:
+    def resume(self, told: bytes, shown: int) -> bytes:
         """Take an answer so far, of which *shown* bytes were told: sentences before these were
         judged. Return those that pass.
         """

@@ -63,8 +63,8 @@ def test_more_than_the_bound_is_refused(raw: RawClient) -> None:
 def test_metadata_has_those_of_the_first_tokens_up_to_a_bound() -> None:
     spec = m.TaskSpec(id=1, owner=1, tokens=b"", sampling=SamplingParams(n_probs=99))
     turn = Turn(None, spec, lambda _: None)  # type: ignore[arg-type]
-    one = m.Likely(7, b"a", -1.0, [m.Likely(7, b"a", -1.0)] * 99)
+    one = m.TokenLogprob(7, b"a", -1.0, [m.TokenLogprob(7, b"a", -1.0)] * 99)
     for _ in range(PROBABILITIES_MAX // 100 + 5):
-        turn.report(m.Tokens(1, [7], b"a", likely=[one]))
-    assert len(turn.likely) == PROBABILITIES_MAX // 100
-    assert len(_probabilities(turn)["completion_probabilities"]) == len(turn.likely)
+        turn.report(m.Tokens(1, [7], b"a", logprobs=[one]))
+    assert len(turn.logprobs) == PROBABILITIES_MAX // 100
+    assert len(_probabilities(turn)["completion_probabilities"]) == len(turn.logprobs)

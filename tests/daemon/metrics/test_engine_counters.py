@@ -11,7 +11,7 @@ from inferd.scheduler.recording.engine_counters import (
     GAUGES,
     POWERS_OF_TWO,
     WRITTEN_S,
-    Figures,
+    EngineCounters,
     Histogram,
     StepKind,
     histograms_of,
@@ -23,7 +23,7 @@ VALUES = {name: float(n) for n, name in enumerate((*COUNTERS, *GAUGES), start=1)
 
 def test_what_one_writes_another_reads_over_the_same_record_and_the_acts_stay() -> None:
     record = make_record()
-    engine, daemon, acts = Figures(record), Figures(record), Recorder(record)
+    engine, daemon, acts = EngineCounters(record), EngineCounters(record), Recorder(record)
     acts.note(Doing.STEP, range(510))
     assert set(daemon.read()) == {0.0}
     engine.step(3, 3, 0.004, decodes=True)
@@ -51,7 +51,7 @@ def test_what_one_writes_another_reads_over_the_same_record_and_the_acts_stay() 
 def test_a_step_is_of_one_kind_and_prompts_alone_may_take_longer(
     counts: list[int], kind: StepKind
 ) -> None:
-    figures = Figures(target_s=0.15)
+    figures = EngineCounters(target_s=0.15)
     for seconds in (0.1, 0.2):
         figures.step(sum(counts), len(counts), seconds, decodes=1 in counts)
     figures.write(0.0, 0, VALUES)
@@ -65,7 +65,7 @@ def test_a_step_is_of_one_kind_and_prompts_alone_may_take_longer(
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 1023, 1024, 1025, 2048, 2049, 1 << 20])
 def test_powers_of_two_are_buckets_like_any(rows: int) -> None:
-    figures, wanted = Figures(), Histogram(POWERS_OF_TWO)
+    figures, wanted = EngineCounters(), Histogram(POWERS_OF_TWO)
     figures.step(rows, 1, 0.1, decodes=False)
     figures.write(0.0, 0, VALUES)
     wanted.observe(rows)
@@ -73,7 +73,7 @@ def test_powers_of_two_are_buckets_like_any(rows: int) -> None:
 
 
 def test_they_are_due_after_a_step_or_a_change_and_not_else() -> None:
-    figures = Figures()
+    figures = EngineCounters()
     assert figures.due_in(5.0, 0) == float("-inf")
     figures.write(5.0, 0, VALUES)
     assert figures.due_in(5.0, 0) is None and figures.due_in(9.0, 0) is None

@@ -9,7 +9,12 @@ import pytest
 from inferd.scheduler.kv.files import KvFiles
 from inferd.scheduler.limits import Limits
 from inferd.scheduler.priority import Priority
-from inferd.scheduler.recording.engine_counters import COUNTERS, WRITTEN_S, Figures, histograms_of
+from inferd.scheduler.recording.engine_counters import (
+    COUNTERS,
+    WRITTEN_S,
+    EngineCounters,
+    histograms_of,
+)
 from tests.scheduler.doubles import Bench
 from tests.scheduler.kv.test_kv_reuse import settle
 
@@ -20,7 +25,7 @@ TOKENS = len(TEXT) + 2
 
 def counted(bench: Bench) -> dict[str, float]:
     """Return the counters as the daemon reads them."""
-    figures: Figures = bench.engine.metrics.page
+    figures: EngineCounters = bench.engine.metrics.page
     bench.engine.metrics.publish(at_once=True)
     return dict(zip(COUNTERS, figures.read(), strict=False))
 

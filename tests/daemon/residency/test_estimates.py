@@ -30,8 +30,8 @@ SPEC = ModelSpec(name="m", path="/m.gguf")
 SIGNATURE = ((1, 2, 3),)
 
 
-def report(slots: int = 4, **fields: object) -> m.Reckoned:
-    return m.Reckoned(Shape(slots, 4096, 512), MemoryNeed(weights=slots), **fields)  # type: ignore[arg-type]
+def report(slots: int = 4, **fields: object) -> m.MemoryEstimate:
+    return m.MemoryEstimate(Shape(slots, 4096, 512), MemoryNeed(weights=slots), **fields)  # type: ignore[arg-type]
 
 
 def test_what_was_reported_is_known_for_the_same_files_and_the_same_spec() -> None:
@@ -94,13 +94,15 @@ def test_a_worker_looks_at_the_file_for_what_is_not_known_alone(
     thread = threading.Thread(target=worker.run, args=(SocketLink(theirs),))
     thread.start()
     with theirs, ours, closing(Reports(ours)) as reader:
-        ours.sendall(pack_frame([m.Load(spec, {}, "", [report(4), report(2)] if known else [])]))
+        ours.sendall(
+            pack_frame([m.LoadModel(spec, {}, "", [report(4), report(2)] if known else [])])
+        )
         if known:
-            ours.sendall(pack_frame([m.Reckon(Shape(2, 4096, 512))]))
+            ours.sendall(pack_frame([m.EstimateMemory(Shape(2, 4096, 512))]))
             assert reader.next() == report(2)
-            ours.sendall(pack_frame([m.Reckon(Shape(1, 4096, 512))]))
+            ours.sendall(pack_frame([m.EstimateMemory(Shape(1, 4096, 512))]))
         failed = reader.next()
-        assert isinstance(failed, m.LoadFailed) and "none.gguf" in failed.error["message"]
+        assert isinstance(failed, m.ModelNotLoaded) and "none.gguf" in failed.error["message"]
         thread.join(10)
         assert not thread.is_alive()
 

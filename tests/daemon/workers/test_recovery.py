@@ -26,7 +26,7 @@ from inferd.daemon.workers.recovery import (
 )
 from inferd.daemon.workers.worker import Worker
 from inferd.scheduler import messages as m
-from inferd.scheduler.recording.recorder import Act, Doing
+from inferd.scheduler.recording.recorder import Activity, Doing
 from inferd.sessions.turn import Turn
 from inferd.sessions.worker_client import TaskReader
 from tests.sessions.doubles import EnginePort
@@ -69,7 +69,7 @@ class Scene:
 
     async def die(self, *step: int) -> list[int]:
         """Let the worker die in a step with these tasks; return those that the next one has."""
-        act = Act(Doing.STEP if step else Doing.REST, step, self.now)
+        act = Activity(Doing.STEP if step else Doing.REST, step, self.now)
         readers, self.line.readers = self.line.readers, {}
         self.recovery.add_orphans(readers, act)
         await self.recovery.resume_tasks()
@@ -129,7 +129,7 @@ async def test_what_was_told_is_in_what_goes_on() -> None:
     [submit] = [c for c in scene.line.commands if isinstance(c, m.Submit)]
     assert m.unpack_tokens(submit.task.tokens) == [1] * 5 + [7, 8]
     assert submit.task.progressed is not None
-    assert (submit.task.progressed.told, submit.task.progressed.text_bytes) == (2, 2)
+    assert (submit.task.progressed.output_tokens, submit.task.progressed.text_bytes) == (2, 2)
 
 
 async def test_credit_and_questions_that_were_open_are_open_still() -> None:
@@ -241,7 +241,7 @@ class Listener(WorkerListener):
     def load_progressed(self, fraction: float) -> None:
         return None
 
-    def memory_estimated(self, worker: Worker, estimate: m.Reckoned) -> None:
+    def memory_estimated(self, worker: Worker, estimate: m.MemoryEstimate) -> None:
         worker.proceed()
 
     async def reserve_embedding_memory(self, client: ProcessClient) -> None:
@@ -250,10 +250,10 @@ class Listener(WorkerListener):
     def embedding_context_created(self, worker: Worker) -> None:
         return None
 
-    def kv_file_changed(self, worker: Worker, report: m.Stored | m.Unstored) -> None:
+    def kv_file_changed(self, worker: Worker, report: m.KvFileWritten | m.KvFileLost) -> None:
         return None
 
-    def tasks_orphaned(self, readers: Mapping[int, TaskReader], act: Act) -> None:
+    def tasks_orphaned(self, readers: Mapping[int, TaskReader], act: Activity) -> None:
         fail_readers(readers, WorkerCrashed("the process ended"))
 
 
@@ -318,7 +318,7 @@ async def test_tasks_whose_return_fails_hear_of_it_and_the_daemon_goes_on(tmp_pa
         scene = Scene()
         scene.failure = RuntimeError("a bug of somebody's")
         model.recovery._ready = scene.ready
-        registry.adopt(model, dict(scene.line.readers), Act(Doing.REST, (), 0.0))
+        registry.adopt(model, dict(scene.line.readers), Activity(Doing.REST, (), 0.0))
         for turn in scene.turns:
             await turn.ended.wait()
     assert set(scene.errors().values()) == {"WorkerCrashed"}

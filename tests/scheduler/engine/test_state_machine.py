@@ -285,9 +285,9 @@ class EngineMachine(RuleBasedStateMachine):
         self.bench.engine.store.shrink(kv_ram)
 
     @rule(on=st.booleans())
-    def be_thrifty(self, on: bool) -> None:
+    def set_low_memory(self, on: bool) -> None:
         self.asked += 1
-        self.bench.turn(m.Thrift(self.asked, on))
+        self.bench.turn(m.SetLowMemory(self.asked, on))
         if on and not self.disk:
             assert all(entry.pins for entry in self.bench.engine.store)
 

@@ -549,7 +549,7 @@ def test_the_end_says_what_it_has_written(files: KvFiles) -> None:
 
     told = bench.engine.close()
 
-    assert [type(report) for report in told] == [m.Stored]
+    assert [type(report) for report in told] == [m.KvFileWritten]
 
 
 def test_a_file_that_takes_too_long_is_not_waited_for(files: KvFiles) -> None:

@@ -62,15 +62,15 @@ def test_states_leave_memory_at_once_and_their_bytes_are_told() -> None:
     bench = with_states()
     held = bench.engine.store.bytes
 
-    assert ask(bench, m.Thrift(1, True)) == held > 0
+    assert ask(bench, m.SetLowMemory(1, True)) == held > 0
     assert bench.engine.store.bytes == 0
-    assert ask(bench, m.Thrift(2, True)) == 0
+    assert ask(bench, m.SetLowMemory(2, True)) == 0
 
 
 def test_what_may_be_on_disk_goes_there_and_comes_back(files: KvFiles) -> None:
     bench = with_states(files, persist=True)
     before = history(bench, 0, TEXTS[0])
-    bench.turn(m.Thrift(1, True))
+    bench.turn(m.SetLowMemory(1, True))
     settle(bench, files)
     assert bench.engine.statistics()["kv_disk_files"] == len(TEXTS) - 1
     assert bench.engine.store.bytes == 0
@@ -85,7 +85,7 @@ def test_what_may_be_on_disk_goes_there_and_comes_back(files: KvFiles) -> None:
 
 def test_what_may_not_be_on_disk_is_nowhere_then(files: KvFiles) -> None:
     bench = with_states(files, persist=False)
-    bench.turn(m.Thrift(1, True))
+    bench.turn(m.SetLowMemory(1, True))
     settle(bench, files)
     assert bench.engine.statistics()["kv_disk_files"] == 0
     assert bench.engine.store.bytes == 0
@@ -96,7 +96,7 @@ def test_what_the_disk_has_no_time_for_waits_in_memory_for_it(
 ) -> None:
     bench = with_states(files, persist=True)
     monkeypatch.setattr(kv_files, "QUEUE_COUNT_MAX", 2)
-    bench.turn(m.Thrift(1, True))
+    bench.turn(m.SetLowMemory(1, True))
     assert len(bench.engine.store) >= 1, "the queue takes two"
 
     for _ in TEXTS:
@@ -125,16 +125,16 @@ def rows_with(memory: Memory, *commands: m.Command) -> int:
 
 @pytest.mark.parametrize("memory", ["plain", "window", "recurrent"])
 def test_parked_turns_keep_their_states_and_end_as_they_would(memory: Memory) -> None:
-    assert rows_with(memory, m.Thrift(1, True)) == rows_with(memory)
+    assert rows_with(memory, m.SetLowMemory(1, True)) == rows_with(memory)
 
 
 def test_no_idle_state_is_saved_until_memory_is_there_again() -> None:
     bench = Bench(slots=2)
-    bench.turn(m.Thrift(1, True))
+    bench.turn(m.SetLowMemory(1, True))
     bench.run(bench.submit(1, TEXTS[0]))
     assert bench.engine.patience() is None, "the engine sleeps"
 
-    assert ask(bench, m.Thrift(2, False)) == 0
+    assert ask(bench, m.SetLowMemory(2, False)) == 0
     assert bench.engine.patience() == REST_S
     bench.now += REST_S
     bench.run()

@@ -39,8 +39,8 @@ def real() -> Model:
 
 def test_nothing_is_told_that_nobody_asked_for() -> None:
     echo = load_model(ModelSpec(name="echo", backend="echo"), lambda _: True)
-    assert all(not report.likely for report in told(echo))
-    [one] = told(echo, count=1, **TOLD)[0].likely
+    assert all(not report.logprobs for report in told(echo))
+    [one] = told(echo, count=1, **TOLD)[0].logprobs
     assert (one.token, one.value, len(one.top)) == (ord("R"), 0.0, 1)
 
 
@@ -49,7 +49,7 @@ def test_each_greedy_token_is_the_likeliest_and_logarithms_fall(real: Model) -> 
     reports = told(real, **TOLD)
     assert len(reports) == 6
     for report in reports:
-        [one] = report.likely
+        [one] = report.logprobs
         values = [other.value for other in one.top]
         assert [one.token] == report.tokens and one.token == one.top[0].token
         assert one.value == values[0] and len(values) == 3
@@ -62,7 +62,7 @@ def test_each_greedy_token_is_the_likeliest_and_logarithms_fall(real: Model) -> 
 def test_what_a_chain_has_left_adds_up_to_one(real: Model) -> None:
     reports = told(real, temp=1.0, top_k=5, seed=3, n_probs=5, post_sampling_probs=True)
     for report in reports:
-        [one] = report.likely
+        [one] = report.logprobs
         assert sum(other.value for other in one.top) == pytest.approx(1.0, abs=1e-5)
         assert one.value in [other.value for other in one.top]
 
@@ -70,13 +70,13 @@ def test_what_a_chain_has_left_adds_up_to_one(real: Model) -> None:
 @pytest.mark.model
 def test_a_grammar_changes_what_is_drawn_and_not_what_the_model_thinks(real: Model) -> None:
     free, bound = told(real, **TOLD), told(real, **TOLD, grammar='root ::= "zebra"')
-    assert bound[0].likely[0].top == free[0].likely[0].top
-    assert bound[0].likely[0].value < free[0].likely[0].value
+    assert bound[0].logprobs[0].top == free[0].logprobs[0].top
+    assert bound[0].logprobs[0].value < free[0].logprobs[0].value
 
 
 def test_described_is_as_llama_server_says_it() -> None:
-    other = m.Likely(8, "é".encode()[:1], -3.5)
-    one = m.Likely(7, b"a", -0.5, [m.Likely(7, b"a", -0.5), other])
+    other = m.TokenLogprob(8, "é".encode()[:1], -3.5)
+    one = m.TokenLogprob(7, b"a", -0.5, [m.TokenLogprob(7, b"a", -0.5), other])
     assert described([one], after_sampling=False) == [
         {
             "id": 7,
@@ -89,5 +89,5 @@ def test_described_is_as_llama_server_says_it() -> None:
             ],
         }
     ]
-    [after] = described([m.Likely(7, b"a", 1.0)], after_sampling=True)
+    [after] = described([m.TokenLogprob(7, b"a", 1.0)], after_sampling=True)
     assert after == {"id": 7, "token": "a", "bytes": [97], "prob": 1.0, "top_probs": []}

@@ -19,8 +19,8 @@ PATIENT = Limits(reader_wait_s=1000.0, ageing_tokens=100_000, quantum_tokens=100
 """Nobody gives way but by hand."""
 
 
-def asked(bench: Bench) -> list[m.Sentence]:
-    return [r for r in bench.reports.get(1, []) if isinstance(r, m.Sentence)]
+def asked(bench: Bench) -> list[m.SentenceEnded]:
+    return [r for r in bench.reports.get(1, []) if isinstance(r, m.SentenceEnded)]
 
 
 def begun(limits: Limits = PATIENT, **fields: object) -> Bench:

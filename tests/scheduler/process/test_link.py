@@ -17,7 +17,7 @@ from inferd.wire.frames import FrameReader, pack_frame
 
 SELECT_MAX = 1024
 """`select` refuses descriptors with this number and above (FD_SETSIZE)."""
-MUCH = m.LoadFailed({"message": "x" * (1 << 20)})
+MUCH = m.ModelNotLoaded({"message": "x" * (1 << 20)})
 """More than the socket takes at once."""
 
 

@@ -67,13 +67,13 @@ def daemon() -> Iterator[Daemon]:
 
 
 def test_a_model_is_loaded_in_the_shape_that_was_reckoned_last(daemon: Daemon) -> None:
-    daemon.send(m.Load(SPEC, {}))
-    assert daemon.report() == m.Reckoned(
+    daemon.send(m.LoadModel(SPEC, {}))
+    assert daemon.report() == m.MemoryEstimate(
         Shape(2, 4096, 512), MemoryNeed(weights=9, context=2 * 2 * 4096)
     )
     small = Shape(1, 100, 16)
-    daemon.send(m.Reckon(small))
-    assert daemon.report() == m.Reckoned(small, MemoryNeed(weights=9, context=200))
+    daemon.send(m.EstimateMemory(small))
+    assert daemon.report() == m.MemoryEstimate(small, MemoryNeed(weights=9, context=200))
     daemon.send(m.Proceed())
     assert daemon.report() == m.Progress(1.0)
     loaded = daemon.report()
@@ -83,23 +83,23 @@ def test_a_model_is_loaded_in_the_shape_that_was_reckoned_last(daemon: Daemon) -
 
 
 def test_a_load_that_is_given_up_is_over_and_not_lost_among_other_commands(daemon: Daemon) -> None:
-    daemon.send(m.Load(SPEC, {}), m.Quit())
+    daemon.send(m.LoadModel(SPEC, {}), m.Quit())
     failed = daemon.report()
-    assert isinstance(failed, m.LoadFailed) and failed.error["name"] == "Cancelled"
+    assert isinstance(failed, m.ModelNotLoaded) and failed.error["name"] == "Cancelled"
 
 
 def test_a_load_can_be_given_up_after_its_reckoning(daemon: Daemon) -> None:
-    daemon.send(m.Load(SPEC, {}))
-    assert isinstance(daemon.report(), m.Reckoned)
+    daemon.send(m.LoadModel(SPEC, {}))
+    assert isinstance(daemon.report(), m.MemoryEstimate)
     daemon.send(m.Quit())
     failed = daemon.report()
-    assert isinstance(failed, m.LoadFailed) and failed.error["name"] == "Cancelled"
+    assert isinstance(failed, m.ModelNotLoaded) and failed.error["name"] == "Cancelled"
 
 
 def test_what_cannot_be_loaded_is_told_without_a_reckoning(daemon: Daemon) -> None:
-    daemon.send(m.Load(ModelSpec(name="m", path="/nowhere.gguf"), {}))
+    daemon.send(m.LoadModel(ModelSpec(name="m", path="/nowhere.gguf"), {}))
     failed = daemon.report()
-    assert isinstance(failed, m.LoadFailed) and failed.error["name"] == "LoadFailed"
+    assert isinstance(failed, m.ModelNotLoaded) and failed.error["name"] == "LoadFailed"
 
 
 def test_a_worker_of_another_build_says_nothing_and_exits() -> None:

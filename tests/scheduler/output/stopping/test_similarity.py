@@ -124,7 +124,7 @@ def test_what_is_taken_up_ends_where_it_would_have(
         if not before.feed(piece):
             return
     after = Reader(assembler_of(stopping), ends)
-    found = after.assembler.take_up(told, len(before.text))
+    found = after.assembler.resume(told, len(before.text))
     after.text = before.text
     question = after.assembler.question
     known = sum(question is None or place < question.end for place in before.places)
@@ -241,13 +241,13 @@ def test_a_turn_whose_sentences_nobody_compares_goes_on_and_tells_why() -> None:
     }
 
 
-def waiting(bench: Bench, text: str = "One. Two", **fields: object) -> m.Sentence:
+def waiting(bench: Bench, text: str = "One. Two", **fields: object) -> m.SentenceEnded:
     """Run a task until it waits for a verdict; return what it asks."""
     fields.setdefault("stopping", SIMILAR)
     bench.run(bench.submit(1, text, **fields))
     if fields.get("pull"):
         bench.run(*[m.Pull(1)] * len("ne. "))
-    [asked] = [r for r in bench.reports[1] if isinstance(r, m.Sentence)]
+    [asked] = [r for r in bench.reports[1] if isinstance(r, m.SentenceEnded)]
     return asked
 
 

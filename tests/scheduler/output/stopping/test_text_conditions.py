@@ -92,7 +92,7 @@ def test_a_turn_that_is_taken_up_ends_where_it_would_have(
         if stopped:
             break
     after = assembler_of(stopping, ("NDE",))
-    found = after.take_up(told, len(shown))
+    found = after.resume(told, len(shown))
     assert (found.ending is not None) == stopped
     if found.ending is not None:
         reason, detail = found.ending.reason.name, found.ending.detail
