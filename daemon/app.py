@@ -203,7 +203,7 @@ async def _stop(daemon: Daemon) -> None:
     error = ShuttingDown("the daemon is shutting down")
     for connection in tuple(daemon.server.connections):
         connection.send([Kind.GOODBYE, error.to_wire()])
-    daemon.sessions.sleep_all()
+    daemon.sessions.detach_all()
     await daemon.registry.close()
     await daemon.journal.close()
 

@@ -40,12 +40,12 @@ from ..sessions import (
     Journal,
     Ledger,
     ModelSource,
-    Port,
     Session,
     SessionManager,
-    Stored,
+    StoredSession,
+    WorkerClient,
 )
-from ..sessions.turns.sentence_checks import Comparison, Similarity, nobody
+from ..sessions.turns.sentence_checks import Comparison, Similarity, no_judge
 from ..wire.frames import FRAME_BYTES_MAX, NESTING_MAX
 from .access.rights import Access
 from .components import Parts
@@ -98,7 +98,7 @@ class _Unleased:
         """Wait for nothing: a dormant session has no turns."""
 
     @property
-    def loaded(self) -> Port | None:
+    def loaded(self) -> WorkerClient | None:
         """The model's worker, if another one has loaded it."""
         try:
             model = self._registry.get(self.name, self._uid)
@@ -106,17 +106,17 @@ class _Unleased:
             return None
         return None if model.loaded is None else model.loaded.client
 
-    def former(self, vocabulary: str) -> None:
+    def predecessor(self, vocabulary: str) -> None:
         """Return nothing: no client has a lease."""
         return None
 
-    async def ready(self) -> Port:
+    async def ready(self) -> WorkerClient:
         """Refuse: a dormant session computes nothing."""
         raise SessionExpired(f"nobody holds the model {self.name!r}")
 
     def compare(self, comparison: Comparison, tell: Callable[[Similarity], None]) -> None:
         """Compare nothing: a dormant session says nothing."""
-        nobody(comparison, tell)
+        no_judge(comparison, tell)
 
 
 class Daemon:
@@ -164,8 +164,7 @@ class Daemon:
             machine, self.registry.workers, room.spare_bytes, room.shed, time.monotonic, pace
         )
         self.memory.on_read = partial(self.parts.note, "memory")
-        self.journal = Journal(config.state_dir / JOURNAL_FILE)
-        self.journal.on_change = self._note_journal
+        self.journal = Journal(config.state_dir / JOURNAL_FILE, self)
         self.sessions = self._session_manager()
         self.swaps = Swaps(self.registry, self.sessions, config.swap_grace_s)
         self.server = Server(
@@ -251,7 +250,7 @@ class Daemon:
         self._unflushed.discard(connection)
         if logs.is_logged("ipc", "debug"):
             ipc_log.debug("connection.closed", **_peer(connection))
-        self.sessions.leave(connection)
+        self.sessions.close_connection(connection)
         for graph in [g for g in self.graphs.values() if g.connection is connection]:
             del self.graphs[graph.handle]
             graph.lease.close()
@@ -315,7 +314,7 @@ class Daemon:
 
     def session(self, request: Request) -> Session:
         """Return the session that a call names."""
-        return self.sessions.get(request.connection, request.params.context)
+        return self.sessions.get_session(request.connection, request.params.context)
 
     def use_logging(self) -> None:
         """Let the workers log what is logged now."""
@@ -335,15 +334,15 @@ class Daemon:
     async def restore(self) -> None:
         """Let the sessions of earlier daemons sleep under their ids."""
         began = time.monotonic()
-        self.sessions.restore(await self.journal.open(), self._unleased)
+        self.sessions.restore_sessions(await self.journal.open_file(), self._unleased)
         log.info(
             "sessions.restored",
-            sessions=self.sessions.dormant,
+            sessions=self.sessions.dormant_count,
             bytes=self.sessions.dormant_bytes,
             seconds=round(time.monotonic() - began, 3),
         )
 
-    def _note_journal(self) -> None:
+    def journal_changed(self) -> None:
         """Note how the journal is: failing, refused, or written after a damaged one."""
         journal = self.journal
         if journal.status["state"] == "refused":
@@ -358,7 +357,7 @@ class Daemon:
         else:
             self.parts.note("journal", journal.cause)
 
-    def _unleased(self, stored: Stored) -> ModelSource:
+    def _unleased(self, stored: StoredSession) -> ModelSource:
         return _Unleased(self.registry, stored.facts.model, stored.owner)
 
     async def drain(self, grace_s: float) -> None:
@@ -371,14 +370,14 @@ class Daemon:
         self.registry.turnstile.refuse(error)
         for session in self.all_sessions():
             if session.state == "waiting" and session.turn is not None and not session.turn.tokens:
-                session.cancel(error)
+                session.runner.cancel_turn(error)
         with anyio.move_on_after(grace_s):
             for session in [s for s in self.all_sessions() if s.active]:
                 if session.turn is not None:
                     await session.turn.ended.wait()
         with anyio.move_on_after(_ANSWER_S_MAX):
             for session in tuple(self.sessions):
-                await session.settled()  # so that answers go before the goodbye
+                await session.wait_recorded()  # so that answers go before the goodbye
             await anyio.lowlevel.checkpoint()
 
 

@@ -2,19 +2,20 @@
 
 Knows nothing of llama.cpp and of sockets. `table.py` says what is allowed when; `session.py` is
 one conversation, `turn.py` one turn of it; `manager.py` holds them all, `journal.py` writes those
-with an id down; `port.py` is what they need of the machine below.
+with an id down; `worker_client.py` is what they need of the worker below.
 """
 
 from .admission.bounds import AdmissionBounds
 from .admission.ledger import Ledger
 from .admission.quotas import Quota, check_priority
-from .journal.entries import Stored
+from .journal.entries import StoredSession
 from .journal.journal import Journal
+from .session.core import SessionSettings
 from .session.manager import DAY_S, SessionManager
 from .session.session import Session
 from .turn import Turn
-from .turns.turn_options import TurnOptions
-from .worker_client import ModelSource, Port, TaskReader
+from .turns.turn_options import Parameters, TurnOptions
+from .worker_client import ModelSource, TaskReader, WorkerClient
 
 __all__ = (
     "DAY_S",
@@ -22,11 +23,13 @@ __all__ = (
     "Journal",
     "Ledger",
     "ModelSource",
-    "Port",
+    "WorkerClient",
+    "Parameters",
     "Quota",
     "Session",
     "SessionManager",
-    "Stored",
+    "SessionSettings",
+    "StoredSession",
     "TaskReader",
     "Turn",
     "TurnOptions",

@@ -10,10 +10,10 @@ from enum import StrEnum
 
 from ..backends.errors import InferdError, InvalidArgument, SessionBusy, SessionExpired
 
-__all__ = ("ACTIVE", "TABLE", "Call", "State", "step")
+__all__ = ("ACTIVE", "TABLE", "SessionCall", "SessionState", "step")
 
 
-class State(StrEnum):
+class SessionState(StrEnum):
     """Where a session is."""
 
     EMPTY = "empty"
@@ -29,7 +29,7 @@ class State(StrEnum):
     CLOSED = "closed"
 
 
-class Call(StrEnum):
+class SessionCall(StrEnum):
     """What happens to a session: calls of its client, then events."""
 
     SET_INPUT = "set_input"
@@ -53,27 +53,29 @@ class Call(StrEnum):
     DETACH = "detach"
 
 
-ACTIVE = frozenset((State.WAITING, State.RUNNING, State.PARKED))
+ACTIVE = frozenset((SessionState.WAITING, SessionState.RUNNING, SessionState.PARKED))
 """A turn is under way: the session is not idle and takes no new input."""
 
-Outcome = State | type[InferdError]
+Outcome = SessionState | type[InferdError]
 
-_S, _C = State, Call
+_S, _C = SessionState, SessionCall
 
 
-def _rows(states: tuple[State, ...], **outcomes: Outcome) -> dict[tuple[State, Call], Outcome]:
-    return {(s, Call(c)): outcome for s in states for c, outcome in outcomes.items()}
+def _rows(
+    states: tuple[SessionState, ...], **outcomes: Outcome
+) -> dict[tuple[SessionState, SessionCall], Outcome]:
+    return {(s, SessionCall(c)): outcome for s in states for c, outcome in outcomes.items()}
 
 
 _RESTING = (_S.EMPTY, _S.READY, _S.DONE, _S.FAILED)
 _TURN = (_S.WAITING, _S.RUNNING, _S.PARKED)
-_ALL = tuple(State)
+_ALL = tuple(SessionState)
 
-TABLE: dict[tuple[State, Call], Outcome] = {
+TABLE: dict[tuple[SessionState, SessionCall], Outcome] = {
     # Nothing is allowed unless a row below says so.
-    **{(s, c): InvalidArgument for s in _ALL for c in Call},
-    **{(_S.DORMANT, c): SessionExpired for c in Call},
-    **{(_S.CLOSED, c): InvalidArgument for c in Call},
+    **{(s, c): InvalidArgument for s in _ALL for c in SessionCall},
+    **{(_S.DORMANT, c): SessionExpired for c in SessionCall},
+    **{(_S.CLOSED, c): InvalidArgument for c in SessionCall},
     # At rest: input may be given, and computed once it is there.
     **_rows(_RESTING, set_input=_S.READY, reset=_S.EMPTY, close=_S.CLOSED, unload=_S.UNLOADED),
     **_rows((_S.READY, _S.DONE, _S.FAILED), compute=_S.WAITING, compute_single=_S.WAITING),
@@ -103,7 +105,7 @@ TABLE: dict[tuple[State, Call], Outcome] = {
 }
 
 
-def step(state: State, call: Call) -> State:
+def step(state: SessionState, call: SessionCall) -> SessionState:
     """Return the state after *call*.
 
     :raises InvalidArgument: the call makes no sense in this state.
@@ -111,7 +113,7 @@ def step(state: State, call: Call) -> State:
     :raises SessionExpired: the session is dormant.
     """
     outcome = TABLE[state, call]
-    if isinstance(outcome, State):
+    if isinstance(outcome, SessionState):
         return outcome
     raise outcome(f"{call.value} in a session that is {state.value}", hint=_HINTS.get(outcome, ""))
 

@@ -19,9 +19,9 @@ from ..scheduler import messages as m
 from ..scheduler.output.stopping import cuts_text
 from ..scheduler.output.stopping.ending import CONTEXT_FULL
 from .journal.entries import Replay
-from .table import Call
-from .turns.sentence_checks import Comparisons, Judge, nobody
-from .worker_client import Line
+from .table import SessionCall
+from .turns.sentence_checks import Comparisons, Judge, no_judge
+from .worker_client import TaskClient
 
 __all__ = ("PositionSink", "TokensSink", "Turn")
 
@@ -30,7 +30,7 @@ PROBABILITIES_MAX = 20_000
 
 TokensSink = Callable[[m.Tokens], None]
 PositionSink = Callable[[m.Position], None]
-Event = Callable[[Call], None]
+Event = Callable[[SessionCall], None]
 
 
 class Turn:
@@ -45,12 +45,12 @@ class Turn:
 
     def __init__(
         self,
-        port: Line,
+        client: TaskClient,
         spec: m.TaskSpec,
         on_call: Event,
         on_tokens: TokensSink | None = None,
         on_position: PositionSink | None = None,
-        judge: Judge = nobody,
+        judge: Judge = no_judge,
     ):
         self.spec = spec
         self.comparisons = Comparisons(judge)
@@ -71,7 +71,7 @@ class Turn:
         self.ended = anyio.Event()
         self.resumed = False
         """It goes on where an earlier turn was interrupted."""
-        self._port = port
+        self._client = client
         self._on_call, self._on_tokens, self._on_position = on_call, on_tokens, on_position
         self._position = -1
         self._shifted: list[int] | None = None
@@ -86,9 +86,9 @@ class Turn:
         self._asked = 1 if spec.pull else 0
         self._told = anyio.Event()
 
-    def start(self) -> None:
+    def submit(self) -> None:
         """Queue the task."""
-        self._port.submit(self.spec, self)
+        self._client.submit(self.spec, self)
 
     def take_over(self, before: Replay) -> None:
         """Have told what *before* has, an earlier turn on the same prompt."""
@@ -99,17 +99,17 @@ class Turn:
         self._shifted = before.history() if self.shifts else None
         self.resumed = True
 
-    def resume(self) -> None:
+    def submit_resumed(self) -> None:
         """Queue the task where the turn that was taken over ended."""
-        spec = self.go_on(self._port)
+        spec = self.continue_on(self._client)
         assert spec is not None, "it has not begun, and so has not ended"
-        self._port.submit(spec, self)
+        self._client.submit(spec, self)
 
-    def go_on(self, port: Line) -> m.TaskSpec | None:
-        """Go on in another worker; see `TaskReader.go_on`."""
+    def continue_on(self, client: TaskClient) -> m.TaskSpec | None:
+        """Go on in another worker; see `TaskReader.continue_on`."""
         if self.ended.is_set():
             return None
-        self._port = port
+        self._client = client
         progressed = m.Progressed(
             output_tokens=len(self.tokens),
             text_bytes=len(self.text),
@@ -135,21 +135,21 @@ class Turn:
     def cancel(self) -> None:
         """Ask the engine to stop before its next step."""
         if not self.ended.is_set():
-            self._port.cancel(self.spec.id)
+            self._client.cancel(self.spec.id)
 
-    def credit(self, events: int) -> None:
+    def add_credit(self, events: int) -> None:
         """Let the engine tell *events* more."""
         if not self.ended.is_set():
             self._unread_at = None
             if self._credit >= 0:
                 self._credit += events
-            self._port.credit(self.spec.id, events)
+            self._client.credit(self.spec.id, events)
 
-    def ask(self) -> None:
+    def request_token(self) -> None:
         """Ask the engine for one token more (pull turns)."""
         if not self.ended.is_set():
             self._asked += 1
-            self._port.pull(self.spec.id)
+            self._client.pull(self.spec.id)
 
     def adjust(self, spec: m.TaskSpec) -> None:
         """Let the parameters of *spec* hold from the next token on; a grammar and the
@@ -167,7 +167,7 @@ class Turn:
             self.spec = spec = msgspec.structs.replace(
                 spec, sampling=sampling, stopping=stopping, embed=self.spec.embed
             )
-            self._port.adjust(
+            self._client.adjust(
                 m.Adjust(spec.id, spec.sampling, spec.n_predict, spec.stop, spec.reverse_prompt)
             )
 
@@ -193,14 +193,14 @@ class Turn:
                     self._on_tokens(report)
                 if self.spec.pull:
                     self._asked -= 1
-                    self._tell(text)
+                    self._add_piece(text)
             case m.SentenceEnded():
-                self.comparisons.ask(self.spec, report, self._answer)
+                self.comparisons.compare_sentence(self.spec, report, self._answer)
             case m.Moved(_, state):
                 if state != "waiting":
                     if self._admitted_at is None:
                         self._admitted_at = time.monotonic()
-                    self._on_call(Call.ADMITTED if state == "running" else Call.PARK)
+                    self._on_call(SessionCall.ADMITTED if state == "running" else SessionCall.PARK)
             case m.Position(_, position):
                 changed = position != self._position and not self.tokens
                 if self._on_position is not None and changed:
@@ -215,15 +215,15 @@ class Turn:
             case m.Finished(_, text, end, stats):
                 self.stats, self.tail, self.end_piece = stats, text, end
                 self.text += text
-                self._end(Call.FINISHED)
+                self._end(SessionCall.FINISHED)
             case m.Failed(_, error):
                 self.error = error_from_wire(error)
-                self._end(Call.FAIL)
+                self._end(SessionCall.FAIL)
 
     def _answer(self, verdict: m.Verdict) -> None:
         """Tell the worker that has the task now; another one than asked asks again."""
         if not self.ended.is_set():
-            self._port.judge(verdict)
+            self._client.judge(verdict)
 
     @property
     def moments(self) -> tuple[float, float | None, float | None]:
@@ -256,9 +256,9 @@ class Turn:
         return self.spec.embed is None
 
     @property
-    def port(self) -> Line:
-        """The line to the worker that has the task now, or had it last."""
-        return self._port
+    def client(self) -> TaskClient:
+        """The client of the worker that has the task now, or had it last."""
+        return self._client
 
     @property
     def begun(self) -> bool:
@@ -270,11 +270,11 @@ class Turn:
         """Tell whether text was cut from the answer whose tokens are still there."""
         return self.stats is not None and cuts_text(self.stats.stop_reason)
 
-    def _tell(self, piece: bytes) -> None:
+    def _add_piece(self, piece: bytes) -> None:
         self._pieces.append(piece)
         self._told.set()
 
-    def _end(self, call: Call) -> None:
+    def _end(self, call: SessionCall) -> None:
         if self.tail and self.spec.pull:
             self._pieces.append(self.tail)
         self.ended.set()
@@ -294,7 +294,7 @@ class Turn:
             if self.ended.is_set():
                 raise self.ending()
             if self._asked <= 0:
-                self.ask()
+                self.request_token()
             if self._told.is_set():
                 self._told = anyio.Event()
             await self._told.wait()

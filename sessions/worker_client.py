@@ -11,7 +11,7 @@ from ..backends.errors import WorkerCrashed
 from ..scheduler.messages import AdapterReport, Adjust, Report, TaskSpec, Verdict
 from .turns.sentence_checks import Comparison, Similarity
 
-__all__ = ("Former", "Line", "ModelSource", "Port", "TaskReader", "ask_again")
+__all__ = ("Predecessor", "TaskClient", "ModelSource", "WorkerClient", "TaskReader", "ask_again")
 
 P = TypeVar("P")
 T = TypeVar("T")
@@ -20,7 +20,7 @@ ASKED_AGAIN = 3
 
 
 class TaskReader(Protocol):
-    """Who hears of a task. It outlives the worker that runs the task."""
+    """A listener of a task. It outlives the worker that runs the task."""
 
     @property
     def spec(self) -> TaskSpec:
@@ -33,13 +33,13 @@ class TaskReader(Protocol):
     def report(self, report: Report) -> None:
         """Take what the engine tells; the last report is `Finished` or `Failed`."""
 
-    def go_on(self, port: Line) -> TaskSpec | None:
-        """Take the line to another worker, and return the task as it goes on there: with what was
+    def continue_on(self, client: TaskClient) -> TaskSpec | None:
+        """Take the client of another worker, and return the task as it goes on there: with what was
         told so far. None if nobody waits for it any more.
         """
 
 
-class Line(Protocol):
+class TaskClient(Protocol):
     """What a turn needs of a worker."""
 
     @property
@@ -47,7 +47,7 @@ class Line(Protocol):
         """Facts about the model."""
 
     def submit(self, spec: TaskSpec, reader: TaskReader) -> None:
-        """Queue a task, of which *reader* hears."""
+        """Queue a task, which reports to *reader*."""
 
     def cancel(self, task_id: int) -> None:
         """Stop a task before the next step; `Failed` with `Cancelled` follows."""
@@ -65,8 +65,8 @@ class Line(Protocol):
         """Tell a task whether it ends with its last sentence."""
 
 
-class Port(Line, Protocol):
-    """The line to a loaded model's worker. All calls are made on the daemon's event loop."""
+class WorkerClient(TaskClient, Protocol):
+    """The client of a loaded model's worker. All calls are made on the daemon's event loop."""
 
     @property
     def adapters(self) -> Mapping[str, AdapterReport]:
@@ -113,11 +113,11 @@ class Port(Line, Protocol):
         """Have a session's KV state written to disk, some time soon."""
 
 
-class Former(Protocol):
+class Predecessor(Protocol):
     """A model that had a name before a swap."""
 
-    async def ready(self) -> Port:
-        """Return the line to its worker, to another one if it has died.
+    async def ready(self) -> WorkerClient:
+        """Return the client of its worker, to another one if it has died.
 
         :raises LoadFailed: it cannot be loaded any more.
         :raises WorkerCrashed: it has left for good.
@@ -139,16 +139,16 @@ class ModelSource(Protocol):
         """Wait until turns are held back no more."""
 
     @property
-    def loaded(self) -> Port | None:
-        """The line to the model's worker, if the model is loaded."""
+    def loaded(self) -> WorkerClient | None:
+        """The client of the model's worker, if the model is loaded."""
 
-    def former(self, vocabulary: str) -> Former | None:
+    def predecessor(self, vocabulary: str) -> Predecessor | None:
         """Return a model that had the name before a swap, by its vocabulary's hash, while it is
         there.
         """
 
-    async def ready(self) -> Port:
-        """Return the line to the model's worker, loading it if it is not there.
+    async def ready(self) -> WorkerClient:
+        """Return the client of the model's worker, loading it if it is not there.
 
         :raises LoadFailed: it cannot be loaded.
         """

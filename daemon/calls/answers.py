@@ -34,17 +34,17 @@ async def answers(daemon: Daemon, request: Request) -> w.AnswersResult:
     _check(p, session)
     branches: list[Session] = []
     try:
-        with session.undone_if_refused():
+        with session.input.rolled_back_if_refused():
             await add_input(daemon, session, p)
             if p.n > 1:
-                branches = daemon.sessions.fork(request.connection, session, p.n - 1)
+                branches = daemon.sessions.fork_session(request.connection, session, p.n - 1)
             round_ = _AnswerRound(p, [session, *branches])
             await round_.start_first()
         request.emit(w.AnswersEvent(contexts=[s.handle for s in round_.sessions]))
         return w.AnswersResult(answers=await round_.finish_all())
     finally:
         for branch in branches:
-            daemon.sessions.discard(branch)
+            daemon.sessions.discard_session(branch)
 
 
 def _check(p: w.AnswersParams, session: Session) -> None:
@@ -67,13 +67,15 @@ class _AnswerRound:
         """Set when the prompt was computed, or never will be."""
         self._seed = -1
         self._found: list[dict[str, Any]] = [{} for _ in sessions]
-        self._splitters = [session.splitter(p.options) for session in sessions]
+        self._splitters = [session.outputs.new_splitter(p.options) for session in sessions]
 
     async def start_first(self) -> None:
         """Start the first answer."""
         first = self.sessions[0]
-        self._turn = await first.start(self._options(0), lambda _: self._prompt_done.set())
-        self._seed = first.parameters.get("seed")
+        self._turn = await first.runner.start_turn(
+            self._options(0), lambda _: self._prompt_done.set()
+        )
+        self._seed = first.settings.parameters.get("seed")
 
     async def finish_all(self) -> list[dict[str, Any]]:
         """Wait for the first answer, do the others, and return all."""
@@ -87,7 +89,7 @@ class _AnswerRound:
 
     async def _start_other(self, number: int) -> None:
         try:
-            turn = await self.sessions[number].start(self._options(number))
+            turn = await self.sessions[number].runner.start_turn(self._options(number))
         except InferdError as exc:
             self._add_answer(number, b"", exc)
         else:
@@ -96,7 +98,7 @@ class _AnswerRound:
     async def _finish(self, number: int, turn: Turn) -> None:
         error: InferdError | None = None
         try:
-            await self.sessions[number].finish(turn)
+            await self.sessions[number].runner.finish_turn(turn)
         except InferdError as exc:
             error = exc
         finally:
@@ -104,11 +106,11 @@ class _AnswerRound:
         self._add_answer(number, bytes(turn.text), error)
 
     def _add_answer(self, number: int, text: bytes, error: InferdError | None) -> None:
-        said = self._splitters[number].last(text)
+        said = self._splitters[number].split_last(text)
         self._found[number] = {
             "text": said.text,
             "reasoning": said.reasoning,
-            "metadata": self.sessions[number].metadata(),
+            "metadata": self.sessions[number].outputs.metadata(),
             "error": None if error is None else error.to_wire(),
         }
 

@@ -30,12 +30,13 @@ async def compute(daemon: Daemon, request: Request) -> w.ComputeResult:
             set_metadata(session, data)
         else:
             prompt = msgspec.structs.replace(tensor, data=data)
-            await session.set_input(data)
+            await session.input.set_input(data)
     await _compute(daemon, session, turn_options(p, TurnOptions(embeds=True)))
     if prompt is None:
         return w.ComputeResult()
     return w.ComputeResult(
-        outputs=[("output", _like(session.output(0), prompt))], metadata=session.metadata()
+        outputs=[("output", _like(session.outputs.read_output(0), prompt))],
+        metadata=session.outputs.metadata(),
     )
 
 
@@ -49,8 +50,8 @@ def _like(data: bytes, prompt: w.Tensor) -> w.Tensor:
 
 async def _compute(daemon: Daemon, session: Session, options: TurnOptions) -> None:
     daemon.check_open()
-    turn = await session.start(options)
-    await session.finish(turn)
+    turn = await session.runner.start_turn(options)
+    await session.runner.finish_turn(turn)
     if turn.stats is not None and turn.stats.stop_reason == CONTEXT_FULL.name:
         raise turn.ending()
 
@@ -60,7 +61,7 @@ async def compute_single(daemon: Daemon, request: Request) -> w.ComputeSingleRes
     session = daemon.session(request)
     if not session.active:
         daemon.check_open()
-    piece = await session.compute_single(turn_options(request.params, TurnOptions()))
+    piece = await session.runner.pull_token(turn_options(request.params, TurnOptions()))
     return w.ComputeSingleResult(piece=piece)
 
 
@@ -69,10 +70,10 @@ async def prompt_compute(daemon: Daemon, request: Request) -> w.PromptComputeRes
     daemon.check_open()
     session, p = daemon.session(request), request.params
     options = turn_options(p, TurnOptions(special=False))
-    with session.undone_if_refused():
-        await session.add_text(p.prompt.encode())
-        turn = await session.start(options)
-    await session.finish(turn)
+    with session.input.rolled_back_if_refused():
+        await session.input.add_text(p.prompt.encode())
+        turn = await session.runner.start_turn(options)
+    await session.runner.finish_turn(turn)
     return w.PromptComputeResult(text=turn.text.decode(errors="replace"))
 
 
@@ -83,12 +84,12 @@ async def run_inference(daemon: Daemon, request: Request) -> w.TurnResult:
     data = (await tensor_bytes(p.tensor)).rstrip(b"\0")
     options = parse_json_options(metadata_text(p.config))
     call = turn_options(p, TurnOptions(options=options.values, special=False))
-    with session.undone_if_refused():
+    with session.input.rolled_back_if_refused():
         message = {"role": "user", "content": data.decode(errors="replace")}
-        await session.add_messages([message], options.values)
-        splitter = session.splitter(options.values)
-        turn = await session.start(call)
-    await session.finish(turn)
+        await session.input.add_messages([message], options.values)
+        splitter = session.outputs.new_splitter(options.values)
+        turn = await session.runner.start_turn(call)
+    await session.runner.finish_turn(turn)
     result = turn_result(session, splitter, bytes(turn.text))
     bounded(result.text, p.size_max)
     metadata = result.metadata

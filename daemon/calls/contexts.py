@@ -22,13 +22,13 @@ def open_context(
     daemon.check_open()
     graph = daemon.graph(request.connection, request.params.graph)
     uid = request.connection.peer.uid
-    session, attached = daemon.sessions.open(
+    session, attached = daemon.sessions.open_session(
         request.connection, uid, graph.lease, graph.options, session_id, persist=persist
     )
     if not attached:  # else it keeps the defaults it was opened with
-        session.parameters.origins = dict(graph.origins)
-    session.parameters.not_applied = dict(graph.not_applied)
-    session.parameters.ignored = list(graph.ignored)
+        session.settings.parameters.origins = dict(graph.origins)
+    session.settings.parameters.not_applied = dict(graph.not_applied)
+    session.settings.parameters.ignored = list(graph.ignored)
     return w.ContextResult(context=session.handle, attached=attached)
 
 
@@ -41,9 +41,9 @@ async def init_with_session_id(daemon: Daemon, request: Request) -> w.ContextRes
     """Open a session with an id, or come back to it; what may not be written down stays so."""
     p: w.SessionParams = request.params
     result = open_context(daemon, request, p.session_id, persist=p.persist)
-    session = daemon.sessions.get(request.connection, result.context)
-    if not p.persist and (session.persist or not result.attached):
-        await daemon.sessions.quiet(session)
+    session = daemon.sessions.get_session(request.connection, result.context)
+    if not p.persist and (session.settings.persist or not result.attached):
+        await daemon.sessions.stop_persisting(session)
     return result
 
 
@@ -53,9 +53,9 @@ async def set_input(daemon: Daemon, request: Request) -> w.Empty:
     data = await tensor_bytes(p.tensor)
     if p.index == METADATA_INDEX:
         set_metadata(session, data)
-        await session.settled()
+        await session.wait_recorded()
     else:
-        await session.set_input(data)
+        await session.input.set_input(data)
     return w.Empty()
 
 
@@ -63,27 +63,29 @@ def set_metadata(session: Session, data: bytes) -> None:
     """Let the JSON's parameters hold for this context from the next token on."""
     if session.state in ("dormant", "closed", "unloaded"):
         raise InvalidArgument(f"the context is {session.state.value}", hint="open another one")
-    session.apply(parse_json_options(metadata_text(data)))
+    session.apply_options(parse_json_options(metadata_text(data)))
 
 
 async def get_output(daemon: Daemon, request: Request) -> w.OutputResult:
     """Return the text so far, or metadata."""
     p = request.params
-    return w.OutputResult(data=bounded(daemon.session(request).output(p.index), p.size_max))
+    return w.OutputResult(
+        data=bounded(daemon.session(request).outputs.read_output(p.index), p.size_max)
+    )
 
 
 async def get_output_single(daemon: Daemon, request: Request) -> w.OutputResult:
     """Return the last token's text, or metadata."""
     p = request.params
-    data = daemon.session(request).output_single(p.index)
+    data = daemon.session(request).outputs.read_single_output(p.index)
     return w.OutputResult(data=bounded(data, p.size_max))
 
 
 async def fini_single(daemon: Daemon, request: Request) -> w.Empty:
     """End the turn; the input stays."""
     session = daemon.session(request)
-    session.fini_single()
-    await session.settled()
+    session.runner.clear_output()
+    await session.wait_recorded()
     return w.Empty()
 
 
@@ -91,10 +93,10 @@ async def finalize(daemon: Daemon, request: Request) -> w.Empty:
     """Close the session: nothing of it is kept, unless it has an id and is to be kept."""
     session = daemon.session(request)
     if request.params.keep and session.session_id is not None:
-        daemon.sessions.detach(session)
-        await session.settled()
+        daemon.sessions.detach_session(session)
+        await session.wait_recorded()
     else:
-        await daemon.sessions.close(session)
+        await daemon.sessions.close_session(session)
     return w.Empty()
 
 

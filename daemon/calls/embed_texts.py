@@ -12,7 +12,7 @@ from ...backends.params import read_options
 from ...ipc import messages as w
 from ...ipc.server.server import Request
 from ...scheduler.messages import Embedded
-from ...sessions import Session, Turn, TurnOptions
+from ...sessions import Parameters, Session, SessionSettings, Turn, TurnOptions
 from ..core import CallTable, Daemon, Graph
 from .arguments import TIMEOUT_S_LEAST, turn_options
 
@@ -78,15 +78,16 @@ class _Texts:
 
     async def _embed(self, index: int) -> None:
         daemon = self._daemon
+        settings = SessionSettings(Parameters(self._options))
         session = Session(
-            daemon.new_handle(), self._owner, self._graph.lease, daemon.ledger, self._options
+            daemon.new_handle(), self._owner, self._graph.lease, daemon.ledger, settings
         )
         daemon.passing.add(session)
         try:
-            await session.set_input(self._texts[index].encode())
+            await session.input.set_input(self._texts[index].encode())
             turn = await self._start(session)
             try:
-                await session.finish(turn)
+                await session.runner.finish_turn(turn)
             finally:
                 self._end_one()
         finally:
@@ -98,7 +99,7 @@ class _Texts:
         while True:
             self._under_way += 1
             try:
-                return await session.start(self._options_now())
+                return await session.runner.start_turn(self._options_now())
             except Busy:
                 self._under_way -= 1
                 if not self._under_way:
@@ -142,7 +143,7 @@ class _Texts:
             pooling=first.pooling,
             tokens=[turn.stats.prompt_tokens for turn in turns if turn.stats is not None],
             model=self._graph.lease.name,
-            fingerprint=turns[0].port.info.fingerprint,
+            fingerprint=turns[0].client.info.fingerprint,
         )
 
 

@@ -195,7 +195,7 @@ async def unload(daemon: Daemon, request: Request) -> w.Empty:
     del daemon.graphs[graph.handle]
     for session in daemon.sessions:
         if session.model is graph.lease:
-            daemon.sessions.unload(session)
+            daemon.sessions.unload_session(session)
     model = graph.lease.model
     graph.lease.close()
     if not model.busy and not model.pinned and not request.params.keep:
@@ -212,8 +212,8 @@ async def init_backend(daemon: Daemon, request: Request) -> w.InitBackendResult:
 
 async def deinit_backend(daemon: Daemon, request: Request) -> w.Empty:
     """Close the connection's sessions and graphs."""
-    for session in daemon.sessions.of(request.connection):
-        await daemon.sessions.close(session)
+    for session in daemon.sessions.sessions_of(request.connection):
+        await daemon.sessions.close_session(session)
     for graph in [g for g in daemon.graphs.values() if g.connection is request.connection]:
         del daemon.graphs[graph.handle]
         graph.lease.close()

@@ -35,7 +35,7 @@ async def sessions(daemon: Daemon, request: Request) -> w.SessionsResult:
     """List the caller's sessions, or those of all users for an operator; the dormant ones last."""
     p: w.SessionsParams = request.params
     uid = request.connection.peer.uid
-    found = [*daemon.sessions, *(daemon.sessions.sleeping if p.dormant else ())]
+    found = [*daemon.sessions, *(daemon.sessions.dormant_sessions if p.dormant else ())]
     mine = [s for s in found if p.all or s.owner == uid]
     return w.SessionsResult(sessions=[_describe(s) for s in mine])
 
@@ -47,10 +47,10 @@ def _describe(session: Session) -> dict[str, Any]:
         "session_id": session.session_id,
         "model": session.model.name,
         "state": session.state.value,
-        "priority": session.priority.label,
-        "tokens": session.size,
+        "priority": session.settings.priority.label,
+        "tokens": session.conversation.size,
         "persisted": session.recording.durable,
-        "turns": session.turns,
+        "turns": session.turns_begun,
         "idle_s": 0.0 if session.active else max(0.0, time.monotonic() - session.used_at),
     }
 
@@ -90,7 +90,7 @@ def _describe_waiting(model: Model, visit: Caller, session: Session) -> dict[str
         "effective_priority": visit.effective(now, model.stay.stay_s).label,
         "position": None,
         "starts_in_s": None,
-        "prompt_tokens": len(session.prompt),
+        "prompt_tokens": len(session.conversation.prompt),
         "computed_tokens": None,
         "output_tokens": 0,
         "for_s": max(0.0, now - visit.since),
@@ -117,7 +117,7 @@ def _describe_turn(session: Session, entries: Mapping[int, QueueEntry]) -> dict[
         "effective_priority": entry and entry.effective_priority.label,
         "position": entry and entry.position,
         "starts_in_s": entry and entry.starts_in_s,
-        "prompt_tokens": len(session.prompt),
+        "prompt_tokens": len(session.conversation.prompt),
         "computed_tokens": entry and entry.computed_tokens,
         "output_tokens": len(session.turn.tokens),
         "for_s": max(0.0, time.monotonic() - session.turn_at),
@@ -142,7 +142,7 @@ async def stats(daemon: Daemon, request: Request) -> w.StatsResult:
             "connections": len(daemon.server.connections),
             "sessions": len(daemon.sessions),
             "sessions_max": daemon.config.sessions_max,
-            "sessions_dormant": daemon.sessions.dormant,
+            "sessions_dormant": daemon.sessions.dormant_count,
             "sessions_expired": daemon.sessions.expired,
             "journal": daemon.journal.status,
             "parts": daemon.parts.describe(),

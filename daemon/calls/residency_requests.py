@@ -78,7 +78,7 @@ def _visit(daemon: Daemon, request: Request) -> tuple[Model, Caller, Ticket | No
     priority = priority_of(getattr(p, "priority", ""))
     visit = Caller(
         now,
-        session.priority if priority is None else priority,
+        session.settings.priority if priority is None else priority,
         about=session,
         turn=request.call in TURNS and not session.active,
         queue_timeout_s=seconds_of(getattr(p, "queue_timeout_s", 0.0)),

@@ -37,10 +37,10 @@ async def cancel(daemon: Daemon, request: Request) -> w.CancelResult:
     if uid != session.owner:
         error = Cancelled("an operator cancelled the turn", data={"by": "operator"})
     waits = daemon.registry.turnstile.refuse(error, session)
-    cancelled = session.cancel(error) or waits
+    cancelled = session.runner.cancel_turn(error) or waits
     if cancelled and uid != session.owner:
         log.info("turn.cancelled_by_operator", uid=session.owner, context=session.handle, by=uid)
-    await session.settled()
+    await session.wait_recorded()
     return w.CancelResult(cancelled=cancelled)
 
 
@@ -62,14 +62,14 @@ def _steerable(daemon: Daemon, request: Request, handle: int) -> Session:
     for session in daemon.all_sessions():
         if session.handle == handle and daemon.access.reaches(request.connection, session.owner):
             return session
-    return daemon.sessions.get(request.connection, handle)
+    return daemon.sessions.get_session(request.connection, handle)
 
 
 async def reset(daemon: Daemon, request: Request) -> w.Empty:
     """Forget the history."""
     session = daemon.session(request)
-    session.reset(request.params.system)
-    await session.settled()
+    session.input.reset_history(request.params.system)
+    await session.wait_recorded()
     return w.Empty()
 
 
@@ -79,14 +79,14 @@ async def set_options(daemon: Daemon, request: Request) -> w.Empty:
     session.set_options(p.options)
     priority = priority_of(p.priority)
     if priority is not None:
-        session.priority = priority
-    await session.settled()
+        session.settings.priority = priority
+    await session.wait_recorded()
     return w.Empty()
 
 
 async def parameters(daemon: Daemon, request: Request) -> w.ParametersResult:
     """Tell every parameter's value in force, and who set it."""
-    effective = daemon.session(request).parameters.effective()
+    effective = daemon.session(request).settings.parameters.effective()
     return w.ParametersResult(parameters=[msgspec.structs.asdict(e) for e in effective])
 
 
@@ -94,14 +94,16 @@ async def fork_session(daemon: Daemon, request: Request) -> w.ForkResult:
     """Make branches of a session's present state, all or none."""
     daemon.check_open()
     p: w.ForkParams = request.params
-    branches = daemon.sessions.fork(request.connection, daemon.session(request), p.n, p.session_ids)
+    branches = daemon.sessions.fork_session(
+        request.connection, daemon.session(request), p.n, p.session_ids
+    )
     try:
         for branch in branches:
-            await branch.settled()
+            await branch.wait_recorded()
         kept = await _kept(branches[0])
     except BaseException:  # the caller is gone, and never learns their handles
         for branch in branches:
-            daemon.sessions.discard(branch)
+            daemon.sessions.discard_session(branch)
         raise
     return w.ForkResult(contexts=[branch.handle for branch in branches], **kept)
 
@@ -112,8 +114,8 @@ async def rewind(daemon: Daemon, request: Request) -> w.RewindResult:
     if (p.turns is None) == (p.tokens is None):
         raise InvalidArgument("rewind takes turns or tokens, and not both")
     session = daemon.session(request)
-    await session.rewind(p.turns, p.tokens)
-    return w.RewindResult(turns=session.turns_back, **await _kept(session))
+    await session.input.rewind_history(p.turns, p.tokens)
+    return w.RewindResult(turns=session.conversation.turns_back, **await _kept(session))
 
 
 async def _kept(session: Session) -> dict[str, Any]:
@@ -121,7 +123,7 @@ async def _kept(session: Session) -> dict[str, Any]:
 
     The last token of an answer may not have been computed at all: without it all are kept.
     """
-    tokens, kept = len(session.history()), await session.tokens_kept()
+    tokens, kept = len(session.conversation.tokens()), await session.link.count_kept_tokens()
     kv = "kept" if kept >= tokens - 1 else "computed_again"
     return {"tokens": tokens, "kept_tokens": kept, "kv": kv}
 
@@ -134,7 +136,7 @@ async def forget(daemon: Daemon, request: Request) -> w.ForgetResult:
     if p.session_id is not None:
         uid = request.connection.peer.uid
         return w.ForgetResult(forgotten=await daemon.sessions.forget_id(uid, p.session_id))
-    await daemon.sessions.forget(daemon.session(request))
+    await daemon.sessions.forget_session(daemon.session(request))
     return w.ForgetResult(forgotten=True)
 
 

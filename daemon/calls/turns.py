@@ -11,7 +11,7 @@ from ...ipc.server.server import Request
 from ...scheduler.messages import Position, TokenLogprob, Tokens
 from ...scheduler.output.logprobs import described
 from ...sessions import Session, TurnOptions
-from ...sessions.history.reasoning import ReasoningSplitter, Said
+from ...sessions.history.reasoning import AnswerParts, ReasoningSplitter
 from ..core import CallTable, Daemon
 from .arguments import turn_options
 from .chat_messages import checked_messages
@@ -27,14 +27,14 @@ async def stream(daemon: Daemon, request: Request) -> w.TurnResult:
     p: w.StreamParams = request.params
     _check_credit(p.credit)
     session = daemon.session(request)
-    with session.undone_if_refused():
+    with session.input.rolled_back_if_refused():
         await add_input(daemon, session, p)
-        splitter = session.splitter(p.options)
+        splitter = session.outputs.new_splitter(p.options)
         send_tokens = _tokens_sender(daemon, request, session, splitter)
         send_place = _place_sender(daemon, request)
-        turn = await session.start(_turn_options(p, p.credit), send_tokens, send_place)
-    request.on_credit = turn.credit
-    await session.finish(turn)
+        turn = await session.runner.start_turn(_turn_options(p, p.credit), send_tokens, send_place)
+    request.on_credit = turn.add_credit
+    await session.runner.finish_turn(turn)
     return turn_result(session, splitter, turn.tail)
 
 
@@ -45,12 +45,12 @@ async def resume(daemon: Daemon, request: Request) -> w.TurnResult:
     daemon.check_open()
     session = daemon.session(request)
     options = turn_options(p, TurnOptions(credit=p.credit, watch=p.watch))
-    text, splitter = session.splitter_after(Said(p.text, p.reasoning))
+    text, splitter = session.outputs.resume_splitter(AnswerParts(p.text, p.reasoning))
     send_tokens = _tokens_sender(daemon, request, session, splitter, len(p.tokens))
     send_place = _place_sender(daemon, request)
-    turn = await session.resume(options, p.tokens, text, send_tokens, send_place)
-    request.on_credit = turn.credit
-    await session.finish(turn)
+    turn = await session.runner.resume_turn(options, p.tokens, text, send_tokens, send_place)
+    request.on_credit = turn.add_credit
+    await session.runner.finish_turn(turn)
     return turn_result(session, splitter, turn.tail)
 
 
@@ -61,8 +61,10 @@ def _check_credit(credit: int) -> None:
 
 def turn_result(session: Session, splitter: ReasoningSplitter, text: bytes) -> w.TurnResult:
     """Return the end of a turn, with this *text* or the rest of it."""
-    said = splitter.last(text)
-    return w.TurnResult(text=said.text, reasoning=said.reasoning, metadata=session.metadata())
+    said = splitter.split_last(text)
+    return w.TurnResult(
+        text=said.text, reasoning=said.reasoning, metadata=session.outputs.metadata()
+    )
 
 
 def _tokens_sender(
@@ -76,7 +78,7 @@ def _tokens_sender(
 
     def send_tokens(report: Tokens) -> None:
         nonlocal position
-        text, reasoning = splitter.feed(report.text)
+        text, reasoning = splitter.split(report.text)
         event = w.TokensEvent(
             tokens=report.tokens, text=text, reasoning=reasoning, position=position
         )
@@ -98,11 +100,13 @@ async def chat(daemon: Daemon, request: Request) -> w.TurnResult:
     """Do a turn and answer with its whole text."""
     p: w.StreamParams = request.params
     session = daemon.session(request)
-    with session.undone_if_refused():
+    with session.input.rolled_back_if_refused():
         await add_input(daemon, session, p)
-        splitter = session.splitter(p.options)
-        turn = await session.start(_turn_options(p, -1), None, _place_sender(daemon, request))
-    await session.finish(turn)
+        splitter = session.outputs.new_splitter(p.options)
+        turn = await session.runner.start_turn(
+            _turn_options(p, -1), None, _place_sender(daemon, request)
+        )
+    await session.runner.finish_turn(turn)
     return turn_result(session, splitter, bytes(turn.text))
 
 
@@ -128,12 +132,12 @@ async def add_input(daemon: Daemon, session: Session, p: w.StreamParams | w.Answ
     """Add a call's prompt or messages to the history."""
     daemon.check_open()
     if p.messages is not None:
-        await session.add_messages(checked_messages(p.messages), p.options)
+        await session.input.add_messages(checked_messages(p.messages), p.options)
     elif p.prompt is not None:
         if p.raw:
-            await session.add_text(p.prompt.encode())
+            await session.input.add_text(p.prompt.encode())
         else:
-            await session.add_messages([{"role": "user", "content": p.prompt}], p.options)
+            await session.input.add_messages([{"role": "user", "content": p.prompt}], p.options)
 
 
 def _turn_options(p: w.StreamParams, credit: int) -> TurnOptions:

@@ -28,7 +28,7 @@ from ... import __version__
 from ...backends.engine_build import LLAMA_BUILD_NUMBER, LLAMA_COMMIT
 from ...scheduler import PRIORITIES
 from ...scheduler.recording.engine_counters import COUNTERS, Histogram, StepKind, histograms_of
-from ...sessions.table import ACTIVE, State
+from ...sessions.table import ACTIVE, SessionState
 from ..models.model import Model, ModelState
 from ..models.swap import NOBODY
 from .families import FAMILIES, PREFIX
@@ -44,7 +44,9 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 Labels = tuple[str, ...]
 Samples = Mapping[Labels, float | Histogram]
 Read = Iterator[tuple[str, Samples]]
-OPEN_STATES = [state for state in State if state not in (State.DORMANT, State.CLOSED)]
+OPEN_STATES = [
+    state for state in SessionState if state not in (SessionState.DORMANT, SessionState.CLOSED)
+]
 _KINDS: dict[str, type[CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily]] = {
     "counter": CounterMetricFamily,
     "gauge": GaugeMetricFamily,
@@ -158,17 +160,17 @@ def _turns(daemon: Daemon) -> Read:
         if session.active and turn is not None:
             name = daemon.tally.name_of_source(session.model)
             states[session.state][name, turn.spec.priority.label] += 1
-            if session.state == State.WAITING:
+            if session.state == SessionState.WAITING:
                 reasons[name, "slot"] += 1
     for model, visit in daemon.registry.turnstile.waiting:
         if visit.turn:
             name = daemon.tally.name_of(model)
-            states[State.WAITING][name, visit.priority.label] += 1
+            states[SessionState.WAITING][name, visit.priority.label] += 1
             reasons[name, "model"] += 1
-    yield "num_requests_running", states[State.RUNNING]
-    yield "num_requests_waiting", states[State.WAITING]
+    yield "num_requests_running", states[SessionState.RUNNING]
+    yield "num_requests_waiting", states[SessionState.WAITING]
     yield "num_requests_waiting_by_reason", reasons
-    yield "num_requests_parked", states[State.PARKED]
+    yield "num_requests_parked", states[SessionState.PARKED]
     yield "request_recoveries", _one(daemon.registry.recovered)
     accuracy = daemon.ledger.accuracy
     ratio = Histogram(FAMILIES["retry_after_ratio"].bounds)
@@ -284,7 +286,7 @@ def _sessions(daemon: Daemon) -> Read:
     states.update((session.state.value,) for session in sessions)
     yield "sessions", states
     yield "sessions_max", _one(sessions.sessions_max)
-    yield "sessions_dormant", _one(sessions.dormant)
+    yield "sessions_dormant", _one(sessions.dormant_count)
     yield "sessions_dormant_bytes", _one(sessions.dormant_bytes)
     yield "sessions_expired", _one(sessions.expired)
     yield "sessions_refused", _one(sessions.refused)

@@ -325,7 +325,7 @@ class Lease:
         """
         return await ask_again(self.ready, question)
 
-    def former(self, vocabulary: str) -> Model | None:
+    def predecessor(self, vocabulary: str) -> Model | None:
         """Return a model that had the name before a swap, by its vocabulary's hash."""
         return self.model.formers.get(vocabulary)
 

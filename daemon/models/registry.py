@@ -17,7 +17,7 @@ from ...backends.errors import Busy, Cancelled, ModelNotFound, ShuttingDown
 from ...backends.params import nearest
 from ...scheduler.kv.origin import scoped
 from ...scheduler.recording.recorder import Activity
-from ...sessions.turns.sentence_checks import Comparison, Similarity, nobody
+from ...sessions.turns.sentence_checks import Comparison, Similarity, no_judge
 from ...sessions.worker_client import TaskReader
 from ..components import Parts
 from ..config.model_settings import ModelConfig
@@ -90,7 +90,7 @@ class Registry:
         self.on_left: Callable[[Model, Worker], None] = lambda *_: None
         """Hears of workers that are gone."""
         self.compare: Callable[[Model, Comparison, Callable[[Similarity], None]], None] = (
-            lambda _, comparison, tell: nobody(comparison, tell)
+            lambda _, comparison, tell: no_judge(comparison, tell)
         )
         """Has a sentence of a model's compared."""
         self.scan()

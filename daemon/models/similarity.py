@@ -19,7 +19,7 @@ import anyio
 from ...backends.errors import InferdError, ModelNotFound, UnsupportedOperation
 from ...backends.params import BY_NAME
 from ...scheduler.priority import Priority
-from ...sessions import Session, TurnOptions
+from ...sessions import Parameters, Session, SessionSettings, TurnOptions
 from ...sessions.turns.sentence_checks import Comparison, Similarity
 from ..residency.gate import Caller
 from ..traces.requests import follow_none
@@ -141,12 +141,20 @@ class Comparing:
         """Return a text's embedding: by a turn of a session of its own, of the same user."""
         daemon = self._daemon
         options = {"embedding": True, "embd-normalize": 2, "pooling": _pooling(lease.model)}
-        session = Session(daemon.new_handle(), comparison.owner, lease, daemon.ledger, options)
+        session = Session(
+            daemon.new_handle(),
+            comparison.owner,
+            lease,
+            daemon.ledger,
+            SessionSettings(Parameters(options)),
+        )
         daemon.passing.add(session)
         try:
-            await session.set_input(text.encode())
-            turn = await session.start(TurnOptions(priority=comparison.priority, embeds=True))
-            await session.finish(turn)
+            await session.input.set_input(text.encode())
+            turn = await session.runner.start_turn(
+                TurnOptions(priority=comparison.priority, embeds=True)
+            )
+            await session.runner.finish_turn(turn)
         finally:
             daemon.passing.discard(session)
         told = turn.embedding
@@ -154,7 +162,7 @@ class Comparing:
             raise UnsupportedOperation(f"the model {lease.name!r} makes no embeddings, but ranks")
         vector = array("f")
         vector.frombytes(told.vectors)
-        return _Embedding(vector, turn.port.info.fingerprint)
+        return _Embedding(vector, turn.client.info.fingerprint)
 
 
 def cosine_of(one: array[float], other: array[float]) -> float:

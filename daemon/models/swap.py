@@ -232,7 +232,7 @@ class Swaps:
         while session := self._another(model, done):
             done.add(session)
             try:
-                await session.carry(also_text=also_text)
+                await session.link.prepare_migration(also_text=also_text)
             except Exception as exc:  # the other sessions go on
                 log.error("session.not_carried", session=session.handle, cause=str(exc))
 

@@ -166,7 +166,7 @@ def _facts_of(turn: Turn, model: str) -> TurnFacts:
         stats=turn.stats,
         error=None if turn.error is None else turn.error.name,
         embedding_size=0 if made is None else made.size,
-        fingerprint="" if model == PRIVATE else turn.port.info.fingerprint,
+        fingerprint="" if model == PRIVATE else turn.client.info.fingerprint,
     )
 
 

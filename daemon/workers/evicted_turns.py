@@ -37,7 +37,7 @@ class EvictedTurns:
     def add_turns(self, readers: Mapping[int, TaskReader], info: ModelInfo) -> None:
         """Add the turns of a worker that is unloaded, with *info* on its model."""
         self._info = info
-        added = {number: r for number, r in readers.items() if r.go_on(self) is not None}
+        added = {number: r for number, r in readers.items() if r.continue_on(self) is not None}
         self._readers |= added
         if added:
             self._start(self._fail_unread, added)

@@ -18,7 +18,7 @@ import structlog
 from ...backends.errors import InferdError, LoadFailed, WorkerCrashed
 from ...scheduler import messages as m
 from ...scheduler.recording.recorder import Activity, Doing
-from ...sessions.worker_client import Line, Port, TaskReader
+from ...sessions.worker_client import TaskClient, TaskReader, WorkerClient
 
 __all__ = ("Quarantine", "Recovery", "fail_readers", "quarantine_error")
 
@@ -79,8 +79,8 @@ class _OnTrial:
             passed, self._passed = self._passed, None
             passed(self.spec.id)
 
-    def go_on(self, port: Line) -> m.TaskSpec | None:
-        return self.reader.go_on(port)
+    def continue_on(self, client: TaskClient) -> m.TaskSpec | None:
+        return self.reader.continue_on(client)
 
     @property
     def begun(self) -> bool:
@@ -93,7 +93,7 @@ class Recovery:
     def __init__(
         self,
         model: str,
-        ready: Callable[[], Awaitable[Port]],
+        ready: Callable[[], Awaitable[WorkerClient]],
         seconds: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = anyio.sleep,
     ):
@@ -152,7 +152,7 @@ class Recovery:
             fail_readers(self.release_tasks(), self._too_many_deaths())
             raise
 
-    async def _start_worker(self) -> Port:
+    async def _start_worker(self) -> WorkerClient:
         """Return a worker's client; after a death during the load, start another worker."""
         while True:
             await self._sleep(self._backoff_s())
@@ -182,13 +182,13 @@ class Recovery:
             data={"model": self._model},
         )
 
-    def _resume_all(self, client: Port) -> None:
+    def _resume_all(self, client: WorkerClient) -> None:
         for number in [n for n in self._orphans if n not in self._suspects]:
             self._resume(self._orphans.pop(number), client)
         if self._trial is None:
             self._start_next_trial(client)
 
-    def _start_next_trial(self, client: Port) -> None:
+    def _start_next_trial(self, client: WorkerClient) -> None:
         while self._suspects:
             number = min(self._suspects)
             reader = self._orphans.pop(number, None)
@@ -200,16 +200,16 @@ class Recovery:
                 self._trial = None
             self._suspects.discard(number)
 
-    def _resume(self, reader: TaskReader, client: Port) -> bool:
+    def _resume(self, reader: TaskReader, client: WorkerClient) -> bool:
         """Continue a task; return False if its reader was closed meanwhile."""
-        spec = reader.go_on(client)
+        spec = reader.continue_on(client)
         if spec is None:
             return False
         self.recovered += 1
         client.submit(spec, reader)
         return True
 
-    def _trial_passed(self, number: int, client: Port) -> None:
+    def _trial_passed(self, number: int, client: WorkerClient) -> None:
         if self._trial == number:
             self._suspects.discard(number)
             self._trial = None

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from ...scheduler.messages import TurnStats
 from ...scheduler.policy.wait_estimate import Pace, Quotient, Work, expected_starts
 from ...scheduler.priority import Priority
-from ..table import State
+from ..table import SessionState
 
 __all__ = ("Forecast", "Ticket")
 
@@ -34,7 +34,7 @@ class Ticket:
     limit: int = -1
     output: Sized = ()
     """What the turn has said so far; its length counts."""
-    state: State = State.WAITING
+    state: SessionState = SessionState.WAITING
     began: float = 0.0
     """When it got its slot."""
     goes_on: bool = False
@@ -79,7 +79,7 @@ class Forecast:
 
     def starts(self, tickets: Sequence[Ticket], now: float) -> Iterator[tuple[float, Ticket]]:
         """Return when those of a model's *tickets* that wait get slots: seconds from *now*."""
-        running = [t for t in tickets if t.state is State.RUNNING]
+        running = [t for t in tickets if t.state is SessionState.RUNNING]
         queue = self.order(tickets)
         starts = expected_starts(
             [self._left(t, now) for t in running],
@@ -96,7 +96,7 @@ class Forecast:
         served = self._served.copy()
         waiting: dict[int, dict[int, deque[Ticket]]] = {}
         for ticket in tickets:
-            if ticket.state is State.RUNNING:
+            if ticket.state is SessionState.RUNNING:
                 served[ticket.owner] += self._whole(ticket)  # most of it, by the next free slot
             else:
                 owners = waiting.setdefault(-ticket.priority, {})
@@ -139,7 +139,7 @@ class Forecast:
         prompt, said = self._prompt(ticket), len(ticket.output)
         if said:
             prompt = 0.0
-        elif ticket.state is State.RUNNING:
+        elif ticket.state is SessionState.RUNNING:
             prompt_s = max(self._pace.rates.prompt_s, PROMPT_S_MIN)
             prompt = max(0.0, prompt - (now - ticket.began) / prompt_s)
         return self._pace.work(round(prompt), said, ticket.limit)

@@ -9,7 +9,7 @@ from itertools import count
 from ...backends.errors import Busy, QuotaExceeded
 from ...scheduler.messages import TurnStats
 from ...scheduler.policy.wait_estimate import Quotient
-from ..table import ACTIVE, State
+from ..table import ACTIVE, SessionState
 from ..turns.listener import TurnListener
 from .bounds import AdmissionBounds, Refusal, WaitingCounts
 from .forecast import Ticket
@@ -75,7 +75,7 @@ class Ledger:
         if ticket in self._placeholders:
             self._placeholders.remove(ticket)
         if ticket in self._tickets:
-            self.move_ticket(ticket, State.READY)
+            self.move_ticket(ticket, SessionState.READY)
 
     def admit_turn(self, ticket: Ticket) -> None:
         """Count a waiting turn, or refuse it where a bound is reached.
@@ -137,12 +137,12 @@ class Ledger:
             },
         )
 
-    def move_ticket(self, ticket: Ticket, after: State) -> None:
+    def move_ticket(self, ticket: Ticket, after: SessionState) -> None:
         """Note that a turn's session went to another state."""
         before, ticket.state = ticket.state, after
         if before is after:
             return
-        if before is State.WAITING:
+        if before is SessionState.WAITING:
             self.waiting.remove_ticket(ticket)
             ticket.began = self.seconds()
             self.accuracy.moved(ticket.began, self._admits)
@@ -150,7 +150,7 @@ class Ledger:
             del self._tickets[ticket]
             forecast = self._forecasts[ticket.model]
             forecast.leave(ticket)
-            if before is not State.WAITING:
+            if before is not SessionState.WAITING:
                 self._charge(ticket, forecast.taken(ticket))
 
     def _admits(self, ticket: Ticket) -> bool:

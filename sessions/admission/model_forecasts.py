@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 
-from ..table import State
+from ..table import SessionState
 from .bounds import AdmissionBounds, WaitingCounts
 from .forecast import Forecast, Ticket
 
@@ -51,7 +51,7 @@ class ModelForecasts:
         for start_s, other in sorted(self._starts(tickets, now), key=lambda start: start[0]):
             if bounds.refusal(ticket, waiting) is None:
                 break
-            if other.state is State.WAITING:
+            if other.state is SessionState.WAITING:
                 waiting.remove_ticket(other)
                 admitted_in_s = start_s
         return admitted_in_s

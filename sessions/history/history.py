@@ -11,12 +11,12 @@ from ...backends import Rendering
 from ...backends.base import PLAIN_RENDERING
 from ...backends.errors import InvalidArgument
 from ...scheduler.messages import pack_tokens, unpack_tokens
-from ..journal.entries import PastEntry, Piece, Replay, Stored, decode_past, encode
-from ..worker_client import Port
+from ..journal.entries import HistoryEntry, Replay, StoredSession, TurnPiece, decode_history, encode
+from ..worker_client import WorkerClient
 from .reasoning import opens_reasoning
 from .recomputing import NOTHING, Recomputed, why
 
-__all__ = ("History", "Mark", "Told", "packed_past")
+__all__ = ("History", "Mark", "TurnOutput", "packed_history")
 
 MARKS_MAX = 1000
 """Turns that can be gone back; older ones stay in the history."""
@@ -30,8 +30,8 @@ class Mark:
     messages: int
 
 
-class Told(Protocol):
-    """What a turn has told: a `Turn`, or a `Replay` of one."""
+class TurnOutput(Protocol):
+    """What a turn has sent: a `Turn`, or a `Replay` of one."""
 
     @property
     def text(self) -> bytes | bytearray:
@@ -88,9 +88,9 @@ class History:
         new.shifted, new.rendering = self.shifted, self.rendering
         return new
 
-    def entry(self, told: Piece | None = None) -> PastEntry:
+    def entry(self, told: TurnPiece | None = None) -> HistoryEntry:
         """Return what is written down of it, where a turn on it has *told* this without an end."""
-        return PastEntry(
+        return HistoryEntry(
             tokens=pack_tokens(self.prompt),
             messages=self.messages,
             marks=[(mark.tokens, mark.messages) for mark in self.marks],
@@ -103,7 +103,7 @@ class History:
         )
 
     @classmethod
-    def of(cls, entry: PastEntry) -> History:
+    def from_entry(cls, entry: HistoryEntry) -> History:
         """Return the history that was written down."""
         new = cls()
         new.prompt, new.messages = unpack_tokens(entry.tokens), list(entry.messages)
@@ -112,7 +112,7 @@ class History:
         new.shifted, new.rendering = entry.shifted, entry.rendering
         return new
 
-    def after(self, turn: Told | None) -> History:
+    def after(self, turn: TurnOutput | None) -> History:
         """Return the history with what the reader of *turn* was told."""
         new = self.copy()
         if turn is None or not turn.says:
@@ -141,16 +141,19 @@ class History:
         self.marks = [Mark(mark.tokens, 0) for mark in self.marks]
         self._end_chat()
 
-    async def chat(
-        self, port: Port, messages: Sequence[dict[str, Any]], rendering: Rendering = PLAIN_RENDERING
+    async def add_messages(
+        self,
+        client: WorkerClient,
+        messages: Sequence[dict[str, Any]],
+        rendering: Rendering = PLAIN_RENDERING,
     ) -> None:
         """Add messages by the model's template; after raw text, begin anew.
 
         Where the template's text begins with what stands already, only the rest is tokenised.
         """
         everything, chatted = [*self.messages, *messages], bool(self.messages)
-        said, answer = await self._said(port), self._answer()
-        text, tokens, appended = await port.chat_prompt(
+        said, answer = await self._said(client), self._answer()
+        text, tokens, appended = await client.chat_prompt(
             everything, said, answer, rendering, turn=True
         )
         self._begin_turn()
@@ -177,24 +180,24 @@ class History:
         last = self.messages[-1] if self.messages else {"role": ""}
         return str(last["content"]) if last["role"] == "assistant" else ""
 
-    async def retell(self, port: Port, text: bytes) -> None:
-        """Say everything in the tokens of another vocabulary: the messages by its template, or
-        else *text*. One cannot go back to turns before it by their tokens.
+    async def retokenize(self, client: WorkerClient, text: bytes) -> None:
+        """Retokenize all for another vocabulary: the messages by its template, or else *text*.
+        Earlier turns cannot be rewound by their tokens any more.
         """
         answer = ""
         before = self.messages
         if before and before[-1]["role"] == "assistant":
             before, answer = before[:-1], before[-1]["content"]
         if before:
-            said, self.prompt, _ = await port.chat_prompt(before, rendering=self.rendering)
-            self.prompt += await port.tokenize(answer.encode(), special=True, bos=False)
+            said, self.prompt, _ = await client.chat_prompt(before, rendering=self.rendering)
+            self.prompt += await client.tokenize(answer.encode(), special=True, bos=False)
             self._rendered, self._loose = said + answer, False
             self.marks = [Mark(0, mark.messages) for mark in self.marks]
         else:
-            self.prompt, self.marks = await port.tokenize(text, special=True, bos=True), []
+            self.prompt, self.marks = await client.tokenize(text, special=True, bos=True), []
         self.shifted = False
 
-    async def _said(self, port: Port) -> str:
+    async def _said(self, client: WorkerClient) -> str:
         """Return the template's text of what stands; empty: all is to be tokenised anew."""
         if not self._loose:
             return self._rendered or ""
@@ -204,7 +207,7 @@ class History:
             before, answer = before[:-1], before[-1]["content"]
         if not before:
             return ""
-        text, _, _ = await port.chat_prompt(before, rendering=self.rendering)
+        text, _, _ = await client.chat_prompt(before, rendering=self.rendering)
         return text + answer
 
     def _begin_turn(self) -> None:
@@ -278,11 +281,11 @@ def _shared(a: Sequence[int], b: Sequence[int]) -> int:
     return next((i for i, (x, y) in pairs if x != y), min(len(a), len(b)))
 
 
-def packed_past(stored: Stored) -> bytes:
+def packed_history(stored: StoredSession) -> bytes:
     """Return the past of a session in the journal, with what its last turn told."""
     if not stored.pieces:
         return stored.past
-    past = History.of(decode_past(stored.past))
+    past = History.from_entry(decode_history(stored.past))
     replay = Replay(past.prompt, stored.pieces)
     if replay.interrupted is not None:
         return encode(past.entry(replay.interrupted))

@@ -12,14 +12,14 @@ from typing import NamedTuple
 
 from ...backends.errors import InvalidArgument
 
-__all__ = ("ReasoningSplitter", "Said", "go_on", "opens_reasoning")
+__all__ = ("ReasoningSplitter", "AnswerParts", "resume_splitting", "opens_reasoning")
 
 OPEN, CLOSE = b"<think>", b"</think>"
 SPACE_BYTES = 64
 """White space that may stand before a block: so much is held back at most."""
 
 
-class Said(NamedTuple):
+class AnswerParts(NamedTuple):
     """Bytes of an answer, and of the reasoning before it."""
 
     text: bytes
@@ -44,10 +44,10 @@ class ReasoningSplitter:
         self._at = _At.ANSWER if not on else _At.REASONING if opened else _At.START
         self._held = b""
 
-    def feed(self, data: bytes) -> Said:
+    def split(self, data: bytes) -> AnswerParts:
         """Return the parts of what can be told now: of a tag's beginning nothing yet."""
         if self._at is _At.ANSWER:
-            return Said(data)
+            return AnswerParts(data)
         data, self._held = self._held + data, b""
         space = b""
         if self._at is _At.START:
@@ -55,30 +55,30 @@ class ReasoningSplitter:
             space = data[: len(data) - len(bare)]
             if len(space) > SPACE_BYTES or not (bare.startswith(OPEN) or OPEN.startswith(bare)):
                 self._at = _At.ANSWER
-                return Said(data)
+                return AnswerParts(data)
             if len(bare) < len(OPEN):
                 self._held = data
-                return Said(b"")
+                return AnswerParts(b"")
             self._at, data = _At.REASONING, bare[len(OPEN) :]
         reasoning, closed, answer = data.partition(CLOSE)
         if closed:
             self._at = _At.ANSWER
-            return Said(space + answer, reasoning)
+            return AnswerParts(space + answer, reasoning)
         hold = _begun(data)
         self._held = data[len(data) - hold :]
-        return Said(space, data[: len(data) - hold])
+        return AnswerParts(space, data[: len(data) - hold])
 
-    def flush(self) -> Said:
+    def flush(self) -> AnswerParts:
         """Return the parts of what is still held back, at the end of the answer."""
         held, self._held = self._held, b""
-        return Said(b"", held) if self._at is _At.REASONING else Said(held)
+        return AnswerParts(b"", held) if self._at is _At.REASONING else AnswerParts(held)
 
-    def last(self, data: bytes) -> Said:
+    def split_last(self, data: bytes) -> AnswerParts:
         """Return the parts of the answer's last piece."""
-        said, rest = self.feed(data), self.flush()
-        return Said(said.text + rest.text, said.reasoning + rest.reasoning)
+        said, rest = self.split(data), self.flush()
+        return AnswerParts(said.text + rest.text, said.reasoning + rest.reasoning)
 
-    def joined(self, more: Said) -> bytes:
+    def joined(self, more: AnswerParts) -> bytes:
         """Return a text that, fed from here on, would have these parts."""
         if self._at is _At.ANSWER:
             return more.text
@@ -108,8 +108,8 @@ def _begun(data: bytes) -> int:
     return next((size for size in sizes if CLOSE.startswith(data[-size:])), 0)
 
 
-def go_on(
-    told: bytes, has: Said, *, on: bool, opened: bool = False
+def resume_splitting(
+    told: bytes, has: AnswerParts, *, on: bool, opened: bool = False
 ) -> tuple[bytes, ReasoningSplitter]:
     """Return the text whose parts a reader *has*, where *told* was told, and what splits the rest:
     that text is a beginning of *told*, or all of it and what he has beyond.
@@ -118,24 +118,24 @@ def go_on(
     """
     text = _joined(told, has, ReasoningSplitter(on=on, opened=opened)) if on else has.text
     splitter = ReasoningSplitter(on=on, opened=opened)
-    said = splitter.feed(text)
+    said = splitter.split(text)
     if said != has:  # he was told what is held back here, of a tag that was none
         splitter.skip_held()
     return text, splitter
 
 
-def _joined(told: bytes, has: Said, splitter: ReasoningSplitter) -> bytes:
+def _joined(told: bytes, has: AnswerParts, splitter: ReasoningSplitter) -> bytes:
     text, reasoning = bytearray(), bytearray()
     for at in range(len(told)):
-        said = splitter.feed(told[at : at + 1])
+        said = splitter.split(told[at : at + 1])
         goes_past = len(text) + len(said.text) > len(has.text)
         if goes_past or len(reasoning) + len(said.reasoning) > len(has.reasoning):
-            _check(Said(bytes(text), bytes(reasoning)) == has)
+            _check(AnswerParts(bytes(text), bytes(reasoning)) == has)
             return told[:at]
         text += said.text
         reasoning += said.reasoning
     _check(has.text.startswith(bytes(text)) and has.reasoning.startswith(bytes(reasoning)))
-    more = Said(has.text[len(text) :], has.reasoning[len(reasoning) :])
+    more = AnswerParts(has.text[len(text) :], has.reasoning[len(reasoning) :])
     if not more.text and not more.reasoning:
         return told
     return told[: len(told) - splitter.held] + splitter.joined(more)

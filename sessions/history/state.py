@@ -1,18 +1,18 @@
-"""A session's past, awake or asleep: the history up to the turn, and a turn that has no end."""
+"""A session's history, active or dormant: up to the turn, and an interrupted turn."""
 
 from __future__ import annotations
 
 from ...scheduler.messages import unpack_tokens
-from ..journal.entries import PastEntry, Piece, Replay, Stored, decode_past, encode
+from ..journal.entries import HistoryEntry, Replay, StoredSession, TurnPiece, decode_history, encode
 from ..turn import Turn
-from .history import History, packed_past
+from .history import History, packed_history
 
-__all__ = ("Past",)
+__all__ = ("HistoryState",)
 
 
-class Past:
+class HistoryState:
     """Owned by its session. `now` is the history up to the turn. `interrupted` is the turn that it
-    ends with, if that has no end: it began on the history `before`. Asleep, all of it is packed.
+    ends with, if that has no end: it began on the history `before`. Dormant, all of it is packed.
     """
 
     def __init__(self, history: History | None = None) -> None:
@@ -22,37 +22,37 @@ class Past:
         self._tokens = 0
 
     @classmethod
-    def stored(cls, stored: Stored) -> Past:
-        """Return the sleeping past that lies in the journal."""
+    def from_stored(cls, stored: StoredSession) -> HistoryState:
+        """Return the dormant history that is in the journal."""
         new = cls()
-        new._packed = packed_past(stored)
+        new._packed = packed_history(stored)
         told = sum(len(unpack_tokens(piece.tokens)) for piece in stored.pieces)
         dropped = sum(discard for piece in stored.pieces for *_, discard in piece.shifts)
         new._tokens = stored.facts.tokens + told - dropped
         return new
 
-    def set(self, history: History) -> None:
-        """Be another history, that ends with no interrupted turn."""
+    def replace_history(self, history: History) -> None:
+        """Put another history in place, without an interrupted turn."""
         self.now = self.before = history
         self.interrupted = None
 
     @property
-    def asleep_tokens(self) -> int | None:
-        """The tokens of a sleeping past; None: it is awake."""
+    def dormant_tokens(self) -> int | None:
+        """The tokens of a dormant history; None: it is active."""
         return None if self._packed is None else self._tokens
 
     @property
     def packed(self) -> bytes:
-        """The past, as the journal keeps it."""
+        """The history, as the journal stores it."""
         return self._packed or encode(self._entry())
 
-    def _entry(self) -> PastEntry:
+    def _entry(self) -> HistoryEntry:
         if self.interrupted is None:
             return self.now.entry()
         return self.before.entry(self.interrupted.interrupted)
 
-    def pack(self, turn: Turn | None, told: Piece | None) -> None:
-        """Pack it, with *turn*, or with what a turn without an end has *told*."""
+    def pack(self, turn: Turn | None, told: TurnPiece | None) -> None:
+        """Pack the history with *turn*, or with all that an unfinished turn has sent, *told*."""
         if told is not None:
             self._packed = encode(self.now.entry(told))
         elif turn is None:
@@ -60,15 +60,15 @@ class Past:
         else:
             self._packed = encode(self.now.after(turn).entry())
 
-    def sleep(self) -> None:
-        """Keep of the past what was packed."""
+    def make_dormant(self) -> None:
+        """Keep only the packed history."""
         self._tokens = len(self.now.prompt)
         self.now = self.before = History()
 
-    def wake(self) -> None:
-        """Be what was packed."""
-        entry = decode_past(self.packed)
-        self.now, self._packed = History.of(entry), None
+    def activate(self) -> None:
+        """Unpack the history."""
+        entry = decode_history(self.packed)
+        self.now, self._packed = History.from_entry(entry), None
         if entry.told is not None:
             self.before = self.now
             self.interrupted = Replay(self.before.prompt, (entry.told,))

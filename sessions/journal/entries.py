@@ -1,4 +1,4 @@
-"""Stored values of a session: its facts, its past, its last turn.
+"""Stored values of a session: its facts, its history, its last turn.
 
 Each value is stored, equal to its default or not: a default that changes later changes no session
 that was stored before. Priorities are stored by name.
@@ -19,10 +19,19 @@ from ...scheduler import Priority
 from ...scheduler.messages import pack_tokens, unpack_floats, unpack_tokens
 from ...scheduler.output.stopping import cuts_text
 
-__all__ = ("Begin", "Facts", "PastEntry", "Piece", "Replay", "Stored", "decode_past", "encode")
+__all__ = (
+    "TurnBegin",
+    "SessionFacts",
+    "HistoryEntry",
+    "TurnPiece",
+    "Replay",
+    "StoredSession",
+    "decode_history",
+    "encode",
+)
 
 
-class Facts(msgspec.Struct, frozen=True, kw_only=True):
+class SessionFacts(msgspec.Struct, frozen=True, kw_only=True):
     """What holds for a session between its turns. *vocabulary* is a hash of its model's tokens,
     *tokens* counts those of its past, with what an interrupted turn told.
     """
@@ -37,7 +46,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     tokens: int = 0
 
 
-class PastEntry(msgspec.Struct, frozen=True, kw_only=True):
+class HistoryEntry(msgspec.Struct, frozen=True, kw_only=True):
     """A `History`; *tokens* are packed, *marks* are pairs of tokens and messages. *told* is what a
     turn on it has told, if that has no end.
     """
@@ -50,10 +59,10 @@ class PastEntry(msgspec.Struct, frozen=True, kw_only=True):
     open: bool = False
     shifted: bool = False
     rendering: Rendering = Rendering()
-    told: Piece | None = None
+    told: TurnPiece | None = None
 
 
-class Begin(msgspec.Struct, frozen=True, kw_only=True):
+class TurnBegin(msgspec.Struct, frozen=True, kw_only=True):
     """How a turn began: its own options, the seed that was drawn, its class; *turns* counts the
     session's turns, this one among them.
     """
@@ -65,7 +74,7 @@ class Begin(msgspec.Struct, frozen=True, kw_only=True):
     turns: int = 0
 
 
-class Piece(msgspec.Struct, frozen=True, kw_only=True):
+class TurnPiece(msgspec.Struct, frozen=True, kw_only=True):
     """What a turn has told since the piece before. The first one says how it began, the last one
     how it ended: by a stop reason, or the name of an error.
 
@@ -76,7 +85,7 @@ class Piece(msgspec.Struct, frozen=True, kw_only=True):
     text: bytes = b""
     surprises: bytes = b""
     shifts: tuple[tuple[int, int, int], ...] = ()
-    begin: Begin | None = None
+    begin: TurnBegin | None = None
     end: str | None = None
 
 
@@ -85,7 +94,7 @@ class Replay:
     """A turn as its pieces tell it, on the prompt that it had: what `History.after` takes."""
 
     prompt: Sequence[int]
-    pieces: Sequence[Piece]
+    pieces: Sequence[TurnPiece]
     says = True
     """A turn that makes an embedding is not written down."""
 
@@ -120,16 +129,16 @@ class Replay:
         return unpack_tokens(b"".join(piece.tokens for piece in self.pieces))
 
     @property
-    def begin(self) -> Begin:
+    def begin(self) -> TurnBegin:
         """How the turn began."""
-        return self.pieces[0].begin or Begin()
+        return self.pieces[0].begin or TurnBegin()
 
     @property
-    def interrupted(self) -> Piece | None:
+    def interrupted(self) -> TurnPiece | None:
         """All that the turn has told, if it has not ended."""
         if not self.pieces or self.pieces[-1].end is not None:
             return None
-        return Piece(
+        return TurnPiece(
             tokens=b"".join(piece.tokens for piece in self.pieces),
             text=self.text,
             surprises=b"".join(piece.surprises for piece in self.pieces),
@@ -149,7 +158,7 @@ class Replay:
                 hint="give all its tokens and text from the start, as its events told them",
                 data={"tokens": len(mine)},
             )
-        rest = Piece(tokens=pack_tokens(tokens[len(mine) :]), text=text[len(self.text) :])
+        rest = TurnPiece(tokens=pack_tokens(tokens[len(mine) :]), text=text[len(self.text) :])
         return Replay(self.prompt, (*self.pieces, rest))
 
     def history(self) -> list[int]:
@@ -168,16 +177,16 @@ def _alike(a: Sequence[int], b: Sequence[int]) -> bool:
 
 
 @dataclass(frozen=True)
-class Stored:
+class StoredSession:
     """A session as it lies in the journal. *at* is when it was last written: seconds since 1970."""
 
     owner: int
     session_id: str
     at: float
-    facts: Facts
+    facts: SessionFacts
     past: bytes
-    pieces: tuple[Piece, ...] = ()
+    pieces: tuple[TurnPiece, ...] = ()
 
 
 encode = msgspec.msgpack.Encoder().encode
-decode_past = msgspec.msgpack.Decoder(PastEntry).decode
+decode_history = msgspec.msgpack.Decoder(HistoryEntry).decode

@@ -42,33 +42,33 @@ class Forgetting:
         """Tell whether `drain` has something to do."""
         return bool(self._left)
 
-    def soon(self, session: Session) -> None:
+    def forget_later(self, session: Session) -> None:
         """Leave a session that has ended to the next `drain`."""
         self._left[session] = None
 
-    async def now(self, session: Session) -> None:
+    async def forget_now(self, session: Session) -> None:
         """Forget a session that has ended; if the caller is cancelled, the next `drain` does.
 
         :raises BackendError: a file of it cannot be deleted; the next `drain` tries again.
         """
-        self.soon(session)
-        await self.states(session)
+        self.forget_later(session)
+        await self.delete_states(session)
         self._left.pop(session, None)
 
-    async def states(self, session: Session) -> None:
+    async def delete_states(self, session: Session) -> None:
         """Delete what is written of a session, and its KV states wherever they lie.
 
         :raises BackendError: something of it cannot be deleted.
         """
         if session.session_id is not None:
             await self._rows(session.owner, session.session_id)
-        port = session.model.loaded
-        if port is not None:
+        client = session.model.loaded
+        if client is not None:
             with suppress(WorkerCrashed):  # what it held is gone with it
-                await port.forget(session.owner, session.name)
+                await client.forget(session.owner, session.name)
         await self.files(session.owner, session.name)
 
-    async def by_id(self, owner: int, session_id: str) -> None:
+    async def forget_id(self, owner: int, session_id: str) -> None:
         """Delete what lies on disk under an id that no session has.
 
         :raises BackendError: something of it cannot be deleted.
@@ -80,7 +80,7 @@ class Forgetting:
         """Forget the sessions that were left; what cannot be deleted is logged."""
         for session in list(self._left):
             try:
-                await self.now(session)
+                await self.forget_now(session)
             except BackendError as error:
                 log.warning("session.not_forgotten", session=session.name, cause=str(error))
                 self._left.pop(session, None)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import sqlite3
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -20,24 +19,19 @@ import anyio.to_thread
 import structlog
 
 from ...backends.errors import BackendError
-from ...scheduler import messages as m
-from ...scheduler.messages import pack_floats, pack_tokens
-from ..turn import TokensSink, Turn
 from .dates import Dates
-from .entries import Begin, Facts, Piece, Stored, encode
+from .entries import StoredSession
 from .journal_file import (
     Change,
     Erase,
     Found,
     JournalFile,
     NewerJournal,
-    SaveFacts,
-    SavePast,
-    SavePiece,
     damaged,
 )
+from .recording import NoRecording, RecordedSession, Recording, SessionKey
 
-__all__ = ("Journal", "NoRecording", "Recorded", "Recording")
+__all__ = ("Journal", "JournalListener")
 
 GROUP_S = 0.05
 GROUP_TOKENS = 256
@@ -46,200 +40,14 @@ RETRY_S = 1.0
 """A journal that cannot be written is tried again after this, and by each call that needs it."""
 
 log = structlog.get_logger(room="sessions")
-Shift = tuple[int, int, int]
-"""After how many tokens of the turn; how many tokens of the history were kept, and then dropped."""
-_Key = tuple[int, str]
 _T = TypeVar("_T")
 
 
-class Recorded(Protocol):
-    """A session, as the journal sees it."""
+class JournalListener(Protocol):
+    """A listener of the journal, on the daemon's event loop."""
 
-    @property
-    def facts(self) -> Facts:
-        """What holds for it now."""
-
-    @property
-    def packed(self) -> bytes:
-        """Its past, up to the turn: a `PastEntry` in msgpack."""
-
-
-class NoRecording:
-    """The line of a session of which nothing is written down. *durable* is what its metadata say:
-    None, or False where it should be and cannot.
-    """
-
-    def __init__(self, durable: bool | None = None):
-        self._durable = durable
-
-    @property
-    def durable(self) -> bool | None:
-        """Tell whether what the session has answered is written down; None: it is not to be."""
-        return self._durable
-
-    def facts_changed(self) -> None:
-        """Note that parameters or the like have changed."""
-
-    def past_changed(self) -> None:
-        """Note that the past is another one, and no turn on it has begun."""
-
-    def begin(self, turn: Turn, how: Begin, shifts: Sequence[Shift] = ()) -> None:
-        """Note that a turn begins on the past as it stands, or goes on after such *shifts*."""
-
-    def watch(self, sink: TokensSink | None) -> TokensSink | None:
-        """Return what a turn is to tell its tokens to, where its reader has *sink*."""
-        return sink
-
-    def ended(self) -> None:
-        """Note that the turn has ended."""
-
-    @property
-    def shifts(self) -> Sequence[Shift]:
-        """The turn's context shifts."""
-        return ()
-
-    async def settled(self) -> None:
-        """Wait until what was noted is written, or cannot be."""
-
-
-class Recording(NoRecording):
-    """One session's line to the journal, and how much of it is written.
-
-    *present*: it is in the journal as it stands.
-    """
-
-    def __init__(self, journal: Journal, key: _Key, session: Recorded, *, present: bool = False):
-        super().__init__()
-        self.key = key
-        self._journal, self._session = journal, session
-        self._facts, self._past = False, not present
-        self._turn: Turn | None = None
-        self._how = Begin()
-        self._shifts: list[Shift] = []
-        self._written = _Written()
-
-    @property
-    def durable(self) -> bool | None:
-        """Tell whether what the session has answered is written down."""
-        return self._journal.cause is None
-
-    def facts_changed(self) -> None:
-        """Note that parameters or the like have changed: written before the answer."""
-        self._facts = True
-        self._journal.note(self, urgent=True)
-
-    def past_changed(self) -> None:
-        """Note that the past is another one: written before the answer."""
-        self._past, self._turn = True, None
-        self._journal.note(self, urgent=True)
-
-    def begin(self, turn: Turn, how: Begin, shifts: Sequence[Shift] = ()) -> None:
-        """Note that a turn begins: written some time soon."""
-        self._turn, self._how = turn, how
-        self._shifts, self._written = list(shifts), _Written()
-        self._journal.note(self)
-
-    def watch(self, sink: TokensSink | None) -> TokensSink:
-        """Return what a turn is to tell its tokens to."""
-        note = self._told
-        if sink is None:
-            return note
-
-        def both(report: m.Tokens) -> None:
-            note(report)
-            sink(report)
-
-        return both
-
-    def _told(self, report: m.Tokens) -> None:
-        turn = self._turn
-        if turn is not None:
-            if len(turn.shifts) > len(self._shifts):
-                self._note_shifts(turn, len(turn.tokens) - len(report.tokens))
-            self._journal.note(self, len(report.tokens))
-
-    def _note_shifts(self, turn: Turn, at: int) -> None:
-        """Note the shifts that have come since, after *at* tokens of the turn."""
-        self._shifts += [(at, *shift) for shift in turn.shifts[len(self._shifts) :]]
-
-    def ended(self) -> None:
-        """Note that the turn has ended: written before the answer."""
-        if self._turn is not None:
-            self._note_shifts(self._turn, len(self._turn.tokens))
-            self._journal.note(self, urgent=True)
-
-    @property
-    def shifts(self) -> Sequence[Shift]:
-        """The turn's context shifts."""
-        return self._shifts
-
-    async def settled(self) -> None:
-        """Wait until what was noted is written, or cannot be."""
-        await self._journal.settle(self)
-
-    # What the journal asks when it writes.
-
-    def missed(self) -> None:
-        """Have everything written again: what was taken was not."""
-        self._past, self._written = True, _Written()
-
-    def take(self, at: float) -> list[Change]:
-        """Return what is to be written as of now; it counts as written then."""
-        owner, session_id = self.key
-        changes: list[Change] = []
-        if self._past or self._facts:
-            facts = encode(self._session.facts)
-            if self._past:
-                past = self._session.packed
-                saved: Change = SavePast(
-                    owner=owner, session_id=session_id, facts=facts, past=past, at=at
-                )
-            else:
-                saved = SaveFacts(owner=owner, session_id=session_id, facts=facts, at=at)
-            changes.append(saved)
-            self._past = self._facts = False
-        if (piece := self._piece()) is not None:
-            number, data = self._written.pieces, encode(piece)
-            changes.append(SavePiece(owner=owner, session_id=session_id, number=number, data=data))
-            self._written.pieces += 1
-        return changes
-
-    def _piece(self) -> Piece | None:
-        """Return what the turn has told since the last piece, if there is something."""
-        turn, done = self._turn, self._written
-        if turn is None or done.end:
-            return None
-        piece = Piece(
-            tokens=pack_tokens(turn.tokens[done.tokens :]),
-            text=bytes(turn.text[done.text :]),
-            surprises=pack_floats(turn.surprises[done.surprises :]),
-            shifts=tuple(self._shifts[done.shifts :]),
-            begin=None if done.pieces else self._how,
-            end=_end_of(turn),
-        )
-        done.tokens, done.text, done.shifts = len(turn.tokens), len(turn.text), len(self._shifts)
-        done.surprises = len(turn.surprises)
-        done.end = piece.end is not None
-        told = piece.tokens or piece.text or piece.shifts or piece.begin or done.end
-        return piece if told else None
-
-
-@dataclass(slots=True)
-class _Written:
-    """How much of a turn is written."""
-
-    pieces: int = 0
-    tokens: int = 0
-    text: int = 0
-    surprises: int = 0
-    shifts: int = 0
-    end: bool = False
-
-
-def _end_of(turn: Turn) -> str | None:
-    if turn.stats is not None:
-        return turn.stats.stop_reason
-    return None if turn.error is None else turn.error.name
+    def journal_changed(self) -> None:
+        """Note that `Journal.cause` or `Journal.set_aside` have changed."""
 
 
 class Journal:
@@ -249,23 +57,24 @@ class Journal:
     journal is not written, if it is not; `set_aside` where a damaged one was put.
     """
 
-    def __init__(self, path: Path, dates: Dates | None = None):
+    def __init__(
+        self, path: Path, listener: JournalListener | None = None, dates: Dates | None = None
+    ):
         self.cause: str | None = None
         self.set_aside: Path | None = None
-        self.on_change: Callable[[], None] = lambda: None
-        """Hears that `cause` or `set_aside` have changed."""
+        self._listener = listener
         self._dates = dates or Dates()
         self._file = JournalFile(path, self._dates.now)
         self._refused = False
         self._closed = False
-        self._recordings: dict[_Key, Recording] = {}
+        self._recordings: dict[SessionKey, Recording] = {}
         self._changed: dict[Recording, None] = {}
         self._noted_at: float | None = None
         """When the oldest of what is to be written was noted."""
         self._writing_at: float | None = None
         """When the oldest of what is being written was."""
-        self._erasing: dict[_Key, None] = {}
-        self._present: set[_Key] = set()
+        self._erasing: dict[SessionKey, None] = {}
+        self._present: set[SessionKey] = set()
         """Sessions that the file has, or may have."""
         self._tokens = 0
         self._wake, self._urgent, self._flushed = anyio.Event(), anyio.Event(), anyio.Event()
@@ -273,7 +82,7 @@ class Journal:
         self._lock = anyio.Lock()
         self._thread = anyio.CapacityLimiter(1)
 
-    async def open(self) -> list[Stored]:
+    async def open_file(self) -> list[StoredSession]:
         """Open the file and return what is in it. Where that is not possible, the daemon goes on
         without.
         """
@@ -282,7 +91,7 @@ class Journal:
         except NewerJournal as exc:
             self._refused, self.cause = True, str(exc)
             log.error("journal.refused", path=str(self._file.path), cause=str(exc))
-            self.on_change()
+            self._report_change()
             return []
         except (OSError, sqlite3.Error) as exc:
             self._failed([], exc)
@@ -291,7 +100,11 @@ class Journal:
         self._dates.not_before(max((s.at for s in found.sessions), default=0.0))
         return found.sessions
 
-    def age_s(self, stored: Stored) -> float:
+    def _report_change(self) -> None:
+        if self._listener is not None:
+            self._listener.journal_changed()
+
+    def age_s(self, stored: StoredSession) -> float:
         """Return how long ago a session was written."""
         return self._dates.age_s(stored.at)
 
@@ -306,19 +119,21 @@ class Journal:
             set_aside=str(found.set_aside),
             sessions_read=len(found.sessions),
         )
-        self.on_change()
+        self._report_change()
 
     async def _in_thread(self, work: Callable[[], _T]) -> _T:
         return await anyio.to_thread.run_sync(work, limiter=self._thread)
 
-    def recording(self, session: Recorded, key: _Key, *, found: bool = False) -> NoRecording:
+    def open_recording(
+        self, session: RecordedSession, key: SessionKey, *, found: bool = False
+    ) -> NoRecording:
         """Return the line of an owner's session, by its id; *found*: `open` returned it."""
         if self._refused:
             return NoRecording(durable=False)
         present = found and key in self._present
         recording = self._recordings[key] = Recording(self, key, session, present=present)
         if found and not present:
-            self.note(recording)
+            self.note_change(recording)
         return recording
 
     @property
@@ -340,7 +155,7 @@ class Journal:
 
     # What recordings note.
 
-    def note(self, recording: Recording, tokens: int = 0, *, urgent: bool = False) -> None:
+    def note_change(self, recording: Recording, tokens: int = 0, *, urgent: bool = False) -> None:
         """Note that a session has something to be written, *tokens* of a turn among it."""
         if self._recordings.get(recording.key) is not recording:
             return  # it is forgotten
@@ -352,7 +167,7 @@ class Journal:
         if urgent or self._tokens >= GROUP_TOKENS:
             self._urgent.set()
 
-    async def settle(self, recording: Recording) -> None:
+    async def wait_written(self, recording: Recording) -> None:
         """Wait until what a session has noted is written, or was tried to be."""
         if recording in self._changed:
             self._urgent.set()
@@ -364,7 +179,7 @@ class Journal:
         while self._done < number and not self._closed:
             await self._flushed.wait()
 
-    async def forget(self, owner: int, session_id: str) -> None:
+    async def erase_session(self, owner: int, session_id: str) -> None:
         """Delete what is written of a session; nothing of it is written any more.
 
         :raises BackendError: it cannot be deleted; it is tried again until it is.
@@ -385,7 +200,7 @@ class Journal:
                 hint="what is written of the session is deleted as soon as that is possible",
             )
 
-    def _may_have(self, key: _Key) -> bool:
+    def _may_have(self, key: SessionKey) -> bool:
         return key in self._present or (not self._file.is_open and self._file.path.exists())
 
     # Writing.
@@ -428,15 +243,15 @@ class Journal:
             flushed, self._flushed = self._flushed, anyio.Event()
             flushed.set()
 
-    def _changes(self, taken: Sequence[Recording], erasing: Sequence[_Key]) -> list[Change]:
+    def _changes(self, taken: Sequence[Recording], erasing: Sequence[SessionKey]) -> list[Change]:
         changes: list[Change] = [Erase(owner=owner, session_id=name) for owner, name in erasing]
         at = self._dates.now()
         for recording in taken:
-            changes += recording.take(at)
+            changes += recording.take_changes(at)
             self._present.add(recording.key)
         return changes
 
-    def _wrote(self, erased: Sequence[_Key], anything: bool) -> None:
+    def _wrote(self, erased: Sequence[SessionKey], anything: bool) -> None:
         for key in erased:
             self._erasing.pop(key, None)
             if key not in self._recordings:
@@ -444,7 +259,7 @@ class Journal:
         if anything and self.cause is not None:
             self.cause = None
             log.info("journal.written_again", path=str(self._file.path))
-            self.on_change()
+            self._report_change()
 
     def _failed(self, taken: Sequence[Recording], error: Exception) -> None:
         """Note that a batch was not written: all of it is to be written again, some time."""
@@ -452,7 +267,7 @@ class Journal:
             taken = list(self._recordings.values())
         for recording in taken:
             if self._recordings.get(recording.key) is recording:
-                recording.missed()
+                recording.write_again()
                 self._changed[recording] = None
                 self._noted_at = self._writing_at or self._noted_at
         self._wake.set()
@@ -465,7 +280,7 @@ class Journal:
                 exc_info=None if expected else error,
             )
         self.cause = str(error) or repr(error)
-        self.on_change()
+        self._report_change()
 
     # In the thread.
 

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import msgspec
 
-from .entries import Facts, Piece, Stored
+from .entries import SessionFacts, StoredSession, TurnPiece
 from .upgrade import upgrade_rows
 
 __all__ = (
@@ -109,7 +109,7 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
     aside as *set_aside*; then these are the ones that could be read, and the file is a new one.
     """
 
-    sessions: list[Stored]
+    sessions: list[StoredSession]
     set_aside: Path | None = None
 
 
@@ -133,7 +133,7 @@ class JournalFile:
         :raises OSError: it cannot be made or read.
         :raises sqlite3.Error: the same.
         """
-        sessions: list[Stored] = []
+        sessions: list[StoredSession] = []
         try:
             self._open(sessions)
         except _Damaged:
@@ -146,7 +146,7 @@ class JournalFile:
             raise
         return Found(sessions=sessions)
 
-    def _open(self, sessions: list[Stored]) -> None:
+    def _open(self, sessions: list[StoredSession]) -> None:
         """Open the file and append what is in it to *sessions*, as far as it can be read.
 
         :raises _Damaged: not all of it can.
@@ -270,7 +270,7 @@ def _do(db: sqlite3.Connection, change: Change) -> None:
 # Reading.
 
 
-def _read(db: sqlite3.Connection) -> Iterator[Stored]:
+def _read(db: sqlite3.Connection) -> Iterator[StoredSession]:
     rows = db.execute("SELECT * FROM session ORDER BY at")
     damage = 0
     with closing(rows):
@@ -278,14 +278,14 @@ def _read(db: sqlite3.Connection) -> Iterator[Stored]:
             try:
                 known = _facts(_checked(facts, facts_crc))
                 pieces = tuple(_pieces(db, owner, session_id))
-                yield Stored(owner, session_id, at, known, _checked(past, past_crc), pieces)
+                yield StoredSession(owner, session_id, at, known, _checked(past, past_crc), pieces)
             except (msgspec.MsgspecError, TypeError, _Damaged):
                 damage += 1  # the others are none the worse for it
     if damage:
         raise _Damaged(f"{damage} sessions cannot be read")
 
 
-def _pieces(db: sqlite3.Connection, owner: int, session_id: str) -> Iterator[Piece]:
+def _pieces(db: sqlite3.Connection, owner: int, session_id: str) -> Iterator[TurnPiece]:
     rows = db.execute(
         "SELECT data, crc FROM piece WHERE owner = ? AND id = ? ORDER BY number",
         (owner, session_id),
@@ -300,8 +300,8 @@ def _checked(data: bytes, crc: int) -> bytes:
     return data
 
 
-_facts = msgspec.msgpack.Decoder(Facts).decode
-_piece = msgspec.msgpack.Decoder(Piece).decode
+_facts = msgspec.msgpack.Decoder(SessionFacts).decode
+_piece = msgspec.msgpack.Decoder(TurnPiece).decode
 
 
 def _check(db: sqlite3.Connection) -> None:

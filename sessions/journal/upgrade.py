@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from ...scheduler.priority import Priority
-from .entries import Facts, PastEntry, Piece, encode
+from .entries import HistoryEntry, SessionFacts, TurnPiece, encode
 
 __all__ = ("upgrade_rows",)
 
@@ -44,17 +44,17 @@ def upgrade_rows(db: sqlite3.Connection) -> None:
 
 
 def _facts(values: dict[str, Any]) -> bytes:
-    return encode(msgspec.convert(_with_priority_name(values), Facts))
+    return encode(msgspec.convert(_with_priority_name(values), SessionFacts))
 
 
 def _piece(values: dict[str, Any]) -> bytes:
-    return encode(msgspec.convert(_with_named_begin(values), Piece))
+    return encode(msgspec.convert(_with_named_begin(values), TurnPiece))
 
 
 def _past(values: dict[str, Any]) -> bytes:
     told = values.get("told")
     named = values if told is None else {**values, "told": _with_named_begin(told)}
-    return encode(msgspec.convert(named, PastEntry))
+    return encode(msgspec.convert(named, HistoryEntry))
 
 
 def _with_named_begin(piece: dict[str, Any]) -> dict[str, Any]:

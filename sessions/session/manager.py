@@ -17,11 +17,14 @@ from ...backends.errors import (
     SessionExpired,
 )
 from ..admission.ledger import Ledger
-from ..journal.entries import Stored
+from ..journal.entries import StoredSession
 from ..journal.forgetting import Forget, Forgetting, nothing
-from ..journal.journal import Journal, NoRecording
-from ..table import Call, State, step
+from ..journal.journal import Journal
+from ..journal.recording import NoRecording
+from ..table import SessionCall, SessionState, step
+from ..turns.turn_options import Parameters
 from ..worker_client import ModelSource
+from .core import SessionSettings
 from .session import Session
 
 __all__ = ("SessionManager",)
@@ -61,7 +64,9 @@ class SessionManager:
         self.dormant_s_max = dormant_s_max
         self.dormant_bytes_max = dormant_bytes_max
         self.dormant_bytes = 0
-        self.forgetting = Forgetting(forget_files, nothing if journal is None else journal.forget)
+        self.forgetting = Forgetting(
+            forget_files, nothing if journal is None else journal.erase_session
+        )
         self._journal = journal
         self.expired = self.refused = self.forked = 0
         """Sessions that were idle for too long, that found no room, and that are branches."""
@@ -69,7 +74,7 @@ class SessionManager:
         self._new_handle = new_handle
         self._live: dict[int, tuple[object, Session]] = {}
         self._dormant: OrderedDict[tuple[int, str], Session] = OrderedDict()
-        self._gone: OrderedDict[int, object] = OrderedDict()
+        self._expired_handles: OrderedDict[int, object] = OrderedDict()
         self._changed = anyio.Event()
 
     def __len__(self) -> int:
@@ -78,21 +83,21 @@ class SessionManager:
     def __iter__(self) -> Iterator[Session]:
         return iter([session for _, session in self._live.values()])
 
-    def of(self, connection: object) -> list[Session]:
+    def sessions_of(self, connection: object) -> list[Session]:
         """Return the sessions of a connection."""
         return [session for home, session in self._live.values() if home is connection]
 
     @property
-    def sleeping(self) -> list[Session]:
+    def dormant_sessions(self) -> list[Session]:
         """The sessions that sleep under their id, the longest dormant first."""
         return list(self._dormant.values())
 
     @property
-    def dormant(self) -> int:
+    def dormant_count(self) -> int:
         """Sessions that sleep under their id."""
         return len(self._dormant)
 
-    def open(
+    def open_session(
         self,
         connection: object,
         owner: int,
@@ -113,34 +118,40 @@ class SessionManager:
             if found is not None:
                 return found, True
         self._check_cap(owner)
+        settings = SessionSettings(Parameters(defaults), persist=persist)
         handle = self._new_handle()
-        session = Session(handle, owner, model, self.ledger, defaults, session_id)
-        session.persist = persist
+        session = Session(handle, owner, model, self.ledger, settings, session_id)
         self._record(session)
         self._publish(connection, session)
         return session, False
 
     def _record(self, session: Session, *, found: bool = False) -> None:
         """Have a session with an id written down, unless it is not to be."""
-        if self._journal is not None and session.session_id is not None and session.persist:
+        if (
+            self._journal is not None
+            and session.session_id is not None
+            and session.settings.persist
+        ):
             key = session.owner, session.session_id
-            session.recording = self._journal.recording(session, key, found=found)
+            session.recording = self._journal.open_recording(session, key, found=found)
 
-    async def quiet(self, session: Session) -> None:
+    async def stop_persisting(self, session: Session) -> None:
         """Write nothing of a session to disk from now on, and delete what is there."""
-        session.persist, session.recording = False, NoRecording()
-        await self.forgetting.states(session)
+        session.settings.persist, session.recording = False, NoRecording()
+        await self.forgetting.delete_states(session)
 
-    def restore(self, found: Sequence[Stored], model: Callable[[Stored], ModelSource]) -> None:
+    def restore_sessions(
+        self, found: Sequence[StoredSession], model: Callable[[StoredSession], ModelSource]
+    ) -> None:
         """Let the sessions that the journal has found sleep under their ids: the longest untouched
         first, as they are given. *model* returns the model of one.
         """
         assert self._journal is not None, "what is found was in it"
         for stored in found:
-            session = Session.restored(stored, model(stored), self.ledger)
+            session = Session.from_stored(stored, model(stored), self.ledger)
             session.used_at = self._seconds() - self._journal.age_s(stored)
             self._record(session, found=True)
-            self._lay_down(session)
+            self._add_dormant(session)
         self._forget_dormant()
 
     def _find(
@@ -151,7 +162,7 @@ class SessionManager:
             raise SessionBusy(f"session {session_id!r} is being forgotten", hint="try again soon")
         found = self._live_named(owner, session_id)
         if found is None:
-            return self._wake(connection, owner, session_id, model)
+            return self._activate(connection, owner, session_id, model)
         home, session = found
         if home is not connection:
             raise SessionBusy(
@@ -166,14 +177,14 @@ class SessionManager:
                 return home, session
         return None
 
-    def _wake(
+    def _activate(
         self, connection: object, owner: int, session_id: str, model: ModelSource
     ) -> Session | None:
         session = self._dormant.get((owner, session_id))
         if session is not None:
             self._check_cap(owner)
             size = len(session.packed)
-            session.adopt(self._new_handle(), model)  # it may be refused
+            session.attach(self._new_handle(), model)  # it may be refused
             del self._dormant[owner, session_id]
             self.dormant_bytes -= size
             self._publish(connection, session)
@@ -234,7 +245,7 @@ class SessionManager:
             return self.ledger.turn_s
         return round(max(0.1, idle[0].used_at + self.idle_timeout_s - self._seconds()), 3)
 
-    def get(self, connection: object, handle: int) -> Session:
+    def get_session(self, connection: object, handle: int) -> Session:
         """Return the session behind a handle of *connection* and note that it is used.
 
         :raises SessionExpired: it was idle for too long.
@@ -244,14 +255,14 @@ class SessionManager:
         if session is not None and home is connection:
             session.used_at = self._seconds()
             return session
-        if self._gone.get(handle) is connection:
+        if self._expired_handles.get(handle) is connection:
             raise SessionExpired(f"the session {handle} was idle for {self.idle_timeout_s:g} s")
         raise InvalidArgument(
             f"there is no execution context {handle} on this connection",
             hint="handles end with finalize_execution_context and with their connection",
         )
 
-    def fork(
+    def fork_session(
         self,
         connection: object,
         session: Session,
@@ -266,14 +277,14 @@ class SessionManager:
         if not 1 <= count <= BRANCHES_MAX:
             raise InvalidArgument(f"{count} branches; it is 1 … {BRANCHES_MAX}")
         self._check_ids(session.owner, count, session_ids)
-        step(session.state, Call.FORK)
+        step(session.state, SessionCall.FORK)
         self._check_cap(session.owner, count)
         ids: Sequence[str | None] = session_ids or [None] * count
         self.forked += count
         branches = [session.branch(self._new_handle(), session_id) for session_id in ids]
         for branch in branches:
             self._record(branch)
-            branch.recording.past_changed()
+            branch.recording.history_changed()
             self._publish(connection, branch)
         return branches
 
@@ -291,17 +302,17 @@ class SessionManager:
                     f"there is a session {session_id!r} already", hint="forget it, or take another"
                 )
 
-    async def close(self, session: Session) -> None:
+    async def close_session(self, session: Session) -> None:
         """End a session on purpose: nothing of it is kept, and one with an id is forgotten, in
         memory and on disk, before this returns.
         """
-        self._drop(session, Call.CLOSE, "the session was closed")
+        self._drop(session, SessionCall.CLOSE, "the session was closed")
         if session.leaves_state:
             await self._forget_now(session)
 
-    async def forget(self, session: Session) -> None:
+    async def forget_session(self, session: Session) -> None:
         """End a session, and forget it before this returns, whether it has an id or not."""
-        self._drop(session, Call.CLOSE, "the session was forgotten")
+        self._drop(session, SessionCall.CLOSE, "the session was forgotten")
         await self._forget_now(session)
 
     async def forget_id(self, owner: int, session_id: str) -> bool:
@@ -311,78 +322,80 @@ class SessionManager:
         _check_id(session_id)
         live = self._live_named(owner, session_id)
         if live is not None:
-            await self.forget(live[1])
+            await self.forget_session(live[1])
             return True
         session = self._dormant.get((owner, session_id))
         if session is None:
-            await self.forgetting.by_id(owner, session_id)
+            await self.forgetting.forget_id(owner, session_id)
             return False
-        self._take_up(session)
-        session.stop(Call.CLOSE, "the session was forgotten")
+        self._remove_dormant(session)
+        session.end(SessionCall.CLOSE, "the session was forgotten")
         await self._forget_now(session)
         return True
 
     async def _forget_now(self, session: Session) -> None:
         try:
-            await self.forgetting.now(session)
+            await self.forgetting.forget_now(session)
         except BaseException:
             self._changed.set()  # what is left is done by `expire_idle`
             raise
 
-    def discard(self, session: Session) -> None:
+    def discard_session(self, session: Session) -> None:
         """End a session of which nobody has heard yet."""
         if session.handle in self._live:
-            self._drop(session, Call.CLOSE, "the session was not wanted any more")
+            self._drop(session, SessionCall.CLOSE, "the session was not wanted any more")
             self._forget_soon(session)
 
-    def _drop(self, session: Session, call: Call, why: str) -> None:
-        session.stop(call, why)
+    def _drop(self, session: Session, call: SessionCall, why: str) -> None:
+        session.end(call, why)
         del self._live[session.handle]
 
     def _forget_soon(self, session: Session) -> None:
         """Forget a session that has ended without a call that could wait for it."""
         if session.leaves_state:
-            self.forgetting.soon(session)
+            self.forgetting.forget_later(session)
             self._changed.set()
 
-    def detach(self, session: Session) -> None:
+    def detach_session(self, session: Session) -> None:
         """Let a session with an id go dormant; one that cannot be woken again is closed."""
-        if session.session_id is not None and session.state is not State.UNLOADED:
-            self._sleep(session)
+        if session.session_id is not None and session.state is not SessionState.UNLOADED:
+            self._make_dormant(session)
             return
-        self._drop(session, Call.CLOSE, "the session was closed")
+        self._drop(session, SessionCall.CLOSE, "the session was closed")
         self._forget_soon(session)
 
-    def leave(self, connection: object) -> None:
+    def close_connection(self, connection: object) -> None:
         """End the sessions of a connection that is gone; those with an id go dormant."""
-        for session in self.of(connection):
-            self.detach(session)
-        self._gone = OrderedDict((h, c) for h, c in self._gone.items() if c is not connection)
+        for session in self.sessions_of(connection):
+            self.detach_session(session)
+        self._expired_handles = OrderedDict(
+            (h, c) for h, c in self._expired_handles.items() if c is not connection
+        )
 
-    def unload(self, session: Session) -> None:
+    def unload_session(self, session: Session) -> None:
         """Part a session from its model: what it said can still be read."""
-        session.stop(Call.UNLOAD, "the graph was unloaded")
+        session.end(SessionCall.UNLOAD, "the graph was unloaded")
 
-    def _sleep(self, session: Session) -> None:
-        session.sleep()
+    def _make_dormant(self, session: Session) -> None:
+        session.detach()
         session.used_at = self._seconds()
         del self._live[session.handle]
-        self._lay_down(session)
+        self._add_dormant(session)
         self._forget_dormant()
         self._changed.set()
 
-    def sleep_all(self) -> None:
+    def detach_all(self) -> None:
         """Let all sessions with an id go dormant: the daemon ends."""
         for session in self:
-            if session.session_id is not None and session.state is not State.UNLOADED:
-                self._sleep(session)
+            if session.session_id is not None and session.state is not SessionState.UNLOADED:
+                self._make_dormant(session)
 
-    def _lay_down(self, session: Session) -> None:
+    def _add_dormant(self, session: Session) -> None:
         assert session.session_id is not None, "only a session with an id can be found again"
         self._dormant[session.owner, session.session_id] = session
         self.dormant_bytes += len(session.packed)
 
-    def _take_up(self, session: Session) -> None:
+    def _remove_dormant(self, session: Session) -> None:
         assert session.session_id is not None
         del self._dormant[session.owner, session.session_id]
         self.dormant_bytes -= len(session.packed)
@@ -397,21 +410,21 @@ class SessionManager:
                 or oldest.used_at + self.dormant_s_max <= self._seconds()
             ):
                 return
-            self._take_up(oldest)
-            oldest.stop(Call.EXPIRE, "the session was forgotten to make room")
+            self._remove_dormant(oldest)
+            oldest.end(SessionCall.EXPIRE, "the session was forgotten to make room")
             self._forget_soon(oldest)
 
     def _expire(self, session: Session) -> None:
         home, _ = self._live[session.handle]
         self.expired += 1
-        self._gone[session.handle] = home
-        while len(self._gone) > EXPIRED_REMEMBERED_MAX:
-            self._gone.popitem(last=False)
-        if session.session_id is None or session.state is State.UNLOADED:
-            self._drop(session, Call.EXPIRE, "the session expired")
+        self._expired_handles[session.handle] = home
+        while len(self._expired_handles) > EXPIRED_REMEMBERED_MAX:
+            self._expired_handles.popitem(last=False)
+        if session.session_id is None or session.state is SessionState.UNLOADED:
+            self._drop(session, SessionCall.EXPIRE, "the session expired")
             self._forget_soon(session)
         else:
-            self._sleep(session)
+            self._make_dormant(session)
 
     def set_limits(
         self,

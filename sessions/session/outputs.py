@@ -1,62 +1,118 @@
-"""What explains a session's last turn to its client: output 1, and the end of a stream."""
+"""A session's output: the text of its last turn, and the metadata that explain it."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 import msgspec
 
+from ...backends.errors import NotFound
 from ...scheduler.output.logprobs import described
+from ..history.reasoning import AnswerParts, ReasoningSplitter, resume_splitting
+from ..table import SessionCall, step
 from ..turn import Turn
+from .core import SessionCore
+from .embedding_output import embedding_json
 
-if TYPE_CHECKING:
-    from .session import Session
-
-__all__ = ("metadata",)
+__all__ = ("SessionOutputs",)
 
 DETACHED = "detached"
-"""Stop reason of a turn that nobody was left to read."""
+"""Stop reason of a turn whose reader had left."""
 
 
-def metadata(session: Session, turn: Turn | None) -> dict[str, Any]:
-    """Return what explains *turn*, the session's last: WasmEdge's four keys, then ours."""
-    stats = turn.stats if turn is not None else None
-    told = {} if stats is None else msgspec.structs.asdict(stats)
-    told.pop("prompt_tokens", None)
-    failed, by = _failure(turn)
-    if turn is None and session.interrupted is not None:
-        failed = DETACHED
-    build_number, commit = session.vocabulary.build
-    recomputed = session.past.now.recomputed
-    now = session.vocabulary.fingerprint
-    return {
-        "input_tokens": len(session.prompt),
-        "output_tokens": len(turn.tokens) if turn is not None else 0,
-        "llama_build_number": build_number,
-        "llama_commit": commit,
-        "cached_tokens": 0,
-        "queue_ms": 0.0,
-        "ttft_ms": 0.0,
-        "prompt_ms": 0.0,
-        "predicted_ms": 0.0,
-        "stop_reason": failed,
-        "stop_detail": by,
-        "shifts": 0,
-        "shifted": False,
-        **told,
-        "recomputed_tokens": recomputed.tokens,
-        "recomputed_why": recomputed.why,
-        "seed": session.parameters.seed,
-        "lora": {} if turn is None else session.lora,
-        "model": session.model.name,
-        "fingerprint": now if turn is None else turn.port.info.fingerprint,
-        "session_id": session.session_id,
-        "durable": session.recording.durable,
-        "not_applied": session.parameters.not_applied,
-        "adjusted": session.parameters.adjusted | ({} if turn is None else turn.comparisons.missed),
-        "ignored": session.parameters.ignored,
-        **_probabilities(turn),
-    }
+class SessionOutputs:
+    """Owned by its session."""
+
+    def __init__(self, core: SessionCore):
+        self._core = core
+
+    def read_output(self, index: int) -> bytes:
+        """Return output 0 (the text so far) or 1 (metadata JSON).
+
+        :raises NotFound: there is no such output.
+        """
+        step(self._core.state, SessionCall.GET_OUTPUT)
+        if index == 0:
+            turn = self._shown_turn()
+            if turn is not None and turn.embedding is not None:
+                return embedding_json(turn.embedding)
+            return b"" if turn is None else bytes(turn.text) + turn.end_piece
+        if index == 1:
+            return msgspec.json.encode(self.metadata())
+        raise NotFound(f"there is no output {index}", hint="0 is the text, 1 the metadata")
+
+    def read_single_output(self, index: int) -> bytes:
+        """Return the text of the last token, or metadata as `read_output` does."""
+        step(self._core.state, SessionCall.GET_OUTPUT)
+        return self._core.conversation.last.piece if index == 0 else self.read_output(index)
+
+    def _shown_turn(self) -> Turn | None:
+        last = self._core.conversation.last
+        return None if last.output_cleared else last.turn
+
+    def new_splitter(self, options: Mapping[str, Any]) -> ReasoningSplitter:
+        """Return the splitter of the answer to the history up to the turn, with *options*."""
+        on = self._core.settings.parameters.in_turn("reasoning-format", options) != "none"
+        opened = self._core.conversation.history_state.now.opens_reasoning
+        return ReasoningSplitter(on=on, opened=opened)
+
+    def resume_splitter(self, has: AnswerParts) -> tuple[bytes, ReasoningSplitter]:
+        """Return of the turn that was interrupted: the text whose parts its reader *has*, and the
+        splitter of the rest.
+
+        :raises InvalidArgument: the reader has something else.
+        """
+        history_state = self._core.conversation.history_state
+        before = history_state.interrupted
+        if before is None:
+            return has.text, ReasoningSplitter(on=False)
+        options = before.begin.options
+        on = self._core.settings.parameters.in_turn("reasoning-format", options) != "none"
+        opened = history_state.before.opens_reasoning
+        return resume_splitting(before.text, has, on=on, opened=opened)
+
+    def metadata(self) -> dict[str, Any]:
+        """Return the metadata of the last turn: WasmEdge's four keys, then our own."""
+        core, turn = self._core, self._shown_turn()
+        conversation, parameters = core.conversation, core.settings.parameters
+        stats = turn.stats if turn is not None else None
+        told = {} if stats is None else msgspec.structs.asdict(stats)
+        told.pop("prompt_tokens", None)
+        failed, by = _failure(turn)
+        if turn is None and conversation.history_state.interrupted is not None:
+            failed = DETACHED
+        build_number, commit = conversation.vocabulary.build
+        recomputed = conversation.history_state.now.recomputed
+        now = conversation.vocabulary.fingerprint
+        return {
+            "input_tokens": len(conversation.prompt),
+            "output_tokens": len(turn.tokens) if turn is not None else 0,
+            "llama_build_number": build_number,
+            "llama_commit": commit,
+            "cached_tokens": 0,
+            "queue_ms": 0.0,
+            "ttft_ms": 0.0,
+            "prompt_ms": 0.0,
+            "predicted_ms": 0.0,
+            "stop_reason": failed,
+            "stop_detail": by,
+            "shifts": 0,
+            "shifted": False,
+            **told,
+            "recomputed_tokens": recomputed.tokens,
+            "recomputed_why": recomputed.why,
+            "seed": parameters.seed,
+            "lora": {} if turn is None else core.settings.lora,
+            "model": core.model.name,
+            "fingerprint": now if turn is None else turn.client.info.fingerprint,
+            "session_id": core.session_id,
+            "durable": core.recording.durable,
+            "not_applied": parameters.not_applied,
+            "adjusted": parameters.adjusted | ({} if turn is None else turn.comparisons.missed),
+            "ignored": parameters.ignored,
+            **_probabilities(turn),
+        }
 
 
 def _failure(turn: Turn | None) -> tuple[str | None, str]:

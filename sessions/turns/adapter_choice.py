@@ -10,13 +10,13 @@ from ...backends.errors import InvalidArgument, error_from_wire
 from ...backends.params import nearest
 from ...scheduler.messages import AdapterReport
 
-__all__ = ("chosen", "told")
+__all__ = ("chosen_keys", "scales_by_name")
 
 Reports = Mapping[str, AdapterReport]
 """A model's adapters by their names, in the order of the configuration."""
 
 
-def chosen(reports: Reports, lora: Sequence[Sequence[Any]] | None) -> tuple[str, ...]:
+def chosen_keys(reports: Reports, lora: Sequence[Sequence[Any]] | None) -> tuple[str, ...]:
     """Return the keys of the adapters that a turn has: sorted, and none at a scale of 0.
 
     *lora* are pairs of a name, or a place in the order, and a scale; None leaves it to the scales
@@ -54,7 +54,7 @@ def _find(reports: Reports, which: str | int) -> AdapterReport:
     )
 
 
-def told(reports: Reports, keys: Iterable[str]) -> dict[str, float]:
+def scales_by_name(reports: Reports, keys: Iterable[str]) -> dict[str, float]:
     """Return the scales of *keys* by the adapters' names, by their ids where the names are gone."""
     names = {report.info.id: name for name, report in reports.items() if report.info is not None}
     pairs = [split_key(key) for key in keys]

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from ...scheduler.messages import SentenceEnded, TaskSpec, Verdict
 from ...scheduler.priority import Priority
 
-__all__ = ("Comparison", "Comparisons", "Judge", "Similarity", "nobody")
+__all__ = ("Comparison", "Comparisons", "Judge", "Similarity", "no_judge")
 
 PARAMETER = "stop-similarity"
 
@@ -34,7 +34,7 @@ Judge = Callable[[Comparison, Callable[[Similarity], None]], None]
 """Has two texts compared, and tells what came out: soon, and in any case."""
 
 
-def nobody(_: Comparison, tell: Callable[[Similarity], None]) -> None:
+def no_judge(_: Comparison, tell: Callable[[Similarity], None]) -> None:
     """Compare nothing."""
     tell(Similarity(None, "nobody compares sentences here"))
 
@@ -42,19 +42,21 @@ def nobody(_: Comparison, tell: Callable[[Similarity], None]) -> None:
 class Comparisons:
     """Those of one turn: it asks *judge*, and ends with a sentence that is similar enough."""
 
-    def __init__(self, judge: Judge = nobody):
+    def __init__(self, judge: Judge = no_judge):
         self._judge = judge
         self._asked = self._missed = 0
         self._why = ""
 
-    def ask(self, spec: TaskSpec, asked: SentenceEnded, answer: Callable[[Verdict], None]) -> None:
+    def compare_sentence(
+        self, spec: TaskSpec, asked: SentenceEnded, answer: Callable[[Verdict], None]
+    ) -> None:
         """Have a sentence of the task compared; *answer* gets the verdict."""
         text = spec.stopping.stop_similarity
         comparison = Comparison(spec.owner, spec.priority, asked.text, text)
         self._asked += 1
-        self._judge(comparison, partial(self._take, spec, asked.end, answer))
+        self._judge(comparison, partial(self._conclude, spec, asked.end, answer))
 
-    def _take(
+    def _conclude(
         self, spec: TaskSpec, end: int, answer: Callable[[Verdict], None], found: Similarity
     ) -> None:
         detail, cosine = "", found.cosine

@@ -23,7 +23,15 @@ import inferd.wire
 from inferd.backends.errors import ERRORS_BY_NAME, InferdError
 from inferd.daemon.config.settings import Config
 from inferd.ipc import messages as w
-from inferd.sessions import AdmissionBounds, Ledger, ModelSource, Port, Session
+from inferd.sessions import (
+    AdmissionBounds,
+    Ledger,
+    ModelSource,
+    Parameters,
+    Session,
+    SessionSettings,
+    WorkerClient,
+)
 from inferd.sessions.turns.sentence_checks import Comparison, Similarity
 from inferd.testing import running_daemon
 from tests.raw import RawClient
@@ -261,10 +269,10 @@ class NoModel(ModelSource):
     def loaded(self) -> None:
         return None
 
-    def former(self, vocabulary: str) -> None:
+    def predecessor(self, vocabulary: str) -> None:
         return None
 
-    async def ready(self) -> Port:
+    async def ready(self) -> WorkerClient:
         raise AssertionError
 
     def compare(self, comparison: Comparison, tell: Callable[[Similarity], None]) -> None:
@@ -275,9 +283,14 @@ def keys(column: str) -> set[str]:
     return {code(c) for c in only(column).column(column)}
 
 
+def new_session() -> Session:
+    settings = SessionSettings(Parameters({}))
+    return Session(1, 0, NoModel(), Ledger(AdmissionBounds(1, 1)), settings)
+
+
 def test_maps_have_the_keys_of_the_page() -> None:
     assert keys("metadata") - {"parks", "completion_probabilities"} == set(
-        Session(1, 0, NoModel(), Ledger(AdmissionBounds(1, 1)), {}).metadata()
+        new_session().outputs.metadata()
     )
     config = '[models.slow]\nbackend = "echo"\n[models.slow.echo]\nstep_ms = 50'
     with running_daemon(config) as daemon, RawClient(daemon.socket) as client:

@@ -21,7 +21,7 @@ import pytest
 
 from inferd.backends.errors import InferdError, InvalidArgument, LoadFailed, SessionBusy
 from inferd.daemon.models.model import ModelState
-from inferd.sessions.table import ACTIVE, State
+from inferd.sessions.table import ACTIVE, SessionState
 from inferd.testing import RunningDaemon, running_daemon
 from tests.echo import echo_model
 from tests.raw import RawClient
@@ -66,7 +66,7 @@ class Scene:
         """Have the session's turn begin."""
         self.stream(self.client, self.context, TALE, "low")
 
-    def await_state(self, state: State) -> None:
+    def await_state(self, state: SessionState) -> None:
         with RawClient(self.daemon.socket) as looker:
             within(10, lambda: self.state(looker) == state.value)
 
@@ -133,34 +133,34 @@ def closed(scene: Scene) -> None:
     scene.client.call("forget", context=scene.context)
 
 
-WAYS: dict[State, Callable[[Scene], None]] = {
-    State.EMPTY: lambda scene: None,
-    State.READY: ready,
-    State.WAITING: waiting,
-    State.RUNNING: running,
-    State.PARKED: parked,
-    State.DONE: done,
-    State.FAILED: failed,
-    State.UNLOADED: unloaded,
-    State.DORMANT: dormant,
-    State.CLOSED: closed,
+WAYS: dict[SessionState, Callable[[Scene], None]] = {
+    SessionState.EMPTY: lambda scene: None,
+    SessionState.READY: ready,
+    SessionState.WAITING: waiting,
+    SessionState.RUNNING: running,
+    SessionState.PARKED: parked,
+    SessionState.DONE: done,
+    SessionState.FAILED: failed,
+    SessionState.UNLOADED: unloaded,
+    SessionState.DORMANT: dormant,
+    SessionState.CLOSED: closed,
 }
 
 
 @contextmanager
-def scene_of(daemon: RunningDaemon, state: State) -> Iterator[Scene]:
+def scene_of(daemon: RunningDaemon, state: SessionState) -> Iterator[Scene]:
     """Yield a scene whose session is in *state*."""
     with RawClient(daemon.socket) as client, RawClient(daemon.socket) as other:
         scene = Scene(daemon, client, other)
         scene.open()
         WAYS[state](scene)
-        if state is not State.CLOSED:
+        if state is not SessionState.CLOSED:
             scene.await_state(state)
         yield scene
 
 
 def test_there_is_a_way_to_every_state() -> None:
-    assert set(WAYS) == set(State)
+    assert set(WAYS) == set(SessionState)
     assert set(MODEL_WAYS) == set(ModelState)
 
 
@@ -222,21 +222,26 @@ def daemon() -> Iterator[RunningDaemon]:
         running.__exit__(None, None, None)
 
 
-@pytest.mark.parametrize("state", State)
+@pytest.mark.parametrize("state", SessionState)
 def test_a_worker_is_killed_in_every_state_of_a_session(
-    state: State, daemon: RunningDaemon
+    state: SessionState, daemon: RunningDaemon
 ) -> None:
     with scene_of(daemon, state) as scene:
         os.kill(scene.worker(), signal.SIGKILL)
         for client, request, text in scene.turns:
             client.result(request)
             assert told(client) == text, "not a character is lost or said twice"
-        if state is State.CLOSED:
+        if state is SessionState.CLOSED:
             with pytest.raises(InvalidArgument):
                 scene.client.output(scene.context)
-        if state in (State.DONE, State.UNLOADED):
+        if state in (SessionState.DONE, SessionState.UNLOADED):
             assert scene.client.output(scene.context) == b"hello"
-        if state in ACTIVE or state in (State.EMPTY, State.READY, State.DONE, State.FAILED):
+        if state in ACTIVE or state in (
+            SessionState.EMPTY,
+            SessionState.READY,
+            SessionState.DONE,
+            SessionState.FAILED,
+        ):
             scene.client.set_input(scene.context, b"and on we go")
             scene.client.call("compute", context=scene.context)
             assert scene.client.output(scene.context) == b"and on we go"
@@ -244,9 +249,9 @@ def test_a_worker_is_killed_in_every_state_of_a_session(
     assert len(processes(daemon)) == 1
 
 
-@pytest.mark.parametrize("state", State)
+@pytest.mark.parametrize("state", SessionState)
 def test_the_daemon_is_killed_in_every_state_of_a_session(
-    state: State, daemon: RunningDaemon
+    state: SessionState, daemon: RunningDaemon
 ) -> None:
     with scene_of(daemon, state):
         workers = processes(daemon)
@@ -299,7 +304,7 @@ def described(client: RawClient, name: str) -> dict[str, Any]:
 def test_a_worker_is_killed_in_every_state_of_a_model(
     state: ModelState, daemon: RunningDaemon
 ) -> None:
-    with scene_of(daemon, State.DONE) as scene:
+    with scene_of(daemon, SessionState.DONE) as scene:
         name = MODEL_WAYS[state](scene)
         within(10, lambda: described(scene.other, name)["state"] == state.value)
         within(10, lambda: state in (ModelState.COLD, ModelState.FAILED) or _pid(scene, name) > 0)

@@ -14,13 +14,13 @@ from inferd.scheduler import messages as m
 from inferd.scheduler.engine.tokenizing import rest_of
 from inferd.sessions import AdmissionBounds, Ledger, SessionManager
 from inferd.sessions.turn import Turn
-from inferd.sessions.turns.sentence_checks import Comparison, Judge, Similarity, nobody
-from inferd.sessions.worker_client import Former, TaskReader
+from inferd.sessions.turns.sentence_checks import Comparison, Judge, Similarity, no_judge
+from inferd.sessions.worker_client import Predecessor, TaskReader
 from tests.scheduler.doubles import Bench
 
 
 class EnginePort:
-    """A `sessions.Port` on an engine in this process, which is turned by `run`.
+    """A `sessions.WorkerClient` on an engine in this process, which is turned by `run`.
 
     `held` is what `lookup` finds of any tokens; `forgotten` and `kept` are what it was told.
     """
@@ -134,7 +134,7 @@ def dying(
         for _ in range(turns):
             port.turn()
         port = worker()
-        again = turn.go_on(port)
+        again = turn.continue_on(port)
         if again is not None:
             port.submit(again, turn)
     return port
@@ -148,9 +148,9 @@ class Source:
     def __init__(self, port: EnginePort, name: str = "echo"):
         self.name, self.port = name, port
         self.loaded: EnginePort | None = port
-        self.judge: Judge = nobody
+        self.judge: Judge = no_judge
 
-    def former(self, vocabulary: str) -> Former | None:
+    def predecessor(self, vocabulary: str) -> Predecessor | None:
         return None
 
     async def released(self) -> None:

@@ -7,61 +7,88 @@ import itertools
 import pytest
 
 from inferd.backends.errors import InferdError, InvalidArgument, SessionBusy, SessionExpired
-from inferd.sessions.table import ACTIVE, TABLE, Call, State, step
+from inferd.sessions.table import ACTIVE, TABLE, SessionCall, SessionState, step
 
-RESTING = {State.EMPTY, State.READY, State.DONE, State.FAILED}
-EVENTS = {Call.ADMITTED, Call.PARK, Call.FINISHED, Call.FAIL, Call.EXPIRE, Call.DETACH}
+RESTING = {SessionState.EMPTY, SessionState.READY, SessionState.DONE, SessionState.FAILED}
+EVENTS = {
+    SessionCall.ADMITTED,
+    SessionCall.PARK,
+    SessionCall.FINISHED,
+    SessionCall.FAIL,
+    SessionCall.EXPIRE,
+    SessionCall.DETACH,
+}
 
 
-def expected(state: State, call: Call) -> State | type[InferdError]:
+def expected(state: SessionState, call: SessionCall) -> SessionState | type[InferdError]:
     """Return what the rules say, rule by rule."""
-    if state is State.CLOSED:
+    if state is SessionState.CLOSED:
         return InvalidArgument
-    if state is State.DORMANT:
-        wakes = {Call.ATTACH: State.READY, Call.CLOSE: State.CLOSED, Call.EXPIRE: State.CLOSED}
+    if state is SessionState.DORMANT:
+        wakes = {
+            SessionCall.ATTACH: SessionState.READY,
+            SessionCall.CLOSE: SessionState.CLOSED,
+            SessionCall.EXPIRE: SessionState.CLOSED,
+        }
         return wakes.get(call, SessionExpired)
-    if call is Call.CLOSE:
-        return State.CLOSED
-    if call is Call.UNLOAD:
-        return State.UNLOADED
-    if call in (Call.GET_OUTPUT, Call.CANCEL):
+    if call is SessionCall.CLOSE:
+        return SessionState.CLOSED
+    if call is SessionCall.UNLOAD:
+        return SessionState.UNLOADED
+    if call in (SessionCall.GET_OUTPUT, SessionCall.CANCEL):
         return state
-    if call is Call.FINI_SINGLE:
-        return state if state in (State.EMPTY, State.UNLOADED) else State.READY
+    if call is SessionCall.FINI_SINGLE:
+        return state if state in (SessionState.EMPTY, SessionState.UNLOADED) else SessionState.READY
     if state in ACTIVE:
         return expected_in_a_turn(state, call)
     return expected_at_rest(state, call)
 
 
-def expected_in_a_turn(state: State, call: Call) -> State | type[InferdError]:
-    if call in (Call.SET_INPUT, Call.COMPUTE, Call.RESET, Call.REWIND, Call.FORK):
+def expected_in_a_turn(state: SessionState, call: SessionCall) -> SessionState | type[InferdError]:
+    if call in (
+        SessionCall.SET_INPUT,
+        SessionCall.COMPUTE,
+        SessionCall.RESET,
+        SessionCall.REWIND,
+        SessionCall.FORK,
+    ):
         return SessionBusy
-    if call is Call.PARK:
-        return State.PARKED if state is State.RUNNING else InvalidArgument
-    ends = {Call.ADMITTED: State.RUNNING, Call.FINISHED: State.DONE, Call.FAIL: State.FAILED}
-    return state if call is Call.COMPUTE_SINGLE else ends.get(call, InvalidArgument)
+    if call is SessionCall.PARK:
+        return SessionState.PARKED if state is SessionState.RUNNING else InvalidArgument
+    ends = {
+        SessionCall.ADMITTED: SessionState.RUNNING,
+        SessionCall.FINISHED: SessionState.DONE,
+        SessionCall.FAIL: SessionState.FAILED,
+    }
+    return state if call is SessionCall.COMPUTE_SINGLE else ends.get(call, InvalidArgument)
 
 
-def expected_at_rest(state: State, call: Call) -> State | type[InferdError]:
-    if call is Call.EXPIRE:
-        return State.CLOSED
-    if state is State.UNLOADED:
+def expected_at_rest(state: SessionState, call: SessionCall) -> SessionState | type[InferdError]:
+    if call is SessionCall.EXPIRE:
+        return SessionState.CLOSED
+    if state is SessionState.UNLOADED:
         return InvalidArgument
-    if call in (Call.COMPUTE, Call.COMPUTE_SINGLE):
-        return InvalidArgument if state is State.EMPTY else State.WAITING
-    if call is Call.REWIND:
-        return State.EMPTY if state is State.EMPTY else State.READY
-    if call is Call.FORK:
+    if call in (SessionCall.COMPUTE, SessionCall.COMPUTE_SINGLE):
+        return InvalidArgument if state is SessionState.EMPTY else SessionState.WAITING
+    if call is SessionCall.REWIND:
+        return SessionState.EMPTY if state is SessionState.EMPTY else SessionState.READY
+    if call is SessionCall.FORK:
         return state
-    rest = {Call.SET_INPUT: State.READY, Call.RESET: State.EMPTY, Call.DETACH: State.DORMANT}
+    rest = {
+        SessionCall.SET_INPUT: SessionState.READY,
+        SessionCall.RESET: SessionState.EMPTY,
+        SessionCall.DETACH: SessionState.DORMANT,
+    }
     return rest.get(call, InvalidArgument)
 
 
-@pytest.mark.parametrize(("state", "call"), list(itertools.product(State, Call)))
-def test_every_call_in_every_state_does_what_the_rules_say(state: State, call: Call) -> None:
+@pytest.mark.parametrize(("state", "call"), list(itertools.product(SessionState, SessionCall)))
+def test_every_call_in_every_state_does_what_the_rules_say(
+    state: SessionState, call: SessionCall
+) -> None:
     outcome = expected(state, call)
 
-    if isinstance(outcome, State):
+    if isinstance(outcome, SessionState):
         assert step(state, call) is outcome
     else:
         with pytest.raises(outcome) as caught:
@@ -71,9 +98,13 @@ def test_every_call_in_every_state_does_what_the_rules_say(state: State, call: C
 
 
 def test_the_table_has_every_state_and_call_and_no_other() -> None:
-    assert set(TABLE) == set(itertools.product(State, Call))
+    assert set(TABLE) == set(itertools.product(SessionState, SessionCall))
 
 
 def test_resting_and_active_states_are_told_apart() -> None:
     assert not RESTING & ACTIVE
-    assert RESTING | ACTIVE | {State.UNLOADED, State.DORMANT, State.CLOSED} == set(State)
+    assert RESTING | ACTIVE | {
+        SessionState.UNLOADED,
+        SessionState.DORMANT,
+        SessionState.CLOSED,
+    } == set(SessionState)

@@ -55,7 +55,7 @@ class Scene:
         self.recovery = Recovery("m", self.ready, lambda: self.now, instantly)
         self.turns = [Turn(self.lines[0], spec(n), lambda _: None) for n in range(1, tasks + 1)]
         for turn in self.turns:
-            turn.start()
+            turn.submit()
 
     @property
     def line(self) -> Line:
@@ -139,10 +139,10 @@ async def test_credit_and_questions_that_were_open_are_open_still() -> None:
     pull = Turn(line, m.TaskSpec(id=2, owner=1, tokens=b"", sampling=SamplingParams(), pull=True),
                 lambda _: None)  # fmt: skip
     push.report(m.Tokens(1, [7], b"x"))
-    push.credit(2)
-    before = push.go_on(line), pull.go_on(line)
+    push.add_credit(2)
+    before = push.continue_on(line), pull.continue_on(line)
     pull.report(m.Tokens(2, [7], b"x"))
-    after = pull.go_on(line)
+    after = pull.continue_on(line)
 
     assert before[0] is not None and before[0].credit == 4
     assert before[1] is not None and before[1].progressed is not None
@@ -262,7 +262,7 @@ async def test_all_hear_of_a_death_whatever_one_of_them_answers() -> None:
     worker = Worker(ModelSpec(name="m"), listener)
     turns = [kind(worker.client, spec(n), lambda _: None) for n, kind in enumerate((Deaf, Turn), 1)]
     for turn in turns:
-        turn.start()
+        turn.submit()
     worker.gone.set()
 
     with pytest.raises(WorkerCrashed):
@@ -278,12 +278,12 @@ async def test_a_task_that_comes_after_the_worker_was_told_to_quit_goes_to_the_s
     worker.client.successor = inherited.update
     worker.quit()
     turn = Turn(worker.client, spec(1), lambda _: None)
-    turn.start()
+    turn.submit()
     worker.gone.set()
     with pytest.raises(WorkerCrashed):
         await worker.client.queue()
     late = Turn(worker.client, spec(2), lambda _: None)
-    late.start()
+    late.submit()
 
     assert inherited == {1: turn, 2: late}
     assert turn.error is None and late.error is None

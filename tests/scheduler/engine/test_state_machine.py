@@ -128,7 +128,7 @@ class EngineMachine(RuleBasedStateMachine):
     def submit(self, spec: m.TaskSpec, text: str) -> None:
         self.specs[spec.id], self.texts[spec.id] = spec, text
         self.turns[spec.id] = Turn(self.line, spec, lambda _: None)
-        self.turns[spec.id].start()
+        self.turns[spec.id].submit()
         self.send()
 
     def send(self) -> None:
@@ -220,7 +220,7 @@ class EngineMachine(RuleBasedStateMachine):
         it = self.pick(number)
         if it is not None:
             turn = self.turns[it]
-            turn.ask() if turn.spec.pull else turn.credit(events)
+            turn.request_token() if turn.spec.pull else turn.add_credit(events)
             self.send()
 
     @rule()
@@ -231,7 +231,7 @@ class EngineMachine(RuleBasedStateMachine):
         before, self.bench = self.bench, self.start_worker()
         self.bench.now, self.bench.reports = before.now, before.reports
         for number in [n for n in self.texts if before.end(n) is None]:
-            spec = self.turns[number].go_on(self.line)
+            spec = self.turns[number].continue_on(self.line)
             assert spec is not None
             self.bench.turn(m.Submit(spec))
 

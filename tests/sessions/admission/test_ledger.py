@@ -18,11 +18,18 @@ from inferd.backends.errors import Busy
 from inferd.scheduler.engine.engine import Engine
 from inferd.scheduler.messages import TurnStats
 from inferd.scheduler.priority import Priority
-from inferd.sessions import AdmissionBounds, Ledger, Session, TurnOptions
+from inferd.sessions import (
+    AdmissionBounds,
+    Ledger,
+    Parameters,
+    Session,
+    SessionSettings,
+    TurnOptions,
+)
 from inferd.sessions.admission.forecast import Ticket
 from inferd.sessions.admission.forecast_accuracy import OPEN_MAX
 from inferd.sessions.admission.model_forecasts import _FORECASTS_MAX
-from inferd.sessions.table import State
+from inferd.sessions.table import SessionState
 from tests.scheduler.doubles import Bench
 from tests.sessions.doubles import EnginePort, Source
 
@@ -99,11 +106,11 @@ def test_who_runs_or_has_ended_waits_no_more() -> None:
     one, two = ticket(), ticket()
     taken(it, one, two)
 
-    it.move_ticket(one, State.RUNNING)
-    it.move_ticket(two, State.FAILED)
+    it.move_ticket(one, SessionState.RUNNING)
+    it.move_ticket(two, SessionState.FAILED)
 
     assert it.waiting.tasks.total() == it.waiting.prompt_tokens.total() == 0
-    it.move_ticket(one, State.PARKED)
+    it.move_ticket(one, SessionState.PARKED)
     assert it.waiting.tasks.total() == 0, "a parked turn has been admitted before"
 
 
@@ -125,8 +132,8 @@ def test_rates_of_models_that_never_come_again_are_forgotten() -> None:
     for number in range(_FORECASTS_MAX + 10):
         one = Ticket(1, f"descriptor-{number}", 1, Priority.NORMAL, 10)
         it.admit_turn(one)
-        it.move_ticket(one, State.RUNNING)
-        it.move_ticket(one, State.DONE)
+        it.move_ticket(one, SessionState.RUNNING)
+        it.move_ticket(one, SessionState.DONE)
         it.learn_from_turn(one, TurnStats(stop_reason="eos", prompt_tokens=10, output_tokens=1))
 
     assert len(it._forecasts) == _FORECASTS_MAX
@@ -142,12 +149,12 @@ def test_what_was_told_is_compared_with_when_there_was_room() -> None:
     told_s = caught.value.retry_after_s
 
     now[0] += told_s / 1.9
-    it.move_ticket(first, State.RUNNING)
+    it.move_ticket(first, SessionState.RUNNING)
 
     assert it.accuracy.histogram() == {
         "0.25": 0, "0.5": 0, "0.8": 0, "1.25": 0, "2.0": 1, "4.0": 0, "inf": 0,
     }  # fmt: skip
-    it.move_ticket(first, State.DONE)
+    it.move_ticket(first, SessionState.DONE)
     assert sum(it.accuracy.counts) == 1, "each refusal counts once"
 
 
@@ -159,9 +166,9 @@ def test_a_refusal_is_followed_until_there_is_room_for_its_own_prompt() -> None:
         with pytest.raises(Busy):
             it.admit_turn(ticket(2, tokens=30))
 
-    it.move_ticket(small, State.RUNNING)
+    it.move_ticket(small, SessionState.RUNNING)
     assert sum(it.accuracy.counts) == 0
-    it.move_ticket(large, State.RUNNING)
+    it.move_ticket(large, SessionState.RUNNING)
     assert it.accuracy.counts[-1] == OPEN_MAX, "a clock that stands still"
 
 
@@ -204,12 +211,13 @@ class Crowd:
         """Let one more turn come, of a length that is known beforehand."""
         self.count += 1
         owner = self.random.randint(1, 3)
-        self.last = session = Session(self.count, owner, Source(self.port), self.ledger, {})
+        settings = SessionSettings(Parameters({}))
+        self.last = session = Session(self.count, owner, Source(self.port), self.ledger, settings)
         prompt = self.random.randint(20, 120)
         wanted = max(1, min(prompt, round(self.output * self.random.uniform(0.5, 2))))
         session.set_options({"n-predict": wanted})
-        await session.set_input(self.random.randbytes(prompt).replace(b"\0", b"."))
-        await session.start(TurnOptions())
+        await session.input.set_input(self.random.randbytes(prompt).replace(b"\0", b"."))
+        await session.runner.start_turn(TurnOptions())
 
     async def warm_up(self) -> None:
         """Let some turns end, so that there is something to reckon from."""
@@ -227,7 +235,7 @@ class Crowd:
                 await self.arrives()
             except Busy as exc:
                 assert self.last is not None
-                return self.last.owner, len(self.last.prompt), exc.retry_after_s
+                return self.last.owner, len(self.last.conversation.prompt), exc.retry_after_s
             self.port.turn()
 
     def room_s(self, owner: int, prompt_tokens: int) -> float:
@@ -274,7 +282,7 @@ def test_who_waits_for_a_model_waits_and_is_admitted_on_that_place() -> None:
     assert (it.waiting.tasks.total(), it.waiting.prompt_tokens.total()) == (2, 17)
     it.release_place(held)
     assert it.waiting.tasks.total() == 2
-    it.move_ticket(turn, State.RUNNING)
+    it.move_ticket(turn, SessionState.RUNNING)
     assert it.waiting.tasks.total() == 1
 
 

@@ -14,7 +14,7 @@ from inferd.sessions import AdmissionBounds, Ledger, Quota, TurnOptions, check_p
 from inferd.sessions.admission import quotas
 from inferd.sessions.admission.forecast import Ticket
 from inferd.sessions.admission.quotas import NO_QUOTA, Spending
-from inferd.sessions.table import State
+from inferd.sessions.table import SessionState
 from tests.sessions.doubles import Desk
 
 A_MINUTE = Quota(rule="r", tokens_per_minute=60)
@@ -153,8 +153,8 @@ class Book:
 
     def end(self, ticket: Ticket, output: int, prompt: int = 10, cached: int = 0) -> None:
         ticket.output = range(output)
-        self.ledger.move_ticket(ticket, State.RUNNING)
-        self.ledger.move_ticket(ticket, State.DONE)
+        self.ledger.move_ticket(ticket, SessionState.RUNNING)
+        self.ledger.move_ticket(ticket, SessionState.DONE)
         stats = TurnStats(
             stop_reason="eos", prompt_tokens=prompt, cached_tokens=cached, output_tokens=output
         )
@@ -181,25 +181,25 @@ def test_a_turn_that_runs_goes_on_and_those_after_it_wait() -> None:
     running = book.ticket(prompt=10)
     said: list[int] = []
     running.output = said
-    book.ledger.move_ticket(running, State.RUNNING)
+    book.ledger.move_ticket(running, SessionState.RUNNING)
     said += range(49)
     second = book.ticket(prompt=10)
     assert book.retry_after_s() > 0
-    book.ledger.move_ticket(second, State.FAILED)
+    book.ledger.move_ticket(second, SessionState.FAILED)
     said += range(1000)
-    assert running.state is State.RUNNING
+    assert running.state is SessionState.RUNNING
     assert book.retry_after_s() > 900
 
 
 def test_a_turn_that_never_ran_costs_nothing_and_one_that_was_cancelled_what_it_has_taken() -> None:
     book = Book(tokens_per_minute=60)
     waits = book.ticket(prompt=59)
-    book.ledger.move_ticket(waits, State.FAILED)
+    book.ledger.move_ticket(waits, SessionState.FAILED)
     assert len(book.ledger.spending) == 0
     runs = book.ticket(prompt=59)
     runs.output = range(11)
-    book.ledger.move_ticket(runs, State.RUNNING)
-    book.ledger.move_ticket(runs, State.FAILED)
+    book.ledger.move_ticket(runs, SessionState.RUNNING)
+    book.ledger.move_ticket(runs, SessionState.FAILED)
     assert book.retry_after_s() == pytest.approx(11, abs=SOON_S)
 
 
@@ -254,7 +254,7 @@ def test_the_class_of_a_session_from_before_the_rule_is_looked_at_when_it_begins
 
 
 def opened(desk: Desk, owner: int, session_id: str | None = None, home: str = "here") -> object:
-    return desk.manager.open(home, owner, desk.source, {}, session_id)[0]
+    return desk.manager.open_session(home, owner, desk.source, {}, session_id)[0]
 
 
 def desk_with(sessions: int) -> Desk:
@@ -285,16 +285,16 @@ def test_a_user_has_so_many_sessions_and_is_told_when_the_first_of_his_expires()
 
 def test_branches_and_sessions_that_are_come_back_to_count() -> None:
     desk = desk_with(2)
-    desk.manager.open("gone", 1, desk.source, {}, "diary")
-    desk.manager.leave("gone")
-    first, _ = desk.manager.open("here", 1, desk.source, {})
+    desk.manager.open_session("gone", 1, desk.source, {}, "diary")
+    desk.manager.close_connection("gone")
+    first, _ = desk.manager.open_session("here", 1, desk.source, {})
     with pytest.raises(QuotaExceeded):
-        desk.manager.fork("here", first, 2)
+        desk.manager.fork_session("here", first, 2)
     assert len(desk.manager) == 1, "all branches, or none"
-    desk.manager.fork("here", first, 1)
+    desk.manager.fork_session("here", first, 1)
     with pytest.raises(QuotaExceeded):
         opened(desk, 1, "diary")
-    assert desk.manager.dormant == 1, "it sleeps on"
+    assert desk.manager.dormant_count == 1, "it sleeps on"
 
 
 @pytest.mark.asyncio
@@ -302,18 +302,18 @@ async def test_a_session_s_turns_are_counted_to_their_end() -> None:
     desk = desk_with(9)
     quota = Quota(rule="r", tokens_per_minute=60)
     desk.ledger.bounds.quota_of = lambda _: quota
-    session, _ = desk.manager.open("here", 1, desk.source, {})
-    await session.set_input(b"x" * 40)
-    turn = await session.start(TurnOptions())
+    session, _ = desk.manager.open_session("here", 1, desk.source, {})
+    await session.input.set_input(b"x" * 40)
+    turn = await session.runner.start_turn(TurnOptions())
     desk.port.run()
     assert turn.stats is not None
     took = turn.stats.prompt_tokens - turn.stats.cached_tokens + turn.stats.output_tokens
     assert took >= 80, "the echo says what it was told"
     with pytest.raises(QuotaExceeded) as caught:
-        await session.start(TurnOptions())
+        await session.runner.start_turn(TurnOptions())
     assert caught.value.data["tokens"] == took
     desk.now += caught.value.retry_after_s
-    await session.start(TurnOptions())
+    await session.runner.start_turn(TurnOptions())
 
 
 @pytest.mark.asyncio
@@ -321,16 +321,16 @@ async def test_a_turn_that_is_resumed_counts_what_is_computed_again_and_what_is_
     desk = desk_with(9)
     quota = Quota(rule="r", tokens_per_minute=1000)
     desk.ledger.bounds.quota_of = lambda _: quota
-    session, _ = desk.manager.open("gone", 1, desk.source, {}, "diary")
-    await session.set_input(b"abcdefghij")
-    await session.start(TurnOptions(credit=3))
+    session, _ = desk.manager.open_session("gone", 1, desk.source, {}, "diary")
+    await session.input.set_input(b"abcdefghij")
+    await session.runner.start_turn(TurnOptions(credit=3))
     desk.port.run()
-    desk.manager.leave("gone")
-    back, _ = desk.manager.open("here", 1, desk.source, {}, "diary")
-    turn = await back.resume(TurnOptions(), [], b"")
+    desk.manager.close_connection("gone")
+    back, _ = desk.manager.open_session("here", 1, desk.source, {}, "diary")
+    turn = await back.runner.resume_turn(TurnOptions(), [], b"")
     desk.port.run()
     assert turn.stats is not None and bytes(turn.text) == b"abcdefghij"
     with pytest.raises(QuotaExceeded) as caught:
         desk.ledger.spending.check(1, Quota(tokens_per_minute=1), 0, desk.now)
-    prompt, said = len(back.prompt), len(turn.tokens)
+    prompt, said = len(back.conversation.prompt), len(turn.tokens)
     assert caught.value.data["tokens"] == prompt + 3 + prompt + said - 3

@@ -81,7 +81,7 @@ async def chatted(port: ChatPort, *answers: str) -> History:
     """Return a chat of turns `q0`, `q1`, … with these answers."""
     history = History()
     for number, answer in enumerate(answers):
-        await history.chat(port, user(f"q{number}"))
+        await history.add_messages(port, user(f"q{number}"))
         history = history.after(turn_on(history, said(answer), ended()))
     return history
 
@@ -103,13 +103,13 @@ async def test_going_back_a_turn_leaves_the_chat_as_it_was_before_it() -> None:
 
     assert history.prompt == ids("<u>q0\n<a>one")
     assert [x["content"] for x in history.messages] == ["q0", "one"]
-    await history.chat(port, user("other"))
+    await history.add_messages(port, user("other"))
     assert history.prompt == ids("<u>q0\n<a>one\n<u>other\n<a>")
 
 
 async def test_going_back_all_turns_leaves_the_system_prompt() -> None:
     history = History("be brief")
-    await history.chat(ChatPort(), user("q"))
+    await history.add_messages(ChatPort(), user("q"))
     history = history.after(turn_on(history, said("a"), ended()))
 
     history.rewind_turns(1)
@@ -133,7 +133,7 @@ async def test_keeping_tokens_cuts_anywhere_and_the_chat_goes_on_after_its_whole
     history = await chatted(port, "one", "two")
 
     history.rewind_tokens(len("<u>q0\n<a>one\n<u>q1\n<a>t"))
-    await history.chat(port, user("x"))
+    await history.add_messages(port, user("x"))
 
     assert history.prompt == ids("<u>q0\n<a>one\n<u>q1\n<a>t\n<u>x\n<a>")
     assert [x["content"] for x in history.messages] == ["q0", "one", "x"]
@@ -179,11 +179,11 @@ async def test_a_value_that_was_taken_on_does_not_change_the_old_one() -> None:
 async def test_an_answer_from_which_text_was_cut_is_tokenised_anew(reason: str) -> None:
     port = ChatPort()
     history = History()
-    await history.chat(port, user("q"))
+    await history.add_messages(port, user("q"))
     turn = turn_on(history, m.Tokens(1, ids("yes."), b"yes"), ended(reason))
     history = history.after(turn)
 
-    await history.chat(port, user("r"))
+    await history.add_messages(port, user("r"))
 
     assert history.prompt == ids("<u>q\n<a>yes\n<u>r\n<a>")
     assert history.marks[1].tokens == len("<u>q\n<a>yes"), "as far as both agree"
@@ -222,13 +222,13 @@ async def test_after_a_shift_a_chat_is_added_to_what_is_left_of_it() -> None:
     """The turns that were dropped whole leave with their messages; one that was cut stays."""
     port = ChatPort()
     history = await chatted(port, "one", "two")
-    await history.chat(port, user("q2"))
+    await history.add_messages(port, user("q2"))
     first = len("<u>q0\n<a>one")
     turn = turn_on(history, said("th"), m.Shifted(1, 0, first + 3), said("ree"), ended())
 
     history = history.after(turn)
     assert [x["content"] for x in history.messages] == ["q1", "two", "q2", "three"]
-    await history.chat(port, user("q3"))
+    await history.add_messages(port, user("q3"))
 
     left = "<u>q0\n<a>one\n<u>q1\n<a>two\n<u>q2\n<a>three"[first + 3 :]
     assert history.prompt == ids(left + "\n<u>q3\n<a>")
@@ -244,11 +244,11 @@ async def test_the_system_prompt_stays_in_the_messages_of_a_shifted_chat() -> No
     port = ChatPort()
     history = History("be brief")
     for number in range(3):
-        await history.chat(port, user(f"q{number}"))
+        await history.add_messages(port, user(f"q{number}"))
         reports = [m.Shifted(1, 4, 20)] if number == 2 else []
         history = history.after(turn_on(history, said("a"), *reports, ended()))
 
     assert history.messages[0] == {"role": "system", "content": "be brief"}
     length = len(history.prompt)
-    await history.chat(port, user("next"))
+    await history.add_messages(port, user("next"))
     assert history.prompt[length:] == ids("\n<u>next\n<a>")

@@ -13,10 +13,10 @@ from inferd.sessions.history.reasoning import (
     CLOSE,
     OPEN,
     SPACE_BYTES,
+    AnswerParts,
     ReasoningSplitter,
-    Said,
-    go_on,
     opens_reasoning,
+    resume_splitting,
 )
 
 PARTS = (b"<think>", b"</think>", b"<", b"</", b"think", b">", b" ", b"\n", b"a", "é".encode())
@@ -24,8 +24,8 @@ ANSWERS = st.lists(st.sampled_from(PARTS), max_size=24).map(b"".join)
 CUTS = st.lists(st.integers(0, 80), max_size=12)
 
 
-def whole(answer: bytes, *, opened: bool = False) -> Said:
-    return ReasoningSplitter(on=True, opened=opened).last(answer)
+def whole(answer: bytes, *, opened: bool = False) -> AnswerParts:
+    return ReasoningSplitter(on=True, opened=opened).split_last(answer)
 
 
 def pieces(answer: bytes, cuts: list[int]) -> list[bytes]:
@@ -33,8 +33,8 @@ def pieces(answer: bytes, cuts: list[int]) -> list[bytes]:
     return [answer[a:b] for a, b in pairwise(places)]
 
 
-def added(parts: list[Said]) -> Said:
-    return Said(b"".join(p.text for p in parts), b"".join(p.reasoning for p in parts))
+def added(parts: list[AnswerParts]) -> AnswerParts:
+    return AnswerParts(b"".join(p.text for p in parts), b"".join(p.reasoning for p in parts))
 
 
 @pytest.mark.parametrize(
@@ -57,19 +57,19 @@ def added(parts: list[Said]) -> Said:
     ],
 )
 def test_an_answer_is_split(answer: bytes, text: bytes, reasoning: bytes) -> None:
-    assert whole(answer) == Said(text, reasoning)
+    assert whole(answer) == AnswerParts(text, reasoning)
 
 
 def test_a_prompt_that_opens_the_block_leaves_the_answer_inside_it() -> None:
     assert opens_reasoning("<|assistant|>\n<think>\n")
     assert not opens_reasoning("<|assistant|>\n<think>\n\n</think>\n\n")
-    assert whole(b"hm</think>yes", opened=True) == Said(b"yes", b"hm")
-    assert whole(b"hm", opened=True) == Said(b"", b"hm")
+    assert whole(b"hm</think>yes", opened=True) == AnswerParts(b"yes", b"hm")
+    assert whole(b"hm", opened=True) == AnswerParts(b"", b"hm")
 
 
 def test_without_the_format_everything_is_text() -> None:
     splitter = ReasoningSplitter(on=False, opened=True)
-    assert splitter.last(b"<think>hm</think>yes") == Said(b"<think>hm</think>yes")
+    assert splitter.split_last(b"<think>hm</think>yes") == AnswerParts(b"<think>hm</think>yes")
 
 
 @given(ANSWERS, CUTS, st.booleans())
@@ -77,7 +77,7 @@ def test_stream_and_whole_are_equal_for_every_split(
     answer: bytes, cuts: list[int], opened: bool
 ) -> None:
     splitter = ReasoningSplitter(on=True, opened=opened)
-    told = [splitter.feed(piece) for piece in pieces(answer, cuts)]
+    told = [splitter.split(piece) for piece in pieces(answer, cuts)]
 
     assert added([*told, splitter.flush()]) == whole(answer, opened=opened)
 
@@ -97,17 +97,19 @@ def test_a_reader_is_told_the_rest_from_wherever_he_is(
     parts = pieces(answer, cuts)
     reader = ReasoningSplitter(on=True, opened=opened)
     read = parts[: data.draw(st.integers(0, len(parts)))]
-    has = added([Said(b""), *(reader.feed(piece) for piece in read)])
+    has = added([AnswerParts(b""), *(reader.split(piece) for piece in read)])
     told = answer[: data.draw(st.integers(0, len(answer)))]
 
-    text, splitter = go_on(told, has, on=True, opened=opened)
+    text, splitter = resume_splitting(told, has, on=True, opened=opened)
 
     assert answer.startswith(text) or told.startswith(text)
-    rest = splitter.last(answer[len(text) :])
+    rest = splitter.split_last(answer[len(text) :])
     assert added([has, rest]) == whole(answer, opened=opened)
 
 
-@pytest.mark.parametrize("has", [Said(b"no"), Said(b"", b"ho"), Said(b"yet", b"hm")])
-def test_who_has_something_else_is_refused(has: Said) -> None:
+@pytest.mark.parametrize(
+    "has", [AnswerParts(b"no"), AnswerParts(b"", b"ho"), AnswerParts(b"yet", b"hm")]
+)
+def test_who_has_something_else_is_refused(has: AnswerParts) -> None:
     with pytest.raises(InvalidArgument, match="not what the interrupted turn has told"):
-        go_on(b"<think>hm</think>yes", has, on=True)
+        resume_splitting(b"<think>hm</think>yes", has, on=True)

@@ -46,14 +46,14 @@ def names_tools(messages: Sequence[dict[str, Any]], rendering: Rendering) -> str
 
 async def answered(port: ChatPort, answer: str, *reports: m.Report) -> History:
     history = History()
-    await history.chat(port, user("q"))
+    await history.add_messages(port, user("q"))
     return history.after(turn_on(history, said(answer), *(reports or (ended(),))))
 
 
 async def test_what_a_template_only_adds_to_stands() -> None:
     port = ChatPort()
     history = await answered(port, "one")
-    await history.chat(port, user("r"))
+    await history.add_messages(port, user("r"))
 
     assert history.recomputed == NOTHING
 
@@ -61,19 +61,19 @@ async def test_what_a_template_only_adds_to_stands() -> None:
 async def test_an_answer_whose_white_space_a_template_trims_stands_as_it_was_drawn() -> None:
     port = TemplatePort(trims)
     history = await answered(port, " one \n")
-    await history.chat(port, user("r"))
+    await history.add_messages(port, user("r"))
 
     assert history.prompt == ids("<u>q\n<a> one \n\n<u>r\n<a>")
     assert history.recomputed == NOTHING
     history = history.after(turn_on(history, said("two "), ended()))
-    await history.chat(port, user("s"))
+    await history.add_messages(port, user("s"))
     assert history.prompt == ids("<u>q\n<a> one \n\n<u>r\n<a>two \n<u>s\n<a>")
 
 
 async def test_what_a_template_rewrites_is_computed_again_and_told() -> None:
     port = TemplatePort(forgets_reasoning)
     history = await answered(port, "<think>hm</think>one")
-    await history.chat(port, user("r"))
+    await history.add_messages(port, user("r"))
 
     assert history.prompt == ids("<u>q\n<a>one\n<u>r\n<a>")
     assert history.recomputed.tokens == len("<think>hm</think>one")
@@ -84,22 +84,22 @@ async def test_other_tools_are_the_reason_that_is_told() -> None:
     port = TemplatePort(names_tools)
     history = await answered(port, "one")
     tool = {"type": "function", "function": {"name": "now"}}
-    await history.chat(port, user("r"), Rendering(tools=[tool]))
+    await history.add_messages(port, user("r"), Rendering(tools=[tool]))
 
     assert history.prompt == ids("[now]<u>q\n<a>one\n<u>r\n<a>")
     assert history.recomputed.tokens == len("]<u>q\n<a>one")
     assert history.recomputed.why.startswith("tools")
     history = history.after(turn_on(history, said("two"), ended()))
-    await history.chat(port, user("s"), Rendering(tools=[tool]))
+    await history.add_messages(port, user("s"), Rendering(tools=[tool]))
     assert history.recomputed == NOTHING
 
 
 async def test_an_answer_cut_at_a_stop_text_is_told() -> None:
     port = ChatPort()
     history = History()
-    await history.chat(port, user("q"))
+    await history.add_messages(port, user("q"))
     history = history.after(turn_on(history, m.Tokens(1, ids("yes."), b"yes"), ended("stop")))
-    await history.chat(port, user("r"))
+    await history.add_messages(port, user("r"))
 
     assert history.recomputed.tokens == 1
     assert "stop text" in history.recomputed.why
@@ -108,7 +108,7 @@ async def test_an_answer_cut_at_a_stop_text_is_told() -> None:
 async def test_a_chat_after_raw_text_begins_anew_and_says_so() -> None:
     history = History()
     history.replace(ids("raw"))
-    await history.chat(ChatPort(), user("q"))
+    await history.add_messages(ChatPort(), user("q"))
 
     assert history.recomputed == Recomputed(3, "a chat begins anew after raw text")
 
@@ -116,7 +116,7 @@ async def test_a_chat_after_raw_text_begins_anew_and_says_so() -> None:
 async def test_what_was_told_of_a_turn_is_not_told_of_the_next() -> None:
     port = TemplatePort(forgets_reasoning)
     history = await answered(port, "<think>hm</think>one")
-    await history.chat(port, user("r"))
+    await history.add_messages(port, user("r"))
     history = history.after(turn_on(history, said("two"), ended()))
     history.extend([7])
 
@@ -126,9 +126,9 @@ async def test_what_was_told_of_a_turn_is_not_told_of_the_next() -> None:
 async def test_what_the_template_was_told_is_written_down_with_the_history() -> None:
     tool = {"type": "function", "function": {"name": "now"}}
     history = History()
-    await history.chat(TemplatePort(names_tools), user("q"), Rendering(tools=[tool]))
-    again = History.of(history.entry())
+    await history.add_messages(TemplatePort(names_tools), user("q"), Rendering(tools=[tool]))
+    again = History.from_entry(history.entry())
 
-    await again.retell(TemplatePort(names_tools), b"")
+    await again.retokenize(TemplatePort(names_tools), b"")
     told = ids("[now]<u>q\n<a>")
     assert again.prompt[: len(told)] == told

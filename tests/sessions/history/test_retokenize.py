@@ -7,7 +7,7 @@ import pytest
 from inferd.backends.errors import WorkerCrashed
 from inferd.sessions.history.history import History
 from inferd.sessions.history.retokenize import Vocabulary
-from inferd.sessions.worker_client import Former
+from inferd.sessions.worker_client import Predecessor
 from tests.sessions.doubles import Desk, EnginePort, Source
 
 pytestmark = pytest.mark.asyncio
@@ -30,9 +30,9 @@ class Swapped(Source):
 
     def __init__(self, port: EnginePort, *, stays: bool = False):
         super().__init__(port)
-        self.before: Former | None = Leaving(self, stays=stays)
+        self.before: Predecessor | None = Leaving(self, stays=stays)
 
-    def former(self, vocabulary: str) -> Former | None:
+    def predecessor(self, vocabulary: str) -> Predecessor | None:
         return self.before
 
 
@@ -40,7 +40,7 @@ def told() -> tuple[Vocabulary, History]:
     """Return a history in the tokens of a model before, and its text, which was taken along."""
     vocabulary, past = Vocabulary(vocab_hash="another"), History()
     past.extend([1, 2, 3])
-    vocabulary.carried = b"once"
+    vocabulary.saved_text = b"once"
     return vocabulary, past
 
 
@@ -48,7 +48,7 @@ async def test_what_was_taken_along_is_said_where_the_model_leaves_while_it_is_a
     port = Desk().port
     vocabulary, past = told()
 
-    await vocabulary.retell(Swapped(port), port, past)
+    await vocabulary.retokenize(Swapped(port), port, past)
 
     assert past.prompt == await port.tokenize(b"once", special=True, bos=True)
 
@@ -58,4 +58,4 @@ async def test_the_crash_of_one_that_stays_is_told() -> None:
     vocabulary, past = told()
 
     with pytest.raises(WorkerCrashed, match="it has left"):
-        await vocabulary.retell(Swapped(port, stays=True), port, past)
+        await vocabulary.retokenize(Swapped(port, stays=True), port, past)

@@ -25,12 +25,12 @@ from inferd.scheduler.messages import pack_tokens
 from inferd.scheduler.priority import Priority
 from inferd.sessions import Journal, Session, TurnOptions
 from inferd.sessions.journal.entries import (
-    Begin,
-    Facts,
-    PastEntry,
-    Piece,
+    HistoryEntry,
     Replay,
-    decode_past,
+    SessionFacts,
+    TurnBegin,
+    TurnPiece,
+    decode_history,
     encode,
 )
 from inferd.sessions.journal.journal_file import (
@@ -65,7 +65,7 @@ class Kept(Desk):
     @asynccontextmanager
     async def running(self) -> AsyncIterator[Kept]:
         """Read the journal and write it, as the daemon does."""
-        self.manager.restore(await self.journal.open(), lambda _: self.source)
+        self.manager.restore_sessions(await self.journal.open_file(), lambda _: self.source)
         async with anyio.create_task_group() as group:
             group.start_soon(self.journal.run)
             yield self
@@ -88,15 +88,15 @@ def named(desk: Desk, session_id: str = "diary", **fields: Any) -> Session:
     return opened(desk, session_id=session_id, **fields)
 
 
-def all_of(session: Session) -> tuple[PastEntry, Any]:
+def all_of(session: Session) -> tuple[HistoryEntry, Any]:
     """Return all that a session is to come back with."""
-    entry = session.past.now.after(session.turn).entry()
+    entry = session.conversation.history_state.now.after(session.turn).entry()
     facts = session.facts
     return entry, (facts.model, facts.options, facts.priority, facts.turns, facts.vocabulary)
 
 
 async def reopened(desk: Kept, session_id: str = "diary") -> Session:
-    session, attached = desk.manager.open(THERE, OWNER, desk.source, {}, session_id)
+    session, attached = desk.manager.open_session(THERE, OWNER, desk.source, {}, session_id)
     assert attached
     return session
 
@@ -106,16 +106,16 @@ async def reopened(desk: Kept, session_id: str = "diary") -> Session:
 
 def a_past(text: str = "", tokens: Sequence[int] = ()) -> bytes:
     messages = [{"role": "user", "content": text}] if text else []
-    return encode(PastEntry(tokens=pack_tokens(tokens), messages=messages))
+    return encode(HistoryEntry(tokens=pack_tokens(tokens), messages=messages))
 
 
 def saved(session_id: str, past: bytes = b"\x80", at: float = 1.0) -> SavePast:
-    facts = encode(Facts(model="m"))
+    facts = encode(SessionFacts(model="m"))
     return SavePast(owner=OWNER, session_id=session_id, facts=facts, past=past, at=at)
 
 
 def piece(session_id: str, number: int, **fields: Any) -> SavePiece:
-    data = encode(Piece(**fields))
+    data = encode(TurnPiece(**fields))
     return SavePiece(owner=OWNER, session_id=session_id, number=number, data=data)
 
 
@@ -127,8 +127,8 @@ def file(tmp_path: Path) -> JournalFile:
 def test_what_is_written_is_read_the_longest_untouched_first(file: JournalFile) -> None:
     assert file.open().sessions == []
     file.write([saved("b", at=2.0), saved("a", a_past("hello"), at=3.0), saved("c", at=1.0)])
-    file.write([piece("a", 0, begin=Begin(seed=3), text=b"x"), piece("a", 1, end="eos")])
-    other = encode(Facts(model="m", priority=Priority.URGENT.label))
+    file.write([piece("a", 0, begin=TurnBegin(seed=3), text=b"x"), piece("a", 1, end="eos")])
+    other = encode(SessionFacts(model="m", priority=Priority.URGENT.label))
     file.write([SaveFacts(owner=OWNER, session_id="b", facts=other, at=4.0)])
     file.close()
 
@@ -136,7 +136,10 @@ def test_what_is_written_is_read_the_longest_untouched_first(file: JournalFile) 
 
     assert [s.session_id for s in found.sessions] == ["c", "a", "b"]
     assert found.sessions[1].past == a_past("hello")
-    assert found.sessions[1].pieces == (Piece(begin=Begin(seed=3), text=b"x"), Piece(end="eos"))
+    assert found.sessions[1].pieces == (
+        TurnPiece(begin=TurnBegin(seed=3), text=b"x"),
+        TurnPiece(end="eos"),
+    )
     assert found.sessions[2].facts.priority == Priority.URGENT.label
     assert found.set_aside is None
 
@@ -268,9 +271,9 @@ def test_two_daemons_do_not_share_a_journal(file: JournalFile) -> None:
 
 def test_shifts_are_replayed_where_they_came() -> None:
     pieces = (
-        Piece(tokens=pack_tokens([4, 5]), begin=Begin()),
-        Piece(tokens=pack_tokens([6]), shifts=((3, 1, 2),)),
-        Piece(tokens=pack_tokens([7, 8]), shifts=((4, 0, 1),), end="length"),
+        TurnPiece(tokens=pack_tokens([4, 5]), begin=TurnBegin()),
+        TurnPiece(tokens=pack_tokens([6]), shifts=((3, 1, 2),)),
+        TurnPiece(tokens=pack_tokens([7, 8]), shifts=((4, 0, 1),), end="length"),
     )
 
     replay = Replay([1, 2, 3], pieces)
@@ -288,17 +291,17 @@ async def test_a_session_comes_back_after_a_restart_as_it_was(tmp_path: Path) ->
     async with Kept(tmp_path).running() as desk:
         session = named(desk)
         session.set_options({"append": True, "n-predict": 4})
-        session.priority = Priority.URGENT
+        session.settings.priority = Priority.URGENT
         await answer(desk, session, b"hello")
-        await session.add_messages([{"role": "user", "content": "and now"}])
+        await session.input.add_messages([{"role": "user", "content": "and now"}])
         expected = all_of(session)
-        desk.manager.sleep_all()
+        desk.manager.detach_all()
 
     async with Kept(tmp_path).running() as desk:
-        assert desk.manager.dormant == 1
+        assert desk.manager.dormant_count == 1
         session = await reopened(desk)
         assert all_of(session) == expected
-        await session.settled()
+        await session.wait_recorded()
         assert session.recording.durable
         assert await answer(desk, session, b"go on") == b"go o"
 
@@ -309,46 +312,49 @@ async def test_what_was_answered_survives_a_kill(tmp_path: Path) -> None:
         session = named(desk)
         await answer(desk, session, b"hello")
         session.set_options({"append": True, "seed": 5})
-        await session.settled()
+        await session.wait_recorded()
         expected = all_of(session)
         async with desk.killed(tmp_path / "b") as other:
             back = await reopened(other)
             assert all_of(back) == expected
-            assert back.metadata()["stop_reason"] is None
+            assert back.outputs.metadata()["stop_reason"] is None
 
 
 @pytest.mark.asyncio
 async def test_a_turn_under_way_survives_a_kill_up_to_the_last_group(tmp_path: Path) -> None:
     async with Kept(tmp_path / "a").running() as desk:
         session = named(desk)
-        await session.set_input(b"abcdef")
-        await session.start(TurnOptions(credit=3, options={"seed": 9}))
+        await session.input.set_input(b"abcdef")
+        await session.runner.start_turn(TurnOptions(credit=3, options={"seed": 9}))
         desk.port.run()
         assert session.active
-        await session.settled()
+        await session.wait_recorded()
         async with desk.killed(tmp_path / "b") as other:
             back = await reopened(other)
 
-            assert back.history() == session.history()
-            assert bytes(t for t in back.history() if t < 256) == b"abcdefabc"
-            assert back.metadata()["stop_reason"] == "detached"
-            assert back.interrupted is not None
-            begin = back.interrupted.begin
-            assert begin == Begin(options={"seed": 9}, seed=9, special=True, turns=1)
-            assert (back.interrupted.tokens, back.interrupted.text) == (list(b"abc"), b"abc")
+            assert back.conversation.tokens() == session.conversation.tokens()
+            assert bytes(t for t in back.conversation.tokens() if t < 256) == b"abcdefabc"
+            assert back.outputs.metadata()["stop_reason"] == "detached"
+            assert back.conversation.history_state.interrupted is not None
+            begin = back.conversation.history_state.interrupted.begin
+            assert begin == TurnBegin(options={"seed": 9}, seed=9, special=True, turns=1)
+            assert (
+                back.conversation.history_state.interrupted.tokens,
+                back.conversation.history_state.interrupted.text,
+            ) == (list(b"abc"), b"abc")
 
 
 @pytest.mark.asyncio
 async def test_tokens_are_written_without_anybody_asking(tmp_path: Path) -> None:
     async with Kept(tmp_path / "a").running() as desk:
         session = named(desk)
-        await session.set_input(b"abcdef")
-        await session.start(TurnOptions(credit=3))
+        await session.input.set_input(b"abcdef")
+        await session.runner.start_turn(TurnOptions(credit=3))
         desk.port.run()
         with anyio.fail_after(5):
             await desk.journal._flushed.wait()
         async with desk.killed(tmp_path / "b") as other:
-            assert (await reopened(other)).history() == session.history()
+            assert (await reopened(other)).conversation.tokens() == session.conversation.tokens()
 
 
 @pytest.mark.asyncio
@@ -359,15 +365,15 @@ async def test_a_group_is_written_at_once_when_it_is_full(
     monkeypatch.setattr("inferd.sessions.journal.journal.GROUP_TOKENS", 16)
     async with Kept(tmp_path).running() as desk:
         session = named(desk)
-        await session.set_input(b"x" * 100)
-        await session.start(TurnOptions(credit=15))
+        await session.input.set_input(b"x" * 100)
+        await session.runner.start_turn(TurnOptions(credit=15))
         desk.port.run()
         written = desk.journal._done
         await anyio.wait_all_tasks_blocked()
         assert desk.journal._done == written, "15 tokens wait for more, or for their time"
 
         assert session.turn is not None
-        session.turn.credit(1)
+        session.turn.add_credit(1)
         desk.port.run()
         with anyio.fail_after(5):
             await desk.journal._flushed.wait()
@@ -380,12 +386,12 @@ async def test_computing_the_same_prompt_anew_takes_the_place_of_the_answer(
     async with Kept(tmp_path / "a").running() as desk:
         session = named(desk)
         await answer(desk, session, b"again")
-        turn = await session.start(TurnOptions(options={"n-predict": 2}))
+        turn = await session.runner.start_turn(TurnOptions(options={"n-predict": 2}))
         desk.port.run()
-        await session.finish(turn)
+        await session.runner.finish_turn(turn)
         async with desk.killed(tmp_path / "b") as other:
             back = await reopened(other)
-            assert bytes(t for t in back.history() if t < 256) == b"againag"
+            assert bytes(t for t in back.conversation.tokens() if t < 256) == b"againag"
 
 
 @pytest.mark.asyncio
@@ -394,8 +400,8 @@ async def test_context_shifts_come_back(tmp_path: Path) -> None:
         session = named(desk)
         session.set_options({"append": True})
         await answer(desk, session, b"one two three")
-        await session.set_input(b"four five")
-        turn = await session.start(TurnOptions())
+        await session.input.set_input(b"four five")
+        turn = await session.runner.start_turn(TurnOptions())
         ids = turn.spec.id
         for report in (
             m.Tokens(ids, [65, 66], b"AB"),
@@ -404,9 +410,9 @@ async def test_context_shifts_come_back(tmp_path: Path) -> None:
             m.Shifted(ids, 3, 5),
         ):
             turn.report(report)
-        await session.settled()
+        await session.wait_recorded()
         turn.report(m.Finished(ids, b"", b"", m.TurnStats(stop_reason="length")))
-        await session.finish(turn)
+        await session.runner.finish_turn(turn)
         async with desk.killed(tmp_path / "b") as other:
             assert all_of(await reopened(other)) == all_of(session)
 
@@ -416,12 +422,12 @@ async def test_branches_come_back_and_those_that_nobody_wanted_do_not(tmp_path: 
     async with Kept(tmp_path / "a").running() as desk:
         trunk = opened(desk)
         await answer(desk, trunk, b"hello")
-        one, two = desk.manager.fork(HERE, trunk, 2, ["one", "two"])
-        await one.settled()
-        desk.manager.discard(two)
+        one, two = desk.manager.fork_session(HERE, trunk, 2, ["one", "two"])
+        await one.wait_recorded()
+        desk.manager.discard_session(two)
         await desk.manager.forgetting.drain()
         async with desk.killed(tmp_path / "b") as other:
-            assert other.manager.dormant == 1
+            assert other.manager.dormant_count == 1
             assert all_of(await reopened(other, "one"))[0] == all_of(one)[0]
 
 
@@ -433,13 +439,13 @@ async def test_sessions_without_an_id_and_those_that_do_not_persist_are_not_writ
         sessions = [opened(desk), named(desk, "quiet", persist=False)]
         for session in sessions:
             await answer(desk, session, SECRET)
-            assert session.metadata()["durable"] is None
+            assert session.outputs.metadata()["durable"] is None
         written = desk.journal._begun
-        desk.manager.sleep_all()
+        desk.manager.detach_all()
 
         assert written == 0
         assert SECRET not in desk.files()
-        assert desk.manager.dormant == 1, "it sleeps in memory"
+        assert desk.manager.dormant_count == 1, "it sleeps in memory"
 
 
 async def forget_by_id(desk: Kept, session: Session) -> None:
@@ -447,16 +453,16 @@ async def forget_by_id(desk: Kept, session: Session) -> None:
 
 
 async def forget_asleep(desk: Kept, session: Session) -> None:
-    desk.manager.detach(session)
+    desk.manager.detach_session(session)
     await forget_by_id(desk, session)
 
 
 async def close(desk: Kept, session: Session) -> None:
-    await desk.manager.close(session)
+    await desk.manager.close_session(session)
 
 
 async def quiet(desk: Kept, session: Session) -> None:
-    await desk.manager.quiet(session)
+    await desk.manager.stop_persisting(session)
 
 
 @pytest.mark.asyncio
@@ -468,33 +474,33 @@ async def test_what_is_forgotten_is_in_no_byte_of_the_files_and_does_not_come_ba
         other = named(desk, "other")
         await answer(desk, other, b"something else")
         session = named(desk)
-        await session.add_messages([{"role": "user", "content": SECRET.decode()}])
-        turn = await session.start(TurnOptions())
+        await session.input.add_messages([{"role": "user", "content": SECRET.decode()}])
+        turn = await session.runner.start_turn(TurnOptions())
         desk.port.run()
-        await session.finish(turn)
+        await session.runner.finish_turn(turn)
         session.set_options({"stop": ["a marker of mine"]})
-        await session.settled()
+        await session.wait_recorded()
         assert SECRET in desk.files() and b"a marker of mine" in desk.files()
 
         await ending(desk, session)
 
         assert SECRET not in desk.files() and b"a marker of mine" not in desk.files()
         async with desk.killed(tmp_path / "b") as again:
-            assert again.manager.dormant == 1
+            assert again.manager.dormant_count == 1
 
 
 @pytest.mark.asyncio
 async def test_what_is_forgotten_is_not_written_again_by_what_comes_late(tmp_path: Path) -> None:
     async with Kept(tmp_path).running() as desk:
         session = named(desk)
-        await session.set_input(SECRET)
-        turn = await session.start(TurnOptions(credit=3))
+        await session.input.set_input(SECRET)
+        turn = await session.runner.start_turn(TurnOptions(credit=3))
         desk.port.run()
-        await desk.manager.close(session)
+        await desk.manager.close_session(session)
 
         turn.report(m.Tokens(turn.spec.id, [1], SECRET))
-        session.recording.past_changed()
-        await session.settled()
+        session.recording.history_changed()
+        await session.wait_recorded()
 
         assert not desk.journal._changed
         assert SECRET not in desk.files()
@@ -507,7 +513,7 @@ async def test_an_id_that_is_forgotten_may_be_used_again(tmp_path: Path) -> None
             session = named(desk)
             await answer(desk, session, text)
             if text == b"first":
-                await desk.manager.close(session)
+                await desk.manager.close_session(session)
         async with desk.killed(tmp_path / "b") as other:
             assert all_of(await reopened(other)) == all_of(session)
 
@@ -521,20 +527,20 @@ async def test_the_longest_dormant_goes_by_days_and_by_bytes(tmp_path: Path) -> 
         for number in range(3):
             desk.now = number * DAY_S
             await answer(desk, named(desk, f"s{number}"), bytes([97 + number]) * 100)
-            desk.manager.leave(HERE)
+            desk.manager.close_connection(HERE)
         size = desk.manager.dormant_bytes
 
         desk.now = 7 * DAY_S
         with anyio.move_on_after(0.05):
             await desk.manager.expire_idle()
-        assert desk.manager.dormant == 2
+        assert desk.manager.dormant_count == 2
         assert desk.port.forgotten == [(OWNER, "id:s0")], "its KV states go with it"
         assert pack_tokens([97] * 9) not in desk.files()
 
         desk.manager.dormant_bytes_max = size // 2
         with anyio.move_on_after(0.05):
             await desk.manager.expire_idle()
-        assert desk.manager.dormant == 1
+        assert desk.manager.dormant_count == 1
         assert desk.manager.dormant_bytes < size // 2
         assert list(desk.journal._present) == [(OWNER, "s2")]
 
@@ -547,11 +553,11 @@ async def test_bounds_hold_for_what_is_found_at_the_start(tmp_path: Path) -> Non
     file.close()
 
     async with Kept(tmp_path, dormant_max=2, dormant_s_max=1e12).running() as desk:
-        assert desk.manager.dormant == 2
+        assert desk.manager.dormant_count == 2
         await desk.manager.forgetting.drain()
         assert desk.journal._present == {(OWNER, "s2"), (OWNER, "s3")}
     async with Kept(tmp_path).running() as desk:
-        assert desk.manager.dormant == 0, "they are from 1970"
+        assert desk.manager.dormant_count == 0, "they are from 1970"
 
 
 # What goes wrong.
@@ -566,15 +572,15 @@ async def test_a_journal_that_cannot_be_written_says_so_and_is_made_good_later(
     async with Kept(tmp_path / "a").running() as desk:
         session = named(desk)
         await answer(desk, session, b"hello")
-        assert session.metadata()["durable"] is False
+        assert session.outputs.metadata()["durable"] is False
         status = desk.journal.status
         assert status["state"] == "failing" and "state" in str(status["cause"])
 
         (tmp_path / "a" / "state").unlink()
         session.set_options({"n-predict": 3})
-        await session.settled()
+        await session.wait_recorded()
 
-        assert session.metadata()["durable"] is True
+        assert session.outputs.metadata()["durable"] is True
         assert desk.journal.status["state"] == "written"
         async with desk.killed(tmp_path / "b") as other:
             assert all_of(await reopened(other)) == all_of(session)
@@ -607,7 +613,7 @@ async def test_what_cannot_be_deleted_is_no_success_and_is_deleted_later(
         monkeypatch.setattr(desk.journal._file, "write", failing(blocked))
 
         with pytest.raises(BackendError, match="disk full"):
-            await desk.manager.close(session)
+            await desk.manager.close_session(session)
         assert SECRET in desk.files()
 
         monkeypatch.undo()
@@ -635,10 +641,13 @@ async def test_a_newer_journal_leaves_the_sessions_in_memory(tmp_path: Path) -> 
     async with Kept(tmp_path).running() as desk:
         session = named(desk)
         await answer(desk, session, b"hello")
-        assert session.metadata()["durable"] is False
+        assert session.outputs.metadata()["durable"] is False
         assert desk.journal.status["state"] == "refused"
-        desk.manager.leave(HERE)
-        assert bytes(t for t in (await reopened(desk)).history() if t < 256) == b"hellohello"
+        desk.manager.close_connection(HERE)
+        assert (
+            bytes(t for t in (await reopened(desk)).conversation.tokens() if t < 256)
+            == b"hellohello"
+        )
     assert file.path.read_bytes() == before
 
 
@@ -647,8 +656,8 @@ async def test_damage_costs_only_what_is_damaged(tmp_path: Path) -> None:
     async with Kept(tmp_path).running() as desk:
         for name in ("one", "two"):
             await answer(desk, named(desk, name), f"<{name}> and so on".encode())
-        expected = all_of(desk.manager.of(HERE)[0])
-        desk.manager.sleep_all()
+        expected = all_of(desk.manager.sessions_of(HERE)[0])
+        desk.manager.detach_all()
     data = bytearray(desk.path.read_bytes())
     at = data.index(pack_tokens(list(b"<two>")))
     data[at] ^= 1
@@ -662,7 +671,7 @@ async def test_damage_costs_only_what_is_damaged(tmp_path: Path) -> None:
     async with Kept(tmp_path).running() as desk:
         assert desk.journal.status["set_aside"] is None
         assert all_of(await reopened(desk, "one")) == expected, "it was written into the new one"
-        assert not desk.manager.open(HERE, OWNER, desk.source, {}, "two")[1]
+        assert not desk.manager.open_session(HERE, OWNER, desk.source, {}, "two")[1]
 
 
 @pytest.mark.asyncio
@@ -670,11 +679,11 @@ async def test_a_session_whose_model_has_other_tokens_now_is_refused(tmp_path: P
     async with Kept(tmp_path).running() as desk:
         session = named(desk)
         await answer(desk, session, b"hello")
-        session.vocabulary.hash = "another"
-        desk.manager.sleep_all()
+        session.conversation.vocabulary.hash = "another"
+        desk.manager.detach_all()
     async with Kept(tmp_path).running() as desk:
         with pytest.raises(InvalidArgument, match="has other tokens"):
-            desk.manager.open(THERE, OWNER, desk.source, {}, "diary")
+            desk.manager.open_session(THERE, OWNER, desk.source, {}, "diary")
         assert await desk.manager.forget_id(OWNER, "diary")
 
 
@@ -684,10 +693,10 @@ async def test_a_session_whose_model_has_other_tokens_now_is_refused(tmp_path: P
 async def interrupted(desk: Kept, told: int = 3, **options: Any) -> Session:
     """Return a session that was come back to, of whose turn so many tokens were told."""
     session = named(desk)
-    await session.set_input(b"abcdefghij")
-    await session.start(TurnOptions(credit=told, options=options))
+    await session.input.set_input(b"abcdefghij")
+    await session.runner.start_turn(TurnOptions(credit=told, options=options))
     desk.port.run()
-    desk.manager.leave(HERE)
+    desk.manager.close_connection(HERE)
     desk.port.run()
     return await reopened(desk)
 
@@ -695,11 +704,11 @@ async def interrupted(desk: Kept, told: int = 3, **options: Any) -> Session:
 async def resumed(desk: Kept, session: Session, tokens: bytes = b"", text: bytes = b"") -> bytes:
     """Resume with what the reader has, and return what he is told."""
     told = bytearray()
-    turn = await session.resume(
+    turn = await session.runner.resume_turn(
         TurnOptions(), list(tokens), text, lambda report: told.extend(report.text)
     )
     desk.port.run()
-    await session.finish(turn)
+    await session.runner.finish_turn(turn)
     return bytes(told) + turn.tail
 
 
@@ -711,8 +720,8 @@ async def test_a_turn_goes_on_from_where_its_reader_is(tmp_path: Path, seen: byt
         assert await resumed(desk, session, seen, seen) == b"abcdefghij"[len(seen) :]
 
         assert bytes(session.turn.text) == b"abcdefghij" if session.turn else False
-        assert session.metadata()["stop_reason"] == "eos"
-        assert bytes(t for t in session.history() if t < 256) == b"abcdefghij" * 2
+        assert session.outputs.metadata()["stop_reason"] == "eos"
+        assert bytes(t for t in session.conversation.tokens() if t < 256) == b"abcdefghij" * 2
         async with desk.killed(tmp_path / "b") as other:
             assert all_of(await reopened(other)) == all_of(session)
 
@@ -723,8 +732,8 @@ async def test_a_resumed_turn_has_its_own_options_seed_and_bound(tmp_path: Path)
         options = {"n-predict": 5, "seed": 77}
         session = await interrupted(desk, **options)
         assert await resumed(desk, session, b"abc", b"abc") == b"de"
-        assert session.metadata()["seed"] == 77
-        assert session.metadata()["stop_reason"] == "length"
+        assert session.outputs.metadata()["seed"] == 77
+        assert session.outputs.metadata()["stop_reason"] == "length"
 
 
 @pytest.mark.asyncio
@@ -732,17 +741,17 @@ async def test_a_turn_whose_last_token_its_reader_has_ends_without_another(tmp_p
     async with Kept(tmp_path).running() as desk:
         session = await interrupted(desk, **{"n-predict": 5})
         assert await resumed(desk, session, b"abcde", b"abcde") == b""
-        assert session.metadata()["stop_reason"] == "length"
-        assert bytes(t for t in session.history() if t < 256) == b"abcdefghijabcde"
+        assert session.outputs.metadata()["stop_reason"] == "length"
+        assert bytes(t for t in session.conversation.tokens() if t < 256) == b"abcdefghijabcde"
 
 
 @pytest.mark.asyncio
 async def test_a_turn_may_be_interrupted_and_resumed_again_and_again(tmp_path: Path) -> None:
     async def go_on(desk: Kept, session: Session, told: int) -> None:
-        await session.settled()
+        await session.wait_recorded()
         async with desk.killed(tmp_path / str(told)) as other:
             back = await reopened(other)
-            turn = await back.resume(TurnOptions(credit=2), [], b"")
+            turn = await back.runner.resume_turn(TurnOptions(credit=2), [], b"")
             other.port.run()
             assert bytes(turn.text) == b"abcdefghij"[: told + 2]
             if told < 6:
@@ -759,33 +768,33 @@ async def test_what_is_done_instead_of_resuming_leaves_the_turn_as_it_stands(
 ) -> None:
     async with Kept(tmp_path / "a").running() as desk:
         session = await interrupted(desk)
-        await session.settled()
+        await session.wait_recorded()
         if call == "compute":
-            turn = await session.start(TurnOptions(options={"n-predict": 1}))
+            turn = await session.runner.start_turn(TurnOptions(options={"n-predict": 1}))
             desk.port.run()
-            await session.finish(turn)
+            await session.runner.finish_turn(turn)
         else:
-            await session.add_text(b"more")
+            await session.input.add_text(b"more")
         with pytest.raises(InvalidArgument, match="no turn of this session was interrupted"):
-            await session.resume(TurnOptions(), [], b"")
+            await session.runner.resume_turn(TurnOptions(), [], b"")
         async with desk.killed(tmp_path / "b") as other:
             back = await reopened(other)
             assert all_of(back) == all_of(session)
-            assert back.interrupted is None
+            assert back.conversation.history_state.interrupted is None
 
 
 @pytest.mark.asyncio
 async def test_a_turn_tells_nothing_before_its_beginning_is_written(tmp_path: Path) -> None:
     async with Kept(tmp_path / "a").running() as desk:
         session = named(desk)
-        await session.set_input(b"abc")
+        await session.input.set_input(b"abc")
         async with anyio.create_task_group() as group, desk.journal._thread:  # the disk is slow
-            group.start_soon(session.start, TurnOptions())
+            group.start_soon(session.runner.start_turn, TurnOptions())
             await anyio.wait_all_tasks_blocked()
             desk.port.run()
-            assert session.active and not session.history()[5:]
+            assert session.active and not session.conversation.tokens()[5:]
         desk.port.run()
-        assert bytes(t for t in session.history() if t < 256) == b"abcabc"
+        assert bytes(t for t in session.conversation.tokens() if t < 256) == b"abcabc"
 
 
 @pytest.mark.asyncio
@@ -795,14 +804,14 @@ async def test_a_turn_that_ends_while_its_beginning_is_written_never_reaches_the
 ) -> None:
     async with Kept(tmp_path).running() as desk:
         session = named(desk)
-        await session.set_input(b"abc")
+        await session.input.set_input(b"abc")
         async with anyio.create_task_group() as group, desk.journal._thread:
-            group.start_soon(session.start, TurnOptions())
+            group.start_soon(session.runner.start_turn, TurnOptions())
             await anyio.wait_all_tasks_blocked()
             if ending == "the caller goes":
                 group.cancel_scope.cancel()
             else:
-                session.cancel()
+                session.runner.cancel_turn()
         desk.port.run()
 
         assert session.state == "failed"
@@ -818,9 +827,9 @@ async def test_what_was_not_told_is_refused_and_the_turn_can_still_be_resumed(
         session = await interrupted(desk)
         for tokens, text in ((b"xbc", b"abc"), (b"abc", b"xbc")):
             with pytest.raises(InvalidArgument, match="not what the interrupted turn has told"):
-                await session.resume(TurnOptions(), list(tokens), text)
+                await session.runner.resume_turn(TurnOptions(), list(tokens), text)
         with pytest.raises(InvalidArgument, match="the tokens are"):
-            await session.resume(TurnOptions(), [97, 98, 99, -1], b"abc")
+            await session.runner.resume_turn(TurnOptions(), [97, 98, 99, -1], b"abc")
         assert await resumed(desk, session, b"abc", b"abc") == b"defghij"
 
 
@@ -849,37 +858,39 @@ async def do(desk: Kept, session: Session, call: str, value: Any) -> Session:
     """Do a call as a client would; one that is refused changes nothing."""
     match call:
         case "input":
-            await session.set_input(value.encode())
+            await session.input.set_input(value.encode())
         case "text":
-            await session.add_text(value.encode())
+            await session.input.add_text(value.encode())
         case "chat":
-            await session.add_messages([{"role": "user", "content": value}])
-        case "turn" | "unfinished" if session.prompt:
+            await session.input.add_messages([{"role": "user", "content": value}])
+        case "turn" | "unfinished" if session.conversation.prompt:
             credit = value if call == "unfinished" else -1
-            turn = await session.start(TurnOptions(options={"n-predict": 5}, credit=credit))
+            turn = await session.runner.start_turn(
+                TurnOptions(options={"n-predict": 5}, credit=credit)
+            )
             desk.port.run()
             if turn.ended.is_set():
-                await session.finish(turn)
-        case "single" if session.prompt:
-            turn = await session.start(TurnOptions(pull=True))
+                await session.runner.finish_turn(turn)
+        case "single" if session.conversation.prompt:
+            turn = await session.runner.start_turn(TurnOptions(pull=True))
             desk.port.run()
-            session.fini_single()
+            session.runner.clear_output()
         case "append":
             session.set_options({"append": value})
         case "rewind":
-            await session.rewind(None, value)
+            await session.input.rewind_history(None, value)
         case "back":
-            await session.rewind(value, None)
+            await session.input.rewind_history(value, None)
         case "reset":
-            session.reset(value)
+            session.input.reset_history(value)
         case "resume":
-            turn = await session.resume(TurnOptions(credit=value), [], b"")
+            turn = await session.runner.resume_turn(TurnOptions(credit=value), [], b"")
             desk.port.run()
             if turn.ended.is_set():
-                await session.finish(turn)
+                await session.runner.finish_turn(turn)
         case "sleep":
-            desk.manager.detach(session)
-            session, _ = desk.manager.open(HERE, OWNER, desk.source, {}, "diary")
+            desk.manager.detach_session(session)
+            session, _ = desk.manager.open_session(HERE, OWNER, desk.source, {}, "diary")
     return session
 
 
@@ -902,14 +913,14 @@ def test_any_calls_then_a_kill_give_the_same_session(
                     continue
                 except Exception as exc:
                     assert type(exc).__name__ == "SessionBusy", exc
-                    session.cancel()
+                    session.runner.cancel_turn()
             session.recording.facts_changed()
-            await session.settled()
+            await session.wait_recorded()
             async with desk.killed(folder / "b") as other:
                 back = await reopened(other)
                 assert all_of(back) == all_of(session)
-                assert (back.interrupted is not None) == (
-                    session.active or session.interrupted is not None
+                assert (back.conversation.history_state.interrupted is not None) == (
+                    session.active or session.conversation.history_state.interrupted is not None
                 )
 
     anyio.run(check)
@@ -917,5 +928,5 @@ def test_any_calls_then_a_kill_give_the_same_session(
 
 
 def test_a_past_is_what_it_was() -> None:
-    entry = PastEntry(tokens=pack_tokens([1, 2]), marks=[(0, 0)], rendered="x", loose=True)
-    assert decode_past(encode(entry)) == entry
+    entry = HistoryEntry(tokens=pack_tokens([1, 2]), marks=[(0, 0)], rendered="x", loose=True)
+    assert decode_history(encode(entry)) == entry

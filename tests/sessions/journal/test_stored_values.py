@@ -11,11 +11,11 @@ import pytest
 
 from inferd.backends import Rendering
 from inferd.daemon.models.persisted import Kept
-from inferd.sessions.journal.entries import Begin, Facts, PastEntry, Piece, encode
+from inferd.sessions.journal.entries import HistoryEntry, SessionFacts, TurnBegin, TurnPiece, encode
 from inferd.sessions.journal.journal_file import SCHEMA, JournalFile
 
 
-class LaterFacts(Facts, frozen=True, kw_only=True):
+class LaterFacts(SessionFacts, frozen=True, kw_only=True):
     """Facts as a later version may have them, with other defaults."""
 
     fingerprint: str = "other"
@@ -24,7 +24,7 @@ class LaterFacts(Facts, frozen=True, kw_only=True):
     tokens: int = 7
 
 
-class LaterBegin(Begin, frozen=True, kw_only=True):
+class LaterBegin(TurnBegin, frozen=True, kw_only=True):
     """The beginning of a turn as a later version may have it, with other defaults."""
 
     seed: int = 7
@@ -42,7 +42,7 @@ class LaterKept(Kept, frozen=True, kw_only=True):
 
 @pytest.mark.parametrize(
     ("value", "later"),
-    [(Facts(model="m"), LaterFacts), (Begin(), LaterBegin), (Kept(), LaterKept)],
+    [(SessionFacts(model="m"), LaterFacts), (TurnBegin(), LaterBegin), (Kept(), LaterKept)],
     ids=["facts", "begin", "kept"],
 )
 def test_a_default_that_changes_changes_nothing_that_is_stored(
@@ -54,7 +54,9 @@ def test_a_default_that_changes_changes_nothing_that_is_stored(
 
 
 @pytest.mark.parametrize(
-    "value", [Facts(model="m"), Begin(), PastEntry(), Piece(), Rendering(), Kept()], ids=repr
+    "value",
+    [SessionFacts(model="m"), TurnBegin(), HistoryEntry(), TurnPiece(), Rendering(), Kept()],
+    ids=repr,
 )
 def test_all_values_are_stored(value: msgspec.Struct) -> None:
     stored = msgspec.msgpack.decode(encode(value))
@@ -63,8 +65,8 @@ def test_all_values_are_stored(value: msgspec.Struct) -> None:
 
 
 def test_priorities_are_stored_by_name() -> None:
-    assert msgspec.msgpack.decode(encode(Facts(model="m")))["priority"] == "normal"
-    assert msgspec.msgpack.decode(encode(Begin()))["priority"] == "normal"
+    assert msgspec.msgpack.decode(encode(SessionFacts(model="m")))["priority"] == "normal"
+    assert msgspec.msgpack.decode(encode(TurnBegin()))["priority"] == "normal"
 
 
 def first_tables(path: Path) -> None:
@@ -97,12 +99,12 @@ def test_a_journal_of_tables_1_is_read_and_rewritten(tmp_path: Path) -> None:
         file.close()
         assert found.set_aside is None
         diary, plain = found.sessions
-        assert diary.facts == Facts(model="m", priority="low")
-        begin = Begin(seed=5, priority="urgent")
-        past = PastEntry(told=Piece(tokens=b"\1\0\0\0", begin=begin))
+        assert diary.facts == SessionFacts(model="m", priority="low")
+        begin = TurnBegin(seed=5, priority="urgent")
+        past = HistoryEntry(told=TurnPiece(tokens=b"\1\0\0\0", begin=begin))
         assert diary.past == encode(past)
-        assert plain.facts == Facts(model="m")
-        assert plain.pieces == (Piece(text=b"x", begin=Begin(seed=3)), Piece(end="eos"))
+        assert plain.facts == SessionFacts(model="m")
+        assert plain.pieces == (TurnPiece(text=b"x", begin=TurnBegin(seed=3)), TurnPiece(end="eos"))
     header = path.read_bytes()
     assert int.from_bytes(header[60:64], "big") == SCHEMA, "older versions leave it alone"
 

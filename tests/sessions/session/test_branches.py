@@ -10,7 +10,7 @@ from inferd.scheduler import messages as m
 from inferd.scheduler.priority import Priority
 from inferd.sessions import Session, TurnOptions
 from inferd.sessions.session.manager import BRANCHES_MAX
-from inferd.sessions.table import State
+from inferd.sessions.table import SessionState
 from tests.sessions.doubles import Desk
 from tests.sessions.session.test_sessions import HERE, THERE, answer, opened
 
@@ -18,26 +18,26 @@ pytestmark = pytest.mark.asyncio
 
 
 def text_of(session: Session) -> bytes:
-    return bytes(t for t in session.history() if t < 256)
+    return bytes(t for t in session.conversation.tokens() if t < 256)
 
 
 async def test_branches_go_on_from_one_state_each_on_its_own() -> None:
     desk = Desk(sessions_max=10)
     trunk = opened(desk)
     trunk.set_options({"append": True, "n-predict": 3})
-    trunk.priority = Priority.HIGH
+    trunk.settings.priority = Priority.HIGH
     await answer(desk, trunk, b"hello")
 
-    one, two = desk.manager.fork(HERE, trunk, 2)
+    one, two = desk.manager.fork_session(HERE, trunk, 2)
 
-    assert one.history() == two.history() == trunk.history()
-    assert (one.priority, one.state) == (2, State.READY)
+    assert one.conversation.tokens() == two.conversation.tokens() == trunk.conversation.tokens()
+    assert (one.settings.priority, one.state) == (2, SessionState.READY)
     assert await answer(desk, one, b"other") == b"oth"
     assert await answer(desk, two, b"third") == b"thi"
     assert text_of(one) == b"hellohelotheroth"
     assert text_of(trunk) == b"hellohel"
     one.set_options({"n-predict": 1})
-    assert two.parameters.options["n-predict"] == 3
+    assert two.settings.parameters.options["n-predict"] == 3
     assert len({one.handle, two.handle, trunk.handle}) == 3
     assert len({one.name, two.name, trunk.name}) == 3
 
@@ -45,30 +45,30 @@ async def test_branches_go_on_from_one_state_each_on_its_own() -> None:
 async def test_a_branch_of_an_empty_session_keeps_its_system_prompt() -> None:
     desk = Desk()
     trunk = opened(desk)
-    trunk.reset("be brief")
+    trunk.input.reset_history("be brief")
 
-    [branch] = desk.manager.fork(HERE, trunk, 1)
+    [branch] = desk.manager.fork_session(HERE, trunk, 1)
 
-    assert branch.state is State.EMPTY
-    assert branch.messages == [{"role": "system", "content": "be brief"}]
+    assert branch.state is SessionState.EMPTY
+    assert branch.conversation.messages == [{"role": "system", "content": "be brief"}]
 
 
 async def test_branches_may_have_ids_which_are_free_and_different() -> None:
     desk = Desk(sessions_max=10)
     trunk = opened(desk, session_id="trunk")
     opened(desk, session_id="asleep")
-    desk.manager.detach(opened(desk, session_id="asleep"))
+    desk.manager.detach_session(opened(desk, session_id="asleep"))
 
-    branches = desk.manager.fork(HERE, trunk, 2, ["a", "b"])
+    branches = desk.manager.fork_session(HERE, trunk, 2, ["a", "b"])
 
     assert [b.name for b in branches] == ["id:a", "id:b"]
     assert opened(desk, session_id="b") is branches[1]
     for taken in (["c", "trunk"], ["c", "asleep"], ["a", "c"]):
         with pytest.raises(SessionBusy):
-            desk.manager.fork(HERE, trunk, 2, taken)
+            desk.manager.fork_session(HERE, trunk, 2, taken)
     for wrong in (["c"], ["c", "c"], ["c", ""], ["c", "x" * 129]):
         with pytest.raises(InvalidArgument):
-            desk.manager.fork(HERE, trunk, 2, wrong)
+            desk.manager.fork_session(HERE, trunk, 2, wrong)
     assert len(desk.manager) == 3
 
 
@@ -77,7 +77,7 @@ async def test_branches_are_bounded(count: int) -> None:
     desk = Desk(sessions_max=100)
 
     with pytest.raises(InvalidArgument):
-        desk.manager.fork(HERE, opened(desk), count)
+        desk.manager.fork_session(HERE, opened(desk), count)
 
 
 async def test_the_cap_takes_all_branches_or_none() -> None:
@@ -85,22 +85,22 @@ async def test_the_cap_takes_all_branches_or_none() -> None:
     trunk = opened(desk)
 
     with pytest.raises(Busy):
-        desk.manager.fork(HERE, trunk, 4)
+        desk.manager.fork_session(HERE, trunk, 4)
     assert len(desk.manager) == 1
-    desk.manager.fork(HERE, trunk, 3)
+    desk.manager.fork_session(HERE, trunk, 3)
     assert len(desk.manager) == 4
 
 
 async def test_nothing_branches_off_or_goes_back_during_a_turn() -> None:
     desk = Desk()
     session = opened(desk)
-    await session.set_input(b"hello")
-    await session.start(TurnOptions())
+    await session.input.set_input(b"hello")
+    await session.runner.start_turn(TurnOptions())
 
     with pytest.raises(SessionBusy):
-        desk.manager.fork(HERE, session, 1)
+        desk.manager.fork_session(HERE, session, 1)
     with pytest.raises(SessionBusy):
-        await session.rewind(1, None)
+        await session.input.rewind_history(1, None)
 
 
 async def test_going_back_by_turns_and_by_tokens() -> None:
@@ -110,12 +110,12 @@ async def test_going_back_by_turns_and_by_tokens() -> None:
     await answer(desk, session, b"one")
     await answer(desk, session, b"two")
 
-    await session.rewind(1, None)
-    assert (text_of(session), session.state) == (b"oneone", State.READY)
-    await session.rewind(None, 3)
-    assert session.history() == [258, ord("o"), ord("n")]
-    await session.rewind(None, 0)
-    assert (session.history(), session.state) == ([], State.EMPTY)
+    await session.input.rewind_history(1, None)
+    assert (text_of(session), session.state) == (b"oneone", SessionState.READY)
+    await session.input.rewind_history(None, 3)
+    assert session.conversation.tokens() == [258, ord("o"), ord("n")]
+    await session.input.rewind_history(None, 0)
+    assert (session.conversation.tokens(), session.state) == ([], SessionState.EMPTY)
     assert await answer(desk, session, b"anew") == b"anew"
 
 
@@ -125,18 +125,18 @@ async def test_what_need_not_be_computed_again_is_asked_of_a_loaded_model_only()
     await answer(desk, session, b"hello")
     desk.port.held = 5
 
-    assert await session.tokens_kept() == 5
+    assert await session.link.count_kept_tokens() == 5
     desk.source.loaded = None
-    assert await session.tokens_kept() == 0
+    assert await session.link.count_kept_tokens() == 0
 
 
 async def test_every_turn_names_its_session_and_says_whether_it_may_be_written_down() -> None:
     desk = Desk(sessions_max=10)
     specs: list[m.TaskSpec] = []
     for session in (opened(desk), opened(desk, session_id="a"), opened(desk, session_id="b")):
-        session.persist = session.session_id != "b"
-        await session.set_input(b"x")
-        specs.append((await session.start(TurnOptions())).spec)
+        session.settings.persist = session.session_id != "b"
+        await session.input.set_input(b"x")
+        specs.append((await session.runner.start_turn(TurnOptions())).spec)
 
     assert [s.session for s in specs] == ["#1", "id:a", "id:b"]
     assert [s.persist for s in specs] == [False, True, False]
@@ -145,9 +145,9 @@ async def test_every_turn_names_its_session_and_says_whether_it_may_be_written_d
 async def test_the_parameters_of_a_context_shift_reach_the_engine() -> None:
     session = opened(Desk())
     session.set_options({"ctx-shift": True, "n-keep": 8, "n-discard": 16, "cache-reuse": 32})
-    await session.set_input(b"x")
+    await session.input.set_input(b"x")
 
-    spec = (await session.start(TurnOptions())).spec
+    spec = (await session.runner.start_turn(TurnOptions())).spec
 
     assert (spec.ctx_shift, spec.n_keep, spec.n_discard, spec.cache_reuse) == (True, 8, 16, 32)
 
@@ -156,18 +156,21 @@ async def test_a_shift_shortens_the_history_and_the_metadata_says_so() -> None:
     desk = Desk()
     session = opened(desk)
     session.set_options({"append": True})
-    await session.set_input(b"abcdef")
-    turn = await session.start(TurnOptions())
+    await session.input.set_input(b"abcdef")
+    turn = await session.runner.start_turn(TurnOptions())
     turn.report(m.Tokens(turn.spec.id, [ord("x")], b"x"))
     turn.report(m.Shifted(turn.spec.id, 1, 4))
     stats = m.TurnStats(stop_reason="length", shifts=1, shifted=True)
     turn.report(m.Finished(turn.spec.id, b"", b"", stats))
 
     assert text_of(session) == b"efx"
-    assert session.output(0) == b"x"
-    assert (session.metadata()["shifts"], session.metadata()["shifted"]) == (1, True)
-    await session.set_input(b"more")
-    assert bytes(t for t in session.prompt if t < 256) == b"efxmore"
+    assert session.outputs.read_output(0) == b"x"
+    assert (session.outputs.metadata()["shifts"], session.outputs.metadata()["shifted"]) == (
+        1,
+        True,
+    )
+    await session.input.set_input(b"more")
+    assert bytes(t for t in session.conversation.prompt if t < 256) == b"efxmore"
 
 
 async def test_closing_a_session_with_an_id_forgets_it_before_it_returns() -> None:
@@ -180,7 +183,7 @@ async def test_closing_a_session_with_an_id_forgets_it_before_it_returns() -> No
 
     desk.manager.forgetting.files = forget
 
-    await desk.manager.close(opened(desk, session_id="mine"))
+    await desk.manager.close_session(opened(desk, session_id="mine"))
 
     assert desk.port.forgotten == files == [(1000, "id:mine")]
 
@@ -189,12 +192,12 @@ async def test_what_others_with_the_same_tokens_use_too_stays() -> None:
     """States of sessions without an id are found by their tokens, as long as they say them."""
     desk = Desk()
     session, shifted = opened(desk), opened(desk)
-    await shifted.set_input(b"hello")
-    turn = await shifted.start(TurnOptions())
+    await shifted.input.set_input(b"hello")
+    turn = await shifted.runner.start_turn(TurnOptions())
     turn.report(m.Shifted(turn.spec.id, 0, 2))
 
-    await desk.manager.close(session)
-    desk.manager.leave(HERE)
+    await desk.manager.close_session(session)
+    desk.manager.close_connection(HERE)
     await desk.manager.forgetting.drain()
 
     assert desk.port.forgotten == [(1000, shifted.name)]
@@ -203,17 +206,17 @@ async def test_what_others_with_the_same_tokens_use_too_stays() -> None:
 async def test_forget_finds_a_session_wherever_it_is() -> None:
     desk = Desk()
     opened(desk, THERE, session_id="open")
-    desk.manager.detach(opened(desk, session_id="asleep"))
+    desk.manager.detach_session(opened(desk, session_id="asleep"))
     nameless = opened(desk)
 
     assert await desk.manager.forget_id(1000, "open")
     assert await desk.manager.forget_id(1000, "asleep")
-    await desk.manager.forget(nameless)
+    await desk.manager.forget_session(nameless)
     assert not await desk.manager.forget_id(1000, "open")
     assert not await desk.manager.forget_id(1001, "asleep")
 
     assert desk.port.forgotten == [(1000, "id:open"), (1000, "id:asleep"), (1000, nameless.name)]
-    assert (len(desk.manager), desk.manager.dormant) == (0, 0)
+    assert (len(desk.manager), desk.manager.dormant_count) == (0, 0)
 
 
 async def test_an_id_cannot_be_opened_while_it_is_being_forgotten() -> None:
@@ -226,7 +229,7 @@ async def test_an_id_cannot_be_opened_while_it_is_being_forgotten() -> None:
     desk.manager.forgetting.files = slow
     session = opened(desk, session_id="mine")
     async with anyio.create_task_group() as group:
-        group.start_soon(desk.manager.close, session)
+        group.start_soon(desk.manager.close_session, session)
         await anyio.wait_all_tasks_blocked()
         with pytest.raises(SessionBusy):
             opened(desk, session_id="mine")
@@ -240,7 +243,7 @@ async def test_a_caller_that_is_cancelled_leaves_the_forgetting_to_the_timer() -
     session = opened(desk, session_id="mine")
 
     with anyio.move_on_after(0):
-        await desk.manager.close(session)
+        await desk.manager.close_session(session)
     assert desk.port.forgotten == []
     with anyio.move_on_after(0.05):
         await desk.manager.expire_idle()
@@ -252,12 +255,12 @@ async def test_a_session_that_goes_to_sleep_is_written_down_if_it_may_be() -> No
     desk = Desk(sessions_max=10)
     for name in ("kept", "not"):
         session = opened(desk, session_id=name)
-        session.persist = name == "kept"
+        session.settings.persist = name == "kept"
         await answer(desk, session, b"hi")
     nothing_said = opened(desk, session_id="empty")
-    assert nothing_said.persist
+    assert nothing_said.settings.persist
 
-    desk.manager.leave(HERE)
+    desk.manager.close_connection(HERE)
 
     assert [(owner, name) for owner, name, _ in desk.port.kept] == [(1000, "id:kept")]
     assert bytes(t for t in desk.port.kept[0][2] if t < 256) == b"hihi"
@@ -266,9 +269,9 @@ async def test_a_session_that_goes_to_sleep_is_written_down_if_it_may_be() -> No
 async def test_a_place_in_the_queue_is_told_where_it_changes() -> None:
     desk = Desk()
     session = opened(desk)
-    await session.set_input(b"x")
+    await session.input.set_input(b"x")
     told: list[m.Position] = []
-    turn = await session.start(TurnOptions(watch=True), on_position=told.append)
+    turn = await session.runner.start_turn(TurnOptions(watch=True), on_position=told.append)
 
     for position in (3, 3, 2, 2, 1):
         turn.report(m.Position(turn.spec.id, position, 4, 1.5))

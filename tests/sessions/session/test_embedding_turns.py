@@ -10,7 +10,7 @@ from inferd.backends.errors import Cancelled, OutOfMemory, UnsupportedOperation
 from inferd.scheduler import messages as m
 from inferd.sessions import Session, TurnOptions
 from inferd.sessions.session.embedding_output import embedding_json
-from inferd.sessions.table import State
+from inferd.sessions.table import SessionState
 from tests.sessions.doubles import Desk
 
 pytestmark = pytest.mark.asyncio
@@ -18,16 +18,18 @@ EMBED = TurnOptions(embeds=True)
 
 
 def opened(desk: Desk, **options: object) -> Session:
-    session, _ = desk.manager.open(object(), 1000, desk.source, {"embedding": True, **options})
+    session, _ = desk.manager.open_session(
+        object(), 1000, desk.source, {"embedding": True, **options}
+    )
     return session
 
 
 async def embed(desk: Desk, session: Session, text: bytes) -> dict[str, object]:
-    await session.set_input(text)
-    turn = await session.start(EMBED)
+    await session.input.set_input(text)
+    turn = await session.runner.start_turn(EMBED)
     desk.port.run()
-    await session.finish(turn)
-    found: dict[str, object] = msgspec.json.decode(session.output(0))
+    await session.runner.finish_turn(turn)
+    found: dict[str, object] = msgspec.json.decode(session.outputs.read_output(0))
     return found
 
 
@@ -39,10 +41,10 @@ async def test_output_0_is_wasmedges_json() -> None:
 
     assert list(found) == ["n_embedding", "embedding"]
     assert found["n_embedding"] == EMBEDDING_SIZE == len(found["embedding"])  # type: ignore[arg-type]
-    metadata = session.metadata()
+    metadata = session.outputs.metadata()
     assert (metadata["input_tokens"], metadata["output_tokens"]) == (7, 0)
     assert metadata["stop_reason"] == "embedded"
-    assert session.state is State.DONE
+    assert session.state is SessionState.DONE
 
 
 async def test_without_pooling_each_token_has_a_list() -> None:
@@ -56,12 +58,12 @@ async def test_the_text_stays_the_prompt_of_whatever_comes_next() -> None:
     desk = Desk()
     session = opened(desk)
     await embed(desk, session, b"hello")
-    prompt = session.history()
+    prompt = session.conversation.tokens()
 
     session.set_options({"embedding": False})
-    turn = await session.start(TurnOptions())
+    turn = await session.runner.start_turn(TurnOptions())
     desk.port.run()
-    await session.finish(turn)
+    await session.runner.finish_turn(turn)
 
     assert m.unpack_tokens(turn.spec.tokens) == prompt
     assert bytes(turn.text) == b"hello"
@@ -70,35 +72,35 @@ async def test_the_text_stays_the_prompt_of_whatever_comes_next() -> None:
 async def test_a_chat_whose_history_was_embedded_goes_on_as_if_it_had_not() -> None:
     desk = Desk()
     session = opened(desk, embedding=False)
-    await session.add_messages([{"role": "user", "content": "hello"}])
-    before = list(session.messages)
+    await session.input.add_messages([{"role": "user", "content": "hello"}])
+    before = list(session.conversation.messages)
     session.set_options({"embedding": True})
-    turn = await session.start(EMBED)
+    turn = await session.runner.start_turn(EMBED)
     desk.port.run()
-    await session.finish(turn)
+    await session.runner.finish_turn(turn)
 
     session.set_options({"embedding": False})
-    await session.add_messages([{"role": "user", "content": "more"}])
-    assert session.messages == [*before, {"role": "user", "content": "more"}]
+    await session.input.add_messages([{"role": "user", "content": "more"}])
+    assert session.conversation.messages == [*before, {"role": "user", "content": "more"}]
 
 
 async def test_calls_for_answers_are_refused_and_leave_the_session_as_it_was() -> None:
     desk = Desk()
     session = opened(desk)
-    await session.set_input(b"hello")
+    await session.input.set_input(b"hello")
 
     with pytest.raises(UnsupportedOperation, match="embeddings"):
-        await session.start(TurnOptions())
+        await session.runner.start_turn(TurnOptions())
     with pytest.raises(UnsupportedOperation):
-        await session.compute_single(TurnOptions())
-    assert session.state is State.READY
+        await session.runner.pull_token(TurnOptions())
+    assert session.state is SessionState.READY
 
 
 async def test_options_that_change_meanwhile_hold_from_the_next_turn_on() -> None:
     desk = Desk()
     session = opened(desk)
-    await session.set_input(b"hello")
-    turn = await session.start(EMBED)
+    await session.input.set_input(b"hello")
+    turn = await session.runner.start_turn(EMBED)
     session.set_options({"embedding": False})
 
     assert turn.spec.embed is not None
@@ -109,25 +111,25 @@ async def test_options_that_change_meanwhile_hold_from_the_next_turn_on() -> Non
 async def test_no_turn_begins_without_the_memory_for_it() -> None:
     desk = Desk()
     session = opened(desk)
-    await session.set_input(b"hello")
+    await session.input.set_input(b"hello")
     desk.port.room = OutOfMemory("there is too little")
 
     with pytest.raises(OutOfMemory):
-        await session.start(EMBED)
-    assert session.state is State.READY
+        await session.runner.start_turn(EMBED)
+    assert session.state is SessionState.READY
 
 
 async def test_a_cancelled_one_has_no_output() -> None:
     desk = Desk()
     session = opened(desk)
-    await session.set_input(b"hello")
-    turn = await session.start(EMBED)
-    session.cancel()
+    await session.input.set_input(b"hello")
+    turn = await session.runner.start_turn(EMBED)
+    session.runner.cancel_turn()
     desk.port.run()
 
     with pytest.raises(Cancelled):
-        await session.finish(turn)
-    assert session.output(0) == b""
+        await session.runner.finish_turn(turn)
+    assert session.outputs.read_output(0) == b""
 
 
 async def test_embeddings_teach_nothing_about_how_long_answers_are() -> None:

@@ -15,7 +15,7 @@ from inferd.backends.errors import (
     SessionExpired,
 )
 from inferd.sessions import Session, TurnOptions
-from inferd.sessions.table import State
+from inferd.sessions.table import SessionState
 from tests.sessions.doubles import Desk
 
 pytestmark = pytest.mark.asyncio
@@ -23,15 +23,15 @@ HERE, THERE = object(), object()
 
 
 def opened(desk: Desk, connection: object = HERE, **fields: object) -> Session:
-    session, _ = desk.manager.open(connection, 1000, desk.source, {}, **fields)  # type: ignore[arg-type]
+    session, _ = desk.manager.open_session(connection, 1000, desk.source, {}, **fields)  # type: ignore[arg-type]
     return session
 
 
 async def answer(desk: Desk, session: Session, text: bytes) -> bytes:
-    await session.set_input(text)
-    turn = await session.start(TurnOptions())
+    await session.input.set_input(text)
+    turn = await session.runner.start_turn(TurnOptions())
     desk.port.run()
-    await session.finish(turn)
+    await session.runner.finish_turn(turn)
     return bytes(turn.text)
 
 
@@ -40,16 +40,16 @@ async def test_a_turn_goes_from_input_to_output() -> None:
     session = opened(desk)
 
     assert await answer(desk, session, b"hello") == b"hello"
-    assert session.state is State.DONE
-    assert session.output(0) == b"hello"
+    assert session.state is SessionState.DONE
+    assert session.outputs.read_output(0) == b"hello"
 
 
 async def test_metadata_is_valid_json_at_any_time() -> None:
     desk = Desk()
     session = opened(desk)
-    before = msgspec.json.decode(session.output(1))
-    await session.set_input(b"hello")
-    counted = msgspec.json.decode(session.output(1))
+    before = msgspec.json.decode(session.outputs.read_output(1))
+    await session.input.set_input(b"hello")
+    counted = msgspec.json.decode(session.outputs.read_output(1))
 
     assert before["input_tokens"] == before["output_tokens"] == 0
     assert counted["input_tokens"] == 7
@@ -60,17 +60,19 @@ async def test_input_replaces_the_history_and_with_append_it_adds() -> None:
     desk = Desk()
     session = opened(desk)
     await answer(desk, session, b"one")
-    await session.set_input(b"two")
-    assert len(session.prompt) == 5
+    await session.input.set_input(b"two")
+    assert len(session.conversation.prompt) == 5
 
     session.set_options({"append": True})
-    await session.set_input(b"three")
-    assert len(session.prompt) == 5 + 7, "what was not computed yet is part of the history"
-    await session.start(TurnOptions())
+    await session.input.set_input(b"three")
+    assert len(session.conversation.prompt) == 5 + 7, (
+        "what was not computed yet is part of the history"
+    )
+    await session.runner.start_turn(TurnOptions())
     desk.port.run()
-    await session.set_input(b"four")
+    await session.input.set_input(b"four")
 
-    assert bytes(t for t in session.prompt if t < 256) == b"twothreethreefour"
+    assert bytes(t for t in session.conversation.prompt if t < 256) == b"twothreethreefour"
 
 
 async def test_compute_without_new_input_starts_the_same_prompt_anew() -> None:
@@ -78,17 +80,17 @@ async def test_compute_without_new_input_starts_the_same_prompt_anew() -> None:
     session = opened(desk)
     await answer(desk, session, b"again")
 
-    turn = await session.start(TurnOptions())
+    turn = await session.runner.start_turn(TurnOptions())
     desk.port.run()
-    await session.finish(turn)
+    await session.runner.finish_turn(turn)
 
-    assert session.output(0) == b"again"
+    assert session.outputs.read_output(0) == b"again"
 
 
 async def test_single_tokens_end_with_end_of_sequence_and_then_start_anew() -> None:
     desk = Desk()
     session = opened(desk)
-    await session.set_input(b"ab")
+    await session.input.set_input(b"ab")
 
     pieces = [await single(desk, session) for _ in range(2)]
     with pytest.raises(EndOfSequence):
@@ -104,7 +106,7 @@ async def single(desk: Desk, session: Session) -> bytes:
     async with anyio.create_task_group() as group:
         group.start_soon(keep_turning, desk)
         try:
-            outcome = await session.compute_single(TurnOptions())
+            outcome = await session.runner.pull_token(TurnOptions())
         except EndOfSequence as exc:
             outcome = exc
         group.cancel_scope.cancel()
@@ -123,19 +125,19 @@ async def test_n_predict_holds_in_single_mode_and_its_text_comes_before_the_end(
     desk = Desk()
     session = opened(desk)
     session.set_options({"n-predict": 2})
-    await session.set_input(b"abcdef")
+    await session.input.set_input(b"abcdef")
 
     assert [await single(desk, session), await single(desk, session)] == [b"a", b"b"]
     with pytest.raises(EndOfSequence):
         await single(desk, session)
-    assert msgspec.json.decode(session.output(1))["stop_reason"] == "length"
+    assert msgspec.json.decode(session.outputs.read_output(1))["stop_reason"] == "length"
 
 
 async def test_a_stop_text_holds_in_single_mode_and_withheld_text_comes_before_the_end() -> None:
     desk = Desk()
     session = opened(desk)
     session.set_options({"stop": "##!"})
-    await session.set_input(b"a##")
+    await session.input.set_input(b"a##")
 
     pieces = [await single(desk, session) for _ in range(4)]
     with pytest.raises(EndOfSequence):
@@ -149,16 +151,16 @@ async def test_fini_single_ends_the_turn_and_keeps_what_was_read() -> None:
     desk = Desk()
     session = opened(desk)
     session.set_options({"append": True})
-    await session.set_input(b"abcdef")
+    await session.input.set_input(b"abcdef")
     await single(desk, session)
 
-    session.fini_single()
+    session.runner.clear_output()
     desk.port.run()
 
-    assert session.output(0) == b""
-    assert session.state is State.READY
-    await session.set_input(b"x")
-    assert bytes(t for t in session.prompt if t < 256) == b"abcdef" + b"a" + b"x"
+    assert session.outputs.read_output(0) == b""
+    assert session.state is SessionState.READY
+    await session.input.set_input(b"x")
+    assert bytes(t for t in session.conversation.prompt if t < 256) == b"abcdef" + b"a" + b"x"
 
 
 async def test_parameters_belong_to_their_session() -> None:
@@ -173,42 +175,42 @@ async def test_parameters_belong_to_their_session() -> None:
 async def test_a_session_takes_one_turn_at_a_time() -> None:
     desk = Desk()
     session = opened(desk)
-    await session.set_input(b"hello")
-    await session.start(TurnOptions())
+    await session.input.set_input(b"hello")
+    await session.runner.start_turn(TurnOptions())
 
     with pytest.raises(SessionBusy):
-        await session.start(TurnOptions())
+        await session.runner.start_turn(TurnOptions())
     with pytest.raises(SessionBusy):
-        await session.set_input(b"other")
+        await session.input.set_input(b"other")
 
 
 async def test_cancel_takes_effect_at_once_and_the_next_turn_is_not_disturbed_by_it() -> None:
     desk = Desk()
     session = opened(desk)
-    await session.set_input(b"hello")
-    turn = await session.start(TurnOptions())
+    await session.input.set_input(b"hello")
+    turn = await session.runner.start_turn(TurnOptions())
 
-    assert session.cancel()
+    assert session.runner.cancel_turn()
     with pytest.raises(Cancelled):
-        await session.finish(turn)
-    again = await session.start(TurnOptions())
+        await session.runner.finish_turn(turn)
+    again = await session.runner.start_turn(TurnOptions())
     desk.port.run()
-    await session.finish(again)
+    await session.runner.finish_turn(again)
 
     assert bytes(again.text) == b"hello"
-    assert session.state is State.DONE
+    assert session.state is SessionState.DONE
 
 
 async def test_a_caller_that_is_cancelled_cancels_its_turn() -> None:
     desk = Desk()
     session = opened(desk)
-    await session.set_input(b"hello")
-    turn = await session.start(TurnOptions())
+    await session.input.set_input(b"hello")
+    turn = await session.runner.start_turn(TurnOptions())
 
     with anyio.move_on_after(0):
-        await session.finish(turn)
+        await session.runner.finish_turn(turn)
 
-    assert session.state is State.FAILED
+    assert session.state is SessionState.FAILED
     desk.port.run()
     assert desk.port.bench.engine.statistics()["generated"] == 0
 
@@ -230,16 +232,16 @@ async def test_idle_sessions_expire_by_a_timer_and_busy_ones_do_not() -> None:
     desk = Desk()
     desk.manager.idle_timeout_s = 0.05
     idle, busy = opened(desk), opened(desk)
-    await busy.set_input(b"hello")
-    await busy.start(TurnOptions())
+    await busy.input.set_input(b"hello")
+    await busy.runner.start_turn(TurnOptions())
     desk.now = 1.0
 
     with anyio.move_on_after(0.02):
         await desk.manager.expire_idle()
 
     with pytest.raises(SessionExpired):
-        desk.manager.get(HERE, idle.handle)
-    assert desk.manager.get(HERE, busy.handle) is busy
+        desk.manager.get_session(HERE, idle.handle)
+    assert desk.manager.get_session(HERE, busy.handle) is busy
 
 
 async def test_a_handle_of_another_connection_is_answered_like_one_that_never_was() -> None:
@@ -247,9 +249,9 @@ async def test_a_handle_of_another_connection_is_answered_like_one_that_never_wa
     session = opened(desk)
 
     with pytest.raises(InvalidArgument) as foreign:
-        desk.manager.get(THERE, session.handle)
+        desk.manager.get_session(THERE, session.handle)
     with pytest.raises(InvalidArgument) as unknown:
-        desk.manager.get(THERE, 999)
+        desk.manager.get_session(THERE, 999)
 
     assert type(foreign.value) is type(unknown.value)
     assert foreign.value.hint == unknown.value.hint
@@ -259,15 +261,15 @@ async def test_a_session_with_an_id_outlives_its_connection_and_only_its_user_ge
     desk = Desk()
     session = opened(desk, session_id="mine")
     await answer(desk, session, b"hello")
-    desk.manager.leave(HERE)
+    desk.manager.close_connection(HERE)
 
-    other, attached_other = desk.manager.open(THERE, 1001, desk.source, {}, "mine")
-    back, attached = desk.manager.open(THERE, 1000, desk.source, {}, "mine")
+    other, attached_other = desk.manager.open_session(THERE, 1001, desk.source, {}, "mine")
+    back, attached = desk.manager.open_session(THERE, 1000, desk.source, {}, "mine")
 
     assert not attached_other
     assert other is not session
     assert attached
-    assert bytes(t for t in back.prompt if t < 256) == b"hellohello"
+    assert bytes(t for t in back.conversation.prompt if t < 256) == b"hellohello"
 
 
 async def test_the_same_id_on_one_connection_is_the_same_session_and_on_two_it_is_busy() -> None:
@@ -282,14 +284,14 @@ async def test_the_same_id_on_one_connection_is_the_same_session_and_on_two_it_i
 async def test_unnamed_sessions_end_with_their_connection() -> None:
     desk = Desk()
     session = opened(desk)
-    await session.set_input(b"hello")
-    await session.start(TurnOptions())
+    await session.input.set_input(b"hello")
+    await session.runner.start_turn(TurnOptions())
 
-    desk.manager.leave(HERE)
+    desk.manager.close_connection(HERE)
     desk.port.run()
 
     assert len(desk.manager) == 0
-    assert session.state is State.CLOSED
+    assert session.state is SessionState.CLOSED
     assert desk.port.bench.engine.statistics()["generated"] == 0
 
 
@@ -297,12 +299,12 @@ async def test_dormant_sessions_are_bounded_and_the_longest_dormant_goes() -> No
     desk = Desk(sessions_max=10)
     for name in ("a", "b", "c"):
         opened(desk, session_id=name)
-    desk.manager.leave(HERE)
+    desk.manager.close_connection(HERE)
 
-    assert desk.manager.dormant == 2
+    assert desk.manager.dormant_count == 2
     await desk.manager.forgetting.drain()
     assert desk.port.forgotten == [(1000, "id:a")]
-    _, attached = desk.manager.open(HERE, 1000, desk.source, {}, "a")
+    _, attached = desk.manager.open_session(HERE, 1000, desk.source, {}, "a")
     assert not attached
 
 
@@ -310,18 +312,18 @@ async def test_waiting_turns_are_bounded_per_owner_and_the_refusal_says_when() -
     desk = Desk(sessions_max=5, waiting_max=2)
     for _ in range(2):
         session = opened(desk)
-        await session.set_input(b"x")
-        await session.start(TurnOptions())
+        await session.input.set_input(b"x")
+        await session.runner.start_turn(TurnOptions())
     third = opened(desk)
-    await third.set_input(b"x")
+    await third.input.set_input(b"x")
 
     with pytest.raises(Busy) as caught:
-        await third.start(TurnOptions())
+        await third.runner.start_turn(TurnOptions())
 
     assert caught.value.data["queue_length"] == 2
     assert caught.value.retry_after_s > 0
     desk.port.run()
-    await third.start(TurnOptions())
+    await third.runner.start_turn(TurnOptions())
 
 
 async def test_an_unloaded_session_can_be_read_and_nothing_else() -> None:
@@ -329,41 +331,44 @@ async def test_an_unloaded_session_can_be_read_and_nothing_else() -> None:
     session = opened(desk)
     await answer(desk, session, b"hello")
 
-    desk.manager.unload(session)
+    desk.manager.unload_session(session)
 
-    assert session.output(0) == b"hello"
+    assert session.outputs.read_output(0) == b"hello"
     with pytest.raises(InvalidArgument):
-        await session.set_input(b"more")
+        await session.input.set_input(b"more")
     with pytest.raises(InvalidArgument):
-        await session.start(TurnOptions())
+        await session.runner.start_turn(TurnOptions())
 
 
 async def test_a_chat_after_raw_text_begins_anew() -> None:
     desk = Desk()
     session = opened(desk)
-    await session.add_messages([{"role": "user", "content": "first"}])
-    await session.set_input(b"raw")
+    await session.input.add_messages([{"role": "user", "content": "first"}])
+    await session.input.set_input(b"raw")
 
-    await session.add_messages([{"role": "user", "content": "second"}])
+    await session.input.add_messages([{"role": "user", "content": "second"}])
 
-    assert session.messages == [{"role": "user", "content": "second"}]
+    assert session.conversation.messages == [{"role": "user", "content": "second"}]
 
 
 async def test_a_refused_turn_leaves_a_history_of_another_vocabulary_as_it_was() -> None:
     """Its text is known still, though it was said again for the turn."""
     desk = Desk()
     session = opened(desk)
-    await session.add_text(b"hello")
-    session.vocabulary.hash, session.vocabulary.carried = "another", b"hello, as it was said"
-    before = session.history()
+    await session.input.add_text(b"hello")
+    session.conversation.vocabulary.hash, session.conversation.vocabulary.saved_text = (
+        "another",
+        b"hello, as it was said",
+    )
+    before = session.conversation.tokens()
     desk.ledger.bounds.tasks_max = 0
-    with pytest.raises(Busy), session.undone_if_refused():
-        await session.add_text(b"more")
-        await session.start(TurnOptions())
-    assert session.history() == before
-    assert session.vocabulary.hash == "another"
+    with pytest.raises(Busy), session.input.rolled_back_if_refused():
+        await session.input.add_text(b"more")
+        await session.runner.start_turn(TurnOptions())
+    assert session.conversation.tokens() == before
+    assert session.conversation.vocabulary.hash == "another"
 
-    await session.add_text(b"more")
-    said = await desk.port.detokenize(session.history())
+    await session.input.add_text(b"more")
+    said = await desk.port.detokenize(session.conversation.tokens())
     assert b"hello, as it was said" in said and b"more" in said
-    assert session.vocabulary.carried is None
+    assert session.conversation.vocabulary.saved_text is None

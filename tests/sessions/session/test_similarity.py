@@ -32,8 +32,8 @@ async def waiting(desk: Desk, session: Session, **options: Any) -> None:
     """Begin a turn that waits for the judgement of its first sentence."""
     desk.source.judge = unanswered
     session.set_options({"stop-similarity": "a text"})
-    await session.set_input(TEXT)
-    turn = await session.start(TurnOptions(options=options))
+    await session.input.set_input(TEXT)
+    turn = await session.runner.start_turn(TurnOptions(options=options))
     desk.port.run()
     assert (bytes(turn.text), bytes(turn.tokens)) == (b"One.", TOLD)
 
@@ -48,15 +48,15 @@ async def test_a_turn_says_for_whom_and_with_what_a_sentence_is_compared() -> No
     desk.source.judge = judge
     session = opened(desk)
     session.set_options({"stop-similarity": "a text"})
-    session.priority = Priority.URGENT
-    await session.set_input(TEXT)
-    turn = await session.start(TurnOptions())
+    session.settings.priority = Priority.URGENT
+    await session.input.set_input(TEXT)
+    turn = await session.runner.start_turn(TurnOptions())
     desk.port.run()
-    await session.finish(turn)
+    await session.runner.finish_turn(turn)
 
     assert asked == [Comparison(1000, Priority.URGENT, said, "a text") for said in ("One.", "Two.")]
-    assert session.output(0) == b"One. Two."
-    metadata = session.metadata()
+    assert session.outputs.read_output(0) == b"One. Two."
+    metadata = session.outputs.metadata()
     assert (metadata["stop_reason"], metadata["stop_detail"]) == ("similarity", "0.900")
     assert metadata["adjusted"] == {}
 
@@ -66,12 +66,12 @@ async def test_the_metadata_tell_why_sentences_were_not_compared() -> None:
     desk.source.judge = lambda _, tell: tell(Similarity(None, "nobody is there"))
     session = opened(desk)
     session.set_options({"stop-similarity": "a text"})
-    await session.set_input(TEXT)
-    turn = await session.start(TurnOptions())
+    await session.input.set_input(TEXT)
+    turn = await session.runner.start_turn(TurnOptions())
     desk.port.run()
-    await session.finish(turn)
-    assert session.output(0) == TEXT
-    assert session.metadata()["adjusted"] == {
+    await session.runner.finish_turn(turn)
+    assert session.outputs.read_output(0) == TEXT
+    assert session.outputs.metadata()["adjusted"] == {
         "stop-similarity": "2 of 2 sentences were not compared: nobody is there"
     }
 
@@ -84,16 +84,16 @@ async def test_a_turn_that_waited_is_gone_on_with_as_if_it_had_not(
     async with Kept(tmp_path / "a").running() as desk:
         session = named(desk)
         await waiting(desk, session)
-        await session.settled()
+        await session.wait_recorded()
         async with desk.killed(tmp_path / "b") as other:
             at = other if killed else desk
             at.source.judge = finding(cosine)
             if not killed:
-                desk.manager.leave(HERE)
+                desk.manager.close_connection(HERE)
                 desk.port.run()
             back = await reopened(at)
             assert await resumed(at, back, TOLD, b"One.") == rest
-            assert back.metadata()["stop_reason"] == ("eos" if rest else "similarity")
+            assert back.outputs.metadata()["stop_reason"] == ("eos" if rest else "similarity")
             assert back.turn is not None and bytes(back.turn.text) == b"One." + rest
 
 
@@ -103,12 +103,12 @@ async def test_a_turn_whose_last_token_is_there_waits_for_the_judgement_all_the_
 ) -> None:
     async with Kept(tmp_path).running() as desk:
         await waiting(desk, named(desk), **{"n-predict": len(TOLD)})
-        desk.manager.leave(HERE)
+        desk.manager.close_connection(HERE)
         desk.port.run()
         desk.source.judge = finding(cosine)
         session = await reopened(desk)
         assert await resumed(desk, session, TOLD, b"One.") == rest
-        assert session.metadata()["stop_reason"] == ("length" if rest else "similarity")
+        assert session.outputs.metadata()["stop_reason"] == ("length" if rest else "similarity")
 
 
 async def test_a_chat_goes_on_after_the_text_that_was_told() -> None:
@@ -116,16 +116,16 @@ async def test_a_chat_goes_on_after_the_text_that_was_told() -> None:
     desk.source.judge = finding(0.9)
     session = opened(desk)
     session.set_options({"stop-similarity": "a text"})
-    await session.add_messages([{"role": "user", "content": TEXT.decode()}])
-    turn = await session.start(TurnOptions())
+    await session.input.add_messages([{"role": "user", "content": TEXT.decode()}])
+    turn = await session.runner.start_turn(TurnOptions())
     desk.port.run()
-    await session.finish(turn)
-    await session.add_messages([{"role": "user", "content": "Next. And on"}])
-    assert session.messages[1] == {"role": "assistant", "content": "One."}
-    turn = await session.start(TurnOptions())
+    await session.runner.finish_turn(turn)
+    await session.input.add_messages([{"role": "user", "content": "Next. And on"}])
+    assert session.conversation.messages[1] == {"role": "assistant", "content": "One."}
+    turn = await session.runner.start_turn(TurnOptions())
     desk.port.run()
-    await session.finish(turn)
-    assert session.output(0) == b"Next."
+    await session.runner.finish_turn(turn)
+    assert session.outputs.read_output(0) == b"Next."
 
 
 async def test_a_branch_has_the_condition_too() -> None:
@@ -133,12 +133,12 @@ async def test_a_branch_has_the_condition_too() -> None:
     desk.source.judge = finding(0.9)
     trunk = opened(desk)
     trunk.set_options({"stop-similarity": "a text"})
-    await trunk.set_input(TEXT)
-    [branch] = desk.manager.fork(HERE, trunk, 1)
-    turn = await branch.start(TurnOptions())
+    await trunk.input.set_input(TEXT)
+    [branch] = desk.manager.fork_session(HERE, trunk, 1)
+    turn = await branch.runner.start_turn(TurnOptions())
     desk.port.run()
-    await branch.finish(turn)
-    assert branch.output(0) == b"One."
+    await branch.runner.finish_turn(turn)
+    assert branch.outputs.read_output(0) == b"One."
 
 
 async def test_a_judgement_that_comes_after_the_end_changes_nothing() -> None:
@@ -146,13 +146,13 @@ async def test_a_judgement_that_comes_after_the_end_changes_nothing() -> None:
     session = opened(desk)
     desk.source.judge = lambda _, tell: told.append(tell)
     session.set_options({"stop-similarity": "a text"})
-    await session.set_input(TEXT)
-    await session.start(TurnOptions())
+    await session.input.set_input(TEXT)
+    await session.runner.start_turn(TurnOptions())
     desk.port.run()
-    session.cancel()
+    session.runner.cancel_turn()
     desk.port.run()
     [tell] = told
     tell(Similarity(0.9))
     assert desk.port.commands == []
-    assert session.metadata()["stop_reason"] == "Cancelled"
-    assert session.output(0) == b"One."
+    assert session.outputs.metadata()["stop_reason"] == "Cancelled"
+    assert session.outputs.read_output(0) == b"One."

@@ -19,8 +19,8 @@ async def begun(desk: Kept, **options: object) -> Session:
     """Return a session of whose turn four tokens were told, an exclamation mark with them."""
     desk.port.bench.model.options.surprising = "!"
     session = named(desk)
-    await session.set_input(TEXT)
-    await session.start(TurnOptions(credit=4, options=SURPRISED | options))
+    await session.input.set_input(TEXT)
+    await session.runner.start_turn(TurnOptions(credit=4, options=SURPRISED | options))
     desk.port.run()
     return session
 
@@ -30,7 +30,7 @@ async def gone_on(desk: Kept, seen: bytes) -> tuple[bytes, str, str]:
     desk.port.bench.model.options.surprising = "!"
     session = await reopened(desk)
     told = await resumed(desk, session, seen, seen)
-    metadata = session.metadata()
+    metadata = session.outputs.metadata()
     return told, metadata["stop_reason"], metadata["stop_detail"]
 
 
@@ -40,7 +40,7 @@ async def test_a_turn_whose_session_was_left_remembers_how_surprising_it_was(
 ) -> None:
     async with Kept(tmp_path).running() as desk:
         await begun(desk)
-        desk.manager.leave(HERE)
+        desk.manager.close_connection(HERE)
         desk.port.run()
         assert await gone_on(desk, b"ab!c") == (b"d!", "surprise", "4.000")
 
@@ -51,7 +51,7 @@ async def test_a_turn_whose_daemon_was_killed_remembers_how_surprising_it_was(
 ) -> None:
     async with Kept(tmp_path / "a").running() as desk:
         session = await begun(desk)
-        await session.settled()
+        await session.wait_recorded()
         async with desk.killed(tmp_path / "b") as other:
             assert await gone_on(other, b"ab!c") == (b"d!", "surprise", "4.000")
 
@@ -60,7 +60,7 @@ async def test_a_turn_whose_daemon_was_killed_remembers_how_surprising_it_was(
 async def test_tokens_that_only_the_reader_has_are_left_out_of_the_surprise(tmp_path: Path) -> None:
     async with Kept(tmp_path).running() as desk:
         await begun(desk)
-        desk.manager.leave(HERE)
+        desk.manager.close_connection(HERE)
         desk.port.run()
         assert (await gone_on(desk, b"ab!cd!"))[:2] == (b"efgh", "eos")
 
@@ -69,10 +69,10 @@ async def test_tokens_that_only_the_reader_has_are_left_out_of_the_surprise(tmp_
 async def test_the_metadata_tell_which_pattern_ended_a_turn(tmp_path: Path) -> None:
     async with Kept(tmp_path).running() as desk:
         session = named(desk)
-        await session.set_input(TEXT)
-        turn = await session.start(TurnOptions(options={"stop-patterns": "c.!"}))
+        await session.input.set_input(TEXT)
+        turn = await session.runner.start_turn(TurnOptions(options={"stop-patterns": "c.!"}))
         desk.port.run()
-        await session.finish(turn)
-        metadata = session.metadata()
+        await session.runner.finish_turn(turn)
+        metadata = session.outputs.metadata()
         assert (metadata["stop_reason"], metadata["stop_detail"]) == ("pattern", "c.!")
-        assert session.output(0) == b"ab!"
+        assert session.outputs.read_output(0) == b"ab!"

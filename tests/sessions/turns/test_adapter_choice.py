@@ -11,7 +11,7 @@ from inferd.backends.adapter_keys import adapter_key, split_key
 from inferd.backends.errors import InvalidArgument, LoadFailed
 from inferd.scheduler.messages import AdapterReport
 from inferd.sessions import TurnOptions
-from inferd.sessions.turns.adapter_choice import chosen, told
+from inferd.sessions.turns.adapter_choice import chosen_keys, scales_by_name
 from tests.sessions.doubles import Desk
 
 
@@ -45,20 +45,20 @@ REPORTS = {
     ],
 )
 def test_what_was_asked_for_becomes_sorted_keys(lora: Any, keys: tuple[str, ...]) -> None:
-    assert chosen(REPORTS, lora) == keys
+    assert chosen_keys(REPORTS, lora) == keys
 
 
 def test_without_a_choice_the_configured_scales_hold() -> None:
     reports = REPORTS | {"on": report("on", "c3", scale=0.5)}
 
-    assert chosen(reports, None) == ("c3*0.5",)
-    assert chosen(reports, []) == ()
+    assert chosen_keys(reports, None) == ("c3*0.5",)
+    assert chosen_keys(reports, []) == ()
 
 
 @pytest.mark.parametrize("which", ["stile", 4, -1])
 def test_what_the_model_has_not_is_refused_with_what_it_has(which: str | int) -> None:
     with pytest.raises(InvalidArgument) as caught:
-        chosen(REPORTS, [[which, 0.0]])
+        chosen_keys(REPORTS, [[which, 0.0]])
     assert repr(which) in caught.value.message
     assert "style, tone, same, bad" in caught.value.hint
     assert ("did you mean 'style'?" in caught.value.hint) == (which == "stile")
@@ -67,9 +67,9 @@ def test_what_the_model_has_not_is_refused_with_what_it_has(which: str | int) ->
 
 def test_one_that_could_not_be_loaded_is_refused_with_its_own_error() -> None:
     with pytest.raises(LoadFailed, match="bad is damaged"):
-        chosen(REPORTS, [["bad", 1.0]])
+        chosen_keys(REPORTS, [["bad", 1.0]])
     with pytest.raises(LoadFailed, match="broken is damaged"):
-        chosen(
+        chosen_keys(
             {
                 "broken": AdapterReport(
                     spec=AdapterSpec(name="broken", path="", scale=1.0),
@@ -81,7 +81,7 @@ def test_one_that_could_not_be_loaded_is_refused_with_its_own_error() -> None:
 
 
 def test_the_metadata_tell_names_and_ids_of_what_was_removed() -> None:
-    assert told(REPORTS, ("a1*0.5", "b2*1.0", "gone*2.0")) == {
+    assert scales_by_name(REPORTS, ("a1*0.5", "b2*1.0", "gone*2.0")) == {
         "tone": 0.5,
         "same": 1.0,
         "gone": 2.0,
@@ -97,10 +97,10 @@ def test_a_key_has_the_very_scale(scale: float) -> None:
 @pytest.mark.asyncio
 async def test_a_session_looks_for_its_state_by_the_adapters_of_its_last_turn() -> None:
     desk = Desk()
-    session, _ = desk.manager.open("c", 1, desk.source, {}, "id")
-    await session.set_input(b"a text")
-    turn = await session.start(TurnOptions(options={"lora": ["loud"]}))
+    session, _ = desk.manager.open_session("c", 1, desk.source, {}, "id")
+    await session.input.set_input(b"a text")
+    turn = await session.runner.start_turn(TurnOptions(options={"lora": ["loud"]}))
     desk.port.run()
     assert turn.text == b"A TEXT"
-    desk.manager.detach(session)
+    desk.manager.detach_session(session)
     assert desk.port.kept_with == [("upper*1.0",)]

@@ -71,16 +71,16 @@ def test_a_turn_cannot_set_what_does_not_hold_for_a_turn(name: str) -> None:
 
 
 def opened(desk: Desk, **fields: object) -> Session:
-    session, _ = desk.manager.open(HERE, 1000, desk.source, {}, **fields)  # type: ignore[arg-type]
+    session, _ = desk.manager.open_session(HERE, 1000, desk.source, {}, **fields)  # type: ignore[arg-type]
     return session
 
 
 async def turn(desk: Desk, session: Session, text: bytes, **options: object) -> dict[str, Any]:
-    await session.set_input(text)
-    begun = await session.start(TurnOptions(options=options))
+    await session.input.set_input(text)
+    begun = await session.runner.start_turn(TurnOptions(options=options))
     desk.port.run()
-    await session.finish(begun)
-    return session.metadata()
+    await session.runner.finish_turn(begun)
+    return session.outputs.metadata()
 
 
 @pytest.mark.asyncio
@@ -131,5 +131,5 @@ async def test_the_metadata_tell_what_was_adjusted() -> None:
     session = opened(desk)
     metadata = await turn(desk, session, b"abc", **{"dry-base": 0.5})
     assert list(metadata["adjusted"]) == ["dry-base"]
-    assert list(msgspec.json.decode(session.output(1))["adjusted"]) == ["dry-base"]
+    assert list(msgspec.json.decode(session.outputs.read_output(1))["adjusted"]) == ["dry-base"]
     assert (await turn(desk, session, b"abc"))["adjusted"] == {}

@@ -208,11 +208,11 @@ def told(turn: Turn) -> tuple[bytes, str, str]:
 def test_a_turn_ends_with_a_similar_sentence_and_tells_how_similar(pull: bool) -> None:
     port = EnginePort(Bench())
     turn = turn_of(port, "One. Two! Three. Four", judging("Two!"), pull=pull)
-    turn.start()
+    turn.submit()
     for _ in range(40):
         port.run()
         if pull:
-            turn.ask()
+            turn.request_token()
     assert told(turn) == (b"One. Two!", "similarity", "1.000")
     assert turn.stopped_by_text, "its tokens say a blank more"
     assert bytes(turn.tokens) == b"One. Two! "
@@ -224,7 +224,7 @@ def test_the_threshold_counts() -> None:
         port = EnginePort(Bench())
         stopping = StoppingParams(stop_similarity="anything", stop_similarity_threshold=threshold)
         turn = turn_of(port, "One. Two", judging(), stopping=stopping)
-        turn.start()
+        turn.submit()
         port.run()
         assert told(turn)[1] == reason
 
@@ -233,7 +233,7 @@ def test_a_turn_whose_sentences_nobody_compares_goes_on_and_tells_why() -> None:
     port = EnginePort(Bench())
     answers = iter([Similarity(0.1), Similarity(None, "first"), Similarity(None, "it is away")])
     turn = turn_of(port, "One. Two. Three. F", lambda _, tell: tell(next(answers)))
-    turn.start()
+    turn.submit()
     port.run()
     assert told(turn) == (b"One. Two. Three. F", "eos", "256")
     assert turn.comparisons.missed == {
@@ -367,7 +367,7 @@ def test_a_turn_whose_worker_dies_ends_with_the_same_sentence(
             owed.append((comparison, tell))
 
         turn = turn_of(port, text, judge_late if late and deaths else judge, **fields)
-        turn.start()
+        turn.submit()
         port = dying(turn, port, deaths, worker)
         while True:
             port.run()

@@ -23,7 +23,7 @@ from inferd.scheduler.output.stopping import (
 )
 from inferd.scheduler.output.stopping.ending import EMBEDDED, REASONS
 from inferd.scheduler.output.text import TextAssembler
-from inferd.sessions.journal.entries import Piece, Replay
+from inferd.sessions.journal.entries import Replay, TurnPiece
 
 DOCS = Path(__file__).resolve().parents[4] / "docs"
 CUT = {"stop", "pattern", "complete", "indent", "similarity"}
@@ -64,7 +64,7 @@ def test_a_new_condition_that_cuts_text_is_known_to_histories_at_once() -> None:
     try:
         ending = TextAssembler(watch=TextConditions([Shouting()])).feed(b"Oh!").ending
         assert ending is not None
-        assert Replay([1], [Piece(end=ending.reason.name)]).stopped_by_text
+        assert Replay([1], [TurnPiece(end=ending.reason.name)]).stopped_by_text
     finally:
         del REASONS[Shouting.reason.name]
 

@@ -17,7 +17,7 @@ from inferd.scheduler import messages as m
 from inferd.scheduler.output.stopping.repetition import GRAM, Repetition
 from inferd.scheduler.output.stopping.surprisal import MeanSurprisal
 from inferd.scheduler.priority import Priority
-from inferd.sessions.journal.entries import Piece, Replay
+from inferd.sessions.journal.entries import Replay, TurnPiece
 from inferd.sessions.turn import Turn
 from tests.scheduler.doubles import Bench
 from tests.sessions.doubles import EnginePort, dying
@@ -103,7 +103,7 @@ def told(text: str, stopping: StoppingParams, deaths: Sequence[int], *, shift: b
     port = worker()
     spec = port.bench.spec(1, text, stopping=stopping, ctx_shift=shift, n_keep=-1, n_predict=60)
     turn = Turn(port, spec, lambda _: None)
-    turn.start()
+    turn.submit()
     dying(turn, port, deaths, worker).run()
     assert turn.stats is not None, turn.error
     assert turn.stats.output_tokens - len(turn.tokens) in (0, 1)
@@ -163,14 +163,14 @@ def test_a_turn_of_which_only_the_end_was_not_told_ends_when_it_is_resumed(
     port = EnginePort(Bench(options=SURPRISED))
     spec = port.bench.spec(1, text, stopping=stopping)
     surprises = [10.0 if token == ord("!") else 0.0 for token in tokens]
-    piece = Piece(
+    piece = TurnPiece(
         tokens=m.pack_tokens(tokens),
         text=said,
         surprises=m.pack_floats(surprises) if stopping.stop_surprise else b"",
     )
     turn = Turn(port, spec, lambda _: None)
     turn.take_over(Replay(m.unpack_tokens(spec.tokens), [piece]))
-    turn.resume()
+    turn.submit_resumed()
     port.run()
     assert turn.stats is not None
     assert (bytes(turn.text), turn.tokens) == (said, tokens)
@@ -181,12 +181,12 @@ def test_conditions_of_a_turn_under_way_stay_as_they_were() -> None:
     port = EnginePort(Bench())
     spec = port.bench.spec(1, "one END two", stopping=StoppingParams(stop_patterns=("END",)))
     turn = Turn(port, spec, lambda _: None)
-    turn.start()
+    turn.submit()
     for _ in range(3):
         port.turn()
     turn.adjust(msgspec.structs.replace(spec, stop=("two",), stopping=StoppingParams()))
     port = EnginePort(Bench())
-    again = turn.go_on(port)
+    again = turn.continue_on(port)
     assert again is not None
     port.submit(again, turn)
     port.run()

@@ -1,0 +1,117 @@
+"""A session's input: text and messages for its history, and going back in it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from ...backends import Rendering
+from ..history.history import History
+from ..table import SessionCall, SessionState, step
+from ..turns.turn_options import NO_OPTIONS
+from ..worker_client import WorkerClient
+from .core import SessionCore
+from .model_link import ModelLink
+
+__all__ = ("SessionInput",)
+
+
+class SessionInput:
+    """Owned by its session. Input either replaces the history or, with the option `append`, adds
+    to it.
+    """
+
+    def __init__(self, core: SessionCore, link: ModelLink):
+        self._core, self._link = core, link
+
+    async def set_input(self, text: bytes) -> int:
+        """Make *text* the prompt, or add it to the history; return the prompt's tokens.
+
+        :raises SessionBusy: a turn is under way.
+        """
+        async with self._link.exclusive():
+            step(self._core.state, SessionCall.SET_INPUT)
+            appends = bool(self._core.settings.parameters.standing("append"))
+            append = appends and bool(self._core.conversation.prompt)
+            tokens = await self._link.query(
+                lambda c: c.tokenize(text, special=True, bos=not append, turn=True),
+                new_history=not append,
+            )
+            history = self._core.conversation.current_history()
+            history.extend(tokens) if append else history.replace(tokens)
+            self._core.accept_history(SessionCall.SET_INPUT, history)
+        await self._core.wait_recorded()
+        return len(tokens)
+
+    async def add_text(self, text: bytes) -> None:
+        """Add *text* to the history as it stands."""
+        async with self._link.exclusive():
+            step(self._core.state, SessionCall.SET_INPUT)
+            bos = not self._core.conversation.prompt
+            tokens = await self._link.query(
+                lambda c: c.tokenize(text, special=True, bos=bos, turn=True)
+            )
+            history = self._core.conversation.current_history()
+            history.extend(tokens)
+            self._core.accept_history(SessionCall.SET_INPUT, history)
+        await self._core.wait_recorded()
+
+    async def add_messages(
+        self, messages: Sequence[dict[str, Any]], options: Mapping[str, Any] = NO_OPTIONS
+    ) -> None:
+        """Add chat messages to the history, by the model's template, which gets the parameters of a
+        turn with *options*; after raw text, begin a new history.
+        """
+        rendering = self._core.settings.parameters.rendering(options)
+        async with self._link.exclusive():
+            step(self._core.state, SessionCall.SET_INPUT)
+            history = await self._link.query(lambda c: self._chatted(c, messages, rendering))
+            self._core.accept_history(SessionCall.SET_INPUT, history)
+        await self._core.wait_recorded()
+
+    async def _chatted(
+        self, client: WorkerClient, messages: Sequence[dict[str, Any]], rendering: Rendering
+    ) -> History:
+        history = self._core.conversation.current_history()
+        await history.add_messages(client, messages, rendering)
+        return history
+
+    def reset_history(self, system: str | None = None) -> None:
+        """Forget the history; *system* is then the first message of the next one."""
+        self._core.accept_history(SessionCall.RESET, History(system))
+
+    async def rewind_history(self, turns: int | None, tokens: int | None) -> None:
+        """Go back by *turns*, or to the first *tokens* tokens; just one of both is given.
+
+        :raises SessionBusy: a turn is under way.
+        :raises InvalidArgument: the history is shorter.
+        """
+        async with self._link.exclusive():
+            step(self._core.state, SessionCall.REWIND)
+            if self._core.conversation.vocabulary.saved_text is not None:
+                await self._link.client()  # the text is that of the whole history
+            history = self._core.conversation.current_history()
+            if turns is not None:
+                history.rewind_turns(turns)
+            else:
+                history.rewind_tokens(tokens or 0)
+            call = SessionCall.REWIND if history.prompt else SessionCall.RESET
+            self._core.accept_history(call, history)
+        await self._core.wait_recorded()
+
+    @contextlib.contextmanager
+    def rolled_back_if_refused(self) -> Iterator[None]:
+        """Roll back input that was given inside, if no turn begins on it there: a client that tries
+        again gives it again.
+        """
+        core = self._core
+        history, before = core.conversation.history_state.now, core.conversation.copy()
+        try:
+            yield
+        except BaseException:
+            replaced = core.conversation.history_state.now is not history
+            if replaced and core.turn is None and core.state is SessionState.READY:
+                core.conversation = core.conversation.rolled_back(before)
+                core.recording.history_changed()
+            raise

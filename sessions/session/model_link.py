@@ -1,0 +1,91 @@
+"""A session's access to its model: exclusive, and with a history in the model's own tokens."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
+from typing import TypeVar
+
+import anyio
+
+from ...backends.errors import WorkerCrashed
+from ..worker_client import WorkerClient, ask_again
+from .core import SessionCore
+
+__all__ = ("ModelLink",)
+
+T = TypeVar("T")
+
+
+class ModelLink:
+    """Owned by its session."""
+
+    def __init__(self, core: SessionCore):
+        self._core = core
+        self._lock = anyio.Lock()
+
+    @contextlib.asynccontextmanager
+    async def exclusive(self) -> AsyncIterator[None]:
+        """Have the session alone, while turns of its model are not held back."""
+        while True:
+            await self._core.model.released()
+            async with self._lock:
+                if not self._core.model.held:
+                    yield
+                    return
+
+    async def query(
+        self, question: Callable[[WorkerClient], Awaitable[T]], *, new_history: bool = False
+    ) -> T:
+        """Return the worker's answer, of another worker where one dies meanwhile.
+
+        :raises WorkerCrashed: the question ended the worker, or too many workers have died.
+        """
+        return await ask_again(lambda: self.client(new_history=new_history), question)
+
+    async def client(self, *, new_history: bool = False) -> WorkerClient:
+        """Return the worker client. A history in the tokens of a model that had the name before a
+        swap is retokenized, unless a *new history* follows.
+        """
+        core = self._core
+        client = await core.model.ready()
+        at_rest = not core.active and bool(core.conversation.tokens())
+        other = core.conversation.vocabulary.differs_from(client.info)
+        if other and at_rest and not new_history:
+            await self._retokenize(client)
+        core.conversation.vocabulary.set_model(client.info)
+        return client
+
+    async def _retokenize(self, client: WorkerClient) -> None:
+        core = self._core
+        history = core.conversation.current_history()
+        await core.conversation.vocabulary.retokenize(core.model, client, history)
+        conversation = core.conversation  # it may have been rolled back meanwhile
+        conversation.history_state.replace_history(history)
+        conversation.last = replace(conversation.last, turn=None)
+        core.recording.history_changed()
+
+    async def prepare_migration(self, *, also_text: bool) -> None:
+        """Wait until the call that uses the model before a swap has ended. With *also_text*, save
+        the text of a history in that model's tokens.
+
+        :raises InferdError: no model has the text.
+        """
+        async with self._lock:
+            conversation = self._core.conversation
+            if also_text and conversation.tokens():
+                history = conversation.current_history()
+                await conversation.vocabulary.save_text(self._core.model, history)
+
+    async def count_kept_tokens(self) -> int:
+        """Return how many of the history's tokens need not be computed again, as of now."""
+        core = self._core
+        client = core.model.loaded
+        if client is None:
+            return 0
+        tokens = core.conversation.tokens()
+        try:
+            return await client.lookup(core.owner, core.name, core.settings.adapters, tokens)
+        except WorkerCrashed:
+            return 0

@@ -1,0 +1,245 @@
+"""A session's turns: begun, resumed, pulled token by token, ended."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from ...backends.errors import Cancelled, InferdError, UnsupportedOperation
+from ...scheduler import messages as m
+from ..journal.entries import Replay, TurnPiece
+from ..table import SessionCall, SessionState, step
+from ..turn import PositionSink, TokensSink, Turn
+from ..turns.adapter_choice import scales_by_name
+from ..turns.resumption import resumed
+from ..turns.start import begin_of, task_of, ticket_of
+from ..turns.turn_options import TurnOptions
+from ..worker_client import WorkerClient
+from .conversation import LastTurn
+from .core import SessionCore
+from .model_link import ModelLink
+
+__all__ = ("TurnRunner",)
+
+
+class TurnRunner:
+    """Owned by its session, which has one turn at a time."""
+
+    def __init__(self, core: SessionCore, link: ModelLink):
+        self._core, self._link = core, link
+
+    async def start_turn(
+        self,
+        call: TurnOptions,
+        on_tokens: TokensSink | None = None,
+        on_position: PositionSink | None = None,
+    ) -> Turn:
+        """Queue a turn on the prompt as it stands.
+
+        :raises Busy: too many tasks wait; `retry_after_s` says when to come back.
+        """
+        async with self._link.exclusive():
+            client = await self._startable(embeds=call.embeds)
+            turn = self._begin_turn(client, call, on_tokens, on_position)
+            await self._write_beginning()
+            if not turn.ended.is_set():
+                turn.submit()
+            return turn
+
+    async def resume_turn(
+        self,
+        call: TurnOptions,
+        tokens: Sequence[int],
+        text: bytes,
+        on_tokens: TokensSink | None = None,
+        on_position: PositionSink | None = None,
+    ) -> Turn:
+        """Continue the turn that was interrupted, with its own options and seed. Its reader has
+        these *tokens* and this *text* of it; the rest is sent first.
+
+        :raises InvalidArgument: there is none, or the reader has something else.
+        """
+        async with self._link.exclusive():
+            client = await self._startable()
+            history_state, size = self._core.conversation.history_state, client.info.vocab_size
+            whole, own = resumed(history_state.interrupted, call, tokens, text, size)
+            now, history_state.now = history_state.now, history_state.before
+            try:
+                turn = self._begin_turn(client, own, on_tokens, on_position, whole)
+            except BaseException:
+                history_state.now = now
+                raise
+            await self._write_beginning()
+            if turn.ended.is_set():
+                return turn
+            turn.submit_resumed()
+            told, said = whole.tokens[len(tokens) :], whole.text[len(text) :]
+            if on_tokens is not None and (told or said):
+                on_tokens(m.Tokens(turn.spec.id, told, said))
+            return turn
+
+    async def _write_beginning(self) -> None:
+        """Have a turn's beginning in the journal before the turn sends anything: without it the
+        turn could not be repeated after a kill.
+        """
+        try:
+            await self._core.wait_recorded()
+        except BaseException:
+            self._core.conversation.last.reader_left = True
+            self.end_turn(Cancelled("the request was cancelled"))
+            raise
+
+    async def _startable(self, *, embeds: bool = False) -> WorkerClient:
+        """Return the worker client, if a turn may begin; with *embeds* with memory for embeddings,
+        if the parameters ask for them.
+        """
+        core = self._core
+        step(core.state, SessionCall.COMPUTE)  # one turn at a time, of pull turns, too
+        client = await self._link.client()
+        if embeds and core.settings.parameters.standing("embedding"):
+            await client.make_room_to_embed()
+        step(core.state, SessionCall.COMPUTE)  # it may have been closed or emptied meanwhile
+        return client
+
+    def _begin_turn(
+        self,
+        client: WorkerClient,
+        call: TurnOptions,
+        on_tokens: TokensSink | None,
+        on_position: PositionSink | None,
+        before: Replay | None = None,
+    ) -> Turn:
+        """Return a new turn on the history as it stands, which the worker does not have yet; it may
+        continue an interrupted one, *before*.
+
+        :raises Busy: too many tasks wait.
+        """
+        core, ledger, conversation = self._core, self._core.ledger, self._core.conversation
+        spec = task_of(core, client, call, ledger.new_task_id(), ledger.seconds())
+        core.settings.adapters = spec.adapters
+        core.settings.lora = scales_by_name(client.adapters, spec.adapters)
+        if spec.embed is not None and not call.embeds:
+            raise UnsupportedOperation(
+                "the context makes embeddings, and this call is for answers",
+                hint="use compute and get_output, or set the parameter embedding to false",
+            )
+        ticket = ticket_of(core, spec, client.info.slots, goes_on=call.goes_on)
+        ledger.admit_turn(ticket)
+        core.ticket = ticket
+        core.move_state(SessionCall.COMPUTE_SINGLE if call.pull else SessionCall.COMPUTE)
+        sink, compare = core.recording.watch_tokens(on_tokens), core.model.compare
+        turn = Turn(client, spec, self._engine_event, sink, on_position, compare)
+        ticket.output = turn.tokens
+        core.turns_begun += 1
+        core.turn_at = ledger.seconds()
+        conversation.last = LastTurn(turn, begin_of(core, call, spec))
+        if conversation.history_state.interrupted is not None:
+            conversation.history_state.interrupted = None
+            core.recording.history_changed()  # it has the turn that was interrupted
+        if before is not None:
+            turn.take_over(before)
+            ticket.before = len(turn.tokens)
+        if turn.says:
+            shifts = () if before is None else before.placed_shifts
+            core.recording.turn_began(turn, conversation.last.begin, shifts)
+        for listener in ledger.turn_listeners:
+            listener.turn_began(core.model, turn, chat=bool(conversation.messages))
+        return turn
+
+    def _engine_event(self, call: SessionCall) -> None:
+        """Note an event of the engine; it may come after the client has moved on."""
+        core = self._core
+        ticket = core.ticket
+        if core.active:
+            core.move_state(call)
+        if core.active:
+            return
+        core.used_at = core.rested_at = core.ledger.seconds()
+        core.recording.turn_ended()
+        turn = core.turn
+        if turn is None:
+            return
+        if ticket is not None and turn.stats and not turn.resumed:
+            core.ledger.charge_turn(ticket, turn.stats)
+            if turn.says:
+                core.ledger.learn_from_turn(ticket, turn.stats)
+        for listener in core.ledger.turn_listeners:
+            listener.turn_ended(core.model, turn)
+
+    async def pull_token(self, call: TurnOptions) -> bytes:
+        """Sample the next token of a pull turn and return its text.
+
+        :raises EndOfSequence: the turn has ended; the next call starts the prompt again.
+        :raises SessionBusy: a turn of another kind is under way.
+        """
+        turn = self._core.turn
+        if turn is None or not self._continues(turn):
+            turn = await self.start_turn(msgspec.structs.replace(call, pull=True))
+        try:
+            piece = await turn.next_piece()
+        except Exception:
+            last = self._core.conversation.last
+            last.ending_read, last.piece = True, turn.end_piece
+            await self._core.wait_recorded()
+            raise
+        self._core.conversation.last.piece = piece
+        return piece
+
+    def _continues(self, turn: Turn) -> bool:
+        if self._core.active:
+            if not turn.spec.pull:
+                step(self._core.state, SessionCall.COMPUTE)  # refuses: a stream is under way
+            return True
+        ended_unread = turn.spec.pull and not self._core.conversation.last.ending_read
+        return ended_unread and self._core.state in (SessionState.DONE, SessionState.FAILED)
+
+    async def finish_turn(self, turn: Turn) -> None:
+        """Wait for the end of *turn*; if the caller is cancelled, so is the turn.
+
+        :raises InferdError: it failed.
+        """
+        try:
+            await turn.ended.wait()
+        except BaseException:
+            if turn is self._core.turn:
+                self._core.conversation.last.reader_left = self._core.active
+                self.end_turn(Cancelled("the request was cancelled"))
+            raise
+        await self._core.wait_recorded()
+        if turn.error is not None:
+            raise turn.error
+
+    def cancel_turn(self, error: InferdError | None = None) -> bool:
+        """Stop the turn before its next step; return whether there was one."""
+        self._core.move_state(SessionCall.CANCEL)
+        active = self._core.active
+        self.end_turn(error or Cancelled("the turn was cancelled"))
+        return active
+
+    def clear_output(self) -> None:
+        """End the turn and forget its output; the history keeps what was read, the input stays."""
+        self._core.move_state(SessionCall.FINI_SINGLE)
+        self.end_turn(Cancelled("the turn was ended by fini_single"))
+        last = self._core.conversation.last
+        last.piece, last.output_cleared = b"", True
+
+    def end_turn(self, error: InferdError) -> None:
+        """End the turn here and now; the engine is told, and its later reports are too late."""
+        turn = self._core.turn
+        if turn is not None and not turn.ended.is_set():
+            turn.cancel()
+            turn.report(m.Failed(turn.spec.id, error.to_wire()))
+
+    def unfinished_piece(self) -> TurnPiece | None:
+        """Return all that the turn has sent; None: it is not known when its shifts were."""
+        turn, shifts = self._core.turn, tuple(self._core.recording.shifts)
+        if turn is None or len(shifts) != len(turn.shifts):
+            return None
+        return TurnPiece(
+            tokens=m.pack_tokens(turn.tokens),
+            text=bytes(turn.text),
+            surprises=m.pack_floats(turn.surprises),
+            shifts=shifts,
+            begin=self._core.conversation.last.begin,
+        )
