@@ -27,7 +27,7 @@ _NO_QUERY = 0
 
 
 class ProcessClient:
-    """Implements `sessions.WorkerClient` for the worker of *spec*. Lives on the daemon's event loop.
+    """The `WorkerClient` of the worker of *spec*. Lives on the daemon's event loop.
 
     *send* sends a command, *recorder* reads what the process does, *exited* is set once it has
     exited.
