@@ -34,7 +34,7 @@ async def embed(daemon: Daemon, request: Request) -> w.EmbedResult:
         )
     daemon.ledger.check_tokens(request.connection.peer.uid)  # once for the call, not for each text
     work = _Texts(daemon, request, daemon.graph(request.connection, p.graph))
-    await work.run()
+    await work.embed_all()
     return work.result()
 
 
@@ -56,7 +56,7 @@ class _Texts:
         self._one_ended = anyio.Event()
         self._error: Exception | None = None
 
-    async def run(self) -> None:
+    async def embed_all(self) -> None:
         """Embed all texts; the first one that fails ends the others.
 
         :raises InferdError: one has failed.

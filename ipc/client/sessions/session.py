@@ -155,7 +155,7 @@ class AsyncSession:
     ) -> AsyncStream:
         request = TurnRequest(self._turns, params)
         turn = StreamedTurn(
-            request.start,
+            request.send,
             timeout_s=settings.timeout_s,
             retries=self.client.retries,
             on_end=self._turns.set_metadata,

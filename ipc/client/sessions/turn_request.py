@@ -28,7 +28,7 @@ class TurnRequest:
         self._turns, self._attachment, self._params = turns, turns.attachment, params
         self._before: SessionProgress | None = None
 
-    async def start(self, kind: type[InFlightT], deadline: float) -> InFlightT:
+    async def send(self, kind: type[InFlightT], deadline: float) -> InFlightT:
         """Send the request, once the session's previous turn has ended."""
         await self._turns.end_previous(deadline)
         if not self._attachment.settings.resume:

@@ -36,7 +36,7 @@ class AsyncStream(TurnSoFar, AsyncClosing, AsyncIterator[str]):
         request = turn.request
         try:
             if request is None:
-                request = await turn.start(InFlight)
+                request = await turn.send_request(InFlight)
             while True:
                 if request.events:
                     piece, grant = turn.read_event(request.events.popleft())

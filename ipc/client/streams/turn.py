@@ -76,7 +76,7 @@ class StreamedTurn:
         self._read = 0
         self._losses = self._tokens_at_loss = 0
 
-    async def start(self, kind: type[InFlightT]) -> InFlightT:
+    async def send_request(self, kind: type[InFlightT]) -> InFlightT:
         """Send the request, again where it is refused and `retries` says so."""
         self.deadline = time.monotonic() + self._timeout_s
 

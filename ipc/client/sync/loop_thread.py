@@ -41,7 +41,7 @@ class LoopThread:
         """Whether this is a child process of the one that made the thread."""
         return os.getpid() != self._pid
 
-    def run(
+    def run_call(
         self, function: Callable[P, Coroutine[Any, Any, R]], *args: P.args, **kw: P.kwargs
     ) -> R:
         """Run a coroutine function on the loop; a caller who is interrupted cancels it."""
@@ -53,13 +53,13 @@ class LoopThread:
             raise ConnectionLost("the client was closed", hint="open a new one") from None
         except BaseException:
             if not call.ended:  # Ctrl-C here, at any line: it must not run on there
-                self.soon(call.cancel)
+                self.run_soon(call.cancel)
             raise
 
     def _spawn(self, call: _Call[R]) -> Future[R]:
         token = calling_thread.set(threading.get_ident())
         try:
-            return self._portal.start_task_soon(call.run)
+            return self._portal.start_task_soon(call.run_in_scope)
         except RuntimeError as exc:
             raise ConnectionLost(
                 f"no call can be made now: {exc}",
@@ -68,7 +68,7 @@ class LoopThread:
         finally:
             calling_thread.reset(token)
 
-    def soon(self, function: Callable[..., object], *args: Any) -> None:
+    def run_soon(self, function: Callable[..., object], *args: Any) -> None:
         """Let the loop call *function*, without waiting for it."""
         if not self.forked:
             try:
@@ -76,7 +76,7 @@ class LoopThread:
             except RuntimeError:
                 return  # the loop is closed, and with it everything that could be told
 
-    def enter(self, manager: AbstractAsyncContextManager[R]) -> AbstractContextManager[R]:
+    def enter_context(self, manager: AbstractAsyncContextManager[R]) -> AbstractContextManager[R]:
         """Return *manager* as a synchronous one that lives in one task of the loop."""
         self._check()
         return self._portal.wrap_async_context_manager(manager)
@@ -104,7 +104,7 @@ class _Call(Generic[R]):
         self._scope: anyio.CancelScope | None = None
         self._cancelled = False
 
-    async def run(self) -> R:
+    async def run_in_scope(self) -> R:
         """Run the function in a scope of its own."""
         try:
             with anyio.CancelScope() as self._scope:

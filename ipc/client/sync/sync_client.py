@@ -66,7 +66,7 @@ class Session:
         return self.asynchronous.metadata
 
     def __enter__(self) -> Self:
-        self.thread.run(self.asynchronous.__aenter__)
+        self.thread.run_call(self.asynchronous.__aenter__)
         return self
 
     def __exit__(
@@ -76,13 +76,13 @@ class Session:
         traceback: TracebackType | None,
     ) -> None:
         if not self.thread.forked:
-            self.thread.run(self.asynchronous.__aexit__, None, None, None)
+            self.thread.run_call(self.asynchronous.__aexit__, None, None, None)
 
     def fork(
         self, n: int = 1, *, session_ids: Sequence[str] = (), timeout: float | None = None
     ) -> list[Session]:
         """Return *n* sessions that go on from here; see `AsyncSession.fork`."""
-        branches = self.thread.run(
+        branches = self.thread.run_call(
             self.asynchronous.fork, n, session_ids=session_ids, timeout=timeout
         )
         return [Session(self.thread, branch) for branch in branches]
@@ -158,7 +158,7 @@ class Client(Closing):
         with ExitStack() as stack:
             thread = LoopThread()
             stack.callback(thread.close)
-            stack.enter_context(thread.enter(self.asynchronous))
+            stack.enter_context(thread.enter_context(self.asynchronous))
             self._stack = stack.pop_all()
         return thread
 

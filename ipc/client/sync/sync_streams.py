@@ -48,32 +48,32 @@ class Stream(TurnSoFar, Closing, Iterator[str]):
         request = self._request
         if request is None:
             self._begun = True
-            request = self._thread.run(self._turn.start, InFlightThread)
+            request = self._thread.run_call(self._turn.send_request, InFlightThread)
             self._request = request
         event = request.pieces.get()
         if event is None and self._turn.can_recover(request):
-            self._request = self._thread.run(self._turn.recover, InFlightThread, request)
+            self._request = self._thread.run_call(self._turn.recover, InFlightThread, request)
             return Piece("")
         if event is None:
             self._ended = True
             return self._turn.read_end(request)
         piece, grant = self._turn.read_event(event)
         if grant:
-            self._thread.soon(request.connection.grant_credit, request, grant)
+            self._thread.run_soon(request.connection.grant_credit, request, grant)
         return piece
 
     def _abandon(self) -> None:
         self._ended = True
         request = self._turn.request
         if self._begun and not (request and request.answered):
-            self._thread.soon(self._turn.abandon)
+            self._thread.run_soon(self._turn.abandon)
 
     def close(self) -> None:
         """Cancel the turn if it has not ended, and wait until it has."""
         self._ended = True
         request = self._turn.request
         if request is not None and not request.answered and not self._thread.forked:
-            self._thread.run(self._stream.aclose)
+            self._thread.run_call(self._stream.aclose)
 
     def __del__(self) -> None:
         self._abandon()
@@ -92,17 +92,17 @@ class Pull(Closing, Iterator[str]):
 
     def __next__(self) -> str:
         try:
-            return self._thread.run(self._pull.__anext__)
+            return self._thread.run_call(self._pull.__anext__)
         except StopAsyncIteration:
             raise StopIteration from None
         except BaseException:
-            self._thread.soon(self._pull.abandon)
+            self._thread.run_soon(self._pull.abandon)
             raise
 
     def close(self) -> None:
         """End the turn if it has not ended."""
         if not self._thread.forked:
-            self._thread.run(self._pull.aclose)
+            self._thread.run_call(self._pull.aclose)
 
     def __del__(self) -> None:
-        self._thread.soon(self._pull.abandon)
+        self._thread.run_soon(self._pull.abandon)

@@ -37,7 +37,7 @@ def synchronous(
 
     @functools.wraps(method)
     def call(self: SyncObject[A], /, *args: P.args, **kwargs: P.kwargs) -> R:
-        return self.thread.run(method, self.asynchronous, *args, **kwargs)
+        return self.thread.run_call(method, self.asynchronous, *args, **kwargs)
 
     return call
 
