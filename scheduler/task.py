@@ -191,7 +191,7 @@ class Task:
 
     @property
     def prefilling(self) -> bool:
-        """Tell whether more than the last token is to be decoded."""
+        """Whether more than the last token is to be decoded."""
         return self.pending > 1 or self.computed + self.dropped < self.prompt_size
 
     def tokens_to_stop(self) -> int:
@@ -201,7 +201,7 @@ class Task:
 
     @property
     def checking(self) -> bool:
-        """Tell whether others judge its last sentence."""
+        """Whether others judge its last sentence."""
         return self.checking_since is not None
 
     @property
@@ -217,14 +217,14 @@ class Task:
 
     @property
     def wants_token(self) -> bool:
-        """Tell whether the reader takes another token now."""
+        """Whether the reader takes another token now."""
         return self.checking_since is None and (
             self.asked > 0 if self.spec.pull else self.credit != 0
         )
 
     @property
     def has_work(self) -> bool:
-        """Return whether the next step has tokens of this task.
+        """Whether the next step has tokens of this task.
 
         A sampled token of a pull task is decoded ahead of the next call; a push task without
         credit stands still, as does a task whose last sentence is judged.
@@ -233,7 +233,7 @@ class Task:
         return self.pending > 0 and may
 
     def yields(self, clock: int) -> bool:
-        """Tell whether it stands behind all others who wait, as it was parked by hand."""
+        """Return whether it stands behind all others who wait, as it was parked by hand."""
         return clock < self.yields_until
 
     def effective_class(self, clock: int, ageing_tokens: int) -> int:

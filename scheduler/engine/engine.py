@@ -19,12 +19,10 @@ from ..limits import Limits
 from ..policy.cost import StepCost
 from ..recording.engine_counters import EngineCounters
 from ..recording.recorder import Doing, Recorder
-from ..task import TaskState
 from .answers import Answers
 from .commands import CommandHandler
 from .leasing import SlotLeases
 from .metrics import EngineMetrics
-from .reporting import Reporter
 from .steps import Steps
 from .task_table import EngineClock, TaskTable
 from .tokenizing import TokenizeQueue
@@ -56,8 +54,8 @@ class Engine:
         page = counters or EngineCounters()
         page.target_s = limits.step_target_s
         self.metrics = EngineMetrics(self.kv, self.clock, page)
-        self.reporter = Reporter(model)
-        self.tasks = TaskTable(model, limits, self.clock, self.kv, self.reporter)
+        self.tasks = TaskTable(model, limits, self.clock, self.kv)
+        self.reporter = self.tasks.reporter
         self.leases = SlotLeases(model, self.tasks, self.metrics)
         self._answers = Answers(model, self.tasks, self.metrics)
         self._steps = Steps(
@@ -169,10 +167,9 @@ class Engine:
 
     def statistics(self) -> dict[str, Any]:
         """Return the counters since the start and what is here now."""
-        states = [t.state for t in self.tasks]
         return {
             **self.metrics.counts,
-            **{state.value: states.count(state) for state in TaskState},
+            **self.tasks.count_states(),
             "steps": self.metrics.steps,
             "slots": len(self.slots),
             **self.kv.statistics(),

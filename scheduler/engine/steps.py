@@ -61,7 +61,7 @@ class Steps:
     def use_group(self, group: Group) -> None:
         """Compute for another group from the next step on."""
         self._model.set_adapters(group.adapters)
-        self._quantum = self._quantum.of(group)
+        self._quantum = self._quantum.pass_to(group)
 
     def compute_step(self) -> None:
         """Compute one batch, of generations or of embeddings, where there is something to do."""
@@ -139,7 +139,7 @@ class Steps:
         return self._clock.now - started
 
     def learn(self) -> None:
-        """Learn of the last step what it cost, whose turn it was, and who had no token in it."""
+        """Learn of the last step what it cost, and which tasks had no token in it."""
         if self._computed is None:
             return
         batch, chunks, seconds, holders = self._computed
@@ -148,7 +148,7 @@ class Steps:
         self._cost.learn(load, seconds)
         self._quantum = self._quantum.with_tokens(load.tokens)
         decodes = load.tokens == len(batch) or any(part.count == 1 for part in batch)
-        self._metrics.page.step(load.tokens, len(batch), seconds, decodes=decodes)
+        self._metrics.page.count_step(load.tokens, len(batch), seconds, decodes=decodes)
         self._age_others(batch, holders)
 
     def _plan_tokens(self) -> list[ScheduledTokens]:

@@ -22,7 +22,7 @@ __all__ = ("EngineClock", "TaskTable")
 
 
 class EngineClock:
-    """The time of an engine: *now* stands still during an iteration, but for its step."""
+    """The time of an engine. *now* advances only with an iteration and the end of its step."""
 
     def __init__(self, seconds: Callable[[], float]):
         self.read = seconds
@@ -39,16 +39,10 @@ class EngineClock:
 class TaskTable:
     """Owned by the engine. A task is in the queue, in a slot, or among the texts."""
 
-    def __init__(
-        self,
-        model: Model,
-        limits: Limits,
-        clock: EngineClock,
-        kv: KvManager,
-        reporter: Reporter,
-    ):
-        self.limits, self.clock, self.reporter = limits, clock, reporter
+    def __init__(self, model: Model, limits: Limits, clock: EngineClock, kv: KvManager):
+        self.limits, self.clock = limits, clock
         self.kv, self.slots = kv, kv.slots
+        self.reporter = Reporter(model)
         self.texts = TextQueue(model, limits)
         self.queue: list[Task] = []
         self.owners = OwnerClock()
@@ -144,6 +138,11 @@ class TaskTable:
         for task in self.queue:
             if task.fetching and task.now + self.limits.fetch_timeout_s > now:
                 yield task.now + self.limits.fetch_timeout_s
+
+    def count_states(self) -> dict[str, int]:
+        """Return how many tasks are in each state."""
+        states = [task.state for task in self]
+        return {state.value: states.count(state) for state in TaskState}
 
     def view_queue(self) -> QueueView:
         """Return the queue as of now."""

@@ -48,7 +48,7 @@ class TokenizeQueue:
 
     @property
     def busy(self) -> bool:
-        """Tell whether requests are left."""
+        """Whether requests are left."""
         return bool(self._requests)
 
     def add(self, request: Request) -> None:

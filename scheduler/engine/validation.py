@@ -1,4 +1,4 @@
-"""What a task must be to be let into the queue."""
+"""The checks that a task passes before it is queued."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ def add_adapter(model: Model, command: m.AddAdapter) -> m.Answer | m.Refused:
 
 
 def uses(keys: Iterable[str], adapter_id: str) -> bool:
-    """Tell whether an adapter is among those that *keys* name."""
+    """Return whether an adapter is among those that *keys* name."""
     return any(split_key(key)[0] == adapter_id for key in keys)
 
 

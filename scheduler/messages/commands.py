@@ -71,7 +71,7 @@ class EstimateMemory(Message):
 
 
 class Proceed(Message):
-    """Load the model in the shape that was reckoned last."""
+    """Load the model in the shape that was estimated last."""
 
 
 class Submit(Message):

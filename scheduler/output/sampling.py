@@ -91,8 +91,8 @@ def resume_text(model: Model, task: Task) -> Ending | None:
     if before is None or not before.output_tokens:
         return None
     answer = unpack_tokens(before.answer) if before.answer else task.tokens[-before.output_tokens :]
-    told = b"".join(_piece(model, task, token) for token in answer)
-    ending = task.text.resume(told, before.text_bytes).ending
+    text = b"".join(_piece(model, task, token) for token in answer)
+    ending = task.text.resume(text, before.text_bytes).ending
     if ending is None and task.watch is not None:
         ending = _replayed(task.watch, answer, before.surprisals)
     if ending is not None:

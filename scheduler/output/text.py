@@ -80,16 +80,16 @@ class TextAssembler:
         self._held = released.text + self._held
         return released._replace(text=b"")
 
-    def resume(self, told: bytes, shown: int) -> Released:
-        """Go on after *told*, the text of the tokens so far, of which *shown* bytes were released.
+    def resume(self, sent: bytes, shown: int) -> Released:
+        """Go on after *sent*, the text of the tokens so far, of which *shown* bytes were released.
 
-        Where the turn had met its end, and only that was not told, it is told again.
+        Where the turn had met its end, and only that was not sent, it is sent again.
         """
         self._held = b""
         if self._sentences is not None:
-            told = self._sentences.resume(told, shown)
-        stop = None if self._watch is None else self._watch.feed(told)
-        held = told[shown:]
+            sent = self._sentences.resume(sent, shown)
+        stop = None if self._watch is None else self._watch.feed(sent)
+        held = sent[shown:]
         found = _earliest(self._find(held), stop, shown)
         self._held = held if found is None else held[: max(0, found.end)]
         self._stopped = found is not None

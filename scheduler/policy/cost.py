@@ -12,12 +12,12 @@ DRIFT = 0.01
 """The coefficients' random walk a step, as a share of each: how fast old steps are forgotten."""
 NOISE = 0.1
 """A step's time is off by this share, with nothing wrong."""
-SURPRISE_MAX = 3.0
+DEVIATIONS_MAX = 3.0
 """A step further off than this many deviations counts as that far off: a hiccup is no trend."""
 SECONDS_MIN = 1e-6
 """No step takes less, whatever a coarse clock says."""
 TREND_STEPS = 3
-"""As many surprises in a row are a trend: the machine has changed."""
+"""As many outliers in a row are a trend: the machine has changed."""
 
 _Three = tuple[float, float, float]
 _Six = tuple[float, float, float, float, float, float]
@@ -62,7 +62,7 @@ class StepCost:
         """Of a and a, a and b, a and c, b and b, b and c, c and c. Written out rather than looped
         over: every step pays for it (40 against 12 us).
         """
-        self._surprises = 0
+        self._outliers = 0
         self._token_s_least = math.inf
         """The quickest token so far."""
         self._threads = 0
@@ -104,7 +104,7 @@ class StepCost:
         if threads == before or not before or not self.known:
             return
         self._with_others[before] = self._theta, self._variance
-        self._surprises = 0
+        self._outliers = 0
         if threads in self._with_others:
             self._theta, self._variance = self._with_others.pop(threads)
             return
@@ -132,9 +132,9 @@ class StepCost:
         noise = (NOISE * max(expected, seconds / 2)) ** 2 + 1e-12
         spread = noise + max(0.0, x * gain_a + y * gain_b + z * gain_c)
         error = seconds - expected
-        limit = SURPRISE_MAX * math.sqrt(spread)
+        limit = DEVIATIONS_MAX * math.sqrt(spread)
         if abs(error) <= limit:
-            self._surprises = 0
+            self._outliers = 0
         else:
             error = limit if error > 0 else -limit
             if self._is_trend():
@@ -156,11 +156,11 @@ class StepCost:
         )
 
     def _is_trend(self) -> bool:
-        """Count a surprise; a row of them makes all uncertain again."""
-        self._surprises += 1
-        if self._surprises < TREND_STEPS:
+        """Count an outlier; a row of them makes all uncertain again."""
+        self._outliers += 1
+        if self._outliers < TREND_STEPS:
             return False
-        self._surprises = 0
+        self._outliers = 0
         a, b, c = self._scales()
         self._variance = (a**2, 0.0, 0.0, b**2, 0.0, c**2)
         return True

@@ -1,4 +1,4 @@
-"""What is told of the queue: who runs and who waits, in which order, and for how long."""
+"""Reports about the queue: the running and the waiting tasks, their order and expected starts."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""What an engine has done so far, in memory that the daemon reads without checking the worker.
+"""The counters of an engine, in memory that the daemon reads without a request to the worker.
 
-Who looks must not wait for a worker in the middle of a step, or for one that is stopped. So the
-engine writes its figures into the record's second page, now and then and before it rests; the
-daemon reads them there, those of a process that is gone, too.
+A reader must not wait for a worker that is in the middle of a step or stopped. So the engine writes
+its counters into the record's second page, now and then and before it rests; the daemon reads them
+there, also those of a process that has exited.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class _Powers:
         self.sum = 0
 
     def cells(self) -> list[int]:
-        """Return the counts by the buckets that are told."""
+        """Return the counts by the published buckets."""
         size = len(POWERS_OF_TWO)
         return [*self.counts[:size], sum(self.counts[size:])]
 
@@ -105,28 +105,28 @@ class EngineCounters:
         """When they are to be written again, if something is new."""
         self._new, self._changes = True, 0
         self._decode, self._mixed, self._prefill = (Histogram(STEP_S) for _ in StepKind)
-        self._rows, self._sequences = _Powers(), _Powers()
+        self._tokens, self._sequences = _Powers(), _Powers()
 
-    def step(self, rows: int, sequences: int, seconds: float, *, decodes: bool) -> None:
-        """Count a step of *rows* for *sequences*, in which somebody *decodes*. Every step pays for
-        it: half a µs.
+    def count_step(self, tokens: int, sequences: int, seconds: float, *, decodes: bool) -> None:
+        """Count a step of *tokens* for *sequences*, in which a task *decodes*. It costs half a
+        microsecond a step.
         """
         self._new = True
         with_prompts = self._mixed if decodes else self._prefill
-        histogram = self._decode if rows == sequences else with_prompts
+        histogram = self._decode if tokens == sequences else with_prompts
         if seconds > self.target_s and decodes:
             self.over_target += 1
         histogram.counts[bisect_left(STEP_S, seconds)] += 1
         histogram.sum += seconds
-        powers = self._rows
-        powers.counts[(rows - 1).bit_length()] += 1
-        powers.sum += rows
+        powers = self._tokens
+        powers.counts[(tokens - 1).bit_length()] += 1
+        powers.sum += tokens
         powers = self._sequences
         powers.counts[(sequences - 1).bit_length()] += 1
         powers.sum += sequences
 
     def due_in(self, now: float, changes: int) -> float | None:
-        """Return in how many seconds the figures are to be written; None: nothing is new, no step
+        """Return in how many seconds the counters are to be written; None: nothing is new, no step
         and none of the *changes* that the slots count.
         """
         if not self._new and changes == self._changes:
@@ -139,7 +139,7 @@ class EngineCounters:
         cells = [values[name] for name in COUNTERS]
         for histogram in (self._decode, self._mixed, self._prefill):
             cells += (*histogram.counts, histogram.sum)
-        for powers in (self._rows, self._sequences):
+        for powers in (self._tokens, self._sequences):
             cells += (*powers.cells(), powers.sum)
         cells += [values[name] for name in GAUGES]
         _PAGE.pack_into(self._page, BYTES, *cells)

@@ -26,7 +26,7 @@ _STDERR = 2
 
 
 class EngineLog:
-    """Makes events of what happens to tasks, from the levels on that were told; before that none.
+    """Makes events of what happens to tasks, from the levels on that were set; before that none.
     Owned by the engine's thread.
     """
 
@@ -42,7 +42,7 @@ class EngineLog:
         library_level(logging)
 
     def queued(self, task: Task) -> None:
-        """Tell of a task that has come."""
+        """Log a task that has come."""
         if self._wants("debug"):
             self._task(
                 "debug",
@@ -55,17 +55,17 @@ class EngineLog:
             )
 
     def admitted(self, task: Task) -> None:
-        """Tell of a task that got a slot."""
+        """Log a task that got a slot."""
         if self._wants("debug"):
             self._task("debug", "task.admitted", task, slot=task.slot, cached_tokens=task.cached)
 
     def parked(self, task: Task) -> None:
-        """Tell of a task that gave its slot up."""
+        """Log a task that gave its slot up."""
         if self._wants("debug"):
             self._task("debug", "task.parked", task, output_tokens=task.generated)
 
     def finished(self, task: Task, stats: m.TurnStats) -> None:
-        """Tell of a task that ended well."""
+        """Log a task that ended well."""
         if self._wants("debug"):
             self._task(
                 "debug",
@@ -82,7 +82,7 @@ class EngineLog:
             )
 
     def failed(self, spec: m.TaskSpec, error: InferdError) -> None:
-        """Tell of a task that failed: by the error's name, as its message may quote a text."""
+        """Log a task that failed: by the error's name, as its message may quote a text."""
         level = "debug" if isinstance(error, Cancelled) else "info"
         if self._wants(level):
             cause = {"cause": error.message} if self._texts else {}
@@ -90,7 +90,7 @@ class EngineLog:
             self._send(m.LogEvent(level, "scheduler", "task.failed", fields))
 
     def step_failed(self, tasks: Sequence[Task], error: InferdError) -> None:
-        """Tell of a step that the backend could not do."""
+        """Log a step that the backend could not do."""
         if self._wants("error", "backends"):
             fields = {
                 "tasks": [task.spec.id for task in tasks],
@@ -105,8 +105,8 @@ class EngineLog:
 
     def _task(self, level: str, event: str, task: Task, **fields: Any) -> None:
         spec = task.spec
-        told = {"task": spec.id, "request": spec.request, **fields}
-        self._send(m.LogEvent(level, "scheduler", event, told))
+        logged = {"task": spec.id, "request": spec.request, **fields}
+        self._send(m.LogEvent(level, "scheduler", event, logged))
 
     def _text(self, name: str, tokens: Iterable[int]) -> dict[str, str]:
         """Return a field with the beginning of the text of *tokens*, where that is wanted."""

@@ -1,4 +1,4 @@
-"""What a condition on a turn's text is."""
+"""The interface of conditions on a turn's text."""
 
 from __future__ import annotations
 

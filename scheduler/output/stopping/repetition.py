@@ -37,10 +37,10 @@ class Repetition:
         self._grams.append(gram)
         self._counts[gram] += 1
         if len(self._grams) > self._size:
-            gone = self._grams.popleft()
-            self._counts[gone] -= 1
-            if not self._counts[gone]:
-                del self._counts[gone]
+            oldest = self._grams.popleft()
+            self._counts[oldest] -= 1
+            if not self._counts[oldest]:
+                del self._counts[oldest]
         if len(self._grams) < self._size:
             return None
         share = 1 - len(self._counts) / self._size

@@ -80,12 +80,12 @@ class Sentences:
         self.question = None
         return self._pass()
 
-    def resume(self, told: bytes, shown: int) -> bytes:
-        """Take an answer so far, of which *shown* bytes were told: sentences before these were
+    def resume(self, sent: bytes, shown: int) -> bytes:
+        """Take an answer so far, of which *shown* bytes were sent: sentences before these were
         judged. Return those that pass.
         """
-        self._waiting = told
-        self._look(self._decoder.decode(told))
+        self._waiting = sent
+        self._look(self._decoder.decode(sent))
         while self._found and self._found[0].end < shown:
             self._found.popleft()
         return self._pass()

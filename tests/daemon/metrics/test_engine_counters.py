@@ -26,7 +26,7 @@ def test_what_one_writes_another_reads_over_the_same_record_and_the_acts_stay() 
     engine, daemon, acts = EngineCounters(record), EngineCounters(record), Recorder(record)
     acts.note(Doing.STEP, range(510))
     assert set(daemon.read()) == {0.0}
-    engine.step(3, 3, 0.004, decodes=True)
+    engine.count_step(3, 3, 0.004, decodes=True)
     engine.write(1.0, 0, VALUES)
     os.close(record)
     assert dict(zip(COUNTERS, daemon.read(), strict=False)) == {n: VALUES[n] for n in COUNTERS}
@@ -53,7 +53,7 @@ def test_a_step_is_of_one_kind_and_prompts_alone_may_take_longer(
 ) -> None:
     figures = EngineCounters(target_s=0.15)
     for seconds in (0.1, 0.2):
-        figures.step(sum(counts), len(counts), seconds, decodes=1 in counts)
+        figures.count_step(sum(counts), len(counts), seconds, decodes=1 in counts)
     figures.write(0.0, 0, VALUES)
     found = histograms_of(figures.read())
     told = {k: sum(found[f"{k}_s"].counts) for k in StepKind}
@@ -66,7 +66,7 @@ def test_a_step_is_of_one_kind_and_prompts_alone_may_take_longer(
 @pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 1023, 1024, 1025, 2048, 2049, 1 << 20])
 def test_powers_of_two_are_buckets_like_any(rows: int) -> None:
     figures, wanted = EngineCounters(), Histogram(POWERS_OF_TWO)
-    figures.step(rows, 1, 0.1, decodes=False)
+    figures.count_step(rows, 1, 0.1, decodes=False)
     figures.write(0.0, 0, VALUES)
     wanted.observe(rows)
     assert histograms_of(figures.read())["rows_a_step"].counts == wanted.counts
@@ -78,5 +78,5 @@ def test_they_are_due_after_a_step_or_a_change_and_not_else() -> None:
     figures.write(5.0, 0, VALUES)
     assert figures.due_in(5.0, 0) is None and figures.due_in(9.0, 0) is None
     assert figures.due_in(5.01, 1) == pytest.approx(WRITTEN_S - 0.01)
-    figures.step(1, 1, 0.1, decodes=True)
+    figures.count_step(1, 1, 0.1, decodes=True)
     assert figures.due_in(5.0 + 2 * WRITTEN_S, 0) == pytest.approx(-WRITTEN_S)

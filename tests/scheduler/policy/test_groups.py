@@ -29,8 +29,8 @@ def tasks_of(slots: list[Slot]) -> list[Task]:
     return [slot.task for slot in slots if slot.task is not None]
 
 
-def after(slots: list[Slot], turn: GroupQuantum, owners: OwnerClock | None = None) -> Group:
-    return plan_group(tasks_of(slots), order(owners), LIMITS, turn)
+def after(slots: list[Slot], quantum: GroupQuantum, owners: OwnerClock | None = None) -> Group:
+    return plan_group(tasks_of(slots), order(owners), LIMITS, quantum)
 
 
 def test_a_batch_has_rows_of_one_group_alone() -> None:
@@ -52,12 +52,12 @@ def test_a_group_has_the_steps_for_a_quantum() -> None:
 
 
 def test_groups_take_turns_all_in_all() -> None:
-    slots, turn, seen = filled(), GroupQuantum(), []
+    slots, quantum, seen = filled(), GroupQuantum(), []
 
     for _ in range(9):
-        seen.append(turn.group)
-        turn = turn.with_tokens(QUANTUM)
-        turn = turn.of(after(slots, turn))
+        seen.append(quantum.group)
+        quantum = quantum.with_tokens(QUANTUM)
+        quantum = quantum.pass_to(after(slots, quantum))
 
     assert seen == [NONE, A, B] * 3, "the one that came last waits for the others for ever"
 
@@ -90,12 +90,12 @@ def test_a_group_of_who_was_served_more_waits_for_who_was_served_less() -> None:
 
 
 def test_no_more_groups_are_remembered_than_there_can_be() -> None:
-    turn = GroupQuantum()
+    quantum = GroupQuantum()
     for number in range(GROUPS_MAX + 10):
-        turn = turn.of(Group((str(number),)))
+        quantum = quantum.pass_to(Group((str(number),)))
 
-    assert len(turn.before) == GROUPS_MAX
-    assert turn.rested(turn.before[-1]) == GROUPS_MAX - 1 and turn.rested(NONE) == -1
+    assert len(quantum.before) == GROUPS_MAX
+    assert quantum.order_of(quantum.before[-1]) == GROUPS_MAX - 1 and quantum.order_of(NONE) == -1
 
 
 def test_three_sets_of_adapters_are_computed_in_turns_and_each_answers_right() -> None:
