@@ -140,18 +140,7 @@ async def _main(
             group.start_soon(_watch_signals, daemon, signals, listener, reload)
             async with anyio.create_task_group() as services:
                 services.start_soon(service.run)
-                services.start_soon(daemon.sessions.expire_idle)
-                services.start_soon(daemon.registry.unload_idle)
-                services.start_soon(parts.while_it_works, "cores", daemon.registry.watch_cores)
-                services.start_soon(parts.while_it_works, "memory", daemon.memory.run)
-                await daemon.registry.kv_index.load()
-                services.start_soon(daemon.registry.kv_index.run)
-                await daemon.restore()
-                services.start_soon(daemon.journal.run)
-                if not daemon.config.metrics.is_off:
-                    services.start_soon(_metrics(daemon, parts).run)
-                gc.collect()
-                gc.freeze()  # what is there now stays, and need not be looked through again
+                await _start_services(daemon, services, parts)
                 await services.start(daemon.server.serve, listener.socket)
                 log.info(
                     "daemon.ready",
@@ -165,7 +154,7 @@ async def _main(
                 await daemon.stopping.wait()
                 service.notify_stopping(daemon.config.grace_s)
                 if listener.inherited:
-                    daemon.server.stop_accepting()  # the next daemon serves who comes now
+                    daemon.server.stop_accepting()  # the next daemon serves new clients
                 await _stop(daemon)
                 await traces.close()
                 services.cancel_scope.cancel()
@@ -174,8 +163,24 @@ async def _main(
     return 0
 
 
+async def _start_services(daemon: Daemon, services: anyio.abc.TaskGroup, parts: Parts) -> None:
+    """Start the background services, and restore the state of earlier daemons."""
+    services.start_soon(daemon.sessions.expire_idle)
+    services.start_soon(daemon.registry.unload_idle)
+    services.start_soon(parts.while_it_works, "cores", daemon.registry.watch_cores)
+    services.start_soon(parts.while_it_works, "memory", daemon.memory.run)
+    await daemon.registry.kv_index.load()
+    services.start_soon(daemon.registry.kv_index.run)
+    await daemon.restore()
+    services.start_soon(daemon.journal.run)
+    if not daemon.config.metrics.is_off:
+        services.start_soon(_metrics(daemon, parts).run)
+    gc.collect()
+    gc.freeze()  # the restored state lives on: later collections need not scan it
+
+
 def _metrics(daemon: Daemon, parts: Parts) -> MetricsServer:
-    """Return what serves the figures, listening already if it can."""
+    """Return the server of the metrics, listening already if it can."""
     listener = MetricsServer(daemon, daemon.config.metrics, partial(parts.note, "metrics"))
     listener.open()
     daemon.metrics_at = lambda: listener.where
@@ -183,7 +188,7 @@ def _metrics(daemon: Daemon, parts: Parts) -> MetricsServer:
 
 
 def _service(daemon: Daemon, parts: Parts) -> ServiceNotifier:
-    """Return what tells the service manager how *daemon* is."""
+    """Return the notifier of the service manager about *daemon*."""
     service = ServiceNotifier(
         parts,
         loading=lambda: daemon.registry.loading,
@@ -197,7 +202,7 @@ def _service(daemon: Daemon, parts: Parts) -> ServiceNotifier:
 
 
 async def _stop(daemon: Daemon) -> None:
-    """Let what runs finish, tell everybody, let the workers leave."""
+    """Let running turns finish, send all clients the goodbye, and unload the workers."""
     log.info("daemon.stopping", grace_s=daemon.config.grace_s)
     await daemon.drain(daemon.config.grace_s)
     error = ShuttingDown("the daemon is shutting down")

@@ -19,7 +19,7 @@ from ...sessions import Session
 from ..config.log_levels import parse_log_levels
 from ..core import CallTable, Daemon
 from ..logs.setup import logs
-from ..metrics.collector import figures_of
+from ..metrics.collector import metric_values
 from ..models.model import Model
 from ..residency.gate import Caller
 from ..workers.worker import Worker
@@ -130,7 +130,7 @@ async def stats(daemon: Daemon, request: Request) -> w.StatsResult:
     async with anyio.create_task_group() as group:
         for model in daemon.registry.models(request.connection.peer.uid):
             group.start_soon(_query_statistics, model, workers)
-    figures = await figures_of(daemon)
+    figures = await metric_values(daemon)
     states = [s.state.value for s in daemon.all_sessions()]
     return w.StatsResult(
         stats={

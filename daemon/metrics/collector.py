@@ -1,6 +1,6 @@
 """From the daemon's own state to Prometheus' text, at the moment of a scrape.
 
-It reads what the daemon knows: it asks no worker, reads no directory, and touches no timer.
+It reads the state of the daemon alone: no worker is queried, no directory read, no timer touched.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ from .families import FAMILIES, PREFIX
 if TYPE_CHECKING:
     from ..core import Daemon
 
-__all__ = ("CONTENT_TYPE", "figures_of", "metrics_of", "scrape")
+__all__ = ("CONTENT_TYPE", "metric_values", "metrics_of", "scrape")
 
 SLICE_S = 0.001
-"""After so long the event loop goes on with what else there is, before the next family."""
+"""The time after which other work of the event loop gets its chance before the next family."""
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 Labels = tuple[str, ...]
 Samples = Mapping[Labels, float | Histogram]
@@ -79,7 +79,7 @@ class _One(Collector):
 _process = ProcessCollector(registry=None)
 
 
-async def figures_of(daemon: Daemon) -> dict[str, list[dict[str, Any]]]:
+async def metric_values(daemon: Daemon) -> dict[str, list[dict[str, Any]]]:
     """Return the families of ours but the histograms, each as a list of its labels with `value`.
     Streams go on meanwhile.
     """
@@ -106,7 +106,7 @@ def metrics_of(daemon: Daemon) -> Iterator[Metric]:
 
 
 def _families(daemon: Daemon) -> Read:
-    """Yield the families of ours, after a look at what the engines have done."""
+    """Yield our families, after adding up the counters of the engines."""
     for model in daemon.registry.known:
         if model.worker is not None:
             daemon.tally.add_up(model, model.worker)
@@ -187,7 +187,7 @@ OBSERVED = (
     *("request_time_per_output_token_seconds", "e2e_request_latency_seconds"),
     *("model_load_seconds", "model_swap_seconds"),
 )
-"""Families that the tally has as they are told."""
+"""Families that the daemon's counters hold ready."""
 
 
 def _tallied(daemon: Daemon) -> Read:
@@ -208,7 +208,7 @@ ENGINE_COUNTERS = {
     "kv_full_steps": "kv_full",
     "steps_over_target": "over_target",
 }
-"""Families by what an engine calls it."""
+"""The engine's counters by the family that reports them."""
 TIERS = ("slot", "memory", "disk")
 
 

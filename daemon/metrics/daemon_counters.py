@@ -1,4 +1,4 @@
-"""What is counted as it passes, and the sums over workers that have come and gone."""
+"""Counters of the daemon's events, and sums over all workers of a model so far."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from ..models.swap import NOBODY
 from ..workers.worker import Worker
 from .families import FAMILIES
 
-__all__ = ("MODELS_MAX", "REASONS", "Tally", "label_of", "reason_of")
+__all__ = ("MODEL_LABELS_MAX", "REJECTION_REASONS", "Tally", "label_of", "reason_of")
 
-MODELS_MAX = 256
-"""Names of models that are told apart; the rest counts as one."""
+MODEL_LABELS_MAX = 256
+"""Model names with a label of their own; the others share one."""
 OTHERS = "others"
 PRIVATE = "descriptor"
 """The label of all models that came by a descriptor: their names are their users' alone."""
@@ -37,7 +37,7 @@ QUEUE_BOUNDS = (
 )
 BOUNDS = {"sessions_max": "sessions-max", "connections_max": "connections-max"}
 """Settings, by what a `Busy` calls them in its data; where it names one itself, it is that."""
-REASONS = (*QUEUE_BOUNDS, *BOUNDS.values(), "quota", "memory", "draining", "other")
+REJECTION_REASONS = (*QUEUE_BOUNDS, *BOUNDS.values(), "quota", "memory", "draining", "other")
 
 
 def label_of(model: Model) -> str:
@@ -48,7 +48,7 @@ def label_of(model: Model) -> str:
 
 
 def reason_of(error: InferdError) -> str | None:
-    """Return which bound refused; None: it was none."""
+    """Return the bound that an error is a refusal by; None: it is not one."""
     if isinstance(error, ShuttingDown):
         return "draining"
     if isinstance(error, QuotaExceeded):
@@ -59,7 +59,7 @@ def reason_of(error: InferdError) -> str | None:
         return None
     named = (setting for key, setting in BOUNDS.items() if key in error.data)
     bound = error.data.get("bound") or next(named, "other")
-    return bound if bound in REASONS else "other"
+    return bound if bound in REJECTION_REASONS else "other"
 
 
 def _empty(family: str) -> Histogram:
@@ -67,7 +67,7 @@ def _empty(family: str) -> Histogram:
 
 
 class Tally:
-    """Owned by the daemon's event loop. Each method is told of one event as it passes."""
+    """Owned by the daemon's event loop. Each method counts one event."""
 
     def __init__(self) -> None:
         self.histograms: dict[str, dict[tuple[str, ...], Histogram]] = {
@@ -77,10 +77,10 @@ class Tally:
             name: Counter() for name, family in FAMILIES.items() if family.kind == "counter"
         }
         self.engines: dict[str, tuple[float, ...]] = {}
-        """What the engines of a model have done, of all its workers so far."""
+        """The engine counters of each model, summed over all its workers so far."""
         self._seen: dict[Worker, tuple[float, ...]] = {}
         self._names: set[str] = set()
-        for reason in REASONS:
+        for reason in REJECTION_REASONS:
             self.counters["admission_rejections"][(reason,)] = 0
 
     def name_of(self, model: Model) -> str:
@@ -94,7 +94,7 @@ class Tally:
     def bounded(self, name: str) -> str:
         """Return *name* while there are not too many."""
         if name not in self._names:
-            if len(self._names) >= MODELS_MAX:
+            if len(self._names) >= MODEL_LABELS_MAX:
                 return OTHERS
             self._names.add(name)
             for family in ("model_load_failures", "model_unloads", "worker_restarts"):
@@ -135,7 +135,7 @@ class Tally:
     def call_refused(self, call: str, error: InferdError) -> None:
         """Count a call, or a connection, that was answered with an error."""
         if isinstance(error, EndOfSequence):
-            return  # a turn's normal end, for who pulls
+            return  # the normal end of a pulled turn
         self.counters["call_errors"][call, error.name] += 1
         reason = reason_of(error)
         if reason is not None:
@@ -154,7 +154,7 @@ class Tally:
         self.observe("model_swap_seconds", (mode,), seconds)
 
     def worker_left(self, model: Model, worker: Worker) -> None:
-        """Count a worker that is gone, and keep what it has done."""
+        """Count a worker that has exited, and keep its engine's counters."""
         family = "worker_restarts" if worker.died else "model_unloads"
         self.counters[family][(self.name_of(model),)] += 1
         self.add_up(model, worker)

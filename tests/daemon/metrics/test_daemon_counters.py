@@ -18,7 +18,7 @@ from inferd.backends.errors import (
 from inferd.daemon.config.settings import SETTINGS
 from inferd.daemon.metrics.daemon_counters import (
     BOUNDS,
-    MODELS_MAX,
+    MODEL_LABELS_MAX,
     OTHERS,
     QUEUE_BOUNDS,
     Tally,
@@ -29,9 +29,9 @@ from inferd.daemon.metrics.families import FAMILIES, SECTIONS
 
 def test_names_of_models_are_bounded() -> None:
     tally = Tally()
-    names = [tally.bounded(f"m{n}") for n in range(MODELS_MAX + 10)]
-    assert names[:MODELS_MAX] == [f"m{n}" for n in range(MODELS_MAX)]
-    assert set(names[MODELS_MAX:]) == {OTHERS}
+    names = [tally.bounded(f"m{n}") for n in range(MODEL_LABELS_MAX + 10)]
+    assert names[:MODEL_LABELS_MAX] == [f"m{n}" for n in range(MODEL_LABELS_MAX)]
+    assert set(names[MODEL_LABELS_MAX:]) == {OTHERS}
     assert tally.bounded("m0") == "m0"
 
 
