@@ -1,1 +1,1 @@
-"""Framing: bytes of a stream to frames and back, without sockets."""
+"""Framing, without sockets, and the reading loop of sockets that carry frames."""

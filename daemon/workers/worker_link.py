@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Callable
+from functools import partial
 
 import msgspec
 
 from ...scheduler import messages as m
 from ...wire.frames import ANY_LENGTH, READ_BYTES, FrameReader, pack_frame
+from ...wire.reading import read_until_end
 
 __all__ = ("WorkerLink", "send_load")
 
@@ -54,23 +56,17 @@ class WorkerLink:
     async def exchange(self, sock: socket.socket) -> None:
         """Write commands and read reports until the process closes its end.
 
-        One callback for each, for good: a wake-up here is paid for at each step.
-
         :raises msgspec.DecodeError: a report cannot be read.
         """
-        loop = asyncio.get_running_loop()
-        ended: asyncio.Future[None] = loop.create_future()
-        loop.add_reader(sock, self._read, sock, ended)
         self._sock = sock
         if self._commands:
             self._on_sent()
         self._write()
         try:
-            await ended
+            await read_until_end(sock, partial(self._read_reports, sock))
         finally:
             self._sock = None
-            loop.remove_reader(sock)
-            loop.remove_writer(sock)
+            asyncio.get_running_loop().remove_writer(sock)
 
     def _write(self) -> None:
         """Send the waiting commands in one frame, or the part of it that the socket takes."""
@@ -92,16 +88,7 @@ class WorkerLink:
             asyncio.get_running_loop().remove_writer(sock)
             self._writing = False
 
-    def _read(self, sock: socket.socket, ended: asyncio.Future[None]) -> None:
-        if ended.done():
-            return
-        try:
-            if not self._read_some(sock):
-                ended.set_result(None)
-        except Exception as exc:  # it ends `exchange`, not only this callback
-            ended.set_exception(exc)
-
-    def _read_some(self, sock: socket.socket) -> bool:
+    def _read_reports(self, sock: socket.socket) -> bool:
         """Read once and pass the reports on; return whether more may come."""
         try:
             data = sock.recv(READ_BYTES)
