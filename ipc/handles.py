@@ -1,4 +1,4 @@
-"""Handles of graphs and contexts: numbers that also say what they stand for."""
+"""Handles of graphs and contexts: numbers with the facts that the daemon returned."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ("Context", "Graph")
 
 
 class Graph(int):
-    """A graph's handle, and what the daemon said of it.
+    """A graph's handle, with the model's properties.
 
     `not_applied` holds the values in force where the configuration asked for others; `ignored`
     the keys that the daemon does not know.
@@ -25,7 +25,7 @@ class Graph(int):
 
     @classmethod
     def from_result(cls, result: GraphResult) -> Self:
-        """Make a handle of what a load call answered."""
+        """Make a handle of the result of a load call."""
         self = cls(result.graph)
         self.model, self.fingerprint = result.model, result.fingerprint
         self.ctx_size, self.slots = result.ctx_size, result.slots
@@ -34,13 +34,13 @@ class Graph(int):
 
 
 class Context(int):
-    """An execution context's handle. `attached`: it was there before, with its history."""
+    """An execution context's handle. `attached`: it existed before, with its history."""
 
     attached: bool
 
     @classmethod
     def from_result(cls, result: ContextResult) -> Self:
-        """Make a handle of what an init call answered."""
+        """Make a handle of the result of an init call."""
         self = cls(result.context)
         self.attached = result.attached
         return self

@@ -1,4 +1,4 @@
-"""Where the socket is."""
+"""Paths of the socket, for clients and for the daemon."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ def client_socket_path(
 ) -> Path:
     """Return the socket that a client without a path connects to.
 
-    `INFERD_SOCKET` if set; else the user's own daemon under `XDG_RUNTIME_DIR`, unless only the
-    system's is there; else the system's.
+    `INFERD_SOCKET` if set; else the user's own under `XDG_RUNTIME_DIR`, unless only the system's
+    exists; else the system's.
     """
     environ = os.environ if environ is None else environ
     path = daemon_socket_path(environ, system)

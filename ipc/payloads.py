@@ -1,4 +1,4 @@
-"""What a caller hands over, made ready for the wire: tensors, memfds, JSON, messages."""
+"""Arguments of calls in the form that is sent: tensors, memfds, JSON, messages."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_
 
 
 def _plain(value: Any) -> Any:
-    """Return what msgpack knows for a handle, a reply, a mapping or a sequence of the caller's."""
+    """Return a handle, a reply, a mapping or a sequence as a type that msgpack encodes."""
     if isinstance(value, str):
         return str(value)
     if isinstance(value, int):
@@ -65,7 +65,7 @@ _json = msgspec.json.Encoder(enc_hook=_plain)
 
 
 def pack_message(message: Any) -> bytes:
-    """Return the frame of *message*, in which subclasses of plain types are plain."""
+    """Return the frame of *message*, with subclasses of plain types as those types."""
     return pack_frame(message, _encoder)
 
 
@@ -132,16 +132,16 @@ def _write_memfd(data: bytes) -> int:
 
 
 class Payload:
-    """A frame's tensors, and the memfds of those that do not fit into it. Close it when sent."""
+    """A frame's tensors, and the memfds of those that do not fit into it. Close it once sent."""
 
     def __init__(self) -> None:
         self.descriptors: list[int] = []
         self._bytes_left = FRAME_BYTES_MAX - _ENVELOPE_BYTES
 
     async def pack_tensor(self, value: TensorLike) -> Tensor:
-        """Return *value* for the frame: as it is, or standing for the memfd that holds its bytes.
+        """Return *value* for the frame: as it is, or with a reference to the memfd of its bytes.
 
-        :raises TooLarge: it is past the bound of a tensor in a descriptor, too.
+        :raises TooLarge: it exceeds the bound of a tensor in a descriptor, too.
         """
         tensor = as_tensor(value)
         size = len(tensor.data)
@@ -169,7 +169,7 @@ class Payload:
 
 @contextmanager
 def closing_descriptor(fd: int) -> Iterator[None]:
-    """Close *fd* at the end; a negative one is none."""
+    """Close *fd* at the end, unless it is negative."""
     try:
         yield
     finally:

@@ -1,4 +1,4 @@
-"""Who is at the other end of a Unix socket, as the kernel tells it."""
+"""Credentials of the process at the other end of a Unix socket, from the kernel."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def peer_of(sock: socket.socket) -> Peer:
 
 
 def _groups(sock: socket.socket, uid: int, gid: int) -> list[int]:
-    """Return the process' groups; those of its user, where there are too many, or the kernel does
-    not tell them.
+    """Return the process's groups; its user's groups if there are too many, or if the kernel does
+    not report them.
     """
     try:
         data = sock.getsockopt(socket.SOL_SOCKET, _PEERGROUPS, _GROUPS_BYTES)
@@ -48,5 +48,5 @@ def _groups(sock: socket.socket, uid: int, gid: int) -> list[int]:
 def _known_groups(uid: int, gid: int) -> list[int]:
     try:
         return os.getgrouplist(pwd.getpwuid(uid).pw_name, gid)
-    except (KeyError, OSError):  # a user without a name is in no group but his own
+    except (KeyError, OSError):  # a user without a name is in their own group only
         return [gid]

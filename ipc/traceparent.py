@@ -1,4 +1,4 @@
-"""The span that a call is made in, as the client passes it on."""
+"""Trace context of a call: the `traceparent` that the client sends."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ def traceparent_of(given: str | None) -> str:
     """Return *given*, or else the W3C `traceparent` of OpenTelemetry's current span; empty where
     there is none.
 
-    Nothing is imported: where nobody has, no span is current.
+    Nothing is imported: without an import of OpenTelemetry, no span is current.
     """
     if given is not None:
         return given

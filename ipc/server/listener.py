@@ -1,4 +1,4 @@
-"""The daemon's listening socket: given by systemd, or at a path that it makes and removes."""
+"""The daemon's listening socket: passed by systemd, or bound to a path of its own."""
 
 from __future__ import annotations
 
@@ -29,44 +29,45 @@ class InheritedListener:
         self.path = str(sock.getsockname())
 
     def remove(self) -> None:
-        """Leave the path: it is not the daemon's."""
+        """Do nothing: the path belongs to systemd."""
 
     def close(self) -> None:
-        """Close the daemon's descriptor of it."""
+        """Close the daemon's descriptor of the socket."""
         self.socket.close()
 
 
 def inherited_listener(environment: MutableMapping[str, str]) -> InheritedListener | None:
-    """Return the socket that systemd has passed to this process (`sd_listen_fds(3)`), if it has;
-    no child sees what says so.
+    """Return the socket that systemd passed to this process (`sd_listen_fds(3)`), or None. Its
+    variables are removed from *environment*, so that no child inherits them.
 
-    :raises InvalidArgument: it is no listening Unix stream socket, or one of several that cannot be
-        told apart.
+    :raises InvalidArgument: it is not a listening Unix stream socket, or several were passed and
+        none or more than one is named for inferd.
     """
-    told = [environment.pop(f"LISTEN_{what}", "") for what in ("PID", "FDS", "FDNAMES")]
-    if told[0] != str(os.getpid()) or not told[1].isdecimal():
+    pid = environment.pop("LISTEN_PID", "")
+    count, names = environment.pop("LISTEN_FDS", ""), environment.pop("LISTEN_FDNAMES", "")
+    if pid != str(os.getpid()) or not count.isdecimal():
         return None
-    numbers = range(FD_FIRST, FD_FIRST + int(told[1]))
+    numbers = range(FD_FIRST, FD_FIRST + int(count))
     for number in numbers:
-        with contextlib.suppress(OSError):  # it is none: told below, if it is the one
+        with contextlib.suppress(OSError):  # not a descriptor; reported below if it is ours
             os.set_inheritable(number, False)
-    ours = _ours(numbers, told[2].split(":"))
+    ours = _select_ours(numbers, names.split(":"))
     if len(ours) != 1:
         raise InvalidArgument(
             f"systemd passed {len(numbers)} sockets, {len(ours)} of them for inferd",
             hint="one ListenStream, or FileDescriptorName=inferd for the one that is meant",
         )
-    return InheritedListener(_listening(ours[0]))
+    return InheritedListener(_open_listening(ours[0]))
 
 
-def _ours(numbers: Sequence[int], names: Sequence[str]) -> Sequence[int]:
-    """Return the descriptors that are for inferd: a single one whatever it is called."""
+def _select_ours(numbers: Sequence[int], names: Sequence[str]) -> Sequence[int]:
+    """Return the descriptors named for inferd; a single one, whatever its name."""
     if len(numbers) == 1:
         return numbers
     return [number for number, name in zip(numbers, names, strict=False) if name in FD_NAMES]
 
 
-def _listening(number: int) -> socket.socket:
+def _open_listening(number: int) -> socket.socket:
     try:
         sock = socket.socket(fileno=number)
         kind = sock.family, sock.type
@@ -84,8 +85,8 @@ def _listening(number: int) -> socket.socket:
 
 
 class UnixListener:
-    """A listening socket at a path: made with a mode and, if need be, for a group, taken over from
-    a dead daemon, removed.
+    """A listening socket at a path, with a mode and perhaps a group. It replaces the socket of a
+    dead daemon, and its path is removed at the end.
     """
 
     inherited = False
@@ -97,7 +98,7 @@ class UnixListener:
         self._lock_fd = -1
 
     def bind(self, backlog: int = 128) -> None:
-        """Bind and listen. A socket that nobody answers is a dead daemon's, and is taken over.
+        """Bind and listen. A socket that refuses connections is a dead daemon's, and is replaced.
 
         :raises Busy: a daemon answers there.
         """
@@ -116,19 +117,19 @@ class UnixListener:
             os.umask(old)
         status = os.stat(self.path)
         self._identity = (status.st_dev, status.st_ino)
-        self._open_up()
+        self._set_permissions()
         self.socket.listen(backlog)
 
     def _make_folder(self, folder: str) -> None:
-        """Have a folder; one that is made lets pass whom the socket is for."""
+        """Make the socket's folder, open to the users that the socket is open to."""
         if not os.path.isdir(folder):
             os.makedirs(folder, mode=0o700, exist_ok=True)
             os.chmod(folder, 0o755 if self._mode & 0o077 else 0o700)
 
-    def _open_up(self) -> None:
-        """Give the socket to its group, and then its mode: nobody can connect before it listens.
+    def _set_permissions(self) -> None:
+        """Set the socket's group, then its mode: nobody can connect before it listens.
 
-        :raises InvalidArgument: the daemon may not.
+        :raises InvalidArgument: the daemon is not permitted to.
         """
         try:
             if self._gid >= 0:
@@ -194,4 +195,4 @@ class UnixListener:
                 os.unlink(self.path)
                 os.unlink(self.path + ".lock")
         except OSError:
-            return  # somebody removed it before
+            return  # it was removed before
