@@ -37,6 +37,7 @@ from ..ipc.server.server import Connection, Request, Server
 from ..sessions import (
     DAY_S,
     AdmissionBounds,
+    DormantLimits,
     Journal,
     Ledger,
     ModelSource,
@@ -188,9 +189,11 @@ class Daemon:
             self.new_handle,
             sessions_max=self.config.sessions_max,
             idle_timeout_s=self.config.idle_timeout_ms / 1000,
-            dormant_max=self.config.dormant_max,
-            dormant_s_max=self.config.dormant_days_max * DAY_S,
-            dormant_bytes_max=self.config.dormant_bytes_max,
+            dormant_limits=DormantLimits(
+                sessions_max=self.config.dormant_max,
+                seconds_max=self.config.dormant_days_max * DAY_S,
+                bytes_max=self.config.dormant_bytes_max,
+            ),
             forget_files=self.registry.forget_files,
             journal=self.journal,
         )
@@ -337,8 +340,8 @@ class Daemon:
         self.sessions.restore_sessions(await self.journal.open_file(), self._unleased)
         log.info(
             "sessions.restored",
-            sessions=self.sessions.dormant_count,
-            bytes=self.sessions.dormant_bytes,
+            sessions=len(self.sessions.dormant),
+            bytes=self.sessions.dormant.bytes,
             seconds=round(time.monotonic() - began, 3),
         )
 

@@ -11,7 +11,8 @@ from .admission.quotas import Quota, check_priority
 from .journal.entries import StoredSession
 from .journal.journal import Journal
 from .session.core import SessionSettings
-from .session.manager import DAY_S, SessionManager
+from .session.dormant import DAY_S, DormantLimits
+from .session.manager import SessionManager
 from .session.session import Session
 from .turn import Turn
 from .turns.turn_options import Parameters, TurnOptions
@@ -19,6 +20,7 @@ from .worker_client import ModelSource, TaskReader, WorkerClient
 
 __all__ = (
     "DAY_S",
+    "DormantLimits",
     "AdmissionBounds",
     "Journal",
     "Ledger",

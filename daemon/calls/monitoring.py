@@ -35,7 +35,7 @@ async def sessions(daemon: Daemon, request: Request) -> w.SessionsResult:
     """List the caller's sessions, or those of all users for an operator; the dormant ones last."""
     p: w.SessionsParams = request.params
     uid = request.connection.peer.uid
-    found = [*daemon.sessions, *(daemon.sessions.dormant_sessions if p.dormant else ())]
+    found = [*daemon.sessions, *(daemon.sessions.dormant if p.dormant else ())]
     mine = [s for s in found if p.all or s.owner == uid]
     return w.SessionsResult(sessions=[_describe(s) for s in mine])
 
@@ -142,7 +142,7 @@ async def stats(daemon: Daemon, request: Request) -> w.StatsResult:
             "connections": len(daemon.server.connections),
             "sessions": len(daemon.sessions),
             "sessions_max": daemon.config.sessions_max,
-            "sessions_dormant": daemon.sessions.dormant_count,
+            "sessions_dormant": len(daemon.sessions.dormant),
             "sessions_expired": daemon.sessions.expired,
             "journal": daemon.journal.status,
             "parts": daemon.parts.describe(),

@@ -286,8 +286,8 @@ def _sessions(daemon: Daemon) -> Read:
     states.update((session.state.value,) for session in sessions)
     yield "sessions", states
     yield "sessions_max", _one(sessions.sessions_max)
-    yield "sessions_dormant", _one(sessions.dormant_count)
-    yield "sessions_dormant_bytes", _one(sessions.dormant_bytes)
+    yield "sessions_dormant", _one(len(sessions.dormant))
+    yield "sessions_dormant_bytes", _one(sessions.dormant.bytes)
     yield "sessions_expired", _one(sessions.expired)
     yield "sessions_refused", _one(sessions.refused)
     yield "session_forks", _one(sessions.forked)

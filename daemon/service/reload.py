@@ -12,7 +12,7 @@ import anyio
 import anyio.to_thread
 import structlog
 
-from ...sessions import DAY_S
+from ...sessions import DAY_S, DormantLimits
 from ..config.declaration import Applies, hyphens
 from ..config.settings import Config, applies
 from ..config.sources import ConfigError
@@ -116,9 +116,11 @@ def _apply(daemon: Daemon, config: Config) -> list[str]:
     daemon.sessions.set_limits(
         sessions_max=config.sessions_max,
         idle_timeout_s=config.idle_timeout_ms / 1000,
-        dormant_max=config.dormant_max,
-        dormant_s_max=config.dormant_days_max * DAY_S,
-        dormant_bytes_max=config.dormant_bytes_max,
+        dormant_limits=DormantLimits(
+            sessions_max=config.dormant_max,
+            seconds_max=config.dormant_days_max * DAY_S,
+            bytes_max=config.dormant_bytes_max,
+        ),
     )
     logs.apply_config(config)
     daemon.use_logging()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from itertools import islice
 from typing import Any
 
 import anyio
@@ -25,13 +24,13 @@ from ..table import SessionCall, SessionState, step
 from ..turns.turn_options import Parameters
 from ..worker_client import ModelSource
 from .core import SessionSettings
+from .dormant import DormantLimits, DormantSessions
 from .session import Session
 
 __all__ = ("SessionManager",)
 
 EXPIRED_REMEMBERED_MAX = 10_000
 SESSION_ID_CHARACTERS_MAX = 128
-DAY_S = 86_400.0
 BRANCHES_MAX = 16
 """Branches that one call makes."""
 
@@ -51,19 +50,14 @@ class SessionManager:
         *,
         sessions_max: int = 100,
         idle_timeout_s: float = 300.0,
-        dormant_max: int = 1000,
-        dormant_s_max: float = 7 * DAY_S,
-        dormant_bytes_max: int = 256 << 20,
+        dormant_limits: DormantLimits | None = None,
         forget_files: Forget = nothing,
         journal: Journal | None = None,
     ):
         self.ledger = ledger
         self.sessions_max = sessions_max
         self.idle_timeout_s = idle_timeout_s
-        self.dormant_max = dormant_max
-        self.dormant_s_max = dormant_s_max
-        self.dormant_bytes_max = dormant_bytes_max
-        self.dormant_bytes = 0
+        self.dormant = DormantSessions(dormant_limits or DormantLimits())
         self.forgetting = Forgetting(
             forget_files, nothing if journal is None else journal.erase_session
         )
@@ -73,7 +67,6 @@ class SessionManager:
         self._seconds = ledger.seconds
         self._new_handle = new_handle
         self._live: dict[int, tuple[object, Session]] = {}
-        self._dormant: OrderedDict[tuple[int, str], Session] = OrderedDict()
         self._expired_handles: OrderedDict[int, object] = OrderedDict()
         self._changed = anyio.Event()
 
@@ -86,16 +79,6 @@ class SessionManager:
     def sessions_of(self, connection: object) -> list[Session]:
         """Return the sessions of a connection."""
         return [session for home, session in self._live.values() if home is connection]
-
-    @property
-    def dormant_sessions(self) -> list[Session]:
-        """The sessions that sleep under their id, the longest dormant first."""
-        return list(self._dormant.values())
-
-    @property
-    def dormant_count(self) -> int:
-        """Sessions that sleep under their id."""
-        return len(self._dormant)
 
     def open_session(
         self,
@@ -151,7 +134,7 @@ class SessionManager:
             session = Session.from_stored(stored, model(stored), self.ledger)
             session.used_at = self._seconds() - self._journal.age_s(stored)
             self._record(session, found=True)
-            self._add_dormant(session)
+            self.dormant.add_session(session)
         self._forget_dormant()
 
     def _find(
@@ -180,13 +163,12 @@ class SessionManager:
     def _activate(
         self, connection: object, owner: int, session_id: str, model: ModelSource
     ) -> Session | None:
-        session = self._dormant.get((owner, session_id))
+        session = self.dormant.find_session(owner, session_id)
         if session is not None:
             self._check_cap(owner)
             size = len(session.packed)
             session.attach(self._new_handle(), model)  # it may be refused
-            del self._dormant[owner, session_id]
-            self.dormant_bytes -= size
+            self.dormant.remove_session(session, size)
             self._publish(connection, session)
         return session
 
@@ -297,7 +279,11 @@ class SessionManager:
         for session_id in session_ids:
             _check_id(session_id)
             key = owner, session_id
-            if key in self._dormant or self.forgetting.under_way(*key) or self._live_named(*key):
+            if (
+                self.dormant.find_session(*key)
+                or self.forgetting.under_way(*key)
+                or self._live_named(*key)
+            ):
                 raise SessionBusy(
                     f"there is a session {session_id!r} already", hint="forget it, or take another"
                 )
@@ -324,11 +310,11 @@ class SessionManager:
         if live is not None:
             await self.forget_session(live[1])
             return True
-        session = self._dormant.get((owner, session_id))
+        session = self.dormant.find_session(owner, session_id)
         if session is None:
             await self.forgetting.forget_id(owner, session_id)
             return False
-        self._remove_dormant(session)
+        self.dormant.remove_session(session, len(session.packed))
         session.end(SessionCall.CLOSE, "the session was forgotten")
         await self._forget_now(session)
         return True
@@ -380,7 +366,7 @@ class SessionManager:
         session.detach()
         session.used_at = self._seconds()
         del self._live[session.handle]
-        self._add_dormant(session)
+        self.dormant.add_session(session)
         self._forget_dormant()
         self._changed.set()
 
@@ -390,27 +376,9 @@ class SessionManager:
             if session.session_id is not None and session.state is not SessionState.UNLOADED:
                 self._make_dormant(session)
 
-    def _add_dormant(self, session: Session) -> None:
-        assert session.session_id is not None, "only a session with an id can be found again"
-        self._dormant[session.owner, session.session_id] = session
-        self.dormant_bytes += len(session.packed)
-
-    def _remove_dormant(self, session: Session) -> None:
-        assert session.session_id is not None
-        del self._dormant[session.owner, session.session_id]
-        self.dormant_bytes -= len(session.packed)
-
     def _forget_dormant(self) -> None:
         """Forget dormant sessions past the bounds, the longest dormant first."""
-        while self._dormant:
-            oldest = next(iter(self._dormant.values()))
-            if not (
-                len(self._dormant) > self.dormant_max
-                or self.dormant_bytes > self.dormant_bytes_max
-                or oldest.used_at + self.dormant_s_max <= self._seconds()
-            ):
-                return
-            self._remove_dormant(oldest)
+        while (oldest := self.dormant.take_excess(self._seconds())) is not None:
             oldest.end(SessionCall.EXPIRE, "the session was forgotten to make room")
             self._forget_soon(oldest)
 
@@ -427,18 +395,11 @@ class SessionManager:
             self._make_dormant(session)
 
     def set_limits(
-        self,
-        *,
-        sessions_max: int,
-        idle_timeout_s: float,
-        dormant_max: int,
-        dormant_s_max: float,
-        dormant_bytes_max: int,
+        self, *, sessions_max: int, idle_timeout_s: float, dormant_limits: DormantLimits
     ) -> None:
         """Let other limits hold from now on; open sessions past a lower cap stay."""
         self.sessions_max, self.idle_timeout_s = sessions_max, idle_timeout_s
-        self.dormant_max, self.dormant_s_max = dormant_max, dormant_s_max
-        self.dormant_bytes_max = dormant_bytes_max
+        self.dormant.limits = dormant_limits
         self._changed.set()
 
     async def expire_idle(self) -> None:
@@ -456,8 +417,7 @@ class SessionManager:
             # An active session rests at the earliest now: its time is a whole timeout away.
             ends = [s.used_at for s in self if not s.active] or ([now] if self._live else [])
             wait = min(ends) + self.idle_timeout_s - now if ends else float("inf")
-            for oldest in islice(self._dormant.values(), 1):
-                wait = min(wait, oldest.used_at + self.dormant_s_max - now)
+            wait = min(wait, self.dormant.expires_in_s(now))
             self._changed = anyio.Event()
             with anyio.move_on_after(0 if self.forgetting.waiting else wait):
                 await self._changed.wait()

@@ -12,7 +12,7 @@ from inferd.backends import AdapterInfo, AdapterSpec, ModelInfo, Rendering
 from inferd.backends.base import PLAIN_RENDERING
 from inferd.scheduler import messages as m
 from inferd.scheduler.engine.tokenizing import rest_of
-from inferd.sessions import AdmissionBounds, Ledger, SessionManager
+from inferd.sessions import AdmissionBounds, DormantLimits, Ledger, SessionManager
 from inferd.sessions.turn import Turn
 from inferd.sessions.turns.sentence_checks import Comparison, Judge, Similarity, no_judge
 from inferd.sessions.worker_client import Predecessor, TaskReader
@@ -177,5 +177,5 @@ class Desk:
             lambda: next(numbers),
             sessions_max=sessions_max,
             idle_timeout_s=300.0,
-            dormant_max=2,
+            dormant_limits=DormantLimits(sessions_max=2),
         )

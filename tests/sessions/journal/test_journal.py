@@ -23,7 +23,7 @@ from inferd.backends.errors import BackendError, InvalidArgument
 from inferd.scheduler import messages as m
 from inferd.scheduler.messages import pack_tokens
 from inferd.scheduler.priority import Priority
-from inferd.sessions import Journal, Session, TurnOptions
+from inferd.sessions import DormantLimits, Journal, Session, TurnOptions
 from inferd.sessions.journal.entries import (
     HistoryEntry,
     Replay,
@@ -42,7 +42,8 @@ from inferd.sessions.journal.journal_file import (
     SavePast,
     SavePiece,
 )
-from inferd.sessions.session.manager import DAY_S, SessionManager
+from inferd.sessions.session.dormant import DAY_S
+from inferd.sessions.session.manager import SessionManager
 from tests.sessions.doubles import Desk
 from tests.sessions.session.test_sessions import HERE, THERE, answer, opened
 
@@ -298,7 +299,7 @@ async def test_a_session_comes_back_after_a_restart_as_it_was(tmp_path: Path) ->
         desk.manager.detach_all()
 
     async with Kept(tmp_path).running() as desk:
-        assert desk.manager.dormant_count == 1
+        assert len(desk.manager.dormant) == 1
         session = await reopened(desk)
         assert all_of(session) == expected
         await session.wait_recorded()
@@ -427,7 +428,7 @@ async def test_branches_come_back_and_those_that_nobody_wanted_do_not(tmp_path: 
         desk.manager.discard_session(two)
         await desk.manager.forgetting.drain()
         async with desk.killed(tmp_path / "b") as other:
-            assert other.manager.dormant_count == 1
+            assert len(other.manager.dormant) == 1
             assert all_of(await reopened(other, "one"))[0] == all_of(one)[0]
 
 
@@ -445,7 +446,7 @@ async def test_sessions_without_an_id_and_those_that_do_not_persist_are_not_writ
 
         assert written == 0
         assert SECRET not in desk.files()
-        assert desk.manager.dormant_count == 1, "it sleeps in memory"
+        assert len(desk.manager.dormant) == 1, "it sleeps in memory"
 
 
 async def forget_by_id(desk: Kept, session: Session) -> None:
@@ -486,7 +487,7 @@ async def test_what_is_forgotten_is_in_no_byte_of_the_files_and_does_not_come_ba
 
         assert SECRET not in desk.files() and b"a marker of mine" not in desk.files()
         async with desk.killed(tmp_path / "b") as again:
-            assert again.manager.dormant_count == 1
+            assert len(again.manager.dormant) == 1
 
 
 @pytest.mark.asyncio
@@ -523,25 +524,27 @@ async def test_an_id_that_is_forgotten_may_be_used_again(tmp_path: Path) -> None
 
 @pytest.mark.asyncio
 async def test_the_longest_dormant_goes_by_days_and_by_bytes(tmp_path: Path) -> None:
-    async with Kept(tmp_path, dormant_s_max=7 * DAY_S).running() as desk:
+    async with Kept(
+        tmp_path, dormant_limits=DormantLimits(seconds_max=7 * DAY_S)
+    ).running() as desk:
         for number in range(3):
             desk.now = number * DAY_S
             await answer(desk, named(desk, f"s{number}"), bytes([97 + number]) * 100)
             desk.manager.close_connection(HERE)
-        size = desk.manager.dormant_bytes
+        size = desk.manager.dormant.bytes
 
         desk.now = 7 * DAY_S
         with anyio.move_on_after(0.05):
             await desk.manager.expire_idle()
-        assert desk.manager.dormant_count == 2
+        assert len(desk.manager.dormant) == 2
         assert desk.port.forgotten == [(OWNER, "id:s0")], "its KV states go with it"
         assert pack_tokens([97] * 9) not in desk.files()
 
-        desk.manager.dormant_bytes_max = size // 2
+        desk.manager.dormant.limits = DormantLimits(bytes_max=size // 2)
         with anyio.move_on_after(0.05):
             await desk.manager.expire_idle()
-        assert desk.manager.dormant_count == 1
-        assert desk.manager.dormant_bytes < size // 2
+        assert len(desk.manager.dormant) == 1
+        assert desk.manager.dormant.bytes < size // 2
         assert list(desk.journal._present) == [(OWNER, "s2")]
 
 
@@ -552,12 +555,12 @@ async def test_bounds_hold_for_what_is_found_at_the_start(tmp_path: Path) -> Non
     file.write([saved(f"s{n}", at=float(n)) for n in range(4)])
     file.close()
 
-    async with Kept(tmp_path, dormant_max=2, dormant_s_max=1e12).running() as desk:
-        assert desk.manager.dormant_count == 2
+    async with Kept(tmp_path, dormant_limits=DormantLimits(2, 1e12)).running() as desk:
+        assert len(desk.manager.dormant) == 2
         await desk.manager.forgetting.drain()
         assert desk.journal._present == {(OWNER, "s2"), (OWNER, "s3")}
     async with Kept(tmp_path).running() as desk:
-        assert desk.manager.dormant_count == 0, "they are from 1970"
+        assert len(desk.manager.dormant) == 0, "they are from 1970"
 
 
 # What goes wrong.

@@ -1,18 +1,32 @@
-"""Stored values hold when defaults change, and those of tables 1 are read."""
+"""Stored and copied values of sessions: none is left out, and those of tables 1 are read."""
 
 from __future__ import annotations
 
+import dataclasses
 import sqlite3
 import zlib
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
 from inferd.backends import Rendering
 from inferd.daemon.models.persisted import Kept
-from inferd.sessions.journal.entries import HistoryEntry, SessionFacts, TurnBegin, TurnPiece, encode
+from inferd.scheduler.priority import Priority
+from inferd.sessions import Parameters, Session, SessionSettings
+from inferd.sessions.history.history import History
+from inferd.sessions.journal.entries import (
+    HistoryEntry,
+    SessionFacts,
+    StoredSession,
+    TurnBegin,
+    TurnPiece,
+    encode,
+)
 from inferd.sessions.journal.journal_file import SCHEMA, JournalFile
+from inferd.sessions.session.conversation import Conversation
+from tests.sessions.doubles import Desk
 
 
 class LaterFacts(SessionFacts, frozen=True, kw_only=True):
@@ -120,3 +134,60 @@ def test_a_damaged_row_of_tables_1_costs_no_other(tmp_path: Path) -> None:
 
     assert [stored.session_id for stored in found.sessions] == ["diary"]
     assert found.set_aside is not None
+
+
+def test_a_session_stores_and_restores_each_of_its_facts() -> None:
+    desk = Desk()
+    facts = SessionFacts(
+        model="echo",
+        fingerprint="f",
+        vocabulary=desk.port.info.vocab_hash,
+        options={"temp": 0.5},
+        defaults={"top-k": 3},
+        priority="urgent",
+        turns=4,
+        tokens=2,
+    )
+    defaults = msgspec.structs.asdict(SessionFacts(model=""))
+    assert all(value != defaults[name] for name, value in msgspec.structs.asdict(facts).items())
+    past = encode(HistoryEntry(tokens=b"\1\0\0\0\2\0\0\0"))
+
+    stored = StoredSession(1000, "diary", 1.0, facts, past)
+    session = Session.from_stored(stored, desk.source, desk.ledger)
+
+    assert session.facts == facts
+    session.attach(7, desk.source)
+    assert session.facts == facts
+
+
+def test_a_branch_has_all_settings_of_its_origin() -> None:
+    desk = Desk()
+    values: dict[str, Any] = {
+        "parameters": Parameters({"top-k": 3}),
+        "priority": Priority.HIGH,
+        "persist": False,
+        "adapters": ("a1*0.5",),
+        "lora": {"loud": 0.5},
+    }
+    assert set(values) == {field.name for field in dataclasses.fields(SessionSettings)}
+    origin = Session(1, 1000, desk.source, desk.ledger, SessionSettings(**values))
+
+    settings = origin.branch(2, None).settings
+
+    assert settings.parameters.defaults == {"top-k": 3}
+    assert settings.parameters is not values["parameters"]
+    for name in set(values) - {"parameters"}:
+        assert getattr(settings, name) == values[name]
+
+
+def test_a_copy_of_a_conversation_has_all_its_state_and_keeps_it() -> None:
+    conversation = Conversation()
+    before = conversation.copy()
+    assert vars(before).keys() == vars(conversation).keys()
+
+    conversation.history_state.replace_history(History("system"))
+    conversation.vocabulary.hash = "another"
+    conversation.last.piece = b"more"
+
+    assert not before.messages
+    assert (before.vocabulary.hash, before.last.piece) == ("", b"")

@@ -216,7 +216,7 @@ async def test_forget_finds_a_session_wherever_it_is() -> None:
     assert not await desk.manager.forget_id(1001, "asleep")
 
     assert desk.port.forgotten == [(1000, "id:open"), (1000, "id:asleep"), (1000, nameless.name)]
-    assert (len(desk.manager), desk.manager.dormant_count) == (0, 0)
+    assert (len(desk.manager), len(desk.manager.dormant)) == (0, 0)
 
 
 async def test_an_id_cannot_be_opened_while_it_is_being_forgotten() -> None:

@@ -1,0 +1,71 @@
+"""Dormant sessions, by owner and id, and the bounds past which they are forgotten."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from .session import Session
+
+__all__ = ("DormantLimits", "DormantSessions")
+
+DAY_S = 86_400.0
+
+
+@dataclass(frozen=True)
+class DormantLimits:
+    """The bounds of all dormant sessions together, and of one's age."""
+
+    sessions_max: int = 1000
+    seconds_max: float = 7 * DAY_S
+    bytes_max: int = 256 << 20
+
+
+class DormantSessions:
+    """Owned by the manager; iterated from the longest dormant one on."""
+
+    def __init__(self, limits: DormantLimits) -> None:
+        self.limits = limits
+        self.bytes = 0
+        self._sessions: OrderedDict[tuple[int, str], Session] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    def __iter__(self) -> Iterator[Session]:
+        return iter(list(self._sessions.values()))
+
+    def find_session(self, owner: int, session_id: str) -> Session | None:
+        """Return an owner's dormant session; None: there is none with this id."""
+        return self._sessions.get((owner, session_id))
+
+    def add_session(self, session: Session) -> None:
+        """Add a session that has gone dormant."""
+        assert session.session_id is not None, "only a session with an id can be found again"
+        self._sessions[session.owner, session.session_id] = session
+        self.bytes += len(session.packed)
+
+    def remove_session(self, session: Session, packed_bytes: int) -> None:
+        """Remove a session whose history had so many bytes while it was dormant."""
+        assert session.session_id is not None
+        del self._sessions[session.owner, session.session_id]
+        self.bytes -= packed_bytes
+
+    def take_excess(self, now: float) -> Session | None:
+        """Remove and return the longest dormant session, if a bound is exceeded."""
+        for oldest in self:
+            limits, expires_in_s = self.limits, self.expires_in_s(now)
+            too_many = len(self) > limits.sessions_max or self.bytes > limits.bytes_max
+            if not too_many and expires_in_s > 0:
+                return None
+            self.remove_session(oldest, len(oldest.packed))
+            return oldest
+        return None
+
+    def expires_in_s(self, now: float) -> float:
+        """Return when the longest dormant session is too old; infinity: there is none."""
+        if not self._sessions:
+            return float("inf")
+        oldest = next(iter(self._sessions.values()))
+        return oldest.used_at + self.limits.seconds_max - now
