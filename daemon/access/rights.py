@@ -1,6 +1,6 @@
-"""Whom the rules of access let do what: the one place where each call's right is asked for.
+"""The right that each call needs, and the check of a connection's rights by the access rules.
 
-What a user may have at a time is decided where it counts, by the quota that this gives out.
+Quotas are given out here and enforced by the owners of sessions and of the queue.
 """
 
 from __future__ import annotations
@@ -56,10 +56,10 @@ def right_for(call: str, params: Any) -> Right | None:
 
 
 class Access:
-    """The rights of whoever is connected. Lives on the daemon's event loop.
+    """The rights of the connected users. Lives on the daemon's event loop.
 
     A call goes by the groups of its own connection, a quota, which is a user's, by those of the one
-    that he opened last.
+    that was opened last.
     """
 
     def __init__(self, rules: Sequence[Rule], own: int | None = None):
@@ -68,9 +68,9 @@ class Access:
         self._open: dict[int, dict[Connection, Rights]] = {}
 
     def enter(self, connection: Connection) -> None:
-        """Note who has connected.
+        """Note a connection and its rights.
 
-        :raises PermissionDenied: there is nothing that he may do.
+        :raises PermissionDenied: the user has no rights.
         """
         rights = self._decide(connection)
         self._open.setdefault(connection.peer.uid, {})[connection] = rights
@@ -110,7 +110,7 @@ class Access:
     def check(self, request: Request) -> None:
         """Refuse a call that its user may not make, or not with this priority.
 
-        :raises PermissionDenied: he may not.
+        :raises PermissionDenied: the user may not.
         """
         rights = self.rights(request.connection)
         right = right_for(request.call, request.params)
@@ -121,10 +121,10 @@ class Access:
             check_priority(rights.quota, priority)
 
     def reaches(self, connection: Connection, owner: int) -> bool:
-        """Tell whether somebody reaches the turns of the user *owner*, to cancel or park them: he
-        is that user, or an operator, who sees all and manages. To others there are no such turns.
+        """Return whether a connection may cancel or park the turns of the user *owner*: it is that
+        user's, or of an operator, who sees all and manages. For others these turns do not exist.
 
-        :raises PermissionDenied: he sees them, and may not manage.
+        :raises PermissionDenied: the user sees the turns, and may not manage.
         """
         if connection.peer.uid == owner:
             return True

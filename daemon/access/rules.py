@@ -1,4 +1,4 @@
-"""What follows from the rules of access for one user: a decision about numbers alone."""
+"""The rights of one user by the access rules: a decision about numbers alone."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ MEANINGS = {
     Right.SEE_ALL: "see the sessions and tasks of all users",
     Right.DRAIN: "drain the daemon",
 }
-"""What each right allows, after "may"."""
+"""The deeds that each right allows, after "may"."""
 
 
 class Rights(msgspec.Struct, frozen=True):
-    """What one user may do, and up to which bounds."""
+    """The rights and the bounds of one user."""
 
     may: frozenset[Right]
     quota: Quota
@@ -38,8 +38,9 @@ MEMBER = Rights(MEMBER_MAY, Quota(priority_max=PRIORITIES[MEMBER_CLASS]))
 def rights_of(rules: Sequence[Rule], uid: int, gids: Collection[int], own: int) -> Rights:
     """Return what a user in these groups may do where the daemon runs as the user *own*.
 
-    One rule holds: that which names him; else the first that names one of his groups; else that for
-    everybody else. Root and the daemon's own user go by a rule that names them, and by no other.
+    One rule holds: the one that names the user; else the first that names one of the user's groups;
+    else the one for everybody else. Root and the daemon's own
+    user go by a rule that names them, and by no other.
     """
     base = OPERATOR if uid in (ROOT, own) else MEMBER
     rule = next((rule for rule in rules if uid in rule.users), None)

@@ -53,7 +53,7 @@ class StandardError:
             if not self._drain() and len(self._rest) == len(data):
                 self._rest = b""
                 return False
-        except OSError:  # nobody reads any more, or the disk is full
+        except OSError:  # its reader has closed it, or the disk is full
             self._rest = b""
             return False
         return True

@@ -146,7 +146,7 @@ def _one(value: float) -> Samples:
     return {(): value}
 
 
-# What is read, section by section of the table.
+# The readers of the state, one for each section of the table.
 
 
 def _turns(daemon: Daemon) -> Read:

@@ -30,14 +30,14 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True)
 class Reloaded:
-    """What becomes of a configuration that was read again."""
+    """The outcome of reading the configuration again."""
 
     config: Config
-    """What holds now."""
+    """The configuration in force."""
     changed: list[str]
-    """What is another than before, and holds at once or from a model's next load on."""
+    """Changed settings that hold at once, or from a model's next load on."""
     restart: list[str]
-    """What is another, and holds after a restart alone."""
+    """Changed settings that hold only after a restart."""
 
 
 def merge(running: Config, read: Config) -> Reloaded:

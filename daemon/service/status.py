@@ -31,7 +31,7 @@ PROGRESS_INTERVAL_S = 1.0
 START_S_MAX = 600.0
 """A start that takes longer gets no more time from here on: the unit's own limit holds."""
 END_S_MAX = 30.0
-"""What the end takes beside the turns' grace: answers, the journal, workers that leave."""
+"""The time that the end takes beside the turns' grace: answers, the journal, unloading."""
 
 log = structlog.get_logger()
 
@@ -174,7 +174,7 @@ class ServiceNotifier:
     def _extend_s(self, now: float, *, fed: bool) -> float:
         """Return how much time to request now; the start, the end and loads take it.
 
-        What is asked for puts off the watchdog, too: while the daemon serves, no more than the
+        Requested time also postpones the watchdog: while the daemon serves, no more than the
         watchdog gives, and only where it is fed. So a daemon that hangs beside a load is seen no
         later than another.
         """

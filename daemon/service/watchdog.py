@@ -4,8 +4,8 @@ It is fed while the event loop turns and every worker with work moves, or is sti
 in which the daemon itself replaces it. A worker that hangs (`worker-hang-s`, 120 s) costs its own
 turns a pause; the manager's remedy, a new daemon, would interrupt those of all models. So it
 comes only where the daemon's own has failed: the worker should have been killed, and is still there
-with its work. A load that does not move is no reason either: whoever waits for it may cancel it,
-and everybody else is served.
+with its work. A load that does not move is not a reason either: its callers
+may cancel it, and all others are served.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ def feed_s(environ: Mapping[str, str], pid: int | None = None) -> float | None:
     """Return after how many seconds the watchdog is to be fed again, half of what it waits
     (`sd_watchdog_enabled(3)`); None: there is none, or it is another process's.
     """
-    told, whose = environ.get("WATCHDOG_USEC", ""), environ.get("WATCHDOG_PID", "")
-    if not told.isdecimal() or not int(told):
+    interval, whose = environ.get("WATCHDOG_USEC", ""), environ.get("WATCHDOG_PID", "")
+    if not interval.isdecimal() or not int(interval):
         return None
     if whose and whose != str(os.getpid() if pid is None else pid):
         return None
-    return int(told) / 1e6 / 2
+    return int(interval) / 1e6 / 2
 
 
 def overdue(workers: Iterable[tuple[str, Watched]]) -> list[str]:

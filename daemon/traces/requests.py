@@ -82,11 +82,11 @@ def follow_none() -> None:
 
 
 class Follower:
-    """Gives *tell* each request that is over, with the caller's `traceparent`, if it gave one."""
+    """Gives *export* each request that is over, with the caller's `traceparent`, if it gave one."""
 
-    def __init__(self, tell: Callable[[RequestFacts, str], None]):
-        self._tell = tell
-        self._of: dict[Turn, _Followed] = {}
+    def __init__(self, export: Callable[[RequestFacts, str], None]):
+        self._export = export
+        self._by_turn: dict[Turn, _Followed] = {}
         """The requests of the turns that are under way."""
 
     def attach(self, daemon: Daemon) -> None:
@@ -114,7 +114,7 @@ class Follower:
             _current.reset(token)
             followed.answered = True
             followed.facts.ended_at = time.monotonic()
-            self._look(followed)
+            self._export_if_over(followed)
 
     def turn_began(self, model: ModelSource, turn: Turn, *, chat: bool) -> None:
         """Note a turn, in the task of the request that it is for."""
@@ -128,17 +128,17 @@ class Follower:
             followed.facts.operation = CHAT if chat else COMPLETION
         followed.turns[turn] = followed.begun
         followed.begun += 1
-        self._of[turn] = followed
+        self._by_turn[turn] = followed
 
     def turn_ended(self, _: ModelSource, turn: Turn) -> None:
         """Note that a turn has ended."""
-        followed = self._of.pop(turn, None)
+        followed = self._by_turn.pop(turn, None)
         if followed is not None:
             followed.ended[followed.turns.pop(turn)] = _facts_of(turn, followed.facts.model)
-            self._look(followed)
+            self._export_if_over(followed)
 
-    def _look(self, followed: _Followed) -> None:
-        """Tell a request, if it is over; one in which nothing began or failed is none."""
+    def _export_if_over(self, followed: _Followed) -> None:
+        """Export a request if it is over, unless nothing began or failed in it."""
         facts = followed.facts
         if not followed.answered or followed.turns or not (followed.begun or facts.error):
             return
@@ -147,7 +147,7 @@ class Follower:
         if visit is not None and visit.waited:
             until = facts.ended_at if visit.entered_at is None else visit.entered_at
             facts.loaded = (visit.since, until)
-        self._tell(facts, followed.parent)
+        self._export(facts, followed.parent)
 
 
 def _facts_of(turn: Turn, model: str) -> TurnFacts:
@@ -194,7 +194,7 @@ def _operation(request: Request) -> str:
 
 
 def _goes_on(request: Request, session: Session | None, exc: BaseException) -> bool:
-    """Tell whether *exc* only says how a turn went that an earlier call has begun."""
+    """Return whether *exc* only reports the end of a turn that an earlier call has begun."""
     if request.call != PULLED_CALL:
         return False
     turn = None if session is None else session.turn

@@ -97,25 +97,25 @@ def spans_of(request: RequestFacts) -> list[Span]:
 
 def _asked(request: RequestFacts) -> dict[str, Value]:
     """Return the attributes of what was asked for; of the answers' parameters the first one's."""
-    told: dict[str, Value] = {
+    attributes: dict[str, Value] = {
         "gen_ai.operation.name": request.operation,
         "gen_ai.provider.name": PROVIDER,
         "inferd.call": request.call,
     }
     if request.model:
-        told["gen_ai.request.model"] = request.model
+        attributes["gen_ai.request.model"] = request.model
     if not request.turns:
-        return told
+        return attributes
     first = request.turns[0]
-    told["inferd.priority"] = first.priority.label
+    attributes["inferd.priority"] = first.priority.label
     if request.operation == EMBEDDINGS:
-        return told
+        return attributes
     if request.choices > 1:
-        told["gen_ai.request.choice.count"] = request.choices
+        attributes["gen_ai.request.choice.count"] = request.choices
     if first.n_predict >= 0:
-        told["gen_ai.request.max_tokens"] = first.n_predict
+        attributes["gen_ai.request.max_tokens"] = first.n_predict
     sampling = first.sampling
-    return told | {
+    return attributes | {
         "gen_ai.request.temperature": sampling.temp,
         "gen_ai.request.top_p": sampling.top_p,
         "gen_ai.request.top_k": float(sampling.top_k),
@@ -131,19 +131,19 @@ def _used(request: RequestFacts) -> dict[str, Value]:
     if not turns:
         return {}
     prompts = turns if request.operation == EMBEDDINGS else turns[:1]
-    told: dict[str, Value] = {
+    attributes: dict[str, Value] = {
         "gen_ai.response.model": request.model,
         "gen_ai.usage.input_tokens": sum(turn.input_tokens for turn in prompts),
         "inferd.cached_tokens": sum(turn.stats.cached_tokens for turn in prompts if turn.stats),
         "inferd.parks": sum(turn.stats.parks for turn in turns if turn.stats),
     }
     if turns[0].fingerprint:
-        told["inferd.fingerprint"] = turns[0].fingerprint
+        attributes["inferd.fingerprint"] = turns[0].fingerprint
     if request.operation == EMBEDDINGS:
         size = turns[0].embedding_size
-        return told | ({"gen_ai.embeddings.dimension.count": size} if size else {})
+        return attributes | ({"gen_ai.embeddings.dimension.count": size} if size else {})
     reasons = [UNFINISHED if t.stats is None else t.stats.stop_reason for t in turns]
-    return told | {
+    return attributes | {
         "gen_ai.usage.output_tokens": sum(turn.output_tokens for turn in turns),
         "gen_ai.response.finish_reasons": reasons,
         "inferd.shifts": sum(turn.stats.shifts for turn in turns if turn.stats),

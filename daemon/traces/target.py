@@ -14,7 +14,7 @@ __all__ = ("Target", "parse_target")
 
 TARGET_CHARACTERS_MAX = 2000
 PATH = "/v1/traces"
-"""What OTLP over HTTP has behind an endpoint that names no path."""
+"""The path of OTLP over HTTP behind an endpoint without a path."""
 ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
 TRACES_ENDPOINT = "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"
 ENDPOINT_DEFAULT = "http://localhost:4318"

@@ -65,7 +65,7 @@ class EvictedTurns:
         if reader is not None:
             self._move({task_id: reader})
 
-    # What the turns call.
+    # The client of the turns.
 
     @property
     def info(self) -> ModelInfo:

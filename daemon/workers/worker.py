@@ -73,7 +73,7 @@ class Worker:
         self._record = make_record()
         self._recorder = Recorder(self._record)
         self.figures = EngineCounters(self._record)
-        """What its engine has done, as of now or of when it ended."""
+        """The engine's counters, as of now or of its end."""
         self._hang_detector = HangDetector(
             self._recorder, hang_s, self._is_awaited, self._kill_hung_process
         )
@@ -101,7 +101,7 @@ class Worker:
 
     @property
     def claim(self) -> int | None:
-        """What it has to do; see `cores.Worker.claim`."""
+        """Its claim on the cores; see `cores.CoreUser.claim`."""
         if not self.loaded.is_set():
             return LOADING
         return None if self.leaving else self.client.tasks.priority_max

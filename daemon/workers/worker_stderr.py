@@ -43,7 +43,7 @@ class WorkerLines:
         self._rest = b""
         self._gathered = ""
         self._quoted = False
-        """What follows is what was generated."""
+        """The lines that follow quote generated text."""
         self._timer: asyncio.TimerHandle | None = None
         self._reader, self.writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._loop = asyncio.get_running_loop()
