@@ -6,21 +6,27 @@ Knows nothing of queues, sessions and sockets. To add a backend, write a class t
 
 from __future__ import annotations
 
-from .adapter_keys import AdapterInfo, AdapterSpec
-from .base import (
-    Message,
-    Model,
-    ModelInfo,
-    Rendering,
-    Sampler,
-    TokenProbs,
-)
-from .batch import Chunk
-from .embedder import Embedder, EmbedInfo, EmbedSpec
-from .errors import InferdError, UnsupportedOperation
-from .memory_need import Device, MemoryNeed, Reckoning
-from .model_spec import LoadProgress, ModelSpec, Shape
-from .params import SamplingParams
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from .errors import UnsupportedOperation
+
+if TYPE_CHECKING:
+    from .adapter_keys import AdapterInfo, AdapterSpec
+    from .base import (
+        Message,
+        Model,
+        ModelInfo,
+        Rendering,
+        Sampler,
+        TokenProbs,
+    )
+    from .batch import Chunk
+    from .embedder import Embedder, EmbedInfo, EmbedSpec
+    from .errors import InferdError
+    from .memory_need import Device, MemoryNeed, Reckoning
+    from .model_spec import LoadProgress, ModelSpec, Shape
+    from .params import SamplingParams
 
 __all__ = (
     "AdapterInfo",
@@ -46,6 +52,19 @@ __all__ = (
     "load_model",
     "reckon_model",
 )
+
+_MODULES = (
+    "adapter_keys", "base", "batch", "embedder", "errors", "memory_need", "model_spec", "params",
+)  # fmt: skip
+"""Imported when a name of theirs is first used: the client needs the error tree alone."""
+
+
+def __getattr__(name: str) -> Any:
+    for module in _MODULES if name in __all__ else ():
+        found = importlib.import_module(f"{__name__}.{module}")
+        if hasattr(found, name):
+            return getattr(found, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def load_model(spec: ModelSpec, progress: LoadProgress) -> Model:

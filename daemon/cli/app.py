@@ -7,34 +7,19 @@ import sys
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
 
 from ...backends.errors import InferdError
+from .commands import LazyCommands
 from .exit_codes import exit_code
-from .help import version
 from .help.epilog import EPILOG
 from .help.shells import use_scripts
-from .inference import chat, embed, run
-from .inference import parameter_options as parameters
-from .inference import template_command as template
-from .models import adapter_commands as adapters
-from .models import model_commands as models
-from .models import pull_command as pull
-from .monitoring import stats, top
-from .monitoring import status_commands as look
-from .operations import config_commands as config
-from .operations import doctor_command as doctor
-from .operations import drain, serve
-from .operations import logs_command as logs
-from .operations import service_commands as service
-from .operations import turn_commands as steer
 from .options import EXIT_INTERRUPTED, EXIT_READER_GONE, EXIT_REFUSED, JsonOutput, SocketPath
 from .output import fail, write_json
 
 __all__ = ("app",)
 
 
-class ErrorsAsSentences(TyperGroup):
+class ErrorsAsSentences(LazyCommands):
     """Ends a failed command with one sentence, a hint and a documented exit status."""
 
     def invoke(self, ctx: Any) -> Any:
@@ -90,14 +75,11 @@ def inferd(
     `inferd run smollm2 "Say hello."`
     """
     if show_version:
+        from .help import version
+
         version.show(socket, as_json)
     elif ctx.invoked_subcommand is None:
         typer.echo(ctx.get_help())
 
 
-for module in (
-    serve, run, chat, embed, template, models, adapters, pull, parameters, look, logs, steer,
-    config, doctor, service, top, stats, drain,
-):  # fmt: skip
-    module.add_to(app)
 use_scripts()

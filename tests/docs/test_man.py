@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer.main
 
 from inferd.daemon.cli import app
+from inferd.daemon.cli.commands import group_of_all_commands
 from inferd.daemon.cli.help.man_pages import man_pages
 
 MAN = Path(__file__).resolve().parents[2] / "docs" / "man"
@@ -25,7 +25,7 @@ def commands(group: Any, name: str = "inferd") -> Iterator[tuple[str, Any]]:
         yield from commands(command, f"{name}-{below}")
 
 
-COMMANDS = dict(commands(typer.main.get_group(app)))
+COMMANDS = dict(commands(group_of_all_commands(app)))
 
 
 def formatted(page: str) -> subprocess.CompletedProcess[str]:

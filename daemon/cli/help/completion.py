@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from ....backends.params import BY_SPELLING, PARAMETERS, Parameter
-
 if TYPE_CHECKING:
+    from ....backends.params import Parameter
     from ....ipc.client import Client
 
 __all__ = (
@@ -90,15 +89,21 @@ def sources(incomplete: str) -> Offers:
 
 def parameters(incomplete: str) -> Offers:
     """Offer the parameters' names; another spelling where one is begun."""
+    from ....backends.params import BY_SPELLING
+
     return [(name, BY_SPELLING[name].doc) for name in _spelled(incomplete)]
 
 
 def options(incomplete: str) -> Offers:
     """Offer KEY=VALUE of a parameter: its values where they are few, else the key alone."""
+    from ....backends.params import BY_SPELLING
+
     return [offer for name in _spelled(incomplete) for offer in _pairs(name, BY_SPELLING[name])]
 
 
 def _spelled(incomplete: str) -> Iterable[str]:
+    from ....backends.params import BY_SPELLING, PARAMETERS
+
     own = [parameter.name for parameter in PARAMETERS]
     begun = incomplete.partition("=")[0]
     return own if any(name.startswith(begun) for name in own) else list(BY_SPELLING)

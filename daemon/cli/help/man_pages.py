@@ -11,10 +11,9 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-import typer.main
-
 from .... import __version__
 from ..app import app
+from ..commands import group_of_all_commands
 from .epilog import ENVIRONMENT, FILES, STATUSES
 
 __all__ = ("man_pages",)
@@ -30,7 +29,7 @@ _ESCAPES = str.maketrans({
 
 def man_pages() -> dict[str, str]:
     """Return the text of each page, by its file's name."""
-    root = typer.main.get_group(app)
+    root = group_of_all_commands(app)
     pages = {"inferd": _page("inferd", root, _main_sections(root))}
     for names, command in _commands(root):
         pages["-".join(names)] = _page(" ".join(names), command, _sections(command))

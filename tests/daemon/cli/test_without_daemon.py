@@ -16,6 +16,7 @@ from inferd import __version__
 from inferd.backends import errors
 from inferd.backends.params import BY_NAME, PARAMETERS
 from inferd.daemon.cli import app
+from inferd.daemon.cli.commands import group_of_all_commands
 from inferd.daemon.cli.exit_codes import exit_code
 from inferd.daemon.cli.options import read_pairs
 from inferd.daemon.cli.output import printable, time_text
@@ -59,7 +60,7 @@ def test_the_help_lists_the_commands_and_the_exit_statuses() -> None:
 
 
 def test_every_command_but_serve_writes_json_and_every_one_takes_a_socket_if_it_needs_one() -> None:
-    commands = dict(typer.main.get_group(app).commands)
+    commands = dict(group_of_all_commands(app).commands)
     assert set(commands) == COMMANDS
     group = commands.pop("config")
     assert isinstance(group, TyperGroup)
@@ -165,6 +166,28 @@ def test_a_command_loads_nothing_heavy() -> None:
         sys.exit(", ".join(heavy & set(sys.modules)))
     """
     assert run_python(code).stderr.strip() == ""
+
+
+def test_ps_loads_no_other_command_and_nothing_that_it_does_not_need() -> None:
+    code = """if True:
+        import sys
+        from inferd.daemon.cli import main
+        sys.argv = ["inferd", "--socket", "/nonexistent/s", "ps"]
+        try:
+            main()
+        except SystemExit:
+            pass
+        unused = {"rich", "numpy", "llama_cpp", "structlog", "psutil", "pydantic", "email.message",
+                  "importlib.metadata", "inferd.backends.params",
+                  "inferd.daemon.config.settings", "inferd.daemon.core"}
+        commands = {m for m in sys.modules if m.startswith("inferd.daemon.cli.")}
+        other = ("inference", "models", "operations", "monitoring.top", "monitoring.stats")
+        used = {m for m in commands if m.startswith(tuple(f"inferd.daemon.cli.{o}" for o in other))}
+        print(", ".join(sorted(used | unused & set(sys.modules))))
+    """
+    result = run_python(code)
+    assert "no daemon answers at /nonexistent/s" in result.stderr
+    assert result.stdout.strip() == ""
 
 
 def test_serve_without_the_engine_says_what_to_install(tmp_path: Path) -> None:

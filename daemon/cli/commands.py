@@ -1,0 +1,99 @@
+"""The names of the commands, and the modules that define them, imported when a command runs."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import typer
+from typer.core import TyperGroup
+
+__all__ = ("LazyCommands", "group_of_all_commands")
+
+COMMANDS = {
+    "operations.serve": ("serve",),
+    "inference.run": ("run",),
+    "inference.chat": ("chat",),
+    "inference.embed": ("embed",),
+    "inference.template_command": ("template",),
+    "models.model_commands": ("models", "show", "load", "unload", "pin", "unpin", "swap", "rm"),
+    "models.adapter_commands": ("add-adapter", "rm-adapter"),
+    "models.pull_command": ("pull",),
+    "inference.parameter_options": ("parameters",),
+    "monitoring.status_commands": ("ps", "sessions", "queue", "status"),
+    "operations.logs_command": ("logs", "log-level"),
+    "operations.turn_commands": ("cancel", "park", "forget", "stop"),
+    "operations.doctor_command": ("doctor",),
+    "operations.service_commands": ("install-service", "uninstall-service"),
+    "monitoring.top": ("top",),
+    "monitoring.stats": ("stats",),
+    "operations.drain": ("drain",),
+    "operations.config_commands": ("config",),
+}
+"""In the order of the help."""
+_MODULES = {name: module for module, names in COMMANDS.items() for name in names}
+
+
+class LazyCommands(TyperGroup):
+    """A group whose commands are imported by name."""
+
+    def get_params(self, ctx: Any) -> Any:
+        """Return the parameters of the group itself."""
+        return _converting_plainly(super().get_params, ctx)
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Return the names of all commands."""
+        return list(_MODULES)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Return a command; None: there is none of this name, and the nearest is looked for."""
+        if cmd_name in _MODULES and cmd_name not in self.commands:
+            self._import(_MODULES[cmd_name])
+        elif cmd_name not in self.commands:
+            self.import_all()
+        return self.commands.get(cmd_name)
+
+    def import_all(self) -> None:
+        """Import the modules of all commands."""
+        for module in COMMANDS:
+            self._import(module)
+
+    def _import(self, module: str) -> None:
+        part = typer.Typer(rich_markup_mode=None, add_completion=False)
+        importlib.import_module(f"{__package__}.{module}").add_to(part)
+        found: dict[str, Any] = dict(typer.main.get_group(part).commands)
+        for command in found.values():
+            command.get_params = partial(_converting_plainly, command.get_params)
+        self.commands.update(found)
+
+
+def group_of_all_commands(app: typer.Typer) -> Any:
+    """Return the group of an application, with all its commands imported."""
+    group: Any = typer.main.get_group(app)
+    group.import_all()
+    return group
+
+
+def _converting_plainly(get_params: Callable[[Any], Any], ctx: Any) -> Any:
+    """Return parameters that take a missing value, a text and a path without pydantic.
+
+    Typer converts every value with pydantic, whose import takes longer than the rest of a command.
+    """
+    parameters = get_params(ctx)
+    for parameter in parameters:
+        single = not parameter.multiple and parameter.nargs == 1
+        if single and not isinstance(parameter.process_value, partial):
+            parameter.process_value = partial(_convert, parameter, parameter.process_value)
+    return parameters
+
+
+def _convert(parameter: Any, convert: Callable[[Any, Any], Any], ctx: Any, value: Any) -> Any:
+    kind = getattr(getattr(parameter, "type_descriptor", None), "annotation", None)
+    if kind in (str, Path) and isinstance(value, str):
+        value = kind(value)
+    elif value is not None or parameter.required:
+        return convert(ctx, value)
+    return parameter.callback(ctx, parameter, value) if parameter.callback else value
