@@ -23,16 +23,18 @@ from ..backends.errors import InferdError, ShuttingDown
 from ..ipc.messages import Kind
 from ..ipc.server.listener import InheritedListener, UnixListener, inherited_listener
 from .calls import ALL_CALLS
-from .components import Parts
+from .components import Components
 from .config.access_settings import gid_of
 from .config.settings import Config
 from .core import Daemon
 from .logs.setup import logs
 from .metrics.http_listener import MetricsServer
+from .models.worker_launcher import LoadListener
 from .residency.machine import MachineMemory
 from .residency.pressure import Pace
 from .service.reload import ConfigReloader
 from .service.status import ServiceNotifier
+from .service.watchdog import overdue as overdue_names
 from .traces.tracing import Traces
 
 __all__ = ("serve",)
@@ -55,12 +57,12 @@ def serve(
     *machine* and *pace* are what memory is read from, and how often. *read* reads the configuration
     again.
     """
-    parts = Parts()
+    components = Components()
     try:
         # First: by number, and a closed one may become another file.
         given = inherited_listener(os.environ)
-        logs.configure(config, partial(parts.note, "log"))
-        instance = count_start(config.state_dir, parts)
+        logs.configure(config, partial(components.note, "log"))
+        instance = count_start(config.state_dir, components)
         listener = given or _bound(config)
     except InferdError as exc:
         sys.stderr.write(f"inferd: {exc.message}\n  {exc.hint}\n")
@@ -71,12 +73,12 @@ def serve(
             config,
             instance=instance,
             build=_BUILD,
-            parts=parts,
+            components=components,
             machine=machine,
             pace=pace,
         )
-        main = partial(_main, daemon, listener, parts, read or (lambda: config))
-        return anyio.run(main, backend_options=_loop_options(parts))
+        main = partial(_main, daemon, listener, components, read or (lambda: config))
+        return anyio.run(main, backend_options=_loop_options(components))
     finally:
         listener.close()
 
@@ -89,7 +91,7 @@ def _bound(config: Config) -> UnixListener:
     return own
 
 
-def _loop_options(parts: Parts) -> dict[str, bool]:
+def _loop_options(components: Components) -> dict[str, bool]:
     """Use uvloop where it is installed, and works."""
     if importlib.util.find_spec("uvloop") is None:
         return {}
@@ -98,12 +100,12 @@ def _loop_options(parts: Parts) -> dict[str, bool]:
 
         uvloop.new_event_loop().close()
     except Exception as exc:  # whatever an extra does, the daemon starts
-        parts.note("uvloop", repr(exc))
+        components.note("uvloop", repr(exc))
         return {}
     return {"use_uvloop": True}
 
 
-def count_start(state_dir: Path, parts: Parts) -> int:
+def count_start(state_dir: Path, components: Components) -> int:
     """Return how many times a daemon has started on this state: the upper half of its handles.
 
     Where it cannot be kept, the clock stands in: it too never gives a number twice.
@@ -116,7 +118,7 @@ def count_start(state_dir: Path, parts: Parts) -> int:
         temporary.write_text(f"{number}\n")
         temporary.replace(path)
     except (OSError, ValueError) as exc:
-        parts.note("state", f"{state_dir}: {getattr(exc, 'strerror', None) or exc}")
+        components.note("state", f"{state_dir}: {getattr(exc, 'strerror', None) or exc}")
         return int(time.time())
     return number & 0x7FFF_FFFF
 
@@ -124,7 +126,7 @@ def count_start(state_dir: Path, parts: Parts) -> int:
 async def _main(
     start: Callable[[anyio.abc.TaskGroup], Daemon],
     listener: Listener,
-    parts: Parts,
+    components: Components,
     read: Callable[[], Config],
 ) -> int:
     logs.bind_loop(asyncio.get_running_loop())
@@ -134,20 +136,20 @@ async def _main(
         traces = Traces(daemon)
         traces.open()
         daemon.socket_activated = listener.inherited
-        service = _service(daemon, parts)
+        service = _service(daemon, components)
         reload = ConfigReloader(daemon, read, service)
         async with _signals() as signals:
             group.start_soon(_watch_signals, daemon, signals, listener, reload)
             async with anyio.create_task_group() as services:
                 services.start_soon(service.run)
-                await _start_services(daemon, services, parts)
+                await _start_services(daemon, services, components)
                 await services.start(daemon.server.serve, listener.socket)
                 log.info(
                     "daemon.ready",
                     socket=listener.path,
                     inherited=listener.inherited,
                     pid=os.getpid(),
-                    models=len(daemon.registry.models(os.getuid())),
+                    models=len(daemon.registry.catalog.visible_to(os.getuid())),
                 )
                 service.notify_ready()
                 services.start_soon(reload.run)
@@ -163,42 +165,57 @@ async def _main(
     return 0
 
 
-async def _start_services(daemon: Daemon, services: anyio.abc.TaskGroup, parts: Parts) -> None:
+async def _start_services(
+    daemon: Daemon, services: anyio.abc.TaskGroup, components: Components
+) -> None:
     """Start the background services, and restore the state of earlier daemons."""
     services.start_soon(daemon.sessions.expire_idle)
-    services.start_soon(daemon.registry.unload_idle)
-    services.start_soon(parts.while_it_works, "cores", daemon.registry.watch_cores)
-    services.start_soon(parts.while_it_works, "memory", daemon.memory.run)
+    services.start_soon(daemon.registry.idle_unloader.run)
+    services.start_soon(
+        components.while_it_works, "cores", daemon.registry.launcher.cores.watch_external_load
+    )
+    services.start_soon(components.while_it_works, "memory", daemon.memory.run)
     await daemon.registry.kv_index.load()
     services.start_soon(daemon.registry.kv_index.run)
     await daemon.restore()
     services.start_soon(daemon.journal.run)
     if not daemon.config.metrics.is_off:
-        services.start_soon(_metrics(daemon, parts).run)
+        services.start_soon(_metrics(daemon, components).run)
     gc.collect()
     gc.freeze()  # the restored state lives on: later collections need not scan it
 
 
-def _metrics(daemon: Daemon, parts: Parts) -> MetricsServer:
+def _metrics(daemon: Daemon, components: Components) -> MetricsServer:
     """Return the server of the metrics, listening already if it can."""
-    listener = MetricsServer(daemon, daemon.config.metrics, partial(parts.note, "metrics"))
+    listener = MetricsServer(daemon, daemon.config.metrics, partial(components.note, "metrics"))
     listener.open()
     daemon.metrics_at = lambda: listener.where
     return listener
 
 
-def _service(daemon: Daemon, parts: Parts) -> ServiceNotifier:
+def _service(daemon: Daemon, components: Components) -> ServiceNotifier:
     """Return the notifier of the service manager about *daemon*."""
     service = ServiceNotifier(
-        parts,
-        loading=lambda: daemon.registry.loading,
-        overdue=lambda: daemon.registry.overdue,
+        components,
+        loading=lambda: daemon.registry.catalog.loading,
+        overdue=lambda: overdue_names(daemon.registry.catalog.watched()),
         turns=lambda: sum(session.active for session in daemon.sessions),
         restart_for=lambda: daemon.restart_for,
     )
-    parts.on_change = service.component_changed
-    daemon.registry.on_load = service.notify_soon
+    components.on_change = service.component_changed
+    daemon.registry.launcher.listeners.append(_LoadStatus(service))
     return service
+
+
+class _LoadStatus(LoadListener):
+    """Reports loads to the service manager."""
+
+    def __init__(self, service: ServiceNotifier):
+        self._service = service
+
+    def loads_changed(self) -> None:
+        """Report which models are being loaded."""
+        self._service.notify_soon()
 
 
 async def _stop(daemon: Daemon) -> None:

@@ -20,8 +20,6 @@ from .. import __version__
 from ..backends.errors import (
     InferdError,
     InvalidArgument,
-    ModelNotFound,
-    SessionExpired,
     ShuttingDown,
 )
 from ..ipc.messages import (
@@ -44,18 +42,16 @@ from ..sessions import (
     Session,
     SessionManager,
     StoredSession,
-    WorkerClient,
 )
-from ..sessions.turns.sentence_checks import Comparison, Similarity, no_judge
 from ..wire.frames import FRAME_BYTES_MAX, NESTING_MAX
 from .access.rights import Access
-from .components import Parts
+from .components import Components
 from .config.settings import Config
 from .logs.setup import logs
 from .metrics.daemon_counters import Tally
-from .models.model import Lease
+from .models.lease import DormantLease, Lease
 from .models.registry import Registry
-from .models.similarity import Comparing
+from .models.similarity import EmbeddingComparer
 from .models.swap import Swaps
 from .residency.machine import MachineMemory
 from .residency.pressure import MemoryWatch, Pace
@@ -87,39 +83,6 @@ class Graph:
         self.ignored: list[str] = []
 
 
-class _Unleased:
-    """The model of a session in the journal, which nobody has opened yet: a `ModelSource`."""
-
-    def __init__(self, registry: Registry, name: str, uid: int):
-        self._registry, self.name, self._uid = registry, name, uid
-
-    held = False
-
-    async def released(self) -> None:
-        """Wait for nothing: a dormant session has no turns."""
-
-    @property
-    def loaded(self) -> WorkerClient | None:
-        """The model's worker, if another one has loaded it."""
-        try:
-            model = self._registry.get(self.name, self._uid)
-        except ModelNotFound:
-            return None
-        return None if model.loaded is None else model.loaded.client
-
-    def predecessor(self, vocabulary: str) -> None:
-        """Return nothing: no client has a lease."""
-        return None
-
-    async def ready(self) -> WorkerClient:
-        """Refuse: a dormant session computes nothing."""
-        raise SessionExpired(f"nobody holds the model {self.name!r}")
-
-    def compare(self, comparison: Comparison, tell: Callable[[Similarity], None]) -> None:
-        """Compare nothing: a dormant session says nothing."""
-        no_judge(comparison, tell)
-
-
 class Daemon:
     """Everything that lives on the event loop: registry, sessions, graphs, connections."""
 
@@ -129,12 +92,12 @@ class Daemon:
         group: anyio.abc.TaskGroup,
         instance: int,
         build: tuple[int, str],
-        parts: Parts | None = None,
+        components: Components | None = None,
         machine: MachineMemory | None = None,
         pace: Pace | None = None,
     ):
         self.config = config
-        self.parts = parts or Parts()
+        self.components = components or Components()
         self.instance = instance
         self.started = time.monotonic()
         self.draining = False
@@ -156,15 +119,25 @@ class Daemon:
         )
         self.ledger.turn_listeners.append(self.tally)
         machine = machine or MachineMemory()
-        self.registry = Registry(config, group, self.flush, machine=machine, parts=self.parts)
-        self.registry.on_loaded = self.tally.load_ended
-        self.registry.on_left = self.tally.worker_left
-        self.registry.compare = Comparing(self).compare
-        room = self.registry.room
-        self.memory = MemoryWatch(
-            machine, self.registry.workers, room.spare_bytes, room.shed, time.monotonic, pace
+        self.registry = Registry(
+            config, group, self.flush, machine=machine, components=self.components
         )
-        self.memory.on_read = partial(self.parts.note, "memory")
+        self.registry.launcher.listeners.append(self.tally)
+        self.passing: set[Session] = set()
+        """Sessions of one turn each, known only to the calls that made them."""
+        self.registry.comparer = EmbeddingComparer(
+            self.registry, self.ledger, self.new_handle, self.passing
+        )
+        budget = self.registry.budget
+        self.memory = MemoryWatch(
+            machine,
+            self.registry.catalog.ready_workers,
+            budget.reservations.machine_free_bytes,
+            budget.evict_idle,
+            partial(self.components.note, "memory"),
+            time.monotonic,
+            pace,
+        )
         self.journal = Journal(config.state_dir / JOURNAL_FILE, self)
         self.sessions = self._session_manager()
         self.swaps = Swaps(self.registry, self.sessions, config.swap_grace_s)
@@ -176,8 +149,6 @@ class Daemon:
         self.ledger.bounds.quota_of = self.access.quota_of
         self.restart_for: list[str] = []
         """Settings that the file has other values for, which hold after a restart."""
-        self.passing: set[Session] = set()
-        """Sessions of one turn each, which only the call knows that made them."""
         self.calls: CallTable = {}
         self._handles = 0
         self._build = build
@@ -194,7 +165,7 @@ class Daemon:
                 seconds_max=self.config.dormant_days_max * DAY_S,
                 bytes_max=self.config.dormant_bytes_max,
             ),
-            forget_files=self.registry.forget_files,
+            forget_files=self.registry.forget_session_files,
             journal=self.journal,
         )
 
@@ -321,7 +292,7 @@ class Daemon:
 
     def use_logging(self) -> None:
         """Let the workers log what is logged now."""
-        for worker in self.registry.workers():
+        for worker in self.registry.catalog.ready_workers():
             worker.update_logging()
 
     def check_open(self) -> None:
@@ -337,7 +308,7 @@ class Daemon:
     async def restore(self) -> None:
         """Let the sessions of earlier daemons sleep under their ids."""
         began = time.monotonic()
-        self.sessions.restore_sessions(await self.journal.open_file(), self._unleased)
+        self.sessions.restore_sessions(await self.journal.open_file(), self._dormant_lease)
         log.info(
             "sessions.restored",
             sessions=len(self.sessions.dormant),
@@ -349,19 +320,20 @@ class Daemon:
         """Note how the journal is: failing, refused, or written after a damaged one."""
         journal = self.journal
         if journal.status["state"] == "refused":
-            self.parts.note("journal", journal.cause, remedy=NEWER_JOURNAL)
+            self.components.note("journal", journal.cause, remedy=NEWER_JOURNAL)
         elif journal.cause is None and journal.set_aside is not None:
-            self.parts.note(
+            self.components.note(
                 "journal",
                 f"a damaged one was set aside as {journal.set_aside}",
                 missing="sessions may be missing",
                 remedy="check the disk, and delete that file when it is not needed any more",
             )
         else:
-            self.parts.note("journal", journal.cause)
+            self.components.note("journal", journal.cause)
 
-    def _unleased(self, stored: StoredSession) -> ModelSource:
-        return _Unleased(self.registry, stored.facts.model, stored.owner)
+    def _dormant_lease(self, stored: StoredSession) -> ModelSource:
+        name, owner = stored.facts.model, stored.owner
+        return DormantLease(name, partial(self.registry.catalog.find_client, name, owner))
 
     async def drain(self, grace_s: float) -> None:
         """Finish what runs, refuse what waits, for at most *grace_s*.
@@ -370,7 +342,7 @@ class Daemon:
         """
         self.draining = True
         error = ShuttingDown("the daemon is shutting down: the turn had not begun")
-        self.registry.turnstile.refuse(error)
+        self.registry.gate.refuse_requests(error)
         for session in self.all_sessions():
             if session.state == "waiting" and session.turn is not None and not session.turn.tokens:
                 session.runner.cancel_turn(error)

@@ -18,9 +18,9 @@ from ...backends.params import Options, parse_json_options
 from ...ipc import messages as w
 from ...ipc.server.server import Request
 from ..core import GRAPHS_MAX, CallTable, Daemon, Graph
-from ..models.model import Lease
+from ..models.lease import Lease
 from ..models.similarity import not_chosen
-from ..residency.gate import Caller
+from ..residency.gate import GateRequest
 from .arguments import metadata_text, number_of
 
 __all__ = ("CALLS",)
@@ -122,14 +122,14 @@ async def _open(daemon: Daemon, request: Request, lease: Lease, options: Options
             raise InvalidArgument(
                 f"{GRAPHS_MAX} graphs are loaded on this connection", hint="unload some"
             )
-        lease.model.want(options.values)
+        lease.model.note_wanted(options.values)
 
         def progress(fraction: float) -> None:
             request.emit(w.ProgressEvent(progress=fraction))
 
-        turnstile, visit = daemon.registry.turnstile, Caller(daemon.registry.seconds())
+        gate, waiting = daemon.registry.gate, GateRequest(daemon.registry.seconds())
         on_progress = progress if request.params.progress else None
-        async with turnstile.visit(lease.model, visit, on_progress):
+        async with gate.admit(lease.model, waiting, on_progress):
             worker = await lease.ready()
     except BaseException:
         lease.close()

@@ -7,7 +7,8 @@ import time
 from ...ipc import messages as w
 from ...ipc.server.server import Request
 from ..core import CallTable, Daemon
-from ..models import model_adapters as adapters
+from ..models.model_adapters import add_adapter as add_model_adapter
+from ..models.model_adapters import remove_adapter as remove_model_adapter
 
 __all__ = ("CALLS",)
 
@@ -15,12 +16,12 @@ __all__ = ("CALLS",)
 async def models(daemon: Daemon, request: Request) -> w.ModelsResult:
     """List the models."""
     uid = request.connection.peer.uid
-    return w.ModelsResult(models=[m.describe() for m in daemon.registry.models(uid)])
+    return w.ModelsResult(models=[m.describe() for m in daemon.registry.catalog.visible_to(uid)])
 
 
 async def show(daemon: Daemon, request: Request) -> w.ModelsResult:
     """Describe one model."""
-    model = daemon.registry.get(request.params.name, request.connection.peer.uid)
+    model = daemon.registry.catalog.get(request.params.name, request.connection.peer.uid)
     return w.ModelsResult(models=[model.describe() | {"options": model.options()}])
 
 
@@ -33,7 +34,7 @@ async def unload_model(daemon: Daemon, request: Request) -> w.Empty:
 
 async def pin(daemon: Daemon, request: Request) -> w.Empty:
     """Let a model stay, once it is loaded, for an operator."""
-    daemon.registry.pin(request.params.name, request.connection.peer.uid, pinned=True)
+    daemon.registry.pin_model(request.params.name, request.connection.peer.uid, pinned=True)
     return w.Empty()
 
 
@@ -42,7 +43,8 @@ async def swap(daemon: Daemon, request: Request) -> w.SwapResult:
     daemon.check_open()
     p: w.SwapParams = request.params
     uid = request.connection.peer.uid
-    model, config = daemon.registry.get(p.name, uid), daemon.registry.target(p.to, uid)
+    catalog = daemon.registry.catalog
+    model, config = catalog.get(p.name, uid), catalog.swap_target(p.to, uid)
     began = time.monotonic()
     done = await daemon.swaps.swap(model, config, p.mode)
     daemon.tally.swapped(done.mode, time.monotonic() - began)
@@ -51,7 +53,7 @@ async def swap(daemon: Daemon, request: Request) -> w.SwapResult:
 
 async def unpin(daemon: Daemon, request: Request) -> w.Empty:
     """Take `pin` back."""
-    daemon.registry.pin(request.params.name, request.connection.peer.uid, pinned=False)
+    daemon.registry.pin_model(request.params.name, request.connection.peer.uid, pinned=False)
     return w.Empty()
 
 
@@ -60,8 +62,8 @@ async def add_adapter(daemon: Daemon, request: Request) -> w.AddAdapterResult:
     daemon.check_open()
     p: w.AddAdapterParams = request.params
     registry = daemon.registry
-    model = registry.get(p.name, request.connection.peer.uid)
-    report = await adapters.add(registry, model, p.adapter, p.file, p.scale)
+    model = registry.catalog.get(p.name, request.connection.peer.uid)
+    report = await add_model_adapter(registry, model, p.adapter, p.file, p.scale)
     if report is None or report.info is None:
         return w.AddAdapterResult()
     return w.AddAdapterResult(loaded=True, id=report.info.id, size_bytes=report.info.size_bytes)
@@ -71,8 +73,8 @@ async def remove_adapter(daemon: Daemon, request: Request) -> w.Empty:
     """Take an adapter from a model, for an operator."""
     p: w.RemoveAdapterParams = request.params
     registry = daemon.registry
-    model = registry.get(p.name, request.connection.peer.uid)
-    await adapters.remove(registry, model, p.adapter, force=p.force)
+    model = registry.catalog.get(p.name, request.connection.peer.uid)
+    await remove_model_adapter(registry, model, p.adapter, force=p.force)
     return w.Empty()
 
 

@@ -20,8 +20,8 @@ from ..config.log_levels import parse_log_levels
 from ..core import CallTable, Daemon
 from ..logs.setup import logs
 from ..metrics.collector import metric_values
-from ..models.model import Model
-from ..residency.gate import Caller
+from ..models.model import ManagedModel
+from ..residency.gate import GateRequest
 from ..workers.worker import Worker
 from .residency_requests import waiting_turns
 
@@ -68,7 +68,7 @@ async def queue(daemon: Daemon, request: Request) -> w.QueueResult:
     everyone = daemon.all_sessions()
     turns = [s for s in everyone if s.active and (all_users or s.owner == uid)]
     async with anyio.create_task_group() as group:
-        for worker in daemon.registry.workers():
+        for worker in daemon.registry.catalog.ready_workers():
             group.start_soon(_query_queue, worker, entries)
     tasks = [_describe_turn(s, entries) for s in turns if s.active]
     tasks.sort(key=lambda t: (t["model"], t["position"] is None, t["position"], t["task"]))
@@ -76,7 +76,9 @@ async def queue(daemon: Daemon, request: Request) -> w.QueueResult:
     return w.QueueResult(tasks=[*tasks, *(_describe_waiting(*turn) for turn in waiting)])
 
 
-def _describe_waiting(model: Model, visit: Caller, session: Session) -> dict[str, Any]:
+def _describe_waiting(
+    model: ManagedModel, waiting: GateRequest, session: Session
+) -> dict[str, Any]:
     """Describe a turn that waits for its model to be in memory."""
     now = time.monotonic()
     return {
@@ -86,14 +88,14 @@ def _describe_waiting(model: Model, visit: Caller, session: Session) -> dict[str
         "session_id": session.session_id,
         "model": model.name,
         "state": "waiting",
-        "priority": visit.priority.label,
-        "effective_priority": visit.effective(now, model.stay.stay_s).label,
+        "priority": waiting.priority.label,
+        "effective_priority": waiting.effective_priority(now, model.residency.delay_s_max).label,
         "position": None,
         "starts_in_s": None,
         "prompt_tokens": len(session.conversation.prompt),
         "computed_tokens": None,
         "output_tokens": 0,
-        "for_s": max(0.0, now - visit.since),
+        "for_s": max(0.0, now - waiting.since),
     }
 
 
@@ -128,7 +130,7 @@ async def stats(daemon: Daemon, request: Request) -> w.StatsResult:
     """Return the daemon's figures; a worker that does not answer in a second is left out."""
     workers: dict[str, Any] = {}
     async with anyio.create_task_group() as group:
-        for model in daemon.registry.models(request.connection.peer.uid):
+        for model in daemon.registry.catalog.visible_to(request.connection.peer.uid):
             group.start_soon(_query_statistics, model, workers)
     figures = await metric_values(daemon)
     states = [s.state.value for s in daemon.all_sessions()]
@@ -145,7 +147,7 @@ async def stats(daemon: Daemon, request: Request) -> w.StatsResult:
             "sessions_dormant": len(daemon.sessions.dormant),
             "sessions_expired": daemon.sessions.expired,
             "journal": daemon.journal.status,
-            "parts": daemon.parts.describe(),
+            "parts": daemon.components.describe(),
             "metrics": daemon.metrics_at(),
             "log": logs.describe(),
             "restart_for": daemon.restart_for,
@@ -153,7 +155,7 @@ async def stats(daemon: Daemon, request: Request) -> w.StatsResult:
             "running": states.count("running"),
             "parked": states.count("parked"),
             "refused": daemon.ledger.refused,
-            "recovered": daemon.registry.recovered,
+            "recovered": daemon.registry.catalog.recovered,
             "retry_after_ratio": daemon.ledger.accuracy.histogram(),
             "cores": daemon.config.cores,
             "memory": daemon.memory.status,
@@ -163,7 +165,7 @@ async def stats(daemon: Daemon, request: Request) -> w.StatsResult:
     )
 
 
-async def _query_statistics(model: Model, workers: dict[str, Any]) -> None:
+async def _query_statistics(model: ManagedModel, workers: dict[str, Any]) -> None:
     worker = model.worker
     if worker is None or not worker.loaded.is_set() or worker.error is not None:
         return

@@ -1,4 +1,4 @@
-"""Calls that need a model pass the turnstile first: with their class, their timeouts, counted."""
+"""Requests for residency of the calls that need a model: their class, timeouts and tickets."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from ...scheduler.priority import Priority
 from ...sessions import Session
 from ...sessions.admission.forecast import Ticket
 from ..core import Daemon
-from ..models.model import Lease, Model
-from ..residency.gate import Caller
-from ..traces.requests import note_visit
+from ..models.lease import Lease
+from ..models.model import ManagedModel
+from ..residency.gate import GateRequest
+from ..traces.current_request import note_model_request
 from .arguments import TIMEOUT_S_LEAST, priority_of, seconds_of
 
 __all__ = ("passing", "waiting_turns")
@@ -45,29 +46,46 @@ def passing(name: str, call: Call) -> Call:
 
     @wraps(call)
     async def passed(daemon: Daemon, request: Request) -> Any:
-        found = _visit(daemon, request)
+        found = _gate_request(daemon, request)
         if found is None:
             return await call(daemon, request)
-        model, visit, ticket = found
-        note_visit(visit)
+        model, needed, ticket = found
+        note_model_request(needed)
         try:
-            async with daemon.registry.turnstile.visit(model, visit):
-                if ticket is not None and visit.waited:
+            async with daemon.registry.gate.admit(model, needed):
+                if ticket is not None and needed.has_waited:
                     daemon.ledger.model_loaded(ticket)
-                    _take_off(request, daemon.registry.seconds() - visit.since)
+                    _take_off(request, daemon.registry.seconds() - needed.since)
                 return await call(daemon, request)
         finally:
-            if ticket is not None and visit.waited:
+            if ticket is not None and needed.has_waited:
                 daemon.ledger.release_place(ticket)
 
     return passed
 
 
-def _visit(daemon: Daemon, request: Request) -> tuple[Model, Caller, Ticket | None] | None:
-    """Return the visit that a call makes; None: the call refuses anyway, whatever is loaded."""
+class _Wait:
+    """The listener of a call that waits: *ticket* holds its place, *session* does not idle."""
+
+    def __init__(self, daemon: Daemon, ticket: Ticket | None, session: Session | None):
+        self._daemon, self._ticket, self._session = daemon, ticket, session
+
+    def wait_begins(self) -> None:
+        if self._ticket is not None:
+            self._daemon.ledger.hold_place(self._ticket)
+
+    def wait_continues(self) -> None:
+        if self._session is not None:
+            self._session.used_at = self._daemon.registry.seconds()
+
+
+def _gate_request(
+    daemon: Daemon, request: Request
+) -> tuple[ManagedModel, GateRequest, Ticket | None] | None:
+    """Return a call's request to the gate; None: the call refuses anyway, whatever is loaded."""
     now, p = daemon.registry.seconds(), request.params
     if request.call in QUESTIONS:
-        return daemon.graph(request.connection, p.graph).lease.model, Caller(now), None
+        return daemon.graph(request.connection, p.graph).lease.model, GateRequest(now), None
     if request.call == EMBED:
         return _embeds(daemon, request)
     session = daemon.session(request)
@@ -76,49 +94,44 @@ def _visit(daemon: Daemon, request: Request) -> tuple[Model, Caller, Ticket | No
     if daemon.draining or not rests or not isinstance(lease, Lease) or lease.closed:
         return None
     priority = priority_of(getattr(p, "priority", ""))
-    visit = Caller(
+    priority = session.settings.priority if priority is None else priority
+    ticket, is_turn = None, request.call in TURNS and not session.active
+    if is_turn:
+        ticket = Ticket(session.owner, lease.name, lease.model.slots_configured, priority, 0)
+    needed = GateRequest(
         now,
-        session.settings.priority if priority is None else priority,
-        about=session,
-        turn=request.call in TURNS and not session.active,
+        priority,
+        subject=session,
+        is_turn=is_turn,
         queue_timeout_s=seconds_of(getattr(p, "queue_timeout_s", 0.0)),
         timeout_s=seconds_of(getattr(p, "timeout_s", 0.0)),
-        absent=partial(_absent, session, daemon.config.reader_wait_ms / 1000),
-        on_look=partial(_touch, daemon, session),
+        is_absent=partial(_is_absent, session, daemon.config.reader_wait_ms / 1000),
+        listener=_Wait(daemon, ticket, session),
     )
-    ticket = None
-    if visit.turn:
-        slots = lease.model.slots_configured
-        ticket = Ticket(session.owner, lease.name, slots, visit.priority, 0)
-        visit.on_wait = partial(daemon.ledger.hold_place, ticket)
-    return lease.model, visit, ticket
+    return lease.model, needed, ticket
 
 
-def _embeds(daemon: Daemon, request: Request) -> tuple[Model, Caller, Ticket]:
-    """Return the visit of texts, which have no session yet; they wait as one task."""
+def _embeds(daemon: Daemon, request: Request) -> tuple[ManagedModel, GateRequest, Ticket]:
+    """Return the request of texts, which have no session yet; they wait as one task."""
     p = request.params
     lease = daemon.graph(request.connection, p.graph).lease
     priority = priority_of(p.priority)
-    visit = Caller(
+    priority = Priority.NORMAL if priority is None else priority
+    slots = lease.model.slots_configured
+    ticket = Ticket(request.connection.peer.uid, lease.name, slots, priority, 0)
+    needed = GateRequest(
         daemon.registry.seconds(),
-        Priority.NORMAL if priority is None else priority,
+        priority,
         queue_timeout_s=seconds_of(p.queue_timeout_s),
         timeout_s=seconds_of(p.timeout_s),
+        listener=_Wait(daemon, ticket, None),
     )
-    slots = lease.model.slots_configured
-    ticket = Ticket(request.connection.peer.uid, lease.name, slots, visit.priority, 0)
-    visit.on_wait = partial(daemon.ledger.hold_place, ticket)
-    return lease.model, visit, ticket
+    return lease.model, needed, ticket
 
 
-def _absent(session: Session, wait_s: float) -> bool:
+def _is_absent(session: Session, wait_s: float) -> bool:
     turn = session.turn
     return session.active and turn is not None and turn.unread_for(wait_s)
-
-
-def _touch(daemon: Daemon, session: Session) -> None:
-    """Note that a session is not idle: it waits."""
-    session.used_at = daemon.registry.seconds()
 
 
 def _take_off(request: Request, waited_s: float) -> None:
@@ -129,10 +142,10 @@ def _take_off(request: Request, waited_s: float) -> None:
         request.params = msgspec.structs.replace(request.params, **left)
 
 
-def waiting_turns(daemon: Daemon) -> list[tuple[Model, Caller, Session]]:
+def waiting_turns(daemon: Daemon) -> list[tuple[ManagedModel, GateRequest, Session]]:
     """Return the turns that wait for a model, in their order."""
     return [
-        (model, visit, visit.about)
-        for model, visit in daemon.registry.turnstile.waiting
-        if visit.turn
+        (model, needed, needed.subject)
+        for model, needed in daemon.registry.gate.waiting_requests
+        if needed.is_turn
     ]

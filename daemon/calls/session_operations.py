@@ -36,7 +36,7 @@ async def cancel(daemon: Daemon, request: Request) -> w.CancelResult:
     error = Cancelled("the turn was cancelled")
     if uid != session.owner:
         error = Cancelled("an operator cancelled the turn", data={"by": "operator"})
-    waits = daemon.registry.turnstile.refuse(error, session)
+    waits = daemon.registry.gate.refuse_requests(error, session)
     cancelled = session.runner.cancel_turn(error) or waits
     if cancelled and uid != session.owner:
         log.info("turn.cancelled_by_operator", uid=session.owner, context=session.handle, by=uid)
@@ -49,7 +49,7 @@ async def park(daemon: Daemon, request: Request) -> w.ParkResult:
     session = _steerable(daemon, request, request.params.context)
     turn = session.turn
     if turn is not None and session.active:
-        for worker in daemon.registry.workers():
+        for worker in daemon.registry.catalog.ready_workers():
             if turn.spec.id in worker.client.tasks:
                 return w.ParkResult(parked=await worker.client.park(turn.spec.id))
     return w.ParkResult(parked=False)

@@ -29,7 +29,7 @@ from ...backends.engine_build import LLAMA_BUILD_NUMBER, LLAMA_COMMIT
 from ...scheduler import PRIORITIES
 from ...scheduler.recording.engine_counters import COUNTERS, Histogram, StepKind, histograms_of
 from ...sessions.table import ACTIVE, SessionState
-from ..models.model import Model, ModelState
+from ..models.model import ManagedModel, ModelState
 from ..models.swap import NOBODY
 from .families import FAMILIES, PREFIX
 
@@ -107,7 +107,7 @@ def metrics_of(daemon: Daemon) -> Iterator[Metric]:
 
 def _families(daemon: Daemon) -> Read:
     """Yield our families, after adding up the counters of the engines."""
-    for model in daemon.registry.known:
+    for model in daemon.registry.catalog.known():
         if model.worker is not None:
             daemon.tally.add_up(model, model.worker)
     for read in _READERS:
@@ -150,7 +150,9 @@ def _one(value: float) -> Samples:
 
 
 def _turns(daemon: Daemon) -> Read:
-    loaded = {daemon.tally.name_of(m) for m in daemon.registry.known if m.loaded is not None}
+    loaded = {
+        daemon.tally.name_of(m) for m in daemon.registry.catalog.known() if m.loaded is not None
+    }
     states: dict[str, Counter[Labels]] = {
         state: Counter({(name, p): 0 for name in loaded for p in PRIORITIES}) for state in ACTIVE
     }
@@ -162,16 +164,16 @@ def _turns(daemon: Daemon) -> Read:
             states[session.state][name, turn.spec.priority.label] += 1
             if session.state == SessionState.WAITING:
                 reasons[name, "slot"] += 1
-    for model, visit in daemon.registry.turnstile.waiting:
-        if visit.turn:
+    for model, request in daemon.registry.gate.waiting_requests:
+        if request.is_turn:
             name = daemon.tally.name_of(model)
-            states[SessionState.WAITING][name, visit.priority.label] += 1
+            states[SessionState.WAITING][name, request.priority.label] += 1
             reasons[name, "model"] += 1
     yield "num_requests_running", states[SessionState.RUNNING]
     yield "num_requests_waiting", states[SessionState.WAITING]
     yield "num_requests_waiting_by_reason", reasons
     yield "num_requests_parked", states[SessionState.PARKED]
-    yield "request_recoveries", _one(daemon.registry.recovered)
+    yield "request_recoveries", _one(daemon.registry.catalog.recovered)
     accuracy = daemon.ledger.accuracy
     ratio = Histogram(FAMILIES["retry_after_ratio"].bounds)
     ratio.counts, ratio.sum = list(accuracy.counts), accuracy.sum
@@ -240,7 +242,7 @@ def _loaded(daemon: Daemon) -> Read:
     silent: dict[Labels, float] = {}
     memory: Counter[Labels] = Counter()
     kv: Counter[Labels] = Counter({("", "disk"): daemon.registry.kv_index.bytes})
-    for model in daemon.registry.known:
+    for model in daemon.registry.catalog.known():
         worker = model.loaded
         if worker is None:
             continue
@@ -265,8 +267,8 @@ def _loaded(daemon: Daemon) -> Read:
     yield "kv_disk_files", _one(len(daemon.registry.kv_index))
 
 
-def _parts(daemon: Daemon, model: Model) -> Iterator[tuple[str, int]]:
-    need = daemon.registry.room.claimed(model.worker)
+def _parts(daemon: Daemon, model: ManagedModel) -> Iterator[tuple[str, int]]:
+    need = daemon.registry.reserved_for(model.worker)
     if need is not None:
         yield from (("weights", need.weights), ("context", need.context))
         yield from (("compute", need.compute), ("process", need.process))
@@ -275,7 +277,7 @@ def _parts(daemon: Daemon, model: Model) -> Iterator[tuple[str, int]]:
 
 def _models(daemon: Daemon) -> Read:
     states: Counter[Labels] = Counter({(state.value,): 0 for state in ModelState})
-    known = (model for model in daemon.registry.known if model.uid != NOBODY)
+    known = (model for model in daemon.registry.catalog.known() if model.uid != NOBODY)
     states.update((model.state.value,) for model in known)
     yield "models", states
 
@@ -298,7 +300,7 @@ def _daemon(daemon: Daemon) -> Read:
     config, memory = daemon.config, daemon.memory.status
     yield "build_info", {(__version__, str(LLAMA_BUILD_NUMBER), LLAMA_COMMIT): 1}
     yield "draining", _one(daemon.draining)
-    yield "part_works", {(p["part"],): p["works"] for p in daemon.parts.describe()}
+    yield "part_works", {(p["part"],): p["works"] for p in daemon.components.describe()}
     yield "connections", _one(len(daemon.server.connections))
     yield "connections_max", _one(config.connections_max)
     yield "cores", _one(config.cores)

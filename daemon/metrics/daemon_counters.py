@@ -18,8 +18,10 @@ from ...backends.errors import (
 )
 from ...scheduler.recording.engine_counters import Histogram
 from ...sessions import ModelSource, Turn
-from ..models.model import Lease, Model
+from ..models.lease import Lease
+from ..models.model import ManagedModel
 from ..models.swap import NOBODY
+from ..models.worker_launcher import LoadListener
 from ..workers.worker import Worker
 from .families import FAMILIES
 
@@ -40,7 +42,7 @@ BOUNDS = {"sessions_max": "sessions-max", "connections_max": "connections-max"}
 REJECTION_REASONS = (*QUEUE_BOUNDS, *BOUNDS.values(), "quota", "memory", "draining", "other")
 
 
-def label_of(model: Model) -> str:
+def label_of(model: ManagedModel) -> str:
     """Return the `model_name` of a model; one that a swap holds counts under the name swapped."""
     if model.uid == NOBODY:
         return model.name.removesuffix(SWAP_MARK)
@@ -66,7 +68,7 @@ def _empty(family: str) -> Histogram:
     return Histogram(FAMILIES[family].bounds)
 
 
-class Tally:
+class Tally(LoadListener):
     """Owned by the daemon's event loop. Each method counts one event."""
 
     def __init__(self) -> None:
@@ -83,7 +85,7 @@ class Tally:
         for reason in REJECTION_REASONS:
             self.counters["admission_rejections"][(reason,)] = 0
 
-    def name_of(self, model: Model) -> str:
+    def name_of(self, model: ManagedModel) -> str:
         """Return the label of a model."""
         return self.bounded(label_of(model))
 
@@ -141,7 +143,7 @@ class Tally:
         if reason is not None:
             self.counters["admission_rejections"][(reason,)] += 1
 
-    def load_ended(self, model: Model, seconds: float | None) -> None:
+    def load_ended(self, model: ManagedModel, seconds: float | None) -> None:
         """Count a load; without *seconds* it has failed."""
         name = self.name_of(model)
         if seconds is None:
@@ -153,14 +155,14 @@ class Tally:
         """Count a swap that is done."""
         self.observe("model_swap_seconds", (mode,), seconds)
 
-    def worker_left(self, model: Model, worker: Worker) -> None:
+    def worker_exited(self, model: ManagedModel, worker: Worker) -> None:
         """Count a worker that has exited, and keep its engine's counters."""
         family = "worker_restarts" if worker.died else "model_unloads"
         self.counters[family][(self.name_of(model),)] += 1
         self.add_up(model, worker)
         del self._seen[worker]
 
-    def add_up(self, model: Model, worker: Worker) -> None:
+    def add_up(self, model: ManagedModel, worker: Worker) -> None:
         """Add what a worker's engine has done since the last time to what its model's have."""
         name, now = self.name_of(model), worker.figures.read()
         before = self._seen.get(worker, (0.0,) * len(now))

@@ -1,6 +1,6 @@
-"""Loads that failed, remembered for a short time: who asks again is answered at once.
+"""Failed loads, remembered for a short time: the same request gets the same error at once.
 
-A file that has changed since is tried at once, too.
+A file that has changed since is tried again at once.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ class _Failure(NamedTuple):
 
 
 class FailedLoads:
-    """What is known of failed loads, by model name. Lives on the daemon's event loop."""
+    """Failed loads by model name. Lives on the daemon's event loop."""
 
     def __init__(self, remember_s: float, seconds: Callable[[], float]):
         self._remember_s = remember_s
         self._seconds = seconds
         self._failures: dict[str, _Failure] = {}
 
-    def note(self, name: str, files: list[Path], asked: object, error: InferdError) -> None:
+    def note_load(self, name: str, files: list[Path], asked: object, error: InferdError) -> None:
         """Remember that the model *name* could not be loaded from *files* in the way that was
         *asked* for, if trying again would not help.
         """
@@ -45,11 +45,11 @@ class FailedLoads:
             del self._failures[next(iter(self._failures))]
         self._failures[name] = _Failure(error, self._seconds(), signature_of(files), asked)
 
-    def forget(self, name: str) -> None:
+    def forget_load(self, name: str) -> None:
         """Forget that *name* could not be loaded."""
         self._failures.pop(name, None)
 
-    def check(self, name: str, files: list[Path], asked: object) -> None:
+    def check_load(self, name: str, files: list[Path], asked: object) -> None:
         """Raise the error of the last load again, if the same is still to be expected.
 
         :raises InferdError: the error, with the time that has passed and what is left of it.

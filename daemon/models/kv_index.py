@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import anyio
 import anyio.to_thread
@@ -22,25 +22,35 @@ from ...scheduler.kv.file_format import scan_folder
 from ...scheduler.kv.files import KV_FILES_MAX
 from ...scheduler.kv.greedy_dual import GreedyDual
 
-__all__ = ("KV_FILES_MAX", "KvIndex", "Place")
+__all__ = ("KV_FILES_MAX", "KvFilePlace", "KvIndex", "KvIndexListener")
 
 log = structlog.get_logger()
 
 
-class Place(NamedTuple):
-    """Which file: a name is unique among all owners' of one fingerprint."""
+class KvFilePlace(NamedTuple):
+    """The key of a file: a name is unique among all owners' of one fingerprint."""
 
     fingerprint: str
     name: str
 
 
-class Entry(NamedTuple):
-    """What the index knows of a file: `size` in bytes, `seconds` to compute it again."""
+class KvFileEntry(NamedTuple):
+    """The index's entry of a file: `size` in bytes, `seconds` to compute it again."""
 
     owner: int
     session: str
     size: int
     seconds: float
+
+
+class KvIndexListener(Protocol):
+    """The receiver of the index's events."""
+
+    def kv_file_evicted(self, place: KvFilePlace) -> None:
+        """Note that a file leaves the index, for want of space or with its session."""
+
+    def kv_disk_checked(self, cause: str | None) -> None:
+        """Note why a file could not be written or deleted, or with None that one was written."""
 
 
 class KvIndex:
@@ -50,23 +60,27 @@ class KvIndex:
     once and the disk soon after: `run` deletes it, and until then it is in `_doomed`.
     """
 
-    def __init__(self, directory: Path, bytes_max: int, files_max: int = KV_FILES_MAX):
+    def __init__(
+        self,
+        directory: Path,
+        bytes_max: int,
+        files_max: int = KV_FILES_MAX,
+        *,
+        listener: KvIndexListener,
+    ):
         self.bytes = 0
-        self.on_evicted: Callable[[Place], None] = lambda _: None
-        """Hears of files that go to make room, or are forgotten."""
-        self.on_disk: Callable[[str | None], None] = lambda _: None
-        """Hears why a file could not be written or deleted, or with None that one was written."""
+        self._listener = listener
         self._directory = directory
         self._bytes_max, self._files_max = bytes_max, files_max
-        self._entries: dict[Place, Entry] = {}
-        self._values = GreedyDual[Place]()
-        self._doomed: dict[Path, Entry] = {}
+        self._entries: dict[KvFilePlace, KvFileEntry] = {}
+        self._values = GreedyDual[KvFilePlace]()
+        self._doomed: dict[Path, KvFileEntry] = {}
         self._wake = anyio.Event()
 
     def __len__(self) -> int:
         return len(self._entries)
 
-    def places(self) -> list[Place]:
+    def places(self) -> list[KvFilePlace]:
         """Return which files there are."""
         return list(self._entries)
 
@@ -89,7 +103,7 @@ class KvIndex:
             self._wake = anyio.Event()
             for path, cause in (await self._delete(dict(self._doomed))).items():
                 log.warning("kv.not_deleted", path=str(path), cause=cause)
-                self.on_disk(f"{path} cannot be deleted: {cause}")
+                self._listener.kv_disk_checked(f"{path} cannot be deleted: {cause}")
 
     @property
     def doomed(self) -> int:
@@ -102,10 +116,10 @@ class KvIndex:
         self, fingerprint: str, name: str, owner: int, session: str, size: int, seconds: float
     ) -> None:
         """Take in a file that a worker has written, or written again; make room for it."""
-        place, entry = Place(fingerprint, name), Entry(owner, session, size, seconds)
+        place, entry = KvFilePlace(fingerprint, name), KvFileEntry(owner, session, size, seconds)
         self._doomed.pop(self._path(place, entry), None)
         if place not in self._entries:
-            self.on_disk(None)  # else it may just have been read
+            self._listener.kv_disk_checked(None)  # else it may just have been read
         self._insert(place, entry)
         if size > self._bytes_max:  # rather it alone than all others for nothing
             self._doom(place)
@@ -113,18 +127,18 @@ class KvIndex:
 
     def used(self, fingerprint: str, name: str) -> None:
         """Note that a worker has read a file."""
-        if entry := self._entries.get(place := Place(fingerprint, name)):
+        if entry := self._entries.get(place := KvFilePlace(fingerprint, name)):
             self._values.use(place, entry.size, entry.seconds)
 
     def unstored(self, fingerprint: str, name: str, cause: str = "") -> None:
         """Note that a worker has deleted a file or found it gone, or why it could not write it."""
-        self._remove(Place(fingerprint, name))
+        self._remove(KvFilePlace(fingerprint, name))
         if cause:
-            self.on_disk(cause)
+            self._listener.kv_disk_checked(cause)
 
     # What calls ask.
 
-    async def forget(self, owner: int, session: str) -> int:
+    async def forget_session(self, owner: int, session: str) -> int:
         """Delete the files of a session in every fingerprint; return how many there were.
 
         The workers must have forgotten it before, or one of them may yet write and report a file.
@@ -146,13 +160,13 @@ class KvIndex:
 
     # Keeping count.
 
-    def _insert(self, place: Place, entry: Entry) -> None:
+    def _insert(self, place: KvFilePlace, entry: KvFileEntry) -> None:
         self._remove(place)
         self._entries[place] = entry
         self._values.use(place, entry.size, entry.seconds)
         self.bytes += entry.size
 
-    def _remove(self, place: Place) -> Entry | None:
+    def _remove(self, place: KvFilePlace) -> KvFileEntry | None:
         entry = self._entries.pop(place, None)
         if entry is not None:
             self._values.remove(place)
@@ -163,17 +177,17 @@ class KvIndex:
         while self.bytes > self._bytes_max or len(self) > self._files_max:
             self._doom(self._values.take_least())
 
-    def _doom(self, place: Place) -> None:
+    def _doom(self, place: KvFilePlace) -> None:
         entry = self._remove(place)
         if entry is not None:
             self._doomed[self._path(place, entry)] = entry
-            self.on_evicted(place)
+            self._listener.kv_file_evicted(place)
             self._wake.set()
 
-    def _path(self, place: Place, entry: Entry) -> Path:
+    def _path(self, place: KvFilePlace, entry: KvFileEntry) -> Path:
         return self._directory / place.fingerprint / str(entry.owner) / place.name
 
-    async def _delete(self, doomed: dict[Path, Entry]) -> dict[Path, str]:
+    async def _delete(self, doomed: dict[Path, KvFileEntry]) -> dict[Path, str]:
         """Delete files; return those that cannot be, with the causes."""
         failures = await anyio.to_thread.run_sync(_unlink_all, tuple(doomed))
         for path, entry in doomed.items():
@@ -186,18 +200,18 @@ class KvIndex:
 # In a thread.
 
 
-def _read_tree(directory: Path, files_max: int) -> list[tuple[Place, Entry]]:
+def _read_tree(directory: Path, files_max: int) -> list[tuple[KvFilePlace, KvFileEntry]]:
     """Return the files of all fingerprints, the least recently used first.
 
     What there is beyond *files_max* is deleted.
     """
-    found: list[tuple[float, Place, Entry]] = []
+    found: list[tuple[float, KvFilePlace, KvFileEntry]] = []
     for folder in _folders(directory):
         for used_at, file in scan_folder(folder):
             if len(found) < files_max:
                 key = file.key
-                entry = Entry(key.owner, key.session, file.size, file.seconds)
-                found.append((used_at, Place(folder.name, file.path.name), entry))
+                entry = KvFileEntry(key.owner, key.session, file.size, file.seconds)
+                found.append((used_at, KvFilePlace(folder.name, file.path.name), entry))
             else:
                 _unlink_all((file.path,))
         _remove_if_empty((*_folders(folder), folder))

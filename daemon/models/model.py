@@ -1,11 +1,11 @@
-"""A model as the registry knows it, its state, and the leases that clients hold on it."""
+"""A model as the registry manages it: its state, its worker, and the settings of its name."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from enum import StrEnum
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, Protocol
 
 import anyio
 import msgspec
@@ -14,90 +14,124 @@ from ...backends import MemoryNeed
 from ...backends.errors import InferdError, WorkerCrashed
 from ...scheduler.priority import Priority
 from ...sessions.turns.sentence_checks import Comparison, Similarity
-from ...sessions.worker_client import ask_again
+from ...sessions.worker_client import TaskReader
 from ..config.model_settings import ModelConfig
-from ..residency.gate import Caller
+from ..config.settings import Config
+from ..residency.gate import GateRequest, ResidencyGate
 from ..residency.model_files import size_bytes
 from ..workers.evicted_turns import EvictedTurns
 from ..workers.process_client import ProcessClient
 from ..workers.recovery import Recovery
 from ..workers.worker import Worker
-from .model_adapters import describe_adapters
-from .persisted import Kept, Taken
+from .adapter_specs import describe_adapters
+from .persisted import PersistedSettings, SwappedName
 
-if TYPE_CHECKING:
-    from .registry import Registry
+__all__ = ("SLOTS_DEFAULT", "ManagedModel", "ModelHost", "ModelState")
 
-__all__ = ("Lease", "Model", "ModelState")
-
-T = TypeVar("T")
 WANTED = ("ctx-size", "n-gpu-layers", "main-gpu", "tensor-split")
-"""What a call that loads a model may ask for, where the configuration names none."""
+"""Parameters that a call which loads a model may set, where the configuration does not."""
 SLOTS_DEFAULT = 4
 
 
 class ModelState(StrEnum):
-    """Where a model is."""
+    """The state of a model."""
 
     COLD = "cold"
     LOADING = "loading"
     READY = "ready"
-    LEAVING = "leaving"
+    UNLOADING = "leaving"
     FAILED = "failed"
 
 
-class Model:
+class ModelHost(Protocol):
+    """The part of the registry that a model uses."""
+
+    gate: ResidencyGate[ManagedModel]
+    seconds: Callable[[], float]
+
+    @property
+    def config(self) -> Config:
+        """The configuration in force."""
+
+    def start_worker(self, model: ManagedModel, wanted: Mapping[str, Any]) -> Worker:
+        """Start a worker for a model that is not loaded."""
+
+    def start_soon(self, work: Callable[..., Coroutine[Any, Any, None]], *arguments: Any) -> None:
+        """Run *work* in the daemon's task group."""
+
+    def move_tasks(self, model: ManagedModel, readers: Mapping[int, TaskReader]) -> None:
+        """Let tasks go on in the worker of *model*."""
+
+    def persist_settings(self, model: ManagedModel) -> None:
+        """Store what was set for a model at run time."""
+
+    def note_lease_ended(self, model: ManagedModel) -> None:
+        """Note that a client uses a model no more."""
+
+    def reserved_for(self, worker: Worker | None) -> MemoryNeed | None:
+        """Return the memory that is reserved for a worker."""
+
+    def compare(
+        self, model: ManagedModel, comparison: Comparison, tell: Callable[[Similarity], None]
+    ) -> None:
+        """Compare a sentence of a model's output."""
+
+
+class ManagedModel:
     """A registry entry. Lives on the daemon's event loop, which owns its state.
 
-    At most one worker runs it at a time: who asks while one leaves, waits until it has left. What a
-    swap takes the name from is a model of its own until its turns have ended, among `formers`.
+    At most one worker runs it at a time: a request that comes while one is unloaded waits until
+    that has exited. After a swap, the old model is a model of its own until its turns have ended,
+    among `predecessors`.
     """
 
-    def __init__(self, registry: Registry, name: str, config: ModelConfig, uid: int | None = None):
+    def __init__(self, registry: ModelHost, name: str, config: ModelConfig, uid: int | None = None):
         self.name, self.config, self.uid = name, config, uid
         self.configured = config
         """What it was before any swap."""
-        self.leases: set[Lease] = set()
+        self.leases: set[object] = set()
         self.worker: Worker | None = None
         self.error: InferdError | None = None
         self.fd = -1
         self.pinned = False
         """It neither expires nor is evicted."""
         self.load_s = 0.0
-        """What its last load took."""
+        """Seconds that its last load took."""
         self.fitted: dict[str, int] = {}
         """Parameters that are smaller than their defaults, for want of memory."""
         self.used_at = registry.seconds()
         self._keep_alive_s: float | None = None
         self._registry = registry
-        self._listeners: set[Callable[[float], None]] = set()
+        self._progress_listeners: set[Callable[[float], None]] = set()
         self._wanted: dict[str, Any] = {}
-        self.formers: dict[str, Model] = {}
-        """Models that had the name before a swap and are not done yet, by their vocabulary."""
-        self.recovery = Recovery(name, self._ready_again, registry.seconds)
+        self.predecessors: dict[str, ManagedModel] = {}
+        """Models that had the name before a swap and have turns yet, by their vocabulary."""
+        self.recovery = Recovery(name, self._reload, registry.seconds)
         self.embeds = False
-        """It makes embeddings: a load counts what that takes."""
-        self.whole = False
-        """It is loaded as it is configured, not smaller for want of memory."""
-        self.held = False
+        """It makes embeddings: a load reserves the memory for them."""
+        self.never_shrinks = False
+        """It is loaded as configured, not smaller for want of memory."""
+        self.turns_held = False
         """A swap holds the name's turns back until another model is loaded."""
         self.replaced = False
-        """The model before has left for that; nobody waits for his turn any more."""
+        """A swap has unloaded the old model; no request waits for its turn any more."""
         self.dropped = False
-        """It had a name before a swap, and leaves for good."""
+        """It had a name before a swap, and is unloaded for good."""
         self._released = anyio.Event()
         self.changing = anyio.Lock()
-        """Held while what the name means is changed: by a swap, by adapters that come and go."""
-        self.awaited = 0
+        """Held during a change of what the name means: a swap, an added or removed adapter."""
+        self.load_waiters = 0
         """How many wait for its load."""
-        self.stay = registry.turnstile.stay()
+        self.residency = registry.gate.new_residency()
         self.evicted_turns = EvictedTurns(
-            partial(registry.move, self), registry.start_soon, registry.config.reader_timeout_s
+            partial(registry.move_tasks, self),
+            registry.start_soon,
+            registry.config.reader_timeout_s,
         )
 
     @property
     def state(self) -> ModelState:
-        """Where the model is: follows from its worker."""
+        """The state, which follows from the worker."""
         worker = self.worker
         if worker is None:
             return ModelState.COLD if self.error is None else ModelState.FAILED
@@ -105,11 +139,11 @@ class Model:
             return ModelState.FAILED
         if not worker.loaded.is_set():
             return ModelState.LOADING
-        return ModelState.LEAVING if worker.leaving else ModelState.READY
+        return ModelState.UNLOADING if worker.leaving else ModelState.READY
 
     async def ready(self, on_progress: Callable[[float], None] | None = None) -> ProcessClient:
         """Return the worker's client, loading the model if it is cold; callers share one load.
-        One that fails in a swap is tried again: then the model before is back.
+        A load that fails in a swap is tried again once the old model is back.
 
         :raises LoadFailed: it cannot be loaded.
         """
@@ -125,7 +159,7 @@ class Model:
         """Return the worker, loading the model if it is cold.
 
         :raises LoadFailed: it cannot be loaded.
-        :raises WorkerCrashed: it was swapped, and has left.
+        :raises WorkerCrashed: it was swapped, and is unloaded for good.
         """
         self.used_at = self._registry.seconds()
         while self.worker is not None and self.worker.leaving and not self.dropped:
@@ -133,50 +167,54 @@ class Model:
         if self.dropped:
             raise WorkerCrashed(f"the worker of {self.name!r} has left, for good")
         if on_progress is not None:
-            self._listeners.add(on_progress)
-        self.awaited += 1
+            self._progress_listeners.add(on_progress)
+        self.load_waiters += 1
         try:
-            worker = self.worker or self._registry.start(self, self._wanted)
+            worker = self.worker or self._registry.start_worker(self, self._wanted)
             await worker.loaded.wait()
         finally:
-            self.awaited -= 1
-            self._listeners.discard(on_progress) if on_progress is not None else None
+            self.load_waiters -= 1
+            self._progress_listeners.discard(on_progress) if on_progress is not None else None
         if worker.error is not None:
             raise worker.error
         return worker
 
-    def hold(self) -> None:
+    def hold_turns(self) -> None:
         """Hold turns back."""
-        self.held, self._released = True, anyio.Event()
+        self.turns_held, self._released = True, anyio.Event()
 
-    def release(self) -> None:
+    def release_turns(self) -> None:
         """Let turns begin again."""
-        self.held = self.replaced = False
+        self.turns_held = self.replaced = False
         self._released.set()
 
     async def released(self) -> None:
         """Wait until turns may begin."""
-        while self.held:
+        while self.turns_held:
             await self._released.wait()
 
-    def want(self, values: Mapping[str, Any]) -> None:
-        """Note model-level values that a first load should have."""
+    def note_wanted(self, values: Mapping[str, Any]) -> None:
+        """Note model-level values that a client asked for, for the next load."""
         if self.worker is None or self.worker.leaving:
             self._wanted = {k: v for k, v in values.items() if k in WANTED}
         if values.get("keep-alive") is not None:
             self._keep_alive_s = values["keep-alive"]
-            self._registry.keep(self)
+            self._registry.persist_settings(self)
 
     @property
-    def kept(self) -> Kept:
-        """What was said of it at run time, and holds over a restart."""
-        swapped = Taken(self.configured, self.config) if self.config != self.configured else None
-        return Kept(swapped=swapped, pinned=self.pinned, keep_alive_s=self._keep_alive_s)
+    def settings(self) -> PersistedSettings:
+        """The settings made at run time, which hold over a restart."""
+        changed = self.config != self.configured
+        return PersistedSettings(
+            swapped=SwappedName(self.configured, self.config) if changed else None,
+            pinned=self.pinned,
+            keep_alive_s=self._keep_alive_s,
+        )
 
-    def take_up(self, kept: Kept) -> None:
-        """Be what an earlier daemon was told that it is."""
-        self.config = self.configured if kept.swapped is None else kept.swapped.now
-        self.pinned, self._keep_alive_s = kept.pinned, kept.keep_alive_s
+    def apply_settings(self, settings: PersistedSettings) -> None:
+        """Take over the settings that an earlier daemon has stored."""
+        self.config = self.configured if settings.swapped is None else settings.swapped.now
+        self.pinned, self._keep_alive_s = settings.pinned, settings.keep_alive_s
 
     @property
     def slots_configured(self) -> int:
@@ -185,17 +223,17 @@ class Model:
 
     @property
     def wanted_ctx_size(self) -> int:
-        """The `ctx-size` that whoever had it loaded asked for; 0: none."""
+        """The `ctx-size` that the client which had it loaded asked for; 0: none."""
         return int(self._wanted.get("ctx-size", 0))
 
     @property
     def wanted_gpu_layers(self) -> int:
-        """The `n-gpu-layers` that it asked for; -1: as many as fit."""
+        """The `n-gpu-layers` that this client asked for; -1: as many as fit."""
         return int(self._wanted.get("n-gpu-layers", -1))
 
     @property
     def keep_alive_s(self) -> float:
-        """How long it stays when nobody uses it; negative: until memory is short."""
+        """How long it stays loaded without being used; negative: until memory is short."""
         if self.pinned:
             return -1.0
         if self.fd >= 0:
@@ -207,7 +245,7 @@ class Model:
 
     @property
     def idle_s(self) -> float:
-        """How long nobody has used it."""
+        """How long it has not been used."""
         return 0.0 if self.busy else max(0.0, self._registry.seconds() - self.used_at)
 
     @property
@@ -215,26 +253,28 @@ class Model:
         """Its worker, if it is ready."""
         return self.worker if self.state is ModelState.READY else None
 
-    async def _ready_again(self) -> ProcessClient:
-        """Return the worker for turns that have none any more; they come as those who read them."""
-        priority = max((visit.priority for visit in self.stay.inside), default=Priority.NORMAL)
-        async with self._registry.turnstile.visit(self, Caller(self._registry.seconds(), priority)):
+    async def _reload(self) -> ProcessClient:
+        """Return a worker's client for turns that lost theirs, with their requests' priority."""
+        admitted = (request.priority for request in self.residency.admitted)
+        priority = max(admitted, default=Priority.NORMAL)
+        request = GateRequest(self._registry.seconds(), priority)
+        async with self._registry.gate.admit(self, request):
             return await self.ready()
 
-    def make_way(self) -> None:
-        """Let the worker leave for another model; turns that nobody reads are set aside."""
+    def evict(self) -> None:
+        """Unload the model for another one; turns that nobody reads wait until they are read."""
         worker = self.loaded
         if worker is not None:
             self.evicted_turns.add_turns(worker.client.give_away(), worker.info)
             worker.quit()
 
-    def progress(self, fraction: float) -> None:
-        """Tell who waits how far the load is."""
-        for listener in tuple(self._listeners):
+    def report_progress(self, fraction: float) -> None:
+        """Report how far the load is to all that wait for it."""
+        for listener in tuple(self._progress_listeners):
             listener(fraction)
 
     async def unload(self) -> None:
-        """Let the worker leave, and wait until it has left."""
+        """Let the worker quit, and wait until it has exited."""
         worker = self.worker
         if worker is not None:
             worker.quit()
@@ -245,7 +285,7 @@ class Model:
         return self._registry.config.defaults | self.config.options
 
     def describe(self) -> dict[str, Any]:
-        """Return what `models` says of it."""
+        """Return its description in `models`."""
         worker = self.worker
         info = worker.info if self.state is ModelState.READY and worker is not None else None
         file = self.config.file
@@ -264,81 +304,44 @@ class Model:
             "expires_s": self._expires_s(),
             "keep_alive_s": self.keep_alive_s,
             "pinned": self.pinned,
-            "memory": _memory(self._registry.room.claimed(worker)),
-            "adapters": describe_adapters(self),
+            "memory": _memory(self._registry.reserved_for(worker)),
+            "adapters": describe_adapters(self.config, self.loaded),
             "error": self.error.to_wire() if self.error is not None else None,
             "info": msgspec.structs.asdict(info) if info is not None else None,
         }
 
     def _expires_s(self) -> float | None:
-        """Return the seconds until an idle model is unloaded; None: it is not to be."""
+        """Return the seconds until an idle model is unloaded; None: it will not be."""
         if self.worker is None or self.busy or self.keep_alive_s < 0:
             return None
         return max(0.0, self.used_at + self.keep_alive_s - self._registry.seconds())
 
     @property
     def busy(self) -> bool:
-        """Tell whether somebody holds a lease or a task runs."""
-        return bool(self.leases or self.computes or self.stay.wanted)
+        """Whether a client holds a lease or a task runs."""
+        return bool(self.leases or self.has_tasks or self.residency.is_wanted)
 
     @property
-    def computes(self) -> bool:
-        """Tell whether it has tasks."""
+    def has_tasks(self) -> bool:
+        """Whether it has tasks."""
         tasks = self.worker.client.tasks if self.worker is not None else ()
         return bool(tasks or len(self.recovery))
 
+    # Leases.
 
-class Lease:
-    """One client's hold on a model: a `sessions.ModelSource`. While it lasts, the model does not
-    expire; it may leave for another one, and comes back when it is needed.
-    """
+    def add_lease(self, lease: object) -> None:
+        """Count a lease; the model does not expire before it ends."""
+        self.leases.add(lease)
 
-    def __init__(self, model: Model):
-        self.model = model
-        self.name = model.name
-        self.closed = False
-        model.leases.add(self)
-
-    @property
-    def loaded(self) -> ProcessClient | None:
-        """The client of the model's worker, if the model is loaded."""
-        worker = self.model.loaded
-        return None if worker is None else worker.client
-
-    @property
-    def held(self) -> bool:
-        """Whether a swap holds turns back."""
-        return self.model.held
-
-    async def released(self) -> None:
-        """Wait until turns may begin."""
-        await self.model.released()
-
-    async def ready(self, on_progress: Callable[[float], None] | None = None) -> ProcessClient:
-        """Return the client of the model's worker, loading the model if needed."""
-        return await self.model.ready(on_progress)
-
-    async def ask(self, question: Callable[[ProcessClient], Awaitable[T]]) -> T:
-        """Return the worker's answer, of another worker where one dies meanwhile.
-
-        :raises WorkerCrashed: the question ended the worker, or too many workers have died.
-        """
-        return await ask_again(self.ready, question)
-
-    def predecessor(self, vocabulary: str) -> Model | None:
-        """Return a model that had the name before a swap, by its vocabulary's hash."""
-        return self.model.formers.get(vocabulary)
+    def end_lease(self, lease: object) -> None:
+        """Note that a lease has ended."""
+        self.leases.discard(lease)
+        self.used_at = self._registry.seconds()
+        self._registry.note_lease_ended(self)
 
     def compare(self, comparison: Comparison, tell: Callable[[Similarity], None]) -> None:
-        """Have a sentence of the model's compared, as is configured for it."""
-        self.model._registry.compare(self.model, comparison, tell)
-
-    def close(self) -> None:
-        """Give the lease up."""
-        self.closed = True
-        self.model.leases.discard(self)
-        self.model.used_at = self.model._registry.seconds()
-        self.model._registry.lease_ended(self.model)
+        """Compare a sentence of the model's output, as is configured for the model."""
+        self._registry.compare(self, comparison, tell)
 
 
 def _memory(need: MemoryNeed | None) -> dict[str, int] | None:

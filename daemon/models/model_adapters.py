@@ -1,121 +1,56 @@
-"""A model's adapters: in its configuration, in memory, added and removed while it runs.
+"""Adapters that are added to a model and removed from it while it runs.
 
-What is added or removed changes what the name means, as a swap does: it is kept in the same file,
-until the configuration says something else of the model.
+A change applies to the model's name, as a swap does: it is stored in the same file, until the
+configuration of the model changes.
 """
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Protocol
 
 import anyio
 import msgspec
 import structlog
 
-from ...backends import AdapterSpec, ModelSpec
+from ...backends import AdapterSpec
 from ...backends.adapter_keys import ADAPTERS_MAX, SCALE_MAX, is_scale
 from ...backends.errors import InferdError, InvalidArgument, NotFound, UnsupportedOperation
 from ...scheduler import messages as m
-from ..config.model_settings import AdapterConfig, ModelConfig, check_model_name
+from ..config.model_settings import AdapterConfig, check_model_name
+from ..config.settings import Config
+from ..residency.budget import MemoryBudget
+from ..workers.worker import Worker
+from .adapter_specs import adapter_bytes, adapter_spec
+from .model import ManagedModel
 
-if TYPE_CHECKING:
-    from ..workers.worker import Worker
-    from .model import Model
-    from .registry import Registry
-
-__all__ = (
-    "add",
-    "describe_adapters",
-    "inherited",
-    "remove",
-    "specs_of",
-    "with_adapters",
-    "without_adapters",
-)
+__all__ = ("AdapterHost", "add_adapter", "remove_adapter")
 
 log = structlog.get_logger()
 FILE_CHARACTERS_MAX = 1000
 
 
-def specs_of(config: ModelConfig) -> tuple[AdapterSpec, ...]:
-    """Return the adapters that a worker of *config* loads."""
-    return tuple(_spec(name, adapter) for name, adapter in config.adapters.items())
+class AdapterHost(Protocol):
+    """The part of the registry that adapters use."""
+
+    budget: MemoryBudget
+
+    @property
+    def config(self) -> Config:
+        """The configuration in force."""
+
+    def persist_settings(self, model: ManagedModel) -> None:
+        """Store what was set for a model at run time."""
 
 
-def _spec(name: str, adapter: AdapterConfig) -> AdapterSpec:
-    return AdapterSpec(name=name, path=str(adapter.file), scale=adapter.scale)
-
-
-def inherited(config: ModelConfig, before: ModelConfig) -> ModelConfig:
-    """Return *config* with the adapters that a name had *before* a swap: they stay with the name,
-    but for those that the new model has under the same names.
-    """
-    return msgspec.structs.replace(config, adapters=before.adapters | config.adapters)
-
-
-def describe_adapters(model: Model) -> list[dict[str, Any]]:
-    """Return what `models` says of them."""
-    worker = model.loaded
-    reports = {} if worker is None else worker.client.adapters
-    return [_describe(n, a, reports.get(n)) for n, a in model.config.adapters.items()]
-
-
-def _describe(name: str, adapter: AdapterConfig, report: m.AdapterReport | None) -> dict[str, Any]:
-    info = report.info if report is not None else None
-    return {
-        "name": name,
-        "file": str(adapter.file),
-        "scale": adapter.scale,
-        "size_bytes": _size_of(adapter.file),
-        "id": info.id if info is not None else "",
-        "error": report.error if report is not None else None,
-    }
-
-
-# Memory: a file takes what it has, and its header is small.
-
-
-def without_adapters(spec: ModelSpec) -> ModelSpec:
-    """Return *spec* as what it takes is reckoned: without adapters, whose sizes are known."""
-    return msgspec.structs.replace(spec, adapters=())
-
-
-def with_adapters(report: m.MemoryEstimate, spec: ModelSpec) -> m.MemoryEstimate:
-    """Return *report* with what the adapters of *spec* take: beside the layers, wherever these are;
-    so it is counted on the host and on each device.
-    """
-    size = sum(_size_of(Path(adapter.path)) for adapter in spec.adapters)
-    if not size:
-        return report
-    need = report.need
-    more = msgspec.structs.replace(
-        need,
-        weights=need.weights + size,
-        devices={device: taken + size for device, taken in need.devices.items()},
-    )
-    return m.MemoryEstimate(report.shape, more, report.devices)
-
-
-def _size_of(file: Path) -> int:
-    try:
-        return os.stat(file).st_size
-    except OSError:
-        return 0
-
-
-# While it runs.
-
-
-async def add(
-    registry: Registry, model: Model, name: str, file: str, scale: float
+async def add_adapter(
+    registry: AdapterHost, model: ManagedModel, name: str, file: str, scale: float
 ) -> m.AdapterReport | None:
-    """Give a model another adapter, from a file of the models directory. Returns what the worker
-    says of it; None while the model is not loaded: then it is checked with the next load.
+    """Add an adapter from a file of the models directory to a model. Return the worker's report;
+    None while the model is not loaded: then the adapter is checked with the next load.
 
     :raises InvalidArgument: the name or the file cannot be.
-    :raises LoadFailed: it is no adapter for this model; nothing has changed.
+    :raises LoadFailed: it is not an adapter for this model; nothing has changed.
     :raises OutOfMemory: there is no memory for it; nothing has changed.
     """
     config = AdapterConfig(file=_inside(registry.config.models_dir, file), scale=_scale(scale))
@@ -123,13 +58,13 @@ async def add(
         _check_new(model, name)
         worker, report = await _settled(model), None
         if worker is not None:
-            report = await _load(registry, worker, _spec(name, config))
+            report = await _load(registry, worker, adapter_spec(name, config))
         _change(registry, model, model.config.adapters | {name: config})
     log.info("adapter.added", model=model.name, adapter=name, file=file, scale=scale)
     return report
 
 
-def _check_new(model: Model, name: str) -> None:
+def _check_new(model: ManagedModel, name: str) -> None:
     check_model_name(name)
     if model.fd >= 0:
         raise UnsupportedOperation(
@@ -175,7 +110,7 @@ def _scale(scale: float) -> float:
     return float(scale)
 
 
-async def _settled(model: Model) -> Worker | None:
+async def _settled(model: ManagedModel) -> Worker | None:
     """Wait for a load under way; return the worker of a model that is loaded."""
     worker = model.worker
     if worker is not None and not worker.leaving:
@@ -183,27 +118,29 @@ async def _settled(model: Model) -> Worker | None:
     return model.loaded
 
 
-async def _load(registry: Registry, worker: Worker, spec: AdapterSpec) -> m.AdapterReport:
-    size = _size_of(Path(spec.path))
-    registry.room.promise(worker, size)
+async def _load(registry: AdapterHost, worker: Worker, spec: AdapterSpec) -> m.AdapterReport:
+    size = adapter_bytes(Path(spec.path))
+    registry.budget.reserve_more(worker, size)
     try:
         with anyio.CancelScope(shield=True):  # else the worker has it, and nobody knows of it
             await worker.client.add_adapter(spec)
     except InferdError:
-        registry.room.take_back(worker, size)
+        registry.budget.release_bytes(worker, size)
         raise
     finally:
-        registry.room.loaded(worker)
+        registry.budget.reservations.note_loaded(worker)
     return worker.client.adapters[spec.name]
 
 
-def _change(registry: Registry, model: Model, adapters: dict[str, AdapterConfig]) -> None:
+def _change(registry: AdapterHost, model: ManagedModel, adapters: dict[str, AdapterConfig]) -> None:
     model.config = msgspec.structs.replace(model.config, adapters=adapters)
-    registry.keep(model)
+    registry.persist_settings(model)
 
 
-async def remove(registry: Registry, model: Model, name: str, *, force: bool) -> None:
-    """Take an adapter from a model; with *force* the turns that use it fail.
+async def remove_adapter(
+    registry: AdapterHost, model: ManagedModel, name: str, *, force: bool
+) -> None:
+    """Remove an adapter from a model; with *force* the turns that use it fail.
 
     :raises NotFound: it has none of this name.
     :raises Busy: turns use it.
@@ -222,7 +159,7 @@ async def remove(registry: Registry, model: Model, name: str, *, force: bool) ->
     log.info("adapter.removed", model=model.name, adapter=name)
 
 
-async def _unload(registry: Registry, worker: Worker, name: str, *, force: bool) -> None:
+async def _unload(registry: AdapterHost, worker: Worker, name: str, *, force: bool) -> None:
     report = worker.client.adapters.get(name)
     if report is None or report.info is None:
         worker.client.adapters.pop(name, None)
@@ -232,5 +169,5 @@ async def _unload(registry: Registry, worker: Worker, name: str, *, force: bool)
         with anyio.CancelScope(shield=True):
             await worker.client.remove_adapter(report.info.id, force=force)
     worker.client.adapters.pop(name, None)
-    registry.room.take_back(worker, _size_of(Path(report.spec.path)))
-    registry.room.loaded(worker)
+    registry.budget.release_bytes(worker, adapter_bytes(Path(report.spec.path)))
+    registry.budget.reservations.note_loaded(worker)

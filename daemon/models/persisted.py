@@ -1,4 +1,4 @@
-"""What was said of models at run time and holds over a restart: swaps, pins, keep-alives.
+"""Runtime settings of models that hold over a restart: swaps, pins, keep-alives.
 
 One small file in the state directory, written whole at each change and renamed into place, so that
 a kill at any line leaves the old one or the new one. Lives on the daemon's event loop.
@@ -17,62 +17,65 @@ import structlog
 
 from ..config.model_settings import ModelConfig
 
-__all__ = ("KEPT_FILE", "Kept", "KeptModels", "Taken")
+__all__ = ("SETTINGS_FILE", "PersistedModels", "PersistedSettings", "SwappedName")
 
-KEPT_FILE = "models.json"
-KEPT_MAX = 1000
-"""Names that something is kept of; the one changed longest ago goes first."""
-KEPT_BYTES_MAX = 16 << 20
+SETTINGS_FILE = "models.json"
+NAMES_MAX = 1000
+"""Names with settings; the one changed longest ago is dropped first."""
+SETTINGS_BYTES_MAX = 16 << 20
 VERSION = 2
 """Since 2, all values are stored: a default that changes later changes none of them."""
 
 log = structlog.get_logger()
 
 
-class Taken(msgspec.Struct, frozen=True):
-    """A name that was taken over: what the configuration said of it then, and what it is now."""
+class SwappedName(msgspec.Struct, frozen=True):
+    """A name after a swap: its configuration at the time of the swap, and its model now."""
 
     configured: ModelConfig
     now: ModelConfig
 
 
-class Kept(msgspec.Struct, frozen=True, kw_only=True):
-    """What is kept of a name."""
+class PersistedSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """The settings of a name."""
 
-    swapped: Taken | None = None
+    swapped: SwappedName | None = None
     pinned: bool = False
     keep_alive_s: float | None = None
 
 
 class _File(msgspec.Struct):
     version: int
-    models: dict[str, Kept] = {}
+    models: dict[str, PersistedSettings] = {}
 
 
-class KeptModels:
-    """What is kept, by model name. A file that cannot be read is set aside, one of a newer version
-    left alone; where none can be written the daemon serves, and what is said holds until its end.
-    *on_file* hears why the file does not keep what was said, or with None that it does.
+class PersistedModels:
+    """Settings by model name. A file that cannot be read is set aside, one of a newer version is
+    left alone; if none can be written the daemon serves, and settings hold until it stops.
+    *note_state* is called with the reason why the file does not hold the settings, or with None
+    once it does.
     """
 
-    def __init__(self, path: Path, on_file: Callable[[str | None], None] = lambda _: None):
-        self._path, self._on_file = path, on_file
+    def __init__(self, path: Path, note_state: Callable[[str | None], None] = lambda _: None):
+        self._path, self._note_state = path, note_state
         self._writable = True
         self._models = self._read()
 
-    def of(self, name: str, configured: ModelConfig) -> Kept:
-        """Return what is kept of a name that the configuration says *configured* of. If it said
-        something else when the name was taken over, that is over: the operator has changed it.
+    def settings_of(self, name: str, configured: ModelConfig) -> PersistedSettings:
+        """Return the settings of a name that is *configured* now. If its configuration has changed
+        since a swap, the swap no longer holds.
         """
-        kept = self._models.get(name, Kept())
-        if kept.swapped is not None and _packed(kept.swapped.configured) != _packed(configured):
+        settings = self._models.get(name, PersistedSettings())
+        if settings.swapped is not None and _packed(settings.swapped.configured) != _packed(
+            configured
+        ):
             log.warning("model.swap_is_over", model=name, cause="its configuration has changed")
-            return msgspec.structs.replace(kept, swapped=None)
-        return kept
+            return msgspec.structs.replace(settings, swapped=None)
+        return settings
 
-    def taken(self, folder: Path) -> dict[str, ModelConfig]:
-        """Return what models of *folder* were before their names were taken over: such a name stays
-        though its file goes.
+    def swapped_names(self, folder: Path) -> dict[str, ModelConfig]:
+        """Return the models of *folder* whose names were swapped, as they were before: such a name
+        stays even if its file is removed.
         """
         swaps = {n: k.swapped for n, k in self._models.items() if k.swapped is not None}
         found = {n: s.configured for n, s in swaps.items() if s.now.file != s.configured.file}
@@ -84,26 +87,26 @@ class KeptModels:
             and configured == ModelConfig(file=configured.file)
         }
 
-    def keep(self, name: str, kept: Kept) -> None:
-        """Write down what is said of a name, if that is anything new."""
-        if self._models.get(name, Kept()) == kept:
+    def store_settings(self, name: str, settings: PersistedSettings) -> None:
+        """Store the settings of a name, if they have changed."""
+        if self._models.get(name, PersistedSettings()) == settings:
             return
         self._models.pop(name, None)
-        if kept != Kept():
-            self._models[name] = kept
-        while len(self._models) > KEPT_MAX:
+        if settings != PersistedSettings():
+            self._models[name] = settings
+        while len(self._models) > NAMES_MAX:
             del self._models[next(iter(self._models))]
         self._write()
 
-    def _read(self) -> dict[str, Kept]:
+    def _read(self) -> dict[str, PersistedSettings]:
         try:
             with self._path.open("rb") as file:
-                data = file.read(KEPT_BYTES_MAX)
+                data = file.read(SETTINGS_BYTES_MAX)
             version = msgspec.json.decode(data, type=_Version).version
             if version <= VERSION:
                 return msgspec.json.decode(data, type=_File, dec_hook=_path).models
             self._writable = False
-            self._on_file(f"{self._path} is of a newer version: {version}")
+            self._note_state(f"{self._path} is of a newer version: {version}")
         except FileNotFoundError:
             pass
         except (OSError, ValueError) as exc:  # no JSON, or not of this form
@@ -115,9 +118,9 @@ class KeptModels:
         try:
             self._path.rename(aside)
         except OSError as exc:
-            self._on_file(f"{self._path} cannot be read, nor set aside: {exc}")
+            self._note_state(f"{self._path} cannot be read, nor set aside: {exc}")
         else:
-            self._on_file(f"a damaged one was set aside as {aside}: {cause}")
+            self._note_state(f"a damaged one was set aside as {aside}: {cause}")
 
     def _write(self) -> None:
         if not self._writable:
@@ -129,9 +132,9 @@ class KeptModels:
                 file.write(_packed(_File(VERSION, self._models)))
             new.replace(self._path)
         except OSError as exc:
-            self._on_file(str(exc))
+            self._note_state(str(exc))
         else:
-            self._on_file(None)
+            self._note_state(None)
 
 
 class _Version(msgspec.Struct):

@@ -10,26 +10,23 @@ import math
 import operator
 from array import array
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import anyio
 
 from ...backends.errors import InferdError, ModelNotFound, UnsupportedOperation
 from ...backends.params import BY_NAME
-from ...scheduler.priority import Priority
-from ...sessions import Parameters, Session, SessionSettings, TurnOptions
+from ...sessions import Ledger, Parameters, Session, SessionSettings, TurnOptions
 from ...sessions.turns.sentence_checks import Comparison, Similarity
-from ..residency.gate import Caller
-from ..traces.requests import follow_none
-from .model import Lease, Model, ModelState
+from ..residency.gate import GateRequest
+from ..traces.current_request import follow_none
+from ..workers.process_client import ProcessClient
+from .lease import Lease
+from .model import ManagedModel, ModelState
+from .registry import Registry
 
-if TYPE_CHECKING:
-    from ..core import Daemon
-    from ..workers.process_client import ProcessClient
-
-__all__ = ("Comparing", "cosine_of", "not_chosen")
+__all__ = ("EmbeddingComparer", "cosine_of", "not_chosen")
 
 TEXTS_KNOWN_MAX = 64
 """Texts whose embeddings are remembered: those that sentences are compared with."""
@@ -37,16 +34,16 @@ MODEL, WAIT_MS = "similarity-model", "similarity-wait-ms"
 Tell = Callable[[Similarity], None]
 
 
-class _Loaded(Lease):
-    """A lease on a model as long as it is loaded; it is never loaded for this."""
+class _LoadedLease(Lease):
+    """A lease on a model as long as it is loaded; the model is never loaded for this."""
 
     async def ready(self, on_progress: Callable[[float], None] | None = None) -> ProcessClient:
-        """Return the worker's client, if the model is loaded or its worker is being replaced.
+        """Return the client of a loaded model's worker; wait for one that replaces a dead worker.
 
-        :raises ModelNotFound: it is not.
+        :raises ModelNotFound: the model is not loaded.
         """
-        comes = self.model.state is ModelState.LOADING or len(self.model.recovery)
-        if self.loaded is None and not comes:
+        is_coming = self.model.state is ModelState.LOADING or len(self.model.recovery)
+        if self.loaded is None and not is_coming:
             raise ModelNotFound(f"the model {self.name!r} is not loaded")
         return await super().ready(on_progress)
 
@@ -58,25 +55,35 @@ class _Embedding(NamedTuple):
     fingerprint: str
 
 
-class Comparing:
-    """Lives on the daemon's event loop."""
+class EmbeddingComparer:
+    """Compares sentences by embeddings: a `SentenceComparer`. Lives on the daemon's event loop.
 
-    def __init__(self, daemon: Daemon):
-        self._daemon = daemon
+    Its sessions are in *passing* while they last.
+    """
+
+    def __init__(
+        self,
+        registry: Registry,
+        ledger: Ledger,
+        new_handle: Callable[[], int],
+        passing: set[Session],
+    ):
+        self._registry, self._ledger = registry, ledger
+        self._new_handle, self._passing = new_handle, passing
         self._known: OrderedDict[tuple[Any, ...], _Embedding] = OrderedDict()
 
-    def compare(self, model: Model, comparison: Comparison, tell: Tell) -> None:
-        """Compare a sentence that *model* has said; *tell* hears what came out in any case."""
+    def compare(self, model: ManagedModel, comparison: Comparison, tell: Tell) -> None:
+        """Compare a sentence of *model*'s output, and pass the result to *tell* in any case."""
         options = model.options()
         name = options.get(MODEL, "")
         wait_s = options.get(WAIT_MS, BY_NAME[WAIT_MS].default) / 1000
         if name:
-            self._daemon.registry.start_soon(self._compare, name, wait_s, comparison, tell)
+            self._registry.start_soon(self._compare, name, wait_s, comparison, tell)
         else:
             tell(Similarity(None, f"the configuration names no {MODEL}"))
 
     async def _compare(self, name: str, wait_s: float, comparison: Comparison, tell: Tell) -> None:
-        follow_none()  # what a worker tells is heard in the request that had it loaded
+        follow_none()  # a worker's reports arrive in the context of the request that had it loaded
         found = Similarity(None, f"{name!r} did not answer within {wait_s:g} s")
         try:
             with anyio.move_on_after(wait_s):
@@ -94,11 +101,12 @@ class Comparing:
 
         :raises InferdError: one has no embedding now.
         """
-        lease = _Loaded(self._daemon.registry.get(name, comparison.owner))
+        lease = _LoadedLease(self._registry.catalog.get(name, comparison.owner))
         try:
             worker = await lease.ready()
-            with self._visit(lease.model, comparison.priority) as inside:
-                if not inside:
+            request = GateRequest(self._registry.seconds(), comparison.priority)
+            with self._registry.gate.try_admit(lease.model, request) as is_admitted:
+                if not is_admitted:
                     return Similarity(None, f"others wait for the memory of {name!r}")
                 given = await self._given(lease, worker.info.fingerprint, comparison)
                 said = await self._embedding(lease, comparison, comparison.sentence)
@@ -107,24 +115,6 @@ class Comparing:
         if given.fingerprint != said.fingerprint:
             return Similarity(None, f"{name!r} was exchanged meanwhile")
         return Similarity(cosine_of(given.vector, said.vector))
-
-    @contextmanager
-    def _visit(self, model: Model, priority: Priority) -> Iterator[bool]:
-        """Enter a model if it lets a visit in at once; tell whether it does."""
-        registry = self._daemon.registry
-        visit = Caller(registry.seconds(), priority)
-        try:
-            if registry.room.loads_wait:
-                model.stay.wait(visit, ())
-                registry.turnstile.look()
-            else:
-                model.stay.enter(visit)
-            yield visit in model.stay.inside
-        finally:
-            model.used_at = registry.seconds()
-            model.stay.leave(visit, model.used_at)
-            if registry.room.loads_wait:
-                registry.turnstile.look()
 
     async def _given(self, lease: Lease, fingerprint: str, comparison: Comparison) -> _Embedding:
         """Return the embedding of the text that was given; a user's are remembered for himself."""
@@ -139,16 +129,15 @@ class Comparing:
 
     async def _embedding(self, lease: Lease, comparison: Comparison, text: str) -> _Embedding:
         """Return a text's embedding: by a turn of a session of its own, of the same user."""
-        daemon = self._daemon
         options = {"embedding": True, "embd-normalize": 2, "pooling": _pooling(lease.model)}
         session = Session(
-            daemon.new_handle(),
+            self._new_handle(),
             comparison.owner,
             lease,
-            daemon.ledger,
+            self._ledger,
             SessionSettings(Parameters(options)),
         )
-        daemon.passing.add(session)
+        self._passing.add(session)
         try:
             await session.input.set_input(text.encode())
             turn = await session.runner.start_turn(
@@ -156,7 +145,7 @@ class Comparing:
             )
             await session.runner.finish_turn(turn)
         finally:
-            daemon.passing.discard(session)
+            self._passing.discard(session)
         told = turn.embedding
         if told is None or told.pooling == "rank":
             raise UnsupportedOperation(f"the model {lease.name!r} makes no embeddings, but ranks")
@@ -170,7 +159,7 @@ def cosine_of(one: array[float], other: array[float]) -> float:
     return math.fsum(map(operator.mul, one, other))
 
 
-def _pooling(model: Model) -> str:
+def _pooling(model: ManagedModel) -> str:
     """Return the pooling that is configured for a model, if it makes one vector of a text."""
     pooling = model.options().get("pooling", "")
     return "" if pooling == "none" else str(pooling)

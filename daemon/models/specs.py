@@ -10,8 +10,8 @@ from ...backends import ModelSpec
 from ...ipc.messages import CREDIT_MAX
 from ..config.settings import Config
 from ..residency.model_files import files_in_use
-from .model import Model
-from .model_adapters import specs_of
+from .adapter_specs import adapter_specs_of
+from .model import ManagedModel
 
 __all__ = ("conditions_of", "limits_of", "spec_of")
 
@@ -20,7 +20,7 @@ TEMPLATE = {"chat_template": "chat-template", "chat_template_file": "chat-templa
 """Parameters by the fields of a spec."""
 
 
-def spec_of(model: Model, wanted: Mapping[str, Any], config: Config) -> ModelSpec:
+def spec_of(model: ManagedModel, wanted: Mapping[str, Any], config: Config) -> ModelSpec:
     """Return what is to be loaded: the model as it is configured, with what a client has *wanted*
     where that leaves it open.
     """
@@ -42,11 +42,11 @@ def spec_of(model: Model, wanted: Mapping[str, Any], config: Config) -> ModelSpe
         threads=options.get("threads", 0) or config.cores,
         **_template(model, config),
         options=model.config.echo,
-        adapters=specs_of(model.config),
+        adapters=adapter_specs_of(model.config),
     )
 
 
-def _template(model: Model, config: Config) -> dict[str, Any]:
+def _template(model: ManagedModel, config: Config) -> dict[str, Any]:
     """Return where the configuration has the chat template: a model's own comes first."""
     for options in (model.config.options, config.defaults):
         if any(name in options for name in TEMPLATE.values()):
@@ -54,7 +54,7 @@ def _template(model: Model, config: Config) -> dict[str, Any]:
     return {}
 
 
-def conditions_of(model: Model, spec: ModelSpec) -> tuple[list[Path], object]:
+def conditions_of(model: ManagedModel, spec: ModelSpec) -> tuple[list[Path], object]:
     """Return what decides on how a load goes: the files, and what is asked for."""
     return files_in_use(model.config.file), (spec, model.wanted_ctx_size)
 

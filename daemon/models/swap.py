@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import anyio
 import structlog
@@ -25,11 +25,9 @@ from ..workers.process_client import ProcessClient
 from ..workers.recovery import fail_readers
 from ..workers.tasks import WorkerTasks
 from ..workers.worker import Worker
-from .model_adapters import inherited
-
-if TYPE_CHECKING:
-    from .model import Model
-    from .registry import Registry
+from .adapter_specs import inherit_adapters
+from .model import ManagedModel
+from .registry import Registry
 
 __all__ = ("Mode", "Swapped", "Swaps")
 
@@ -62,7 +60,7 @@ class Swapped:
 class _Handover:
     """*model* was loaded as *before*, and is *after* now."""
 
-    model: Model
+    model: ManagedModel
     before: ModelInfo
     after: ModelInfo
 
@@ -79,7 +77,9 @@ class Swaps:
         self._registry, self._sessions, self._grace_s = registry, sessions, grace_s
         self._under_way: set[str] = set()
 
-    async def swap(self, model: Model, config: ModelConfig, mode: Mode = "migrate") -> Swapped:
+    async def swap(
+        self, model: ManagedModel, config: ModelConfig, mode: Mode = "migrate"
+    ) -> Swapped:
         """Let the model of *config* take over the name of *model*; return once new turns begin on
         it. The old one's turns end in `swap_grace_s` at most, where it can be in the background.
         Where memory does not hold both, it is drained whatever *mode* says.
@@ -94,12 +94,16 @@ class Swaps:
         self._under_way.add(model.name)
         try:
             async with model.changing:
-                return await self._migrate_or_drain(model, inherited(config, model.config), mode)
+                return await self._migrate_or_drain(
+                    model, inherit_adapters(config, model.config), mode
+                )
         except BaseException:
             self._under_way.discard(model.name)
             raise
 
-    async def _migrate_or_drain(self, model: Model, config: ModelConfig, mode: Mode) -> Swapped:
+    async def _migrate_or_drain(
+        self, model: ManagedModel, config: ModelConfig, mode: Mode
+    ) -> Swapped:
         if mode == "migrate" or model.state != "ready":
             try:
                 return await self._take_over(model, config)
@@ -108,92 +112,94 @@ class Swaps:
                     raise
         return await self._replace(model, config)
 
-    def _would_fit(self, model: Model, refusal: OutOfMemory) -> bool:
+    def _would_fit(self, model: ManagedModel, refusal: OutOfMemory) -> bool:
         """Tell whether it is worth while to let *model* leave for what was refused."""
-        held = self._registry.room.claimed(model.worker)
+        held = self._registry.reserved_for(model.worker)
         room = refusal.data["free_bytes"] + (0 if held is None else held.total)
         return bool(refusal.data["weights_bytes"] <= room)
 
-    async def _take_over(self, model: Model, config: ModelConfig) -> Swapped:
+    async def _take_over(self, model: ManagedModel, config: ModelConfig) -> Swapped:
         registry = self._registry
-        former = registry.add(f"{model.name} (swap)", config, NOBODY)
-        former.pinned = former.whole = True
+        predecessor = registry.catalog.add_model(f"{model.name} (swap)", config, NOBODY)
+        predecessor.pinned = predecessor.never_shrinks = True
         try:
-            worker = await former.ready()
+            worker = await predecessor.ready()
             if model.worker is not None:
                 await model.worker.loaded.wait()
             if registry.closing:
                 raise ShuttingDown("the daemon is shutting down")
         except BaseException:
-            await self._drop(former)
+            await self._drop(predecessor)
             raise
-        before = registry.exchange(model, former)
-        former.whole = False
+        before = registry.launcher.exchange_models(model, predecessor)
+        predecessor.never_shrinks = False
         done = self._done(model, worker.info, None if before is None else before.info, "migrate")
         if before is None:
-            await self._drop(former)
+            await self._drop(predecessor)
             self._under_way.discard(model.name)
         else:
             handover = _Handover(model, before.info, worker.info)
-            model.formers[before.info.vocab_hash] = former
-            registry.start_soon(self._retire, handover, former, before)
+            model.predecessors[before.info.vocab_hash] = predecessor
+            registry.start_soon(self._retire, handover, predecessor, before)
         return done
 
-    async def _retire(self, handover: _Handover, former: Model, before: Worker) -> None:
+    async def _retire(self, handover: _Handover, predecessor: ManagedModel, before: Worker) -> None:
         """Let the old model leave; however that goes, the name can be swapped again then."""
         try:
-            await self._see_off(handover, former, before)
+            await self._see_off(handover, predecessor, before)
         finally:
             self._under_way.discard(handover.model.name)
 
-    async def _see_off(self, handover: _Handover, former: Model, before: Worker) -> None:
+    async def _see_off(
+        self, handover: _Handover, predecessor: ManagedModel, before: Worker
+    ) -> None:
         """Let the turns of the old model end, take the histories along, and let it leave."""
         model = handover.model
         try:
             if handover.speaks_the_same:
-                self._registry.move(model, before.client.give_away(waiting=True))
+                self._registry.move_tasks(model, before.client.give_away(waiting=True))
             for _ in range(PASSES):
-                self._pass_on(handover, await self._rest_of(former, before.client.tasks))
+                self._pass_on(handover, await self._rest_of(predecessor, before.client.tasks))
                 await self._carry(model, also_text=not handover.speaks_the_same)
         finally:
             with anyio.CancelScope(shield=True):
-                del model.formers[handover.before.vocab_hash]
-                if former.worker is not None:
-                    former.worker.client.successor = partial(self._pass_on, handover)
-                await self._drop(former)
+                del model.predecessors[handover.before.vocab_hash]
+                if predecessor.worker is not None:
+                    predecessor.worker.client.successor = partial(self._pass_on, handover)
+                await self._drop(predecessor)
 
-    async def _replace(self, model: Model, config: ModelConfig) -> Swapped:
+    async def _replace(self, model: ManagedModel, config: ModelConfig) -> Swapped:
         """Drain the old model, and load the new one in its place; if that fails, the old one."""
         worker = await model.ready()
         before, after = worker.info, worker.info
         left: dict[int, TaskReader] = {}
-        model.hold()
+        model.hold_turns()
         log.info("model.drains", model=model.name, tasks=len(worker.tasks))
         try:
             await self._empty(model, worker, left)
             after = await self._exchange(model, config, left)
         finally:
-            model.release()
+            model.release_turns()
             self._pass_on(_Handover(model, before, after), left)
             self._under_way.discard(model.name)
         return self._done(model, after, before, "drain")
 
     async def _empty(
-        self, model: Model, worker: ProcessClient, left: dict[int, TaskReader]
+        self, model: ManagedModel, worker: ProcessClient, left: dict[int, TaskReader]
     ) -> None:
         """Let the turns of *model* end, but for those *left* after the grace, and take the
         histories along.
         """
-        model.formers[worker.info.vocab_hash] = model
+        model.predecessors[worker.info.vocab_hash] = model
         try:
             for _ in range(PASSES):
                 left |= await self._rest_of(model, worker.tasks)
                 await self._carry(model, also_text=True)
         finally:
-            del model.formers[worker.info.vocab_hash]
+            del model.predecessors[worker.info.vocab_hash]
 
     async def _exchange(
-        self, model: Model, config: ModelConfig, left: dict[int, TaskReader]
+        self, model: ManagedModel, config: ModelConfig, left: dict[int, TaskReader]
     ) -> ModelInfo:
         """Unload *model*, and load it as *config* says; if that fails, as it was before. Turns that
         come to its old worker after all are *left*, too.
@@ -212,19 +218,19 @@ class Swaps:
                     await self._bring_back(model)
             raise
 
-    async def _bring_back(self, model: Model) -> None:
+    async def _bring_back(self, model: ManagedModel) -> None:
         try:
             await model.load()
         except InferdError as exc:  # the next turn tries again
             log.error("model.not_back", model=model.name, cause=exc.message)
 
-    async def _rest_of(self, model: Model, tasks: WorkerTasks) -> dict[int, TaskReader]:
+    async def _rest_of(self, model: ManagedModel, tasks: WorkerTasks) -> dict[int, TaskReader]:
         """Let the turns of *model*, among its *tasks*, end; take those that outlast the grace."""
         with anyio.move_on_after(self._grace_s):
             await _finished(model, tasks)
         return _unfinished(model)
 
-    async def _carry(self, model: Model, *, also_text: bool) -> None:
+    async def _carry(self, model: ManagedModel, *, also_text: bool) -> None:
         """Wait for each session's own work, so that none has the old worker's line afterwards; with
         *also_text*, take the histories along that are in its tokens.
         """
@@ -236,7 +242,7 @@ class Swaps:
             except Exception as exc:  # the other sessions go on
                 log.error("session.not_carried", session=session.handle, cause=str(exc))
 
-    def _another(self, model: Model, done: set[Session]) -> Session | None:
+    def _another(self, model: ManagedModel, done: set[Session]) -> Session | None:
         found = (s for s in self._sessions if s.model.name == model.name and s not in done)
         return next(found, None)
 
@@ -245,7 +251,7 @@ class Swaps:
         end, and those that had not begun may be asked for again.
         """
         if handover.speaks_the_same:
-            self._registry.move(handover.model, readers)
+            self._registry.move_tasks(handover.model, readers)
             return
         name = handover.model.name
         begun = {number: reader for number, reader in readers.items() if reader.begun}
@@ -266,11 +272,11 @@ class Swaps:
         )
 
     def _done(
-        self, model: Model, after: ModelInfo, before: ModelInfo | None, mode: Mode
+        self, model: ManagedModel, after: ModelInfo, before: ModelInfo | None, mode: Mode
     ) -> Swapped:
         """Write down what the name means now."""
         done = Swapped(after.fingerprint, "" if before is None else before.fingerprint, mode)
-        self._registry.keep(model)
+        self._registry.persist_settings(model)
         log.info(
             "model.swapped",
             model=model.name,
@@ -280,24 +286,26 @@ class Swaps:
         )
         return done
 
-    async def _drop(self, former: Model) -> None:
-        former.dropped = True
-        await former.unload()
-        self._registry.remove(former)
+    async def _drop(self, predecessor: ManagedModel) -> None:
+        predecessor.dropped = True
+        await predecessor.unload()
+        self._registry.catalog.remove_model(predecessor)
 
 
-async def _finished(former: Model, before: WorkerTasks) -> None:
+async def _finished(predecessor: ManagedModel, before: WorkerTasks) -> None:
     """Wait until the old worker, or another one that its turns needed, has no turns left."""
     while True:
-        tasks = before if former.worker is None else former.worker.client.tasks
-        recovering = len(former.recovery) > 0
+        tasks = before if predecessor.worker is None else predecessor.worker.client.tasks
+        recovering = len(predecessor.recovery) > 0
         if not tasks and not recovering:
             return
         with anyio.move_on_after(RECOVERY_LOOK_S if recovering else None):
             await tasks.changed()
 
 
-def _unfinished(former: Model) -> dict[int, TaskReader]:
+def _unfinished(predecessor: ManagedModel) -> dict[int, TaskReader]:
     """Take the turns that a model has, those that wait for its worker included."""
-    waiting = former.recovery.release_tasks()
-    return waiting if former.worker is None else waiting | former.worker.client.give_away()
+    waiting = predecessor.recovery.release_tasks()
+    return (
+        waiting if predecessor.worker is None else waiting | predecessor.worker.client.give_away()
+    )

@@ -9,16 +9,16 @@ import msgspec
 from ...scheduler import messages as m
 from ...scheduler.recording.recorder import Activity
 from ...sessions.worker_client import TaskReader
-from ..residency.budget import Room
-from ..residency.estimates import Reckonings
-from ..residency.gate import Turnstile
+from ..residency.budget import MemoryBudget
+from ..residency.estimates import EstimateCache
+from ..residency.gate import ResidencyGate
 from ..residency.model_files import Signature
 from ..workers.listener import WorkerListener
 from ..workers.process_client import ProcessClient
 from ..workers.worker import Worker
+from .adapter_specs import with_adapters, without_adapters
 from .kv_index import KvIndex
-from .model import Model
-from .model_adapters import with_adapters, without_adapters
+from .model import ManagedModel
 
 __all__ = ("WorkerEvents",)
 
@@ -27,26 +27,27 @@ class WorkerEvents(WorkerListener):
     """The listener of one worker. Lives on the daemon's event loop.
 
     A swap gives the worker to another *model*. *signature* identifies the model's files,
-    *on_frame* writes to the clients, *on_work* deals out the cores.
+    *on_frame* writes to the clients, *on_work* deals out the cores, and
+    *start_soon* runs work in the daemon's task group.
     """
 
     def __init__(
         self,
-        model: Model,
+        model: ManagedModel,
         signature: Signature,
         *,
-        room: Room,
-        turnstile: Turnstile,
-        reckonings: Reckonings,
+        budget: MemoryBudget,
+        gate: ResidencyGate[ManagedModel],
+        estimates: EstimateCache,
         kv_index: KvIndex,
         on_frame: Callable[[], None],
         on_work: Callable[[], None],
-        adopt: Callable[[Model, Mapping[int, TaskReader], Activity], None],
+        start_soon: Callable[..., None],
     ):
         self.model = model
         self._signature = signature
-        self._room, self._turnstile, self._reckonings = room, turnstile, reckonings
-        self._kv_index, self._adopt = kv_index, adopt
+        self._budget, self._gate, self._estimates = budget, gate, estimates
+        self._kv_index, self._start_soon = kv_index, start_soon
         self._on_frame, self._on_work = on_frame, on_work
 
     def reports_handled(self) -> None:
@@ -59,11 +60,11 @@ class WorkerEvents(WorkerListener):
 
     def load_progressed(self, fraction: float) -> None:
         """Report the progress to the callers that wait for the load."""
-        self.model.progress(fraction)
+        self.model.report_progress(fraction)
 
     def memory_estimated(self, worker: Worker, estimate: m.MemoryEstimate) -> None:
         """Remember an estimate for the next load of these files, and decide on this one."""
-        self._reckonings.note(without_adapters(worker.spec), self._signature, estimate)
+        self._estimates.note_report(without_adapters(worker.spec), self._signature, estimate)
         self.decide_load(worker, estimate)
 
     def decide_load(self, worker: Worker, estimate: m.MemoryEstimate) -> None:
@@ -74,8 +75,8 @@ class WorkerEvents(WorkerListener):
             worker.client.embeds = True
             need = estimate.need.with_embedding()
             estimate = m.MemoryEstimate(estimate.shape, need, estimate.devices)
-        self._room.reckoned(self.model, worker, with_adapters(estimate, worker.spec))
-        self._turnstile.look()
+        self._budget.decide_load(self.model, worker, with_adapters(estimate, worker.spec))
+        self._gate.advance()
 
     async def reserve_embedding_memory(self, client: ProcessClient) -> None:
         """Reserve memory for embeddings; idle models are unloaded for it, if need be.
@@ -86,13 +87,13 @@ class WorkerEvents(WorkerListener):
             worker = self.model.worker
             if worker is None or worker.client is not client or worker.leaving:
                 return
-            for unloading in self._room.embed(self.model, worker):
+            for unloading in self._budget.reserve_embedding(self.model, worker):
                 await unloading.gone.wait()
             self.model.embeds = client.embeds
 
     def embedding_context_created(self, worker: Worker) -> None:
         """Note that the memory of the embedding context is in use."""
-        self._room.loaded(worker)
+        self._budget.reservations.note_loaded(worker)
 
     def kv_file_changed(self, worker: Worker, report: m.KvFileWritten | m.KvFileLost) -> None:
         """Record a KV file in the index of the disk tier."""
@@ -104,4 +105,5 @@ class WorkerEvents(WorkerListener):
 
     def tasks_orphaned(self, readers: Mapping[int, TaskReader], act: Activity) -> None:
         """Resume the tasks in another worker of the model."""
-        self._adopt(self.model, readers, act)
+        self.model.recovery.add_orphans(readers, act)
+        self._start_soon(self.model.recovery.resume_tasks)

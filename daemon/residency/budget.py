@@ -1,9 +1,9 @@
-"""Room in memory: which loads may go on, who leaves for them, which are refused.
+"""The decisions on memory: which loads proceed, which models are evicted for them, and which loads
+are refused.
 
-Lives on the daemon's event loop and never waits: a worker's reckoning is decided on when it comes,
-in one step with noting what was promised; one that must wait for others to leave is looked at again
-each time one has left. So two loads never get the same bytes, and none waits for nothing. They come
-in the order of their models' visits (`stay`); models leave for them whose stay is over.
+Lives on the daemon's event loop and never waits. A worker's estimate is decided on when it arrives;
+a load that waits for evictions is decided on again each time a worker has exited. Loads come in the
+order of their models' requests (`residency`); models are evicted once their residency may end.
 """
 
 from __future__ import annotations
@@ -11,403 +11,288 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING
 
-import msgspec
 import structlog
 
 from ...backends import MemoryNeed, Shape
 from ...scheduler import messages as m
 from ..workers.worker import Worker
+from .eviction import EvictionCandidate, choose_victims
 from .fit import (
-    BATCH_SIZE_MIN,
-    CTX_SIZE_MIN,
-    DeviceShort,
-    Idle,
+    DeviceShortage,
     device_refusal,
-    device_short,
     embedding_refusal,
     fewer_layers,
-    more_refused,
-    refusal,
-    smaller,
-    victims,
+    find_device_shortage,
+    growth_refusal,
+    memory_refusal,
+    next_smaller_shape,
+    reduced_parameters,
 )
 from .machine import MachineMemory
-from .residency import Visit
+from .pending_loads import PendingLoad, PendingLoads
+from .reservations import Reservations, bytes_on
+from .residency import ResidencyRequest
+from .resident_model import ResidentModel
 
-if TYPE_CHECKING:
-    from ..models.model import Model
-
-__all__ = ("Room", "floor_of")
+__all__ = ("MemoryBudget",)
 
 log = structlog.get_logger()
 
 
-class _Claim:
-    """What a worker was promised. `unseen`: bytes of it that the machine's figures will not show
-    (its weights are pages of a file); None while it loads.
+class MemoryBudget:
+    """Gives memory to loads. *limit* bytes are for all models together; 0: what the machine has.
+
+    A decision and the reservation that records it happen in one step of the event loop. An `await`
+    between them would give the same bytes to two loads: every method here is synchronous, and a
+    test keeps it so.
     """
-
-    def __init__(self, need: MemoryNeed):
-        self.need = need
-        self.unseen: int | None = None
-
-
-class _Load:
-    """A load whose worker waits for an answer."""
-
-    def __init__(self, model: Model, worker: Worker, asked: m.MemoryEstimate, floor: Shape):
-        self.model, self.worker = model, worker
-        self.asked, self.report, self.floor = asked, asked, floor
-        self.outdated = False
-        """A worker has left since the report: its devices may have more free."""
-
-
-class Room:
-    """Gives memory to loads. *budget* bytes are for all models together; 0: what is free."""
 
     def __init__(
         self,
-        budget: int,
-        models: Callable[[], Iterable[Model]],
+        limit: int,
+        models: Callable[[], Iterable[ResidentModel]],
         machine: MachineMemory | None = None,
         seconds: Callable[[], float] = time.monotonic,
     ):
-        self._budget = budget
-        self._models = models
-        self._machine = machine or MachineMemory()
-        self._seconds = seconds
-        self._claims: dict[Worker, _Claim] = {}
-        self._loads: dict[Worker, _Load] = {}
-        self._waiting: list[Worker] = []
+        self._models, self._seconds = models, seconds
+        self.reservations = Reservations(limit, machine)
+        self._loads = PendingLoads()
 
-    def reckoned(self, model: Model, worker: Worker, report: m.MemoryEstimate) -> None:
-        """Decide on a load: it goes on, in another shape perhaps, or waits, or is refused."""
-        if worker.leaving:
-            return
-        load = self._loads.get(worker)
-        if load is None:
-            load = self._loads[worker] = _Load(model, worker, report, floor_of(model, report))
-        load.report = report
-        self._decide(load)
+    def decide_load(self, model: ResidentModel, worker: Worker, report: m.MemoryEstimate) -> None:
+        """Decide on a load: it proceeds, perhaps in a smaller shape, or waits, or is refused."""
+        if not worker.leaving:
+            self._decide(self._loads.note_report(model, worker, report))
 
-    def loaded(self, worker: Worker) -> None:
-        """Note that a load has ended well."""
-        claim = self._claims.get(worker)
-        if claim is not None:
-            claim.unseen = self._unseen(worker, claim)
+    def reserve_embedding(self, model: ResidentModel, worker: Worker) -> list[Worker]:
+        """Reserve the memory of a loaded worker's embedding context. If idle models are evicted for
+        it, return the workers that must exit before this is called again.
 
-    def embed(self, model: Model, worker: Worker) -> list[Worker]:
-        """Promise a loaded worker the memory in which it makes embeddings. Idle models leave for
-        it: those to wait for are returned, before this is called again.
-
-        :raises OutOfMemory: it is not there, with all that may leave.
+        :raises OutOfMemory: it does not fit, even without all models that may be evicted.
         """
-        claim = self._claims.get(worker)
-        extra = claim.need.embedding if claim is not None else 0
-        missing = extra - self.free_bytes()
-        if claim is None or missing <= 0:
-            if claim is not None:
-                claim.need = claim.need.with_embedding()
-                claim.unseen = None if claim.unseen is None else claim.unseen + extra
+        need, free = self.reservations.of_worker(worker), self.reservations.free_bytes()
+        extra = need.embedding if need is not None else 0
+        if need is None or extra <= free:
+            # No `await` up to here since the free bytes were read: else two workers get them.
+            self.reservations.add_embedding(worker)
             worker.client.embeds = True
             return []
-        others = [idle for idle in self._unused() if idle.name != model.name]
-        leaving = victims(others, missing - self._coming())
-        if leaving is None:
-            whole = self.free_bytes() + self._coming() + sum(idle.need for idle in others)
+        free += self.reservations.unloading_bytes()
+        others = [idle for idle in self._idle_models() if idle.name != model.name]
+        victims = choose_victims(others, extra - free)
+        if victims is None:
+            whole = free + sum(idle.need for idle in others)
             raise embedding_refusal(model.name, extra, whole)
-        self._evict([idle.name for idle in leaving], for_model=model.name)
-        return [other for other in self._claims if other.leaving]
+        self._evict(victims, for_model=model.name)
+        return self.reservations.unloading_workers()
 
-    def promise(self, worker: Worker, size: int) -> None:
-        """Promise a loaded worker *size* bytes more; call `loaded` once it has them.
+    def reserve_more(self, worker: Worker, size: int) -> None:
+        """Reserve *size* bytes more for a loaded worker; call
+        `reservations.note_loaded` once it has them.
 
         :raises OutOfMemory: so many are not free.
         """
-        free = self.free_bytes()
+        free = self.reservations.free_bytes()
         if size > free:
-            raise more_refused(worker.spec.name, size, free)
-        self._grow(worker, size)
+            raise growth_refusal(worker.spec.name, size, free)
+        # No `await` up to here since the free bytes were read: else two workers get them.
+        self.reservations.resize(worker, size)
 
-    def take_back(self, worker: Worker, size: int) -> None:
-        """Take back *size* bytes of what a loaded worker was promised."""
-        self._grow(worker, -size)
+    def release_bytes(self, worker: Worker, size: int) -> None:
+        """Release *size* bytes of what is reserved for a loaded worker."""
+        self.reservations.resize(worker, -size)
 
-    def _grow(self, worker: Worker, size: int) -> None:
-        claim = self._claims.get(worker)
-        if claim is not None:  # else it has left
-            weights = max(0, claim.need.weights + size)
-            claim.need = msgspec.structs.replace(claim.need, weights=weights)
-            claim.unseen = None
-
-    def left(self, worker: Worker) -> None:
-        """Note that a worker is gone."""
-        self._claims.pop(worker, None)
-        self._end(worker)
-        for load in self._loads.values():
-            load.outdated = bool(load.report.devices)
+    def note_exited(self, worker: Worker) -> None:
+        """Release all memory of a worker that has exited."""
+        self.reservations.release(worker)
+        self._loads.remove(worker)
+        self._loads.mark_outdated()
 
     @property
-    def loads_wait(self) -> bool:
-        """Tell whether a load waits for others to leave."""
-        return bool(self._waiting)
+    def has_waiting_loads(self) -> bool:
+        """Whether a load waits for evictions."""
+        return self._loads.has_waiting
 
-    def head(self, now: float) -> tuple[Visit | None, set[Model]]:
-        """Return the visit for which memory is given next, and which models are to leave for it."""
-        for load in self._in_order(now):
-            first = load.model.stay.first(now)
-            if first is None:
-                continue
-            names = {holder.name for holder in self._leaving(load, now) or ()}
-            return first, {model for model in self._models() if model.name in names}
+    def next_request(self, now: float) -> tuple[ResidencyRequest | None, set[str]]:
+        """Return the request that memory is given to next, and the names of the models to evict for
+        it.
+        """
+        for load in self._loads.in_order(now):
+            first = load.model.residency.first_request(now)
+            if first is not None:
+                return first, {victim.name for victim in self._victims(load, now) or ()}
         return None, set()
 
-    def look(self, now: float) -> None:
+    def retry_waiting_loads(self, now: float) -> None:
         """Decide again on the loads that wait."""
-        for load in self._in_order(now):
-            if load.worker not in self._waiting or load.worker.leaving:
+        for load in self._loads.in_order(now):
+            if not self._loads.is_waiting(load) or load.worker.leaving:
                 continue
             if load.outdated:
                 load.outdated = False
-                load.worker.reckon(load.report.shape)  # what is free there now, its worker sees
+                load.worker.reckon(load.report.shape)  # its worker sees what is free there now
             else:
                 self._decide(load)
 
-    def claimed(self, worker: Worker | None) -> MemoryNeed | None:
-        """Return what a worker was promised."""
-        claim = self._claims.get(worker) if worker is not None else None
-        return claim.need if claim is not None else None
+    def evict_idle(self) -> EvictionCandidate | None:
+        """Evict the idle model whose memory is worth least; None: none may be evicted."""
+        victims = choose_victims(self._idle_models(), 1)
+        if not victims:
+            return None
+        self._evict(victims[:1], cause="pressure")
+        return victims[0]
 
     # Decisions.
 
-    def _decide(self, load: _Load) -> None:
-        now, need, free = self._seconds(), load.report.need.total, self.free_bytes()
-        whole, short = self._whole(load, now), self._short(load, now)
-        leaving = self._leaving(load, now)
-        if short is None and need <= free and need <= whole - self._promised_ahead(load, now):
+    def _decide(self, load: PendingLoad) -> None:
+        model, now, need = load.model, self._seconds(), load.report.need.total
+        free, ahead = self.reservations.free_bytes(), self._bytes_ahead(load, now)
+        whole, shortage = self._whole_bytes(load, now), self._shortage(load, now)
+        victims = self._victims(load, now)
+        fits = shortage is None and need <= whole
+        if fits and need <= free and need <= whole - ahead:
+            # No `await` up to here since the free bytes were read: else two loads get them.
             self._grant(load)
-        elif not load.model.awaited:
-            self._end(load.worker)
+        elif not model.load_waiters:
+            self._loads.remove(load.worker)
             load.worker.quit()
-        elif leaving is not None or (load.model.stay.wanted and short is None and need <= whole):
-            self._wait(load)
-            if leaving and not any(holder.busy or holder.lingers for holder in leaving):
-                self._evict([holder.name for holder in leaving], for_model=load.model.name)
-        elif (shape := _less(load, short)) is not None:
-            self._stop_waiting(load.worker)
+        elif victims is not None or (model.residency.is_wanted and fits):
+            if self._loads.wait(load):
+                log.info("model.waits", model=model.name, bytes=need)
+            if victims and not any(victim.busy or victim.lingers for victim in victims):
+                self._evict(victims, for_model=model.name)
+        elif (shape := _smaller_shape(load, shortage)) is not None:
+            self._loads.stop_waiting(load.worker)
             load.worker.reckon(shape)
         else:
-            self._refuse(load, short, whole)
+            self._refuse(load, shortage, whole)
 
-    def _short(self, load: _Load, now: float) -> DeviceShort | None:
-        """Return the device that has too little for a load, if there is one."""
-        report = load.report
-        return device_short(report.need, report.devices, self._promised_on_devices(load, now))
+    def _shortage(self, load: PendingLoad, now: float) -> DeviceShortage | None:
+        """Return the device that has too little for a load and those ahead of it, if any."""
+        reserved: Counter[str] = self.reservations.loading_on_devices()
+        for other in self._loads.ahead_of(load, now):
+            reserved.update(other.report.need.devices)
+        return find_device_shortage(load.report.need, load.report.devices, reserved)
 
-    def _leaving(self, load: _Load, now: float) -> list[Idle] | None:
-        """Return who leaves for a load, of a device that is short or else of the host; None: all
-        that may leave are not enough.
+    def _victims(self, load: PendingLoad, now: float) -> list[EvictionCandidate] | None:
+        """Return the models to evict for a load: of a device that lacks memory, else of the host.
+        None: all that may be evicted are not enough.
         """
-        short = self._short(load, now)
-        if short is not None:
-            name = short.device.name
-            return victims(self._holders(load, now, name), short.missing - self._coming(name))
-        room = self.free_bytes() + self._coming() - self._promised_ahead(load, now)
-        return victims(self._holders(load, now), load.report.need.total - room)
+        shortage = self._shortage(load, now)
+        if shortage is not None:
+            device = shortage.device.name
+            missing = shortage.missing - self.reservations.unloading_bytes(device)
+            return choose_victims(self._candidates(load, now, device), missing)
+        free = self.reservations.free_bytes() + self.reservations.unloading_bytes()
+        missing = load.report.need.total - (free - self._bytes_ahead(load, now))
+        return choose_victims(self._candidates(load, now), missing)
 
-    def _whole(self, load: _Load, now: float) -> int:
-        """Return what a load could have if all left that may."""
-        held = sum(holder.need for holder in self._holders(load, now))
-        return self.free_bytes() + self._coming() + held + self._loading(load)
+    def _whole_bytes(self, load: PendingLoad, now: float) -> int:
+        """Return what a load could have if all models were evicted that may be."""
+        held = sum(candidate.need for candidate in self._candidates(load, now))
+        free = self.reservations.free_bytes() + self.reservations.unloading_bytes()
+        return free + held + self._loading_bytes(load)
 
-    def free_bytes(self) -> int:
-        """Return the bytes that nobody has and nobody was promised."""
-        if self._budget:
-            return self._budget - sum(c.need.total for c in self._claims.values())
-        unseen = sum(self._unseen(worker, claim) for worker, claim in self._claims.items())
-        return self._machine.free_bytes() - unseen
-
-    def spare_bytes(self) -> int:
-        """Return what the machine has free; negative where it is short.
-
-        Where the budget is set by hand, what the models have yet to touch is the operator's care.
+    def _loading_bytes(self, load: PendingLoad) -> int:
+        """Return the bytes of models that are being loaded: they can be evicted once they have
+        served.
         """
-        return self._machine.free_bytes() if self._budget else self.free_bytes()
-
-    def shed(self) -> Idle | None:
-        """Let the idle model leave that is least worth its memory; None: none may."""
-        leaving = victims(self._unused(), 1)
-        if not leaving:
-            return None
-        self._evict([leaving[0].name], cause="pressure")
-        return leaving[0]
-
-    def _unseen(self, worker: Worker, claim: _Claim) -> int:
-        if claim.unseen is not None:
-            return claim.unseen
-        return max(0, claim.need.total - self._machine.anonymous_bytes(worker.pid))
-
-    def _coming(self, device: str = "") -> int:
-        """Return the bytes of workers that are about to end, the host's or a device's."""
-        return sum(_bytes_of(c.need, device) for w, c in self._claims.items() if w.leaving)
-
-    def _promised_on_devices(self, load: _Load, now: float) -> Counter[str]:
-        """Return the bytes of each device that loads under way will take, and those that wait and
-        come before *load*; what is loaded is not free on the device.
-        """
-        needs = [other.report.need for other in self._ahead(load, now)]
-        needs += [claim.need for claim in self._claims.values() if claim.unseen is None]
-        promised: Counter[str] = Counter()
-        for need in needs:
-            promised.update(need.devices)
-        return promised
-
-    def _loading(self, load: _Load) -> int:
-        """Return the bytes of models that are being loaded: they leave, too, once they served."""
-        if not load.model.stay.wanted:
+        if not load.model.residency.is_wanted:
             return 0
-        loading = [m for m in self._models() if m.worker in self._claims and m.loaded is None]
         return sum(
-            self._claims[m.worker].need.total
-            for m in loading
-            if m.worker is not None and not m.worker.leaving and not m.pinned
+            need.total
+            for model in self._models()
+            if (need := self.reservations.of_worker(model.worker)) is not None
+            and model.worker is not None
+            and model.loaded is None
+            and not (model.worker.leaving or model.pinned)
         )
 
-    def _in_order(self, now: float) -> list[_Load]:
-        """Return the loads that wait, first come first."""
-        loads = [self._loads[worker] for worker in self._waiting]
-        return sorted(loads, key=lambda load: load.model.stay.rank(now))
+    def _bytes_ahead(self, load: PendingLoad, now: float) -> int:
+        return sum(other.report.need.total for other in self._loads.ahead_of(load, now))
 
-    def _ahead(self, load: _Load, now: float) -> list[_Load]:
-        """Return the loads that wait and come before *load*."""
-        ahead = self._in_order(now)
-        if load in ahead:
-            return ahead[: ahead.index(load)]
-        rank = load.model.stay.rank(now)
-        return [other for other in ahead if other.model.stay.rank(now) <= rank]
-
-    def _promised_ahead(self, load: _Load, now: float) -> int:
-        return sum(other.report.need.total for other in self._ahead(load, now))
-
-    def _holders(self, load: _Load, now: float, device: str = "") -> list[Idle]:
-        """Return the models that may leave for a load, now or when their stay is over, with what
-        comes back of the host's or a device's memory. For one that nobody waits for (a swap's),
-        only those leave that nobody holds.
+    def _candidates(
+        self, load: PendingLoad, now: float, device: str = ""
+    ) -> list[EvictionCandidate]:
+        """Return the models that may be evicted for a load, now or later, with the bytes of the
+        host or of *device* that they have. For a load without requests (a swap's), only models
+        that are not in use may be.
         """
-        visit, found = load.model.stay.first(now), []
-        for model, need in self._settled():
-            busy, over = model.stay.engaged, model.stay.over(visit, now)
-            if not load.model.stay.wanted and (model.busy or not over):
-                continue
-            unused_s = max(0.0, now - model.used_at)
-            size, began = _bytes_of(need, device), model.stay.began
-            lingers = not (busy or over)
-            found.append(Idle(model.name, size, model.load_s, unused_s, busy, lingers, began))
+        wanted, request = load.model.residency.is_wanted, load.model.residency.first_request(now)
+        found = []
+        for model, need in self._evictable():
+            busy = model.residency.is_engaged
+            may_end = model.residency.may_end(request, now)
+            if wanted or (may_end and not model.busy):
+                found.append(
+                    EvictionCandidate(
+                        model.name,
+                        bytes_on(need, device),
+                        model.load_s,
+                        max(0.0, now - model.used_at),
+                        busy,
+                        lingers=not (busy or may_end),
+                        loaded_at=model.residency.loaded_at,
+                    )
+                )
         return found
 
-    def _unused(self) -> list[Idle]:
-        """Return the models that nobody uses; who holds a lease has them loaded again."""
+    def _idle_models(self) -> list[EvictionCandidate]:
+        """Return the models that are not in use; a client with a lease has them loaded again."""
         now = self._seconds()
         return [
-            Idle(model.name, need.total, model.load_s, max(0.0, now - model.used_at))
-            for model, need in self._settled()
-            if model.stay.over(None, now) and not model.computes
+            EvictionCandidate(model.name, need.total, model.load_s, max(0.0, now - model.used_at))
+            for model, need in self._evictable()
+            if model.residency.may_end(None, now) and not model.has_tasks
         ]
 
-    def _settled(self) -> Iterator[tuple[Model, MemoryNeed]]:
-        """Yield the models that are loaded and not pinned, with what they were promised."""
+    def _evictable(self) -> Iterator[tuple[ResidentModel, MemoryNeed]]:
+        """Yield the models that are loaded and not pinned, with what is reserved for them."""
         for model in self._models():
-            claim = self._claims.get(model.worker) if model.worker is not None else None
-            if claim is not None and model.loaded is not None and not model.pinned:
-                yield model, claim.need
+            need = self.reservations.of_worker(model.worker)
+            if need is not None and model.loaded is not None and not model.pinned:
+                yield model, need
 
-    def _grant(self, load: _Load) -> None:
-        self._claims[load.worker] = _Claim(load.report.need)
-        self._end(load.worker)
-        load.model.stay.begin(self._seconds(), load.report.shape.slots)
-        asked, shape = load.asked.shape, load.report.shape
-        load.model.fitted = fitted(asked, shape)
-        if load.model.fitted:
-            log.info("model.fitted", model=load.model.name, **load.model.fitted)
+    def _grant(self, load: PendingLoad) -> None:
+        model, shape = load.model, load.report.shape
+        self.reservations.reserve(load.worker, load.report.need)
+        self._loads.remove(load.worker)
+        model.residency.begin_residency(self._seconds(), shape.slots)
+        model.fitted = reduced_parameters(load.shape_asked, shape)
+        if model.fitted:
+            log.info("model.fitted", model=model.name, **model.fitted)
         load.worker.proceed()
 
-    def _wait(self, load: _Load) -> None:
-        if load.worker not in self._waiting:
-            self._waiting.append(load.worker)
-            log.info("model.waits", model=load.model.name, bytes=load.report.need.total)
-
-    def _evict(self, names: list[str], **why: str) -> None:
+    def _evict(self, victims: Iterable[EvictionCandidate], **reason: str) -> None:
+        names = {victim.name for victim in victims}
         for model in self._models():
             if model.name in names and model.worker is not None:
-                log.info("model.evicted", model=model.name, **why)
-                model.make_way()
+                log.info("model.evicted", model=model.name, **reason)
+                model.evict()
 
-    def _refuse(self, load: _Load, short: DeviceShort | None, free: int) -> None:
-        self._end(load.worker)
-        if short is not None:
-            load.worker.refuse(device_refusal(load.model.name, load.report.shape, short))
+    def _refuse(self, load: PendingLoad, shortage: DeviceShortage | None, free: int) -> None:
+        self._loads.remove(load.worker)
+        name, report = load.model.name, load.report
+        if shortage is not None:
+            load.worker.refuse(device_refusal(name, report.shape, shortage))
             return
         holders = [
-            (_told_name(model), self._claims[model.worker].need.total)
+            (_public_name(model), need.total)
             for model in self._models()
-            if model.worker in self._claims and model.pinned and model.worker is not None
+            if model.pinned and (need := self.reservations.of_worker(model.worker)) is not None
         ]
-        report = load.report
-        error = refusal(
-            load.model.name, report.need, report.shape, load.floor, free=free, holders=holders
+        load.worker.refuse(
+            memory_refusal(name, report.need, report.shape, load.floor, free=free, holders=holders)
         )
-        load.worker.refuse(error)
-
-    def _end(self, worker: Worker) -> None:
-        self._loads.pop(worker, None)
-        self._stop_waiting(worker)
-
-    def _stop_waiting(self, worker: Worker) -> None:
-        if worker in self._waiting:
-            self._waiting.remove(worker)
 
 
-def _less(load: _Load, short: DeviceShort | None) -> Shape | None:
+def _smaller_shape(load: PendingLoad, shortage: DeviceShortage | None) -> Shape | None:
     """Return the next smaller shape that a load may have."""
-    if short is not None:
-        return fewer_layers(load.report.shape, load.floor, short)
-    return smaller(load.report.shape, load.floor)
+    if shortage is not None:
+        return fewer_layers(load.report.shape, load.floor, shortage)
+    return next_smaller_shape(load.report.shape, load.floor)
 
 
-def _bytes_of(need: MemoryNeed, device: str) -> int:
-    return need.devices.get(device, 0) if device else need.total
-
-
-def _told_name(model: Model) -> str:
-    """Return what anybody may hear of a model: descriptors' models are their user's alone."""
+def _public_name(model: ResidentModel) -> str:
+    """Return the name that any user may see: a descriptor's model is its user's alone."""
     return model.name if model.uid is None else "what another descriptor loaded"
-
-
-def floor_of(model: Model, report: m.MemoryEstimate) -> Shape:
-    """Return the smallest shape that *model* may be loaded in: what was asked for stays."""
-    set_by_hand, shape = model.options(), report.shape
-    if model.whole:
-        return shape
-    wanted = model.wanted_ctx_size
-    ctx_size = min(shape.ctx_size, max(CTX_SIZE_MIN, wanted))
-    if set_by_hand.get("ctx-size") or wanted >= shape.ctx_size:
-        ctx_size = shape.ctx_size
-    return Shape(
-        shape.slots if "slots" in set_by_hand else 1,
-        ctx_size,
-        shape.batch_size if "batch-size" in set_by_hand else min(shape.batch_size, BATCH_SIZE_MIN),
-        0 if set_by_hand.get("n-gpu-layers", model.wanted_gpu_layers) < 0 else shape.n_gpu_layers,
-    )
-
-
-def fitted(asked: Shape, shape: Shape) -> dict[str, int]:
-    """Return the parameters whose values in force are smaller than the defaults would be."""
-    names = ("slots", "ctx-size", "batch-size", "n-gpu-layers")
-    fields = {name: name.replace("-", "_") for name in names}
-    return {
-        key: getattr(shape, field)
-        for key, field in fields.items()
-        if getattr(shape, field) != getattr(asked, field)
-    }

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from .fit import spared_bytes
+from .sizes import headroom_bytes
 
 __all__ = (
     "cgroup_free_bytes",
@@ -97,4 +97,4 @@ def _free_in(folder: Path) -> int | None:
         return None
     statistics = dict(line.split(" ", 1) for line in lines if " " in line)
     cache = sum(int(statistics.get(key, "0")) for key in ("active_file", "inactive_file"))
-    return limit - (used - min(used, cache)) - spared_bytes(limit)
+    return limit - (used - min(used, cache)) - headroom_bytes(limit)

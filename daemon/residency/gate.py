@@ -1,7 +1,7 @@
-"""The turnstile: everybody who needs a model passes it, and waits here while others have memory.
+"""The admission of requests to models that share memory.
 
-Lives on the daemon's event loop. `look` decides for all models in one step, in which nothing else
-happens: who is let in, which loads go on, which models leave for them.
+Lives on the daemon's event loop. `advance` decides for all models in one step, in which nothing
+else happens: which requests are admitted, which loads proceed, which models are evicted for them.
 """
 
 from __future__ import annotations
@@ -10,28 +10,40 @@ import math
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any
+from typing import Any, Generic, Protocol, TypeVar
 
 import anyio
 
 from ...backends.errors import InferdError, Timeout
 from ...scheduler.priority import Priority
-from .budget import Room
-from .residency import Stay, Visit, present
+from .budget import MemoryBudget
+from .residency import Residency, ResidencyRequest, never_absent
+from .resident_model import ResidentModel
 
-if TYPE_CHECKING:
-    from ..models.model import Model
+__all__ = ("GateRequest", "ResidencyGate", "WaitListener")
 
-__all__ = ("Caller", "Turnstile")
+ADVANCE_S = 0.05
+"""While a load waits for models that are in use, `advance` runs so often."""
 
-LOOK_S = 0.05
-"""While a load waits for models that are in use, they are looked at so often."""
+ModelT = TypeVar("ModelT", bound=ResidentModel)
 
 
-class Caller(Visit):
-    """A visit on the event loop. *about* is what it is for, by which it can be found again; *turn*
-    tells whether it is a turn of that. *on_wait* hears that it has to wait, and may refuse that;
-    *on_look* that it waits still.
+class WaitListener(Protocol):
+    """What a request reports while it waits."""
+
+    def wait_begins(self) -> None:
+        """Note that the request has to wait.
+
+        :raises InferdError: it may not.
+        """
+
+    def wait_continues(self) -> None:
+        """Note that the request is still waiting."""
+
+
+class GateRequest(ResidencyRequest):
+    """A request on the event loop. *subject* is the object that it can be found by, such as a
+    session; *is_turn* says that it is for a turn of that.
     """
 
     def __init__(
@@ -39,37 +51,34 @@ class Caller(Visit):
         now: float,
         priority: Priority = Priority.NORMAL,
         *,
-        about: Any = None,
-        turn: bool = False,
+        subject: Any = None,
+        is_turn: bool = False,
         queue_timeout_s: float = 0.0,
         timeout_s: float = 0.0,
-        absent: Callable[[], bool] = present,
-        on_wait: Callable[[], None] = lambda: None,
-        on_look: Callable[[], None] = lambda: None,
+        is_absent: Callable[[], bool] = never_absent,
+        listener: WaitListener | None = None,
     ):
-        super().__init__(priority, now, absent)
-        self.about, self.turn = about, turn
-        self.on_wait, self.on_look = on_wait, on_look
+        super().__init__(priority, now, is_absent)
+        self.subject, self.is_turn, self.listener = subject, is_turn, listener
         self.queue_timeout_s, self.timeout_s = queue_timeout_s, timeout_s
-        self.waited = False
-        self.entered_at: float | None = None
-        """When it was let in to its model."""
+        self.has_waited = False
+        self.admitted_at: float | None = None
         self._error: InferdError | None = None
         self._scope: anyio.CancelScope | None = None
         self._woken: anyio.Event | None = None
 
     def refuse(self, error: InferdError) -> None:
-        """Let the wait end with *error*; one that has ended is not touched."""
+        """End the wait with *error*; a wait that has ended stays as it is."""
         self._error = error
         if self._scope is not None:
             self._scope.cancel()
 
     @contextmanager
-    def limited(self) -> Iterator[None]:
-        """Wait inside, as long as this visit may.
+    def limit_wait(self) -> Iterator[None]:
+        """Bound the wait in this context by the request's timeouts.
 
-        :raises InferdError: what it was refused with.
-        :raises Timeout: it was too long.
+        :raises InferdError: the error that the request was refused with.
+        :raises Timeout: a timeout has passed.
         """
         limits = {"total": self.timeout_s, "queue": self.queue_timeout_s}
         which, limit_s = min(
@@ -82,14 +91,14 @@ class Caller(Visit):
         if self._scope.cancelled_caught:
             raise self._error or _timeout(which, limit_s)
 
-    async def woken(self) -> None:
-        """Wait until it is woken, or was since it last waited."""
+    async def wait_woken(self) -> None:
+        """Wait until the request is woken, or return at once if it was since the last wait."""
         self._woken = self._woken or anyio.Event()
         await self._woken.wait()
         self._woken = None
 
     def wake(self) -> None:
-        """Let it look again whether it was let in."""
+        """Let the request check again whether it is admitted."""
         self._woken = self._woken or anyio.Event()
         self._woken.set()
 
@@ -102,115 +111,145 @@ def _timeout(which: str, limit_s: float) -> Timeout:
     )
 
 
-class Turnstile:
-    """Lets visits in to *models*, which share the memory of *room*.
+class ResidencyGate(Generic[ModelT]):
+    """Admits requests to *models*, which share the memory of *budget*.
 
-    *start* does work in the daemon's task group.
+    *start* runs work in the daemon's task group. `advance` and all that it calls are synchronous:
+    an `await` within them would let a model be evicted that has just admitted a request. A test
+    keeps them so.
     """
 
     def __init__(
         self,
-        room: Room,
-        models: Callable[[], Iterable[Model]],
-        stay_s: float,
+        budget: MemoryBudget,
+        models: Callable[[], Iterable[ModelT]],
+        delay_s_max: float,
         seconds: Callable[[], float],
         start: Callable[..., Any],
     ):
-        self.stay_s = stay_s
-        self._room, self._models = room, models
+        self._delay_s_max = delay_s_max
+        self._budget, self._models = budget, models
         self._seconds, self._start = seconds, start
-        self._looking = False
+        self._keeps_advancing = False
 
-    def stay(self) -> Stay:
-        """Return a new model's."""
-        return Stay(self.stay_s)
+    def new_residency(self) -> Residency:
+        """Return the residency of a new model."""
+        return Residency(self._delay_s_max)
 
     @property
-    def waiting(self) -> list[tuple[Model, Caller]]:
-        """Who waits for which model, in order."""
+    def waiting_requests(self) -> list[tuple[ModelT, GateRequest]]:
+        """The requests that wait, in order, each with its model."""
         now = self._seconds()
-        found = [(m, v) for m in self._models() for v in m.stay.waiting if isinstance(v, Caller)]
-        return sorted(found, key=lambda pair: pair[1].key(now, self.stay_s))
+        found = [
+            (model, request)
+            for model in self._models()
+            for request in model.residency.waiting
+            if isinstance(request, GateRequest)
+        ]
+        return sorted(found, key=lambda pair: pair[1].order_key(now, self._delay_s_max))
 
-    def refuse(self, error: InferdError, about: Any = None) -> bool:
-        """Let those wait no more who are here for *about* (None: all); tell if there was any."""
-        found = [v for _, v in self.waiting if about is None or v.about is about]
-        for visit in found:
-            visit.refuse(error)
+    def refuse_requests(self, error: InferdError, subject: Any = None) -> bool:
+        """End the wait of the requests for *subject* (None: of all); return whether any waited."""
+        found = [r for _, r in self.waiting_requests if subject is None or r.subject is subject]
+        for request in found:
+            request.refuse(error)
         return bool(found)
 
     @asynccontextmanager
-    async def visit(
+    async def admit(
         self,
-        model: Model,
-        visit: Caller,
+        model: ModelT,
+        request: GateRequest,
         on_progress: Callable[[float], None] | None = None,
     ) -> AsyncIterator[None]:
-        """Wait until *model* is in memory and *visit* may enter; it stays there until the end.
+        """Wait until *model* is loaded and admits *request*; it stays loaded in the context.
 
         :raises LoadFailed: it cannot be loaded.
-        :raises Timeout: that took too long.
+        :raises Timeout: one of the request's timeouts has passed.
         """
         try:
-            if model.loaded is not None and not self._room.loads_wait:
-                model.stay.enter(visit)
+            if model.loaded is not None and not self._budget.has_waiting_loads:
+                # An `await` between this check and the admission would let the model be unloaded.
+                model.residency.admit_request(request)
             else:
-                await self._wait(model, visit, on_progress)
-            visit.entered_at = self._seconds()
+                await self._wait(model, request, on_progress)
+            request.admitted_at = self._seconds()
             yield
         finally:
-            now = model.used_at = self._seconds()
-            model.stay.leave(visit, now)
-            if self._room.loads_wait:
-                self.look()
+            self._end(model, request)
+
+    @contextmanager
+    def try_admit(self, model: ModelT, request: GateRequest) -> Iterator[bool]:
+        """Admit *request* to a loaded model, unless it would have to wait; yield whether it is
+        admitted.
+        """
+        try:
+            if self._budget.has_waiting_loads:
+                model.residency.queue_request(request, ())
+                self.advance()
+            else:
+                model.residency.admit_request(request)
+            yield request in model.residency.admitted
+        finally:
+            self._end(model, request)
+
+    def _end(self, model: ModelT, request: GateRequest) -> None:
+        now = model.used_at = self._seconds()
+        model.residency.end_request(request, now)
+        if self._budget.has_waiting_loads:
+            self.advance()
 
     async def _wait(
-        self, model: Model, visit: Caller, on_progress: Callable[[float], None] | None
+        self, model: ModelT, request: GateRequest, on_progress: Callable[[float], None] | None
     ) -> None:
-        model.stay.wait(visit, [other.stay for other in self._models()])
+        waiting = model.residency.waiting
+        model.residency.queue_request(request, [other.residency for other in self._models()])
         if model.loaded is not None:
-            self.look()
-        if visit not in model.stay.waiting:
+            self.advance()
+        if request not in waiting:
             return
-        visit.on_wait()
-        visit.waited = True
-        with visit.limited():
-            while visit in model.stay.waiting:
+        if request.listener is not None:
+            request.listener.wait_begins()
+        request.has_waited = True
+        with request.limit_wait():
+            while request in waiting:
                 await model.released()
                 await model.ready(on_progress)
-                self.look()
-                if visit in model.stay.waiting:
-                    await visit.woken()
+                self.advance()
+                if request in waiting:
+                    await request.wait_woken()
 
-    def left(self, model: Model) -> None:
-        """Let those who wait ask for *model* again: its worker is gone."""
-        for visit in model.stay.waiting:
-            if isinstance(visit, Caller):
-                visit.wake()
-        self.look()
+    def note_worker_exited(self, model: ModelT) -> None:
+        """Let the requests that wait for *model* have it loaded again: its worker has exited."""
+        for request in model.residency.waiting:
+            if isinstance(request, GateRequest):
+                request.wake()
+        self.advance()
 
-    def look(self) -> None:
-        """Let in who may enter, and give memory to loads that wait for it."""
+    def advance(self) -> None:
+        """Admit the requests that may be, and give memory to loads that wait for it."""
         now = self._seconds()
-        rival, givers = self._room.head(now)
+        rival, to_evict = self._budget.next_request(now)
         for model in self._models():
-            if model.stay.waiting and model.loaded is not None:
-                other = rival if model in givers else None
-                for visit in model.stay.let_in(other, now):
-                    if isinstance(visit, Caller):
-                        visit.wake()
-        self._room.look(now)
-        if self._room.loads_wait and not self._looking:
-            self._looking = True
-            self._start(self._keep_looking)
+            if model.residency.waiting and model.loaded is not None:
+                # No `await` from here to the retried loads: they evict only what admitted nobody.
+                other = rival if model.name in to_evict else None
+                for request in model.residency.admit_waiting(other, now):
+                    if isinstance(request, GateRequest):
+                        request.wake()
+        self._budget.retry_waiting_loads(now)
+        if self._budget.has_waiting_loads and not self._keeps_advancing:
+            self._keeps_advancing = True
+            self._start(self._keep_advancing)
 
-    async def _keep_looking(self) -> None:
-        """Look while a load waits: readers go away, and a stay ends, without anybody saying so."""
+    async def _keep_advancing(self) -> None:
+        """Advance while a load waits: readers go away, and residencies end, without an event."""
         try:
-            while self._room.loads_wait:
-                await anyio.sleep(LOOK_S)
-                for _, visit in self.waiting:
-                    visit.on_look()
-                self.look()
+            while self._budget.has_waiting_loads:
+                await anyio.sleep(ADVANCE_S)
+                for _, request in self.waiting_requests:
+                    if request.listener is not None:
+                        request.listener.wait_continues()
+                self.advance()
         finally:
-            self._looking = False
+            self._keeps_advancing = False

@@ -1,13 +1,14 @@
-"""What the machine says of its memory: free bytes, and the time in which tasks waited for some.
+"""The machine's memory: free bytes, and the time in which tasks waited for memory.
 
-Read from /proc and the version 2 cgroup that this process is in, anew each time. Where a file is
-missing or may not be read, what it would say is not known; only /proc/meminfo must be there.
+Each value is read anew from /proc and the version 2 cgroup of this process. A value whose file is
+missing or unreadable is unknown; only /proc/meminfo must exist.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import re
 import select
 from collections.abc import Iterable
 from pathlib import Path
@@ -15,9 +16,15 @@ from pathlib import Path
 import anyio
 
 from .cgroups import cgroup_free_bytes, cgroup_limit_bytes, parse_cgroup_path
-from .fit import available_bytes, stalled_s, total_bytes
+from .sizes import headroom_bytes
 
-__all__ = ("MachineMemory", "StallAlarm")
+__all__ = (
+    "MachineMemory",
+    "StallAlarm",
+    "parse_available_bytes",
+    "parse_stalled_s",
+    "parse_total_bytes",
+)
 
 TRIGGER = b"some 200000 2000000\0"
 """200 ms of stalls within 2 s, as systemd's `MemoryPressureThresholdSec=`. Without privileges the
@@ -33,13 +40,13 @@ class MachineMemory:
 
     def free_bytes(self) -> int:
         """Return the bytes that models may take now."""
-        free = available_bytes((self._proc / "meminfo").read_text())
+        free = parse_available_bytes((self._proc / "meminfo").read_text())
         limited = cgroup_free_bytes(self._cgroups, self._cgroup())
         return free if limited is None else min(free, limited)
 
     def total_bytes(self) -> int:
         """Return the bytes that there are: the machine's, or its cgroups' limit."""
-        total = total_bytes((self._proc / "meminfo").read_text())
+        total = parse_total_bytes((self._proc / "meminfo").read_text())
         limit = cgroup_limit_bytes(self._cgroups, self._cgroup())
         return total if limit is None else min(total, limit)
 
@@ -50,12 +57,12 @@ class MachineMemory:
 
     def stalled_s(self) -> float | None:
         """Return the seconds in which a task anywhere waited for memory; None: it is not told."""
-        return stalled_s(_text(self._machine_pressure))
+        return parse_stalled_s(_text(self._machine_pressure))
 
     def own_stalled_s(self) -> float | None:
         """Return the seconds in which a task of this cgroup did."""
         path = self._own_pressure
-        return stalled_s(_text(path)) if path is not None else None
+        return parse_stalled_s(_text(path)) if path is not None else None
 
     def alarm(self) -> StallAlarm:
         """Return what wakes when tasks stall."""
@@ -135,3 +142,26 @@ def _text(path: Path) -> str:
         return path.read_text()
     except (OSError, UnicodeDecodeError):
         return ""
+
+
+def parse_available_bytes(meminfo: str) -> int:
+    """Return the available bytes in a text in the form of /proc/meminfo, less the headroom."""
+    return _meminfo(meminfo, "MemAvailable") - headroom_bytes(parse_total_bytes(meminfo))
+
+
+def parse_total_bytes(meminfo: str) -> int:
+    """Return all bytes in a text in the form of /proc/meminfo."""
+    return _meminfo(meminfo, "MemTotal")
+
+
+def _meminfo(text: str, key: str) -> int:
+    fields = dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
+    return int(fields[key].split()[0]) * 1024
+
+
+def parse_stalled_s(text: str) -> float | None:
+    """Return for how long some task waited, by a text in the form of /proc/pressure/memory; None:
+    the text has no such line.
+    """
+    found = re.search(r"^some .*\btotal=(\d+)", text, re.MULTILINE)
+    return int(found[1]) / 1e6 if found is not None else None

@@ -18,10 +18,11 @@ import anyio
 import structlog
 
 from ...backends.errors import InferdError
-from .fit import Idle, spared_bytes
+from .eviction import EvictionCandidate
 from .machine import MachineMemory
+from .sizes import headroom_bytes
 
-__all__ = ("Act", "MemoryWatch", "Pace", "Pressure", "Reading")
+__all__ = ("MemoryAct", "MemoryWatch", "Pace", "Pressure", "Reading")
 
 log = structlog.get_logger()
 
@@ -64,7 +65,7 @@ class Pace:
     """How long memory must have been there before states are held again."""
 
 
-class Act(StrEnum):
+class MemoryAct(StrEnum):
     """What is to be done."""
 
     NONE = "none"
@@ -90,17 +91,17 @@ class Pressure:
         self._acted_at = 0.0
         self._calm_since: float | None = None
 
-    def look(self, reading: Reading) -> Act:
+    def decide(self, reading: Reading) -> MemoryAct:
         """Return what is to be done at *reading*; it counts as done."""
         stalled = self._stalled(reading)
         self._before = reading
-        spared = spared_bytes(reading.total_bytes)
-        if stalled >= STALLED_HIGH or reading.free_bytes < -spared // 2:
+        headroom = headroom_bytes(reading.total_bytes)
+        if stalled >= STALLED_HIGH or reading.free_bytes < -headroom // 2:
             return self._short(reading.at)
-        if self.pressed and stalled <= STALLED_LOW and reading.free_bytes >= -spared // 4:
+        if self.pressed and stalled <= STALLED_LOW and reading.free_bytes >= -headroom // 4:
             return self._calm(reading.at)
         self._calm_since = None
-        return Act.NONE
+        return MemoryAct.NONE
 
     def _stalled(self, reading: Reading) -> float:
         """Return the share of time since the reading before in which somebody waited for memory
@@ -115,23 +116,23 @@ class Pressure:
             machine = 0.0
         return max(own, machine) / (reading.at - before.at)
 
-    def _short(self, now: float) -> Act:
+    def _short(self, now: float) -> MemoryAct:
         self._calm_since = None
         if not self.pressed:
             self.pressed, self._acted_at = True, now
-            return Act.STATES
+            return MemoryAct.STATES
         if now - self._acted_at < self._pace.settle_s:
-            return Act.NONE
+            return MemoryAct.NONE
         self._acted_at = now
-        return Act.MODEL
+        return MemoryAct.MODEL
 
-    def _calm(self, now: float) -> Act:
+    def _calm(self, now: float) -> MemoryAct:
         if self._calm_since is None:
             self._calm_since = now
         if now - self._calm_since < self._pace.calm_s:
-            return Act.NONE
+            return MemoryAct.NONE
         self.pressed, self._calm_since = False, None
-        return Act.RELIEF
+        return MemoryAct.RELIEF
 
 
 def _grown(before: float | None, now: float | None) -> float:
@@ -157,29 +158,30 @@ class _Counts:
 
 
 class MemoryWatch:
-    """Looks at the memory for ever, and gives back what `Pressure` says. Lives on the daemon's
-    event loop. *spare_bytes* is what is free beside the models, *shed* lets an idle one leave.
+    """Checks the memory for ever, and frees what `Pressure` decides. Lives on the daemon's event
+    loop. *free_bytes* is what is free beside the models; *evict_idle* evicts an idle one;
+    *note_reading* is called after each check, with the reason why nothing could be read or None.
     """
 
     def __init__(
         self,
         machine: MachineMemory,
         workers: Callable[[], Collection[ThriftyWorker]],
-        spare_bytes: Callable[[], int],
-        shed: Callable[[], Idle | None],
+        free_bytes: Callable[[], int],
+        evict_idle: Callable[[], EvictionCandidate | None],
+        note_reading: Callable[[str | None], None],
         seconds: Callable[[], float],
         pace: Pace | None = None,
     ):
+        self._note_reading = note_reading
         self._machine, self._workers = machine, workers
-        self._spare_bytes, self._shed, self._seconds = spare_bytes, shed, seconds
+        self._free_bytes, self._evict_idle, self._seconds = free_bytes, evict_idle, seconds
         self._pace = pace or Pace()
         self._pressure = Pressure(self._pace)
         self._counts = _Counts()
         self._thrifty: set[ThriftyWorker] = set()
         self._last: Reading | None = None
         self._is_helpless = False
-        self.on_read: Callable[[str | None], None] = lambda _: None
-        """Hears after each look why nothing could be read, or None."""
 
     @property
     def status(self) -> dict[str, int | bool | None]:
@@ -197,27 +199,27 @@ class MemoryWatch:
         with closing(self._machine.alarm()) as alarm:
             log.debug("memory.watched", alarms=len(alarm))
             while True:
-                await self._look()
+                await self._check()
                 pressed = self._pressure.pressed
                 await alarm.wait(self._pace.pressed_s if pressed else self._pace.look_s)
 
-    async def _look(self) -> None:
+    async def _check(self) -> None:
         try:
             reading = self._read()
         except (OSError, ValueError, KeyError) as exc:
-            self.on_read(repr(exc))
+            self._note_reading(repr(exc))
             return
-        self.on_read(None)
+        self._note_reading(None)
         self._last = reading
         was_pressed = self._pressure.pressed
-        await self._act(self._pressure.look(reading))
+        await self._act(self._pressure.decide(reading))
         if was_pressed and self._pressure.pressed:
             await self._tell([w for w in self._workers() if w not in self._thrifty], on=True)
 
     def _read(self) -> Reading:
         return Reading(
             self._seconds(),
-            self._spare_bytes(),
+            self._free_bytes(),
             self._machine.total_bytes(),
             self._machine.stalled_s(),
             self._machine.own_stalled_s(),
@@ -225,13 +227,13 @@ class MemoryWatch:
 
     # Acts.
 
-    async def _act(self, act: Act) -> None:
+    async def _act(self, act: MemoryAct) -> None:
         match act:
-            case Act.STATES:
+            case MemoryAct.STATES:
                 await self._empty_states()
-            case Act.MODEL:
-                self._let_a_model_leave()
-            case Act.RELIEF:
+            case MemoryAct.MODEL:
+                self._evict_model()
+            case MemoryAct.RELIEF:
                 await self._hold_again()
 
     async def _empty_states(self) -> None:
@@ -239,15 +241,15 @@ class MemoryWatch:
         self._counts.times += 1
         log.warning("memory.short", free_bytes=self._last_free, states_bytes=freed)
 
-    def _let_a_model_leave(self) -> None:
-        left = self._shed()
-        if left is None and not self._is_helpless:
+    def _evict_model(self) -> None:
+        evicted = self._evict_idle()
+        if evicted is None and not self._is_helpless:
             log.warning("memory.still_short", free_bytes=self._last_free)
-        self._is_helpless = left is None
-        if left is not None:
+        self._is_helpless = evicted is None
+        if evicted is not None:
             self._counts.models += 1
-            self._counts.models_bytes += left.need
-            log.warning("memory.model_left", model=left.name, bytes=left.need)
+            self._counts.models_bytes += evicted.need
+            log.warning("memory.model_left", model=evicted.name, bytes=evicted.need)
 
     async def _hold_again(self) -> None:
         here, self._is_helpless = self._workers(), False

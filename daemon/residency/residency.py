@@ -1,6 +1,6 @@
-"""A model's stay in memory that others wait for: who may still enter, and when it is over.
+"""Residencies: a model's time in memory while others wait for it, and who may still be admitted.
 
-Decisions without a loop or a clock; `turnstile` asks them and acts.
+Decisions without a loop or a clock; `gate` asks for them and acts.
 """
 
 from __future__ import annotations
@@ -10,164 +10,170 @@ from itertools import count
 
 from ...scheduler import Priority
 
-__all__ = ("AGEING_S_MIN", "LINGER_S", "Stay", "Visit", "present")
+__all__ = ("AGEING_S_MIN", "LINGER_S", "Residency", "ResidencyRequest", "never_absent")
 
 AGEING_S_MIN = 10.0
-"""A visit that waits rises by a class each time it has waited for a stay, but not sooner."""
+"""A request rises by a class each time it has waited for the longest residency, but not sooner."""
 LINGER_S = 0.2
-"""A model is left alone for so long after a visit: what it was to prepare follows (`compute` after
-`set_input`, the next step of a program).
+"""A model stays for so long after a request: the next step of the same program often follows
+(`compute` after `set_input`).
 """
 
 Rank = tuple[int, bool, int, bool, float]
-"""What sorts models: class with age, patience, how many wait, whether programs go on, arrival."""
+"""The order of models: class with age, patience, number of waiting requests, whether programs
+continue, arrival.
+"""
 
 _numbers = count()
 
 
-def present() -> bool:
-    """Tell of a reader that there is nothing it could be away from."""
+def never_absent() -> bool:
+    """Return False: the request has no reader that could be away."""
     return False
 
 
-class Visit:
-    """Somebody who needs a model, from asking for it until he is done with it.
+class ResidencyRequest:
+    """A client's need for a model, from asking for it until the client is done with it.
 
-    *absent* tells whether nobody reads what the model says to him: then he does not keep it.
+    *is_absent* returns whether nobody reads the model's output: then the request does not keep the
+    model in memory.
     """
 
     def __init__(
-        self, priority: Priority, since: float, absent: Callable[[], bool] = present
+        self, priority: Priority, since: float, is_absent: Callable[[], bool] = never_absent
     ) -> None:
-        self.priority, self.since, self.absent = priority, since, absent
+        self.priority, self.since, self.is_absent = priority, since, is_absent
         self.number = next(_numbers)
-        self.goes_on = False
-        """It came as soon as another model had answered: most likely a program's next step."""
+        self.continues_program = False
+        """It came right after another model had answered: most likely a program's next step."""
 
-    def effective(self, now: float, stay_s: float) -> Priority:
+    def effective_priority(self, now: float, delay_s_max: float) -> Priority:
         """Return the class with its age."""
-        rises = int(max(0.0, now - self.since) / max(stay_s, AGEING_S_MIN))
+        rises = int(max(0.0, now - self.since) / max(delay_s_max, AGEING_S_MIN))
         return Priority(min(Priority.URGENT, self.priority + rises))
 
-    def key(self, now: float, stay_s: float) -> tuple[int, int]:
-        """Return what sorts visits, first come first: (class with age, arrival)."""
-        return -self.effective(now, stay_s), self.number
+    def order_key(self, now: float, delay_s_max: float) -> tuple[int, int]:
+        """Return the place among requests, first served first: (class with age, arrival)."""
+        return -self.effective_priority(now, delay_s_max), self.number
 
 
-class Stay:
-    """One model's visits: those that wait for it and those inside. *stay_s* is how long others may
-    be delayed by visits that came after theirs.
+class Residency:
+    """One model's requests: those that wait for it and those admitted. *delay_s_max* is how long
+    requests of other models may be delayed by later ones of this model.
     """
 
-    def __init__(self, stay_s: float):
-        self.stay_s = stay_s
-        self.waiting: list[Visit] = []
-        self.inside: list[Visit] = []
+    def __init__(self, delay_s_max: float):
+        self.delay_s_max = delay_s_max
+        self.waiting: list[ResidencyRequest] = []
+        self.admitted: list[ResidencyRequest] = []
         self.slots = 1
-        self.began = 0.0
-        """When the model was loaded."""
-        self.served = False
-        """Somebody has been let in since."""
+        self.loaded_at = 0.0
+        self.has_served = False
+        """A request has been admitted since."""
         self.used_at = float("-inf")
-        """When somebody was inside last."""
+        """When the last admitted request ended."""
 
-    def begin(self, now: float, slots: int) -> None:
-        """Note that the model was loaded."""
-        self.began, self.slots, self.served = now, slots, False
-
-    @property
-    def wanted(self) -> bool:
-        """Tell whether anybody wants the model."""
-        return bool(self.waiting) or self.visited
+    def begin_residency(self, now: float, slots: int) -> None:
+        """Note that the model has memory from now on."""
+        self.loaded_at, self.slots, self.has_served = now, slots, False
 
     @property
-    def visited(self) -> bool:
-        """Tell whether somebody is inside who is not away."""
-        return any(not visit.absent() for visit in self.inside)
+    def is_wanted(self) -> bool:
+        """Whether any request needs the model."""
+        return bool(self.waiting) or self.is_in_use
 
     @property
-    def engaged(self) -> bool:
-        """Tell whether somebody is inside, or is to be: whom it was loaded for."""
-        return self.visited or (bool(self.waiting) and not self.served)
+    def is_in_use(self) -> bool:
+        """Whether a request is admitted whose reader is not away."""
+        return any(not request.is_absent() for request in self.admitted)
 
-    def first(self, now: float) -> Visit | None:
-        """Return who comes first of those who wait, or, if nobody does, of those inside."""
-        return self._first(self.waiting or self.inside, now)
+    @property
+    def is_engaged(self) -> bool:
+        """Whether the model is in use, or has not served the request that it was loaded for."""
+        return self.is_in_use or (bool(self.waiting) and not self.has_served)
 
-    def _first(self, visits: Sequence[Visit], now: float) -> Visit | None:
-        return min(visits, key=lambda visit: visit.key(now, self.stay_s), default=None)
+    def first_request(self, now: float) -> ResidencyRequest | None:
+        """Return the first of the waiting requests, or, without any, of the admitted ones."""
+        return self._first(self.waiting or self.admitted, now)
+
+    def _first(self, requests: Sequence[ResidencyRequest], now: float) -> ResidencyRequest | None:
+        return min(requests, key=lambda r: r.order_key(now, self.delay_s_max), default=None)
 
     def rank(self, now: float) -> Rank:
-        """Return what sorts models by their visits; those without any come last.
+        """Return the place among models by their requests; models without any come last.
 
-        Of equal class the model comes first that most wait for; of these the one that a program
-        has gone on to last. So programs that ask for several models in turns catch up with those
-        that wait for the next one, and share the loads from then on. Once the first visit has
-        waited for a stay, its arrival alone counts.
+        Of equal class, the model with most waiting requests comes first; of these the one that a
+        program has continued to last. So programs that use several models in turns catch up with
+        those that wait for the next one, and share the loads from then on. Once the first request
+        has waited for `delay_s_max`, its arrival alone counts.
         """
-        first = self._first((*self.waiting, *self.inside), now)
+        first = self._first((*self.waiting, *self.admitted), now)
         if first is None:
             return 0, True, 0, True, float("inf")
-        effective, arrival = first.key(now, self.stay_s)
-        if now >= first.since + self.stay_s:
+        effective, arrival = first.order_key(now, self.delay_s_max)
+        if now >= first.since + self.delay_s_max:
             return effective, False, 0, True, arrival
-        gone_on = max((v.number for v in self.waiting if v.goes_on), default=None)
-        if gone_on is None:
+        latest = max((r.number for r in self.waiting if r.continues_program), default=None)
+        if latest is None:
             return effective, True, -len(self.waiting), True, arrival
-        return effective, True, -len(self.waiting), False, -gone_on
+        return effective, True, -len(self.waiting), False, -latest
 
-    def wait(self, visit: Visit, stays: Iterable[Stay]) -> None:
-        """Let a visit wait; *stays* are all models'. Where another one was left just before, it
-        goes on from there.
+    def queue_request(self, request: ResidencyRequest, residencies: Iterable[Residency]) -> None:
+        """Let a request wait; *residencies* are all models'. If a request of another model ended
+        just before, the new one continues a program.
         """
-        others = (stay for stay in stays if stay is not self)
-        visit.goes_on = any(visit.since < stay.used_at + LINGER_S for stay in others)
-        self.waiting.append(visit)
+        others = (other for other in residencies if other is not self)
+        request.continues_program = any(
+            request.since < other.used_at + LINGER_S for other in others
+        )
+        self.waiting.append(request)
 
-    def let_in(self, other: Visit | None, now: float) -> list[Visit]:
-        """Let those in who may enter, and return them; *other* waits for the model's memory.
+    def admit_waiting(self, rival: ResidencyRequest | None, now: float) -> list[ResidencyRequest]:
+        """Admit the requests that may be, and return them; *rival* waits for the model's memory.
 
-        Who comes before *other* enters. Who comes after it does if its own class is not lower, a
-        slot is free, and the stay is not over: so no more is delayed than `stay_s`, and what has a
-        slot by then. Whom the model was loaded for enters in any case, or models would come and go
-        without having served anybody.
+        A request that precedes *rival* is admitted. A later one is if its own class is not lower, a
+        slot is free, and the residency may not end yet: so *rival* is delayed by no more than
+        `delay_s_max` and the turns that have slots by then. The request that the model was loaded
+        for is admitted in any case, or models would be loaded and unloaded without serving anybody.
         """
-        entered = []
-        for visit in sorted(self.waiting, key=lambda visit: visit.key(now, self.stay_s)):
-            if other is None or not self.served or self._enters(visit, other, now):
-                self.enter(visit)
-                entered.append(visit)
-        return entered
+        found = []
+        for request in sorted(self.waiting, key=lambda r: r.order_key(now, self.delay_s_max)):
+            if rival is None or not self.has_served or self._may_admit(request, rival, now):
+                self.admit_request(request)
+                found.append(request)
+        return found
 
-    def enter(self, visit: Visit) -> None:
-        """Let a visit in."""
-        if visit in self.waiting:
-            self.waiting.remove(visit)
-        self.inside.append(visit)
-        self.served = True
+    def admit_request(self, request: ResidencyRequest) -> None:
+        """Admit a request."""
+        if request in self.waiting:
+            self.waiting.remove(request)
+        self.admitted.append(request)
+        self.has_served = True
 
-    def leave(self, visit: Visit, now: float) -> None:
-        """End a visit, whether it was let in or not."""
-        if visit in self.waiting:
-            self.waiting.remove(visit)
-        elif visit in self.inside:
-            self.inside.remove(visit)
+    def end_request(self, request: ResidencyRequest, now: float) -> None:
+        """End a request, whether it was admitted or not."""
+        if request in self.waiting:
+            self.waiting.remove(request)
+        elif request in self.admitted:
+            self.admitted.remove(request)
             self.used_at = now
 
-    def _enters(self, visit: Visit, other: Visit, now: float) -> bool:
-        if visit.key(now, self.stay_s) < other.key(now, self.stay_s):
+    def _may_admit(self, request: ResidencyRequest, rival: ResidencyRequest, now: float) -> bool:
+        if request.order_key(now, self.delay_s_max) < rival.order_key(now, self.delay_s_max):
             return True
-        free = sum(not v.absent() for v in self.inside) < self.slots
-        return free and visit.priority >= other.priority and now < self.ends(other)
+        has_slot = sum(not r.is_absent() for r in self.admitted) < self.slots
+        return has_slot and request.priority >= rival.priority and now < self.closes_at(rival)
 
-    def ends(self, other: Visit) -> float:
-        """Return when nobody enters any more who comes after *other*."""
-        return max(self.began, other.since) + self.stay_s
+    def closes_at(self, rival: ResidencyRequest) -> float:
+        """Return when no request later than *rival* is admitted any more."""
+        return max(self.loaded_at, rival.since) + self.delay_s_max
 
-    def over(self, other: Visit | None, now: float) -> bool:
-        """Tell whether the model may leave for *other*, once `let_in` has let nobody in."""
-        if self.engaged:
+    def may_end(self, rival: ResidencyRequest | None, now: float) -> bool:
+        """Return whether the model may be evicted for *rival*, after `admit_waiting` has admitted
+        no request.
+        """
+        if self.is_engaged:
             return False
-        if other is None:
+        if rival is None:
             return True
-        return now >= min(self.used_at + LINGER_S, self.ends(other))
+        return now >= min(self.used_at + LINGER_S, self.closes_at(rival))

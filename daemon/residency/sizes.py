@@ -1,13 +1,20 @@
-"""Numbers of bytes as people read them: in tables, refusals and findings."""
+"""Sizes of memory: the headroom left to other programs, and numbers of bytes as text."""
 
 from __future__ import annotations
 
-__all__ = ("size_text",)
+__all__ = ("headroom_bytes", "size_text")
+
+HEADROOM_BYTES_MAX = 1 << 30
+
+
+def headroom_bytes(total: int) -> int:
+    """Return how many of *total* bytes are left to other programs: a twentieth, at most 1 GiB."""
+    return min(total // 20, HEADROOM_BYTES_MAX)
 
 
 def size_text(size: float) -> str:
-    """Return a number of bytes for people: three digits, from a GB on two behind the point, so that
-    a refusal's two numbers differ.
+    """Return a number of bytes for people: three digits, from a GB on two decimals, so that the
+    two numbers of a refusal differ.
     """
     value, units = max(0.0, float(size)), ["B", "kB", "MB", "GB", "TB"]
     while value >= 1000 and len(units) > 1:

@@ -77,13 +77,13 @@ class ConfigReloader:
 
     async def _reload(self) -> None:
         logs.reopen_file()
-        parts = self._daemon.parts
+        parts = self._daemon.components
         try:
             read = await anyio.to_thread.run_sync(self._read)
         except ConfigError as exc:
             log.error("config.refused", errors=exc.lines)
             parts.note("config", _cause(exc.lines))
-            self._daemon.registry.scan()
+            self._daemon.registry.catalog.scan()
             return
         reloaded = merge(self._daemon.config, read)
         self._daemon.restart_for = reloaded.restart

@@ -13,7 +13,7 @@ from enum import Enum
 import anyio
 import structlog
 
-from ..components import Parts
+from ..components import Components
 from .notify import notify
 from .watchdog import feed_s
 
@@ -65,7 +65,7 @@ class ServiceNotifier:
 
     def __init__(
         self,
-        parts: Parts,
+        parts: Components,
         *,
         loading: Callable[[], Mapping[str, float]] = dict,
         overdue: Callable[[], list[str]] = list,

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from contextvars import ContextVar
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -19,66 +18,14 @@ from ...ipc.server.server import Request
 from ...scheduler.messages import count_tokens
 from ...sessions import ModelSource, Session, Turn
 from ..metrics.daemon_counters import PRIVATE, label_of
-from ..models.model import Lease
-from ..residency.gate import Caller
+from ..models.lease import Lease
+from .current_request import OPERATIONS, PULLED_CALL, FollowedRequest, current_request
 from .spans import CHAT, COMPLETION, EMBEDDINGS, RequestFacts, TurnFacts
 
 if TYPE_CHECKING:
     from ..core import CallTable, Daemon
 
-__all__ = ("Follower", "follow_none", "note_visit")
-
-PULLED_CALL = "compute_single"
-OPERATIONS = {
-    "answers": CHAT,
-    "chat": CHAT,
-    "compute": COMPLETION,
-    PULLED_CALL: COMPLETION,
-    "embed": EMBEDDINGS,
-    "prompt_compute": COMPLETION,
-    "resume": CHAT,
-    "run_inference": CHAT,
-    "stream": CHAT,
-}
-"""The calls that begin turns; what each is for, as long as no turn tells it."""
-
-
-class _Followed:
-    """A request under way."""
-
-    def __init__(self, request: Request, model: str):
-        params = request.params
-        self.parent: str = params.traceparent
-        self.facts = RequestFacts(
-            call=request.call,
-            operation=_operation(request),
-            began_at=time.monotonic(),
-            ended_at=0.0,
-            model=model,
-            choices=getattr(params, "n", 1),
-        )
-        self.visit: Caller | None = None
-        self.turns: dict[Turn, int] = {}
-        """Those that have not ended, and their places among all."""
-        self.begun = 0
-        self.answered = False
-        self.ended: dict[int, TurnFacts] = {}
-
-
-_current: ContextVar[_Followed | None] = ContextVar("followed", default=None)
-"""The request in whose task, or in a child of which, this is asked."""
-
-
-def note_visit(visit: Caller) -> None:
-    """Note that the request under way here needs a model that may have to be loaded."""
-    followed = _current.get()
-    if followed is not None:
-        followed.visit = visit
-
-
-def follow_none() -> None:
-    """Let the turns that begin in this task be of no request: it has the context of another one."""
-    _current.set(None)
+__all__ = ("Follower",)
 
 
 class Follower:
@@ -86,7 +33,7 @@ class Follower:
 
     def __init__(self, export: Callable[[RequestFacts, str], None]):
         self._export = export
-        self._by_turn: dict[Turn, _Followed] = {}
+        self._by_turn: dict[Turn, FollowedRequest] = {}
         """The requests of the turns that are under way."""
 
     def attach(self, daemon: Daemon) -> None:
@@ -102,8 +49,8 @@ class Follower:
     async def _call(self, call: Callable[..., Any], daemon: Daemon, request: Request) -> Any:
         session = _session_of(daemon, request)
         source = session.model if session is not None else _lease_of(daemon, request)
-        followed = _Followed(request, "" if source is None else _name(source))
-        token = _current.set(followed)
+        followed = FollowedRequest(request, "" if source is None else _name(source))
+        token = current_request.set(followed)
         try:
             return await call(daemon, request)
         except BaseException as exc:
@@ -111,14 +58,14 @@ class Follower:
                 followed.facts.error = _error_of(exc)
             raise
         finally:
-            _current.reset(token)
+            current_request.reset(token)
             followed.answered = True
             followed.facts.ended_at = time.monotonic()
             self._export_if_over(followed)
 
     def turn_began(self, model: ModelSource, turn: Turn, *, chat: bool) -> None:
         """Note a turn, in the task of the request that it is for."""
-        followed = _current.get()
+        followed = current_request.get()
         if followed is None:
             return
         followed.facts.model = _name(model)
@@ -137,16 +84,16 @@ class Follower:
             followed.ended[followed.turns.pop(turn)] = _facts_of(turn, followed.facts.model)
             self._export_if_over(followed)
 
-    def _export_if_over(self, followed: _Followed) -> None:
+    def _export_if_over(self, followed: FollowedRequest) -> None:
         """Export a request if it is over, unless nothing began or failed in it."""
         facts = followed.facts
         if not followed.answered or followed.turns or not (followed.begun or facts.error):
             return
         facts.turns = [followed.ended[place] for place in range(followed.begun)]
-        visit = followed.visit
-        if visit is not None and visit.waited:
-            until = facts.ended_at if visit.entered_at is None else visit.entered_at
-            facts.loaded = (visit.since, until)
+        needed = followed.model_request
+        if needed is not None and needed.has_waited:
+            until = facts.ended_at if needed.admitted_at is None else needed.admitted_at
+            facts.loaded = (needed.since, until)
         self._export(facts, followed.parent)
 
 
@@ -186,11 +133,6 @@ def _session_of(daemon: Daemon, request: Request) -> Session | None:
 def _lease_of(daemon: Daemon, request: Request) -> ModelSource | None:
     graph = daemon.graphs.get(getattr(request.params, "graph", 0))
     return None if graph is None or graph.connection is not request.connection else graph.lease
-
-
-def _operation(request: Request) -> str:
-    raw = getattr(request.params, "raw", False) and request.params.messages is None
-    return COMPLETION if raw else OPERATIONS[request.call]
 
 
 def _goes_on(request: Request, session: Session | None, exc: BaseException) -> bool:

@@ -33,7 +33,7 @@ class Traces:
     """Exports the traces of *daemon*, if a target is configured. Lives on its event loop."""
 
     def __init__(self, daemon: Daemon):
-        self._daemon, self._parts = daemon, daemon.parts
+        self._daemon, self._parts = daemon, daemon.components
         self._loop = asyncio.get_running_loop()
         self._export: Export | None = None
 

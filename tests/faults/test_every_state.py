@@ -290,7 +290,7 @@ MODEL_WAYS: dict[ModelState, Callable[[Scene], str]] = {
     ModelState.COLD: is_cold,
     ModelState.LOADING: is_loading,
     ModelState.READY: lambda scene: "m",
-    ModelState.LEAVING: is_leaving,
+    ModelState.UNLOADING: is_leaving,
     ModelState.FAILED: is_failed,
 }
 
@@ -317,7 +317,7 @@ def test_a_worker_is_killed_in_every_state_of_a_model(
             with pytest.raises(LoadFailed, match="killed by SIGKILL") as caught:
                 scene.client.result(scene.turns[0][1])
             assert caught.value.hint
-        elif state is ModelState.LEAVING:
+        elif state is ModelState.UNLOADING:
             assert scene.client.result(scene.turns[0][1]) == {}
         elif state is ModelState.FAILED:
             with pytest.raises(LoadFailed):

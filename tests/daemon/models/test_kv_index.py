@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inferd.backends.errors import BackendError
-from inferd.daemon.models.kv_index import KvIndex, Place
+from inferd.daemon.models.kv_index import KV_FILES_MAX, KvFilePlace, KvIndex
 from inferd.scheduler.kv.file_format import KvFile, KvKey
 from inferd.scheduler.kv.files import FileWritten, KvFiles
 from inferd.scheduler.kv.greedy_dual import GreedyDual
@@ -79,6 +79,20 @@ async def settle(index: KvIndex) -> None:
         group.cancel_scope.cancel()
 
 
+class Silence:
+    """A listener that ignores all events."""
+
+    def kv_file_evicted(self, place: KvFilePlace) -> None:
+        pass
+
+    def kv_disk_checked(self, cause: str | None) -> None:
+        pass
+
+
+def silent_index(directory: Path, bytes_max: int, files_max: int = KV_FILES_MAX) -> KvIndex:
+    return KvIndex(directory, bytes_max, files_max, listener=Silence())
+
+
 def paths(index: KvIndex) -> set[str]:
     return {place.name for place in index.places()}
 
@@ -87,27 +101,27 @@ def paths(index: KvIndex) -> set[str]:
 
 
 def test_what_is_cheapest_to_compute_again_per_byte_goes_first() -> None:
-    values = GreedyDual[Place]()
+    values = GreedyDual[KvFilePlace]()
     for name, size, seconds in (("a", 100, 5.0), ("b", 1000, 5.0), ("c", 100, 1.0)):
-        values.use(Place("model", name), size, seconds)
+        values.use(KvFilePlace("model", name), size, seconds)
 
     assert [values.take_least().name for _ in range(3)] == ["b", "c", "a"]
 
 
 def test_of_equal_ones_the_least_recently_used_goes_first() -> None:
-    values = GreedyDual[Place]()
+    values = GreedyDual[KvFilePlace]()
     for name in ("a", "b", "c", "a"):
-        values.use(Place("model", name), 10, 1.0)
+        values.use(KvFilePlace("model", name), 10, 1.0)
 
     assert [values.take_least().name for _ in range(3)] == ["b", "c", "a"]
 
 
 def test_even_a_dear_one_goes_when_nobody_uses_it() -> None:
-    values = GreedyDual[Place]()
-    values.use(Place("model", "dear"), 1, 5.0)
+    values = GreedyDual[KvFilePlace]()
+    values.use(KvFilePlace("model", "dear"), 1, 5.0)
     taken = []
     for number in range(20):
-        values.use(Place("model", str(number)), 1, 1.0)
+        values.use(KvFilePlace("model", str(number)), 1, 1.0)
         taken.append(values.take_least().name)
 
     assert "dear" in taken and taken[0] == "0"
@@ -126,10 +140,10 @@ def test_even_a_dear_one_goes_when_nobody_uses_it() -> None:
 )
 def test_it_is_the_published_algorithm(steps: list[tuple[str, int, int, int]]) -> None:
     """Compared with the paper's, written without a heap."""
-    values, floor = GreedyDual[Place](), 0.0
-    plain: dict[Place, tuple[float, int]] = {}
+    values, floor = GreedyDual[KvFilePlace](), 0.0
+    plain: dict[KvFilePlace, tuple[float, int]] = {}
     for clock, (step, number, size, seconds) in enumerate(steps):
-        place = Place("model", str(number))
+        place = KvFilePlace("model", str(number))
         if step == "use":
             values.use(place, size, seconds)
             plain[place] = (floor + seconds / size, clock)
@@ -143,9 +157,9 @@ def test_it_is_the_published_algorithm(steps: list[tuple[str, int, int, int]]) -
 
 
 def test_use_without_end_does_not_fill_the_memory() -> None:
-    values = GreedyDual[Place]()
+    values = GreedyDual[KvFilePlace]()
     for number in range(10_000):
-        values.use(Place("model", str(number % 10)), 1, 1.0)
+        values.use(KvFilePlace("model", str(number % 10)), 1, 1.0)
 
     assert len(values._heap) <= 100
 
@@ -156,7 +170,7 @@ def test_use_without_end_does_not_fill_the_memory() -> None:
 @pytest.mark.asyncio
 async def test_past_its_bytes_the_least_valuable_files_leave_index_and_disk(store: Store) -> None:
     files = [store.write(i, seconds=1 + i % 2) for i in range(6)]
-    index = KvIndex(store.directory, bytes_max=4 * files[0].size)
+    index = silent_index(store.directory, bytes_max=4 * files[0].size)
 
     for file in files:
         report(index, file)
@@ -169,7 +183,7 @@ async def test_past_its_bytes_the_least_valuable_files_leave_index_and_disk(stor
 @pytest.mark.asyncio
 async def test_past_its_files_one_leaves_for_each_that_comes(store: Store) -> None:
     files = [store.write(i) for i in range(5)]
-    index = KvIndex(store.directory, LARGE, files_max=3)
+    index = silent_index(store.directory, LARGE, files_max=3)
 
     for file in files[:3]:
         report(index, file)
@@ -185,7 +199,7 @@ async def test_past_its_files_one_leaves_for_each_that_comes(store: Store) -> No
 @pytest.mark.asyncio
 async def test_a_file_larger_than_all_room_goes_alone(store: Store) -> None:
     small, large = store.write(1), store.write(2, size=9000, seconds=1e6)
-    index = KvIndex(store.directory, bytes_max=5000)
+    index = silent_index(store.directory, bytes_max=5000)
     report(index, small)
     report(index, large)
     await settle(index)
@@ -196,7 +210,7 @@ async def test_a_file_larger_than_all_room_goes_alone(store: Store) -> None:
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 20), st.integers(0, 50), st.floats(0, 9)), max_size=60))
 def test_the_bounds_hold_whatever_comes(reports: list[tuple[int, int, float]]) -> None:
-    index = KvIndex(Path("/nowhere"), bytes_max=100, files_max=7)
+    index = silent_index(Path("/nowhere"), bytes_max=100, files_max=7)
     for number, size, seconds in reports:
         index.stored("model", str(number), 1, "", size, seconds)
         assert index.bytes <= 100 and len(index) <= 7
@@ -208,7 +222,7 @@ def test_the_bounds_hold_whatever_comes(reports: list[tuple[int, int, float]]) -
 
 @pytest.mark.asyncio
 async def test_a_file_written_again_counts_once(store: Store) -> None:
-    index = KvIndex(store.directory, LARGE)
+    index = silent_index(store.directory, LARGE)
     report(index, store.write(1, size=500))
     report(index, file := store.write(1, size=800))
 
@@ -217,7 +231,7 @@ async def test_a_file_written_again_counts_once(store: Store) -> None:
 
 @pytest.mark.asyncio
 async def test_a_file_that_a_worker_found_gone_counts_no_more(store: Store) -> None:
-    index = KvIndex(store.directory, LARGE)
+    index = silent_index(store.directory, LARGE)
     report(index, file := store.write(1))
     index.unstored("model", file.key.name)
     index.unstored("model", file.key.name)
@@ -229,7 +243,7 @@ async def test_a_file_that_a_worker_found_gone_counts_no_more(store: Store) -> N
 @pytest.mark.asyncio
 async def test_a_file_written_again_after_its_eviction_stays(store: Store) -> None:
     first, second = store.write(1), store.write(2)
-    index = KvIndex(store.directory, bytes_max=first.size)
+    index = silent_index(store.directory, bytes_max=first.size)
     report(index, first)
     report(index, second)  # evicts the first
     report(index, store.write(1, seconds=9))  # before it was deleted
@@ -246,17 +260,17 @@ async def test_a_new_daemon_knows_what_earlier_ones_left(store: Store) -> None:
     files = [
         store.write(i, owner=i % 2, fingerprint=f"model-{i % 3}", session=str(i)) for i in range(12)
     ]
-    index = KvIndex(store.directory, LARGE)
+    index = silent_index(store.directory, LARGE)
     await index.load()
 
     assert paths(index) == {file.key.name for file in files}
     assert index.bytes == sum(file.size for file in files)
-    assert await index.forget(1, "7") == 1
+    assert await index.forget_session(1, "7") == 1
 
 
 @pytest.mark.asyncio
 async def test_a_start_without_a_directory_finds_nothing(tmp_path: Path) -> None:
-    index = KvIndex(tmp_path / "none", LARGE)
+    index = silent_index(tmp_path / "none", LARGE)
     await index.load()
 
     assert len(index) == 0 and not (tmp_path / "none").exists()
@@ -270,7 +284,7 @@ async def test_a_start_deletes_what_is_no_good(store: Store) -> None:
     (store.directory / "other" / "9").mkdir()
     (store.directory / "link").symlink_to(store.directory / "model")
 
-    index = KvIndex(store.directory, LARGE)
+    index = silent_index(store.directory, LARGE)
     await index.load()
 
     assert paths(index) == {good.key.name}
@@ -283,7 +297,7 @@ async def test_a_start_with_less_room_evicts_the_least_recently_used(store: Stor
     files = [store.write(i) for i in range(4)]
     for age, file in zip((3, 1, 4, 2), files, strict=True):
         os.utime(file.path, (age, age))
-    index = KvIndex(store.directory, bytes_max=2 * files[0].size)
+    index = silent_index(store.directory, bytes_max=2 * files[0].size)
     await index.load()
     await settle(index)
 
@@ -296,7 +310,7 @@ async def test_a_store_that_was_switched_off_keeps_nothing(
     store: Store, bytes_max: int, files_max: int
 ) -> None:
     store.write(1)
-    index = KvIndex(store.directory, bytes_max, files_max)
+    index = silent_index(store.directory, bytes_max, files_max)
     await index.load()
     report(index, store.write(2))
     await settle(index)
@@ -311,7 +325,7 @@ async def test_a_store_that_was_switched_off_keeps_nothing(
 async def test_forget_deletes_a_sessions_files_of_all_models_before_it_answers(
     store: Store,
 ) -> None:
-    index = KvIndex(store.directory, LARGE)
+    index = silent_index(store.directory, LARGE)
     for i, fingerprint in enumerate(("a", "a", "b")):
         report(index, store.write(i, session="mine", fingerprint=fingerprint), fingerprint)
     others = [
@@ -322,28 +336,28 @@ async def test_forget_deletes_a_sessions_files_of_all_models_before_it_answers(
     for file in others:
         report(index, file)
 
-    assert await index.forget(1, "mine") == 3
+    assert await index.forget_session(1, "mine") == 3
     assert store.names() == paths(index) == {file.key.name for file in others}
-    assert await index.forget(1, "mine") == 0
+    assert await index.forget_session(1, "mine") == 0
 
 
 @pytest.mark.asyncio
 async def test_forget_deletes_what_was_evicted_and_still_lies_there(store: Store) -> None:
-    index = KvIndex(store.directory, bytes_max=1)
+    index = silent_index(store.directory, bytes_max=1)
     report(index, store.write(1, session="mine"))
     assert len(index) == 0 and store.names()
 
-    assert await index.forget(1, "mine") == 1
+    assert await index.forget_session(1, "mine") == 1
     assert store.names() == set() and not index.doomed
 
 
 @pytest.mark.asyncio
 async def test_a_forget_that_is_cancelled_is_carried_out_all_the_same(store: Store) -> None:
-    index = KvIndex(store.directory, LARGE)
+    index = silent_index(store.directory, LARGE)
     report(index, store.write(1, session="mine"))
     with anyio.CancelScope() as scope:
         scope.cancel()
-        await index.forget(1, "mine")
+        await index.forget_session(1, "mine")
     await settle(index)
 
     assert len(index) == 0 and store.names() == set()
@@ -353,10 +367,10 @@ async def test_a_forget_that_is_cancelled_is_carried_out_all_the_same(store: Sto
 async def test_a_file_that_comes_and_goes_during_its_deletion_is_deleted_again(
     store: Store,
 ) -> None:
-    index = KvIndex(store.directory, bytes_max=1)
+    index = silent_index(store.directory, bytes_max=1)
     report(index, file := store.write(1, session="mine"))
     async with anyio.create_task_group() as group:
-        group.start_soon(index.forget, 1, "mine")
+        group.start_soon(index.forget_session, 1, "mine")
         await anyio.lowlevel.checkpoint()  # it knows by now what it deletes
         report(index, file)
     assert index.doomed == 1
@@ -367,7 +381,7 @@ async def test_a_file_that_comes_and_goes_during_its_deletion_is_deleted_again(
 
 @pytest.mark.asyncio
 async def test_what_cannot_be_deleted_is_an_error(store: Store) -> None:
-    index = KvIndex(store.directory, LARGE)
+    index = silent_index(store.directory, LARGE)
     report(index, file := store.write(1, session="mine"))
     file.path.unlink()
     file.path.mkdir()
@@ -375,14 +389,14 @@ async def test_what_cannot_be_deleted_is_an_error(store: Store) -> None:
     with pytest.raises(
         BackendError, match=r"1 KV files of the session cannot be deleted: .*: Is a"
     ):
-        await index.forget(1, "mine")
+        await index.forget_session(1, "mine")
 
 
 @pytest.mark.asyncio
 async def test_what_cannot_be_deleted_does_not_end_the_service(
     store: Store, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    index = KvIndex(store.directory, bytes_max=1)
+    index = silent_index(store.directory, bytes_max=1)
     report(index, file := store.write(1))
     file.path.unlink()
     file.path.mkdir()

@@ -15,12 +15,12 @@ from inferd.backends.errors import LoadFailed
 from inferd.daemon.config.model_settings import ModelConfig
 from inferd.daemon.config.sources import load_config
 from inferd.daemon.models.persisted import (
-    KEPT_FILE,
-    KEPT_MAX,
+    NAMES_MAX,
+    SETTINGS_FILE,
     VERSION,
-    Kept,
-    KeptModels,
-    Taken,
+    PersistedModels,
+    PersistedSettings,
+    SwappedName,
 )
 from inferd.daemon.models.registry import Registry
 from inferd.testing import RunningDaemon, running_daemon
@@ -33,7 +33,7 @@ backend = "echo"
 [models.one.echo]
 variant = "one"
 """
-SWAPPED = Taken(ModelConfig(file=Path("/m/a.gguf")), ModelConfig(file=Path("/m/b.gguf")))
+SWAPPED = SwappedName(ModelConfig(file=Path("/m/a.gguf")), ModelConfig(file=Path("/m/b.gguf")))
 
 
 def live(client: Client) -> dict[str, Any]:
@@ -46,7 +46,7 @@ def kill_and_start(daemon: RunningDaemon) -> None:
 
 
 def file_of(daemon: RunningDaemon) -> Path:
-    return daemon.directory / "state" / KEPT_FILE
+    return daemon.directory / "state" / SETTINGS_FILE
 
 
 def test_swaps_pins_and_keep_alives_survive_a_kill() -> None:
@@ -67,9 +67,9 @@ def test_swaps_pins_and_keep_alives_survive_a_kill() -> None:
         with Client(daemon.socket) as client:
             assert client.load_by_name("live").fingerprint == "echo-1"
             assert not live(client)["pinned"]
-        [kept] = json.loads(file_of(daemon).read_text())["models"].values()
+        [settings] = json.loads(file_of(daemon).read_text())["models"].values()
         expected = {"swapped": None, "pinned": False, "keep_alive_s": 77.0}
-        assert kept == expected, "the name is again what the configuration says"
+        assert settings == expected, "the name is again what the configuration says"
 
 
 def test_a_drain_is_kept_and_a_swap_that_failed_is_not() -> None:
@@ -109,7 +109,7 @@ def test_a_damaged_file_is_set_aside_and_the_daemon_starts() -> None:
         with Client(daemon.socket) as client:
             assert client.load_by_name("live").fingerprint == "echo-1"
             client.pin("live")
-        [aside] = file_of(daemon).parent.glob(f"{KEPT_FILE}.damaged-*")
+        [aside] = file_of(daemon).parent.glob(f"{SETTINGS_FILE}.damaged-*")
         assert aside.read_bytes() == whole[: len(whole) // 2]
         assert f"a damaged one was set aside as {aside}" in daemon.log
         kill_and_start(daemon)
@@ -121,18 +121,18 @@ def test_a_damaged_file_is_set_aside_and_the_daemon_starts() -> None:
     "text", ["[]", "{}", '{"version": "1"}', '{"version": 1, "models": 3}', ""]
 )
 def test_what_is_no_such_file_is_set_aside(tmp_path: Path, text: str) -> None:
-    path = tmp_path / KEPT_FILE
+    path = tmp_path / SETTINGS_FILE
     path.write_text(text)
-    assert KeptModels(path).of("m", ModelConfig()) == Kept()
+    assert PersistedModels(path).settings_of("m", ModelConfig()) == PersistedSettings()
     assert not path.exists()
 
 
 def test_a_file_of_a_newer_version_is_left_alone(tmp_path: Path) -> None:
-    path = tmp_path / KEPT_FILE
+    path = tmp_path / SETTINGS_FILE
     text = json.dumps({"version": VERSION + 1, "models": [], "more": True})
     path.write_text(text)
     told: list[str | None] = []
-    KeptModels(path, told.append).keep("m", Kept(pinned=True))
+    PersistedModels(path, told.append).store_settings("m", PersistedSettings(pinned=True))
     assert path.read_text() == text
     assert told == [f"{path} is of a newer version: {VERSION + 1}"]
 
@@ -140,11 +140,11 @@ def test_a_file_of_a_newer_version_is_left_alone(tmp_path: Path) -> None:
 def test_what_cannot_be_written_holds_until_the_end_and_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     told: list[str | None] = []
-    kept = KeptModels(tmp_path / "file" / KEPT_FILE, told.append)
-    kept.keep("m", Kept(pinned=True))
-    assert kept.of("m", ModelConfig()) == Kept(pinned=True)
+    settings = PersistedModels(tmp_path / "file" / SETTINGS_FILE, told.append)
+    settings.store_settings("m", PersistedSettings(pinned=True))
+    assert settings.settings_of("m", ModelConfig()) == PersistedSettings(pinned=True)
     (tmp_path / "file").unlink()
-    kept.keep("m", Kept())
+    settings.store_settings("m", PersistedSettings())
     unread, refused, written = told
     assert unread is not None and "cannot be read, nor set aside" in unread
     assert refused is not None and "File exists" in refused
@@ -152,24 +152,29 @@ def test_what_cannot_be_written_holds_until_the_end_and_is_told(tmp_path: Path) 
 
 
 def test_names_are_bounded_and_the_oldest_go_first(tmp_path: Path) -> None:
-    kept = KeptModels(tmp_path / KEPT_FILE)
-    kept._models = {str(number): Kept(pinned=True) for number in range(KEPT_MAX)}
-    kept.keep("0", Kept(keep_alive_s=1.0))
-    kept.keep("new", Kept(pinned=True))
-    again = KeptModels(tmp_path / KEPT_FILE)
-    assert again.of("1", ModelConfig()) == Kept()
-    assert again.of("0", ModelConfig()) == Kept(keep_alive_s=1.0)
-    assert again.of("new", ModelConfig()) == Kept(pinned=True)
+    settings = PersistedModels(tmp_path / SETTINGS_FILE)
+    settings._models = {str(number): PersistedSettings(pinned=True) for number in range(NAMES_MAX)}
+    settings.store_settings("0", PersistedSettings(keep_alive_s=1.0))
+    settings.store_settings("new", PersistedSettings(pinned=True))
+    again = PersistedModels(tmp_path / SETTINGS_FILE)
+    assert again.settings_of("1", ModelConfig()) == PersistedSettings()
+    assert again.settings_of("0", ModelConfig()) == PersistedSettings(keep_alive_s=1.0)
+    assert again.settings_of("new", ModelConfig()) == PersistedSettings(pinned=True)
 
 
 def test_a_name_that_was_taken_over_stays_when_its_file_goes(tmp_path: Path) -> None:
-    kept = KeptModels(tmp_path / KEPT_FILE)
-    kept.keep("a", Kept(swapped=SWAPPED))
-    kept.keep("elsewhere", Kept(swapped=Taken(ModelConfig(file=Path("/x/a.gguf")), SWAPPED.now)))
-    kept.keep("echo", Kept(swapped=Taken(ModelConfig(backend="echo"), SWAPPED.now)))
-    again = KeptModels(tmp_path / KEPT_FILE)
-    assert again.taken(Path("/m")) == {"a": SWAPPED.configured}
-    assert again.of("a", SWAPPED.configured).swapped == SWAPPED
+    settings = PersistedModels(tmp_path / SETTINGS_FILE)
+    settings.store_settings("a", PersistedSettings(swapped=SWAPPED))
+    settings.store_settings(
+        "elsewhere",
+        PersistedSettings(swapped=SwappedName(ModelConfig(file=Path("/x/a.gguf")), SWAPPED.now)),
+    )
+    settings.store_settings(
+        "echo", PersistedSettings(swapped=SwappedName(ModelConfig(backend="echo"), SWAPPED.now))
+    )
+    again = PersistedModels(tmp_path / SETTINGS_FILE)
+    assert again.swapped_names(Path("/m")) == {"a": SWAPPED.configured}
+    assert again.settings_of("a", SWAPPED.configured).swapped == SWAPPED
 
 
 @pytest.mark.asyncio
@@ -179,8 +184,8 @@ async def test_a_model_of_a_descriptor_is_not_kept(tmp_path: Path) -> None:
     async with create_task_group() as group:
         registry = Registry(config, group, lambda: None)
         lease = registry.lease_descriptor("d", os.open(os.devnull, os.O_RDONLY), 0)
-        registry.pin("d", 0, pinned=True)
-        assert not (tmp_path / KEPT_FILE).exists()
-        registry.pin("echo", 0, pinned=True)
-        assert (tmp_path / KEPT_FILE).exists()
+        registry.pin_model("d", 0, pinned=True)
+        assert not (tmp_path / SETTINGS_FILE).exists()
+        registry.pin_model("echo", 0, pinned=True)
+        assert (tmp_path / SETTINGS_FILE).exists()
         lease.close()

@@ -14,7 +14,12 @@ from inferd.backends.errors import InvalidArgument, OutOfMemory
 from inferd.backends.memory_need import check_devices
 from inferd.backends.params import read_options
 from inferd.backends.params.table import TENSOR_SPLIT_MAX
-from inferd.daemon.residency.fit import DeviceShort, device_refusal, device_short, fewer_layers
+from inferd.daemon.residency.fit import (
+    DeviceShortage,
+    device_refusal,
+    fewer_layers,
+    find_device_shortage,
+)
 from inferd.testing import RunningDaemon, running_daemon
 from tests.raw import RawClient
 
@@ -32,34 +37,34 @@ def need(**devices: int) -> MemoryNeed:
 
 def test_a_device_has_what_is_free_less_what_is_spared_and_promised() -> None:
     both = [GPU0, GPU1]
-    assert device_short(need(GPU0=9 * GIB, GPU1=3 * GIB), both, {}) is None
-    short = device_short(need(GPU0=9 * GIB, GPU1=3 * GIB), both, {"GPU1": GIB})
-    assert short == DeviceShort(GPU1, 3 * GIB, 2 * GIB)
+    assert find_device_shortage(need(GPU0=9 * GIB, GPU1=3 * GIB), both, {}) is None
+    short = find_device_shortage(need(GPU0=9 * GIB, GPU1=3 * GIB), both, {"GPU1": GIB})
+    assert short == DeviceShortage(GPU1, 3 * GIB, 2 * GIB)
     assert short.missing == GIB
 
 
 def test_the_device_that_misses_most_is_told() -> None:
-    short = device_short(need(GPU0=11 * GIB, GPU1=8 * GIB), [GPU0, GPU1], {})
+    short = find_device_shortage(need(GPU0=11 * GIB, GPU1=8 * GIB), [GPU0, GPU1], {})
     assert short is not None and short.device is GPU1
 
 
 def test_a_model_that_needs_nothing_of_a_full_device_is_not_held_up_by_it() -> None:
-    assert device_short(need(), [Device("GPU0", 0, GIB)], {"GPU0": GIB}) is None
+    assert find_device_shortage(need(), [Device("GPU0", 0, GIB)], {"GPU0": GIB}) is None
 
 
 def test_layers_become_fewer_in_proportion_and_always_by_one_at_least() -> None:
     def layers(free: int, most: Shape = SHAPE, least: Shape = FLOOR) -> int | None:
-        found = fewer_layers(most, least, DeviceShort(GPU0, 100, free))
+        found = fewer_layers(most, least, DeviceShortage(GPU0, 100, free))
         return None if found is None else found.n_gpu_layers
 
     assert [layers(50), layers(99), layers(1), layers(0), layers(-7)] == [16, 32, 0, 0, 0]
     assert layers(0, least=Shape(1, 512, 128, 33)) is None, "it was asked for"
     assert layers(0, most=FLOOR) is None
-    assert fewer_layers(SHAPE, FLOOR, DeviceShort(GPU0, 100, 50)) == Shape(4, 4096, 512, 16)
+    assert fewer_layers(SHAPE, FLOOR, DeviceShortage(GPU0, 100, 50)) == Shape(4, 4096, 512, 16)
 
 
 def test_a_refusal_names_the_device_and_both_numbers() -> None:
-    error = device_refusal("big", SHAPE, DeviceShort(GPU0, 11 * 10**9, 9 * 10**9))
+    error = device_refusal("big", SHAPE, DeviceShortage(GPU0, 11 * 10**9, 9 * 10**9))
     assert "11 GB of GPU0's memory with 33 layers" in error.message
     assert "9 GB are free" in error.message and "n-gpu-layers to -1" in error.hint
     assert error.data["needed_bytes"] == 11 * 10**9 and error.data["free_bytes"] == 9 * 10**9

@@ -16,7 +16,7 @@ import pytest
 from inferd.backends import Device, MemoryNeed, ModelSpec, Shape
 from inferd.daemon.config.sources import load_config
 from inferd.daemon.models.registry import Registry
-from inferd.daemon.residency.estimates import MODELS_MAX, SHAPES_MAX, Reckonings
+from inferd.daemon.residency.estimates import ESTIMATED_MODELS_MAX, SHAPES_MAX, EstimateCache
 from inferd.daemon.residency.model_files import signature_of
 from inferd.scheduler import messages as m
 from inferd.scheduler.process import worker
@@ -35,42 +35,42 @@ def report(slots: int = 4, **fields: object) -> m.MemoryEstimate:
 
 
 def test_what_was_reported_is_known_for_the_same_files_and_the_same_spec() -> None:
-    reckonings = Reckonings()
+    cache = EstimateCache()
     for slots in (4, 2, 2, 1):
-        reckonings.note(SPEC, SIGNATURE, report(slots))
-    assert reckonings.known(SPEC, SIGNATURE) == [report(4), report(2), report(1)]
-    assert reckonings.known(SPEC, ((1, 2, 4),)) == []
-    assert reckonings.known(msgspec.structs.replace(SPEC, slots=3), SIGNATURE) == []
-    assert reckonings.known(msgspec.structs.replace(SPEC, path="/n.gguf"), SIGNATURE) == []
+        cache.note_report(SPEC, SIGNATURE, report(slots))
+    assert cache.known_reports(SPEC, SIGNATURE) == [report(4), report(2), report(1)]
+    assert cache.known_reports(SPEC, ((1, 2, 4),)) == []
+    assert cache.known_reports(msgspec.structs.replace(SPEC, slots=3), SIGNATURE) == []
+    assert cache.known_reports(msgspec.structs.replace(SPEC, path="/n.gguf"), SIGNATURE) == []
     renamed = msgspec.structs.replace(SPEC, name="n")
-    assert reckonings.known(renamed, SIGNATURE) == [report(4), report(2), report(1)]
+    assert cache.known_reports(renamed, SIGNATURE) == [report(4), report(2), report(1)]
 
 
 def test_another_file_takes_the_place_of_the_one_before() -> None:
-    reckonings = Reckonings()
-    reckonings.note(SPEC, SIGNATURE, report(4))
-    reckonings.note(SPEC, ((9,),), report(2))
-    assert reckonings.known(SPEC, SIGNATURE) == []
-    assert reckonings.known(SPEC, ((9,),)) == [report(2)]
+    cache = EstimateCache()
+    cache.note_report(SPEC, SIGNATURE, report(4))
+    cache.note_report(SPEC, ((9,),), report(2))
+    assert cache.known_reports(SPEC, SIGNATURE) == []
+    assert cache.known_reports(SPEC, ((9,),)) == [report(2)]
 
 
 def test_what_depends_on_devices_or_on_a_descriptor_is_not_remembered() -> None:
-    reckonings = Reckonings()
-    reckonings.note(SPEC, SIGNATURE, report(devices=[Device("GPU0", 1, 2)]))
-    reckonings.note(msgspec.structs.replace(SPEC, fd=3), SIGNATURE, report())
-    assert reckonings.known(SPEC, SIGNATURE) == []
-    assert reckonings.known(msgspec.structs.replace(SPEC, fd=3), SIGNATURE) == []
+    cache = EstimateCache()
+    cache.note_report(SPEC, SIGNATURE, report(devices=[Device("GPU0", 1, 2)]))
+    cache.note_report(msgspec.structs.replace(SPEC, fd=3), SIGNATURE, report())
+    assert cache.known_reports(SPEC, SIGNATURE) == []
+    assert cache.known_reports(msgspec.structs.replace(SPEC, fd=3), SIGNATURE) == []
 
 
 def test_models_and_shapes_are_bounded() -> None:
-    reckonings = Reckonings()
-    for number in range(MODELS_MAX + 1):
-        reckonings.note(msgspec.structs.replace(SPEC, path=f"m{number}"), SIGNATURE, report())
-    assert not reckonings.known(msgspec.structs.replace(SPEC, path="m0"), SIGNATURE)
-    assert reckonings.known(msgspec.structs.replace(SPEC, path="m1"), SIGNATURE)
+    cache = EstimateCache()
+    for number in range(ESTIMATED_MODELS_MAX + 1):
+        cache.note_report(msgspec.structs.replace(SPEC, path=f"m{number}"), SIGNATURE, report())
+    assert not cache.known_reports(msgspec.structs.replace(SPEC, path="m0"), SIGNATURE)
+    assert cache.known_reports(msgspec.structs.replace(SPEC, path="m1"), SIGNATURE)
     for slots in range(1, SHAPES_MAX + 9):
-        reckonings.note(SPEC, SIGNATURE, report(slots))
-    assert len(reckonings.known(SPEC, SIGNATURE)) == SHAPES_MAX
+        cache.note_report(SPEC, SIGNATURE, report(slots))
+    assert len(cache.known_reports(SPEC, SIGNATURE)) == SHAPES_MAX
 
 
 def test_a_file_that_is_written_or_replaced_is_another(tmp_path: Path) -> None:
@@ -150,16 +150,16 @@ async def test_what_is_known_is_decided_on_before_the_process_is_there(tmp_path:
     config = load_config({"state_dir": tmp_path, "models_dir": tmp_path}, {})
     async with anyio.create_task_group() as group:
         registry = Registry(config, group, lambda: None)
-        model = registry.get("echo", 0)
-        first = registry.start(model, {})
-        assert registry.room.claimed(first) is None
+        model = registry.catalog.get("echo", 0)
+        first = registry.start_worker(model, {})
+        assert registry.reserved_for(first) is None
         await first.loaded.wait()
-        need = registry.room.claimed(first)
+        need = registry.reserved_for(first)
         await model.unload()
 
-        again = registry.start(model, {})
+        again = registry.start_worker(model, {})
         assert again.pid == 0
-        assert registry.room.claimed(again) == need is not None
+        assert registry.reserved_for(again) == need is not None
         await again.loaded.wait()
         assert again.error is None and again.info == first.info
         await registry.close()

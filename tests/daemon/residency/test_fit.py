@@ -12,52 +12,47 @@ from inferd.backends import MemoryNeed, ModelSpec, Shape, reckon_model
 from inferd.backends.errors import InferdError, InvalidArgument, LoadFailed, OutOfMemory, Timeout
 from inferd.daemon.models.failures import FailedLoads
 from inferd.daemon.residency.cgroups import cgroup_free_bytes, parse_cgroup_path
-from inferd.daemon.residency.fit import (
-    Idle,
-    available_bytes,
-    refusal,
-    smaller,
-    spared_bytes,
-    victims,
-)
-from inferd.daemon.residency.machine import MachineMemory
+from inferd.daemon.residency.eviction import EvictionCandidate, choose_victims
+from inferd.daemon.residency.fit import memory_refusal, next_smaller_shape
+from inferd.daemon.residency.machine import MachineMemory, parse_available_bytes
+from inferd.daemon.residency.sizes import headroom_bytes
 from tests.sparse_gguf import TOKEN_BYTES, write_sparse
 
 GIB = 1 << 30
 
 
-def idle(name: str, need: int, load_s: float = 1.0, idle_s: float = 10.0) -> Idle:
-    return Idle(name, need, load_s, idle_s)
+def idle(name: str, need: int, load_s: float = 1.0, idle_s: float = 10.0) -> EvictionCandidate:
+    return EvictionCandidate(name, need, load_s, idle_s)
 
 
 # Who leaves.
 
 
-def names(found: list[Idle] | None) -> list[str] | None:
+def names(found: list[EvictionCandidate] | None) -> list[str] | None:
     return found if found is None else [i.name for i in found]
 
 
 def test_the_least_valuable_leaves_first() -> None:
     quick, slow = idle("quick", 5, load_s=0.1), idle("slow", 5, load_s=9)
-    assert names(victims([slow, quick], 5)) == ["quick"]
+    assert names(choose_victims([slow, quick], 5)) == ["quick"]
     lately, long_ago = idle("lately", 5, idle_s=1), idle("long-ago", 5, idle_s=1000)
-    assert names(victims([lately, long_ago], 3)) == ["long-ago"]
+    assert names(choose_victims([lately, long_ago], 3)) == ["long-ago"]
 
 
 def test_no_more_leave_than_must() -> None:
     small, large = idle("small", 2, load_s=0.1), idle("large", 10)
-    assert names(victims([small, large], 8)) == ["large"]
-    assert names(victims([small, large], 12)) == ["small", "large"]
-    assert names(victims([small, large], 0)) == []
+    assert names(choose_victims([small, large], 8)) == ["large"]
+    assert names(choose_victims([small, large], 12)) == ["small", "large"]
+    assert names(choose_victims([small, large], 0)) == []
 
 
 def test_nobody_leaves_for_what_does_not_fit_all_the_same() -> None:
-    assert victims([idle("a", 5), idle("b", 5)], 11) is None
-    assert victims([], 1) is None
+    assert choose_victims([idle("a", 5), idle("b", 5)], 11) is None
+    assert choose_victims([], 1) is None
 
 
 def test_one_that_was_never_idle_is_worth_a_lot() -> None:
-    assert idle("a", 1, idle_s=0.0).worth > idle("b", 1, idle_s=0.1).worth
+    assert idle("a", 1, idle_s=0.0).value > idle("b", 1, idle_s=0.1).value
 
 
 # What shrinks.
@@ -66,7 +61,7 @@ def test_one_that_was_never_idle_is_worth_a_lot() -> None:
 def test_slots_shrink_first_then_the_context_then_the_batch() -> None:
     shape, floor = Shape(4, 4096, 512), Shape(1, 1024, 128)
     steps = []
-    while (found := smaller(shape, floor)) is not None:
+    while (found := next_smaller_shape(shape, floor)) is not None:
         shape = found
         steps.append(found)
     assert steps == [
@@ -80,9 +75,9 @@ def test_slots_shrink_first_then_the_context_then_the_batch() -> None:
 
 
 def test_what_was_asked_for_stays() -> None:
-    assert smaller(Shape(3, 2048, 64), Shape(3, 2048, 64)) is None
-    assert smaller(Shape(4, 4096, 512), Shape(4, 3000, 512)) == Shape(4, 3000, 512)
-    assert smaller(Shape(3, 512, 128), Shape(1, 512, 128)) == Shape(1, 512, 128)
+    assert next_smaller_shape(Shape(3, 2048, 64), Shape(3, 2048, 64)) is None
+    assert next_smaller_shape(Shape(4, 4096, 512), Shape(4, 3000, 512)) == Shape(4, 3000, 512)
+    assert next_smaller_shape(Shape(3, 512, 128), Shape(1, 512, 128)) == Shape(1, 512, 128)
 
 
 def test_a_model_of_14_billion_parameters_is_fitted_into_11_gb_before_it_is_loaded(
@@ -95,7 +90,7 @@ def test_a_model_of_14_billion_parameters_is_fitted_into_11_gb_before_it_is_load
         needs = []
         while shape is not None and reckoning.need(shape).total > 11 * 10**9:
             needs.append(reckoning.need(shape))
-            shape = smaller(shape, Shape(1, 512, 128))
+            shape = next_smaller_shape(shape, Shape(1, 512, 128))
         assert shape == Shape(2, 4096, 512)
         needs.append(reckoning.need(shape))
     whole, fitted = needs
@@ -110,7 +105,9 @@ def test_a_model_of_14_billion_parameters_is_fitted_into_11_gb_before_it_is_load
 def test_a_refusal_has_both_numbers_and_says_what_helps() -> None:
     need = MemoryNeed(weights=10**9, context=3 * 10**9)
     shape = Shape(2, 8192, 512)
-    error = refusal("big", need, shape, shape, free=2 * 10**9, holders=[("a", 1), ("b", 10**9)])
+    error = memory_refusal(
+        "big", need, shape, shape, free=2 * 10**9, holders=[("a", 1), ("b", 10**9)]
+    )
     assert "4 GB" in error.message and "2 GB are free" in error.message
     assert "smaller ctx-size than 8192" in error.hint and "fewer slots than 2" in error.hint
     assert "unload b (1 GB)" in error.hint
@@ -120,7 +117,7 @@ def test_a_refusal_has_both_numbers_and_says_what_helps() -> None:
 
 def test_where_the_weights_alone_do_not_fit_a_smaller_context_is_no_advice() -> None:
     need, shape = MemoryNeed(weights=10**10), Shape(4, 8192, 512)
-    error = refusal("big", need, shape, shape, free=-5, holders=[])
+    error = memory_refusal("big", need, shape, shape, free=-5, holders=[])
     assert "smaller model" in error.hint and "ctx-size" not in error.hint
     assert error.data["free_bytes"] == 0
 
@@ -131,8 +128,8 @@ MEMINFO = "MemTotal:       16777216 kB\nMemFree:  1 kB\nMemAvailable:    8388608
 
 
 def test_a_twentieth_of_the_machine_is_spared() -> None:
-    assert available_bytes(MEMINFO) == 8 * GIB - 16 * GIB // 20
-    assert spared_bytes(100 * GIB) == GIB
+    assert parse_available_bytes(MEMINFO) == 8 * GIB - 16 * GIB // 20
+    assert headroom_bytes(100 * GIB) == GIB
 
 
 def test_the_cgroup_is_the_one_of_version_2() -> None:
@@ -175,7 +172,7 @@ def test_the_machine_is_read_from_proc(tmp_path: Path) -> None:
     (tmp_path / "7").mkdir()
     (tmp_path / "7" / "statm").write_text("100 30 10 1 0 5 0\n")
     machine = MachineMemory(tmp_path, tmp_path / "cgroups")
-    assert machine.free_bytes() == available_bytes(MEMINFO)
+    assert machine.free_bytes() == parse_available_bytes(MEMINFO)
     limit(tmp_path / "cgroups" / "a", str(GIB), 0)
     assert machine.free_bytes() == GIB - GIB // 20
     assert machine.anonymous_bytes(7) == 20 * 4096
@@ -209,7 +206,7 @@ def clock() -> Clock:
 
 def refused(failed: FailedLoads, file: Path) -> InferdError | None:
     try:
-        failed.check("m", [file], ASKED)
+        failed.check_load("m", [file], ASKED)
     except InferdError as exc:
         return exc
     return None
@@ -217,7 +214,7 @@ def refused(failed: FailedLoads, file: Path) -> InferdError | None:
 
 def test_a_failed_load_is_remembered_for_its_time(tmp_path: Path, clock: Clock) -> None:
     failed, file = FailedLoads(10.0, clock), tmp_path / "m.gguf"
-    failed.note("m", [file], ASKED, LoadFailed("cannot open it", hint="look", data={"a": 1}))
+    failed.note_load("m", [file], ASKED, LoadFailed("cannot open it", hint="look", data={"a": 1}))
     clock.now += 4
     error = refused(failed, file)
     assert isinstance(error, LoadFailed) and error.hint == "look"
@@ -229,14 +226,14 @@ def test_a_failed_load_is_remembered_for_its_time(tmp_path: Path, clock: Clock) 
 
 def test_another_way_of_loading_is_tried_at_once(tmp_path: Path, clock: Clock) -> None:
     failed, file = FailedLoads(10.0, clock), tmp_path / "m.gguf"
-    failed.note("m", [file], ASKED, LoadFailed("too large"))
-    failed.check("m", [file], ("ctx-size", 256))
+    failed.note_load("m", [file], ASKED, LoadFailed("too large"))
+    failed.check_load("m", [file], ("ctx-size", 256))
     assert refused(failed, file) is not None
 
 
 def test_a_file_that_has_changed_is_tried_at_once(tmp_path: Path, clock: Clock) -> None:
     failed, file = FailedLoads(10.0, clock), tmp_path / "m.gguf"
-    failed.note("m", [file], ASKED, LoadFailed("missing"))
+    failed.note_load("m", [file], ASKED, LoadFailed("missing"))
     assert refused(failed, file) is not None
     file.write_bytes(b"G")
     assert refused(failed, file) is None
@@ -246,7 +243,7 @@ def test_a_file_that_has_changed_is_tried_at_once(tmp_path: Path, clock: Clock) 
         lambda: (file.rename(tmp_path / "old"), file.write_bytes(b"GG")),
         lambda: file.unlink(),
     ):
-        failed.note("m", [file], ASKED, LoadFailed("damaged"))
+        failed.note_load("m", [file], ASKED, LoadFailed("damaged"))
         assert refused(failed, file) is not None
         change()
         assert refused(failed, file) is None
@@ -267,17 +264,17 @@ def test_only_what_lasts_is_remembered(
     error: InferdError, remembered: bool, tmp_path: Path, clock: Clock
 ) -> None:
     failed = FailedLoads(10.0, clock)
-    failed.note("m", [tmp_path], ASKED, error)
+    failed.note_load("m", [tmp_path], ASKED, error)
     assert (refused(failed, tmp_path) is not None) == remembered
 
 
 def test_failures_are_bounded_and_can_be_switched_off(tmp_path: Path, clock: Clock) -> None:
     failed = FailedLoads(10.0, clock)
     for number in range(1500):
-        failed.note(f"m{number}", [], ASKED, LoadFailed("x"))
-    failed.check("m0", [], ASKED)
+        failed.note_load(f"m{number}", [], ASKED, LoadFailed("x"))
+    failed.check_load("m0", [], ASKED)
     with pytest.raises(LoadFailed):
-        failed.check("m1499", [], ASKED)
+        failed.check_load("m1499", [], ASKED)
     off = FailedLoads(0.0, clock)
-    off.note("m", [], ASKED, LoadFailed("x"))
-    off.check("m", [], ASKED)
+    off.note_load("m", [], ASKED, LoadFailed("x"))
+    off.check_load("m", [], ASKED)

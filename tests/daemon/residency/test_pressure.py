@@ -9,15 +9,20 @@ from pathlib import Path
 
 import pytest
 
-from inferd.daemon.residency.fit import spared_bytes, stalled_s, total_bytes
-from inferd.daemon.residency.machine import MachineMemory, StallAlarm
-from inferd.daemon.residency.pressure import Act, Pace, Pressure, Reading
+from inferd.daemon.residency.machine import (
+    MachineMemory,
+    StallAlarm,
+    parse_stalled_s,
+    parse_total_bytes,
+)
+from inferd.daemon.residency.pressure import MemoryAct, Pace, Pressure, Reading
+from inferd.daemon.residency.sizes import headroom_bytes
 
 GIB = 1 << 30
 TOTAL = 20 * GIB
-SPARED = spared_bytes(TOTAL)
+HEADROOM = headroom_bytes(TOTAL)
 PACE = Pace(settle_s=2, calm_s=30)
-NONE, STATES, MODEL, RELIEF = Act.NONE, Act.STATES, Act.MODEL, Act.RELIEF
+NONE, STATES, MODEL, RELIEF = MemoryAct.NONE, MemoryAct.STATES, MemoryAct.MODEL, MemoryAct.RELIEF
 
 
 @dataclass
@@ -31,19 +36,19 @@ class Days:
 
     def after(
         self, seconds: float, free: int = GIB, *, machine: float = 0.0, own: float = 0.0
-    ) -> Act:
+    ) -> MemoryAct:
         """Return what is to be done *seconds* later, of which shares were stalled."""
         self.now += seconds
         if self.machine_s is not None:
             self.machine_s += machine * seconds
         if self.own_s is not None:
             self.own_s += own * seconds
-        return self.pressure.look(Reading(self.now, free, TOTAL, self.machine_s, self.own_s))
+        return self.pressure.decide(Reading(self.now, free, TOTAL, self.machine_s, self.own_s))
 
 
 def test_nothing_is_done_while_memory_is_there() -> None:
     days = Days()
-    assert [days.after(5, free) for free in (19 * GIB, GIB, 0, -SPARED // 4, -SPARED // 2)] == (
+    assert [days.after(5, free) for free in (19 * GIB, GIB, 0, -HEADROOM // 4, -HEADROOM // 2)] == (
         [NONE] * 5
     )
     assert [days.after(5, own=0.09, machine=0.09) for _ in range(9)] == [NONE] * 9
@@ -57,7 +62,7 @@ def test_stalls_of_before_the_first_look_do_not_count() -> None:
 @pytest.mark.parametrize(
     ("free", "own", "machine"),
     [
-        pytest.param(-SPARED // 2 - 1, 0, 0, id="free memory has fallen"),
+        pytest.param(-HEADROOM // 2 - 1, 0, 0, id="free memory has fallen"),
         pytest.param(10 * GIB, 0.11, 0, id="the own cgroup stalls, at its limit"),
         pytest.param(TOTAL // 5 - 1, 0, 0.11, id="the machine stalls"),
     ],
@@ -80,30 +85,30 @@ def test_stalls_elsewhere_on_a_machine_with_plenty_of_memory_are_not_ours() -> N
 
 def test_states_are_held_again_after_a_time_of_calm_and_not_before() -> None:
     days = Days()
-    assert days.after(5, -SPARED) is STATES
+    assert days.after(5, -HEADROOM) is STATES
     assert [days.after(10) for _ in range(4)] == [NONE, NONE, NONE, RELIEF]
     assert not days.pressure.pressed
-    assert days.after(10, -SPARED) is STATES, "and it begins anew"
+    assert days.after(10, -HEADROOM) is STATES, "and it begins anew"
 
 
 def test_between_the_marks_nothing_more_leaves_and_nothing_is_held_again() -> None:
     days = Days()
-    days.after(5, -SPARED)
-    assert [days.after(20, -SPARED // 3) for _ in range(9)] == [NONE] * 9
+    days.after(5, -HEADROOM)
+    assert [days.after(20, -HEADROOM // 3) for _ in range(9)] == [NONE] * 9
     assert [days.after(20, own=0.05) for _ in range(9)] == [NONE] * 9
     assert days.pressure.pressed
 
 
 def test_calm_that_is_interrupted_begins_anew() -> None:
     days = Days()
-    days.after(5, -SPARED)
-    assert [days.after(15), days.after(15, -SPARED // 3)] == [NONE, NONE]
+    days.after(5, -HEADROOM)
+    assert [days.after(15), days.after(15, -HEADROOM // 3)] == [NONE, NONE]
     assert [days.after(15), days.after(15), days.after(15)] == [NONE, NONE, RELIEF]
 
 
 def test_without_stall_information_free_memory_decides() -> None:
     days = Days(machine_s=None, own_s=None)
-    assert [days.after(5, own=1, machine=1), days.after(5, -SPARED)] == [NONE, STATES]
+    assert [days.after(5, own=1, machine=1), days.after(5, -HEADROOM)] == [NONE, STATES]
 
 
 def test_a_file_of_stalls_that_goes_away_is_no_stall() -> None:
@@ -130,10 +135,10 @@ full avg10=0.00 avg60=0.00 avg300=0.00 total=9
 
 
 def test_stalls_are_read_as_the_kernel_writes_them() -> None:
-    assert stalled_s(PSI) == 2.5
-    assert stalled_s("") is None
-    assert stalled_s("full avg10=0.00 total=9\n") is None
-    assert total_bytes("MemTotal:  2 kB\nMemAvailable: 1 kB\n") == 2048
+    assert parse_stalled_s(PSI) == 2.5
+    assert parse_stalled_s("") is None
+    assert parse_stalled_s("full avg10=0.00 total=9\n") is None
+    assert parse_total_bytes("MemTotal:  2 kB\nMemAvailable: 1 kB\n") == 2048
 
 
 def test_the_own_cgroup_and_its_limit_are_found(tmp_path: Path) -> None:

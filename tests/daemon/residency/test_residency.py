@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inferd.daemon.residency.residency import AGEING_S_MIN, LINGER_S, Stay, Visit
+from inferd.daemon.residency.residency import AGEING_S_MIN, LINGER_S, Residency, ResidencyRequest
 from inferd.scheduler.priority import Priority
 
 TICK_S = 0.25
@@ -15,19 +15,19 @@ SLOTS = 2
 WORK_S_MAX = 4.0
 
 
-class Job(Visit):
-    """A visit that computes for *work_s* once it has a slot."""
+class Job(ResidencyRequest):
+    """A request that computes for *work_s* once it has a slot."""
 
     def __init__(self, model: int, priority: Priority, since: float, work_s: float) -> None:
         super().__init__(priority, since)
-        self.model, self.left_s, self.entered_at = model, work_s, -1.0
+        self.model, self.left_s, self.admitted_at = model, work_s, -1.0
 
 
 class Machine:
     """Memory for one of several models; each has `SLOTS` and works off who is inside in order."""
 
-    def __init__(self, models: int, stay_s: float) -> None:
-        self.stays = [Stay(stay_s) for _ in range(models)]
+    def __init__(self, models: int, delay_s_max: float) -> None:
+        self.residencies = [Residency(delay_s_max) for _ in range(models)]
         self.now = 0.0
         self.resident = -1
         self.ready_at = 0.0
@@ -36,40 +36,40 @@ class Machine:
         """How many each load has let in."""
 
     def ask(self, job: Job) -> None:
-        self.stays[job.model].wait(job, self.stays)
+        self.residencies[job.model].queue_request(job, self.residencies)
 
-    def rival(self) -> Visit | None:
-        others = [s for i, s in enumerate(self.stays) if i != self.resident and s.waiting]
+    def rival(self) -> ResidencyRequest | None:
+        others = [s for i, s in enumerate(self.residencies) if i != self.resident and s.waiting]
         first = min(others, key=lambda s: s.rank(self.now), default=None)
-        return first.first(self.now) if first is not None else None
+        return first.first_request(self.now) if first is not None else None
 
-    def look(self) -> None:
+    def advance(self) -> None:
         other = self.rival()
         if self.resident >= 0 and self.now < self.ready_at:
             return
         if self.resident >= 0:
-            stay = self.stays[self.resident]
-            for visit in stay.let_in(other, self.now):
-                assert isinstance(visit, Job)
-                visit.entered_at = self.now
+            residency = self.residencies[self.resident]
+            for request in residency.admit_waiting(other, self.now):
+                assert isinstance(request, Job)
+                request.admitted_at = self.now
                 self.served[-1] += 1
-            if other is None or not stay.over(other, self.now):
+            if other is None or not residency.may_end(other, self.now):
                 return
         if other is not None:
             assert isinstance(other, Job)
             self.resident, self.ready_at = other.model, self.now + LOAD_S
-            self.stays[other.model].begin(self.ready_at, SLOTS)
+            self.residencies[other.model].begin_residency(self.ready_at, SLOTS)
             self.loads += 1
             self.served.append(0)
 
     def tick(self) -> None:
-        self.look()
+        self.advance()
         if self.resident >= 0 and self.now >= self.ready_at:
-            for job in list(self.stays[self.resident].inside[:SLOTS]):
+            for job in list(self.residencies[self.resident].admitted[:SLOTS]):
                 assert isinstance(job, Job)
                 job.left_s -= TICK_S
                 if job.left_s <= 0:
-                    self.stays[self.resident].leave(job, self.now)
+                    self.residencies[self.resident].end_request(job, self.now)
         self.now += TICK_S
 
     def run(self, jobs: list[Job], until_s: float = float("inf")) -> None:
@@ -77,20 +77,25 @@ class Machine:
         coming = sorted(jobs, key=lambda j: j.since)
         for number, job in enumerate(coming):
             job.number = number
-        while self.now < until_s and (coming or any(s.waiting or s.inside for s in self.stays)):
+        while self.now < until_s and (
+            coming or any(s.waiting or s.admitted for s in self.residencies)
+        ):
             while coming and coming[0].since <= self.now:
                 self.ask(coming.pop(0))
             self.tick()
 
 
 def bound_s(
-    job: Job, jobs: list[Job], models: int, stay_s: float, work_s: dict[Job, float]
+    job: Job, jobs: list[Job], models: int, delay_s_max: float, work_s: dict[Job, float]
 ) -> float:
-    """Return how long a visit may wait, whatever comes after it has become urgent."""
-    aged_s = (Priority.URGENT - job.priority) * max(stay_s, AGEING_S_MIN)
+    """Return how long a request may wait, whatever comes after it has become urgent."""
+    aged_s = (Priority.URGENT - job.priority) * max(delay_s_max, AGEING_S_MIN)
     before = sum(work_s[j] for j in jobs if j is not job and j.since <= job.since + aged_s)
     return (
-        aged_s + stay_s + before + models * (stay_s + WORK_S_MAX + LOAD_S + LINGER_S + 2 * TICK_S)
+        aged_s
+        + delay_s_max
+        + before
+        + models * (delay_s_max + WORK_S_MAX + LOAD_S + LINGER_S + 2 * TICK_S)
     )
 
 
@@ -107,34 +112,34 @@ jobs_of = st.lists(
 )
 
 
-@given(jobs=jobs_of, stay_s=st.sampled_from([0.0, 2.0, 10.0]))
+@given(jobs=jobs_of, delay_s_max=st.sampled_from([0.0, 2.0, 10.0]))
 @settings(deadline=None, max_examples=150)
 def test_nobody_waits_past_the_bound_and_no_model_is_loaded_for_nothing(
-    jobs: list[Job], stay_s: float
+    jobs: list[Job], delay_s_max: float
 ) -> None:
     work_s = {job: job.left_s for job in jobs}
-    machine = Machine(3, stay_s)
+    machine = Machine(3, delay_s_max)
     machine.run(jobs)
     for job in jobs:
-        assert 0 <= job.entered_at - job.since <= bound_s(job, jobs, 3, stay_s, work_s)
+        assert 0 <= job.admitted_at - job.since <= bound_s(job, jobs, 3, delay_s_max, work_s)
     assert all(machine.served)
     assert sum(machine.served) == len(jobs)
 
 
 @pytest.mark.parametrize("priority", Priority)
-@pytest.mark.parametrize("stay_s", [0.0, 5.0, 20.0])
+@pytest.mark.parametrize("delay_s_max", [0.0, 5.0, 20.0])
 def test_a_flood_of_urgent_visits_delays_a_cold_model_for_its_ageing_alone(
-    priority: Priority, stay_s: float
+    priority: Priority, delay_s_max: float
 ) -> None:
     """The flood is more than the resident model can do, and never ends."""
     flood = [Job(0, Priority.URGENT, n * TICK_S, 1.0) for n in range(1000)]
     cold = Job(1, priority, 10 * TICK_S, 1.0)
-    machine = Machine(2, stay_s)
+    machine = Machine(2, delay_s_max)
     machine.run([*flood, cold], until_s=240)
-    aged_s = (Priority.URGENT - priority) * max(stay_s, AGEING_S_MIN)
+    aged_s = (Priority.URGENT - priority) * max(delay_s_max, AGEING_S_MIN)
     queued_s = sum(1 for j in flood if j.since <= cold.since + aged_s) * 1.0 / SLOTS
-    assert cold.entered_at - cold.since > 0
-    assert cold.entered_at <= queued_s + stay_s + LOAD_S + WORK_S_MAX + cold.since
+    assert cold.admitted_at - cold.since > 0
+    assert cold.admitted_at <= queued_s + delay_s_max + LOAD_S + WORK_S_MAX + cold.since
 
 
 def pipelines(count: int, rounds: int) -> list[Job]:
@@ -148,7 +153,7 @@ def pipelines(count: int, rounds: int) -> list[Job]:
 
 def test_models_in_turns_are_loaded_for_many_at_a_time() -> None:
     """Arrival order is what a stay of 0 makes of it: each arrival finds another model there."""
-    machines = {stay_s: Machine(3, stay_s) for stay_s in (0.0, 20.0)}
+    machines = {delay_s_max: Machine(3, delay_s_max) for delay_s_max in (0.0, 20.0)}
     for machine in machines.values():
         machine.run(pipelines(4, 10))
     assert machines[20.0].loads * 2 <= machines[0.0].loads
@@ -180,10 +185,10 @@ def run_programs(machine: Machine, models: list[int], steps: int, apart_s: float
 def test_programs_that_are_out_of_step_fall_into_step(models: list[int], apart_s: float) -> None:
     """Those that ask for different models would do so for ever if arrival alone counted."""
     loads = {}
-    for stay_s in (0.0, 8.0):
-        machine = Machine(3, stay_s)
+    for delay_s_max in (0.0, 8.0):
+        machine = Machine(3, delay_s_max)
         run_programs(machine, models, 30, apart_s)
-        loads[stay_s] = machine.loads
+        loads[delay_s_max] = machine.loads
     assert loads[0.0] > 55
     assert loads[8.0] <= 36
 
@@ -191,48 +196,61 @@ def test_programs_that_are_out_of_step_fall_into_step(models: list[int], apart_s
 # Single decisions.
 
 
-def stay_of(*inside: Visit, began: float = 0.0, stay_s: float = 10.0) -> Stay:
-    stay = Stay(stay_s)
-    stay.begin(began, SLOTS)
-    for visit in inside:
-        stay.enter(visit)
-    return stay
+def residency_of(
+    *inside: ResidencyRequest, began: float = 0.0, delay_s_max: float = 10.0
+) -> Residency:
+    residency = Residency(delay_s_max)
+    residency.begin_residency(began, SLOTS)
+    for request in inside:
+        residency.admit_request(request)
+    return residency
 
 
-def asks(stay: Stay, other: Visit | None, *visits: Visit, now: float) -> list[Visit]:
-    stay.waiting.extend(visits)
-    return stay.let_in(other, now)
+def asks(
+    residency: Residency, other: ResidencyRequest | None, *requests: ResidencyRequest, now: float
+) -> list[ResidencyRequest]:
+    residency.waiting.extend(requests)
+    return residency.admit_waiting(other, now)
 
 
 def test_without_others_everybody_enters() -> None:
-    visits = [Visit(Priority.LOW, 1.0) for _ in range(5)]
-    assert asks(stay_of(), None, *visits, now=1.0) == visits
+    requests = [ResidencyRequest(Priority.LOW, 1.0) for _ in range(5)]
+    assert asks(residency_of(), None, *requests, now=1.0) == requests
 
 
 def test_who_came_first_enters_and_who_came_later_only_into_a_free_slot() -> None:
-    earlier, other = Visit(Priority.NORMAL, 1.0), Visit(Priority.NORMAL, 2.0)
-    later = [Visit(Priority.NORMAL, 3.0) for _ in range(3)]
-    stay = stay_of(Visit(Priority.NORMAL, 0.0))
-    assert asks(stay, other, *later, now=3.0) == later[:1]
-    assert asks(stay, other, earlier, now=3.0) == [earlier]
+    earlier, other = ResidencyRequest(Priority.NORMAL, 1.0), ResidencyRequest(Priority.NORMAL, 2.0)
+    later = [ResidencyRequest(Priority.NORMAL, 3.0) for _ in range(3)]
+    residency = residency_of(ResidencyRequest(Priority.NORMAL, 0.0))
+    assert asks(residency, other, *later, now=3.0) == later[:1]
+    assert asks(residency, other, earlier, now=3.0) == [earlier]
 
 
 def test_after_the_stay_only_who_came_first_enters() -> None:
-    other, later = Visit(Priority.NORMAL, 2.0), Visit(Priority.NORMAL, 3.0)
-    assert asks(stay_of(Visit(Priority.NORMAL, 0.0)), other, later, now=11.9) == [later]
+    other, later = ResidencyRequest(Priority.NORMAL, 2.0), ResidencyRequest(Priority.NORMAL, 3.0)
+    assert asks(residency_of(ResidencyRequest(Priority.NORMAL, 0.0)), other, later, now=11.9) == [
+        later
+    ]
     assert (
-        asks(stay_of(Visit(Priority.NORMAL, 0.0)), other, Visit(Priority.NORMAL, 3.0), now=12.0)
+        asks(
+            residency_of(ResidencyRequest(Priority.NORMAL, 0.0)),
+            other,
+            ResidencyRequest(Priority.NORMAL, 3.0),
+            now=12.0,
+        )
         == []
     )
-    assert asks(stay_of(Visit(Priority.NORMAL, 0.0), began=9.0), other, later, now=12.0) == [later]
+    assert asks(
+        residency_of(ResidencyRequest(Priority.NORMAL, 0.0), began=9.0), other, later, now=12.0
+    ) == [later]
 
 
 def test_a_lower_class_does_not_delay_a_higher_one() -> None:
     assert (
         asks(
-            stay_of(Visit(Priority.LOW, 0.0)),
-            Visit(Priority.HIGH, 2.0),
-            Visit(Priority.NORMAL, 1.0),
+            residency_of(ResidencyRequest(Priority.LOW, 0.0)),
+            ResidencyRequest(Priority.HIGH, 2.0),
+            ResidencyRequest(Priority.NORMAL, 1.0),
             now=2.0,
         )
         == []
@@ -240,38 +258,46 @@ def test_a_lower_class_does_not_delay_a_higher_one() -> None:
 
 
 def test_age_counts() -> None:
-    other, urgent = Visit(Priority.NORMAL, 0.0), Visit(Priority.URGENT, 20.0)
+    other, urgent = ResidencyRequest(Priority.NORMAL, 0.0), ResidencyRequest(Priority.URGENT, 20.0)
     assert (
-        asks(stay_of(Visit(Priority.URGENT, 0.0)), other, Visit(Priority.URGENT, 19.0), now=19.0)
+        asks(
+            residency_of(ResidencyRequest(Priority.URGENT, 0.0)),
+            other,
+            ResidencyRequest(Priority.URGENT, 19.0),
+            now=19.0,
+        )
         != []
     )
-    assert asks(stay_of(Visit(Priority.URGENT, 0.0)), other, urgent, now=20.0) == []
+    assert asks(residency_of(ResidencyRequest(Priority.URGENT, 0.0)), other, urgent, now=20.0) == []
 
 
 def test_whom_a_model_was_loaded_for_enters_even_if_somebody_more_urgent_has_come() -> None:
-    stay = stay_of()
-    mine = Visit(Priority.LOW, 0.0)
-    stay.waiting.append(mine)
-    assert not stay.over(Visit(Priority.URGENT, 1.0), 5.0)
-    assert stay.let_in(Visit(Priority.URGENT, 1.0), 5.0) == [mine]
+    residency = residency_of()
+    mine = ResidencyRequest(Priority.LOW, 0.0)
+    residency.waiting.append(mine)
+    assert not residency.may_end(ResidencyRequest(Priority.URGENT, 1.0), 5.0)
+    assert residency.admit_waiting(ResidencyRequest(Priority.URGENT, 1.0), 5.0) == [mine]
 
 
 def test_a_model_leaves_once_nobody_is_inside_or_all_are_away() -> None:
     away = False
-    inside, other = Visit(Priority.NORMAL, 0.0, lambda: away), Visit(Priority.NORMAL, 0.0)
-    stay = stay_of(inside)
-    assert not stay.over(other, 99.0)
+    inside, other = (
+        ResidencyRequest(Priority.NORMAL, 0.0, lambda: away),
+        ResidencyRequest(Priority.NORMAL, 0.0),
+    )
+    residency = residency_of(inside)
+    assert not residency.may_end(other, 99.0)
     away = True
-    assert stay.over(other, 99.0)
+    assert residency.may_end(other, 99.0)
     away = False
-    stay.leave(inside, 3.0)
-    assert not stay.over(other, 3.0 + LINGER_S / 2)
-    assert stay.over(other, 3.0 + LINGER_S)
-    assert stay.over(None, 3.0)
+    residency.end_request(inside, 3.0)
+    assert not residency.may_end(other, 3.0 + LINGER_S / 2)
+    assert residency.may_end(other, 3.0 + LINGER_S)
+    assert residency.may_end(None, 3.0)
 
 
 def test_a_stay_of_nothing_lingers_for_nobody() -> None:
-    inside = Visit(Priority.NORMAL, 0.0)
-    stay = stay_of(inside, stay_s=0.0)
-    stay.leave(inside, 3.0)
-    assert stay.over(Visit(Priority.NORMAL, 0.0), 3.0)
+    inside = ResidencyRequest(Priority.NORMAL, 0.0)
+    residency = residency_of(inside, delay_s_max=0.0)
+    residency.end_request(inside, 3.0)
+    assert residency.may_end(ResidencyRequest(Priority.NORMAL, 0.0), 3.0)

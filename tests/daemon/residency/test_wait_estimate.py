@@ -39,7 +39,7 @@ async def ticket_for(daemon: Daemon, name: str, monkeypatch: pytest.MonkeyPatch)
     graph = daemon.graphs[7] = Graph(7, connection, lease)
     params = SimpleNamespace(graph=graph.handle, priority="", queue_timeout_s=0.0, timeout_s=0.0)
     request: Any = SimpleNamespace(call="embed", params=params, connection=connection)
-    monkeypatch.setattr(daemon.ledger, "hold", refuse)
+    monkeypatch.setattr(daemon.ledger, "hold_place", refuse)
     with pytest.raises(Busy):
         await passing("embed", compute)(daemon, request)
     return held[0]
@@ -61,6 +61,6 @@ async def test_a_turn_that_waits_for_a_load_counts_on_the_slots_of_that_load(
     async with anyio.create_task_group() as group:
         daemon = Daemon(config, group, 1, (0, ""))
         ticket = await ticket_for(daemon, name, monkeypatch)
-        model = daemon.registry.get(name, uid=1)
+        model = daemon.registry.catalog.get(name, uid=1)
         assert ticket.slots == spec_of(model, {}, config).slots == slots
         group.cancel_scope.cancel()

@@ -1,4 +1,4 @@
-"""Parts that answers do not need fail, at the start and later: the daemon serves on and says so."""
+"""Optional components fail, at the start and later: the daemon serves on and reports it."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import anyio
 import pytest
 
 from inferd import Client
-from inferd.daemon.components import PARTS, Parts
-from inferd.daemon.models.persisted import KEPT_FILE
+from inferd.daemon.components import COMPONENTS, Components
+from inferd.daemon.models.persisted import SETTINGS_FILE
 from inferd.testing import RunningDaemon, running_daemon
 from tests.daemon.command_line import inferd
 from tests.daemon.manager import manager_of, serving
@@ -55,7 +55,7 @@ def limit(pid: int, size: int) -> None:
 def test_all_parts_work_in_a_daemon_without_faults() -> None:
     with running_daemon() as daemon, Client(daemon.socket) as client:
         parts = client.stats()["parts"]
-        assert [p["part"] for p in parts] == list(PARTS)
+        assert [p["part"] for p in parts] == list(COMPONENTS)
         assert all(p["works"] and p["cause"] is None for p in parts)
         assert "fails" not in inferd("status", socket=daemon.socket).stdout
 
@@ -141,7 +141,7 @@ def test_the_kv_store_on_a_full_disk_later() -> None:
 
 def test_what_is_said_of_models_cannot_be_written_until_it_can() -> None:
     with running_daemon() as daemon, manager_of(daemon) as manager, Client(daemon.socket) as client:
-        obstacle = (daemon.directory / "state" / KEPT_FILE).with_suffix(".new")
+        obstacle = (daemon.directory / "state" / SETTINGS_FILE).with_suffix(".new")
         obstacle.mkdir()
         client.pin("echo")
         assert manager.status("serving; degraded: models (")
@@ -170,7 +170,7 @@ def test_the_models_directory_that_cannot_be_read_for_a_while(tmp_path: Path) ->
 
 @pytest.mark.asyncio
 async def test_a_part_whose_work_fails_ends_alone() -> None:
-    parts = Parts()
+    parts = Components()
 
     async def watch() -> None:
         raise OSError("no /proc/stat")
@@ -212,7 +212,7 @@ def test_an_extra_that_is_broken(tmp_path: Path) -> None:
 def test_a_failure_is_told_once_and_its_end_once() -> None:
     now = 10.0
     told: list[str] = []
-    parts = Parts(lambda: now)
+    parts = Components(lambda: now)
     parts.on_change = told.append
     for cause in ("full", "full", "fuller"):
         parts.note("journal", cause)
@@ -231,4 +231,4 @@ def test_a_failure_is_told_once_and_its_end_once() -> None:
 
 def test_only_parts_that_there_are_can_fail() -> None:
     with pytest.raises(KeyError):
-        Parts().note("engine", "gone")
+        Components().note("engine", "gone")

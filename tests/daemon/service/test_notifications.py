@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from inferd.daemon.components import Parts
+from inferd.daemon.components import Components
 from inferd.daemon.service.status import STATUS_BYTES_MAX, ServiceNotifier, status_line
 from inferd.daemon.service.watchdog import feed_s, overdue
 from inferd.daemon.workers.hang_detector import KILLED_S, HangDetector
@@ -170,7 +170,7 @@ async def test_the_watchdog_is_not_fed_while_a_worker_cannot_be_replaced(
 ) -> None:
     stuck = ["m"]
     environ = {"NOTIFY_SOCKET": str(manager.path), "WATCHDOG_USEC": "200000"}
-    service = ServiceNotifier(Parts(), overdue=lambda: list(stuck), environ=environ)
+    service = ServiceNotifier(Components(), overdue=lambda: list(stuck), environ=environ)
     service.notify_ready()
     run = asyncio.create_task(service.run())
     told = await asyncio.to_thread(manager.status, "serving; cannot be replaced: m")
@@ -218,7 +218,7 @@ async def test_a_worker_that_takes_nothing_is_silent_however_much_it_is_sent() -
 
 @pytest.mark.asyncio
 async def test_what_the_manager_does_not_take_is_told_later(manager: Manager) -> None:
-    parts = Parts()
+    parts = Components()
     service = ServiceNotifier(parts, environ={"NOTIFY_SOCKET": str(manager.path)})
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as other:
         other.setblocking(False)

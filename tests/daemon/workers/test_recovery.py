@@ -314,11 +314,12 @@ async def test_background_work_that_fails_ends_alone(tmp_path: Path) -> None:
 async def test_tasks_whose_return_fails_hear_of_it_and_the_daemon_goes_on(tmp_path: Path) -> None:
     async with anyio.create_task_group() as group:
         registry = registry_in(tmp_path, group)
-        model = registry.get("echo", 0)
+        model = registry.catalog.get("echo", 0)
         scene = Scene()
         scene.failure = RuntimeError("a bug of somebody's")
         model.recovery._ready = scene.ready
-        registry.adopt(model, dict(scene.line.readers), Activity(Doing.REST, (), 0.0))
+        model.recovery.add_orphans(dict(scene.line.readers), Activity(Doing.REST, (), 0.0))
+        registry.start_soon(model.recovery.resume_tasks)
         for turn in scene.turns:
             await turn.ended.wait()
     assert set(scene.errors().values()) == {"WorkerCrashed"}
@@ -331,10 +332,10 @@ async def test_a_model_that_was_swapped_and_has_left_is_not_loaded_for_who_still
     """Whoever asked for a text when it left would wait for it for ever, or start it anew."""
     async with anyio.create_task_group() as group:
         registry = registry_in(tmp_path, group)
-        model = registry.get("echo", 0)
+        model = registry.catalog.get("echo", 0)
         before = await model.load()
         await Swaps(registry, (), grace_s=1.0).swap(model, model.config)
-        (former,) = model.formers.values()
+        (former,) = model.predecessors.values()
         with anyio.fail_after(20):
             await before.gone.wait()
             with pytest.raises(WorkerCrashed, match="has left"):

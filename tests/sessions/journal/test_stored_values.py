@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from inferd.backends import Rendering
-from inferd.daemon.models.persisted import Kept
+from inferd.daemon.models.persisted import PersistedSettings
 from inferd.scheduler.priority import Priority
 from inferd.sessions import Parameters, Session, SessionSettings
 from inferd.sessions.history.history import History
@@ -47,7 +47,7 @@ class LaterBegin(TurnBegin, frozen=True, kw_only=True):
     turns: int = 7
 
 
-class LaterKept(Kept, frozen=True, kw_only=True):
+class LaterKept(PersistedSettings, frozen=True, kw_only=True):
     """Runtime settings as a later version may have them, with other defaults."""
 
     pinned: bool = True
@@ -56,7 +56,11 @@ class LaterKept(Kept, frozen=True, kw_only=True):
 
 @pytest.mark.parametrize(
     ("value", "later"),
-    [(SessionFacts(model="m"), LaterFacts), (TurnBegin(), LaterBegin), (Kept(), LaterKept)],
+    [
+        (SessionFacts(model="m"), LaterFacts),
+        (TurnBegin(), LaterBegin),
+        (PersistedSettings(), LaterKept),
+    ],
     ids=["facts", "begin", "kept"],
 )
 def test_a_default_that_changes_changes_nothing_that_is_stored(
@@ -69,7 +73,14 @@ def test_a_default_that_changes_changes_nothing_that_is_stored(
 
 @pytest.mark.parametrize(
     "value",
-    [SessionFacts(model="m"), TurnBegin(), HistoryEntry(), TurnPiece(), Rendering(), Kept()],
+    [
+        SessionFacts(model="m"),
+        TurnBegin(),
+        HistoryEntry(),
+        TurnPiece(),
+        Rendering(),
+        PersistedSettings(),
+    ],
     ids=repr,
 )
 def test_all_values_are_stored(value: msgspec.Struct) -> None:

@@ -1,0 +1,201 @@
+"""The models by name, as the configuration, the models directory and swaps define them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from ...backends.errors import ModelNotFound
+from ...backends.params import nearest
+from ..components import Components
+from ..config.model_settings import ModelConfig
+from ..config.settings import Config
+from ..residency.model_files import models_in
+from ..workers.process_client import ProcessClient
+from ..workers.worker import Worker
+from .model import ManagedModel, ModelState
+from .persisted import SETTINGS_FILE, PersistedModels
+from .specs import limits_of
+
+__all__ = ("ModelCatalog",)
+
+ECHO = "echo"
+
+
+class ModelCatalog:
+    """The models by name. *create* makes one of a name, its configuration and its owner.
+
+    Owned by the daemon's event loop.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        components: Components,
+        create: Callable[[str, ModelConfig, int | None], ManagedModel],
+    ):
+        self.config = config
+        self._components, self._create = components, create
+        self._models: dict[str, ManagedModel] = {}
+        self._settings = PersistedModels(
+            config.state_dir / SETTINGS_FILE, partial(components.note, "models")
+        )
+        self._configured: dict[str, ModelConfig] = {}
+        """The models that the last scan of configuration and models directory has found."""
+        self._last_files: dict[str, Path] = {}
+        self._recovered = 0
+        """In models that were removed."""
+
+    def scan(self) -> None:
+        """Read the configuration's models and the models directory again."""
+        found = {ECHO: ModelConfig(backend="echo")}
+        found |= self._settings.swapped_names(self.config.models_dir)
+        found |= {n: ModelConfig(file=p) for n, p in self._files().items()}
+        found |= self.config.models
+        self._configured = found
+        for name, config in found.items():
+            if name not in self._models:
+                model = self._models[name] = self._create(name, config, None)
+                model.apply_settings(self._settings.settings_of(name, config))
+            else:
+                self.refresh_model(self._models[name])
+        for name, model in list(self._models.items()):
+            if name not in found and model.uid is None and not model.busy and not model.worker:
+                del self._models[name]
+
+    def refresh_model(self, model: ManagedModel) -> None:
+        """Apply the configuration to a model that is not loaded and has no earlier turns."""
+        configured = self._configured.get(model.name)
+        if configured is None or configured == model.configured:
+            return
+        if model.worker is not None or model.has_tasks:
+            return
+        model.configured = configured
+        model.apply_settings(self._settings.settings_of(model.name, configured))
+
+    def reconfigure(self, config: Config) -> list[ManagedModel]:
+        """Apply another configuration. Return the loaded models that it changes: they keep the old
+        one until their next load.
+        """
+        before, self.config = self.config, config
+        self.scan()
+        loaded = [m for m in self._models.values() if m.worker is not None and m.uid is None]
+        return [model for model in loaded if self._is_outdated(model, before)]
+
+    def _is_outdated(self, model: ManagedModel, before: Config) -> bool:
+        """Return whether a load now would differ from the load of this model."""
+        if self._configured.get(model.name) != model.configured:
+            return True
+        limits = limits_of(self.config)
+        return before.defaults != self.config.defaults or limits_of(before) != limits
+
+    def _files(self) -> dict[str, Path]:
+        """Return the models directory's files by name; the last ones, while it is unreadable."""
+        try:
+            self._last_files = models_in(self.config.models_dir)
+        except OSError as exc:
+            cause = f"{self.config.models_dir}: {exc.strerror or exc}"
+            self._components.note("models-dir", cause)
+        else:
+            self._components.note("models-dir", None)
+        return self._last_files
+
+    def visible_to(self, uid: int) -> list[ManagedModel]:
+        """Return the models that *uid* may see."""
+        self.scan()
+        visible = [m for m in self._models.values() if m.uid in (None, uid)]
+        return sorted(visible, key=lambda model: model.name)
+
+    def known(self) -> list[ManagedModel]:
+        """Return all users' models that the last scan has found; no directory is read."""
+        return list(self._models.values())
+
+    def get(self, name: str, uid: int) -> ManagedModel:
+        """Return a model by its name.
+
+        :raises ModelNotFound: with the nearest name that exists.
+        """
+        if name not in self._models or name not in self._configured:
+            self.scan()
+        model = self._models.get(name)
+        if model is None or model.uid not in (None, uid):
+            names = [m.name for m in self.visible_to(uid)]
+            close = nearest(name, names)
+            raise ModelNotFound(
+                f"there is no model {name[:200]!r}",
+                hint=f"{close + '; ' if close else ''}`inferd models` lists the names, `inferd"
+                " pull` gets a model",
+                data={"models": names[:100]},
+            )
+        return model
+
+    def find_client(self, name: str, uid: int) -> ProcessClient | None:
+        """Return the client of a model's worker; None: it is not loaded, or does not exist."""
+        try:
+            worker = self.get(name, uid).loaded
+        except ModelNotFound:
+            return None
+        return None if worker is None else worker.client
+
+    def swap_target(self, to: str, uid: int) -> ModelConfig:
+        """Return what a swap loads: another model's file and parameters, or a file of the models
+        directory.
+
+        :raises ModelNotFound: neither exists.
+        """
+        if to.endswith(".gguf"):
+            found = {p.name: p for p in self._files().values()}
+            if to in found:
+                return ModelConfig(file=found[to])
+        return self.get(to, uid).config
+
+    def has_model(self, model: ManagedModel) -> bool:
+        """Return whether the name of *model* still means it."""
+        return self._models.get(model.name) is model
+
+    def ready_workers(self) -> list[Worker]:
+        """Return the workers of the models that are ready."""
+        return [w for m in self._models.values() if (w := m.loaded) is not None]
+
+    def all_workers(self) -> list[Worker]:
+        """Return the workers of all models, those that load or unload included."""
+        return [m.worker for m in self._models.values() if m.worker is not None]
+
+    def watched(self) -> list[tuple[str, Worker]]:
+        """Return all models that have workers, by name, with these."""
+        return [(m.name, m.worker) for m in self._models.values() if m.worker is not None]
+
+    @property
+    def loading(self) -> dict[str, float]:
+        """The models that are being loaded, and how far each is."""
+        found = [m for m in self._models.values() if m.state is ModelState.LOADING]
+        return {m.name: m.worker.progress for m in found if m.worker is not None}
+
+    @property
+    def recovered(self) -> int:
+        """How often a turn went on in another worker: its own had died, or was swapped."""
+        return self._recovered + sum(m.recovery.recovered for m in self._models.values())
+
+    def add_model(self, name: str, config: ModelConfig, uid: int) -> ManagedModel:
+        """Return a new model that only *uid* may name."""
+        model = self._models[name] = self._create(name, config, uid)
+        return model
+
+    def remove_model(self, model: ManagedModel) -> None:
+        """Remove a model that is unloaded."""
+        if self._models.pop(model.name, None) is model:
+            self._recovered += model.recovery.recovered
+
+    def close_descriptor(self, model: ManagedModel) -> None:
+        """Remove a model that came by a descriptor, once no client has a lease on it."""
+        if model.fd >= 0 and not model.leases:
+            os.close(model.fd)
+            model.fd = -1
+            self._models.pop(model.name, None)
+
+    def persist_settings(self, model: ManagedModel) -> None:
+        """Store what was set for a model at run time, except for descriptors' models."""
+        if model.uid is None:
+            self._settings.store_settings(model.name, model.settings)

@@ -1,0 +1,98 @@
+"""Leases: what clients and sessions hold on models."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from ...backends.errors import SessionExpired
+from ...sessions import WorkerClient
+from ...sessions.turns.sentence_checks import Comparison, Similarity, no_judge
+from ...sessions.worker_client import ask_again
+from ..workers.process_client import ProcessClient
+from .model import ManagedModel
+
+__all__ = ("DormantLease", "Lease")
+
+T = TypeVar("T")
+
+
+class Lease:
+    """One client's lease on a model: a `sessions.ModelSource`. While it lasts, the model does not
+    expire; the model may be evicted for another one, and is loaded again when it is needed.
+    """
+
+    def __init__(self, model: ManagedModel):
+        self.model = model
+        self.name = model.name
+        self.closed = False
+        model.add_lease(self)
+
+    @property
+    def loaded(self) -> ProcessClient | None:
+        """The client of the model's worker, if the model is loaded."""
+        worker = self.model.loaded
+        return None if worker is None else worker.client
+
+    @property
+    def held(self) -> bool:
+        """Whether a swap holds turns back."""
+        return self.model.turns_held
+
+    async def released(self) -> None:
+        """Wait until turns may begin."""
+        await self.model.released()
+
+    async def ready(self, on_progress: Callable[[float], None] | None = None) -> ProcessClient:
+        """Return the client of the model's worker, loading the model if needed."""
+        return await self.model.ready(on_progress)
+
+    async def ask(self, question: Callable[[ProcessClient], Awaitable[T]]) -> T:
+        """Return the worker's answer, or another worker's if the first one dies meanwhile.
+
+        :raises WorkerCrashed: the question ended the worker, or too many workers have died.
+        """
+        return await ask_again(self.ready, question)
+
+    def predecessor(self, vocabulary: str) -> ManagedModel | None:
+        """Return a model that had the name before a swap, by its vocabulary's hash."""
+        return self.model.predecessors.get(vocabulary)
+
+    def compare(self, comparison: Comparison, tell: Callable[[Similarity], None]) -> None:
+        """Compare a sentence of the model's output, as is configured for the model."""
+        self.model.compare(comparison, tell)
+
+    def close(self) -> None:
+        """End the lease."""
+        self.closed = True
+        self.model.end_lease(self)
+
+
+class DormantLease:
+    """The model of a dormant session, which no client has resumed yet: a `ModelSource`. *find*
+    returns the client of the model's worker, if the model is loaded.
+    """
+
+    held = False
+
+    def __init__(self, name: str, find: Callable[[], WorkerClient | None]):
+        self.name, self._find = name, find
+
+    async def released(self) -> None:
+        """Return at once: a dormant session has no turns."""
+
+    @property
+    def loaded(self) -> WorkerClient | None:
+        """The client of the model's worker, if the model is loaded."""
+        return self._find()
+
+    def predecessor(self, vocabulary: str) -> None:
+        """Return None: no client has a lease."""
+
+    async def ready(self) -> WorkerClient:
+        """Raise: a dormant session computes nothing."""
+        raise SessionExpired(f"no_judge holds the model {self.name!r}")
+
+    def compare(self, comparison: Comparison, tell: Callable[[Similarity], None]) -> None:
+        """Skip the comparison: a dormant session has no output."""
+        no_judge(comparison, tell)

@@ -1,0 +1,58 @@
+"""The choice of loaded models to evict: pure functions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+__all__ = ("EvictionCandidate", "choose_victims")
+
+IDLE_S_MIN = 0.001
+
+
+@dataclass(frozen=True, slots=True)
+class EvictionCandidate:
+    """A loaded model that may be evicted, now or, where it is *busy*, once it is idle."""
+
+    name: str
+    need: int
+    """Bytes that its eviction frees."""
+    load_s: float
+    """Seconds that loading it again takes."""
+    idle_s: float
+    busy: bool = False
+    lingers: bool = False
+    """It was used a moment ago and may be used again: it is not evicted yet."""
+    loaded_at: float = 0.0
+
+    @property
+    def value(self) -> float:
+        """What its memory is worth: the time to load it again against the time it was idle."""
+        return self.load_s / max(self.idle_s, IDLE_S_MIN)
+
+    @property
+    def order_key(self) -> tuple[bool, float, str]:
+        """The order of eviction: idle models by their value, then busy ones, longest loaded
+        first.
+        """
+        return self.busy, self.loaded_at if self.busy else self.value, self.name
+
+
+def choose_victims(
+    candidates: Iterable[EvictionCandidate], missing: int
+) -> list[EvictionCandidate] | None:
+    """Return the models to evict so that *missing* bytes become free: those of least value first,
+    busy ones last. None: all of them together are not enough, and none is to be evicted.
+    """
+    chosen: list[EvictionCandidate] = []
+    for candidate in sorted(candidates, key=lambda c: c.order_key):
+        if sum(c.need for c in chosen) >= missing:
+            break
+        chosen.append(candidate)
+    if sum(c.need for c in chosen) < missing:
+        return None
+    for candidate in reversed(chosen):  # a large one chosen late may make small ones superfluous
+        rest = [c for c in chosen if c is not candidate]
+        if sum(c.need for c in rest) >= missing:
+            chosen = rest
+    return chosen

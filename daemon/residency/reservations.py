@@ -1,0 +1,112 @@
+"""Memory that is reserved for workers, and what is free beside it."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import msgspec
+
+from ...backends import MemoryNeed
+from ..workers.worker import Worker
+from .machine import MachineMemory
+
+__all__ = ("Reservations", "bytes_on")
+
+
+class _Reservation:
+    """Memory of one worker. `unseen`: bytes of it that the machine's free memory still counts (its
+    weights are pages of a file); None while it loads.
+    """
+
+    def __init__(self, need: MemoryNeed):
+        self.need = need
+        self.unseen: int | None = None
+
+
+class Reservations:
+    """Memory by worker. *limit* bytes are for all models together; 0: what the machine has.
+
+    Owned by the daemon's event loop; nothing here waits.
+    """
+
+    def __init__(self, limit: int, machine: MachineMemory | None):
+        self._limit, self._machine = limit, machine or MachineMemory()
+        self._by_worker: dict[Worker, _Reservation] = {}
+
+    def reserve(self, worker: Worker, need: MemoryNeed) -> None:
+        """Reserve *need* for a worker that may load now."""
+        self._by_worker[worker] = _Reservation(need)
+
+    def release(self, worker: Worker) -> None:
+        """Release the memory of a worker that has exited."""
+        self._by_worker.pop(worker, None)
+
+    def note_loaded(self, worker: Worker) -> None:
+        """Note that a worker has taken its memory."""
+        reservation = self._by_worker.get(worker)
+        if reservation is not None:
+            reservation.unseen = self._unseen_bytes(worker, reservation)
+
+    def resize(self, worker: Worker, size: int) -> None:
+        """Reserve *size* bytes more for a loaded worker, or fewer; `note_loaded` follows."""
+        reservation = self._by_worker.get(worker)
+        if reservation is not None:  # else it has exited
+            weights = max(0, reservation.need.weights + size)
+            reservation.need = msgspec.structs.replace(reservation.need, weights=weights)
+            reservation.unseen = None
+
+    def add_embedding(self, worker: Worker) -> None:
+        """Reserve the memory of a loaded worker's embedding context."""
+        reservation = self._by_worker.get(worker)
+        if reservation is not None:
+            extra = reservation.need.embedding
+            reservation.need = reservation.need.with_embedding()
+            if reservation.unseen is not None:
+                reservation.unseen += extra
+
+    def of_worker(self, worker: Worker | None) -> MemoryNeed | None:
+        """Return what is reserved for a worker; None: nothing."""
+        reservation = self._by_worker.get(worker) if worker is not None else None
+        return reservation.need if reservation is not None else None
+
+    def free_bytes(self) -> int:
+        """Return the bytes that are neither used nor reserved."""
+        if self._limit:
+            return self._limit - sum(r.need.total for r in self._by_worker.values())
+        unseen = sum(self._unseen_bytes(worker, r) for worker, r in self._by_worker.items())
+        return self._machine.free_bytes() - unseen
+
+    def machine_free_bytes(self) -> int:
+        """Return the machine's free bytes; negative where memory is short.
+
+        Where the limit is configured, the operator answers for what models have yet to touch.
+        """
+        return self._machine.free_bytes() if self._limit else self.free_bytes()
+
+    def unloading_workers(self) -> list[Worker]:
+        """Return the workers that have memory and are about to exit."""
+        return [worker for worker in self._by_worker if worker.leaving]
+
+    def unloading_bytes(self, device: str = "") -> int:
+        """Return the bytes of the host or of *device* that workers about to exit have."""
+        return sum(bytes_on(self._by_worker[w].need, device) for w in self.unloading_workers())
+
+    def loading_on_devices(self) -> Counter[str]:
+        """Return the bytes of each device that loads under way have reserved; what a loaded worker
+        has, the device itself no longer counts as free.
+        """
+        reserved: Counter[str] = Counter()
+        for reservation in self._by_worker.values():
+            if reservation.unseen is None:
+                reserved.update(reservation.need.devices)
+        return reserved
+
+    def _unseen_bytes(self, worker: Worker, reservation: _Reservation) -> int:
+        if reservation.unseen is not None:
+            return reservation.unseen
+        return max(0, reservation.need.total - self._machine.anonymous_bytes(worker.pid))
+
+
+def bytes_on(need: MemoryNeed, device: str) -> int:
+    """Return the bytes that *need* takes of *device*, or of the host if that is empty."""
+    return need.devices.get(device, 0) if device else need.total
