@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from .batch import Chunk
     from .embedder import Embedder, EmbedInfo, EmbedSpec
     from .errors import InferdError
-    from .memory_need import Device, MemoryNeed, Reckoning
+    from .memory_need import Device, MemoryEstimator, MemoryNeed
     from .model_spec import LoadProgress, ModelSpec, Shape
     from .params import SamplingParams
 
@@ -43,14 +43,14 @@ __all__ = (
     "Model",
     "ModelInfo",
     "ModelSpec",
-    "Reckoning",
+    "MemoryEstimator",
     "Rendering",
     "Sampler",
     "SamplingParams",
     "TokenProbs",
     "Shape",
     "load_model",
-    "reckon_model",
+    "estimate_memory",
 )
 
 _MODULES = (
@@ -84,19 +84,19 @@ def load_model(spec: ModelSpec, progress: LoadProgress) -> Model:
     raise _unknown(spec)
 
 
-def reckon_model(spec: ModelSpec) -> Reckoning:
+def estimate_memory(spec: ModelSpec) -> MemoryEstimator:
     """Look at the model that *spec* names, as `load_model` would load it, and load nothing.
 
     :raises LoadFailed: the file is missing, unreadable, damaged or of an unknown kind.
     """
     if spec.backend == "echo":
-        from .echo.memory_estimate import EchoReckoning
+        from .echo.memory_estimate import EchoMemoryEstimator
 
-        return EchoReckoning(spec)
+        return EchoMemoryEstimator(spec)
     if spec.backend == "llama":
-        from .llama import reckon_llama
+        from .llama import estimate_llama
 
-        return reckon_llama(spec)
+        return estimate_llama(spec)
     raise _unknown(spec)
 
 

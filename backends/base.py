@@ -1,7 +1,7 @@
 """The `Model` protocol, and the facts, messages and samplers that go in and out of it.
 
 A model is driven by one thread, the engine's. Sequences live in numbered slots, 0 … slots - 1;
-`Model` keeps for each the KV state and, after a step, the row of logits that the last decode left.
+`Model` keeps for each the KV state and, after a step, the logits that the last decode left.
 """
 
 from __future__ import annotations
@@ -82,8 +82,8 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TokenProbs(msgspec.Struct, frozen=True):
-    """How likely a drawn *token* was, and the likeliest tokens, in order. *value* is the logarithm
-    of what the model gave it, or, with `post_sampling_probs`, its probability among what was left.
+    """The probability of a sampled *token*, and the top tokens, in order. *value* is its logprob
+    by the model, or, with `post_sampling_probs`, its probability among the candidates left.
     """
 
     token: int
@@ -92,7 +92,7 @@ class TokenProbs(msgspec.Struct, frozen=True):
 
 
 class Sampler(Protocol):
-    """Picks tokens of one turn. Token *t* is drawn by a generator seeded from (seed, t)."""
+    """Picks tokens of one turn. Token *t* is sampled by a generator seeded from (seed, t)."""
 
     @property
     def complete(self) -> bool:
@@ -100,7 +100,7 @@ class Sampler(Protocol):
 
     @property
     def probs(self) -> TokenProbs | None:
-        """What is told of the token that was drawn last, where `n_probs` asks for it."""
+        """The probabilities of the token that was sampled last, where `n_probs` asks for them."""
 
     def close(self) -> None:
         """Free what the sampler holds."""
@@ -152,26 +152,26 @@ class Model(Protocol):
         """Decode one batch: chunks in ascending slots, in all at most `batch_size` rows.
 
         :raises KvFull: no cells are left for the batch; nothing of it was computed, its slots
-            hold what they held, and rows of logits that were not held are gone.
+            hold what they held, and logits that were not held are lost.
         :raises BackendError: nothing of the batch counts; the slots in it are to be cleared.
         """
 
     def sample(self, slot: int, sampler: Sampler, index: int) -> int:
-        """Draw token number *index* of a turn from the slot's row of logits."""
+        """Sample token number *index* of a turn from the slot's logits."""
 
-    def surprise(self, slot: int) -> Callable[[int], float]:
-        """Return what tells of a token how the slot's row, as it is now, takes it: −ln of its
+    def surprisal(self, slot: int) -> Callable[[int], float]:
+        """Return a function of a token's surprisal by the slot's present logits: −ln of its
         probability, in nats, before biases and samplers.
         """
 
-    def hold(self, slot: int) -> None:
-        """Keep the slot's row of logits over the next steps: it is sampled later."""
+    def hold_logits(self, slot: int) -> None:
+        """Keep the slot's logits over the next steps: they are sampled later."""
 
-    def take_row(self, slot: int) -> object:
-        """Move the slot's row of logits out of the model, to keep it while a task is parked."""
+    def take_logits(self, slot: int) -> object:
+        """Move the slot's logits out of the model, to keep them while a task is parked."""
 
-    def put_row(self, slot: int, row: object) -> None:
-        """Put back a row that `take_row` gave, into any slot."""
+    def put_logits(self, slot: int, logits: object) -> None:
+        """Put back logits that `take_logits` returned, into any slot."""
 
     def trim(self, slot: int, keep: int) -> int:
         """Forget all but the first *keep* tokens of a slot.
@@ -191,7 +191,7 @@ class Model(Protocol):
     def shift(self, slot: int, keep: int, discard: int) -> None:
         """Drop *discard* tokens after the first *keep*; what follows moves down (approximate).
 
-        The slot's row of logits is lost. It must be decoded into before it is saved or swapped.
+        The slot's logits are lost. It must be decoded into before it is saved or swapped.
 
         :raises UnsupportedOperation: the model's memory cannot; see `ModelInfo.can_shift`.
         :raises BackendError: nothing would be left to move, and nothing has changed; or cells
@@ -206,7 +206,7 @@ class Model(Protocol):
         """
 
     def swap(self, a: int, b: int) -> None:
-        """Exchange the contents of two slots, rows of logits included.
+        """Exchange the contents of two slots, logits included.
 
         :raises BackendError: one was shifted and not decoded into since; nothing has changed.
         """

@@ -9,7 +9,7 @@ import msgspec
 from .errors import InvalidArgument
 from .model_spec import ModelSpec, Shape
 
-__all__ = ("Device", "MemoryNeed", "Reckoning", "check_devices")
+__all__ = ("Device", "MemoryNeed", "MemoryEstimator", "check_devices")
 
 
 class Device(msgspec.Struct, frozen=True):
@@ -76,7 +76,7 @@ class MemoryNeed(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-class Reckoning(Protocol):
+class MemoryEstimator(Protocol):
     """A model that was opened but not loaded; estimates the memory that loading it would take."""
 
     @property

@@ -80,17 +80,17 @@ class EchoContext:
 
     # Logits: there is nothing in them.
 
-    def hold(self, slot: int) -> None:
+    def hold_logits(self, slot: int) -> None:
         """Keep the slot's logits; the echo model never loses any."""
         assert self.slots[slot].has_logits
 
-    def take_row(self, slot: int) -> object:
+    def take_logits(self, slot: int) -> object:
         """Move the slot's logits out; sampling uses them up this way, too."""
         assert self.slots[slot].has_logits, f"slot {slot} has no logits"
         self.slots[slot].has_logits = False
         return None
 
-    def put_row(self, slot: int, row: object) -> None:
+    def put_logits(self, slot: int, logits: object) -> None:
         """Put logits back."""
         self.slots[slot].has_logits = True
 

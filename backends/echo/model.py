@@ -63,9 +63,9 @@ class EchoModel:
         self.piece = vocabulary.piece
         self.is_control = vocabulary.is_control
         self.is_eog = vocabulary.is_eog
-        self.hold = context.hold
-        self.take_row = context.take_row
-        self.put_row = context.put_row
+        self.hold_logits = context.hold_logits
+        self.take_logits = context.take_logits
+        self.put_logits = context.put_logits
         self.trim = context.trim
         self.length = context.length
         self.trim_min = context.trim_min
@@ -102,7 +102,7 @@ class EchoModel:
 
     def sample(self, slot: int, sampler: Sampler, index: int) -> int:
         """Return the next byte of the slot's last prompt, then the end mark."""
-        self.context.take_row(slot)
+        self.context.take_logits(slot)
         assert isinstance(sampler, EchoSampler)
         held, vocabulary = self.context.slots[slot], self._vocabulary
         token = next_token(held.tokens)
@@ -110,7 +110,7 @@ class EchoModel:
             token = vocabulary.token(adapt(vocabulary.piece(token), held.adapters)[0])
         return sampler.report_probs(token)
 
-    def surprise(self, slot: int) -> Callable[[int], float]:
+    def surprisal(self, slot: int) -> Callable[[int], float]:
         """Return the surprisal of tokens: ten nats for those of `surprising`, else none."""
         assert self.context.slots[slot].has_logits
         surprising, byte = self.options.surprising.encode(), self._vocabulary.byte

@@ -13,10 +13,10 @@ from ..errors import UnsupportedOperation
 from ..model_spec import LoadProgress, ModelSpec
 
 if TYPE_CHECKING:
-    from .loading.memory_estimate import LlamaReckoning
+    from .loading.memory_estimate import LlamaMemoryEstimator
     from .model import LlamaModel
 
-__all__ = ("load_llama", "reckon_llama")
+__all__ = ("load_llama", "estimate_llama")
 
 
 def load_llama(spec: ModelSpec, progress: LoadProgress) -> LlamaModel:
@@ -35,16 +35,16 @@ def load_llama(spec: ModelSpec, progress: LoadProgress) -> LlamaModel:
     return load(spec, progress)
 
 
-def reckon_llama(spec: ModelSpec) -> LlamaReckoning:
+def estimate_llama(spec: ModelSpec) -> LlamaMemoryEstimator:
     """Look at the GGUF model that *spec* names without loading it.
 
     :raises InferdError: what `load_llama` raises.
     """
     try:
-        from .loading.memory_estimate import LlamaReckoning
+        from .loading.memory_estimate import LlamaMemoryEstimator
     except (ImportError, OSError, RuntimeError) as exc:
         raise _unusable(exc) from exc
-    return LlamaReckoning(spec)
+    return LlamaMemoryEstimator(spec)
 
 
 def _unusable(error: Exception) -> UnsupportedOperation:

@@ -1,4 +1,4 @@
-"""The llama.cpp model: vocabulary, context and chat template, and the rows of logits."""
+"""The llama.cpp model: vocabulary, context and chat template, and the logits of slots."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class LlamaModel:
         self._threads = 0
         self._prototypes = Prototypes()
         self._candidates: Candidates | None = None
-        # Rows of logits by slot: in the context until the next step, or held, a copy of our own.
+        # Logits by slot: their row in the context until the next step, or held, a copy of our own.
         self._live: dict[int, int] = {}
         self._held: dict[int, NDArray[np.float32]] = {}
         self.tokenize = vocab.tokenize
@@ -95,12 +95,12 @@ class LlamaModel:
         self._live = live
 
     def sample(self, slot: int, sampler: Sampler, index: int) -> int:
-        """Draw token number *index* of a turn from the slot's row of logits, and use the row up."""
+        """Sample token number *index* of a turn from the slot's logits, and use these up."""
         assert isinstance(sampler, LlamaSampler)
-        asleep = sampler.asleep
+        awaits_trigger = sampler.awaits_trigger
         token = self._sample(slot, sampler, index)
-        if asleep:
-            sampler.hear(token)
+        if awaits_trigger:
+            sampler.try_trigger(token)
         return token
 
     def _sample(self, slot: int, sampler: LlamaSampler, index: int) -> int:
@@ -108,8 +108,8 @@ class LlamaModel:
         if row is not None and sampler.whole:
             chain = sampler.chain(index)
             return int(lib.llama_sampler_sample(chain, self._context.pointer, row))
-        logits = self._take(slot) if row is None else self._context.row(row)
-        token = self._buffer.draw(sampler, logits, index)
+        logits = self._take_held(slot) if row is None else self._context.row(row)
+        token = self._buffer.sample(sampler, logits, index)
         if token is None:  # nothing can follow: the answer ends
             return next(iter(self._vocab.eog()), 0)
         return token
@@ -120,61 +120,61 @@ class LlamaModel:
             self._candidates = Candidates(self._vocab.size)
         return self._candidates
 
-    def _take(self, slot: int) -> NDArray[np.float32]:
+    def _take_held(self, slot: int) -> NDArray[np.float32]:
         try:
             return self._held.pop(slot)
         except KeyError:
-            raise BackendError(f"slot {slot} has no row of logits") from None
+            raise BackendError(f"slot {slot} has no logits") from None
 
     def logits(self, slot: int) -> NDArray[np.float32]:
-        """Return a copy of the slot's row of logits, which stays where it is."""
+        """Return a copy of the slot's logits, which stay where they are."""
         row = self._live.get(slot)
         if row is not None:
             return self._context.row(row).copy()
         if slot not in self._held:
-            raise BackendError(f"slot {slot} has no row of logits")
+            raise BackendError(f"slot {slot} has no logits")
         return self._held[slot].copy()
 
-    def surprise(self, slot: int) -> Callable[[int], float]:
-        """Return what tells of a token how unlikely it was; see `Model.surprise`."""
+    def surprisal(self, slot: int) -> Callable[[int], float]:
+        """Return the surprisal of tokens; see `Model.surprisal`."""
         logits = self.logits(slot)
         top = float(logits.max())
         whole = top + math.log(float(np.exp(logits - top).sum(dtype=np.float64)))
         return lambda token: whole - float(logits[token])
 
-    def hold(self, slot: int) -> None:
-        """Keep the slot's row of logits over the next steps: it is sampled later."""
+    def hold_logits(self, slot: int) -> None:
+        """Keep the slot's logits over the next steps: they are sampled later."""
         if slot not in self._held:
             self._held[slot] = self.logits(slot)
             del self._live[slot]
 
-    def take_row(self, slot: int) -> object:
-        """Move the slot's row of logits out of the model: a copy of our own."""
-        self.hold(slot)
+    def take_logits(self, slot: int) -> object:
+        """Move the slot's logits out of the model: a copy of our own."""
+        self.hold_logits(slot)
         return self._held.pop(slot)
 
-    def put_row(self, slot: int, row: object) -> None:
-        """Put back a row that `take_row` gave, into any slot."""
-        assert isinstance(row, np.ndarray) and row.shape == (self._vocab.size,)
-        self._forget_row(slot)
-        self._held[slot] = row
+    def put_logits(self, slot: int, logits: object) -> None:
+        """Put back logits that `take_logits` returned, into any slot."""
+        assert isinstance(logits, np.ndarray) and logits.shape == (self._vocab.size,)
+        self._drop_logits(slot)
+        self._held[slot] = logits
 
     def trim(self, slot: int, keep: int) -> int:
-        """Forget all but the first *keep* tokens of a slot, and its row; see `Model.trim`."""
-        self._forget_row(slot)
+        """Forget all but the first *keep* tokens of a slot, and its logits; see `Model.trim`."""
+        self._drop_logits(slot)
         return self._context.trim(slot, keep)
 
     def shift(self, slot: int, keep: int, discard: int) -> None:
-        """Drop *discard* tokens after the first *keep*, and the slot's row; see `Model.shift`."""
+        """Drop *discard* tokens after the first *keep*, and the logits; see `Model.shift`."""
         self.reuse(slot, shift_moves(self.length(slot), keep, discard))
 
     def reuse(self, slot: int, moves: Sequence[Move]) -> None:
-        """Move runs of tokens down, drop all others and the slot's row; see `Model.reuse`."""
+        """Move runs of tokens down, drop all others and the slot's logits; see `Model.reuse`."""
         self._context.move(slot, moves)
-        self._forget_row(slot)
+        self._drop_logits(slot)
 
     def swap(self, a: int, b: int) -> None:
-        """Exchange the contents of two slots, rows of logits included."""
+        """Exchange the contents of two slots, logits included."""
         if a == b:
             return
         self._context.swap(a, b)
@@ -183,7 +183,7 @@ class LlamaModel:
 
     def restore(self, slot: int, state: bytes) -> bool:
         """Put a saved state into a slot; False if it does not fit, the slot is then empty."""
-        self._forget_row(slot)
+        self._drop_logits(slot)
         return self._context.restore(slot, state)
 
     def embedder(self) -> LlamaEmbedder:
@@ -201,7 +201,7 @@ class LlamaModel:
         if self._embedder is not None:
             self._embedder.set_threads(threads)
 
-    def _forget_row(self, slot: int) -> None:
+    def _drop_logits(self, slot: int) -> None:
         self._live.pop(slot, None)
         self._held.pop(slot, None)
 

@@ -130,7 +130,7 @@ class SlotTable:
         """Keep the logits that the next step, over the slots *stepping*, would lose."""
         for task in self.tasks:
             if task.has_logits and task.slot not in stepping:
-                self._model.hold(task.slot)
+                self._model.hold_logits(task.slot)
 
     def check_integrity(self) -> None:
         """Assert that every lease is mutual, and that the model holds the tokens noted here."""

@@ -69,7 +69,7 @@ class TaskStates:
         self._idle.vacate(target)
         fits = self._restore(target, saved.state)
         if fits and task.has_logits:
-            self._model.put_row(target.index, logits)
+            self._model.put_logits(target.index, logits)
         self._store.unpin(saved, spent=True)
         return fits
 
@@ -155,7 +155,7 @@ class TaskStates:
                 return False
         if saved is None:
             self._slots.clear_task(task)
-        logits = self._model.take_row(task.slot) if task.has_logits else None
+        logits = self._model.take_logits(task.slot) if task.has_logits else None
         self._parked[task.spec.id] = (saved, logits)
         self._slots.end_lease(task, keep=False)
         return True

@@ -40,7 +40,7 @@ def sample_token(model: Model, task: Task, now: float, *, last: bool) -> Sampled
     assert task.sampler is not None
     watch = task.watch
     counts = watch is not None and watch.surprisal is not None
-    surprisal_of = model.surprise(task.slot) if counts else None
+    surprisal_of = model.surprisal(task.slot) if counts else None
     token = model.sample(task.slot, task.sampler, task.generated)
     task.has_logits = False
     task.tokens.append(token)

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ...backends import Device, MemoryNeed, ModelSpec, Reckoning, Shape, reckon_model
+from ...backends import Device, MemoryEstimator, MemoryNeed, ModelSpec, Shape, estimate_memory
 from .. import messages as m
 
 __all__ = ("CachedEstimate",)
 
 
 class CachedEstimate:
-    """A `Reckoning` that reads the model's file only for shapes that are not *known*. The first of
-    *known* is of the spec's own shape.
+    """A `MemoryEstimator` that reads the model's file only for shapes that are not *known*. The
+    first of *known* is of the spec's own shape.
     """
 
     def __init__(self, spec: ModelSpec, known: Sequence[m.MemoryEstimate]):
         self._spec = spec
         self._needs = {report.shape: report.need for report in known}
-        self._estimate: Reckoning | None = None
+        self._estimate: MemoryEstimator | None = None
         self.shape = known[0].shape if known else self._read_estimate().shape
 
     @property
@@ -36,7 +36,7 @@ class CachedEstimate:
         if self._estimate is not None:
             self._estimate.close()
 
-    def _read_estimate(self) -> Reckoning:
+    def _read_estimate(self) -> MemoryEstimator:
         if self._estimate is None:
-            self._estimate = reckon_model(self._spec)
+            self._estimate = estimate_memory(self._spec)
         return self._estimate

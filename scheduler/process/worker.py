@@ -22,9 +22,9 @@ import msgspec
 
 from ...backends import (
     InferdError,
+    MemoryEstimator,
     Model,
     ModelSpec,
-    Reckoning,
     Shape,
     load_model,
 )
@@ -149,23 +149,23 @@ def _agree_on_shape(
     """
     if commands.has_quit():
         raise load_cancelled(spec.name)
-    with contextlib.closing(CachedEstimate(spec, known)) as reckoning:
-        shape = reckoning.shape
+    with contextlib.closing(CachedEstimate(spec, known)) as estimator:
+        shape = estimator.shape
         if not known:
-            link.send_reports([_reckoned(reckoning, shape)])
+            link.send_reports([_memory_estimate(estimator, shape)])
         while True:
             match commands.next_command():
                 case m.EstimateMemory(other):
                     shape = other
-                    link.send_reports([_reckoned(reckoning, shape)])
+                    link.send_reports([_memory_estimate(estimator, shape)])
                 case m.Proceed():
                     return shape.apply_to(spec)
                 case m.Quit():
                     raise load_cancelled(spec.name)
 
 
-def _reckoned(reckoning: Reckoning, shape: Shape) -> m.MemoryEstimate:
-    return m.MemoryEstimate(shape, reckoning.need(shape), reckoning.devices)
+def _memory_estimate(estimator: MemoryEstimator, shape: Shape) -> m.MemoryEstimate:
+    return m.MemoryEstimate(shape, estimator.need(shape), estimator.devices)
 
 
 def _kv_files(kv_dir: str, model: Model) -> KvFiles | None:

@@ -144,8 +144,8 @@ def test_a_held_row_is_drawn_from_as_if_at_once(
     chosen = GREEDY if params is GREEDY else DRAWN
     expected = generate(model, 0, prompt, chosen, count=1)
     prefill(model, 1, prompt)
-    model.hold(1)
-    model.hold(1)
+    model.hold_logits(1)
+    model.hold_logits(1)
     prefill(model, 2, other)
     assert model.sample(1, model.sampler(chosen, prompt), 0) == expected[0]
 
@@ -155,11 +155,11 @@ def test_a_row_taken_out_goes_back_into_any_slot(
 ) -> None:
     expected = generate(model, 0, prompt)
     position = prefill(model, 1, prompt)
-    row, state = model.take_row(1), model.save(1)
+    row, state = model.take_logits(1), model.save(1)
     model.trim(1, 0)
     prefill(model, 1, other)
     assert model.restore(3, state)
-    model.put_row(3, row)
+    model.put_logits(3, row)
     assert go_on(model, 3, model.sampler(GREEDY, prompt), position) == expected
 
 
@@ -224,10 +224,10 @@ def test_swapped_slots_carry_their_rows(model: Model, prompt: list[int], other: 
     model.trim(0, 0)
     model.trim(1, 0)
     prefill(model, 0, prompt)
-    model.hold(0)
+    model.hold_logits(0)
     prefill(model, 1, other)
     model.swap(0, 1)
-    model.hold(0)
+    model.hold_logits(0)
     first = go_on(model, 1, model.sampler(GREEDY, prompt), len(prompt))
     second = go_on(model, 0, model.sampler(GREEDY, other), len(other))
     assert (first, second) == expected
@@ -384,9 +384,9 @@ def test_what_is_said_greedily_surprises_least(model: Model, prompt: list[int]) 
     """And looking at it uses nothing up: a held row tells the same."""
     sampler = model.sampler(GREEDY, prompt)
     prefill(model, 0, prompt)
-    surprise = model.surprise(0)
-    model.hold(0)
-    held = model.surprise(0)
+    surprise = model.surprisal(0)
+    model.hold_logits(0)
+    held = model.surprisal(0)
     token = model.sample(0, sampler, 0)
     others = [surprise(other) for other in range(model.info.vocab_size)]
     assert 0 <= surprise(token) == min(others) == pytest.approx(held(token))

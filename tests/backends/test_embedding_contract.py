@@ -134,7 +134,7 @@ def test_a_generation_does_not_notice_embeddings(model: Model, embedder: Embedde
     expected = generate(model, 0, prompt, count=6)
     sampler = model.sampler(GREEDY, prompt)
     position = prefill(model, 1, prompt)
-    model.hold(1)
+    model.hold_logits(1)
     embed(embedder, text)
     said = go_on(model, 1, sampler, position, count=1)
     for index in range(1, 6):

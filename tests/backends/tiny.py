@@ -80,7 +80,7 @@ def from_scratch(model: LlamaModel, tokens: Sequence[int]) -> NDArray[np.float32
 
 def assert_as_from_scratch(model: LlamaModel, slot: int, tokens: Sequence[int]) -> None:
     """Compare the slot's row, which stays, with the one after *tokens* in a slot of its own."""
-    model.hold(slot)
+    model.hold_logits(slot)
     assert difference(model.logits(slot), from_scratch(model, tokens)) < NOISE_MAX
 
 

@@ -35,15 +35,15 @@ from .opening import (
     read_llama_options,
 )
 
-__all__ = ("LlamaReckoning", "total_need")
+__all__ = ("LlamaMemoryEstimator", "total_need")
 
 _MIB = 1 << 20
 _OUTPUT = re.compile(r"\w+: +\S+ +output buffer size = +([\d.]+) MiB")
 """Rows of logits lie on the host, and are in no breakdown."""
 
 
-class LlamaReckoning:
-    """A GGUF model opened without its weights; see `Reckoning`. Owned by one thread."""
+class LlamaMemoryEstimator:
+    """A GGUF model opened without its weights; see `MemoryEstimator`. Owned by one thread."""
 
     def __init__(self, spec: ModelSpec):
         self._spec = spec

@@ -17,12 +17,12 @@ from ...params import SamplingParams
 from ..grammar import Grammar
 from ..lazy import LazyGrammar
 from ..text.vocab import Vocab
-from .logits import LIKELY_MAX, among, before_sampling, likely
+from .logits import CANDIDATES_MAX, probs_after_sampling, probs_before_sampling, top_candidates
 from .samplers import Prototypes, Setup, Stage, biases_of, logit_bias, seen_of, stages_of
 
 __all__ = ("Candidates", "LlamaSampler")
 
-Row = NDArray[np.float32]
+Logits = NDArray[np.float32]
 
 
 class LlamaSampler:
@@ -54,7 +54,7 @@ class LlamaSampler:
         self._biased = np.array(list(biases), dtype=np.intp)
         self._added = np.array(list(biases.values()), dtype=np.float32)
         kept, window = seen_of(self._setup)
-        self._kept = kept if window + len(biases) <= LIKELY_MAX // 2 else 0
+        self._kept = kept if window + len(biases) <= CANDIDATES_MAX // 2 else 0
         self._recent = deque(prompt[-window:] if window else (), maxlen=window)
         """Tokens whose logits the first samplers may change."""
         self.grammar: Grammar | None = None
@@ -87,25 +87,25 @@ class LlamaSampler:
         """Tell whether nothing but its chain is asked for, which may come to any token."""
         return not (self._kept or self.greedy or self.n_probs) and self.grammar is None
 
-    def likeliest(self, logits: Row) -> int:
+    def argmax_token(self, logits: Logits) -> int:
         """Return the token with the highest logit, the first of equals, as the greedy sampler.
 
         Five times faster than a chain, which first makes a candidate of every token (measured:
-        75 → 14 µs with 49k tokens). Changes *logits*, which nobody needs any more.
+        75 → 14 µs with 49k tokens). Changes *logits*, which are used up.
         """
         self._check_open()
         if len(self._biased):
             logits[self._biased] += self._added
         return int(logits.argmax())
 
-    def short_list(self, row: Row) -> NDArray[np.intp] | None:
+    def short_list(self, logits: Logits) -> NDArray[np.intp] | None:
         """Return the tokens that the chain can come to, ascending: it keeps the likeliest before it
         looks at them together. None where it may come to any.
         """
         if not self._kept:
             return None
         touched = np.union1d(self._biased, np.array(self._recent, dtype=np.intp))
-        ids = likely(row, self._kept + len(touched))
+        ids = top_candidates(logits, self._kept + len(touched))
         return ids if ids is None or not len(touched) else np.union1d(ids, touched)
 
     def accept(self, token: int) -> None:
@@ -114,7 +114,7 @@ class LlamaSampler:
         self._recent.append(token)
 
     def chain(self, index: int) -> Any:
-        """Return the chain, ready to draw token number *index*."""
+        """Return the chain, ready to sample token number *index*."""
         self._check_open()
         if self._chance is not None:
             self._renew(self._stages[self._chance :], self._before + self._chance, index)
@@ -139,12 +139,12 @@ class LlamaSampler:
         return self.grammar is not None and self.grammar.complete
 
     @property
-    def asleep(self) -> bool:
-        """Tell whether there is a grammar that no trigger has woken yet."""
+    def awaits_trigger(self) -> bool:
+        """Whether there is a lazy grammar that no trigger has started yet."""
         return self._lazy is not None and self.grammar is None
 
-    def hear(self, token: int) -> None:
-        """Let a grammar that is asleep hear what was drawn without it."""
+    def try_trigger(self, token: int) -> None:
+        """Start the lazy grammar, if the sampled *token* completes a trigger."""
         assert self._lazy is not None
         self._lazy.hear(token)
         self.grammar = self._lazy.grammar
@@ -169,44 +169,44 @@ class Candidates:
         self._begin = ctypes.cast(self._data.ctypes.data, lib.llama_token_data_p)
         self._reference = ctypes.byref(self._array)
 
-    def draw(self, sampler: LlamaSampler, row: Row, index: int) -> int | None:
-        """Draw a token from a row as `llama_sampler_sample` draws from one in the context; None if
-        a grammar allows none. What was asked for of probabilities is with the sampler then.
+    def sample(self, sampler: LlamaSampler, logits: Logits, index: int) -> int | None:
+        """Sample a token from *logits* as `llama_sampler_sample` does from those in the context;
+        None if a grammar allows none. Set the sampler's `probs`, where they are requested.
         """
         told = sampler.n_probs
-        before = row.copy() if told and not sampler.after_sampling else None
-        token = self._draw(sampler, row, index)
+        before = logits.copy() if told and not sampler.after_sampling else None
+        token = self._sample_one(sampler, logits, index)
         if not told or token is None:
             sampler.probs = None
         elif before is not None:
-            sampler.probs = before_sampling(before, token, told)
+            sampler.probs = probs_before_sampling(before, token, told)
         elif sampler.certain:
             sampler.probs = TokenProbs(token, 1.0, [(token, 1.0)])
         else:
             left = self._left()
-            sampler.probs = among(left["id"], left["p"], token, told)
+            sampler.probs = probs_after_sampling(left["id"], left["p"], token, told)
         return token
 
-    def _draw(self, sampler: LlamaSampler, row: Row, index: int) -> int | None:
+    def _sample_one(self, sampler: LlamaSampler, logits: Logits, index: int) -> int | None:
         if sampler.grammar is not None:
-            return self._draw_by_grammar(sampler, sampler.grammar, row, index)
+            return self._sample_by_grammar(sampler, sampler.grammar, logits, index)
         if sampler.greedy:
-            return sampler.likeliest(row)
-        self._fill_short(sampler, row)
+            return sampler.argmax_token(logits)
+        self._fill_short(sampler, logits)
         token = self._pick(sampler.chain(index))
         sampler.accept(token)
         return token
 
-    def _draw_by_grammar(
-        self, sampler: LlamaSampler, grammar: Grammar, row: Row, index: int
+    def _sample_by_grammar(
+        self, sampler: LlamaSampler, grammar: Grammar, logits: Logits, index: int
     ) -> int | None:
-        """The one that would be drawn is looked at first, all others only where it is not allowed:
-        as `common_sampler_sample` does it (`common/sampling.cpp`).
+        """Check the token that would be sampled without the grammar first, and all others only
+        where it is not allowed, as `common_sampler_sample` does (`common/sampling.cpp`).
         """
-        self._fill_short(sampler, row)
+        self._fill_short(sampler, logits)
         token = self._pick(sampler.chain(index))
         if not grammar.allows(token):
-            self._fill(self._ids, row)
+            self._fill(self._ids, logits)
             grammar.mask(self._array)
             self._data["logit"][grammar.never] = -np.inf
             if not np.isfinite(self._data["logit"]).any():
@@ -218,14 +218,14 @@ class Candidates:
         grammar.accept(token)
         return token
 
-    def _fill_short(self, sampler: LlamaSampler, row: Row) -> None:
-        ids = sampler.short_list(row)
+    def _fill_short(self, sampler: LlamaSampler, logits: Logits) -> None:
+        ids = sampler.short_list(logits)
         if ids is None:
-            self._fill(self._ids, row)
+            self._fill(self._ids, logits)
         else:
-            self._fill(ids, row[ids])
+            self._fill(ids, logits[ids])
 
-    def _fill(self, ids: NDArray[Any], logits: Row) -> None:
+    def _fill(self, ids: NDArray[Any], logits: Logits) -> None:
         part, array = self._data[: len(ids)], self._array
         part["id"], part["logit"], part["p"] = ids, logits, 0
         array.data = self._begin  # xtc moves it on

@@ -1,4 +1,4 @@
-"""What is looked up in a row of logits: the likeliest tokens, and how likely a token is."""
+"""The top tokens of a slot's logits, and the probabilities of sampled tokens."""
 
 from __future__ import annotations
 
@@ -9,30 +9,30 @@ from numpy.typing import NDArray
 
 from ...base import TokenProbs
 
-__all__ = ("LIKELY_MAX", "among", "before_sampling", "likely")
+__all__ = ("CANDIDATES_MAX", "probs_after_sampling", "probs_before_sampling", "top_candidates")
 
-Row = NDArray[np.float32]
+Logits = NDArray[np.float32]
 Ids = NDArray[np.intp]
 
 COLUMNS = 4096
-LIKELY_MAX = 1024
-"""More are no short list; `likely` finds a few more than asked for."""
+CANDIDATES_MAX = 1024
+"""More are not a short list; `top_candidates` returns a few more than requested."""
 _LOWEST = float(np.finfo(np.float32).min)
 """Stands for the logarithm of 0, as in llama-server: JSON has no infinity."""
 
 
-def likely(row: Row, count: int) -> Ids | None:
-    """Return tokens, ascending, among which are the *count* likeliest ones; None where these are no
-    small part of all.
+def top_candidates(logits: Logits, count: int) -> Ids | None:
+    """Return tokens, ascending, that include the *count* most likely ones; None where these are
+    not a small part of all.
 
-    The row is looked at as a table. As many columns as are sought have a highest logit of at least
-    the bound: so many tokens do, and only in those columns are there any. Reads the row once: with
-    262k tokens 30 times faster than `numpy.argpartition`.
+    The logits are read as a table. As many columns as are sought have a highest logit of at least
+    the bound: so many tokens do, and only in those columns are there any. Reads the logits once:
+    with 262k tokens 30 times faster than `numpy.argpartition`.
     """
-    lines = len(row) // COLUMNS
-    if lines < 4 or not 0 < count <= LIKELY_MAX:
+    lines = len(logits) // COLUMNS
+    if lines < 4 or not 0 < count <= CANDIDATES_MAX:
         return None
-    table, rest = row[: lines * COLUMNS].reshape(lines, COLUMNS), row[lines * COLUMNS :]
+    table, rest = logits[: lines * COLUMNS].reshape(lines, COLUMNS), logits[lines * COLUMNS :]
     highest = table.max(axis=0)
     bound = np.partition(highest, COLUMNS - count)[COLUMNS - count]
     columns = np.flatnonzero(highest >= bound)
@@ -40,30 +40,32 @@ def likely(row: Row, count: int) -> Ids | None:
     found = np.concatenate(
         (line * COLUMNS + columns[place], np.flatnonzero(rest >= bound) + lines * COLUMNS)
     )
-    # Not a number compares with nothing; a flat row has all of its tokens at the bound.
-    return found if count <= len(found) <= 4 * LIKELY_MAX else None
+    # Not a number compares with nothing; flat logits have all tokens at the bound.
+    return found if count <= len(found) <= 4 * CANDIDATES_MAX else None
 
 
-def before_sampling(row: Row, token: int, count: int) -> TokenProbs:
-    """Return the logarithms of what the model's own probabilities are of *token* and of the *count*
-    likeliest tokens, whatever is sampled.
+def probs_before_sampling(logits: Logits, token: int, count: int) -> TokenProbs:
+    """Return the model's own logprobs of *token* and of the *count* most likely tokens, before any
+    sampler.
     """
-    found = likely(row, count)
-    ids = np.arange(len(row)) if found is None else found
-    ids = ids[np.argsort(-row[ids], kind="stable")[:count]]
-    high = row[ids[0]]
-    total = float(high) + math.log(float(np.exp(row - high).sum(dtype=np.float64)))
-    top = [(int(i), _bounded(float(row[i]) - total)) for i in ids]
-    return TokenProbs(token, _bounded(float(row[token]) - total), top)
+    found = top_candidates(logits, count)
+    ids = np.arange(len(logits)) if found is None else found
+    ids = ids[np.argsort(-logits[ids], kind="stable")[:count]]
+    high = logits[ids[0]]
+    total = float(high) + math.log(float(np.exp(logits - high).sum(dtype=np.float64)))
+    top = [(int(i), _bounded(float(logits[i]) - total)) for i in ids]
+    return TokenProbs(token, _bounded(float(logits[token]) - total), top)
 
 
 def _bounded(logarithm: float) -> float:
     return max(_LOWEST, min(0.0, logarithm))
 
 
-def among(ids: NDArray[np.int32], probabilities: Row, token: int, count: int) -> TokenProbs:
-    """Return how likely *token* was among the candidates that a chain has left, and the *count*
-    likeliest ones of them.
+def probs_after_sampling(
+    ids: NDArray[np.int32], probabilities: Logits, token: int, count: int
+) -> TokenProbs:
+    """Return the probability of *token* among the candidates that a chain has left, and the *count*
+    most likely ones of them.
     """
     order = np.argsort(-probabilities, kind="stable")
     top = [(int(ids[i]), float(probabilities[i])) for i in order[:count] if probabilities[i] > 0]

@@ -13,7 +13,7 @@ import pytest
 from llama_cpp import llama_cpp as lib
 from numpy.typing import NDArray
 
-from inferd.backends import Chunk, Embedder, ModelSpec, load_model, reckon_model
+from inferd.backends import Chunk, Embedder, ModelSpec, estimate_memory, load_model
 from inferd.backends.embedder import EMBED_ROWS, EMBED_SLOTS
 from inferd.backends.errors import BackendError, UnsupportedOperation
 from inferd.backends.llama.llama_log import capture
@@ -160,7 +160,7 @@ def test_a_real_model_embeds_as_a_bare_run(path: object) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_the_second_context_takes_is_known_before(kind: str, tmp_path: Path) -> None:
     spec = spec_of(write_tiny(kind, tmp_path))
-    with contextlib.closing(reckon_model(spec)) as reckoning:
+    with contextlib.closing(estimate_memory(spec)) as reckoning:
         need = reckoning.need(reckoning.shape)
     with loaded(Path(spec.path)) as model:
         embedder = model.embedder()
@@ -295,7 +295,7 @@ def test_an_encoder_takes_a_text_of_full_length_and_refuses_what_would_end_the_p
 
 def test_an_encoder_has_its_one_context_counted_with_the_load(tmp_path: Path) -> None:
     spec = spec_of(write_tiny("bert", tmp_path))
-    with contextlib.closing(reckon_model(spec)) as reckoning:
+    with contextlib.closing(estimate_memory(spec)) as reckoning:
         need = reckoning.need(reckoning.shape)
     assert (need.context, need.embedding) == (0, 0)
     with loaded(Path(spec.path)) as model:

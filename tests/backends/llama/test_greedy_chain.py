@@ -32,14 +32,14 @@ def test_a_cut_before_the_penalties_bounds_what_they_leave(
     """The two likeliest are penalised, and still no third one is drawn that was cut away."""
     tiny.trim(0, 0)
     prefill(tiny, 0, [1, 10, 11])
-    row = tiny.take_row(0)
+    row = tiny.take_logits(0)
     assert isinstance(row, np.ndarray)
     first, second, third = (int(t) for t in row.argsort()[::-1][:3])
     drawn = []
     for samplers in (("top-k", "min-p", "penalties"), ("penalties", "top-k", "min-p")):
         params = msgspec.structs.replace(cut, temp=0, samplers=samplers, presence_penalty=100.0)
         sampler = tiny.sampler(params, [first, second])
-        tiny.put_row(0, row)
+        tiny.put_logits(0, row)
         drawn.append(tiny.sample(0, sampler, 0))
         sampler.close()
     assert drawn == [first, third]

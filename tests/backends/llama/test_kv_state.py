@@ -47,7 +47,7 @@ def test_a_single_lost_cell_fails_the_comparison(tiny: LlamaModel, kind: str, ag
     else:
         lib.llama_memory_seq_rm(tiny._context.memory, 0, 300 - ago, 301 - ago)
     prefill(tiny, 0, [9], 300)
-    tiny.hold(0)
+    tiny.hold_logits(0)
     assert difference(tiny.logits(0), from_scratch(tiny, [*tokens, 9])) > 10 * NOISE_MAX
     with pytest.raises(AssertionError):
         assert_as_from_scratch(tiny, 0, [*tokens, 9])
@@ -76,7 +76,7 @@ def test_a_fork_into_several_slots_that_go_on_together(tiny: LlamaModel) -> None
     for i in range(12):
         tiny.step([Chunk(s, b[i : i + 1], 300 + i, logits=True) for s, b in enumerate(branches)])
     for slot in range(SLOTS - 1):
-        tiny.hold(slot)
+        tiny.hold_logits(slot)
     for slot, branch in enumerate(branches):
         assert_as_from_scratch(tiny, slot, tokens + branch)
 
@@ -86,12 +86,12 @@ def test_a_prefill_parked_midway_while_others_decode(tiny: LlamaModel, parked_at
     tokens, other = tokens_of(7, 330), tokens_of(8, 200)
     prefill(tiny, 1, tokens[:parked_at])
     row = tiny.logits(1)
-    state, parked_row = tiny.save(1), tiny.take_row(1)
+    state, parked_row = tiny.save(1), tiny.take_logits(1)
     tiny.trim(1, 0)
     prefill(tiny, 1, other)
     prefill(tiny, 0, other[:150])
     assert tiny.restore(2, state)
-    tiny.put_row(2, parked_row)
+    tiny.put_logits(2, parked_row)
     assert np.array_equal(tiny.logits(2), row)
     for begin in range(0, 330 - parked_at, 30):
         part = tokens[parked_at + begin : parked_at + begin + 30]

@@ -72,9 +72,9 @@ def test_a_grammar_sleeps_until_its_trigger_is_said(
 ) -> None:
     grammar = CALL if trigger[0] != "pattern-full" else REST
     sampler = sampler_of(model, grammar, [trigger], tokens_of(model, said)[:-1])
-    assert sampler.asleep and sampler.grammar is None and not sampler.complete
-    sampler.hear(tokens_of(model, said)[-1])
-    assert not sampler.asleep and not sampler.complete
+    assert sampler.awaits_trigger and sampler.grammar is None and not sampler.complete
+    sampler.try_trigger(tokens_of(model, said)[-1])
+    assert not sampler.awaits_trigger and not sampler.complete
     rest = "ab</call>" if grammar is CALL else "ab!"
     assert not allowed(model, sampler, "1")
     assert allowed(model, sampler, rest)
@@ -188,10 +188,10 @@ def test_a_turn_ends_as_soon_as_its_grammar_may_be_complete(model: LlamaModel) -
 def test_the_surprise_of_a_token_is_its_negative_log_probability(model: LlamaModel) -> None:
     model.trim(0, 0)
     prefill(model, 0, PROMPT)
-    surprise = model.surprise(0)
+    surprise = model.surprisal(0)
     row = model.logits(0).astype("float64")
     expected = np.log(np.exp(row).sum()) - row
     for token in (0, 5, int(row.argmax())):
         assert surprise(token) == pytest.approx(expected[token], abs=1e-4)
-    model.hold(0)
-    assert model.surprise(0)(5) == pytest.approx(expected[5], abs=1e-4)
+    model.hold_logits(0)
+    assert model.surprisal(0)(5) == pytest.approx(expected[5], abs=1e-4)

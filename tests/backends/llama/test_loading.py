@@ -13,7 +13,7 @@ import gguf
 import numpy as np
 import pytest
 
-from inferd.backends import Chunk, Model, ModelSpec, load_model, reckon_model
+from inferd.backends import Chunk, Model, ModelSpec, estimate_memory, load_model
 from inferd.backends.errors import Cancelled, InvalidArgument, LoadFailed, UnsupportedOperation
 from tests.models import gemma3, smollm2
 from tests.tiny_gguf import VOCAB_SIZE, write_split, write_tiny
@@ -151,7 +151,7 @@ def test_an_encoder_with_a_decoder_is_refused_by_its_name(tmp_path: Path) -> Non
         load(path)
     assert "'tiny-t5" in caught.value.message and "decoder-only" in caught.value.hint
     with pytest.raises(UnsupportedOperation, match="has an encoder"):
-        reckon_model(ModelSpec(name="tiny-t5", path=str(path))).close()
+        estimate_memory(ModelSpec(name="tiny-t5", path=str(path))).close()
 
 
 @pytest.mark.parametrize(

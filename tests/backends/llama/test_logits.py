@@ -12,7 +12,12 @@ from numpy.typing import NDArray
 
 from inferd.backends import SamplingParams
 from inferd.backends.llama.sampling.chain import Candidates, LlamaSampler
-from inferd.backends.llama.sampling.logits import COLUMNS, LIKELY_MAX, before_sampling, likely
+from inferd.backends.llama.sampling.logits import (
+    CANDIDATES_MAX,
+    COLUMNS,
+    probs_before_sampling,
+    top_candidates,
+)
 from inferd.backends.llama.sampling.samplers import Prototypes
 from inferd.backends.llama.text.vocab import Vocab
 from tests.backends.walking import vocabulary
@@ -29,11 +34,11 @@ def row_of(size: int, seed: int, scale: float = 3.0) -> Row:
 
 
 @pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("count", [1, 2, 40, 150, LIKELY_MAX])
+@pytest.mark.parametrize("count", [1, 2, 40, 150, CANDIDATES_MAX])
 def test_the_likeliest_tokens_are_all_among_a_few(size: int, count: int) -> None:
     for seed in range(5):
         row = row_of(size, seed)
-        found = likely(row, count)
+        found = top_candidates(row, count)
         assert found is not None and list(found) == sorted(set(found))
         assert set(np.argsort(-row)[:count]) <= set(found)
         assert len(found) <= 2 * count + 20
@@ -42,7 +47,7 @@ def test_the_likeliest_tokens_are_all_among_a_few(size: int, count: int) -> None
 def test_equals_at_the_bound_are_all_there() -> None:
     row = np.zeros(SIZES[-1], np.float32)
     row[::1000] = 1.0
-    found = likely(row, 40)
+    found = top_candidates(row, 40)
     assert found is not None and list(found) == list(range(0, SIZES[-1], 1000))
 
 
@@ -50,13 +55,13 @@ def test_equals_at_the_bound_are_all_there() -> None:
     "row", [np.zeros(49_152), np.full(49_152, -np.inf), np.full(49_152, np.nan)]
 )
 def test_a_row_without_a_few_likely_tokens_has_no_short_list(row: Row) -> None:
-    assert likely(row.astype(np.float32), 40) is None
+    assert top_candidates(row.astype(np.float32), 40) is None
 
 
 def test_a_short_list_has_a_bound_and_small_vocabularies_have_none() -> None:
-    assert likely(row_of(49_152, 1), LIKELY_MAX + 1) is None
-    assert likely(row_of(4 * COLUMNS - 1, 1), 1) is None
-    assert likely(row_of(49_152, 1), 0) is None
+    assert top_candidates(row_of(49_152, 1), CANDIDATES_MAX + 1) is None
+    assert top_candidates(row_of(4 * COLUMNS - 1, 1), 1) is None
+    assert top_candidates(row_of(49_152, 1), 0) is None
 
 
 class Whole(LlamaSampler):
@@ -78,7 +83,7 @@ def drawn(
     sampler, candidates = kind(vocab, Prototypes(), params, PROMPT, (), 256), Candidates(vocab.size)
     tokens = []
     for index in range(count):
-        token = candidates.draw(sampler, _spoken(vocab, index), index)
+        token = candidates.sample(sampler, _spoken(vocab, index), index)
         assert token is not None
         tokens.append(token)
     sampler.close()
@@ -144,7 +149,7 @@ def test_probabilities_before_sampling_are_the_models_own(size: int) -> None:
     exact = np.exp(row.astype(np.float64) - row.max())
     exact /= exact.sum()
     order = list(np.argsort(-row)[:5])
-    told = before_sampling(row, 17, 5)
+    told = probs_before_sampling(row, 17, 5)
     assert told.token == 17 and told.value == pytest.approx(math.log(exact[17]), abs=1e-4)
     assert [token for token, _ in told.top] == order
     assert [math.exp(v) for _, v in told.top] == pytest.approx(exact[order], rel=1e-4)
@@ -153,7 +158,7 @@ def test_probabilities_before_sampling_are_the_models_own(size: int) -> None:
 def test_a_token_that_cannot_be_has_the_lowest_logarithm() -> None:
     row = row_of(259, 3)
     row[17] = -np.inf
-    assert before_sampling(row, 17, 1).value == np.finfo(np.float32).min
+    assert probs_before_sampling(row, 17, 1).value == np.finfo(np.float32).min
 
 
 @pytest.mark.parametrize("fields", SHORT, ids=str)
@@ -173,7 +178,7 @@ def test_probabilities_after_sampling_are_those_of_what_is_left(vocab: Vocab) ->
         Candidates(vocab.size),
     )
     row = _spoken(vocab, 0)
-    token = candidates.draw(sampler, row.copy(), 0)
+    token = candidates.sample(sampler, row.copy(), 0)
     kept = np.argsort(-row)[:6]
     exact = np.exp((row[kept] - row.max()) / 0.8)
     exact /= exact.sum()
@@ -188,7 +193,7 @@ def test_probabilities_after_sampling_are_those_of_what_is_left(vocab: Vocab) ->
 def test_a_greedy_token_is_certain_after_sampling(vocab: Vocab, penalty: float) -> None:
     params = SamplingParams(temp=0.0, n_probs=4, post_sampling_probs=True, repeat_penalty=penalty)
     sampler = LlamaSampler(vocab, Prototypes(), params, PROMPT, (), 256)
-    token = Candidates(vocab.size).draw(sampler, _spoken(vocab, 0), 0)
+    token = Candidates(vocab.size).sample(sampler, _spoken(vocab, 0), 0)
     assert sampler.probs is not None
     assert (sampler.probs.value, sampler.probs.top) == (1.0, [(token, 1.0)])
     sampler.close()

@@ -100,7 +100,7 @@ def test_slots_of_different_sets_in_turns_are_as_if_each_were_alone(
         for slot, keys in enumerate(sets):
             model.set_adapters(keys)
             prefill(model, slot, TOKENS[begin : begin + 30], begin)
-            model.hold(slot)
+            model.hold_logits(slot)
     rows = [model.logits(slot) for slot in range(len(sets))]
 
     for slot, keys in enumerate(sets):

@@ -14,10 +14,10 @@ import psutil
 import pytest
 from llama_cpp import llama_cpp as lib
 
-from inferd.backends import MemoryNeed, ModelSpec, Shape, load_model, reckon_model
+from inferd.backends import MemoryNeed, ModelSpec, Shape, estimate_memory, load_model
 from inferd.backends.errors import LoadFailed
 from inferd.backends.llama.loading.devices import Share, breakdown, place
-from inferd.backends.llama.loading.memory_estimate import LlamaReckoning, total_need
+from inferd.backends.llama.loading.memory_estimate import LlamaMemoryEstimator, total_need
 from inferd.backends.llama.loading.opening import open_context
 from tests.models import gemma3, smollm2
 from tests.sparse_gguf import TOKEN_BYTES, WEIGHT_BYTES_MIN, write_sparse
@@ -29,7 +29,7 @@ import sys
 from pathlib import Path
 
 import msgspec
-from inferd.backends import Chunk, ModelSpec, load_model, reckon_model
+from inferd.backends import Chunk, ModelSpec, load_model, estimate_memory
 from inferd.backends.llama.loading import loader, memory_estimate
 
 
@@ -39,7 +39,7 @@ def resident():
 
 spec = msgspec.json.decode(sys.argv[1], type=ModelSpec)
 before = resident()
-reckoning = reckon_model(spec)
+reckoning = estimate_memory(spec)
 need = reckoning.need(reckoning.shape)
 reckoning.close()
 model = load_model(spec, lambda _: True)
@@ -49,7 +49,7 @@ print(need.total - before, resident() - before)
 
 
 def need_of(spec: ModelSpec, shape: Shape | None = None) -> MemoryNeed:
-    with contextlib.closing(reckon_model(spec)) as reckoning:
+    with contextlib.closing(estimate_memory(spec)) as reckoning:
         return reckoning.need(shape or reckoning.shape)
 
 
@@ -89,7 +89,7 @@ def test_the_sizes_are_those_of_the_loaded_model(kind: str, tmp_path: Path) -> N
 def test_the_breakdown_is_what_llama_cpp_says_in_other_ways(kind: str, tmp_path: Path) -> None:
     """It comes out of a C++ map: a wrong layout shows in the numbers, or crashes."""
     spec = spec_of(write_tiny(kind, tmp_path), slots=3, ctx_size=512)
-    with contextlib.closing(LlamaReckoning(spec)) as reckoning:
+    with contextlib.closing(LlamaMemoryEstimator(spec)) as reckoning:
         options, model = reckoning._options, reckoning._model
         reckoning._log.clear()
         context = open_context(reckoning.shape.apply_to(spec), options, model, reckoning._log)
@@ -126,7 +126,7 @@ def test_where_there_is_no_gpu_the_cpu_runs_all_layers_whatever_is_asked(tmp_pat
         spec = msgspec.structs.replace(
             spec_of(path), n_gpu_layers=layers, main_gpu=3, tensor_split=(1, 2)
         )
-        with contextlib.closing(reckon_model(spec)) as reckoning:
+        with contextlib.closing(estimate_memory(spec)) as reckoning:
             assert reckoning.devices == []
             assert reckoning.shape.n_gpu_layers == 0
             assert reckoning.need(reckoning.shape).devices == {}
@@ -156,10 +156,10 @@ def test_the_choice_of_devices_reaches_llama_cpp(
 
 def test_the_shape_has_the_defaults_of_the_model(tmp_path: Path) -> None:
     spec = spec_of(write_tiny("llama", tmp_path), ctx_size=0)
-    with contextlib.closing(reckon_model(spec)) as reckoning:
+    with contextlib.closing(estimate_memory(spec)) as reckoning:
         assert reckoning.shape == Shape(2, 4096, 32)
     odd = msgspec.structs.replace(spec, ctx_size=257)
-    with contextlib.closing(reckon_model(odd)) as reckoning:
+    with contextlib.closing(estimate_memory(odd)) as reckoning:
         assert reckoning.shape == Shape(2, 512, 32)
 
 

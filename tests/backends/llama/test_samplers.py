@@ -53,7 +53,7 @@ def draw(
     sampler = model.sampler(params, prompt)
     drawn = []
     for index in range(begin, begin + count):
-        model.put_row(0, row.copy())
+        model.put_logits(0, row.copy())
         drawn.append(model.sample(0, sampler, index))
     sampler.close()
     return drawn

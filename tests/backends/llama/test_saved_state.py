@@ -60,7 +60,7 @@ def test_slots_do_not_disturb_each_other_in_one_batch(tiny: LlamaModel) -> None:
         tiny.step([Chunk(s, t[begin : begin + 10], begin, False) for s, t in enumerate(texts)])
     tiny.step([Chunk(s, [*t[30:], 9], 30, True) for s, t in enumerate(texts)])
     for slot in range(3):
-        tiny.hold(slot)
+        tiny.hold_logits(slot)
     for slot, text in enumerate(texts):
         assert_as_from_scratch(tiny, slot, [*text, 9])
 

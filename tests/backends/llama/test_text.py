@@ -205,11 +205,11 @@ def test_drawing_follows_the_probabilities(tiny: LlamaModel) -> None:
     """Tokens drawn at 2000 indices against the softmax of the row: no bias by seeding anew."""
     tiny.trim(0, 0)
     prefill(tiny, 0, [1, *range(10, 40)])
-    row = tiny.take_row(0)
+    row = tiny.take_logits(0)
     assert isinstance(row, np.ndarray)
     sampler, counts = tiny.sampler(DRAWN, []), np.zeros(len(row))
     for index in range(2000):
-        tiny.put_row(0, row)
+        tiny.put_logits(0, row)
         counts[tiny.sample(0, sampler, index)] += 1
     sampler.close()
     expected = np.exp(row - row.max())
@@ -227,14 +227,14 @@ def test_greedy_takes_the_likeliest(tiny: LlamaModel) -> None:
 def test_penalties_see_the_prompt_and_what_was_drawn(tiny: LlamaModel) -> None:
     tiny.trim(0, 0)
     prefill(tiny, 0, [1, 10, 11])
-    row = tiny.take_row(0)
+    row = tiny.take_logits(0)
     assert isinstance(row, np.ndarray)
     ranked = [int(t) for t in row.argsort()[::-1]]
     params = SamplingParams(temp=0, presence_penalty=100.0, last_n_penalty=8)
     sampler = tiny.sampler(params, [ranked[0]])
     drawn = []
     for index in range(3):
-        tiny.put_row(0, row)
+        tiny.put_logits(0, row)
         drawn.append(tiny.sample(0, sampler, index))
     assert drawn == ranked[1:4]
 

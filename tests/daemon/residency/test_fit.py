@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from inferd.backends import MemoryNeed, ModelSpec, Shape, reckon_model
+from inferd.backends import MemoryNeed, ModelSpec, Shape, estimate_memory
 from inferd.backends.errors import InferdError, InvalidArgument, LoadFailed, OutOfMemory, Timeout
 from inferd.daemon.models.failures import FailedLoads
 from inferd.daemon.residency.cgroups import cgroup_free_bytes, parse_cgroup_path
@@ -85,7 +85,7 @@ def test_a_model_of_14_billion_parameters_is_fitted_into_11_gb_before_it_is_load
 ) -> None:
     path = write_sparse(tmp_path / "large.gguf")
     spec = ModelSpec(name="large", path=str(path))
-    with contextlib.closing(reckon_model(spec)) as reckoning:
+    with contextlib.closing(estimate_memory(spec)) as reckoning:
         shape: Shape | None = reckoning.shape
         needs = []
         while shape is not None and reckoning.need(shape).total > 11 * 10**9:
