@@ -8,16 +8,6 @@ from __future__ import annotations
 
 import msgspec
 
-__all__ = (
-    "ADAPTERS_MAX",
-    "SCALE_MAX",
-    "AdapterInfo",
-    "AdapterSpec",
-    "adapter_key",
-    "is_scale",
-    "split_key",
-)
-
 ADAPTERS_MAX = 64
 """Adapters of one model."""
 SCALE_MAX = 100.0

@@ -16,17 +16,6 @@ from .batch import Chunk, Move
 from .embedder import Embedder, EmbedInfo
 from .params import SamplingParams
 
-__all__ = (
-    "PLAIN_RENDERING",
-    "Memory",
-    "Message",
-    "Model",
-    "ModelInfo",
-    "Rendering",
-    "Sampler",
-    "TokenProbs",
-)
-
 Message = Mapping[str, Any]
 """One chat message: `role` and `content`, both text; an assistant's may have `tool_calls`."""
 

@@ -8,8 +8,6 @@ import msgspec
 
 from .errors import BackendError
 
-__all__ = ("Chunk", "Move", "length_moved", "shift_moves")
-
 
 class Chunk(msgspec.Struct, frozen=True):
     """Consecutive tokens of one sequence in a batch.

@@ -16,20 +16,6 @@ import msgspec
 from .batch import Chunk
 from .errors import UnsupportedOperation
 
-__all__ = (
-    "EMBEDDING_BYTES_MAX",
-    "EMBED_ROWS",
-    "EMBED_SLOTS",
-    "NORMALIZE_MAX",
-    "POOLINGS",
-    "EmbedInfo",
-    "EmbedSpec",
-    "Embedder",
-    "Pool",
-    "check_pooling",
-    "normalized",
-)
-
 POOLINGS = ("none", "mean", "cls", "last", "rank")
 """By llama.cpp's numbers: 0 … 4."""
 EMBED_ROWS = 64

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ("LLAMA_BUILD_NUMBER", "LLAMA_COMMIT")
-
 LLAMA_COMMIT = "0c1e57098"
 """ggml-org/llama.cpp as vendored by llama-cpp-python 0.3.36; the library doesn't tell it."""
 

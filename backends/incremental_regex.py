@@ -25,17 +25,6 @@ from typing import Any
 
 from .errors import InvalidArgument, UnsupportedOperation
 
-__all__ = (
-    "NESTING_MAX",
-    "PATTERN_CHARACTERS_MAX",
-    "SELF_TEST",
-    "STATES_MAX",
-    "WEIGHT_MAX",
-    "Matcher",
-    "Pattern",
-    "byte_size",
-)
-
 PATTERN_CHARACTERS_MAX = 500
 STATES_MAX = 1000
 NESTING_MAX = 50

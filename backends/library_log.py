@@ -9,8 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-__all__ = ("LEVELS", "SYSLOG_PRIORITIES", "Bound", "LibraryLog", "library_log")
-
 LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
 SYSLOG_PRIORITIES = {"debug": 7, "info": 6, "warning": 4, "error": 3}
 """syslog's, as in sd-daemon(3)."""

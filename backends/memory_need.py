@@ -9,8 +9,6 @@ import msgspec
 from .errors import InvalidArgument
 from .model_spec import ModelSpec, Shape
 
-__all__ = ("Device", "MemoryNeed", "MemoryEstimator", "check_devices")
-
 
 class Device(msgspec.Struct, frozen=True):
     """A device beside the CPU that layers can run on, with its memory in bytes."""

@@ -9,8 +9,6 @@ import msgspec
 
 from .adapter_keys import AdapterSpec
 
-__all__ = ("LoadProgress", "ModelSpec", "Shape")
-
 LoadProgress = Callable[[float], bool]
 """Called with 0.0 … 1.0 while a model loads; returns False to cancel the load."""
 

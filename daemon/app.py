@@ -37,8 +37,6 @@ from .service.status import ServiceNotifier
 from .service.watchdog import overdue as overdue_names
 from .traces.tracing import Traces
 
-__all__ = ("serve",)
-
 log = structlog.get_logger()
 STARTS_FILE = "starts"
 _HARD_STOP = 1

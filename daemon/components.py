@@ -13,8 +13,6 @@ from typing import Any
 
 import structlog
 
-__all__ = ("COMPONENTS", "Component", "Components")
-
 log = structlog.get_logger()
 
 

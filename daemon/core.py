@@ -31,7 +31,8 @@ from ..ipc.messages import (
     Limits,
     ServerHello,
 )
-from ..ipc.server.server import Connection, Request, Server
+from ..ipc.server.server import Server
+from ..ipc.server.server_connection import Connection, Request
 from ..sessions import (
     DAY_S,
     AdmissionBounds,
@@ -56,8 +57,6 @@ from .models.swap import Swaps
 from .residency.machine import MachineMemory
 from .residency.pressure import MemoryWatch, Pace
 from .users import Users
-
-__all__ = ("CallTable", "Daemon", "Graph")
 
 log = structlog.get_logger()
 ipc_log = structlog.get_logger(room="ipc")

@@ -11,8 +11,6 @@ from pathlib import Path
 
 from ..backends.errors import PermissionDenied
 
-__all__ = ("Users",)
-
 OVERFLOW_UID = "65534"
 """Where the kernel does not say."""
 _ALL = ["0", "0", "4294967295"]

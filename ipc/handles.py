@@ -6,8 +6,6 @@ from typing import Any, Self
 
 from .messages import ContextResult, GraphResult
 
-__all__ = ("Context", "Graph")
-
 
 class Graph(int):
     """A graph's handle, with the model's properties.

@@ -6,8 +6,6 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-__all__ = ("SYSTEM_SOCKET", "client_socket_path", "daemon_socket_path")
-
 SYSTEM_SOCKET = Path("/run/inferd/inferd.sock")
 
 

@@ -18,21 +18,6 @@ from .messages import TENSOR_BYTES_MAX, Tensor
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-__all__ = (
-    "Config",
-    "Message",
-    "Payload",
-    "Priority",
-    "Prompt",
-    "TensorLike",
-    "as_tensor",
-    "closing_descriptor",
-    "json_text",
-    "memfd",
-    "pack_message",
-    "turn_input",
-)
-
 Priority: TypeAlias = Literal["low", "normal", "high", "urgent"]
 Message: TypeAlias = Mapping[str, Any]
 Prompt: TypeAlias = str | Sequence[Message]

@@ -8,8 +8,6 @@ import socket
 import struct
 from typing import NamedTuple
 
-__all__ = ("Peer", "peer_of")
-
 _UCRED = struct.Struct("i2I")
 _PEERGROUPS = 59
 """SO_PEERGROUPS of asm-generic/socket.h; Python has no name for it."""

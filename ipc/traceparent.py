@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import sys
 
-__all__ = ("traceparent_of",)
-
 
 def traceparent_of(given: str | None) -> str:
     """Return *given*, or else the W3C `traceparent` of OpenTelemetry's current span; empty where

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-__all__ = ("common_prefix", "equal_runs")
-
 
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
     """Return how many tokens *a* and *b* begin with alike; both of the same kind of sequence."""

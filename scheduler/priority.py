@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from enum import IntEnum
 
-__all__ = ("PRIORITIES", "Priority")
-
 
 class Priority(IntEnum):
     """The class of a turn in the queue: a higher one goes first."""

@@ -15,8 +15,6 @@ from .output.stopping import Ending, StopReason, TurnConditions
 from .output.text import TextAssembler
 from .priority import Priority
 
-__all__ = ("BASE_GROUP", "Group", "Task", "TaskState")
-
 BEGUN_AHEAD = 1 << 48
 """So many places before its own stands a task that another worker had begun."""
 

@@ -10,8 +10,6 @@ from enum import StrEnum
 
 from ..backends.errors import InferdError, InvalidArgument, SessionBusy, SessionExpired
 
-__all__ = ("ACTIVE", "TABLE", "SessionCall", "SessionState", "step")
-
 
 class SessionState(StrEnum):
     """Where a session is."""

@@ -23,8 +23,6 @@ from .table import SessionCall
 from .turns.sentence_checks import Comparisons, Judge, no_judge
 from .worker_client import TaskClient
 
-__all__ = ("PositionSink", "TokensSink", "Turn")
-
 PROBABILITIES_MAX = 20_000
 """Tokens that are told with how likely they were, of one turn that is no stream: 2 MB."""
 

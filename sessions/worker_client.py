@@ -11,8 +11,6 @@ from ..backends.errors import WorkerCrashed
 from ..scheduler.messages import AdapterReport, Adjust, Report, TaskSpec, Verdict
 from .turns.sentence_checks import Comparison, Similarity
 
-__all__ = ("Predecessor", "TaskClient", "ModelSource", "WorkerClient", "TaskReader", "ask_again")
-
 P = TypeVar("P")
 T = TypeVar("T")
 ASKED_AGAIN = 3

@@ -10,16 +10,6 @@ import msgspec
 
 from ..backends.errors import ProtocolError, TooLarge
 
-__all__ = (
-    "FRAME_BYTES_MAX",
-    "ANY_LENGTH",
-    "NESTING_MAX",
-    "READ_BYTES",
-    "FrameReader",
-    "check_nesting",
-    "pack_frame",
-)
-
 FRAME_BYTES_MAX = 8 << 20
 ANY_LENGTH = 0xFFFF_FFFF
 """The bound where both ends trust each other: the most that a frame's length can announce."""

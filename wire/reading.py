@@ -6,8 +6,6 @@ import asyncio
 import socket
 from collections.abc import Callable
 
-__all__ = ("read_until_end",)
-
 
 async def read_until_end(sock: socket.socket, read_once: Callable[[], bool]) -> None:
     """Call *read_once* whenever *sock* is readable, until it returns False; raise what it raises.

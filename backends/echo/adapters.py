@@ -11,8 +11,6 @@ from collections.abc import Callable
 from ..adapter_keys import AdapterInfo, AdapterSpec, split_key
 from ..errors import InvalidArgument, LoadFailed
 
-__all__ = ("EchoAdapters", "adapt")
-
 _ADAPTERS: dict[str, Callable[[bytes], bytes]] = {"upper": bytes.upper, "lower": bytes.lower}
 """What each makes of a letter."""
 _KNOWN = " or ".join(_ADAPTERS)

@@ -12,8 +12,6 @@ from ..batch import Chunk, Move, length_moved, shift_moves
 from ..errors import BackendError, KvFull, UnsupportedOperation
 from .options import EchoOptions
 
-__all__ = ("EchoContext", "EchoSlot")
-
 
 @dataclass(slots=True)
 class EchoSlot:

@@ -9,8 +9,6 @@ from ..batch import Chunk
 from ..embedder import EmbedInfo, Pool, check_pooling
 from .faults import EchoFaults
 
-__all__ = ("EMBEDDING_SIZE", "EchoEmbedder", "echo_rows")
-
 EMBEDDING_SIZE = 16
 
 

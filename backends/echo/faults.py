@@ -10,8 +10,6 @@ from ..errors import BackendError
 from .options import EchoOptions
 from .vocabulary import EchoVocabulary
 
-__all__ = ("EchoFaults",)
-
 
 class EchoFaults:
     """The steps begun so far, and what the *options* do to them."""

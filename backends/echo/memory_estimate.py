@@ -10,8 +10,6 @@ from ..memory_need import Device, MemoryNeed, check_devices
 from ..model_spec import ModelSpec, Shape
 from .options import ECHO_CTX_SIZE, EchoOptions, layers_on_devices
 
-__all__ = ("EchoMemoryEstimator",)
-
 
 class EchoMemoryEstimator:
     """What the echo model's options say that it needs."""

@@ -25,8 +25,6 @@ from .faults import EchoFaults
 from .options import ECHO_CTX_SIZE, EchoOptions, layers_on_devices
 from .vocabulary import EOG, PROMPT_BEGIN, PROMPT_END, VOCAB_SIZE, EchoVocabulary
 
-__all__ = ("EchoModel", "load_echo")
-
 
 class EchoSampler:
     """A sampler that reports the probabilities of tokens: each is certain."""

@@ -20,8 +20,6 @@ import msgspec
 from ..base import Memory
 from ..model_spec import ModelSpec
 
-__all__ = ("ECHO_CTX_SIZE", "EchoOptions", "layers_on_devices")
-
 ECHO_CTX_SIZE = 4096
 
 

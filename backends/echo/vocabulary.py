@@ -7,8 +7,6 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-__all__ = ("EOG", "PROMPT_BEGIN", "PROMPT_END", "VOCAB_SIZE", "EchoVocabulary")
-
 EOG, PROMPT_END, PROMPT_BEGIN = 256, 257, 258
 VOCAB_SIZE = 259
 _NAMES = {EOG: b"", PROMPT_END: b"<|echo|>", PROMPT_BEGIN: b"<|prompt|>"}

@@ -13,8 +13,6 @@ from llama_cpp import llama_cpp as lib
 
 from ..library_log import library_log
 
-__all__ = ("LogRing", "capture")
-
 LINES_MAX = 400
 LINE_CHARACTERS_MAX = 500
 LEVEL_DEBUG, LEVEL_INFO, LEVEL_WARNING, LEVEL_ERROR, LEVEL_CONTINUE = 1, 2, 3, 4, 5

@@ -16,8 +16,6 @@ from .loading.adapter_check import check_adapter, check_numbers, hash_of
 from .loading.gguf_check import GgufFile, open_model_file, read_gguf
 from .loading.stdio_file import c_file
 
-__all__ = ("LlamaAdapters",)
-
 
 @dataclass(slots=True)
 class _Loaded:

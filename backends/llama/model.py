@@ -22,8 +22,6 @@ from .sampling.samplers import Prototypes
 from .text.template import ChatTemplate
 from .text.vocab import Vocab
 
-__all__ = ("LlamaModel",)
-
 
 class LlamaModel:
     """A loaded GGUF model with its context; see `Model`. Owned by one thread."""

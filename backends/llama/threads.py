@@ -18,8 +18,6 @@ from llama_cpp import llama_cpp as lib
 
 from .loading.devices import c_function
 
-__all__ = ("ComputeThreads",)
-
 _CPU = 0
 """`ggml_backend_dev_type`."""
 _CORES_MAX = 512

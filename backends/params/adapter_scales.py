@@ -7,8 +7,6 @@ from typing import Any
 
 from ..adapter_keys import ADAPTERS_MAX, SCALE_MAX, is_scale
 
-__all__ = ("read_scales",)
-
 
 def read_scales(value: Any) -> list[list[Any]]:
     """Return pairs of a name or place and a scale.

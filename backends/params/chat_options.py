@@ -10,8 +10,6 @@ import msgspec
 
 from .table import Parameter
 
-__all__ = ("read_arguments", "read_choice", "read_tools")
-
 TOOLS_MAX = 128
 TOOLS_BYTES_MAX = 256 << 10
 ARGUMENTS_MAX = 64

@@ -6,8 +6,6 @@ configuration, the forms included that it deleted. In `strict` they are refused 
 
 from __future__ import annotations
 
-__all__ = ("OUTSIDE",)
-
 _REASONS: dict[str, str] = {
     "the operator's: a setting of the daemon's configuration": """
         max-sessions idle-timeout-ms auto-cleanup auto-cleanup-enabled queue-size

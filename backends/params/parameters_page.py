@@ -10,8 +10,6 @@ from typing import Any
 from .ignored_keys import OUTSIDE
 from .table import PARAMETERS, SAMPLERS, Kind, Parameter
 
-__all__ = ("columns", "json_schema", "page")
-
 _TYPES: dict[Kind, dict[str, Any]] = {
     "int": {"type": "integer"},
     "float": {"type": "number"},

@@ -18,8 +18,6 @@ from .ignored_keys import OUTSIDE
 from .stop_forms import FORMS, read_triggers
 from .table import BY_NAME, BY_SPELLING, SAMPLERS, TENSOR_SPLIT_MAX, Kind, Level, Parameter
 
-__all__ = ("Options", "nearest", "parse_json_options", "read_options")
-
 KEY_CHARACTERS_MAX = 100
 """A longer key is nobody's slip: it is shortened in messages and compared with none."""
 ITEMS_MAX = 10_000

@@ -12,8 +12,6 @@ from ..errors import InvalidArgument
 from .stop_options import STOPPING_RULES
 from .table import BY_NAME, DRY_BREAKERS, SAMPLERS_DEFAULT
 
-__all__ = ("SamplingParams", "sampling_params", "settle")
-
 _BREAKERS, _BREAKER_CHARACTERS = 8, 40
 """Making a sampler with one takes 12 ms with 262k tokens (Gemma): the engine stands meanwhile."""
 _GRAMMAR_NESTING = 100

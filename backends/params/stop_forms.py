@@ -8,8 +8,6 @@ from collections.abc import Callable, Mapping
 from reprlib import repr as shorten
 from typing import Any
 
-__all__ = ("FORMS", "TRIGGER_KINDS", "read_triggers")
-
 TRIGGER_KINDS = ("token", "word", "pattern", "pattern-full")
 """By llama-server's numbers (`common/common.h`)."""
 CONDITIONS_MAX = 512

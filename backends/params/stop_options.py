@@ -12,16 +12,6 @@ from ..errors import InvalidArgument
 from ..incremental_regex import WEIGHT_MAX, Pattern
 from .table import BY_NAME
 
-__all__ = (
-    "COMPLETE",
-    "PATTERNS_MAX",
-    "SIMILARITY_CHARACTERS_MAX",
-    "STOPPING_RULES",
-    "StoppingParams",
-    "stopping_params",
-    "trigger_pattern",
-)
-
 COMPLETE = ("json", "fence", "sentence")
 PATTERNS_MAX = 8
 TRIGGERS_MAX = 16

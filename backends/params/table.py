@@ -13,19 +13,6 @@ import msgspec
 
 from ..embedder import NORMALIZE_MAX, POOLINGS
 
-__all__ = (
-    "BY_NAME",
-    "BY_SPELLING",
-    "DRY_BREAKERS",
-    "PARAMETERS",
-    "SAMPLERS",
-    "SAMPLERS_DEFAULT",
-    "TENSOR_SPLIT_MAX",
-    "Kind",
-    "Level",
-    "Parameter",
-)
-
 Level = Literal["model", "context", "request"]
 Kind = Literal[
     "int",

@@ -10,13 +10,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from ...backends.errors import PermissionDenied
-from ...ipc.server.server import Connection, Request
+from ...ipc.server.server_connection import Connection, Request
 from ...scheduler import PRIORITIES
 from ...sessions import Quota, check_priority
 from ..config.access_settings import Right, Rule
 from .rules import MEANINGS, Rights, rights_of
-
-__all__ = ("NEEDS", "Access", "right_for")
 
 _USE = (
     *("load", "load_by_name", "load_by_name_with_config"),

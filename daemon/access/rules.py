@@ -10,8 +10,6 @@ from ...scheduler import PRIORITIES, Priority
 from ...sessions import Quota
 from ..config.access_settings import MEMBER_CLASS, MEMBER_MAY, Right, Rule
 
-__all__ = ("MEANINGS", "MEMBER", "OPERATOR", "Rights", "rights_of")
-
 ROOT = 0
 MEANINGS = {
     Right.USE: "use models",

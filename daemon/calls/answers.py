@@ -14,14 +14,12 @@ import anyio
 
 from ...backends.errors import InferdError, InvalidArgument
 from ...ipc import messages as w
-from ...ipc.server.server import Request
+from ...ipc.server.server_connection import Request
 from ...sessions import Session, TurnOptions
 from ...sessions.turn import Turn
 from ..core import CallTable, Daemon
 from .arguments import turn_options
 from .turns import add_input
-
-__all__ = ("ANSWERS_MAX", "CALLS")
 
 ANSWERS_MAX = 16
 SEEDS = 1 << 32

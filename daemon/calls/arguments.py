@@ -15,18 +15,6 @@ from ...ipc.messages import TENSOR_BYTES_MAX, TENSOR_TYPES, Tensor
 from ...scheduler import PRIORITIES, Priority
 from ...sessions import TurnOptions
 
-__all__ = (
-    "TIMEOUT_S_LEAST",
-    "bounded",
-    "metadata_text",
-    "number_of",
-    "priority_of",
-    "seconds_of",
-    "tensor_bytes",
-    "tensor_type",
-    "turn_options",
-)
-
 TIMEOUT_S_MAX = 30 * 86_400.0
 TIMEOUT_S_LEAST = 0.001
 """The least that is left of a timeout after a wait: 0 would be none."""

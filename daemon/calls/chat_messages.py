@@ -7,8 +7,6 @@ from typing import Any
 
 from ...backends.errors import InvalidArgument
 
-__all__ = ("checked_messages",)
-
 MESSAGES_MAX = 1000
 TOOL_CALLS_MAX = 128
 ROLE_CHARACTERS_MAX = 64

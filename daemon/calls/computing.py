@@ -6,15 +6,13 @@ import msgspec
 
 from ...backends.params import parse_json_options
 from ...ipc import messages as w
-from ...ipc.server.server import Request
+from ...ipc.server.server_connection import Request
 from ...scheduler.output.stopping.ending import CONTEXT_FULL
 from ...sessions import Session, TurnOptions
 from ..core import CallTable, Daemon
 from .arguments import bounded, metadata_text, number_of, tensor_bytes, turn_options
 from .contexts import set_metadata
 from .turns import turn_result
-
-__all__ = ("CALLS",)
 
 METADATA_NAMES = ("1", "metadata", "options", "config")
 """Names under which `compute`'s named inputs hold metadata JSON; any other holds the prompt."""

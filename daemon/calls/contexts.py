@@ -5,12 +5,10 @@ from __future__ import annotations
 from ...backends.errors import InvalidArgument
 from ...backends.params import parse_json_options
 from ...ipc import messages as w
-from ...ipc.server.server import Request
+from ...ipc.server.server_connection import Request
 from ...sessions import Session
 from ..core import CallTable, Daemon
 from .arguments import bounded, metadata_text, tensor_bytes
-
-__all__ = ("CALLS", "set_metadata")
 
 METADATA_INDEX = 1
 

@@ -10,13 +10,11 @@ import msgspec
 from ...backends.errors import Busy, InferdError, InvalidArgument, TooLarge
 from ...backends.params import read_options
 from ...ipc import messages as w
-from ...ipc.server.server import Request
+from ...ipc.server.server_connection import Request
 from ...scheduler.messages import Embedded
 from ...sessions import Parameters, Session, SessionSettings, Turn, TurnOptions
 from ..core import CallTable, Daemon, Graph
 from .arguments import TIMEOUT_S_LEAST, turn_options
-
-__all__ = ("CALLS",)
 
 SIDE_BY_SIDE_MAX = 16
 """Texts of one call that are turns at a time: the others do not count as waiting tasks."""

@@ -16,14 +16,12 @@ from ...backends.errors import (
 )
 from ...backends.params import Options, parse_json_options
 from ...ipc import messages as w
-from ...ipc.server.server import Request
+from ...ipc.server.server_connection import Request
 from ..core import GRAPHS_MAX, CallTable, Daemon, Graph
 from ..models.lease import Lease
 from ..models.similarity import not_chosen
 from ..residency.gate import GateRequest
 from .arguments import metadata_text, number_of
-
-__all__ = ("CALLS",)
 
 PRELOAD = b"preload:"
 NAME_BYTES_MAX = 256

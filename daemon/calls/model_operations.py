@@ -5,12 +5,10 @@ from __future__ import annotations
 import time
 
 from ...ipc import messages as w
-from ...ipc.server.server import Request
+from ...ipc.server.server_connection import Request
 from ..core import CallTable, Daemon
 from ..models.model_adapters import add_adapter as add_model_adapter
 from ..models.model_adapters import remove_adapter as remove_model_adapter
-
-__all__ = ("CALLS",)
 
 
 async def models(daemon: Daemon, request: Request) -> w.ModelsResult:

@@ -13,7 +13,7 @@ import structlog
 
 from ...backends.errors import InferdError, InvalidArgument, WorkerCrashed
 from ...ipc import messages as w
-from ...ipc.server.server import Request
+from ...ipc.server.server_connection import Request
 from ...scheduler.messages import QueueEntry
 from ...sessions import Session
 from ..config.log_levels import parse_log_levels
@@ -24,8 +24,6 @@ from ..models.model import ManagedModel
 from ..residency.gate import GateRequest
 from ..workers.worker import Worker
 from .residency_requests import waiting_turns
-
-__all__ = ("CALLS",)
 
 log = structlog.get_logger()
 STATISTICS_TIMEOUT_S = 1.0

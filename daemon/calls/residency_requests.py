@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from ...ipc.server.server import Request
+from ...ipc.server.server_connection import Request
 from ...scheduler.priority import Priority
 from ...sessions import Session
 from ...sessions.admission.forecast import Ticket
@@ -18,8 +18,6 @@ from ..models.model import ManagedModel
 from ..residency.gate import GateRequest
 from ..traces.current_request import note_model_request
 from .arguments import TIMEOUT_S_LEAST, priority_of, seconds_of
-
-__all__ = ("passing", "waiting_turns")
 
 Call = Callable[[Daemon, Request], Awaitable[Any]]
 

@@ -9,12 +9,10 @@ import structlog
 
 from ...backends.errors import Cancelled, InvalidArgument
 from ...ipc import messages as w
-from ...ipc.server.server import Request
+from ...ipc.server.server_connection import Request
 from ...sessions import Session
 from ..core import CallTable, Daemon
 from .arguments import priority_of
-
-__all__ = ("CALLS",)
 
 log = structlog.get_logger()
 

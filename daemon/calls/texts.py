@@ -6,11 +6,9 @@ from ...backends import Rendering
 from ...backends.errors import InvalidArgument
 from ...backends.params import read_options
 from ...ipc import messages as w
-from ...ipc.server.server import Request
+from ...ipc.server.server_connection import Request
 from ..core import CallTable, Daemon, Graph
 from .chat_messages import checked_messages
-
-__all__ = ("CALLS",)
 
 
 async def tokenize(daemon: Daemon, request: Request) -> w.TokensResult:

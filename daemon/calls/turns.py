@@ -7,7 +7,7 @@ from typing import Any
 
 from ...backends.errors import InvalidArgument
 from ...ipc import messages as w
-from ...ipc.server.server import Request
+from ...ipc.server.server_connection import Request
 from ...scheduler.messages import Position, TokenLogprob, Tokens
 from ...scheduler.output.logprobs import described
 from ...sessions import Session, TurnOptions
@@ -15,8 +15,6 @@ from ...sessions.history.reasoning import AnswerParts, ReasoningSplitter
 from ..core import CallTable, Daemon
 from .arguments import turn_options
 from .chat_messages import checked_messages
-
-__all__ = ("CALLS", "add_input", "turn_result")
 
 QUEUE_EVENTS_MAX = 256
 """Events of a turn's place in the queue, which use no credit."""

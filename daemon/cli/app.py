@@ -16,8 +16,6 @@ from .help.shells import use_scripts
 from .options import EXIT_INTERRUPTED, EXIT_READER_GONE, EXIT_REFUSED, JsonOutput, SocketPath
 from .output import fail, write_json
 
-__all__ = ("app",)
-
 
 class ErrorsAsSentences(LazyCommands):
     """Ends a failed command with one sentence, a hint and a documented exit status."""

@@ -12,8 +12,6 @@ from .output import fraction_bar
 if TYPE_CHECKING:
     from ...ipc.client import Client, Session
 
-__all__ = ("client_of", "session_of", "socket_of")
-
 RETRIES = 2
 SOFTWARE = "inferd cli"
 

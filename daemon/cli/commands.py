@@ -11,8 +11,6 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-__all__ = ("LazyCommands", "group_of_all_commands")
-
 COMMANDS = {
     "operations.serve": ("serve",),
     "inference.run": ("run",),

@@ -5,8 +5,6 @@ from __future__ import annotations
 from ...backends.errors import Busy, ConnectionLost, InferdError, InvalidArgument, Timeout
 from .options import EXIT_BUSY, EXIT_NO_DAEMON, EXIT_REFUSED, EXIT_USAGE
 
-__all__ = ("exit_code",)
-
 
 def exit_code(error: InferdError) -> int:
     """Return the status for *error*."""

@@ -7,8 +7,6 @@ from contextlib import contextmanager
 
 from ...backends.errors import UnsupportedOperation
 
-__all__ = ("needed",)
-
 
 @contextmanager
 def needed(what: str, hint: str) -> Iterator[None]:

@@ -11,27 +11,6 @@ import typer
 
 from .help import completion as completing
 
-__all__ = (
-    "EXIT_BUSY",
-    "EXIT_INTERRUPTED",
-    "EXIT_NO_DAEMON",
-    "EXIT_READER_GONE",
-    "EXIT_REFUSED",
-    "EXIT_USAGE",
-    "ConfigFile",
-    "JsonOutput",
-    "ModelName",
-    "ModelOptions",
-    "ModelsDir",
-    "PriorityName",
-    "PriorityOption",
-    "SettingPairs",
-    "SocketPath",
-    "SystemPrompt",
-    "read_pairs",
-    "read_settings",
-)
-
 EXIT_REFUSED = 1
 EXIT_USAGE = 2
 EXIT_NO_DAEMON = 3

@@ -15,22 +15,6 @@ import typer
 if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
 
-__all__ = (
-    "Bytes",
-    "Fraction",
-    "bytes_bar",
-    "fail",
-    "fraction_bar",
-    "note",
-    "printable",
-    "table",
-    "time_text",
-    "whisper",
-    "write",
-    "write_json",
-    "write_json_line",
-)
-
 Fraction = Callable[[float], None]
 Bytes = Callable[[str, int, int | None], None]
 

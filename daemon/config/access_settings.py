@@ -27,18 +27,6 @@ from .declaration import (
 )
 from .model_settings import MODEL_NAME
 
-__all__ = (
-    "ACCESS_KEYS",
-    "MEMBER_CLASS",
-    "MEMBER_MAY",
-    "NAMES_MAX",
-    "RULES_MAX",
-    "Right",
-    "Rule",
-    "gid_of",
-    "read_access",
-)
-
 RULES_MAX = 256
 NAMES_MAX = 1024
 """Users, or groups, of one rule."""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-__all__ = ("check_beneath",)
-
 
 def check_beneath(folder: Path, path: Path) -> None:
     """Check that *path*, which is written as one below *folder*, lies there, whatever links and

@@ -16,22 +16,6 @@ import msgspec
 
 from ...backends.params import nearest
 
-__all__ = (
-    "REQUIRED",
-    "Applies",
-    "ErrorList",
-    "Form",
-    "Schema",
-    "Setting",
-    "hyphens",
-    "read_table",
-    "read_value",
-    "setting",
-    "settings_of",
-    "short",
-    "table_of",
-)
-
 Schema = dict[str, Any]
 REQUIRED: Any = MISSING
 """The default of a setting that has none, or whose default depends on the machine."""

@@ -10,8 +10,6 @@ from ..metrics.listen_address import PORT_MAX, parse_address
 from ..traces.target import TARGET_CHARACTERS_MAX, parse_target
 from .declaration import Form, Schema
 
-__all__ = ("ADDRESS", "PATH", "SOCKET_PATH", "TARGET", "TEXT")
-
 SOCKET_BYTES_MAX = 107
 """Linux' bound on a Unix socket's path: sun_path less its end mark."""
 TEXT: Schema = {"type": "string", "minLength": 1}

@@ -8,8 +8,6 @@ from typing import Any
 from ...backends.library_log import LEVELS
 from .declaration import Form, Schema
 
-__all__ = ("LEVELS", "LOG_LEVELS", "ROOMS", "parse_log_levels")
-
 ROOMS = {
     "daemon": "the daemon itself: start and end, configuration, models, memory, parts",
     "ipc": "connections and calls",

@@ -17,15 +17,6 @@ from ...backends.params import PARAMETERS, nearest, read_options
 from .confinement import check_beneath
 from .declaration import ErrorList, hyphens, table_of
 
-__all__ = (
-    "MODEL_NAME",
-    "AdapterConfig",
-    "ModelConfig",
-    "check_model_name",
-    "read_models",
-    "read_options_table",
-)
-
 MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 """A model's name: it becomes a file's name, so it holds no path."""
 ECHO_HIGH = 1e9

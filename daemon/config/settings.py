@@ -15,8 +15,6 @@ from .log_levels import LOG_LEVELS
 from .model_settings import ModelConfig
 from .socket_settings import GROUP, MODE, GroupName, Mode
 
-__all__ = ("SETTINGS", "TABLES", "Config", "applies")
-
 BYTES_MAX = 10**15
 MONTH_S = 30 * 86_400
 METRICS_PORT = 4633

@@ -6,8 +6,6 @@ from .access_settings import ACCESS_KEYS
 from .declaration import Applies, Setting
 from .settings import SETTINGS
 
-__all__ = ("page",)
-
 HEAD = """\
 # Settings
 

@@ -22,8 +22,6 @@ from .forms import TEXT
 from .model_settings import ECHO_HIGH, MODEL_NAME
 from .settings import SETTINGS
 
-__all__ = ("config_schema",)
-
 
 def config_schema() -> Schema:
     """Return the schema."""

@@ -21,8 +21,6 @@ from .settings import SETTINGS, Config
 from .socket_settings import GroupName, Mode
 from .sources import Sources
 
-__all__ = ("InForce", "Value", "in_force", "toml_of")
-
 DEFAULT = "default"
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 """What a comment cannot have: the name of a file may."""

@@ -12,8 +12,6 @@ from ...ipc.paths import SYSTEM_SOCKET
 from .access_settings import gid_of
 from .declaration import Form
 
-__all__ = ("GROUP", "MODE", "GroupName", "Mode", "group_default")
-
 GROUP_DEFAULT = "inferd"
 """The group whose members may connect to the machine's socket."""
 _OCTAL = re.compile(r"(0o?)?[0-7]{3}")

@@ -29,14 +29,6 @@ from .model_settings import read_models, read_options_table
 from .settings import SETTINGS, TABLES, Config
 from .socket_settings import Mode, group_default
 
-__all__ = (
-    "ConfigError",
-    "Sources",
-    "configuration_file",
-    "load_config",
-    "read_sources",
-)
-
 SYSTEM_FILE = Path("/etc/inferd/config.toml")
 FILE_BYTES_MAX = 1 << 20
 ENVIRONMENT_PREFIX = "INFERD_"

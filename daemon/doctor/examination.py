@@ -50,8 +50,6 @@ from .checks.units import Units, check_units, look_at_units, machine_socket
 from .finding import Finding, ok, warn
 from .time_limits import LOOK_S_MAX, Look, Unseen
 
-__all__ = ("Examination", "Facts", "examine")
-
 T = TypeVar("T")
 ENGINE_PACKAGE = "llama-cpp-python"
 OTHER_VERSION = "use the command of the daemon's own version"

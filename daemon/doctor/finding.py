@@ -7,8 +7,6 @@ from typing import Literal
 
 import msgspec
 
-__all__ = ("Finding", "Status", "fail", "ok", "warn", "worst")
-
 Status = Literal["ok", "warn", "fail"]
 _SEVERITY: dict[Status, int] = {"ok": 0, "warn": 1, "fail": 2}
 

@@ -26,8 +26,6 @@ from .finding import Finding
 from .report_log import look_at_log
 from .time_limits import Look, Unseen
 
-__all__ = ("report", "text_of", "write_new")
-
 FIGURES = (
     "uptime_s", "draining", "socket_activated", "connections", "sessions", "sessions_max",
     "sessions_dormant", "sessions_expired", "waiting", "running", "parked", "refused", "recovered",

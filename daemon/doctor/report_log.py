@@ -21,17 +21,6 @@ from ..config.settings import Config
 from .checks.units import UNIT, Units
 from .time_limits import Unseen
 
-__all__ = (
-    "LOG_BYTES_MAX",
-    "LOG_LINES_MAX",
-    "READ_BYTES_MAX",
-    "Journal",
-    "LogEnd",
-    "end_of",
-    "look_at_log",
-    "place_of",
-)
-
 LOG_LINES_MAX = 200
 LOG_BYTES_MAX = 1 << 16
 READ_BYTES_MAX = 4 << 20

@@ -9,8 +9,6 @@ import time
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-__all__ = ("LOOK_S_MAX", "Look", "Unseen")
-
 LOOK_S_MAX = 5.0
 
 T = TypeVar("T")

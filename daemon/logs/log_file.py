@@ -13,8 +13,6 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-__all__ = ("LogFile",)
-
 _FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK
 """O_NONBLOCK: a pipe that nobody reads is an error and no wait."""
 _MODE = 0o600

@@ -20,14 +20,12 @@ from typing import Any
 import structlog
 from structlog.typing import EventDict, Processor
 
-from ...backends.library_log import SYSLOG_PRIORITIES
+from ...backends.library_log import LEVELS, SYSLOG_PRIORITIES
 from ...scheduler import messages as m
-from ..config.log_levels import LEVELS, ROOMS
+from ..config.log_levels import ROOMS
 from ..config.settings import Config
 from .log_file import LogFile
 from .stderr import StandardError
-
-__all__ = ("LibraryHandler", "Logs", "logs")
 
 DEFAULT_ROOM = "daemon"
 WORKER_ROOMS = ("scheduler", "backends", "llama")

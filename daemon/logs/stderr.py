@@ -12,8 +12,6 @@ import stat
 from collections.abc import Callable
 from functools import partial
 
-__all__ = ("StandardError",)
-
 _OPEN_FLAGS = os.O_WRONLY | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK
 
 

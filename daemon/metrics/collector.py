@@ -36,8 +36,6 @@ from .families import FAMILIES, PREFIX
 if TYPE_CHECKING:
     from ..core import Daemon
 
-__all__ = ("CONTENT_TYPE", "metric_values", "metrics_of", "scrape")
-
 SLICE_S = 0.001
 """The time after which other work of the event loop gets its chance before the next family."""
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"

@@ -25,8 +25,6 @@ from ..models.worker_launcher import LoadListener
 from ..workers.worker import Worker
 from .families import FAMILIES
 
-__all__ = ("MODEL_LABELS_MAX", "REJECTION_REASONS", "Tally", "label_of", "reason_of")
-
 MODEL_LABELS_MAX = 256
 """Model names with a label of their own; the others share one."""
 OTHERS = "others"

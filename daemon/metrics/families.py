@@ -14,8 +14,6 @@ import msgspec
 from ...scheduler.recording.engine_counters import POWERS_OF_TWO, STEP_S
 from ...sessions.admission.forecast_accuracy import RATIOS
 
-__all__ = ("FAMILIES", "PREFIX", "Family", "Kind")
-
 PREFIX = "inferd_"
 Kind = Literal["counter", "gauge", "histogram"]
 

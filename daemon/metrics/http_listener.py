@@ -26,8 +26,6 @@ from .listen_address import Address
 if TYPE_CHECKING:
     from ..core import Daemon
 
-__all__ = ("MetricsServer",)
-
 CONNECTIONS_MAX = 8
 HEAD_BYTES_MAX = 8192
 REST_BYTES_MAX = 1 << 16

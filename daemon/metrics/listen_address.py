@@ -8,8 +8,6 @@ from typing import Any
 
 import msgspec
 
-__all__ = ("LOOPBACK", "Address", "parse_address")
-
 LOOPBACK = "127.0.0.1"
 PORT_MAX = 65_535
 PATH_BYTES_MAX = 107

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from .families import PREFIX, SECTIONS, Family
 
-__all__ = ("page",)
-
 HEAD = """\
 # Metrics
 

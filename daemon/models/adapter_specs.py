@@ -13,16 +13,6 @@ from ...scheduler import messages as m
 from ..config.model_settings import AdapterConfig, ModelConfig
 from ..workers.worker import Worker
 
-__all__ = (
-    "adapter_bytes",
-    "adapter_spec",
-    "adapter_specs_of",
-    "describe_adapters",
-    "inherit_adapters",
-    "with_adapters",
-    "without_adapters",
-)
-
 
 def adapter_specs_of(config: ModelConfig) -> tuple[AdapterSpec, ...]:
     """Return the adapters that a worker of *config* loads."""

@@ -19,8 +19,6 @@ from .model import ManagedModel, ModelState
 from .persisted import SETTINGS_FILE, PersistedModels
 from .specs import limits_of
 
-__all__ = ("ModelCatalog",)
-
 ECHO = "echo"
 
 

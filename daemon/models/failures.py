@@ -13,8 +13,6 @@ from ...backends.errors import InferdError, InvalidArgument, LoadFailed, OutOfMe
 from ...backends.errors import UnsupportedOperation as Unsupported
 from ..residency.model_files import Signature, signature_of
 
-__all__ = ("FailedLoads",)
-
 FAILURES_MAX = 1000
 _LASTING = (LoadFailed, Unsupported, InvalidArgument)
 

@@ -8,8 +8,6 @@ import anyio
 
 from .model import ManagedModel
 
-__all__ = ("IdleUnloader",)
-
 
 class IdleUnloader:
     """Unloads idle models. Lives on the daemon's event loop."""

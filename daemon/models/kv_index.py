@@ -22,8 +22,6 @@ from ...scheduler.kv.file_format import scan_folder
 from ...scheduler.kv.files import KV_FILES_MAX
 from ...scheduler.kv.greedy_dual import GreedyDual
 
-__all__ = ("KV_FILES_MAX", "KvFilePlace", "KvIndex", "KvIndexListener")
-
 log = structlog.get_logger()
 
 

@@ -12,8 +12,6 @@ from ...sessions.worker_client import ask_again
 from ..workers.process_client import ProcessClient
 from .model import ManagedModel
 
-__all__ = ("DormantLease", "Lease")
-
 T = TypeVar("T")
 
 

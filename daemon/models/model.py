@@ -26,8 +26,6 @@ from ..workers.worker import Worker
 from .adapter_specs import describe_adapters
 from .persisted import PersistedSettings, SwappedName
 
-__all__ = ("SLOTS_DEFAULT", "ManagedModel", "ModelHost", "ModelState")
-
 WANTED = ("ctx-size", "n-gpu-layers", "main-gpu", "tensor-split")
 """Parameters that a call which loads a model may set, where the configuration does not."""
 SLOTS_DEFAULT = 4

@@ -24,8 +24,6 @@ from ..workers.worker import Worker
 from .adapter_specs import adapter_bytes, adapter_spec
 from .model import ManagedModel
 
-__all__ = ("AdapterHost", "add_adapter", "remove_adapter")
-
 log = structlog.get_logger()
 FILE_CHARACTERS_MAX = 1000
 

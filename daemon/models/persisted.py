@@ -17,8 +17,6 @@ import structlog
 
 from ..config.model_settings import ModelConfig
 
-__all__ = ("SETTINGS_FILE", "PersistedModels", "PersistedSettings", "SwappedName")
-
 SETTINGS_FILE = "models.json"
 NAMES_MAX = 1000
 """Names with settings; the one changed longest ago is dropped first."""

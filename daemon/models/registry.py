@@ -30,8 +30,6 @@ from .lease import Lease
 from .model import ManagedModel
 from .worker_launcher import WorkerLauncher
 
-__all__ = ("Registry", "SentenceComparer")
-
 log = structlog.get_logger()
 KV_DIR = "kv"
 """The folder of KV states below the state directory."""

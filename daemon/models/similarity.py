@@ -26,8 +26,6 @@ from .lease import Lease
 from .model import ManagedModel, ModelState
 from .registry import Registry
 
-__all__ = ("EmbeddingComparer", "cosine_of", "not_chosen")
-
 TEXTS_KNOWN_MAX = 64
 """Texts whose embeddings are remembered: those that sentences are compared with."""
 MODEL, WAIT_MS = "similarity-model", "similarity-wait-ms"

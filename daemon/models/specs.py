@@ -13,8 +13,6 @@ from ..residency.model_files import files_in_use
 from .adapter_specs import adapter_specs_of
 from .model import ManagedModel
 
-__all__ = ("conditions_of", "limits_of", "spec_of")
-
 CTX_SIZE_DEFAULT = 4096
 TEMPLATE = {"chat_template": "chat-template", "chat_template_file": "chat-template-file"}
 """Parameters by the fields of a spec."""

@@ -29,8 +29,6 @@ from .adapter_specs import inherit_adapters
 from .model import ManagedModel
 from .registry import Registry
 
-__all__ = ("Mode", "Swapped", "Swaps")
-
 Mode = Literal["migrate", "drain"]
 
 NOBODY = -2

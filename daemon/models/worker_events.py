@@ -20,8 +20,6 @@ from .adapter_specs import with_adapters, without_adapters
 from .kv_index import KvIndex
 from .model import ManagedModel
 
-__all__ = ("WorkerEvents",)
-
 
 class WorkerEvents(WorkerListener):
     """The listener of one worker. Lives on the daemon's event loop.

@@ -24,8 +24,6 @@ from .model import ManagedModel
 from .specs import conditions_of, limits_of, spec_of
 from .worker_events import WorkerEvents
 
-__all__ = ("LoadListener", "WorkerLauncher")
-
 log = structlog.get_logger()
 
 

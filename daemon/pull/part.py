@@ -13,8 +13,6 @@ from typing import BinaryIO
 
 from ...backends.errors import BackendError
 
-__all__ = ("BLOCK", "NOTE_NAME", "Part", "Progress", "PullFailed", "check_header")
-
 BLOCK = 1 << 20
 BYTES_MAX = 1 << 42
 NOTE_BYTES_MAX = 1 << 20

@@ -16,8 +16,6 @@ from .part import BLOCK, Part, PullFailed
 from .web import WebFile
 from .wheels import Wheels
 
-__all__ = ("KNOWN_MODELS", "LocalFile", "Source", "parse_source")
-
 HUB = "https://huggingface.co"
 _SPLIT = re.compile(r"-\d{5}-of-\d{5}")
 

@@ -18,8 +18,6 @@ from ..config.model_settings import check_model_name
 from .part import NOTE_NAME, Part, Progress, PullFailed
 from .sources import Source
 
-__all__ = ("Pulled", "fetch", "files_of")
-
 _SHA256 = re.compile(r"[0-9a-fA-F]{64}")
 
 

@@ -18,8 +18,6 @@ import msgspec
 from ...backends.errors import NotFound, PermissionDenied
 from .part import BLOCK, Part, PullFailed
 
-__all__ = ("WebFile",)
-
 ATTEMPTS_MAX = 8
 REDIRECTS_MAX = 5
 PAUSE_S_MAX = 15.0

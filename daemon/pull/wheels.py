@@ -19,8 +19,6 @@ from pathlib import Path
 from ...backends.errors import InvalidArgument, NotFound
 from .part import BLOCK, NOTE_BYTES_MAX, NOTE_NAME, Part, PullFailed
 
-__all__ = ("Wheels",)
-
 POLL_S = 0.2
 PARTS_MAX = 256
 _REQUIREMENT = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)(?:==([A-Za-z0-9.!+_-]+))?")

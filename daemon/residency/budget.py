@@ -35,8 +35,6 @@ from .reservations import Reservations, bytes_on
 from .residency import ResidencyRequest
 from .resident_model import ResidentModel
 
-__all__ = ("MemoryBudget",)
-
 log = structlog.get_logger()
 
 

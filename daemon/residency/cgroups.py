@@ -8,14 +8,6 @@ from pathlib import Path
 
 from .sizes import headroom_bytes
 
-__all__ = (
-    "cgroup_free_bytes",
-    "cgroup_limit_bytes",
-    "cores_usable",
-    "memory_usable",
-    "parse_cgroup_path",
-)
-
 PROC, CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
 
 

@@ -10,8 +10,6 @@ from ...backends import ModelSpec
 from ...scheduler import messages as m
 from .model_files import Signature
 
-__all__ = ("EstimateCache",)
-
 ESTIMATED_MODELS_MAX = 1000
 SHAPES_MAX = 64
 """Of one model: each step down halves something."""

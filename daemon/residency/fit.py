@@ -12,19 +12,6 @@ from ...backends.errors import OutOfMemory
 from .resident_model import ResidentModel
 from .sizes import headroom_bytes, size_text
 
-__all__ = (
-    "DeviceShortage",
-    "device_refusal",
-    "embedding_refusal",
-    "fewer_layers",
-    "find_device_shortage",
-    "growth_refusal",
-    "memory_refusal",
-    "next_smaller_shape",
-    "reduced_parameters",
-    "smallest_shape",
-)
-
 CTX_SIZE_MIN = 512
 BATCH_SIZE_MIN = 128
 HOLDERS_NAMED = 3

@@ -20,8 +20,6 @@ from .budget import MemoryBudget
 from .residency import Residency, ResidencyRequest, never_absent
 from .resident_model import ResidentModel
 
-__all__ = ("GateRequest", "ResidencyGate", "WaitListener")
-
 ADVANCE_S = 0.05
 """While a load waits for models that are in use, `advance` runs so often."""
 

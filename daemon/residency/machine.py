@@ -18,14 +18,6 @@ import anyio
 from .cgroups import cgroup_free_bytes, cgroup_limit_bytes, parse_cgroup_path
 from .sizes import headroom_bytes
 
-__all__ = (
-    "MachineMemory",
-    "StallAlarm",
-    "parse_available_bytes",
-    "parse_stalled_s",
-    "parse_total_bytes",
-)
-
 TRIGGER = b"some 200000 2000000\0"
 """200 ms of stalls within 2 s, as systemd's `MemoryPressureThresholdSec=`. Without privileges the
 kernel takes windows of whole multiples of 2 s alone (Documentation/accounting/psi.rst).

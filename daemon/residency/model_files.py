@@ -12,8 +12,6 @@ from pathlib import Path
 from ...backends.split_gguf import PART, parts_of
 from ..config.model_settings import MODEL_NAME
 
-__all__ = ("Signature", "files_in_use", "models_in", "signature_of", "size_bytes")
-
 Signature = tuple[tuple[int, ...], ...]
 """What changes when files do."""
 

@@ -8,8 +8,6 @@ from ..workers.worker import Worker
 from .fit import smallest_shape
 from .resident_model import ResidentModel
 
-__all__ = ("PendingLoad", "PendingLoads")
-
 
 class PendingLoad:
     """A load whose worker waits for an answer."""

@@ -22,8 +22,6 @@ from .eviction import EvictionCandidate
 from .machine import MachineMemory
 from .sizes import headroom_bytes
 
-__all__ = ("MemoryAct", "MemoryWatch", "Pace", "Pressure", "Reading")
-
 log = structlog.get_logger()
 
 STALLED_HIGH, STALLED_LOW = 0.1, 0.01

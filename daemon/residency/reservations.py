@@ -10,8 +10,6 @@ from ...backends import MemoryNeed
 from ..workers.worker import Worker
 from .machine import MachineMemory
 
-__all__ = ("Reservations", "bytes_on")
-
 
 class _Reservation:
     """Memory of one worker. `unseen`: bytes of it that the machine's free memory still counts (its

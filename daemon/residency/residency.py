@@ -10,8 +10,6 @@ from itertools import count
 
 from ...scheduler import Priority
 
-__all__ = ("AGEING_S_MIN", "LINGER_S", "Residency", "ResidencyRequest", "never_absent")
-
 AGEING_S_MIN = 10.0
 """A request rises by a class each time it has waited for the longest residency, but not sooner."""
 LINGER_S = 0.2

@@ -8,8 +8,6 @@ from typing import Any, Protocol
 from ..workers.worker import Worker
 from .residency import Residency
 
-__all__ = ("ResidentModel",)
-
 
 class ResidentModel(Protocol):
     """A model that shares the machine's memory with others; `models.ManagedModel` is the one."""

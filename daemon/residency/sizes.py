@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ("headroom_bytes", "size_text")
-
 HEADROOM_BYTES_MAX = 1 << 30
 
 

@@ -19,19 +19,6 @@ import platformdirs
 
 from ...backends.errors import BackendError, InvalidArgument, PermissionDenied, UnsupportedOperation
 
-__all__ = (
-    "Remove",
-    "Run",
-    "Service",
-    "Step",
-    "Write",
-    "check_reachable",
-    "do",
-    "executable",
-    "install_plan",
-    "uninstall_plan",
-)
-
 SHIPPED = "/usr/local/bin/inferd"
 """What `ExecStart=` says in the files that ship."""
 UNITS = ("inferd.service", "inferd.socket")

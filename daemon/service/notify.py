@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import socket
 
-__all__ = ("notify",)
-
 
 def notify(state: str) -> str | None:
     """Send *state*, such as ``READY=1``; return why that failed, if it did. Nothing happens without

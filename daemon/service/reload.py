@@ -20,8 +20,6 @@ from ..core import Daemon
 from ..logs.setup import logs
 from .status import ServiceNotifier
 
-__all__ = ("ConfigReloader", "Reloaded", "merge")
-
 ERRORS_NAMED_MAX = 3
 CAUSE_CHARACTERS_MAX = 500
 

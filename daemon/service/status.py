@@ -17,8 +17,6 @@ from ..components import Components
 from .notify import notify
 from .watchdog import feed_s
 
-__all__ = ("Phase", "ServiceNotifier", "status_line")
-
 STATUS_BYTES_MAX = 1000
 """systemd drops a message of more than 4096 bytes."""
 LOADING_NAMED_MAX = 3

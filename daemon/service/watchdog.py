@@ -14,8 +14,6 @@ import os
 from collections.abc import Iterable, Mapping
 from typing import Protocol
 
-__all__ = ("Watched", "feed_s", "overdue")
-
 
 class Watched(Protocol):
     """A worker, as far as the watchdog sees it."""

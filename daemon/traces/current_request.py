@@ -5,19 +5,10 @@ from __future__ import annotations
 import time
 from contextvars import ContextVar
 
-from ...ipc.server.server import Request
+from ...ipc.server.server_connection import Request
 from ...sessions import Turn
 from ..residency.gate import GateRequest
 from .spans import CHAT, COMPLETION, EMBEDDINGS, RequestFacts, TurnFacts
-
-__all__ = (
-    "OPERATIONS",
-    "PULLED_CALL",
-    "FollowedRequest",
-    "current_request",
-    "follow_none",
-    "note_model_request",
-)
 
 PULLED_CALL = "compute_single"
 OPERATIONS = {

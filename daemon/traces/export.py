@@ -27,8 +27,6 @@ from ..logs.log_file import LogFile
 from .spans import Span
 from .target import Target
 
-__all__ = ("Export", "FileExporter")
-
 SPANS_FILE_BYTES_MAX = 1 << 30
 ANSWER_BYTES_MAX = 1 << 12
 SERVICE = "inferd"

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 
 from ...backends.errors import ContextFull, EndOfSequence, InferdError
-from ...ipc.server.server import Request
+from ...ipc.server.server_connection import Request
 from ...scheduler.messages import count_tokens
 from ...sessions import ModelSource, Session, Turn
 from ..metrics.daemon_counters import PRIVATE, label_of
@@ -24,8 +24,6 @@ from .spans import CHAT, COMPLETION, EMBEDDINGS, RequestFacts, TurnFacts
 
 if TYPE_CHECKING:
     from ..core import CallTable, Daemon
-
-__all__ = ("Follower",)
 
 
 class Follower:

@@ -14,8 +14,6 @@ from ...backends.params import SamplingParams
 from ...scheduler import Priority
 from ...scheduler.messages import TurnStats
 
-__all__ = ("CHAT", "COMPLETION", "EMBEDDINGS", "RequestFacts", "Span", "TurnFacts", "spans_of")
-
 CHAT, COMPLETION, EMBEDDINGS = "chat", "text_completion", "embeddings"
 """Operations, by their names in the conventions."""
 PROVIDER = "inferd"

@@ -10,8 +10,6 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-__all__ = ("Target", "parse_target")
-
 TARGET_CHARACTERS_MAX = 2000
 PATH = "/v1/traces"
 """The path of OTLP over HTTP behind an endpoint without a path."""

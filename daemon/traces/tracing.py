@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from ..core import Daemon
     from .export import Export
 
-__all__ = ("Traces",)
-
 FLUSH_S_MAX = 3.0
 """The time that the daemon's end waits for spans that are not sent yet."""
 TRACES_REMEDY = "install the extra: pip install 'inferd[traces]'"

@@ -17,8 +17,6 @@ import structlog
 
 from .external_load import ExternalLoad, busy_s, own_s
 
-__all__ = ("LOADING", "CoreUser", "Cores", "assign_threads")
-
 LOADING = -1
 """The claim of a model that is being loaded: one core, after all that compute."""
 

@@ -11,8 +11,6 @@ from ...backends.errors import Cancelled, InferdError, ReaderTimeout
 from ...scheduler import messages as m
 from ...sessions.worker_client import TaskReader
 
-__all__ = ("EvictedTurns",)
-
 
 class EvictedTurns:
     """Stands in for the worker of turns that have none; their readers wake them.

@@ -11,8 +11,6 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-__all__ = ("ExternalLoad", "busy_s", "own_s")
-
 TAKEN_AT = 0.5
 """A core counts as taken from this share of it on: a program beside two threads on two cores gets
 two thirds of one.

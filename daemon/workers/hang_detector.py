@@ -8,8 +8,6 @@ from collections.abc import Callable
 
 from ...scheduler.recording.recorder import Doing, Recorder
 
-__all__ = ("HangDetector",)
-
 CHECKS = 4
 """Checks of a worker within the time that it may be silent, while it has work."""
 KILLED_S = 10.0

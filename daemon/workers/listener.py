@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from .process_client import ProcessClient
     from .worker import Worker
 
-__all__ = ("WorkerListener",)
-
 
 class WorkerListener(Protocol):
     """The owner of one worker's model. All methods are called on the daemon's event loop."""

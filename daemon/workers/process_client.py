@@ -20,8 +20,6 @@ from .recovery import Quarantine, fail_readers, quarantine_error
 from .tasks import WorkerTasks
 from .worker_process import describe_exit
 
-__all__ = ("ProcessClient",)
-
 _NO_QUERY = 0
 """The id of a command whose answer nobody awaits."""
 

@@ -9,8 +9,6 @@ import anyio
 
 from ...backends.errors import InferdError
 
-__all__ = ("PendingQueries",)
-
 
 class _PendingQuery:
     """A query whose answer is awaited; *data* is the part of it that a client has made."""

@@ -20,8 +20,6 @@ from ...scheduler import messages as m
 from ...scheduler.recording.recorder import Activity, Doing
 from ...sessions.worker_client import TaskClient, TaskReader, WorkerClient
 
-__all__ = ("Quarantine", "Recovery", "fail_readers", "quarantine_error")
-
 DEATHS_MAX = 8
 """Deaths within `DEATHS_S`, with nothing computed between them, after which the tasks fail."""
 DEATHS_S = 60.0

@@ -10,8 +10,6 @@ from ...scheduler import messages as m
 from ...sessions.worker_client import TaskReader
 from .listener import WorkerListener
 
-__all__ = ("TaskReport", "WorkerTasks")
-
 TaskReport = (
     m.Tokens
     | m.SentenceEnded

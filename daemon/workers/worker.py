@@ -30,8 +30,6 @@ from .worker_link import WorkerLink, send_load
 from .worker_log import WorkerLog
 from .worker_process import describe_exit, load_failed, spawn_worker, wait_for_exit
 
-__all__ = ("Worker",)
-
 HANG_S = 120.0
 REQUESTS_LOGGED_MAX = 20
 """Requests that a process was computing for, as the log names them when it dies."""

@@ -13,8 +13,6 @@ from ...scheduler import messages as m
 from ...wire.frames import ANY_LENGTH, READ_BYTES, FrameReader, pack_frame
 from ...wire.reading import read_until_end
 
-__all__ = ("WorkerLink", "send_load")
-
 
 def send_load(sock: socket.socket, load: m.LoadModel) -> None:
     """Send the first command, with the descriptor of a model that was given by descriptor."""

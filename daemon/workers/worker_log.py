@@ -12,8 +12,6 @@ from ...scheduler import messages as m
 from ..logs.setup import logs
 from .worker_stderr import WorkerLines
 
-__all__ = ("WorkerLog",)
-
 log = structlog.get_logger()
 
 

@@ -15,8 +15,6 @@ import anyio.abc
 from ...backends.errors import LoadFailed
 from ...scheduler.process.build import EXIT_OTHER_BUILD, build_id
 
-__all__ = ("describe_exit", "load_failed", "spawn_worker", "wait_for_exit")
-
 QUIT_S = 5.0
 """A worker that still runs so long after its socket was closed is killed."""
 BUILD_ID = build_id()

@@ -13,8 +13,6 @@ from collections.abc import Callable
 
 from ...backends.library_log import SYSLOG_PRIORITIES
 
-__all__ = ("EVENT_CHARACTERS_MAX", "WorkerLines", "cut_quotes", "split_priority")
-
 PIPE_READ_BYTES = 1 << 16
 READS_LEFT_MAX = 4
 """Reads once the process has exited: a pipe holds one read."""

@@ -22,8 +22,6 @@ from .connection.connection import Connection
 from .connection.inflight import InFlight
 from .retries import retrying
 
-__all__ = ("AsyncCaller",)
-
 R = TypeVar("R")
 CLOSE_S_MAX = 5.0
 """How long a client waits for the daemon to close what it opened."""

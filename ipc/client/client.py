@@ -22,8 +22,6 @@ from .streams.turn import StreamedTurn
 from .turn_settings import QueueCallback, TurnSettings, queue_events, stream_call
 from .wasi_calls import ProgressCallback
 
-__all__ = ("AsyncClient",)
-
 
 class AsyncClient(AsyncEmbedding):
     """A client of the daemon, under asyncio and trio::

@@ -20,8 +20,6 @@ from .operations import AsyncOperations
 from .turn_settings import wire_seconds
 from .wasi_calls import ProgressCallback
 
-__all__ = ("AsyncEmbedding", "Embeddings")
-
 TEXTS = 64
 """Texts of one call: so many vectors of 16 384 numbers fit its answer."""
 

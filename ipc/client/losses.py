@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from ...backends.errors import ConnectionLost, InferdError, ShuttingDown, error_from_wire
 
-__all__ = ("is_loss", "with_progress")
-
 HINT = (
     "`data` has the tokens and the text that were read; a session with an id goes on from there by"
     " resume(tokens, text), or by itself if it is opened with resume=True"

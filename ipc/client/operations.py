@@ -10,8 +10,6 @@ from ..payloads import Message, Priority
 from .streams.texts import Rendered
 from .wasi_calls import AsyncWasiCalls
 
-__all__ = ("AsyncOperations",)
-
 
 class AsyncOperations(AsyncWasiCalls):
     """The calls on contexts and on the daemon that wasi-nn does not have."""

@@ -10,8 +10,6 @@ import anyio
 from ...backends.errors import Busy, InferdError, ShuttingDown
 from .connection.inflight import InFlightT
 
-__all__ = ("retry_delay_s", "retrying")
-
 RETRY_S_MAX = 30.0
 
 

@@ -14,15 +14,6 @@ from .. import messages as w
 from ..payloads import Priority, Prompt, turn_input
 from ..traceparent import traceparent_of
 
-__all__ = (
-    "QueueCallback",
-    "TurnSettings",
-    "queue_event",
-    "queue_events",
-    "stream_call",
-    "wire_seconds",
-)
-
 QueueCallback = Callable[[w.QueueEvent], None]
 M = TypeVar("M", w.StreamParams, w.ResumeParams, w.AnswersParams)
 

@@ -14,8 +14,6 @@ from .caller import AsyncCaller
 from .streams.texts import Reply, reply_of
 from .turn_settings import wire_seconds
 
-__all__ = ("AsyncWasiCalls", "ProgressCallback")
-
 ProgressCallback = Callable[[float], None]
 _GGUF = b"GGUF"
 _MODEL_BYTES_MIN = 4096

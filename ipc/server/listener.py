@@ -11,8 +11,6 @@ from collections.abc import MutableMapping, Sequence
 
 from ...backends.errors import Busy, InvalidArgument
 
-__all__ = ("InheritedListener", "UnixListener", "inherited_listener")
-
 FD_FIRST = 3
 FD_NAMES = ("inferd", "inferd.socket")
 

@@ -29,8 +29,6 @@ from ..messages import CALLS, CREDIT_MAX, PROTOCOL_VERSION, ClientHello, Kind, S
 from ..peer import peer_of
 from .server_connection import Connection, Request
 
-__all__ = ("Connection", "Handler", "Request", "Server")
-
 HELLO_TIMEOUT_S = 10.0
 ACCEPT_PAUSE_S = 0.1
 

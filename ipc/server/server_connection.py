@@ -16,8 +16,6 @@ from ...wire.frames import READ_BYTES, pack_frame
 from ..messages import Kind
 from ..peer import Peer
 
-__all__ = ("Connection", "Request")
-
 DESCRIPTORS_MAX = 16
 OUTBOX_PAUSE_BYTES = 1 << 20
 """A client that leaves this much unread is not read from either."""

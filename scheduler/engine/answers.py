@@ -16,8 +16,6 @@ from ..task import Task, TaskState
 from .metrics import EngineMetrics
 from .task_table import TaskTable
 
-__all__ = ("Answers",)
-
 
 class Answers:
     """The answers of the tasks that run. Owned by the engine."""

@@ -18,8 +18,6 @@ from .tokenizing import TokenizeQueue
 from .validation import check_task, ctx_size_of
 from .worker_adapters import add_adapter, in_use, uses
 
-__all__ = ("CommandHandler",)
-
 
 class CommandHandler:
     """Handles one command at a time; answers are sent as reports. Owned by the engine."""

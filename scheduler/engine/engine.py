@@ -27,8 +27,6 @@ from .steps import Steps
 from .task_table import EngineClock, TaskTable
 from .tokenizing import TokenizeQueue
 
-__all__ = ("Engine",)
-
 REST_S = 0.25
 """Without a step or a command for so long, idle KV is saved: who goes on at once waits for none."""
 

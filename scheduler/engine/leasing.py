@@ -11,8 +11,6 @@ from ..task import Task, TaskState
 from .metrics import EngineMetrics
 from .task_table import TaskTable
 
-__all__ = ("SlotLeases",)
-
 
 class SlotLeases:
     """Admits and parks tasks as `plan_slots` decides. Owned by the engine."""

@@ -6,8 +6,6 @@ from ..kv.manager import KvManager
 from ..recording.engine_counters import EngineCounters
 from .task_table import EngineClock
 
-__all__ = ("EngineMetrics",)
-
 _COUNTED = (
     *("generated", "prompt", "cached", "looked_up", "parks", "rows", "shifts", "kv_full"),
     "embedded",

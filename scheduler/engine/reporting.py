@@ -10,8 +10,6 @@ from ..output.stopping import Ending
 from ..recording.engine_log import EngineLog
 from ..task import Task
 
-__all__ = ("Reporter",)
-
 
 class Reporter:
     """Collects reports until the engine hands them over. Owned by the engine."""

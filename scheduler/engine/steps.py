@@ -20,8 +20,6 @@ from .leasing import SlotLeases
 from .metrics import EngineMetrics
 from .task_table import TaskTable
 
-__all__ = ("Steps",)
-
 
 class _Computed(NamedTuple):
     """A step that was computed, of which nothing was learned yet; *holders* have a slot."""

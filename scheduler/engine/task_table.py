@@ -18,8 +18,6 @@ from ..task import Task, TaskState
 from .deadlines import deadlines, overdue, timeout
 from .reporting import Reporter
 
-__all__ = ("EngineClock", "TaskTable")
-
 
 class EngineClock:
     """The time of an engine. *now* advances only with an iteration and the end of its step."""

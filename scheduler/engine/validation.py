@@ -8,8 +8,6 @@ from ..embeddings.inputs import check_text
 from ..messages import TaskSpec
 from ..task import Task
 
-__all__ = ("check_task", "ctx_size_of")
-
 
 def ctx_size_of(spec: TaskSpec, model: Model) -> int:
     """Return the tokens of context that a task has: its own bound, or the model's."""

@@ -15,8 +15,6 @@ from ...backends.errors import Busy
 from .. import messages as m
 from ..task import Task
 
-__all__ = ("add_adapter", "in_use", "load_adapters", "uses")
-
 RETRY_S = 5.0
 
 

@@ -25,8 +25,6 @@ from .files import (
 from .origin import Origin
 from .store import KvStore, SavedState, usable
 
-__all__ = ("DiskTier",)
-
 
 class DiskTier:
     """The files of one model, beside the *store* of its states in memory."""

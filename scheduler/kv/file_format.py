@@ -26,17 +26,6 @@ from pathlib import Path
 
 import msgspec
 
-__all__ = (
-    "FINGERPRINT",
-    "KvDamaged",
-    "KvFile",
-    "KvKey",
-    "read_state",
-    "scan_folder",
-    "unlink_quietly",
-    "write_state",
-)
-
 HEADER_BYTES_MAX = 16 << 20
 """Four million tokens, and the rest of a key."""
 _MAGIC = b"inferdKV"

@@ -22,8 +22,6 @@ from .file_format import (
     write_state,
 )
 
-__all__ = ("KV_FILES_MAX", "FilesDeleted", "FileFailed", "KvFiles", "FileRead", "FileWritten")
-
 KV_FILES_MAX = 10_000
 """Files of all fingerprints and owners together; a scan reads no more either."""
 QUEUE_BYTES_MAX = 256 << 20

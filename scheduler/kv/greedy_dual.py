@@ -9,8 +9,6 @@ import heapq
 from collections.abc import Hashable
 from typing import Generic, TypeVar
 
-__all__ = ("GreedyDual",)
-
 K = TypeVar("K", bound=Hashable)
 
 

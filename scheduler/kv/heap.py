@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import ctypes
 
-__all__ = ("give_back",)
-
 
 def give_back() -> None:
     """Let glibc return what is free inside its heap; other C libraries do so by themselves.

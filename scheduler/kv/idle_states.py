@@ -9,8 +9,6 @@ from ...backends import Model
 from .slots import Slot, SlotTable
 from .store import KvStore
 
-__all__ = ("SAVE_TOKENS_MIN", "IdleStates")
-
 SAVE_TOKENS_MIN = 16
 """Fewer are computed again rather than saved: one small step."""
 AHEAD_BYTES_MAX = 64 << 20

@@ -20,8 +20,6 @@ from .slots import SlotTable
 from .store import KvStore, SavedState
 from .task_states import TaskStates
 
-__all__ = ("KvManager",)
-
 CLOSE_S = 10.0
 """What writing the KV states to disk may take when the engine ends."""
 

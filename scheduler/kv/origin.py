@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ("SCOPE_ALL", "Origin", "scoped")
-
 SCOPE_ALL = -1
 """The scope of KV states that serve every owner."""
 

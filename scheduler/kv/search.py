@@ -11,8 +11,6 @@ from .origin import Origin
 from .slots import Slot, SlotTable
 from .store import KvStore, SavedState
 
-__all__ = ("KvSource", "StateSearch")
-
 COPY_TOKENS_MIN = 16
 """A running task's state is copied if that saves so many tokens more than another source."""
 

@@ -13,8 +13,6 @@ from ...backends import Model
 from ..task import Task
 from .origin import Origin
 
-__all__ = ("Slot", "SlotTable")
-
 _NO_ORIGIN = Origin(scope=-2)
 
 

@@ -15,8 +15,6 @@ from ..prefix import common_prefix
 from .greedy_dual import GreedyDual
 from .origin import Origin
 
-__all__ = ("SavedState", "KvStore", "usable")
-
 
 @dataclass(eq=False, slots=True)
 class SavedState:

@@ -16,8 +16,6 @@ from .search import KvSource, StateSearch
 from .slots import Slot, SlotTable
 from .store import KvStore, SavedState
 
-__all__ = ("TaskStates",)
-
 
 class TaskStates:
     """Moves states into and out of leased slots, and holds those of parked tasks, which are pinned

@@ -9,8 +9,6 @@ from ...backends import Model
 from .. import messages as m
 from ..task import Task
 
-__all__ = ("described", "token_logprobs")
-
 
 def token_logprobs(model: Model, task: Task) -> list[m.TokenLogprob]:
     """Return what is to be told of the token that *task* has just drawn; mostly nothing."""

@@ -11,8 +11,6 @@ from ..task import Task
 from .stopping import Ending, TurnConditions
 from .stopping.ending import CONTEXT_FULL, END_MARK, GRAMMAR, LENGTH, TIME, TOKEN
 
-__all__ = ("SampledToken", "sample_token", "sampler_for", "resume_text")
-
 
 @dataclass(frozen=True, slots=True)
 class SampledToken:

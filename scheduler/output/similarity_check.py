@@ -11,8 +11,6 @@ from ..task import Task
 from .stopping import Ending
 from .stopping.sentences import Sentences
 
-__all__ = ("request_check", "end_check", "is_awaited")
-
 
 def request_check(task: Task, ending: Ending | None, now: float) -> m.SentenceEnded:
     """Let *task* wait; *ending* is what its last token ends it by if the sentence does not."""

@@ -9,8 +9,6 @@ from .stopping import Ending, Stop, TextConditions
 from .stopping.ending import STOP_TEXT
 from .stopping.sentences import Sentence, Sentences
 
-__all__ = ("Released", "TextAssembler", "incomplete_utf8")
-
 
 class Released(NamedTuple):
     """The text that a piece releases, and the end that it meets, if it does."""

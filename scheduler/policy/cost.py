@@ -6,8 +6,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-__all__ = ("Load", "StepCost")
-
 DRIFT = 0.01
 """The coefficients' random walk a step, as a share of each: how fast old steps are forgotten."""
 NOISE = 0.1

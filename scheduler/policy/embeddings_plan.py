@@ -12,8 +12,6 @@ from ..task import Task
 from .cost import StepCost
 from .plan import FIRST_STEP_TOKENS, Order, ScheduledTokens, Step
 
-__all__ = ("TextPlan", "embeds_next", "plan_text_tokens", "plan_texts")
-
 
 @dataclass(frozen=True, slots=True)
 class TextPlan:

@@ -13,8 +13,6 @@ from ..limits import Limits
 from ..task import BASE_GROUP, Group, Task
 from .plan import Order
 
-__all__ = ("GROUPS_MAX", "GroupQuantum", "plan_group")
-
 GROUPS_MAX = 256
 """Groups whose last quantum is remembered: there are no more slots."""
 

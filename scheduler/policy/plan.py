@@ -18,18 +18,6 @@ from ..priority import Priority
 from ..task import BASE_GROUP, Group, Task
 from .cost import Load, StepCost
 
-__all__ = (
-    "FIRST_STEP_TOKENS",
-    "Order",
-    "OwnerClock",
-    "ScheduledTokens",
-    "SlotPlan",
-    "Step",
-    "absent",
-    "plan_tokens",
-    "plan_slots",
-)
-
 
 @dataclass(frozen=True, slots=True)
 class SlotPlan:

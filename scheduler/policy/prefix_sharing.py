@@ -10,8 +10,6 @@ from ..kv.origin import Origin
 from ..prefix import common_prefix
 from ..task import Task
 
-__all__ = ("Leaders", "prefix_hash_of")
-
 PAIRS_MAX = 100_000
 
 

@@ -10,8 +10,6 @@ from ..task import Task
 from .plan import Order
 from .wait_estimate import Pace, Work, expected_starts
 
-__all__ = ("QueueView",)
-
 
 class QueueView:
     """The queue at one moment. *pace* has learned from the turns that have ended."""

@@ -11,8 +11,6 @@ import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-__all__ = ("Pace", "Quotient", "Rates", "Work", "expected_starts")
-
 FORGET = 0.9
 """What the figures before a turn count beside it: the last ten turns weigh about two thirds."""
 PROMPT_S, OUTPUT_S, OUTPUT_TOKENS = 0.003, 0.05, 128.0

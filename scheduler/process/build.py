@@ -10,8 +10,6 @@ import hashlib
 import os
 from pathlib import Path
 
-__all__ = ("EXIT_OTHER_BUILD", "build_id")
-
 EXIT_OTHER_BUILD = os.EX_PROTOCOL
 """Exit status of a worker whose files are of another build than the daemon that started it."""
 _SHARED = ("backends", "scheduler", "wire")

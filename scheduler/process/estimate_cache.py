@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from ...backends import Device, MemoryEstimator, MemoryNeed, ModelSpec, Shape, estimate_memory
 from .. import messages as m
 
-__all__ = ("CachedEstimate",)
-
 
 class CachedEstimate:
     """A `MemoryEstimator` that reads the model's file only for shapes that are not *known*. The

@@ -11,8 +11,6 @@ import msgspec
 from ...wire.frames import ANY_LENGTH, READ_BYTES, FrameReader, pack_frame
 from .. import messages as m
 
-__all__ = ("LinkClosed", "SocketLink")
-
 _FDS_MAX = 4
 
 

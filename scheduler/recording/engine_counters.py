@@ -16,16 +16,6 @@ from enum import StrEnum
 
 from .recorder import BYTES, RECORD_BYTES
 
-__all__ = (
-    "COUNTERS",
-    "GAUGES",
-    "HISTOGRAMS",
-    "EngineCounters",
-    "Histogram",
-    "StepKind",
-    "histograms_of",
-)
-
 WRITTEN_S = 0.25
 """Counters are as old as this at most, while steps are computed."""
 

@@ -13,8 +13,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
-__all__ = ("BYTES", "RECORD_BYTES", "Activity", "Doing", "Recorder", "make_record")
-
 _HEAD = struct.Struct("=dII")
 _IDS_MAX = 510
 BYTES = 4096

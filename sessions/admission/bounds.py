@@ -10,8 +10,6 @@ from typing import NamedTuple
 from .forecast import Ticket
 from .quotas import Quota, no_quota
 
-__all__ = ("AdmissionBounds", "Refusal", "WaitingCounts")
-
 
 class Refusal(NamedTuple):
     """The setting that refuses a turn, and why."""

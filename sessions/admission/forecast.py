@@ -14,8 +14,6 @@ from ...scheduler.policy.wait_estimate import Pace, Quotient, Work, expected_sta
 from ...scheduler.priority import Priority
 from ..table import SessionState
 
-__all__ = ("Forecast", "Ticket")
-
 _OWNERS_MAX = 4096
 """Owners whose served tokens a model remembers."""
 PROMPT_S_MIN = 1e-9

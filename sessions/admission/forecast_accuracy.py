@@ -9,8 +9,6 @@ from typing import NamedTuple
 
 from .forecast import Ticket
 
-__all__ = ("RATIOS", "Accuracy")
-
 RATIOS = (0.25, 0.5, 0.8, 1.25, 2.0, 4.0)
 """Upper bounds of the histogram's buckets: told by measured seconds. One more has the rest."""
 OPEN_MAX = 32

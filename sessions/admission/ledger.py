@@ -17,8 +17,6 @@ from .forecast_accuracy import Accuracy
 from .model_forecasts import ModelForecasts
 from .quotas import RULES, Spending, check_priority
 
-__all__ = ("Ledger",)
-
 TURN_S_DEFAULT = 5.0
 RETRY_S_MIN = 0.1
 RETRY_MARGIN = 1.25

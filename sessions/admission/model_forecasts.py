@@ -9,8 +9,6 @@ from ..table import SessionState
 from .bounds import AdmissionBounds, WaitingCounts
 from .forecast import Forecast, Ticket
 
-__all__ = ("ModelForecasts",)
-
 _FORECASTS_MAX = 256
 """Models whose pace is remembered; models from descriptors have names that never come again."""
 

@@ -13,8 +13,6 @@ import msgspec
 from ...backends.errors import PermissionDenied, QuotaExceeded
 from ...scheduler import Priority
 
-__all__ = ("NO_QUOTA", "RULES", "Quota", "Spending", "check_priority", "no_quota")
-
 RULES = "access."
 """How the names of bounds begin that are said by rules of access."""
 MINUTE_S = 60.0

@@ -16,8 +16,6 @@ from ..worker_client import WorkerClient
 from .reasoning import opens_reasoning
 from .recomputing import NOTHING, Recomputed, why
 
-__all__ = ("History", "Mark", "TurnOutput", "packed_history")
-
 MARKS_MAX = 1000
 """Turns that can be gone back; older ones stay in the history."""
 

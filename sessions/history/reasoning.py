@@ -12,8 +12,6 @@ from typing import NamedTuple
 
 from ...backends.errors import InvalidArgument
 
-__all__ = ("ReasoningSplitter", "AnswerParts", "resume_splitting", "opens_reasoning")
-
 OPEN, CLOSE = b"<think>", b"</think>"
 SPACE_BYTES = 64
 """White space that may stand before a block: so much is held back at most."""

@@ -7,8 +7,6 @@ from ...backends.errors import InvalidArgument, WorkerCrashed
 from ..worker_client import ModelSource, WorkerClient, ask_again
 from .history import History
 
-__all__ = ("Vocabulary",)
-
 
 class Vocabulary:
     """Owned by its session. `hash` and `fingerprint` are of the model that the session was in touch

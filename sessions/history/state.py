@@ -7,8 +7,6 @@ from ..journal.entries import HistoryEntry, Replay, StoredSession, TurnPiece, de
 from ..turn import Turn
 from .history import History, packed_history
 
-__all__ = ("HistoryState",)
-
 
 class HistoryState:
     """Owned by its session. `now` is the history up to the turn. `interrupted` is the turn that it

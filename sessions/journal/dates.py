@@ -5,8 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-__all__ = ("Dates",)
-
 
 def _counted_s() -> float:
     """Return seconds that nobody sets, and that go on while the machine is suspended."""

@@ -19,17 +19,6 @@ from ...scheduler import Priority
 from ...scheduler.messages import pack_tokens, unpack_floats, unpack_tokens
 from ...scheduler.output.stopping import cuts_text
 
-__all__ = (
-    "TurnBegin",
-    "SessionFacts",
-    "HistoryEntry",
-    "TurnPiece",
-    "Replay",
-    "StoredSession",
-    "decode_history",
-    "encode",
-)
-
 
 class SessionFacts(msgspec.Struct, frozen=True, kw_only=True):
     """What holds for a session between its turns. *vocabulary* is a hash of its model's tokens,

@@ -10,8 +10,6 @@ import structlog
 from ...backends.errors import BackendError, WorkerCrashed
 from ..session.session import Session
 
-__all__ = ("Forget", "Forgetting", "nothing")
-
 log = structlog.get_logger(room="sessions")
 
 Forget = Callable[[int, str], Awaitable[None]]

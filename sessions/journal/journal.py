@@ -31,8 +31,6 @@ from .journal_file import (
 )
 from .recording import NoRecording, RecordedSession, Recording, SessionKey
 
-__all__ = ("Journal", "JournalListener")
-
 GROUP_S = 0.05
 GROUP_TOKENS = 256
 """What turns have told is written after this time, or as soon as it is so much."""

@@ -22,18 +22,6 @@ import msgspec
 from .entries import SessionFacts, StoredSession, TurnPiece
 from .upgrade import upgrade_rows
 
-__all__ = (
-    "Change",
-    "Erase",
-    "Found",
-    "JournalFile",
-    "NewerJournal",
-    "SaveFacts",
-    "SavePast",
-    "SavePiece",
-    "damaged",
-)
-
 SCHEMA = 2
 """Version of the tables, in the file's `user_version`. A newer one is left alone, an older one is
 rewritten. Since 2, all values are stored, and priorities by name.

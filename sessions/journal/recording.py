@@ -12,8 +12,6 @@ from ..turn import TokensSink, Turn
 from .entries import SessionFacts, TurnBegin, TurnPiece, encode
 from .journal_file import Change, SaveFacts, SavePast, SavePiece
 
-__all__ = ("NoRecording", "RecordedSession", "Recording", "RecordingWriter", "SessionKey")
-
 Shift = tuple[int, int, int]
 """After how many tokens of the turn; how many tokens of the history were kept, and then dropped."""
 SessionKey = tuple[int, str]

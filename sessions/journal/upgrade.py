@@ -17,8 +17,6 @@ import msgspec
 from ...scheduler.priority import Priority
 from .entries import HistoryEntry, SessionFacts, TurnPiece, encode
 
-__all__ = ("upgrade_rows",)
-
 _COLUMNS: tuple[tuple[str, str, str], ...] = (
     ("session", "facts", "facts_crc"),
     ("session", "past", "past_crc"),

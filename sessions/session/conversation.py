@@ -13,8 +13,6 @@ from ..journal.entries import TurnBegin
 from ..table import SessionState
 from ..turn import Turn
 
-__all__ = ("Conversation", "LastTurn")
-
 
 @dataclass
 class LastTurn:

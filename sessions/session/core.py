@@ -15,8 +15,6 @@ from ..turns.turn_options import Parameters
 from ..worker_client import ModelSource
 from .conversation import Conversation, LastTurn
 
-__all__ = ("SessionCore", "SessionSettings")
-
 
 @dataclass
 class SessionSettings:

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 
 from .session import Session
 
-__all__ = ("DormantLimits", "DormantSessions")
-
 DAY_S = 86_400.0
 
 

@@ -9,8 +9,6 @@ import msgspec
 
 from ...scheduler.messages import Embedded
 
-__all__ = ("embedding_json",)
-
 
 def embedding_json(told: Embedded) -> bytes:
     """Return `{"n_embedding": …, "embedding": […]}`; without pooling a list of each token's."""

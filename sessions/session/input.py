@@ -14,8 +14,6 @@ from ..worker_client import WorkerClient
 from .core import SessionCore
 from .model_link import ModelLink
 
-__all__ = ("SessionInput",)
-
 
 class SessionInput:
     """Owned by its session. Input either replaces the history or, with the option `append`, adds

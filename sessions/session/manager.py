@@ -27,8 +27,6 @@ from .core import SessionSettings
 from .dormant import DormantLimits, DormantSessions
 from .session import Session
 
-__all__ = ("SessionManager",)
-
 EXPIRED_REMEMBERED_MAX = 10_000
 SESSION_ID_CHARACTERS_MAX = 128
 BRANCHES_MAX = 16

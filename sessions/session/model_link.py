@@ -13,8 +13,6 @@ from ...backends.errors import WorkerCrashed
 from ..worker_client import WorkerClient, ask_again
 from .core import SessionCore
 
-__all__ = ("ModelLink",)
-
 T = TypeVar("T")
 
 

@@ -15,8 +15,6 @@ from ..turn import Turn
 from .core import SessionCore
 from .embedding_output import embedding_json
 
-__all__ = ("SessionOutputs",)
-
 DETACHED = "detached"
 """Stop reason of a turn whose reader had left."""
 

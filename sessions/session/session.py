@@ -20,8 +20,6 @@ from .model_link import ModelLink
 from .outputs import SessionOutputs
 from .turn_runner import TurnRunner
 
-__all__ = ("Session",)
-
 
 class Session(SessionCore):
     """Owned by the daemon's event loop. `input`, `runner`, `outputs` and `link` serve its calls."""

@@ -20,8 +20,6 @@ from .conversation import LastTurn
 from .core import SessionCore
 from .model_link import ModelLink
 
-__all__ = ("TurnRunner",)
-
 
 class TurnRunner:
     """Owned by its session, which has one turn at a time."""

@@ -10,8 +10,6 @@ from ...backends.errors import InvalidArgument, error_from_wire
 from ...backends.params import nearest
 from ...scheduler.messages import AdapterReport
 
-__all__ = ("chosen_keys", "scales_by_name")
-
 Reports = Mapping[str, AdapterReport]
 """A model's adapters by their names, in the order of the configuration."""
 

@@ -7,8 +7,6 @@ from typing import Protocol
 from ..turn import Turn
 from ..worker_client import ModelSource
 
-__all__ = ("TurnListener",)
-
 
 class TurnListener(Protocol):
     """A listener of the turns of all sessions, called on the daemon's event loop."""

@@ -11,8 +11,6 @@ from ...scheduler.priority import PRIORITIES
 from ..journal.entries import Replay
 from .turn_options import TurnOptions
 
-__all__ = ("resumed",)
-
 
 def resumed(
     before: Replay | None, call: TurnOptions, tokens: Sequence[int], text: bytes, vocab_size: int

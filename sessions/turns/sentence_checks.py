@@ -9,8 +9,6 @@ from typing import NamedTuple
 from ...scheduler.messages import SentenceEnded, TaskSpec, Verdict
 from ...scheduler.priority import Priority
 
-__all__ = ("Comparison", "Comparisons", "Judge", "Similarity", "no_judge")
-
 PARAMETER = "stop-similarity"
 
 

@@ -13,8 +13,6 @@ from ..worker_client import WorkerClient
 from .adapter_choice import chosen_keys
 from .turn_options import NO_SAMPLING, TurnOptions
 
-__all__ = ("begin_of", "task_of", "ticket_of")
-
 
 def task_of(
     session: SessionCore, client: WorkerClient, call: TurnOptions, task_id: int, now: float

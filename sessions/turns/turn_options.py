@@ -22,8 +22,6 @@ from ...backends.params import (
 from ...scheduler.messages import TaskSpec
 from ...scheduler.priority import Priority
 
-__all__ = ("NO_OPTIONS", "NO_SAMPLING", "Effective", "Parameters", "TurnOptions")
-
 NO_SAMPLING = SamplingParams()
 """Stands in a spec until `Parameters.fill`."""
 NO_OPTIONS: Mapping[str, Any] = {}

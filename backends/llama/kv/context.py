@@ -21,8 +21,6 @@ from ...batch import Chunk, Move, length_moved
 from ...errors import BackendError, KvFull, UnsupportedOperation
 from ..threads import ComputeThreads
 
-__all__ = ("Batch", "LlamaContext")
-
 _STATE = struct.Struct("<4s16sii")
 _STATE_MAGIC = b"ifkv"
 _NO_CELLS = 1

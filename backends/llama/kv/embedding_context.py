@@ -24,8 +24,6 @@ from ..loading.opening import LlamaOptions, context_params, ctx_size_of, new_con
 from ..threads import ComputeThreads
 from .context import Batch
 
-__all__ = ("LlamaEmbedder", "embed_info", "open_embedding_context", "output_bytes")
-
 
 def embed_info(spec: ModelSpec, model: Any, first: Any, values: Mapping[str, object]) -> EmbedInfo:
     """Return how *model* makes embeddings, by its *first* context and the *values* of its file."""

@@ -8,8 +8,6 @@ from ...batch import Chunk
 from ...errors import UnsupportedOperation
 from .context import LlamaContext
 
-__all__ = ("NoContext",)
-
 
 class NoContext(LlamaContext):
     """Stands for the first context of a model that has none: its slots stay empty."""

@@ -19,8 +19,6 @@ from llama_cpp import llama_cpp as lib
 from ...errors import LoadFailed, UnsupportedOperation
 from .gguf_check import GgufFile, GgufTensor
 
-__all__ = ("check_adapter", "check_numbers", "hash_of")
-
 _CONVERT = "convert it for this model with llama.cpp's convert_lora_to_gguf.py"
 _FLOAT32_ENTRY = 6
 _ALPHA, _INVOCATION = "adapter.lora.alpha", "adapter.alora.invocation_tokens"

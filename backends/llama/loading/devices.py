@@ -17,8 +17,6 @@ from llama_cpp import llama_cpp as lib
 from ...memory_need import Device
 from ...model_spec import ModelSpec
 
-__all__ = ("Share", "breakdown", "c_function", "devices", "layers_of", "place")
-
 _GPU, _IGPU = 1, 2
 """`ggml_backend_dev_type`."""
 _SPLIT_SIZE = int(lib.llama_max_devices())

@@ -23,8 +23,6 @@ from llama_cpp import llama_cpp as lib
 from ...errors import LoadFailed
 from ...split_gguf import parts_of
 
-__all__ = ("GgufFile", "GgufTensor", "open_model_file", "read_gguf", "read_parts")
-
 VERSIONS = (2, 3)
 ENTRIES_MAX = 1 << 16
 TENSORS_MAX = 1 << 20

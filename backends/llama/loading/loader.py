@@ -34,8 +34,6 @@ from .opening import (
 )
 from .recommended_sampling import recommended
 
-__all__ = ("load",)
-
 
 def load(spec: ModelSpec, progress: LoadProgress) -> LlamaModel:
     """Load a model and make its context; see `load_llama`."""

@@ -35,8 +35,6 @@ from .opening import (
     read_llama_options,
 )
 
-__all__ = ("LlamaMemoryEstimator", "total_need")
-
 _MIB = 1 << 20
 _OUTPUT = re.compile(r"\w+: +\S+ +output buffer size = +([\d.]+) MiB")
 """Rows of logits lie on the host, and are in no breakdown."""

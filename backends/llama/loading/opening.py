@@ -23,18 +23,6 @@ from .devices import devices, place
 from .gguf_check import GgufFile, open_model_file, read_gguf, read_parts
 from .stdio_file import c_file
 
-__all__ = (
-    "LlamaOptions",
-    "context_params",
-    "ctx_size_of",
-    "load_failed",
-    "name_of",
-    "new_context",
-    "open_context",
-    "open_model",
-    "read_llama_options",
-)
-
 CTX_SIZE_DEFAULT_MAX = 4096
 CTX_SIZE_STEP = 256
 """llama.cpp rounds a sequence's share of the context to this (`llama_context`'s constructor)."""

@@ -11,8 +11,6 @@ from llama_cpp import llama_cpp as lib
 from ...errors import InvalidArgument
 from ...params import read_options
 
-__all__ = ("recommended",)
-
 VALUE_BYTES = 1024
 _KEYS: dict[int, str] = {
     lib.LLAMA_MODEL_META_KEY_SAMPLING_SEQUENCE: "samplers",

@@ -10,8 +10,6 @@ from typing import Any
 
 from ...errors import LoadFailed
 
-__all__ = ("c_file",)
-
 
 @contextmanager
 def c_file(fd: int, name: str) -> Iterator[Any]:

@@ -20,8 +20,6 @@ from ..text.vocab import Vocab
 from .logits import CANDIDATES_MAX, probs_after_sampling, probs_before_sampling, top_candidates
 from .samplers import Prototypes, Setup, Stage, biases_of, logit_bias, seen_of, stages_of
 
-__all__ = ("Candidates", "LlamaSampler")
-
 Logits = NDArray[np.float32]
 
 

@@ -9,8 +9,6 @@ from numpy.typing import NDArray
 
 from ...base import TokenProbs
 
-__all__ = ("CANDIDATES_MAX", "probs_after_sampling", "probs_before_sampling", "top_candidates")
-
 Logits = NDArray[np.float32]
 Ids = NDArray[np.intp]
 

@@ -15,17 +15,6 @@ from ...errors import InvalidArgument
 from ...params import SamplingParams
 from ..text.vocab import Vocab
 
-__all__ = (
-    "Prototypes",
-    "Setup",
-    "Stage",
-    "biases_of",
-    "logit_bias",
-    "seed_of",
-    "seen_of",
-    "stages_of",
-)
-
 _MASK = (1 << 64) - 1
 _MIROSTAT_M = 100
 """Tokens that mirostat 1 estimates from: its paper's and llama-server's number."""

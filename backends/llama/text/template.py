@@ -18,8 +18,6 @@ from ...base import PLAIN_RENDERING, Message, Rendering
 from ...errors import InvalidArgument, LoadFailed, TooLarge
 from ...model_spec import ModelSpec
 
-__all__ = ("ChatTemplate", "configured_source")
-
 SOURCE_BYTES_MAX = 1 << 20
 OUTPUT_CHARACTERS_MAX = 1 << 24
 RENDER_S_MAX = 2.0

@@ -9,8 +9,6 @@ from llama_cpp import llama_cpp as lib
 
 from ...errors import BackendError, InvalidArgument, TooLarge
 
-__all__ = ("Vocab",)
-
 TEXT_BYTES_MAX = (1 << 31) - 1
 PIECE_BYTES = 256
 

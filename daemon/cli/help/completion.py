@@ -17,17 +17,6 @@ if TYPE_CHECKING:
     from ....backends.params import Parameter
     from ....ipc.client import Client
 
-__all__ = (
-    "ASK_S_MAX",
-    "local_models",
-    "models",
-    "options",
-    "parameters",
-    "sessions",
-    "settings",
-    "sources",
-)
-
 ASK_S_MAX = 1.0
 PLAIN = re.compile(r"[\w.,@%+/-]+")
 """Names that a shell takes for one word: bash puts what is offered onto the line as it is."""

@@ -11,8 +11,6 @@ from ..options import (
     EXIT_USAGE,
 )
 
-__all__ = ("ENVIRONMENT", "EPILOG", "FILES", "STATUSES")
-
 STATUSES = {
     0: "done",
     EXIT_REFUSED: "refused or failed",

@@ -16,8 +16,6 @@ from ..app import app
 from ..commands import group_of_all_commands
 from .epilog import ENVIRONMENT, FILES, STATUSES
 
-__all__ = ("man_pages",)
-
 COMPLETION = """\
 `inferd --install-completion` lets the shell complete commands, models, sessions and parameters from
 its next start on; `inferd --show-completion` writes what it would install."""

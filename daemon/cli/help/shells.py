@@ -7,8 +7,6 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
-__all__ = ("use_scripts",)
-
 _LAST = "    return 0\n"
 _NO_BLANK = '    [[ ${#COMPREPLY[@]} -eq 1 && "${COMPREPLY[0]}" == *= ]] && compopt -o nospace\n'
 

@@ -14,8 +14,6 @@ from ....backends.errors import InferdError
 from ..client import client_of, socket_of
 from ..output import write, write_json
 
-__all__ = ("show",)
-
 
 def show(socket: Path | None, as_json: bool) -> None:
     """Write the versions of inferd, the protocol and llama.cpp."""

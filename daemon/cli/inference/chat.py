@@ -31,8 +31,6 @@ from .run import Stats, Temperature, TokensMax, say, turn_options
 if TYPE_CHECKING:
     from ....ipc.client import Session
 
-__all__ = ("add_to",)
-
 HELP = """/reset   forget the conversation
 /exit    leave; so does Ctrl-D
 /help    this list

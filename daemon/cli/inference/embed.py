@@ -14,8 +14,6 @@ from ..options import JsonOutput, ModelName, PriorityName, PriorityOption, Socke
 from ..output import fraction_bar, write, write_json
 from .run import PROMPT_BYTES_MAX
 
-__all__ = ("add_to",)
-
 
 class Pooling(StrEnum):
     """How a text's rows become its vector."""

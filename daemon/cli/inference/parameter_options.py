@@ -12,8 +12,6 @@ from ..help import completion as completing
 from ..options import JsonOutput
 from ..output import table, write, write_json
 
-__all__ = ("add_to",)
-
 
 def parameters(
     names: Annotated[

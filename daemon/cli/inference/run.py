@@ -26,8 +26,6 @@ from ..output import note, printable, whisper, write, write_json_line
 if TYPE_CHECKING:
     from ....ipc.client import Session
 
-__all__ = ("Raw", "Stats", "Temperature", "TokensMax", "add_to", "say", "turn_options")
-
 PROMPT_BYTES_MAX = 64 << 20
 
 Raw = Annotated[bool, typer.Option("--raw", help="Send the text as it stands: no chat template.")]

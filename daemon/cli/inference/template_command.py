@@ -13,8 +13,6 @@ from ..client import client_of
 from ..options import JsonOutput, ModelName, SocketPath, SystemPrompt, read_pairs
 from ..output import note, printable, write, write_json
 
-__all__ = ("add_to",)
-
 FILE_BYTES_MAX = 4 << 20
 
 

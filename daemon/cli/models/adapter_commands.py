@@ -12,8 +12,6 @@ from ..client import client_of
 from ..options import JsonOutput, ModelName, SocketPath
 from ..output import write, write_json
 
-__all__ = ("add_to",)
-
 Adapter = Annotated[str, typer.Argument(help="The name by which requests choose it.")]
 
 

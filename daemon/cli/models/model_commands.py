@@ -16,8 +16,6 @@ from ..help import completion as completing
 from ..options import ConfigFile, JsonOutput, ModelName, ModelsDir, SocketPath
 from ..output import fraction_bar, note, table, write, write_json
 
-__all__ = ("add_to",)
-
 To = Annotated[
     str,
     typer.Option(

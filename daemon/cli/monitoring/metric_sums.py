@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-__all__ = ("Figures",)
-
 
 class Figures:
     """The `figures` of a daemon's `stats`; docs/metrics.md lists the families. One that the daemon

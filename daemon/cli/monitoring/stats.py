@@ -12,8 +12,6 @@ from ..options import JsonOutput, SocketPath
 from ..output import table, time_text, write, write_json
 from .metric_sums import Figures
 
-__all__ = ("add_to", "sections")
-
 Section = tuple[tuple[str, ...], list[tuple[object, ...]]]
 CLASSES = ("urgent", "high", "normal", "low")
 TIERS = ("slot", "memory", "disk")

@@ -11,8 +11,6 @@ from ..client import client_of, socket_of
 from ..options import JsonOutput, SocketPath
 from ..output import table, time_text, write, write_json
 
-__all__ = ("add_to",)
-
 ID_DIGITS = 12
 SESSION_HEADS = (
     "SESSION", "ID", "MODEL", "STATE", "PLACE", "PRIORITY", "HISTORY", "ANSWER", "FOR",

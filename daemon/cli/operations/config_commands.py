@@ -11,8 +11,6 @@ import typer
 from ..options import ConfigFile, JsonOutput, SettingPairs, read_settings
 from ..output import write, write_json
 
-__all__ = ("add_to",)
-
 
 def check(
     file: Annotated[

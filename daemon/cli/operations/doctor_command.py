@@ -16,8 +16,6 @@ from ..output import note, printable, write, write_json
 if TYPE_CHECKING:
     from ...doctor.finding import Finding
 
-__all__ = ("add_to",)
-
 COLORS = {"ok": "green", "warn": "yellow", "fail": "red"}
 
 

@@ -16,8 +16,6 @@ from ..output import write, write_json
 if TYPE_CHECKING:
     from ....ipc.client import Client
 
-__all__ = ("add_to",)
-
 CALL_S_MIN = 0.25
 """What a call gets in any case: with `--wait 0`, too, the daemon is to begin."""
 

@@ -14,8 +14,6 @@ from typing import Any
 
 from ....backends.errors import InferdError, NotFound, PermissionDenied
 
-__all__ = ("following_lines", "journal_lines", "last_lines", "open_log")
-
 BLOCK_BYTES = 1 << 16
 LINE_BYTES_MAX = 1 << 20
 """More without an end of line is no log of ours."""

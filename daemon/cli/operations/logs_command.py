@@ -18,8 +18,6 @@ from ..options import JsonOutput, SocketPath
 from ..output import printable, table, write, write_json
 from .log_lines import following_lines, journal_lines, last_lines, open_log
 
-__all__ = ("add_to", "shown")
-
 LINES = 100
 LINES_MAX = 1_000_000
 HEAD = ("timestamp", "level", "room", "event", "exception")

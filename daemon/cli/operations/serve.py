@@ -17,8 +17,6 @@ from ..options import ConfigFile, ModelsDir, SettingPairs, SocketPath, read_sett
 if TYPE_CHECKING:
     from ...config.settings import Config
 
-__all__ = ("add_to",)
-
 
 def serve(
     config: ConfigFile = None,

@@ -13,8 +13,6 @@ from ..output import note, write, write_json
 if TYPE_CHECKING:
     from ...service.install import Service, Step
 
-__all__ = ("add_to",)
-
 User = Annotated[bool, typer.Option("--user", help="Your own service, not the machine's.")]
 Apply = Annotated[bool, typer.Option("--apply/--dry-run", help="Do it; without it is only shown.")]
 Root = Annotated[

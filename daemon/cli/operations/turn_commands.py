@@ -30,8 +30,6 @@ from ..output import note, write, write_json
 if TYPE_CHECKING:
     from ....ipc.client import Client
 
-__all__ = ("add_to",)
-
 POLL_S = 0.05
 NAMED_MAX = 10
 """Sessions of one id that are told apart by their numbers."""

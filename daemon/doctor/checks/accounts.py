@@ -9,8 +9,6 @@ from pathlib import Path
 
 import msgspec
 
-__all__ = ("READ", "SEARCH", "WRITE", "Account", "account_of", "barrier", "may", "own_account")
-
 READ, WRITE, SEARCH = os.R_OK, os.W_OK, os.X_OK
 
 

@@ -13,8 +13,6 @@ from ...config.show import InForce, in_force
 from ...config.sources import ConfigError, configuration_file, read_sources
 from ..finding import Finding, fail, ok
 
-__all__ = ("Settings", "check_settings", "look_at_settings")
-
 
 class Settings(msgspec.Struct, frozen=True):
     """What is configured, or why nothing is."""

@@ -20,8 +20,6 @@ from ....backends.engine_build import LLAMA_COMMIT
 from ....backends.errors import InferdError
 from ..finding import Finding, fail, ok, warn
 
-__all__ = ("REACH_S_MAX", "Reach", "check_daemon", "check_socket", "look_at_daemon")
-
 ANSWER_S_MAX = 3.0
 REACH_S_MAX = 4 * ANSWER_S_MAX
 """Connecting, the hello and one call, and the look at the file."""

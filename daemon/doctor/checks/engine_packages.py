@@ -18,19 +18,6 @@ import msgspec
 from ....backends.memory_need import Device
 from ..finding import Finding, fail, ok, warn
 
-__all__ = (
-    "ENGINE_S_MAX",
-    "Engine",
-    "Installed",
-    "ModelFile",
-    "check_cpu",
-    "check_engine",
-    "check_installed",
-    "cpu_flags",
-    "look_at_engine",
-    "look_at_installed",
-)
-
 ENGINE_S_MAX = 20.0
 """A GPU's driver takes seconds to start."""
 PACKAGE = "llama-cpp-python"

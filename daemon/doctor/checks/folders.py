@@ -17,9 +17,6 @@ from ..finding import Finding, fail, ok, warn
 from .accounts import READ, SEARCH, WRITE, Account, barrier
 from .engine_packages import ModelFile
 
-__all__ = ("Models", "State", "check_files", "check_models", "check_state", "look_at_models",
-           "look_at_state")  # fmt: skip
-
 DISK_BYTES_MIN = 1 << 30
 """With less than this left a disk counts as full."""
 NAMED_MAX = 20

@@ -12,8 +12,6 @@ from ...residency.sizes import size_text
 from ..finding import Finding, ok, warn
 from .engine_packages import Engine
 
-__all__ = ("Gpus", "check_gpus", "look_at_gpus")
-
 CUDA = "build the engine for it: `CMAKE_ARGS=-DGGML_CUDA=on`, or `make install GPU=cuda` in a clone"
 HIP = "build the engine for it: `CMAKE_ARGS=-DGGML_HIP=on`, or -DGGML_VULKAN=on"
 

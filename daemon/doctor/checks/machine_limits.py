@@ -17,9 +17,6 @@ from ...users import Users
 from ..finding import Finding, fail, ok, warn
 from .folders import Models
 
-__all__ = ("Machine", "check_cores", "check_limits", "check_memory", "check_users",
-           "look_at_machine")  # fmt: skip
-
 STALLED_PERCENT = 10.0
 """From this share of the last minute on, in which some program waited for memory, it is short."""
 FILES_BESIDE = 128

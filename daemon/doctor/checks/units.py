@@ -17,8 +17,6 @@ from ...service.install import Service, Write, executable, install_plan
 from ..finding import Finding, fail, ok, warn
 from .accounts import Account, account_of, own_account
 
-__all__ = ("Units", "check_units", "look_at_units", "machine_socket")
-
 UNIT = "inferd.service"
 MANAGER_S_MAX = 2.0
 _NO = ("no", "0", "false", "off", "")

@@ -12,8 +12,6 @@ import anyio.abc
 from ....backends.errors import ConnectionLost, InferdError, InvalidArgument, PermissionDenied
 from .connection import Connection
 
-__all__ = ("hold_connection", "own_group")
-
 _CONNECT_PAUSE_S = 0.02
 
 

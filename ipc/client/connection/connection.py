@@ -38,8 +38,6 @@ from ...payloads import pack_message
 from .inflight import InFlight
 from .outbox import Outbox
 
-__all__ = ("Connection",)
-
 _EVENT = int(Kind.EVENT)
 _CANCELS_MAX = 16
 """Of the requests that the daemon allows in flight, so many are kept for cancels."""

@@ -13,8 +13,6 @@ import anyio
 
 from ....backends.errors import InferdError, error_from_wire
 
-__all__ = ("InFlight", "InFlightT", "InFlightThread", "RequestOwner")
-
 
 class RequestOwner(Protocol):
     """The connection that a request was sent on."""

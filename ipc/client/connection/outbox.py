@@ -9,8 +9,6 @@ from collections.abc import Sequence
 
 import anyio
 
-__all__ = ("Outbox",)
-
 
 class Outbox:
     """Sends at once what the socket takes; `write_unsent` sends the rest. One loop owns it.

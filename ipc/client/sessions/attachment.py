@@ -27,8 +27,6 @@ from ..operations import AsyncOperations
 from .recovery import SessionProgress
 from .session_settings import SessionSettings
 
-__all__ = ("Attachment", "require_open")
-
 RETRY_PAUSE_S = 0.05
 RETRY_PAUSE_S_MAX = 1.0
 """Between two attempts to attach again: at first, and at last."""

@@ -15,8 +15,6 @@ from ..streams.closing import AsyncClosing
 from ..turn_settings import TurnSettings
 from .turns_under_way import PulledTurn, TurnsUnderWay
 
-__all__ = ("AsyncPull",)
-
 
 class AsyncPull(AsyncClosing, AsyncIterator[str]):
     """The pieces of a turn, each computed when it is asked for (`compute_single`).

@@ -5,8 +5,6 @@ from __future__ import annotations
 from enum import Enum, auto
 from typing import NamedTuple
 
-__all__ = ("RecoveryStep", "SessionProgress", "recovery_step")
-
 
 class SessionProgress(NamedTuple):
     """A session's progress: turns begun, and tokens of its history."""

@@ -24,8 +24,6 @@ from .session_settings import SessionSettings
 from .turn_request import TurnRequest
 from .turns_under_way import TurnsUnderWay
 
-__all__ = ("AsyncSession",)
-
 
 class AsyncSession:
     """A conversation with a model; `AsyncClient.session` makes it. One turn at a time.

@@ -9,8 +9,6 @@ from ....backends.errors import InvalidArgument
 from ...payloads import Config, Priority
 from ..wasi_calls import ProgressCallback
 
-__all__ = ("SessionSettings",)
-
 
 @dataclass(kw_only=True, slots=True)
 class SessionSettings:

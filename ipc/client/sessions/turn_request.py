@@ -15,8 +15,6 @@ from ..turn_settings import stream_call
 from .recovery import RecoveryStep, SessionProgress, recovery_step
 from .turns_under_way import TurnsUnderWay
 
-__all__ = ("TurnRequest",)
-
 
 class TurnRequest:
     """A session's request for a streamed turn, sent again where its connection was lost.

@@ -17,8 +17,6 @@ from ..operations import AsyncOperations
 from ..streams.turn import SETTLE_S_MAX
 from .attachment import Attachment
 
-__all__ = ("PulledTurn", "TurnsUnderWay", "calling_thread")
-
 _APPEND = b'{"append":true}'
 
 calling_thread: ContextVar[int] = ContextVar("calling_thread", default=0)

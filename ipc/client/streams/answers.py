@@ -9,8 +9,6 @@ from ....backends.errors import InferdError, error_from_wire
 from ...messages import AnswersResult
 from .texts import Reply
 
-__all__ = ("Answer", "ContextsCallback", "answers_of", "context_events")
-
 ContextsCallback = Callable[[list[int]], None]
 """Called with the contexts of the answers, in their order, once the first has begun."""
 

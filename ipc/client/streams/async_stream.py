@@ -9,8 +9,6 @@ from .closing import AsyncClosing
 from .texts import Piece
 from .turn import StreamedTurn, TurnSoFar
 
-__all__ = ("AsyncStream",)
-
 
 class AsyncStream(TurnSoFar, AsyncClosing, AsyncIterator[str]):
     """The pieces of a turn's text, each a `Piece`. The request is sent with the first one that is

@@ -5,8 +5,6 @@ from __future__ import annotations
 from types import TracebackType
 from typing import Self
 
-__all__ = ("AsyncClosing", "Closing")
-
 
 class Closing:
     """An object that is closed at the end of `with`."""

@@ -6,8 +6,6 @@ from typing import Any, Self
 
 from ...messages import TurnResult
 
-__all__ = ("Piece", "Rendered", "Reply", "reply_of")
-
 
 class Piece(str):
     """A piece of an answer, with what was told of the `reasoning` before it: empty but with the

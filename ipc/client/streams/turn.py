@@ -17,8 +17,6 @@ from ..retries import retrying
 from ..turn_settings import QueueCallback, queue_event
 from .texts import Piece
 
-__all__ = ("TurnRecovery", "Starter", "StreamedTurn", "TurnSoFar")
-
 SETTLE_S_MAX = 5.0
 """How long an abandoned stream waits for the daemon to confirm."""
 LOSSES_MAX = 8

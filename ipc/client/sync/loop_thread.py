@@ -17,8 +17,6 @@ from anyio.from_thread import start_blocking_portal
 from ....backends.errors import ConnectionLost
 from ..sessions.turns_under_way import calling_thread
 
-__all__ = ("LoopThread",)
-
 P = ParamSpec("P")
 R = TypeVar("R")
 

@@ -23,8 +23,6 @@ from .loop_thread import LoopThread
 from .sync_streams import Pull, Stream
 from .wrappers import returning_sync_object, synchronous
 
-__all__ = ("Client", "Session")
-
 
 class Session:
     """A conversation with a model; `Client.session` makes it. See `AsyncSession`."""

@@ -16,8 +16,6 @@ from ..streams.texts import Piece
 from ..streams.turn import TurnSoFar
 from .loop_thread import LoopThread
 
-__all__ = ("Pull", "Stream")
-
 
 class Stream(TurnSoFar, Closing, Iterator[str]):
     """The pieces of a turn's text, as `AsyncStream`'s. Leaving the loop early cancels the turn at

@@ -9,8 +9,6 @@ from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from .loop_thread import LoopThread
 
-__all__ = ("SyncObject", "returning_sync_object", "synchronous")
-
 P = ParamSpec("P")
 R = TypeVar("R")
 A = TypeVar("A")

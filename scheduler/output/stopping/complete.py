@@ -10,8 +10,6 @@ from .condition import Stop, TextCondition
 from .ending import StopReason
 from .sentences import SentenceEnds
 
-__all__ = ("COMPLETE", "FenceCondition", "JsonCondition", "SentenceCondition")
-
 COMPLETE_ANSWER = StopReason("complete", cuts_text=True)
 _CLOSING = {"{": "}", "[": "]"}
 _BLANK = " \t\r\n"

@@ -6,8 +6,6 @@ from typing import NamedTuple, Protocol
 
 from .ending import StopReason
 
-__all__ = ("WITHHELD_BYTES_MAX", "Stop", "TextCondition")
-
 WITHHELD_BYTES_MAX = 4096
 """Text that a pattern may still match is withheld up to so much of it."""
 

@@ -9,21 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-__all__ = (
-    "CONTEXT_FULL",
-    "EMBEDDED",
-    "END_MARK",
-    "GRAMMAR",
-    "LENGTH",
-    "REASONS",
-    "STOP_TEXT",
-    "TIME",
-    "TOKEN",
-    "Ending",
-    "StopReason",
-    "cuts_text",
-)
-
 
 @dataclass(frozen=True, slots=True, order=True)
 class StopReason:

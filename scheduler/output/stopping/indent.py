@@ -6,8 +6,6 @@ from ....backends.incremental_regex import byte_size
 from .condition import Stop
 from .ending import StopReason
 
-__all__ = ("IndentCondition",)
-
 
 class IndentCondition:
     """Each line but the first is to begin with so many spaces and tabs; an empty line has none.

@@ -6,8 +6,6 @@ from ....backends.incremental_regex import Matcher, Pattern, byte_size
 from .condition import WITHHELD_BYTES_MAX, Stop
 from .ending import StopReason
 
-__all__ = ("PatternCondition",)
-
 
 class PatternCondition:
     """One pattern. Of a match that is longer than what is withheld only the last part is cut."""

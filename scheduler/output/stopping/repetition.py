@@ -6,8 +6,6 @@ from collections import Counter, deque
 
 from .ending import StopReason
 
-__all__ = ("GRAM", "Repetition")
-
 GRAM = 4
 """Tokens of an n-gram: rep-4 is the measure of Welleck et al., "Neural Text Generation with
 Unlikelihood Training" (2019).

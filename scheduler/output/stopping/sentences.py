@@ -9,8 +9,6 @@ from typing import NamedTuple
 from ....backends.incremental_regex import byte_size
 from .ending import StopReason
 
-__all__ = ("SENTENCE_CHARACTERS_MAX", "Sentence", "SentenceEnds", "Sentences")
-
 SENTENCE_CHARACTERS_MAX = 4096
 """Of a longer sentence the first ones count."""
 _TERMINATORS = ".!?…"

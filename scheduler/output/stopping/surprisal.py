@@ -7,8 +7,6 @@ from collections import deque
 
 from .ending import StopReason
 
-__all__ = ("MeanSurprisal",)
-
 
 class MeanSurprisal:
     """The mean surprisal of the last tokens: −ln of the probability that the model gave each, in

@@ -16,8 +16,6 @@ from .repetition import Repetition
 from .sentences import Sentences
 from .surprisal import MeanSurprisal
 
-__all__ = ("TextConditions", "TurnConditions")
-
 _NOTHING = StoppingParams()
 
 

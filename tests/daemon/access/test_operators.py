@@ -14,7 +14,7 @@ from inferd.backends.errors import Cancelled, InvalidArgument, PermissionDenied
 from inferd.daemon.access.rights import Access
 from inferd.daemon.cli.monitoring.top.screen import Top
 from inferd.daemon.config.access_settings import Right, Rule
-from inferd.ipc.server.server import Connection
+from inferd.ipc.server.server_connection import Connection
 from inferd.testing import RunningDaemon
 from tests.daemon.cli.test_top_screen import shown, states, until
 from tests.daemon.command_line import document, inferd

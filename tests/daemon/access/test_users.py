@@ -14,7 +14,8 @@ import pytest
 from inferd.backends.errors import InferdError, PermissionDenied
 from inferd.daemon.users import Users
 from inferd.ipc.messages import PROTOCOL_VERSION, Limits, ServerHello
-from inferd.ipc.server.server import Connection, Request, Server
+from inferd.ipc.server.server import Server
+from inferd.ipc.server.server_connection import Connection, Request
 from inferd.testing import running_daemon
 from tests.raw import RawClient
 

@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inferd.backends.errors import BackendError
-from inferd.daemon.models.kv_index import KV_FILES_MAX, KvFilePlace, KvIndex
+from inferd.daemon.models.kv_index import KvFilePlace, KvIndex
 from inferd.scheduler.kv.file_format import KvFile, KvKey
-from inferd.scheduler.kv.files import FileWritten, KvFiles
+from inferd.scheduler.kv.files import KV_FILES_MAX, FileWritten, KvFiles
 from inferd.scheduler.kv.greedy_dual import GreedyDual
 from inferd.scheduler.messages import pack_tokens
 

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from .screen import Top
     from .view import Frame
 
-__all__ = ("add_to",)
-
 INTERVAL_S_MIN = 0.1
 INTERVAL_S_MAX = 3600.0
 

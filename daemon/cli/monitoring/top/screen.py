@@ -22,8 +22,6 @@ from ...output import printable
 from .source import client_for, take
 from .view import MODELS, SESSIONS, TASKS, Frame, Panel, Row, Sample, frame_of
 
-__all__ = ("Top",)
-
 UNLOAD_S_MAX = 60.0
 HELP = """Arrows, Page Up and Page Down select a row; Tab goes to the next table.
 

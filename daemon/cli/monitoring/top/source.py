@@ -11,8 +11,6 @@ from .....ipc.client import AsyncClient
 from ...client import SOFTWARE
 from .view import Frame, Sample, frame_of
 
-__all__ = ("CALL_S_MAX", "client_for", "first_frame", "take")
-
 CALL_S_MAX = 10.0
 """What a call that looks in may take: the daemon itself waits a second for a worker."""
 

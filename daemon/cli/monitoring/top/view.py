@@ -10,8 +10,6 @@ from ....residency.sizes import size_text
 from ...output import time_text
 from ..metric_sums import Figures
 
-__all__ = ("MODELS", "SESSIONS", "TASKS", "Frame", "Panel", "Rates", "Row", "Sample", "frame_of")
-
 TASKS_LINE = (
     "tasks     {running} running, {waiting} waiting, {parked} parked, {refused} refused so far"
 )
