@@ -1,4 +1,4 @@
-"""Handles of graphs and contexts: numbers with the facts that the daemon returned."""
+"""Handles of graphs and contexts: numbers with the properties that the daemon returned."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .messages import ContextResult, GraphResult
 class Graph(int):
     """A graph's handle, with the model's properties.
 
-    `not_applied` holds the values in force where the configuration asked for others; `ignored`
+    `not_applied` has the values in force where the configuration requested others. `ignored` lists
     the keys that the daemon does not know.
     """
 
@@ -23,7 +23,7 @@ class Graph(int):
 
     @classmethod
     def from_result(cls, result: GraphResult) -> Self:
-        """Make a handle of the result of a load call."""
+        """Return the handle in a load call's result."""
         self = cls(result.graph)
         self.model, self.fingerprint = result.model, result.fingerprint
         self.ctx_size, self.slots = result.ctx_size, result.slots
@@ -32,13 +32,13 @@ class Graph(int):
 
 
 class Context(int):
-    """An execution context's handle. `attached`: it existed before, with its history."""
+    """An execution context's handle. `attached`: the session existed before, with its history."""
 
     attached: bool
 
     @classmethod
     def from_result(cls, result: ContextResult) -> Self:
-        """Make a handle of the result of an init call."""
+        """Return the handle in an init call's result."""
         self = cls(result.context)
         self.attached = result.attached
         return self

@@ -1,4 +1,4 @@
-"""Paths of the socket, for clients and for the daemon."""
+"""Default paths of the daemon's socket, for clients and for the daemon."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ SYSTEM_SOCKET = Path("/run/inferd/inferd.sock")
 def client_socket_path(
     environ: Mapping[str, str] | None = None, system: Path = SYSTEM_SOCKET
 ) -> Path:
-    """Return the socket that a client without a path connects to.
+    """Return the socket to which a client without a path connects.
 
-    `INFERD_SOCKET` if set; else the user's own under `XDG_RUNTIME_DIR`, unless only the system's
-    exists; else the system's.
+    It is `INFERD_SOCKET` if that is set, else the user's own under `XDG_RUNTIME_DIR`, except where
+    only the system's exists, else the system's.
     """
     environ = os.environ if environ is None else environ
     path = daemon_socket_path(environ, system)
@@ -27,7 +27,7 @@ def client_socket_path(
 def daemon_socket_path(
     environ: Mapping[str, str] | None = None, system: Path = SYSTEM_SOCKET
 ) -> Path:
-    """Return the socket that a daemon without a configured path listens on."""
+    """Return the socket on which a daemon without a configured path listens."""
     environ = os.environ if environ is None else environ
     if environ.get("INFERD_SOCKET"):
         return Path(environ["INFERD_SOCKET"])

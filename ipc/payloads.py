@@ -1,4 +1,4 @@
-"""Arguments of calls in the form that is sent: tensors, memfds, JSON, messages."""
+"""Conversion of calls' arguments to the form that is sent: tensors, memfds, JSON, messages."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ Priority: TypeAlias = Literal["low", "normal", "high", "urgent"]
 Message: TypeAlias = Mapping[str, Any]
 Prompt: TypeAlias = str | Sequence[Message]
 Config: TypeAlias = Mapping[str, Any] | str | bytes
-"""Parameters: a mapping, or the JSON text of one."""
+"""Parameters: a mapping, or its JSON text."""
 TensorLike: TypeAlias = "Tensor | str | Buffer"
 
 _ENVELOPE_BYTES = 4096
-"""Bytes of a frame that are kept for everything except its tensors."""
+"""Bytes of a frame reserved for everything except its tensors."""
 _THREAD_BYTES_MIN = 1 << 20
-"""From this size on a memfd is written in a thread."""
+"""A memfd of this size or more is written in a thread."""
 _SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
 
 
-def _plain(value: Any) -> Any:
-    """Return a handle, a reply, a mapping or a sequence as a type that msgpack encodes."""
+def _to_plain_type(value: Any) -> Any:
+    """Return *value*, a handle, reply, mapping or sequence, as a type that msgpack encodes."""
     if isinstance(value, str):
         return str(value)
     if isinstance(value, int):
@@ -45,17 +45,17 @@ def _plain(value: Any) -> Any:
     raise InvalidArgument(f"a {type(value).__name__} cannot be sent: {value!r:.80}")
 
 
-_encoder = msgspec.msgpack.Encoder(enc_hook=_plain)
-_json = msgspec.json.Encoder(enc_hook=_plain)
+_encoder = msgspec.msgpack.Encoder(enc_hook=_to_plain_type)
+_json = msgspec.json.Encoder(enc_hook=_to_plain_type)
 
 
 def pack_message(message: Any) -> bytes:
-    """Return the frame of *message*, with subclasses of plain types as those types."""
+    """Return *message* as a frame, with handles, replies and mappings as plain types."""
     return pack_frame(message, _encoder)
 
 
 def json_text(config: Config | None) -> str:
-    """Return *config* as JSON text; None is an empty text."""
+    """Return *config* as JSON text, None as an empty text."""
     if config is None or isinstance(config, str):
         return config or ""
     if not isinstance(config, bytes):
@@ -63,11 +63,11 @@ def json_text(config: Config | None) -> str:
     try:
         return config.decode()
     except UnicodeDecodeError as exc:
-        raise InvalidEncoding(f"the configuration is no UTF-8: {exc}", hint="send JSON") from None
+        raise InvalidEncoding(f"the configuration is not UTF-8: {exc}", hint="send JSON") from None
 
 
 def as_tensor(value: TensorLike) -> Tensor:
-    """Return *value* as a tensor: text and buffers become one of type u8."""
+    """Return *value* as a tensor: text or a buffer becomes a tensor of type u8."""
     if isinstance(value, Tensor):
         return value
     if isinstance(value, str):
@@ -77,13 +77,13 @@ def as_tensor(value: TensorLike) -> Tensor:
             data = bytes(memoryview(value))
         except TypeError:
             raise InvalidArgument(
-                f"a {type(value).__name__} is no tensor", hint="pass text, a buffer or a Tensor"
+                f"a {type(value).__name__} is not a tensor", hint="pass text, a buffer or a Tensor"
             ) from None
     return Tensor(data=data, dimensions=[len(data)], type="u8")
 
 
 def turn_input(prompt: Prompt | None) -> tuple[str | None, list[dict[str, Any]] | None]:
-    """Return (prompt, messages) of a turn: text, or messages, or neither."""
+    """Return a turn's (text, messages); at most one of the two is not None."""
     if prompt is None or isinstance(prompt, str):
         return prompt, None
     if isinstance(prompt, Sequence):
@@ -91,13 +91,13 @@ def turn_input(prompt: Prompt | None) -> tuple[str | None, list[dict[str, Any]] 
         if len(messages) == len(prompt):
             return None, messages
     raise InvalidArgument(
-        f"a {type(prompt).__name__} is no prompt",
+        f"a {type(prompt).__name__} is not a prompt",
         hint='pass text, or messages such as [{"role": "user", "content": "…"}]',
     )
 
 
 async def memfd(data: bytes) -> int:
-    """Return a sealed memfd that holds *data*; the caller closes it."""
+    """Return a sealed memfd with *data*; the caller closes it."""
     if len(data) < _THREAD_BYTES_MIN:
         return _write_memfd(data)
     return await anyio.to_thread.run_sync(_write_memfd, data)
@@ -108,7 +108,7 @@ def _write_memfd(data: bytes) -> int:
     try:
         with open(fd, "wb", closefd=False) as file:
             file.write(data)
-        # The daemon takes no model from a descriptor whose file could change under it.
+        # The daemon loads a model only from a descriptor whose file cannot change meanwhile.
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
     except BaseException:
         os.close(fd)
@@ -117,16 +117,16 @@ def _write_memfd(data: bytes) -> int:
 
 
 class Payload:
-    """A frame's tensors, and the memfds of those that do not fit into it. Close it once sent."""
+    """A frame's tensors, and memfds of the tensors that do not fit. Close it after sending."""
 
     def __init__(self) -> None:
         self.descriptors: list[int] = []
         self._bytes_left = FRAME_BYTES_MAX - _ENVELOPE_BYTES
 
     async def pack_tensor(self, value: TensorLike) -> Tensor:
-        """Return *value* for the frame: as it is, or with a reference to the memfd of its bytes.
+        """Return *value* as a tensor for the frame, with its bytes or with the index of a memfd.
 
-        :raises TooLarge: it exceeds the bound of a tensor in a descriptor, too.
+        :raises TooLarge: it exceeds even the bound of a tensor in a memfd.
         """
         tensor = as_tensor(value)
         size = len(tensor.data)
@@ -142,12 +142,12 @@ class Payload:
         return msgspec.structs.replace(tensor, data=b"", fd=await self.add_memfd(tensor.data))
 
     async def add_memfd(self, data: bytes) -> int:
-        """Put *data* into a memfd, and return its place among the frame's descriptors."""
+        """Write *data* to a memfd and return its index among the frame's descriptors."""
         self.descriptors.append(await memfd(data))
         return len(self.descriptors) - 1
 
     def close(self) -> None:
-        """Close the memfds: the socket has copies of its own."""
+        """Close the memfds; the kernel duplicated them for the socket."""
         while self.descriptors:
             os.close(self.descriptors.pop())
 

@@ -12,17 +12,17 @@ _UCRED = struct.Struct("i2I")
 _PEERGROUPS = 59
 """SO_PEERGROUPS of asm-generic/socket.h; Python has no name for it."""
 _GROUPS_BYTES = 1024
-"""The most that Python's `getsockopt` takes: 256 groups."""
+"""The largest buffer that Python's `getsockopt` accepts: 256 groups."""
 
 
 class Peer(NamedTuple):
-    """Process, user and groups of the program that connected, as they were then."""
+    """The process, user and groups of a program at the time when it connected."""
 
     pid: int
     uid: int
     gid: int
     groups: frozenset[int] = frozenset()
-    """Its supplementary groups."""
+    """The supplementary groups."""
 
 
 def peer_of(sock: socket.socket) -> Peer:
@@ -33,18 +33,16 @@ def peer_of(sock: socket.socket) -> Peer:
 
 
 def _groups(sock: socket.socket, uid: int, gid: int) -> list[int]:
-    """Return the process's groups; its user's groups if there are too many, or if the kernel does
-    not report them.
-    """
+    """Return the process's groups, or its user's where they are too many or not reported."""
     try:
         data = sock.getsockopt(socket.SOL_SOCKET, _PEERGROUPS, _GROUPS_BYTES)
     except OSError:
-        return _known_groups(uid, gid)
+        return _groups_of_user(uid, gid)
     return list(struct.unpack(f"{len(data) // 4}I", data))
 
 
-def _known_groups(uid: int, gid: int) -> list[int]:
+def _groups_of_user(uid: int, gid: int) -> list[int]:
     try:
         return os.getgrouplist(pwd.getpwuid(uid).pw_name, gid)
-    except (KeyError, OSError):  # a user without a name is in their own group only
+    except (KeyError, OSError):  # a user without a name is only in their own group
         return [gid]

@@ -1,4 +1,4 @@
-"""Trace context of a call: the `traceparent` that the client sends."""
+"""The trace context that the client sends with a call, as a W3C `traceparent`."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ import sys
 
 
 def traceparent_of(given: str | None) -> str:
-    """Return *given*, or else the W3C `traceparent` of OpenTelemetry's current span; empty where
-    there is none.
+    """Return *given*, or else the `traceparent` of OpenTelemetry's current span, or else "".
 
-    Nothing is imported: without an import of OpenTelemetry, no span is current.
+    OpenTelemetry is not imported here: a program that has not imported it has no current span.
     """
     if given is not None:
         return given

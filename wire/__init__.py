@@ -1,1 +1,1 @@
-"""Framing, without sockets, and the reading loop of sockets that carry frames."""
+"""Frames, and the loop that reads a socket that carries them."""

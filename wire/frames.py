@@ -1,4 +1,4 @@
-"""Framing: a 4-byte little-endian length, then one msgpack array."""
+"""Framing of messages, without sockets: a 4-byte little-endian length, then one msgpack array."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from ..backends.errors import ProtocolError, TooLarge
 
 FRAME_BYTES_MAX = 8 << 20
 ANY_LENGTH = 0xFFFF_FFFF
-"""The bound where both ends trust each other: the most that a frame's length can announce."""
+"""Bound for ends that trust each other: the largest length that a frame can announce."""
 READ_BYTES = 1 << 14
-"""Bytes to read from a socket at once. With 256 KiB a read costs 45 to 60 us more, as malloc maps
-such a buffer anew each time; with 64 KiB it trims its free lists each time.
+"""Bytes of one read from a socket. A read of 256 KiB costs 45 to 60 us more, because malloc maps
+such a buffer anew each time; with 64 KiB malloc trims its free lists each time.
 """
 NESTING_MAX = 16
 SCANNED_ITEMS_MAX = 200_000
@@ -26,13 +26,13 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 def pack_frame(message: Any, encoder: msgspec.msgpack.Encoder = _encoder) -> bytes:
-    """Return the frame of *message*: its length and its msgpack."""
+    """Return *message* as a frame."""
     body = encoder.encode(message)
     return _LENGTH.pack(len(body)) + body
 
 
 class FrameReader:
-    """Cuts a byte stream into frames. Holds at most one frame's bytes and one read more."""
+    """Splits a byte stream into frames. Holds at most the bytes of one frame and one read."""
 
     def __init__(self, bytes_max: int = FRAME_BYTES_MAX):
         self._buffer = bytearray()
@@ -40,13 +40,13 @@ class FrameReader:
 
     @property
     def pending(self) -> int:
-        """Bytes of a frame that is not yet whole."""
+        """Bytes of the incomplete frame."""
         return len(self._buffer)
 
     def read_frames(self, data: bytes) -> Iterator[bytes]:
-        """Add *data*, the stream's next bytes, and yield the frames that are whole now.
+        """Add *data*, the stream's next bytes, and yield the frames that are now complete.
 
-        :raises TooLarge: a frame announces more than the limit; the stream cannot be read on.
+        :raises TooLarge: a frame announces more than the limit; reading cannot continue.
         """
         self._buffer += data
         start = 0
@@ -66,30 +66,30 @@ class FrameReader:
 
 
 def check_nesting(frame: bytes) -> None:
-    """Refuse a frame that nests deeper than `NESTING_MAX`, before anything decodes it.
+    """Check that a frame nests at most `NESTING_MAX` deep, before anything decodes it.
 
-    Counting the bytes that could begin a map or an array (in C) settles nearly every frame; only
-    one with many of them is walked, and that for at most `SCANNED_ITEMS_MAX` items.
+    Counting the bytes that could begin a map or an array (in C) settles nearly every frame. Only
+    a frame with many such bytes is walked, for at most `SCANNED_ITEMS_MAX` items.
 
-    :raises ProtocolError: it nests too deep, or is too intricate to tell.
+    :raises ProtocolError: the frame nests too deep, or has too many items to check.
     """
     if len(frame) - len(frame.translate(None, _HEADERS)) <= NESTING_MAX:
         return
-    left: list[int] = []
+    unread: list[int] = []  # of each open map or array, the items that are still to come
     position = items = 0
     while position < len(frame):
-        size, children = _item(frame, position)
+        size, children = _measure_item(frame, position)
         position += size
         items += 1
         if items > SCANNED_ITEMS_MAX:
             raise ProtocolError(f"a frame of more than {SCANNED_ITEMS_MAX} items and many maps")
-        if left:
-            left[-1] -= 1
+        if unread:
+            unread[-1] -= 1
         if children:
-            left.append(children)
-        while left and not left[-1]:
-            left.pop()
-        if len(left) > NESTING_MAX:
+            unread.append(children)
+        while unread and not unread[-1]:
+            unread.pop()
+        if len(unread) > NESTING_MAX:
             raise ProtocolError(f"a frame nested deeper than {NESTING_MAX}")
 
 
@@ -101,8 +101,8 @@ _SIZED = {0xC4: (1, 0), 0xC5: (2, 0), 0xC6: (4, 0), 0xC7: (1, 1), 0xC8: (2, 1), 
 _CONTAINERS = {0xDC: (2, 1), 0xDD: (4, 1), 0xDE: (2, 2), 0xDF: (4, 2)}
 
 
-def _item(frame: bytes, at: int) -> tuple[int, int]:
-    """Return the size of the item's own bytes at *at*, and how many items it contains."""
+def _measure_item(frame: bytes, at: int) -> tuple[int, int]:
+    """Return the size of the bytes of the item at *at*, and the number of items in it."""
     byte = frame[at]
     if byte < 0x80 or byte >= 0xE0:
         return 1, 0

@@ -1,4 +1,4 @@
-"""Reading a socket on an asyncio loop with one callback for as long as it is open."""
+"""Reading of a socket on an asyncio loop, with one callback as long as the socket is open."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from collections.abc import Callable
 async def read_until_end(sock: socket.socket, read_once: Callable[[], bool]) -> None:
     """Call *read_once* whenever *sock* is readable, until it returns False; raise what it raises.
 
-    `anyio.wait_readable` would enter and leave the selector for every read, which is half of what
-    an event costs (95 against 47 us; 16 connections, one per 10 ms).
+    `anyio.wait_readable` would enter and leave the selector for every read. That is half the cost
+    of an event: 95 against 47 us, with 16 connections and one event per 10 ms.
     """
     loop = asyncio.get_running_loop()
     ended: asyncio.Future[None] = loop.create_future()
@@ -22,7 +22,7 @@ async def read_until_end(sock: socket.socket, read_once: Callable[[], bool]) -> 
         try:
             if not read_once():
                 ended.set_result(None)
-        except Exception as exc:  # it ends the reading task, not only this callback
+        except Exception as exc:  # must end the reading task, not only this callback
             ended.set_exception(exc)
 
     loop.add_reader(sock, on_readable)

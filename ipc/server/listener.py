@@ -1,4 +1,4 @@
-"""The daemon's listening socket: passed by systemd, or bound to a path of its own."""
+"""The daemon's listening socket, passed by systemd or bound to a path by the daemon."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ FD_NAMES = ("inferd", "inferd.socket")
 
 
 class InheritedListener:
-    """A listening socket that systemd opened and keeps: connections wait in it while no daemon
-    runs, and its path stays.
+    """A listening socket that systemd opened and keeps: its path stays, and connections wait in it
+    while no daemon runs.
     """
 
     inherited = True
@@ -35,11 +35,12 @@ class InheritedListener:
 
 
 def inherited_listener(environment: MutableMapping[str, str]) -> InheritedListener | None:
-    """Return the socket that systemd passed to this process (`sd_listen_fds(3)`), or None. Its
-    variables are removed from *environment*, so that no child inherits them.
+    """Return the socket that systemd passed to this process (`sd_listen_fds(3)`), or None.
 
-    :raises InvalidArgument: it is not a listening Unix stream socket, or several were passed and
-        none or more than one is named for inferd.
+    Removes systemd's variables from *environment*, so that child processes do not inherit them.
+
+    :raises InvalidArgument: it is not a listening Unix stream socket, or of several sockets not
+        exactly one is named for inferd.
     """
     pid = environment.pop("LISTEN_PID", "")
     count, names = environment.pop("LISTEN_FDS", ""), environment.pop("LISTEN_FDNAMES", "")
@@ -47,19 +48,19 @@ def inherited_listener(environment: MutableMapping[str, str]) -> InheritedListen
         return None
     numbers = range(FD_FIRST, FD_FIRST + int(count))
     for number in numbers:
-        with contextlib.suppress(OSError):  # not a descriptor; reported below if it is ours
+        with contextlib.suppress(OSError):  # not a descriptor; `_open_listening` reports it
             os.set_inheritable(number, False)
     ours = _select_ours(numbers, names.split(":"))
     if len(ours) != 1:
         raise InvalidArgument(
             f"systemd passed {len(numbers)} sockets, {len(ours)} of them for inferd",
-            hint="one ListenStream, or FileDescriptorName=inferd for the one that is meant",
+            hint="set one ListenStream=, or FileDescriptorName=inferd for inferd's socket",
         )
     return InheritedListener(_open_listening(ours[0]))
 
 
 def _select_ours(numbers: Sequence[int], names: Sequence[str]) -> Sequence[int]:
-    """Return the descriptors named for inferd; a single one, whatever its name."""
+    """Return the descriptors named for inferd, or the only one whatever its name."""
     if len(numbers) == 1:
         return numbers
     return [number for number, name in zip(numbers, names, strict=False) if name in FD_NAMES]
@@ -77,14 +78,15 @@ def _open_listening(number: int) -> socket.socket:
     except OSError as exc:
         found = str(exc.strerror)
     raise InvalidArgument(
-        f"what systemd passed is no listening Unix stream socket: {found}",
-        hint="ListenStream= with a path and Accept=no, as in systemd/user/inferd.socket",
+        f"systemd passed something other than a listening Unix stream socket: {found}",
+        hint="set ListenStream= to a path and Accept=no, as in systemd/user/inferd.socket",
     )
 
 
 class UnixListener:
-    """A listening socket at a path, with a mode and perhaps a group. It replaces the socket of a
-    dead daemon, and its path is removed at the end.
+    """A listening socket at a path, with a mode and perhaps a group.
+
+    `bind` replaces the socket of a daemon that has exited; `close` removes the path.
     """
 
     inherited = False
@@ -96,13 +98,13 @@ class UnixListener:
         self._lock_fd = -1
 
     def bind(self, backlog: int = 128) -> None:
-        """Bind and listen. A socket that refuses connections is a dead daemon's, and is replaced.
+        """Bind and listen; replace a socket that refuses connections, as its daemon has exited.
 
-        :raises Busy: a daemon answers there.
+        :raises Busy: a daemon answers at the path.
         """
         self._make_folder(os.path.dirname(self.path))
         self._lock()
-        self._remove_dead()
+        self._remove_stale_socket()
         old = os.umask(0o177)
         try:
             self.socket.bind(self.path)
@@ -119,15 +121,15 @@ class UnixListener:
         self.socket.listen(backlog)
 
     def _make_folder(self, folder: str) -> None:
-        """Make the socket's folder, open to the users that the socket is open to."""
+        """Make the socket's folder, with access for the users who may use the socket."""
         if not os.path.isdir(folder):
             os.makedirs(folder, mode=0o700, exist_ok=True)
             os.chmod(folder, 0o755 if self._mode & 0o077 else 0o700)
 
     def _set_permissions(self) -> None:
-        """Set the socket's group, then its mode: nobody can connect before it listens.
+        """Set the socket's group, then its mode; programs can connect only once it listens.
 
-        :raises InvalidArgument: the daemon is not permitted to.
+        :raises InvalidArgument: the daemon may not change them.
         """
         try:
             if self._gid >= 0:
@@ -142,25 +144,25 @@ class UnixListener:
             ) from None
 
     def _lock(self) -> None:
-        """Take the lock beside the socket: of two daemons that start at once, one gets it."""
+        """Lock the file beside the socket: of two daemons that start at once, one succeeds."""
         self._lock_fd = os.open(self.path + ".lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(self._lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise self._answered() from None
+            raise self._in_use() from None
 
-    def _answered(self) -> Busy:
+    def _in_use(self) -> Busy:
         return Busy(
-            f"a daemon answers on {self.path} already",
+            f"a daemon already answers on {self.path}",
             hint="use it, stop it with `inferd stop`, or choose another --socket",
         )
 
-    def _remove_dead(self) -> None:
+    def _remove_stale_socket(self) -> None:
         if not os.path.lexists(self.path):
             return
         if not stat.S_ISSOCK(os.lstat(self.path).st_mode):
             raise InvalidArgument(
-                f"{self.path} is there and is no socket",
+                f"{self.path} exists and is not a socket",
                 hint="choose another path with --socket or INFERD_SOCKET",
             )
         probe = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -170,16 +172,16 @@ class UnixListener:
             os.unlink(self.path)
         except OSError as exc:
             raise InvalidArgument(
-                f"{self.path} is there and is no socket of a daemon: {exc.strerror or exc}",
+                f"{self.path} exists and is not a daemon's socket: {exc.strerror or exc}",
                 hint="remove it, or choose another path with --socket",
             ) from None
         else:
-            raise self._answered()
+            raise self._in_use()
         finally:
             probe.close()
 
     def close(self) -> None:
-        """Close, and remove the path if it is still this socket's."""
+        """Close the socket, and remove the path if it is still this socket's."""
         self.socket.close()
         self.remove()
         if self._lock_fd >= 0:
@@ -193,4 +195,4 @@ class UnixListener:
                 os.unlink(self.path)
                 os.unlink(self.path + ".lock")
         except OSError:
-            return  # it was removed before
+            return  # already removed

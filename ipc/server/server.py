@@ -1,7 +1,7 @@
-"""The daemon's end of the socket: accepts, reads requests, runs each, writes the answers.
+"""The server of the protocol: accepting connections, reading requests, running and answering them.
 
-Knows nothing of sessions and models: a `Handler` does the calls. Everything runs on one event
-loop; a `Connection` is owned by its reader task, and any task on the loop may write its outbox.
+A `Handler` runs the calls; this module knows nothing of sessions and models. Everything runs on
+one event loop. Its reader task owns a `Connection`; any task on the loop may send over it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ HELLO_TIMEOUT_S = 10.0
 ACCEPT_PAUSE_S = 0.1
 
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-"""What msgspec raises for bytes that are no message; text that is no UTF-8 has its own error."""
+"""Exceptions that msgspec raises for bytes that it cannot decode."""
 
 _envelope = msgspec.msgpack.Decoder(list[msgspec.Raw])
 _kind = msgspec.msgpack.Decoder(int)
@@ -43,7 +43,7 @@ _params = {name: msgspec.msgpack.Decoder(call.params) for name, call in CALLS.it
 
 
 class Handler(Protocol):
-    """Runs the calls, and is notified of connections."""
+    """The owner of the calls, which is also notified of connections."""
 
     def server_hello(self) -> ServerHello:
         """Return the daemon's first frame."""
@@ -51,17 +51,17 @@ class Handler(Protocol):
     async def run_call(self, request: Request) -> Any:
         """Run a call and return its result struct.
 
-        :raises InferdError: answered as it is.
+        :raises InferdError: the error to send as the answer.
         """
 
     def admit_connection(self, connection: Connection) -> None:
         """Check that a new connection may be served.
 
-        :raises InferdError: it ends with this.
+        :raises InferdError: the error to send before the connection is closed.
         """
 
     def connection_ended(self, connection: Connection) -> None:
-        """Free what a closed connection held; its requests are already cancelled."""
+        """Free a closed connection's resources; its requests are already cancelled."""
 
     def connection_refused(self, connection: Connection, error: InferdError) -> None:
         """Log that a connection was closed because of *error*."""
@@ -70,11 +70,11 @@ class Handler(Protocol):
         """Log that a connection could not be accepted."""
 
     def call_failed(self, what: str, error: Exception) -> None:
-        """Log that a call or a connection failed by a bug of ours."""
+        """Log that a call or a connection failed through a bug of the daemon."""
 
 
 class Server:
-    """Serves connections on a listening socket for as long as its task group runs."""
+    """Serves connections on a listening socket."""
 
     def __init__(self, handler: Handler, *, connections_max: int = 256, requests_max: int = 256):
         self.connections: set[Connection] = set()
@@ -90,7 +90,7 @@ class Server:
         *,
         task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED,
     ) -> None:
-        """Accept connections until `stop_accepting`, and serve each to its end."""
+        """Accept connections until `stop_accepting`, and serve each until it ends."""
         listener.setblocking(False)
         async with anyio.create_task_group() as group:
             task_status.started()
@@ -108,7 +108,7 @@ class Server:
                 sock, _ = listener.accept()
             except BlockingIOError:
                 continue
-            except OSError as exc:  # out of descriptors: wait for some to come back
+            except OSError as exc:  # no descriptors are left: wait until some are closed
                 self._handler.accept_failed(exc)
                 await anyio.sleep(ACCEPT_PAUSE_S)
                 continue
@@ -137,7 +137,7 @@ class Server:
             connection.close()
 
     def _refusal(self, group: ExceptionGroup[Exception]) -> InferdError:
-        """Return the error that ended a connection; one outside the tree is our own bug."""
+        """Return the error that ended a connection; any other exception is a bug of the daemon."""
         refusals, rest = group.split(InferdError)
         if rest is not None:
             self._handler.call_failed("connection", rest)
@@ -151,7 +151,7 @@ class Server:
     def _check_connections_max(self) -> None:
         if len(self.connections) > self.connections_max:
             raise Busy(
-                f"{self.connections_max} connections are open: no more are taken",
+                f"{self.connections_max} connections are open: no more are accepted",
                 hint="share connections, or raise connections_max",
                 data={"connections_max": self.connections_max, "retry_after_s": 1.0},
             )
@@ -169,7 +169,7 @@ class Server:
                 if greeted:
                     self._handle_frame(connection, frame, group)
                 else:
-                    _greet(connection, frame)
+                    _read_hello(connection, frame)
                     greeted = True
                     hello_scope.deadline = float("inf")
 
@@ -183,13 +183,13 @@ class Server:
     ) -> None:
         """Handle a frame of a connection that has sent its hello.
 
-        :raises ProtocolError: it cannot be read; the connection ends.
+        :raises ProtocolError: the frame cannot be read; the connection then ends.
         """
         kind, items = _open_frame(frame)
         if kind == Kind.CREDIT and len(items) >= 3:
-            request = connection.requests.get(_integer(items[1]))
+            request = connection.requests.get(_decode_integer(items[1]))
             if request is not None:
-                request.on_credit(max(0, min(_integer(items[2]), CREDIT_MAX)))
+                request.on_credit(max(0, min(_decode_integer(items[2]), CREDIT_MAX)))
         elif kind == Kind.REQUEST and len(items) >= 4:
             self._start_request(connection, items, group)
         else:
@@ -198,13 +198,13 @@ class Server:
     def _start_request(
         self, connection: Connection, items: list[msgspec.Raw], group: anyio.abc.TaskGroup
     ) -> None:
-        number = _integer(items[1])
+        number = _decode_integer(items[1])
         if number in connection.requests:
-            raise ProtocolError(f"request id {number} is in use already")
+            raise ProtocolError(f"request id {number} is already in use")
         try:
             request = _decode_request(connection, number, items)
         except InferdError as exc:
-            connection.drop_descriptors()  # no request can claim them: their frame was not read
+            connection.drop_descriptors()  # their frame was not read: no request can claim them
             connection.send([Kind.ERROR, number, exc.to_wire()])
             return
         if len(connection.requests) >= connection.requests_max:
@@ -231,7 +231,7 @@ class Server:
                 raise Cancelled("the request was cancelled")
         except InferdError as exc:
             self._refuse_request(request, exc)
-        except Exception as exc:  # our own bug: the one place that catches everything
+        except Exception as exc:  # a bug of the daemon: only this place catches everything
             self._handler.call_failed(request.call, exc)
             error = BackendError(f"{request.call} failed inside the daemon: {exc!r}")
             self._refuse_request(request, error)
@@ -250,24 +250,24 @@ def _open_frame(frame: bytes) -> tuple[int, list[msgspec.Raw]]:
         items = _envelope.decode(frame)
         return _kind.decode(items[0]), items
     except (*UNREADABLE, IndexError) as exc:
-        raise ProtocolError(f"no msgpack array of the protocol: {exc}") from None
+        raise ProtocolError(f"the frame is not a msgpack array of the protocol: {exc}") from None
 
 
-def _integer(raw: msgspec.Raw) -> int:
+def _decode_integer(raw: msgspec.Raw) -> int:
     try:
         return _kind.decode(raw)
     except UNREADABLE as exc:
-        raise ProtocolError(f"no integer where one belongs: {exc}") from None
+        raise ProtocolError(f"a frame lacks an integer where one is required: {exc}") from None
 
 
-def _greet(connection: Connection, frame: bytes) -> None:
+def _read_hello(connection: Connection, frame: bytes) -> None:
     """Read the client's hello.
 
-    :raises VersionMismatch: it speaks another major version.
+    :raises VersionMismatch: the client speaks another major version.
     """
     kind, items = _open_frame(frame)
     if kind != Kind.HELLO or len(items) < 2:
-        raise ProtocolError("the first frame is no hello")
+        raise ProtocolError("the first frame is not a hello")
     try:
         hello = _hello.decode(items[1])
     except UNREADABLE as exc:
@@ -275,7 +275,7 @@ def _greet(connection: Connection, frame: bytes) -> None:
     if hello.protocol[0] != PROTOCOL_VERSION[0]:
         ours, theirs = PROTOCOL_VERSION[0], hello.protocol[0]
         raise VersionMismatch(
-            f"you speak version {theirs} of the protocol, this daemon version {ours}",
+            f"the client speaks version {theirs} of the protocol, this daemon version {ours}",
             data={"protocol": list(PROTOCOL_VERSION)},
         )
     connection.software = hello.software[:200]
@@ -288,7 +288,7 @@ def _decode_request(connection: Connection, number: int, items: list[msgspec.Raw
             raise UnsupportedOperation(f"there is no call {call[:50]!r}", hint=nearest(call, CALLS))
         params = _params[call].decode(items[3])
     except UNREADABLE as exc:
-        raise InvalidArgument(f"the call's params do not fit: {exc}") from None
+        raise InvalidArgument(f"the params do not match the call: {exc}") from None
     request = Request(connection, number, call, params)
     for part in _parts_with_descriptors(params):
         part.fd = connection.claim_descriptor()
@@ -297,7 +297,7 @@ def _decode_request(connection: Connection, number: int, items: list[msgspec.Raw
 
 
 def _parts_with_descriptors(params: Any) -> list[Any]:
-    """Return the parts of a call's params that name a descriptor, in the order of the frame."""
+    """Return the parts of a call's params that refer to a descriptor, in the frame's order."""
     tensors = [tensor for _, tensor in getattr(params, "inputs", None) or ()]
     parts = [params, getattr(params, "tensor", None), *tensors]
     return [part for part in parts if getattr(part, "fd", -1) >= 0]

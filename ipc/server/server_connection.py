@@ -1,4 +1,4 @@
-"""One client as the daemon sees it: its requests in flight, its outbox, its descriptors."""
+"""One client's connection in the daemon: its requests in flight, its outbox, its descriptors."""
 
 from __future__ import annotations
 
@@ -18,21 +18,23 @@ from ..peer import Peer
 
 DESCRIPTORS_MAX = 16
 OUTBOX_PAUSE_BYTES = 1 << 20
-"""A client that leaves this much unread is not read from either."""
+"""Above this amount of data that a client has not read, the daemon stops reading from it."""
 OUTBOX_BYTES_MAX = 64 << 20
 _EVENT = int(Kind.EVENT)
-"""msgspec asks an enum's member for its value, which is a third of what encoding an event takes."""
+"""A plain integer: msgspec's look-up of an enum's value takes a third of encoding an event."""
 _TRUNCATED = int(socket.MSG_CTRUNC)  # an enum's `&` takes as long as the read
 
 
 class Request:
-    """A call under way. `emit` sends events before the reply; `on_credit` is called with credit."""
+    """A call under way; `on_credit` is called with the credit that the client grants."""
 
     def __init__(self, connection: Connection, number: int, call: str, params: Any):
         self.connection, self.number, self.call, self.params = connection, number, call, params
         self.scope = anyio.CancelScope()
         self.descriptors: list[int] = []
-        """Passed beside the frame, and closed with the request: a call duplicates what it keeps."""
+        """Descriptors passed with the frame. They are closed with the request: a call duplicates
+        those that it keeps.
+        """
         self.on_credit: Callable[[int], None] = lambda _: None
 
     def close(self) -> None:
@@ -41,17 +43,17 @@ class Request:
             os.close(self.descriptors.pop())
 
     def emit(self, event: Any, *, flush: bool = True) -> None:
-        """Send an event; without *flush* it goes with the next `Connection.flush`."""
+        """Send an event before the reply; without *flush* the next `Connection.flush` sends it."""
         self.connection.send([_EVENT, self.number, event], flush=flush)
 
 
 class Connection:
-    """One client: its requests in flight and its outbox. Lives on the daemon's asyncio loop."""
+    """A client's connection, owned by the daemon's asyncio loop."""
 
     def __init__(self, sock: socket.socket, peer: Peer, requests_max: int):
         self.peer = peer
         self.number = 0
-        """Its number among all that the daemon has accepted."""
+        """Its number in the order in which the daemon accepted connections."""
         self.requests: dict[int, Request] = {}
         self.software = ""
         self.descriptors: deque[int] = deque()
@@ -68,7 +70,7 @@ class Connection:
         return f"<Connection of uid {self.peer.uid} [{len(self.requests)} requests]>"
 
     def send(self, message: Any, *, flush: bool = True) -> None:
-        """Send a message, or keep what the socket does not take; a client too slow is cut off."""
+        """Send a message; buffer the rest where the socket is full."""
         if not self._open:
             return
         self._unsent += pack_frame(message)
@@ -76,7 +78,10 @@ class Connection:
             self.flush()
 
     def flush(self) -> None:
-        """Send what the socket takes now; the rest goes when it can be written again."""
+        """Send as much as the socket accepts now, and the rest once it is writable.
+
+        A client that leaves more than `OUTBOX_BYTES_MAX` unread is disconnected.
+        """
         try:
             while self._unsent and self._open:
                 del self._unsent[: self._sock.send(self._unsent)]
@@ -92,7 +97,7 @@ class Connection:
             self._resume()
 
     def _resume(self) -> None:
-        """Stop waiting until the socket can be written; resume reading if that was paused."""
+        """Stop waiting for a writable socket, and resume reading if that was paused."""
         if self._writing:
             self._loop.remove_writer(self._sock)
             self._writing = False
@@ -101,7 +106,7 @@ class Connection:
             self._paused = False
 
     def cut(self) -> None:
-        """Stop writing and reading: the reader task sees the end and cleans up."""
+        """Stop writing and reading; the reader task then ends and cleans up."""
         if self._open:
             self._open = False
             self._unsent.clear()
@@ -110,7 +115,7 @@ class Connection:
             try:
                 self._sock.shutdown(socket.SHUT_RDWR)
             except OSError:
-                return  # the other end was closed before
+                return  # the other end is already closed
 
     def _end(self, error: Exception | None = None) -> None:
         if self._ended.done():
@@ -121,13 +126,14 @@ class Connection:
             self._ended.set_exception(error)
 
     async def receive(self, handle_data: Callable[[bytes], None]) -> None:
-        """Call *handle_data* with the data that arrives, until the end; read nothing while too much
-        of what was sent is unread by the client.
+        """Call *handle_data* with data as it arrives, until the connection ends.
 
-        One callback for good: `anyio.wait_readable` enters and leaves the selector for every
-        read (330 against 65 us, on a core that rests between reads).
+        Reading pauses while the client leaves too much unread. One callback serves all reads:
+        `anyio.wait_readable` enters and leaves the selector for every read (330 against 65 us, on
+        a core that idles between reads).
 
-        :raises ProtocolError: too many descriptors came; what *handle_data* raises ends it too.
+        :raises ProtocolError: too many descriptors arrived; exceptions of *handle_data* are raised
+            too.
         """
         self._handle_data = handle_data
         self._loop.add_reader(self._sock, self._readable)
@@ -150,11 +156,11 @@ class Connection:
                 self._handle_data(data)
             elif data is not None:
                 self._end()
-        except Exception as exc:  # it ends the reader task, not only this callback
+        except Exception as exc:  # must end the reader task, not only this callback
             self._end(exc)
 
     def _read(self) -> bytes | None:
-        """Read once: None if nothing has arrived, no bytes at the end."""
+        """Read once; return None if nothing has arrived, and no bytes at the end."""
         try:
             data, descriptors, flags, _ = socket.recv_fds(self._sock, READ_BYTES, DESCRIPTORS_MAX)
         except BlockingIOError:
@@ -163,25 +169,25 @@ class Connection:
             return b""
         self.descriptors.extend(descriptors)
         if len(self.descriptors) > DESCRIPTORS_MAX or flags & _TRUNCATED:
-            raise ProtocolError(f"more than {DESCRIPTORS_MAX} descriptors that no call takes")
+            raise ProtocolError(f"more than {DESCRIPTORS_MAX} descriptors that no call claims")
         return data
 
     def claim_descriptor(self) -> int:
-        """Return the first descriptor that no request has claimed."""
+        """Return the first unclaimed descriptor."""
         if not self.descriptors:
             raise InvalidArgument(
-                "the call names a descriptor, but none was passed",
-                hint="send it beside the frame with SCM_RIGHTS",
+                "the call refers to a descriptor, but none was passed",
+                hint="send it with the frame, by SCM_RIGHTS",
             )
         return self.descriptors.popleft()
 
     def close(self) -> None:
-        """Close the socket, and the descriptors that no request has claimed."""
+        """Close the socket and the unclaimed descriptors."""
         self.cut()
         self._sock.close()
         self.drop_descriptors()
 
     def drop_descriptors(self) -> None:
-        """Close the descriptors that no request has claimed."""
+        """Close the unclaimed descriptors."""
         while self.descriptors:
             os.close(self.descriptors.popleft())

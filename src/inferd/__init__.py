@@ -1,7 +1,7 @@
-"""inferd's client: programs that share language models through a local daemon.
+"""inferd's Python client, with which programs share language models through a local daemon.
 
-`AsyncClient` and its synchronous wrapper `Client` talk to a running `inferd serve`. Names are
-loaded when they are first used: worker processes import this package too, and need no client.
+`AsyncClient` and its synchronous wrapper `Client` connect to a running `inferd serve`. Names are
+loaded on first use: worker processes import this package too, and do not need the client.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ if TYPE_CHECKING:
     )
 
     __version__: str
-else:  # hidden from type checkers, which would take every misspelt name for an object
+else:  # hidden from type checkers, which would accept every misspelt name as an object
 
     def __getattr__(name: str) -> object:
         if name not in __all__:
@@ -135,8 +135,9 @@ def _load(name: str) -> object:
     if name == "__version__":
         return _version()
     errors = importlib.import_module(".backends.errors", __name__)
-    home = errors if name in errors.__all__ else importlib.import_module(".ipc.client", __name__)
-    return getattr(home, name)
+    if name in errors.__all__:
+        return getattr(errors, name)
+    return getattr(importlib.import_module(".ipc.client", __name__), name)
 
 
 def _version() -> str:

@@ -1,4 +1,4 @@
-"""`python -m inferd` is the command `inferd`."""
+"""The command `inferd`, run as `python -m inferd`."""
 
 from .daemon.cli import main
 

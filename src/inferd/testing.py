@@ -1,11 +1,11 @@
-"""A real daemon for tests: `running_daemon` starts one on the echo model and stops it again.
+"""A real daemon for tests: `running_daemon` starts it with the echo model, and stops it.
 
 >>> with running_daemon() as daemon, inferd.Client(daemon.socket) as client:
 ...     with client.session("echo") as session:
 ...         assert session.chat("hello") == "hello"
 
-It is a process of its own, with a socket, models directory and state of its own in a temporary
-folder. Works as ``with`` and as ``async with``.
+The daemon is a separate process, with its socket, models directory and state in a temporary
+folder. `with` and `async with` both work.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ START_S_MAX = 30.0
 STOP_S_MAX = 30.0
 
 
-class _Manager:
-    """A service manager, as systemd is one: it receives the daemon's state until it is closed."""
+class _ServiceManager:
+    """A service manager as systemd is: it receives the daemon's state until it is closed."""
 
     def __init__(self, path: Path):
         path.unlink(missing_ok=True)
         self.ready = threading.Event()
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._socket.bind(str(path))
-        self._thread = threading.Thread(target=self._read, daemon=True)
+        self._thread = threading.Thread(target=self._read_state, daemon=True)
         self._thread.start()
 
-    def _read(self) -> None:
+    def _read_state(self) -> None:
         while message := self._socket.recv(4096):
             if b"READY=1" in message.split(b"\n"):
                 self.ready.set()
@@ -53,7 +53,7 @@ class _Manager:
 
 
 class RunningDaemon:
-    """A daemon process. `socket` is the path for clients, `log` what it has logged so far."""
+    """A daemon process; `socket` is the path for clients."""
 
     def __init__(
         self, config: str = "", models_dir: Path | str | None = None, metrics: str | None = None
@@ -64,7 +64,7 @@ class RunningDaemon:
         self.directory = Path()
         self.socket = ""
         self.process: subprocess.Popen[bytes] | None = None
-        self._manager: _Manager | None = None
+        self._manager: _ServiceManager | None = None
 
     @property
     def pid(self) -> int:
@@ -74,18 +74,18 @@ class RunningDaemon:
 
     @property
     def log(self) -> str:
-        """What the daemon has written to its standard error."""
+        """The text that the daemon has written to its standard error so far."""
         return (self.directory / "log").read_text()
 
     @property
     def environment(self) -> dict[str, str]:
-        """The environment in which `inferd` commands talk to this daemon."""
+        """The environment in which `inferd` commands connect to this daemon."""
         return {**os.environ, "INFERD_SOCKET": self.socket}
 
     def start(self) -> None:
-        """Start the daemon and wait until its socket answers.
+        """Start the daemon and wait until it is ready.
 
-        :raises RuntimeError: it ended before that; the message holds its log.
+        :raises RuntimeError: the daemon did not start; the message has its log.
         """
         self.directory = Path(tempfile.mkdtemp(prefix="inferd-"))
         self.socket = str(self.directory / "run" / "inferd.sock")
@@ -94,10 +94,10 @@ class RunningDaemon:
         self.start_again()
 
     def start_again(self) -> None:
-        """Start a daemon on the same files, after the one before has ended."""
+        """Start another daemon on the same files, after the previous one has ended."""
         self._close_manager()
         path = self.directory / "notify"
-        self._manager = _Manager(path)
+        self._manager = _ServiceManager(path)
         with (self.directory / "log").open("ab") as log:
             self.process = subprocess.Popen(
                 self._command(),
@@ -133,9 +133,9 @@ class RunningDaemon:
         raise RuntimeError(f"the daemon did not start:\n{self.log}")
 
     def stop(self) -> int:
-        """Stop the daemon as systemd does and return its exit status.
+        """Stop the daemon as systemd does, and return its exit status.
 
-        :raises RuntimeError: it did not end; the message holds its log.
+        :raises RuntimeError: the daemon did not stop; the message has its log.
         """
         assert self.process is not None
         if self.process.poll() is None:
@@ -149,7 +149,7 @@ class RunningDaemon:
         return status
 
     def kill(self) -> None:
-        """End the daemon as kill -9 does; its workers go with it."""
+        """Kill the daemon with SIGKILL; its workers end with it."""
         assert self.process is not None
         self.process.kill()
         self.process.wait()
@@ -192,10 +192,10 @@ class RunningDaemon:
 def running_daemon(
     config: str = "", *, models_dir: Path | str | None = None, metrics: str | None = None
 ) -> RunningDaemon:
-    """Return a daemon to be used as a context manager.
+    """Return a daemon to use as a context manager.
 
-    *config* is the text of a configuration file, *models_dir* a folder of GGUF files; without
-    them there is the model `echo`. *metrics* is where its figures are served; without it, on a
-    Unix socket of its own, `metrics.sock` in its directory.
+    *config* is the text of a configuration file, *models_dir* a folder of GGUF files. Without
+    them the daemon has the model `echo`. *metrics* is the address at which it serves its metrics;
+    the default is the Unix socket `metrics.sock` in its directory.
     """
     return RunningDaemon(config, models_dir, metrics)
