@@ -19,6 +19,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 
 CHECKED: tuple[str, ...] = (
+    "ARCHITECTURE.md",
+    "CONTRIBUTING.md",
     "README.md",
     "docs/commands.md",
     "docs/configuration.md",
