@@ -152,7 +152,7 @@ async def _main(
                 service.notify_ready()
                 services.start_soon(reload.run)
                 await daemon.stopping.wait()
-                service.notify_stopping(daemon.config.grace_s)
+                service.notify_stopping(daemon.config.shutdown_grace_s)
                 if listener.inherited:
                     daemon.server.stop_accepting()  # the next daemon serves new clients
                 await _stop(daemon)
@@ -218,8 +218,8 @@ class _LoadStatus(LoadListener):
 
 async def _stop(daemon: Daemon) -> None:
     """Let running turns finish, send all clients the goodbye, and unload the workers."""
-    log.info("daemon.stopping", grace_s=daemon.config.grace_s)
-    await daemon.drain(daemon.config.grace_s)
+    log.info("daemon.stopping", shutdown_grace_s=daemon.config.shutdown_grace_s)
+    await daemon.drain(daemon.config.shutdown_grace_s)
     error = ShuttingDown("the daemon is shutting down")
     for connection in tuple(daemon.server.connections):
         connection.send([Kind.GOODBYE, error.to_wire()])

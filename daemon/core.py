@@ -111,9 +111,9 @@ class Daemon:
         self.ledger = Ledger(
             AdmissionBounds(
                 config.tasks_waiting_max,
-                config.tasks_waiting_owner_max,
+                config.tasks_waiting_user_max,
                 config.prompt_tokens_waiting_max,
-                config.prompt_tokens_waiting_owner_max,
+                config.prompt_tokens_waiting_user_max,
             )
         )
         self.ledger.turn_listeners.append(self.tally)
@@ -160,7 +160,7 @@ class Daemon:
             sessions_max=self.config.sessions_max,
             idle_timeout_s=self.config.idle_timeout_ms / 1000,
             dormant_limits=DormantLimits(
-                sessions_max=self.config.dormant_max,
+                sessions_max=self.config.dormant_sessions_max,
                 seconds_max=self.config.dormant_days_max * DAY_S,
                 bytes_max=self.config.dormant_bytes_max,
             ),

@@ -34,9 +34,9 @@ class Limits:
     """
     prompt_tokens_min: int = 16
     """Prompts move by so many tokens a step, whatever that takes."""
-    share_tokens_min: int = 64
+    shared_prefix_tokens_min: int = 64
     """A shorter common beginning is not worth waiting for."""
-    snapshot_tokens: int = 2048
+    checkpoint_tokens: int = 2048
     """On models whose state serves only as a whole, it is saved every so many tokens."""
     shifts_max: int = 8
     """Context shifts of one turn."""

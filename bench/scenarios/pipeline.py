@@ -95,7 +95,7 @@ def measure(streams: Sequence[Stream]) -> dict[str, float]:
 
 def configuration(stay_s: float) -> str:
     """Return a daemon's configuration: three names for one file, and memory for one of them."""
-    settings: Mapping[str, Any] = {"memory-bytes": MEMORY_BYTES, "model-stay-s": stay_s}
+    settings: Mapping[str, Any] = {"memory-bytes": MEMORY_BYTES, "residency-s": stay_s}
     text = daemon.configuration(SLOTS, CTX_SIZE, settings)
     return text + "".join(f'\n[models.{name}]\nfile = "{MODEL}"\n' for name in MODELS)
 
@@ -116,7 +116,7 @@ SCENARIO = Scenario(
 {PIPELINES} programs ask three models ({", ".join(MODELS)}: one file under three names) in turns,
 {ROUNDS} times each, each in a session of its own with an id; each program begins with another
 model. Memory holds one of the three (`memory-bytes`). **{INFERD}** lets who waits for the model
-that is there go first for `model-stay-s` = {STAY_S:g}; **{IN_ORDER}** is the same with 0. A load is
+that is there go first for `residency-s` = {STAY_S:g}; **{IN_ORDER}** is the same with 0. A load is
 counted wherever the first token of a turn comes from another model than the first token before it.
 The bound of the wait, {WAIT_S_MAX:g} s, is a stay, the longest turn and a load for each of the two
 other models. A session begins with {WORDS} words and goes on with questions. {SLOTS} slots of

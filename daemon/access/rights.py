@@ -137,6 +137,6 @@ class Access:
 def _denied(connection: Connection, right: Right, deed: str) -> PermissionDenied:
     return PermissionDenied(
         f"user {connection.peer.uid} may not {deed}",
-        hint=f"whoever runs the daemon can allow it: may = ['{right}'] in [access.NAME]",
+        hint=f"whoever runs the daemon can allow it: allow = ['{right}'] in [access.NAME]",
         data={"right": right.value},
     )

@@ -60,4 +60,4 @@ def _ruled(base: Rights, rule: Rule) -> Rights:
         tokens_per_minute=rule.tokens_per_minute,
         priority_max=highest,
     )
-    return Rights(base.may if rule.may is None else rule.may, quota)
+    return Rights(base.may if rule.allow is None else rule.allow, quota)

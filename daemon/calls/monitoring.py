@@ -190,7 +190,7 @@ async def drain(daemon: Daemon, request: Request) -> w.Empty:
     if request.params.stop:
         daemon.stopping.set()
         return w.Empty()
-    await daemon.drain(daemon.config.grace_s)
+    await daemon.drain(daemon.config.shutdown_grace_s)
     return w.Empty()
 
 

@@ -103,7 +103,7 @@ def _gate_request(
         is_turn=is_turn,
         queue_timeout_s=seconds_of(getattr(p, "queue_timeout_s", 0.0)),
         timeout_s=seconds_of(getattr(p, "timeout_s", 0.0)),
-        is_absent=partial(_is_absent, session, daemon.config.reader_wait_ms / 1000),
+        is_absent=partial(_is_absent, session, daemon.config.reader_lag_ms / 1000),
         listener=_Wait(daemon, ticket, session),
     )
     return lease.model, needed, ticket

@@ -134,22 +134,22 @@ class Rule:
 
     name: str
     users: frozenset[int] = setting(
-        frozenset(), "users whom it is for, by name or number", form=USERS
+        frozenset(), "users to whom the rule applies, by name or number", form=USERS
     )
     groups: frozenset[int] = setting(
-        frozenset(), "groups whose members it is for, by name or number", form=GROUPS
+        frozenset(), "groups to whose members the rule applies, by name or number", form=GROUPS
     )
-    may: frozenset[Right] | None = setting(None, "what they may", form=RIGHTS)
-    priority_max: Priority | None = setting(None, "the highest class of their turns")
+    allow: frozenset[Right] | None = setting(None, "rights of these users", form=RIGHTS)
+    priority_max: Priority | None = setting(None, "highest priority of their turns")
     sessions_max: int | None = setting(
-        None, "sessions that each of them may have open at once", 1, 100_000
+        None, "maximum number of open sessions of each user", 1, 100_000
     )
     tasks_waiting_max: int | None = setting(
-        None, "tasks that may wait for each of them", 1, 1_000_000
+        None, "maximum number of waiting tasks of each user", 1, 1_000_000
     )
     tokens_per_minute: int | None = setting(
         None,
-        "tokens that each of them may have computed: of prompts and of answers",
+        "tokens of prompts and answers computed for each user per minute",
         1,
         1_000_000_000,
     )
@@ -160,10 +160,7 @@ class Rule:
         return not (self.users or self.groups)
 
 
-ACCESS_KEYS = {
-    "top-priority" if key == "priority-max" else key: found
-    for key, found in settings_of(Rule).items()
-}
+ACCESS_KEYS = settings_of(Rule)
 
 
 def read_access(document: Mapping[str, Any], errors: ErrorList) -> tuple[Rule, ...]:

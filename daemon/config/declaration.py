@@ -26,7 +26,7 @@ class Applies(StrEnum):
     """When a change in the file takes effect, once the file is read again."""
 
     AT_ONCE = "at once"
-    NEXT_LOAD = "from a model's next load on"
+    NEXT_LOAD = "at a model's next load"
     RESTART = "after a restart"
 
 

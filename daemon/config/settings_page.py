@@ -1,4 +1,4 @@
-"""docs/settings.md: every setting with its default, its range, and when a change of it holds."""
+"""The page docs/settings.md: each setting with its default, range and time of effect."""
 
 from __future__ import annotations
 
@@ -9,28 +9,30 @@ from .settings import SETTINGS
 HEAD = """\
 # Settings
 
-Made from the code by `make docs`. Under `[daemon]` in the file, as `INFERD_SESSIONS_MAX` in the
-environment, or `inferd serve --set sessions-max=200`; the flag comes before the environment, and
-that before the file. The machine's service sets `socket`, `models-dir` and `state-dir` by its
-environment: its file cannot move them. A change in the file holds when the file is read again
-(`systemctl reload inferd`, SIGHUP), or later, as the last column says; one of `[models]` and
-`[defaults]` from a model's next load on, but at once where only turns need it, as `temp`.
+`make docs` generates this page from the code. A setting is a key under `[daemon]` in the file, a
+variable such as `INFERD_SESSIONS_MAX` in the environment, or `inferd serve --set sessions-max=200`.
+The flag overrides the environment, and the environment overrides the file. The machine's service
+sets `socket`, `models-dir` and `state-dir` in its environment, so its file cannot change them.
 
-`inferd config check` tells what is wrong in the file, `inferd config show --origin` what holds and
-who said it; [config.schema.json](config.schema.json) is its JSON schema, for editors
-(`inferd config schema`).
+The last column shows when a change in the file takes effect after the file is read again
+(`systemctl reload inferd`, SIGHUP). A change in `[models]` or `[defaults]` takes effect at a
+model's next load, except for parameters of turns, such as `temp`, which take effect at once.
 
-| setting | default | from … to | is | a change holds |
+`inferd config check` prints the errors in the file. `inferd config show --origin` prints the values
+in force and their sources. [config.schema.json](config.schema.json) is the JSON schema of the file
+for editors; `inferd config schema` prints it.
+
+| setting | default | from … to | meaning | takes effect |
 |---|---|---|---|---|
 """
 ACCESS_HEAD = """
 ## Access
 
-Rules of who may do what, tables `[access.NAME]` of the file; a change holds at once.
-[operations.md](operations.md#users) tells which rule holds for whom, and what holds without one.
-Each key may be left out.
+The tables `[access.NAME]` of the file are access rules. A change takes effect at once.
+[operations.md](operations.md#users) describes which rule applies to a user, and the rights of users
+to whom none applies. All keys are optional.
 
-| key | from … to | is |
+| key | from … to | meaning |
 |---|---|---|
 """
 

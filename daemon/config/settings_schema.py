@@ -27,7 +27,7 @@ def config_schema() -> Schema:
     """Return the schema."""
     own = {name: setting.json_schema() for name, setting in SETTINGS.items()}
     for name, setting in SETTINGS.items():
-        own[name]["description"] += f" (a change holds {setting.applies})"
+        own[name]["description"] += f" (a change takes effect {setting.applies})"
     rule = {name: key.json_schema() for name, key in ACCESS_KEYS.items()}
     parameters = parameters_schema()["properties"]
     spellings = {p.name: [p.name, *p.aliases] for p in PARAMETERS}

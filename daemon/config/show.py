@@ -87,7 +87,7 @@ def _rule(table: Mapping[str, Any], place: str) -> dict[str, Value]:
     may more.
     """
     said = {hyphens(key): value for key, value in table.items()}
-    unsaid = {} if "users" in said else {"may": [*MEMBER_MAY], "top-priority": MEMBER_CLASS}
+    unsaid = {} if "users" in said else {"allow": [*MEMBER_MAY], "priority-max": MEMBER_CLASS}
     return {
         key: Value(said[key], place) if key in said else Value(unsaid.get(key), DEFAULT)
         for key in ACCESS_KEYS

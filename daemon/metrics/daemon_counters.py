@@ -32,8 +32,8 @@ PRIVATE = "descriptor"
 """The label of all models that came by a descriptor: their names are their users' alone."""
 SWAP_MARK = " (swap)"
 QUEUE_BOUNDS = (
-    *("tasks-waiting-max", "tasks-waiting-owner-max"),
-    *("prompt-tokens-waiting-max", "prompt-tokens-waiting-owner-max"),
+    *("tasks-waiting-max", "tasks-waiting-user-max"),
+    *("prompt-tokens-waiting-max", "prompt-tokens-waiting-user-max"),
 )
 BOUNDS = {"sessions_max": "sessions-max", "connections_max": "connections-max"}
 """Settings, by what a `Busy` calls them in its data; where it names one itself, it is that."""

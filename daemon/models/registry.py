@@ -76,7 +76,7 @@ class Registry:
         self.kv_index = KvIndex(kv_dir, config.kv_disk_bytes, listener=self)
         self.budget = MemoryBudget(config.memory_bytes, self.catalog.known, machine, seconds)
         self.gate = ResidencyGate(
-            self.budget, self.catalog.known, config.model_stay_s, seconds, self.start_soon
+            self.budget, self.catalog.known, config.residency_s, seconds, self.start_soon
         )
         self.idle_unloader = IdleUnloader(self.catalog.known, seconds)
         self.launcher = WorkerLauncher(

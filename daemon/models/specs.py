@@ -60,14 +60,14 @@ def conditions_of(model: ManagedModel, spec: ModelSpec) -> tuple[list[Path], obj
 def limits_of(config: Config) -> dict[str, Any]:
     """Return what a worker is told of the configuration."""
     return {
-        "reader_wait_s": config.reader_wait_ms / 1000,
+        "reader_wait_s": config.reader_lag_ms / 1000,
         "reader_timeout_s": config.reader_timeout_s,
         "credit_max": CREDIT_MAX,
         "ageing_tokens": config.ageing_tokens,
         "quantum_tokens": config.quantum_tokens,
         "step_target_s": config.step_ms_target / 1000,
-        "share_tokens_min": config.share_tokens_min,
-        "snapshot_tokens": config.snapshot_tokens,
+        "shared_prefix_tokens_min": config.shared_prefix_tokens_min,
+        "checkpoint_tokens": config.checkpoint_tokens,
         "shifts_max": config.shifts_max,
         "kv_ram_bytes": config.kv_ram_bytes,
         "kv_shared": config.kv_share == "all",

@@ -69,7 +69,7 @@ class WorkerLauncher:
         self._seconds = seconds
         self._events: dict[Worker, WorkerEvents] = {}
         self._estimates = EstimateCache()
-        self._failures = FailedLoads(catalog.config.failed_load_s, seconds)
+        self._failures = FailedLoads(catalog.config.load_retry_s, seconds)
 
     def start_worker(self, model: ManagedModel, wanted: Mapping[str, Any]) -> Worker:
         """Start a worker for a model that is not loaded.
@@ -99,7 +99,7 @@ class WorkerLauncher:
             events,
             limits=limits_of(config),
             kv_dir=self._kv_dir,
-            hang_s=config.worker_hang_s,
+            hang_s=config.worker_hang_timeout_s,
             known=self._estimates.known_reports(without_adapters(spec), signature),
         )
         self._events[worker] = events

@@ -106,16 +106,16 @@ def _apply(daemon: Daemon, config: Config) -> list[str]:
     daemon.config = config
     bounds = daemon.ledger.bounds
     bounds.tasks_max = config.tasks_waiting_max
-    bounds.tasks_owner_max = config.tasks_waiting_owner_max
+    bounds.tasks_owner_max = config.tasks_waiting_user_max
     bounds.prompt_tokens_max = config.prompt_tokens_waiting_max
-    bounds.prompt_tokens_owner_max = config.prompt_tokens_waiting_owner_max
+    bounds.prompt_tokens_owner_max = config.prompt_tokens_waiting_user_max
     daemon.access.set_rules(config.access)
     daemon.server.connections_max = config.connections_max
     daemon.sessions.set_limits(
         sessions_max=config.sessions_max,
         idle_timeout_s=config.idle_timeout_ms / 1000,
         dormant_limits=DormantLimits(
-            sessions_max=config.dormant_max,
+            sessions_max=config.dormant_sessions_max,
             seconds_max=config.dormant_days_max * DAY_S,
             bytes_max=config.dormant_bytes_max,
         ),

@@ -1,7 +1,7 @@
 """The service manager's watchdog: whether it is on, how often it is fed, and when it is not.
 
 It is fed while the event loop turns and every worker with work moves, or is still within the time
-in which the daemon itself replaces it. A worker that hangs (`worker-hang-s`, 120 s) costs its own
+in which the daemon itself replaces it. A worker that hangs (`worker-hang-timeout-s`) costs its own
 turns a pause; the manager's remedy, a new daemon, would interrupt those of all models. So it
 comes only where the daemon's own has failed: the worker should have been killed, and is still there
 with its work. A load that does not move is not a reason either: its callers

@@ -103,9 +103,9 @@ class SlotLeases:
         if self._model.info.memory == "plain" or task.admitted_at is not None:
             return
         limits = self._tasks.limits
-        size, every = task.prompt_size, limits.snapshot_tokens
+        size, every = task.prompt_size, limits.checkpoint_tokens
         parting = self._kv.search.shared_prefix(task.origin, array("i", task.tokens))
-        if limits.share_tokens_min <= parting < size:
+        if limits.shared_prefix_tokens_min <= parting < size:
             task.stops.add(parting)
         task.stops.update(range(every, size, every), {size - 1})
 

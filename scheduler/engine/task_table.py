@@ -46,7 +46,7 @@ class TaskTable:
         self.owners = OwnerClock()
         self.leaders = Leaders(
             model.info.memory,
-            limits.share_tokens_min,
+            limits.shared_prefix_tokens_min,
             lambda origin, tokens: kv.search.find_source(origin, tokens).keep,
             lambda: kv.search.changes,
         )
@@ -79,7 +79,7 @@ class TaskTable:
             self.texts.add(task)
             return
         self.queue.append(task)
-        task.prefix_hash = prefix_hash_of(task, self.limits.share_tokens_min)
+        task.prefix_hash = prefix_hash_of(task, self.limits.shared_prefix_tokens_min)
 
     def finish_task(self, task: Task, ending: Ending) -> None:
         """End a task well."""

@@ -122,7 +122,7 @@ class KvManager:
         tokens = array("i", task.tokens)
         here = self.search.find_source(task.origin, tokens).keep
         file, keep = disk.find(task.origin, tokens, here)
-        if file is not None and keep - here >= self._limits.share_tokens_min:
+        if file is not None and keep - here >= self._limits.shared_prefix_tokens_min:
             disk.fetch(task, file)
             self.fetches += task.fetching
 

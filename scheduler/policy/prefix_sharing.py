@@ -13,13 +13,14 @@ from ..task import Task
 PAIRS_MAX = 100_000
 
 
-def prefix_hash_of(task: Task, share_tokens_min: int) -> int:
+def prefix_hash_of(task: Task, shared_prefix_tokens_min: int) -> int:
     """Return a hash of what *task* begins with; 0 if it is too short to share anything, or is to
     be computed anew.
     """
-    if task.spec.no_cache or len(task.tokens) <= share_tokens_min:
+    if task.spec.no_cache or len(task.tokens) <= shared_prefix_tokens_min:
         return 0
-    return hash((task.scope, task.spec.adapters, tuple(task.tokens[:share_tokens_min]))) or 1
+    prefix = tuple(task.tokens[:shared_prefix_tokens_min])
+    return hash((task.scope, task.spec.adapters, prefix)) or 1
 
 
 class Leaders:
@@ -32,11 +33,11 @@ class Leaders:
     def __init__(
         self,
         memory: Memory,
-        share_tokens_min: int,
+        shared_prefix_tokens_min: int,
         spared: Callable[[Origin, array[int]], int],
         changes: Callable[[], int],
     ):
-        self._memory, self._least = memory, share_tokens_min
+        self._memory, self._least = memory, shared_prefix_tokens_min
         self._spared, self._changes = spared, changes
         self._known: dict[int, tuple[int, int]] = {}
         """What each waiting task would be spared, and as of which change."""
@@ -46,9 +47,9 @@ class Leaders:
         """Return which of the *running* tasks *task* had better wait for, and mark where it gets
         off: there the leader's state is saved.
 
-        It waits while the leader reads a prompt of which it shares at least `share_tokens_min`
-        more than is there already: no task reads a prompt faster than two that share the steps,
-        and the leader is given the class of those who wait for it.
+        It waits while the leader reads a prompt whose prefix it shares for at least
+        `shared_prefix_tokens_min` tokens more than are cached. No task reads a prompt faster than
+        two that share the steps, and the leader gets the priority of its followers.
         """
         if not task.prefix_hash or task.computed or task.shifted:
             return None

@@ -24,7 +24,7 @@ from tests.raw import Closed, RawClient
 SECRET = "the cat is called Fluffington"
 ECHO = """
 [daemon]
-grace_s = 0.1
+shutdown_grace_s = 0.1
 [models.m]
 backend = "echo"
 slots = 2
@@ -36,7 +36,7 @@ step_ms = 10
 REAL = f"""
 [daemon]
 cores = 1
-grace_s = 0.1
+shutdown_grace_s = 0.1
 [defaults]
 ctx-size = 1024
 [models.m]

@@ -167,7 +167,7 @@ def test_figures_of_the_page_are_the_code_s() -> None:
     assert f"every {int(unit['WatchdogSec'][0]) // 2} s" in PAGE
     assert f"{KILLED_S:g} s after it was last looked at" in PAGE
     assert START_S_MAX == 600 and "up to ten minutes for the start" in PAGE
-    assert f"`grace-s` and {END_S_MAX:g} s for the end" in " ".join(PAGE.split())
+    assert f"`shutdown-grace-s` and {END_S_MAX:g} s for the end" in " ".join(PAGE.split())
 
 
 def test_the_log_of_the_service_is_shown_and_turned_up(machine: Machine) -> None:

@@ -19,11 +19,11 @@ from inferd.testing import RunningDaemon, running_daemon
 from tests.echo import echo_model
 from tests.models import smollm2
 
-ECHO = "[daemon]\ngrace_s = 0.1\n" + echo_model("m", slots=2, step_ms=5)
+ECHO = "[daemon]\nshutdown_grace_s = 0.1\n" + echo_model("m", slots=2, step_ms=5)
 REAL = f"""
 [daemon]
 cores = 1
-grace_s = 0.1
+shutdown_grace_s = 0.1
 [models.m]
 file = "{smollm2()}"
 ctx-size = 1024
@@ -31,7 +31,7 @@ slots = 1
 """
 STORY = "Once upon a time — «über» the hills — there was a king who had three sons. " * 2
 SESSIONS = 5
-IDLE = ECHO.replace("grace_s = 0.1", "idle_timeout_ms = 200")
+IDLE = ECHO.replace("shutdown_grace_s = 0.1", "idle_timeout_ms = 200")
 
 
 def kill(daemon: RunningDaemon) -> None:

@@ -21,7 +21,9 @@ from tests.models import smollm2
 
 pytestmark = pytest.mark.asyncio
 
-CONFIG = "[daemon]\nworker_hang_s = 1\n" + echo_model("m", slots=4, step_ms=2, abort_on="die now")
+CONFIG = "[daemon]\nworker_hang_timeout_s = 1\n" + echo_model(
+    "m", slots=4, step_ms=2, abort_on="die now"
+)
 STORY = "Once upon a time — «über» the hills — there was a king who had three sons. " * 3
 
 

@@ -84,13 +84,13 @@ def refusal_of(client: RawClient, call: str, **params: Any) -> InferdError | Non
 
 @pytest.mark.parametrize("right", ["use", "manage", "see-all", "drain"])
 def test_a_rule_allows_what_it_says_and_nothing_else(right: str) -> None:
-    with ruled(f"may = ['{right}']") as (_, client):
+    with ruled(f"allow = ['{right}']") as (_, client):
         for call, (needs, params) in CALLS.items():
             error = refusal_of(client, call, **params)
             assert isinstance(error, PermissionDenied) is (needs != right), (call, error)
             if needs != right:
                 assert isinstance(error, PermissionDenied)
-                assert error.data == {"right": needs} and f"may = ['{needs}']" in error.hint
+                assert error.data == {"right": needs} and f"allow = ['{needs}']" in error.hint
         assert client.call("models")["models"] and client.call("stats")["stats"]
         assert client.call("sessions") == {"sessions": []} and client.call("queue") == {"tasks": []}
         refused = isinstance(refusal_of(client, "drain", stop=True), PermissionDenied)
@@ -99,7 +99,7 @@ def test_a_rule_allows_what_it_says_and_nothing_else(right: str) -> None:
 
 def test_a_class_above_the_highest_is_refused_in_a_session_and_in_every_call() -> None:
     with (
-        running_daemon(mine("top-priority = 'normal'")) as daemon,
+        running_daemon(mine("priority-max = 'normal'")) as daemon,
         RawClient(daemon.socket) as client,
     ):
         graph = client.call("load_by_name", name="echo")["graph"]
@@ -133,7 +133,7 @@ def test_a_session_with_a_class_from_before_is_refused_until_it_takes_another() 
     with managed() as (daemon, manager, client):
         context = client.context()
         client.call("set_options", context=context, priority="urgent")
-        reload(daemon, manager, mine("top-priority = 'high'"))
+        reload(daemon, manager, mine("priority-max = 'high'"))
         error = refusal_of(client, "chat", context=context, prompt="x", raw=True)
         assert isinstance(error, PermissionDenied) and "use high" in error.hint
         client.call("set_options", context=context, priority="high")
@@ -232,12 +232,12 @@ def test_a_rule_that_is_read_again_holds_for_connections_that_are_open() -> None
         text = "goes on " * 20
         turn = client.start("stream", context=context, prompt=text, raw=True, credit=1000)
         client.events.append(client.read())
-        reload(daemon, manager, mine("may = ['see-all']"))
+        reload(daemon, manager, mine("allow = ['see-all']"))
         assert isinstance(refusal_of(client, "load_by_name", name="echo"), PermissionDenied)
         client.result(turn)
         said = b"".join(event[2].get("text", b"") for event in client.events)
         assert said.decode() == text, "a running turn is not cut"
-        wrong = mine("may = ['manag']")
+        wrong = mine("allow = ['manag']")
         assert "config" in reload(daemon, manager, wrong)
         assert isinstance(refusal_of(client, "load_by_name", name="echo"), PermissionDenied)
         assert client.call("sessions", all=True)["sessions"]
@@ -274,12 +274,12 @@ def test_without_rules_members_use_models_up_to_high_and_the_daemons_user_may_ev
 RULES = f"""
 [access.staff]
 groups = [{STAFF}]
-may = ["use", "manage"]
+allow = ["use", "manage"]
 [access.bob]
 users = [{BOB}]
 sessions-max = 1
 [access.others]
-may = []
+allow = []
 """
 
 

@@ -83,7 +83,7 @@ def test_what_a_rule_says_holds_even_for_operators(uid: int) -> None:
     rule = Rule(
         name="r",
         users=frozenset({uid}),
-        may=frozenset({Right.SEE_ALL}),
+        allow=frozenset({Right.SEE_ALL}),
         priority_max="low",
         sessions_max=1,
         tasks_waiting_max=2,
@@ -101,7 +101,7 @@ def test_what_a_rule_says_holds_even_for_operators(uid: int) -> None:
 
 
 def test_a_rule_may_allow_nothing() -> None:
-    assert rights_of([Rule(name="r", may=frozenset())], ADA, (), OWN).may == frozenset()
+    assert rights_of([Rule(name="r", allow=frozenset())], ADA, (), OWN).may == frozenset()
 
 
 def test_every_call_says_which_right_it_takes() -> None:

@@ -38,7 +38,7 @@ BOTH = ["use", "manage", "see-all"]
 
 
 def bobs(*rights: str) -> str:
-    return f"[access.bob]\nusers = [{BOB}]\nmay = {list(rights)}\n"
+    return f"[access.bob]\nusers = [{BOB}]\nallow = {list(rights)}\n"
 
 
 @contextmanager
@@ -68,14 +68,14 @@ def task_of(client: RawClient, context: int) -> dict[str, Any] | None:
 
 @pytest.mark.parametrize("may", [(), ("use",), ("manage",), ("see-all",), ("manage", "see-all")])
 def test_others_turns_take_both_rights_and_one_s_own_none(may: tuple[str, ...]) -> None:
-    rule = Rule(name="r", users=frozenset({BOB}), may=frozenset(map(Right, may)))
+    rule = Rule(name="r", users=frozenset({BOB}), allow=frozenset(map(Right, may)))
     access, bob = Access([rule], own=0), connection_of(BOB)
     assert access.reaches(bob, BOB)
     if may == ("see-all",):
         with pytest.raises(PermissionDenied) as caught:
             access.reaches(bob, ADA)
         assert caught.value.data == {"right": "manage"}
-        assert "may = ['manage']" in caught.value.hint
+        assert "allow = ['manage']" in caught.value.hint
     else:
         assert access.reaches(bob, ADA) == (set(may) >= {"manage", "see-all"})
 

@@ -16,7 +16,7 @@ from tests.models import smollm2
 from tests.raw import RawClient
 
 PROMPT = "A prompt too short for tasks to wait for each other"
-"""Below `share-tokens-min`: nothing but the call itself lets it be computed once."""
+"""Below `shared-prefix-tokens-min`: nothing but the call itself lets it be computed once."""
 CONFIG = "[daemon]\nsessions-max = 20\n" + echo_model("slow", step_ms=20)
 CONFIG += "".join(
     echo_model(f"{memory}-{slots}", slots=slots, memory=memory)

@@ -31,7 +31,7 @@ CONFIG = """
 [daemon]
 sessions_max = 20
 tasks_waiting_max = 6
-prompt_tokens_waiting_owner_max = 400
+prompt_tokens_waiting_user_max = 400
 
 """
 CONFIG += echo_model("slow", slots=1, ctx_size=64, step_ms=20)

@@ -55,7 +55,7 @@ def offered(line: str, at: str = NOWHERE, **environ: str) -> list[str]:
         ("inferd parameters temper", ["temperature"]),
         ("inferd run m p -o cache-p", ["cache-prompt=true", "cache-prompt=false"]),
         ("inferd chat m --option n-pred", ["n-predict="]),
-        ("inferd serve --set kv-sh", ["kv-share=owner", "kv-share=all"]),
+        ("inferd serve --set kv-sh", ["kv-share=user", "kv-share=all"]),
         ("inferd config check --set log-fo",
          ["log-format=auto", "log-format=json", "log-format=console"]),
     ],

@@ -207,11 +207,13 @@ def test_serve_without_the_engine_says_what_to_install(tmp_path: Path) -> None:
 def test_serve_tells_every_error_of_its_configuration(tmp_path: Path) -> None:
     file = tmp_path / "c.toml"
     file.write_text("[daemon]\nsesions-max = 1\n")
-    result = inferd("serve", "--config", str(file), "--cores", "-1", "--set", "grace-s=long")
+    result = inferd(
+        "serve", "--config", str(file), "--cores", "-1", "--set", "shutdown-grace-s=long"
+    )
     assert result.exit_code == 2
     assert "sesions-max: unknown key; did you mean 'sessions-max'?" in result.stderr
     assert "--cores: -1 is outside 0 … 4096" in result.stderr
-    assert "--grace-s: 'long' is no number" in result.stderr
+    assert "--shutdown-grace-s: 'long' is no number" in result.stderr
 
 
 # Small things.

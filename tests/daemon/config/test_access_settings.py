@@ -54,11 +54,11 @@ def test_a_rule_says_for_whom_it_is_and_what(tmp_path: Path) -> None:
         [access.operators]
         users = ["{ROOT}", 1001]
         groups = ["{ROOTS}", 77]
-        may = ["use", "manage", "see-all", "drain"]
-        top-priority = "urgent"
+        allow = ["use", "manage", "see-all", "drain"]
+        priority-max = "urgent"
         [access.others]
-        may = ["use"]
-        top_priority = "low"
+        allow = ["use"]
+        priority_max = "low"
         sessions-max = 1
         tasks_waiting-max = 1000000
         tokens-per-minute = 1000000000
@@ -69,12 +69,12 @@ def test_a_rule_says_for_whom_it_is_and_what(tmp_path: Path) -> None:
             name="operators",
             users=frozenset({0, 1001}),
             groups=frozenset({0, 77}),
-            may=frozenset(Right),
+            allow=frozenset(Right),
             priority_max="urgent",
         ),
         Rule(
             name="others",
-            may=frozenset({Right.USE}),
+            allow=frozenset({Right.USE}),
             priority_max="low",
             sessions_max=1,
             tasks_waiting_max=1_000_000,
@@ -87,8 +87,8 @@ def test_every_key_is_one_that_a_rule_takes(tmp_path: Path) -> None:
     values = {
         "users": "[1]",
         "groups": "[1]",
-        "may": "[]",
-        "top-priority": '"low"',
+        "allow": "[]",
+        "priority-max": '"low"',
         "sessions-max": "1",
         "tasks-waiting-max": "1",
         "tokens-per-minute": "1",
@@ -96,7 +96,7 @@ def test_every_key_is_one_that_a_rule_takes(tmp_path: Path) -> None:
     assert set(values) == set(ACCESS_KEYS)
     text = "".join(f"{key} = {value}\n" for key, value in values.items())
     [rule] = load(tmp_path, f"[access.r]\n{text}").access
-    assert rule.may == frozenset()
+    assert rule.allow == frozenset()
     assert None not in (rule.priority_max, rule.sessions_max, rule.tokens_per_minute)
 
 
@@ -125,13 +125,16 @@ def test_every_key_is_one_that_a_rule_takes(tmp_path: Path) -> None:
             "[access.r] groups: names nobody; without the key the rule is for everybody else",
         ),
         (
-            "[access.r]\nmay = ['us']",
-            "[access.r] may: 'us' is none of use, manage, see-all, drain",
+            "[access.r]\nallow = ['us']",
+            "[access.r] allow: 'us' is none of use, manage, see-all, drain",
         ),
-        ("[access.r]\nmay = 'use'", "[access.r] may: 'use' is no list, or one of more than 1024"),
         (
-            "[access.r]\ntop-priority = 3",
-            "[access.r] top-priority: 3 is none of low, normal, high, urgent",
+            "[access.r]\nallow = 'use'",
+            "[access.r] allow: 'use' is no list, or one of more than 1024",
+        ),
+        (
+            "[access.r]\npriority-max = 3",
+            "[access.r] priority-max: 3 is none of low, normal, high, urgent",
         ),
         ("[access.r]\nsessions-max = 0", "[access.r] sessions-max: 0 is outside 1 … 100000"),
         ("[access.r]\nsessions-max = 1.5", "[access.r] sessions-max: 1.5 is no whole number"),
@@ -167,11 +170,11 @@ def test_one_wrong_thing_is_named(tmp_path: Path, text: str, line: str) -> None:
 
 
 def test_all_that_is_wrong_is_told_at_once(tmp_path: Path) -> None:
-    text = "[access.a]\nusers = [-1, 'no such user']\nmay = ['x', 'y']\n[access.b]\nmy = 1\n"
+    text = "[access.a]\nusers = [-1, 'no such user']\nallow = ['x', 'y']\n[access.b]\nmy = 1\n"
     lines = errors_of(tmp_path, f"{text}[daemon]\nsessions-max = 0\n")
     assert len(lines) == 6
     assert sum("[access.a] users" in line for line in lines) == 2
-    assert sum("[access.a] may" in line for line in lines) == 2
+    assert sum("[access.a] allow" in line for line in lines) == 2
 
 
 def test_so_many_rules_with_so_many_names_and_no_more(tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ kv_share = "all"
 metrics = 9000
 traces = "http://127.0.0.1:4318"
 state-dir = "state"
-grace-s = 0.25
+shutdown-grace-s = 0.25
 [defaults]
 temperature = 0.5
 stop = ["a\nb", "\u007f", "\"\\"]
@@ -82,13 +82,13 @@ def test_check_says_that_a_file_is_right_and_where_it_is(rich: Path) -> None:
 def test_check_tells_all_errors_at_once_and_ends_with_2(tmp_path: Path) -> None:
     path = tmp_path / "wrong.toml"
     path.write_text("[daemon]\nsesions-max = 1\ncores = -1\n[defaults]\ntemp = 1000\n")
-    result = inferd("config", "check", str(path), "--set", "grace-s=long")
+    result = inferd("config", "check", str(path), "--set", "shutdown-grace-s=long")
     assert result.exit_code == 2 and result.stdout == ""
     for line in (
         "sesions-max: unknown key; did you mean 'sessions-max'?",
         "cores: -1 is outside 0 … 4096",
         "temp: 1000 is outside 0 … 100",
-        "--grace-s: 'long' is no number",
+        "--shutdown-grace-s: 'long' is no number",
     ):
         assert line in result.stderr
     told = inferd("config", "check", str(path), "--json")
@@ -121,11 +121,11 @@ def test_what_is_shown_is_a_file_that_says_the_same(rich: Path, tmp_path: Path) 
 
 
 def test_show_says_who_said_each_of_them(rich: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("INFERD_GRACE_S", "3")
+    monkeypatch.setenv("INFERD_SHUTDOWN_GRACE_S", "3")
     flags = ("--set", "sessions-max=9", "--config", str(rich))
     lines = inferd("config", "show", "--origin", *flags).stdout.splitlines()
     assert "sessions-max = 9  # --sessions-max" in lines, "a flag comes before the file"
-    assert "grace-s = 3.0  # INFERD_GRACE_S" in lines, "and the environment, too"
+    assert "shutdown-grace-s = 3.0  # INFERD_SHUTDOWN_GRACE_S" in lines, "and the environment, too"
     assert f'kv-share = "all"  # {rich}' in lines
     assert "idle-timeout-ms = 300000  # default" in lines
     assert f"temp = 0.5  # {rich} [defaults]" in lines
@@ -144,10 +144,10 @@ groups = [4711]
 tokens_per_minute = 100
 [access.operators]
 users = ["root", 1004]
-may = ["see-all", "manage"]
+allow = ["see-all", "manage"]
 [access.rest]
-may = []
-top-priority = "low"
+allow = []
+priority-max = "low"
 sessions-max = 2
 """
 
@@ -161,14 +161,14 @@ def test_rules_of_access_are_shown_with_what_holds_where_they_say_nothing(tmp_pa
     here = f"{path} [access.staff]"
     assert told["staff"]["groups"] == {"value": [4711], "origin": here}
     assert told["staff"]["tokens-per-minute"] == {"value": 100, "origin": here}
-    assert told["staff"]["may"] == {"value": ["use"], "origin": "default"}
-    assert told["staff"]["top-priority"] == {"value": "high", "origin": "default"}
+    assert told["staff"]["allow"] == {"value": ["use"], "origin": "default"}
+    assert told["staff"]["priority-max"] == {"value": "high", "origin": "default"}
     assert told["staff"]["sessions-max"] == {"value": None, "origin": "default"}
     assert told["operators"]["users"]["value"] == ["root", 1004], "as they are named there"
-    assert told["operators"]["top-priority"]["value"] is None, "root's is another than 1004's"
+    assert told["operators"]["priority-max"]["value"] is None, "root's is another than 1004's"
     lines = inferd("config", "show", "--config", str(path), "--origin").stdout.splitlines()
-    assert f'top-priority = "low"  # {path} [access.rest]' in lines
-    assert lines[lines.index("[access.staff]") + 2] == 'may = ["use"]  # default'
+    assert f'priority-max = "low"  # {path} [access.rest]' in lines
+    assert lines[lines.index("[access.staff]") + 2] == 'allow = ["use"]  # default'
 
 
 def test_what_is_shown_of_rules_is_a_file_by_which_everybody_may_the_same(tmp_path: Path) -> None:

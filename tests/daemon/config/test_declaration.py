@@ -66,7 +66,7 @@ def test_it_is_in_the_schema_and_on_the_page() -> None:
         "type": "integer",
         "minimum": 1,
         "maximum": 9,
-        "description": "a limit for tests (a change holds at once)",
+        "description": "a limit for tests (a change takes effect at once)",
         "default": 7,
     }
     validator = jsonschema.Draft202012Validator(schema)

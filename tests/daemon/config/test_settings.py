@@ -66,11 +66,11 @@ def test_the_table_describes_every_field_and_its_default_is_in_range() -> None:
 
 
 def test_flags_come_before_the_environment_before_the_file(tmp_path: Path) -> None:
-    text = "[daemon]\nsessions-max = 1\ncores = 1\ngrace_s = 1\n"
+    text = "[daemon]\nsessions-max = 1\ncores = 1\nshutdown_grace_s = 1\n"
     environ = {"INFERD_SESSIONS_MAX": "2", "INFERD_CORES": "2"}
     flags = {"config": write(tmp_path, text), "sessions_max": 3, "log-level": None}
     config = load_config(flags, environ)
-    assert (config.sessions_max, config.cores, config.grace_s) == (3, 2, 1.0)
+    assert (config.sessions_max, config.cores, config.shutdown_grace_s) == (3, 2, 1.0)
     assert config.log_level == "info"
 
 
@@ -95,7 +95,7 @@ def test_every_error_is_reported_at_once(tmp_path: Path) -> None:
         [daemon]
         sesions-max = 3
         cores = -1
-        grace-s = "long"
+        shutdown-grace-s = "long"
         log_level = "loud"
         [defaults]
         temperatur = 1
@@ -109,7 +109,7 @@ def test_every_error_is_reported_at_once(tmp_path: Path) -> None:
     assert lines == [
         "[daemon] sesions-max: unknown key; did you mean 'sessions-max'?",
         "[daemon] cores: -1 is outside 0 … 4096",
-        "[daemon] grace-s: 'long' is no number",
+        "[daemon] shutdown-grace-s: 'long' is no number",
         "[daemon] log_level: 'loud' is none of debug, info, warning, error",
         "INFERD_CORES: '1.5' is no whole number",
         "INFERD_SESSION_MAX: unknown, did you mean INFERD_SESSIONS_MAX?",
@@ -129,14 +129,17 @@ def test_every_error_is_reported_at_once(tmp_path: Path) -> None:
         ("models = []", "models is [], not a table: write [models]"),
         ("[models]\na = 1", "[models.a] is 1, not a table"),
         ("[daemon]\ncores = true", "[daemon] cores: True is no whole number"),
-        ("[daemon]\ngrace-s = nan", "[daemon] grace-s: nan is outside 0 … 86400"),
-        ("[daemon]\ngrace-s = inf", "[daemon] grace-s: inf is outside 0 … 86400"),
+        ("[daemon]\nshutdown-grace-s = nan", "[daemon] shutdown-grace-s: nan is outside 0 … 86400"),
+        ("[daemon]\nshutdown-grace-s = inf", "[daemon] shutdown-grace-s: inf is outside 0 … 86400"),
         ("[daemon]\nsocket = ''", "[daemon] socket: '' is no path"),
         (
             "[daemon]\ncores = 1\n'co-res' = 1",
             "[daemon] co-res: unknown key; did you mean 'cores'?",
         ),
-        ("[daemon]\ngrace-s = 1\ngrace_s = 2", "[daemon] grace_s: given twice, in two spellings"),
+        (
+            "[daemon]\nshutdown-grace-s = 1\nshutdown_grace_s = 2",
+            "[daemon] shutdown_grace_s: given twice, in two spellings",
+        ),
         (
             "[defaults]\ntemp = 1\ntemperature = 1",
             "[defaults] temperature: given twice, in two spellings of temp",
@@ -217,9 +220,9 @@ def test_kv_states_get_an_eighth_of_the_memory_at_most_4_gib(memory: int, share:
 
 
 def test_kv_states_serve_their_owner_unless_told_otherwise() -> None:
-    assert load_config({}, {}).kv_share == "owner"
+    assert load_config({}, {}).kv_share == "user"
     assert load_config({}, {"INFERD_KV_SHARE": "all"}).kv_share == "all"
-    with pytest.raises(ConfigError, match="'others' is none of owner, all"):
+    with pytest.raises(ConfigError, match="'others' is none of user, all"):
         load_config({"kv-share": "others"}, {})
 
 

@@ -25,7 +25,7 @@ from tests.tiny_gguf import write_tiny
 CONFIG = """
 [daemon]
 sessions-max = 6
-worker-hang-s = 60
+worker-hang-timeout-s = 60
 """
 CONFIG += echo_model("m", slots=2) + echo_model("slow", slots=1, step_ms=5)
 CONFIG += '[models.broken]\nfile = "broken.gguf"\n'
@@ -131,7 +131,7 @@ def test_refusals_are_told_by_what_was_full() -> None:
 
 
 def test_a_queue_that_is_full_is_a_rejection_and_when_there_was_room_is_measured() -> None:
-    config = CONFIG.replace("sessions-max = 6", "tasks-waiting-owner-max = 1")
+    config = CONFIG.replace("sessions-max = 6", "tasks-waiting-user-max = 1")
     with running_daemon(config) as daemon, RawClient(daemon.socket) as client:
         running, waiting, third = (client.context("slow") for _ in range(3))
         for context in (running, waiting):
@@ -140,7 +140,7 @@ def test_a_queue_that_is_full_is_a_rejection_and_when_there_was_room_is_measured
         until(daemon, lambda f: f("num_requests_waiting", **NORMAL) == 1)
         with pytest.raises(Busy):
             client.call("stream", context=third, prompt="too many")
-        reason = "tasks-waiting-owner-max"
+        reason = "tasks-waiting-user-max"
         assert figures_of(daemon)("admission_rejections_total", reason=reason) == 1
         figures = until(daemon, lambda f: f("retry_after_ratio_count") == 1)
         assert figures("retry_after_ratio_sum") > 0

@@ -225,7 +225,7 @@ def test_nothing_is_left_behind(client: Client) -> None:
 
 
 def test_a_turn_parked_by_hand_while_its_sentence_is_judged_says_what_it_would_have_said() -> None:
-    head = "[daemon]\nreader-wait-ms = 60000\nquantum-tokens = 100000\n"
+    head = "[daemon]\nreader-lag-ms = 60000\nquantum-tokens = 100000\n"
     single = '[models.single]\nbackend = "echo"\nslots = 1\nsimilarity-model = "steady"\n'
     with (
         running_daemon(head + CONFIG + single) as daemon,

@@ -103,7 +103,7 @@ def test_what_waits_for_a_model_is_served_together() -> None:
 
 def test_without_a_stay_a_later_task_goes_behind_all_that_came_before_it() -> None:
     with (
-        daemon_with(slow("a"), *MODELS[1:], model_stay_s=0) as daemon,
+        daemon_with(slow("a"), *MODELS[1:], residency_s=0) as daemon,
         RawClient(daemon.socket) as client,
     ):
         context, other = contexts(client, "ab"), client.context("a")

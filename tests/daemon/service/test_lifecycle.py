@@ -18,7 +18,7 @@ from inferd.testing import RunningDaemon, running_daemon
 from tests.echo import echo_model
 from tests.raw import Closed, RawClient
 
-SLOW = "[daemon]\ngrace-s = 20\n" + echo_model("slow", slots=1, step_ms=10)
+SLOW = "[daemon]\nshutdown-grace-s = 20\n" + echo_model("slow", slots=1, step_ms=10)
 SLOW += echo_model("loading", load_ms=20_000)
 
 

@@ -23,7 +23,7 @@ from tests.daemon.manager import Manager, Message, manager_of, serving
 from tests.echo import echo_model
 from tests.raw import RawClient
 
-CONFIG = "[daemon]\nworker_hang_s = 1\n" + echo_model("m", slots=4, step_ms=2)
+CONFIG = "[daemon]\nworker_hang_timeout_s = 1\n" + echo_model("m", slots=4, step_ms=2)
 CONFIG += echo_model("slow", load_ms=3000)
 FED = {"WATCHDOG_USEC": "2000000"}
 

@@ -153,9 +153,9 @@ def test_a_file_that_is_the_same_disturbs_nobody() -> None:
 
 def test_each_setting_says_when_a_change_holds() -> None:
     assert {applies(name) for name in (*SETTINGS, *TABLES)} == set(Applies)
-    for name in ("access", "sessions-max", "grace-s", "log-file"):
+    for name in ("access", "sessions-max", "shutdown-grace-s", "log-file"):
         assert applies(name) is Applies.AT_ONCE
-    for name in ("models", "defaults", "kv-ram-bytes", "worker-hang-s"):
+    for name in ("models", "defaults", "kv-ram-bytes", "worker-hang-timeout-s"):
         assert applies(name) is Applies.NEXT_LOAD
     for name in ("socket", "socket-mode", "socket-group", "state-dir", "kv-share", "cores"):
         assert applies(name) is Applies.RESTART
@@ -171,6 +171,6 @@ def test_what_holds_of_a_file_that_was_read_again(tmp_path: Path) -> None:
     reloaded = merge(running, read)
     assert reloaded.changed == ["sessions-max", "kv-ram-bytes", "defaults"]
     assert reloaded.restart == ["cores", "kv-share"]
-    assert reloaded.config == replace(read, cores=2, kv_share="owner")
+    assert reloaded.config == replace(read, cores=2, kv_share="user")
     assert merge(reloaded.config, read).changed == []
     assert merge(reloaded.config, running).restart == []

@@ -23,7 +23,7 @@ from tests.raw import RawClient
 
 CONFIG = """
 [daemon]
-grace_s = 0.05
+shutdown_grace_s = 0.05
 [models.m]
 backend = "echo"
 slots = 2

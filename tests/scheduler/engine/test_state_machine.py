@@ -92,8 +92,8 @@ class EngineMachine(RuleBasedStateMachine):
             ageing_tokens=50,
             reader_timeout_s=1e9,
             kv_ram_bytes=kv_ram,
-            share_tokens_min=16,
-            snapshot_tokens=32,
+            shared_prefix_tokens_min=16,
+            checkpoint_tokens=32,
         )
         self.disk, self.limits = disk, limits
         self.options = EchoOptions(memory=self.memory, kv_cells=kv_cells)

@@ -13,7 +13,7 @@ from inferd.scheduler.priority import Priority
 from inferd.scheduler.task import Task, TaskState
 from tests.scheduler.doubles import Bench
 
-LIMITS = Limits(ageing_tokens=100, quantum_tokens=20, share_tokens_min=1 << 20)
+LIMITS = Limits(ageing_tokens=100, quantum_tokens=20, shared_prefix_tokens_min=1 << 20)
 BATCH_SIZE = 32
 TARGET = 1_000_000
 TURNS_MAX = 5000

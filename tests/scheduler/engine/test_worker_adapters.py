@@ -25,7 +25,7 @@ from tests.tiny_lora import lora
 
 GREEDY = SamplingParams(temp=0)
 PREFIX = "what all of these prompts have in common, and it is long enough to be worth something: "
-LIMITS = Limits(quantum_tokens=6, share_tokens_min=16)
+LIMITS = Limits(quantum_tokens=6, shared_prefix_tokens_min=16)
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ from inferd.scheduler.priority import Priority
 from tests.scheduler.doubles import Bench
 
 PREFIX = "the beginning that all of these prompts have in common, and it is long: "
-SHARE = Limits(share_tokens_min=16)
+SHARE = Limits(shared_prefix_tokens_min=16)
 MEMORIES: tuple[Memory, ...] = ("plain", "window", "recurrent")
 
 
@@ -259,7 +259,7 @@ def test_nobody_waits_for_a_leader_that_has_read_on_already() -> None:
 
 
 def test_prompts_that_share_less_than_is_worth_it_run_side_by_side() -> None:
-    bench = Bench(slots=2, limits=Limits(share_tokens_min=64), batch_size=16)
+    bench = Bench(slots=2, limits=Limits(shared_prefix_tokens_min=64), batch_size=16)
 
     bench.turn(bench.submit(1, "short share 1"), bench.submit(2, "short share 2"))
 
@@ -433,7 +433,7 @@ def settle(bench: Bench, files: KvFiles) -> None:
 
 
 def test_what_memory_has_no_room_for_comes_back_from_disk(files: KvFiles) -> None:
-    bench = Bench(slots=1, limits=Limits(kv_ram_bytes=1, share_tokens_min=16), files=files)
+    bench = Bench(slots=1, limits=Limits(kv_ram_bytes=1, shared_prefix_tokens_min=16), files=files)
     bench.run(bench.submit(1, PREFIX, session="mine", persist=True))
     before = history(bench, 1, PREFIX)
     bench.run(bench.submit(2, "somebody else comes along", owner=2))

@@ -51,7 +51,7 @@ def files(tmp_path: Path) -> Iterator[KvFiles]:
 
 def with_states(files: KvFiles | None = None, **fields: object) -> Bench:
     """Return an engine that has had a turn of each text, and saved what it was of."""
-    bench = Bench(slots=1, files=files, limits=Limits(share_tokens_min=16))
+    bench = Bench(slots=1, files=files, limits=Limits(shared_prefix_tokens_min=16))
     for number, text in enumerate(TEXTS):
         bench.run(bench.submit(number, text, session=f"s{number}", **fields))
     assert len(bench.engine.store) == len(TEXTS) - 1, "the last one lies in the slot"

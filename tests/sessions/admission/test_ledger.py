@@ -54,9 +54,9 @@ def ledger(
 
 SETTING_OF = {
     "tasks": "tasks-waiting-max",
-    "tasks_owner": "tasks-waiting-owner-max",
+    "tasks_owner": "tasks-waiting-user-max",
     "prompt_tokens_max": "prompt-tokens-waiting-max",
-    "prompt_tokens_owner_max": "prompt-tokens-waiting-owner-max",
+    "prompt_tokens_owner_max": "prompt-tokens-waiting-user-max",
 }
 
 
