@@ -22,6 +22,7 @@ CHECKED: tuple[str, ...] = (
     "ARCHITECTURE.md",
     "CONTRIBUTING.md",
     "README.md",
+    "daemon/config",
     "docs/commands.md",
     "docs/configuration.md",
     "ipc/__init__.py",

@@ -21,27 +21,30 @@ from ..base import Memory
 from ..model_spec import ModelSpec
 
 ECHO_CTX_SIZE = 4096
+Milliseconds = Annotated[float, msgspec.Meta(ge=-1, le=1e9)]
+Number = Annotated[int, msgspec.Meta(ge=-1, le=10**9)]
+Bytes = Annotated[int, msgspec.Meta(ge=-1, le=10**15)]
 
 
 class EchoOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Options of `ModelSpec.options`; -1 and the empty text are off."""
 
-    step_ms: float = 0.0
-    load_ms: float = 0.0
-    crash_at_step: int = -1
-    fail_at_step: int = -1
+    step_ms: Milliseconds = 0.0
+    load_ms: Milliseconds = 0.0
+    crash_at_step: Number = -1
+    fail_at_step: Number = -1
     abort_on: str = ""
     surprising: str = ""
     variant: str = ""
-    vocabulary: Annotated[int, msgspec.Meta(ge=0, lt=256)] = 0
+    vocabulary: Annotated[int, msgspec.Meta(ge=0, le=255)] = 0
     memory: Memory = "plain"
-    window: Annotated[int, msgspec.Meta(ge=1)] = 8
-    kv_cells: int = -1
-    weight_bytes: int = 0
-    token_bytes: int = 0
-    embedding_bytes: int = 0
-    layers: Annotated[int, msgspec.Meta(ge=0)] = 0
-    layer_bytes: int = 0
+    window: Annotated[int, msgspec.Meta(ge=1, le=10**9)] = 8
+    kv_cells: Number = -1
+    weight_bytes: Bytes = 0
+    token_bytes: Bytes = 0
+    embedding_bytes: Bytes = 0
+    layers: Annotated[int, msgspec.Meta(ge=0, le=10**9)] = 0
+    layer_bytes: Bytes = 0
     device_bytes: tuple[int, ...] = ()
 
 

@@ -1,6 +1,6 @@
-"""The configuration's rules of access, ``[access.NAME]``: for whom each is, and what it says.
+"""The configuration's access rules, ``[access.NAME]``: their users and groups, rights and limits.
 
-Users and groups are looked up here, once: rules hold their numbers.
+Users and groups are looked up once, when the rules are read; a rule holds their numeric ids.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from .declaration import (
     short,
     table_of,
 )
-from .model_settings import MODEL_NAME
+from .model_settings import has_valid_name
 
 RULES_MAX = 256
 NAMES_MAX = 1024
-"""Users, or groups, of one rule."""
+"""Maximum number of users, or of groups, in one rule."""
 ID_MAX = (1 << 32) - 2
-"""The last number is nobody's: to the kernel it means "as it is"."""
+"""The last 32-bit number is not an id: to the kernel it means "leave unchanged"."""
 
 
 class Right(StrEnum):
-    """What a rule may allow."""
+    """A right that a rule may grant."""
 
     USE = "use"
     MANAGE = "manage"
@@ -45,13 +45,13 @@ class Right(StrEnum):
 
 MEMBER_MAY = frozenset({Right.USE})
 MEMBER_CLASS: Priority = "high"
-"""What everybody may who is neither root nor the daemon's user, where no rule says otherwise."""
+"""The defaults of users who are neither root nor the daemon's user."""
 
 
 def _each(convert: Callable[[Any], Any], value: Any) -> frozenset[Any]:
-    """Convert a list item by item; each item that is wrong is a line of the error."""
+    """Convert a list item by item; the error has a line for each invalid item."""
     if not isinstance(value, list) or len(value) > NAMES_MAX:
-        raise ValueError(f"{short(value)} is no list, or one of more than {NAMES_MAX}")
+        raise ValueError(f"{short(value)} is not a list of at most {NAMES_MAX}")
     found, wrong = set(), []
     for item in value:
         try:
@@ -65,49 +65,46 @@ def _each(convert: Callable[[Any], Any], value: Any) -> frozenset[Any]:
 
 def _names(convert: Callable[[Any], int], value: Any) -> frozenset[int]:
     if value == []:
-        raise ValueError("names nobody; without the key the rule is for everybody else")
+        raise ValueError("names nobody; leave out the key for everybody else")
     return _each(convert, value)
 
 
 def _uid_of(value: Any) -> int:
-    return _id_of(
-        value, "user", lambda n: pwd.getpwnam(n).pw_uid, lambda: [p[0] for p in pwd.getpwall()]
-    )
+    users = pwd.getpwall
+    return _id_of(value, "user", lambda n: pwd.getpwnam(n).pw_uid, lambda: [u[0] for u in users()])
 
 
 def gid_of(value: Any) -> int:
-    """Return the number of a group that is given by name or number.
+    """Return the id of a group that is given by name or id.
 
-    :raises ValueError: there is none of that name.
+    :raises ValueError: there is no such group.
     """
+    groups = grp.getgrall
     return _id_of(
-        value,
-        "group",
-        lambda n: grp.getgrnam(n).gr_gid,
-        lambda: [g[0] for g in grp.getgrall()],
+        value, "group", lambda n: grp.getgrnam(n).gr_gid, lambda: [g[0] for g in groups()]
     )
 
 
 def _id_of(
-    value: Any, what: str, look_up: Callable[[str], int], known: Callable[[], list[str]]
+    value: Any, kind: str, look_up: Callable[[str], int], known: Callable[[], list[str]]
 ) -> int:
     if isinstance(value, int) and not isinstance(value, bool):
         if 0 <= value <= ID_MAX:
             return value
-        raise ValueError(f"{value} is no {what}'s number")
+        raise ValueError(f"{value} is not the number of a {kind}")
     if not isinstance(value, str) or not value or "\0" in value:
-        raise ValueError(f"{short(value)} is no {what}'s name or number")
+        raise ValueError(f"{short(value)} is not the name or number of a {kind}")
     try:
         return look_up(value)
     except KeyError:
         close = nearest(value, known())
-        raise ValueError(f"there is no {what} {short(value)}; {close}".rstrip("; ")) from None
+        raise ValueError(f"there is no {kind} {short(value)}; {close}".rstrip("; ")) from None
 
 
 def _right_of(value: Any) -> Right:
     if value in list(Right):
         return Right(value)
-    raise ValueError(f"{short(value)} is none of {', '.join(Right)}")
+    raise ValueError(f"{short(value)} is not one of {', '.join(Right)}")
 
 
 _NAMES: Schema = {
@@ -130,7 +127,7 @@ RIGHTS = Form(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rule:
-    """One table. What is None there stays as it is without the rule."""
+    """One table; a field that is None leaves the default unchanged."""
 
     name: str
     users: frozenset[int] = setting(
@@ -156,7 +153,7 @@ class Rule:
 
     @property
     def for_everybody_else(self) -> bool:
-        """Whether the rule is for all users that no other rule is for."""
+        """Whether the rule applies to all users to whom no other rule applies."""
         return not (self.users or self.groups)
 
 
@@ -177,18 +174,16 @@ def read_access(document: Mapping[str, Any], errors: ErrorList) -> tuple[Rule, .
 
 def _read_rule(name: str, table: Any, errors: ErrorList) -> Rule | None:
     errors_before = len(errors.lines)
-    if not MODEL_NAME.fullmatch(name):
-        errors.add(f"{name!r} is no name for a rule: use letters, digits, . _ -")
-    elif not isinstance(table, dict):
+    if has_valid_name(name, "a rule", errors) and not isinstance(table, dict):
         errors.add(f"is {short(table)}, not a table")
-    else:
-        values = read_table(table, ACCESS_KEYS, errors)
-        return Rule(name=name, **values) if len(errors.lines) == errors_before else None
-    return None
+    if len(errors.lines) > errors_before:
+        return None
+    values = read_table(table, ACCESS_KEYS, errors)
+    return Rule(name=name, **values) if len(errors.lines) == errors_before else None
 
 
 def _check_apart(rules: Sequence[Rule], errors: ErrorList) -> None:
-    """Check that no two rules name the same user or group: which of them holds needs no thought."""
+    """Check that no two rules name the same user or group, so that at most one applies by name."""
     seen: dict[str, str] = {}
     for rule in rules:
         named = [f"user {n}" for n in sorted(rule.users)]
@@ -196,4 +191,4 @@ def _check_apart(rules: Sequence[Rule], errors: ErrorList) -> None:
         for one in named or ["everybody else"]:
             first = seen.setdefault(one, rule.name)
             if first != rule.name:
-                errors.add(f"[access.{rule.name}] is for {one}, as [access.{first}] is")
+                errors.add(f"[access.{rule.name}] applies to {one}, as [access.{first}] does")

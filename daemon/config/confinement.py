@@ -1,4 +1,4 @@
-"""Files that are named relative to a folder: nothing leads out of it."""
+"""Confinement of relative paths to their folder."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from pathlib import Path
 
 
 def check_beneath(folder: Path, path: Path) -> None:
-    """Check that *path*, which is written as one below *folder*, lies there, whatever links and
-    `..` it has. One that does not exist yet is judged by the part that does.
+    """Check that *path* is below *folder* after its links and `..` are resolved. Of a path that
+    does not exist yet, the existing part is resolved.
 
-    :raises ValueError: it lies elsewhere, or nowhere.
+    :raises ValueError: the path is outside, or cannot be resolved.
     """
     try:
         home, real = folder.resolve(), path.resolve()
     except (OSError, RuntimeError) as exc:
-        raise ValueError(f"{str(path)!r} cannot be followed: {exc}") from None
-    if real.is_symlink():  # later versions of Python give up without a word
-        raise ValueError(f"{str(path)!r} cannot be followed: links in a circle")
+        raise ValueError(f"{str(path)!r} cannot be resolved: {exc}") from None
+    if real.is_symlink():  # later versions of Python do not raise an error
+        raise ValueError(f"{str(path)!r} cannot be resolved: its links form a loop")
     if not real.is_relative_to(home):
         raise ValueError(
-            f"{str(path)!r} leads out of {str(folder)!r}, to {str(real)!r}: what lies elsewhere is"
-            " named by its whole path"
+            f"{str(path)!r} leads out of {str(folder)!r}, to {str(real)!r}: write an absolute path"
+            " for a file elsewhere"
         )

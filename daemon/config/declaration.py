@@ -6,11 +6,11 @@ takes effect. The conversion, the JSON schema, the page and the command line are
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, field, fields
 from enum import StrEnum
 from types import UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -18,12 +18,12 @@ from ...backends.params import nearest
 
 Schema = dict[str, Any]
 REQUIRED: Any = MISSING
-"""The default of a setting that has none, or whose default depends on the machine."""
+"""The default of a setting without one, or of one whose default depends on the machine."""
 REPR_CHARACTERS_MAX = 50
 
 
 class Applies(StrEnum):
-    """When a change in the file takes effect, once the file is read again."""
+    """The time at which a change takes effect after the file was read again."""
 
     AT_ONCE = "at once"
     NEXT_LOAD = "at a model's next load"
@@ -31,60 +31,71 @@ class Applies(StrEnum):
 
 
 class ErrorList(msgspec.Struct, frozen=True):
-    """The errors of one place of the configuration; all places share `lines`."""
+    """Errors in one place of the configuration; all places share `lines`."""
 
     place: str = ""
     lines: list[str] = []
 
     def add(self, error: str) -> None:
-        """Add an error of this place; a hint that is empty goes."""
+        """Add an error in this place; an empty hint after its semicolon is cut off."""
         self.lines.append(f"{self.place}{error}".removesuffix("; "))
 
     def at(self, place: str) -> ErrorList:
         """Return the list for a place within this one."""
         return ErrorList(self.place + place, self.lines)
 
+    def raise_errors(self) -> None:
+        """Raise a ValueError with one line for each error, if there are errors."""
+        if self.lines:
+            raise ValueError("\n".join(self.lines))
+
 
 class Form(msgspec.Struct, frozen=True):
-    """A kind of value with its own syntax; `parse` raises ValueError, a line for each error."""
+    """A syntax of values. `parse` raises ValueError with one line for each error."""
 
     parse: Callable[[Any], Any]
     schema: Schema
 
 
-class Setting(msgspec.Struct, frozen=True, kw_only=True):
-    """One key of a table, as its field declares it; `low` and `high` are inclusive."""
+class Setting(msgspec.Struct, frozen=True):
+    """One key of a table; `low` and `high` are inclusive."""
 
     default: Any
-    doc: str
-    low: float | None
-    high: float | None
-    applies: Applies
-    form: Form | None
-    default_doc: str
+    doc: str = ""
+    low: float | None = None
+    high: float | None = None
+    applies: Applies = Applies.RESTART
+    form: Form | None = None
+    default_doc: str = ""
     field: str = ""
     kind: Any = None
 
+    @classmethod
+    def of_annotation(cls, name: str, annotation: Any, default: Any) -> Setting:
+        """Return the key of a struct's field, whose `msgspec.Meta` holds the bounds."""
+        if get_origin(annotation) is not Annotated:
+            return cls(default=default, field=name, kind=annotation)
+        kind, meta = get_args(annotation)
+        return cls(default=default, low=meta.ge, high=meta.le, field=name, kind=kind)
+
     @property
     def choices(self) -> tuple[str, ...]:
-        """The words that the key takes, if it takes no others."""
+        """The allowed values of a key that has a fixed set of words."""
         return get_args(self.kind) if get_origin(self.kind) is Literal else ()
 
     def convert(self, value: Any, *, strict: bool = False) -> Any:
-        """Return the value in the declared type; texts of numbers are read unless *strict*.
+        """Return the value in the declared type; without *strict*, numbers may be given as text.
 
-        :raises ValueError: the value is wrong; each line of the message is one error.
+        :raises ValueError: the value is invalid; each line of the message is one error.
         """
         if self.form is not None:
             return self.form.parse(value)
-        strict = strict or isinstance(value, float)  # else 2.0 would pass for a whole number
+        strict = strict or isinstance(value, float)  # otherwise 2.0 would be a whole number
         try:
             found = msgspec.convert(value, self.kind, strict=strict)
         except msgspec.ValidationError:
-            if self.choices:
-                expected = f"none of {', '.join(self.choices)}"
-            else:
-                expected = _EXPECTED[self.kind]
+            expected = f"not one of {', '.join(self.choices)}" if self.choices else None
+            expected = expected or _EXPECTED.get(self.kind, "not a value of this option")
             raise ValueError(f"{short(value)} is {expected}") from None
         if self.low is not None and self.high is not None and not self.low <= found <= self.high:
             raise ValueError(f"{value} is outside {self.low:.10g} … {self.high:.10g}")
@@ -98,13 +109,18 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
         elif not self.choices:
             schema = msgspec.json.schema(self.kind)
         bounds = {"minimum": self.low, "maximum": self.high} if self.low is not None else {}
-        schema = schema | bounds | {"description": self.doc}
+        schema = schema | bounds | ({"description": self.doc} if self.doc else {})
         if isinstance(self.default, str | int | float):
             schema["default"] = self.default if self.form is None else str(self.default)
         return schema
 
 
-_EXPECTED = {int: "no whole number", float: "no number", bool: "neither true nor false"}
+_EXPECTED = {
+    int: "not a whole number",
+    float: "not a number",
+    bool: "neither true nor false",
+    str: "not a text",
+}
 
 
 def setting(
@@ -119,19 +135,10 @@ def setting(
 ) -> Any:
     """Return the field of a dataclass that declares a key.
 
-    :param form: the syntax of a value that is not just a number, a truth value or a choice
-    :param default_doc: words for a default that depends on the machine, or that there is not
+    :param form: the syntax of a value that is not a number, a boolean or a choice
+    :param default_doc: description of a default that depends on the machine or is absent
     """
-    declared = Setting(
-        default=default,
-        doc=doc,
-        low=low,
-        high=high,
-        applies=applies,
-        form=form,
-        default_doc=default_doc,
-    )
-    metadata = {"setting": declared}
+    metadata = {"setting": Setting(default, doc, low, high, applies, form, default_doc)}
     if isinstance(default, dict):
         return field(default_factory=default.copy, metadata=metadata)
     return field(default=default, metadata=metadata)
@@ -140,54 +147,73 @@ def setting(
 def settings_of(table: type[Any]) -> dict[str, Setting]:
     """Return the keys that a dataclass declares, by their names in the file."""
     kinds = get_type_hints(table)
-    return {
-        hyphens(f.name): msgspec.structs.replace(
-            f.metadata["setting"], field=f.name, kind=_without_none(kinds[f.name])
+    found = {}
+    for f in (f for f in fields(table) if f.metadata):
+        kind = kinds[f.name]
+        if get_origin(kind) in (UnionType, Union):  # None is only a default
+            kind = get_args(kind)[0]
+        found[hyphens(f.name)] = msgspec.structs.replace(
+            f.metadata["setting"], field=f.name, kind=kind
         )
-        for f in fields(table)
-        if f.metadata
-    }
-
-
-def _without_none(kind: Any) -> Any:
-    """Return the type of a value that is given: None is a default alone."""
-    return get_args(kind)[0] if get_origin(kind) in (UnionType, Union) else kind
+    return found
 
 
 def read_table(
     table: Mapping[str, Any], known: Mapping[str, Setting], errors: ErrorList
 ) -> dict[str, Any]:
-    """Return a table's values by the fields that its keys name."""
+    """Return the values of a table, by the names of their fields."""
     values: dict[str, Any] = {}
     for key, value in table.items():
-        found = known.get(hyphens(key))
-        if found is None:
+        declared = known.get(hyphens(key))
+        if declared is None:
             errors.add(f"unknown key {key!r}; {nearest(hyphens(key), known)}")
-        elif found.field in values:
+        elif declared.field in values:
             errors.add(f"{key}: given twice, in two spellings")
         else:
-            read_value(found, value, values, errors.at(f"{key}: "), strict=True)
+            read_value(declared, value, values, errors.at(f"{key}: "), strict=True)
     return values
 
 
 def read_value(
-    found: Setting, value: Any, values: dict[str, Any], errors: ErrorList, *, strict: bool = False
+    key: Setting, value: Any, values: dict[str, Any], errors: ErrorList, *, strict: bool = False
 ) -> None:
-    """Put a converted value into *values*, by the name of its field."""
+    """Convert a value and store it in *values* by the name of its field."""
     try:
-        values[found.field] = found.convert(value, strict=strict)
+        values[key.field] = key.convert(value, strict=strict)
     except ValueError as exc:
         for line in str(exc).split("\n"):
             errors.add(line)
 
 
 def table_of(document: Mapping[str, Any], key: str, errors: ErrorList) -> dict[str, Any]:
-    """Return the table *key* of *document*, an empty one if there is none."""
+    """Return the table *key* of *document*, or an empty table if there is none."""
     table = document.get(key, {})
     if isinstance(table, dict):
         return table
     errors.add(f"{key} is {table!r}, not a table: write [{key}]")
     return {}
+
+
+def table_schema(
+    keys: Mapping[str, Setting] | Schema, aliases: Mapping[str, Sequence[str]] | None = None
+) -> Schema:
+    """Return the schema of a table that allows only *keys*, each in one of its spellings.
+
+    A key is a property in its first spelling, for the completion of editors. All other spellings,
+    *aliases* and underscores, are patterns. A table that has one spelling may have no other.
+    """
+    properties = {n: k.json_schema() if isinstance(k, Setting) else k for n, k in keys.items()}
+    schema: Schema = {"type": "object", "additionalProperties": False, "properties": properties}
+    patterns = schema["patternProperties"] = {}
+    dependent = schema["dependentSchemas"] = {}
+    for name, value in properties.items():
+        names = (name, *(aliases or {}).get(name, ()))
+        forms = list(dict.fromkeys(f for n in names for f in (n, n.replace("-", "_"))))
+        if others := forms[1:]:
+            patterns[f"^({'|'.join(others)})$"] = value
+        for index, form in enumerate(others, 1):
+            dependent[form] = {"properties": dict.fromkeys(forms[:index], False)}
+    return schema
 
 
 def short(value: Any) -> str:

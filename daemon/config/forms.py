@@ -1,4 +1,4 @@
-"""Values with a syntax of their own: paths, the address of metrics, the target of spans."""
+"""Values with their own syntax: paths, the address of metrics, the destination of spans."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..traces.target import TARGET_CHARACTERS_MAX, parse_target
 from .declaration import Form, Schema
 
 SOCKET_BYTES_MAX = 107
-"""Linux' bound on a Unix socket's path: sun_path less its end mark."""
+"""Linux' limit on the path of a Unix socket: `sun_path` without its final NUL."""
 TEXT: Schema = {"type": "string", "minLength": 1}
 
 
@@ -21,7 +21,7 @@ def parse_path(value: Any) -> Path:
     :raises ValueError: the value is not a path.
     """
     if not isinstance(value, (str, Path)) or not str(value) or "\0" in str(value):
-        raise ValueError(f"{value!r} is no path")
+        raise ValueError(f"{value!r} is not a path")
     return Path(value).expanduser().absolute()
 
 
@@ -44,7 +44,7 @@ ADDRESS = Form(
     },
 )
 TARGET = Form(
-    # The environment is the process's own: OpenTelemetry's SDK reads that, too.
+    # This reads the environment of the process, as OpenTelemetry's SDK does.
     lambda value: parse_target(value, os.environ),
     {
         "type": "string",

@@ -1,4 +1,4 @@
-"""The rooms whose events are logged, and from which level on: the setting `log-levels`."""
+"""The loggers and their levels: the setting `log-levels`."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ ROOMS = {
     "backends": "what runs a model: steps that failed",
     "llama": "llama.cpp's own lines, and what a worker process says as it dies",
 }
-"""What the events of each are about."""
+"""Names of the loggers, and the events of each."""
 
 
 def parse_log_levels(value: Any) -> dict[str, str]:
-    """Return levels by room, of a table or of a text such as `scheduler=debug,llama=error`.
+    """Return levels by room, from a table or a text such as `scheduler=debug,llama=error`.
 
-    :raises ValueError: there is no such room or level.
+    :raises ValueError: the room or the level is unknown.
     """
     if isinstance(value, str):
         pairs = [pair.partition("=") for pair in value.split(",") if pair.strip()]
         value = {room.strip(): level.strip() for room, _, level in pairs}
     if not isinstance(value, Mapping):
-        raise ValueError(f"{value!r} is no table of levels by room, nor a text as llama=debug")
+        raise ValueError(f"{value!r} is not a table of levels, or a text such as llama=debug")
     for room, level in value.items():
         if room not in ROOMS:
-            raise ValueError(f"{room!r} is no room: there are {', '.join(ROOMS)}")
+            raise ValueError(f"{room!r} is not a room: there are {', '.join(ROOMS)}")
         if not isinstance(level, str) or level not in LEVELS:
-            raise ValueError(f"{room}: {level!r} is none of {', '.join(LEVELS)}")
+            raise ValueError(f"{room}: {level!r} is not one of {', '.join(LEVELS)}")
     return dict(value)
 
 

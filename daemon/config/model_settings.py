@@ -1,4 +1,4 @@
-"""The configuration's models: their names, files, parameters and the echo model's options."""
+"""The configuration's models: names, files, adapters, parameters, and options of echo models."""
 
 from __future__ import annotations
 
@@ -10,24 +10,35 @@ from typing import Any, Literal
 
 import msgspec
 
-from ...backends.adapter_keys import ADAPTERS_MAX, SCALE_MAX, is_scale
+from ...backends.adapter_keys import ADAPTERS_MAX, SCALE_MAX
 from ...backends.echo.options import EchoOptions
 from ...backends.errors import InvalidArgument
-from ...backends.params import PARAMETERS, nearest, read_options
+from ...backends.params import BY_SPELLING, nearest, read_options
 from .confinement import check_beneath
-from .declaration import ErrorList, hyphens, table_of
+from .declaration import (
+    REQUIRED,
+    ErrorList,
+    Form,
+    Schema,
+    Setting,
+    hyphens,
+    read_table,
+    short,
+    table_of,
+    table_schema,
+)
+from .forms import TEXT
 
 MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
-"""A model's name: it becomes a file's name, so it holds no path."""
-ECHO_HIGH = 1e9
+"""The name of a model. It is used in file names, so it cannot contain a path."""
+NAMES = {"propertyNames": {"pattern": f"^{MODEL_NAME.pattern}$"}}
+"""The schema of a table whose keys are such names."""
 Folders = tuple[Path, ...]
-"""Where relative files are looked for, in this order."""
-_OWN_KEYS = ("file", "backend", "echo", "adapters")
-_SPELLINGS = {key: p.name for p in PARAMETERS for key in (p.name, *p.aliases)}
+"""The folders of relative files, in the order of the search."""
 
 
 class AdapterConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """One adapter of a model; its *scale* holds for turns that choose none."""
+    """One adapter of a model; *scale* applies to turns that select no adapter."""
 
     file: Path
     scale: float = 0.0
@@ -43,101 +54,157 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     adapters: dict[str, AdapterConfig] = {}
 
 
+def _parse_file(value: Any) -> Path:
+    if not isinstance(value, str) or not value or "\0" in value:
+        raise ValueError(f"{short(value)} is not a path")
+    return Path(os.path.expanduser(value))
+
+
+def _parse_echo(value: Any) -> dict[str, Any]:
+    errors = ErrorList(lines=[])
+    values = read_table(_table(value), _ECHO_KEYS, errors)
+    errors.raise_errors()
+    return values
+
+
+def _table(value: Any) -> dict[str, Any]:
+    if isinstance(value, dict):
+        return value
+    raise ValueError(f"{short(value)} is not a table")
+
+
+def _parse_adapters(value: Any) -> dict[str, AdapterConfig]:
+    """Return adapters by name; the value of each is a file, or a table with `file` and `scale`."""
+    errors = ErrorList(lines=[])
+    if len(_table(value)) > ADAPTERS_MAX:
+        raise ValueError(f"{len(value)}, {ADAPTERS_MAX} at most")
+    adapters: dict[str, AdapterConfig] = {}
+    for name, entry in value.items():
+        here = errors.at(f"{name}: ")
+        table = entry if isinstance(entry, dict) else {"file": entry}
+        values = read_table(table, _ADAPTER_KEYS, here)
+        if "file" not in table:
+            here.add("file is missing")
+        if has_valid_name(name, "an adapter", here) and "file" in values:
+            adapters[name] = AdapterConfig(**values)
+    errors.raise_errors()
+    return adapters
+
+
+_FILE = Form(_parse_file, TEXT)
+_ADAPTER_KEYS = {
+    "file": Setting(REQUIRED, "LoRA file in GGUF", form=_FILE, field="file"),
+    "scale": Setting(
+        0.0,
+        "scale for turns that select no adapter",
+        -SCALE_MAX,
+        SCALE_MAX,
+        field="scale",
+        kind=float,
+    ),
+}
+_ECHO_KEYS = {
+    hyphens(f.name): Setting.of_annotation(f.name, f.type, f.default)
+    for f in msgspec.structs.fields(EchoOptions)
+}
+_ADAPTERS: Schema = {
+    "type": "object",
+    "maxProperties": ADAPTERS_MAX,
+    **NAMES,
+    "additionalProperties": {"anyOf": [TEXT, table_schema(_ADAPTER_KEYS) | {"required": ["file"]}]},
+}
+MODEL_KEYS = {
+    "file": Setting(
+        REQUIRED, "a GGUF file, beside this one or in models-dir", form=_FILE, field="file"
+    ),
+    "backend": Setting(
+        "llama", "engine that runs the model", field="backend", kind=Literal["llama", "echo"]
+    ),
+    "echo": Setting(
+        {},
+        "options of an echo model",
+        form=Form(_parse_echo, table_schema(_ECHO_KEYS)),
+        field="echo",
+    ),
+    "adapters": Setting(
+        {},
+        "LoRA files by name, each a file or a file and a scale",
+        form=Form(_parse_adapters, _ADAPTERS),
+        field="adapters",
+    ),
+}
+"""The keys of a model that are not parameters."""
+
+
 def check_model_name(name: str) -> str:
     """Return *name*.
 
-    :raises InvalidArgument: it is no model's name.
+    :raises InvalidArgument: it is not a valid name of a model.
     """
     if not MODEL_NAME.fullmatch(name):
         raise InvalidArgument(
-            f"{name!r} is no name for a model",
+            f"{name!r} is not a name for a model",
             hint="letters, digits, '.', '_' and '-', the first a letter or digit, at most 128",
         )
     return name
 
 
+def has_valid_name(name: str, kind: str, errors: ErrorList) -> bool:
+    """Return whether *name* is valid for *kind*; otherwise add an error."""
+    if MODEL_NAME.fullmatch(name):
+        return True
+    errors.add(f"{name!r} is not a name for {kind}: use letters, digits, . _ -")
+    return False
+
+
 def read_models(
     document: Mapping[str, Any], folders: Folders, errors: ErrorList
 ) -> dict[str, ModelConfig]:
-    """Read ``[models.NAME]`` tables."""
+    """Read the tables ``[models.NAME]``."""
     models: dict[str, ModelConfig] = {}
     for name, table in table_of(document, "models", errors).items():
         here = errors.at(f"[models.{name}] ")
-        if not MODEL_NAME.fullmatch(name):
-            here.add(f"{name!r} is no name for a model: use letters, digits, . _ -")
-        elif not isinstance(table, dict):
-            here.add(f"is {table!r}, not a table")
-        else:
+        if not has_valid_name(name, "a model", here):
+            continue
+        if isinstance(table, dict):
             models[name] = _read_model(table, folders, here)
+        else:
+            here.add(f"is {short(table)}, not a table")
     return models
 
 
 def _read_model(table: Mapping[str, Any], folders: Folders, errors: ErrorList) -> ModelConfig:
-    backend = table.get("backend", "llama")
-    if backend not in ("llama", "echo"):
-        errors.add(f"backend: {backend!r} is none of llama, echo")
-        backend = "llama"
-    echo = _read_echo(table.get("echo", {}), errors.at("echo: "))
-    if echo and backend != "echo":
-        errors.add("echo: only a model with backend = 'echo' has these")
-    rest = {key: value for key, value in table.items() if key not in _OWN_KEYS}
-    path = None
-    if (file := table.get("file")) is not None and backend == "echo":
-        errors.add("file: the echo model has none")
-    elif file is not None:
-        path = _path_of(file, folders, errors.at("file: "))
-    options = read_options_table(rest, folders, errors, known=_OWN_KEYS)
-    return ModelConfig(
-        file=path,
-        backend=backend,
-        options=options,
-        echo=echo,
-        adapters=_read_adapters(table, folders, errors),
-    )
+    own = {key: value for key, value in table.items() if key in MODEL_KEYS}
+    parameters = {key: value for key, value in table.items() if key not in MODEL_KEYS}
+    values = read_table(own, MODEL_KEYS, errors)
+    is_echo = values.get("backend") == "echo"
+    if is_echo and "file" in own:
+        errors.add("file: an echo model has no file")
+    if not is_echo and own.get("echo"):
+        errors.add("echo: only a model with backend = 'echo' has these options")
+    if "file" in values:
+        values["file"] = _find_file(values["file"], folders, errors.at("file: "))
+    values["adapters"] = {
+        name: msgspec.structs.replace(
+            adapter, file=_find_file(adapter.file, folders, errors.at(f"adapters: {name}: "))
+        )
+        for name, adapter in values.get("adapters", {}).items()
+    }
+    options = read_options_table(parameters, folders, errors, known=tuple(MODEL_KEYS))
+    return ModelConfig(options=options, **values)
 
 
-def _read_adapters(
-    table: Mapping[str, Any], folders: Folders, errors: ErrorList
-) -> dict[str, AdapterConfig]:
-    """Read a model's adapters: each a file, or a table with `file` and `scale`."""
-    adapters: dict[str, AdapterConfig] = {}
-    found = table_of(table, "adapters", errors)
-    if len(found) > ADAPTERS_MAX:
-        errors.add(f"adapters: {len(found)}, {ADAPTERS_MAX} at most")
-        return adapters
-    for name, entry in found.items():
-        here = errors.at(f"adapters.{name}: ")
-        entry = entry if isinstance(entry, dict) else {"file": entry}
-        file, scale = entry.get("file"), entry.get("scale", 0.0)
-        if not MODEL_NAME.fullmatch(name):
-            here.add(f"{name!r} is no name for an adapter: use letters, digits, . _ -")
-        elif entry.keys() - {"file", "scale"}:
-            here.add(f"{sorted(entry)} are not file and scale")
-        elif not is_scale(scale):
-            here.add(f"scale: {scale!r} is no number in {-SCALE_MAX:g} … {SCALE_MAX:g}")
-        else:
-            path = _path_of(file, folders, here)
-            if path is not None:
-                adapters[name] = AdapterConfig(file=path, scale=float(scale))
-    return adapters
-
-
-def _path_of(value: Any, folders: Folders, errors: ErrorList) -> Path | None:
-    """Return the path that a text names: a relative one is below the first of *folders* that has
-    it, and nothing leads out of that.
+def _find_file(file: Path, folders: Folders, errors: ErrorList) -> Path:
+    """Return *file* below the first of *folders* that has it, if it is relative; a path that leads
+    out of that folder is an error.
     """
-    if not isinstance(value, str) or not value or "\0" in value:
-        errors.add(f"{value!r} is no path")
-        return None
-    file = Path(os.path.expanduser(value))
     if file.is_absolute():
         return file
     folder = next((folder for folder in folders if (folder / file).exists()), folders[0])
     try:
         check_beneath(folder, folder / file)
     except ValueError as exc:
-        errors.add(f"{exc}")
-        return None
+        errors.add(str(exc))
     return folder / file
 
 
@@ -147,36 +214,18 @@ def read_options_table(
     """Read parameters, by any of their spellings; *known* are other keys to suggest."""
     values: dict[str, Any] = {}
     for key, value in table.items():
-        name = _SPELLINGS.get(hyphens(key))
-        if name is None:
-            errors.add(f"unknown key {key!r}; {nearest(hyphens(key), (*known, *_SPELLINGS))}")
-        elif name in values:
-            errors.add(f"{key}: given twice, in two spellings of {name}")
+        parameter = BY_SPELLING.get(hyphens(key))
+        if parameter is None:
+            errors.add(f"unknown key {key!r}; {nearest(hyphens(key), (*known, *BY_SPELLING))}")
+        elif parameter.name in values:
+            errors.add(f"{key}: given twice, in two spellings of {parameter.name}")
         else:
             try:
                 values.update(read_options({key: value}, strict=True).values)
             except InvalidArgument as exc:
                 errors.add(exc.message)
     if file := values.get("chat-template-file"):
-        path = _path_of(file, folders, errors.at("chat-template-file: "))
-        values["chat-template-file"] = str(path or file)
-    return values
-
-
-def _read_echo(table: Any, errors: ErrorList) -> dict[str, Any]:
-    if not isinstance(table, dict):
-        errors.add(f"{table!r} is no table")
-        return {}
-    values: dict[str, Any] = {}
-    for key, value in table.items():
-        name = key.replace("-", "_")
-        if name not in EchoOptions.__struct_fields__:
-            errors.add(f"unknown key {key!r}; {nearest(name, EchoOptions.__struct_fields__)}")
-        elif isinstance(value, (int, float)) and not -1 <= value <= ECHO_HIGH:
-            errors.add(f"{key}: {value} is outside -1 … {ECHO_HIGH:g}")
-        else:
-            try:
-                values[name] = getattr(msgspec.convert({name: value}, EchoOptions), name)
-            except msgspec.ValidationError as exc:
-                errors.add(f"{name}: {exc}")
+        path = Path(os.path.expanduser(file))
+        place = errors.at("chat-template-file: ")
+        values["chat-template-file"] = str(_find_file(path, folders, place))
     return values

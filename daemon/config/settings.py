@@ -1,4 +1,4 @@
-"""The settings of a daemon, each declared once, by its field of `Config`."""
+"""The settings of a daemon, each declared once, by a field of `Config`."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from .socket_settings import GROUP, MODE, GroupName, Mode
 BYTES_MAX = 10**15
 MONTH_S = 30 * 86_400
 METRICS_PORT = 4633
-"""Not one of 9100 to 9999, which are given to exporters, nor of the ephemeral ones."""
+"""Outside 9100 to 9999, which are allocated to exporters, and outside the ephemeral ports."""
 AT_ONCE, NEXT_LOAD = Applies.AT_ONCE, Applies.NEXT_LOAD
 TABLES = {"models": NEXT_LOAD, "defaults": NEXT_LOAD, "access": AT_ONCE}
-"""The file's tables beside its settings, and when a change in them takes effect."""
+"""The file's other tables, and the time at which a change in them takes effect."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Config:
     """The configuration of a daemon.
 
-    Where 0 stands for a limit of the machine, as in `cores` and `kv_ram_bytes`, it is replaced.
+    The 0 in `cores` and `kv_ram_bytes` is replaced by the machine's limit.
     """
 
     # fmt: off
@@ -85,5 +85,5 @@ SETTINGS = settings_of(Config)
 
 
 def applies(name: str) -> Applies:
-    """Return when a change of a setting or table takes effect."""
+    """Return the time at which a change of a setting or table takes effect."""
     return TABLES.get(name) or SETTINGS[name].applies

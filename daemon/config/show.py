@@ -1,6 +1,4 @@
-"""The configuration in force: every setting's value and who said it, models, rules of access, as
-TOML that can be read again.
-"""
+"""The configuration in force, with the origin of each value, as TOML that can be read again."""
 
 from __future__ import annotations
 
@@ -23,20 +21,21 @@ from .sources import Sources
 
 DEFAULT = "default"
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
-"""What a comment cannot have: the name of a file may."""
+"""Characters that a TOML comment cannot contain, but a file name can."""
 _BARE = re.compile(r"[A-Za-z0-9_-]+")
 
 
 class Value(msgspec.Struct, frozen=True):
-    """What holds, and who said it: a flag, a variable of the environment, a file, or nobody."""
+    """A value in force and its origin: a flag, an environment variable, a file, or the default."""
 
     value: Any
     origin: str
 
 
 class InForce(msgspec.Struct, frozen=True):
-    """What holds: settings by name, parameters of every model, each configured model's own, where
-    those of every model stand, too, and each rule of access.
+    """The values in force: settings, default parameters, models and access rules.
+
+    The values of a model include the default parameters.
     """
 
     file: str
@@ -47,7 +46,7 @@ class InForce(msgspec.Struct, frozen=True):
 
 
 def in_force(sources: Sources) -> InForce:
-    """Return the values that a configuration has, with their origins."""
+    """Return the values of a configuration with their origins."""
     config, path = sources.config, sources.file
     return InForce(
         file=str(path or ""),
@@ -82,20 +81,20 @@ def _model(name: str, model: ModelConfig, config: Config, path: Path | None) -> 
 
 
 def _rule(table: Mapping[str, Any], place: str) -> dict[str, Value]:
-    """Return what a rule says, users and groups as they are named there, and what holds where it
-    does not. Of one that names users that depends on who they are: root and the daemon's own user
-    may more.
+    """Return the keys of a rule as written, and the defaults of the others.
+
+    A rule that names users has no fixed defaults: root and the daemon's user have more rights.
     """
-    said = {hyphens(key): value for key, value in table.items()}
-    unsaid = {} if "users" in said else {"allow": [*MEMBER_MAY], "priority-max": MEMBER_CLASS}
+    written = {hyphens(key): value for key, value in table.items()}
+    defaults = {} if "users" in written else {"allow": [*MEMBER_MAY], "priority-max": MEMBER_CLASS}
     return {
-        key: Value(said[key], place) if key in said else Value(unsaid.get(key), DEFAULT)
+        key: Value(written[key], place) if key in written else Value(defaults.get(key), DEFAULT)
         for key in ACCESS_KEYS
     }
 
 
 def _plain(value: Any) -> Any:
-    """Return a value as TOML and JSON have it."""
+    """Return a value in types of TOML and JSON."""
     if isinstance(value, Path | Address | Target | Mode | GroupName):
         return str(value)
     if isinstance(value, AdapterConfig):
@@ -105,11 +104,8 @@ def _plain(value: Any) -> Any:
     return value
 
 
-# As TOML.
-
-
 def toml_of(shown: InForce, *, origins: bool = False) -> str:
-    """Return it as a configuration file; with *origins* each line says who said it."""
+    """Return a configuration file; with *origins*, each line ends with the origin of its value."""
     return "".join(f"{line}\n" for line in _lines(shown, origins))
 
 
@@ -123,9 +119,9 @@ def _lines(shown: InForce, origins: bool) -> Iterator[str]:
         yield head
         for name, value in values.items():
             if value.value is None:
-                continue  # not set: TOML has no word for it
-            said = f"  # {_CONTROL.sub('?', value.origin)}" if origins else ""
-            yield f"{_key(name)} = {_toml(value.value)}{said}"
+                continue  # not set: TOML has no null
+            comment = f"  # {_CONTROL.sub('?', value.origin)}" if origins else ""
+            yield f"{_key(name)} = {_toml(value.value)}{comment}"
 
 
 def _key(name: str) -> str:
@@ -133,7 +129,7 @@ def _key(name: str) -> str:
 
 
 def _text(text: str) -> str:
-    """Return a basic string: JSON's, but for the one control character that JSON leaves alone."""
+    """Return a basic string: a JSON string with DEL escaped, which JSON leaves as it is."""
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 

@@ -1,4 +1,4 @@
-"""The configuration's words for who may connect: the socket's mode and group."""
+"""The socket's mode and group, which decide which users may connect."""
 
 from __future__ import annotations
 
@@ -18,38 +18,30 @@ _OCTAL = re.compile(r"(0o?)?[0-7]{3}")
 
 
 class Mode(int):
-    """A socket's permission bits, in octal where they are text."""
+    """A socket's permission bits; their text is octal."""
 
     def __str__(self) -> str:
         return f"{int(self):04o}"
 
 
 class GroupName(str):
-    """A group of the machine; empty: the daemon's own."""
+    """The name of a group; empty: the daemon's own group."""
 
 
 def _parse_mode(value: Any) -> Mode:
-    """Return the mode that a text of three octal digits means, as 0660.
-
-    :raises ValueError: it is none.
-    """
     if isinstance(value, Mode):
         return value
     if not isinstance(value, str) or not _OCTAL.fullmatch(value):
-        raise ValueError(f"{value!r} is no mode: write it as text in octal, as '0660'")
+        raise ValueError(f"{value!r} is not a mode: write octal digits in quotes, such as '0660'")
     mode = Mode(value.removeprefix("0o"), 8)
     if mode & 0o600 != 0o600 or mode & 0o111:
-        raise ValueError(f"{value!r}: the owner reads and writes a socket, and nobody runs it")
+        raise ValueError(f"{value!r}: write 6 for the owner, and no execute permission")
     return mode
 
 
 def _parse_group(value: Any) -> GroupName:
-    """Return a group's name; empty: none.
-
-    :raises ValueError: there is no such group.
-    """
     if not isinstance(value, str):
-        raise ValueError(f"{value!r} is no group's name")
+        raise ValueError(f"{value!r} is not the name of a group")
     if value:
         gid_of(value)
     return GroupName(value)
@@ -60,8 +52,8 @@ GROUP = Form(_parse_group, {"type": "string"})
 
 
 def group_default(socket: Path) -> GroupName:
-    """Return the group that a socket is given where nobody says so: the machine's, if the daemon
-    may give it that.
+    """Return the default group of *socket*: `inferd` for the machine's socket, if it exists and the
+    daemon may assign it.
     """
     try:
         gid = grp.getgrnam(GROUP_DEFAULT).gr_gid

@@ -1,8 +1,8 @@
 """The sources of the configuration: flags, the environment and a file, in this order of precedence.
 
-The file is TOML: settings under ``[daemon]``, parameters of every model under ``[defaults]``, a
-table ``[models.NAME]`` for each model and ``[access.NAME]`` for each rule of access. Every unknown
-key and every wrong value of all sources is reported, all at once.
+The file is TOML: settings under ``[daemon]``, default parameters of models under ``[defaults]``, a
+table ``[models.NAME]`` for each model and a table ``[access.NAME]`` for each access rule. All
+unknown keys and invalid values of all sources are reported at once.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ SYSTEM_FILE = Path("/etc/inferd/config.toml")
 FILE_BYTES_MAX = 1 << 20
 ENVIRONMENT_PREFIX = "INFERD_"
 ENVIRONMENT_OTHERS = ("INFERD_CONFIG",)
-SLIP_CUTOFF = 0.85
+TYPO_CUTOFF = 0.85
 KV_RAM_BYTES_MAX = 4 << 30
-"""The most memory for KV states that a model gets by default."""
+"""The upper bound of the default of `kv-ram-bytes`."""
 
 
 class ConfigError(InvalidArgument):
-    """A configuration that cannot be used; `lines` holds every error in it."""
+    """An invalid configuration; `lines` holds all its errors."""
 
-    hint_default = "correct these and start again"
+    hint_default = "correct these errors and start again"
 
     def __init__(self, lines: list[str]):
         super().__init__("\n".join(lines), data={"errors": lines})
@@ -52,19 +52,19 @@ class ConfigError(InvalidArgument):
 
 
 class Sources(msgspec.Struct, frozen=True):
-    """A configuration, the file that it was read from, and the origin of each setting."""
+    """A configuration, its file and the origin of each setting."""
 
     config: Config
     file: Path | None
     document: dict[str, Any]
     origins: dict[str, str]
-    """By names of fields; a default has none."""
+    """Origins by name of field; a default has no origin."""
 
 
 def load_config(
     flags: Mapping[str, Any] | None = None, environ: Mapping[str, str] | None = None
 ) -> Config:
-    """Read the configuration; `read_sources` has the details."""
+    """Return the configuration; see `read_sources`."""
     return read_sources(flags, environ).config
 
 
@@ -73,10 +73,10 @@ def read_sources(
 ) -> Sources:
     """Read flags, environment and file.
 
-    *flags* holds settings by their names, and `config` for the file; one that is None was not
-    given. Text is converted, so that flags may pass what the user typed.
+    *flags* holds settings by name, and the file as `config`; None means that the flag was not
+    given. Text is converted, so flags may be passed as the user typed them.
 
-    :raises ConfigError: anything is unknown or wrong; it lists all of it.
+    :raises ConfigError: a key is unknown or a value invalid; the error lists all of them.
     """
     flags = {hyphens(k): v for k, v in (flags or {}).items() if v is not None}
     environ = os.environ if environ is None else environ
@@ -116,7 +116,7 @@ def read_sources(
 
 def _check_loopback(config: Config, errors: ErrorList) -> None:
     leaks = {
-        "metrics": "other machines could read the figures",
+        "metrics": "other machines could read the metrics",
         "traces": "spans would leave the machine",
     }
     for name, leak in leaks.items():
@@ -148,7 +148,7 @@ def kv_ram_default(memory: int) -> int:
 
 
 def configuration_file(flag: Any, environ: Mapping[str, str]) -> Path | None:
-    """Return the file to read: one that is named must be there, the others may."""
+    """Return the file to read: the named file, or the first default that exists."""
     if named := flag or environ.get("INFERD_CONFIG"):
         return Path(named).expanduser().absolute()
     candidates = (platformdirs.user_config_path("inferd") / "config.toml", SYSTEM_FILE)
@@ -165,12 +165,12 @@ def _read_document(path: Path, errors: ErrorList) -> dict[str, Any]:
     except OSError as exc:
         errors.add(f"cannot be read: {exc.strerror}")
     except (ValueError, RecursionError) as exc:
-        errors.add(f"is no valid TOML: {exc}")
+        errors.add(f"is not valid TOML: {exc}")
     return {}
 
 
 _Item = tuple[str, Any, str, str]
-"""A key, its value, where an error says that they stand, and where `config show` says so."""
+"""A key, its value, its place in error messages and its origin in `config show`."""
 
 
 def _daemon_table(
@@ -182,7 +182,7 @@ def _daemon_table(
         if hyphens(key) in seen:
             errors.add(f"[daemon] {key}: given twice, in two spellings")
         seen.add(hyphens(key))
-        # A path in the file is relative to the file, wherever the daemon is started.
+        # A relative path is relative to the file, not to the daemon's working directory.
         if path and setting and setting.kind is Path and isinstance(value, str) and value:
             value = str(path.parent / Path(value).expanduser())
         yield key, value, f"{path}: [daemon] {key}", str(path)
@@ -194,7 +194,6 @@ def _variables(environ: Mapping[str, str], errors: ErrorList) -> Iterator[_Item]
         if name in known and value:
             yield known[name], value, name, name
         elif name.startswith(ENVIRONMENT_PREFIX) and name not in (*known, *ENVIRONMENT_OTHERS):
-            # Container engines set names of their own under this prefix: only a slip is refused.
-            close = difflib.get_close_matches(name, known, n=1, cutoff=SLIP_CUTOFF)
-            for candidate in close:
+            # Container engines set variables with this prefix, so only a likely typo is an error.
+            for candidate in difflib.get_close_matches(name, known, n=1, cutoff=TYPO_CUTOFF):
                 errors.add(f"{name}: unknown, did you mean {candidate}?")

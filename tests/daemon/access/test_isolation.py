@@ -235,5 +235,5 @@ def test_no_name_leads_out_of_the_registry() -> None:
             with pytest.raises(ModelNotFound):
                 own.call("swap", name="m", to=to)
         for adapter in NAMES[:9]:
-            with pytest.raises(InvalidArgument, match="is no name"):
+            with pytest.raises(InvalidArgument, match="is not a name"):
                 own.call("add_adapter", name="m", adapter=adapter, file="a.txt")

@@ -213,7 +213,7 @@ def test_serve_tells_every_error_of_its_configuration(tmp_path: Path) -> None:
     assert result.exit_code == 2
     assert "sesions-max: unknown key; did you mean 'sessions-max'?" in result.stderr
     assert "--cores: -1 is outside 0 … 4096" in result.stderr
-    assert "--shutdown-grace-s: 'long' is no number" in result.stderr
+    assert "--shutdown-grace-s: 'long' is not a number" in result.stderr
 
 
 # Small things.

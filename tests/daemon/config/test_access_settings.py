@@ -1,4 +1,4 @@
-"""Rules of access in the configuration: what they may say, and what is told of a wrong one."""
+"""Access rules in the configuration: their keys, and the errors of invalid rules."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_a_daemon_for_one_user_needs_no_rule(tmp_path: Path) -> None:
     assert load(tmp_path, "").access == ()
 
 
-def test_a_rule_says_for_whom_it_is_and_what(tmp_path: Path) -> None:
+def test_a_rule_is_read_with_users_groups_rights_and_limits(tmp_path: Path) -> None:
     config = load(
         tmp_path,
         f"""
@@ -83,7 +83,7 @@ def test_a_rule_says_for_whom_it_is_and_what(tmp_path: Path) -> None:
     )
 
 
-def test_every_key_is_one_that_a_rule_takes(tmp_path: Path) -> None:
+def test_every_declared_key_is_accepted(tmp_path: Path) -> None:
     values = {
         "users": "[1]",
         "groups": "[1]",
@@ -112,33 +112,39 @@ def test_every_key_is_one_that_a_rule_takes(tmp_path: Path) -> None:
             f"[access.r]\ngroups = ['{ROOTS}x']",
             f"[access.r] groups: there is no group '{ROOTS}x'; did you mean '{ROOTS}'?",
         ),
-        ("[access.r]\nusers = [-1]", "[access.r] users: -1 is no user's number"),
-        ("[access.r]\nusers = [4294967295]", "[access.r] users: 4294967295 is no user's number"),
-        ("[access.r]\nusers = [true]", "[access.r] users: True is no user's name or number"),
-        ("[access.r]\nusers = ['']", "[access.r] users: '' is no user's name or number"),
+        ("[access.r]\nusers = [-1]", "[access.r] users: -1 is not the number of a user"),
+        (
+            "[access.r]\nusers = [4294967295]",
+            "[access.r] users: 4294967295 is not the number of a user",
+        ),
+        (
+            "[access.r]\nusers = [true]",
+            "[access.r] users: True is not the name or number of a user",
+        ),
+        ("[access.r]\nusers = ['']", "[access.r] users: '' is not the name or number of a user"),
         (
             "[access.r]\nusers = 'ada'",
-            "[access.r] users: 'ada' is no list, or one of more than 1024",
+            "[access.r] users: 'ada' is not a list of at most 1024",
         ),
         (
             "[access.r]\ngroups = []",
-            "[access.r] groups: names nobody; without the key the rule is for everybody else",
+            "[access.r] groups: names nobody; leave out the key for everybody else",
         ),
         (
             "[access.r]\nallow = ['us']",
-            "[access.r] allow: 'us' is none of use, manage, see-all, drain",
+            "[access.r] allow: 'us' is not one of use, manage, see-all, drain",
         ),
         (
             "[access.r]\nallow = 'use'",
-            "[access.r] allow: 'use' is no list, or one of more than 1024",
+            "[access.r] allow: 'use' is not a list of at most 1024",
         ),
         (
             "[access.r]\npriority-max = 3",
-            "[access.r] priority-max: 3 is none of low, normal, high, urgent",
+            "[access.r] priority-max: 3 is not one of low, normal, high, urgent",
         ),
         ("[access.r]\nsessions-max = 0", "[access.r] sessions-max: 0 is outside 1 … 100000"),
-        ("[access.r]\nsessions-max = 1.5", "[access.r] sessions-max: 1.5 is no whole number"),
-        ("[access.r]\nsessions-max = true", "[access.r] sessions-max: True is no whole number"),
+        ("[access.r]\nsessions-max = 1.5", "[access.r] sessions-max: 1.5 is not a whole number"),
+        ("[access.r]\nsessions-max = true", "[access.r] sessions-max: True is not a whole number"),
         (
             "[access.r]\ntokens-per-minute = 1000000001",
             "[access.r] tokens-per-minute: 1000000001 is outside 1 … 1000000000",
@@ -151,25 +157,25 @@ def test_every_key_is_one_that_a_rule_takes(tmp_path: Path) -> None:
         ("access = 1", "access is 1, not a table: write [access]"),
         (
             "[access.'a b']",
-            "[access.a b] 'a b' is no name for a rule: use letters, digits, . _ -",
+            "[access.a b] 'a b' is not a name for a rule: use letters, digits, . _ -",
         ),
         (
             "[access.a]\nusers = [1]\n[access.b]\nusers = [2, 1]",
-            "[access.b] is for user 1, as [access.a] is",
+            "[access.b] applies to user 1, as [access.a] does",
         ),
         (
             "[access.a]\ngroups = [1]\n[access.b]\nusers = [1]\ngroups = [1]",
-            "[access.b] is for group 1, as [access.a] is",
+            "[access.b] applies to group 1, as [access.a] does",
         ),
-        ("[access.a]\n[access.b]", "[access.b] is for everybody else, as [access.a] is"),
+        ("[access.a]\n[access.b]", "[access.b] applies to everybody else, as [access.a] does"),
         ("[acces.a]", "unknown key 'acces'; did you mean 'access'?"),
     ],
 )
-def test_one_wrong_thing_is_named(tmp_path: Path, text: str, line: str) -> None:
+def test_an_error_names_its_place_and_value(tmp_path: Path, text: str, line: str) -> None:
     assert errors_of(tmp_path, text) == [line]
 
 
-def test_all_that_is_wrong_is_told_at_once(tmp_path: Path) -> None:
+def test_all_errors_are_reported_at_once(tmp_path: Path) -> None:
     text = "[access.a]\nusers = [-1, 'no such user']\nallow = ['x', 'y']\n[access.b]\nmy = 1\n"
     lines = errors_of(tmp_path, f"{text}[daemon]\nsessions-max = 0\n")
     assert len(lines) == 6
@@ -177,7 +183,7 @@ def test_all_that_is_wrong_is_told_at_once(tmp_path: Path) -> None:
     assert sum("[access.a] allow" in line for line in lines) == 2
 
 
-def test_so_many_rules_with_so_many_names_and_no_more(tmp_path: Path) -> None:
+def test_the_number_of_rules_and_of_their_names_is_bounded(tmp_path: Path) -> None:
     def rules(count: int) -> str:
         return "".join(f"[access.r{n}]\nusers = [{n}]\n" for n in range(count))
 
@@ -189,7 +195,7 @@ def test_so_many_rules_with_so_many_names_and_no_more(tmp_path: Path) -> None:
     [rule] = load(tmp_path, names(NAMES_MAX)).access
     assert len(rule.users) == NAMES_MAX
     [line] = errors_of(tmp_path, names(NAMES_MAX + 1))
-    assert line.endswith("is no list, or one of more than 1024")
+    assert line.endswith("is not a list of at most 1024")
 
 
 # The socket.
@@ -205,25 +211,25 @@ def test_a_mode_is_text_in_octal(tmp_path: Path, text: str, mode: int) -> None:
 @pytest.mark.parametrize(
     "value", ["'0770'", "'0460'", "'rw'", "660", "0o660", "'01660'", "''", "true"]
 )
-def test_what_is_no_mode_of_a_socket_is_refused(tmp_path: Path, value: str) -> None:
+def test_an_invalid_socket_mode_is_refused(tmp_path: Path, value: str) -> None:
     [line] = errors_of(tmp_path, f"[daemon]\nsocket-mode = {value}")
     assert line.startswith("[daemon] socket-mode: ")
 
 
-def test_a_group_is_there_or_refused(tmp_path: Path) -> None:
+def test_an_unknown_group_is_refused(tmp_path: Path) -> None:
     config = load(tmp_path, f"[daemon]\nsocket-group = '{ROOTS}'")
     assert (config.socket_group, config.socket_mode) == (ROOTS, 0o660)
     [line] = errors_of(tmp_path, f"[daemon]\nsocket-group = '{ROOTS}x'")
     assert line == f"[daemon] socket-group: there is no group '{ROOTS}x'; did you mean '{ROOTS}'?"
 
 
-def test_a_users_own_socket_is_his_alone(tmp_path: Path) -> None:
+def test_a_users_own_socket_is_open_to_that_user_alone(tmp_path: Path) -> None:
     config = load(tmp_path, f"[daemon]\nsocket = '{tmp_path}/s'")
     assert (config.socket_group, config.socket_mode) == ("", 0o600)
     assert group_default(Path("/run/user/7/inferd/inferd.sock")) == ""
 
 
-def test_the_machines_socket_is_open_to_its_group_where_the_daemon_may_give_it(
+def test_the_machines_socket_gets_its_group_if_the_daemon_may_assign_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     known = {"inferd": grp.struct_group(("inferd", "x", 4711, []))}

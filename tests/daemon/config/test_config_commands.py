@@ -1,4 +1,4 @@
-"""`inferd config`: what is wrong, what holds and who said it, what may stand in the file."""
+"""`inferd config`: check of a file, the values in force with their origins, and the schema."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from inferd.daemon.config.sources import load_config, read_sources
 from tests.daemon.command_line import document, inferd
 
 from .test_settings import (
-    test_an_adapter_that_cannot_be_is_named,
-    test_one_wrong_thing_is_named,
+    test_an_error_names_its_place_and_value,
+    test_an_error_of_an_adapter_names_its_place_and_value,
 )
 
 PAGE = (Path(__file__).resolve().parents[3] / "docs" / "configuration.md").read_text()
@@ -72,14 +72,14 @@ def rich(tmp_path: Path) -> Path:
 # check
 
 
-def test_check_says_that_a_file_is_right_and_where_it_is(rich: Path) -> None:
+def test_check_prints_the_path_of_a_valid_file(rich: Path) -> None:
     assert inferd("config", "check", str(rich)).stdout == f"{rich}: all right\n"
-    told = document(inferd("config", "check", str(rich), "--json"))
-    assert told == {"file": str(rich), "models": ["small", "v1.5"], "errors": []}
+    shown = document(inferd("config", "check", str(rich), "--json"))
+    assert shown == {"file": str(rich), "models": ["small", "v1.5"], "errors": []}
     assert inferd("config", "check").stdout.startswith("no file: the defaults hold")
 
 
-def test_check_tells_all_errors_at_once_and_ends_with_2(tmp_path: Path) -> None:
+def test_check_prints_all_errors_at_once_and_exits_with_2(tmp_path: Path) -> None:
     path = tmp_path / "wrong.toml"
     path.write_text("[daemon]\nsesions-max = 1\ncores = -1\n[defaults]\ntemp = 1000\n")
     result = inferd("config", "check", str(path), "--set", "shutdown-grace-s=long")
@@ -88,12 +88,12 @@ def test_check_tells_all_errors_at_once_and_ends_with_2(tmp_path: Path) -> None:
         "sesions-max: unknown key; did you mean 'sessions-max'?",
         "cores: -1 is outside 0 … 4096",
         "temp: 1000 is outside 0 … 100",
-        "--shutdown-grace-s: 'long' is no number",
+        "--shutdown-grace-s: 'long' is not a number",
     ):
         assert line in result.stderr
-    told = inferd("config", "check", str(path), "--json")
-    assert told.exit_code == 2
-    assert len(document(told)["error"]["data"]["errors"]) == 3
+    shown = inferd("config", "check", str(path), "--json")
+    assert shown.exit_code == 2
+    assert len(document(shown)["error"]["data"]["errors"]) == 3
     missing = inferd("config", "check", str(tmp_path / "none.toml"))
     assert missing.exit_code == 2 and "cannot be read: No such file" in missing.stderr
 
@@ -101,7 +101,7 @@ def test_check_tells_all_errors_at_once_and_ends_with_2(tmp_path: Path) -> None:
 # show
 
 
-def test_what_is_shown_is_a_file_that_says_the_same(rich: Path, tmp_path: Path) -> None:
+def test_the_shown_configuration_is_a_file_with_the_same_values(rich: Path, tmp_path: Path) -> None:
     shown = inferd("config", "show", "--config", str(rich), "--origin")
     assert shown.exit_code == 0
     again = tmp_path / "again.toml"
@@ -120,7 +120,7 @@ def test_what_is_shown_is_a_file_that_says_the_same(rich: Path, tmp_path: Path) 
     assert inferd("config", "check", str(again)).exit_code == 0
 
 
-def test_show_says_who_said_each_of_them(rich: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_show_prints_the_origin_of_each_value(rich: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("INFERD_SHUTDOWN_GRACE_S", "3")
     flags = ("--set", "sessions-max=9", "--config", str(rich))
     lines = inferd("config", "show", "--origin", *flags).stdout.splitlines()
@@ -132,10 +132,10 @@ def test_show_says_who_said_each_of_them(rich: Path, monkeypatch: pytest.MonkeyP
     assert f"temp = 0.0  # {rich} [models.small]" in lines, "a model's own"
     plain = inferd("config", "show", *flags).stdout
     assert "#" not in plain and tomllib.loads(plain)["daemon"]["sessions-max"] == 9
-    told = document(inferd("config", "show", "--json", *flags))
-    assert told["settings"]["sessions-max"] == {"value": 9, "origin": "--sessions-max"}
-    assert told["models"]["small"]["temp"]["value"] == 0.0
-    assert set(told["settings"]) == set(SETTINGS)
+    shown = document(inferd("config", "show", "--json", *flags))
+    assert shown["settings"]["sessions-max"] == {"value": 9, "origin": "--sessions-max"}
+    assert shown["models"]["small"]["temp"]["value"] == 0.0
+    assert set(shown["settings"]) == set(SETTINGS)
 
 
 RULES = """
@@ -152,26 +152,26 @@ sessions-max = 2
 """
 
 
-def test_rules_of_access_are_shown_with_what_holds_where_they_say_nothing(tmp_path: Path) -> None:
+def test_access_rules_are_shown_with_their_defaults(tmp_path: Path) -> None:
     path = tmp_path / "ruled.toml"
     path.write_text(RULES)
-    told = document(inferd("config", "show", "--config", str(path), "--json"))["access"]
-    assert list(told) == ["staff", "operators", "rest"], "in the order of the file"
-    assert all(list(rule) == list(ACCESS_KEYS) for rule in told.values())
+    shown = document(inferd("config", "show", "--config", str(path), "--json"))["access"]
+    assert list(shown) == ["staff", "operators", "rest"], "in the order of the file"
+    assert all(list(rule) == list(ACCESS_KEYS) for rule in shown.values())
     here = f"{path} [access.staff]"
-    assert told["staff"]["groups"] == {"value": [4711], "origin": here}
-    assert told["staff"]["tokens-per-minute"] == {"value": 100, "origin": here}
-    assert told["staff"]["allow"] == {"value": ["use"], "origin": "default"}
-    assert told["staff"]["priority-max"] == {"value": "high", "origin": "default"}
-    assert told["staff"]["sessions-max"] == {"value": None, "origin": "default"}
-    assert told["operators"]["users"]["value"] == ["root", 1004], "as they are named there"
-    assert told["operators"]["priority-max"]["value"] is None, "root's is another than 1004's"
+    assert shown["staff"]["groups"] == {"value": [4711], "origin": here}
+    assert shown["staff"]["tokens-per-minute"] == {"value": 100, "origin": here}
+    assert shown["staff"]["allow"] == {"value": ["use"], "origin": "default"}
+    assert shown["staff"]["priority-max"] == {"value": "high", "origin": "default"}
+    assert shown["staff"]["sessions-max"] == {"value": None, "origin": "default"}
+    assert shown["operators"]["users"]["value"] == ["root", 1004], "as they are named there"
+    assert shown["operators"]["priority-max"]["value"] is None, "root's is another than 1004's"
     lines = inferd("config", "show", "--config", str(path), "--origin").stdout.splitlines()
     assert f'priority-max = "low"  # {path} [access.rest]' in lines
     assert lines[lines.index("[access.staff]") + 2] == 'allow = ["use"]  # default'
 
 
-def test_what_is_shown_of_rules_is_a_file_by_which_everybody_may_the_same(tmp_path: Path) -> None:
+def test_shown_rules_give_every_user_the_same_rights(tmp_path: Path) -> None:
     before, again = tmp_path / "before.toml", tmp_path / "again.toml"
     before.write_text(RULES)
     again.write_text(inferd("config", "show", "--config", str(before)).stdout)
@@ -188,23 +188,23 @@ def test_a_configuration_from_a_pipe_is_read_once(tmp_path: Path) -> None:
     os.mkfifo(path)
     writer = threading.Thread(target=path.write_text, args=(RICH,))
     writer.start()
-    told = document(inferd("config", "show", "--config", str(path), "--json"))
+    shown = document(inferd("config", "show", "--config", str(path), "--json"))
     writer.join()
-    assert told["settings"]["sessions-max"] == {"value": 7, "origin": str(path)}
+    assert shown["settings"]["sessions-max"] == {"value": 7, "origin": str(path)}
 
 
-def test_the_name_of_the_file_writes_no_line_of_its_own(tmp_path: Path) -> None:
+def test_the_name_of_the_file_cannot_add_lines(tmp_path: Path) -> None:
     path = tmp_path / "a\n[models.evil]\n.toml"
     path.write_text("[daemon]\nsessions-max = 3\n")
     shown = inferd("config", "show", "--origin", "--config", str(path)).stdout
     assert "models" not in tomllib.loads(shown)
 
 
-def test_show_refuses_a_wrong_file_as_check_does(tmp_path: Path) -> None:
+def test_show_refuses_an_invalid_file_as_check_does(tmp_path: Path) -> None:
     path = tmp_path / "wrong.toml"
     path.write_text("[daemon]\ncores = true\n")
     result = inferd("config", "show", "--config", str(path))
-    assert result.exit_code == 2 and "True is no whole number" in result.stderr
+    assert result.exit_code == 2 and "True is not a whole number" in result.stderr
 
 
 # schema
@@ -216,17 +216,17 @@ def accepted(text: str) -> bool:
 
 
 def cases(test: Any) -> list[str]:
-    """Return the texts that a test of wrong configurations goes through."""
+    """Return the texts that parametrize a test of invalid configurations."""
     [mark] = [m for m in test.pytestmark if m.name == "parametrize"]
     return [arguments[0] for arguments in mark.args[1]]
 
 
-def test_the_schema_is_one_and_is_written_by_the_command() -> None:
+def test_the_command_prints_a_valid_schema() -> None:
     jsonschema.Draft202012Validator.check_schema(config_schema())
     assert document(inferd("config", "schema")) == config_schema()
 
 
-def test_what_is_right_fits_the_schema(rich: Path) -> None:
+def test_valid_files_match_the_schema(rich: Path) -> None:
     for text in (*re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL), RICH, ""):
         assert accepted(text)
     assert accepted(toml_of(in_force(read_sources({"config": rich}, {})), origins=True))
@@ -234,18 +234,18 @@ def test_what_is_right_fits_the_schema(rich: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", [t for t in cases(test_one_wrong_thing_is_named) if "= nan" not in t]
+    "text", [t for t in cases(test_an_error_names_its_place_and_value) if "= nan" not in t]
 )
-def test_what_is_refused_does_not_fit_the_schema(text: str) -> None:
-    """NaN is left out: JSON has none."""
+def test_refused_files_do_not_match_the_schema(text: str) -> None:
+    """Cases with NaN are left out, because JSON cannot express it."""
     try:
         assert not accepted(text)
     except ValueError as exc:
         assert "inf" in text and "JSON compliant" in str(exc), "JSON has no infinity, either"
 
 
-@pytest.mark.parametrize("adapters", cases(test_an_adapter_that_cannot_be_is_named))
-def test_an_adapter_that_is_refused_does_not_fit_the_schema(adapters: str) -> None:
+@pytest.mark.parametrize("adapters", cases(test_an_error_of_an_adapter_names_its_place_and_value))
+def test_a_refused_adapter_does_not_match_the_schema(adapters: str) -> None:
     if "nan" not in adapters:
         assert not accepted(f"[models.m.adapters]\n{adapters}")
 
@@ -270,5 +270,5 @@ def test_an_adapter_that_is_refused_does_not_fit_the_schema(adapters: str) -> No
         "socke = 'x'",
     ],
 )
-def test_what_is_wrong_does_not_fit_the_schema(text: str) -> None:
+def test_invalid_files_do_not_match_the_schema(text: str) -> None:
     assert not accepted(text)

@@ -1,4 +1,4 @@
-"""A setting needs one declaration: each place that has settings derives it from that."""
+"""Settings have one declaration each, from which every other place derives them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.daemon.command_line import document, inferd
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Wider(Config):
-    """The configuration with one setting more."""
+    """The configuration with an additional setting."""
 
     scratch_ms_max: int = setting(7, "a limit for tests", 1, 9, Applies.AT_ONCE)
 
@@ -55,7 +55,7 @@ def test_its_bounds_hold_in_each_source(tmp_path: Path) -> None:
         load_config({"config": file, "scratch-ms-max": "0"}, {"INFERD_SCRATCH_MS_MAX": "1.5"})
     assert caught.value.lines == [
         f"{file}: [daemon] scratch-ms-max: 10 is outside 1 … 9",
-        "INFERD_SCRATCH_MS_MAX: '1.5' is no whole number",
+        "INFERD_SCRATCH_MS_MAX: '1.5' is not a whole number",
         "--scratch-ms-max: 0 is outside 1 … 9",
     ]
 
@@ -78,7 +78,7 @@ def test_it_is_in_the_schema_and_on_the_page() -> None:
 def test_it_is_shown_with_its_origin_and_completed() -> None:
     shown = inferd("config", "show", "--origin", "--set", "scratch-ms-max=5").stdout
     assert "scratch-ms-max = 5  # --scratch-ms-max\n" in shown
-    told = document(inferd("config", "show", "--json"))["settings"]["scratch-ms-max"]
-    assert told == {"value": 7, "origin": "default"}
+    shown = document(inferd("config", "show", "--json"))["settings"]["scratch-ms-max"]
+    assert shown == {"value": 7, "origin": "default"}
     assert ("scratch-ms-max=", "a limit for tests") in completed("")
     assert applies("scratch-ms-max") is Applies.AT_ONCE

@@ -1,4 +1,4 @@
-"""Relative paths of the configuration stay below their folder, whatever links there are."""
+"""Confinement of the configuration's relative paths to their folder, despite links."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ NAMED = {
     "template": '[models.m]\nchat-template-file = "{}"',
     "default": '[defaults]\nchat-template-file = "{}"',
 }
-"""Where the configuration names files."""
+"""Keys of the configuration that name files."""
 
 
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
-    """Return the configuration's folder; secrets lie beside it, and models in one of their own."""
+    """Return the configuration's folder, beside which are secrets and a folder of models."""
     folder, models, outside = tmp_path / "etc", tmp_path / "models", tmp_path / "outside"
     for one in (folder, models, outside, folder / "below"):
         one.mkdir()
@@ -49,7 +49,7 @@ def read(place: Path, text: str) -> None:
 @pytest.mark.parametrize(
     "name", ["here", "below/there", "in", "around", "m", "not-yet", "x/not-yet"]
 )
-def test_what_lies_there_may_be_named(place: Path, key: str, name: str) -> None:
+def test_a_path_below_the_folder_is_accepted(place: Path, key: str, name: str) -> None:
     read(place, NAMED[key].format(name))
 
 
@@ -59,16 +59,16 @@ def test_what_lies_there_may_be_named(place: Path, key: str, name: str) -> None:
     ["out", "way/secret", "hop", "circle", "dangling", "only-there", "../outside/secret", "..",
      "below/../../outside/secret", "way/not-yet"],
 )  # fmt: skip
-def test_what_links_lead_out_to_may_not(place: Path, key: str, name: str) -> None:
+def test_a_path_that_leads_out_of_the_folder_is_refused(place: Path, key: str, name: str) -> None:
     with pytest.raises(ConfigError) as caught:
         read(place, NAMED[key].format(name))
     [line] = caught.value.lines
     assert name in line
-    assert "named by its whole path" in line or "cannot be followed" in line
+    assert "write an absolute path" in line or "cannot be resolved" in line
 
 
 @pytest.mark.parametrize("key", NAMED)
-def test_a_whole_path_is_the_operators_own_word(place: Path, key: str) -> None:
+def test_an_absolute_path_is_accepted(place: Path, key: str) -> None:
     read(place, NAMED[key].format(place / "out"))
 
 
@@ -81,7 +81,7 @@ def test_the_folder_itself_may_be_reached_by_links(place: Path) -> None:
         check_beneath(place / "below", place / "below" / ".." / "here")
 
 
-def test_a_link_that_comes_later_is_seen_when_the_file_is_read_again(place: Path) -> None:
+def test_a_link_added_later_is_checked_when_the_file_is_read_again(place: Path) -> None:
     text = NAMED["template"].format("not-yet")
     read(place, text)
     os.symlink(place.parent / "outside" / "secret", place / "not-yet")

@@ -1,4 +1,4 @@
-"""The configuration: precedence, ranges, and every error at once."""
+"""Reading the configuration: precedence, ranges, and all errors at once."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from inferd.daemon.config.sources import ConfigError, kv_ram_default, load_confi
 from inferd.daemon.residency.cgroups import memory_usable
 
 FROM_THE_MACHINE = ("cores", "kv-ram-bytes")
-"""Settings that are looked up where they are 0."""
+"""Settings whose 0 stands for a limit of the machine."""
 
 
 @pytest.fixture(autouse=True)
@@ -38,7 +38,7 @@ def errors_of(tmp_path: Path, text: str, environ: dict[str, str] | None = None) 
     return [line.replace(f"{tmp_path}/inferd.toml: ", "") for line in caught.value.lines]
 
 
-def test_without_any_source_the_defaults_hold(tmp_path: Path) -> None:
+def test_without_any_source_the_defaults_apply(tmp_path: Path) -> None:
     config = load_config({}, {"XDG_RUNTIME_DIR": "/run/user/7"})
     assert config.socket == Path("/run/user/7/inferd/inferd.sock")
     assert config.models_dir == tmp_path / ".local/share/inferd/models"
@@ -65,7 +65,7 @@ def test_the_table_describes_every_field_and_its_default_is_in_range() -> None:
             assert value in setting.choices
 
 
-def test_flags_come_before_the_environment_before_the_file(tmp_path: Path) -> None:
+def test_flags_override_the_environment_and_the_environment_the_file(tmp_path: Path) -> None:
     text = "[daemon]\nsessions-max = 1\ncores = 1\nshutdown_grace_s = 1\n"
     environ = {"INFERD_SESSIONS_MAX": "2", "INFERD_CORES": "2"}
     flags = {"config": write(tmp_path, text), "sessions_max": 3, "log-level": None}
@@ -109,15 +109,15 @@ def test_every_error_is_reported_at_once(tmp_path: Path) -> None:
     assert lines == [
         "[daemon] sesions-max: unknown key; did you mean 'sessions-max'?",
         "[daemon] cores: -1 is outside 0 … 4096",
-        "[daemon] shutdown-grace-s: 'long' is no number",
-        "[daemon] log_level: 'loud' is none of debug, info, warning, error",
-        "INFERD_CORES: '1.5' is no whole number",
+        "[daemon] shutdown-grace-s: 'long' is not a number",
+        "[daemon] log_level: 'loud' is not one of debug, info, warning, error",
+        "INFERD_CORES: '1.5' is not a whole number",
         "INFERD_SESSION_MAX: unknown, did you mean INFERD_SESSIONS_MAX?",
         "unknown key 'socke'; did you mean 'socket'?",
-        "[models.small] file: 3 is no path",
+        "[models.small] file: 3 is not a path",
         "[models.small] temp: 200 is outside 0 … 100; nearest: 100",
         "[models.small] unknown key 'backnd'; did you mean 'backend'?",
-        "[models.a/b] 'a/b' is no name for a model: use letters, digits, . _ -",
+        "[models.a/b] 'a/b' is not a name for a model: use letters, digits, . _ -",
         "[defaults] unknown key 'temperatur'; did you mean 'temperature'?",
     ]
 
@@ -128,10 +128,10 @@ def test_every_error_is_reported_at_once(tmp_path: Path) -> None:
         ("daemon = 1", "daemon is 1, not a table: write [daemon]"),
         ("models = []", "models is [], not a table: write [models]"),
         ("[models]\na = 1", "[models.a] is 1, not a table"),
-        ("[daemon]\ncores = true", "[daemon] cores: True is no whole number"),
+        ("[daemon]\ncores = true", "[daemon] cores: True is not a whole number"),
         ("[daemon]\nshutdown-grace-s = nan", "[daemon] shutdown-grace-s: nan is outside 0 … 86400"),
         ("[daemon]\nshutdown-grace-s = inf", "[daemon] shutdown-grace-s: inf is outside 0 … 86400"),
-        ("[daemon]\nsocket = ''", "[daemon] socket: '' is no path"),
+        ("[daemon]\nsocket = ''", "[daemon] socket: '' is not a path"),
         (
             "[daemon]\ncores = 1\n'co-res' = 1",
             "[daemon] co-res: unknown key; did you mean 'cores'?",
@@ -144,42 +144,42 @@ def test_every_error_is_reported_at_once(tmp_path: Path) -> None:
             "[defaults]\ntemp = 1\ntemperature = 1",
             "[defaults] temperature: given twice, in two spellings of temp",
         ),
-        ("[models.a]\nbackend = 'x'", "[models.a] backend: 'x' is none of llama, echo"),
+        ("[models.a]\nbackend = 'x'", "[models.a] backend: 'x' is not one of llama, echo"),
         (
             "[models.a]\nbackend = 'echo'\nfile = 'f'",
-            "[models.a] file: the echo model has none",
+            "[models.a] file: an echo model has no file",
         ),
         (
             "[models.a.echo]\nstep_ms = 1",
-            "[models.a] echo: only a model with backend = 'echo' has these",
+            "[models.a] echo: only a model with backend = 'echo' has these options",
         ),
         (
             "[models.a]\nbackend = 'echo'\n[models.a.echo]\nstep = 1",
-            "[models.a] echo: unknown key 'step'; did you mean 'step_ms'?",
+            "[models.a] echo: unknown key 'step'; did you mean 'step-ms'?",
         ),
         (
             "[models.a]\nbackend = 'echo'\n[models.a.echo]\nstep_ms = -2",
-            "[models.a] echo: step_ms: -2 is outside -1 … 1e+09",
+            "[models.a] echo: step_ms: -2 is outside -1 … 1000000000",
         ),
     ],
 )
-def test_one_wrong_thing_is_named(tmp_path: Path, text: str, line: str) -> None:
+def test_an_error_names_its_place_and_value(tmp_path: Path, text: str, line: str) -> None:
     assert errors_of(tmp_path, text) == [line]
 
 
 def test_a_broken_file_is_refused_with_the_place(tmp_path: Path) -> None:
     (line,) = errors_of(tmp_path, "[daemon\n")
-    assert line.startswith("is no valid TOML: ") and "line 1" in line
+    assert line.startswith("is not valid TOML: ") and "line 1" in line
 
 
-def test_a_named_file_must_be_there() -> None:
+def test_a_named_file_must_exist() -> None:
     with pytest.raises(ConfigError, match=r"/none/such: cannot be read: No such file"):
         load_config({"config": "/none/such"}, {})
 
 
 def test_a_huge_file_is_refused_unread(tmp_path: Path) -> None:
     (line,) = errors_of(tmp_path, "#" * ((1 << 20) + 1))
-    assert line == "is no valid TOML: larger than 1048576 bytes"
+    assert line == "is not valid TOML: larger than 1048576 bytes"
 
 
 def test_a_socket_path_longer_than_the_system_takes_is_refused() -> None:
@@ -192,7 +192,7 @@ def test_a_socket_path_longer_than_the_system_takes_is_refused() -> None:
     "name",
     [n for n, s in SETTINGS.items() if s.kind in (int, float) and n not in FROM_THE_MACHINE],
 )
-def test_each_number_is_taken_at_its_bounds_and_refused_past_them(name: str) -> None:
+def test_each_number_is_accepted_at_its_bounds_and_refused_beyond_them(name: str) -> None:
     setting = SETTINGS[name]
     assert setting.low is not None and setting.high is not None
     for good in (setting.low, setting.high):
@@ -204,7 +204,7 @@ def test_each_number_is_taken_at_its_bounds_and_refused_past_them(name: str) -> 
 
 
 @pytest.mark.parametrize("name", FROM_THE_MACHINE)
-def test_zero_is_what_the_machine_has(name: str) -> None:
+def test_zero_stands_for_the_limit_of_the_machine(name: str) -> None:
     default = load_config({}, {})
     assert load_config({name: 0}, {}) == default
     field = name.replace("-", "_")
@@ -219,10 +219,10 @@ def test_kv_states_get_an_eighth_of_the_memory_at_most_4_gib(memory: int, share:
     assert load_config({}, {}).kv_ram_bytes == kv_ram_default(memory_usable())
 
 
-def test_kv_states_serve_their_owner_unless_told_otherwise() -> None:
+def test_kv_states_serve_their_owner_by_default() -> None:
     assert load_config({}, {}).kv_share == "user"
     assert load_config({}, {"INFERD_KV_SHARE": "all"}).kv_share == "all"
-    with pytest.raises(ConfigError, match="'others' is none of user, all"):
+    with pytest.raises(ConfigError, match="'others' is not one of user, all"):
         load_config({"kv-share": "others"}, {})
 
 
@@ -276,13 +276,13 @@ def test_the_error_is_an_invalid_argument_with_the_lines_and_survives_pickling()
 
 
 @pytest.mark.parametrize("name", ["a", "smollm2", "Qwen2.5-7B_q4.x", "7", "x" * 128])
-def test_a_models_name(name: str) -> None:
+def test_a_valid_model_name_is_accepted(name: str) -> None:
     assert check_model_name(name) == name
 
 
 @pytest.mark.parametrize("name", ["", ".a", "-a", "a/b", "..", "a b", "ä", "a\n", "x" * 129])
-def test_no_models_name(name: str) -> None:
-    with pytest.raises(InvalidArgument, match="is no name for a model"):
+def test_an_invalid_model_name_is_refused(name: str) -> None:
+    with pytest.raises(InvalidArgument, match="is not a name for a model"):
         check_model_name(name)
 
 
@@ -305,22 +305,24 @@ def test_adapters_are_a_file_or_a_file_and_a_scale(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("adapters", "line"),
     [
-        ("'../a' = 'a.gguf'", "'../a' is no name for an adapter: use letters, digits, . _ -"),
-        ("a = 7", "7 is no path"),
-        ("a = ''", "'' is no path"),
-        ("a = { scale = 1 }", "None is no path"),
-        ("a = { file = 'f', scales = 1 }", "['file', 'scales'] are not file and scale"),
-        ("a = { file = 'f', scale = 101 }", "scale: 101 is no number in -100 … 100"),
-        ("a = { file = 'f', scale = nan }", "scale: nan is no number in -100 … 100"),
-        ("a = { file = 'f', scale = true }", "scale: True is no number in -100 … 100"),
+        ("'../a' = 'a.gguf'", "'../a' is not a name for an adapter: use letters, digits, . _ -"),
+        ("a = 7", "7 is not a path"),
+        ("a = ''", "'' is not a path"),
+        ("a = { scale = 1 }", "file is missing"),
+        ("a = { file = 'f', scales = 1 }", "unknown key 'scales'; did you mean 'scale'?"),
+        ("a = { file = 'f', scale = 101 }", "scale: 101 is outside -100 … 100"),
+        ("a = { file = 'f', scale = nan }", "scale: nan is outside -100 … 100"),
+        ("a = { file = 'f', scale = true }", "scale: True is not a number"),
     ],
 )
-def test_an_adapter_that_cannot_be_is_named(tmp_path: Path, adapters: str, line: str) -> None:
+def test_an_error_of_an_adapter_names_its_place_and_value(
+    tmp_path: Path, adapters: str, line: str
+) -> None:
     [error] = errors_of(tmp_path, f"[models.m.adapters]\n{adapters}")
-    assert error.startswith("[models.m] adapters.") and error.endswith(f": {line}")
+    assert error.startswith("[models.m] adapters: ") and error.endswith(f": {line}")
 
 
-def test_a_model_has_so_many_adapters_and_no_more(tmp_path: Path) -> None:
+def test_the_number_of_adapters_is_bounded(tmp_path: Path) -> None:
     def table(count: int) -> str:
         return "[models.m.adapters]\n" + "".join(f"a{i} = 'a.gguf'\n" for i in range(count))
 

@@ -178,10 +178,10 @@ def test_levels_of_rooms_come_from_flags_the_environment_or_a_table(tmp_path: Pa
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("lama=debug", "'lama' is no room: there are daemon, ipc, sessions, scheduler"),
-        ("llama=loud", "llama: 'loud' is none of debug, info, warning, error"),
-        ("debug", "'debug' is no room"),
-        ("llama", "'llama': '' is none"),
+        ("lama=debug", "'lama' is not a room: there are daemon, ipc, sessions, scheduler"),
+        ("llama=loud", "llama: 'loud' is not one of debug, info, warning, error"),
+        ("debug", "'debug' is not a room"),
+        ("llama", "'llama': '' is not one"),
     ],
 )
 def test_a_wrong_room_or_level_is_refused(text: str, told: str) -> None:
@@ -242,11 +242,11 @@ def test_a_level_that_is_said_while_a_model_loads_is_its_worker_s() -> None:
 def test_a_wrong_level_is_refused_and_changes_nothing() -> None:
     with running_daemon() as daemon, Client(daemon.socket) as client:
         before = client.log_level()
-        with pytest.raises(InvalidArgument, match="'lama' is no room"):
+        with pytest.raises(InvalidArgument, match="'lama' is not a room"):
             client.log_level({"lama": "debug", "ipc": "debug"})
         assert client.log_level() == before
         result = inferd("log-level", "scheduler=loud", socket=daemon.socket)
-        assert result.exit_code == 1 and "'loud' is none of" in result.stderr
+        assert result.exit_code == 1 and "'loud' is not one of" in result.stderr
 
 
 @pytest.mark.asyncio

@@ -98,7 +98,7 @@ def test_a_part_of_a_split_model_is_refused() -> None:
 def test_a_name_that_is_a_path_is_refused_before_anything_is_written(
     name: str, models: Path
 ) -> None:
-    with pytest.raises(InvalidArgument, match="is no name"):
+    with pytest.raises(InvalidArgument, match="is not a name"):
         fetch(LocalFile(Path("/none")), models, name=name)
     assert not models.exists()
 
