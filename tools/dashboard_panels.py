@@ -1,4 +1,4 @@
-"""The panels of the Grafana dashboard, by section: what each asks, and how it is drawn."""
+"""The panels of the Grafana dashboard, by section: their queries and styles."""
 
 from __future__ import annotations
 
@@ -96,14 +96,14 @@ def waits(title: str, family: str) -> Panel:
 
 PANELS: dict[str, tuple[Panel, ...]] = {
     "At a glance": (
-        number("Turns that run", "short", f"sum({each('num_requests_running')}) or vector(0)"),
-        number("Turns that wait", "short", f"sum({each('num_requests_waiting')}) or vector(0)"),
+        number("Running turns", "short", f"sum({each('num_requests_running')}) or vector(0)"),
+        number("Waiting turns", "short", f"sum({each('num_requests_waiting')}) or vector(0)"),
         number("First token, p95", "s", quantile(0.95, "time_to_first_token_seconds")),
         number("Generated", TOKENS, events("generation_tokens")),
-        number("Turns refused", "reqps", events("admission_rejections", CHOSEN), warns=0.001),
+        number("Requests rejected", "reqps", events("admission_rejections", CHOSEN), warns=0.001),
         number("Turns failed", "reqps", events("request_failures"), warns=0.001),
         number("Models loaded", "short", f'sum(inferd_models{{{CHOSEN}, state="ready"}})'),
-        number("Parts that fail", "short", f"sum(1 - inferd_part_works{{{CHOSEN}}})", warns=1),
+        number("Failing components", "short", f"sum(1 - inferd_component_up{{{CHOSEN}}})", warns=1),
     ),
     "Turns": (
         classes("Running", "running"),
@@ -127,10 +127,10 @@ PANELS: dict[str, tuple[Panel, ...]] = {
             empty="no turns",
         ),
         Panel(
-            "Refused for want of room",
+            "Rejected requests, by reason",
             "reqps",
             ((rate("admission_rejections", "reason", CHOSEN) + " > 0", "{{reason}}"),),
-            empty="nothing was refused",
+            empty="nothing was rejected",
             drawn=BARS,
         ),
     ),
@@ -187,7 +187,7 @@ PANELS: dict[str, tuple[Panel, ...]] = {
             ),
         ),
         Panel("Turns in a step", "short", quantiles("iteration_sequences")),
-        Panel("Rows in a step", "short", quantiles("iteration_tokens")),
+        Panel("Tokens in a step", "short", quantiles("iteration_tokens")),
     ),
     "Models and workers": (
         Panel(
@@ -205,12 +205,12 @@ PANELS: dict[str, tuple[Panel, ...]] = {
         ),
         Panel("Load time", "s", quantiles("model_load_seconds"), empty="no loads", drawn=DOTS),
         Panel(
-            "Workers that left, died, or failed to load",
+            "Worker exits, deaths and failed loads",
             "short",
             tuple(
                 (f"increase({each(family)}[$__rate_interval]) > 0", f"{{{{model_name}}}} {what}")
                 for family, what in (
-                    ("model_unloads_total", "left"),
+                    ("model_unloads_total", "unloaded"),
                     ("worker_restarts_total", "died"),
                     ("model_load_failures_total", "failed"),
                 )
@@ -230,7 +230,7 @@ PANELS: dict[str, tuple[Panel, ...]] = {
             drawn=STACKED,
         ),
         Panel(
-            "Shares of the bounds in use",
+            "Share of limits in use",
             "percentunit",
             tuple(
                 (f"{total(what, 'instance', CHOSEN)} / on (instance) {one(f'{what}_max')}", what)
@@ -240,17 +240,17 @@ PANELS: dict[str, tuple[Panel, ...]] = {
         ),
         Panel("Journal lag", "s", ((one("journal_lag_seconds"), "{{instance}}"),)),
         Panel(
-            "Silent workers",
+            "Unresponsive workers",
             "s",
-            ((each("worker_silent_seconds"), "{{model_name}}"),),
+            ((each("worker_unresponsive_seconds"), "{{model_name}}"),),
             empty="no model is loaded",
         ),
         Panel(
-            "Parts that fail",
+            "Failing components",
             "short",
             (
-                (f"sum by (instance) (1 - inferd_part_works{{{CHOSEN}}})", "{{instance}}"),
-                (f"1 - inferd_part_works{{{CHOSEN}}} > 0", "{{part}}"),
+                (f"sum by (instance) (1 - inferd_component_up{{{CHOSEN}}})", "{{instance}}"),
+                (f"1 - inferd_component_up{{{CHOSEN}}} > 0", "{{component}}"),
             ),
             top=5,
         ),

@@ -256,7 +256,7 @@ def _loaded(daemon: Daemon) -> Read:
                 kv[name, "slots"] += size
     yield "slots", slots
     yield "kv_cache_usage_perc", {key: used[key] / size for key, size in cells.items() if size}
-    yield "worker_silent_seconds", silent
+    yield "worker_unresponsive_seconds", silent
     yield "model_memory_bytes", memory
     yield "kv_bytes", kv
     config = daemon.config
@@ -298,14 +298,14 @@ def _daemon(daemon: Daemon) -> Read:
     config, memory = daemon.config, daemon.memory.status
     yield "build_info", {(__version__, str(LLAMA_BUILD_NUMBER), LLAMA_COMMIT): 1}
     yield "draining", _one(daemon.draining)
-    yield "part_works", {(p["part"],): p["works"] for p in daemon.components.describe()}
+    yield "component_up", {(p["part"],): p["works"] for p in daemon.components.describe()}
     yield "connections", _one(len(daemon.server.connections))
     yield "connections_max", _one(config.connections_max)
     yield "cores", _one(config.cores)
     free = memory["free_bytes"]
     yield "memory_free_bytes", {} if free is None else _one(free)
-    yield "memory_short", _one(bool(memory["short"]))
-    yield "memory_shortages", _one(memory["times"] or 0)
+    yield "memory_low", _one(bool(memory["short"]))
+    yield "memory_low_events", _one(memory["times"] or 0)
 
 
 _READERS: tuple[Callable[[Daemon], Read], ...] = (

@@ -1,4 +1,4 @@
-"""docs/metrics.md: every family with its labels and its meaning, made from the table."""
+"""The page docs/metrics.md: every metric family with its labels and help text."""
 
 from __future__ import annotations
 
@@ -7,25 +7,27 @@ from .families import PREFIX, SECTIONS, Family
 HEAD = """\
 # Metrics
 
-What `GET /metrics` tells, made from the code by `make docs`. The setting `metrics` says where:
-`127.0.0.1:4633` by itself, another port, a Unix socket's path, or `off`; an address that other
-machines reach is refused unless `metrics-network` is `any` (in the system service `IPAddressAllow=`
-has to name them, too). `GET /health` answers 200 with `{"status": "ok"}`, or `degraded` and which
-parts fail, and 503 while the daemon ends.
+`make docs` generates this page from the code. It lists the families that `GET /metrics` returns.
+The setting `metrics` sets the address: `127.0.0.1:4633` by default, another port, the path of a
+Unix socket, or `off`. An address that other machines can reach is rejected unless `metrics-network`
+is `any`; in the system service `IPAddressAllow=` must list those machines, too. `GET /health`
+returns 200 with `{"status": "ok"}`, or with `degraded` and the failing components, and 503 while
+the daemon shuts down.
 
-A scrape reads what the daemon knows. It loads no model, keeps none from leaving, asks no worker
-and waits for none: the figures of an engine lie in memory that it shares with the daemon, and are
-at most 0.25 s old. Those of workers that are gone stay in the sums of their model.
+A scrape reads the daemon's own state. It loads no model, does not extend a model's residency, and
+queries no worker. The counters of an engine are in memory shared with the daemon, and are at most
+0.25 s old. The counters of workers that have exited stay in the sums of their model.
 
-Whoever may connect to the loopback may read them; a Unix socket is its owner's alone. One request a
-connection, eight at a time, each within 5 s and 8 KiB.
+Any program that can connect to the loopback address can read the metrics; only the owner of a Unix
+socket can read it. The listener serves one request per connection and eight connections at a time,
+each within 5 s and 8 KiB.
 
-Names are vLLM's behind `inferd_`, where it has the same. No label holds a user, a session or a
-client. Models that came by a descriptor are `descriptor` in `model_name`, and past 256 names the
-rest is `others`. Beside these there are the usual `process_…` of the daemon's own process.
+Names are vLLM's, prefixed with `inferd_`, where vLLM has the same metric. No label holds a user, a
+session or a client. The `model_name` of a model loaded from a descriptor is `descriptor`; past 256
+names it is `others`. The usual `process_…` metrics describe the daemon's own process.
 
-[systemd/prometheus](../systemd/prometheus) has rules for alerts,
-[systemd/grafana](../systemd/grafana) a dashboard to import. A scrape job:
+[systemd/prometheus](../systemd/prometheus) has alert rules, and
+[systemd/grafana](../systemd/grafana) has a dashboard to import. A scrape job:
 
 ```yaml
 scrape_configs:
@@ -34,10 +36,10 @@ scrape_configs:
       - targets: ["127.0.0.1:4633"]
 ```
 
-The dashboard, of a Prometheus that scraped a daemon for some minutes: several programs on two
-models, a crowd that was too large, and a worker that was killed. Grafana's own panel components
-drew it, without a Grafana server (`make dashboard-picture`); [dashboard.json](dashboard.json) tells
-what they drew.
+The picture shows the dashboard with data that Prometheus scraped for some minutes, during which
+several programs used two models, too many programs connected, and a worker was killed. Grafana's
+panel components drew it without a Grafana server (`make dashboard-picture`);
+[dashboard.json](dashboard.json) has the data they drew.
 
 ![numbers at a glance; graphs of turns, tokens, models, sessions, the daemon](dashboard.png)
 """
@@ -57,7 +59,7 @@ def page() -> str:
 
 
 def shown(family: Family) -> str:
-    """Return a family's name as it is told."""
+    """Return the name of a family as the exposition has it."""
     return PREFIX + family.name + ("_total" if family.kind == "counter" else "")
 
 

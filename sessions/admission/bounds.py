@@ -63,7 +63,7 @@ class AdmissionBounds:
             return Refusal(quota.bound("tasks-waiting-max"), why)
         yours = _Bound(
             "yours",
-            "waiting-owner-max",
+            "waiting-user-max",
             tasks,
             self.tasks_owner_max,
             waiting.prompt_tokens[owner],

@@ -47,7 +47,7 @@ def test_the_daemon_had_work_to_do(told: dict[str, Any]) -> None:
         panel["title"]: max(found["greatest"] for found in panel["queries"].values())
         for panel in told["panels"]
     }
-    busy = ("Running", "Waiting", "Parked", "Tokens", "Ends", "Refused for want of room")
+    busy = ("Running", "Waiting", "Parked", "Tokens", "Ends", "Rejected requests, by reason")
     assert all(greatest[title] > 0 for title in busy), greatest
     assert told["seconds"] >= SECONDS_MIN
 

@@ -25,7 +25,7 @@ from tools.get_prometheus import MISSING, tool
 from tools.prometheus import ask, prometheus
 
 RULES = FILE.parent.parent / "prometheus" / "inferd.rules.yml"
-PAGE = FILE.parents[3] / "docs" / "metrics.md"
+PAGE = FILE.parents[2] / "docs" / "metrics.md"
 SECONDS_MAX = 60
 EXPOSED = {
     name

@@ -159,7 +159,8 @@ def test_forks_and_models_and_parts_are_counted() -> None:
         assert figures("models", state="ready") == 1
         assert figures("models", state="failed") == 1
         assert figures("models", state="cold") == 2
-        assert figures("part_works", part="journal") == figures("part_works", part="metrics") == 1
+        assert figures("component_up", component="journal") == 1
+        assert figures("component_up", component="metrics") == 1
         restarts = figures_of(daemon).families["inferd_worker_restarts"].samples
         assert [(s.labels["model_name"], s.value) for s in restarts] == [("m", 0), ("broken", 0)]
         assert figures.families["process_resident_memory_bytes"].samples[0].value > 1e6
@@ -243,9 +244,9 @@ def test_a_scrape_waits_for_no_worker() -> None:
             assert figures("generation_tokens_total", model_name="slow") > 0
             assert figures("num_requests_running", model_name="slow", priority="normal") == 1
             assert figures("models", state="ready") == 1
-            silent = figures("worker_silent_seconds", model_name="slow")
+            silent = figures("worker_unresponsive_seconds", model_name="slow")
             later = until(
-                daemon, lambda f: f("worker_silent_seconds", model_name="slow") > silent + 0.2
+                daemon, lambda f: f("worker_unresponsive_seconds", model_name="slow") > silent + 0.2
             )
             same = "generation_tokens_total"
             assert later(same, model_name="slow") == figures_of(daemon)(same, model_name="slow")
@@ -285,10 +286,10 @@ def test_the_journals_lag_is_told_while_it_cannot_be_written() -> None:
         psutil.Process(daemon.pid).rlimit(psutil.RLIMIT_FSIZE, (size // 2, -1))
         session.chat("the disk is full")
         figures = until(daemon, lambda f: f("journal_lag_seconds") > 0.3)
-        assert figures("part_works", part="journal") == 0
+        assert figures("component_up", component="journal") == 0
         psutil.Process(daemon.pid).rlimit(psutil.RLIMIT_FSIZE, (-1, -1))
         until(daemon, lambda f: f("journal_lag_seconds") == 0)
-        until(daemon, lambda f: f("part_works", part="journal") == 1)
+        until(daemon, lambda f: f("component_up", component="journal") == 1)
 
 
 def test_streams_go_on_under_a_storm_of_scrapes() -> None:
