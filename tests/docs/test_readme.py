@@ -49,7 +49,7 @@ def test_the_configuration_is_one(tmp_path: Path) -> None:
 @pytest.mark.timeout(300)
 def test_the_library_code_runs_on_a_real_model(tmp_path: Path) -> None:
     (tmp_path / "smollm2.gguf").symlink_to(smollm2())
-    config = "[defaults]\nn-predict = 12\n"
+    config = "[defaults]\nn-predict = 12\ntemp = 0\n"
     with running_daemon(config, models_dir=tmp_path) as daemon:
         done = subprocess.run(
             [sys.executable, "-c", block("python")],

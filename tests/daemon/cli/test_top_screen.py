@@ -277,6 +277,7 @@ def test_on_a_terminal_it_ends_and_leaves_the_terminal_as_it_was(
         assert termios.tcgetattr(terminal.descriptor) == before
 
 
+@pytest.mark.alone
 def test_on_a_terminal_it_follows_its_size(daemon: RunningDaemon) -> None:
     environ = {"TERM": "xterm-256color"}
     with streams(daemon, 1), on_terminal("top", socket=daemon.socket, **environ) as terminal:

@@ -113,6 +113,7 @@ def test_a_load_under_way_does_not_hold_up_the_end() -> None:
             client.result(number)
 
 
+@pytest.mark.alone
 def test_workers_die_with_a_daemon_that_is_killed_within_a_second() -> None:
     with running_daemon(SLOW) as daemon, RawClient(daemon.socket) as client:
         client.start("stream", context=client.context("slow"), prompt="x" * 1000, raw=True)
