@@ -26,6 +26,7 @@ CHECKED: tuple[str, ...] = (
     "docs/commands.md",
     "docs/configuration.md",
     "ipc/__init__.py",
+    "ipc/client",
     "ipc/handles.py",
     "ipc/paths.py",
     "ipc/payloads.py",

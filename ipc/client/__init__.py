@@ -1,4 +1,4 @@
-"""The client library: `AsyncClient`, its synchronous wrapper `Client`, and what they return."""
+"""The client library: `AsyncClient`, its synchronous wrapper `Client`, and their results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The client's connection, and any call of the protocol over it."""
+"""The client's connection to the daemon, and any call of the protocol over it."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from .retries import retrying
 
 R = TypeVar("R")
 CLOSE_S_MAX = 5.0
-"""How long a client waits for the daemon to close what it opened."""
+"""Time that the daemon has to close a client's contexts and leases."""
 
 
 class AsyncCaller:
-    """Owner of a connection to the daemon, opened and closed by `async with`.
+    """The owner of a connection to the daemon, opened and closed by `async with`.
 
-    Every call raises `Timeout` when its time is up (it is then cancelled on the daemon),
-    `ConnectionLost` when the connection was lost, and any error that the daemon returns. A call's
-    `timeout` is in seconds; without one the client's holds.
+    A call's `timeout` is in seconds; the default is the client's. Every call raises `Timeout` when
+    that time is over (the daemon then cancels the call), `ConnectionLost` when the connection was
+    lost, and any error that the daemon returns.
     """
 
     def __init__(
@@ -53,7 +53,8 @@ class AsyncCaller:
                 hint="timeouts are above 0 s, retries 0 or more",
             )
         self.resume_timeout, self.retries = resume_timeout, retries
-        self._path = Path(path) if path is not None else client_socket_path()
+        self.path = Path(path) if path is not None else client_socket_path()
+        """The daemon's socket."""
         self._timeout, self._connect_timeout = timeout, connect_timeout
         self._software = software or "inferd python client"
         self._connection: Connection | None = None
@@ -62,34 +63,29 @@ class AsyncCaller:
         self._stack = AsyncExitStack()
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} of {self._path}>"
-
-    @property
-    def path(self) -> Path:
-        """The daemon's socket."""
-        return self._path
+        return f"<{type(self).__name__} of {self.path}>"
 
     @property
     def connection(self) -> Connection:
-        """The connection that the calls go over.
+        """The connection that carries the calls.
 
         :raises ConnectionLost: the client is not open.
         """
         if self._connection is None:
             raise ConnectionLost(
-                f"the client of {self._path} is not open",
+                f"the client of {self.path} is not open",
                 hint="use it as `async with AsyncClient() as client:`",
             )
         return self._connection
 
     @property
     def server(self) -> w.ServerHello:
-        """The daemon's hello: software, protocol, limits, llama.cpp's build."""
+        """The daemon's hello: its software, protocol and limits, and llama.cpp's build."""
         return self.connection.server
 
     async def __aenter__(self) -> Self:
         if self._connection is not None:
-            raise InvalidArgument("the client is open already", hint="make another one")
+            raise InvalidArgument("the client is already open", hint="make another client")
         group = await self._stack.enter_async_context(own_group())
         try:
             self._connection = await self._connect(group)
@@ -101,13 +97,13 @@ class AsyncCaller:
 
     async def _connect(self, group: anyio.abc.TaskGroup) -> Connection:
         connection = await group.start(
-            hold_connection, str(self._path), self._software, self._connect_timeout
+            hold_connection, str(self.path), self._software, self._connect_timeout
         )
         assert isinstance(connection, Connection)
         return connection
 
     async def reconnect(self) -> None:
-        """Connect again if the connection was lost; everything that belonged to it has ended.
+        """Connect again if the connection was lost; its requests have all ended.
 
         :raises ConnectionLost: no daemon answers.
         """
@@ -127,7 +123,7 @@ class AsyncCaller:
         return await self._stack.__aexit__(kind, error, traceback)
 
     def seconds(self, timeout: float | None) -> float:
-        """Return *timeout*, or the client's."""
+        """Return *timeout*, or the client's where it is None."""
         return self._timeout if timeout is None else timeout
 
     async def call(
@@ -141,7 +137,7 @@ class AsyncCaller:
         on_event: Callable[[dict[str, Any]], None] | None = None,
         on_start: Callable[[InFlight], None] | None = None,
     ) -> R:
-        """Make any call of the protocol; *params* and *result* are its structs of `messages`."""
+        """Make any call of the protocol; *params* and *result* are structs of `messages`."""
         connection = self.connection
         deadline = time.monotonic() + self.seconds(timeout)
 

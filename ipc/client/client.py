@@ -1,4 +1,4 @@
-"""The asynchronous client: every call of the protocol, streamed turns and sessions."""
+"""The asynchronous client, with every call of the protocol, streamed turns and sessions."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from .wasi_calls import ProgressCallback
 
 
 class AsyncClient(AsyncEmbedding):
-    """A client of the daemon, under asyncio and trio::
+    """A client of the daemon, for asyncio and trio::
 
         async with AsyncClient() as client, client.session("smollm2") as session:
             async for piece in session.stream("Say hello."):
                 print(piece, end="")
 
-    *path* is the daemon's socket (without one: `INFERD_SOCKET`, the user's own, the system's).
-    *timeout* holds for each call that names none. `Busy` and its like are tried again *retries*
-    times, after the time that the daemon names, and never after the first token. *resume_timeout*
-    is how long sessions opened with `resume` try to attach again. Any number of tasks may use one
-    client.
+    *path* is the daemon's socket; the default is `INFERD_SOCKET`, else the user's own, else the
+    system's. *timeout* is the default for each call. Calls refused with `Busy` or another retryable
+    error are repeated up to *retries* times, after the time that the daemon returns, and never
+    after the first token. *resume_timeout* bounds how long sessions opened with `resume` try to
+    attach again. Any number of tasks may share a client.
     """
 
     async def load_file(
@@ -46,12 +46,13 @@ class AsyncClient(AsyncEmbedding):
         on_progress: ProgressCallback | None = None,
         timeout: float | None = None,
     ) -> Graph:
-        """Load a model file of one's own: the daemon gets its descriptor, not its path."""
+        """Load one of the user's own files: the daemon gets its descriptor, not its path."""
         try:
-            fd = await anyio.to_thread.run_sync(_open_file, path)
+            fd = await anyio.to_thread.run_sync(os.open, path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError as exc:
             raise InvalidArgument(
-                f"{os.fspath(path)} cannot be read: {exc.strerror}", hint="check path and rights"
+                f"{os.fspath(path)} cannot be read: {exc.strerror}",
+                hint="check the path and its permissions",
             ) from None
         builders: list[bytes | str] = [] if config is None else [b"", json_text(config)]
         with closing_descriptor(fd):
@@ -73,14 +74,13 @@ class AsyncClient(AsyncEmbedding):
         config: Config | None = None,
         on_progress: ProgressCallback | None = None,
     ) -> AsyncSession:
-        """Return a conversation with *model*, to be used as a context manager.
+        """Return a conversation with *model*, to use as a context manager.
 
-        *system* is its system prompt, *options* are parameters of its turns, *config* is what
-        `load_by_name_with_config` takes. With a *session_id* that is there already, its history
-        goes on, and *system* counts from the next `reset`; without *persist* nothing of it is
-        written to disk. With *resume* such a session attaches again where the connection is lost,
-        after a restart of the daemon, too, and its streams go on. *raw* turns the chat template
-        off.
+        *system* is its system prompt, *options* are parameters of its turns, *config* as in
+        `load_by_name_with_config`. If the *session_id* exists, the session continues its history,
+        and *system* applies from the next `reset`. Without *persist* nothing is written to disk.
+        With *resume*, a session with an id attaches again after its connection was lost, even by
+        a restart of the daemon, and its streams continue. *raw* turns the chat template off.
         """
         settings = SessionSettings(
             model=model,
@@ -109,10 +109,10 @@ class AsyncClient(AsyncEmbedding):
         on_queue: QueueCallback | None = None,
         traceparent: str | None = None,
     ) -> AsyncStream:
-        """Stream one turn of a context: of its input as it is, or of *prompt* added to its history
-        (by the chat template, or with *raw* unchanged).
+        """Stream one turn of a context, of its present input or of *prompt*.
 
-        *on_queue* is called with the turn's place in the queue, where it has to wait.
+        The chat template adds *prompt* to the history; with *raw* it is added unchanged. *on_queue*
+        is called with the turn's place in the queue while the turn waits.
         """
         settings = TurnSettings(
             raw=raw,
@@ -138,8 +138,9 @@ class AsyncClient(AsyncEmbedding):
         on_queue: QueueCallback | None = None,
         traceparent: str | None = None,
     ) -> AsyncStream:
-        """Resume an interrupted turn of a context that was attached again. *tokens*, *text* and
-        *reasoning* are the part that was read; the stream begins after them.
+        """Resume an interrupted turn of a context that was attached again.
+
+        *tokens*, *text* and *reasoning* are the part already read; the stream begins after them.
         """
         settings = TurnSettings(
             priority=priority,
@@ -179,7 +180,7 @@ class AsyncClient(AsyncEmbedding):
         on_queue: QueueCallback | None = None,
         traceparent: str | None = None,
     ) -> Reply:
-        """Do one turn of a context and return its whole text."""
+        """Compute one turn of a context and return its whole text; arguments as in `stream`."""
         settings = TurnSettings(
             raw=raw,
             options=options,
@@ -194,7 +195,3 @@ class AsyncClient(AsyncEmbedding):
             "chat", params, w.TurnResult, settings.timeout_s, on_event=queue_events(on_queue)
         )
         return reply_of(result)
-
-
-def _open_file(path: str | os.PathLike[str]) -> int:
-    return os.open(path, os.O_RDONLY | os.O_CLOEXEC)

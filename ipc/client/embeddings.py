@@ -1,4 +1,4 @@
-"""Embeddings, as the asynchronous client makes them."""
+"""Embeddings: the asynchronous client's call, and its result."""
 
 from __future__ import annotations
 
@@ -20,13 +20,14 @@ from .operations import AsyncOperations
 from .turn_settings import wire_seconds
 from .wasi_calls import ProgressCallback
 
-TEXTS = 64
-"""Texts of one call: so many vectors of 16 384 numbers fit its answer."""
+TEXTS_PER_CALL = 64
+"""This many vectors of 16 384 numbers fit in an answer."""
 
 
 class Embeddings(list[list[float]]):
-    """The vectors of texts: one a text, in their order. Without pooling one a token; those of each
-    text are then apart in `by_text`.
+    """The vectors of texts, one per text in their order, or without pooling one per token.
+
+    `by_text` has the vectors of each text separately.
     """
 
     def __init__(
@@ -35,16 +36,16 @@ class Embeddings(list[list[float]]):
         self.by_text = list(by_text)
         super().__init__(vector for vectors in self.by_text for vector in vectors)
         self.tokens = list(tokens)
-        """Tokens of each text."""
+        """The number of tokens of each text."""
         self.size = result.size
-        """Numbers of a vector."""
+        """The number of dimensions of a vector."""
         self.pooling = result.pooling
         self.model = result.model
         self.fingerprint = result.fingerprint
 
 
 class AsyncEmbedding(AsyncOperations):
-    """The calls that make embeddings."""
+    """The client's call for embeddings."""
 
     async def embed(
         self,
@@ -60,16 +61,15 @@ class AsyncEmbedding(AsyncOperations):
         config: Config | None = None,
         on_progress: ProgressCallback | None = None,
     ) -> Embeddings:
-        """Return the embeddings of *texts*, or of one text, made by *model*: by its name, or by a
-        graph that is loaded.
+        """Return the embeddings of one or more *texts* by *model*, a name or a loaded graph.
 
-        *pooling* is none, mean, cls, last or rank; without one the model's own, or mean.
-        *normalize* is -1 for none, 0 for a greatest number of 32760, 1 taxicab, 2 euclidean, p for
-        the p-norm. *config* and *on_progress* are as in `session`, *timeout* holds for all texts.
+        *pooling* is none, mean, cls, last or rank; the default is the model's own, else mean.
+        *normalize* is -1 for none, 0 to scale the largest number to 32760, 1 taxicab, 2 euclidean,
+        p for the p-norm. *config* and *on_progress* as in `session`; *timeout* is for all texts.
         """
         every = [texts] if isinstance(texts, str) else list(texts)
         if not every or not all(isinstance(text, str) for text in every):
-            raise InvalidArgument("embed takes a text or some texts", hint='["one", "another"]')
+            raise InvalidArgument("embed takes a text or several", hint='pass ["one", "another"]')
         params = w.EmbedParams(
             graph=0,
             texts=[],
@@ -99,12 +99,11 @@ class AsyncEmbedding(AsyncOperations):
     ) -> Embeddings:
         by_text: list[list[list[float]]] = []
         tokens: list[int] = []
-        at_once = 1 if params.pooling == "none" else TEXTS
-        for part in _parts(texts, at_once):
-            params.texts = part
-            left = deadline - time.monotonic()
-            params.timeout_s = wire_seconds(max(left, 0.001))
-            result = await self.call("embed", params, w.EmbedResult, left)
+        for batch in _batches(texts, 1 if params.pooling == "none" else TEXTS_PER_CALL):
+            params.texts = batch
+            remaining_s = deadline - time.monotonic()
+            params.timeout_s = wire_seconds(max(remaining_s, 0.001))
+            result = await self.call("embed", params, w.EmbedResult, remaining_s)
             by_text += [_vectors(data, result.size) for data in result.embeddings]
             tokens += result.tokens
         if len(by_text) != len(texts):
@@ -112,16 +111,16 @@ class AsyncEmbedding(AsyncOperations):
         return Embeddings(by_text, tokens, result)
 
 
-def _parts(items: Sequence[str], size: int) -> Iterator[list[str]]:
-    rest = iter(items)
-    while part := list(islice(rest, size)):
-        yield part
+def _batches(texts: Sequence[str], size: int) -> Iterator[list[str]]:
+    remaining = iter(texts)
+    while batch := list(islice(remaining, size)):
+        yield batch
 
 
 def _vectors(data: bytes, size: int) -> list[list[float]]:
     numbers: Any = array("f")
     if size < 1 or len(data) % (size * numbers.itemsize):
-        raise ProtocolError(f"{len(data)} bytes are no vectors of {size} numbers")
+        raise ProtocolError(f"{len(data)} bytes cannot be vectors of {size} numbers")
     numbers.frombytes(data)
     if sys.byteorder == "big":
         numbers.byteswap()

@@ -1,4 +1,4 @@
-"""inferd's own calls on sessions, models and the daemon, as methods of the asynchronous client."""
+"""inferd's own calls on contexts, models and the daemon, as the asynchronous client's methods."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .wasi_calls import AsyncWasiCalls
 
 
 class AsyncOperations(AsyncWasiCalls):
-    """The calls on contexts and on the daemon that wasi-nn does not have."""
+    """The calls that wasi-nn does not have."""
 
     async def cancel(
         self,
@@ -21,15 +21,17 @@ class AsyncOperations(AsyncWasiCalls):
         request: int | None = None,
         timeout: float | None = None,
     ) -> bool:
-        """Cancel a context's turn (for an operator also another user's), or a request by its id;
-        tell whether there was one.
+        """Cancel a context's turn, or a request by its id; return whether there was one.
+
+        An operator may cancel other users' turns.
         """
         params = w.CancelParams(request=request, context=context)
         return (await self.call("cancel", params, w.CancelResult, timeout)).cancelled
 
     async def park(self, context: int, *, timeout: float | None = None) -> bool:
-        """Let a context's turn (for an operator also another user's) give its slot to those who
-        wait, until one is free again; return whether it does.
+        """Park a context's turn: waiting tasks get its slot, and it continues in the next free one.
+
+        Returns whether it parks. An operator may park other users' turns.
         """
         params = w.ContextParams(context=context)
         return (await self.call("park", params, w.ParkResult, timeout)).parked
@@ -37,7 +39,7 @@ class AsyncOperations(AsyncWasiCalls):
     async def reset(
         self, context: int, system: str | None = None, *, timeout: float | None = None
     ) -> None:
-        """Empty a context's history; *system* is then its first message."""
+        """Clear a context's history, and begin it with *system* if that is given."""
         params = w.SystemParams(context=context, system=system)
         await self.call("reset", params, w.Empty, timeout)
 
@@ -49,8 +51,9 @@ class AsyncOperations(AsyncWasiCalls):
         session_ids: Sequence[str] = (),
         timeout: float | None = None,
     ) -> w.ForkResult:
-        """Make *n* branches of a context's present state, with *session_ids* of their own if they
-        are given; all or none.
+        """Make *n* branches of a context's present state, all or none of them.
+
+        *session_ids* are the branches' ids, if they are to have any.
         """
         params = w.ForkParams(context=context, n=n, session_ids=list(session_ids))
         return await self.call("fork_session", params, w.ForkResult, timeout)
@@ -63,7 +66,7 @@ class AsyncOperations(AsyncWasiCalls):
         tokens: int | None = None,
         timeout: float | None = None,
     ) -> w.RewindResult:
-        """Go back in a context's history by *turns*, or to its first *tokens* tokens."""
+        """Drop the last *turns* of a context's history, or all but its first *tokens* tokens."""
         params = w.RewindParams(context=context, turns=turns, tokens=tokens)
         return await self.call("rewind", params, w.RewindResult, timeout)
 
@@ -74,8 +77,9 @@ class AsyncOperations(AsyncWasiCalls):
         session_id: str | None = None,
         timeout: float | None = None,
     ) -> bool:
-        """Delete a session with all that is kept of it: by its context, or, wherever it is open, by
-        its id; return whether there was one.
+        """Delete a session and its stored data; return whether there was one.
+
+        It is named by its context or, wherever it is open, by its id.
         """
         params = w.ForgetParams(context=context, session_id=session_id)
         return (await self.call("forget", params, w.ForgetResult, timeout)).forgotten
@@ -88,41 +92,42 @@ class AsyncOperations(AsyncWasiCalls):
         priority: Priority | None = None,
         timeout: float | None = None,
     ) -> None:
-        """Let parameters, and a priority, hold for a context's turns from now on."""
+        """Set parameters and a priority for a context's next turns."""
         params = w.OptionsParams(context=context, options=options or {}, priority=priority or "")
         await self.call("set_options", params, w.Empty, timeout)
 
     async def parameters(
         self, context: int, *, timeout: float | None = None
     ) -> list[dict[str, Any]]:
-        """Return every parameter as it holds for a context: its `name`, `value` and `origin`, and
-        under `adjusted` why it is not as it was asked for.
+        """Return every parameter in force for a context, with `name`, `value` and `origin`.
+
+        `adjusted` says why a value differs from the requested one.
         """
         params = w.ContextParams(context=context)
         return (await self.call("parameters", params, w.ParametersResult, timeout)).parameters
 
     async def models(self, *, timeout: float | None = None) -> list[dict[str, Any]]:
-        """List the models."""
+        """Return the models."""
         return (await self.call("models", w.Empty(), w.ModelsResult, timeout)).models
 
     async def show(self, name: str, *, timeout: float | None = None) -> dict[str, Any]:
-        """Describe one model."""
+        """Return the description of a model."""
         result = await self.call("show", w.NamesParams(name=name), w.ModelsResult, timeout)
         return result.models[0] if result.models else {}
 
     async def unload_model(
         self, name: str, *, force: bool = False, timeout: float | None = None
     ) -> None:
-        """Unload a model (for an operator); with *force* also one that is in use."""
+        """Unload a model (for operators); with *force* even while it is in use."""
         params = w.NamesParams(name=name, force=force)
         await self.call("unload_model", params, w.Empty, timeout)
 
     async def pin(self, name: str, *, timeout: float | None = None) -> None:
-        """Let a model stay, once it is loaded, whatever else needs memory (for an operator)."""
+        """Keep a model loaded, once it is, whatever else needs memory (for operators)."""
         await self.call("pin", w.NameParams(name=name), w.Empty, timeout)
 
     async def unpin(self, name: str, *, timeout: float | None = None) -> None:
-        """Let a model leave again (for an operator)."""
+        """Permit the daemon to unload a pinned model again (for operators)."""
         await self.call("unpin", w.NameParams(name=name), w.Empty, timeout)
 
     async def swap(
@@ -133,9 +138,11 @@ class AsyncOperations(AsyncWasiCalls):
         mode: Literal["migrate", "drain"] = "migrate",
         timeout: float | None = None,
     ) -> w.SwapResult:
-        """Let the model of another name, or of a file of the models directory, take over *name*
-        (for an operator). Sessions go on: turns that run end where they began. With the mode
-        `drain`, or where memory does not hold both, the old model leaves before the new one comes.
+        """Replace the model behind *name* by another (for operators).
+
+        *to* is a model's name or a file of the models directory. Sessions continue; running turns
+        end on the old model. With the mode `drain`, or where memory does not hold both, the old
+        model is unloaded before the new one is loaded.
         """
         params = w.SwapParams(name=name, to=to, mode=mode)
         return await self.call("swap", params, w.SwapResult, timeout)
@@ -149,8 +156,9 @@ class AsyncOperations(AsyncWasiCalls):
         scale: float = 0.0,
         timeout: float | None = None,
     ) -> w.AddAdapterResult:
-        """Give the model *name* an adapter from a *file* of the models directory (for an operator).
-        Requests choose it with the parameter `lora`; those that choose none have it at *scale*.
+        """Add an adapter from a *file* of the models directory to the model *name* (for operators).
+
+        Requests select it with the parameter `lora`; for all others it has the given *scale*.
         """
         params = w.AddAdapterParams(name=name, adapter=adapter, file=file, scale=scale)
         return await self.call("add_adapter", params, w.AddAdapterResult, timeout)
@@ -158,15 +166,16 @@ class AsyncOperations(AsyncWasiCalls):
     async def remove_adapter(
         self, name: str, adapter: str, *, force: bool = False, timeout: float | None = None
     ) -> None:
-        """Take an adapter from a model (for an operator); with *force* turns that use it fail."""
+        """Remove an adapter from a model (for operators); with *force* turns that use it fail."""
         params = w.RemoveAdapterParams(name=name, adapter=adapter, force=force)
         await self.call("remove_adapter", params, w.Empty, timeout)
 
     async def sessions(
         self, *, dormant: bool = False, all_users: bool = False, timeout: float | None = None
     ) -> list[dict[str, Any]]:
-        """List the user's sessions, with *dormant* also those that sleep under their id; for an
-        operator with *all_users* those of all users.
+        """Return the user's sessions, with *dormant* also those that are not open.
+
+        With *all_users* an operator gets those of all users.
         """
         params = w.SessionsParams(dormant=dormant, all=all_users)
         return (await self.call("sessions", params, w.SessionsResult, timeout)).sessions
@@ -174,20 +183,20 @@ class AsyncOperations(AsyncWasiCalls):
     async def queue(
         self, *, all_users: bool = False, timeout: float | None = None
     ) -> list[dict[str, Any]]:
-        """List the user's tasks that wait and run; for an operator with *all_users*
-        those of all users."""
+        """Return the user's waiting and running tasks, with *all_users* (for operators) all."""
         params = w.QueueParams(all=all_users)
         return (await self.call("queue", params, w.QueueResult, timeout)).tasks
 
     async def stats(self, *, timeout: float | None = None) -> dict[str, Any]:
-        """Return the daemon's figures."""
+        """Return the daemon's statistics."""
         return (await self.call("stats", w.Empty(), w.StatsResult, timeout)).stats
 
     async def log_level(
         self, levels: Mapping[str, str] | None = None, *, timeout: float | None = None
     ) -> dict[str, str]:
-        """Let the daemon log from these *levels* on, by room (for an operator), until its
-        configuration is read again; return the levels of all rooms.
+        """Set the log levels of loggers (for operators) and return those of all loggers.
+
+        They apply until the daemon reads its configuration again.
         """
         params = w.LogLevelParams(levels=dict(levels or {}))
         return (await self.call("log_level", params, w.LogLevelResult, timeout)).levels
@@ -201,7 +210,7 @@ class AsyncOperations(AsyncWasiCalls):
         bos: bool = False,
         timeout: float | None = None,
     ) -> list[int]:
-        """Return a text's token ids; *special* reads the names of special tokens as these."""
+        """Return a text's token ids; with *special*, special tokens' names become those tokens."""
         params = w.TokenizeParams(graph=graph, text=text, special=special, bos=bos)
         return (await self.call("tokenize", params, w.TokensResult, timeout)).tokens
 
@@ -222,9 +231,10 @@ class AsyncOperations(AsyncWasiCalls):
         add_generation_prompt: bool = True,
         timeout: float | None = None,
     ) -> Rendered:
-        """Return the prompt that the model's chat template makes of *messages*, with the number of
-        its tokens. *arguments* are the template's own, such as `enable_thinking`; without
-        *add_generation_prompt* it ends with the last message.
+        """Return the prompt that the model's chat template makes of *messages*.
+
+        *arguments* are the template's own, such as `enable_thinking`. Without
+        *add_generation_prompt* the prompt ends with the last message.
         """
         params = w.TemplateParams(
             graph=graph,
@@ -237,5 +247,5 @@ class AsyncOperations(AsyncWasiCalls):
         return Rendered(result.text.decode(), result.tokens)
 
     async def drain(self, *, stop: bool = False, timeout: float | None = None) -> None:
-        """Let the daemon finish what runs and take nothing new; with *stop* it then ends."""
+        """Make the daemon finish its turns and refuse new ones; with *stop* it then ends."""
         await self.call("drain", w.DrainParams(stop=stop), w.Empty, timeout)

@@ -1,4 +1,4 @@
-"""Retries of requests that the daemon refuses for the moment."""
+"""Retries of requests that the daemon refuses for now."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from .connection.inflight import InFlightT
 RETRY_S_MAX = 30.0
 
 
-def retry_delay_s(error: InferdError, left_s: float) -> float | None:
-    """Return how long to wait before a retry after *error*, or None for no retry."""
+def retry_delay_s(error: InferdError, remaining_s: float) -> float | None:
+    """Return the delay before a retry after *error*, or None for no retry."""
     if not error.retryable or isinstance(error, ShuttingDown):
-        return None  # a daemon that ends accepts nothing more on this connection
+        return None  # a daemon that shuts down accepts nothing more on this connection
     daemon_delay_s = error.retry_after_s if isinstance(error, Busy) else 0.0
-    # Jitter, upwards only: the daemon has estimated when a retry can succeed.
+    # The jitter only adds: the daemon has estimated when a retry can succeed.
     delay_s = min(daemon_delay_s, RETRY_S_MAX) * random.uniform(1.0, 1.25)
-    return delay_s if delay_s < left_s else None
+    return delay_s if delay_s < remaining_s else None
 
 
 async def retrying(attempt: Callable[[], Awaitable[InFlightT]], retries: int) -> InFlightT:
-    """Return the request of the first *attempt* that is not refused, or of the last one.
+    """Return the request of the first *attempt* that is not refused, or of the last attempt.
 
-    With retries left it returns once an event or the end has come: after the first token nothing
-    is retried.
+    While retries remain, it returns only after the request's first event or its end: after the
+    first token nothing is retried.
     """
     while True:
         request = await attempt()
@@ -42,7 +42,7 @@ async def retrying(attempt: Callable[[], Awaitable[InFlightT]], retries: int) ->
             raise
         delay_s = None
         if request.error is not None and not request.begun:
-            delay_s = retry_delay_s(request.error, request.left_s)
+            delay_s = retry_delay_s(request.error, request.remaining_s)
         if delay_s is None:
             return request
         await anyio.sleep(delay_s)

@@ -1,4 +1,4 @@
-"""The keywords of a turn in one structure, and the messages that are made of it."""
+"""A turn's keyword arguments in one structure, and the messages made from it."""
 
 from __future__ import annotations
 
@@ -22,8 +22,7 @@ M = TypeVar("M", w.StreamParams, w.ResumeParams, w.AnswersParams)
 class TurnSettings:
     """How one turn is computed, scheduled, bounded and traced.
 
-    The methods of clients and sessions build it from their keywords; `timeout_s` is already the
-    client's where the caller gave none.
+    Methods of clients and sessions make it from their keywords, with all defaults filled in.
     """
 
     timeout_s: float
@@ -37,7 +36,7 @@ class TurnSettings:
     def stream_params(self, context: int, prompt: Prompt | None) -> w.StreamParams:
         """Return the params of `stream` or `chat` with *prompt*."""
         text, messages = turn_input(prompt)
-        return self._schedule(
+        return self._add_scheduling(
             w.StreamParams(
                 context=context,
                 prompt=text,
@@ -51,7 +50,7 @@ class TurnSettings:
     def answers_params(self, context: int, prompt: Prompt | None, n: int) -> w.AnswersParams:
         """Return the params of `answers` for *n* answers to *prompt*."""
         text, messages = turn_input(prompt)
-        return self._schedule(
+        return self._add_scheduling(
             w.AnswersParams(
                 context=context,
                 n=n,
@@ -65,8 +64,8 @@ class TurnSettings:
     def resume_params(
         self, context: int, tokens: Sequence[int], text: str, reasoning: str
     ) -> w.ResumeParams:
-        """Return the params of `resume` after *tokens*, *text* and *reasoning* were read."""
-        return self._schedule(
+        """Return the params of `resume` for the rest after *tokens*, *text* and *reasoning*."""
+        return self._add_scheduling(
             w.ResumeParams(
                 context=context,
                 tokens=list(tokens),
@@ -76,7 +75,7 @@ class TurnSettings:
             )
         )
 
-    def _schedule(self, params: M) -> M:
+    def _add_scheduling(self, params: M) -> M:
         params.priority = self.priority or ""
         params.queue_timeout_s = self.queue_timeout_s or 0.0
         params.timeout_s = wire_seconds(self.timeout_s)
@@ -85,7 +84,7 @@ class TurnSettings:
 
 
 def wire_seconds(timeout_s: float) -> float:
-    """Return a timeout as the protocol has it: 0 is none."""
+    """Return a timeout in the protocol's form, where 0 means none."""
     return 0.0 if math.isinf(timeout_s) else timeout_s
 
 
@@ -102,9 +101,9 @@ def queue_events(on_queue: QueueCallback | None) -> Callable[[dict[str, Any]], N
 
 
 def queue_event(event: dict[str, Any]) -> w.QueueEvent:
-    """Return *event* as a turn's place in the queue.
+    """Return an event with a turn's place in the queue as its struct.
 
-    :raises ProtocolError: it is not one.
+    :raises ProtocolError: the event does not fit the struct.
     """
     try:
         return msgspec.convert(event, w.QueueEvent)

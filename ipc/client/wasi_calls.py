@@ -1,4 +1,4 @@
-"""The wasi-nn calls one to one, under their own names, as methods of the asynchronous client."""
+"""The wasi-nn calls under their own names, as methods of the asynchronous client."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .turn_settings import wire_seconds
 ProgressCallback = Callable[[float], None]
 _GGUF = b"GGUF"
 _MODEL_BYTES_MIN = 4096
-"""A builder this long is a model's bytes, not its name."""
+"""A builder of at least this size is a model's bytes, not its name."""
 
 
 class AsyncWasiCalls(AsyncCaller):
@@ -33,20 +33,20 @@ class AsyncWasiCalls(AsyncCaller):
         on_progress: ProgressCallback | None = None,
         timeout: float | None = None,
     ) -> Graph:
-        """Load a model: by a builder with its name (or ``preload:NAME``), or with its bytes, which
-        go into a memfd; or by *fd*, a descriptor of its file opened for reading.
+        """Load a model by its name (or ``preload:NAME``), from its bytes, or from *fd*.
 
-        `builders[1]` may hold parameters as JSON text.
+        `builders[0]` is the name or the bytes, which are sent in a memfd; `builders[1]` may be
+        parameters as JSON text. *fd* is a descriptor of the model's file opened for reading.
         """
         parts = [b.encode() if isinstance(b, str) else bytes(b) for b in builders]
         params = w.LoadParams(
             builders=parts, encoding=encoding, target=target, progress=on_progress is not None
         )
-        own = -1
+        own_fd = -1
         if fd is None and parts and _is_model(parts[0]):
-            own = fd = await memfd(parts[0])
+            own_fd = fd = await memfd(parts[0])
             parts[0] = b""
-        with closing_descriptor(own):
+        with closing_descriptor(own_fd):
             params.fd = -1 if fd is None else 0
             descriptors = () if fd is None else (fd,)
             return await self._load("load", params, on_progress, timeout, descriptors)
@@ -70,7 +70,7 @@ class AsyncWasiCalls(AsyncCaller):
         on_progress: ProgressCallback | None = None,
         timeout: float | None = None,
     ) -> Graph:
-        """Load a model by its name; the parameters of *config* hold for this graph."""
+        """Load a model by its name, with the parameters of *config* for this graph."""
         params = w.LoadByNameWithConfigParams(
             name=name, config=json_text(config), progress=on_progress is not None
         )
@@ -110,8 +110,9 @@ class AsyncWasiCalls(AsyncCaller):
         persist: bool = True,
         timeout: float | None = None,
     ) -> Context:
-        """Open an execution context with an id, or come back to it and its history; without
-        *persist* nothing of it is written to disk.
+        """Open an execution context with an id, or attach to the existing one and its history.
+
+        Without *persist* nothing is written to disk.
         """
         params = w.SessionParams(graph=graph, session_id=session_id, persist=persist)
         call = "init_execution_context_with_session_id"
@@ -120,9 +121,9 @@ class AsyncWasiCalls(AsyncCaller):
     async def set_input(
         self, context: int, index: int, tensor: TensorLike, *, timeout: float | None = None
     ) -> None:
-        """Give a context its prompt (it replaces the history), or at index 1 parameters as JSON.
+        """Set a context's prompt, which replaces the history, or at index 1 parameters as JSON.
 
-        What does not fit into a frame goes into a memfd.
+        A tensor that does not fit into a frame is sent in a memfd.
         """
         with closing(Payload()) as packed:
             params = w.SetInputParams(
@@ -140,9 +141,7 @@ class AsyncWasiCalls(AsyncCaller):
         timeout: float | None = None,
         traceparent: str | None = None,
     ) -> w.ComputeResult:
-        """Compute a whole turn on the context's input, or on named tensors, and then answer with
-        named outputs.
-        """
+        """Compute a whole turn on the context's input, or on named tensors with named outputs."""
         with closing(Payload()) as packed:
             named = None
             if inputs is not None:
@@ -170,9 +169,9 @@ class AsyncWasiCalls(AsyncCaller):
     ) -> bytes:
         """Compute the next token and return its text, as `get_output_single` would.
 
-        :raises EndOfSequence: the turn has ended; the metadata at index 1 says why.
+        :raises EndOfSequence: the turn has ended; the metadata at index 1 has the reason.
         """
-        # No timeout_s: on the daemon it would bound the turn, while here it bounds one token.
+        # timeout_s is not sent: the daemon would apply it to the turn, but here it is for a token.
         params = w.ComputeSingleParams(
             context=context,
             priority=priority or "",
@@ -186,7 +185,7 @@ class AsyncWasiCalls(AsyncCaller):
     ) -> bytes:
         """Return the text so far, or at index 1 the metadata as JSON.
 
-        :raises TooLarge: it has more than *size_max* bytes (−1: no bound).
+        :raises TooLarge: the output has more than *size_max* bytes (-1 for no bound).
         """
         params = w.GetOutputParams(context=context, index=index, size_max=size_max)
         return (await self.call("get_output", params, w.OutputResult, timeout)).data
@@ -199,25 +198,25 @@ class AsyncWasiCalls(AsyncCaller):
         return (await self.call("get_output_single", params, w.OutputResult, timeout)).data
 
     async def fini_single(self, context: int, *, timeout: float | None = None) -> None:
-        """End the turn; the history keeps what was read."""
+        """End the turn; the history keeps the tokens that were read."""
         await self.call("fini_single", w.ContextParams(context=context), w.Empty, timeout)
 
     async def finalize_execution_context(
         self, context: int, *, keep: bool = False, timeout: float | None = None
     ) -> None:
-        """Close a context; with *keep*, one with a session id can be come back to."""
+        """Close a context; with *keep*, clients can attach to its session id again."""
         params = w.FinalizeParams(context=context, keep=keep)
         await self.call("finalize_execution_context", params, w.Empty, timeout)
 
     async def close_execution_context(self, context: int, *, timeout: float | None = None) -> None:
-        """Close a context (the name that wasi_nn_backend gives it)."""
+        """Close a context, under the name that wasi_nn_backend uses."""
         params = w.FinalizeParams(context=context)
         await self.call("close_execution_context", params, w.Empty, timeout)
 
     async def unload(self, graph: int, *, keep: bool = False, timeout: float | None = None) -> None:
         """End this lease on a model, and its contexts; their outputs can still be read.
 
-        With *keep* the model stays, as long as the daemon keeps an idle one.
+        With *keep* the model stays loaded as long as the daemon keeps an idle one.
         """
         await self.call("unload", w.UnloadParams(graph=graph, keep=keep), w.Empty, timeout)
 
@@ -235,7 +234,7 @@ class AsyncWasiCalls(AsyncCaller):
         timeout: float | None = None,
         traceparent: str | None = None,
     ) -> str:
-        """Take a prompt as it stands and return the answer; the context keeps both."""
+        """Compute the answer to an unchanged prompt; the context's history keeps both."""
         params = w.PromptComputeParams(
             context=context,
             prompt=prompt,
@@ -246,7 +245,7 @@ class AsyncWasiCalls(AsyncCaller):
         return (await self.call("prompt_compute", params, w.PromptComputeResult, timeout)).text
 
     async def init_backend(self, config: Config = "", *, timeout: float | None = None) -> list[str]:
-        """Return the keys of a backend configuration that are set aside: the operator's."""
+        """Return the keys of a backend configuration that the daemon ignores: the operator's."""
         params = w.InitBackendParams(config=json_text(config))
         return (await self.call("init_backend", params, w.InitBackendResult, timeout)).ignored
 
@@ -266,7 +265,7 @@ class AsyncWasiCalls(AsyncCaller):
         timeout: float | None = None,
         traceparent: str | None = None,
     ) -> Reply:
-        """Do one turn by the chat template; the history is kept."""
+        """Compute one turn by the chat template and add it to the history."""
         with closing(Payload()) as packed:
             params = w.RunInferenceParams(
                 context=context,

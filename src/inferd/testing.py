@@ -19,7 +19,6 @@ import sys
 import tempfile
 import threading
 from pathlib import Path
-from types import TracebackType
 
 import anyio.to_thread
 
@@ -164,12 +163,7 @@ class RunningDaemon:
         self.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         try:
             self.stop()
         finally:
@@ -179,14 +173,9 @@ class RunningDaemon:
         await anyio.to_thread.run_sync(self.start)
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         with anyio.CancelScope(shield=True):
-            await anyio.to_thread.run_sync(self.__exit__, kind, error, traceback)
+            await anyio.to_thread.run_sync(self.__exit__)
 
 
 def running_daemon(

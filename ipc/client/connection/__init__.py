@@ -1,1 +1,1 @@
-"""The client's end of the socket: connecting, requests in flight, outbox."""
+"""The client's end of the socket: connecting, requests in flight, sending."""

@@ -1,10 +1,10 @@
-"""Connecting to a daemon: the socket, the connection's tasks, errors before the hello."""
+"""Connecting to a daemon: the socket, the connection's tasks, errors until the hello."""
 
 from __future__ import annotations
 
 import socket
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import anyio
 import anyio.abc
@@ -17,7 +17,7 @@ _CONNECT_PAUSE_S = 0.02
 
 @asynccontextmanager
 async def own_group() -> AsyncIterator[anyio.abc.TaskGroup]:
-    """Yield a task group that ends with its body, whose error is raised as it is, ungrouped."""
+    """Yield a task group that ends with its body; the body's error is raised ungrouped."""
     error: BaseException | None = None
     async with anyio.create_task_group() as group:
         try:
@@ -25,7 +25,7 @@ async def own_group() -> AsyncIterator[anyio.abc.TaskGroup]:
         except anyio.get_cancelled_exc_class():
             raise
         except BaseException as exc:
-            error = exc  # kept out of the group, which would wrap it
+            error = exc  # the group would wrap it
         finally:
             group.cancel_scope.cancel()
     if error is not None:
@@ -42,33 +42,26 @@ async def hold_connection(
     """Connect, run the connection's tasks until it is lost, and close it.
 
     :raises ConnectionLost: no daemon answers there.
-    :raises PermissionDenied: the socket is not for this user.
+    :raises PermissionDenied: this user may not use the socket.
     :raises VersionMismatch: the daemon speaks another major version.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as sock:
         sock.setblocking(False)
         connection = Connection(sock, path)
         async with own_group() as group:
-            with _connect_timeout(path, timeout_s):
+            with anyio.move_on_after(timeout_s) as scope:
                 await _connect(sock, path)
                 group.start_soon(connection.read_frames)
                 group.start_soon(connection.write_frames)
                 group.start_soon(connection.watch_deadlines)
                 await connection.greet(software)
+            if scope.cancelled_caught:
+                raise ConnectionLost(
+                    f"the daemon at {path} did not answer within {timeout_s:g} s",
+                    hint="see `inferd status` and the daemon's log, or raise connect_timeout",
+                )
             task_status.started(connection)
             await connection.ended.wait()
-
-
-@contextmanager
-def _connect_timeout(path: str, timeout_s: float) -> Iterator[None]:
-    try:
-        with anyio.fail_after(timeout_s):
-            yield
-    except TimeoutError:
-        raise ConnectionLost(
-            f"the daemon at {path} did not answer within {timeout_s:g} s",
-            hint="see `inferd status` and the daemon's log, or raise connect_timeout",
-        ) from None
 
 
 async def _connect(sock: socket.socket, path: str) -> None:
@@ -77,7 +70,7 @@ async def _connect(sock: socket.socket, path: str) -> None:
             sock.connect(path)
             return
         except BlockingIOError:
-            await anyio.sleep(_CONNECT_PAUSE_S)  # the daemon's backlog is full; nothing to wait on
+            await anyio.sleep(_CONNECT_PAUSE_S)  # the backlog is full; no event reports space
         except OSError as exc:
             raise _connect_error(path, exc) from None
 
@@ -86,7 +79,7 @@ def _connect_error(path: str, exc: OSError) -> InferdError:
     if isinstance(exc, PermissionError):
         return PermissionDenied(
             f"the socket {path} is not open to this user",
-            hint="ask whoever runs that daemon, or start your own with `inferd serve`",
+            hint="ask the daemon's operator for access, or start your own with `inferd serve`",
         )
     if isinstance(exc, FileNotFoundError | ConnectionRefusedError | ConnectionResetError):
         return ConnectionLost(
@@ -94,6 +87,6 @@ def _connect_error(path: str, exc: OSError) -> InferdError:
             hint="start it with `inferd serve`, or set INFERD_SOCKET to its socket",
         )
     return InvalidArgument(
-        f"{path} is no socket that can be connected to: {exc.strerror or exc}",
-        hint="a socket's path has at most 107 bytes; set INFERD_SOCKET or pass `path`",
+        f"cannot connect to {path}: {exc.strerror or exc}",
+        hint="set INFERD_SOCKET or pass `path`; a socket's path has at most 107 bytes",
     )

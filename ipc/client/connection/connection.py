@@ -1,8 +1,8 @@
-"""The client's end of the socket: requests in flight by id, their events, credit and deadlines.
+"""The client's connection: requests in flight by id, their events, credit and deadlines.
 
-Everything runs on one event loop (asyncio or trio), in three tasks: the reader, the writer (what
-the socket does not take at once) and the clock (which ends requests whose time is up, so that no
-timer is made per call or per token).
+Everything runs on one event loop (asyncio or trio), in three tasks. The reader receives frames, the
+writer sends the data that the socket did not accept at once, and the deadline watcher times out
+requests, so that neither a call nor a token needs a timer.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ from .outbox import Outbox
 
 _EVENT = int(Kind.EVENT)
 _CANCELS_MAX = 16
-"""Of the requests that the daemon allows in flight, so many are kept for cancels."""
+"""The number of the requests allowed in flight that is reserved for cancels."""
 _OUTBOX_BYTES_MAX = 16 << 20
 
 _decode = msgspec.msgpack.Decoder(list[Any]).decode
 
 
 class Connection:
-    """A connection that has said hello. Its methods belong to the loop that runs it."""
+    """A connection to the daemon; all methods except `run_soon` run on its loop."""
 
     def __init__(self, sock: socket.socket, path: str):
         self.path = path
@@ -60,10 +60,10 @@ class Connection:
         self._in_flight: dict[int, InFlight] = {}
         self._in_flight_max = 1
         self._cancels: set[int] = set()
-        self._cancels_waiting: deque[InFlight] = deque()
-        self._soon: deque[Callable[[], object]] = deque()
+        self._to_cancel: deque[InFlight] = deque()
+        self._actions: deque[Callable[[], object]] = deque()
         self._space = anyio.Event()
-        """Set when a waiting request may be sent."""
+        """Set when waiting requests are to check again whether they may be sent."""
         self._greeted = anyio.Event()
         self.ended = anyio.Event()
         """Set when the connection was lost."""
@@ -83,19 +83,19 @@ class Connection:
     async def start_request(
         self, request: InFlight, params: Any, descriptors: Sequence[int] = ()
     ) -> None:
-        """Send *request*; waits only while too many are in flight or too much is unsent.
+        """Send *request*; wait only while too many are in flight or too much data is unsent.
 
         :raises ConnectionLost: the connection was lost.
         :raises Timeout: the request's deadline passed while it waited here.
         :raises TooLarge: the params do not fit into a frame.
         """
         while not self._may_send():
-            with anyio.move_on_after(request.left_s) as scope:
+            with anyio.move_on_after(request.remaining_s) as scope:
                 if self._space.is_set():
                     self._space = anyio.Event()
                 await self._space.wait()
             if scope.cancelled_caught:
-                raise Timeout(f"{request.call}: {len(self._in_flight)} calls are in flight before")
+                raise Timeout(f"{request.call}: {len(self._in_flight)} earlier calls are in flight")
         self._send_request(request, params, descriptors)
 
     def _may_send(self) -> bool:
@@ -112,7 +112,7 @@ class Connection:
         if len(frame) - 4 > bytes_max:
             raise TooLarge(
                 f"{request.call} takes a frame of {len(frame)} bytes; the limit is {bytes_max}",
-                hint="pass a large prompt through set_input: it goes into a memfd",
+                hint="pass a large prompt through set_input, which sends it in a memfd",
                 data={"bytes": len(frame), "frame_bytes_max": bytes_max},
             )
         self._in_flight[request.id] = request
@@ -136,7 +136,7 @@ class Connection:
             self._outbox.send(pack_message((Kind.CREDIT, request.id, events)))
 
     def post_request(self, call: str, params: Any) -> None:
-        """Send a request without waiting for its answer, unless too many are in flight."""
+        """Send a request whose answer nobody awaits, unless too many are in flight."""
         if self._lost is None and self._may_send():
             self._send_request(InFlight(call, math.inf), params, ())
 
@@ -145,48 +145,44 @@ class Connection:
         if request.answered or request.abandoned or os.getpid() != self._pid:
             return
         request.abandoned = True
-        self._cancels_waiting.append(request)
+        self._to_cancel.append(request)
         self._send_cancels()
 
     def run_soon(self, action: Callable[[], object]) -> None:
-        """Run *action* in the clock task, soon: for `__del__`, which may run at any point, in any
-        thread, and after a fork.
+        """Run *action* soon in the deadline watcher.
+
+        It serves `__del__`, which may run at any point, in any thread, and after a fork.
         """
         if self._lost is None and os.getpid() == self._pid:
-            self._soon.append(action)
+            self._actions.append(action)
             if threading.get_ident() == self._thread:
                 self._tick.set()
 
     def _send_cancels(self) -> None:
-        while self._cancels_waiting and len(self._cancels) < _CANCELS_MAX:
-            request = self._cancels_waiting.popleft()
+        while self._to_cancel and len(self._cancels) < _CANCELS_MAX:
+            request = self._to_cancel.popleft()
             if not request.answered:
                 number = next(self._ids)
                 self._cancels.add(number)
                 params = {"request": request.id}
                 self._outbox.send(pack_message((Kind.REQUEST, number, "cancel", params)))
 
-    # The reader's side.
-
     async def read_frames(self) -> None:
-        """Read frames until the connection ends; requests then in flight fail."""
+        """Read frames until the connection ends; the requests then in flight fail."""
         self._end = ConnectionLost(
             f"the client's connection to {self.path} is closed", hint="open a new client"
         )
         try:
-            await self._read_until_end()
+            if isinstance(current_token().native_token, asyncio.AbstractEventLoop):
+                await read_until_end(self._socket, self._read_some)
+                return
+            while self._read_some():  # trio
+                await anyio.wait_readable(self._socket)
         finally:
             self._lose(self._end)
 
-    async def _read_until_end(self) -> None:
-        if isinstance(current_token().native_token, asyncio.AbstractEventLoop):
-            await read_until_end(self._socket, self._read_some)
-            return
-        while self._read_some():  # trio
-            await anyio.wait_readable(self._socket)
-
     def _read_some(self) -> bool:
-        """Read once and handle the messages; return whether more may come; if not, set `_end`."""
+        """Read once and handle the messages; at the end, set `_end` and return False."""
         try:
             data = self._socket.recv(READ_BYTES)
             if not data:
@@ -200,17 +196,17 @@ class Connection:
         except BlockingIOError:
             return True
         except OSError as exc:
-            self._end = ConnectionLost(f"the connection to {self.path} broke: {exc.strerror}")
+            self._end = ConnectionLost(f"the connection to {self.path} failed: {exc.strerror}")
         except InferdError as exc:
             self._end = exc
         except (msgspec.DecodeError, IndexError, TypeError) as exc:
-            self._end = ProtocolError(f"a frame of the daemon cannot be read: {exc}")
+            self._end = ProtocolError(f"a frame from the daemon cannot be read: {exc}")
         else:
             return True
         return False
 
     def _handle_message(self, message: list[Any]) -> InferdError | None:
-        """Handle one message; return the error of a goodbye."""
+        """Handle a message; return the error if it is a goodbye."""
         kind = message[0]
         if kind == _EVENT:
             request = self._in_flight.get(message[1])
@@ -258,7 +254,7 @@ class Connection:
         self._lost = error
         requests = list(self._in_flight.values())
         self._in_flight.clear()
-        self._cancels_waiting.clear()
+        self._to_cancel.clear()
         self._outbox.close()
         for request in requests:
             request.answered = request.lost = True
@@ -267,14 +263,12 @@ class Connection:
         self._space.set()
         self.ended.set()
 
-    # The clock's side.
-
     async def watch_deadlines(self) -> None:
-        """End requests whose deadline has passed, and run the actions of `run_soon`, for ever."""
+        """Time out requests at their deadlines, and run the actions of `run_soon`."""
         while True:
             self._tick = anyio.Event()
-            while self._soon:
-                self._soon.popleft()()
+            while self._actions:
+                self._actions.popleft()()
             now = time.monotonic()
             open_requests = [r for r in self._in_flight.values() if not r.done]
             for request in open_requests:
@@ -289,7 +283,7 @@ class Connection:
         self.abandon_request(request)
 
     async def write_frames(self) -> None:
-        """Send what the socket does not take at once, for ever."""
+        """Send the data that the socket did not accept at once."""
         await self._outbox.write_unsent()
 
     async def greet(self, software: str) -> None:
@@ -306,5 +300,5 @@ class Connection:
 
 def _as_map(value: Any) -> dict[str, Any]:
     if type(value) is not dict:
-        raise TypeError(f"a {type(value).__name__} where a map belongs")
+        raise TypeError(f"a {type(value).__name__} instead of a map")
     return value

@@ -1,4 +1,4 @@
-"""One call under way, as the client sees it."""
+"""A call under way at the client's end."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ....backends.errors import InferdError, error_from_wire
 
 
 class RequestOwner(Protocol):
-    """The connection that a request was sent on."""
+    """The connection over which a request was sent."""
 
     def grant_credit(self, request: InFlight, events: int) -> None:
         """Allow the daemon *events* more events of *request*."""
@@ -24,16 +24,15 @@ class RequestOwner(Protocol):
         """Cancel *request* on the daemon; its events are dropped."""
 
     def run_soon(self, action: Callable[[], object]) -> None:
-        """Run *action* on the connection's loop, soon; callable from `__del__`."""
+        """Run *action* soon on the connection's loop; `__del__` may call this."""
 
 
 class InFlight:
-    """A request, its events and its result. Its connection writes it, its caller reads it.
+    """A request, its events and its result. Its connection writes them, its caller reads them.
 
-    `done`: the caller's side is over, with a result or an error. `answered`: the daemon's side is
-    over too; a request that was timed out or abandoned is done before it is answered. `begun`: an
-    event has arrived, read or not. `lost`: the connection was lost before the answer arrived.
-    `connection`: where it was sent.
+    `done`: the request has a result or an error for the caller. `answered`: the daemon has finished
+    it too, which for a request that was timed out or abandoned happens after `done`. `begun`: an
+    event has arrived, read or not. `lost`: the connection was lost before the answer.
     """
 
     __slots__ = (
@@ -53,7 +52,7 @@ class InFlight:
         self._wake: asyncio.Event | anyio.Event | None = None
 
     @property
-    def left_s(self) -> float:
+    def remaining_s(self) -> float:
         """Seconds until the deadline."""
         return self.deadline - time.monotonic()
 
@@ -72,28 +71,28 @@ class InFlight:
     def outcome(self) -> dict[str, Any]:
         """Return the result of a request that is done.
 
-        :raises InferdError: it failed; every caller gets an exception of its own.
+        :raises InferdError: it failed; each caller gets a separate exception.
         """
         if self.error is not None:
             raise error_from_wire(self.error.to_wire())
         return self.result
 
     async def wait(self) -> None:
-        """Return when an event waits to be read, or the end is there."""
+        """Wait until there is an event to read, or the request is done."""
         while not self.done and not self.events:
-            await self._changed()
+            await self._wait_for_change()
 
     async def wait_begun(self) -> None:
-        """Return when the first event has come, or the end."""
+        """Wait until the first event has arrived, or the request is done."""
         while not self.done and not self.begun:
-            await self._changed()
+            await self._wait_for_change()
 
     async def wait_answered(self) -> None:
-        """Return when the daemon has answered, or the connection is gone."""
+        """Wait until the daemon has answered, or the connection was lost."""
         while not self.answered:
-            await self._changed()
+            await self._wait_for_change()
 
-    async def _changed(self) -> None:
+    async def _wait_for_change(self) -> None:
         if self._wake is None:
             self._wake = _new_event()
         await self._wake.wait()
@@ -104,7 +103,7 @@ class InFlight:
             return
         wake.set()
         if isinstance(wake, asyncio.Event):
-            wake.clear()  # those who wait go on all the same; a new one per token costs 30 us
+            wake.clear()  # waiting tasks wake all the same; a new event per token costs 30 us
         else:
             self._wake = None
 
@@ -118,9 +117,9 @@ def _new_event() -> asyncio.Event | anyio.Event:
 
 
 class InFlightThread(InFlight):
-    """A request whose events another thread reads from `pieces`; None stands for the end.
+    """A request whose events another thread reads from `pieces`, which ends with None.
 
-    The reader task puts events there itself: no task and no call into the loop per token.
+    The reader task fills the queue itself: a token needs neither a task nor a call to the loop.
     """
 
     __slots__ = ("pieces",)
@@ -130,7 +129,7 @@ class InFlightThread(InFlight):
         self.pieces: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
 
     def add_event(self, event: dict[str, Any]) -> None:
-        """Add an event that the connection received."""
+        """Add an event for the reading thread."""
         self.begun = True
         self.pieces.put(event)
         self._notify()

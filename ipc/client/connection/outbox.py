@@ -1,4 +1,4 @@
-"""Sending over a socket: whole frames, in order, never cut short by a cancelled caller."""
+"""Sending of whole frames over a socket, in order; cancelling a caller never truncates one."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import anyio
 
 
 class Outbox:
-    """Sends at once what the socket takes; `write_unsent` sends the rest. One loop owns it.
+    """Sends at once as much as the socket accepts; `write_unsent` sends the rest.
 
-    A caller never waits in the middle of a frame, so that a cancelled one leaves none half sent.
+    One loop owns it. `send` never waits, so a cancelled caller cannot leave half a frame.
     """
 
     def __init__(self, sock: socket.socket):
@@ -23,16 +23,16 @@ class Outbox:
         self._waiting = anyio.Event()
 
     def send(self, frame: bytes, descriptors: Sequence[int] = ()) -> None:
-        """Send *frame*, with *descriptors* beside its first byte; they stay the caller's."""
-        sent = 0 if self._unsent else self._try(frame, descriptors)
+        """Send *frame* with *descriptors*, which stay the caller's, at its first byte."""
+        sent = 0 if self._unsent else self._try_send(frame, descriptors)
         if sent == len(frame):
             return
-        kept = [] if sent else [os.dup(fd) for fd in descriptors]
-        self._unsent.append((memoryview(frame)[sent:], kept))
+        duplicates = [] if sent else [os.dup(fd) for fd in descriptors]
+        self._unsent.append((memoryview(frame)[sent:], duplicates))
         self.unsent_bytes += len(frame) - sent
         self._waiting.set()
 
-    def _try(self, data: bytes | memoryview, descriptors: Sequence[int]) -> int:
+    def _try_send(self, data: bytes | memoryview, descriptors: Sequence[int]) -> int:
         try:
             if not descriptors:
                 return self._socket.send(data)
@@ -40,12 +40,10 @@ class Outbox:
         except BlockingIOError:
             return 0
         except OSError:
-            # The daemon has closed its end. The reader task finds its goodbye and the end: both
-            # would be lost if the connection were given up here.
-            return len(data)
+            return len(data)  # the daemon closed its end; the reader task must still read a goodbye
 
     async def write_unsent(self) -> None:
-        """Send what the socket did not take at once, for ever."""
+        """Send the data that the socket did not accept at once, until cancelled."""
         while True:
             await self._waiting.wait()
             self._waiting = anyio.Event()
@@ -55,7 +53,7 @@ class Outbox:
 
     def _send_first(self) -> None:
         data, descriptors = self._unsent[0]
-        sent = self._try(data, descriptors)
+        sent = self._try_send(data, descriptors)
         self.unsent_bytes -= sent
         if sent:
             self._unsent[0] = (data[sent:], [])

@@ -1,1 +1,1 @@
-"""Sessions as the client holds them: attaching, turns, resuming."""
+"""Sessions at the client's end: attaching, turns, resuming."""

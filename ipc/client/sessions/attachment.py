@@ -1,4 +1,4 @@
-"""Where a session is: its lease on a model and its context, on one connection or the next."""
+"""A session's attachment to the daemon: its lease on a model, its context, its connection."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ from .session_settings import SessionSettings
 
 RETRY_PAUSE_S = 0.05
 RETRY_PAUSE_S_MAX = 1.0
-"""Between two attempts to attach again: at first, and at last."""
+"""The first and the longest pause between two attempts to attach again."""
 Handle = TypeVar("Handle", bound=int)
 
 
 class Attachment:
     """A session's graph and context, both None while it is not open, and their `connection`.
 
-    Where the settings say `resume` it attaches again by the session's id after its connection was
-    lost. `has_history`: the daemon must have the session's history then.
+    If the settings have `resume`, it attaches again by the session's id after its connection was
+    lost. With `has_history` the daemon must then still have the session's history.
     """
 
     def __init__(self, client: AsyncOperations, settings: SessionSettings):
@@ -57,7 +57,7 @@ class Attachment:
 
     @property
     def live_context(self) -> Context:
-        """The context.
+        """The context of an open session.
 
         :raises ConnectionLost: its connection was lost, and the session does not resume.
         """
@@ -67,7 +67,7 @@ class Attachment:
         return context
 
     async def open(self) -> None:
-        """Lease the model, open the context, and give it its system prompt and its options."""
+        """Lease the model, open the context, and set its system prompt and options."""
         if self.settings.resume:
             await self._client.reconnect()
         try:
@@ -82,7 +82,7 @@ class Attachment:
             await self._initialize()
 
     async def _open_context(self) -> None:
-        """Lease the model and open the context; leave nothing behind where that fails."""
+        """Lease the model and open the context; if either fails, close both."""
         client, settings = self._client, self.settings
         self.connection = client.connection
         try:
@@ -110,14 +110,14 @@ class Attachment:
             await self._client.set_options(context, settings.options, priority=settings.priority)
 
     def branch(self, context: Context, settings: SessionSettings) -> Attachment:
-        """Return the attachment of a branch, which lives on this one's lease."""
+        """Return the attachment of a branch, which shares this lease."""
         branch = Attachment(self._client, settings)
         branch.graph, branch.context, branch.connection = self.graph, context, self.connection
         branch.has_history = True
         return branch
 
     async def close(self) -> None:
-        """Close the context and end the lease; one with an id can be attached again."""
+        """Close the context and end the lease; a session with an id can be attached again."""
         context, graph = self.context, self.graph if self._leases else None
         self.context = self.graph = None
         self._leases = False
@@ -128,21 +128,21 @@ class Attachment:
                 await _ignore_refusal(self._client.unload(graph, keep=True))
 
     async def ensure_connected(self, until: float = math.inf) -> None:
-        """Attach again, where the connection was lost and the session resumes."""
+        """Attach again if the connection was lost and the session resumes."""
         if self.settings.resume and self.lost:
             await self.attach_again(min(until, time.monotonic() + self._client.resume_timeout))
 
     async def attach_again(self, until: float) -> None:
-        """Attach over another connection, once the present one has ended; retry *until* then.
+        """Attach over a new connection after the present one has ended; retry *until* then.
 
-        :raises SessionExpired: the daemon does not have the session any more.
+        :raises SessionExpired: the daemon no longer has the session.
         """
         assert self.connection is not None, "a session that was never open is not attached again"
         await self._renew(self.connection, until)
         await self._restore()
 
     async def open_again(self) -> None:
-        """Open a context that was idle for too long again, over the same connection."""
+        """Open again a context that was idle for too long, over the same connection."""
         await self.close()
         await self._open_context()
         await self._restore()
@@ -153,21 +153,21 @@ class Attachment:
         if self.has_history:
             await self.close()
             raise SessionExpired(
-                f"the daemon does not have session {self.settings.session_id!r} any more",
-                hint="open it anew: it begins without a history; `inferd status` may tell why",
+                f"the daemon no longer has session {self.settings.session_id!r}",
+                hint="open it again to begin without a history; `inferd status` may show the cause",
             )
         await self._initialize()
 
     async def _renew(self, lost: Connection, until: float) -> None:
-        """Attach over another connection than *lost*, once that has ended; retry *until* then.
+        """Attach over a new connection after *lost* has ended; retry *until* then.
 
         :raises InferdError: the error of the last attempt.
         """
         async with self._lock:
             if self.connection is not lost:
-                return  # another task has done it
+                return  # another task has attached again
             error: InferdError = ConnectionLost(
-                f"{self._client.path} was not connected to again in time",
+                f"no new connection to {self._client.path} within the time",
                 hint="raise resume_timeout, or see `inferd status`",
             )
             with anyio.move_on_after(until - time.monotonic()):
@@ -186,21 +186,21 @@ class Attachment:
         await self._client.reconnect()
         try:
             await self._open_context()
-        except ShuttingDown:  # a daemon that still answers; the next one listens after its end
+        except ShuttingDown:  # the old daemon still answers; the next one listens after its end
             if self.connection is not None:
                 await self.connection.ended.wait()
             raise
 
     async def progress(self) -> SessionProgress:
-        """Return the session's progress, as the daemon reports it."""
+        """Return the session's progress, as reported by the daemon."""
         for session in await self._client.sessions():
             if session["context"] == self.context:
                 return SessionProgress(session["turns"], session["tokens"])
         session_id = self.settings.session_id
-        raise SessionExpired(f"the session {session_id!r} is not open any more")
+        raise SessionExpired(f"the session {session_id!r} is no longer open")
 
     async def is_detached(self) -> bool:
-        """Return whether the session's last turn has no end."""
+        """Return whether the session's last turn was interrupted and can be resumed."""
         context = require_open(self.context)
         metadata = msgspec.json.decode(await self._client.get_output(context, 1))
         return bool(metadata["stop_reason"] == "detached")
@@ -209,7 +209,7 @@ class Attachment:
 def require_open(handle: Handle | None) -> Handle:
     """Return the *handle* of an open session.
 
-    :raises InvalidArgument: there is none.
+    :raises InvalidArgument: the session is not open.
     """
     if handle is None:
         raise InvalidArgument(
@@ -221,12 +221,12 @@ def require_open(handle: Handle | None) -> Handle:
 def _pauses() -> Iterator[float]:
     pause_s = RETRY_PAUSE_S
     while True:
-        yield pause_s * random.uniform(1.0, 1.25)  # many sessions try at once
+        yield pause_s * random.uniform(1.0, 1.25)  # many sessions retry at the same time
         pause_s = min(2 * pause_s, RETRY_PAUSE_S_MAX)
 
 
 async def _ignore_refusal(call: Awaitable[None]) -> None:
-    """Await a closing call; something that is closed or lost already needs no closing."""
+    """Await a closing call; ignore that its object is already closed or lost."""
     try:
         await call
     except (InvalidArgument, SessionExpired, ConnectionLost, ShuttingDown):

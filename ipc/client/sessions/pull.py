@@ -1,4 +1,4 @@
-"""A turn that is computed token by token, each when its reader requests it."""
+"""Pulled turns: each token is computed when the reader requests it."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from .turns_under_way import PulledTurn, TurnsUnderWay
 
 
 class AsyncPull(AsyncClosing, AsyncIterator[str]):
-    """The pieces of a turn, each computed when it is asked for (`compute_single`).
+    """The pieces of a turn, each computed on demand (`compute_single`).
 
-    Leaving the loop early ends the turn as for a stream; the history keeps what was read. A piece
-    is empty where a character's bytes, or a stop text, are not yet whole.
+    Leaving the loop early ends the turn, as in a stream; the history keeps the pieces that were
+    read. A piece is empty while a character's bytes, or a possible stop text, are incomplete.
     """
 
     def __init__(self, turns: TurnsUnderWay, prompt: TensorLike | None, settings: TurnSettings):
@@ -66,7 +66,7 @@ class AsyncPull(AsyncClosing, AsyncIterator[str]):
             await self._turns.client.fini_single(turn.context)
 
     def abandon(self) -> None:
-        """End the turn soon, on the connection's loop, if it has not ended."""
+        """End the turn soon if it has not ended, without waiting."""
         turn = self._turn
         if turn is not None and not turn.ended and not turn.abandoned:
             turn.abandon()

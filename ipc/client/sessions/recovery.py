@@ -1,4 +1,4 @@
-"""The decision how a turn goes on after its connection was lost: pure functions."""
+"""The decision how a turn continues after its connection was lost: pure functions."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ from typing import NamedTuple
 
 
 class SessionProgress(NamedTuple):
-    """A session's progress: turns begun, and tokens of its history."""
+    """A session's progress: the number of turns begun, and of tokens in its history."""
 
     turns: int
     tokens: int
 
 
 class RecoveryStep(Enum):
-    """How a turn goes on over another connection."""
+    """How a turn continues over another connection."""
 
     REPEAT = auto()
-    """Nothing of the turn had arrived: it is requested again."""
+    """The daemon received nothing of the turn: request it again."""
     ANSWER = auto()
-    """Its input had arrived, and no turn began: that input is answered."""
+    """The daemon received its input, but no turn began: request an answer to that input."""
     RESUME = auto()
-    """The turn had begun and has no end: the rest is streamed."""
+    """The turn began and was interrupted: stream the rest."""
     FAIL = auto()
-    """The turn ended without a reader, or the daemon does not know it any more."""
+    """The turn ended without a reader, or the daemon no longer knows it."""
 
 
 def recovery_step(
@@ -34,11 +34,11 @@ def recovery_step(
     tokens_read: int,
     refused: bool,
 ) -> RecoveryStep:
-    """Decide how a turn goes on after *tokens_read* tokens of it were read.
+    """Return how a turn continues of which *tokens_read* tokens were read.
 
-    *before* is the session's progress when the turn was requested (None: that was not reached),
-    *after* the present one. *detached*: its last turn has no end. *refused*: the daemon has said
-    that the turn had not begun.
+    *before* is the session's progress when the turn was requested (None if it was not), *after* the
+    present progress. *detached*: the session's last turn was interrupted. *refused*: the daemon
+    answered that the turn had not begun.
     """
     if before is None or (after == before and not tokens_read):
         return RecoveryStep.REPEAT

@@ -1,10 +1,9 @@
-"""A conversation with a model at the client's end."""
+"""A conversation with a model, at the client's end."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from types import TracebackType
 from typing import Any, Self
 
 from ....backends.errors import InferdError, InvalidArgument
@@ -26,15 +25,15 @@ from .turns_under_way import TurnsUnderWay
 
 
 class AsyncSession:
-    """A conversation with a model; `AsyncClient.session` makes it. One turn at a time.
+    """A conversation with a model, made by `AsyncClient.session`. It has one turn at a time.
 
-    Opened and closed by `async with`: it loads the model if need be and leaves nothing behind, also
-    where opening fails. A turn whose stream was left early is cancelled by the next call of the
-    same task; a turn that another task reads makes it `SessionBusy`.
+    `async with` opens it, loading the model if necessary, and closes it, even if opening fails. The
+    same task's next call cancels a turn whose stream was left early. While another task reads a
+    turn, calls raise `SessionBusy`.
 
-    One that resumes attaches again by its id where the connection is lost, and its streams and
-    chats go on; others raise `ConnectionLost` or `ShuttingDown`, with the part that was read in
-    `data`.
+    A session with `resume` attaches again by its id after its connection was lost, and its streams
+    and chats continue. Other sessions raise `ConnectionLost` or `ShuttingDown`, with the part that
+    was read in `data`.
     """
 
     def __init__(
@@ -47,7 +46,7 @@ class AsyncSession:
         self.client, self._settings = client, settings
         self._attachment = attachment or Attachment(client, settings)
         self._trunk = trunk
-        """The session that this one branched off, which has the lease on the model."""
+        """The session from which this one was forked, which has the lease on the model."""
         self._branches: set[AsyncSession] = set()
         appends = trunk is not None and trunk._turns.appends
         self._turns: TurnsUnderWay = TurnsUnderWay(client, self._attachment, appends=appends)
@@ -67,7 +66,7 @@ class AsyncSession:
 
     @property
     def graph(self) -> Graph:
-        """The session's lease on the model, with the daemon's description of it."""
+        """The session's lease on the model, with the model's properties."""
         return require_open(self._attachment.graph)
 
     @property
@@ -80,7 +79,7 @@ class AsyncSession:
 
     @property
     def attached(self) -> bool:
-        """Whether the session was there before, with its history."""
+        """Whether the session existed before it was opened here, with its history."""
         return require_open(self._attachment.context).attached
 
     @property
@@ -92,7 +91,7 @@ class AsyncSession:
         if self._trunk is not None and self._attachment.context is not None:
             return self
         if self._attachment.graph is not None:
-            raise InvalidArgument("the session is open already", hint="make another one")
+            raise InvalidArgument("the session is already open", hint="make another session")
         try:
             await self._attachment.open()
         except BaseException:
@@ -100,12 +99,7 @@ class AsyncSession:
             raise
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self._close()
 
     async def _close(self) -> None:
@@ -128,13 +122,12 @@ class AsyncSession:
         on_queue: QueueCallback | None = None,
         traceparent: str | None = None,
     ) -> AsyncStream:
-        """Stream a turn: *prompt* is the user's text, or messages (role and content), added to the
-        history by the chat template; with *raw* it is added as it stands. Without one the history
-        is answered as it is. *on_queue* is called with the turn's place in the queue,
-        where it has to wait.
+        """Stream a turn that answers *prompt*, or without a prompt the present history.
 
-        *traceparent* is the span that the turn is for (W3C Trace Context); without it that which is
-        current in OpenTelemetry, where the program has that.
+        The chat template adds *prompt*, the user's text or messages with role and content, to the
+        history; with *raw* it is added unchanged. *on_queue* is called with the turn's place in the
+        queue while it waits. *traceparent* is the turn's parent span (W3C Trace Context); the
+        default is OpenTelemetry's current span, if the program uses OpenTelemetry.
         """
         settings = TurnSettings(
             raw=self._settings.raw if raw is None else raw,
@@ -174,9 +167,10 @@ class AsyncSession:
         on_queue: QueueCallback | None = None,
         traceparent: str | None = None,
     ) -> AsyncStream:
-        """Go on with the turn that a restart of the daemon, or the end of its connection, has
-        interrupted (`attached` sessions whose metadata's stop reason is `detached`). *tokens*,
-        *text* and *reasoning* are what was read of it: the stream begins after them.
+        """Continue the turn that a restart of the daemon or a lost connection has interrupted.
+
+        The session is then `attached` and its metadata's stop reason is `detached`. *tokens*,
+        *text* and *reasoning* are the part already read; the stream begins after them.
         """
         settings = TurnSettings(
             priority=priority,
@@ -200,7 +194,7 @@ class AsyncSession:
         on_queue: QueueCallback | None = None,
         traceparent: str | None = None,
     ) -> Reply:
-        """Do a turn as `stream` does and return its whole text, with its metadata."""
+        """Compute a turn as `stream` does, and return its whole text with its metadata."""
         settings = TurnSettings(
             raw=self._settings.raw if raw is None else raw,
             options=options,
@@ -210,7 +204,7 @@ class AsyncSession:
             on_queue=on_queue,
             traceparent=traceparent,
         )
-        if self._settings.resume:  # the text that was read is needed to go on after it
+        if self._settings.resume:  # continuing after a loss needs the text that was read
             params = settings.stream_params(require_open(self._attachment.context), prompt)
             async with self._stream(params, settings) as stream:
                 text = "".join([piece async for piece in stream])
@@ -240,9 +234,10 @@ class AsyncSession:
         on_contexts: ContextsCallback | None = None,
         traceparent: str | None = None,
     ) -> list[Answer]:
-        """Return *n* answers to one prompt, which is computed once, each with a seed of its own;
-        one that failed has its `error`. The conversation goes on from the first one. A turn of each
-        can be cancelled by its context; *on_contexts* is called with the contexts.
+        """Return *n* answers to one prompt, which is computed once; each has a different seed.
+
+        An answer that failed has its `error`. The conversation continues from the first answer.
+        *on_contexts* is called with the answers' contexts, by which each turn can be cancelled.
         """
         settings = TurnSettings(
             raw=self._settings.raw if raw is None else raw,
@@ -258,9 +253,9 @@ class AsyncSession:
             "answers", params, w.AnswersResult, settings.timeout_s,
             on_event=context_events(on_contexts), on_start=self._turns.add_request,
         )  # fmt: skip
-        found = answers_of(result)
-        self._turns.set_metadata(found[0].metadata)
-        return found
+        answers = answers_of(result)
+        self._turns.set_metadata(answers[0].metadata)
+        return answers
 
     def pull(
         self,
@@ -270,10 +265,10 @@ class AsyncSession:
         timeout: float | None = None,
         traceparent: str | None = None,
     ) -> AsyncPull:
-        """Compute a turn token by token, each when it is asked for; *prompt* is added to the
-        history as it stands. Without one the context's input is computed as `set_input` left it.
+        """Compute a turn token by token, each on demand.
 
-        *timeout* bounds each token. `set_options` between two tokens holds from the next one.
+        *prompt* is added to the history unchanged; the default is the input that `set_input` set.
+        *timeout* bounds each token. `set_options` between two tokens applies from the next one.
         """
         settings = TurnSettings(
             priority=priority or self._settings.priority,
@@ -289,17 +284,17 @@ class AsyncSession:
         priority: Priority | None = None,
         timeout: float | None = None,
     ) -> None:
-        """Let parameters, and a priority, hold for the turns from now on."""
+        """Set parameters and a priority for the next turns."""
         await self._attachment.ensure_connected()
         await self.client.set_options(self.context, options, priority=priority, timeout=timeout)
         self._settings.priority = priority or self._settings.priority
 
     async def parameters(self, *, timeout: float | None = None) -> list[dict[str, Any]]:
-        """Return every parameter as it holds now; see `AsyncClient.parameters`."""
+        """Return every parameter in force; see `AsyncClient.parameters`."""
         return await self.client.parameters(self.context, timeout=timeout)
 
     async def reset(self, system: str | None = None, *, timeout: float | None = None) -> None:
-        """Empty the history; the system prompt stays, or becomes *system*."""
+        """Clear the history; the system prompt stays, or becomes *system*."""
         await self._turns.end_previous()
         if system is not None:
             self._settings.system = system
@@ -308,10 +303,10 @@ class AsyncSession:
     async def fork(
         self, n: int = 1, *, session_ids: Sequence[str] = (), timeout: float | None = None
     ) -> list[AsyncSession]:
-        """Return *n* sessions that go on from here, each on its own; all or none.
+        """Return *n* sessions that branch off from the present state, all or none of them.
 
-        They are open, live on this one's lease and are closed with it, or by an `async with` of
-        their own. With *session_ids* each has an id by which it can be come back to.
+        They are open, share this session's lease, and are closed with this session or by their own
+        `async with`. *session_ids* are their ids, by which clients can attach to them again.
         """
         await self._turns.end_previous()
         result = await self.client.fork_session(
@@ -341,16 +336,16 @@ class AsyncSession:
         tokens: int | None = None,
         timeout: float | None = None,
     ) -> w.RewindResult:
-        """Go back by *turns*, questions and answers both, or to the first *tokens* tokens."""
+        """Drop the last *turns*, questions and answers, or all but the first *tokens* tokens."""
         await self._turns.end_previous()
         return await self.client.rewind(self.context, turns=turns, tokens=tokens, timeout=timeout)
 
     async def forget(self, *, timeout: float | None = None) -> None:
-        """Delete the session with all that the daemon keeps of it; it is closed then."""
+        """Delete the session and its stored data, and close it."""
         await self._turns.end_previous()
         await self.client.forget(self.context, timeout=timeout)
         self._attachment.context = None
 
     async def cancel(self, *, timeout: float | None = None) -> bool:
-        """Cancel the turn under way, in any task; return whether there was one."""
+        """Cancel the turn under way, of any task; return whether there was one."""
         return await self.client.cancel(self.context, timeout=timeout)

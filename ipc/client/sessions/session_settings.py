@@ -1,4 +1,4 @@
-"""The keywords of a session in one structure."""
+"""A session's keyword arguments in one structure."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from ..wasi_calls import ProgressCallback
 
 @dataclass(kw_only=True, slots=True)
 class SessionSettings:
-    """How a session is opened, and the defaults of its turns. Owned by the session, which changes
-    `system` and `priority` with its calls.
+    """How a session is opened, and the defaults of its turns.
+
+    The session owns it; its calls change `system` and `priority`.
     """
 
     model: str
@@ -30,5 +31,5 @@ class SessionSettings:
     def __post_init__(self) -> None:
         if self.resume and self.session_id is None:
             raise InvalidArgument(
-                "resume without a session_id", hint="give the session an id to be found again by"
+                "resume needs a session_id", hint="pass a session_id, by which to attach again"
             )

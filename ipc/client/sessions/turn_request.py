@@ -1,4 +1,4 @@
-"""A session's request for a streamed turn, over one connection or the next."""
+"""A session's request for a streamed turn, sent again after a loss."""
 
 from __future__ import annotations
 
@@ -17,10 +17,7 @@ from .turns_under_way import TurnsUnderWay
 
 
 class TurnRequest:
-    """A session's request for a streamed turn, sent again where its connection was lost.
-
-    *params* are those of `stream`, or of `resume`.
-    """
+    """A session's request for a streamed turn, sent again after its connection was lost."""
 
     def __init__(self, turns: TurnsUnderWay, params: w.StreamParams | w.ResumeParams):
         self._turns, self._attachment, self._params = turns, turns.attachment, params
@@ -36,7 +33,7 @@ class TurnRequest:
             return await self._send(kind, deadline, self._params)
         except InferdError as exc:
             if is_loss(exc):
-                return _ended(kind, deadline, exc)
+                return _failed_request(kind, deadline, exc)
             raise
 
     async def _progress(self) -> SessionProgress:
@@ -58,7 +55,7 @@ class TurnRequest:
     async def recover(self, kind: type[InFlightT], turn: StreamedTurn, lost: InFlight) -> InFlightT:
         """Attach to the session again and send a request for the rest of the turn.
 
-        :raises InferdError: that is not possible.
+        :raises InferdError: the turn cannot be continued.
         """
         until = min(turn.deadline, time.monotonic() + self._turns.client.resume_timeout)
         await self._attachment.attach_again(until)
@@ -70,17 +67,17 @@ class TurnRequest:
                 return await self._send(kind, turn.deadline, params)
         except InferdError as exc:
             if is_loss(exc):
-                return _ended(kind, turn.deadline, exc)
+                return _failed_request(kind, turn.deadline, exc)
             raise
         raise ConnectionLost(
-            "the turn ended in the daemon while no connection was there",
-            hint="the session's history has what it said: ask the next question, or `rewind`",
+            "the turn ended in the daemon while the client was not connected",
+            hint="the session's history has its answer: continue with the next turn, or `rewind`",
         )
 
     async def _next_params(
         self, turn: StreamedTurn, refused: bool
     ) -> w.StreamParams | w.ResumeParams | None:
-        """Return the params with which the turn goes on, or None if it does not."""
+        """Return the params that continue the turn, or None if it cannot continue."""
         params = self._params
         after = await self._attachment.progress()
         step = recovery_step(
@@ -102,19 +99,16 @@ class TurnRequest:
         return self._params
 
     def _rest_params(self, turn: StreamedTurn) -> w.ResumeParams:
-        params, tokens, text = self._params, turn.tokens, bytes(turn.text)
+        params = self._params
+        tokens, text, reasoning = list(turn.tokens), bytes(turn.text), bytes(turn.reasoning)
         if isinstance(params, w.ResumeParams):
-            return msgspec.structs.replace(
-                params,
-                tokens=[*params.tokens, *tokens],
-                text=params.text + text,
-                reasoning=params.reasoning + turn.reasoning,
-            )
+            tokens, text = params.tokens + tokens, params.text + text
+            reasoning = params.reasoning + reasoning
         return w.ResumeParams(
             context=params.context,
-            tokens=list(tokens),
+            tokens=tokens,
             text=text,
-            reasoning=bytes(turn.reasoning),
+            reasoning=reasoning,
             priority=params.priority,
             queue_timeout_s=params.queue_timeout_s,
             timeout_s=params.timeout_s,
@@ -123,8 +117,8 @@ class TurnRequest:
         )
 
 
-def _ended(kind: type[InFlightT], deadline: float, error: InferdError) -> InFlightT:
-    """Return a request that has failed before it was sent."""
+def _failed_request(kind: type[InFlightT], deadline: float, error: InferdError) -> InFlightT:
+    """Return a request that failed before it was sent."""
     request = kind("stream", deadline)
     request.answered = request.lost = True
     request.finish(None, error)

@@ -1,4 +1,4 @@
-"""The turns of a session that are under way, streamed or pulled."""
+"""A session's turns under way, streamed or pulled."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from .attachment import Attachment
 _APPEND = b'{"append":true}'
 
 calling_thread: ContextVar[int] = ContextVar("calling_thread", default=0)
-"""The thread that a call of the synchronous client comes from; 0 in tasks of the user's own."""
+"""The thread that calls the synchronous client; 0 in tasks of the user's own."""
 
 
-def _caller() -> int:
+def _current_caller() -> int:
     return calling_thread.get() or anyio.get_current_task().id
 
 
 class PulledTurn:
-    """A pulled turn: `abandoned` by its reader, `ended` on the daemon or about to."""
+    """A pulled turn: `abandoned` by its reader, `ended` in the daemon or by a call under way."""
 
     __slots__ = ("abandoned", "caller", "connection", "context", "ended")
 
@@ -37,17 +37,17 @@ class PulledTurn:
         self.abandoned = self.ended = False
 
     def abandon(self) -> None:
-        """End the turn soon, without waiting. The session's next call makes sure of it."""
+        """End the turn soon, without waiting. The session's next call ensures that it has ended."""
         self.abandoned = True
         params = w.ContextParams(context=self.context)
         self.connection.run_soon(lambda: self.connection.post_request("fini_single", params))
 
 
 class TurnsUnderWay:
-    """The turns of one session that have not ended, with the tasks or threads that read them.
+    """A session's turns that have not ended, with the tasks or threads that read them.
 
-    `metadata` is that of the last turn that ended; `appends`: the daemon appends what
-    `set_input` gives to the history.
+    `metadata` is of the last turn that ended. With `appends` the daemon appends the input of
+    `set_input` to the history.
     """
 
     def __init__(self, client: AsyncOperations, attachment: Attachment, *, appends: bool = False):
@@ -59,12 +59,12 @@ class TurnsUnderWay:
     def add_request(self, request: InFlight) -> None:
         """Add the request of a turn that has begun."""
         self.attachment.has_history = True
-        # More than one only until the daemon has refused the others as `SessionBusy`.
+        # More than one exist only until the daemon has refused the others with `SessionBusy`.
         self._turns = [turn for turn in self._turns if not turn[0].answered]
-        self._turns.append((request, _caller()))
+        self._turns.append((request, _current_caller()))
 
     async def start_pull(self, prompt: TensorLike | None, timeout: float) -> PulledTurn:
-        """Set the input of a pulled turn and add it."""
+        """Set the input of a pulled turn, and return the turn."""
         await self.end_previous()
         context = self.attachment.live_context
         if prompt is not None and not self.appends:
@@ -72,17 +72,17 @@ class TurnsUnderWay:
             self.appends = True
         if prompt is not None:
             await self.client.set_input(context, 0, prompt, timeout=timeout)
-        self._pull = PulledTurn(self.client.connection, self.attachment.live_context, _caller())
+        context = self.attachment.live_context
+        self._pull = PulledTurn(self.client.connection, context, _current_caller())
         return self._pull
 
     async def end_previous(self, until: float = math.inf) -> None:
-        """End the previous turn, if it was abandoned or its reader makes this call, and wait for
-        its end.
+        """End the previous turn and wait for its end, if it was abandoned or its reader calls this.
 
-        A turn that another task reads goes on; the daemon then answers `SessionBusy`.
+        A turn that another task reads continues; the daemon then answers `SessionBusy`.
         """
         await self.attachment.ensure_connected(until)
-        pull, caller = self._pull, _caller()
+        pull, caller = self._pull, _current_caller()
         if pull is not None and not pull.ended and (pull.abandoned or pull.caller == caller):
             pull.ended = True
             if not pull.connection.lost:
@@ -98,6 +98,6 @@ class TurnsUnderWay:
         self.metadata = metadata
 
     def abandon_streams(self) -> None:
-        """Cancel the streamed turns on the daemon, without waiting."""
+        """Cancel the streamed turns without waiting."""
         for turn, _ in self._turns:
             turn.connection.abandon_request(turn)

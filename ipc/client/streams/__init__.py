@@ -1,1 +1,1 @@
-"""A turn's answer as the client reads it: pushed, pulled, or whole."""
+"""A turn's answer at the client's end: streamed or whole."""

@@ -10,11 +10,11 @@ from ...messages import AnswersResult
 from .texts import Reply
 
 ContextsCallback = Callable[[list[int]], None]
-"""Called with the contexts of the answers, in their order, once the first has begun."""
+"""Called with the contexts of the answers, in order, when the first answer has begun."""
 
 
 class Answer(Reply):
-    """One answer: its text, as far as it got, its `metadata`, and its `error` if it failed."""
+    """One answer: its text so far, its `metadata`, and its `error` if it failed."""
 
     __slots__ = ("error",)
     error: InferdError | None
@@ -26,7 +26,7 @@ class Answer(Reply):
         reasoning: str = "",
         error: InferdError | None = None,
     ) -> Self:
-        """Make an answer of *text*."""
+        """Make an answer from *text*."""
         self = super().__new__(cls, text, metadata, reasoning)
         self.error = error
         return self

@@ -1,4 +1,4 @@
-"""The stream of a turn's text under asyncio and trio."""
+"""The stream of a turn's text, for asyncio and trio."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ from .turn import StreamedTurn, TurnSoFar
 
 
 class AsyncStream(TurnSoFar, AsyncClosing, AsyncIterator[str]):
-    """The pieces of a turn's text, each a `Piece`. The request is sent with the first one that is
-    asked for.
+    """The pieces of a turn's text, each a `Piece`. Reading the first piece sends the request.
 
-    Leaving the loop early cancels the turn: at once in `async with`, or when the stream is let go
-    of, and at the latest with the session's next call. After the end `metadata` is there.
+    Leaving the loop early cancels the turn: at the end of an `async with` block, or when the stream
+    is deleted, and at the latest with the session's next call. After the end `metadata` is set.
     """
 
     def __init__(self, turn: StreamedTurn):
@@ -24,7 +23,7 @@ class AsyncStream(TurnSoFar, AsyncClosing, AsyncIterator[str]):
 
     @property
     def turn(self) -> StreamedTurn:
-        """The turn behind it, for the synchronous stream."""
+        """The streamed turn, for the synchronous stream."""
         return self._turn
 
     async def __anext__(self) -> str:
@@ -44,7 +43,7 @@ class AsyncStream(TurnSoFar, AsyncClosing, AsyncIterator[str]):
                     request = await turn.recover(InFlight, request)
                     continue
                 elif request.done:
-                    return self._last(request)
+                    return self._last_piece(request)
                 else:
                     await request.wait()
                     continue
@@ -55,7 +54,7 @@ class AsyncStream(TurnSoFar, AsyncClosing, AsyncIterator[str]):
             turn.abandon()
             raise
 
-    def _last(self, request: InFlight) -> Piece:
+    def _last_piece(self, request: InFlight) -> Piece:
         self._ended = True
         piece = self._turn.read_end(request)
         if not piece and not piece.reasoning:

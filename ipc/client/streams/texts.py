@@ -1,4 +1,4 @@
-"""Texts that have something beside them: pieces of an answer, the whole of it, a prompt."""
+"""Texts with further values: pieces of an answer, whole answers, rendered prompts."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ from ...messages import TurnResult
 
 
 class Piece(str):
-    """A piece of an answer, with what was told of the `reasoning` before it: empty but with the
-    parameter `reasoning-format`; then the text may be empty.
+    """A piece of an answer, with the new part of its `reasoning`.
+
+    Only the parameter `reasoning-format` makes `reasoning` non-empty; the text may then be empty.
     """
 
     __slots__ = ("reasoning",)
     reasoning: str
 
     def __new__(cls, text: str, reasoning: str = "") -> Self:
-        """Make a piece of *text*."""
+        """Make a piece from *text*."""
         self = super().__new__(cls, text)
         self.reasoning = reasoning
         return self
@@ -33,7 +34,7 @@ class Reply(str):
     reasoning: str
 
     def __new__(cls, text: str, metadata: dict[str, Any], reasoning: str = "") -> Self:
-        """Make a reply of *text*."""
+        """Make a reply from *text*."""
         self = super().__new__(cls, text)
         self.metadata, self.reasoning = metadata, reasoning
         return self
@@ -43,13 +44,13 @@ class Reply(str):
 
 
 class Rendered(str):
-    """The prompt that a chat template made, and how many `tokens` it has."""
+    """The prompt that a chat template made, with its number of `tokens`."""
 
     __slots__ = ("tokens",)
     tokens: int
 
     def __new__(cls, text: str, tokens: int) -> Self:
-        """Make a prompt of *text*."""
+        """Make a prompt from *text*."""
         self = super().__new__(cls, text)
         self.tokens = tokens
         return self
@@ -59,6 +60,6 @@ class Rendered(str):
 
 
 def reply_of(result: TurnResult) -> Reply:
-    """Return a whole turn's result as a reply."""
+    """Return the reply in a whole turn's result."""
     text, reasoning = (part.decode(errors="replace") for part in (result.text, result.reasoning))
     return Reply(text, result.metadata, reasoning)

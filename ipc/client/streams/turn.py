@@ -1,4 +1,4 @@
-"""One streamed turn at the client's end: its request, its credit and its output."""
+"""A streamed turn at the client's end: its request, its credit and its output."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from ..turn_settings import QueueCallback, queue_event
 from .texts import Piece
 
 SETTLE_S_MAX = 5.0
-"""How long an abandoned stream waits for the daemon to confirm."""
+"""Time that an abandoned stream waits for the daemon's confirmation."""
 LOSSES_MAX = 8
-"""A turn that loses its connection so often in a row without a new token is given up."""
+"""A turn fails after this many losses of its connection in a row without a new token."""
 
 
 class Starter(Protocol):
-    """A function that sends a turn's request; that of a session first ends the previous turn."""
+    """A function that sends a turn's request; a session's function first ends its previous turn."""
 
     async def __call__(self, kind: type[InFlightT], deadline: float) -> InFlightT:
         """Send the request and return it."""
 
 
 class TurnRecovery(Protocol):
-    """A function that continues a turn whose connection was lost."""
+    """A function that continues a turn after its connection was lost."""
 
     async def __call__(
         self, kind: type[InFlightT], turn: StreamedTurn, lost: InFlight
@@ -45,8 +45,8 @@ class TurnRecovery(Protocol):
 class StreamedTurn:
     """A streamed turn: its request, the credit that it has used, and its output.
 
-    It has one reader: an `AsyncStream` on the loop, or the synchronous `Stream` in another thread,
-    which calls only `read_event` and `read_end` there.
+    It has one reader: an `AsyncStream` on the loop, or a synchronous `Stream` in another thread,
+    which calls only `can_recover`, `read_event` and `read_end` there.
     """
 
     def __init__(
@@ -71,11 +71,11 @@ class StreamedTurn:
         self._on_end, self._on_queue, self._recovery = on_end, on_queue, recovery
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._grant_at = max(1, credit // 2)
-        self._read = 0
+        self._events_read = 0
         self._losses = self._tokens_at_loss = 0
 
     async def send_request(self, kind: type[InFlightT]) -> InFlightT:
-        """Send the request, again where it is refused and `retries` says so."""
+        """Send the request, and repeat it while it is refused and `retries` permits."""
         self.deadline = time.monotonic() + self._timeout_s
 
         async def attempt() -> InFlightT:
@@ -88,7 +88,7 @@ class StreamedTurn:
         return request
 
     def can_recover(self, request: InFlight) -> bool:
-        """Return whether *request*, which is done, has lost its daemon, and the turn can go on."""
+        """Return whether *request* ended by a loss, and the turn can be continued."""
         return (
             self._recovery is not None
             and not self.abandoned
@@ -98,13 +98,13 @@ class StreamedTurn:
         )
 
     async def recover(self, kind: type[InFlightT], lost: InFlight) -> InFlightT:
-        """Return a request for the rest of the turn, after this one was *lost*.
+        """Return a request for the rest of the turn, whose request was *lost*.
 
         :raises InferdError: the turn cannot be continued; the error has its progress.
         """
         assert self._recovery is not None, "`can_recover` is checked before"
         self._losses = 1 if len(self.tokens) > self._tokens_at_loss else self._losses + 1
-        self._tokens_at_loss, self._read = len(self.tokens), 0
+        self._tokens_at_loss, self._events_read = len(self.tokens), 0
         try:
             self.request = request = await self._recovery(kind, self, lost)
         except InferdError as exc:
@@ -117,25 +117,25 @@ class StreamedTurn:
         return with_progress(error, self.tokens, self.text.decode(errors="replace"))
 
     def read_event(self, event: dict[str, Any]) -> tuple[Piece, int]:
-        """Return an event's piece, and the number of events to grant now (mostly 0).
+        """Return an event's piece, and the credit to grant now (mostly 0).
 
-        A place in the queue has no text and uses no credit.
+        An event with a place in the queue has no text and uses no credit.
         """
         if self._on_queue is not None and "waiting" in event:
             self._on_queue(queue_event(event))
             return Piece(""), 0
         self.probabilities += event.get("completion_probabilities", ())
         tokens, reasoning = event.get("tokens"), event.get("reasoning", b"")
-        piece = self._piece(event.get("text", b""), reasoning)
+        piece = self._decode_piece(event.get("text", b""), reasoning)
         if tokens:
             self.tokens += tokens
-        self._read += 1
-        if self._read < self._grant_at:
+        self._events_read += 1
+        if self._events_read < self._grant_at:
             return piece, 0
-        self._read = 0
+        self._events_read = 0
         return piece, self._grant_at
 
-    def _piece(self, text: bytes, reasoning: bytes, *, final: bool = False) -> Piece:
+    def _decode_piece(self, text: bytes, reasoning: bytes, *, final: bool = False) -> Piece:
         self.text += text
         self.reasoning += reasoning
         return Piece(self._decoder.decode(text, final), reasoning.decode(errors="replace"))
@@ -143,7 +143,7 @@ class StreamedTurn:
     def read_end(self, request: InFlight) -> Piece:
         """Read the turn's end and return the last piece.
 
-        :raises InferdError: the turn failed; where its daemon was lost the error has its progress.
+        :raises InferdError: the turn failed; after a loss the error has its progress.
         """
         try:
             result = request.outcome()
@@ -154,16 +154,16 @@ class StreamedTurn:
         self.metadata = result.get("metadata") or {}
         if self._on_end is not None:
             self._on_end(self.metadata)
-        return self._piece(result.get("text", b""), result.get("reasoning", b""), final=True)
+        return self._decode_piece(result.get("text", b""), result.get("reasoning", b""), final=True)
 
     def abandon(self) -> None:
-        """Cancel the turn, on the connection's loop."""
+        """Cancel the turn; must be called on the connection's loop."""
         self.abandoned = True
         if self.request is not None and not self.request.answered:
             self.request.connection.abandon_request(self.request)
 
     async def abandon_and_wait(self) -> None:
-        """Cancel the turn and wait for the daemon to confirm, so that the next one can begin."""
+        """Cancel the turn and wait for the daemon's confirmation, so that the next can begin."""
         request = self.request
         if request is None:
             self.abandoned = True
@@ -193,9 +193,7 @@ class TurnSoFar:
 
     @property
     def probabilities(self) -> list[dict[str, Any]]:
-        """With `n-probs`, the probabilities of the tokens so far: llama-server's
-        `completion_probabilities`.
-        """
+        """With `n-probs`, llama-server's `completion_probabilities` of the tokens so far."""
         return self._turn.probabilities
 
     @property

@@ -1,1 +1,1 @@
-"""`Client`: synchronous wrappers around the asynchronous client."""
+"""The synchronous client: wrappers of the asynchronous one."""

@@ -1,4 +1,4 @@
-"""The event loop of a synchronous client, in a thread of its own."""
+"""The event loop of a synchronous client, in a separate thread."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ R = TypeVar("R")
 
 
 class LoopThread:
-    """An event loop in a daemon thread; its methods may be called from any other thread.
+    """An event loop in a daemon thread; any other thread may call its methods.
 
-    A notebook's running loop is not touched. After a fork the child has the object but not the
-    thread: every call then says so.
+    It leaves a notebook's running loop alone. After a fork the child process has the object but not
+    the thread: calls then raise `ConnectionLost`.
     """
 
     def __init__(self) -> None:
@@ -36,21 +36,21 @@ class LoopThread:
 
     @property
     def forked(self) -> bool:
-        """Whether this is a child process of the one that made the thread."""
+        """Whether this process is a fork of the one that made the thread."""
         return os.getpid() != self._pid
 
     def run_call(
         self, function: Callable[P, Coroutine[Any, Any, R]], *args: P.args, **kw: P.kwargs
     ) -> R:
-        """Run a coroutine function on the loop; a caller who is interrupted cancels it."""
-        self._check()
+        """Run a coroutine function on the loop; interrupting the caller cancels it."""
+        self._check_not_forked()
         call = _Call(functools.partial(function, *args, **kw))
         try:
             return self._spawn(call).result()
         except CancelledError:
-            raise ConnectionLost("the client was closed", hint="open a new one") from None
+            raise ConnectionLost("the client was closed", hint="open a new client") from None
         except BaseException:
-            if not call.ended:  # Ctrl-C here, at any line: it must not run on there
+            if not call.ended:  # Ctrl-C at any line here must end the call on the loop
                 self.run_soon(call.cancel)
             raise
 
@@ -60,30 +60,30 @@ class LoopThread:
             return self._portal.start_task_soon(call.run_in_scope)
         except RuntimeError as exc:
             raise ConnectionLost(
-                f"no call can be made now: {exc}",
+                f"the client cannot make calls now: {exc}",
                 hint="the client is closed, or on_progress made a call; open a new client",
             ) from None
         finally:
             calling_thread.reset(token)
 
     def run_soon(self, function: Callable[..., object], *args: Any) -> None:
-        """Let the loop call *function*, without waiting for it."""
+        """Make the loop call *function* soon, without waiting for it."""
         if not self.forked:
             try:
                 self._loop.call_soon_threadsafe(function, *args)
             except RuntimeError:
-                return  # the loop is closed, and with it everything that could be told
+                return  # the loop is closed, and so are all its objects
 
     def enter_context(self, manager: AbstractAsyncContextManager[R]) -> AbstractContextManager[R]:
-        """Return *manager* as a synchronous one that lives in one task of the loop."""
-        self._check()
+        """Return *manager* as a synchronous manager that runs in one task of the loop."""
+        self._check_not_forked()
         return self._portal.wrap_async_context_manager(manager)
 
-    def _check(self) -> None:
+    def _check_not_forked(self) -> None:
         if self.forked:
             raise ConnectionLost(
-                f"this client was opened by process {self._pid}, before a fork: its thread is not"
-                f" in process {os.getpid()}",
+                f"this client was opened by process {self._pid}, before a fork: process"
+                f" {os.getpid()} does not have its thread",
                 hint="make a new Client in the child process",
             )
 
@@ -94,7 +94,7 @@ class LoopThread:
 
 
 class _Call(Generic[R]):
-    """A call on the loop that can be cancelled before it has begun there."""
+    """A call on the loop, which can be cancelled even before it has begun there."""
 
     def __init__(self, function: Callable[[], Coroutine[Any, Any, R]]):
         self.ended = False
@@ -103,7 +103,7 @@ class _Call(Generic[R]):
         self._cancelled = False
 
     async def run_in_scope(self) -> R:
-        """Run the function in a scope of its own."""
+        """Run the function in a cancel scope."""
         try:
             with anyio.CancelScope() as self._scope:
                 if self._cancelled:
@@ -114,7 +114,7 @@ class _Call(Generic[R]):
         raise CancelledError
 
     def cancel(self) -> None:
-        """Cancel it, on the loop."""
+        """Cancel the call; must be called on the loop."""
         self._cancelled = True
         if self._scope is not None:
             self._scope.cancel()

@@ -1,6 +1,6 @@
 """`Client` and `Session`: `AsyncClient` and `AsyncSession` for programs without an event loop.
 
-The asynchronous client runs on an event loop in a thread of its own.
+A client's asynchronous one runs on an event loop in a separate thread.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from threading import Lock
-from types import TracebackType
 from typing import Any, Self
 
 from ....backends.errors import ConnectionLost
@@ -25,7 +24,7 @@ from .wrappers import returning_sync_object, synchronous
 
 
 class Session:
-    """A conversation with a model; `Client.session` makes it. See `AsyncSession`."""
+    """A conversation with a model, made by `Client.session`. See `AsyncSession`."""
 
     def __init__(self, thread: LoopThread, session: AsyncSession):
         self.thread, self.asynchronous = thread, session
@@ -45,7 +44,7 @@ class Session:
 
     @property
     def graph(self) -> Graph:
-        """The session's lease on the model, and what the daemon said of it."""
+        """The session's lease on the model, with the model's properties."""
         return self.asynchronous.graph
 
     @property
@@ -55,7 +54,7 @@ class Session:
 
     @property
     def attached(self) -> bool:
-        """Whether the session was there before, with its history."""
+        """Whether the session existed before it was opened here, with its history."""
         return self.asynchronous.attached
 
     @property
@@ -67,19 +66,14 @@ class Session:
         self.thread.run_call(self.asynchronous.__aenter__)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if not self.thread.forked:
             self.thread.run_call(self.asynchronous.__aexit__, None, None, None)
 
     def fork(
         self, n: int = 1, *, session_ids: Sequence[str] = (), timeout: float | None = None
     ) -> list[Session]:
-        """Return *n* sessions that go on from here; see `AsyncSession.fork`."""
+        """Return *n* sessions that branch off from the present state; see `AsyncSession.fork`."""
         branches = self.thread.run_call(
             self.asynchronous.fork, n, session_ids=session_ids, timeout=timeout
         )
@@ -105,9 +99,10 @@ class Client(Closing):
             for piece in session.stream("Say hello."):
                 print(piece, end="")
 
-    Takes what `AsyncClient` takes. It connects in `with`, or with the first call; then `close` it.
-    Any number of threads may use it, in a notebook too. `on_progress` is called in the client's
-    own thread; so is `on_queue` by `chat`, while a stream calls it where the stream is read.
+    The arguments are those of `AsyncClient`. It connects at `with`, or with the first call; without
+    `with`, `close` it. Any number of threads may share it, in a notebook too. The client's own
+    thread calls `on_progress`, and `on_queue` of `chat`; a stream calls `on_queue` in the thread
+    that reads the stream.
     """
 
     def __init__(
@@ -138,7 +133,7 @@ class Client(Closing):
 
     @property
     def thread(self) -> LoopThread:
-        """The loop that the client runs on; connects if it has not.
+        """The thread of the client's loop; connects on first use.
 
         :raises ConnectionLost: no daemon answers, or the client was closed.
         """
@@ -166,7 +161,7 @@ class Client(Closing):
         return self
 
     def close(self) -> None:
-        """Close the connection and end the thread; closing again does nothing."""
+        """Close the connection and end the thread; a second call does nothing."""
         with self._lock:
             self._closed = True
             thread, self._thread = self._thread, None
@@ -183,7 +178,7 @@ class Client(Closing):
 
     @property
     def server(self) -> ServerHello:
-        """What the daemon said of itself: software, protocol, limits, llama.cpp's build."""
+        """The daemon's hello: its software, protocol and limits, and llama.cpp's build."""
         self.open()
         return self.asynchronous.server
 

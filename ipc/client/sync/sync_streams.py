@@ -1,6 +1,6 @@
 """Streams and pulls of the synchronous client: iterators for any thread.
 
-Pieces of a stream come over a queue that the loop's reader fills; credit bounds it.
+The loop's reader task puts a stream's pieces into a queue, which credit bounds.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from .loop_thread import LoopThread
 
 
 class Stream(TurnSoFar, Closing, Iterator[str]):
-    """The pieces of a turn's text, as `AsyncStream`'s. Leaving the loop early cancels the turn at
-    once; for one thread at a time.
+    """The pieces of a turn's text, as in `AsyncStream`; one thread at a time may read them.
+
+    Leaving the loop early cancels the turn at once.
     """
 
     def __init__(self, thread: LoopThread, stream: AsyncStream):
@@ -32,17 +33,17 @@ class Stream(TurnSoFar, Closing, Iterator[str]):
             raise StopIteration
         try:
             while True:
-                piece = self._next()
+                piece = self._next_piece()
                 if piece or piece.reasoning:
                     return piece
                 if self._ended:
                     raise StopIteration
         except BaseException:
-            # Ctrl-C, too: the exception's traceback keeps this object, so __del__ would come late.
+            # Ctrl-C too: the exception's traceback keeps this object alive, so __del__ runs late.
             self._abandon()
             raise
 
-    def _next(self) -> Piece:
+    def _next_piece(self) -> Piece:
         request = self._request
         if request is None:
             self._begun = True
@@ -67,7 +68,7 @@ class Stream(TurnSoFar, Closing, Iterator[str]):
             self._thread.run_soon(self._turn.abandon)
 
     def close(self) -> None:
-        """Cancel the turn if it has not ended, and wait until it has."""
+        """Cancel the turn if it has not ended, and wait for its end."""
         self._ended = True
         request = self._turn.request
         if request is not None and not request.answered and not self._thread.forked:
@@ -78,7 +79,7 @@ class Stream(TurnSoFar, Closing, Iterator[str]):
 
 
 class Pull(Closing, Iterator[str]):
-    """The pieces of a turn, each computed when it is asked for, as `AsyncPull`'s."""
+    """The pieces of a turn, each computed on demand, as in `AsyncPull`."""
 
     def __init__(self, thread: LoopThread, pull: AsyncPull):
         self._thread, self._pull = thread, pull

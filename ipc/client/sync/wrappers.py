@@ -17,7 +17,7 @@ S = TypeVar("S")
 
 
 class SyncObject(Protocol[A_co]):
-    """A synchronous object, which runs the methods of an asynchronous one on a loop."""
+    """A synchronous object that runs the methods of an asynchronous one on a loop."""
 
     @property
     def asynchronous(self) -> A_co:
@@ -25,7 +25,7 @@ class SyncObject(Protocol[A_co]):
 
     @property
     def thread(self) -> LoopThread:
-        """The loop that it lives on."""
+        """The thread of the loop."""
 
 
 def synchronous(
@@ -43,7 +43,7 @@ def synchronous(
 def returning_sync_object(
     method: Callable[Concatenate[A, P], R], make: Callable[[LoopThread, R], S]
 ) -> Callable[Concatenate[SyncObject[A], P], S]:
-    """Return a method that calls *method* and wraps its asynchronous result by *make*."""
+    """Return a method that calls *method* and passes the asynchronous result to *make*."""
 
     @functools.wraps(method)
     def call(self: SyncObject[A], /, *args: P.args, **kwargs: P.kwargs) -> S:
