@@ -27,6 +27,7 @@ CHECKED: tuple[str, ...] = (
     "docs/configuration.md",
     "ipc/__init__.py",
     "ipc/client",
+    "ipc/greeting.py",
     "ipc/handles.py",
     "ipc/paths.py",
     "ipc/payloads.py",

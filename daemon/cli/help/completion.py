@@ -15,7 +15,7 @@ import typer
 
 if TYPE_CHECKING:
     from ....backends.params import Parameter
-    from ....ipc.client import Client
+    from ..one_shot import OneShotClient
 
 ASK_S_MAX = 1.0
 PLAIN = re.compile(r"[\w.,@%+/-]+")
@@ -45,12 +45,12 @@ def sessions(ctx: typer.Context, incomplete: str) -> Offers:
     )
 
 
-def _asked(ctx: typer.Context, ask: Callable[[Client], Offers]) -> Offers:
-    from ....ipc.client import Client
+def _asked(ctx: typer.Context, ask: Callable[[OneShotClient], Offers]) -> Offers:
+    from ..one_shot import OneShotClient
 
     try:
         path = ctx.meta.get("inferd.socket")
-        with Client(path, timeout=ASK_S_MAX, connect_timeout=ASK_S_MAX) as client:
+        with OneShotClient(path, timeout_s=ASK_S_MAX) as client:
             return ask(client)
     except Exception:  # no daemon, no answer, whatever: a trace would spoil the line being typed
         return []

@@ -11,7 +11,8 @@ from typing import Any
 from .... import __version__
 from ....backends.engine_build import LLAMA_BUILD_NUMBER, LLAMA_COMMIT
 from ....backends.errors import InferdError
-from ..client import client_of, socket_of
+from ..client import socket_of
+from ..one_shot import OneShotClient
 from ..output import write, write_json
 
 
@@ -42,7 +43,7 @@ def _running(socket: Path | None) -> dict[str, Any] | None:
     path = socket_of(socket)
     if not path.exists():
         return None
-    with contextlib.suppress(InferdError), client_of(path) as client:
+    with contextlib.suppress(InferdError), OneShotClient(path) as client:
         hello = client.server
         return {
             "llama_build_number": hello.llama_build_number,

@@ -13,6 +13,7 @@ from ....backends.errors import ConnectionLost, InvalidArgument, ModelNotFound
 from ...residency.sizes import size_text
 from ..client import client_of
 from ..help import completion as completing
+from ..one_shot import OneShotClient
 from ..options import ConfigFile, JsonOutput, ModelName, ModelsDir, SocketPath
 from ..output import fraction_bar, note, table, write, write_json
 
@@ -38,7 +39,7 @@ Force = Annotated[bool, typer.Option("--force", help="Even if it is in use.")]
 
 def models(socket: SocketPath = None, as_json: JsonOutput = False) -> None:
     """List the models that the daemon knows."""
-    with client_of(socket) as client:
+    with OneShotClient(socket) as client:
         found = client.models()
     if as_json:
         write_json({"models": found})

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import typer
 
 from ...residency.sizes import size_text
-from ..client import client_of
+from ..one_shot import OneShotClient
 from ..options import JsonOutput, SocketPath
 from ..output import table, time_text, write, write_json
 from .metric_sums import Figures
@@ -22,7 +22,7 @@ def stats(socket: SocketPath = None, as_json: JsonOutput = False) -> None:
 
     `inferd status` tells how it is.
     """
-    with client_of(socket) as client:
+    with OneShotClient(socket) as client:
         told, hello = client.stats(), client.server
     if as_json:
         write_json({key: told[key] for key in ("instance", "uptime_s", "figures")})

@@ -7,7 +7,8 @@ from typing import Annotated, Any
 import typer
 
 from ...residency.sizes import size_text
-from ..client import client_of, socket_of
+from ..client import socket_of
+from ..one_shot import OneShotClient
 from ..options import JsonOutput, SocketPath
 from ..output import table, time_text, write, write_json
 
@@ -19,7 +20,7 @@ SESSION_HEADS = (
 
 def ps(socket: SocketPath = None, as_json: JsonOutput = False) -> None:
     """List what is loaded, your sessions and your tasks."""
-    with client_of(socket) as client:
+    with OneShotClient(socket) as client:
         models = [m for m in client.models() if m["state"] not in ("cold", "failed")]
         sessions, tasks = client.sessions(), client.queue()
     if as_json:
@@ -90,7 +91,7 @@ def sessions(
     as_json: JsonOutput = False,
 ) -> None:
     """List your sessions: those that are open, and those that sleep under their id."""
-    with client_of(socket) as client:
+    with OneShotClient(socket) as client:
         found = client.sessions(dormant=True, all_users=everybody)
     if as_json:
         write_json({"sessions": found})
@@ -121,7 +122,7 @@ def queue(
     as_json: JsonOutput = False,
 ) -> None:
     """List the tasks that run and wait, in their order."""
-    with client_of(socket) as client:
+    with OneShotClient(socket) as client:
         tasks = client.queue(all_users=everybody)
     if as_json:
         write_json({"tasks": tasks})
@@ -156,7 +157,7 @@ def status(socket: SocketPath = None, as_json: JsonOutput = False) -> None:
 
     `inferd stats` shows what it has done.
     """
-    with client_of(socket) as client:
+    with OneShotClient(socket) as client:
         stats, hello = client.stats(), client.server
     stats["socket"], stats["software"] = str(socket_of(socket)), hello.software
     if as_json:

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 import anyio
 import anyio.abc
 
-from ....backends.errors import ConnectionLost, InferdError, InvalidArgument, PermissionDenied
+from ...greeting import connect_error, connect_timeout_error
 from .connection import Connection
 
 _CONNECT_PAUSE_S = 0.02
@@ -56,10 +56,7 @@ async def hold_connection(
                 group.start_soon(connection.watch_deadlines)
                 await connection.greet(software)
             if scope.cancelled_caught:
-                raise ConnectionLost(
-                    f"the daemon at {path} did not answer within {timeout_s:g} s",
-                    hint="see `inferd status` and the daemon's log, or raise connect_timeout",
-                )
+                raise connect_timeout_error(path, timeout_s)
             task_status.started(connection)
             await connection.ended.wait()
 
@@ -72,21 +69,4 @@ async def _connect(sock: socket.socket, path: str) -> None:
         except BlockingIOError:
             await anyio.sleep(_CONNECT_PAUSE_S)  # the backlog is full; no event reports space
         except OSError as exc:
-            raise _connect_error(path, exc) from None
-
-
-def _connect_error(path: str, exc: OSError) -> InferdError:
-    if isinstance(exc, PermissionError):
-        return PermissionDenied(
-            f"the socket {path} is not open to this user",
-            hint="ask the daemon's operator for access, or start your own with `inferd serve`",
-        )
-    if isinstance(exc, FileNotFoundError | ConnectionRefusedError | ConnectionResetError):
-        return ConnectionLost(
-            f"no daemon answers at {path}: {exc.strerror}",
-            hint="start it with `inferd serve`, or set INFERD_SOCKET to its socket",
-        )
-    return InvalidArgument(
-        f"cannot connect to {path}: {exc.strerror or exc}",
-        hint="set INFERD_SOCKET or pass `path`; a socket's path has at most 107 bytes",
-    )
+            raise connect_error(path, exc) from None

@@ -28,11 +28,11 @@ from ....backends.errors import (
     ProtocolError,
     Timeout,
     TooLarge,
-    VersionMismatch,
     error_from_wire,
 )
 from ....wire.frames import READ_BYTES, FrameReader
 from ....wire.reading import read_until_end
+from ...greeting import read_server_hello
 from ...messages import PROTOCOL_VERSION, ClientHello, Kind, ServerHello
 from ...payloads import pack_message
 from .inflight import InFlight
@@ -235,18 +235,7 @@ class Connection:
         self._space.set()
 
     def _accept_hello(self, fields: dict[str, Any]) -> None:
-        theirs = fields.get("protocol")
-        if not isinstance(theirs, list) or theirs[:1] != [PROTOCOL_VERSION[0]]:
-            spoken = ".".join(map(str, theirs)) if isinstance(theirs, list) else theirs
-            raise VersionMismatch(
-                f"the daemon at {self.path} ({fields.get('software', 'unknown')}) speaks version"
-                f" {spoken} of the protocol, this client {'.'.join(map(str, PROTOCOL_VERSION))}",
-                data={"protocol": theirs},
-            )
-        try:
-            self.server = msgspec.convert(fields, ServerHello)
-        except msgspec.ValidationError as exc:
-            raise ProtocolError(f"the daemon's hello cannot be read: {exc}") from None
+        self.server = read_server_hello(self.path, fields)
         self._in_flight_max = max(1, self.server.limits.requests_max - _CANCELS_MAX)
         self._greeted.set()
 
