@@ -56,7 +56,7 @@ def run(
     commands = [m.Submit(_task(n, params, tokens)) for n in range(sequences)]
     asked_s = time.perf_counter()
     arrivals: list[list[float]] = [[] for _ in commands]
-    reports = engine.iterate(commands)
+    reports = _iterate(engine, commands)
     while True:
         now_s = time.perf_counter()
         for report in reports:
@@ -65,10 +65,16 @@ def run(
                 arrivals[report.task_id] += [now_s] * len(report.tokens)
         if min(map(len, arrivals)) == tokens:
             break
-        reports = engine.iterate([])
+        reports = _iterate(engine, [])
     # Slots may change hands within a run; what counts is the sum.
     each_s = sum(timed.drawn_s.values()) / sequences
     return [(asked_s, times, each_s) for times in arrivals]
+
+
+def _iterate(engine: Engine, commands: list[m.Submit]) -> list[m.Report]:
+    reports = [*engine.begin_iteration(commands), *engine.compute_step()]
+    engine.end_iteration()
+    return reports
 
 
 def _task(number: int, params: SamplingParams, tokens: int) -> m.TaskSpec:

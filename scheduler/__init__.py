@@ -1,6 +1,6 @@
 """The scheduler: queue, slots, batches, the engine that runs them, and the worker process.
 
-Knows nothing of sessions, sockets and names of users.
+It knows nothing of sessions, sockets and user names.
 """
 
 from .limits import Limits

@@ -1,4 +1,4 @@
-"""What two lists of tokens have in common: pure functions."""
+"""Common parts of two lists of tokens: pure functions."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
-    """Return how many tokens *a* and *b* begin with alike; both of the same kind of sequence."""
+    """Return the length of the common prefix of *a* and *b*, sequences of the same type."""
     low, high = 0, min(len(a), len(b))
     if a[:high] == b[:high]:
         return high
@@ -22,11 +22,11 @@ def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
 def equal_runs(
     have: Sequence[int], want: Sequence[int], keep: int, shortest: int
 ) -> list[tuple[int, int, int]]:
-    """Return the runs of *have*, after the first *keep* tokens, that *want* goes on with.
+    """Return the runs of *have*, after the first *keep* tokens, with which *want* continues.
 
-    Each is (from, to, count), at least *shortest* long; the runs in *want* follow each other
-    without a gap, and its last token is in none. As llama-server's `n_cache_reuse` does it: on a
-    mismatch a token of *have* is skipped.
+    Each is (from, to, count), at least *shortest* long. In *want* the runs follow each other
+    without a gap, and its last token is in none. The algorithm is that of llama-server's
+    `n_cache_reuse`: on a mismatch it skips a token of *have*.
     """
     runs = []
     at, to, end = keep, keep, len(want) - 1

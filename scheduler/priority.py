@@ -1,6 +1,6 @@
-"""The classes of priority, by number and by name.
+"""The priority classes, by number and by name.
 
-Numbers compare and travel to the workers; programs, users and files have the names.
+Numbers are compared and sent to the workers; programs, users and files use the names.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from enum import IntEnum
 
 
 class Priority(IntEnum):
-    """The class of a turn in the queue: a higher one goes first."""
+    """The class of a turn in the queue: a higher one runs first."""
 
     LOW = 0
     NORMAL = 1

@@ -1,4 +1,4 @@
-"""A task: one turn on its way through the engine, with its own progress."""
+"""A task: one turn in the engine, with its progress."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .output.text import TextAssembler
 from .priority import Priority
 
 BEGUN_AHEAD = 1 << 48
-"""So many places before its own stands a task that another worker had begun."""
+"""A task that another worker had begun is placed this far ahead of its arrival."""
 
 
 class TaskState(StrEnum):
@@ -28,90 +28,91 @@ class TaskState(StrEnum):
 
 
 class Group(NamedTuple):
-    """What a step does in one way for all its tokens: only tasks of one group share a batch."""
+    """Settings that hold for a whole step: only tasks of one group share a batch."""
 
     adapters: tuple[str, ...] = ()
 
 
 BASE_GROUP = Group()
-"""The model as it is."""
+"""The model without adapters."""
 
 
 @dataclass(eq=False)
 class Task:
     """Owned by the engine. `tokens` are prompt and output; the first `computed` are in the KV.
 
-    What there is to do follows from these two: `tokens[computed:]` are to be decoded, and once all
-    are, a token can be sampled from the logits (`has_logits`).
+    These two determine the work: `tokens[computed:]` are to be decoded. Once all are, a token can
+    be sampled from the logits (`has_logits`).
     """
 
     spec: TaskSpec
     arrival: int
     place: int
-    """In the order of its equals: `arrival`, or renewed at the end of a quantum."""
-    now: float
+    """The order among equals: `arrival`, or renewed at the end of a quantum."""
+    arrived_at: float
     tokens: list[int]
     prompt_size: int
     text: TextAssembler
     ctx_size: int = 0
-    """Tokens that prompt and output may have."""
-    watch: TurnConditions | None = None
-    """What may end it beside its stop texts and its bounds."""
+    """Bound on the tokens of prompt and output."""
+    conditions: TurnConditions | None = None
+    """The conditions that may end it, beside its stop texts and bounds."""
     checking_since: float | None = None
-    """Since when others judge its last sentence: it waits, see `checking`."""
+    """When it began to wait for the verdict on its last sentence; see `checking`."""
     ending: Ending | None = None
-    """What its last token ends it by, if that sentence does not."""
+    """The ending that its last token has met, while a sentence before it is judged."""
     scope: int = 0
     session: str = ""
-    """Whom its KV state may serve; see `store.Origin`."""
+    """With `scope`, bounds which tasks its KV state may serve; see `Origin`."""
     state: TaskState = TaskState.WAITING
     slot: int = -1
     computed: int = 0
     has_logits: bool = False
-    asked: int = 0
+    tokens_requested: int = 0
+    """Tokens that a pull reader has requested and not received."""
     credit: int = -1
     sampler: Sampler | None = None
     clock_waiting: int = 0
-    """The engine's token clock when this task last began to wait: it ages by what runs since."""
+    """The engine's token clock when this task last began to wait: it ages by the tokens since."""
     age: int = 0
-    """Tokens that the engine computed while this task was waiting or parked, before that."""
+    """Tokens that the engine computed during earlier waits of this task."""
     boost: int = 0
-    """The highest effective class of those who wait for what this task computes."""
+    """The highest effective class of the tasks that wait for a prefix that it computes."""
     follows: bool = False
-    """It takes no slot yet: a running task computes what it shares with it."""
+    """It takes no slot yet, because a running task computes their common prefix."""
     prefix_hash: int = 0
     """A hash of the first tokens: tasks that share a prefix worth waiting for have equal ones."""
-    stops: set[int] = field(default_factory=set)
-    """Numbers of computed tokens at which the state is saved: where prompts part."""
+    save_points: set[int] = field(default_factory=set)
+    """Numbers of computed tokens at which the state is saved, because prompts diverge there."""
     dropped: int = 0
     """Tokens that context shifts took out of `tokens`."""
     shifts: int = 0
     shifted: bool = False
-    """The KV state is approximate, by a shift in this turn or before it."""
+    """The KV state is approximate, by a shift in this turn or an earlier one."""
     shift_pending: bool = False
     """The slot was shifted and not decoded into since: it cannot be saved or moved now."""
     preempted_by_kv_pressure: bool = False
-    """Parked because the KV cache was full: it comes back when another task has ended."""
+    """Parked because the KV cache was full: it resumes when another task has ended."""
     yields_until: int = 0
-    """Parked by hand: before the token clock stands there, it gets only a slot that nobody else
+    """Parked by hand: until the token clock reaches this, it only gets a slot that no other task
     waits for."""
     fetching: bool = False
     """Its state is being read from disk."""
     looked_up: bool = False
-    """The disk was asked for its state."""
-    position: int = 0
-    """The place in the queue that was told last."""
+    """Its state was looked up on disk."""
+    reported_position: int = 0
+    """The last reported place in the queue."""
     leased_at: float = 0.0
     """When it got its slot."""
-    begun_at: float | None = None
+    first_logits_at: float | None = None
     """When it had its first logits in this slot."""
     quantum: int = 0
     cached: int = 0
     parks: int = 0
-    away_since: float | None = None
-    """Since when its reader takes nothing."""
+    reader_away_since: float | None = None
+    """When its reader stopped taking tokens."""
     logits_at: float = 0.0
-    """When the logits came."""
+    """When its latest logits were computed."""
     admitted_at: float | None = None
     prompt_done_at: float | None = None
     first_token_at: float | None = None
@@ -120,29 +121,29 @@ class Task:
     def from_spec(
         cls, spec: TaskSpec, arrival: int, clock: int, now: float, *, shared: bool = False
     ) -> Task:
-        """Return a waiting task that arrived at *now*, when the token clock stood at *clock*;
-        *shared* lets its KV state serve all owners. One that another worker had begun arrived as
-        much earlier, goes on where that was, and before its equals that have not begun.
+        """Return a waiting task that arrived at *now*, when the token clock was at *clock*. With
+        *shared* its KV state serves all owners. A task that another worker had begun keeps its age
+        and progress, and precedes its equals that have not begun.
         """
         tokens = unpack_tokens(spec.tokens)
         scope, session = scoped(spec.owner, spec.session, shared=shared)
         before = spec.progressed or Progressed()
         now -= before.age_s
-        watch = TurnConditions.of(spec.stopping)
+        conditions = TurnConditions.from_params(spec.stopping)
         return cls(
             spec=spec,
             arrival=arrival,
             place=arrival if before.admitted_s is None else arrival - BEGUN_AHEAD,
-            now=now,
+            arrived_at=now,
             tokens=tokens,
             prompt_size=len(tokens) + before.dropped - before.output_tokens,
-            text=_assembler(spec, watch),
-            watch=watch,
+            text=_text_assembler(spec, conditions),
+            conditions=conditions,
             scope=scope,
             session=session if spec.session else "",
             credit=spec.credit,
             clock_waiting=clock,
-            asked=(before.asked if spec.progressed else 1) if spec.pull else 0,
+            tokens_requested=(before.asked if spec.progressed else 1) if spec.pull else 0,
             dropped=before.dropped,
             shifts=before.shifts,
             admitted_at=_moment(now, before.admitted_s),
@@ -151,17 +152,17 @@ class Task:
 
     @property
     def group(self) -> Group:
-        """With whom it may share a batch."""
+        """The group of tasks with which it may share a batch."""
         return Group(self.spec.adapters)
 
     @property
     def origin(self) -> Origin:
-        """Whose its KV state is."""
+        """The origin of its KV state."""
         spec = self.spec
         return Origin(self.scope, self.session, spec.adapters, self.shifted, spec.persist)
 
     def adjust(self, command: Adjust) -> None:
-        """Take parameters that hold from the next token on; withheld text stays withheld."""
+        """Apply parameters from the next token on; withheld text stays withheld."""
         self.spec = msgspec.structs.replace(
             self.spec,
             sampling=command.sampling,
@@ -177,14 +178,14 @@ class Task:
         return len(self.tokens) + self.dropped - self.prompt_size
 
     @property
-    def said(self) -> tuple[list[int], list[int]]:
-        """Prompt and answer; where some of both was dropped, all counts as prompt."""
+    def prompt_and_answer(self) -> tuple[list[int], list[int]]:
+        """Tokens of prompt and answer; all count as prompt after a context shift."""
         size = len(self.tokens) if self.dropped else self.prompt_size
         return self.tokens[:size], self.tokens[size:]
 
     @property
     def pending(self) -> int:
-        """ScheduledTokens to decode before the next token can be drawn."""
+        """Number of tokens to decode before the next token can be sampled."""
         return len(self.tokens) - self.computed
 
     @property
@@ -192,46 +193,46 @@ class Task:
         """Whether more than the last token is to be decoded."""
         return self.pending > 1 or self.computed + self.dropped < self.prompt_size
 
-    def tokens_to_stop(self) -> int:
-        """Return the tokens up to the next place at which the state is to be saved."""
-        ahead = [stop - self.computed for stop in self.stops if stop > self.computed]
+    def tokens_to_save_point(self) -> int:
+        """Return the number of tokens up to the next point at which the state is saved."""
+        ahead = [point - self.computed for point in self.save_points if point > self.computed]
         return min(ahead, default=self.pending)
 
     @property
     def checking(self) -> bool:
-        """Whether others judge its last sentence."""
+        """Whether its last sentence is being judged."""
         return self.checking_since is not None
 
     @property
     def unread_since(self) -> float | None:
-        """Since when nothing of it can be told, as its reader is away or others judge it; a reader
-        who comes back meanwhile does not change the latter.
+        """Since when it can report nothing, because its reader is away or a sentence is judged. A
+        reader that returns during a check does not change the latter.
         """
-        return self.checking_since if self.away_since is None else self.away_since
+        return self.checking_since if self.reader_away_since is None else self.reader_away_since
 
     @unread_since.setter
     def unread_since(self, moment: float | None) -> None:
-        self.away_since = moment
+        self.reader_away_since = moment
 
     @property
     def wants_token(self) -> bool:
         """Whether the reader takes another token now."""
         return self.checking_since is None and (
-            self.asked > 0 if self.spec.pull else self.credit != 0
+            self.tokens_requested > 0 if self.spec.pull else self.credit != 0
         )
 
     @property
     def has_work(self) -> bool:
-        """Whether the next step has tokens of this task.
+        """Whether the next step may contain tokens of this task.
 
-        A sampled token of a pull task is decoded ahead of the next call; a push task without
-        credit stands still, as does a task whose last sentence is judged.
+        A sampled token of a pull task is decoded ahead of the next request. A push task without
+        credit stands still, as does a task whose last sentence is being judged.
         """
         may = self.wants_token or (self.spec.pull and self.checking_since is None)
         return self.pending > 0 and may
 
     def yields(self, clock: int) -> bool:
-        """Return whether it stands behind all others who wait, as it was parked by hand."""
+        """Return whether it is behind all waiting tasks because it was parked by hand."""
         return clock < self.yields_until
 
     def effective_class(self, clock: int, ageing_tokens: int) -> int:
@@ -242,7 +243,7 @@ class Task:
         return max(self.boost, min(Priority.URGENT, self.spec.priority + age // ageing_tokens))
 
     def stats(self, reason: StopReason, detail: str, now: float) -> TurnStats:
-        """Return the figures of the turn, ended at *now*."""
+        """Return the statistics of the turn, ended at *now*."""
         admitted = self.admitted_at if self.admitted_at is not None else now
         prompt_done = self.prompt_done_at if self.prompt_done_at is not None else now
         first = self.first_token_at
@@ -252,8 +253,8 @@ class Task:
             prompt_tokens=self.prompt_size,
             cached_tokens=self.cached,
             output_tokens=self.generated,
-            queue_ms=(admitted - self.now) * 1000,
-            ttft_ms=((first if first is not None else now) - self.now) * 1000,
+            queue_ms=(admitted - self.arrived_at) * 1000,
+            ttft_ms=((first if first is not None else now) - self.arrived_at) * 1000,
             prompt_ms=(prompt_done - admitted) * 1000,
             predicted_ms=(now - prompt_done) * 1000,
             parks=self.parks,
@@ -262,11 +263,10 @@ class Task:
         )
 
 
-def _assembler(spec: TaskSpec, watch: TurnConditions | None) -> TextAssembler:
-    """Return what makes text of a task's tokens."""
-    if watch is None:
+def _text_assembler(spec: TaskSpec, conditions: TurnConditions | None) -> TextAssembler:
+    if conditions is None:
         return TextAssembler(spec.stop, spec.reverse_prompt)
-    return TextAssembler(spec.stop, spec.reverse_prompt, watch.text, watch.sentences)
+    return TextAssembler(spec.stop, spec.reverse_prompt, conditions.text, conditions.sentences)
 
 
 def _moment(start: float, seconds: float | None) -> float | None:

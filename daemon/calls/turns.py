@@ -9,7 +9,7 @@ from ...backends.errors import InvalidArgument
 from ...ipc import messages as w
 from ...ipc.server.server_connection import Request
 from ...scheduler.messages import Position, TokenLogprob, Tokens
-from ...scheduler.output.logprobs import described
+from ...scheduler.output.logprobs import describe_logprobs
 from ...sessions import Session, TurnOptions
 from ...sessions.history.reasoning import AnswerParts, ReasoningSplitter
 from ..core import CallTable, Daemon
@@ -91,7 +91,7 @@ def _tokens_sender(
 def _probabilities(session: Session, found: list[TokenLogprob]) -> list[dict[str, Any]]:
     turn = session.turn
     after_sampling = turn is not None and turn.spec.sampling.post_sampling_probs
-    return described(found, after_sampling=after_sampling)
+    return describe_logprobs(found, after_sampling=after_sampling)
 
 
 async def chat(daemon: Daemon, request: Request) -> w.TurnResult:

@@ -244,7 +244,7 @@ def _loaded(daemon: Daemon) -> Read:
         worker = model.loaded
         if worker is None:
             continue
-        name, gauges, info = daemon.tally.name_of(model), worker.figures.gauges(), worker.info
+        name, gauges, info = daemon.tally.name_of(model), worker.figures.read_gauges(), worker.info
         slots[(name,)] += info.slots
         cells[(name,)] += info.slots * info.ctx_size
         used[(name,)] += int(gauges["slot_tokens"])

@@ -162,7 +162,7 @@ class Tally(LoadListener):
 
     def add_up(self, model: ManagedModel, worker: Worker) -> None:
         """Add what a worker's engine has done since the last time to what its model's have."""
-        name, now = self.name_of(model), worker.figures.read()
+        name, now = self.name_of(model), worker.figures.read_counters()
         before = self._seen.get(worker, (0.0,) * len(now))
         so_far: Sequence[float] = self.engines.get(name, (0.0,) * len(now))
         self.engines[name] = tuple(map(add, so_far, map(sub, now, before)))

@@ -35,7 +35,7 @@ class HangDetector:
 
     def note_sent(self) -> None:
         """Note that the worker was sent a command, which it has to read."""
-        if self._recorder.read().at >= self._sent_at:
+        if self._recorder.read_activity().at >= self._sent_at:
             self._sent_at = self._seconds()  # else an earlier command is not read yet: that counts
         if self._timer is None:
             self._arm()
@@ -66,7 +66,7 @@ class HangDetector:
 
     def _silent_s(self) -> float:
         """Return how long its activity has not changed, or a command has not been read."""
-        act, now = self._recorder.read(), self._seconds()
+        act, now = self._recorder.read_activity(), self._seconds()
         if act.doing is Doing.REST:
             return now - self._sent_at if act.at < self._sent_at else 0.0
         return now - act.at

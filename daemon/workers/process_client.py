@@ -86,7 +86,7 @@ class ProcessClient:
 
     def pull(self, task_id: int) -> None:
         """Request the next token of a pull task."""
-        self._send(m.Pull(task_id))
+        self._send(m.PullToken(task_id))
 
     def adjust(self, command: m.Adjust) -> None:
         """Change a task's parameters from its next token on."""
@@ -211,7 +211,7 @@ class ProcessClient:
         """Pass the tasks on or fail them, and refuse the open queries: the process has exited, with
         the status *code* if it is known.
         """
-        readers, act = self.tasks.remove_tasks(), self._recorder.read()
+        readers, act = self.tasks.remove_tasks(), self._recorder.read_activity()
         error = WorkerCrashed(
             f"the worker process of {self.spec.name!r} ended ({describe_exit(code)})",
             data={"model": self.spec.name},

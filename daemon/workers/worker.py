@@ -20,7 +20,7 @@ from ...backends import ModelInfo, ModelSpec, Shape
 from ...backends.errors import InferdError, LoadFailed, error_from_wire
 from ...scheduler import messages as m
 from ...scheduler.recording.engine_counters import EngineCounters
-from ...scheduler.recording.recorder import Doing, Recorder, make_record
+from ...scheduler.recording.recorder import Doing, Recorder, create_record
 from .cores import LOADING
 from .hang_detector import HangDetector
 from .listener import WorkerListener
@@ -68,7 +68,7 @@ class Worker:
         self._listener = listener
         self._made_embedding = False
         self._log: WorkerLog | None = None
-        self._record = make_record()
+        self._record = create_record()
         self._recorder = Recorder(self._record)
         self.figures = EngineCounters(self._record)
         """The engine's counters, as of now or of its end."""
@@ -112,7 +112,7 @@ class Worker:
     @property
     def silent_s(self) -> float:
         """How long it has done the same: a step, a prompt; 0 while it rests."""
-        act = self._recorder.read()
+        act = self._recorder.read_activity()
         return 0.0 if act.doing is Doing.REST else max(0.0, time.monotonic() - act.at)
 
     @property
@@ -221,7 +221,7 @@ class Worker:
                     self._made_embedding = True
                     self._listener.embedding_context_created(self)
                 client.tasks.deliver_report(report)
-            case m.Answer(number, value):
+            case m.CommandResult(number, value):
                 client.queries.resolve_query(number, value)
             case m.Refused(number, error):
                 client.queries.refuse_query(number, error_from_wire(error))

@@ -1,26 +1,28 @@
-"""Texts that become embeddings: which wait, which lease a slot of the model's second context."""
+"""Texts to embed: those that wait, and those with a slot of the model's embedding context."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ...backends import Chunk, EmbedInfo, Model
+from ...backends import EmbedInfo, Model
 from ...backends.embedder import EMBEDDING_BYTES_MAX, EmbedSpec, check_pooling
 from ...backends.errors import PromptTooLong, TooLarge, UnsupportedOperation
 from .. import messages as m
 from ..limits import Limits
-from ..policy.cost import Load, StepCost
+from ..policy.cost import StepCost, StepLoad
 from ..policy.embeddings_plan import plan_text_tokens, plan_texts
 from ..policy.plan import Order, ScheduledTokens
 from ..task import Task, TaskState
 
+__all__ = ("EmbeddingQueue", "check_text")
+
 
 def check_text(task: Task, info: EmbedInfo | None) -> None:
-    """Refuse a text that no embedding can be made of.
+    """Raise an error for a text that cannot be embedded.
 
-    :raises UnsupportedOperation: the model makes none, or not by this pooling.
-    :raises PromptTooLong: the text is longer than what the model looks at as a whole.
-    :raises TooLarge: without pooling its vectors are more than one answer holds.
+    :raises UnsupportedOperation: the model makes no embeddings, or not by this pooling.
+    :raises PromptTooLong: the text is longer than the model's embedding context.
+    :raises TooLarge: without pooling, the vectors exceed the bound on an answer.
     """
     if info is None or task.spec.embed is None:
         raise UnsupportedOperation("the model makes no embeddings", hint="use another model")
@@ -43,30 +45,28 @@ def check_text(task: Task, info: EmbedInfo | None) -> None:
         )
 
 
-class TextQueue:
-    """Owned by the engine. A text that is dropped for another one begins anew when it comes back:
-    what was computed of it is not kept.
-    """
+class EmbeddingQueue:
+    """Owned by the engine. A text that is dropped for another is later computed from its start."""
 
     def __init__(self, model: Model, limits: Limits):
         self.waiting: list[Task] = []
         self.running: list[Task] = []
         self.cost = StepCost()
         self._model, self._limits = model, limits
-        self._made = False
-        """The second context is there."""
+        self._context_used = False
+        """The embedding context was created, by its first use."""
 
     @property
     def has_work(self) -> bool:
-        """Tell whether there are texts."""
+        """Whether there are texts."""
         return bool(self.waiting or self.running)
 
-    def add(self, task: Task) -> None:
-        """Take a text that was checked."""
+    def add_text(self, task: Task) -> None:
+        """Queue a text that was checked."""
         self.waiting.append(task)
 
     def lease_slots(self, order: Order, clock: int, now: float) -> list[m.Report]:
-        """Give slots to the texts whose turn it is; return what is to be told of that."""
+        """Drop and admit texts as planned; return the reports of their new states."""
         if not self.waiting:
             return []
         plan = plan_texts(self.waiting, self.running, order, self._info)
@@ -94,43 +94,42 @@ class TextQueue:
 
     def _empty(self, task: Task) -> None:
         self.running.remove(task)
-        if self._made:
+        if self._context_used:
             self._model.embedder().drop(task.slot)
         task.slot = -1
 
-    def remove(self, task: Task) -> None:
-        """Forget a text."""
+    def remove_text(self, task: Task) -> None:
+        """Remove a text that has ended."""
         if task.slot >= 0:
             self._empty(task)
         else:
             self.waiting.remove(task)
 
-    def plan(
+    def plan_step(
         self, order: Order, decoding: Sequence[Task], generation: StepCost
     ) -> list[ScheduledTokens]:
-        """Return what the next step computes. As with prompts, it is short where tasks decode that
-        are not of a lower class, and for the lowest class: with the step of those who decode it
-        keeps to `step_target_s`.
+        """Return the tokens of the next step. Beside decoding tasks whose class is not lower, and
+        for texts of the lowest class, this step and the decoding one keep to `step_target_s`.
         """
         highest = max(map(order.effective, self.running))
         seconds = self._limits.step_alone_s
         if not highest or any(order.effective(t) >= highest for t in decoding):
-            own = generation.predict(Load.of([(t.computed, 1) for t in decoding]))
+            own = generation.predict(StepLoad.of_chunks([(t.computed, 1) for t in decoding]))
             seconds = max(self._limits.step_target_s - own, own / 2)
         least = self._limits.prompt_tokens_min
         return plan_text_tokens(self.running, order, self._info, self.cost, seconds, least)
 
-    def compute(self, batch: Sequence[ScheduledTokens]) -> list[tuple[Task, m.Embedded]]:
-        """Compute a step, and return what texts have become by it.
+    def compute_step(self, batch: Sequence[ScheduledTokens]) -> list[tuple[Task, m.Embedded]]:
+        """Compute a step, and return the texts that it completes, with their vectors.
 
-        :raises InferdError: nothing of the step counts.
+        :raises InferdError: the step has no effect.
         """
         embedder = self._model.embedder()
-        self._made = True
+        self._context_used = True
         for part in batch:
             if not part.task.computed:
                 embedder.begin(part.task.slot, self._spec(part.task).pooling)
-        embedder.step([_chunk(part) for part in batch])
+        embedder.step([part.chunk(generates=False) for part in batch])
         for part in batch:
             part.task.computed += part.count
         return [(part.task, self._embedded(part.task)) for part in batch if not part.task.pending]
@@ -144,7 +143,7 @@ class TextQueue:
 
     @property
     def _info(self) -> EmbedInfo:
-        assert self._model.info.embedding is not None, "texts were checked"
+        assert self._model.info.embedding is not None, "the text was checked"
         return self._model.info.embedding
 
     def _spec(self, task: Task) -> EmbedSpec:
@@ -152,16 +151,10 @@ class TextQueue:
         return task.spec.embed
 
     def check_integrity(self) -> None:
-        """Assert that every text is in one place, and that those under way fit."""
+        """Assert that every text is in one place, and that the running ones fit."""
         slots = [t.slot for t in self.running]
         assert len(set(slots)) == len(slots) and all(s >= 0 for s in slots)
         assert all(t.slot < 0 and not t.computed for t in self.waiting)
         if self.running:
             assert sum(t.prompt_size for t in self.running) <= self._info.tokens_max
             assert len(slots) <= self._info.slots
-
-
-def _chunk(part: ScheduledTokens) -> Chunk:
-    task, start = part.task, part.task.computed
-    end = start + part.count
-    return Chunk(task.slot, task.tokens[start:end], start, logits=False)

@@ -1,36 +1,36 @@
-"""From logits to reports: sampled tokens, and tasks that end or shift their context by them."""
+"""Sampled tokens and their reports, and tasks that continue, end or shift their context by them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
 from ...backends import Model
-from ...backends.errors import BackendError
+from ...backends.errors import BackendError, InferdError
 from .. import messages as m
 from ..output.logprobs import token_logprobs
-from ..output.sampling import sample_token
-from ..output.similarity_check import end_check, is_awaited, request_check
-from ..output.stopping import Ending
-from ..output.stopping.ending import CONTEXT_FULL, LENGTH
+from ..output.sampling import resume_text, sample_token, sampler_for
+from ..output.similarity_check import awaits_verdict, end_check, request_check
+from ..output.stopping.ending import CONTEXT_FULL, LENGTH, Ending
+from ..recording.recorder import Doing, Recorder
 from ..task import Task, TaskState
 from .metrics import EngineMetrics
 from .task_table import TaskTable
 
 
 class Answers:
-    """The answers of the tasks that run. Owned by the engine."""
+    """The answers of the running tasks. Owned by the engine."""
 
-    def __init__(self, model: Model, tasks: TaskTable, metrics: EngineMetrics):
-        self._model, self._tasks = model, tasks
+    def __init__(self, model: Model, tasks: TaskTable, metrics: EngineMetrics, recorder: Recorder):
+        self._model, self._tasks, self._recorder = model, tasks, recorder
         self._clock, self._reporter, self._slots = tasks.clock, tasks.reporter, tasks.slots
         self._counts = metrics.counts
 
     def serve_readers(self) -> None:
-        """Sample the tokens that pull readers have asked for since the last iteration."""
-        self.sample([t for t in self._slots.tasks if t.has_logits])
+        """Sample the tokens that pull readers have requested since the last iteration."""
+        self.sample_tokens([t for t in self._slots.tasks if t.has_logits])
 
-    def sample(self, tasks: Iterable[Task]) -> None:
-        """Sample a token of each task whose reader takes one; all have logits."""
+    def sample_tokens(self, tasks: Iterable[Task]) -> None:
+        """Sample a token for each task whose reader takes one; all of *tasks* have logits."""
         now = self._clock.now
         for task in tasks:
             if task.prompt_done_at is None:
@@ -50,32 +50,57 @@ class Answers:
             task.first_token_at = self._clock.now
         if sampled.text is not None:
             self._report_token(task, sampled.token, sampled.text, sampled.surprisal)
-        self.go_on(task, sampled.ending)
+        self._continue_task(task, sampled.ending)
 
     def _report_token(self, task: Task, token: int, text: bytes, surprisal: float | None) -> None:
         logprobs = token_logprobs(self._model, task)
         self._reporter.send(m.Tokens(task.spec.id, [token], text, surprisal, logprobs))
         if task.spec.pull:
-            task.asked -= 1
+            task.tokens_requested -= 1
         elif task.credit > 0:
             task.credit -= 1
         if not task.wants_token:
             task.unread_since = self._clock.now
 
-    def go_on(self, task: Task, ending: Ending | None) -> None:
-        """Let a task go on to its next token, or to its end, once its sentences are judged."""
-        if task.text.question is not None:
+    def _continue_task(self, task: Task, ending: Ending | None) -> None:
+        """Have a completed sentence judged, or else end the task if it has met an *ending*."""
+        if task.text.pending_sentence is not None:
             self._reporter.send(request_check(task, ending, self._clock.now))
         elif ending is not None:
             self._tasks.finish_task(task, ending)
         elif task.state is TaskState.WAITING and len(task.tokens) >= task.ctx_size:
             self.shift_context(task)  # the previous worker was about to
 
-    def apply_verdict(self, verdict: m.Verdict) -> None:
-        """Let a task go on whose last sentence was judged."""
-        task = self._tasks.find_task(verdict.task_id)
-        if task is not None and is_awaited(task, verdict):
-            self.go_on(task, end_check(task, verdict))
+    def apply_verdict(self, task: Task, verdict: m.Verdict) -> None:
+        """Continue or end a task whose last sentence was judged."""
+        if awaits_verdict(task, verdict):
+            self._continue_task(task, end_check(task, verdict))
+
+    # Submitted and adjusted tasks.
+
+    def check_sampler(self, task: Task) -> None:
+        """Raise `InferdError` if the sampling parameters of *task* allow no sampler."""
+        sampling = task.spec.sampling
+        if sampling.logit_bias or sampling.follows:
+            self._recorder.record_activity(Doing.STEP, [task.spec.id])  # it may end the process
+            sampler_for(self._model, task, sampling).close()
+            self._recorder.record_activity(Doing.OTHER)
+
+    def resume_task(self, task: Task) -> None:
+        """Restore the text of a task that another worker had begun; end it if it has ended."""
+        self._continue_task(task, resume_text(self._model, task))
+
+    def adjust_task(self, task: Task, command: m.Adjust) -> None:
+        """Apply new parameters from the next token on."""
+        if task.sampler is not None and command.sampling != task.spec.sampling:
+            try:
+                sampler = sampler_for(self._model, task, command.sampling)
+            except InferdError as exc:
+                self._tasks.fail_task(task, exc)
+                return
+            task.sampler.close()
+            task.sampler = sampler
+        task.adjust(command)
 
     # Context shift.
 
@@ -84,7 +109,7 @@ class Answers:
         return can and task.shifts < self._tasks.limits.shifts_max
 
     def shift_context(self, task: Task) -> None:
-        """Let a full context drop old tokens, as llama-server does; the first one always stays."""
+        """Drop old tokens of a full context, as llama-server does; the first token always stays."""
         ctx_size = task.ctx_size
         keep = task.prompt_size if task.spec.n_keep < 0 else task.spec.n_keep
         keep = max(1, min(keep, ctx_size - 4))

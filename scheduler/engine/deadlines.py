@@ -1,4 +1,4 @@
-"""When a task's time is up, and what it then fails or ends with: pure functions."""
+"""The deadlines of a task and the errors or endings that they cause: pure functions."""
 
 from __future__ import annotations
 
@@ -8,29 +8,31 @@ from ...backends.errors import InferdError, ReaderTimeout, Timeout
 from ..limits import Limits
 from ..task import Task, TaskState
 
+__all__ = ("deadlines", "expired_bound", "expired_timeout")
+
 
 def deadlines(task: Task, limits: Limits, *, others_wait: bool) -> Iterator[float]:
-    """Yield the moments, in the engine's seconds, at which something is to be done for *task*."""
+    """Yield the moments, in the engine's seconds, at which *task* needs attention."""
     spec = task.spec
     if spec.total_timeout_s:
-        yield task.now + spec.total_timeout_s
+        yield task.arrived_at + spec.total_timeout_s
     if spec.queue_timeout_s and task.admitted_at is None:
-        yield task.now + spec.queue_timeout_s
-    yield from (moment for moment, _ in _bounds(task))
+        yield task.arrived_at + spec.queue_timeout_s
+    yield from (moment for moment, _ in _time_bounds(task))
     if task.unread_since is not None:
         yield task.unread_since + limits.reader_timeout_s
         if others_wait and task.state is TaskState.RUNNING:
             yield task.unread_since + limits.reader_wait_s
 
 
-def timeout(task: Task, limits: Limits, now: float) -> InferdError | None:
-    """Return the timeout that has passed for *task*, if one has."""
+def expired_timeout(task: Task, limits: Limits, now: float) -> InferdError | None:
+    """Return the error of a timeout that has passed for *task*, if one has."""
     spec = task.spec
-    if spec.total_timeout_s and now >= task.now + spec.total_timeout_s:
+    if spec.total_timeout_s and now >= task.arrived_at + spec.total_timeout_s:
         text = f"the timeout of {spec.total_timeout_s:g} s has passed"
         return Timeout(text, data={"timeout": "total"})
     waits = task.admitted_at is None
-    if waits and spec.queue_timeout_s and now >= task.now + spec.queue_timeout_s:
+    if waits and spec.queue_timeout_s and now >= task.arrived_at + spec.queue_timeout_s:
         text = f"the queue timeout of {spec.queue_timeout_s:g} s has passed"
         return Timeout(text, data={"timeout": "queue"})
     if task.unread_since is not None and now >= task.unread_since + limits.reader_timeout_s:
@@ -38,20 +40,18 @@ def timeout(task: Task, limits: Limits, now: float) -> InferdError | None:
     return None
 
 
-def overdue(task: Task, now: float) -> str | None:
-    """Return the bound on its own time that ends *task* now, if one does; not before it is said
-    whether its last sentence does.
-    """
-    if task.watch is None or task.checking:
+def expired_bound(task: Task, now: float) -> str | None:
+    """Return the bound on its own time that ends *task* now; None while a sentence is judged."""
+    if task.conditions is None or task.checking:
         return None
-    return next((bound for moment, bound in _bounds(task) if now >= moment), None)
+    return next((bound for moment, bound in _time_bounds(task) if now >= moment), None)
 
 
-def _bounds(task: Task) -> Iterator[tuple[float, str]]:
-    """Yield when the bounds on a task's own time end it, counted from its first slot on: what it
-    is parked for counts, too.
+def _time_bounds(task: Task) -> Iterator[tuple[float, str]]:
+    """Yield when the bounds on a task's own time end it, counted from its first slot on. Time
+    spent parked counts.
     """
-    if task.watch is None or task.admitted_at is None:
+    if task.conditions is None or task.admitted_at is None:
         return
     stopping = task.spec.stopping
     if stopping.t_max_prompt_ms > 0 and task.prompt_done_at is None and not task.generated:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence
 
 from ...backends import Model
+from ...backends.errors import KvFull
 from ..output.sampling import sampler_for
-from ..policy.plan import absent, plan_slots
+from ..policy.plan import ScheduledTokens, plan_slots, reader_lags
 from ..task import Task, TaskState
 from .metrics import EngineMetrics
 from .task_table import TaskTable
@@ -21,26 +23,26 @@ class SlotLeases:
         self._kv = tasks.kv
         self._counts = metrics.counts
 
-    def admissible(self) -> list[Task]:
-        """Return the waiting tasks that may get a slot: those that were parked by hand only where
-        others leave one.
+    def admissible_tasks(self) -> list[Task]:
+        """Return the waiting tasks that may get a slot. Tasks that were parked by hand may only
+        get slots that others leave free.
         """
-        able = self._able()
-        aside = [t for t in able if t.yields(self._clock.tokens)]
-        if not aside:
+        able = self._able_tasks()
+        yielding = [t for t in able if t.yields(self._clock.tokens)]
+        if not yielding:
             return able
-        left = max(0, len(self._slots.idle) - len(self._pressing()))
-        stay = sorted(aside, key=self._tasks.order().key)[left:]
+        left = max(0, len(self._slots.idle) - len(self._pressing(able)))
+        stay = sorted(yielding, key=self._tasks.order().key)[left:]
         return [t for t in able if t not in stay]
 
-    def _pressing(self) -> list[Task]:
-        """Return the waiting tasks for which others that were parked by hand leave the slots."""
-        able = [t for t in self._able() if not t.yields(self._clock.tokens)]
-        return [t for t in able if t.has_work or t.wants_token]
+    def _pressing(self, able: list[Task]) -> list[Task]:
+        """Return the tasks to which those that were parked by hand leave the slots."""
+        clock = self._clock.tokens
+        return [t for t in able if not t.yields(clock) and (t.has_work or t.wants_token)]
 
-    def _able(self) -> list[Task]:
-        """Return the waiting tasks except those that wait for a file, for room in the KV cache, or
-        for their reader to come back.
+    def _able_tasks(self) -> list[Task]:
+        """Return the waiting tasks, except those that wait for a file, for space in the KV cache,
+        or for their reader.
         """
         full, limits, now = bool(self._slots.tasks), self._tasks.limits, self._clock.now
         return [
@@ -48,30 +50,30 @@ class SlotLeases:
             for t in self._tasks.queue
             if not t.fetching
             and not (t.preempted_by_kv_pressure and full)
-            and not absent(t, limits, now)
+            and not reader_lags(t, limits, now)
         ]
 
     def lease_slots(self) -> None:
-        """Park and admit tasks, and let tasks wait for what others compute."""
+        """Park and admit tasks, and mark those that wait for a prefix that others compute."""
         tasks = self._tasks
         for task in tasks:
             task.boost = 0
         if tasks.queue:
             order = tasks.order()
             plan = plan_slots(
-                self.admissible(),
+                self.admissible_tasks(),
                 self._slots.slots,
                 order,
                 tasks.limits,
                 self._clock.now,
-                tasks.leaders.find,
+                tasks.leaders.find_leader,
             )
             for task in tasks.queue:
                 task.follows = False
             for task, leader in plan.follow:
                 task.follows = True
                 leader.boost = max(leader.boost, order.effective(task))
-            stayed = sum(not self.park_task(task) for task in plan.park)
+            stayed = sum(not self._park_task(task) for task in plan.park)
             for task in plan.admit[: len(plan.admit) - stayed]:
                 self._admit_task(task)
         self._slots.close_gaps()
@@ -81,11 +83,11 @@ class SlotLeases:
         self._tasks.queue.remove(task)
         task.age += self._clock.tokens - task.clock_waiting
         task.quantum = 0
-        task.leased_at, task.begun_at = now, None
+        task.leased_at, task.first_logits_at = now, None
         task.preempted_by_kv_pressure = False
         task.yields_until = 0
         task.state = TaskState.RUNNING
-        self._plan_stops(task)
+        self._plan_save_points(task)
         self._kv.task_states.lease_slot(task)
         if task.admitted_at is None:
             task.admitted_at, task.cached = now, task.computed
@@ -93,26 +95,25 @@ class SlotLeases:
             self._counts["cached"] += task.cached
         if task.sampler is None:
             task.sampler = sampler_for(self._model, task, task.spec.sampling)
-        self._reporter.moved(task)
-        self._reporter.log.admitted(task)
+        self._reporter.report_state(task)
+        self._reporter.log.log_admitted(task)
 
-    def _plan_stops(self, task: Task) -> None:
-        """Note where the state of a prompt is to be saved that serves only as a whole: where it
-        parts from another, one token before its end, and every so often.
+    def _plan_save_points(self, task: Task) -> None:
+        """Plan where a prompt's state is saved on a model that can only use whole states: where it
+        diverges from another prompt, one token before its end, and at regular distances.
         """
         if self._model.info.memory == "plain" or task.admitted_at is not None:
             return
         limits = self._tasks.limits
-        size, every = task.prompt_size, limits.checkpoint_tokens
-        parting = self._kv.search.shared_prefix(task.origin, array("i", task.tokens))
-        if limits.shared_prefix_tokens_min <= parting < size:
-            task.stops.add(parting)
-        task.stops.update(range(every, size, every), {size - 1})
+        size, every = task.prompt_size, limits.snapshot_tokens
+        shared = self._kv.search.shared_prefix(task.origin, array("i", task.tokens))
+        if limits.share_tokens_min <= shared < size:
+            task.save_points.add(shared)
+        task.save_points.update(range(every, size, every), {size - 1})
 
-    def park_task(self, task: Task, *, preempted_by_kv_pressure: bool = False) -> bool:
-        """Put a running task back into the queue; return False if its state finds no room.
-
-        A *preempted_by_kv_pressure* one goes in any case, if need be without its state.
+    def _park_task(self, task: Task, *, preempted_by_kv_pressure: bool = False) -> bool:
+        """Put a running task back into the queue; return False if memory cannot hold its state. A
+        *preempted_by_kv_pressure* task is parked in any case, if necessary without its state.
         """
         if not self._kv.task_states.park_task(task, anyhow=preempted_by_kv_pressure):
             return False
@@ -123,17 +124,33 @@ class SlotLeases:
         task.preempted_by_kv_pressure = preempted_by_kv_pressure
         self._counts["parks"] += 1
         self._tasks.queue.append(task)
-        self._reporter.moved(task)
-        self._reporter.log.parked(task)
+        self._reporter.report_state(task)
+        self._reporter.log.log_parked(task)
         return True
 
     def yield_slot(self, task: Task) -> bool:
-        """Park a task by hand, or put it behind those who wait; return False if it is alone."""
-        pressing = [t for t in self._pressing() if t is not task]
+        """Park a task by hand, or put it behind all that wait; return False if it is alone."""
+        pressing = [t for t in self._pressing(self._able_tasks()) if t is not task]
         if task.slot < 0:
             yields = bool(pressing)
         else:
-            yields = len(pressing) > len(self._slots.idle) and self.park_task(task)
+            yields = len(pressing) > len(self._slots.idle) and self._park_task(task)
         if yields:
             task.yields_until = self._clock.tokens + self._tasks.limits.ageing_tokens
         return yields
+
+    def make_kv_space(self, batch: Sequence[ScheduledTokens], error: KvFull) -> None:
+        """Free KV cells for a step that found too few: those of idle slots first, then those of
+        the last task in the order of the queue. Refuse a task that is alone and does not fit.
+        """
+        self._counts["kv_full"] += 1
+        for part in batch:  # the backend reports no change; what the slot holds counts
+            part.task.computed = self._model.trim(part.task.slot, part.task.computed)
+        if self._kv.idle.evict_all():
+            return
+        tasks = self._slots.tasks
+        last = max(tasks, key=self._tasks.order().key)
+        if len(tasks) > 1:
+            self._park_task(last, preempted_by_kv_pressure=True)
+        else:
+            self._tasks.fail_task(last, error)

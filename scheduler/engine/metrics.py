@@ -1,4 +1,4 @@
-"""The metrics of an engine: what it counts, and what it publishes of that."""
+"""The counters of an engine, and the copy of them that it publishes to the daemon."""
 
 from __future__ import annotations
 
@@ -13,27 +13,30 @@ _COUNTED = (
 
 
 class EngineMetrics:
-    """Owned by the engine; *page* is what the daemon reads."""
+    """Owned by the engine. The daemon reads `page`, in the memory behind the descriptor *record*.
 
-    def __init__(self, kv: KvManager, clock: EngineClock, page: EngineCounters):
-        self.page = page
+    *target_s* is the time that a step with decoding tasks should not exceed.
+    """
+
+    def __init__(self, kv: KvManager, clock: EngineClock, record: int, target_s: float):
+        self.page = EngineCounters(record, target_s)
         self.steps = 0
         self.counts = dict.fromkeys(_COUNTED, 0)
         self._kv, self._clock = kv, clock
 
     @property
     def due(self) -> bool:
-        """Whether it is time for `publish`, if something is new."""
+        """Whether it is time for `publish`, provided that something has changed."""
         return self._clock.now >= self.page.due_at
 
     def publish(self, *, at_once: bool = False) -> float | None:
-        """Write the metrics to the page, now and then or *at_once*; return in how many seconds
-        they are to be written again, or None where nothing is new.
+        """Write the metrics to the page if they are due, or *at_once*. Return in how many seconds
+        they are due again; None if nothing has changed.
         """
         changes = self._kv.search.changes
         due_s = self.page.due_in(self._clock.now, changes)
         if at_once or (due_s is not None and due_s <= 0):
-            self.page.write(self._clock.now, changes, self.counts | self._gauges())
+            self.page.write_counters(self._clock.now, changes, self.counts | self._gauges())
             return None
         return due_s
 

@@ -1,4 +1,4 @@
-"""The reports of an engine, in their order, with its log events among them."""
+"""The reports of an engine in their order, with its log events among them."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ class Reporter:
         reports, self._outbox = self._outbox, []
         return reports
 
-    def moved(self, task: Task) -> None:
-        """Report the state of a task, which is another than before."""
+    def report_state(self, task: Task) -> None:
+        """Report that a task has changed its state."""
         self._outbox.append(m.Moved(task.spec.id, task.state.value))
 
-    def finished(self, task: Task, ending: Ending, now: float) -> m.TurnStats:
-        """Report that a task has ended well; return its statistics."""
+    def report_finished(self, task: Task, ending: Ending, now: float) -> m.TurnStats:
+        """Report that a task has ended without error; return its statistics."""
         stats = task.stats(ending.reason, ending.detail, now)
-        self.log.finished(task, stats)
+        self.log.log_finished(task, stats)
         self._outbox.append(m.Finished(task.spec.id, task.text.flush(), ending.piece, stats))
         return stats
 
-    def failed(self, spec: m.TaskSpec, error: InferdError) -> None:
+    def report_failed(self, spec: m.TaskSpec, error: InferdError) -> None:
         """Report that a task has failed."""
-        self.log.failed(spec, error)
+        self.log.log_failed(spec, error)
         self._outbox.append(m.Failed(spec.id, error.to_wire()))

@@ -1,4 +1,4 @@
-"""Steps: batches of tokens that the model computes, and what is learned of them."""
+"""Steps: batches of tokens that the model computes, and the cost that is learned from them."""
 
 from __future__ import annotations
 
@@ -7,9 +7,7 @@ from typing import NamedTuple
 
 from ...backends import Chunk, InferdError, Model
 from ...backends.errors import BackendError, KvFull
-from ..output.stopping import Ending
-from ..output.stopping.ending import EMBEDDED
-from ..policy.cost import Load, StepCost
+from ..policy.cost import StepCost, StepLoad
 from ..policy.embeddings_plan import embeds_next
 from ..policy.groups import GroupQuantum, plan_group
 from ..policy.plan import ScheduledTokens, plan_tokens
@@ -21,8 +19,8 @@ from .metrics import EngineMetrics
 from .task_table import TaskTable
 
 
-class _Computed(NamedTuple):
-    """A step that was computed, of which nothing was learned yet; *holders* have a slot."""
+class _ComputedStep(NamedTuple):
+    """A step from which nothing was learned yet; *holders* have a slot."""
 
     batch: list[ScheduledTokens]
     chunks: list[Chunk]
@@ -31,7 +29,7 @@ class _Computed(NamedTuple):
 
 
 class Steps:
-    """Decides what is computed next and has the model compute it. Owned by the engine."""
+    """Decides what the model computes next and runs it. Owned by the engine."""
 
     def __init__(
         self,
@@ -44,16 +42,16 @@ class Steps:
         recorder: Recorder,
     ):
         self._model, self._tasks, self._leases, self._answers = model, tasks, leases, answers
-        self._clock, self._slots, self._texts = tasks.clock, tasks.slots, tasks.texts
+        self._clock, self._slots, self._embeddings = tasks.clock, tasks.slots, tasks.embeddings
         self._cost, self._metrics, self._recorder = cost, metrics, recorder
         self._quantum = GroupQuantum()
         self._embedded = False
         """The last step was one of embeddings."""
-        self._computed: _Computed | None = None
+        self._computed: _ComputedStep | None = None
 
     @property
     def group(self) -> Group:
-        """The group of the steps now: its adapters are set."""
+        """The group that steps compute for now: its adapters are set."""
         return self._quantum.group
 
     def use_group(self, group: Group) -> None:
@@ -61,10 +59,21 @@ class Steps:
         self._model.set_adapters(group.adapters)
         self._quantum = self._quantum.pass_to(group)
 
+    def check_adapters(self, keys: tuple[str, ...]) -> None:
+        """Raise `InferdError` if the model lacks one of these adapters."""
+        if keys:
+            self._model.set_adapters(keys)
+            self._model.set_adapters(self.group.adapters)
+
+    def use_threads(self, threads: int) -> None:
+        """Compute with this many threads from the next step on."""
+        self._model.set_threads(threads)
+        self._cost.use_threads(threads)
+
     def compute_step(self) -> None:
-        """Compute one batch, of generations or of embeddings, where there is something to do."""
+        """Compute one batch, of generations or of embeddings, if there is work."""
         generating = [t for t in self._slots.tasks if t.has_work]
-        texts, passed_over = self._texts.running, self._embedded
+        texts, passed_over = self._embeddings.running, self._embedded
         self._embedded = bool(texts) and embeds_next(
             generating, texts, self._tasks.order(), embedded=self._embedded
         )
@@ -76,40 +85,37 @@ class Steps:
 
     def _embed(self, decoding: list[Task], passed_over: list[Task]) -> None:
         """Compute a step of embeddings."""
-        batch = self._texts.plan(self._tasks.order(), decoding, self._cost)
-        load = Load.of([(p.task.computed, p.count) for p in batch])
-        self._recorder.note(Doing.STEP, [p.task.spec.id for p in batch])
+        batch = self._embeddings.plan_step(self._tasks.order(), decoding, self._cost)
+        load = StepLoad.of_chunks([(p.task.computed, p.count) for p in batch])
+        self._recorder.record_activity(Doing.STEP, [p.task.spec.id for p in batch])
         started = self._clock.read()
         try:
-            done = self._texts.compute(batch)
+            done = self._embeddings.compute_step(batch)
         except InferdError as exc:
             self._fail_step(batch, exc)
             return
-        seconds = self._end_step(started)
-        self._texts.cost.learn(load, seconds)
+        self._embeddings.cost.learn_step(load, self._end_step(started))
         for part in batch:
             self._clock.tokens += part.count
             self._metrics.counts["embedded"] += part.count
-            self._tasks.owners.add(part.task.spec.owner, part.count)
-        self._age_others(batch, [*self._texts.running, *passed_over])
+            self._tasks.owners.add_tokens(part.task.spec.owner, part.count)
+        self._age_others(batch, [*self._embeddings.running, *passed_over])
         for task, embedded in done:
-            task.prompt_done_at = self._clock.now
-            self._tasks.reporter.send(embedded)
-            self._tasks.finish_task(task, Ending(EMBEDDED, embedded.pooling))
+            self._tasks.finish_embedding(task, embedded)
 
     def _generate(self, passed_over: list[Task]) -> None:
-        """Decode a batch, and sample tokens of its logits."""
+        """Decode a batch, and sample tokens from its logits."""
         batch = self._plan_tokens()
         if not batch:
             return
         self._slots.hold_logits({p.task.slot for p in batch})
-        chunks = [_chunk(p) for p in batch]
-        self._recorder.note(Doing.STEP, [p.task.spec.id for p in batch])
+        chunks = [p.chunk() for p in batch]
+        self._recorder.record_activity(Doing.STEP, [p.task.spec.id for p in batch])
         started = self._clock.read()
         try:
             self._model.step(chunks)
         except KvFull as exc:
-            self._make_kv_room(batch, exc)
+            self._leases.make_kv_space(batch, exc)
             return
         except BackendError as exc:
             for part in batch:
@@ -118,32 +124,32 @@ class Steps:
             return
         seconds = self._end_step(started)
         holders = [*self._slots.tasks, *passed_over]
-        self._computed = _Computed(batch, chunks, seconds, holders)
+        self._computed = _ComputedStep(batch, chunks, seconds, holders)
         for part in batch:
             self._count_tokens(part)
         now = self._clock.now
         with_logits = [p.task for p in batch if p.task.has_logits]
         for task in with_logits:
             task.logits_at = now
-            if task.begun_at is None:
-                task.begun_at = now
-        self._answers.sample(with_logits)
+            if task.first_logits_at is None:
+                task.first_logits_at = now
+        self._answers.sample_tokens(with_logits)
 
     def _end_step(self, started: float) -> float:
-        """Return what a step took that began at *started*."""
+        """Return how long the step took that began at *started*."""
         self._metrics.steps += 1
         self._clock.tick()
         self._clock.busy_at = self._clock.now
         return self._clock.now - started
 
-    def learn(self) -> None:
-        """Learn of the last step what it cost, and which tasks had no token in it."""
+    def learn_step(self) -> None:
+        """Learn the cost of the last step, and age the tasks that had no token in it."""
         if self._computed is None:
             return
         batch, chunks, seconds, holders = self._computed
         self._computed = None
-        load = Load.of([(chunk.position, len(chunk.tokens)) for chunk in chunks])
-        self._cost.learn(load, seconds)
+        load = StepLoad.of_chunks([(chunk.position, len(chunk.tokens)) for chunk in chunks])
+        self._cost.learn_step(load, seconds)
         self._quantum = self._quantum.with_tokens(load.tokens)
         decodes = load.tokens == len(batch) or any(part.count == 1 for part in batch)
         self._metrics.page.count_step(load.tokens, len(batch), seconds, decodes=decodes)
@@ -171,9 +177,9 @@ class Steps:
         task.has_logits = task.pending == 0
         self._clock.tokens += part.count
         counts["rows"] += part.count
-        self._tasks.owners.add(task.spec.owner, part.count)
-        if task.computed in task.stops:
-            task.stops.discard(task.computed)
+        self._tasks.owners.add_tokens(task.spec.owner, part.count)
+        if task.computed in task.save_points:
+            task.save_points.discard(task.computed)
             self._tasks.kv.task_states.snapshot(task)
 
     def _age_others(self, batch: Sequence[ScheduledTokens], holders: Sequence[Task]) -> None:
@@ -185,28 +191,6 @@ class Steps:
                 task.age += computed
 
     def _fail_step(self, batch: Sequence[ScheduledTokens], error: InferdError) -> None:
-        self._tasks.reporter.log.step_failed([part.task for part in batch], error)
+        self._tasks.reporter.log.log_step_failed([part.task for part in batch], error)
         for part in batch:
             self._tasks.fail_task(part.task, error)
-
-    def _make_kv_room(self, batch: Sequence[ScheduledTokens], error: KvFull) -> None:
-        """Give up KV for the step that found no cells: idle KV first, then the last task's in the
-        order of the queue. One that is alone and does not fit is refused.
-        """
-        self._metrics.counts["kv_full"] += 1
-        for part in batch:  # the backend says that nothing has changed; what is there counts
-            part.task.computed = self._model.trim(part.task.slot, part.task.computed)
-        if self._tasks.kv.idle.evict_all():
-            return
-        tasks = self._slots.tasks
-        last = max(tasks, key=self._tasks.order().key)
-        if len(tasks) > 1:
-            self._leases.park_task(last, preempted_by_kv_pressure=True)
-        else:
-            self._tasks.fail_task(last, error)
-
-
-def _chunk(part: ScheduledTokens) -> Chunk:
-    task, start = part.task, part.task.computed
-    end = start + part.count
-    return Chunk(task.slot, task.tokens[start:end], start, end == len(task.tokens))

@@ -5,43 +5,43 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from ...backends import InferdError, Model
-from ..embeddings.inputs import TextQueue
+from .. import messages as m
+from ..embeddings.inputs import EmbeddingQueue
 from ..kv.manager import KvManager
 from ..limits import Limits
-from ..output.stopping import Ending
-from ..output.stopping.ending import TIME
+from ..output.stopping.ending import EMBEDDED, TIME, Ending
 from ..policy.plan import Order, OwnerClock
 from ..policy.prefix_sharing import Leaders, prefix_hash_of
 from ..policy.queue_view import QueueView
-from ..policy.wait_estimate import Pace
+from ..policy.wait_estimate import TurnEstimator
 from ..task import Task, TaskState
-from .deadlines import deadlines, overdue, timeout
+from .deadlines import deadlines, expired_bound, expired_timeout
 from .reporting import Reporter
 
 
 class EngineClock:
-    """The time of an engine. *now* advances only with an iteration and the end of its step."""
+    """The time of an engine. `now` advances only with an iteration and at the end of its step."""
 
     def __init__(self, seconds: Callable[[], float]):
         self.read = seconds
         self.now = self.busy_at = seconds()
-        """`busy_at` is when the last command came or the last step ended."""
+        """`busy_at` is when the last command arrived or the last step ended."""
         self.tokens = 0
         """Tokens computed so far: the time by which waiting tasks age."""
 
     def tick(self) -> None:
-        """Let *now* be the present time."""
+        """Set `now` to the present time."""
         self.now = self.read()
 
 
 class TaskTable:
-    """Owned by the engine. A task is in the queue, in a slot, or among the texts."""
+    """Owned by the engine. A task is in the queue, in a slot, or among the embeddings."""
 
     def __init__(self, model: Model, limits: Limits, clock: EngineClock, kv: KvManager):
         self.limits, self.clock = limits, clock
         self.kv, self.slots = kv, kv.slots
         self.reporter = Reporter(model)
-        self.texts = TextQueue(model, limits)
+        self.embeddings = EmbeddingQueue(model, limits)
         self.queue: list[Task] = []
         self.owners = OwnerClock()
         self.leaders = Leaders(
@@ -50,7 +50,8 @@ class TaskTable:
             lambda origin, tokens: kv.search.find_source(origin, tokens).keep,
             lambda: kv.search.changes,
         )
-        self._pace = Pace()
+        self._ctx_size = model.info.ctx_size
+        self._estimator = TurnEstimator()
         self._by_id: dict[int, Task] = {}
         self._arrivals = 0
 
@@ -58,7 +59,7 @@ class TaskTable:
         return iter(self._by_id.values())
 
     def find_task(self, task_id: int) -> Task | None:
-        """Return the task with this id, if it has not ended."""
+        """Return the task with this id, unless it has ended."""
         return self._by_id.get(task_id)
 
     def order(self) -> Order:
@@ -70,40 +71,53 @@ class TaskTable:
         self._arrivals += 1
         return self._arrivals - 1
 
+    def new_task(self, spec: m.TaskSpec) -> Task:
+        """Return the task of *spec*, with a place behind its equals."""
+        clock, shared = self.clock, self.limits.kv_shared
+        task = Task.from_spec(spec, self.next_place(), clock.tokens, clock.now, shared=shared)
+        task.ctx_size = min(self._ctx_size, spec.ctx_size or self._ctx_size)
+        return task
+
     def add_task(self, task: Task) -> None:
-        """Take a task that was checked."""
-        self.owners.arrive(task.spec.owner, (t.spec.owner for t in self))
+        """Queue a task that was checked."""
+        self.owners.add_owner(task.spec.owner, (t.spec.owner for t in self))
         self._by_id[task.spec.id] = task
-        self.reporter.log.queued(task)
+        self.reporter.log.log_queued(task)
         if task.spec.embed is not None:
-            self.texts.add(task)
+            self.embeddings.add_text(task)
             return
         self.queue.append(task)
         task.prefix_hash = prefix_hash_of(task, self.limits.shared_prefix_tokens_min)
 
     def finish_task(self, task: Task, ending: Ending) -> None:
-        """End a task well."""
-        stats = self.reporter.finished(task, ending, self.clock.now)
+        """End a task without error."""
+        stats = self.reporter.report_finished(task, ending, self.clock.now)
         if task.spec.embed is None:
-            self._pace.learn_length(stats.output_tokens, task.spec.n_predict)
+            self._estimator.learn_length(stats.output_tokens, task.spec.n_predict)
             if not task.parks and task.spec.progressed is None:
-                self._pace.learn_rates(
+                self._estimator.learn_rates(
                     stats.prompt_tokens - stats.cached_tokens,
                     stats.prompt_ms / 1000,
                     stats.output_tokens,
                     stats.predicted_ms / 1000,
                 )
-        self._remove(task)
+        self._remove_task(task)
+
+    def finish_embedding(self, task: Task, embedded: m.Embedded) -> None:
+        """Report the vectors of a text and end its task."""
+        task.prompt_done_at = self.clock.now
+        self.reporter.send(embedded)
+        self.finish_task(task, Ending(EMBEDDED, embedded.pooling))
 
     def fail_task(self, task: Task, error: InferdError) -> None:
         """End a task with an error."""
-        self.reporter.failed(task.spec, error)
-        self._remove(task)
+        self.reporter.report_failed(task.spec, error)
+        self._remove_task(task)
 
-    def _remove(self, task: Task) -> None:
+    def _remove_task(self, task: Task) -> None:
         del self._by_id[task.spec.id]
         if task.spec.embed is not None:
-            self.texts.remove(task)
+            self.embeddings.remove_text(task)
             return
         if task.slot >= 0:
             self.slots.end_lease(task)
@@ -112,7 +126,7 @@ class TaskTable:
             self.kv.task_states.drop_parked(task)
         for other in self.queue:
             other.preempted_by_kv_pressure = False
-        self.leaders.forget(task)
+        self.leaders.forget_task(task)
         if task.sampler is not None:
             task.sampler.close()
             task.sampler = None
@@ -120,22 +134,22 @@ class TaskTable:
     def expire_tasks(self) -> None:
         """End the tasks whose time is up."""
         for task in list(self):
-            error = timeout(task, self.limits, self.clock.now)
+            error = expired_timeout(task, self.limits, self.clock.now)
             if error is not None:
                 self.fail_task(task, error)
-            elif (bound := overdue(task, self.clock.now)) is not None:
+            elif (bound := expired_bound(task, self.clock.now)) is not None:
                 self.finish_task(task, Ending(TIME, bound))
 
     def deadlines(self) -> Iterator[float]:
-        """Yield the moments to come at which something is to be done for a task."""
+        """Yield the future moments at which a task needs attention."""
         now, waits = self.clock.now, bool(self.queue)
         for task in self:
             for moment in deadlines(task, self.limits, others_wait=waits):
                 if moment > now:
                     yield moment
         for task in self.queue:
-            if task.fetching and task.now + self.limits.fetch_timeout_s > now:
-                yield task.now + self.limits.fetch_timeout_s
+            if task.fetching and task.arrived_at + self.limits.fetch_timeout_s > now:
+                yield task.arrived_at + self.limits.fetch_timeout_s
 
     def count_states(self) -> dict[str, int]:
         """Return how many tasks are in each state."""
@@ -144,25 +158,26 @@ class TaskTable:
 
     def view_queue(self) -> QueueView:
         """Return the queue as of now."""
-        texts = self.texts
+        texts = self.embeddings
         return QueueView(
             [*self.slots.tasks, *texts.running],
             [*self.queue, *texts.waiting],
             len(self.slots) + len(texts.running),
             self.order(),
-            self._pace,
+            self._estimator,
             self.clock.now,
         )
 
     def report_positions(self) -> None:
-        """Report the places in the queue that have changed, to those who watch them."""
-        if any(t.spec.watch for t in (*self.queue, *self.texts.waiting)):
-            self.reporter.send_all(self.view_queue().moved())
+        """Report changed places in the queue for the tasks that subscribed to them."""
+        if any(t.spec.watch for t in (*self.queue, *self.embeddings.waiting)):
+            self.reporter.send_all(self.view_queue().changed_positions())
 
     def check_integrity(self) -> None:
         """Assert the invariants: no task lost or doubled, no slot leaked, memory bounded."""
-        places = [*self.slots.tasks, *self.queue, *self.texts.running, *self.texts.waiting]
+        texts = self.embeddings
+        places = [*self.slots.tasks, *self.queue, *texts.running, *texts.waiting]
         assert len(places) == len(self._by_id)
         assert {id(t) for t in places} == {id(t) for t in self}
-        self.texts.check_integrity()
+        texts.check_integrity()
         self.kv.check_integrity({t.spec.id for t in self.queue if t.state is TaskState.PARKED})

@@ -1,4 +1,4 @@
-"""Text to tokens and back, between the engine's steps and never for long at a time."""
+"""Requests to tokenize and detokenize, answered between the engine's steps in bounded time."""
 
 from __future__ import annotations
 
@@ -11,21 +11,22 @@ from ...backends.errors import OutOfMemory, PromptTooLong
 from .. import messages as m
 from ..recording.recorder import Doing, Recorder
 
+__all__ = ("TokenizeQueue", "appended_text")
+
 TOKENIZE_S = 0.02
 """Time for tokenizing per step: 1 M characters take 0.3–0.6 s, which no stream should wait for."""
 
 Request = m.Tokenize | m.Detokenize | m.ChatPrompt
 
 
-def rest_of(text: str, said: str, answer: str = "") -> str | None:
-    """Return what *text* adds to *said*, which ends with *answer*; None if it does not begin so.
-
-    White space around the answer does not count: templates trim it, and what was drawn stands.
+def appended_text(text: str, history: str, answer: str = "") -> str | None:
+    """Return the part of *text* after *history*, which ends with *answer*; None if *text* does not
+    begin with it. White space around the answer may differ: templates trim it.
     """
-    if not said:
+    if not history:
         return None
-    before = said.removesuffix(answer)
-    for answered in (said[len(before) :], answer.rstrip(), answer.lstrip(), answer.strip()):
+    before = history.removesuffix(answer)
+    for answered in (history[len(before) :], answer.rstrip(), answer.lstrip(), answer.strip()):
         if text.startswith(before + answered):
             return text[len(before) + len(answered) :]
     return None
@@ -34,40 +35,43 @@ def rest_of(text: str, said: str, answer: str = "") -> str | None:
 class TokenizeQueue:
     """Answers tokenizing requests in their order; owned by the engine.
 
-    `coming` counts the prompts that were told and whose tasks follow at once.
+    `tasks_expected` counts the tokenized prompts whose tasks follow at once.
     """
 
     def __init__(self, model: Model, recorder: Recorder):
-        self._model = model
-        self._recorder = recorder
-        self.coming = 0
+        self._model, self._recorder = model, recorder
+        self.tasks_expected = 0
         self._requests: deque[Request] = deque()
         self._bytes_max = model.info.ctx_size * model.info.token_bytes_max
 
     @property
     def busy(self) -> bool:
-        """Whether requests are left."""
+        """Whether requests wait."""
         return bool(self._requests)
 
-    def add(self, request: Request) -> None:
+    def add_request(self, request: Request) -> None:
         """Queue a request."""
         self._requests.append(request)
 
-    def work(self) -> Iterator[m.Report]:
-        """Answer requests until the time of one step is used up; at least one."""
+    def answer_requests(self) -> Iterator[m.Report]:
+        """Answer at least one request, and more until the time of one step is used up."""
         end = time.monotonic() + TOKENIZE_S
         while self._requests:
             request = self._requests.popleft()
-            self._recorder.note(Doing.PROMPT, [request.id])
+            self._recorder.record_activity(Doing.PROMPT, [request.id])
             try:
                 answer = self._answer(request)
                 if not isinstance(request, m.Detokenize) and request.turn:
-                    self.coming += 1
-                yield m.Answer(request.id, answer)
+                    self.tasks_expected += 1
+                yield m.CommandResult(request.id, answer)
             except InferdError as exc:
                 yield m.Refused(request.id, exc.to_wire())
-            except MemoryError:
-                yield m.Refused(request.id, _no_memory().to_wire())
+            except MemoryError:  # another time there may be enough
+                error = OutOfMemory(
+                    "there is too little memory to tokenize the text",
+                    hint="unload models or end other programs and try again, or send less text",
+                )
+                yield m.Refused(request.id, error.to_wire())
             if time.monotonic() >= end:
                 return
 
@@ -76,28 +80,17 @@ class TokenizeQueue:
             return m.pack_tokens(self._tokenize(request.text, request.special, request.bos))
         if isinstance(request, m.Detokenize):
             return b"".join(map(self._model.piece, m.unpack_tokens(request.tokens)))
-        return self._chat(request)
+        text = self._model.render(request.messages, request.rendering)
+        appended = appended_text(text, request.history, request.answer)
+        if appended is not None:
+            return text, m.pack_tokens(self._tokenize(appended.encode(), True, False)), True
+        return text, m.pack_tokens(self._tokenize(text.encode(), True, True)), False
 
     def _tokenize(self, text: bytes, special: bool, bos: bool) -> list[int]:
         if len(text) > self._bytes_max:
             raise PromptTooLong(
                 f"the prompt has {len(text)} bytes; a context of {self._model.info.ctx_size}"
-                f" tokens takes {self._bytes_max} at the very most",
+                f" tokens holds at most {self._bytes_max}",
                 data={"prompt_bytes": len(text), "prompt_bytes_max": self._bytes_max},
             )
         return self._model.tokenize(text, special=special, bos=bos)
-
-    def _chat(self, request: m.ChatPrompt) -> tuple[str, bytes, bool]:
-        text = self._model.render(request.messages, request.rendering)
-        rest = rest_of(text, request.said, request.answer)
-        if rest is not None:
-            return text, m.pack_tokens(self._tokenize(rest.encode(), True, False)), True
-        return text, m.pack_tokens(self._tokenize(text.encode(), True, True)), False
-
-
-def _no_memory() -> OutOfMemory:
-    """Return the error of a text that is too much for now: another time it may not be."""
-    return OutOfMemory(
-        "there is too little memory to make tokens of the text",
-        hint="let other programs end or models be unloaded and try again, or send less text",
-    )

@@ -5,22 +5,17 @@ from __future__ import annotations
 from ...backends import Model
 from ...backends.errors import InvalidArgument, PromptTooLong, UnsupportedOperation
 from ..embeddings.inputs import check_text
-from ..messages import TaskSpec
 from ..task import Task
 
-
-def ctx_size_of(spec: TaskSpec, model: Model) -> int:
-    """Return the tokens of context that a task has: its own bound, or the model's."""
-    size = model.info.ctx_size
-    return min(size, spec.ctx_size or size)
+__all__ = ("check_task",)
 
 
 def check_task(task: Task, model: Model) -> None:
-    """Refuse what could not be computed.
+    """Raise an error for a task that cannot be computed.
 
     :raises PromptTooLong: the prompt leaves no token of the context for an answer; or see
         `check_text`.
-    :raises InvalidArgument: it is empty; or it, or its ends, have tokens that the model lacks.
+    :raises InvalidArgument: the prompt is empty, or it or a stop token is not in the vocabulary.
     """
     if not task.tokens:
         raise InvalidArgument("the prompt has no tokens", hint="send some text")
@@ -29,13 +24,13 @@ def check_task(task: Task, model: Model) -> None:
         check_text(task, model.info.embedding)
     elif not model.info.generates:
         raise UnsupportedOperation(
-            "the model makes embeddings and says nothing",
+            "the model makes embeddings and does not generate text",
             hint="use embed, or set the parameter embedding",
         )
     elif task.prompt_size >= ctx_size:
         raise PromptTooLong(
-            f"the prompt has {task.prompt_size} tokens; the context takes {ctx_size - 1} and"
-            " one to answer",
+            f"the prompt has {task.prompt_size} tokens; the context holds {ctx_size - 1} and"
+            " one for the answer",
             data={"prompt_tokens": task.prompt_size, "ctx_size": ctx_size},
         )
     vocab_size = model.info.vocab_size
@@ -46,5 +41,5 @@ def check_task(task: Task, model: Model) -> None:
     if unknown is not None:
         raise InvalidArgument(
             f"stop-tokens: token {unknown} is not in the vocabulary of {vocab_size}",
-            hint="`tokenize` tells the tokens of a text",
+            hint="`tokenize` returns the tokens of a text",
         )

@@ -1,6 +1,6 @@
 """A worker's adapters: loaded with the model, added and removed while it runs.
 
-Called by the thread that owns the model.
+The thread that owns the model calls these functions.
 """
 
 from __future__ import annotations
@@ -19,30 +19,27 @@ RETRY_S = 5.0
 
 
 def load_adapters(model: Model, specs: Iterable[AdapterSpec]) -> list[m.AdapterReport]:
-    """Load the adapters of a model that has just been loaded. One that fails is told; the model
-    is there without it.
-    """
-    return [_report(model, spec) for spec in specs]
+    """Load the adapters of a loaded model. One that fails is reported; the model works without."""
+    return [_load_adapter(model, spec) for spec in specs]
 
 
-def _report(model: Model, spec: AdapterSpec) -> m.AdapterReport:
+def _load_adapter(model: Model, spec: AdapterSpec) -> m.AdapterReport:
     try:
         return m.AdapterReport(spec=spec, info=model.add_adapter(spec))
     except InferdError as exc:
         return m.AdapterReport(spec=spec, error=exc.to_wire())
 
 
-def add_adapter(model: Model, command: m.AddAdapter) -> m.Answer | m.Refused:
-    """Load another one."""
-    try:
-        info = model.add_adapter(command.spec)
-    except InferdError as exc:
-        return m.Refused(command.id, exc.to_wire())
-    return m.Answer(command.id, msgspec.to_builtins(info))
+def add_adapter(model: Model, command: m.AddAdapter) -> m.CommandResult | m.Refused:
+    """Load another adapter."""
+    loaded = _load_adapter(model, command.spec)
+    if loaded.error is not None:
+        return m.Refused(command.id, loaded.error)
+    return m.CommandResult(command.id, msgspec.to_builtins(loaded.info))
 
 
 def uses(keys: Iterable[str], adapter_id: str) -> bool:
-    """Return whether an adapter is among those that *keys* name."""
+    """Return whether *keys* name the adapter."""
     return any(split_key(key)[0] == adapter_id for key in keys)
 
 

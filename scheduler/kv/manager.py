@@ -53,7 +53,7 @@ class KvManager:
 
     # Commands.
 
-    def look_up(self, command: m.Lookup | m.Keep) -> m.Answer:
+    def look_up(self, command: m.Lookup | m.Keep) -> m.CommandResult:
         """Answer how much of a history is here; with `Keep`, put it on disk, too."""
         shared = self._limits.kv_shared
         scope, session = scoped(command.owner, command.session, shared=shared)
@@ -61,7 +61,7 @@ class KvManager:
         tokens = array("i", command.tokens)
         tokens.append(-1)  # the last token is never spared: here, all of the history can be
         find = self._keep if isinstance(command, m.Keep) else self._kept
-        return m.Answer(command.id, find(origin, tokens))
+        return m.CommandResult(command.id, find(origin, tokens))
 
     def _kept(self, origin: Origin, tokens: array[int]) -> int:
         kept = self.search.find_source(origin, tokens).keep
@@ -77,13 +77,13 @@ class KvManager:
             return kept
         return self._on_disk(origin, tokens)
 
-    def forget(self, command: m.Forget) -> Iterator[m.Answer]:
+    def forget(self, command: m.Forget) -> Iterator[m.CommandResult]:
         """Forget a session's states; the answer comes now, or with `poll` once files are gone."""
         scope, session = scoped(command.owner, command.session, shared=self._limits.kv_shared)
         self.idle.forget_session(scope, session)
         self.store.forget(scope, session)
         if self.disk is None:
-            yield m.Answer(command.id, None)
+            yield m.CommandResult(command.id, None)
         else:
             self.disk.forget(scope, session)
             self._forgetting.append(command.id)
@@ -93,11 +93,11 @@ class KvManager:
         if self.disk is not None:
             self.disk.evicted(name)
 
-    def set_low_memory(self, command: m.SetLowMemory) -> m.Answer:
+    def set_low_memory(self, command: m.SetLowMemory) -> m.CommandResult:
         """Hold no states but those of parked tasks, or do so again."""
         self.store.low_memory = command.on
         leaving = self.store.unpinned if command.on else []
-        return m.Answer(command.id, sum(len(entry.state) for entry in leaving))
+        return m.CommandResult(command.id, sum(len(entry.state) for entry in leaving))
 
     # Every turn.
 
@@ -108,13 +108,13 @@ class KvManager:
         yield from self.disk.poll()
         done, self.disk.forgotten = self.disk.forgotten, 0
         for _ in range(done):
-            yield m.Answer(self._forgetting.popleft(), None)
+            yield m.CommandResult(self._forgetting.popleft(), None)
         for task in queue:
             if not task.looked_up:
                 task.looked_up = True
                 if not task.spec.no_cache:
                     self._fetch(task, self.disk)
-            elif task.fetching and now >= task.now + self._limits.fetch_timeout_s:
+            elif task.fetching and now >= task.arrived_at + self._limits.fetch_timeout_s:
                 task.fetching = False
 
     def _fetch(self, task: Task, disk: DiskTier) -> None:

@@ -1,8 +1,9 @@
-"""What daemon and worker say to each other: commands down, reports up, lists of them a frame.
+"""The messages between daemon and worker: commands down, reports up, a list of them in each frame.
 
-Both sides are of one version, so the structs are arrays without names; nothing else speaks this.
+Both sides are of one build, so the structs are arrays without names.
 """
 
+from .base import *
 from .commands import *
 from .packing import *
 from .reports import *

@@ -1,11 +1,23 @@
-"""What all messages of a worker's line have in common."""
+"""The bases of all messages on a worker's socket."""
 
 from __future__ import annotations
 
 import msgspec
 
-__all__ = ("Message",)
+__all__ = ("Message", "RequestMessage", "TaskMessage")
 
 
 class Message(msgspec.Struct, array_like=True, tag=True):
-    """A struct that the line carries as an array without names, tagged with its own."""
+    """A struct that is sent as an array without field names, tagged with its class name."""
+
+
+class RequestMessage(Message):
+    """A command that is answered with `CommandResult` or `Refused`, or such an answer."""
+
+    id: int
+
+
+class TaskMessage(Message):
+    """A command or report about one task."""
+
+    task_id: int

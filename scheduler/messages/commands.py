@@ -1,4 +1,4 @@
-"""Commands: what the daemon tells a worker, and asks of it."""
+"""The commands that the daemon sends to a worker."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from ...backends import AdapterSpec, ModelSpec, Rendering, SamplingParams, Shape
-from .base import Message
+from .base import Message, RequestMessage, TaskMessage
 from .reports import MemoryEstimate
 from .tasks import TaskSpec
 
@@ -27,7 +27,7 @@ __all__ = (
     "Lookup",
     "Park",
     "Proceed",
-    "Pull",
+    "PullToken",
     "Queue",
     "Quit",
     "EstimateMemory",
@@ -42,19 +42,17 @@ __all__ = (
 
 
 class Logging(msgspec.Struct, array_like=True, tag=True, frozen=True):
-    """What is to be logged from now on: the least level of each logger that a worker has events of,
-    and whether prompts and answers are.
-    """
+    """What to log from now on: the lowest level of each logger, and whether to log texts."""
 
     levels: dict[str, str] = {}
     texts: bool = False
 
 
 class LoadModel(Message):
-    """Load a model: the first command, once. Answered with `MemoryEstimate`; nothing is allocated
-    before `Proceed`. A descriptor travels beside the frame; *limits* are fields of `Limits`
-    that differ from its defaults; KV states go to disk below *kv_dir* (empty: they do not). *known*
-    was reported of the same file before: the daemon decides by that, and is told when it asks.
+    """Load a model: the first command, sent once. Answered with `MemoryEstimate`; nothing is
+    allocated before `Proceed`. A descriptor is sent beside the frame. *limits* are the fields of
+    `Limits` that differ from its defaults. KV states are written below *kv_dir* (empty: to memory
+    only). *known* are earlier estimates of the same file: these are not reported again.
     """
 
     spec: ModelSpec
@@ -80,114 +78,96 @@ class Submit(Message):
     task: TaskSpec
 
 
-class Cancel(Message):
+class Cancel(TaskMessage):
     """Stop a task before the next step."""
 
-    task_id: int
 
-
-class Park(Message):
-    """Let a task give its slot, or its place, to those who wait. Answered with whether it does."""
-
-    id: int
-    task_id: int
-
-
-class Credit(Message):
-    """The reader of a push task can take *events* more."""
+class Park(RequestMessage):
+    """Give a task's slot, or its place, to those that wait. Answered with whether it yields."""
 
     task_id: int
+
+
+class Credit(TaskMessage):
+    """Allow a push task to send *events* more."""
+
     events: int
 
 
-class Pull(Message):
-    """The reader of a pull task wants its next token."""
-
-    task_id: int
+class PullToken(TaskMessage):
+    """Request the next token of a pull task."""
 
 
-class Verdict(Message):
-    """What was made of the sentence that ends before the byte *end*; with a *detail* it ends its
-    task.
-    """
+class Verdict(TaskMessage):
+    """The judgement of the sentence that ends before the byte *end*; a *detail* ends the task."""
 
-    task_id: int
     end: int
     detail: str = ""
 
 
-class Adjust(Message):
-    """Parameters of a task that hold from its next token on."""
+class Adjust(TaskMessage):
+    """Set parameters of a task from its next token on."""
 
-    task_id: int
     sampling: SamplingParams
     n_predict: int
     stop: tuple[str, ...]
     reverse_prompt: tuple[str, ...]
 
 
-class Tokenize(Message):
-    """Answered with packed token ids. Where it is for a *turn*, its task follows at once."""
+class Tokenize(RequestMessage):
+    """Tokenize a text. Answered with packed token ids. If it is for a *turn*, its task follows."""
 
-    id: int
     text: bytes
     special: bool
     bos: bool
     turn: bool = False
 
 
-class Detokenize(Message):
-    """Answered with the bytes of packed token ids, which are in the vocabulary."""
+class Detokenize(RequestMessage):
+    """Return the bytes of packed token ids, which are in the vocabulary."""
 
-    id: int
     tokens: bytes
 
 
-class ChatPrompt(Message):
-    """Render messages and tokenise them, answered with `(text, tokens, appended)`.
+class ChatPrompt(RequestMessage):
+    """Render and tokenize messages. Answered with `(text, tokens, appended)`.
 
-    Where the rendered text begins with *said* (the history's text so far, which ends with its last
-    *answer*), only the rest is tokenised and *appended* is true: tokens of the history stand as
-    they are. White space around the answer need not be the same: templates trim it.
-    Where it is for a *turn*, its task follows at once.
+    If the rendered text begins with *history* (the text so far, which ends with its last *answer*),
+    only the rest is tokenized and *appended* is true: the history's tokens stay as they are. White
+    space around the answer may differ: templates trim it. If it is for a *turn*, its task follows.
     """
 
-    id: int
     messages: list[dict[str, Any]]
-    said: str
+    history: str
     answer: str = ""
     rendering: Rendering = Rendering()
     turn: bool = False
 
 
-class Lookup(Message):
-    """Answered with how many of packed *tokens* need not be computed again, as of now."""
+class Forget(RequestMessage):
+    """Delete the KV states of a session, in memory and on disk. Answered when that is done."""
 
-    id: int
+    owner: int
+    session: str
+
+
+class _PrefixRequest(RequestMessage):
+    """A request about the KV state of packed *tokens*."""
+
     owner: int
     session: str
     adapters: tuple[str, ...]
     tokens: bytes
 
 
-class Keep(Message):
-    """Write to disk what is known of packed *tokens*: the session goes to sleep. Answered with
-    how many of the tokens are kept.
+class Lookup(_PrefixRequest):
+    """Answered with the number of tokens that need not be computed, as of now."""
+
+
+class Keep(_PrefixRequest):
+    """Write the state of the tokens to disk, because the session becomes dormant. Answered with
+    the number of tokens that are kept.
     """
-
-    id: int
-    owner: int
-    session: str
-    adapters: tuple[str, ...]
-    tokens: bytes
-
-
-class Forget(Message):
-    """Forget the KV states of a session, in memory and on disk. Answered when it is done."""
-
-    id: int
-    owner: int
-    session: str
 
 
 class Evicted(Message):
@@ -196,25 +176,21 @@ class Evicted(Message):
     name: str
 
 
-class AddAdapter(Message):
+class AddAdapter(RequestMessage):
     """Load an adapter. Answered with its `AdapterInfo`, as builtins."""
 
-    id: int
     spec: AdapterSpec
 
 
-class RemoveAdapter(Message):
-    """Let go of an adapter; with *force* the tasks that have it fail. Answered when it is gone."""
+class RemoveAdapter(RequestMessage):
+    """Remove an adapter; with *force* the tasks that use it fail. Answered when that is done."""
 
-    id: int
     adapter_id: str
     force: bool
 
 
-class Queue(Message):
-    """Answered with a list of `QueueEntry`, as builtins: who runs and who waits, in order."""
-
-    id: int
+class Queue(RequestMessage):
+    """Answered with a list of `QueueEntry`, as builtins: running and waiting tasks, in order."""
 
 
 class Threads(Message):
@@ -223,23 +199,20 @@ class Threads(Message):
     threads: int
 
 
-class SetLowMemory(Message):
-    """Hold no KV states in memory but those of parked tasks, while *on*: what may be on disk goes
-    there. Answered with the bytes that are let go.
+class SetLowMemory(RequestMessage):
+    """While *on*, hold no KV states in memory except those of parked tasks; states that may be
+    persisted are written to disk. Answered with the number of bytes that are freed.
     """
 
-    id: int
     on: bool
 
 
-class Stats(Message):
+class Stats(RequestMessage):
     """Answered with a dict of counters."""
-
-    id: int
 
 
 class Quit(Message):
-    """Free the model and end."""
+    """Free the model and exit."""
 
 
 Command = (
@@ -250,7 +223,7 @@ Command = (
     | Cancel
     | Park
     | Credit
-    | Pull
+    | PullToken
     | Verdict
     | Adjust
     | Tokenize

@@ -1,4 +1,4 @@
-"""Token ids and numbers as bytes: what is long in a message is packed."""
+"""Token ids and numbers packed as bytes, for the long fields of messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reports: what a worker tells the daemon, and answers it."""
+"""The reports that a worker sends to the daemon, and its answers."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import msgspec
 
 from ...backends import AdapterInfo, AdapterSpec, Device, MemoryNeed, ModelInfo, Shape
 from ..priority import Priority
-from .base import Message
+from .base import Message, RequestMessage, TaskMessage
 
 __all__ = (
     "AdapterReport",
-    "Answer",
+    "CommandResult",
     "Embedded",
     "Failed",
     "Finished",
@@ -37,7 +37,7 @@ __all__ = (
 
 
 class TurnStats(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """What a finished turn took."""
+    """The statistics of a finished turn."""
 
     stop_reason: str
     stop_detail: str = ""
@@ -56,7 +56,7 @@ class TurnStats(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
 
 class QueueEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """One task as `Queue` tells it. `position` is 0 in a slot, 1 for the next to get one."""
+    """One task in the answer to `Queue`. `position` is 0 in a slot, 1 for the next to get one."""
 
     task_id: int
     state: str
@@ -67,11 +67,11 @@ class QueueEntry(msgspec.Struct, frozen=True, kw_only=True):
     output_tokens: int
     waited_s: float
     starts_in_s: float
-    """When it is expected to get a slot: seconds from now."""
+    """Estimated seconds until it gets a slot."""
 
 
 class MemoryEstimate(Message):
-    """What the model will take in this shape; the worker waits for the daemon's answer."""
+    """The memory that the model needs in this shape; the worker waits for the daemon's answer."""
 
     shape: Shape
     need: MemoryNeed
@@ -79,13 +79,13 @@ class MemoryEstimate(Message):
 
 
 class Progress(Message):
-    """How far the load is, 0 … 1."""
+    """The fraction of the model that is loaded, 0 … 1."""
 
     fraction: float
 
 
 class AdapterReport(msgspec.Struct, frozen=True, kw_only=True):
-    """An adapter of a model; *error* has five fields, where it could not be loaded."""
+    """An adapter of a model, or the *error* (with its five fields) that prevented loading it."""
 
     spec: AdapterSpec
     info: AdapterInfo | None = None
@@ -100,14 +100,14 @@ class Loaded(Message):
 
 
 class ModelNotLoaded(Message):
-    """The model could not be loaded; *error* is an error's five fields."""
+    """The model could not be loaded; *error* has an error's five fields."""
 
     error: dict[str, Any]
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
-    """A token with its text and how likely it is: see `backends.TokenProbs`. Of a drawn one *top*
-    are the likeliest ones.
+    """A token with its text and its logprob; see `backends.TokenProbs`. For a sampled token, *top*
+    are the top tokens.
     """
 
     token: int
@@ -116,31 +116,29 @@ class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
     top: list[TokenLogprob] = []
 
 
-class Tokens(Message):
-    """New tokens of a task, and the text that they release (whole UTF-8 characters); where that is
-    asked for, how likely they were.
+class Tokens(TaskMessage):
+    """New tokens of a task, and the text that they release (whole UTF-8 characters); if requested,
+    with logprobs.
     """
 
-    task_id: int
     tokens: list[int]
     text: bytes
     surprisal: float | None = None
-    """−ln of the probability that the model gave the last of them, where that counts."""
+    """−ln of the probability that the model gave the last token, if the turn needs it."""
     logprobs: list[TokenLogprob] = []
 
 
-class SentenceEnded(Message):
+class SentenceEnded(TaskMessage):
     """A sentence of a task's answer, which ends before the byte *end*: the task waits for its
-    `Verdict`. One that goes on in another worker may ask again.
+    `Verdict`. A task that continues in another worker may send it again.
     """
 
-    task_id: int
     end: int
     text: str
 
 
 class LogEvent(Message):
-    """Something to be logged; *fields* name the task and its request."""
+    """An event for the log; *fields* name the task and its request."""
 
     level: str
     logger: str
@@ -148,34 +146,31 @@ class LogEvent(Message):
     fields: dict[str, Any]
 
 
-class Moved(Message):
-    """A task went from one state to another: waiting, running, parked."""
+class Moved(TaskMessage):
+    """A task has changed its state: waiting, running, parked."""
 
-    task_id: int
     state: str
 
 
-class Position(Message):
-    """A watched task's place in the queue: 1 is the next to get a slot, of *waiting* in all;
-    *starts_in_s* is when it is expected to.
+class Position(TaskMessage):
+    """A task's place among *waiting* tasks in the queue: 1 is the next to get a slot, which is
+    estimated to be in *starts_in_s*.
     """
 
-    task_id: int
     position: int
     waiting: int
     starts_in_s: float
 
 
-class Shifted(Message):
-    """A full context dropped *discard* tokens after the first *keep*: so does the history."""
+class Shifted(TaskMessage):
+    """A full context dropped *discard* tokens after the first *keep*: so must the history."""
 
-    task_id: int
     keep: int
     discard: int
 
 
 class KvFileWritten(Message):
-    """A KV state was written to disk, as the file *name* of *size* bytes, or read again."""
+    """A KV state was written to disk as the file *name* of *size* bytes, or was read from it."""
 
     name: str
     owner: int
@@ -185,52 +180,47 @@ class KvFileWritten(Message):
 
 
 class KvFileLost(Message):
-    """The KV file *name* is gone; or, with a *cause*, it could not be written."""
+    """The KV file *name* no longer exists; or, with a *cause*, it could not be written."""
 
     name: str
     cause: str = ""
 
 
-class Embedded(Message):
-    """What a task made of its text, by *pooling*: vectors of *size* float32 each, little-endian. It
-    is one, or without pooling one a token.
+class Embedded(TaskMessage):
+    """The vectors of a task's text, of *size* little-endian float32 each: one by *pooling*, or one
+    for each token if there is no pooling.
     """
 
-    task_id: int
     size: int
     pooling: str
     vectors: bytes
 
 
-class Finished(Message):
-    """A task has ended; *text* is what was withheld until now, *end* the name of the token that
-    ended it (WasmEdge shows it at the end of the output).
+class Finished(TaskMessage):
+    """A task has ended; *text* was withheld until now, *end* is the name of the token that ended
+    it (WasmEdge shows it at the end of the output).
     """
 
-    task_id: int
     text: bytes
     end: bytes
     stats: TurnStats
 
 
-class Failed(Message):
-    """A task has failed; *error* is an error's five fields."""
+class Failed(TaskMessage):
+    """A task has failed; *error* has an error's five fields."""
 
-    task_id: int
     error: dict[str, Any]
 
 
-class Answer(Message):
+class CommandResult(RequestMessage):
     """The answer to a command that has an id."""
 
-    id: int
     value: Any
 
 
-class Refused(Message):
+class Refused(RequestMessage):
     """The refusal of a command that has an id."""
 
-    id: int
     error: dict[str, Any]
 
 
@@ -250,6 +240,6 @@ Report = (
     | Embedded
     | Finished
     | Failed
-    | Answer
+    | CommandResult
     | Refused
 )

@@ -1,1 +1,1 @@
-"""From logits to a turn's text and its end."""
+"""Sampling, text and endings of turns."""

@@ -1,4 +1,4 @@
-"""How likely drawn tokens were: from the model to what a client is told, as by llama-server."""
+"""Logprobs of sampled tokens, from the model to the client, in llama-server's form."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ from ...backends import Model
 from .. import messages as m
 from ..task import Task
 
+__all__ = ("describe_logprobs", "token_logprobs")
+
 
 def token_logprobs(model: Model, task: Task) -> list[m.TokenLogprob]:
-    """Return what is to be told of the token that *task* has just drawn; mostly nothing."""
+    """Return the logprobs of the token that *task* has just sampled; mostly none."""
     probs = None if task.sampler is None else task.sampler.probs
     if probs is None or not task.spec.sampling.n_probs:
         return []
@@ -19,12 +21,14 @@ def token_logprobs(model: Model, task: Task) -> list[m.TokenLogprob]:
     return [m.TokenLogprob(probs.token, model.piece(probs.token), probs.value, top)]
 
 
-def described(found: Iterable[m.TokenLogprob], *, after_sampling: bool) -> list[dict[str, Any]]:
-    """Return `completion_probabilities` (`tools/server/server-task.cpp`)."""
+def describe_logprobs(
+    found: Iterable[m.TokenLogprob], *, after_sampling: bool
+) -> list[dict[str, Any]]:
+    """Return them as `completion_probabilities` (`tools/server/server-task.cpp`)."""
     value, top = ("prob", "top_probs") if after_sampling else ("logprob", "top_logprobs")
-    return [_one(one, value) | {top: [_one(other, value) for other in one.top]} for one in found]
 
+    def describe(one: m.TokenLogprob) -> dict[str, Any]:
+        text = one.piece.decode("utf-8", "ignore")
+        return {"id": one.token, "token": text, "bytes": list(one.piece), value: one.value}
 
-def _one(one: m.TokenLogprob, value: str) -> dict[str, Any]:
-    text = one.piece.decode("utf-8", "ignore")
-    return {"id": one.token, "token": text, "bytes": list(one.piece), value: one.value}
+    return [describe(one) | {top: [describe(other) for other in one.top]} for one in found]

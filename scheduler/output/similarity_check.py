@@ -1,7 +1,7 @@
-"""A task that waits: others say whether it ends with its last sentence (`stop-similarity`).
+"""Checks by other processes whether a task ends with its last sentence (`stop-similarity`).
 
-It computes nothing meanwhile, so nothing need be taken back; like one whose reader is away it gives
-its slot to a task that needs it.
+The task computes nothing meanwhile, so that nothing need be undone. Like a task whose reader is
+away, it gives its slot to a task that needs it.
 """
 
 from __future__ import annotations
@@ -11,25 +11,27 @@ from ..task import Task
 from .stopping import Ending
 from .stopping.sentences import Sentences
 
+__all__ = ("awaits_verdict", "end_check", "request_check")
+
 
 def request_check(task: Task, ending: Ending | None, now: float) -> m.SentenceEnded:
-    """Let *task* wait; *ending* is what its last token ends it by if the sentence does not."""
-    sentence = task.text.question
+    """Have *task* wait; *ending* is that of its last token, unless the sentence ends it."""
+    sentence = task.text.pending_sentence
     assert sentence is not None
     task.checking_since, task.ending = now, ending
     return m.SentenceEnded(task.spec.id, sentence.end, sentence.text)
 
 
-def is_awaited(task: Task, verdict: m.Verdict) -> bool:
-    """Tell whether *task* waits for this verdict: one that was asked for twice comes twice."""
-    sentence = task.text.question
+def awaits_verdict(task: Task, verdict: m.Verdict) -> bool:
+    """Return whether *task* waits for this verdict: a repeated request has two."""
+    sentence = task.text.pending_sentence
     return task.checking and sentence is not None and sentence.end == verdict.end
 
 
 def end_check(task: Task, verdict: m.Verdict) -> Ending | None:
-    """Let *task* wait no more; return its end, if it has met one."""
+    """End the wait of *task*; return its ending, if it has met one."""
     ending, task.ending, task.checking_since = task.ending, None, None
     if verdict.detail:
-        task.text.stop()
+        task.text.stop_at_sentence()
         return Ending(Sentences.reason, verdict.detail)
-    return task.text.go_on().ending or ending
+    return task.text.continue_text().ending or ending

@@ -1,4 +1,4 @@
-"""What a step takes: a model of three coefficients, learned while the engine runs."""
+"""The duration of a step: a model of three coefficients, learned while the engine runs."""
 
 from __future__ import annotations
 
@@ -6,28 +6,30 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+__all__ = ("StepCost", "StepLoad")
+
 DRIFT = 0.01
-"""The coefficients' random walk a step, as a share of each: how fast old steps are forgotten."""
+"""Random walk of the coefficients in a step, as a share of each: it forgets old steps."""
 NOISE = 0.1
-"""A step's time is off by this share, with nothing wrong."""
+"""Normal deviation of a step's time, as a share of it."""
 DEVIATIONS_MAX = 3.0
-"""A step further off than this many deviations counts as that far off: a hiccup is no trend."""
+"""A larger deviation is clipped to this many: a single outlier is not a trend."""
 SECONDS_MIN = 1e-6
-"""No step takes less, whatever a coarse clock says."""
+"""The least duration of a step, for machines with a coarse clock."""
 TREND_STEPS = 3
-"""As many outliers in a row are a trend: the machine has changed."""
+"""This many outliers in a row are a trend: the machine has changed."""
 
 _Three = tuple[float, float, float]
 _Six = tuple[float, float, float, float, float, float]
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
-    """What a step is made of.
+class StepLoad:
+    """The work in a step.
 
-    *groups* counts the chunks of different lengths: the backend runs the model once for each, as
-    its batches are of sequences that all go equally far. *depth* sums, over the tokens, how many
-    tokens each looks back on.
+    *groups* counts the different lengths of chunks: the backend runs the model once for each, as
+    all sequences of its batches advance equally far. *depth* sums the positions of the tokens, that
+    is, how many earlier tokens each attends to.
     """
 
     groups: int
@@ -35,7 +37,7 @@ class Load:
     depth: int
 
     @classmethod
-    def of(cls, chunks: Sequence[tuple[int, int]]) -> Load:
+    def of_chunks(cls, chunks: Sequence[tuple[int, int]]) -> StepLoad:
         """Return the load of chunks, each (position, count)."""
         return cls(
             groups=len({count for _, count in chunks}),
@@ -48,24 +50,24 @@ class StepCost:
     """Predicts seconds = a·groups + b·tokens + c·depth.
 
     The coefficients are the state of a Kalman filter whose process noise is a random walk. Plain
-    recursive least squares with forgetting would not do: hours of one kind of step would make it
-    forget what the other kinds cost (covariance wind-up); here a coefficient's uncertainty is
-    bounded by its own size.
+    recursive least squares with forgetting fails here: after hours of one kind of step it would
+    forget the cost of the other kinds (covariance wind-up). The filter bounds a coefficient's
+    uncertainty by its size.
     """
 
     def __init__(self) -> None:
         self.steps = 0
         self._theta: _Three = (0.0, 0.0, 0.0)
         self._variance: _Six = (0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
-        """Of a and a, a and b, a and c, b and b, b and c, c and c. Written out rather than looped
-        over: every step pays for it (40 against 12 us).
+        """Covariances aa, ab, ac, bb, bc, cc. They are written out because loops would take 40
+        instead of 12 µs in every step.
         """
         self._outliers = 0
         self._token_s_least = math.inf
-        """The quickest token so far."""
+        """The shortest time of a token so far."""
         self._threads = 0
-        self._with_others: dict[int, tuple[_Three, _Six]] = {}
-        """What was learned of steps with other numbers of threads."""
+        self._by_threads: dict[int, tuple[_Three, _Six]] = {}
+        """Coefficients and covariances for other numbers of threads."""
 
     def __repr__(self) -> str:
         a, b, c = (1000 * value for value in self._theta)
@@ -73,38 +75,38 @@ class StepCost:
 
     @property
     def known(self) -> bool:
-        """Tell whether anything was learned yet."""
+        """Whether a step was learned yet."""
         return self.steps > 0
 
-    def predict(self, load: Load) -> float:
+    def predict(self, load: StepLoad) -> float:
         """Return the seconds that a step of *load* will take; 0.0 while nothing is known.
 
-        No token is expected to be quicker than the quickest so far: a machine that others disturb
-        can leave coefficients by which prompts are free, and a step would take a whole one.
+        The shortest time of a token so far is a lower bound: on a busy machine the coefficients can
+        make prompts look free, and a step would compute a whole one.
         """
         if not self.steps:
             return 0.0
         return max(self._fitted(load), self._token_s_least * load.tokens)
 
-    def _fitted(self, load: Load) -> float:
+    def _fitted(self, load: StepLoad) -> float:
         a, b, c = self._theta
         return a * load.groups + b * load.tokens + c * load.depth
 
-    def again(self, tokens: int) -> float:
-        """Return the seconds that computing the first *tokens* of a prompt again would take."""
-        return self.predict(Load(0, tokens, tokens * (tokens - 1) // 2))
+    def recompute_s(self, tokens: int) -> float:
+        """Return the seconds that it would take to compute the first *tokens* of a prompt again."""
+        return self.predict(StepLoad(0, tokens, tokens * (tokens - 1) // 2))
 
-    def use(self, threads: int) -> None:
-        """Predict steps with so many *threads* from now on: by what was learned of such, or, before
-        there were any, as if all were the threads' work; more of them may be no faster.
+    def use_threads(self, threads: int) -> None:
+        """Predict steps with this many *threads* from now on, by coefficients learned for them. New
+        ones are scaled up for fewer threads; more threads may not be faster.
         """
         before, self._threads = self._threads, threads
         if threads == before or not before or not self.known:
             return
-        self._with_others[before] = self._theta, self._variance
+        self._by_threads[before] = self._theta, self._variance
         self._outliers = 0
-        if threads in self._with_others:
-            self._theta, self._variance = self._with_others.pop(threads)
+        if threads in self._by_threads:
+            self._theta, self._variance = self._by_threads.pop(threads)
             return
         slower = max(1.0, before / threads)
         a, b, c = self._theta
@@ -112,13 +114,13 @@ class StepCost:
         aa, ab, ac, bb, bc, cc = (slower**2 * value for value in self._variance)
         self._variance = (aa, ab, ac, bb, bc, cc)
 
-    def learn(self, load: Load, seconds: float) -> None:
-        """Take a step of *load* that took *seconds*."""
+    def learn_step(self, load: StepLoad, seconds: float) -> None:
+        """Update the coefficients by a step of *load* that took *seconds*."""
         self.steps += 1
         seconds = max(seconds, SECONDS_MIN)
         self._token_s_least = min(self._token_s_least, seconds / max(load.tokens, 1))
         if self.steps == 1:
-            self._begin(load, seconds)
+            self._init_from_first_step(load, seconds)
             return
         x, y, z = float(load.groups), float(load.tokens), float(load.depth)
         self._drift()
@@ -154,7 +156,7 @@ class StepCost:
         )
 
     def _is_trend(self) -> bool:
-        """Count an outlier; a row of them makes all uncertain again."""
+        """Count an outlier; `TREND_STEPS` in a row make all coefficients uncertain again."""
         self._outliers += 1
         if self._outliers < TREND_STEPS:
             return False
@@ -163,19 +165,19 @@ class StepCost:
         self._variance = (a**2, 0.0, 0.0, b**2, 0.0, c**2)
         return True
 
-    def _begin(self, load: Load, seconds: float) -> None:
-        """Guess from the first step: nine tenths are its tokens', the depth costs nothing yet."""
-        group, row = 0.1 * seconds / max(load.groups, 1), 0.9 * seconds / max(load.tokens, 1)
-        self._theta = (group, row, 0.0)
-        self._variance = ((3 * group) ** 2, 0.0, 0.0, row**2, 0.0, (row / 1000) ** 2)
+    def _init_from_first_step(self, load: StepLoad, seconds: float) -> None:
+        """Attribute nine tenths of the first step to tokens, one to groups, none to depth."""
+        group, token = 0.1 * seconds / max(load.groups, 1), 0.9 * seconds / max(load.tokens, 1)
+        self._theta = (group, token, 0.0)
+        self._variance = ((3 * group) ** 2, 0.0, 0.0, token**2, 0.0, (token / 1000) ** 2)
 
     def _drift(self) -> None:
-        """Make each coefficient less certain, up to its own size: a row and its column shrink
-        alike, or the matrix would be no covariance any more.
+        """Make each coefficient less certain, up to its own size. A row and its column shrink
+        alike, so that the matrix stays a covariance.
         """
         aa, ab, ac, bb, bc, cc = self._variance
         a, b, c = self._scales()
-        aa = max(0.0, aa) + (DRIFT * a) ** 2  # rounding can leave less than nothing
+        aa = max(0.0, aa) + (DRIFT * a) ** 2  # rounding can make it negative
         bb = max(0.0, bb) + (DRIFT * b) ** 2
         cc = max(0.0, cc) + (DRIFT * c) ** 2
         less_a = min(1.0, a / math.sqrt(aa))
@@ -191,8 +193,6 @@ class StepCost:
         )
 
     def _scales(self) -> tuple[float, float, float]:
-        """Return the size of each coefficient, which is the most that it can be uncertain; never
-        zero, also where the steps so far have driven a coefficient there.
-        """
+        """Return the size of each coefficient, which bounds its uncertainty; never zero."""
         a, b, c = self._theta
         return max(a, b, 1e-9), max(b, 1e-9), max(c, b / 1000, 1e-12)

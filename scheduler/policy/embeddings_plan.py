@@ -1,5 +1,6 @@
-"""Whose turn it is where tasks cannot share a batch: generations and embeddings, and which texts
-are embedded next. Pure functions, as in `plan`.
+"""Alternation of generations and embeddings, which cannot share a batch, and the order of texts.
+
+The functions are pure, as in `plan`.
 """
 
 from __future__ import annotations
@@ -10,12 +11,12 @@ from dataclasses import dataclass
 from ...backends import EmbedInfo
 from ..task import Task
 from .cost import StepCost
-from .plan import FIRST_STEP_TOKENS, Order, ScheduledTokens, Step
+from .plan import FIRST_STEP_TOKENS, Order, ScheduledTokens, StepBudget
 
 
 @dataclass(frozen=True, slots=True)
 class TextPlan:
-    """First drop, then admit. What is dropped is computed again from its start."""
+    """First drop, then admit. A dropped text is computed again from its start."""
 
     drop: tuple[Task, ...] = ()
     admit: tuple[Task, ...] = ()
@@ -24,11 +25,10 @@ class TextPlan:
 def embeds_next(
     generating: Sequence[Task], embedding: Sequence[Task], order: Order, *, embedded: bool
 ) -> bool:
-    """Tell whether the next step is one of embeddings; *embedded*: the last one was.
+    """Return whether the next step is one of embeddings; *embedded*: the last one was.
 
-    Both are done in turns, step by step, so that neither starves. As in a batch, prompts alone wait
-    for a higher class, and it for them no longer than it takes to age; who decodes has a step in
-    between whatever its class.
+    The two alternate step by step, so that neither starves; decoding tasks get every other step,
+    whatever their class. Prompts alone wait for embeddings of a higher class, until they have aged.
     """
     if not embedding or not generating:
         return bool(embedding)
@@ -42,9 +42,9 @@ def embeds_next(
 def plan_texts(
     waiting: Sequence[Task], running: Sequence[Task], order: Order, info: EmbedInfo
 ) -> TextPlan:
-    """Decide which texts are taken up: in the order of the queue, and none before one that waits
-    for room. One whose own class is above the effective class of some that are under way has them
-    dropped for its sake, the last of them first.
+    """Decide which texts are admitted: in the order of the queue, and none before a text that does
+    not fit. A text whose own class is above the effective class of admitted ones has these dropped,
+    the last of them first.
     """
     running = list(running)
     drop: list[Task] = []
@@ -78,17 +78,17 @@ def plan_text_tokens(
 ) -> list[ScheduledTokens]:
     """Return the tokens of the next step of embeddings, in ascending slots.
 
-    They fit into *seconds*, but are *least* in any case. Texts come in the order of the queue;
-    those that go *whole* are as many as fit.
+    They fit into *seconds*, but are *least* in any case. Texts come in the order of the queue. If
+    the model needs texts *whole*, the step has as many as fit.
     """
-    step = Step([], cost)
+    step = StepBudget([], cost)
     step.seconds, step.tokens_left, step.tokens_least = seconds, info.rows_max, least
     if not (cost.known or info.whole):
         step.tokens_left = min(step.tokens_left, FIRST_STEP_TOKENS)
     counts: dict[int, int] = {}
     for task in sorted(running, key=order.key):
         if not info.whole:
-            counts[id(task)] = step.give(task)
+            counts[id(task)] = step.schedule_prompt(task)
         elif task.pending <= step.tokens_left:
             step.tokens_left -= task.pending
             counts[id(task)] = task.pending

@@ -1,7 +1,7 @@
 """Groups of tasks that may share a batch, and their quanta: one group is computed at a time.
 
-A step does some things in one way for all its tokens, so a batch has tokens of one group only. Pure
-functions, as in `plan`.
+A step applies adapters to all its tokens, so a batch has tokens of one group only. The functions
+are pure, as in `plan`.
 """
 
 from __future__ import annotations
@@ -19,37 +19,36 @@ GROUPS_MAX = 256
 
 @dataclass(frozen=True, slots=True)
 class GroupQuantum:
-    """The *group* that the steps compute now, the *tokens* that it has had, and the groups *before*
-    it, the latest last.
+    """The *group* of the present steps, the *tokens* that it has had, and the *previous* groups,
+    the latest last.
     """
 
     group: Group = BASE_GROUP
     tokens: int = 0
-    before: tuple[Group, ...] = ()
+    previous: tuple[Group, ...] = ()
 
     def with_tokens(self, tokens: int) -> GroupQuantum:
         """Return the quantum after a step of *tokens* more."""
-        return GroupQuantum(self.group, self.tokens + tokens, self.before)
+        return GroupQuantum(self.group, self.tokens + tokens, self.previous)
 
     def pass_to(self, group: Group) -> GroupQuantum:
         """Return the quantum of *group* that follows this one."""
         if group == self.group:
             return self
-        before = (*(g for g in self.before if g != self.group), self.group)
-        return GroupQuantum(group, 0, before[-GROUPS_MAX:])
+        previous = (*(g for g in self.previous if g != self.group), self.group)
+        return GroupQuantum(group, 0, previous[-GROUPS_MAX:])
 
     def order_of(self, group: Group) -> int:
         """Return the sort key of a group by its last quantum: -1 for none, the latest last."""
-        return self.before.index(group) if group in self.before else -1
+        return self.previous.index(group) if group in self.previous else -1
 
 
 def plan_group(tasks: Iterable[Task], order: Order, limits: Limits, quantum: GroupQuantum) -> Group:
     """Return the group of the next step, of the *tasks* that have slots and work.
 
-    Of the others that one comes next whose first task does in the order of the queue; of equals
-    the one whose quantum is longest ago, so that none waits for more than one of each. It comes at
-    once where its class is higher than the present one's; at the end of a quantum of tokens where
-    it does not come after that one in the order.
+    The next group is that of the first task in the order of the queue; among equals the one whose
+    quantum is longest ago, so that none waits for more than one of each. A higher class takes over
+    at once; an equal one at the end of the present group's quantum.
     """
     able = [t for t in tasks if t.has_work]
     if all(t.group == quantum.group for t in able):

@@ -1,4 +1,4 @@
-"""Reports about the queue: the running and the waiting tasks, their order and expected starts."""
+"""Running and waiting tasks in their order, with the estimated starts of those that wait."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from .. import messages as m
 from ..priority import Priority
 from ..task import Task
 from .plan import Order
-from .wait_estimate import Pace, Work, expected_starts
+from .wait_estimate import RemainingWork, TurnEstimator, expected_starts
 
 
 class QueueView:
-    """The queue at one moment. *pace* has learned from the turns that have ended."""
+    """The queue at one moment. *estimator* has learned from the turns that have ended."""
 
     def __init__(
         self,
@@ -20,28 +20,29 @@ class QueueView:
         queue: Sequence[Task],
         slots: int,
         order: Order,
-        pace: Pace,
+        estimator: TurnEstimator,
         now: float,
     ):
-        self._running, self._order, self._pace, self._now = running, order, pace, now
+        self._running, self._order, self._now = running, order, now
+        self._estimator = estimator
         self._waiting = sorted(queue, key=order.key)
-        works = [self._left(t) for t in self._waiting]
-        self._starts = expected_starts([self._left(t) for t in running], works, slots, pace.rates)
+        busy, waiting = map(self._remaining, running), map(self._remaining, self._waiting)
+        self._starts = expected_starts([*busy], [*waiting], slots, estimator.token_times)
 
-    def _left(self, task: Task) -> Work:
+    def _remaining(self, task: Task) -> RemainingWork:
         prompt = max(0, task.prompt_size - task.computed - task.dropped)
-        return self._pace.work(prompt, task.generated, task.spec.n_predict)
+        return self._estimator.remaining_work(prompt, task.generated, task.spec.n_predict)
 
-    def moved(self) -> Iterator[m.Position]:
-        """Yield the places of the watched tasks that have changed since they were told."""
+    def changed_positions(self) -> Iterator[m.Position]:
+        """Yield the places that have changed since the last report, of tasks that subscribed."""
         for position, task in enumerate(self._waiting, 1):
-            if task.spec.watch and task.position != position:
-                task.position = position
+            if task.spec.watch and task.reported_position != position:
+                task.reported_position = position
                 starts_in_s = self._starts[position - 1]
                 yield m.Position(task.spec.id, position, len(self._waiting), starts_in_s)
 
     def entries(self) -> list[m.QueueEntry]:
-        """Return all tasks: those that run by slot, those that wait in order."""
+        """Return the running tasks by slot, then the waiting ones in order."""
         starts = zip(self._waiting, self._starts, strict=True)
         waiting = [self._entry(t, i, s) for i, (t, s) in enumerate(starts, 1)]
         return [self._entry(t, 0, 0.0) for t in self._running] + waiting
@@ -55,6 +56,6 @@ class QueueView:
             prompt_tokens=task.prompt_size,
             computed_tokens=task.computed,
             output_tokens=task.generated,
-            waited_s=self._now - task.now,
+            waited_s=self._now - task.arrived_at,
             starts_in_s=starts_in_s,
         )

@@ -1,8 +1,8 @@
-"""When waiting tasks are expected to get a slot: a pure simulation, and the rates it runs on.
+"""Estimated starts of waiting tasks: a pure simulation, and the token times that it uses.
 
-The simulation knows a task by the tokens that are left of it, and a slot by what a token takes
-while its neighbours are busy too: tasks only wait when all slots are, so rates measured on turns
-that had company hold for those that wait.
+The simulation knows a task by its remaining tokens, and a slot by the time that a token takes while
+the other slots are busy. Tasks only wait when all slots are busy, so times measured on turns that
+shared the model hold for those that wait.
 """
 
 from __future__ import annotations
@@ -11,69 +11,74 @@ import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+__all__ = ("RemainingWork", "RunningRatio", "TokenTimes", "TurnEstimator", "expected_starts")
+
 FORGET = 0.9
-"""What the figures before a turn count beside it: the last ten turns weigh about two thirds."""
+"""Weight of earlier turns beside a new one: the last ten turns weigh about two thirds."""
 PROMPT_S, OUTPUT_S, OUTPUT_TOKENS = 0.003, 0.05, 128.0
-"""What is assumed before the first turn has ended: a small model on two cores."""
+"""Assumptions before the first turn has ended: those of a small model on two cores."""
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
-    """What is left of a task: prompt tokens to compute, output tokens to expect."""
+class RemainingWork:
+    """The rest of a task: prompt tokens to compute, output tokens to expect."""
 
     prompt_tokens: int
     output_tokens: float
 
 
 @dataclass(frozen=True, slots=True)
-class Rates:
+class TokenTimes:
     """Seconds that one slot takes for a prompt token and for an output token."""
 
     prompt_s: float
     output_s: float
 
-    def seconds(self, work: Work) -> float:
-        """Return how long *work* holds a slot."""
+    def seconds(self, work: RemainingWork) -> float:
+        """Return how long *work* occupies a slot."""
         return work.prompt_tokens * self.prompt_s + work.output_tokens * self.output_s
 
 
 def expected_starts(
-    running: Sequence[Work], waiting: Sequence[Work], slots: int, rates: Rates
+    running: Sequence[RemainingWork],
+    waiting: Sequence[RemainingWork],
+    slots: int,
+    times: TokenTimes,
 ) -> list[float]:
     """Return when each of *waiting*, in order, gets a slot: seconds from now.
 
-    Each takes the slot that is free first and holds it to its end. Of more *running* tasks than
-    *slots* the later ones wait too, before the others.
+    Each takes the slot that is free first and keeps it to its end. If more tasks are *running* than
+    there are *slots*, the later ones wait too, before the others.
     """
-    over = list(running[slots:])
-    free_at = [rates.seconds(work) for work in running[:slots]]
+    extra = list(running[slots:])
+    free_at = [times.seconds(work) for work in running[:slots]]
     free_at += [0.0] * (slots - len(free_at))
     heapq.heapify(free_at)
     starts = []
-    for work in (*over, *waiting):
+    for work in (*extra, *waiting):
         start = free_at[0]
-        heapq.heapreplace(free_at, start + rates.seconds(work))
+        heapq.heapreplace(free_at, start + times.seconds(work))
         starts.append(start)
-    return starts[len(over) :]
+    return starts[len(extra) :]
 
 
-class Pace:
-    """Learns from turns that have ended what a token takes and how long answers are.
+class TurnEstimator:
+    """Learns from ended turns how long tokens take and how long answers are.
 
-    Of answers that had a limit it learns what share of it they took: where programs ask for just
-    so many tokens, that says more than the mean.
+    For answers with a limit it learns the share of the limit that they reached, which predicts more
+    than the mean length if programs request exact numbers of tokens.
     """
 
     def __init__(self) -> None:
-        self._prompt = Quotient(PROMPT_S)
-        self._output = Quotient(OUTPUT_S)
-        self._length = Quotient(OUTPUT_TOKENS)
-        self._share = Quotient(0.0)
+        self._prompt = RunningRatio(PROMPT_S)
+        self._output = RunningRatio(OUTPUT_S)
+        self._length = RunningRatio(OUTPUT_TOKENS)
+        self._share = RunningRatio(0.0)
 
     @property
-    def rates(self) -> Rates:
-        """What a token takes, by the turns so far."""
-        return Rates(self._prompt.value, self._output.value)
+    def token_times(self) -> TokenTimes:
+        """The time of a token, by the turns so far."""
+        return TokenTimes(self._prompt.value, self._output.value)
 
     @property
     def output_tokens(self) -> float:
@@ -83,43 +88,42 @@ class Pace:
     def learn_rates(
         self, prompt_tokens: int, prompt_s: float, output_tokens: int, output_s: float
     ) -> None:
-        """Note what a turn took that was never parked: for the prompt tokens that were computed,
-        and for its output.
+        """Add the times of a turn that was never parked: of its computed prompt tokens, and of its
+        output.
         """
-        self._prompt.add(prompt_s, prompt_tokens)
-        self._output.add(output_s, output_tokens)
+        self._prompt.add_sample(prompt_s, prompt_tokens)
+        self._output.add_sample(output_s, output_tokens)
 
     def learn_length(self, output_tokens: int, limit: int = -1) -> None:
-        """Note how long an answer was that might have had *limit* tokens (-1: any number)."""
-        self._length.add(output_tokens, 1)
+        """Add the length of an answer that was bounded by *limit* tokens (-1: unbounded)."""
+        self._length.add_sample(output_tokens, 1)
         if limit > 0:
-            self._share.add(output_tokens, limit)
+            self._share.add_sample(output_tokens, limit)
 
-    def work(self, prompt_tokens: int, done: int = 0, limit: int = -1) -> Work:
-        """Return what is left of a task with *prompt_tokens* to compute and *done* output tokens;
-        *limit* bounds its output (-1: not).
+    def remaining_work(self, prompt_tokens: int, done: int = 0, limit: int = -1) -> RemainingWork:
+        """Return the rest of a task with *prompt_tokens* to compute and *done* output tokens, whose
+        output is bounded by *limit* (-1: unbounded).
 
-        An answer that is longer than the mean is expected to be longer still, by a quarter of it.
+        An answer that exceeds the mean is expected to continue for another quarter of it.
         """
         mean = self.output_tokens
         if limit < 0:
-            return Work(prompt_tokens, max(mean - done, mean / 4))
+            return RemainingWork(prompt_tokens, max(mean - done, mean / 4))
         whole = max(min(mean, limit), self._share.value * limit)
-        return Work(prompt_tokens, min(max(whole - done, mean / 4), max(0, limit - done)))
+        return RemainingWork(prompt_tokens, min(max(whole - done, mean / 4), max(0, limit - done)))
 
 
-class Quotient:
-    """A running sum over a running sum; turns that have no share in it change nothing.
-
-    What was *assumed* at first is forgotten with the first turn.
+class RunningRatio:
+    """The ratio of two running sums, each with exponential forgetting. The first values replace
+    the *assumed* ratio.
     """
 
     def __init__(self, assumed: float):
         self.value = assumed
         self._sum = self._count = 0.0
 
-    def add(self, sum_: float, count: float) -> None:
-        """Note a turn's share."""
+    def add_sample(self, sum_: float, count: float) -> None:
+        """Add to both sums; a *count* of 0 changes nothing."""
         if count > 0:
             self._sum = self._sum * FORGET + sum_
             self._count = self._count * FORGET + count

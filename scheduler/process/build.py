@@ -1,7 +1,7 @@
-"""Identity of the code that daemon and workers share: what they send each other, and its meaning.
+"""Identity of the code that daemon and workers share, and with it of their messages.
 
-Their messages are arrays without names, so that only processes of one build understand each other.
-A worker is started from the files on disk, which an upgrade may have replaced since the daemon was.
+Messages are arrays without field names, so only processes of one build understand each other. A
+worker starts from the files on disk, which an upgrade may have replaced since the daemon started.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ import os
 from pathlib import Path
 
 EXIT_OTHER_BUILD = os.EX_PROTOCOL
-"""Exit status of a worker whose files are of another build than the daemon that started it."""
+"""Exit status of a worker whose files are of another build than its daemon."""
 _SHARED = ("backends", "scheduler", "wire")
 _PACKAGE = Path(__file__).parents[2]
 
 
 def build_id(package: Path = _PACKAGE) -> str:
-    """Return a digest of the shared modules' source, as it is on disk now."""
+    """Return a digest of the shared modules' source on disk."""
     digest = hashlib.blake2b(digest_size=16)
     for folder in _SHARED:
         for path in sorted((package / folder).rglob("*.py")):

@@ -1,4 +1,4 @@
-"""Memory estimates of a model that the daemon knows from earlier loads."""
+"""Memory estimates of a model that the daemon has from earlier loads."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .. import messages as m
 
 class CachedEstimate:
     """A `MemoryEstimator` that reads the model's file only for shapes that are not *known*. The
-    first of *known* is of the spec's own shape.
+    first of *known* has the spec's own shape.
     """
 
     def __init__(self, spec: ModelSpec, known: Sequence[m.MemoryEstimate]):
@@ -21,16 +21,16 @@ class CachedEstimate:
 
     @property
     def devices(self) -> list[Device]:
-        """The devices that layers could run on; models that run on devices are not in the cache."""
+        """The devices that layers could run on; models that use devices are not cached."""
         return self._estimate.devices if self._estimate is not None else []
 
     def need(self, shape: Shape) -> MemoryNeed:
-        """Return what the model needs in *shape*."""
+        """Return the memory that the model needs in *shape*."""
         known = self._needs.get(shape)
         return known if known is not None else self._read_estimate().need(shape)
 
     def close(self) -> None:
-        """Free the estimate that was read."""
+        """Free the estimator, if the file was read."""
         if self._estimate is not None:
             self._estimate.close()
 

@@ -19,14 +19,14 @@ class LinkClosed(Exception):
 
 
 class SocketLink:
-    """Receives lists of commands, sends lists of reports. Never blocks on a slow daemon for long:
-    what the socket does not take waits in `_unsent`, bounded by the credit of the tasks.
+    """Receives lists of commands, sends lists of reports. A slow daemon does not block it: data
+    that the socket does not accept waits in `_unsent`, bounded by the credit of the tasks.
     """
 
     def __init__(self, sock: socket.socket):
         sock.setblocking(False)
         self._sock = sock
-        self._poll = select.poll()  # `select` refuses descriptor numbers from 1024 on
+        self._poll = select.poll()  # `select` rejects descriptors from 1024 on
         self._poll.register(sock, select.POLLIN)
         self._decoder = msgspec.msgpack.Decoder(list[m.Command])
         self._frames = FrameReader(ANY_LENGTH)
@@ -34,7 +34,7 @@ class SocketLink:
         self.descriptors: list[int] = []
 
     def receive_commands(self, timeout_s: float | None) -> list[m.Command]:
-        """Return the commands that have arrived; wait up to *timeout_s* (None: for ever) for some.
+        """Return the commands that have arrived; wait up to *timeout_s* for some (None: no limit).
 
         :raises LinkClosed: the other end is closed.
         """
@@ -47,13 +47,13 @@ class SocketLink:
         return commands
 
     def send_reports(self, reports: Sequence[m.Report]) -> None:
-        """Send one frame, or keep what the socket does not take for the next `receive_commands`."""
+        """Send one frame, or keep the rest that the socket does not accept for the next call."""
         if reports:
             self._unsent += pack_frame(reports)
             self.flush()
 
     def flush(self) -> None:
-        """Send what the socket takes now."""
+        """Send as much as the socket accepts now."""
         try:
             while self._unsent:
                 del self._unsent[: self._sock.send(self._unsent)]
@@ -63,14 +63,14 @@ class SocketLink:
             raise LinkClosed from exc
 
     def drain(self, timeout_s: float) -> None:
-        """Send everything, waiting up to *timeout_s* for the daemon to take it."""
+        """Send everything; wait up to *timeout_s* for the daemon to read it."""
         writable = select.poll()
         writable.register(self._sock, select.POLLOUT)
         while self._unsent and writable.poll(1000 * timeout_s):
             self.flush()
 
     def wake_on(self, fileno: int) -> None:
-        """Let `receive_commands` return, too, when the descriptor *fileno* is readable."""
+        """Have `receive_commands` also return when the descriptor *fileno* is readable."""
         self._poll.register(fileno, select.POLLIN)
 
     def _wait(self, timeout_s: float | None) -> None:
@@ -84,7 +84,7 @@ class SocketLink:
             self.flush()
 
     def _read(self, commands: list[m.Command]) -> bool:
-        """Read once and add the *commands* that are whole; return whether there may be more."""
+        """Read once and add the complete *commands*; return whether there may be more."""
         try:
             data, descriptors, _, _ = socket.recv_fds(self._sock, READ_BYTES, _FDS_MAX)
         except BlockingIOError:

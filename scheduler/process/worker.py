@@ -3,7 +3,7 @@
 `python -m inferd.scheduler.process.worker BUILD_ID SOCKET_FD PARENT_PID RECORD_FD` starts it.
 
 It belongs to the daemon: it ignores Ctrl-C and SIGTERM, dies with its parent, and is the first
-that the kernel takes when memory is short.
+process that the kernel kills if memory runs out.
 """
 
 from __future__ import annotations
@@ -20,26 +20,19 @@ from pathlib import Path
 
 import msgspec
 
-from ...backends import (
-    InferdError,
-    MemoryEstimator,
-    Model,
-    ModelSpec,
-    Shape,
-    load_model,
-)
+from ...backends import InferdError, MemoryEstimator, Model, ModelSpec, Shape, load_model
 from ...backends.errors import load_cancelled
 from .. import messages as m
 from ..engine.engine import Engine
 from ..engine.worker_adapters import load_adapters
 from ..kv.files import KvFiles
 from ..limits import Limits
-from ..recording.engine_counters import EngineCounters
-from ..recording.engine_log import library_level, log_library
-from ..recording.recorder import Recorder
+from ..recording.engine_log import log_library, set_library_level
 from .build import EXIT_OTHER_BUILD, build_id
 from .estimate_cache import CachedEstimate
 from .link import LinkClosed, SocketLink
+
+__all__ = ("run_worker",)
 
 OOM_SCORE_ADJ = 500
 PROGRESS_STEP = 0.01
@@ -47,43 +40,41 @@ _PR_SET_PDEATHSIG = 1
 
 
 def main() -> None:
-    """Run the worker. Its arguments are the daemon's build id, the socket's descriptor, the
-    parent's process id, and the descriptor of the record of what is done.
+    """Run the worker. Its arguments are the daemon's build id, and the socket's descriptor, the
+    parent's process id, and the descriptor of the record.
     """
     if sys.argv[1] != build_id():
         sys.exit(EXIT_OTHER_BUILD)
     fd, parent, record = (int(argument) for argument in sys.argv[2:5])
     _bind_to_parent(parent)
     log_library()
-    run(SocketLink(socket.socket(fileno=fd)), Recorder(record), EngineCounters(record))
+    run_worker(SocketLink(socket.socket(fileno=fd)), record)
 
 
 def _bind_to_parent(parent: int) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:  # the daemon died before prctl took hold
+    if os.getppid() != parent:  # the daemon died before prctl
         os._exit(1)
-    with contextlib.suppress(OSError):  # a sandbox may forbid it; the daemon's is lower anyhow
+    with contextlib.suppress(OSError):  # a sandbox may forbid it; the daemon's is lower
         Path("/proc/self/oom_score_adj").write_text(str(OOM_SCORE_ADJ))
 
 
-def run(
-    link: SocketLink, recorder: Recorder | None = None, counters: EngineCounters | None = None
-) -> None:
-    """Load the model that the first command names, then run its engine until told to quit."""
+def run_worker(link: SocketLink, record: int = -1) -> None:
+    """Load the model that the first command names, then run its engine until `Quit`."""
     try:
-        commands = _Commands(link)
+        commands = _EarlyCommands(link)
         command = commands.next_command()
         if not isinstance(command, m.LoadModel):
             return
-        library_level(command.logging)
+        set_library_level(command.logging)
         model = _load_model(link, commands, command.spec, command.known)
         if model is not None:
-            files = _kv_files(command.kv_dir, model)
-            limits = Limits(**command.limits)
-            engine = Engine(model, limits, files=files, recorder=recorder, counters=counters)
-            engine.reporter.log.use(command.logging)
+            kv_dir, fingerprint = command.kv_dir, model.info.fingerprint
+            files = KvFiles(Path(kv_dir), fingerprint) if kv_dir else None
+            engine = Engine(model, Limits(**command.limits), files=files, record=record)
+            engine.reporter.log.configure(command.logging)
             _run_engine(link, engine, commands.rest())
             model.close()
         link.drain(1.0)
@@ -91,15 +82,15 @@ def run(
         pass
 
 
-class _Commands:
-    """The commands before the engine runs, one by one."""
+class _EarlyCommands:
+    """The commands that arrive before the engine runs."""
 
     def __init__(self, link: SocketLink):
         self._link = link
         self._waiting: deque[m.Command] = deque()
 
     def next_command(self) -> m.Command:
-        """Return the next command, waiting for it."""
+        """Wait for the next command and return it."""
         while not self._waiting:
             self._waiting.extend(self._link.receive_commands(None))
         return self._waiting.popleft()
@@ -110,12 +101,12 @@ class _Commands:
         return any(isinstance(c, m.Quit) for c in self._waiting)
 
     def rest(self) -> list[m.Command]:
-        """Return those that arrived while the model was loaded: the engine's."""
+        """Return the commands for the engine, which arrived while the model was loaded."""
         return list(self._waiting)
 
 
 def _load_model(
-    link: SocketLink, commands: _Commands, spec: ModelSpec, known: list[m.MemoryEstimate]
+    link: SocketLink, commands: _EarlyCommands, spec: ModelSpec, known: list[m.MemoryEstimate]
 ) -> Model | None:
     sent = 0.0
     if spec.fd >= 0:
@@ -138,12 +129,12 @@ def _load_model(
 
 
 def _agree_on_shape(
-    link: SocketLink, commands: _Commands, spec: ModelSpec, known: list[m.MemoryEstimate]
+    link: SocketLink, commands: _EarlyCommands, spec: ModelSpec, known: list[m.MemoryEstimate]
 ) -> ModelSpec:
-    """Report the memory that the model needs, except what is *known* to the daemon, in each shape
-    that the daemon asks for; return the spec that it lets be loaded.
+    """Report the memory that the model needs in each shape that the daemon requests, unless it is
+    *known*; return the spec with the shape to load.
 
-    :raises Cancelled: the daemon gives the load up.
+    :raises Cancelled: the daemon cancels the load.
     """
     if commands.has_quit():
         raise load_cancelled(spec.name)
@@ -166,14 +157,10 @@ def _memory_estimate(estimator: MemoryEstimator, shape: Shape) -> m.MemoryEstima
     return m.MemoryEstimate(shape, estimator.need(shape), estimator.devices)
 
 
-def _kv_files(kv_dir: str, model: Model) -> KvFiles | None:
-    return KvFiles(Path(kv_dir), model.info.fingerprint) if kv_dir else None
-
-
 def _run_engine(link: SocketLink, engine: Engine, commands: list[m.Command]) -> None:
-    """Run the engine until `Quit`, *commands* first; wait only when nothing can be computed."""
+    """Run the engine until `Quit`, *commands* first; wait only if there is nothing to compute."""
     gc.collect()
-    gc.freeze()  # objects made so far stay: collections between steps took up to 5 ms for it
+    gc.freeze()  # otherwise collections between steps took up to 5 ms for the objects so far
     if engine.kv.disk is not None:
         link.wake_on(engine.kv.disk.fileno())
     link.send_reports(engine.begin_iteration(commands))
@@ -186,7 +173,7 @@ def _run_engine(link: SocketLink, engine: Engine, commands: list[m.Command]) -> 
 
 
 def _wait_s(engine: Engine) -> float | None:
-    """Return how long to wait for commands; None: until there are some."""
+    """Return how many seconds to wait for commands; None: no limit."""
     patience = engine.patience()
     if patience == 0 and not engine.metrics.due:
         return 0

@@ -1,1 +1,1 @@
-"""Counters, log events and the shared record that the daemon reads."""
+"""The counters, log events and shared record that the daemon reads."""

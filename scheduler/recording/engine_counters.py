@@ -1,8 +1,8 @@
 """The counters of an engine, in memory that the daemon reads without a request to the worker.
 
-A reader must not wait for a worker that is in the middle of a step or stopped. So the engine writes
-its counters into the record's second page, now and then and before it rests; the daemon reads them
-there, also those of a process that has exited.
+A reader must not wait for a worker that computes a step or is stopped. The engine therefore writes
+its counters into the record's second page, at intervals and before it rests. The daemon can also
+read those of a process that has exited.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
 
-from .recorder import BYTES, RECORD_BYTES
+from .recorder import ACTIVITY_BYTES, RECORD_BYTES
 
 WRITTEN_S = 0.25
-"""Counters are as old as this at most, while steps are computed."""
+"""The greatest age of the counters while steps are computed."""
 
 
 class StepKind(StrEnum):
-    """What a step is made of: tasks that decode, prompts, or both."""
+    """The kind of a step: decoding tasks, prompts, or both."""
 
     DECODE = "decode"
     MIXED = "mixed"
@@ -35,18 +35,18 @@ COUNTERS = (
     *("rows", "generated", "prompt", "cached", "looked_up", "parks", "shifts", "kv_full"),
     *("reused_slot", "reused_memory", "reused_disk", "restores", "fetches", "over_target"),
 )
-"""What only grows, in the order of the page."""
+"""Values that only grow, in the order of the page."""
 GAUGES = ("kv_bytes", "kv_entries", "slot_tokens")
 HISTOGRAMS = {f"{kind}_s": STEP_S for kind in StepKind} | {
     "rows_a_step": POWERS_OF_TWO,
     "sequences_a_step": POWERS_OF_TWO,
 }
-"""Their buckets' upper bounds; one more has the rest."""
+"""Upper bounds of their buckets; one more bucket has the rest."""
 
 _CELLS = len(COUNTERS) + sum(len(bounds) + 2 for bounds in HISTOGRAMS.values())
-# Native, and so aligned: each cell is written by one store, and never read half-written.
+# Native and therefore aligned: one store writes a cell, so that no reader sees half of it.
 _PAGE = struct.Struct(f"{_CELLS + len(GAUGES)}d")
-assert BYTES + _PAGE.size <= RECORD_BYTES
+assert ACTIVITY_BYTES + _PAGE.size <= RECORD_BYTES
 
 
 class Histogram:
@@ -66,7 +66,7 @@ class Histogram:
 
 
 class _Powers:
-    """A histogram of whole numbers by powers of two, which needs no search."""
+    """A histogram of whole numbers by powers of two, whose bucket needs no search."""
 
     __slots__ = ("counts", "sum")
 
@@ -81,27 +81,25 @@ class _Powers:
 
 
 class EngineCounters:
-    """Written by the engine, and read by the daemon. Without a descriptor they are private: an
+    """Written by the engine and read by the daemon. Without a descriptor the memory is private: an
     engine in a test has no daemon.
     """
 
     def __init__(self, fd: int = -1, target_s: float = math.inf):
         self.target_s = target_s
-        """What a step that decodes should take at most."""
+        """The longest desired duration of a step with decoding tasks."""
         self.over_target = 0
-        """Steps in which somebody decoded and that took longer."""
+        """Steps with decoding tasks that took longer."""
         self._page = mmap.mmap(fd, RECORD_BYTES)
         self.due_at = -math.inf
-        """When they are to be written again, if something is new."""
-        self._new, self._changes = True, 0
+        """When they are to be written again, provided that something has changed."""
+        self._changed, self._changes = True, 0
         self._decode, self._mixed, self._prefill = (Histogram(STEP_S) for _ in StepKind)
         self._tokens, self._sequences = _Powers(), _Powers()
 
     def count_step(self, tokens: int, sequences: int, seconds: float, *, decodes: bool) -> None:
-        """Count a step of *tokens* for *sequences*, in which a task *decodes*. It costs half a
-        microsecond a step.
-        """
-        self._new = True
+        """Count a step in which a task *decodes* or none does. This takes half a microsecond."""
+        self._changed = True
         with_prompts = self._mixed if decodes else self._prefill
         histogram = self._decode if tokens == sequences else with_prompts
         if seconds > self.target_s and decodes:
@@ -116,35 +114,37 @@ class EngineCounters:
         powers.sum += sequences
 
     def due_in(self, now: float, changes: int) -> float | None:
-        """Return in how many seconds the counters are to be written; None: nothing is new, no step
-        and none of the *changes* that the slots count.
+        """Return in how many seconds the counters are to be written; None if nothing has changed:
+        no step since, and the same number of *changes* to the slots.
         """
-        if not self._new and changes == self._changes:
+        if not self._changed and changes == self._changes:
             return None
         return self.due_at - now
 
-    def write(self, now: float, changes: int, values: Mapping[str, float]) -> None:
+    def write_counters(self, now: float, changes: int, values: Mapping[str, float]) -> None:
         """Write the counters and gauges in *values*, and the steps."""
-        self.due_at, self._new, self._changes = now + WRITTEN_S, False, changes
+        self.due_at, self._changed, self._changes = now + WRITTEN_S, False, changes
         cells = [values[name] for name in COUNTERS]
         for histogram in (self._decode, self._mixed, self._prefill):
             cells += (*histogram.counts, histogram.sum)
         for powers in (self._tokens, self._sequences):
             cells += (*powers.cells(), powers.sum)
         cells += [values[name] for name in GAUGES]
-        _PAGE.pack_into(self._page, BYTES, *cells)
+        _PAGE.pack_into(self._page, ACTIVITY_BYTES, *cells)
 
-    def read(self) -> tuple[float, ...]:
-        """Return what only grows: the counters, then the cells of the histograms."""
-        return _PAGE.unpack_from(self._page, BYTES)[:_CELLS]
+    def read_counters(self) -> tuple[float, ...]:
+        """Return the values that only grow: the counters, then the cells of the histograms."""
+        return _PAGE.unpack_from(self._page, ACTIVITY_BYTES)[:_CELLS]
 
-    def gauges(self) -> dict[str, float]:
-        """Return what goes up and down."""
-        return dict(zip(GAUGES, _PAGE.unpack_from(self._page, BYTES)[_CELLS:], strict=True))
+    def read_gauges(self) -> dict[str, float]:
+        """Return the gauges."""
+        return dict(
+            zip(GAUGES, _PAGE.unpack_from(self._page, ACTIVITY_BYTES)[_CELLS:], strict=True)
+        )
 
 
 def histograms_of(cells: Sequence[float]) -> dict[str, Histogram]:
-    """Return the histograms that lie in what `read` returned, or in a sum of several."""
+    """Return the histograms in the result of `read_counters`, or in a sum of several."""
     found, start = {}, len(COUNTERS)
     for name, bounds in HISTOGRAMS.items():
         end = start + len(bounds) + 1

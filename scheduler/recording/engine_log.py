@@ -1,5 +1,5 @@
-"""What a worker has to log: its engine's events, which leave among its reports and so in order, and
-lines of the library under its backend, on standard error, where what a dying process says is, too.
+"""A worker's log: its engine's events, which are sent among its reports and so in order, and the
+lines of the backend's library, on standard error, beside the last words of a dying process.
 """
 
 from __future__ import annotations
@@ -15,58 +15,58 @@ from ...backends.library_log import LEVELS, SYSLOG_PRIORITIES, library_log
 from .. import messages as m
 from ..task import Task
 
+__all__ = ("SILENT", "TEXT_CHARACTERS_MAX", "EngineLog", "log_library", "set_library_level")
+
 SILENT = 1 + max(LEVELS.values())
 TEXT_CHARACTERS_MAX = 10_000
-"""Of a prompt or an answer that is logged."""
+"""Bound on a logged prompt or answer."""
 LINE_BYTES_MAX = 4096
-"""Linux' PIPE_BUF: lines of several threads do not mix."""
+"""PIPE_BUF of Linux: shorter lines of several threads do not mix."""
 _STDERR = 2
 
 
 class EngineLog:
-    """Makes events of what happens to tasks, from the levels on that were set; before that none.
-    Owned by the engine's thread.
+    """Emits the events of tasks from the configured levels on; none before `configure`. Owned by
+    the engine's thread.
     """
 
     def __init__(self, model: Model, send: Callable[[m.LogEvent], None]):
         self._model, self._send = model, send
-        self._least: dict[str, int] = {}
+        self._levels: dict[str, int] = {}
         self._texts = False
 
-    def use(self, logging: m.Logging) -> None:
-        """Log as *logging* says from now on."""
-        self._least = {logger: LEVELS[level] for logger, level in logging.levels.items()}
+    def configure(self, logging: m.Logging) -> None:
+        """Set the levels, and whether texts are logged."""
+        self._levels = {logger: LEVELS[level] for logger, level in logging.levels.items()}
         self._texts = logging.texts
-        library_level(logging)
+        set_library_level(logging)
 
-    def queued(self, task: Task) -> None:
-        """Log a task that has come."""
+    def log_queued(self, task: Task) -> None:
+        """Log a task that was queued."""
         if self._wants("debug"):
-            self._task(
-                "debug",
+            self._emit(
                 "task.queued",
                 task,
                 owner=task.spec.owner,
                 priority=task.spec.priority.label,
                 prompt_tokens=task.prompt_size,
-                **self._text("prompt", task.said[0]),
+                **self._text("prompt", task.prompt_and_answer[0]),
             )
 
-    def admitted(self, task: Task) -> None:
+    def log_admitted(self, task: Task) -> None:
         """Log a task that got a slot."""
         if self._wants("debug"):
-            self._task("debug", "task.admitted", task, slot=task.slot, cached_tokens=task.cached)
+            self._emit("task.admitted", task, slot=task.slot, cached_tokens=task.cached)
 
-    def parked(self, task: Task) -> None:
-        """Log a task that gave its slot up."""
+    def log_parked(self, task: Task) -> None:
+        """Log a task that lost its slot."""
         if self._wants("debug"):
-            self._task("debug", "task.parked", task, output_tokens=task.generated)
+            self._emit("task.parked", task, output_tokens=task.generated)
 
-    def finished(self, task: Task, stats: m.TurnStats) -> None:
-        """Log a task that ended well."""
+    def log_finished(self, task: Task, stats: m.TurnStats) -> None:
+        """Log a task that ended without error."""
         if self._wants("debug"):
-            self._task(
-                "debug",
+            self._emit(
                 "task.finished",
                 task,
                 stop_reason=stats.stop_reason,
@@ -76,19 +76,19 @@ class EngineLog:
                 queue_ms=round(stats.queue_ms, 1),
                 ttft_ms=round(stats.ttft_ms, 1),
                 predicted_ms=round(stats.predicted_ms, 1),
-                **self._text("answer", task.said[1]),
+                **self._text("answer", task.prompt_and_answer[1]),
             )
 
-    def failed(self, spec: m.TaskSpec, error: InferdError) -> None:
-        """Log a task that failed: by the error's name, as its message may quote a text."""
+    def log_failed(self, spec: m.TaskSpec, error: InferdError) -> None:
+        """Log a task that failed, by the error's name, as its message may quote a text."""
         level = "debug" if isinstance(error, Cancelled) else "info"
         if self._wants(level):
             cause = {"cause": error.message} if self._texts else {}
             fields = {"task": spec.id, "request": spec.request, "error": error.name, **cause}
             self._send(m.LogEvent(level, "scheduler", "task.failed", fields))
 
-    def step_failed(self, tasks: Sequence[Task], error: InferdError) -> None:
-        """Log a step that the backend could not do."""
+    def log_step_failed(self, tasks: Sequence[Task], error: InferdError) -> None:
+        """Log a step that the backend failed to compute."""
         if self._wants("error", "backends"):
             fields = {
                 "tasks": [task.spec.id for task in tasks],
@@ -99,15 +99,14 @@ class EngineLog:
             self._send(m.LogEvent("error", "backends", "step.failed", fields))
 
     def _wants(self, level: str, logger: str = "scheduler") -> bool:
-        return LEVELS[level] >= self._least.get(logger, SILENT)
+        return LEVELS[level] >= self._levels.get(logger, SILENT)
 
-    def _task(self, level: str, event: str, task: Task, **fields: Any) -> None:
-        spec = task.spec
-        logged = {"task": spec.id, "request": spec.request, **fields}
-        self._send(m.LogEvent(level, "scheduler", event, logged))
+    def _emit(self, event: str, task: Task, **fields: Any) -> None:
+        logged = {"task": task.spec.id, "request": task.spec.request, **fields}
+        self._send(m.LogEvent("debug", "scheduler", event, logged))
 
     def _text(self, name: str, tokens: Iterable[int]) -> dict[str, str]:
-        """Return a field with the beginning of the text of *tokens*, where that is wanted."""
+        """Return a field with the beginning of the text of *tokens*, if texts are logged."""
         if not self._texts:
             return {}
         pieces, size = [], 0
@@ -120,14 +119,14 @@ class EngineLog:
         return {name: text[:TEXT_CHARACTERS_MAX]}
 
 
-def library_level(logging: m.Logging) -> None:
-    """Let the library tell lines from a level on."""
+def set_library_level(logging: m.Logging) -> None:
+    """Set the level from which on the library logs lines."""
     level = logging.levels.get("llama")
     library_log.least = LEVELS[level] if level is not None else SILENT
 
 
 def log_library() -> None:
-    """Write what the library says to standard error, a line each, with its priority."""
+    """Write each line of the library to standard error, with its priority."""
     library_log.tell = _to_stderr
 
 

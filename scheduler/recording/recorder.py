@@ -1,4 +1,4 @@
-"""What a worker does right now, in memory that the daemon reads when the worker is gone or silent.
+"""The present activity of a worker, in memory that the daemon reads if it exits or hangs.
 
 A message would come too late: llama.cpp aborts the process in the middle of a step.
 """
@@ -13,34 +13,36 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
+__all__ = ("ACTIVITY_BYTES", "RECORD_BYTES", "Activity", "Doing", "Recorder", "create_record")
+
 _HEAD = struct.Struct("=dII")
 _IDS_MAX = 510
-BYTES = 4096
-RECORD_BYTES = 2 * BYTES
-"""The second page holds the figures: see `figures`."""
+ACTIVITY_BYTES = 4096
+RECORD_BYTES = 2 * ACTIVITY_BYTES
+"""The second page holds the counters; see `engine_counters`."""
 
 
 class Doing(IntEnum):
-    """What can end a process or hang it."""
+    """The activities that can end or hang a process."""
 
     REST = 0
     STEP = 1
-    """Decoding a batch; the ids are the tasks'."""
+    """Decoding a batch; the ids are those of the tasks."""
     PROMPT = 2
-    """Tokenizing, or rendering a chat; the id is the request's."""
+    """Tokenizing, or rendering a chat; the id is that of the request."""
     OTHER = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Activity:
-    """What was begun at *at* (seconds of CLOCK_MONOTONIC, which all processes share)."""
+    """The activity that began at *at* (seconds of CLOCK_MONOTONIC, which all processes share)."""
 
     doing: Doing
     ids: tuple[int, ...]
     at: float
 
 
-def make_record() -> int:
+def create_record() -> int:
     """Return the descriptor of a new record: two pages of shared memory."""
     fd = os.memfd_create("inferd-record", os.MFD_CLOEXEC)
     os.truncate(fd, RECORD_BYTES)
@@ -48,23 +50,23 @@ def make_record() -> int:
 
 
 class Recorder:
-    """One record: written by the worker, 2 µs a step, and read by the daemon. Without a
+    """One record: written by the worker, in 2 µs a step, and read by the daemon. Without a
     descriptor it is private: an engine in a test has no daemon.
     """
 
     def __init__(self, fd: int = -1):
-        self._page = mmap.mmap(fd, BYTES)
-        self.note(Doing.REST)
+        self._page = mmap.mmap(fd, ACTIVITY_BYTES)
+        self.record_activity(Doing.REST)
 
-    def note(self, doing: Doing, ids: Sequence[int] = ()) -> None:
-        """Say what begins now."""
+    def record_activity(self, doing: Doing, ids: Sequence[int] = ()) -> None:
+        """Record the activity that begins now."""
         if ids:
             ids = ids[:_IDS_MAX]
             struct.pack_into(f"={len(ids)}Q", self._page, _HEAD.size, *ids)
         _HEAD.pack_into(self._page, 0, time.monotonic(), doing, len(ids))
 
-    def read(self) -> Activity:
-        """Return what was noted last."""
+    def read_activity(self) -> Activity:
+        """Return the latest activity."""
         at, doing, count = _HEAD.unpack_from(self._page, 0)
         ids = struct.unpack_from(f"={min(count, _IDS_MAX)}Q", self._page, _HEAD.size)
         return Activity(Doing(doing), ids, at)

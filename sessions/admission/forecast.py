@@ -10,7 +10,12 @@ from collections.abc import Iterator, Sequence, Sized
 from dataclasses import dataclass
 
 from ...scheduler.messages import TurnStats
-from ...scheduler.policy.wait_estimate import Pace, Quotient, Work, expected_starts
+from ...scheduler.policy.wait_estimate import (
+    RemainingWork,
+    RunningRatio,
+    TurnEstimator,
+    expected_starts,
+)
 from ...scheduler.priority import Priority
 from ..table import SessionState
 
@@ -49,8 +54,8 @@ class Forecast:
     """
 
     def __init__(self) -> None:
-        self._pace = Pace()
-        self._computed = Quotient(1.0)
+        self._estimator = TurnEstimator()
+        self._computed = RunningRatio(1.0)
         self._served: Counter[int] = Counter()
 
     def arrive(self, owner: int, active: set[int]) -> None:
@@ -69,11 +74,11 @@ class Forecast:
     def learn(self, ticket: Ticket, stats: TurnStats) -> None:
         """Learn from a turn that has ended well."""
         computed = stats.prompt_tokens - stats.cached_tokens
-        self._computed.add(computed, stats.prompt_tokens)
-        self._pace.learn_length(stats.output_tokens, ticket.limit)
+        self._computed.add_sample(computed, stats.prompt_tokens)
+        self._estimator.learn_length(stats.output_tokens, ticket.limit)
         if not stats.parks:
             prompt_s, output_s = stats.prompt_ms / 1000, stats.predicted_ms / 1000
-            self._pace.learn_rates(computed, prompt_s, stats.output_tokens, output_s)
+            self._estimator.learn_rates(computed, prompt_s, stats.output_tokens, output_s)
 
     def starts(self, tickets: Sequence[Ticket], now: float) -> Iterator[tuple[float, Ticket]]:
         """Return when those of a model's *tickets* that wait get slots: seconds from *now*."""
@@ -83,7 +88,7 @@ class Forecast:
             [self._left(t, now) for t in running],
             [self._left(t, now) for t in queue],
             tickets[-1].slots,
-            self._pace.rates,
+            self._estimator.token_times,
         )
         return zip(starts, queue, strict=True)
 
@@ -129,15 +134,15 @@ class Forecast:
     def _whole(self, ticket: Ticket) -> int:
         """Return what a turn is expected to have computed at its end."""
         said = len(ticket.output)
-        left = self._pace.work(0, said, ticket.limit)
+        left = self._estimator.remaining_work(0, said, ticket.limit)
         return round(self._prompt(ticket) + said + left.output_tokens)
 
-    def _left(self, ticket: Ticket, now: float) -> Work:
+    def _left(self, ticket: Ticket, now: float) -> RemainingWork:
         """Return what is left of a turn: of a prompt under way, by the time that it has had."""
         prompt, said = self._prompt(ticket), len(ticket.output)
         if said:
             prompt = 0.0
         elif ticket.state is SessionState.RUNNING:
-            prompt_s = max(self._pace.rates.prompt_s, PROMPT_S_MIN)
+            prompt_s = max(self._estimator.token_times.prompt_s, PROMPT_S_MIN)
             prompt = max(0.0, prompt - (now - ticket.began) / prompt_s)
-        return self._pace.work(round(prompt), said, ticket.limit)
+        return self._estimator.remaining_work(round(prompt), said, ticket.limit)

@@ -8,7 +8,7 @@ from itertools import count
 
 from ...backends.errors import Busy, QuotaExceeded
 from ...scheduler.messages import TurnStats
-from ...scheduler.policy.wait_estimate import Quotient
+from ...scheduler.policy.wait_estimate import RunningRatio
 from ..table import ACTIVE, SessionState
 from ..turns.listener import TurnListener
 from .bounds import AdmissionBounds, Refusal, WaitingCounts
@@ -44,7 +44,7 @@ class Ledger:
         self._placeholders: list[Ticket] = []
         """Of turns whose model is loaded, and which have not been admitted yet."""
         self._forecasts = ModelForecasts()
-        self._turn = Quotient(TURN_S_DEFAULT)
+        self._turn = RunningRatio(TURN_S_DEFAULT)
         self._ids = count(1)
 
     @property
@@ -156,7 +156,7 @@ class Ledger:
 
     def learn_from_turn(self, ticket: Ticket, stats: TurnStats) -> None:
         """Learn from a turn that has ended well."""
-        self._turn.add((stats.prompt_ms + stats.predicted_ms) / 1000, 1)
+        self._turn.add_sample((stats.prompt_ms + stats.predicted_ms) / 1000, 1)
         self._forecasts[ticket.model].learn(ticket, stats)
 
     def charge_turn(self, ticket: Ticket, stats: TurnStats) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from ...backends.errors import NotFound
-from ...scheduler.output.logprobs import described
+from ...scheduler.output.logprobs import describe_logprobs
 from ..history.reasoning import AnswerParts, ReasoningSplitter, resume_splitting
 from ..table import SessionCall, step
 from ..turn import Turn
@@ -124,4 +124,6 @@ def _probabilities(turn: Turn | None) -> dict[str, Any]:
     if turn is None or not turn.logprobs:
         return {}
     after_sampling = turn.spec.sampling.post_sampling_probs
-    return {"completion_probabilities": described(turn.logprobs, after_sampling=after_sampling)}
+    return {
+        "completion_probabilities": describe_logprobs(turn.logprobs, after_sampling=after_sampling)
+    }

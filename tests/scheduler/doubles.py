@@ -1,4 +1,4 @@
-"""An engine on the echo model, driven turn by turn, with a clock that stands still until told."""
+"""An engine on the echo model, driven iteration by iteration, with a clock that tests advance."""
 
 from __future__ import annotations
 
@@ -13,8 +13,15 @@ from inferd.scheduler.engine.engine import Engine
 from inferd.scheduler.kv.files import KvFiles
 
 
+def iterate_engine(engine: Engine, commands: Iterable[m.Command] = ()) -> list[m.Report]:
+    """Do one iteration as a worker does, and return its reports."""
+    reports = [*engine.begin_iteration(commands), *engine.compute_step()]
+    engine.end_iteration()
+    return reports
+
+
 class Bench:
-    """One engine, its clock, and everything that it has told, by task."""
+    """One engine, its clock, and all its reports, by task."""
 
     def __init__(
         self,
@@ -34,7 +41,7 @@ class Bench:
         self.reports: dict[int, list[m.Report]] = {}
         self.on_report: Callable[[m.Report], None] = lambda _: None
         self.order: list[int] = []
-        """Tasks in the order in which they were first admitted."""
+        """Tasks in the order of their first admission."""
 
     def spec(self, number: int, text: str | bytes = "hello", **fields: object) -> m.TaskSpec:
         data = text.encode() if isinstance(text, str) else text
@@ -45,8 +52,8 @@ class Bench:
     def submit(self, number: int, text: str | bytes = "hello", **fields: object) -> m.Submit:
         return m.Submit(self.spec(number, text, **fields))
 
-    def turn(self, *commands: m.Command) -> list[m.Report]:
-        reports = self.engine.iterate(commands)
+    def iterate(self, *commands: m.Command) -> list[m.Report]:
+        reports = iterate_engine(self.engine, commands)
         for report in reports:
             self.note(report)
         self.engine.tasks.check_integrity()
@@ -61,28 +68,28 @@ class Bench:
         if isinstance(report, m.Moved) and report.state == "running" and number not in self.order:
             self.order.append(number)
 
-    def run(self, *commands: m.Command, turns_max: int = 5000) -> None:
-        """Turn until nothing is left to compute."""
-        self.turn(*commands)
-        for _ in range(turns_max):
+    def run(self, *commands: m.Command, iterations_max: int = 5000) -> None:
+        """Iterate until there is nothing left to compute."""
+        self.iterate(*commands)
+        for _ in range(iterations_max):
             patience = self.engine.patience()
             if patience is None or patience > self.engine.tasks.limits.pull_linger_s:
                 return
             self.now += patience
-            self.turn()
-        raise AssertionError(f"still running after {turns_max} turns: {self.engine}")
+            self.iterate()
+        raise AssertionError(f"still running after {iterations_max} iterations: {self.engine}")
 
     def text(self, number: int) -> bytes:
-        told = self.reports.get(number, [])
-        return b"".join(r.text for r in told if isinstance(r, (m.Tokens, m.Finished)))
+        reports = self.reports.get(number, [])
+        return b"".join(r.text for r in reports if isinstance(r, (m.Tokens, m.Finished)))
 
     def tokens(self, number: int) -> list[int]:
-        told = self.reports.get(number, [])
-        return [t for r in told if isinstance(r, m.Tokens) for t in r.tokens]
+        reports = self.reports.get(number, [])
+        return [t for r in reports if isinstance(r, m.Tokens) for t in r.tokens]
 
     def end(self, number: int) -> m.Finished | m.Failed | None:
-        told: Iterable[m.Report] = self.reports.get(number, [])
-        return next((r for r in told if isinstance(r, (m.Finished, m.Failed))), None)
+        reports = self.reports.get(number, [])
+        return next((r for r in reports if isinstance(r, (m.Finished, m.Failed))), None)
 
     def stats(self, number: int) -> m.TurnStats:
         end = self.end(number)

@@ -11,7 +11,7 @@ import anyio
 from inferd.backends import AdapterInfo, AdapterSpec, ModelInfo, Rendering
 from inferd.backends.base import PLAIN_RENDERING
 from inferd.scheduler import messages as m
-from inferd.scheduler.engine.tokenizing import rest_of
+from inferd.scheduler.engine.tokenizing import appended_text
 from inferd.sessions import AdmissionBounds, DormantLimits, Ledger, SessionManager
 from inferd.sessions.turn import Turn
 from inferd.sessions.turns.sentence_checks import Comparison, Judge, Similarity, no_judge
@@ -57,7 +57,7 @@ class EnginePort:
         self.commands.append(m.Credit(task_id, events))
 
     def pull(self, task_id: int) -> None:
-        self.commands.append(m.Pull(task_id))
+        self.commands.append(m.PullToken(task_id))
 
     def adjust(self, command: m.Adjust) -> None:
         self.commands.append(command)
@@ -84,7 +84,7 @@ class EnginePort:
     ) -> tuple[str, list[int], bool]:
         model = self.bench.model
         text = model.render(list(messages), rendering)
-        rest = rest_of(text, said, answer)
+        rest = appended_text(text, said, answer)
         if rest is not None:
             return text, model.tokenize(rest.encode(), special=True, bos=False), True
         return text, model.tokenize(text.encode(), special=True, bos=True), False
@@ -112,7 +112,7 @@ class EnginePort:
     def turn(self) -> bool:
         """Turn the engine once; tell whether there may be more to do."""
         commands, self.commands = self.commands, []
-        for report in self.bench.turn(*commands):
+        for report in self.bench.iterate(*commands):
             number = getattr(report, "task_id", -1)
             if number in self.readers:
                 self.readers[number].report(report)

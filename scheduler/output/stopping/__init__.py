@@ -1,7 +1,7 @@
-"""What ends a turn beside the end mark, the stop texts and the bounds; see docs/stopping.md.
+"""Conditions that end a turn beside the end mark, the stop texts and the bounds (docs/stopping.md).
 
-All of it is a function of the turn's tokens, so that a turn goes on in another worker as it would
-have: there they are fed again. Time limits, which are not, are in `scheduler.deadlines`.
+They depend only on the turn's tokens: a turn that continues in another worker replays its tokens.
+Time limits are in `scheduler.engine.deadlines`.
 """
 
 from .condition import Stop, TextCondition

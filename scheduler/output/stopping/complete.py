@@ -1,4 +1,4 @@
-"""A turn ends where what it says is complete: a JSON value, a fenced block, a sentence."""
+"""Conditions that end a turn with a complete answer: a JSON value, a fenced block, a sentence."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _FENCE = re.compile(r" {0,3}(`{3,}|~{3,})(.*)", re.DOTALL)
 
 
 class JsonCondition:
-    """The answer begins, behind blanks, with an object, an array or a text of JSON (RFC 8259), and
-    that is closed. Brackets within texts do not count. An answer that begins with something else,
-    or closes what is not open, never meets it.
+    """The answer begins, behind white space, with a JSON object, array or string (RFC 8259) that is
+    closed. Brackets within strings do not count. An answer that begins otherwise, or closes a
+    bracket that is not open, never meets the condition.
     """
 
     reason = COMPLETE_ANSWER
@@ -28,21 +28,21 @@ class JsonCondition:
 
     def __init__(self) -> None:
         self._open: list[str] | None = []
-        """The closing brackets that are to come, the innermost last; None: it is no JSON."""
+        """The expected closing brackets, the innermost last; None: the answer is not JSON."""
         self._begun = self._quoted = self._escaped = False
 
-    def feed(self, text: str, at: int) -> Stop | None:
-        """See `TextCondition.feed`."""
+    def check_text(self, text: str, at: int) -> Stop | None:
+        """See `TextCondition.check_text`."""
         for character in text:
             if self._open is None:
                 return None
             at += byte_size(character)
-            self._take(character)
+            self._track(character)
             if self._begun and not self._quoted and self._open == []:
                 return Stop(at, at, COMPLETE_ANSWER, "json")
         return None
 
-    def _take(self, character: str) -> None:
+    def _track(self, character: str) -> None:
         assert self._open is not None
         if self._quoted:
             self._quoted = self._escaped or character != '"'
@@ -68,10 +68,10 @@ class FenceCondition:
     def __init__(self) -> None:
         self._line = ""
         self._fence = ""
-        """What opened the block; empty outside of one."""
+        """The fence that opened the block; empty outside of one."""
 
-    def feed(self, text: str, at: int) -> Stop | None:
-        """See `TextCondition.feed`."""
+    def check_text(self, text: str, at: int) -> Stop | None:
+        """See `TextCondition.check_text`."""
         for part in _LINES.findall(text):
             at += byte_size(part)
             self._line += part
@@ -93,7 +93,7 @@ class FenceCondition:
 
 
 class SentenceCondition:
-    """A sentence has ended (`SentenceEnds`); what comes behind it is cut off."""
+    """A sentence has ended (`SentenceEnds`); the text behind it is cut off."""
 
     reason = COMPLETE_ANSWER
     undecided = None
@@ -101,11 +101,11 @@ class SentenceCondition:
     def __init__(self) -> None:
         self._ends = SentenceEnds()
 
-    def feed(self, text: str, at: int) -> Stop | None:
-        """See `TextCondition.feed`."""
+    def check_text(self, text: str, at: int) -> Stop | None:
+        """See `TextCondition.check_text`."""
         for character in text:
             end = at + byte_size(character)
-            if self._ends.take(character):
+            if self._ends.add_character(character):
                 return Stop(end, at, COMPLETE_ANSWER, "sentence")
             at = end
         return None
@@ -116,4 +116,4 @@ COMPLETE: dict[str, Callable[[], TextCondition]] = {
     "fence": FenceCondition,
     "sentence": SentenceCondition,
 }
-"""What `stop-complete` can name."""
+"""The conditions that `stop-complete` can name."""

@@ -7,13 +7,13 @@ from typing import NamedTuple, Protocol
 from .ending import StopReason
 
 WITHHELD_BYTES_MAX = 4096
-"""Text that a pattern may still match is withheld up to so much of it."""
+"""At most this much text is withheld because a pattern may still match it."""
 
 
 class Stop(NamedTuple):
-    """A condition that is met: at the byte *met* of the answer, whose text ends at the byte *end*.
+    """A condition that is met at the byte *met* of the answer, whose text then ends at byte *end*.
 
-    In this order the one counts that was met first, and of those the one that leaves least.
+    Stops sort by these: the first met counts, and among those the one that leaves least text.
     """
 
     met: int
@@ -23,13 +23,13 @@ class Stop(NamedTuple):
 
 
 class TextCondition(Protocol):
-    """A condition on an answer's text, however that is split into pieces."""
+    """A condition on an answer's text, independent of its split into pieces."""
 
     reason: StopReason
 
     @property
     def undecided(self) -> int | None:
-        """The byte from which text might be cut off later; None: nothing will."""
+        """The byte from which text may be cut off later; None: no text will be."""
 
-    def feed(self, text: str, at: int) -> Stop | None:
-        """Take the next *text*, whole characters that stand at the byte *at*."""
+    def check_text(self, text: str, at: int) -> Stop | None:
+        """Check the next *text*, whole characters that start at the byte *at*."""

@@ -1,7 +1,7 @@
-"""The ends of turns, and the reasons for them, each declared once: beside its condition.
+"""The endings of turns and the stop reasons, each declared once, beside its condition.
 
-Histories keep reasons by name. `cuts_text` is asked about those, so a condition that cuts text is
-known to all readers of a history as soon as it exists.
+Histories store reasons by name. `cuts_text` looks a reason up, so a new condition that cuts text is
+known to all readers of a history.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from typing import NamedTuple
 
 @dataclass(frozen=True, slots=True, order=True)
 class StopReason:
-    """Why a turn ends, by the *name* that clients and histories have. To create one declares it."""
+    """A reason by the *name* that clients and histories use. Creating one declares it."""
 
     name: str
     cuts_text: bool = False
-    """Text is cut off whose tokens stay: the tokens of the history say more than its text."""
+    """Text is cut off, but its tokens stay in the history."""
 
     def __post_init__(self) -> None:
         assert self.name not in REASONS, f"the stop reason {self.name} is declared twice"
@@ -26,7 +26,7 @@ class StopReason:
 REASONS: dict[str, StopReason] = {}
 """All declared reasons, by name."""
 
-# These have no class of conditions in this package, which is loaded as a whole.
+# Reasons without a condition class in this package, which is loaded as a whole.
 STOP_TEXT = StopReason("stop", cuts_text=True)
 END_MARK = StopReason("eos")
 TOKEN = StopReason("token")
@@ -38,7 +38,7 @@ EMBEDDED = StopReason("embedded")
 
 
 class Ending(NamedTuple):
-    """Why a turn ends; *piece* is the text of the end mark."""
+    """The ending of a turn; *piece* is the text of the end mark."""
 
     reason: StopReason
     detail: str

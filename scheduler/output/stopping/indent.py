@@ -1,4 +1,4 @@
-"""A turn ends at a line that is indented too little, as in llama-server (`server-context.cpp`)."""
+"""The condition that a line is indented too little, as in llama-server (`server-context.cpp`)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from .ending import StopReason
 
 
 class IndentCondition:
-    """Each line but the first is to begin with so many spaces and tabs; an empty line has none.
+    """Each line except the first must begin with this many spaces and tabs; an empty line has none.
 
     The line is cut off from its first other character on.
     """
@@ -19,10 +19,10 @@ class IndentCondition:
     def __init__(self, n_indent: int):
         self._n_indent = n_indent
         self._spaces: int | None = None
-        """Of the present line so far; None: it has other characters, or is the first."""
+        """Spaces of the present line so far; None: it has other characters, or is the first."""
 
-    def feed(self, text: str, at: int) -> Stop | None:
-        """See `TextCondition.feed`."""
+    def check_text(self, text: str, at: int) -> Stop | None:
+        """See `TextCondition.check_text`."""
         for character in text:
             end = at + byte_size(character)
             if self._spaces is not None and character in " \t":

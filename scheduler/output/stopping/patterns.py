@@ -1,4 +1,4 @@
-"""A turn ends where a regular expression matches; the match is cut off."""
+"""The condition that a regular expression matches; the match is cut off."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from .ending import StopReason
 
 
 class PatternCondition:
-    """One pattern. Of a match that is longer than what is withheld only the last part is cut."""
+    """One pattern. If a match is longer than the withheld text, only its last part is cut."""
 
     reason = StopReason("pattern", cuts_text=True)
 
@@ -19,12 +19,12 @@ class PatternCondition:
 
     @property
     def undecided(self) -> int | None:
-        """Where the text begins that may become a match."""
+        """The beginning of the text that may become a match."""
         pending = self._matcher.pending
         return None if pending is None else max(pending, self._end - WITHHELD_BYTES_MAX)
 
-    def feed(self, text: str, at: int) -> Stop | None:
-        """See `TextCondition.feed`."""
+    def check_text(self, text: str, at: int) -> Stop | None:
+        """See `TextCondition.check_text`."""
         found = self._matcher.feed(text, at)
         if found is None:
             self._end = at + byte_size(text)

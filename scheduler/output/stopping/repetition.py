@@ -1,4 +1,4 @@
-"""A turn ends where it repeats itself."""
+"""The condition that an answer repeats itself."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ Unlikelihood Training" (2019).
 
 
 class Repetition:
-    """The share of the n-grams in a window of the last tokens that are there more than once: 1 less
-    the distinct ones of all. It is looked at once the window is full.
+    """The share of repeated n-grams in a window of the last tokens: 1 minus the ratio of distinct
+    n-grams to all. It is checked once the window is full.
     """
 
     reason = StopReason("repetition")
@@ -26,8 +26,8 @@ class Repetition:
         self._grams: deque[tuple[int, ...]] = deque()
         self._counts: Counter[tuple[int, ...]] = Counter()
 
-    def feed(self, token: int) -> str | None:
-        """Take the next token; return the share, as text, if it is at the threshold or beyond."""
+    def add_token(self, token: int) -> str | None:
+        """Add the next token; return the share, as text, if it reaches the threshold."""
         self._last.append(token)
         if len(self._last) < GRAM:
             return None

@@ -1,4 +1,4 @@
-"""Where sentences end, and an answer's text that waits there until the sentence is judged."""
+"""Ends of sentences, and an answer's text that waits there until the sentence is judged."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from ....backends.incremental_regex import byte_size
 from .ending import StopReason
 
 SENTENCE_CHARACTERS_MAX = 4096
-"""Of a longer sentence the first ones count."""
+"""Only the first characters of a longer sentence count."""
 _TERMINATORS = ".!?…"
 _WIDE_TERMINATORS = "。！？｡"
 _CLOSERS = "\"'”’»)]}」』）*_`"
 
 
 class SentenceEnds:
-    """Behind a letter or digit come `.`, `!`, `?` or `…`, perhaps closing quotes and brackets, and
-    a blank; behind `。`, `！` and `？` any other character. (The boundaries of Unicode's UAX #29,
-    rules SB6 to SB11, as far as they need no dictionary and no text that follows: so `e.g. ` has
-    one.)
+    """A sentence ends at `.`, `!`, `?` or `…` behind a letter or digit, perhaps followed by closing
+    quotes and brackets, and then white space; behind `。`, `！` and `？` at any other character.
+    (These are the boundaries of Unicode's UAX #29, rules SB6 to SB11, as far as they need neither a
+    dictionary nor later text: so `e.g. ` has one.)
     """
 
     def __init__(self) -> None:
         self._worded = self._ended = self._wide = False
 
-    def take(self, character: str) -> bool:
-        """Take the next character; tell whether a sentence has ended before it."""
+    def add_character(self, character: str) -> bool:
+        """Add the next character; return whether a sentence has ended before it."""
         if character in _TERMINATORS or character in _WIDE_TERMINATORS:
             self._ended = self._worded
             self._wide = self._ended and character in _WIDE_TERMINATORS
@@ -49,55 +49,55 @@ class Sentence(NamedTuple):
 
 
 class Sentences:
-    """Lets an answer's text pass up to the end of a sentence. What follows waits until that is
-    judged, whatever tokens it came in: so it cannot be said, and no other condition looks at it.
+    """Passes an answer's text up to the end of a sentence. Later text waits until the sentence is
+    judged, whatever tokens it came in: it is not released, and no other condition checks it.
     """
 
     reason = StopReason("similarity", cuts_text=True)
 
     def __init__(self) -> None:
-        self.question: Sentence | None = None
-        """The sentence that is to be judged."""
+        self.pending: Sentence | None = None
+        """The sentence to be judged."""
         self._ends = SentenceEnds()
         self._decoder = codecs.getincrementaldecoder("utf-8")("surrogateescape")
         self._found: deque[Sentence] = deque()
         self._begun = ""
         self._waiting = b""
         self._decoded = self._passed = 0
-        """Bytes of the answer that were looked at, and that have passed."""
+        """Bytes of the answer that were decoded, and that have passed."""
 
-    def feed(self, piece: bytes) -> bytes:
-        """Take the bytes of one token; return those that pass."""
-        assert self.question is None, "a sentence is to be judged before"
+    def add_piece(self, piece: bytes) -> bytes:
+        """Add the bytes of one token; return those that pass."""
+        assert self.pending is None, "the pending sentence must be judged first"
         self._waiting += piece
-        self._look(self._decoder.decode(piece))
+        self._find_sentences(self._decoder.decode(piece))
         return self._pass()
 
-    def go_on(self) -> bytes:
-        """Let the sentence in question be one of many; return the bytes that pass behind it."""
-        self.question = None
+    def pass_sentence(self) -> bytes:
+        """Continue after the pending sentence; return the bytes that pass behind it."""
+        self.pending = None
         return self._pass()
 
     def resume(self, sent: bytes, shown: int) -> bytes:
-        """Take an answer so far, of which *shown* bytes were sent: sentences before these were
-        judged. Return those that pass.
+        """Restore an answer of which *shown* bytes, with judged sentences, were sent. Return the
+        bytes that pass.
         """
         self._waiting = sent
-        self._look(self._decoder.decode(sent))
+        self._find_sentences(self._decoder.decode(sent))
         while self._found and self._found[0].end < shown:
             self._found.popleft()
         return self._pass()
 
     def rest(self) -> bytes:
         """Return the half character that the answer ends with."""
-        if self.question is not None:
+        if self.pending is not None:
             return b""
         rest, self._waiting = self._waiting, b""
         return rest
 
-    def _look(self, text: str) -> None:
+    def _find_sentences(self, text: str) -> None:
         for character in text:
-            if self._ends.take(character):
+            if self._ends.add_character(character):
                 self._found.append(Sentence(self._decoded, _readable(self._begun)))
                 self._begun = ""
             begins = self._begun or not character.isspace()
@@ -107,8 +107,8 @@ class Sentences:
 
     def _pass(self) -> bytes:
         if self._found:
-            self.question = self._found.popleft()
-        end = self._decoded if self.question is None else self.question.end
+            self.pending = self._found.popleft()
+        end = self._decoded if self.pending is None else self.pending.end
         size = end - self._passed
         passing, self._waiting = self._waiting[:size], self._waiting[size:]
         self._passed = end
@@ -116,5 +116,5 @@ class Sentences:
 
 
 def _readable(text: str) -> str:
-    """Return *text* with a mark for what is no character."""
+    """Return *text* with a mark for each invalid byte."""
     return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")

@@ -1,4 +1,4 @@
-"""A turn ends where its tokens were too unlikely for too long: it has lost the thread."""
+"""The condition that tokens were too unlikely for too long: the model has lost the thread."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from .ending import StopReason
 
 
 class MeanSurprisal:
-    """The mean surprisal of the last tokens: −ln of the probability that the model gave each, in
-    nats; the logarithm of their perplexity. It counts once the window is full.
+    """The mean surprisal of the last tokens, in nats: −ln of the probability that the model gave
+    each; the logarithm of their perplexity. It counts once the window is full.
     """
 
     reason = StopReason("surprise")
@@ -19,8 +19,8 @@ class MeanSurprisal:
         self._threshold = threshold
         self._last: deque[float] = deque(maxlen=window)
 
-    def feed(self, nats: float) -> str | None:
-        """Take a token's surprisal; return the mean, as text, if it is beyond the threshold."""
+    def add_surprisal(self, nats: float) -> str | None:
+        """Add a token's surprisal; return the mean, as text, if it exceeds the threshold."""
         self._last.append(nats)
         if len(self._last) < (self._last.maxlen or 0):
             return None

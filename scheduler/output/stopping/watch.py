@@ -20,7 +20,7 @@ _NOTHING = StoppingParams()
 
 
 class TextConditions:
-    """The conditions on a turn's text: which is met first, and what is undecided."""
+    """The conditions on a turn's text: the one that is met first, and the undecided text."""
 
     def __init__(self, conditions: Sequence[TextCondition]):
         self.size = 0
@@ -29,25 +29,25 @@ class TextConditions:
         self._decoder = codecs.getincrementaldecoder("utf-8")("surrogateescape")
         self._decoded = 0
 
-    def feed(self, piece: bytes) -> Stop | None:
-        """Take the bytes of one token; return the condition that is met first, if one is."""
+    def check_piece(self, piece: bytes) -> Stop | None:
+        """Check the bytes of one token; return the condition that is met first, if any."""
         self.size += len(piece)
         text = self._decoder.decode(piece)
         at = self._decoded
         self._decoded += byte_size(text)
-        stops = [condition.feed(text, at) for condition in self._conditions]
+        stops = [condition.check_text(text, at) for condition in self._conditions]
         return min((stop for stop in stops if stop is not None), default=None)
 
     @property
     def undecided(self) -> int:
-        """The byte of the answer from which text might be cut off later."""
+        """The byte of the answer from which text may be cut off later."""
         places = [condition.undecided for condition in self._conditions]
         return min((place for place in places if place is not None), default=self.size)
 
 
 class TurnConditions:
-    """What ends a turn by its tokens; `text` is what does so by its text, or None, and `sentences`
-    are those that others judge.
+    """The conditions on a turn's tokens. `text` has those on its text, or None; `sentences` finds
+    the sentences to be judged.
     """
 
     def __init__(self, params: StoppingParams):
@@ -60,7 +60,7 @@ class TurnConditions:
         self.tokens = frozenset(params.stop_tokens)
         self.grammar = params.stop_grammar
         self.line_ms = params.t_max_predict_ms
-        """Time after which the turn ends with a line; 0 and less: none."""
+        """Time after which the turn ends with a line; 0 or less: never."""
         self.surprisal: MeanSurprisal | None = None
         if params.stop_surprise:
             self.surprisal = MeanSurprisal(params.stop_surprise, params.stop_surprise_window)
@@ -69,18 +69,18 @@ class TurnConditions:
             self._repetition = Repetition(params.stop_repetition, params.stop_repetition_window)
 
     @classmethod
-    def of(cls, params: StoppingParams) -> TurnConditions | None:
-        """Return what watches a turn with these parameters; None where nothing is to be watched."""
+    def from_params(cls, params: StoppingParams) -> TurnConditions | None:
+        """Return the conditions of a turn with these parameters, or None if there are none."""
         return None if params == _NOTHING else cls(params)
 
-    def feed(self, token: int, nats: float | None) -> Ending | None:
-        """Take a token, and its surprisal where that is known; return the end, if it is one."""
+    def check_token(self, token: int, nats: float | None) -> Ending | None:
+        """Check a token, with its surprisal if known; return the ending that it causes, if any."""
         if self._repetition is not None:
-            share = self._repetition.feed(token)
+            share = self._repetition.add_token(token)
             if share is not None:
                 return Ending(Repetition.reason, share)
         if self.surprisal is not None and nats is not None:
-            mean = self.surprisal.feed(nats)
+            mean = self.surprisal.add_surprisal(nats)
             if mean is not None:
                 return Ending(MeanSurprisal.reason, mean)
         return None

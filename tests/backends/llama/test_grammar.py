@@ -15,6 +15,7 @@ from inferd.backends.llama.model import LlamaModel
 from inferd.scheduler import messages as m
 from inferd.scheduler.engine.engine import Engine
 from tests.backends.driving import go_on, prefill
+from tests.scheduler.doubles import iterate_engine
 from tests.tiny_gguf import write_tiny
 
 PROMPT = [1, *range(10, 40)]
@@ -44,9 +45,9 @@ def answer(model: Model, grammar: str, **fields: object) -> str:
     spec = m.TaskSpec(
         id=1, owner=1, tokens=m.pack_tokens(PROMPT), sampling=params, n_predict=450, special=False
     )
-    reports = engine.iterate([m.Submit(spec)])
+    reports = iterate_engine(engine, [m.Submit(spec)])
     while not isinstance(reports[-1], m.Finished | m.Failed):
-        reports += engine.iterate([])
+        reports += iterate_engine(engine, [])
     end = reports[-1]
     assert isinstance(end, m.Finished), end
     assert end.stats.stop_reason == "eos", "it ends where the grammar does"

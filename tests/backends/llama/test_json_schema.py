@@ -19,6 +19,7 @@ from inferd.scheduler.engine.engine import Engine
 from tests.backends.llama.schemas import PATTERNS, REFUSED, SCHEMAS
 from tests.backends.walking import Walker, vocabulary
 from tests.models import smollm2
+from tests.scheduler.doubles import iterate_engine
 from tests.tiny_gguf import write_tiny
 
 ENDED_MIN = 0.9
@@ -267,9 +268,9 @@ def test_a_real_model_answers_what_fits(llama: Model, temp: float) -> None:
 
 def _answer(engine: Engine, prompt: list[int], sampling: SamplingParams) -> tuple[str, m.TurnStats]:
     spec = m.TaskSpec(id=1, owner=1, tokens=m.pack_tokens(prompt), sampling=sampling, n_predict=120)
-    reports = engine.iterate([m.Submit(spec)])
+    reports = iterate_engine(engine, [m.Submit(spec)])
     while not isinstance(reports[-1], m.Finished | m.Failed):
-        reports += engine.iterate([])
+        reports += iterate_engine(engine, [])
     end = reports[-1]
     assert isinstance(end, m.Finished), end
     told = b"".join(r.text for r in reports if isinstance(r, m.Tokens))
@@ -297,7 +298,7 @@ def test_a_schema_that_cannot_be_kept_fails_the_turn_with_its_path(llama: Model)
     engine = Engine(llama)
     sampling = SamplingParams(json_schema='{"properties": {"a": {"not": {}}}}')
     spec = m.TaskSpec(id=1, owner=1, tokens=m.pack_tokens([1, 2]), sampling=sampling)
-    reports = engine.iterate([m.Submit(spec)])
+    reports = iterate_engine(engine, [m.Submit(spec)])
     assert isinstance(reports[-1], m.Failed)
     assert reports[-1].error["name"] == "InvalidArgument"
     assert reports[-1].error["data"] == {"path": "#/properties/a/not"}

@@ -17,6 +17,7 @@ from inferd.backends.params import StoppingParams
 from inferd.scheduler import messages as m
 from inferd.scheduler.engine.engine import Engine
 from tests.backends.driving import prefill
+from tests.scheduler.doubles import iterate_engine
 from tests.tiny_gguf import write_tiny
 
 PROMPT = [1, *range(10, 40)]
@@ -154,9 +155,9 @@ def said_by(model: LlamaModel, params: SamplingParams, **stopping: object) -> tu
         n_predict=200,
         stopping=StoppingParams(**stopping),  # type: ignore[arg-type]
     )
-    reports = engine.iterate([m.Submit(spec)])
+    reports = iterate_engine(engine, [m.Submit(spec)])
     while not isinstance(reports[-1], m.Finished | m.Failed):
-        reports += engine.iterate([])
+        reports += iterate_engine(engine, [])
     end = reports[-1]
     assert isinstance(end, m.Finished), end
     told = b"".join(r.text for r in reports if isinstance(r, m.Tokens)) + end.text

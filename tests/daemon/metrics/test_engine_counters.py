@@ -16,26 +16,28 @@ from inferd.scheduler.recording.engine_counters import (
     StepKind,
     histograms_of,
 )
-from inferd.scheduler.recording.recorder import Doing, Recorder, make_record
+from inferd.scheduler.recording.recorder import Doing, Recorder, create_record
 
 VALUES = {name: float(n) for n, name in enumerate((*COUNTERS, *GAUGES), start=1)}
 
 
 def test_what_one_writes_another_reads_over_the_same_record_and_the_acts_stay() -> None:
-    record = make_record()
+    record = create_record()
     engine, daemon, acts = EngineCounters(record), EngineCounters(record), Recorder(record)
-    acts.note(Doing.STEP, range(510))
-    assert set(daemon.read()) == {0.0}
+    acts.record_activity(Doing.STEP, range(510))
+    assert set(daemon.read_counters()) == {0.0}
     engine.count_step(3, 3, 0.004, decodes=True)
-    engine.write(1.0, 0, VALUES)
+    engine.write_counters(1.0, 0, VALUES)
     os.close(record)
-    assert dict(zip(COUNTERS, daemon.read(), strict=False)) == {n: VALUES[n] for n in COUNTERS}
-    assert daemon.gauges() == {name: VALUES[name] for name in GAUGES}
-    found = histograms_of(daemon.read())
+    assert dict(zip(COUNTERS, daemon.read_counters(), strict=False)) == {
+        n: VALUES[n] for n in COUNTERS
+    }
+    assert daemon.read_gauges() == {name: VALUES[name] for name in GAUGES}
+    found = histograms_of(daemon.read_counters())
     assert (found["decode_s"].sum, sum(found["decode_s"].counts)) == (0.004, 1)
     assert found["decode_s"].counts[found["decode_s"].bounds.index(0.005)] == 1
     assert sum(found["mixed_s"].counts) == sum(found["prefill_s"].counts) == 0
-    assert acts.read().ids == tuple(range(510))
+    assert acts.read_activity().ids == tuple(range(510))
 
 
 @pytest.mark.parametrize(
@@ -54,8 +56,8 @@ def test_a_step_is_of_one_kind_and_prompts_alone_may_take_longer(
     figures = EngineCounters(target_s=0.15)
     for seconds in (0.1, 0.2):
         figures.count_step(sum(counts), len(counts), seconds, decodes=1 in counts)
-    figures.write(0.0, 0, VALUES)
-    found = histograms_of(figures.read())
+    figures.write_counters(0.0, 0, VALUES)
+    found = histograms_of(figures.read_counters())
     told = {k: sum(found[f"{k}_s"].counts) for k in StepKind}
     assert told == {k: 2 * (k is kind) for k in StepKind}
     assert figures.over_target == (kind is not StepKind.PREFILL)
@@ -67,15 +69,15 @@ def test_a_step_is_of_one_kind_and_prompts_alone_may_take_longer(
 def test_powers_of_two_are_buckets_like_any(rows: int) -> None:
     figures, wanted = EngineCounters(), Histogram(POWERS_OF_TWO)
     figures.count_step(rows, 1, 0.1, decodes=False)
-    figures.write(0.0, 0, VALUES)
+    figures.write_counters(0.0, 0, VALUES)
     wanted.observe(rows)
-    assert histograms_of(figures.read())["rows_a_step"].counts == wanted.counts
+    assert histograms_of(figures.read_counters())["rows_a_step"].counts == wanted.counts
 
 
 def test_they_are_due_after_a_step_or_a_change_and_not_else() -> None:
     figures = EngineCounters()
     assert figures.due_in(5.0, 0) == float("-inf")
-    figures.write(5.0, 0, VALUES)
+    figures.write_counters(5.0, 0, VALUES)
     assert figures.due_in(5.0, 0) is None and figures.due_in(9.0, 0) is None
     assert figures.due_in(5.01, 1) == pytest.approx(WRITTEN_S - 0.01)
     figures.count_step(1, 1, 0.1, decodes=True)

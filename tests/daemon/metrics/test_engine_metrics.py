@@ -27,7 +27,7 @@ def counted(bench: Bench) -> dict[str, float]:
     """Return the counters as the daemon reads them."""
     figures: EngineCounters = bench.engine.metrics.page
     bench.engine.metrics.publish(at_once=True)
-    return dict(zip(COUNTERS, figures.read(), strict=False))
+    return dict(zip(COUNTERS, figures.read_counters(), strict=False))
 
 
 def test_tokens_steps_and_parks_are_those_of_the_turns() -> None:
@@ -39,7 +39,7 @@ def test_tokens_steps_and_parks_are_those_of_the_turns() -> None:
     assert found["looked_up"] == sum(s.prompt_tokens for s in stats) == 2 * TOKENS
     assert found["prompt"] + found["cached"] == found["looked_up"]
     assert found["parks"] == sum(s.parks for s in stats)
-    steps = histograms_of(bench.engine.metrics.page.read())
+    steps = histograms_of(bench.engine.metrics.page.read_counters())
     kinds = [sum(steps[f"{kind}_s"].counts) for kind in ("decode", "mixed", "prefill")]
     assert sum(kinds) == bench.engine.metrics.steps == sum(steps["rows_a_step"].counts)
     assert steps["rows_a_step"].sum == found["rows"]
@@ -47,8 +47,8 @@ def test_tokens_steps_and_parks_are_those_of_the_turns() -> None:
 
 def test_a_parked_turn_that_comes_back_was_restored() -> None:
     bench = Bench(slots=1)
-    bench.turn(bench.submit(1, TEXT, priority=Priority.LOW))
-    bench.turn()
+    bench.iterate(bench.submit(1, TEXT, priority=Priority.LOW))
+    bench.iterate()
     before = counted(bench)
     bench.run(bench.submit(2, "urgent", priority=Priority.URGENT, no_cache=True))
     after = counted(bench)
@@ -76,8 +76,8 @@ def test_what_was_read_from_disk_counts_as_such_once(tmp_path: Path) -> None:
     first.run(first.submit(1, TEXT, session="kept", persist=True))
     first.engine.close()
     files = KvFiles(tmp_path, "echo-1")
-    second = Bench(slots=1, files=files, limits=Limits(shared_prefix_tokens_min=16))
-    second.turn(second.submit(2, TEXT))
+    second = Bench(slots=1, files=files, limits=Limits(share_tokens_min=16))
+    second.iterate(second.submit(2, TEXT))
     settle(second, files)
     found = counted(second)
     assert (found["reused_disk"], found["fetches"], found["restores"]) == (TOKENS - 1, 1, 1)
@@ -90,12 +90,12 @@ def test_what_was_read_from_disk_counts_as_such_once(tmp_path: Path) -> None:
 
 def test_figures_are_told_now_and_then_and_once_more_when_it_rests() -> None:
     bench = Bench()
-    told = bench.engine.metrics.page.read
-    bench.turn(bench.submit(1, TEXT))
+    told = bench.engine.metrics.page.read_counters
+    bench.iterate(bench.submit(1, TEXT))
     assert bench.engine.metrics.publish() is None and told() != (0.0,) * len(told())
-    bench.turn()
+    bench.iterate()
     first, due_s = told(), bench.engine.metrics.publish()
     assert due_s == pytest.approx(WRITTEN_S) and told() == first
     bench.now += WRITTEN_S
-    bench.turn()
+    bench.iterate()
     assert bench.engine.metrics.publish() is None and told() != first

@@ -91,7 +91,7 @@ def test_a_worker_looks_at_the_file_for_what_is_not_known_alone(
     """The file is not there: whoever looks at it fails."""
     ours, theirs = socket.socketpair()
     spec = ModelSpec(name="m", path=str(tmp_path / "none.gguf"))
-    thread = threading.Thread(target=worker.run, args=(SocketLink(theirs),))
+    thread = threading.Thread(target=worker.run_worker, args=(SocketLink(theirs),))
     thread.start()
     with theirs, ours, closing(Reports(ours)) as reader:
         ours.sendall(

@@ -184,7 +184,7 @@ async def test_the_watchdog_is_not_fed_while_a_worker_cannot_be_replaced(
 def test_a_worker_is_overdue_when_its_kill_was_not_the_end_of_it() -> None:
     now, awaited, killed = time.monotonic(), True, []
     recorder = Recorder()
-    recorder.note(Doing.STEP, [1])
+    recorder.record_activity(Doing.STEP, [1])
     watch = HangDetector(recorder, 2.0, lambda: awaited, lambda: killed.append(1), lambda: now)
 
     class Watched:
@@ -199,7 +199,7 @@ def test_a_worker_is_overdue_when_its_kill_was_not_the_end_of_it() -> None:
     assert overdue([("m", Watched())]) == ["m"]
     awaited = False
     assert overdue([("m", Watched())]) == []
-    recorder.note(Doing.REST)
+    recorder.record_activity(Doing.REST)
     awaited = True
     assert overdue([("m", Watched())]) == []
 

@@ -39,14 +39,14 @@ def expected(bench: Bench, words: str) -> list[float]:
     return normalized(mean, 2).tolist()
 
 
-def steps(bench: Bench, turns_max: int = 5000) -> Iterator[None]:
+def steps(bench: Bench, iterations_max: int = 5000) -> Iterator[None]:
     """Turn until nothing is left to compute, and yield after each turn."""
-    for _ in range(turns_max):
+    for _ in range(iterations_max):
         patience = bench.engine.patience()
         if patience is None or patience > bench.engine.tasks.limits.pull_linger_s:
             return
         bench.now += patience
-        bench.turn()
+        bench.iterate()
         yield
     raise AssertionError("still running")
 
@@ -89,7 +89,7 @@ def test_texts_share_steps_and_more_than_there_is_room_for_are_all_done() -> Non
 
 def test_a_generation_beside_texts_says_the_same_and_both_go_on() -> None:
     bench = Bench(ctx_size=400)
-    bench.turn(bench.submit(1, "a story of words"), text(bench, 2, "y" * 350))
+    bench.iterate(bench.submit(1, "a story of words"), text(bench, 2, "y" * 350))
     said_meanwhile = 0
     for _ in steps(bench):
         if bench.end(2) is None:
@@ -115,14 +115,18 @@ def test_neither_texts_nor_turns_starve_while_urgent_ones_keep_coming(low: str, 
         return bench.submit(number, words, n_predict=1, **fields)
 
     for number in range(1, 4):
-        bench.turn(task(flood, number, f"{number:03}{'z' * 50}", priority=Priority.URGENT, owner=2))
-    bench.turn(task(low, 0, "the last one", priority=Priority.LOW))
+        bench.iterate(
+            task(flood, number, f"{number:03}{'z' * 50}", priority=Priority.URGENT, owner=2)
+        )
+    bench.iterate(task(low, 0, "the last one", priority=Priority.LOW))
     waited = 0
     while bench.end(0) is None:
         waited += 1
         assert waited < 200, "it starved"
         number += 1
-        bench.turn(task(flood, number, f"{number:03}{'z' * 50}", priority=Priority.URGENT, owner=2))
+        bench.iterate(
+            task(flood, number, f"{number:03}{'z' * 50}", priority=Priority.URGENT, owner=2)
+        )
     if low == flood:
         assert waited > 10, "it did not have to wait for its age"
 
@@ -130,8 +134,8 @@ def test_neither_texts_nor_turns_starve_while_urgent_ones_keep_coming(low: str, 
 def test_an_urgent_text_comes_before_a_long_one_that_has_all_the_room() -> None:
     bench = Bench(ctx_size=256)
     long, short = "a" * 250, "now"
-    bench.turn(text(bench, 1, long, priority=Priority.LOW))
-    bench.turn(text(bench, 2, short, priority=Priority.URGENT))
+    bench.iterate(text(bench, 1, long, priority=Priority.LOW))
+    bench.iterate(text(bench, 2, short, priority=Priority.URGENT))
     bench.run()
 
     assert bench.order[:2] == [1, 2]
@@ -144,10 +148,10 @@ def test_an_urgent_text_comes_before_a_long_one_that_has_all_the_room() -> None:
 
 def test_a_cancelled_text_leaves_its_room_at_once() -> None:
     bench = Bench(ctx_size=256)
-    bench.turn(text(bench, 1, "a" * 250), text(bench, 2, "b" * 250))
+    bench.iterate(text(bench, 1, "a" * 250), text(bench, 2, "b" * 250))
     assert bench.end(1) is None
 
-    bench.turn(m.Cancel(1))
+    bench.iterate(m.Cancel(1))
     assert bench.error(1) == "Cancelled"
     bench.run()
     assert vector(bench, 2) == pytest.approx(expected(bench, "b" * 250), rel=1e-5)
@@ -155,9 +159,9 @@ def test_a_cancelled_text_leaves_its_room_at_once() -> None:
 
 def test_a_waiting_text_has_its_timeout_too() -> None:
     bench = Bench(ctx_size=256)
-    bench.turn(text(bench, 1, "a" * 250), text(bench, 2, "b" * 250, queue_timeout_s=1.0))
+    bench.iterate(text(bench, 1, "a" * 250), text(bench, 2, "b" * 250, queue_timeout_s=1.0))
     bench.now += 2.0
-    bench.turn()
+    bench.iterate()
 
     assert bench.error(2) == "Timeout"
 
@@ -177,7 +181,7 @@ def test_rows_that_no_answer_holds_are_refused_with_both_numbers() -> None:
     tokens = EMBEDDING_BYTES_MAX // (4 * EMBEDDING_SIZE)
     bench = Bench(ctx_size=tokens + 1, batch_size=512)
     none = EmbedSpec("none")
-    bench.turn(text(bench, 1, "x" * (tokens - 1), embed=none))
+    bench.iterate(text(bench, 1, "x" * (tokens - 1), embed=none))
 
     end = bench.end(1)
     assert isinstance(end, m.Failed)
@@ -226,8 +230,8 @@ def test_a_text_that_another_worker_had_begun_is_computed_anew() -> None:
 
 def test_texts_stand_in_the_queue_with_their_places() -> None:
     bench = Bench(ctx_size=256)
-    bench.turn(*(text(bench, n, "a" * 250) for n in (1, 2, 3)))
-    [answer] = [r for r in bench.turn(m.Queue(9)) if isinstance(r, m.Answer)]
+    bench.iterate(*(text(bench, n, "a" * 250) for n in (1, 2, 3)))
+    [answer] = [r for r in bench.iterate(m.Queue(9)) if isinstance(r, m.CommandResult)]
 
     assert [(e.task_id, e.state, e.position) for e in answer.value] == [
         (1, "running", 0),
@@ -239,8 +243,8 @@ def test_texts_stand_in_the_queue_with_their_places() -> None:
 def test_owners_share_fairly() -> None:
     bench = Bench(ctx_size=64)
     busy = [text(bench, n, "a" * 60, owner=1) for n in range(6)]
-    bench.turn(*busy)
-    bench.turn()
+    bench.iterate(*busy)
+    bench.iterate()
     bench.run(text(bench, 9, "b" * 60, owner=2))
 
     assert bench.order.index(9) <= 2

@@ -132,8 +132,8 @@ def test_a_cancelled_task_never_reaches_the_model() -> None:
 
 def test_cancel_in_decode_frees_the_slot_before_the_next_step() -> None:
     bench = Bench(slots=1)
-    bench.turn(bench.submit(1, "a long text"), bench.submit(2, "next"))
-    bench.turn()
+    bench.iterate(bench.submit(1, "a long text"), bench.submit(2, "next"))
+    bench.iterate()
 
     bench.run(m.Cancel(1))
 
@@ -183,10 +183,10 @@ def test_a_pull_task_draws_a_token_when_it_is_asked_for() -> None:
 
     bench.run(bench.submit(1, "abc", pull=True))
     assert bench.text(1) == b"a"
-    bench.run(m.Pull(1))
+    bench.run(m.PullToken(1))
     assert bench.text(1) == b"ab"
-    bench.run(m.Pull(1))
-    bench.run(m.Pull(1))
+    bench.run(m.PullToken(1))
+    bench.run(m.PullToken(1))
 
     assert bench.stats(1).stop_reason == "eos"
 
@@ -195,7 +195,7 @@ def test_what_a_reader_asks_for_is_told_before_the_next_step() -> None:
     bench = Bench()
     bench.run(bench.submit(1, "abc", pull=True))
     steps = bench.engine.metrics.steps
-    (token,) = bench.engine.begin_iteration([m.Pull(1)])
+    (token,) = bench.engine.begin_iteration([m.PullToken(1)])
     assert isinstance(token, m.Tokens)
     assert token.text == b"b"
     assert bench.engine.metrics.steps == steps
@@ -208,7 +208,7 @@ def test_a_token_of_a_pull_task_is_decoded_ahead_of_the_next_call() -> None:
     bench.run(bench.submit(1, "abc", pull=True))
     steps = bench.engine.metrics.steps
 
-    reports = bench.turn(m.Pull(1))
+    reports = bench.iterate(m.PullToken(1))
 
     assert reports[0] == m.Tokens(1, [ord("b")], b"b"), "the row of logits was not there yet"
     assert bench.engine.metrics.steps == steps + 1
@@ -217,15 +217,15 @@ def test_a_token_of_a_pull_task_is_decoded_ahead_of_the_next_call() -> None:
 def test_a_step_waits_a_moment_for_the_readers_of_the_last_one() -> None:
     bench = Bench()
     bench.run(bench.submit(1, "abcdef", pull=True))
-    bench.turn(m.Pull(1), bench.submit(2, "stream"))
+    bench.iterate(m.PullToken(1), bench.submit(2, "stream"))
     steps = bench.engine.metrics.steps
 
-    bench.turn()
+    bench.iterate()
 
     assert bench.engine.patience() == bench.engine.tasks.limits.pull_linger_s
     assert bench.engine.metrics.steps == steps
     bench.now += bench.engine.tasks.limits.pull_linger_s
-    bench.turn()
+    bench.iterate()
     assert bench.engine.metrics.steps == steps + 1
 
 
@@ -238,30 +238,30 @@ def test_a_step_waits_for_a_reader_that_is_late_after_a_long_step() -> None:
         bench.now += 1.0
 
     bench.model.step = long_step  # type: ignore[method-assign]
-    bench.turn(bench.submit(1, "abcdef", pull=True), bench.submit(2, "stream"))
-    bench.turn()
+    bench.iterate(bench.submit(1, "abcdef", pull=True), bench.submit(2, "stream"))
+    bench.iterate()
     steps = bench.engine.metrics.steps
 
     assert bench.engine.patience() == bench.engine.tasks.limits.pull_linger_s
-    bench.turn()
+    bench.iterate()
     assert bench.engine.metrics.steps == steps, "the step went without its reader"
-    bench.turn(m.Pull(1))
+    bench.iterate(m.PullToken(1))
     assert bench.engine.metrics.steps == steps + 1
 
 
 def test_a_step_waits_a_moment_for_the_tasks_whose_prompts_were_just_told() -> None:
     bench = Bench(slots=3)
-    bench.turn(bench.submit(1, "a stream that runs meanwhile"))
+    bench.iterate(bench.submit(1, "a stream that runs meanwhile"))
     steps, linger = bench.engine.metrics.steps, bench.engine.tasks.limits.task_linger_s
 
-    bench.turn(
+    bench.iterate(
         m.Tokenize(7, b"one", True, True, turn=True), m.Tokenize(8, b"two", True, True, True)
     )
     assert bench.engine.metrics.steps == steps and bench.engine.patience() == linger
     bench.now += linger / 2
-    bench.turn(bench.submit(2, "one"))
+    bench.iterate(bench.submit(2, "one"))
     assert bench.engine.metrics.steps == steps, "the other one is still to come"
-    bench.turn(bench.submit(3, "two"))
+    bench.iterate(bench.submit(3, "two"))
 
     assert bench.engine.metrics.steps == steps + 1
     assert bench.order == [1, 2, 3] and bench.engine.patience() == 0
@@ -270,23 +270,23 @@ def test_a_step_waits_a_moment_for_the_tasks_whose_prompts_were_just_told() -> N
 @pytest.mark.parametrize("again", [False, True])
 def test_a_step_waits_once_for_tasks_that_do_not_come(again: bool) -> None:
     bench = Bench()
-    bench.turn(bench.submit(1, "a stream that runs meanwhile"))
+    bench.iterate(bench.submit(1, "a stream that runs meanwhile"))
     steps, linger = bench.engine.metrics.steps, bench.engine.tasks.limits.task_linger_s
 
-    bench.turn(m.Tokenize(7, b"one", True, True, turn=True))
+    bench.iterate(m.Tokenize(7, b"one", True, True, turn=True))
     bench.now += linger / 2
-    bench.turn(*[m.Tokenize(8, b"two", True, True, turn=True)] * again)
+    bench.iterate(*[m.Tokenize(8, b"two", True, True, turn=True)] * again)
     assert bench.engine.metrics.steps == steps
     bench.now += linger / 2
-    bench.turn()
+    bench.iterate()
     assert bench.engine.metrics.steps == steps + 1, "another prompt makes it no longer"
-    bench.turn()
+    bench.iterate()
     assert bench.engine.metrics.steps == steps + 2
 
 
 def test_a_step_waits_for_no_prompt_that_only_somebody_wants_to_see_or_that_was_refused() -> None:
     bench = Bench()
-    bench.turn(bench.submit(1, "a stream that runs meanwhile"))
+    bench.iterate(bench.submit(1, "a stream that runs meanwhile"))
     steps = bench.engine.metrics.steps
     too_long = b"x" * (bench.model.info.ctx_size * bench.model.info.token_bytes_max + 1)
 
@@ -295,7 +295,7 @@ def test_a_step_waits_for_no_prompt_that_only_somebody_wants_to_see_or_that_was_
         m.Tokenize(7, too_long, True, True, turn=True),
         m.Detokenize(7, m.pack_tokens([104])),
     ):
-        bench.turn(command)
+        bench.iterate(command)
         steps += 1
         assert bench.engine.metrics.steps == steps
 
@@ -310,21 +310,21 @@ def test_an_absent_pull_reader_is_parked_for_a_waiting_task_and_comes_back_whole
     bench.run()
     assert bench.text(2) == b"xyz"
     for told in ("ab", "abc", "abcd", "abcde", "abcdef"):
-        bench.run(m.Pull(1))
+        bench.run(m.PullToken(1))
         assert bench.text(1).decode() == told, "whoever asks is answered without a further call"
 
-    bench.run(m.Pull(1))
+    bench.run(m.PullToken(1))
     assert bench.stats(1).parks == 1
 
 
 def test_an_urgent_task_runs_at_once_and_the_parked_one_loses_nothing() -> None:
     bench = Bench(slots=1)
-    bench.turn(bench.submit(1, "a low one that takes its time", priority=Priority.LOW))
+    bench.iterate(bench.submit(1, "a low one that takes its time", priority=Priority.LOW))
     for _ in range(5):
-        bench.turn()
+        bench.iterate()
     rows = bench.engine.statistics()["rows"]
 
-    bench.turn(bench.submit(2, "now", priority=Priority.URGENT))
+    bench.iterate(bench.submit(2, "now", priority=Priority.URGENT))
 
     assert bench.text(2) == b"n", "the urgent task was not served in the very next step"
     bench.run()
@@ -337,7 +337,7 @@ def test_an_urgent_task_runs_at_once_and_the_parked_one_loses_nothing() -> None:
 
 def test_a_parked_state_that_does_not_fit_is_not_parked() -> None:
     bench = Bench(slots=1, limits=Limits(kv_ram_bytes=1))
-    bench.turn(bench.submit(1, "low", priority=Priority.LOW))
+    bench.iterate(bench.submit(1, "low", priority=Priority.LOW))
 
     bench.run(bench.submit(2, "urgent", priority=Priority.URGENT))
 
@@ -350,7 +350,7 @@ def test_a_reader_that_never_comes_ends_in_a_reader_timeout() -> None:
     bench.run(bench.submit(1, "abc", pull=True))
 
     bench.now += bench.engine.tasks.limits.reader_timeout_s
-    bench.turn()
+    bench.iterate()
 
     assert bench.error(1) == "ReaderTimeout"
 
@@ -360,11 +360,11 @@ def test_a_reader_that_never_comes_ends_in_a_reader_timeout() -> None:
 )
 def test_a_timeout_ends_a_waiting_task(field: str, where: str) -> None:
     bench = Bench(slots=1)
-    bench.turn(bench.submit(1, "x" * 50, n_predict=50))
-    bench.turn(bench.submit(2, "waits", **{field: 3.0}))
+    bench.iterate(bench.submit(1, "x" * 50, n_predict=50))
+    bench.iterate(bench.submit(2, "waits", **{field: 3.0}))
 
     bench.now += 3.0
-    bench.turn()
+    bench.iterate()
 
     end = bench.end(2)
     assert isinstance(end, m.Failed)
@@ -383,7 +383,7 @@ def test_a_failed_step_fails_its_tasks_and_no_others() -> None:
 
 def test_equals_of_one_owner_take_turns_by_quanta() -> None:
     bench = Bench(slots=1, limits=Limits(quantum_tokens=20))
-    bench.turn(bench.submit(1, "a long story " * 8), bench.submit(2, "another story " * 8))
+    bench.iterate(bench.submit(1, "a long story " * 8), bench.submit(2, "another story " * 8))
     bench.run(bench.submit(3, "short"))
 
     parks = {n: bench.end(n).stats.parks for n in (1, 2, 3)}  # type: ignore[union-attr]
@@ -410,16 +410,16 @@ def test_what_another_worker_had_begun_goes_on_before_its_equals_that_wait() -> 
 
 def test_leased_slots_stay_without_gaps() -> None:
     bench = Bench(slots=4)
-    bench.turn(*(bench.submit(i, "some text that is long enough") for i in range(4)))
+    bench.iterate(*(bench.submit(i, "some text that is long enough") for i in range(4)))
 
     def leased() -> list[int]:
         return [t.slot for t in bench.engine.slots.tasks]
 
-    bench.turn(m.Cancel(0))
+    bench.iterate(m.Cancel(0))
     assert leased() == [1, 2, 3], "nothing moves where there is no gap"
-    bench.turn(m.Cancel(2))
+    bench.iterate(m.Cancel(2))
     assert leased() in ([0, 1], [1, 2], [2, 3])
-    bench.turn(bench.submit(4, "a late one"))
+    bench.iterate(bench.submit(4, "a late one"))
     assert leased() in ([0, 1, 2], [1, 2, 3])
     bench.run()
     assert bench.text(1) == bench.text(3) == b"some text that is long enough"
@@ -436,15 +436,15 @@ def test_an_idle_engine_waits_for_ever() -> None:
 def test_prompts_are_tokenised_rendered_and_detokenised() -> None:
     bench = Bench()
 
-    reports = bench.turn(
+    reports = bench.iterate(
         m.Tokenize(1, b"ab", False, False),
         m.Detokenize(2, m.pack_tokens([104, 105])),
         m.ChatPrompt(3, [{"role": "user", "content": "hi"}], ""),
     )
     while bench.engine.patience() == 0:
-        reports += bench.turn()
+        reports += bench.iterate()
 
-    values = {r.id: r.value for r in reports if isinstance(r, m.Answer)}
+    values = {r.id: r.value for r in reports if isinstance(r, m.CommandResult)}
     assert m.unpack_tokens(values[1]) == [97, 98]
     assert values[2] == b"hi"
     assert values[3][0] == "hi"
@@ -453,7 +453,7 @@ def test_prompts_are_tokenised_rendered_and_detokenised() -> None:
 def test_a_prompt_with_more_bytes_than_any_context_takes_is_refused_untokenised() -> None:
     bench = Bench(ctx_size=16)
 
-    (report,) = bench.turn(m.Tokenize(1, b"x" * 17, False, False))
+    (report,) = bench.iterate(m.Tokenize(1, b"x" * 17, False, False))
 
     assert isinstance(report, m.Refused)
     assert report.error["name"] == "PromptTooLong"
@@ -464,8 +464,8 @@ def test_adjusted_parameters_hold_from_the_next_token() -> None:
     bench.run(bench.submit(1, "abcdef", pull=True))
     sampling = bench.spec(1).sampling
 
-    bench.run(m.Adjust(1, sampling, 3, (), ()), m.Pull(1))
-    bench.run(m.Pull(1))
+    bench.run(m.Adjust(1, sampling, 3, (), ()), m.PullToken(1))
+    bench.run(m.PullToken(1))
 
     assert bench.text(1) == b"abc"
     assert bench.stats(1).stop_reason == "length"
@@ -474,8 +474,8 @@ def test_adjusted_parameters_hold_from_the_next_token() -> None:
 def test_a_task_that_is_to_be_computed_anew_waits_for_no_leader_and_takes_no_state() -> None:
     text = "a prefix that is long enough to be worth waiting for, twice over and more: " * 2
     bench = Bench(slots=3, batch_size=16)
-    bench.turn(bench.submit(1, text + "one"))
-    bench.turn(bench.submit(2, text + "two"), bench.submit(3, text + "three", no_cache=True))
+    bench.iterate(bench.submit(1, text + "one"))
+    bench.iterate(bench.submit(2, text + "two"), bench.submit(3, text + "three", no_cache=True))
     states = {t.spec.id: t.follows for t in bench.engine.tasks.queue}
     assert states == {2: True}, "the other one runs"
     bench.run()
@@ -497,7 +497,7 @@ def test_a_bias_for_a_token_that_there_is_not_refuses_the_task_alone() -> None:
     bench.model.sampler = strict  # type: ignore[method-assign]
     bench.run(bench.submit(1, "abc", sampling=bad), bench.submit(2, "abc"))
     assert bench.error(1) == "InvalidArgument" and bench.text(2) == b"abc"
-    bench.turn(bench.submit(3, "abcdef", pull=True))
+    bench.iterate(bench.submit(3, "abcdef", pull=True))
     bench.run(m.Adjust(3, bad, -1, (), ()))
     assert bench.error(3) == "InvalidArgument"
     bench.run(bench.submit(4, "abc"))

@@ -17,7 +17,7 @@ def bench_of(slots: int = 1, ageing: int = 100_000, quantum: int = 100_000) -> B
 
 def park(bench: Bench, number: int) -> bool:
     """Park a task; tell whether it gives way."""
-    [answer] = [r for r in bench.turn(m.Park(7, number)) if isinstance(r, m.Answer)]
+    [answer] = [r for r in bench.iterate(m.Park(7, number)) if isinstance(r, m.CommandResult)]
     assert answer.id == 7 and isinstance(answer.value, bool)
     return answer.value
 
@@ -39,9 +39,9 @@ def moves(bench: Bench) -> list[tuple[int, str]]:
 def test_it_leaves_its_slot_to_who_waits_and_goes_on_where_it_stood() -> None:
     bench = bench_of()
     seen = moves(bench)
-    bench.turn(bench.submit(1, LONG), bench.submit(2, SHORT))
+    bench.iterate(bench.submit(1, LONG), bench.submit(2, SHORT))
     for _ in range(20):
-        bench.turn()
+        bench.iterate()
     assert park(bench, 1)
     bench.run()
 
@@ -55,7 +55,7 @@ def test_it_leaves_its_slot_to_who_waits_and_goes_on_where_it_stood() -> None:
 def test_its_class_takes_no_slot_back_while_others_wait() -> None:
     bench = bench_of()
     seen = moves(bench)
-    bench.turn(
+    bench.iterate(
         bench.submit(1, LONG, priority=Priority.URGENT), *(bench.submit(n, SHORT) for n in (2, 3))
     )
     assert park(bench, 1)
@@ -68,7 +68,7 @@ def test_its_class_takes_no_slot_back_while_others_wait() -> None:
 
 def test_a_free_slot_that_nobody_waits_for_is_its_own_again() -> None:
     bench = bench_of(slots=2)
-    bench.turn(*(bench.submit(n, LONG) for n in (1, 2)), bench.submit(3, SHORT))
+    bench.iterate(*(bench.submit(n, LONG) for n in (1, 2)), bench.submit(3, SHORT))
     assert park(bench, 1)
     seen = moves(bench)
     bench.run()
@@ -79,7 +79,7 @@ def test_a_free_slot_that_nobody_waits_for_is_its_own_again() -> None:
 
 def test_it_stays_where_nobody_waits_for_its_slot() -> None:
     bench = bench_of()
-    bench.turn(bench.submit(1, LONG))
+    bench.iterate(bench.submit(1, LONG))
     assert not park(bench, 1)
     assert bench.engine.slots.tasks, "it runs on"
     assert not park(bench, 99), "there is no such task"
@@ -89,7 +89,7 @@ def test_it_stays_where_nobody_waits_for_its_slot() -> None:
 
 def test_who_gives_way_is_nobody_to_give_way_to() -> None:
     bench = bench_of()
-    bench.turn(bench.submit(1, LONG), bench.submit(2, LONG))
+    bench.iterate(bench.submit(1, LONG), bench.submit(2, LONG))
     assert park(bench, 1)
     assert not park(bench, 2), "only the one that was parked waits"
     bench.run()
@@ -98,9 +98,9 @@ def test_who_gives_way_is_nobody_to_give_way_to() -> None:
 
 def test_one_that_waits_goes_behind_the_others_and_is_told_so() -> None:
     bench = bench_of()
-    bench.turn(*(bench.submit(n, SHORT) for n in (1, 2, 3)))
+    bench.iterate(*(bench.submit(n, SHORT) for n in (1, 2, 3)))
     assert park(bench, 2)
-    [answer] = [r for r in bench.turn(m.Queue(8)) if isinstance(r, m.Answer)]
+    [answer] = [r for r in bench.iterate(m.Queue(8)) if isinstance(r, m.CommandResult)]
     assert {e.task_id: e.position for e in answer.value} == {1: 0, 3: 1, 2: 2}
     bench.run()
     assert bench.order == [1, 3, 2]
@@ -109,12 +109,12 @@ def test_one_that_waits_goes_behind_the_others_and_is_told_so() -> None:
 def test_it_waits_no_longer_than_a_class_of_age() -> None:
     """After `ageing_tokens` for others it is in the order again, risen by a class."""
     bench = bench_of(ageing=60, quantum=8)
-    bench.turn(bench.submit(1, LONG), bench.submit(2, LONG))
+    bench.iterate(bench.submit(1, LONG), bench.submit(2, LONG))
     seen = moves(bench)
     assert park(bench, 1)
     parked_at = bench.engine.clock.tokens
     while (1, "running") not in seen:
-        bench.turn()
+        bench.iterate()
         assert not isinstance(bench.end(2), m.Finished), "it waited for the other one to end"
     assert 60 <= bench.engine.clock.tokens - parked_at < 90
     bench.run()
@@ -124,24 +124,24 @@ def test_it_waits_no_longer_than_a_class_of_age() -> None:
 def test_back_in_a_slot_it_is_as_any_other() -> None:
     bench = bench_of()
     seen = moves(bench)
-    bench.turn(bench.submit(1, LONG), bench.submit(2, SHORT))
+    bench.iterate(bench.submit(1, LONG), bench.submit(2, SHORT))
     assert park(bench, 1)
     while seen.count((1, "running")) < 2:
-        bench.turn()
+        bench.iterate()
     bench.run(bench.submit(3, SHORT, priority=Priority.URGENT), bench.submit(4, SHORT))
     assert [number for number, state in seen if state == "ended"] == [2, 3, 1, 4]
 
 
 def test_without_memory_for_its_state_it_keeps_its_slot() -> None:
     bench = Bench(slots=1, limits=Limits(kv_ram_bytes=1))
-    bench.turn(bench.submit(1, LONG), bench.submit(2, SHORT))
+    bench.iterate(bench.submit(1, LONG), bench.submit(2, SHORT))
     assert not park(bench, 1)
     assert [t.spec.id for t in bench.engine.slots.tasks] == [1]
 
 
 def test_embeddings_cannot_be_parked() -> None:
     bench = bench_of()
-    bench.turn(bench.submit(1, LONG), bench.submit(2, SHORT), m.Submit(embedding(bench)))
+    bench.iterate(bench.submit(1, LONG), bench.submit(2, SHORT), m.Submit(embedding(bench)))
     assert not park(bench, 3)
 
 

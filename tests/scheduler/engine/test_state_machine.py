@@ -31,7 +31,7 @@ from inferd.scheduler import messages as m
 from inferd.scheduler.kv.files import KvFiles
 from inferd.scheduler.priority import Priority
 from inferd.sessions.turn import Turn
-from tests.scheduler.doubles import Bench
+from tests.scheduler.doubles import Bench, iterate_engine
 from tests.sessions.doubles import EnginePort
 
 HEADS = (
@@ -134,7 +134,7 @@ class EngineMachine(RuleBasedStateMachine):
     def send(self) -> None:
         """Turn with what the turns have sent."""
         commands, self.line.commands = self.line.commands, []
-        self.bench.turn(*commands)
+        self.bench.iterate(*commands)
 
     @rule(
         head=st.sampled_from(HEADS),
@@ -233,14 +233,14 @@ class EngineMachine(RuleBasedStateMachine):
         for number in [n for n in self.texts if before.end(n) is None]:
             spec = self.turns[number].continue_on(self.line)
             assert spec is not None
-            self.bench.turn(m.Submit(spec))
+            self.bench.iterate(m.Submit(spec))
 
     @rule(number=PICK)
     def cancel(self, number: int) -> None:
         it = self.pick(number)
         if it is not None:
             steps = self.bench.engine.metrics.steps
-            reports = self.bench.engine.iterate([m.Cancel(it)])
+            reports = iterate_engine(self.bench.engine, [m.Cancel(it)])
             for report in reports:
                 self.bench.note(report)
             assert self.bench.error(it) == "Cancelled"
@@ -251,13 +251,13 @@ class EngineMachine(RuleBasedStateMachine):
         it = self.pick(number)
         if it is not None:
             self.asked += 1
-            self.bench.turn(m.Park(self.asked, it))
+            self.bench.iterate(m.Park(self.asked, it))
 
     @rule(turns=st.integers(1, 10), seconds=st.sampled_from([0.0, 0.001, 0.25]))
     def go_on(self, turns: int, seconds: float) -> None:
         self.bench.now += seconds
         for _ in range(turns):
-            self.bench.turn()
+            self.bench.iterate()
 
     @rule(number=PICK, owner=st.integers(1, 2), session=st.sampled_from(["one", "two"]))
     def ask_for_states(self, number: int, owner: int, session: str) -> None:
@@ -265,16 +265,16 @@ class EngineMachine(RuleBasedStateMachine):
             spec = self.specs[1 + number % len(self.specs)]
             self.asked += 2
             question = (owner, session, spec.adapters, spec.tokens)
-            reports = self.bench.turn(
+            reports = self.bench.iterate(
                 m.Lookup(self.asked, *question), m.Keep(self.asked + 1, *question)
             )
-            kept = {r.id: r.value for r in reports if isinstance(r, m.Answer)}
+            kept = {r.id: r.value for r in reports if isinstance(r, m.CommandResult)}
             assert 0 <= kept[self.asked] <= len(spec.tokens) // 4
 
     @rule(owner=st.integers(1, 2), session=st.sampled_from(["one", "two"]))
     def forget(self, owner: int, session: str) -> None:
         self.asked += 1
-        self.bench.turn(m.Forget(self.asked, owner, session))
+        self.bench.iterate(m.Forget(self.asked, owner, session))
 
     @rule()
     def lose_the_files(self) -> None:
@@ -287,7 +287,7 @@ class EngineMachine(RuleBasedStateMachine):
     @rule(on=st.booleans())
     def set_low_memory(self, on: bool) -> None:
         self.asked += 1
-        self.bench.turn(m.SetLowMemory(self.asked, on))
+        self.bench.iterate(m.SetLowMemory(self.asked, on))
         if on and not self.disk:
             assert all(entry.pins for entry in self.bench.engine.store)
 
@@ -325,7 +325,7 @@ class EngineMachine(RuleBasedStateMachine):
         """
         engine = self.bench.engine
         order = engine.tasks.order()
-        able = [t for t in engine.leases.admissible() if t.has_work or t.wants_token]
+        able = [t for t in engine.leases.admissible_tasks() if t.has_work or t.wants_token]
         waiting = [t for t in able if not t.follows]
         if not waiting or engine.store.bytes_max < KV_RAM[-1]:
             return  # without room for their states tasks are not parked
@@ -350,8 +350,8 @@ class EngineMachine(RuleBasedStateMachine):
             if not alive:
                 break
             self.bench.now += 0.25
-            pulls = [m.Pull(n) if self.specs[n].pull else m.Credit(n, 5) for n in alive]
-            self.bench.turn(*pulls)
+            pulls = [m.PullToken(n) if self.specs[n].pull else m.Credit(n, 5) for n in alive]
+            self.bench.iterate(*pulls)
             if self.files is not None and any(t.fetching for t in self.bench.engine.tasks.queue):
                 assert self.files.flush(10)
         assert all(self.bench.end(n) is not None for n in self.texts), "a task starves"

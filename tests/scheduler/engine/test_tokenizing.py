@@ -7,7 +7,7 @@ import pytest
 from inferd.backends import ModelSpec
 from inferd.backends.echo.model import EchoModel
 from inferd.scheduler import messages as m
-from inferd.scheduler.engine.tokenizing import TokenizeQueue, rest_of
+from inferd.scheduler.engine.tokenizing import TokenizeQueue, appended_text
 from inferd.scheduler.recording.recorder import Recorder
 
 
@@ -30,7 +30,7 @@ from inferd.scheduler.recording.recorder import Recorder
 def test_what_a_text_adds_to_what_was_said(
     text: str, said: str, answer: str, rest: str | None
 ) -> None:
-    assert rest_of(text, said, answer) == rest
+    assert appended_text(text, said, answer) == rest
 
 
 class Starved(EchoModel):
@@ -44,15 +44,15 @@ class Starved(EchoModel):
 
 def test_a_text_for_which_there_is_no_memory_blames_the_memory_and_ends_nobody() -> None:
     model = Starved(ModelSpec(name="echo", backend="echo", slots=1, ctx_size=64))
-    desk = TokenizeQueue(model, Recorder())
-    desk.add(m.Tokenize(1, b"huge", special=False, bos=False))
-    desk.add(m.ChatPrompt(2, [{"role": "user", "content": "huge, too"}], ""))
-    desk.add(m.Tokenize(3, b"hi", special=False, bos=False))
+    queue = TokenizeQueue(model, Recorder())
+    queue.add_request(m.Tokenize(1, b"huge", special=False, bos=False))
+    queue.add_request(m.ChatPrompt(2, [{"role": "user", "content": "huge, too"}], ""))
+    queue.add_request(m.Tokenize(3, b"hi", special=False, bos=False))
     reports: list[m.Report] = []
-    while desk.busy:
-        reports += desk.work()
+    while queue.busy:
+        reports += queue.answer_requests()
     one, two, three = reports
     for report in (one, two):
         assert isinstance(report, m.Refused)
         assert report.error["name"] == "MissingMemory" and "memory" in report.error["message"]
-    assert three == m.Answer(3, m.pack_tokens(list(b"hi")))
+    assert three == m.CommandResult(3, m.pack_tokens(list(b"hi")))

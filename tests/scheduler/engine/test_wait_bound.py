@@ -27,17 +27,17 @@ class Crowd:
         self.engine = self.bench.engine
         self.owners, self.rng = owners, rng
         self.submitted = 0
-        self.engine.tasks.owners.add(owner, rng.choice([0, 0, 50, 300]))
+        self.engine.tasks.owners.add_tokens(owner, rng.choice([0, 0, 50, 300]))
         for _ in range(3):
-            self.turn()
+            self.iterate()
         spec = self.bench.submit(TARGET, "the one who waits", owner=owner, priority=priority)
-        self.turn(spec)
+        self.iterate(spec)
         self.since = self.engine.clock.tokens
 
-    def turn(self, *commands: m.Submit) -> None:
+    def iterate(self, *commands: m.Submit) -> None:
         """Do one turn; more come, so that no slot is ever free."""
         missing = len(self.engine.slots) + 3 - len(list(self.engine.tasks))
-        self.bench.turn(*(self.one_more() for _ in range(missing)), *commands)
+        self.bench.iterate(*(self.one_more() for _ in range(missing)), *commands)
 
     def one_more(self) -> m.Submit:
         self.submitted += 1
@@ -92,7 +92,7 @@ def test_a_task_runs_after_its_ageing_and_a_quantum_for_each_urgent_one_before_i
         if order.effective(crowd.target) == Priority.URGENT:
             lead = crowd.lead() if lead is None else lead
             ahead |= crowd.ahead()
-        crowd.turn()
+        crowd.iterate()
     waited = crowd.engine.clock.tokens - crowd.since
     ageing = LIMITS.ageing_tokens * (Priority.URGENT - priority) + BATCH_SIZE
     holders = len(ahead) + slots

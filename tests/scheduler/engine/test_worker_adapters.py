@@ -101,7 +101,7 @@ def test_a_state_serves_its_own_set_alone_in_memory_and_on_disk(
     again = KvFiles(tmp_path, model.info.fingerprint)
     bench = bench_of(model, files=again)
     bench.run(ask(bench, 1, PREFIX, two), ask(bench, 2, PREFIX, ()))
-    bench.turn(ask(bench, 3, PREFIX, one))
+    bench.iterate(ask(bench, 3, PREFIX, one))
     settle(bench, again)
 
     cached = [bench.stats(i).cached_tokens for i in (1, 2, 3)]
@@ -117,21 +117,21 @@ def test_an_adapter_comes_and_goes_while_others_are_computed(
     path = lora(tmp_path / "new.gguf", 3)
     spec = AdapterSpec(name="new", path=str(path))
     bench = bench_of(model)
-    bench.turn(ask(bench, 1, text, plain), m.AddAdapter(7, spec))
-    [answer] = [r for r in bench.turn(m.AddAdapter(8, spec)) if isinstance(r, m.Answer)]
+    bench.iterate(ask(bench, 1, text, plain), m.AddAdapter(7, spec))
+    [answer] = [r for r in bench.iterate(m.AddAdapter(8, spec)) if isinstance(r, m.CommandResult)]
     info = msgspec.convert(answer.value, AdapterInfo)
     key = (adapter_key(info.id, 1.0),)
-    bench.turn(ask(bench, 2, text, key, n_predict=60), ask(bench, 3, text, key, n_predict=60))
+    bench.iterate(ask(bench, 2, text, key, n_predict=60), ask(bench, 3, text, key, n_predict=60))
 
-    refused = bench.turn(m.RemoveAdapter(9, info.id, force=False))
+    refused = bench.iterate(m.RemoveAdapter(9, info.id, force=False))
     assert [r.error["name"] for r in refused if isinstance(r, m.Refused)] == ["Busy"]
     bench.run(m.Cancel(3))
     assert bench.tokens(1) == alone(model, text, plain)
 
     bench = bench_of(model)
-    bench.turn(ask(bench, 4, text, key, n_predict=200), ask(bench, 5, text, plain))
-    bench.turn()
-    bench.turn(m.RemoveAdapter(10, info.id, force=True))
+    bench.iterate(ask(bench, 4, text, key, n_predict=200), ask(bench, 5, text, plain))
+    bench.iterate()
+    bench.iterate(m.RemoveAdapter(10, info.id, force=True))
     assert bench.error(4) == "Cancelled"
     bench.run(ask(bench, 6, text, key))
     assert bench.error(6) == "InvalidArgument"
@@ -152,5 +152,5 @@ def test_a_file_that_fits_no_more_is_told_and_the_others_are_there(
     assert error is not None and error["name"] == "LoadFailed" and error["hint"]
     assert reports["good"].info is not None and reports["good"].error is None
     bench = bench_of(model)
-    refused = bench.turn(m.AddAdapter(1, specs[0]))
+    refused = bench.iterate(m.AddAdapter(1, specs[0]))
     assert [r.error["name"] for r in refused if isinstance(r, m.Refused)] == ["LoadFailed"]

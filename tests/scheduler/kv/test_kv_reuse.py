@@ -47,8 +47,8 @@ def go_on(bench: Bench, number: int, before: bytes, text: str, **fields: object)
 
 
 def ask(bench: Bench, command: m.Command) -> object:
-    reports = bench.turn(command)
-    return next(r.value for r in reports if isinstance(r, m.Answer))
+    reports = bench.iterate(command)
+    return next(r.value for r in reports if isinstance(r, m.CommandResult))
 
 
 # Slots and memory.
@@ -75,10 +75,10 @@ def test_many_sessions_over_few_slots_compute_each_token_once(memory: Memory) ->
 def test_idle_states_are_saved_while_nothing_else_is_to_do_and_nobody_waits_for_it() -> None:
     bench = Bench(slots=2)
     slots = bench.engine.slots
-    bench.turn(bench.submit(1, PREFIX), bench.submit(2, "short"))
+    bench.iterate(bench.submit(1, PREFIX), bench.submit(2, "short"))
     while bench.end(2) is None or bench.end(1) is None:
         assert len(bench.engine.store) == 0, "not while anything is to be computed"
-        bench.turn()
+        bench.iterate()
 
     bench.run()
     assert len(bench.engine.store) == 0 and bench.engine.patience() == REST_S, "nor at once"
@@ -90,7 +90,7 @@ def test_idle_states_are_saved_while_nothing_else_is_to_do_and_nobody_waits_for_
     assert bench.engine.kv.idle.unsaved is None and bench.engine.patience() is None
     saves: list[int] = []
     bench.model.save = saves.append  # type: ignore[assignment]
-    bench.turn(bench.submit(3, "quite another text"), bench.submit(4, "and one more of them"))
+    bench.iterate(bench.submit(3, "quite another text"), bench.submit(4, "and one more of them"))
     assert bench.engine.slots.tasks and saves == [], "what is saved already is overwritten"
 
 
@@ -186,11 +186,11 @@ def test_sessions_that_share_a_prefix_compute_it_once(memory: Memory) -> None:
 @pytest.mark.parametrize("memory", MEMORIES)
 def test_followers_go_on_all_at_once(memory: Memory) -> None:
     bench = Bench(slots=8, limits=SHARE, options=EchoOptions(memory=memory), batch_size=32)
-    bench.turn(*(bench.submit(i, f"{PREFIX}{i} is the tail") for i in range(8)))
+    bench.iterate(*(bench.submit(i, f"{PREFIX}{i} is the tail") for i in range(8)))
     leased = [len(bench.engine.slots.tasks)]
 
     while leased[-1] < 8:
-        bench.turn()
+        bench.iterate()
         leased.append(len(bench.engine.slots.tasks))
 
     assert set(leased) == {1, 8}
@@ -198,13 +198,13 @@ def test_followers_go_on_all_at_once(memory: Memory) -> None:
 
 def test_a_follower_makes_its_leader_as_urgent_as_itself() -> None:
     bench = Bench(slots=3, limits=SHARE, batch_size=8)
-    bench.turn(
+    bench.iterate(
         bench.submit(1, PREFIX + "low", priority=Priority.LOW),
         bench.submit(2, "q" * 60, priority=Priority.HIGH),
     )
     leader = next(t for t in bench.engine.slots.tasks if t.spec.id == 1)
 
-    bench.turn(bench.submit(3, PREFIX + "urgent", priority=Priority.URGENT))
+    bench.iterate(bench.submit(3, PREFIX + "urgent", priority=Priority.URGENT))
 
     assert leader.boost == 3
     bench.run()
@@ -214,19 +214,19 @@ def test_a_follower_makes_its_leader_as_urgent_as_itself() -> None:
 
 def test_a_leader_is_not_parked_for_others_than_those_who_come_before_its_followers() -> None:
     bench = Bench(slots=2, limits=SHARE, batch_size=8)
-    bench.turn(
+    bench.iterate(
         bench.submit(1, PREFIX + "low", priority=Priority.LOW),
         bench.submit(2, "q" * 60, priority=Priority.NORMAL),
     )
 
-    bench.turn(
+    bench.iterate(
         bench.submit(3, PREFIX + "urgent", priority=Priority.URGENT),
         bench.submit(4, "n" * 30, priority=Priority.HIGH),
     )
 
     running = {t.spec.id for t in bench.engine.slots.tasks}
     assert running == {1, 4}, "the normal one gave way"
-    bench.turn(m.Cancel(3))
+    bench.iterate(m.Cancel(3))
     leader = bench.engine.tasks.find_task(1)
     assert leader is not None and leader.boost == 0, "nobody waits for it any more"
     bench.run()
@@ -235,8 +235,8 @@ def test_a_leader_is_not_parked_for_others_than_those_who_come_before_its_follow
 @pytest.mark.parametrize("memory", MEMORIES)
 def test_a_cancelled_leaders_work_serves_its_followers(memory: Memory) -> None:
     bench = Bench(slots=2, limits=SHARE, options=EchoOptions(memory=memory), batch_size=16)
-    bench.turn(bench.submit(1, PREFIX + "one"), bench.submit(2, PREFIX + "two"))
-    bench.turn()
+    bench.iterate(bench.submit(1, PREFIX + "one"), bench.submit(2, PREFIX + "two"))
+    bench.iterate()
     read = next(t for t in bench.engine.slots.tasks if t.spec.id == 1).computed
 
     bench.run(m.Cancel(1))
@@ -247,11 +247,11 @@ def test_a_cancelled_leaders_work_serves_its_followers(memory: Memory) -> None:
 
 def test_nobody_waits_for_a_leader_that_has_read_on_already() -> None:
     bench = Bench(slots=2, limits=SHARE)
-    bench.turn(bench.submit(1, PREFIX + "one"))
-    bench.turn()
-    bench.turn()
+    bench.iterate(bench.submit(1, PREFIX + "one"))
+    bench.iterate()
+    bench.iterate()
 
-    bench.turn(bench.submit(2, PREFIX + "two"))
+    bench.iterate(bench.submit(2, PREFIX + "two"))
 
     assert [t.spec.id for t in bench.engine.slots.tasks] == [1, 2]
     bench.run()
@@ -261,7 +261,7 @@ def test_nobody_waits_for_a_leader_that_has_read_on_already() -> None:
 def test_prompts_that_share_less_than_is_worth_it_run_side_by_side() -> None:
     bench = Bench(slots=2, limits=Limits(shared_prefix_tokens_min=64), batch_size=16)
 
-    bench.turn(bench.submit(1, "short share 1"), bench.submit(2, "short share 2"))
+    bench.iterate(bench.submit(1, "short share 1"), bench.submit(2, "short share 2"))
 
     assert len(bench.engine.slots.tasks) == 2
 
@@ -370,10 +370,10 @@ def test_a_turn_on_a_shifted_state_is_as_approximate_and_stays_so() -> None:
 
 def test_parking_waits_until_a_shift_is_settled_and_loses_nothing() -> None:
     bench = Bench(slots=1, ctx_size=32)
-    bench.turn(bench.submit(1, "abcdefghijklmnopq", priority=Priority.LOW, ctx_shift=True,
+    bench.iterate(bench.submit(1, "abcdefghijklmnopq", priority=Priority.LOW, ctx_shift=True,
                             n_keep=-1, n_discard=3))  # fmt: skip
     for _ in range(11):
-        bench.turn()
+        bench.iterate()
     bench.run(bench.submit(2, "now", priority=Priority.URGENT))
 
     assert bench.text(2) == b"now"
@@ -441,7 +441,7 @@ def test_what_memory_has_no_room_for_comes_back_from_disk(files: KvFiles) -> Non
     assert bench.engine.statistics()["kv_disk_files"] == 1
 
     bench.engine.store.shrink(1 << 20)
-    bench.turn(go_on(bench, 3, before, "back", session="mine", persist=True))
+    bench.iterate(go_on(bench, 3, before, "back", session="mine", persist=True))
     assert bench.end(3) is None
     settle(bench, files)
 
@@ -458,7 +458,7 @@ def test_a_restart_keeps_the_states_of_sessions_that_may_be_on_disk(tmp_path: Pa
 
     files = KvFiles(tmp_path, "echo-1")
     second = Bench(slots=2, files=files, limits=SHARE)
-    second.turn(go_on(second, 3, before, "back", session="kept"))
+    second.iterate(go_on(second, 3, before, "back", session="kept"))
     settle(second, files)
     second.engine.close()
 
@@ -478,7 +478,7 @@ def test_a_damaged_file_is_computed_again(tmp_path: Path) -> None:
 
     files = KvFiles(tmp_path, "echo-1")
     second = Bench(files=files, limits=SHARE)
-    second.turn(second.submit(2, PREFIX))
+    second.iterate(second.submit(2, PREFIX))
     settle(second, files)
     second.engine.close()
 
@@ -503,13 +503,13 @@ def test_forget_leaves_nothing_in_slots_memory_and_on_disk(files: KvFiles, tmp_p
     bench = Bench(slots=1, files=files)
     bench.run(bench.submit(1, PREFIX, session="mine", persist=True))
     before = history(bench, 1, PREFIX)
-    bench.turn(m.Keep(1, 1, "mine", (), before))
+    bench.iterate(m.Keep(1, 1, "mine", (), before))
 
-    reports = bench.turn(m.Forget(2, 1, "mine"))
+    reports = bench.iterate(m.Forget(2, 1, "mine"))
     assert files.flush(10)
-    reports += bench.turn()
+    reports += bench.iterate()
 
-    assert m.Answer(2, None) in reports
+    assert m.CommandResult(2, None) in reports
     assert ask(bench, m.Lookup(3, 1, "mine", (), before)) == 0
     assert not [p for p in tmp_path.rglob("*") if p.is_file()]
 
@@ -521,7 +521,7 @@ def test_what_is_forgotten_is_not_written_down_with_what_memory_had_no_room_for(
     bench.run(bench.submit(1, PREFIX, session="mine", persist=True))
     before = history(bench, 1, PREFIX)
 
-    bench.turn(m.Keep(1, 1, "mine", (), before), m.Forget(2, 1, "mine"))
+    bench.iterate(m.Keep(1, 1, "mine", (), before), m.Forget(2, 1, "mine"))
     settle(bench, files)
 
     assert not [p for p in tmp_path.rglob("*") if p.is_file()]
@@ -531,13 +531,13 @@ def test_a_file_that_the_daemon_has_deleted_is_written_again(files: KvFiles) -> 
     bench = Bench(slots=1, files=files)
     bench.run(bench.submit(1, PREFIX, session="mine", persist=True))
     keep = m.Keep(1, 1, "mine", (), history(bench, 1, PREFIX))
-    bench.turn(keep)
+    bench.iterate(keep)
     settle(bench, files)
     [file] = files.scan()
     file.path.unlink()
 
-    bench.turn(m.Evicted(file.path.name))
-    bench.turn(keep)
+    bench.iterate(m.Evicted(file.path.name))
+    bench.iterate(keep)
     settle(bench, files)
 
     assert file.path.exists()
@@ -555,12 +555,12 @@ def test_the_end_says_what_it_has_written(files: KvFiles) -> None:
 def test_a_file_that_takes_too_long_is_not_waited_for(files: KvFiles) -> None:
     first = Bench(files=files)
     first.run(first.submit(1, PREFIX, session="kept", persist=True))
-    first.turn(m.Keep(1, 1, "kept", (), history(first, 1, PREFIX)))
+    first.iterate(m.Keep(1, 1, "kept", (), history(first, 1, PREFIX)))
     settle(first, files)
     second = Bench(files=files, limits=SHARE)
     files.results = list  # type: ignore[method-assign]
 
-    second.turn(second.submit(2, PREFIX))
+    second.iterate(second.submit(2, PREFIX))
     assert second.engine.tasks.queue[0].fetching
     assert second.engine.patience() == second.engine.tasks.limits.fetch_timeout_s, (
         "nobody else wakes it"

@@ -70,12 +70,12 @@ def test_states_leave_memory_at_once_and_their_bytes_are_told() -> None:
 def test_what_may_be_on_disk_goes_there_and_comes_back(files: KvFiles) -> None:
     bench = with_states(files, persist=True)
     before = history(bench, 0, TEXTS[0])
-    bench.turn(m.SetLowMemory(1, True))
+    bench.iterate(m.SetLowMemory(1, True))
     settle(bench, files)
     assert bench.engine.statistics()["kv_disk_files"] == len(TEXTS) - 1
     assert bench.engine.store.bytes == 0
 
-    bench.turn(go_on(bench, 9, before, "back", session="s0", persist=True))
+    bench.iterate(go_on(bench, 9, before, "back", session="s0", persist=True))
     settle(bench, files)
 
     assert bench.text(9) == b"back"
@@ -85,7 +85,7 @@ def test_what_may_be_on_disk_goes_there_and_comes_back(files: KvFiles) -> None:
 
 def test_what_may_not_be_on_disk_is_nowhere_then(files: KvFiles) -> None:
     bench = with_states(files, persist=False)
-    bench.turn(m.SetLowMemory(1, True))
+    bench.iterate(m.SetLowMemory(1, True))
     settle(bench, files)
     assert bench.engine.statistics()["kv_disk_files"] == 0
     assert bench.engine.store.bytes == 0
@@ -96,7 +96,7 @@ def test_what_the_disk_has_no_time_for_waits_in_memory_for_it(
 ) -> None:
     bench = with_states(files, persist=True)
     monkeypatch.setattr(kv_files, "QUEUE_COUNT_MAX", 2)
-    bench.turn(m.SetLowMemory(1, True))
+    bench.iterate(m.SetLowMemory(1, True))
     assert len(bench.engine.store) >= 1, "the queue takes two"
 
     for _ in TEXTS:
@@ -109,13 +109,13 @@ def test_what_the_disk_has_no_time_for_waits_in_memory_for_it(
 def rows_with(memory: Memory, *commands: m.Command) -> int:
     """Return the rows of two turns over one slot, *commands* said while one of them is parked."""
     bench = Bench(slots=1, options=EchoOptions(memory=memory), limits=Limits(quantum_tokens=4))
-    bench.turn(bench.submit(1, TEXTS[0], priority=Priority.LOW))
+    bench.iterate(bench.submit(1, TEXTS[0], priority=Priority.LOW))
     while not bench.text(1):
-        bench.turn()
-    bench.turn(bench.submit(2, TEXTS[1], priority=Priority.URGENT))
+        bench.iterate()
+    bench.iterate(bench.submit(2, TEXTS[1], priority=Priority.URGENT))
     while not bench.text(2):
-        bench.turn()
-    bench.turn(*commands)
+        bench.iterate()
+    bench.iterate(*commands)
     assert [entry.pins for entry in bench.engine.store] == [1] or not commands
     bench.run()
     assert [bench.text(1).decode(), bench.text(2).decode()] == TEXTS[:2]
@@ -130,7 +130,7 @@ def test_parked_turns_keep_their_states_and_end_as_they_would(memory: Memory) ->
 
 def test_no_idle_state_is_saved_until_memory_is_there_again() -> None:
     bench = Bench(slots=2)
-    bench.turn(m.SetLowMemory(1, True))
+    bench.iterate(m.SetLowMemory(1, True))
     bench.run(bench.submit(1, TEXTS[0]))
     assert bench.engine.patience() is None, "the engine sleeps"
 

@@ -10,8 +10,9 @@ import pytest
 from inferd.backends import Model, ModelSpec, SamplingParams, load_model
 from inferd.scheduler import messages as m
 from inferd.scheduler.engine.engine import Engine
-from inferd.scheduler.output.logprobs import described
+from inferd.scheduler.output.logprobs import describe_logprobs
 from tests.models import smollm2
+from tests.scheduler.doubles import iterate_engine
 
 TOLD: dict[str, Any] = {"temp": 0.0, "n_probs": 3}
 
@@ -24,9 +25,9 @@ def told(
     prompt = model.tokenize(text, special=False, bos=True)
     params = SamplingParams(**fields)  # type: ignore[arg-type]
     spec = m.TaskSpec(id=1, owner=1, tokens=m.pack_tokens(prompt), sampling=params, n_predict=count)
-    reports = engine.iterate([m.Submit(spec)])
+    reports = iterate_engine(engine, [m.Submit(spec)])
     while not isinstance(reports[-1], m.Finished | m.Failed):
-        reports += engine.iterate([])
+        reports += iterate_engine(engine, [])
     assert isinstance(reports[-1], m.Finished), reports[-1]
     return [report for report in reports if isinstance(report, m.Tokens)]
 
@@ -77,7 +78,7 @@ def test_a_grammar_changes_what_is_drawn_and_not_what_the_model_thinks(real: Mod
 def test_described_is_as_llama_server_says_it() -> None:
     other = m.TokenLogprob(8, "é".encode()[:1], -3.5)
     one = m.TokenLogprob(7, b"a", -0.5, [m.TokenLogprob(7, b"a", -0.5), other])
-    assert described([one], after_sampling=False) == [
+    assert describe_logprobs([one], after_sampling=False) == [
         {
             "id": 7,
             "token": "a",
@@ -89,5 +90,5 @@ def test_described_is_as_llama_server_says_it() -> None:
             ],
         }
     ]
-    [after] = described([m.TokenLogprob(7, b"a", 1.0)], after_sampling=True)
+    [after] = describe_logprobs([m.TokenLogprob(7, b"a", 1.0)], after_sampling=True)
     assert after == {"id": 7, "token": "a", "bytes": [97], "prob": 1.0, "top_probs": []}

@@ -28,7 +28,7 @@ def begun(limits: Limits = PATIENT, **fields: object) -> Bench:
     bench = Bench(slots=1, limits=limits)
     bench.run(bench.submit(1, TEXT, stopping=SIMILAR, **fields))
     if fields.get("pull"):
-        bench.run(*[m.Pull(1)] * len("ne. "))
+        bench.run(*[m.PullToken(1)] * len("ne. "))
     assert [s.text for s in asked(bench)] == ["One."]
     return bench
 
@@ -41,7 +41,7 @@ def finished(bench: Bench, similar: str, *, pull: bool) -> None:
         last = asked(bench)[-1]
         assert ENDS[last.text] == last.end
         verdict = m.Verdict(1, last.end, "0.900" if last.text == similar else "")
-        bench.run(verdict, *([m.Pull(1)] if pull else []))
+        bench.run(verdict, *([m.PullToken(1)] if pull else []))
     raise AssertionError(f"it never ended: {bench.reports}")
 
 
@@ -67,7 +67,7 @@ def test_parked_by_hand_before_with_or_after_its_verdict_it_says_what_it_would_h
         batch: list[m.Command] = []
         for deed, joined in zip(order, (False, *together), strict=True):
             if not joined:
-                bench.turn(*batch)
+                bench.iterate(*batch)
                 batch = []
             batch.append(commands[deed])
         bench.run(*batch)
@@ -83,8 +83,8 @@ def test_parked_by_hand_before_with_or_after_its_verdict_it_says_what_it_would_h
 
 def test_while_it_is_parked_it_takes_no_slot_before_its_verdict() -> None:
     bench = begun()
-    bench.turn(bench.submit(2, OTHER))
-    [answer] = [r for r in bench.turn(m.Park(7, 1)) if isinstance(r, m.Answer)]
+    bench.iterate(bench.submit(2, OTHER))
+    [answer] = [r for r in bench.iterate(m.Park(7, 1)) if isinstance(r, m.CommandResult)]
     assert answer.value is True
     bench.run()
     assert bench.text(2).decode() == OTHER and bench.end(1) is None
@@ -97,9 +97,9 @@ def test_while_it_is_parked_it_takes_no_slot_before_its_verdict() -> None:
 
 def test_one_that_ends_with_its_sentence_while_it_is_parked_leaves_nothing_behind() -> None:
     bench = begun()
-    bench.turn(bench.submit(2, OTHER))
-    bench.turn(m.Park(7, 1))
-    bench.turn(m.Verdict(1, 4, "0.900"))
+    bench.iterate(bench.submit(2, OTHER))
+    bench.iterate(m.Park(7, 1))
+    bench.iterate(m.Verdict(1, 4, "0.900"))
     assert (bench.text(1), bench.stats(1).stop_reason) == (b"One.", "similarity")
     bench.run()
     bench.engine.tasks.check_integrity()
@@ -110,9 +110,9 @@ def test_one_that_ends_with_its_sentence_while_it_is_parked_leaves_nothing_behin
 def test_credit_that_comes_meanwhile_does_not_make_it_keep_its_slot(pull: bool) -> None:
     """It waits for others all the same: as long as it would have without."""
     bench = begun(Limits(reader_wait_s=0.2), pull=pull, **({} if pull else {"credit": 100}))
-    bench.turn(bench.submit(2, OTHER))
+    bench.iterate(bench.submit(2, OTHER))
     bench.now += 0.1
-    bench.turn(m.Pull(1) if pull else m.Credit(1, 5))
+    bench.iterate(m.PullToken(1) if pull else m.Credit(1, 5))
     bench.now += 0.1
     bench.run()
     assert bench.text(2).decode() == OTHER

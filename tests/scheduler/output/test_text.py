@@ -22,7 +22,7 @@ def cut(data: bytes, sizes: list[int]) -> list[bytes]:
 @given(TEXTS, st.lists(st.integers(0, 3)))
 def test_all_text_comes_out_whole_however_it_is_split(text: str, sizes: list[int]) -> None:
     assembler = TextAssembler()
-    released = [assembler.feed(p).text for p in cut(text.encode(), sizes)]
+    released = [assembler.add_piece(p).text for p in cut(text.encode(), sizes)]
     for piece in released:
         piece.decode()  # a character in two would fail here
     assert b"".join(released) + assembler.flush() == text.encode()
@@ -36,7 +36,7 @@ def test_a_stop_text_ends_the_output_at_the_same_place_however_it_is_split(
     assembler = TextAssembler(stop=stops)
     out, met = b"", None
     for piece in cut(text.encode(), sizes):
-        released = assembler.feed(piece)
+        released = assembler.add_piece(piece)
         out += released.text
         met = met or released.ending
     out += assembler.flush()
@@ -48,18 +48,18 @@ def test_a_stop_text_ends_the_output_at_the_same_place_however_it_is_split(
 def test_a_reverse_prompt_stays_in_the_output() -> None:
     assembler = TextAssembler(keep=["User:"])
 
-    released = [assembler.feed(p) for p in (b"Hi ", b"Us", b"er", b": and more")]
+    released = [assembler.add_piece(p) for p in (b"Hi ", b"Us", b"er", b": and more")]
 
     assert b"".join(r.text for r in released) == b"Hi User:"
     assert released[-1].ending == (STOP_TEXT, "User:", b"")
-    assert assembler.feed(b"never shown").text == b""
+    assert assembler.add_piece(b"never shown").text == b""
 
 
 def test_text_that_might_become_a_stop_text_is_withheld_until_it_is_decided() -> None:
     assembler = TextAssembler(stop=["###"])
 
-    assert assembler.feed(b"a##").text == b"a"
-    assert assembler.feed(b"b").text == b"##b"
+    assert assembler.add_piece(b"a##").text == b"a"
+    assert assembler.add_piece(b"b").text == b"##b"
 
 
 def test_bytes_that_can_never_be_a_character_are_let_through() -> None:

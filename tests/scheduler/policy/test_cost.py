@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inferd.scheduler.policy.cost import Load, StepCost
+from inferd.scheduler.policy.cost import StepCost, StepLoad
 
 # A CPU with a small model: seconds a run of the graph, a row, a row and token looked back on.
 GRAPH_S, ROW_S, DEPTH_S = 0.004, 0.0029, 2.4e-6
@@ -23,16 +23,16 @@ class Machine:
         self.slowness = 1.0
         self._noise, self._rng = noise, random.Random(seed)
 
-    def seconds(self, load: Load) -> float:
+    def seconds(self, load: StepLoad) -> float:
         plain = GRAPH_S * load.groups + ROW_S * load.tokens + DEPTH_S * load.depth
         return self.slowness * plain
 
     def step(self, *chunks: tuple[int, int]) -> None:
-        load = Load.of(chunks)
-        self.cost.learn(load, self.seconds(load) * self._rng.gauss(1, self._noise))
+        load = StepLoad.of_chunks(chunks)
+        self.cost.learn_step(load, self.seconds(load) * self._rng.gauss(1, self._noise))
 
     def error(self, *chunks: tuple[int, int]) -> float:
-        load = Load.of(chunks)
+        load = StepLoad.of_chunks(chunks)
         return self.cost.predict(load) / self.seconds(load) - 1
 
 
@@ -49,14 +49,16 @@ def lived(machine: Machine) -> Machine:
 
 
 def test_a_load_counts_rows_depths_and_runs_of_the_graph() -> None:
-    assert Load.of([(10, 1), (20, 1), (100, 3)]) == Load(2, 5, 10 + 20 + (100 + 101 + 102))
+    assert StepLoad.of_chunks([(10, 1), (20, 1), (100, 3)]) == StepLoad(
+        2, 5, 10 + 20 + (100 + 101 + 102)
+    )
 
 
 def test_nothing_is_known_before_the_first_step() -> None:
     cost = StepCost()
-    assert not cost.known and cost.predict(Load(1, 100, 0)) == 0.0
-    cost.learn(Load(1, 32, 0), 0.1)
-    assert cost.known and cost.predict(Load(1, 32, 0)) == pytest.approx(0.1)
+    assert not cost.known and cost.predict(StepLoad(1, 100, 0)) == 0.0
+    cost.learn_step(StepLoad(1, 32, 0), 0.1)
+    assert cost.known and cost.predict(StepLoad(1, 32, 0)) == pytest.approx(0.1)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -74,9 +76,9 @@ def test_it_predicts_every_kind_of_step_after_hours_of_one_kind(seed: int) -> No
 
 def test_one_hiccup_changes_little_and_a_lasting_change_is_learned() -> None:
     machine = lived(Machine(noise=0.02))
-    load = Load.of([(300, 1)] * 16)
+    load = StepLoad.of_chunks([(300, 1)] * 16)
     before = machine.cost.predict(load)
-    machine.cost.learn(load, 10 * before)
+    machine.cost.learn_step(load, 10 * before)
     assert machine.cost.predict(load) < 1.5 * before
     machine.slowness = 4.0
     for _ in range(15):
@@ -88,9 +90,9 @@ def test_one_hiccup_changes_little_and_a_lasting_change_is_learned() -> None:
 def test_it_needs_no_idea_of_how_fast_the_machine_is(row_s: float) -> None:
     cost = StepCost()
     for at in range(0, 2000, 100):
-        load = Load.of([(at, 100)])
-        cost.learn(load, 5 * row_s + row_s * load.tokens + row_s / 1000 * load.depth)
-    load = Load.of([(2000, 100)])
+        load = StepLoad.of_chunks([(at, 100)])
+        cost.learn_step(load, 5 * row_s + row_s * load.tokens + row_s / 1000 * load.depth)
+    load = StepLoad.of_chunks([(2000, 100)])
     assert cost.predict(load) == pytest.approx(5 * row_s + 100 * row_s + row_s * 204.95, rel=0.1)
 
 
@@ -98,8 +100,8 @@ def test_coefficients_are_never_negative() -> None:
     cost = StepCost()
     rng = random.Random(3)
     for _ in range(500):
-        cost.learn(Load(1, rng.randint(1, 200), rng.randint(0, 10**5)), rng.random())
-        assert cost.predict(Load(1, 0, 0)) >= 0 and cost.again(1000) >= 0
+        cost.learn_step(StepLoad(1, rng.randint(1, 200), rng.randint(0, 10**5)), rng.random())
+        assert cost.predict(StepLoad(1, 0, 0)) >= 0 and cost.recompute_s(1000) >= 0
 
 
 STEPS = st.lists(
@@ -119,16 +121,16 @@ def test_whatever_the_clock_says_the_prediction_is_a_number(
 ) -> None:
     cost = StepCost()
     for chunks, seconds in steps * rounds:
-        load = Load.of(chunks)
-        cost.learn(load, seconds)
+        load = StepLoad.of_chunks(chunks)
+        cost.learn_step(load, seconds)
         assert 0 <= cost.predict(load) < math.inf
-        assert 0 <= cost.again(1000) < math.inf
+        assert 0 <= cost.recompute_s(1000) < math.inf
 
 
 def test_coefficients_that_were_driven_to_nothing_are_learned_again() -> None:
     machine = lived(Machine())
     for at in range(2000):
-        machine.cost.learn(Load.of([(at % 500, 1)]), 0.0)
+        machine.cost.learn_step(StepLoad.of_chunks([(at % 500, 1)]), 0.0)
     for at in range(0, 2000, 4):
         machine.step((at % 500, 1), (at % 300, 1))
     assert abs(machine.error((100, 1), (100, 1))) < 0.2
@@ -137,11 +139,11 @@ def test_coefficients_that_were_driven_to_nothing_are_learned_again() -> None:
 def test_what_steps_take_is_known_for_each_number_of_threads() -> None:
     """So a change of threads is no surprise, and prompts do not hold streams up for it."""
     machine = Machine(noise=0.02)
-    machine.cost.use(2)
+    machine.cost.use_threads(2)
     lived(machine)
     kinds = ([(300, 1)] * 16, [(600, 128)])
     for threads, slowness in ((1, 2.0), (2, 1.0), (1, 2.0)):
-        machine.cost.use(threads)
+        machine.cost.use_threads(threads)
         machine.slowness = slowness
         for chunks in kinds:
             assert abs(machine.error(*chunks)) < 0.25, (threads, machine.cost)
@@ -151,19 +153,19 @@ def test_what_steps_take_is_known_for_each_number_of_threads() -> None:
 
 def test_more_threads_are_not_expected_to_be_faster() -> None:
     machine = Machine()
-    machine.cost.use(1)
-    load = Load.of([(300, 1)] * 16)
+    machine.cost.use_threads(1)
+    load = StepLoad.of_chunks([(300, 1)] * 16)
     before = lived(machine).cost.predict(load)
-    machine.cost.use(2)
+    machine.cost.use_threads(2)
     assert machine.cost.predict(load) == before
 
 
 def test_the_number_of_threads_changes_nothing_where_nothing_is_known() -> None:
     cost = StepCost()
     for threads in (2, 1):
-        cost.use(threads)
-    cost.learn(Load(1, 32, 0), 0.1)
-    assert cost.predict(Load(1, 32, 0)) == pytest.approx(0.1)
+        cost.use_threads(threads)
+    cost.learn_step(StepLoad(1, 32, 0), 0.1)
+    assert cost.predict(StepLoad(1, 32, 0)) == pytest.approx(0.1)
 
 
 def test_rows_are_never_expected_to_be_quicker_than_any_was() -> None:
@@ -172,6 +174,6 @@ def test_rows_are_never_expected_to_be_quicker_than_any_was() -> None:
         machine, rng = lived(Machine(seed=seed)), random.Random(seed)
         for at in range(200):
             chunks = [(200 + at, 1)] * rng.randint(1, 16)
-            load = Load.of(chunks)
-            machine.cost.learn(load, machine.seconds(load) * rng.choice([1, 1, 1, 10, 30]))
-        assert machine.cost.predict(Load.of([(0, 480)])) > 480 * 0.5 * ROW_S
+            load = StepLoad.of_chunks(chunks)
+            machine.cost.learn_step(load, machine.seconds(load) * rng.choice([1, 1, 1, 10, 30]))
+        assert machine.cost.predict(StepLoad.of_chunks([(0, 480)])) > 480 * 0.5 * ROW_S

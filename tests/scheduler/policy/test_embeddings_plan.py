@@ -6,7 +6,7 @@ from inferd.backends import EmbedInfo, SamplingParams
 from inferd.backends.embedder import EmbedSpec
 from inferd.scheduler.limits import Limits
 from inferd.scheduler.messages import TaskSpec, pack_tokens
-from inferd.scheduler.policy.cost import Load, StepCost
+from inferd.scheduler.policy.cost import StepCost, StepLoad
 from inferd.scheduler.policy.embeddings_plan import embeds_next, plan_text_tokens, plan_texts
 from inferd.scheduler.policy.plan import Order, OwnerClock
 from inferd.scheduler.priority import Priority
@@ -53,7 +53,7 @@ class Known(StepCost):
     def known(self) -> bool:
         return True
 
-    def predict(self, load: Load) -> float:
+    def predict(self, load: StepLoad) -> float:
         return load.tokens / 1000
 
 

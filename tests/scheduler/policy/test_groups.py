@@ -82,10 +82,10 @@ def test_a_group_of_who_was_served_more_waits_for_who_was_served_less() -> None:
     slots, owners = slots_of(2), OwnerClock()
     decoding(slots[0], task(1, owner=1))
     decoding(slots[1], task(2, owner=2, adapters=A.adapters))
-    owners.add(2, 500)
+    owners.add_tokens(2, 500)
 
     assert after(slots, GroupQuantum(NONE, QUANTUM), owners) == NONE
-    owners.add(1, 500)
+    owners.add_tokens(1, 500)
     assert after(slots, GroupQuantum(NONE, QUANTUM), owners) == A
 
 
@@ -94,8 +94,8 @@ def test_no_more_groups_are_remembered_than_there_can_be() -> None:
     for number in range(GROUPS_MAX + 10):
         quantum = quantum.pass_to(Group((str(number),)))
 
-    assert len(quantum.before) == GROUPS_MAX
-    assert quantum.order_of(quantum.before[-1]) == GROUPS_MAX - 1 and quantum.order_of(NONE) == -1
+    assert len(quantum.previous) == GROUPS_MAX
+    assert quantum.order_of(quantum.previous[-1]) == GROUPS_MAX - 1 and quantum.order_of(NONE) == -1
 
 
 def test_three_sets_of_adapters_are_computed_in_turns_and_each_answers_right() -> None:

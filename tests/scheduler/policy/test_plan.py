@@ -8,7 +8,7 @@ from inferd.backends import SamplingParams
 from inferd.scheduler.kv.slots import Slot
 from inferd.scheduler.limits import Limits
 from inferd.scheduler.messages import TaskSpec, pack_tokens
-from inferd.scheduler.policy.cost import Load, StepCost
+from inferd.scheduler.policy.cost import StepCost, StepLoad
 from inferd.scheduler.policy.plan import (
     Order,
     OwnerClock,
@@ -61,7 +61,7 @@ class Known(StepCost):
         super().__init__()
         self.steps, self._each = 1, row_s
 
-    def predict(self, load: Load) -> float:
+    def predict(self, load: StepLoad) -> float:
         return self._each * load.tokens
 
 
@@ -71,7 +71,7 @@ def slots_of(count: int) -> list[Slot]:
 
 def test_a_higher_class_comes_first_then_who_was_served_least_then_who_came_first() -> None:
     owners = OwnerClock()
-    owners.add(7, 500)
+    owners.add_tokens(7, 500)
     low, late, early = task(1, priority=Priority.LOW), task(3), task(2)
     greedy, urgent = task(0, owner=7), task(4, priority=Priority.URGENT)
 
@@ -116,7 +116,7 @@ def test_an_aged_task_does_not_preempt_before_a_quantum_ends() -> None:
     runner = running(slots[0], task(1, priority=Priority.HIGH, owner=1))
     aged = task(2, priority=Priority.LOW, owner=2)
     owners = OwnerClock()
-    owners.add(1, 5000)
+    owners.add_tokens(1, 5000)
 
     before = plan_slots([aged], slots, order(owners, 2000), LIMITS, 0.0)
     runner.quantum = LIMITS.quantum_tokens
@@ -155,9 +155,9 @@ def test_a_task_whose_reader_is_absent_gives_way_to_anybody() -> None:
 
 def test_a_returning_owner_has_no_credit_from_idleness() -> None:
     owners = OwnerClock()
-    owners.add(1, 1000)
+    owners.add_tokens(1, 1000)
 
-    owners.arrive(2, active=[1])
+    owners.add_owner(2, active=[1])
 
     assert owners.served(2) == 1000
 
@@ -173,7 +173,7 @@ def test_a_task_that_another_computes_for_takes_no_slot_and_the_next_one_does() 
         order(),
         LIMITS,
         0.0,
-        leader=lambda it, running: leader if it is follower and leader in running else None,
+        find_leader=lambda it, running: leader if it is follower and leader in running else None,
     )
 
     assert plan.admit == (other,)
@@ -245,7 +245,7 @@ def test_several_prompts_share_a_step_in_the_order_of_the_queue() -> None:
 
 def test_tasks_of_one_burst_wait_for_each_other_but_not_for_those_who_come_later() -> None:
     slots = slots_of(3)
-    decoding(slots[0], task(1)).begun_at = 10.0
+    decoding(slots[0], task(1)).first_logits_at = 10.0
     burst = running(slots[1], task(2, tokens=200))
     late = running(slots[2], task(3, tokens=200))
     limits = Limits(step_target_s=0.205, step_alone_s=0.505, burst_s=4.1)
@@ -312,6 +312,6 @@ def test_prompts_of_a_lower_class_wait_for_those_of_a_higher_one() -> None:
 def test_a_chunk_ends_where_the_state_is_to_be_saved() -> None:
     slots = slots_of(1)
     it = running(slots[0], task(1, tokens=40), computed=5)
-    it.stops = {5, 12, 30}
+    it.save_points = {5, 12, 30}
 
     assert [r.count for r in plan_tokens(slots, order(), LIMITS, 512, Known(1e-6))] == [7]

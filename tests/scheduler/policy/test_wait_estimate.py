@@ -4,25 +4,34 @@ from __future__ import annotations
 
 import pytest
 
-from inferd.scheduler.policy.wait_estimate import Pace, Rates, Work, expected_starts
+from inferd.scheduler.policy.wait_estimate import (
+    RemainingWork,
+    TokenTimes,
+    TurnEstimator,
+    expected_starts,
+)
 
-RATES = Rates(prompt_s=0.01, output_s=0.1)
+RATES = TokenTimes(prompt_s=0.01, output_s=0.1)
 
 
 def test_a_free_slot_is_taken_at_once() -> None:
-    assert expected_starts([Work(0, 50)], [Work(10, 10)], 2, RATES) == [0.0]
+    assert expected_starts([RemainingWork(0, 50)], [RemainingWork(10, 10)], 2, RATES) == [0.0]
 
 
 def test_who_waits_takes_the_slot_that_is_free_first() -> None:
-    running = [Work(0, 50), Work(100, 10)]  # 5 s and 2 s
+    running = [RemainingWork(0, 50), RemainingWork(100, 10)]  # 5 s and 2 s
 
-    starts = expected_starts(running, [Work(100, 10), Work(0, 1), Work(0, 1)], 2, RATES)
+    starts = expected_starts(
+        running, [RemainingWork(100, 10), RemainingWork(0, 1), RemainingWork(0, 1)], 2, RATES
+    )
 
     assert starts == pytest.approx([2.0, 4.0, 4.1])
 
 
 def test_running_tasks_past_the_slots_wait_before_the_others() -> None:
-    assert expected_starts([Work(0, 10), Work(0, 10)], [Work(0, 1)], 1, RATES) == [2.0]
+    assert expected_starts(
+        [RemainingWork(0, 10), RemainingWork(0, 10)], [RemainingWork(0, 1)], 1, RATES
+    ) == [2.0]
 
 
 def test_nobody_waits_nothing_is_told() -> None:
@@ -30,49 +39,49 @@ def test_nobody_waits_nothing_is_told() -> None:
 
 
 def test_the_pace_is_what_tokens_took_and_answers_measured() -> None:
-    pace = Pace()
+    estimator = TurnEstimator()
 
-    pace.learn_rates(prompt_tokens=200, prompt_s=1.0, output_tokens=40, output_s=2.0)
-    pace.learn_length(40)
+    estimator.learn_rates(prompt_tokens=200, prompt_s=1.0, output_tokens=40, output_s=2.0)
+    estimator.learn_length(40)
 
-    assert pace.rates == Rates(0.005, 0.05)
-    assert pace.output_tokens == 40
+    assert estimator.token_times == TokenTimes(0.005, 0.05)
+    assert estimator.output_tokens == 40
 
 
 def test_a_turn_without_output_says_nothing_about_what_output_takes() -> None:
-    pace = Pace()
-    pace.learn_rates(prompt_tokens=10, prompt_s=0.1, output_tokens=20, output_s=2.0)
+    estimator = TurnEstimator()
+    estimator.learn_rates(prompt_tokens=10, prompt_s=0.1, output_tokens=20, output_s=2.0)
 
     for _ in range(20_000):
-        pace.learn_rates(prompt_tokens=10, prompt_s=0.1, output_tokens=0, output_s=0.0)
+        estimator.learn_rates(prompt_tokens=10, prompt_s=0.1, output_tokens=0, output_s=0.0)
 
-    assert pace.rates.output_s == pytest.approx(0.1)
+    assert estimator.token_times.output_s == pytest.approx(0.1)
 
 
 def test_a_limit_bounds_what_is_expected_and_a_long_answer_goes_on() -> None:
-    pace = Pace()
-    pace.learn_length(40)
+    estimator = TurnEstimator()
+    estimator.learn_length(40)
 
-    assert pace.work(100) == Work(100, 40)
-    assert pace.work(0, done=30, limit=32) == Work(0, 2)
-    assert pace.work(0, done=30) == Work(0, 10)
-    assert pace.work(0, done=90) == Work(0, 10)
-    assert pace.work(0, done=90, limit=90) == Work(0, 0)
+    assert estimator.remaining_work(100) == RemainingWork(100, 40)
+    assert estimator.remaining_work(0, done=30, limit=32) == RemainingWork(0, 2)
+    assert estimator.remaining_work(0, done=30) == RemainingWork(0, 10)
+    assert estimator.remaining_work(0, done=90) == RemainingWork(0, 10)
+    assert estimator.remaining_work(0, done=90, limit=90) == RemainingWork(0, 0)
 
 
 def test_where_answers_take_their_limits_a_limit_is_what_is_expected() -> None:
-    pace = Pace()
+    estimator = TurnEstimator()
     for limit in (10, 70, 40):
-        pace.learn_length(limit, limit)
+        estimator.learn_length(limit, limit)
 
-    assert pace.work(0, limit=200).output_tokens == pytest.approx(200)
-    assert pace.work(0, done=50, limit=60).output_tokens == pytest.approx(10)
+    assert estimator.remaining_work(0, limit=200).output_tokens == pytest.approx(200)
+    assert estimator.remaining_work(0, done=50, limit=60).output_tokens == pytest.approx(10)
 
 
 def test_where_limits_are_far_away_the_mean_is_what_is_expected() -> None:
-    pace = Pace()
+    estimator = TurnEstimator()
     for _ in range(10):
-        pace.learn_length(100, 4096)
+        estimator.learn_length(100, 4096)
 
-    assert pace.work(0, limit=4096).output_tokens == pytest.approx(100)
-    assert pace.work(0, limit=64).output_tokens == pytest.approx(64)
+    assert estimator.remaining_work(0, limit=4096).output_tokens == pytest.approx(100)
+    assert estimator.remaining_work(0, limit=64).output_tokens == pytest.approx(64)

@@ -14,7 +14,7 @@ import pytest
 from inferd.backends import MemoryNeed, ModelSpec, Shape
 from inferd.scheduler import messages as m
 from inferd.scheduler.process.build import EXIT_OTHER_BUILD, build_id
-from inferd.scheduler.recording.recorder import make_record
+from inferd.scheduler.recording.recorder import create_record
 from inferd.wire.frames import pack_frame
 
 SPEC = ModelSpec(name="e", backend="echo", slots=2, options={"weight_bytes": 9, "token_bytes": 2})
@@ -48,7 +48,7 @@ class Daemon:
 def daemon() -> Iterator[Daemon]:
     """A worker process, and its daemon; the worker must have ended by itself at the test's end."""
     ours, theirs = socket.socketpair()
-    record = make_record()
+    record = create_record()
     arguments = [build_id(), str(theirs.fileno()), str(os.getpid()), str(record)]
     process = subprocess.Popen(
         [sys.executable, "-m", "inferd.scheduler.process.worker", *arguments],

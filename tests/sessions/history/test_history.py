@@ -11,7 +11,7 @@ from inferd.backends import Rendering, SamplingParams
 from inferd.backends.base import PLAIN_RENDERING
 from inferd.backends.errors import InvalidArgument
 from inferd.scheduler import messages as m
-from inferd.scheduler.engine.tokenizing import rest_of
+from inferd.scheduler.engine.tokenizing import appended_text
 from inferd.sessions.history.history import MARKS_MAX, History, Mark
 from inferd.sessions.turn import Turn
 from tests.scheduler.doubles import Bench
@@ -42,7 +42,7 @@ class ChatPort(EnginePort):
     ) -> tuple[str, list[int], bool]:
         text = self.template(messages, rendering)
         self.rendered.append(text)
-        rest = rest_of(text, said, answer)
+        rest = appended_text(text, said, answer)
         return text, ids(text if rest is None else rest), rest is not None
 
     def template(self, messages: Sequence[dict[str, Any]], rendering: Rendering) -> str:

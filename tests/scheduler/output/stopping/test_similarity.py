@@ -41,7 +41,7 @@ Said = tuple[bytes, str, str]
 
 
 def assembler_of(stopping: StoppingParams, stop: Sequence[str] = ()) -> TextAssembler:
-    watch = TurnConditions.of(stopping)
+    watch = TurnConditions.from_params(stopping)
     assert watch is not None
     return TextAssembler(stop, (), watch.text, watch.sentences)
 
@@ -59,25 +59,25 @@ class Reader:
 
     def feed(self, piece: bytes) -> bool:
         """Take the piece of a token; tell whether more may come."""
-        released = self.assembler.feed(piece)
+        released = self.assembler.add_piece(piece)
         self.text += released.text
         return self.judged(released.ending)
 
     def judged(self, ending: Ending | None) -> bool:
-        while ending is None and (question := self.assembler.question) is not None:
+        while ending is None and (question := self.assembler.pending_sentence) is not None:
             assert len(self.text) <= question.end, "text behind a sentence that is judged was told"
             self.asked.append(question.text)
             self.places.append(question.end)
             if len(self.asked) > self.ends:
-                self.assembler.stop()
+                self.assembler.stop_at_sentence()
                 ending = Ending(Sentences.reason, "close")
             else:
-                ending = self.assembler.go_on().ending
+                ending = self.assembler.continue_text().ending
         if ending is not None:
             self.reason, self.detail = ending.reason.name, ending.detail
             self.text += self.assembler.flush()
-            assert self.assembler.question is None
-            assert self.assembler.feed(b"more. And more") == (b"", None)
+            assert self.assembler.pending_sentence is None
+            assert self.assembler.add_piece(b"more. And more") == (b"", None)
             assert self.assembler.flush() == b""
         return ending is None
 
@@ -126,7 +126,7 @@ def test_what_is_taken_up_ends_where_it_would_have(
     after = Reader(assembler_of(stopping), ends)
     found = after.assembler.resume(told, len(before.text))
     after.text = before.text
-    question = after.assembler.question
+    question = after.assembler.pending_sentence
     known = sum(question is None or place < question.end for place in before.places)
     after.asked = before.asked[:known]
     assert after.judged(found.ending)
@@ -136,11 +136,11 @@ def test_what_is_taken_up_ends_where_it_would_have(
 @given(st.text('ab.!?。 "\nü', max_size=60))
 def test_a_sentence_is_what_stands_between_two_ends(text: str) -> None:
     sentences, asked = Sentences(), []
-    passed = sentences.feed(text.encode())
-    while sentences.question is not None:
-        assert sentences.question.end == len(passed)
-        asked.append(sentences.question.text)
-        passed += sentences.go_on()
+    passed = sentences.add_piece(text.encode())
+    while sentences.pending is not None:
+        assert sentences.pending.end == len(passed)
+        asked.append(sentences.pending.text)
+        passed += sentences.pass_sentence()
     assert passed + sentences.rest() == text.encode()
     rest = text
     for sentence in asked:
@@ -246,7 +246,7 @@ def waiting(bench: Bench, text: str = "One. Two", **fields: object) -> m.Sentenc
     fields.setdefault("stopping", SIMILAR)
     bench.run(bench.submit(1, text, **fields))
     if fields.get("pull"):
-        bench.run(*[m.Pull(1)] * len("ne. "))
+        bench.run(*[m.PullToken(1)] * len("ne. "))
     [asked] = [r for r in bench.reports[1] if isinstance(r, m.SentenceEnded)]
     return asked
 
@@ -257,7 +257,7 @@ def test_a_task_that_waits_computes_nothing_and_tells_nothing(pull: bool) -> Non
     asked = waiting(bench, pull=pull)
     assert (asked.end, asked.text) == (4, "One.")
     steps = bench.engine.metrics.steps
-    bench.run(m.Pull(1), m.Pull(1))
+    bench.run(m.PullToken(1), m.PullToken(1))
     assert bench.engine.metrics.steps == steps
     assert (bench.text(1), bytes(bench.tokens(1))) == (b"One.", b"One. ")
     bench.run(m.Verdict(1, 4))
@@ -276,7 +276,7 @@ def test_a_verdict_that_nobody_waits_for_changes_nothing() -> None:
 def test_a_task_that_waits_gives_its_slot_to_one_that_needs_it() -> None:
     bench = Bench(slots=1, limits=Limits(reader_wait_s=0.2))
     waiting(bench)
-    bench.turn(bench.submit(2, "second"))
+    bench.iterate(bench.submit(2, "second"))
     assert 2 not in bench.order
     bench.now += 0.2
     bench.run()
@@ -290,7 +290,7 @@ def test_a_turn_that_nobody_answers_is_not_kept_for_ever() -> None:
     bench = Bench(limits=Limits(reader_timeout_s=300))
     waiting(bench)
     bench.now += 300
-    bench.turn()
+    bench.iterate()
     assert bench.error(1) == "ReaderTimeout"
 
 
@@ -323,9 +323,9 @@ def test_a_bound_on_time_waits_for_the_verdict() -> None:
     bench = Bench()
     waiting(bench, stopping=StoppingParams(stop_similarity="x", timeout_base_ms=100))
     bench.now += 1
-    bench.turn()
+    bench.iterate()
     assert bench.end(1) is None
-    bench.turn(m.Verdict(1, 4))
+    bench.iterate(m.Verdict(1, 4))
     bench.run()
     assert (bench.text(1), bench.stats(1).stop_reason) == (b"One. ", "time")
 

@@ -26,6 +26,7 @@ from inferd.scheduler.output.text import TextAssembler
 from inferd.sessions.journal.entries import Replay, TurnPiece
 
 DOCS = Path(__file__).resolve().parents[4] / "docs"
+METHODS = ("check_text", "add_token", "add_surprisal", "add_piece")
 CUT = {"stop", "pattern", "complete", "indent", "similarity"}
 
 
@@ -33,7 +34,8 @@ def conditions() -> Iterator[type]:
     """Yield all classes that take a turn's text or tokens and may end it."""
     for module in pkgutil.iter_modules(stopping.__path__, f"{stopping.__name__}."):
         for _, found in inspect.getmembers(importlib.import_module(module.name), inspect.isclass):
-            if found.__module__ == module.name and hasattr(found, "feed"):
+            checks = any(hasattr(found, method) for method in METHODS)
+            if found.__module__ == module.name and checks:
                 yield found
 
 
@@ -57,12 +59,12 @@ def test_a_new_condition_that_cuts_text_is_known_to_histories_at_once() -> None:
         reason = StopReason("shouting", cuts_text=True)
         undecided = None
 
-        def feed(self, text: str, at: int) -> Stop | None:
+        def check_text(self, text: str, at: int) -> Stop | None:
             place = at + len(text)
             return Stop(place, place - 1, self.reason, "!") if text.endswith("!") else None
 
     try:
-        ending = TextAssembler(watch=TextConditions([Shouting()])).feed(b"Oh!").ending
+        ending = TextAssembler(conditions=TextConditions([Shouting()])).add_piece(b"Oh!").ending
         assert ending is not None
         assert Replay([1], [TurnPiece(end=ending.reason.name)]).stopped_by_text
     finally:

@@ -34,7 +34,7 @@ CONDITIONS = st.builds(
 def assembler_of(
     stopping: StoppingParams, stop: tuple[str, ...] = (), keep: tuple[str, ...] = ()
 ) -> TextAssembler:
-    watch = TurnConditions.of(stopping)
+    watch = TurnConditions.from_params(stopping)
     return TextAssembler(stop, keep, None if watch is None else watch.text)
 
 
@@ -42,10 +42,10 @@ def said(assembler: TextAssembler, pieces: list[bytes]) -> tuple[bytes, str, str
     """Return the text, and the end's reason and detail."""
     out = b""
     for piece in pieces:
-        released = assembler.feed(piece)
+        released = assembler.add_piece(piece)
         out += released.text
         if released.ending is not None:
-            assert assembler.feed(b"more") == (b"", None) and assembler.flush() == b""
+            assert assembler.add_piece(b"more") == (b"", None) and assembler.flush() == b""
             return out, released.ending.reason.name, released.ending.detail
     return out + assembler.flush(), "", ""
 
@@ -86,7 +86,7 @@ def test_a_turn_that_is_taken_up_ends_where_it_would_have(
     before, told, shown, stopped = assembler_of(stopping, ("NDE",)), b"", b"", False
     for piece in pieces[:taken]:
         told += piece
-        released = before.feed(piece)
+        released = before.add_piece(piece)
         shown += released.text
         stopped |= released.ending is not None
         if stopped:
@@ -126,7 +126,7 @@ def test_text_that_may_still_match_is_withheld_and_no_other(
     pattern: str, pieces: list[str], shown: str, held: str
 ) -> None:
     assembler = assembler_of(StoppingParams(stop_patterns=(pattern,)))
-    assert b"".join(assembler.feed(p.encode()).text for p in pieces).decode() == shown
+    assert b"".join(assembler.add_piece(p.encode()).text for p in pieces).decode() == shown
     assert assembler.flush().decode() == held
 
 
@@ -142,7 +142,7 @@ def test_a_pattern_withholds_so_much_text_and_then_cuts_so_much() -> None:
     assert said(assembler_of(stopping), [whole])[0] == text
     assembler = assembler_of(stopping)
     for piece in pieces[:-2]:
-        assembler.feed(piece)
+        assembler.add_piece(piece)
     assert len(assembler.flush()) <= WITHHELD_BYTES_MAX, "the rest was told"
 
 

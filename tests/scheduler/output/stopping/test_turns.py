@@ -130,9 +130,9 @@ def test_a_turn_that_is_parked_or_pulled_ends_where_it_would_have(
 ) -> None:
     alone = told(text, stopping, [], shift=False)
     bench = Bench(options=SURPRISED, slots=1)
-    bench.turn(bench.submit(1, text, stopping=stopping, n_predict=60))
+    bench.iterate(bench.submit(1, text, stopping=stopping, n_predict=60))
     for _ in range(turns):
-        bench.turn()
+        bench.iterate()
     bench.run(bench.submit(2, "urgent", priority=Priority.URGENT))
     stats = bench.stats(1)
     parked = (bench.text(1), bench.tokens(1), stats.stop_reason, stats.stop_detail)
@@ -141,7 +141,7 @@ def test_a_turn_that_is_parked_or_pulled_ends_where_it_would_have(
     bench = Bench(options=SURPRISED)
     bench.run(bench.submit(1, text, stopping=stopping, n_predict=60, pull=True))
     while bench.end(1) is None:
-        bench.run(m.Pull(1))
+        bench.run(m.PullToken(1))
     stats = bench.stats(1)
     assert (bench.text(1), bench.tokens(1), stats.stop_reason, stats.stop_detail) == alone
 
@@ -200,12 +200,12 @@ def test_conditions_of_a_turn_under_way_stay_as_they_were() -> None:
 def test_a_prompt_that_takes_too_long_ends_its_turn() -> None:
     bench = Bench(batch_size=16)
     stopping = StoppingParams(t_max_prompt_ms=500)
-    bench.turn(bench.submit(1, "x" * 100, stopping=stopping))
+    bench.iterate(bench.submit(1, "x" * 100, stopping=stopping))
     bench.now += 0.499
-    bench.turn()
+    bench.iterate()
     assert bench.end(1) is None
     bench.now += 0.001
-    bench.turn()
+    bench.iterate()
     assert (bench.stats(1).stop_reason, bench.stats(1).stop_detail) == (
         "time",
         "t-max-prompt-ms 500",
@@ -215,13 +215,13 @@ def test_a_prompt_that_takes_too_long_ends_its_turn() -> None:
 
 def test_the_bound_on_a_prompt_counts_neither_the_queue_nor_the_answer() -> None:
     bench = Bench(slots=1)
-    bench.turn(bench.submit(1, "first", pull=True))
-    bench.turn(bench.submit(2, "second", stopping=StoppingParams(t_max_prompt_ms=500)))
+    bench.iterate(bench.submit(1, "first", pull=True))
+    bench.iterate(bench.submit(2, "second", stopping=StoppingParams(t_max_prompt_ms=500)))
     bench.now += 10
-    bench.turn(m.Cancel(1))
+    bench.iterate(m.Cancel(1))
     bench.now += 10
     while not bench.tokens(2):
-        bench.turn()
+        bench.iterate()
     bench.now += 10
     bench.run()
     assert (bench.text(2), bench.stats(2).stop_reason) == (b"second", "eos")
@@ -231,9 +231,9 @@ def test_the_time_of_an_answer_ends_it_with_its_next_line() -> None:
     """As in llama-server: without a line's end it goes on."""
     bench, stopping = Bench(), StoppingParams(t_max_predict_ms=500)
     for number, text in ((1, "a\nbc\nd"), (2, "one line")):
-        bench.turn(bench.submit(number, text, stopping=stopping))
+        bench.iterate(bench.submit(number, text, stopping=stopping))
     while len(bench.tokens(1)) < 3:
-        bench.turn()
+        bench.iterate()
     bench.now += 0.501
     bench.run()
     assert bench.text(1) == b"a\nbc\n"
@@ -254,14 +254,14 @@ def test_a_timeout_that_grows_with_the_tokens_ends_a_turn(
 ) -> None:
     bench = Bench()
     params = StoppingParams(**stopping)  # type: ignore[arg-type]
-    bench.turn(bench.submit(1, "0123456789", stopping=params, credit=3))
+    bench.iterate(bench.submit(1, "0123456789", stopping=params, credit=3))
     while len(bench.tokens(1)) < 3:
-        bench.turn()
+        bench.iterate()
     bench.now += (limit_ms - 1) / 1000
-    bench.turn()
+    bench.iterate()
     assert bench.end(1) is None
     bench.now += 0.001
-    bench.turn()
+    bench.iterate()
     assert bench.text(1) == b"012"
     assert bench.stats(1).stop_detail == f"timeout {limit_ms} ms"
 
@@ -269,9 +269,9 @@ def test_a_timeout_that_grows_with_the_tokens_ends_a_turn(
 def test_a_reader_is_told_of_a_timeout_without_asking() -> None:
     bench = Bench()
     stopping = StoppingParams(timeout_base_ms=300)
-    bench.turn(bench.submit(1, "0123456789", stopping=stopping, credit=1))
+    bench.iterate(bench.submit(1, "0123456789", stopping=stopping, credit=1))
     while not bench.tokens(1):
-        bench.turn()
+        bench.iterate()
     patience = bench.engine.patience()
     assert patience is not None and 0 < patience <= 0.3
 
@@ -288,17 +288,17 @@ def test_repetition_is_the_share_of_grams_that_are_not_the_first_of_their_kind(
         last = tokens[max(0, end - window) : end]
         grams = [tuple(last[i : i + GRAM]) for i in range(len(last) - GRAM + 1)]
         share = 1 - len(set(grams)) / len(grams) if len(last) == window else -1.0
-        found = repetition.feed(token)
+        found = repetition.add_token(token)
         assert found == (f"{share:.3f}" if share >= threshold else None)
 
 
 def test_repetition_at_its_threshold_counts() -> None:
     repetition = Repetition(0.5, 7)
-    found = [repetition.feed(token) for token in (1, 2, 1, 2, 1, 2, 1)]
+    found = [repetition.add_token(token) for token in (1, 2, 1, 2, 1, 2, 1)]
     assert found == [None] * 6 + ["0.500"]
 
 
 def test_surprise_is_the_mean_of_a_full_window() -> None:
     surprise = MeanSurprisal(1.0, 3)
-    assert [surprise.feed(n) for n in (9, 0, 0)] == [None, None, "3.000"]
-    assert [surprise.feed(n) for n in (1, 1, 1, 1.5)] == [None, None, None, "1.167"]
+    assert [surprise.add_surprisal(n) for n in (9, 0, 0)] == [None, None, "3.000"]
+    assert [surprise.add_surprisal(n) for n in (1, 1, 1, 1.5)] == [None, None, None, "1.167"]
