@@ -34,9 +34,9 @@ class Limits:
     """
     prompt_tokens_min: int = 16
     """Prompts advance by this many tokens a step, however long that takes."""
-    share_tokens_min: int = 64
+    shared_prefix_tokens_min: int = 64
     """A task does not wait for a shared prefix that is shorter."""
-    snapshot_tokens: int = 2048
+    checkpoint_tokens: int = 2048
     """Distance of saved states on models that can only use whole states."""
     shifts_max: int = 8
     """Context shifts of one turn."""

@@ -82,7 +82,7 @@ class Task:
     """It takes no slot yet, because a running task computes their common prefix."""
     prefix_hash: int = 0
     """A hash of the first tokens: tasks that share a prefix worth waiting for have equal ones."""
-    save_points: set[int] = field(default_factory=set)
+    checkpoints: set[int] = field(default_factory=set)
     """Numbers of computed tokens at which the state is saved, because prompts diverge there."""
     dropped: int = 0
     """Tokens that context shifts took out of `tokens`."""
@@ -193,9 +193,9 @@ class Task:
         """Whether more than the last token is to be decoded."""
         return self.pending > 1 or self.computed + self.dropped < self.prompt_size
 
-    def tokens_to_save_point(self) -> int:
+    def tokens_to_checkpoint(self) -> int:
         """Return the number of tokens up to the next point at which the state is saved."""
-        ahead = [point - self.computed for point in self.save_points if point > self.computed]
+        ahead = [point - self.computed for point in self.checkpoints if point > self.computed]
         return min(ahead, default=self.pending)
 
     @property

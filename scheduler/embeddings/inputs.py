@@ -14,8 +14,6 @@ from ..policy.embeddings_plan import plan_text_tokens, plan_texts
 from ..policy.plan import Order, ScheduledTokens
 from ..task import Task, TaskState
 
-__all__ = ("EmbeddingQueue", "check_text")
-
 
 def check_text(task: Task, info: EmbedInfo | None) -> None:
     """Raise an error for a text that cannot be embedded.

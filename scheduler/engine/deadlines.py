@@ -8,8 +8,6 @@ from ...backends.errors import InferdError, ReaderTimeout, Timeout
 from ..limits import Limits
 from ..task import Task, TaskState
 
-__all__ = ("deadlines", "expired_bound", "expired_timeout")
-
 
 def deadlines(task: Task, limits: Limits, *, others_wait: bool) -> Iterator[float]:
     """Yield the moments, in the engine's seconds, at which *task* needs attention."""

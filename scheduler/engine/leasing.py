@@ -87,7 +87,7 @@ class SlotLeases:
         task.preempted_by_kv_pressure = False
         task.yields_until = 0
         task.state = TaskState.RUNNING
-        self._plan_save_points(task)
+        self._plan_checkpoints(task)
         self._kv.task_states.lease_slot(task)
         if task.admitted_at is None:
             task.admitted_at, task.cached = now, task.computed
@@ -98,18 +98,18 @@ class SlotLeases:
         self._reporter.report_state(task)
         self._reporter.log.log_admitted(task)
 
-    def _plan_save_points(self, task: Task) -> None:
+    def _plan_checkpoints(self, task: Task) -> None:
         """Plan where a prompt's state is saved on a model that can only use whole states: where it
         diverges from another prompt, one token before its end, and at regular distances.
         """
         if self._model.info.memory == "plain" or task.admitted_at is not None:
             return
         limits = self._tasks.limits
-        size, every = task.prompt_size, limits.snapshot_tokens
+        size, every = task.prompt_size, limits.checkpoint_tokens
         shared = self._kv.search.shared_prefix(task.origin, array("i", task.tokens))
-        if limits.share_tokens_min <= shared < size:
-            task.save_points.add(shared)
-        task.save_points.update(range(every, size, every), {size - 1})
+        if limits.shared_prefix_tokens_min <= shared < size:
+            task.checkpoints.add(shared)
+        task.checkpoints.update(range(every, size, every), {size - 1})
 
     def _park_task(self, task: Task, *, preempted_by_kv_pressure: bool = False) -> bool:
         """Put a running task back into the queue; return False if memory cannot hold its state. A

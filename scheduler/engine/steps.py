@@ -178,8 +178,8 @@ class Steps:
         self._clock.tokens += part.count
         counts["rows"] += part.count
         self._tasks.owners.add_tokens(task.spec.owner, part.count)
-        if task.computed in task.save_points:
-            task.save_points.discard(task.computed)
+        if task.computed in task.checkpoints:
+            task.checkpoints.discard(task.computed)
             self._tasks.kv.task_states.snapshot(task)
 
     def _age_others(self, batch: Sequence[ScheduledTokens], holders: Sequence[Task]) -> None:

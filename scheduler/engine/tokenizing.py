@@ -11,8 +11,6 @@ from ...backends.errors import OutOfMemory, PromptTooLong
 from .. import messages as m
 from ..recording.recorder import Doing, Recorder
 
-__all__ = ("TokenizeQueue", "appended_text")
-
 TOKENIZE_S = 0.02
 """Time for tokenizing per step: 1 M characters take 0.3–0.6 s, which no stream should wait for."""
 

@@ -7,8 +7,6 @@ from ...backends.errors import InvalidArgument, PromptTooLong, UnsupportedOperat
 from ..embeddings.inputs import check_text
 from ..task import Task
 
-__all__ = ("check_task",)
-
 
 def check_task(task: Task, model: Model) -> None:
     """Raise an error for a task that cannot be computed.

@@ -9,8 +9,6 @@ from ...backends import Model
 from .. import messages as m
 from ..task import Task
 
-__all__ = ("describe_logprobs", "token_logprobs")
-
 
 def token_logprobs(model: Model, task: Task) -> list[m.TokenLogprob]:
     """Return the logprobs of the token that *task* has just sampled; mostly none."""

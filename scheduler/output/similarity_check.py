@@ -11,8 +11,6 @@ from ..task import Task
 from .stopping import Ending
 from .stopping.sentences import Sentences
 
-__all__ = ("awaits_verdict", "end_check", "request_check")
-
 
 def request_check(task: Task, ending: Ending | None, now: float) -> m.SentenceEnded:
     """Have *task* wait; *ending* is that of its last token, unless the sentence ends it."""

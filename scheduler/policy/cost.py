@@ -6,8 +6,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-__all__ = ("StepCost", "StepLoad")
-
 DRIFT = 0.01
 """Random walk of the coefficients in a step, as a share of each: it forgets old steps."""
 NOISE = 0.1

@@ -19,18 +19,6 @@ from ..priority import Priority
 from ..task import BASE_GROUP, Group, Task
 from .cost import StepCost, StepLoad
 
-__all__ = (
-    "FIRST_STEP_TOKENS",
-    "Order",
-    "OwnerClock",
-    "ScheduledTokens",
-    "SlotPlan",
-    "StepBudget",
-    "plan_slots",
-    "plan_tokens",
-    "reader_lags",
-)
-
 LOW_STEP = 2 / 3
 """Share of `step_target_s` for a step in which prompts of the lowest class are computed."""
 FIRST_STEP_TOKENS = 32
@@ -281,7 +269,7 @@ class StepBudget:
         Each chunk has a cost of its own. So the last tokens of a prompt are added to the previous
         ones, and a prompt does not begin with a few.
         """
-        most = min(task.pending, task.tokens_to_save_point(), self.tokens_left)
+        most = min(task.pending, task.tokens_to_checkpoint(), self.tokens_left)
         count = max(self._fitting(task.computed, most), min(most, self.tokens_least))
         if most - count <= count // 4:
             count = most

@@ -13,9 +13,9 @@ from ..task import Task
 PAIRS_MAX = 100_000
 
 
-def prefix_hash_of(task: Task, share_tokens_min: int) -> int:
+def prefix_hash_of(task: Task, shared_prefix_tokens_min: int) -> int:
     """Return a hash of the first tokens of *task*; 0 if it cannot share a prefix."""
-    if task.spec.no_cache or len(task.tokens) <= share_tokens_min:
+    if task.spec.no_cache or len(task.tokens) <= shared_prefix_tokens_min:
         return 0
     prefix = tuple(task.tokens[:shared_prefix_tokens_min])
     return hash((task.scope, task.spec.adapters, prefix)) or 1
@@ -31,11 +31,11 @@ class Leaders:
     def __init__(
         self,
         memory: Memory,
-        share_tokens_min: int,
+        shared_prefix_tokens_min: int,
         find_cached: Callable[[Origin, array[int]], int],
         changes: Callable[[], int],
     ):
-        self._memory, self._least = memory, share_tokens_min
+        self._memory, self._least = memory, shared_prefix_tokens_min
         self._find_cached, self._changes = find_cached, changes
         self._cached: dict[int, tuple[int, int]] = {}
         """For each waiting task the count of changes and, as of then, its cached tokens."""
@@ -45,9 +45,9 @@ class Leaders:
         """Return the *running* task that *task* should wait for, if any, and have the leader's
         state saved at the end of their common prefix.
 
-        A task waits while the leader computes a prompt that shares at least `share_tokens_min` more
-        tokens with it than are cached. Two tasks that share the steps would not compute the prompt
-        faster, and the leader gets the class of the tasks that wait for it.
+        A task waits while the leader computes a prompt with a common prefix that is at least
+        `shared_prefix_tokens_min` longer than the cached one. Two tasks that share the steps would
+        not compute it faster, and the leader gets the class of the tasks that wait for it.
         """
         if not task.prefix_hash or task.computed or task.shifted:
             return None
@@ -62,7 +62,7 @@ class Leaders:
         gain = end - self._cached_tokens(task, best)
         if gain <= 0 or (gain < self._least and not task.follows):
             return None  # a task that waits already waits for the rest
-        best.save_points.add(end)
+        best.checkpoints.add(end)
         return best
 
     def _common(self, task: Task, other: Task) -> int:

@@ -11,8 +11,6 @@ import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-__all__ = ("RemainingWork", "RunningRatio", "TokenTimes", "TurnEstimator", "expected_starts")
-
 FORGET = 0.9
 """Weight of earlier turns beside a new one: the last ten turns weigh about two thirds."""
 PROMPT_S, OUTPUT_S, OUTPUT_TOKENS = 0.003, 0.05, 128.0

@@ -32,8 +32,6 @@ from .build import EXIT_OTHER_BUILD, build_id
 from .estimate_cache import CachedEstimate
 from .link import LinkClosed, SocketLink
 
-__all__ = ("run_worker",)
-
 OOM_SCORE_ADJ = 500
 PROGRESS_STEP = 0.01
 _PR_SET_PDEATHSIG = 1

@@ -15,8 +15,6 @@ from ...backends.library_log import LEVELS, SYSLOG_PRIORITIES, library_log
 from .. import messages as m
 from ..task import Task
 
-__all__ = ("SILENT", "TEXT_CHARACTERS_MAX", "EngineLog", "log_library", "set_library_level")
-
 SILENT = 1 + max(LEVELS.values())
 TEXT_CHARACTERS_MAX = 10_000
 """Bound on a logged prompt or answer."""

@@ -13,8 +13,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
-__all__ = ("ACTIVITY_BYTES", "RECORD_BYTES", "Activity", "Doing", "Recorder", "create_record")
-
 _HEAD = struct.Struct("=dII")
 _IDS_MAX = 510
 ACTIVITY_BYTES = 4096

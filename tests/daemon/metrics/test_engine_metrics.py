@@ -76,7 +76,7 @@ def test_what_was_read_from_disk_counts_as_such_once(tmp_path: Path) -> None:
     first.run(first.submit(1, TEXT, session="kept", persist=True))
     first.engine.close()
     files = KvFiles(tmp_path, "echo-1")
-    second = Bench(slots=1, files=files, limits=Limits(share_tokens_min=16))
+    second = Bench(slots=1, files=files, limits=Limits(shared_prefix_tokens_min=16))
     second.iterate(second.submit(2, TEXT))
     settle(second, files)
     found = counted(second)

@@ -312,6 +312,6 @@ def test_prompts_of_a_lower_class_wait_for_those_of_a_higher_one() -> None:
 def test_a_chunk_ends_where_the_state_is_to_be_saved() -> None:
     slots = slots_of(1)
     it = running(slots[0], task(1, tokens=40), computed=5)
-    it.save_points = {5, 12, 30}
+    it.checkpoints = {5, 12, 30}
 
     assert [r.count for r in plan_tokens(slots, order(), LIMITS, 512, Known(1e-6))] == [7]
