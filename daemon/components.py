@@ -146,10 +146,10 @@ class Components:
 
     def _described(self, name: str, failure: _Failure | None) -> dict[str, Any]:
         return {
-            "part": name,
-            "works": failure is None,
+            "component": name,
+            "up": failure is None,
             "cause": failure and failure.cause,
-            "missing": failure and failure.missing,
+            "effect": failure and failure.missing,
             "remedy": failure and failure.remedy,
             "for_s": failure and self._seconds() - failure.since,
         }

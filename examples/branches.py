@@ -15,5 +15,5 @@ with inferd.Client() as client, client.session(MODEL, options=OPTIONS) as sessio
             print(f"{answer.metadata['cached_tokens']:3} tokens were there:", answer[:60])
     print("a mistake:", session.chat("I meant an aeroplane.")[:60])
     back = session.rewind(turns=1)  # the session is where the branches left it
-    print(f"{back.tokens} tokens of history, {back.kept_tokens} of them kept")
+    print(f"{back.tokens} tokens of history, {back.cached_tokens} of them kept")
     print("anew:", session.chat("I meant a ship.")[:60])

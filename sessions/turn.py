@@ -58,7 +58,7 @@ class Turn:
         """How likely the first tokens were, where that is asked for."""
         self._kept = 0
         self.text = bytearray()
-        self.surprises: list[float] = []
+        self.surprisals: list[float] = []
         """How unlikely its tokens were, as far as that counts and is known."""
         self.tail = b""
         """The text that was withheld until the end."""
@@ -92,7 +92,7 @@ class Turn:
         """Have told what *before* has, an earlier turn on the same prompt."""
         self.tokens += before.tokens
         self.text += before.text
-        self.surprises += before.surprises
+        self.surprisals += before.surprisals
         self.shifts += before.shifts
         self._shifted = before.history() if self.shifts else None
         self.resumed = True
@@ -112,7 +112,7 @@ class Turn:
             output_tokens=len(self.tokens),
             text_bytes=len(self.text),
             answer=m.pack_tokens(self.tokens) if self.shifts else b"",
-            surprisals=m.pack_floats(self.surprises),
+            surprisals=m.pack_floats(self.surprisals),
             asked=max(0, self._asked),
             dropped=sum(discard for _, discard in self.shifts),
             shifts=len(self.shifts),
@@ -183,7 +183,7 @@ class Turn:
                 self.tokens += tokens
                 self.text += text
                 if report.surprisal is not None:
-                    self.surprises.append(report.surprisal)
+                    self.surprisals.append(report.surprisal)
                 self._keep(report.logprobs)
                 if self._shifted is not None:
                     self._shifted += tokens

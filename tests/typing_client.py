@@ -60,7 +60,7 @@ async def asynchronous() -> None:
             answers = await session.answers("x", n=3)
             assert_type(answers, list[Answer])
             assert_type(answers[0].error, InferdError | None)
-            assert_type((await session.rewind(1)).kept_tokens, int)
+            assert_type((await session.rewind(1)).cached_tokens, int)
             session.stream("x", on_queue=_take_place)
             reply = await session.chat("x")
             assert_type(reply.upper(), str)

@@ -29,7 +29,7 @@ COLOURS = {
         "dormant": "dark-blue",
         "cold": "blue",
         "loading": "yellow",
-        "leaving": "orange",
+        "unloading": "orange",
     },
 }
 """Of legends that mean the same in each panel."""

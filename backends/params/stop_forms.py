@@ -101,7 +101,7 @@ def _semantic_conditions(value: Any) -> dict[str, Any]:
             case "repetition_detection":
                 found["stop-repetition"] = float(threshold)
             case "coherence_break":
-                found["stop-surprise"] = -math.log(1 - threshold)
+                found["stop-surprisal"] = -math.log(1 - threshold)
             case "similarity" | "similarity_detection":
                 found["stop-similarity"] = _similar_text(item)
                 found["stop-similarity-threshold"] = float(threshold)

@@ -28,8 +28,8 @@ class StoppingParams(msgspec.Struct, frozen=True, kw_only=True):
     stop_grammar: bool = False
     stop_repetition: float = 0.0
     stop_repetition_window: int = 128
-    stop_surprise: float = 0.0
-    stop_surprise_window: int = 32
+    stop_surprisal: float = 0.0
+    stop_surprisal_window: int = 32
     stop_similarity: str = ""
     stop_similarity_threshold: float = 0.8
     n_indent: int = 0

@@ -130,7 +130,7 @@ async def swap(client: AsyncClient, to: str) -> Stream:
         except Busy:
             await asyncio.sleep(0.05)
         else:
-            return replace(call, label=f"{SWAP} {done.before} {done.fingerprint}")
+            return replace(call, label=f"{SWAP} {done.previous_fingerprint} {done.fingerprint}")
 
 
 async def swap_under(programs: Programs, probe: StreamClient) -> None:

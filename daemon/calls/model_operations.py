@@ -46,7 +46,9 @@ async def swap(daemon: Daemon, request: Request) -> w.SwapResult:
     began = time.monotonic()
     done = await daemon.swaps.swap(model, config, p.mode)
     daemon.tally.swapped(done.mode, time.monotonic() - began)
-    return w.SwapResult(fingerprint=done.fingerprint, before=done.before, mode=done.mode)
+    return w.SwapResult(
+        fingerprint=done.fingerprint, previous_fingerprint=done.before, mode=done.mode
+    )
 
 
 async def unpin(daemon: Daemon, request: Request) -> w.Empty:

@@ -130,7 +130,7 @@ async def stats(daemon: Daemon, request: Request) -> w.StatsResult:
     async with anyio.create_task_group() as group:
         for model in daemon.registry.catalog.visible_to(request.connection.peer.uid):
             group.start_soon(_query_statistics, model, workers)
-    figures = await metric_values(daemon)
+    metrics = await metric_values(daemon)
     states = [s.state.value for s in daemon.all_sessions()]
     return w.StatsResult(
         stats={
@@ -145,8 +145,8 @@ async def stats(daemon: Daemon, request: Request) -> w.StatsResult:
             "sessions_dormant": len(daemon.sessions.dormant),
             "sessions_expired": daemon.sessions.expired,
             "journal": daemon.journal.status,
-            "parts": daemon.components.describe(),
-            "metrics": daemon.metrics_at(),
+            "components": daemon.components.describe(),
+            "metrics_address": daemon.metrics_at(),
             "log": logs.describe(),
             "restart_for": daemon.restart_for,
             "waiting": states.count("waiting") + len(waiting_turns(daemon)),
@@ -158,7 +158,7 @@ async def stats(daemon: Daemon, request: Request) -> w.StatsResult:
             "cores": daemon.config.cores,
             "memory": daemon.memory.status,
             "models": workers,
-            "figures": figures,
+            "metrics": metrics,
         }
     )
 

@@ -122,8 +122,8 @@ async def _kept(session: Session) -> dict[str, Any]:
     The last token of an answer may not have been computed at all: without it all are kept.
     """
     tokens, kept = len(session.conversation.tokens()), await session.link.count_kept_tokens()
-    kv = "kept" if kept >= tokens - 1 else "computed_again"
-    return {"tokens": tokens, "kept_tokens": kept, "kv": kv}
+    kv = "cached" if kept >= tokens - 1 else "recomputed"
+    return {"tokens": tokens, "cached_tokens": kept, "kv": kv}
 
 
 async def forget(daemon: Daemon, request: Request) -> w.ForgetResult:

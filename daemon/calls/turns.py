@@ -42,7 +42,7 @@ async def resume(daemon: Daemon, request: Request) -> w.TurnResult:
     _check_credit(p.credit)
     daemon.check_open()
     session = daemon.session(request)
-    options = turn_options(p, TurnOptions(credit=p.credit, watch=p.watch))
+    options = turn_options(p, TurnOptions(credit=p.credit, watch=p.queue_events))
     text, splitter = session.outputs.resume_splitter(AnswerParts(p.text, p.reasoning))
     send_tokens = _tokens_sender(daemon, request, session, splitter, len(p.tokens))
     send_place = _place_sender(daemon, request)
@@ -139,7 +139,7 @@ async def add_input(daemon: Daemon, session: Session, p: w.StreamParams | w.Answ
 
 
 def _turn_options(p: w.StreamParams, credit: int) -> TurnOptions:
-    options = TurnOptions(options=p.options, credit=credit, special=False, watch=p.watch)
+    options = TurnOptions(options=p.options, credit=credit, special=False, watch=p.queue_events)
     return turn_options(p, options)
 
 

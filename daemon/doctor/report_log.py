@@ -33,7 +33,7 @@ LEVELS = ("warning", "error", "critical")
 FIELDS = (
     "timestamp", "level", "room", "event", "model", "models", "pid", "part", "error", "cause",
     "missing", "remedy", "source", "seconds", "waited_s", "connection", "request", "requests",
-    "task", "tasks", "uid", "by", "bytes", "free_bytes", "states_bytes",
+    "task", "tasks", "uid", "by", "bytes", "free_bytes", "kv_bytes_freed",
 )  # fmt: skip
 """What the report has of an event."""
 QUOTING = frozenset(("task.failed", "call.refused", "session.not_forgotten"))

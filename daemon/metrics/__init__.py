@@ -1,3 +1,3 @@
-"""The daemon's figures for Prometheus: what there is, what is counted, and where it is served."""
+"""The daemon's metrics for Prometheus: what there is, what is counted, and where it is served."""
 
 __all__ = ()

@@ -200,7 +200,7 @@ def _tallied(daemon: Daemon) -> Read:
 ENGINE_COUNTERS = {
     "generation_tokens": "generated",
     "prompt_tokens_cached": "cached",
-    "prefix_cache_queries": "looked_up",
+    "prefix_cache_queries": "prefix_queries",
     "num_preemptions": "parks",
     "context_shifts": "shifts",
     "kv_restores": "restores",
@@ -227,8 +227,8 @@ def _engines(daemon: Daemon) -> Read:
     )
     steps = {name: histograms_of(cells) for name, cells in engines.items()}
     yield "step_seconds", {(n, kind): h[f"{kind}_s"] for n, h in steps.items() for kind in StepKind}
-    yield "iteration_tokens", {(name,): h["rows_a_step"] for name, h in steps.items()}
-    yield "iteration_sequences", {(name,): h["sequences_a_step"] for name, h in steps.items()}
+    yield "iteration_tokens", {(name,): h["tokens_per_step"] for name, h in steps.items()}
+    yield "iteration_sequences", {(name,): h["sequences_per_step"] for name, h in steps.items()}
     yield "step_target_seconds", _one(daemon.config.step_ms_target / 1000)
 
 
@@ -298,14 +298,14 @@ def _daemon(daemon: Daemon) -> Read:
     config, memory = daemon.config, daemon.memory.status
     yield "build_info", {(__version__, str(LLAMA_BUILD_NUMBER), LLAMA_COMMIT): 1}
     yield "draining", _one(daemon.draining)
-    yield "component_up", {(p["part"],): p["works"] for p in daemon.components.describe()}
+    yield "component_up", {(p["component"],): p["up"] for p in daemon.components.describe()}
     yield "connections", _one(len(daemon.server.connections))
     yield "connections_max", _one(config.connections_max)
     yield "cores", _one(config.cores)
     free = memory["free_bytes"]
     yield "memory_free_bytes", {} if free is None else _one(free)
-    yield "memory_low", _one(bool(memory["short"]))
-    yield "memory_low_events", _one(memory["times"] or 0)
+    yield "memory_low", _one(bool(memory["low"]))
+    yield "memory_low_events", _one(memory["low_events"] or 0)
 
 
 _READERS: tuple[Callable[[Daemon], Read], ...] = (

@@ -133,7 +133,7 @@ class MetricsServer:
 
     async def _health(self) -> Response:
         daemon = self._daemon
-        failing = [part["part"] for part in daemon.components.describe() if not part["works"]]
+        failing = [it["component"] for it in daemon.components.describe() if not it["up"]]
         ends = daemon.draining or daemon.stopping.is_set()
         state = "draining" if ends else "degraded" if failing else "ok"
         body = msgspec.json.encode({"status": state, "failing": failing})

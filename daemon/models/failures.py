@@ -66,7 +66,7 @@ class FailedLoads:
             data={
                 **error.data,
                 "failed_s_ago": passed_s,
-                "tried_again_in_s": self._remember_s - passed_s,
+                "retry_in_s": self._remember_s - passed_s,
             },
         )
 

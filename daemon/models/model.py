@@ -37,7 +37,7 @@ class ModelState(StrEnum):
     COLD = "cold"
     LOADING = "loading"
     READY = "ready"
-    UNLOADING = "leaving"
+    UNLOADING = "unloading"
     FAILED = "failed"
 
 

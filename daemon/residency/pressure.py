@@ -148,11 +148,11 @@ class ThriftyWorker(Protocol):
 class _Counts:
     """What was done since the start."""
 
-    times: int = 0
+    low_events: int = 0
     """How often memory fell short."""
-    states_bytes: int = 0
-    models: int = 0
-    models_bytes: int = 0
+    kv_bytes_freed: int = 0
+    models_unloaded: int = 0
+    model_bytes_freed: int = 0
 
 
 class MemoryWatch:
@@ -186,9 +186,9 @@ class MemoryWatch:
         """What `stats` says of it."""
         last = self._last
         return {
-            "short": self._pressure.pressed,
+            "low": self._pressure.pressed,
             "free_bytes": last.free_bytes if last is not None else None,
-            "stalls_told": last is not None and last.machine_stalled_s is not None,
+            "pressure_known": last is not None and last.machine_stalled_s is not None,
             **asdict(self._counts),
         }
 
@@ -236,8 +236,8 @@ class MemoryWatch:
 
     async def _empty_states(self) -> None:
         freed = await self._tell(self._workers(), on=True)
-        self._counts.times += 1
-        log.warning("memory.short", free_bytes=self._last_free, states_bytes=freed)
+        self._counts.low_events += 1
+        log.warning("memory.short", free_bytes=self._last_free, kv_bytes_freed=freed)
 
     def _evict_model(self) -> None:
         evicted = self._evict_idle()
@@ -245,8 +245,8 @@ class MemoryWatch:
             log.warning("memory.still_short", free_bytes=self._last_free)
         self._is_helpless = evicted is None
         if evicted is not None:
-            self._counts.models += 1
-            self._counts.models_bytes += evicted.need
+            self._counts.models_unloaded += 1
+            self._counts.model_bytes_freed += evicted.need
             log.warning("memory.model_left", model=evicted.name, bytes=evicted.need)
 
     async def _hold_again(self) -> None:
@@ -261,11 +261,11 @@ class MemoryWatch:
 
     async def _tell(self, workers: Collection[ThriftyWorker], *, on: bool) -> int:
         """Have *workers* let go of their states, or hold them again; return the bytes let go."""
-        before = self._counts.states_bytes
+        before = self._counts.kv_bytes_freed
         async with anyio.create_task_group() as group:
             for worker in workers:
                 group.start_soon(self._tell_one, worker, on)
-        return self._counts.states_bytes - before
+        return self._counts.kv_bytes_freed - before
 
     async def _tell_one(self, worker: ThriftyWorker, on: bool) -> None:
         self._thrifty.add(worker)
@@ -274,4 +274,4 @@ class MemoryWatch:
                 freed = await worker.thrift(on=on)
             except InferdError:
                 return  # it has just died, and its states with it
-            self._counts.states_bytes += freed
+            self._counts.kv_bytes_freed += freed

@@ -43,7 +43,7 @@ class TurnSettings:
                 messages=messages,
                 raw=self.raw,
                 options=self.options or {},
-                watch=self.on_queue is not None,
+                queue_events=self.on_queue is not None,
             )
         )
 
@@ -71,7 +71,7 @@ class TurnSettings:
                 tokens=list(tokens),
                 text=text.encode(),
                 reasoning=reasoning.encode(),
-                watch=self.on_queue is not None,
+                queue_events=self.on_queue is not None,
             )
         )
 

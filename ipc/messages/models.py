@@ -51,7 +51,7 @@ class SwapResult(Map):
     """
 
     fingerprint: str
-    before: str = ""
+    previous_fingerprint: str = ""
     mode: str = "migrate"
 
 

@@ -57,12 +57,12 @@ class ForkParams(Map):
 
 
 class ForkResult(Map):
-    """The branches' handles; `kept_tokens` of their `tokens` need not be computed again."""
+    """The branches' handles; `cached_tokens` of their `tokens` need not be computed again."""
 
     contexts: list[int]
     tokens: int = 0
-    kept_tokens: int = 0
-    kv: str = "kept"
+    cached_tokens: int = 0
+    kv: str = "cached"
 
 
 class RewindParams(Map):
@@ -74,14 +74,14 @@ class RewindParams(Map):
 
 
 class RewindResult(Map):
-    """What is left: `tokens` of history, of which `kept_tokens` need not be computed again, and
+    """What is left: `tokens` of history, of which `cached_tokens` need not be computed again, and
     `turns` that one can still go back.
     """
 
     tokens: int = 0
     turns: int = 0
-    kept_tokens: int = 0
-    kv: str = "kept"
+    cached_tokens: int = 0
+    kv: str = "cached"
 
 
 class ForgetParams(Map):

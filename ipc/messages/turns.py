@@ -70,7 +70,7 @@ class StreamParams(Map):
     timeout_s: float = 0.0
     traceparent: Traceparent = ""
     credit: int = CREDIT_DEFAULT
-    watch: bool = False
+    queue_events: bool = False
 
 
 class ResumeParams(Map):
@@ -87,14 +87,14 @@ class ResumeParams(Map):
     timeout_s: float = 0.0
     traceparent: Traceparent = ""
     credit: int = CREDIT_DEFAULT
-    watch: bool = False
+    queue_events: bool = False
 
 
 class QueueEvent(Map):
-    """With `watch`: a turn's place in the queue, told before its first token and where it changes.
+    """A turn\'s position in the queue, sent with `queue_events` before its first token.
 
-    1 is the next to get a slot, of `waiting` in all; `starts_in_s` is when it is expected to.
-    Events with `waiting` are these. They use no credit.
+    Position 1 gets the next slot; `waiting` turns wait in all, and the slot is expected in
+    `starts_in_s`. These events use no credit.
     """
 
     position: int

@@ -91,7 +91,7 @@ class SlotLeases:
         self._kv.task_states.lease_slot(task)
         if task.admitted_at is None:
             task.admitted_at, task.cached = now, task.computed
-            self._counts["looked_up"] += len(task.tokens)
+            self._counts["prefix_queries"] += len(task.tokens)
             self._counts["cached"] += task.cached
         if task.sampler is None:
             task.sampler = sampler_for(self._model, task, task.spec.sampling)

@@ -7,7 +7,16 @@ from ..recording.engine_counters import EngineCounters
 from .task_table import EngineClock
 
 _COUNTED = (
-    *("generated", "prompt", "cached", "looked_up", "parks", "rows", "shifts", "kv_full"),
+    *(
+        "generated",
+        "prompt",
+        "cached",
+        "prefix_queries",
+        "parks",
+        "batch_tokens",
+        "shifts",
+        "kv_full",
+    ),
     "embedded",
 )
 

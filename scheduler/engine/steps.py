@@ -176,7 +176,7 @@ class Steps:
         task.shift_pending = False
         task.has_logits = task.pending == 0
         self._clock.tokens += part.count
-        counts["rows"] += part.count
+        counts["batch_tokens"] += part.count
         self._tasks.owners.add_tokens(task.spec.owner, part.count)
         if task.computed in task.checkpoints:
             task.checkpoints.discard(task.computed)

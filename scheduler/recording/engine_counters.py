@@ -32,14 +32,23 @@ STEP_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.15, 0.2, 0.
 POWERS_OF_TWO = tuple(float(1 << n) for n in range(12))
 
 COUNTERS = (
-    *("rows", "generated", "prompt", "cached", "looked_up", "parks", "shifts", "kv_full"),
+    *(
+        "batch_tokens",
+        "generated",
+        "prompt",
+        "cached",
+        "prefix_queries",
+        "parks",
+        "shifts",
+        "kv_full",
+    ),
     *("reused_slot", "reused_memory", "reused_disk", "restores", "fetches", "over_target"),
 )
 """Values that only grow, in the order of the page."""
 GAUGES = ("kv_bytes", "kv_entries", "slot_tokens")
 HISTOGRAMS = {f"{kind}_s": STEP_S for kind in StepKind} | {
-    "rows_a_step": POWERS_OF_TWO,
-    "sequences_a_step": POWERS_OF_TWO,
+    "tokens_per_step": POWERS_OF_TWO,
+    "sequences_per_step": POWERS_OF_TWO,
 }
 """Upper bounds of their buckets; one more bucket has the rest."""
 

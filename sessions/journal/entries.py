@@ -67,12 +67,12 @@ class TurnPiece(msgspec.Struct, frozen=True, kw_only=True):
     """What a turn has told since the piece before. The first one says how it began, the last one
     how it ended: by a stop reason, or the name of an error.
 
-    *tokens* and *surprises* are packed; *shifts* are (tokens of the turn before it, kept, dropped).
+    *tokens* and *surprisals* are packed; *shifts* are (tokens of the turn so far, kept, dropped).
     """
 
     tokens: bytes = b""
     text: bytes = b""
-    surprises: bytes = b""
+    surprisals: bytes = b""
     shifts: tuple[tuple[int, int, int], ...] = ()
     begin: TurnBegin | None = None
     end: str | None = None
@@ -93,9 +93,9 @@ class Replay:
         return b"".join(piece.text for piece in self.pieces)
 
     @property
-    def surprises(self) -> list[float]:
+    def surprisals(self) -> list[float]:
         """How unlikely the tokens were, as far as that is known."""
-        return unpack_floats(b"".join(piece.surprises for piece in self.pieces))
+        return unpack_floats(b"".join(piece.surprisals for piece in self.pieces))
 
     @property
     def placed_shifts(self) -> list[tuple[int, int, int]]:
@@ -130,7 +130,7 @@ class Replay:
         return TurnPiece(
             tokens=b"".join(piece.tokens for piece in self.pieces),
             text=self.text,
-            surprises=b"".join(piece.surprises for piece in self.pieces),
+            surprisals=b"".join(piece.surprisals for piece in self.pieces),
             shifts=tuple(self.placed_shifts),
             begin=self.begin,
         )

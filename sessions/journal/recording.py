@@ -197,13 +197,13 @@ class Recording(NoRecording):
         piece = TurnPiece(
             tokens=pack_tokens(turn.tokens[done.tokens :]),
             text=bytes(turn.text[done.text :]),
-            surprises=pack_floats(turn.surprises[done.surprises :]),
+            surprisals=pack_floats(turn.surprisals[done.surprisals :]),
             shifts=tuple(self._shifts[done.shifts :]),
             begin=None if done.pieces else self._begin,
             end=_end_of(turn),
         )
         done.tokens, done.text, done.shifts = len(turn.tokens), len(turn.text), len(self._shifts)
-        done.surprises = len(turn.surprises)
+        done.surprisals = len(turn.surprisals)
         done.end = piece.end is not None
         told = piece.tokens or piece.text or piece.shifts or piece.begin or done.end
         return piece if told else None
@@ -216,7 +216,7 @@ class _Written:
     pieces: int = 0
     tokens: int = 0
     text: int = 0
-    surprises: int = 0
+    surprisals: int = 0
     shifts: int = 0
     end: bool = False
 

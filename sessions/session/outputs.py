@@ -99,7 +99,7 @@ class SessionOutputs:
             "shifted": False,
             **told,
             "recomputed_tokens": recomputed.tokens,
-            "recomputed_why": recomputed.why,
+            "recomputed_reason": recomputed.why,
             "seed": parameters.seed,
             "lora": {} if turn is None else core.settings.lora,
             "model": core.model.name,

@@ -237,7 +237,7 @@ class TurnRunner:
         return TurnPiece(
             tokens=m.pack_tokens(turn.tokens),
             text=bytes(turn.text),
-            surprises=m.pack_floats(turn.surprises),
+            surprisals=m.pack_floats(turn.surprisals),
             shifts=shifts,
             begin=self._core.conversation.last.begin,
         )

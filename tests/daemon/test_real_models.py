@@ -82,7 +82,7 @@ def test_a_chat_answers_by_the_models_template_and_computes_only_what_is_new(
     assert first.metadata["cached_tokens"] == 0
     history = first.metadata["input_tokens"] + first.metadata["output_tokens"]
     assert second.metadata["cached_tokens"] >= history - 2, "the history was computed again"
-    assert second.metadata["recomputed_tokens"] == 0, second.metadata["recomputed_why"]
+    assert second.metadata["recomputed_tokens"] == 0, second.metadata["recomputed_reason"]
 
 
 def test_a_prompt_that_comes_again_is_not_computed_again(client: inferd.Client) -> None:

@@ -79,7 +79,7 @@ def test_the_socket_and_the_figures_are_as_the_table_says(tmp_path: Path) -> Non
     config = load_config({"socket": tmp_path / "s"}, {})
     assert rows()["the socket"].startswith(f"mode {mode}, group `{group}`")
     assert rows()["the socket"].endswith(f"a user's own {config.socket_mode}")
-    assert f"on {config.metrics.host}:" in rows()["figures for Prometheus"]
+    assert f"on {config.metrics.host}:" in rows()["metrics for Prometheus"]
 
 
 def test_the_rights_and_the_calls_that_need_none_are_named() -> None:

@@ -101,8 +101,8 @@ async def until(client: AsyncClient, is_so: Callable[[dict[str, Any]], bool]) ->
 
 
 async def is_watched(client: AsyncClient) -> bool:
-    parts = (await client.stats())["parts"]
-    return bool(next(part["works"] for part in parts if part["part"] == "memory"))
+    parts = (await client.stats())["components"]
+    return bool(next(part["up"] for part in parts if part["component"] == "memory"))
 
 
 async def states(client: AsyncClient) -> dict[str, str]:
@@ -113,7 +113,7 @@ async def states(client: AsyncClient) -> dict[str, str]:
 async def settled(client: AsyncClient) -> dict[str, str]:
     """Return the models' states as soon as none is leaving."""
     with anyio.fail_after(10):
-        while "leaving" in (found := await states(client)).values():
+        while "unloading" in (found := await states(client)).values():
             pass
     return found
 
@@ -134,7 +134,7 @@ async def test_states_leave_first_then_idle_models_and_busy_and_pinned_ones_stay
             proc.available(NONE)
             await until(client, lambda memory: memory["times"] == 1)
             stats = await client.stats()
-            assert stats["memory"]["states_bytes"] > 0
+            assert stats["memory"]["kv_bytes_freed"] > 0
             assert stats["models"]["busy"]["kv_ram_bytes"] == 0
 
             stats = await until(client, lambda memory: memory["models"] == 2)
@@ -151,7 +151,7 @@ async def test_states_leave_first_then_idle_models_and_busy_and_pinned_ones_stay
             assert re.findall("memory.model_left .*model=(\\w+)", daemon.log) == ["quick", "slow"]
 
         proc.available(PLENTY)
-        await until(client, lambda memory: not memory["short"])
+        await until(client, lambda memory: not memory["low"])
         assert (await client.stats())["memory"]["free_bytes"] > 0
 
 
@@ -160,14 +160,14 @@ async def test_without_stall_information_the_daemon_serves_and_looks_at_free_mem
 ) -> None:
     async with serving(tmp_path) as (_, client, proc):
         stats = await until(client, lambda memory: memory["free_bytes"] is not None)
-        assert stats["memory"]["stalls_told"] is False
+        assert stats["memory"]["pressure_known"] is False
         async with client.session("echo", raw=True) as session:
             assert await session.chat("hello") == "hello"
             (proc.folder / "meminfo").unlink()
             while await is_watched(client):
                 assert await session.chat("hello") == "hello"
         proc.available(NONE)
-        await until(client, lambda memory: memory["short"])
+        await until(client, lambda memory: memory["low"])
         assert await is_watched(client)
 
 
@@ -176,7 +176,7 @@ async def test_stalls_alone_are_enough(tmp_path: Path) -> None:
         await client.unload(await client.load_by_name("quick"), keep=True)
         proc.available(TOTAL // 10)
         proc.stalled(0.0)
-        await until(client, lambda memory: memory["stalls_told"])
+        await until(client, lambda memory: memory["pressure_known"])
         seconds = itertools.count(1.0)
 
         def stalls_go_on(memory: dict[str, Any]) -> bool:
@@ -184,4 +184,4 @@ async def test_stalls_alone_are_enough(tmp_path: Path) -> None:
             return bool(memory["models"])
 
         await until(client, stalls_go_on)
-        await until(client, lambda memory: not memory["short"])
+        await until(client, lambda memory: not memory["low"])

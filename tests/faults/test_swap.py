@@ -231,7 +231,7 @@ async def test_turns_that_wait_move_at_once_and_the_one_that_runs_stays() -> Non
             os.kill(old, signal.SIGCONT)
             said += "".join([p async for p in stream])
             assert said == STORY
-            assert stream.metadata["fingerprint"] == after.before
+            assert stream.metadata["fingerprint"] == after.previous_fingerprint
 
 
 async def test_turns_that_outlast_the_grace_end_where_the_vocabulary_is_another() -> None:
@@ -381,7 +381,7 @@ async def test_a_swap_of_models_that_do_not_fit_together_is_a_drain() -> None:
         done = await client.swap("live", "heavy")
         assert done.mode == "drain"
         assert await session.chat("next") == "next"
-        assert session.metadata["fingerprint"] == done.fingerprint != done.before
+        assert session.metadata["fingerprint"] == done.fingerprint != done.previous_fingerprint
         [model] = [m for m in await client.models() if m["name"] == "live"]
         assert (model["info"]["slots"], model["info"]["ctx_size"]) == (4, 4096)
         assert (await client.swap("live", "light")).mode == "migrate"

@@ -228,7 +228,7 @@ async def _turn(exchange: Exchange) -> str:
 
 
 async def _queued(exchange: Exchange) -> None:
-    for position in (2, 1) if exchange.params.get("watch") else ():
+    for position in (2, 1) if exchange.params.get("queue_events") else ():
         place = {"position": position, "waiting": 5, "starts_in_s": 0.5}
         await exchange.peer.send([4, exchange.number, place])
 
@@ -303,7 +303,7 @@ ANSWERS: dict[str, Answer] = {
          "remove_adapter"), _empty
     ),
     **dict.fromkeys(("get_output", "get_output_single"), _get_output),
-    "swap": _fixed(fingerprint="f", before="g"),
+    "swap": _fixed(fingerprint="f", previous_fingerprint="g"),
     "add_adapter": _fixed(loaded=True, id="a", size_bytes=7),
     "set_input": _set_input,
     "compute": _compute,
@@ -316,7 +316,7 @@ ANSWERS: dict[str, Answer] = {
     "cancel": _cancel,
     "park": _fixed(parked=True),
     "fork_session": _fork,
-    "rewind": _fixed(tokens=5, turns=1, kept_tokens=2, kv="computed_again"),
+    "rewind": _fixed(tokens=5, turns=1, cached_tokens=2, kv="recomputed"),
     "forget": _fixed(forgotten=True),
     "models": _fixed(models=[{"name": "fake"}]),
     "show": _fixed(models=[{"name": "fake"}]),

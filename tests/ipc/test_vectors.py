@@ -249,7 +249,7 @@ async def branches(client: AsyncClient) -> None:
     context = await client.init_execution_context(await client.load_by_name("echo"))
     assert await client.chat(context, "hi", raw=True) == "hi"
     forked = await client.fork_session(context, 2, session_ids=["a", "b"])
-    assert (forked.tokens, forked.kept_tokens, forked.kv) == (6, 6, "kept")
+    assert (forked.tokens, forked.cached_tokens, forked.kv) == (6, 6, "cached")
     one, two = forked.contexts
     assert (await client.rewind(one, turns=1)).tokens == 0
     assert (await client.rewind(two, tokens=3)).turns == 1

@@ -34,7 +34,7 @@ def metadata(prompt: int, output: int, **fields: Any) -> dict[str, Any]:
         "shifted": False,
         "parks": 0,
         "recomputed_tokens": 0,
-        "recomputed_why": "",
+        "recomputed_reason": "",
         "seed": 7,
         "lora": {},
         "model": "echo",
@@ -167,7 +167,7 @@ def branched() -> dict[str, Any]:
     x.call(
         "fork_session",
         w.ForkParams(context=context, n=2, session_ids=["a", "b"]),
-        w.ForkResult(contexts=[one, two], tokens=6, kept_tokens=6),
+        w.ForkResult(contexts=[one, two], tokens=6, cached_tokens=6),
     )
     x.call(
         "rewind",
@@ -177,7 +177,7 @@ def branched() -> dict[str, Any]:
     x.call(
         "rewind",
         w.RewindParams(context=two, tokens=3),
-        w.RewindResult(tokens=3, turns=1, kept_tokens=3),
+        w.RewindResult(tokens=3, turns=1, cached_tokens=3),
     )
     x.call("forget", w.ForgetParams(session_id="b"), w.ForgetResult(forgotten=True))
     x.call("forget", w.ForgetParams(context=one), w.ForgetResult(forgotten=True))
@@ -226,7 +226,7 @@ def watched() -> dict[str, Any]:
         x.call("set_input", prompt, w.Empty())
         one = w.ComputeSingleParams(context=context)
         x.call("compute_single", one, w.ComputeSingleResult(piece=b"a"))
-    turn = w.StreamParams(context=contexts[4], prompt="hi", watch=True)
+    turn = w.StreamParams(context=contexts[4], prompt="hi", queue_events=True)
     number = x.request("stream", turn)
     x.event(number, w.QueueEvent(position=1, waiting=1, starts_in_s=6.4), ["/2/starts_in_s"])
     for position, text in enumerate((b"h", b"i")):

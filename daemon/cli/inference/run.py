@@ -129,7 +129,7 @@ def stats_text(metadata: dict[str, Any]) -> str:
     """Return a turn's figures in one line."""
     tokens, predicted_ms = metadata.get("output_tokens", 0), metadata.get("predicted_ms", 0.0)
     rate = f", {1000 * tokens / predicted_ms:.1f} tokens/s" if predicted_ms > 0 else ""
-    again, why = metadata.get("recomputed_tokens", 0), metadata.get("recomputed_why", "")
+    again, why = metadata.get("recomputed_tokens", 0), metadata.get("recomputed_reason", "")
     rewritten = f"; {again} of the history do not stand any more: {why}" if again else ""
     return (
         f"prompt {metadata.get('input_tokens', 0)} tokens"

@@ -12,7 +12,7 @@ class Figures:
     """
 
     def __init__(self, stats: Mapping[str, Any]):
-        self._families: Mapping[str, list[dict[str, Any]]] = stats.get("figures", {})
+        self._families: Mapping[str, list[dict[str, Any]]] = stats.get("metrics", {})
 
     def total(self, family: str, **labels: str) -> float:
         """Return the sum of a family's values that have *labels*."""

@@ -25,7 +25,7 @@ def stats(socket: SocketPath = None, as_json: JsonOutput = False) -> None:
     with OneShotClient(socket) as client:
         told, hello = client.stats(), client.server
     if as_json:
-        write_json({key: told[key] for key in ("instance", "uptime_s", "figures")})
+        write_json({key: told[key] for key in ("instance", "uptime_s", "metrics")})
         return
     write(f"{hello.software}, up for {time_text(told['uptime_s'])}; counts are since its start")
     for heads, rows in sections(Figures(told)):

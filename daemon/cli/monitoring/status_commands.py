@@ -172,10 +172,11 @@ def status(socket: SocketPath = None, as_json: JsonOutput = False) -> None:
         f"; tasks: {stats['running']} running, {stats['waiting']} waiting"
         f", {stats['parked']} parked, {stats['refused']} refused so far"
     )
-    for part in stats["parts"]:
-        if not part["works"]:
-            write(f"{part['part']} fails: {part['missing']}: {part['cause']} ({part['remedy']})")
-    write(f"figures for Prometheus: {stats['metrics'] or 'not served'}")
+    for component in stats["components"]:
+        if not component["up"]:
+            name, effect = component["component"], component["effect"]
+            write(f"{name} fails: {effect}: {component['cause']} ({component['remedy']})")
+    write(f"metrics for Prometheus: {stats['metrics_address'] or 'not served'}")
     write(f"log: {_log_place(stats['log'])}")
     if waiting := ", ".join(stats["restart_for"]):
         write(f"changed in the file, and in force after a restart: {waiting}")

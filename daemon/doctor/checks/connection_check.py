@@ -180,12 +180,12 @@ def check_daemon(reach: Reach) -> Iterator[Finding]:
             f" (llama.cpp {LLAMA_COMMIT})",
             "start it again, or use the command that belongs to it",
         )
-    for part in reach.stats.get("parts", ()):
-        if not part["works"]:
+    for component in reach.stats.get("components", ()):
+        if not component["up"]:
             yield warn(
                 "daemon",
-                f"{part['part']} fails: {part['missing']}: {part['cause']}",
-                part["remedy"],
+                f"{component['component']} fails: {component['effect']}: {component['cause']}",
+                component["remedy"],
             )
     if waiting := ", ".join(reach.stats.get("restart_for", ())):
         yield warn(

@@ -113,7 +113,7 @@ class TurnRequest:
             queue_timeout_s=params.queue_timeout_s,
             timeout_s=params.timeout_s,
             traceparent=params.traceparent,
-            watch=params.watch,
+            queue_events=params.queue_events,
         )
 
 

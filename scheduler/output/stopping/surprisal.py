@@ -13,7 +13,7 @@ class MeanSurprisal:
     each; the logarithm of their perplexity. It counts once the window is full.
     """
 
-    reason = StopReason("surprise")
+    reason = StopReason("surprisal")
 
     def __init__(self, threshold: float, window: int):
         self._threshold = threshold

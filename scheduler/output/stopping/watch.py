@@ -62,8 +62,8 @@ class TurnConditions:
         self.line_ms = params.t_max_predict_ms
         """Time after which the turn ends with a line; 0 or less: never."""
         self.surprisal: MeanSurprisal | None = None
-        if params.stop_surprise:
-            self.surprisal = MeanSurprisal(params.stop_surprise, params.stop_surprise_window)
+        if params.stop_surprisal:
+            self.surprisal = MeanSurprisal(params.stop_surprisal, params.stop_surprisal_window)
         self._repetition: Repetition | None = None
         if params.stop_repetition:
             self._repetition = Repetition(params.stop_repetition, params.stop_repetition_window)

@@ -48,7 +48,7 @@ from inferd.backends.params.stop_options import (
         ),
         (
             {"semantic_conditions": [{"type": "coherence_break"}]},
-            {"stop-surprise": pytest.approx(math.log(5))},
+            {"stop-surprisal": pytest.approx(math.log(5))},
         ),
         (
             {"semantic_conditions": [{"type": "similarity", "text": "a b", "threshold": 0.9}]},

@@ -179,7 +179,7 @@ def test_a_conversation_by_roles_computes_only_what_is_new(client: inferd.Client
 
     history = first.metadata["input_tokens"] + first.metadata["output_tokens"]
     assert second.metadata["recomputed_tokens"] == 0
-    assert second.metadata["recomputed_why"] == ""
+    assert second.metadata["recomputed_reason"] == ""
     assert second.metadata["cached_tokens"] >= history - 2
 
 
@@ -192,14 +192,14 @@ def test_what_a_template_makes_be_computed_again_is_told(client: inferd.Client) 
         third = session.chat(USER)
 
     assert second.metadata["recomputed_tokens"] > 0
-    assert "the chat template rewrites" in second.metadata["recomputed_why"]
-    assert third.metadata["recomputed_why"].startswith("tools or chat-template-kwargs")
+    assert "the chat template rewrites" in second.metadata["recomputed_reason"]
+    assert third.metadata["recomputed_reason"].startswith("tools or chat-template-kwargs")
 
 
 def test_figures_of_a_turn_say_what_was_computed_again() -> None:
     turn = {"input_tokens": 9, "cached_tokens": 2}
     assert "9 tokens (2 cached)," in stats_text(turn)
-    again = turn | {"recomputed_tokens": 5, "recomputed_why": "tools changed"}
+    again = turn | {"recomputed_tokens": 5, "recomputed_reason": "tools changed"}
     expected = "(2 cached; 5 of the history do not stand any more: tools changed),"
     assert expected in stats_text(again)
 

@@ -71,7 +71,7 @@ def test_branches_go_on_from_one_state_which_is_not_computed_again(client: RawCl
 
     forked = client.call("fork_session", context=context, n=3)
 
-    assert forked["tokens"] == forked["kept_tokens"] == 14
+    assert forked["tokens"] == forked["cached_tokens"] == 14
     assert "kv" not in forked, "kept is what is left out"
     for branch, text in zip(forked["contexts"], ("one", "two", "three"), strict=True):
         assert said(client, branch, text) == text
@@ -97,7 +97,7 @@ def test_going_back_says_what_is_left_and_kept(client: RawClient) -> None:
         said(client, context, text)
 
     assert client.call("rewind", context=context, turns=1) == {
-        "tokens": 12, "turns": 1, "kept_tokens": 12,
+        "tokens": 12, "turns": 1, "cached_tokens": 12,
     }  # fmt: skip
     assert client.call("rewind", context=context, tokens=4)["tokens"] == 4
     assert said(client, context, "other") == "other"
@@ -232,7 +232,7 @@ def test_who_watches_is_told_each_place_once_and_before_the_first_token(
 ) -> None:
     contexts = [client.context("slow") for _ in range(4)]
     turns = [
-        client.start("stream", context=c, prompt="tale", credit=CREDIT_MAX, watch=True)
+        client.start("stream", context=c, prompt="tale", credit=CREDIT_MAX, queue_events=True)
         for c in contexts
     ]
 
@@ -251,7 +251,7 @@ def test_places_use_no_credit_and_who_did_not_ask_gets_none(client: RawClient) -
     first, second, third = (client.context("slow") for _ in range(3))
     busy = client.start("stream", context=first, prompt="a long story")
     queued(client, 1)
-    watching = client.start("stream", context=second, prompt="x", credit=1, watch=True)
+    watching = client.start("stream", context=second, prompt="x", credit=1, queue_events=True)
     other = client.start("stream", context=third, prompt="y", credit=CREDIT_MAX)
     queued(client, 3)
     client.call("cancel", request=busy)

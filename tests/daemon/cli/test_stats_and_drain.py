@@ -48,7 +48,7 @@ TOLD = {
 
 
 def test_figures_are_added_up_by_their_labels() -> None:
-    figures = Figures({"figures": TOLD})
+    figures = Figures({"metrics": TOLD})
     assert figures.total("prompt_tokens") == 130
     assert figures.total("prompt_tokens", model_name="b") == 30
     assert figures.by("num_requests_running", "priority") == {"low": 3}
@@ -57,7 +57,7 @@ def test_figures_are_added_up_by_their_labels() -> None:
 
 
 def test_the_tables_say_what_the_figures_do() -> None:
-    tables = {heads[0]: (heads, rows) for heads, rows in sections(Figures({"figures": TOLD}))}
+    tables = {heads[0]: (heads, rows) for heads, rows in sections(Figures({"metrics": TOLD}))}
     heads, [a, b] = tables["MODEL"]
     assert dict(zip(heads, a, strict=True)) == {
         "MODEL": "a", "PROMPT TOKENS": "100", "CACHED": "60", "ANSWER TOKENS": "0",
@@ -84,7 +84,7 @@ def test_the_figures_of_stats_are_those_of_prometheus() -> None:
     with running_daemon() as daemon, RawClient(daemon.socket) as client:
         client.call("chat", context=client.context(), prompt="hello there")
         until(daemon, lambda f: f("generation_tokens_total", model_name="echo") >= 11)
-        told = client.call("stats")["stats"]["figures"]
+        told = client.call("stats")["stats"]["metrics"]
         scraped = figures_of(daemon)
         assert "step_seconds" not in told and "process_cpu_seconds" not in told
         for name, suffix in (
@@ -112,7 +112,7 @@ def test_tables_without_a_figure_are_left_out() -> None:
         row = next(line.split() for line in text.splitlines() if line.startswith("echo"))
         assert int(row[1]) >= len("hello") and row[4:6] == ["1", "0"]
         figures = document(inferd("stats", "--json", socket=daemon.socket))
-        assert sorted(figures) == ["figures", "instance", "uptime_s"]
+        assert sorted(figures) == ["instance", "metrics", "uptime_s"]
         assert Figures(figures).total("request_success", finished_reason="eos") == 1
 
 

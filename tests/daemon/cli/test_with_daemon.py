@@ -336,7 +336,7 @@ def test_swap_says_how_it_was_done() -> None:
         assert done == {
             "swapped": "live",
             "fingerprint": "echo-1one",
-            "before": "echo-1",
+            "previous_fingerprint": "echo-1",
             "mode": "drain",
         }
         said = inferd("swap", "live", "--to", "echo", socket=daemon.socket).stdout

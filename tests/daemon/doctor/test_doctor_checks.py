@@ -419,7 +419,7 @@ def test_a_socket(changes: dict[str, object], status: str, what: str) -> None:
     assert found.status == status and what in found.found + found.remedy
 
 
-PART = {"part": "metrics", "works": False, "missing": "m", "cause": "c", "remedy": "free it"}
+PART = {"component": "metrics", "up": False, "effect": "m", "cause": "c", "remedy": "free it"}
 
 
 @pytest.mark.parametrize(

@@ -94,7 +94,7 @@ def test_a_file_that_is_rotated_is_made_anew_with_the_next_event(how: str) -> No
         assert names_of(daemon.file) == ["log.levels"] * 2
         if how == "moved":
             assert "daemon.ready" in names_of(old) and "log.levels" not in names_of(old)
-        assert part(daemon, "log")["works"]
+        assert part(daemon, "log")["up"]
 
 
 def test_sighup_opens_it_anew_even_with_an_error_in_the_configuration() -> None:
@@ -131,17 +131,17 @@ def test_a_folder_that_vanishes_for_a_while_stops_no_service() -> None:
         say(daemon)
         manager.serves()
         assert names_of(daemon.file) == ["log.levels", "part.works_again"]
-        assert part(daemon, "log")["works"]
+        assert part(daemon, "log")["up"]
 
 
 def test_a_full_disk_stops_no_service_and_tears_one_line_at_most() -> None:
     with filed() as daemon, manager_of(daemon) as manager:
-        assert part(daemon, "log")["works"]
+        assert part(daemon, "log")["up"]
         limit(daemon.pid, daemon.file.stat().st_size + 20)
         say(daemon)
         assert manager.status("serving; degraded: log (")
         found = part(daemon, "log")
-        assert not found["works"] and "File too large" in found["cause"] and found["remedy"]
+        assert not found["up"] and "File too large" in found["cause"] and found["remedy"]
         limit(daemon.pid, resource.RLIM_INFINITY)
         say(daemon)
         manager.serves()
@@ -158,11 +158,11 @@ def test_a_full_disk_stops_no_service_and_tears_one_line_at_most() -> None:
 def test_what_cannot_be_written_anywhere_stops_no_service() -> None:
     """Standard error is a file here, too: both are full."""
     with filed() as daemon, manager_of(daemon) as manager:
-        assert part(daemon, "log")["works"]
+        assert part(daemon, "log")["up"]
         limit(daemon.pid, 0)
         say(daemon)
         assert manager.status("serving; degraded: log (")
-        assert not part(daemon, "log")["works"]
+        assert not part(daemon, "log")["up"]
         assert daemon.log == ""
         limit(daemon.pid, resource.RLIM_INFINITY)
         say(daemon)

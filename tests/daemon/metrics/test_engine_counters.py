@@ -61,8 +61,8 @@ def test_a_step_is_of_one_kind_and_prompts_alone_may_take_longer(
     told = {k: sum(found[f"{k}_s"].counts) for k in StepKind}
     assert told == {k: 2 * (k is kind) for k in StepKind}
     assert figures.over_target == (kind is not StepKind.PREFILL)
-    assert found["rows_a_step"].sum == 2 * sum(counts)
-    assert found["sequences_a_step"].sum == 2 * len(counts)
+    assert found["tokens_per_step"].sum == 2 * sum(counts)
+    assert found["sequences_per_step"].sum == 2 * len(counts)
 
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 1023, 1024, 1025, 2048, 2049, 1 << 20])
@@ -71,7 +71,7 @@ def test_powers_of_two_are_buckets_like_any(rows: int) -> None:
     figures.count_step(rows, 1, 0.1, decodes=False)
     figures.write_counters(0.0, 0, VALUES)
     wanted.observe(rows)
-    assert histograms_of(figures.read_counters())["rows_a_step"].counts == wanted.counts
+    assert histograms_of(figures.read_counters())["tokens_per_step"].counts == wanted.counts
 
 
 def test_they_are_due_after_a_step_or_a_change_and_not_else() -> None:

@@ -36,13 +36,13 @@ def test_tokens_steps_and_parks_are_those_of_the_turns() -> None:
     found = counted(bench)
     stats = [bench.stats(1), bench.stats(2)]
     assert found["generated"] == sum(s.output_tokens for s in stats)
-    assert found["looked_up"] == sum(s.prompt_tokens for s in stats) == 2 * TOKENS
-    assert found["prompt"] + found["cached"] == found["looked_up"]
+    assert found["prefix_queries"] == sum(s.prompt_tokens for s in stats) == 2 * TOKENS
+    assert found["prompt"] + found["cached"] == found["prefix_queries"]
     assert found["parks"] == sum(s.parks for s in stats)
     steps = histograms_of(bench.engine.metrics.page.read_counters())
     kinds = [sum(steps[f"{kind}_s"].counts) for kind in ("decode", "mixed", "prefill")]
-    assert sum(kinds) == bench.engine.metrics.steps == sum(steps["rows_a_step"].counts)
-    assert steps["rows_a_step"].sum == found["rows"]
+    assert sum(kinds) == bench.engine.metrics.steps == sum(steps["tokens_per_step"].counts)
+    assert steps["tokens_per_step"].sum == found["batch_tokens"]
 
 
 def test_a_parked_turn_that_comes_back_was_restored() -> None:

@@ -119,14 +119,14 @@ def test_the_port_that_is_taken_fails_alone_until_it_is_free() -> None:
             check(daemon, "metrics", f"{where}: Address already in use")
             assert "another port" in part(daemon, "metrics")["remedy"]
             with Client(daemon.socket) as client:
-                assert client.stats()["metrics"] is None
+                assert client.stats()["metrics_address"] is None
             with manager_of(daemon) as manager:
                 taken.close()
                 manager.serves()
             assert "inferd_build_info" in scrape(where)
-            assert part(daemon, "metrics")["works"]
+            assert part(daemon, "metrics")["up"]
             with Client(daemon.socket) as client:
-                assert client.stats()["metrics"] == where
+                assert client.stats()["metrics_address"] == where
 
 
 def test_systemd_is_told_of_the_port_with_the_news_that_the_daemon_serves() -> None:

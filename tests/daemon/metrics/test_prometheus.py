@@ -59,7 +59,7 @@ def test_promtool_finds_nothing_in_a_scrape() -> None:
     with running_daemon(metrics="127.0.0.1:0") as daemon:
         talk(daemon.socket)
         with Client(daemon.socket) as client:
-            where = client.stats()["metrics"]
+            where = client.stats()["metrics_address"]
         assert run("promtool", "check", "metrics", text=scrape(where)) == ""
 
 
@@ -80,7 +80,7 @@ def test_a_real_prometheus_reads_a_real_daemon(tmp_path: Path) -> None:
     with running_daemon(metrics="127.0.0.1:0") as daemon:
         talk(daemon.socket)
         with Client(daemon.socket) as client:
-            target = client.stats()["metrics"]
+            target = client.stats()["metrics_address"]
         with prometheus(target, tmp_path, rules=[RULES]) as where:
             [up] = query(where, 'up{job="inferd"} == 1')
             assert up["metric"]["instance"] == target

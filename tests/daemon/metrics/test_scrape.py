@@ -333,12 +333,12 @@ def test_a_turn_that_is_cancelled_before_it_had_a_slot_has_no_queue_time() -> No
 
 def test_what_serves_the_figures_is_told_by_stats_and_status() -> None:
     with running_daemon(CONFIG, metrics="127.0.0.1:0") as daemon, Client(daemon.socket) as client:
-        where = client.stats()["metrics"]
+        where = client.stats()["metrics_address"]
         assert where.startswith("127.0.0.1:") and not where.endswith(":0")
         assert "inferd_build_info{" in scrape(where)
     with running_daemon(CONFIG, metrics="off") as daemon, Client(daemon.socket) as client:
-        assert client.stats()["metrics"] is None
-        assert all(part["works"] for part in client.stats()["parts"])
+        assert client.stats()["metrics_address"] is None
+        assert all(part["up"] for part in client.stats()["components"])
         assert not Path(where_of(daemon)).exists()
 
 

@@ -191,12 +191,12 @@ def test_a_load_that_waits_for_memory_holds_up_neither_turns_nor_a_load_that_fit
         worker.suspend()
         try:
             waits = client.start("load_by_name", name="waits")
-            while model(client, "leaving")["state"] != "leaving":
+            while model(client, "leaving")["state"] != "unloading":
                 pass
 
             assert client.call("chat", context=loaded, prompt="now", raw=True)["text"] == b"now"
             assert load(client, "small")["model"] == "small"
-            assert states(client)["leaving"] == "leaving" and states(client)["waits"] == "loading"
+            assert states(client)["leaving"] == "unloading" and states(client)["waits"] == "loading"
         finally:
             worker.resume()
         assert client.result(waits)["model"] == "waits"
@@ -210,7 +210,7 @@ def test_what_a_waiting_load_will_need_is_not_given_to_another() -> None:
         worker.suspend()
         try:
             waits = client.start("load_by_name", name="waits")
-            while model(client, "leaving")["state"] != "leaving":
+            while model(client, "leaving")["state"] != "unloading":
                 pass
             late = client.start("load_by_name", name="late")
             while model(client, "late")["pid"] == 0:

@@ -219,7 +219,7 @@ def test_a_failed_load_is_remembered_for_its_time(tmp_path: Path, clock: Clock) 
     error = refused(failed, file)
     assert isinstance(error, LoadFailed) and error.hint == "look"
     assert "cannot open it" in error.message and "4.0 s ago" in error.message
-    assert error.data == {"a": 1, "failed_s_ago": 4.0, "tried_again_in_s": 6.0}
+    assert error.data == {"a": 1, "failed_s_ago": 4.0, "retry_in_s": 6.0}
     clock.now += 6
     assert refused(failed, file) is None
 

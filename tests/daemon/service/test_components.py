@@ -25,17 +25,17 @@ def part(daemon: RunningDaemon, name: str) -> dict[str, Any]:
     with Client(daemon.socket) as client:
         with client.session("echo") as session:
             assert session.chat("served") == "served"
-        return next(p for p in client.stats()["parts"] if p["part"] == name)
+        return next(p for p in client.stats()["components"] if p["component"] == name)
 
 
 def check(daemon: RunningDaemon, name: str, cause: str) -> None:
     """Check that a part fails by *cause*, and that everybody is told."""
     found = part(daemon, name)
-    assert not found["works"]
+    assert not found["up"]
     assert cause in found["cause"]
-    assert found["remedy"] and found["missing"] and found["for_s"] >= 0
+    assert found["remedy"] and found["effect"] and found["for_s"] >= 0
     line = next(x for x in inferd("status", socket=daemon.socket).stdout.splitlines() if name in x)
-    for told in ("missing", "cause", "remedy"):
+    for told in ("effect", "cause", "remedy"):
         assert found[told] in line
     assert any("part.fails" in x and f"part={name}" in x for x in daemon.log.splitlines())
 
@@ -54,9 +54,9 @@ def limit(pid: int, size: int) -> None:
 
 def test_all_parts_work_in_a_daemon_without_faults() -> None:
     with running_daemon() as daemon, Client(daemon.socket) as client:
-        parts = client.stats()["parts"]
-        assert [p["part"] for p in parts] == list(COMPONENTS)
-        assert all(p["works"] and p["cause"] is None for p in parts)
+        parts = client.stats()["components"]
+        assert [p["component"] for p in parts] == list(COMPONENTS)
+        assert all(p["up"] and p["cause"] is None for p in parts)
         assert "fails" not in inferd("status", socket=daemon.socket).stdout
 
 
@@ -81,7 +81,7 @@ def test_the_journal_on_a_full_disk_later_and_written_again() -> None:
         limit(daemon.pid, resource.RLIM_INFINITY)
         talk(daemon, "room")
         manager.serves()
-        assert part(daemon, "journal")["works"]
+        assert part(daemon, "journal")["up"]
         assert "part.works_again" in daemon.log
 
 
@@ -125,7 +125,7 @@ def test_the_kv_store_a_file_in_the_place_of_its_folder_until_it_is_moved() -> N
             folder.unlink()
             talk(daemon, "y" * 500)
             manager.serves()
-            assert part(daemon, "kv-store")["works"]
+            assert part(daemon, "kv-store")["up"]
 
 
 def test_the_kv_store_on_a_full_disk_later() -> None:
@@ -149,7 +149,7 @@ def test_what_is_said_of_models_cannot_be_written_until_it_can() -> None:
         obstacle.rmdir()
         client.unpin("echo")
         manager.serves()
-        assert part(daemon, "models")["works"]
+        assert part(daemon, "models")["up"]
 
 
 def test_the_models_directory_that_cannot_be_read_for_a_while(tmp_path: Path) -> None:
@@ -165,7 +165,7 @@ def test_the_models_directory_that_cannot_be_read_for_a_while(tmp_path: Path) ->
         aside.rename(folder)
         (folder / "here.gguf").rename(folder / "new.gguf")
         assert [model["name"] for model in client.models()] == ["echo", "new"]
-        assert part(daemon, "models-dir")["works"]
+        assert part(daemon, "models-dir")["up"]
 
 
 @pytest.mark.asyncio
@@ -218,7 +218,7 @@ def test_a_failure_is_told_once_and_its_end_once() -> None:
         parts.note("journal", cause)
     now = 13.0
     assert parts.line == "serving; degraded: journal (fuller)"
-    [journal] = [p for p in parts.describe() if p["part"] == "journal"]
+    [journal] = [p for p in parts.describe() if p["component"] == "journal"]
     assert (journal["cause"], journal["for_s"]) == ("fuller", 3.0)
     parts.note("kv-store", "two\nlines")
     assert parts.line == "serving; degraded: journal (fuller), kv-store (two lines)"

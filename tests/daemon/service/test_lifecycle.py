@@ -215,7 +215,7 @@ def test_an_idle_model_leaves_after_its_keep_alive() -> None:
         wait_gone([worker], 5.0)
 
         with RawClient(daemon.socket) as client:
-            while (state := client.call("show", name="echo")["models"][0]["state"]) == "leaving":
+            while (state := client.call("show", name="echo")["models"][0]["state"]) == "unloading":
                 pass  # its process has ended, and the daemon has not heard of it
             assert state == "cold"
 

@@ -148,7 +148,7 @@ def test_the_daemon_serves_under_the_unit_s_filter_and_its_workers_go_first() ->
         with Client(daemon.socket) as client, client.session("echo", session_id="x") as session:
             assert session.chat("hello") == "hello"
             assert session.metadata["durable"] is True
-            assert all(part["works"] for part in client.stats()["parts"])
+            assert all(part["up"] for part in client.stats()["components"])
         with RawClient(daemon.socket) as raw:
             worker = worker_of(raw, "echo")
         assert Path(f"/proc/{worker.pid}/oom_score_adj").read_text().strip() == "500"

@@ -378,11 +378,11 @@ def test_a_span_that_is_given_comes_before_the_one_that_is_current(
 
 
 def part(client: Client) -> dict[str, Any]:
-    return next(p for p in client.stats()["parts"] if p["part"] == "traces")
+    return next(p for p in client.stats()["components"] if p["component"] == "traces")
 
 
 def until(client: Client, *, works: bool) -> dict[str, Any]:
-    while part(client)["works"] is not works:
+    while part(client)["up"] is not works:
         pass
     return part(client)
 

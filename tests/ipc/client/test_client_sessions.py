@@ -74,7 +74,7 @@ async def test_who_waits_is_told_its_place_and_reads_the_same_pieces(tmp_path: P
         assert stream.tokens == [0, 1]
         assert server.credits == []
         assert await session.chat("x") == "x"
-        assert "watch" not in server.calls[-1][1]
+        assert "queue_events" not in server.calls[-1][1]
 
 
 @pytest.mark.parametrize("call", ["stream", "chat"])
@@ -115,7 +115,7 @@ async def test_branches_are_sessions_on_the_same_lease_and_close_with_their_trun
 async def test_a_session_goes_back_and_is_forgotten(tmp_path: Path) -> None:
     async with talking(tmp_path) as (server, session):
         result = await session.rewind(1)
-        assert (result.tokens, result.turns, result.kv) == (5, 1, "computed_again")
+        assert (result.tokens, result.turns, result.kv) == (5, 1, "recomputed")
         assert server.calls[-1] == ("rewind", {"context": 12, "turns": 1})
         await session.rewind(tokens=3)
         assert server.calls[-1] == ("rewind", {"context": 12, "tokens": 3})

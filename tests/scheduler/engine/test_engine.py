@@ -322,7 +322,7 @@ def test_an_urgent_task_runs_at_once_and_the_parked_one_loses_nothing() -> None:
     bench.iterate(bench.submit(1, "a low one that takes its time", priority=Priority.LOW))
     for _ in range(5):
         bench.iterate()
-    rows = bench.engine.statistics()["rows"]
+    rows = bench.engine.statistics()["batch_tokens"]
 
     bench.iterate(bench.submit(2, "now", priority=Priority.URGENT))
 
@@ -330,7 +330,7 @@ def test_an_urgent_task_runs_at_once_and_the_parked_one_loses_nothing() -> None:
     bench.run()
     assert bench.text(1) == b"a low one that takes its time"
     assert bench.stats(1).parks == 1
-    computed = bench.engine.statistics()["rows"] - rows
+    computed = bench.engine.statistics()["batch_tokens"] - rows
     low, urgent = 29 - 5, (3 + 2) + 3 - bench.stats(2).cached_tokens
     assert computed == low + urgent, "something was computed twice"
 

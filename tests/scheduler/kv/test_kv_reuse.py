@@ -31,7 +31,7 @@ def files(tmp_path: Path) -> Iterator[KvFiles]:
 
 
 def computed(bench: Bench) -> int:
-    return int(bench.engine.statistics()["rows"])
+    return int(bench.engine.statistics()["batch_tokens"])
 
 
 def history(bench: Bench, number: int, text: str) -> bytes:

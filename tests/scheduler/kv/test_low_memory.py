@@ -120,7 +120,7 @@ def rows_with(memory: Memory, *commands: m.Command) -> int:
     bench.run()
     assert [bench.text(1).decode(), bench.text(2).decode()] == TEXTS[:2]
     assert len(bench.engine.store) == 0 or not commands
-    return int(bench.engine.statistics()["rows"])
+    return int(bench.engine.statistics()["batch_tokens"])
 
 
 @pytest.mark.parametrize("memory", ["plain", "window", "recurrent"])

@@ -11,7 +11,7 @@ from tests.sessions.journal.test_journal import Kept, named, reopened, resumed
 from tests.sessions.session.test_sessions import HERE
 
 TEXT = b"ab!cd!efgh"
-SURPRISED = {"stop-surprise": 3.9, "stop-surprise-window": 5}
+SURPRISED = {"stop-surprisal": 3.9, "stop-surprisal-window": 5}
 """Two exclamation marks among five tokens."""
 
 
@@ -42,7 +42,7 @@ async def test_a_turn_whose_session_was_left_remembers_how_surprising_it_was(
         await begun(desk)
         desk.manager.close_connection(HERE)
         desk.port.run()
-        assert await gone_on(desk, b"ab!c") == (b"d!", "surprise", "4.000")
+        assert await gone_on(desk, b"ab!c") == (b"d!", "surprisal", "4.000")
 
 
 @pytest.mark.asyncio
@@ -53,7 +53,7 @@ async def test_a_turn_whose_daemon_was_killed_remembers_how_surprising_it_was(
         session = await begun(desk)
         await session.wait_recorded()
         async with desk.killed(tmp_path / "b") as other:
-            assert await gone_on(other, b"ab!c") == (b"d!", "surprise", "4.000")
+            assert await gone_on(other, b"ab!c") == (b"d!", "surprisal", "4.000")
 
 
 @pytest.mark.asyncio

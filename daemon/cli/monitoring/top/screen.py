@@ -41,7 +41,7 @@ Any key closes this."""
 QUESTION = "Unload {}?\n\ny  yes    f  even if it is in use: what runs fails    n  no"
 STATES = {
     **dict.fromkeys(("ready", "running"), "green"),
-    **dict.fromkeys(("loading", "waiting", "leaving"), "yellow"),
+    **dict.fromkeys(("loading", "waiting", "unloading"), "yellow"),
     **dict.fromkeys(("failed",), "red"),
     **dict.fromkeys(("cold", "parked", "empty", "done", "dormant"), "dim"),
 }

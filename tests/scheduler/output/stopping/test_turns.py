@@ -24,7 +24,7 @@ from tests.sessions.doubles import EnginePort, dying
 
 SURPRISED = EchoOptions(surprising="!")
 LOOPS = {"stop_repetition": 0.5, "stop_repetition_window": 12}
-LOST = {"stop_surprise": 5.0, "stop_surprise_window": 4}
+LOST = {"stop_surprisal": 5.0, "stop_surprisal_window": 4}
 
 
 def end_of(text: str, fields: dict[str, object], **stopping: object) -> tuple[bytes, str, str]:
@@ -44,7 +44,7 @@ def end_of(text: str, fields: dict[str, object], **stopping: object) -> tuple[by
         ("a\n b\nc", {"n_indent": 1}, "a\n b\n", "indent", "n-indent 1"),
         ('{"a": 1} and', {"stop_complete": ("json",)}, '{"a": 1}', "complete", "json"),
         ("abc" * 9, LOOPS, "abc" * 4, "repetition", "0.667"),
-        ("aaaa!!!!!", LOST, "aaaa!!!", "surprise", "7.500"),
+        ("aaaa!!!!!", LOST, "aaaa!!!", "surprisal", "7.500"),
         ("nothing", {"stop_patterns": ("x",), "stop_tokens": (1,)}, "nothing", "eos", "256"),
     ],
 )  # fmt: skip
@@ -87,8 +87,8 @@ CONDITIONS = st.builds(
     n_indent=st.integers(0, 2),
     stop_repetition=st.sampled_from([0.0, 0.5, 0.9]),
     stop_repetition_window=st.sampled_from([8, 12]),
-    stop_surprise=st.sampled_from([0.0, 4.0]),
-    stop_surprise_window=st.sampled_from([3, 8]),
+    stop_surprisal=st.sampled_from([0.0, 4.0]),
+    stop_surprisal_window=st.sampled_from([3, 8]),
 )
 TEXTS = st.text('abEND.!? \n`{}"xü', min_size=1, max_size=40)
 Told = tuple[bytes, list[int], str, str]
@@ -111,7 +111,7 @@ def told(text: str, stopping: StoppingParams, deaths: Sequence[int], *, shift: b
 
 
 @settings(deadline=None)
-@example("ab!a!b!!!!", StoppingParams(stop_surprise=4.0, stop_surprise_window=8), [4, 3], False)
+@example("ab!a!b!!!!", StoppingParams(stop_surprisal=4.0, stop_surprisal_window=8), [4, 3], False)
 @example("abab" * 9, StoppingParams(stop_repetition=0.9, stop_repetition_window=12), [30], True)
 @example("[[aaaaaaaaaaaaa]aaaaaaaaaaaa", StoppingParams(stop_complete=("json",)), [21], True)
 @example("?" * 13 + "D" + "?" * 15 + "üü", StoppingParams(), [3, 12], True)
@@ -151,7 +151,7 @@ def test_a_turn_that_is_parked_or_pulled_ends_where_it_would_have(
     [
         ("so END of", StoppingParams(stop_patterns=("END",))),
         ("abc" * 9, StoppingParams(stop_repetition=0.5, stop_repetition_window=12)),
-        ("a!!!!", StoppingParams(stop_surprise=5.0, stop_surprise_window=2)),
+        ("a!!!!", StoppingParams(stop_surprisal=5.0, stop_surprisal_window=2)),
         ("One. Two.", StoppingParams(stop_complete=("sentence",))),
     ],
 )
@@ -162,11 +162,11 @@ def test_a_turn_of_which_only_the_end_was_not_told_ends_when_it_is_resumed(
     said, tokens, reason, detail = told(text, stopping, [], shift=False)
     port = EnginePort(Bench(options=SURPRISED))
     spec = port.bench.spec(1, text, stopping=stopping)
-    surprises = [10.0 if token == ord("!") else 0.0 for token in tokens]
+    surprisals = [10.0 if token == ord("!") else 0.0 for token in tokens]
     piece = TurnPiece(
         tokens=m.pack_tokens(tokens),
         text=said,
-        surprises=m.pack_floats(surprises) if stopping.stop_surprise else b"",
+        surprisals=m.pack_floats(surprisals) if stopping.stop_surprisal else b"",
     )
     turn = Turn(port, spec, lambda _: None)
     turn.take_over(Replay(m.unpack_tokens(spec.tokens), [piece]))
