@@ -49,7 +49,7 @@ from .access.rights import Access
 from .components import Components
 from .config.settings import Config
 from .logs.setup import logs
-from .metrics.daemon_counters import Tally
+from .metrics.daemon_counters import DaemonCounters
 from .models.lease import DormantLease, Lease
 from .models.registry import Registry
 from .models.similarity import EmbeddingComparer
@@ -106,7 +106,7 @@ class Daemon:
         """Set when the daemon is to end, once what runs has finished."""
         self.metrics_at: Callable[[], str | None] = lambda: None
         """Where the figures are served, if they are."""
-        self.tally = Tally()
+        self.counters = DaemonCounters()
         self.graphs: dict[int, Graph] = {}
         self.ledger = Ledger(
             AdmissionBounds(
@@ -116,12 +116,12 @@ class Daemon:
                 config.prompt_tokens_waiting_user_max,
             )
         )
-        self.ledger.turn_listeners.append(self.tally)
+        self.ledger.turn_listeners.append(self.counters)
         machine = machine or MachineMemory()
         self.registry = Registry(
             config, group, self.flush, machine=machine, components=self.components
         )
-        self.registry.launcher.listeners.append(self.tally)
+        self.registry.launcher.listeners.append(self.counters)
         self.passing: set[Session] = set()
         """Sessions of one turn each, known only to the calls that made them."""
         self.registry.comparer = EmbeddingComparer(
@@ -199,7 +199,7 @@ class Daemon:
             self.access.check(request)
             result = await self.calls[request.call](self, request)
         except InferdError as exc:
-            self.tally.call_refused(request.call, exc)
+            self.counters.call_refused(request.call, exc)
             cause = {"cause": exc.message} if logs.texts else {}  # it may quote a text
             ipc_log.debug("call.refused", call=request.call, error=exc.name, **cause)
             raise
@@ -214,7 +214,7 @@ class Daemon:
         :raises PermissionDenied: he cannot, or may not.
         """
         self.users.check(connection.peer.uid)
-        self.access.enter(connection)
+        self.access.add_connection(connection)
         if logs.is_logged("ipc", "debug"):
             ipc_log.debug("connection.opened", **_peer(connection))
 
@@ -227,11 +227,11 @@ class Daemon:
         for graph in [g for g in self.graphs.values() if g.connection is connection]:
             del self.graphs[graph.handle]
             graph.lease.close()
-        self.access.leave(connection)
+        self.access.remove_connection(connection)
 
     def connection_refused(self, connection: Connection, error: InferdError) -> None:
         """Log why a connection was closed."""
-        self.tally.call_refused("connect", error)
+        self.counters.call_refused("connect", error)
         ipc_log.warning(
             "connection.refused",
             **_peer(connection),

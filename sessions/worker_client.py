@@ -99,7 +99,7 @@ class WorkerClient(TaskClient, Protocol):
     async def forget(self, owner: int, session: str) -> None:
         """Forget a session's KV states, in memory and on disk; returns when it is done."""
 
-    async def make_room_to_embed(self) -> None:
+    async def reserve_embedding_memory(self) -> None:
         """Have memory for embeddings, which are made beside all else.
 
         :raises OutOfMemory: there is too little of it.

@@ -23,6 +23,7 @@ CHECKED: tuple[str, ...] = (
     "CONTRIBUTING.md",
     "README.md",
     "daemon/config",
+    "daemon/workers",
     "docs/commands.md",
     "docs/configuration.md",
     "ipc/__init__.py",
@@ -37,6 +38,7 @@ CHECKED: tuple[str, ...] = (
     "src/inferd/__init__.py",
     "src/inferd/__main__.py",
     "src/inferd/testing.py",
+    "tests/daemon/workers",
     "wire",
 )
 """Files and folders whose text follows the rules; a package is added when it is finished."""

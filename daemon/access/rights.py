@@ -65,7 +65,7 @@ class Access:
         self._own = os.getuid() if own is None else own
         self._open: dict[int, dict[Connection, Rights]] = {}
 
-    def enter(self, connection: Connection) -> None:
+    def add_connection(self, connection: Connection) -> None:
         """Note a connection and its rights.
 
         :raises PermissionDenied: the user has no rights.
@@ -75,7 +75,7 @@ class Access:
         if not rights.may:
             raise PermissionDenied(f"user {connection.peer.uid} may do nothing here")
 
-    def leave(self, connection: Connection) -> None:
+    def remove_connection(self, connection: Connection) -> None:
         """Forget a connection that has ended."""
         his = self._open.get(connection.peer.uid, {})
         his.pop(connection, None)

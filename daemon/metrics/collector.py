@@ -107,7 +107,7 @@ def _families(daemon: Daemon) -> Read:
     """Yield our families, after adding up the counters of the engines."""
     for model in daemon.registry.catalog.known():
         if model.worker is not None:
-            daemon.tally.add_up(model, model.worker)
+            daemon.counters.add_up(model, model.worker)
     for read in _READERS:
         yield from read(daemon)
 
@@ -149,7 +149,7 @@ def _one(value: float) -> Samples:
 
 def _turns(daemon: Daemon) -> Read:
     loaded = {
-        daemon.tally.name_of(m) for m in daemon.registry.catalog.known() if m.loaded is not None
+        daemon.counters.name_of(m) for m in daemon.registry.catalog.known() if m.loaded is not None
     }
     states: dict[str, Counter[Labels]] = {
         state: Counter({(name, p): 0 for name in loaded for p in PRIORITIES}) for state in ACTIVE
@@ -158,13 +158,13 @@ def _turns(daemon: Daemon) -> Read:
     for session in daemon.all_sessions():
         turn = session.turn
         if session.active and turn is not None:
-            name = daemon.tally.name_of_source(session.model)
+            name = daemon.counters.name_of_source(session.model)
             states[session.state][name, turn.spec.priority.label] += 1
             if session.state == SessionState.WAITING:
                 reasons[name, "slot"] += 1
     for model, request in daemon.registry.gate.waiting_requests:
         if request.is_turn:
-            name = daemon.tally.name_of(model)
+            name = daemon.counters.name_of(model)
             states[SessionState.WAITING][name, request.priority.label] += 1
             reasons[name, "model"] += 1
     yield "num_requests_running", states[SessionState.RUNNING]
@@ -192,9 +192,9 @@ OBSERVED = (
 
 def _tallied(daemon: Daemon) -> Read:
     for name in COUNTED:
-        yield name, daemon.tally.counters[name]
+        yield name, daemon.counters.counts[name]
     for name in OBSERVED:
-        yield name, daemon.tally.histograms[name]
+        yield name, daemon.counters.histograms[name]
 
 
 ENGINE_COUNTERS = {
@@ -213,7 +213,7 @@ TIERS = ("slot", "memory", "disk")
 
 
 def _engines(daemon: Daemon) -> Read:
-    engines = daemon.tally.engines
+    engines = daemon.counters.engines
     counts = {name: dict(zip(COUNTERS, cells, strict=False)) for name, cells in engines.items()}
     for family, key in ENGINE_COUNTERS.items():
         yield family, {(name,): found[key] for name, found in counts.items()}
@@ -244,7 +244,11 @@ def _loaded(daemon: Daemon) -> Read:
         worker = model.loaded
         if worker is None:
             continue
-        name, gauges, info = daemon.tally.name_of(model), worker.figures.read_gauges(), worker.info
+        name, gauges, info = (
+            daemon.counters.name_of(model),
+            worker.engine_counters.read_gauges(),
+            worker.info,
+        )
         slots[(name,)] += info.slots
         cells[(name,)] += info.slots * info.ctx_size
         used[(name,)] += int(gauges["slot_tokens"])

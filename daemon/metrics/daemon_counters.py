@@ -66,14 +66,14 @@ def _empty(family: str) -> Histogram:
     return Histogram(FAMILIES[family].bounds)
 
 
-class Tally(LoadListener):
+class DaemonCounters(LoadListener):
     """Owned by the daemon's event loop. Each method counts one event."""
 
     def __init__(self) -> None:
         self.histograms: dict[str, dict[tuple[str, ...], Histogram]] = {
             name: {} for name, family in FAMILIES.items() if family.kind == "histogram"
         }
-        self.counters: dict[str, Counter[tuple[str, ...]]] = {
+        self.counts: dict[str, Counter[tuple[str, ...]]] = {
             name: Counter() for name, family in FAMILIES.items() if family.kind == "counter"
         }
         self.engines: dict[str, tuple[float, ...]] = {}
@@ -81,7 +81,7 @@ class Tally(LoadListener):
         self._seen: dict[Worker, tuple[float, ...]] = {}
         self._names: set[str] = set()
         for reason in REJECTION_REASONS:
-            self.counters["admission_rejections"][(reason,)] = 0
+            self.counts["admission_rejections"][(reason,)] = 0
 
     def name_of(self, model: ManagedModel) -> str:
         """Return the label of a model."""
@@ -98,7 +98,7 @@ class Tally(LoadListener):
                 return OTHERS
             self._names.add(name)
             for family in ("model_load_failures", "model_unloads", "worker_restarts"):
-                self.counters[family][(name,)] += 0
+                self.counts[family][(name,)] += 0
             self.histograms["model_load_seconds"][name,] = _empty("model_load_seconds")
         return name
 
@@ -124,9 +124,9 @@ class Tally(LoadListener):
             self.observe("time_to_first_token_seconds", labels, first - queued)
         if turn.stats is None:
             error = "Unknown" if turn.error is None else turn.error.name
-            self.counters["request_failures"][name, error] += 1
+            self.counts["request_failures"][name, error] += 1
             return
-        self.counters["request_success"][name, turn.stats.stop_reason] += 1
+        self.counts["request_success"][name, turn.stats.stop_reason] += 1
         self.observe("e2e_request_latency_seconds", labels, ended - queued)
         gaps = len(turn.tokens) - 1
         if first is not None and gaps > 0 and not (turn.spec.pull or turn.resumed):
@@ -136,16 +136,16 @@ class Tally(LoadListener):
         """Count a call, or a connection, that was answered with an error."""
         if isinstance(error, EndOfSequence):
             return  # the normal end of a pulled turn
-        self.counters["call_errors"][call, error.name] += 1
+        self.counts["call_errors"][call, error.name] += 1
         reason = reason_of(error)
         if reason is not None:
-            self.counters["admission_rejections"][(reason,)] += 1
+            self.counts["admission_rejections"][(reason,)] += 1
 
     def load_ended(self, model: ManagedModel, seconds: float | None) -> None:
         """Count a load; without *seconds* it has failed."""
         name = self.name_of(model)
         if seconds is None:
-            self.counters["model_load_failures"][(name,)] += 1
+            self.counts["model_load_failures"][(name,)] += 1
         else:
             self.observe("model_load_seconds", (name,), seconds)
 
@@ -156,13 +156,13 @@ class Tally(LoadListener):
     def worker_exited(self, model: ManagedModel, worker: Worker) -> None:
         """Count a worker that has exited, and keep its engine's counters."""
         family = "worker_restarts" if worker.died else "model_unloads"
-        self.counters[family][(self.name_of(model),)] += 1
+        self.counts[family][(self.name_of(model),)] += 1
         self.add_up(model, worker)
         del self._seen[worker]
 
     def add_up(self, model: ManagedModel, worker: Worker) -> None:
         """Add what a worker's engine has done since the last time to what its model's have."""
-        name, now = self.name_of(model), worker.figures.read_counters()
+        name, now = self.name_of(model), worker.engine_counters.read_counters()
         before = self._seen.get(worker, (0.0,) * len(now))
         so_far: Sequence[float] = self.engines.get(name, (0.0,) * len(now))
         self.engines[name] = tuple(map(add, so_far, map(sub, now, before)))

@@ -27,7 +27,7 @@ class IdleUnloader:
             idle = [m for m in self._models() if m.worker is not None and not m.busy]
             ends = {m: m.used_at + m.keep_alive_s - now for m in idle if m.keep_alive_s >= 0}
             for model, left_s in ends.items():
-                if left_s <= 0 and model.worker is not None and not model.worker.leaving:
+                if left_s <= 0 and model.worker is not None and not model.worker.unloading:
                     model.worker.quit()
             self._changed = anyio.Event()
             coming = [left_s for left_s in ends.values() if left_s > 0]

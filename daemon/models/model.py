@@ -137,7 +137,7 @@ class ManagedModel:
             return ModelState.FAILED
         if not worker.loaded.is_set():
             return ModelState.LOADING
-        return ModelState.UNLOADING if worker.leaving else ModelState.READY
+        return ModelState.UNLOADING if worker.unloading else ModelState.READY
 
     async def ready(self, on_progress: Callable[[float], None] | None = None) -> ProcessClient:
         """Return the worker's client, loading the model if it is cold; callers share one load.
@@ -160,8 +160,8 @@ class ManagedModel:
         :raises WorkerCrashed: it was swapped, and is unloaded for good.
         """
         self.used_at = self._registry.seconds()
-        while self.worker is not None and self.worker.leaving and not self.dropped:
-            await self.worker.gone.wait()
+        while self.worker is not None and self.worker.unloading and not self.dropped:
+            await self.worker.exited.wait()
         if self.dropped:
             raise WorkerCrashed(f"the worker of {self.name!r} has left, for good")
         if on_progress is not None:
@@ -193,7 +193,7 @@ class ManagedModel:
 
     def note_wanted(self, values: Mapping[str, Any]) -> None:
         """Note model-level values that a client asked for, for the next load."""
-        if self.worker is None or self.worker.leaving:
+        if self.worker is None or self.worker.unloading:
             self._wanted = {k: v for k, v in values.items() if k in WANTED}
         if values.get("keep-alive") is not None:
             self._keep_alive_s = values["keep-alive"]
@@ -263,7 +263,7 @@ class ManagedModel:
         """Unload the model for another one; turns that nobody reads wait until they are read."""
         worker = self.loaded
         if worker is not None:
-            self.evicted_turns.add_turns(worker.client.give_away(), worker.info)
+            self.evicted_turns.add_turns(worker.client.withdraw_tasks(), worker.info)
             worker.quit()
 
     def report_progress(self, fraction: float) -> None:
@@ -276,7 +276,7 @@ class ManagedModel:
         worker = self.worker
         if worker is not None:
             worker.quit()
-            await worker.gone.wait()
+            await worker.exited.wait()
 
     def options(self) -> dict[str, Any]:
         """Return the configured parameters: the defaults, then the model's own."""

@@ -111,7 +111,7 @@ def _scale(scale: float) -> float:
 async def _settled(model: ManagedModel) -> Worker | None:
     """Wait for a load under way; return the worker of a model that is loaded."""
     worker = model.worker
-    if worker is not None and not worker.leaving:
+    if worker is not None and not worker.unloading:
         await worker.loaded.wait()
     return model.loaded
 

@@ -182,8 +182,8 @@ class Registry:
         :raises BackendError: a file cannot be deleted.
         """
         for worker in self.catalog.all_workers():
-            if worker.leaving:
-                await worker.gone.wait()  # until then it may write
+            if worker.unloading:
+                await worker.exited.wait()  # until then it may write
         shared = self.config.kv_share == "all"
         await self.kv_index.forget_session(*scoped(owner, session, shared=shared))
 

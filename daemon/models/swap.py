@@ -155,7 +155,7 @@ class Swaps:
         model = handover.model
         try:
             if handover.speaks_the_same:
-                self._registry.move_tasks(model, before.client.give_away(waiting=True))
+                self._registry.move_tasks(model, before.client.withdraw_tasks(waiting=True))
             for _ in range(PASSES):
                 self._pass_on(handover, await self._rest_of(predecessor, before.client.tasks))
                 await self._carry(model, also_text=not handover.speaks_the_same)
@@ -257,7 +257,7 @@ class Swaps:
             begun,
             Cancelled(
                 f"the turn ended with its model: {name!r} was swapped",
-                hint="go on with the next turn: the history is there",
+                hint="send the next turn: the history is kept",
             ),
         )
         fail_readers(
@@ -305,5 +305,7 @@ def _unfinished(predecessor: ManagedModel) -> dict[int, TaskReader]:
     """Take the turns that a model has, those that wait for its worker included."""
     waiting = predecessor.recovery.release_tasks()
     return (
-        waiting if predecessor.worker is None else waiting | predecessor.worker.client.give_away()
+        waiting
+        if predecessor.worker is None
+        else waiting | predecessor.worker.client.withdraw_tasks()
     )

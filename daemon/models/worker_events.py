@@ -14,7 +14,6 @@ from ..residency.estimates import EstimateCache
 from ..residency.gate import ResidencyGate
 from ..residency.model_files import Signature
 from ..workers.listener import WorkerListener
-from ..workers.process_client import ProcessClient
 from ..workers.worker import Worker
 from .adapter_specs import with_adapters, without_adapters
 from .kv_index import KvIndex
@@ -43,6 +42,8 @@ class WorkerEvents(WorkerListener):
         start_soon: Callable[..., None],
     ):
         self.model = model
+        self.worker: Worker
+        """Set by the launcher once it is made, before the worker runs."""
         self._signature = signature
         self._budget, self._gate, self._estimates = budget, gate, estimates
         self._kv_index, self._start_soon = kv_index, start_soon
@@ -60,42 +61,43 @@ class WorkerEvents(WorkerListener):
         """Report the progress to the callers that wait for the load."""
         self.model.report_progress(fraction)
 
-    def memory_estimated(self, worker: Worker, estimate: m.MemoryEstimate) -> None:
+    def memory_estimated(self, estimate: m.MemoryEstimate) -> None:
         """Remember an estimate for the next load of these files, and decide on this one."""
-        self._estimates.note_report(without_adapters(worker.spec), self._signature, estimate)
-        self.decide_load(worker, estimate)
+        self._estimates.note_report(without_adapters(self.worker.spec), self._signature, estimate)
+        self.decide_load(estimate)
 
-    def decide_load(self, worker: Worker, estimate: m.MemoryEstimate) -> None:
+    def decide_load(self, estimate: m.MemoryEstimate) -> None:
         """Decide on a load by an estimate. With one that is known already its process need not run
         yet, so that a caller keeps its place before those that come later.
         """
         if self.model.embeds:
-            worker.client.embeds = True
+            self.worker.client.embeds = True
             need = estimate.need.with_embedding()
             estimate = m.MemoryEstimate(estimate.shape, need, estimate.devices)
+        worker = self.worker
         self._budget.decide_load(self.model, worker, with_adapters(estimate, worker.spec))
         self._gate.advance()
 
-    async def reserve_embedding_memory(self, client: ProcessClient) -> None:
+    async def reserve_embedding_memory(self) -> None:
         """Reserve memory for embeddings; idle models are unloaded for it, if need be.
 
         :raises OutOfMemory: there is too little of it.
         """
-        while not client.embeds:
-            worker = self.model.worker
-            if worker is None or worker.client is not client or worker.leaving:
+        worker = self.worker
+        while not worker.client.embeds:
+            if self.model.worker is not worker or worker.unloading:
                 return
             for unloading in self._budget.reserve_embedding(self.model, worker):
-                await unloading.gone.wait()
-            self.model.embeds = client.embeds
+                await unloading.exited.wait()
+            self.model.embeds = worker.client.embeds
 
-    def embedding_context_created(self, worker: Worker) -> None:
+    def embedding_context_created(self) -> None:
         """Note that the memory of the embedding context is in use."""
-        self._budget.reservations.note_loaded(worker)
+        self._budget.reservations.note_loaded(self.worker)
 
-    def kv_file_changed(self, worker: Worker, report: m.KvFileWritten | m.KvFileLost) -> None:
+    def kv_file_changed(self, report: m.KvFileWritten | m.KvFileLost) -> None:
         """Record a KV file in the index of the disk tier."""
-        fingerprint = worker.info.fingerprint
+        fingerprint = self.worker.info.fingerprint
         if isinstance(report, m.KvFileLost):
             self._kv_index.unstored(fingerprint, report.name, report.cause)
         else:

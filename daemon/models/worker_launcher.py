@@ -100,16 +100,17 @@ class WorkerLauncher:
             limits=limits_of(config),
             kv_dir=self._kv_dir,
             hang_s=config.worker_hang_timeout_s,
-            known=self._estimates.known_reports(without_adapters(spec), signature),
+            known_estimates=self._estimates.known_reports(without_adapters(spec), signature),
         )
+        events.worker = worker
         self._events[worker] = events
         self._bind(model, worker)
         model.worker, model.error, model.fitted = worker, None, {}
         self.cores.assign_cores()
         self._group.start_soon(self._run, model, worker)
         self._notify_loads_changed()
-        if worker.known:
-            events.decide_load(worker, worker.known[0])
+        if worker.known_estimates:
+            events.decide_load(worker.known_estimates[0])
         return worker
 
     def exchange_models(self, one: ManagedModel, other: ManagedModel) -> Worker | None:
@@ -134,7 +135,12 @@ class WorkerLauncher:
 
     async def _run(self, model: ManagedModel, worker: Worker) -> None:
         started = self._seconds()
-        log.info("model.loading", model=model.name, file=worker.spec.path, known=bool(worker.known))
+        log.info(
+            "model.loading",
+            model=model.name,
+            file=worker.spec.path,
+            known=bool(worker.known_estimates),
+        )
         try:
             async with anyio.create_task_group() as group:
                 group.start_soon(self._note_loaded, model, worker, started)

@@ -59,7 +59,7 @@ class MemoryBudget:
 
     def decide_load(self, model: ResidentModel, worker: Worker, report: m.MemoryEstimate) -> None:
         """Decide on a load: it proceeds, perhaps in a smaller shape, or waits, or is refused."""
-        if not worker.leaving:
+        if not worker.unloading:
             self._decide(self._loads.note_report(model, worker, report))
 
     def reserve_embedding(self, model: ResidentModel, worker: Worker) -> list[Worker]:
@@ -124,11 +124,13 @@ class MemoryBudget:
     def retry_waiting_loads(self, now: float) -> None:
         """Decide again on the loads that wait."""
         for load in self._loads.in_order(now):
-            if not self._loads.is_waiting(load) or load.worker.leaving:
+            if not self._loads.is_waiting(load) or load.worker.unloading:
                 continue
             if load.outdated:
                 load.outdated = False
-                load.worker.reckon(load.report.shape)  # its worker sees what is free there now
+                load.worker.estimate_memory(
+                    load.report.shape
+                )  # its worker sees what is free there now
             else:
                 self._decide(load)
 
@@ -161,7 +163,7 @@ class MemoryBudget:
                 self._evict(victims, for_model=model.name)
         elif (shape := _smaller_shape(load, shortage)) is not None:
             self._loads.stop_waiting(load.worker)
-            load.worker.reckon(shape)
+            load.worker.estimate_memory(shape)
         else:
             self._refuse(load, shortage, whole)
 
@@ -203,7 +205,7 @@ class MemoryBudget:
             if (need := self.reservations.of_worker(model.worker)) is not None
             and model.worker is not None
             and model.loaded is None
-            and not (model.worker.leaving or model.pinned)
+            and not (model.worker.unloading or model.pinned)
         )
 
     def _bytes_ahead(self, load: PendingLoad, now: float) -> int:
@@ -259,7 +261,7 @@ class MemoryBudget:
         model.fitted = reduced_parameters(load.shape_asked, shape)
         if model.fitted:
             log.info("model.fitted", model=model.name, **model.fitted)
-        load.worker.proceed()
+        load.worker.allow_load()
 
     def _evict(self, victims: Iterable[EvictionCandidate], **reason: str) -> None:
         names = {victim.name for victim in victims}
@@ -272,14 +274,14 @@ class MemoryBudget:
         self._loads.remove(load.worker)
         name, report = load.model.name, load.report
         if shortage is not None:
-            load.worker.refuse(device_refusal(name, report.shape, shortage))
+            load.worker.refuse_load(device_refusal(name, report.shape, shortage))
             return
         holders = [
             (_public_name(model), need.total)
             for model in self._models()
             if model.pinned and (need := self.reservations.of_worker(model.worker)) is not None
         ]
-        load.worker.refuse(
+        load.worker.refuse_load(
             memory_refusal(name, report.need, report.shape, load.floor, free=free, holders=holders)
         )
 

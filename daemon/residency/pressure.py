@@ -140,7 +140,7 @@ def _grown(before: float | None, now: float | None) -> float:
 class ThriftyWorker(Protocol):
     """What is asked of a worker."""
 
-    async def thrift(self, *, on: bool) -> int:
+    async def set_low_memory(self, *, on: bool) -> int:
         """Let go of KV states; return their bytes."""
 
 
@@ -271,7 +271,7 @@ class MemoryWatch:
         self._thrifty.add(worker)
         with anyio.move_on_after(ANSWER_S):
             try:
-                freed = await worker.thrift(on=on)
+                freed = await worker.set_low_memory(on=on)
             except InferdError:
                 return  # it has just died, and its states with it
             self._counts.kv_bytes_freed += freed

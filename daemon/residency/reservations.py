@@ -83,7 +83,7 @@ class Reservations:
 
     def unloading_workers(self) -> list[Worker]:
         """Return the workers that have memory and are about to exit."""
-        return [worker for worker in self._by_worker if worker.leaving]
+        return [worker for worker in self._by_worker if worker.unloading]
 
     def unloading_bytes(self, device: str = "") -> int:
         """Return the bytes of the host or of *device* that workers about to exit have."""

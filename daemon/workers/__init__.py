@@ -1,1 +1,1 @@
-"""Worker processes as the daemon sees them: start, link, recovery, cores."""
+"""Worker processes of the daemon: their start, link, recovery and cores."""

@@ -1,8 +1,10 @@
-"""Assignment of the machine's cores to the models that have work.
+"""Assignment of the machine's cores to the models with work, and the CPU load of other programs.
 
-llama.cpp's threads wait for each other many times a step: with more of them than cores, two models
+llama.cpp's threads wait for each other many times a step. With more of them than cores, two models
 at once are slower than one after the other. (Measured on two cores: 103 tokens/s with two threads
-each, 225 with one each, 195 for one model alone with two.)
+each, 225 with one each, 195 for one model alone with two.) Another process on the core of one
+thread stalls them all. (Measured beside one busy process on two cores: 53 tokens/s with two
+threads, 115 with one.)
 """
 
 from __future__ import annotations
@@ -10,15 +12,27 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Protocol
 
 import anyio
 import structlog
 
-from .external_load import ExternalLoad, busy_s, own_s
-
 LOADING = -1
-"""The claim of a model that is being loaded: one core, after all that compute."""
+"""The claim of a model that is being loaded: one core, after all models that compute."""
+EXTERNAL_LOAD_INTERVAL_S = 0.25
+"""The interval between samples of the external load while a model computes."""
+TAKEN_AT = 0.5
+"""The share from which a core counts as taken: a program beside two threads on two cores gets two
+thirds of one.
+"""
+FREE_AT = 0.3
+"""The share below which a core counts as free again: programs that read our answers take less."""
+SAMPLES = 2
+"""Samples in a row that must agree, so that a program's start alone changes nothing."""
+_TICK_S = 1 / os.sysconf("SC_CLK_TCK")
+
+log = structlog.get_logger()
 
 
 class CoreUser(Protocol):
@@ -32,7 +46,7 @@ class CoreUser(Protocol):
 
     @property
     def threads_max(self) -> int:
-        """The most threads that are of use to it."""
+        """The most threads that it can use."""
 
     def set_threads(self, threads: int) -> None:
         """Use *threads* from the next step on."""
@@ -50,12 +64,6 @@ def assign_threads(claims: Sequence[tuple[int, int]], cores: int) -> list[int]:
         threads[index] += extra
         left -= extra
     return threads
-
-
-EXTERNAL_LOAD_INTERVAL_S = 0.25
-"""The interval between samples of the external load while a model computes."""
-
-log = structlog.get_logger()
 
 
 class Cores:
@@ -77,12 +85,12 @@ class Cores:
         self._busy = anyio.Event()
 
     @property
-    def left(self) -> int:
-        """The cores that other programs leave to us: one at least."""
+    def available(self) -> int:
+        """The cores that other programs leave free, at least one."""
         return max(1, min(self.count, self._machine - self.external_load.taken))
 
     async def watch_external_load(self) -> None:
-        """Follow the load of other programs, for ever; no polling while no model computes."""
+        """Sample the load of other programs while a model computes, until cancelled."""
         while True:
             await self._busy.wait()
             self._busy = anyio.Event()
@@ -94,17 +102,71 @@ class Cores:
     def _sample_external_load(self) -> None:
         own = own_s([os.getpid(), *(worker.pid for worker in self._workers() if worker.pid)])
         if self.external_load.add_sample(time.monotonic(), busy_s(), own):
-            log.info("cores.left", cores=self.left, taken=self.external_load.taken)
+            log.info("cores.left", cores=self.available, taken=self.external_load.taken)
             self.assign_cores()
 
     def assign_cores(self) -> None:
-        """Assign the cores again: work has appeared or ended. Only a changed number is sent."""
+        """Assign the cores again after work began or ended; send each worker a changed number."""
         workers = list(self._workers())
         self._assigned = {w: n for w, n in self._assigned.items() if w in workers}
         busy = [(w, c) for w in workers if (c := w.claim) is not None]
-        threads = assign_threads([(claim, worker.threads_max) for worker, claim in busy], self.left)
+        threads = assign_threads([(c, w.threads_max) for w, c in busy], self.available)
         for (worker, claim), number in zip(busy, threads, strict=True):
             self._busy.set()
             if claim != LOADING and self._assigned.get(worker) != number:
                 self._assigned[worker] = number
                 worker.set_threads(number)
+
+
+class ExternalLoad:
+    """The number of cores that other programs keep busy."""
+
+    def __init__(self) -> None:
+        self.taken = 0
+        self._last: tuple[float, float, dict[int, float]] | None = None
+        self._candidate, self._agreeing = 0, 0
+
+    def add_sample(self, now: float, busy: float, own: dict[int, float]) -> bool:
+        """Add the CPU seconds since boot of all programs and, by pid, of our own processes; return
+        whether `taken` has changed.
+        """
+        last, self._last = self._last, (now, busy, own)
+        if last is None or last[2].keys() != own.keys() or now <= last[0]:
+            self._agreeing = 0
+            return False
+        used = busy - last[1] - sum(own.values()) + sum(last[2].values())
+        return self._update_taken(max(0.0, used / (now - last[0])))
+
+    def restart(self) -> None:
+        """Drop the last sample, which is too old for a difference."""
+        self._last = None
+
+    def _update_taken(self, cores: float) -> bool:
+        high, low = int(cores + 1 - TAKEN_AT), int(cores + 1 - FREE_AT)
+        taken = high if high > self.taken else min(low, self.taken)
+        self._agreeing = self._agreeing + 1 if taken == self._candidate else 1
+        self._candidate = taken
+        if taken == self.taken or self._agreeing < SAMPLES:
+            return False
+        self.taken = taken
+        return True
+
+
+def busy_s(proc: Path = Path("/proc")) -> float:
+    """Return the CPU seconds that all programs have used."""
+    user, nice, system, _idle, _iowait, irq, softirq, *_ = map(
+        int, (proc / "stat").read_text().split("\n", 1)[0].split()[1:]
+    )
+    return (user + nice + system + irq + softirq) * _TICK_S
+
+
+def own_s(pids: Iterable[int], proc: Path = Path("/proc")) -> dict[int, float]:
+    """Return the CPU seconds of each of our processes, except those that have exited."""
+    found = {}
+    for pid in pids:
+        try:
+            fields = (proc / str(pid) / "stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        found[pid] = (int(fields[11]) + int(fields[12])) * _TICK_S
+    return found

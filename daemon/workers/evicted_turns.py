@@ -1,4 +1,4 @@
-"""Unread turns of an evicted model, which continue once they are read again."""
+"""Unread turns of an evicted model, which continue once their clients read again."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from ...sessions.worker_client import TaskReader
 
 
 class EvictedTurns:
-    """Stands in for the worker of turns that have none; their readers wake them.
+    """The `TaskClient` of turns whose worker was unloaded; their readers wake them.
 
-    *move* continues turns in a worker, loading the model; *start* starts background work. A turn
+    *move* loads the model and continues turns in its worker. *start* starts background work. A turn
     that is not read for *timeout_s* fails.
     """
 
@@ -33,7 +33,7 @@ class EvictedTurns:
         return len(self._readers)
 
     def add_turns(self, readers: Mapping[int, TaskReader], info: ModelInfo) -> None:
-        """Add the turns of a worker that is unloaded, with *info* on its model."""
+        """Add the turns of a worker that is unloaded; *info* describes its model."""
         self._info = info
         added = {number: r for number, r in readers.items() if r.continue_on(self) is not None}
         self._readers |= added
@@ -42,13 +42,13 @@ class EvictedTurns:
 
     async def _fail_unread(self, added: Mapping[int, TaskReader]) -> None:
         await anyio.sleep(self._timeout_s)
-        self._fail(added, ReaderTimeout(f"nobody has read the stream for {self._timeout_s:g} s"))
+        self._fail(added, ReaderTimeout(f"the stream was not read for {self._timeout_s:g} s"))
 
     def fail_swapped(self, model: str) -> None:
-        """Fail all turns: the next worker of *model* may have another vocabulary."""
+        """Fail all turns: the next worker of *model* may have a different vocabulary."""
         error = Cancelled(
             f"the turn ended with its model: {model!r} was swapped",
-            hint="go on with the next turn: the history is there",
+            hint="send the next turn: the history is kept",
         )
         self._fail(dict(self._readers), error)
 
@@ -63,7 +63,7 @@ class EvictedTurns:
         if reader is not None:
             self._move({task_id: reader})
 
-    # The client of the turns.
+    # The methods of `TaskClient`.
 
     @property
     def info(self) -> ModelInfo:
@@ -76,11 +76,11 @@ class EvictedTurns:
         self._move({spec.id: reader})
 
     def cancel(self, task_id: int) -> None:
-        """Forget a turn."""
+        """Drop a turn."""
         self._readers.pop(task_id, None)
 
     def credit(self, task_id: int, events: int) -> None:
-        """Continue a turn: its reader is back."""
+        """Continue a turn: its client reads again."""
         self._continue_turn(task_id)
 
     def pull(self, task_id: int) -> None:
@@ -88,7 +88,7 @@ class EvictedTurns:
         self._continue_turn(task_id)
 
     def adjust(self, command: m.Adjust) -> None:
-        """Do nothing: the turn has its parameters when it continues."""
+        """Do nothing: a continued turn starts with its current parameters."""
 
     def judge(self, verdict: m.Verdict) -> None:
-        """Do nothing: the turn asks for a verdict again when it continues."""
+        """Do nothing: a continued turn requests a verdict again."""

@@ -1,4 +1,4 @@
-"""Detection of a worker that hangs: it has work and makes no progress."""
+"""Detection of a hung worker: one that has work and makes no progress."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from collections.abc import Callable
 from ...scheduler.recording.recorder import Doing, Recorder
 
 CHECKS = 4
-"""Checks of a worker within the time that it may be silent, while it has work."""
+"""Checks of a worker with work within the time that it may be silent."""
 KILLED_S = 10.0
-"""The time that a kill may take until the process has exited, and its work has moved on."""
+"""The time that a killed process may take to exit and pass its work on."""
 
 
 class HangDetector:
-    """Calls *kill* once *is_awaited* and the worker was silent for *hang_s*. Lives on the daemon's
-    event loop; while the worker has no work, no timer runs.
+    """Calls *kill* once *is_awaited* returns True and the worker was silent for *hang_s*. Lives on
+    the daemon's event loop. No timer runs while the worker has no work.
     """
 
     def __init__(
@@ -33,10 +33,10 @@ class HangDetector:
         self._sent_at = 0.0
         self._timer: asyncio.TimerHandle | None = None
 
-    def note_sent(self) -> None:
-        """Note that the worker was sent a command, which it has to read."""
+    def note_command(self) -> None:
+        """Note that a command was sent, which the worker has to read."""
         if self._recorder.read_activity().at >= self._sent_at:
-            self._sent_at = self._seconds()  # else an earlier command is not read yet: that counts
+            self._sent_at = self._seconds()  # else an earlier unread command counts
         if self._timer is None:
             self._arm()
 
@@ -47,7 +47,7 @@ class HangDetector:
 
     @property
     def overdue(self) -> bool:
-        """Whether it should have been killed by now, and still has its work."""
+        """Whether the worker should have been killed by now, and still has its work."""
         last_check_s = self._hang_s * (1 + 1 / CHECKS)
         return self._is_awaited() and self._silent_s() > last_check_s + KILLED_S
 
@@ -65,7 +65,7 @@ class HangDetector:
             self._arm()
 
     def _silent_s(self) -> float:
-        """Return how long its activity has not changed, or a command has not been read."""
+        """Return for how long its activity has not changed, or a command was not read."""
         act, now = self._recorder.read_activity(), self._seconds()
         if act.doing is Doing.REST:
             return now - self._sent_at if act.at < self._sent_at else 0.0

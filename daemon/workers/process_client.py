@@ -1,4 +1,4 @@
-"""The commands and queries that sessions and calls send to one worker process."""
+"""Commands and queries of sessions and calls to one worker process."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from .tasks import WorkerTasks
 from .worker_process import describe_exit
 
 _NO_QUERY = 0
-"""The id of a command whose answer nobody awaits."""
+"""The query id of a command whose answer is not awaited."""
 
 
 class ProcessClient:
     """The `WorkerClient` of the worker of *spec*. Lives on the daemon's event loop.
 
-    *send* sends a command, *recorder* reads what the process does, *exited* is set once it has
-    exited.
+    *send* sends a command, *recorder* reads the activity of the process, *exited* is set once it
+    has exited.
     """
 
     def __init__(
@@ -43,13 +43,13 @@ class ProcessClient:
         self.tasks = WorkerTasks(listener)
         self.queries = PendingQueries()
         self.quarantine = Quarantine()
-        """Inputs that are refused, since they have ended a process."""
+        """Inputs that are refused because they have crashed a process."""
         self.adapters: dict[str, m.AdapterReport] = {}
-        """By their names, in the order of their loading; those with an error are not loaded."""
+        """By name, in loading order; an adapter with an error is not loaded."""
         self.model_info: ModelInfo | None = None
         """Set once the model is loaded."""
         self.successor: Callable[[Mapping[int, TaskReader]], None] | None = None
-        """Takes the tasks that come after `quitting` was set; without it they fail."""
+        """Receives the tasks of a process that was ordered to quit; without it they fail."""
         self.quitting = False
         """The process was ordered to quit."""
         self.embeds = False
@@ -66,7 +66,7 @@ class ProcessClient:
     # Tasks.
 
     def submit(self, spec: m.TaskSpec, reader: TaskReader) -> None:
-        """Queue a task, whose reports go to *reader*."""
+        """Queue a task, which reports to *reader*."""
         if spec.tokens in self.quarantine:
             reader.report(m.Failed(spec.id, quarantine_error(self.spec.name).to_wire()))
             return
@@ -81,7 +81,7 @@ class ProcessClient:
         self._send(m.Cancel(task_id))
 
     def credit(self, task_id: int, events: int) -> None:
-        """Let a push task send *events* more."""
+        """Let a push task send *events* more events."""
         self._send(m.Credit(task_id, events))
 
     def pull(self, task_id: int) -> None:
@@ -93,16 +93,16 @@ class ProcessClient:
         self._send(command)
 
     def judge(self, verdict: m.Verdict) -> None:
-        """Send a task the verdict on whether it ends with its last sentence."""
+        """Send the verdict on whether a task ends with its last sentence."""
         self._send(verdict)
 
     async def park(self, task_id: int) -> bool:
-        """Preempt a task in favor of those that wait; return whether it is parked."""
+        """Preempt a task in favor of waiting tasks; return whether it is parked."""
         parked: bool = await self.query(lambda i: m.Park(i, task_id))
         return parked
 
-    def give_away(self, *, waiting: bool = False) -> dict[int, TaskReader]:
-        """Remove and return the tasks, or only those that still wait; the process drops them."""
+    def withdraw_tasks(self, *, waiting: bool = False) -> dict[int, TaskReader]:
+        """Cancel the tasks, or only the waiting ones, in the process; return their readers."""
         given = self.tasks.remove_tasks(waiting=waiting)
         for number in given:
             self.cancel(number)
@@ -115,12 +115,12 @@ class ProcessClient:
     async def tokenize(
         self, text: bytes, *, special: bool, bos: bool, turn: bool = False
     ) -> list[int]:
-        """Return the token ids of *text*; the next step waits a moment for the task of a *turn*."""
+        """Return the token ids of *text*; the next step waits briefly for the task of a *turn*."""
         packed = await self.query(lambda i: m.Tokenize(i, text, special, bos, turn), text)
         return m.unpack_tokens(packed)
 
     async def detokenize(self, tokens: Sequence[int]) -> bytes:
-        """Return the bytes that *tokens* stand for."""
+        """Return the text of *tokens*."""
         text: bytes = await self.query(lambda i: m.Detokenize(i, m.pack_tokens(tokens)))
         return text
 
@@ -133,7 +133,7 @@ class ProcessClient:
         *,
         turn: bool = False,
     ) -> tuple[str, list[int], bool]:
-        """Return the rendered text, its tokens, and whether these only add to *said*."""
+        """Return the rendered text, its tokens, and whether they only append to *said*."""
         rendered = list(messages)
         text, packed, appended = await self.query(
             lambda i: m.ChatPrompt(i, rendered, said, answer, rendering, turn),
@@ -146,33 +146,33 @@ class ProcessClient:
     async def lookup(
         self, owner: int, session: str, adapters: tuple[str, ...], tokens: Sequence[int]
     ) -> int:
-        """Return how many of *tokens* need not be computed again for a session, as of now."""
+        """Return how many of *tokens* are cached for a session now."""
         packed = m.pack_tokens(tokens)
         cached: int = await self.query(lambda i: m.Lookup(i, owner, session, adapters, packed))
         return cached
 
     async def forget(self, owner: int, session: str) -> None:
-        """Forget a session's KV states, in memory and on disk; return when it is done."""
+        """Delete a session's KV states in memory and on disk, and wait until it is done."""
         await self.query(lambda i: m.Forget(i, owner, session))
 
     def keep(
         self, owner: int, session: str, adapters: tuple[str, ...], tokens: Sequence[int]
     ) -> None:
-        """Have a session's KV state written to disk some time soon; nobody waits for it."""
+        """Request that a session's KV state is written to disk soon, without waiting."""
         self._send(m.Keep(_NO_QUERY, owner, session, adapters, m.pack_tokens(tokens)))
 
-    async def make_room_to_embed(self) -> None:
+    async def reserve_embedding_memory(self) -> None:
         """Reserve memory for the embedding context.
 
-        :raises OutOfMemory: there is too little of it.
+        :raises OutOfMemory: there is too little memory.
         """
         if not self.embeds:
-            await self._listener.reserve_embedding_memory(self)
+            await self._listener.reserve_embedding_memory()
 
     # The engine and its adapters.
 
     async def queue(self) -> list[m.QueueEntry]:
-        """Return the tasks that run and those that wait, in order."""
+        """Return the running and the waiting tasks, in order."""
         return msgspec.convert(await self.query(m.Queue), list[m.QueueEntry])
 
     async def statistics(self) -> dict[str, Any]:
@@ -188,12 +188,12 @@ class ProcessClient:
         return report
 
     async def remove_adapter(self, adapter_id: str, *, force: bool) -> None:
-        """Free an adapter; with *force* the tasks that have it fail."""
+        """Unload an adapter; with *force* the tasks that use it fail."""
         await self.query(lambda i: m.RemoveAdapter(i, adapter_id, force))
 
     async def query(self, command: Callable[[int], m.Command], data: bytes = b"") -> Any:
-        """Send the command that *command* makes with the query's id, and wait for its answer.
-        *data* is the part that a client has made: it is quarantined where it ends the process.
+        """Send the command that *command* returns for the query's id, and wait for its answer.
+        *data* is the part that a client supplied: it is quarantined if it crashes the process.
 
         :raises InferdError: the query was refused, or the process has exited.
         """
@@ -205,11 +205,11 @@ class ProcessClient:
             self.settle()
         return await self.queries.wait_answer(number)
 
-    # The end of the process.
+    # The exit of the process.
 
     def settle(self, code: int | None = None) -> None:
-        """Pass the tasks on or fail them, and refuse the open queries: the process has exited, with
-        the status *code* if it is known.
+        """Pass the tasks on or fail them, and refuse the open queries. The process has exited,
+        with the status *code* if that is known.
         """
         readers, act = self.tasks.remove_tasks(), self._recorder.read_activity()
         error = WorkerCrashed(
@@ -226,7 +226,7 @@ class ProcessClient:
         self._listener.reports_handled()
 
     def _refusal(self, act: Activity, number: int, data: bytes) -> InferdError | None:
-        """Return the error of a query that has ended the process; None: it has not."""
+        """Return the error of the query that crashed the process; None for another query."""
         if act.doing is not Doing.PROMPT or number not in act.ids:
             return None
         self.quarantine.add_input(data)

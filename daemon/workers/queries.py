@@ -1,4 +1,4 @@
-"""Queries that were sent to one worker and have no answer yet."""
+"""Queries to one worker that have no answer yet."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ...backends.errors import InferdError
 
 
 class _PendingQuery:
-    """A query whose answer is awaited; *data* is the part of it that a client has made."""
+    """A query whose answer is awaited; *data* is the part that a client supplied."""
 
     def __init__(self, data: bytes) -> None:
         self.data = data
@@ -21,7 +21,7 @@ class _PendingQuery:
 
 
 class PendingQueries:
-    """The pending queries by their numbers, which begin at 1. Lives on the daemon's event loop."""
+    """The pending queries by number, from 1 on. Lives on the daemon's event loop."""
 
     def __init__(self) -> None:
         self._pending: dict[int, _PendingQuery] = {}
@@ -31,7 +31,7 @@ class PendingQueries:
         return len(self._pending)
 
     def add_query(self, data: bytes = b"") -> int:
-        """Return the number of a new query."""
+        """Add a query and return its number."""
         self._last_number += 1
         self._pending[self._last_number] = _PendingQuery(data)
         return self._last_number
@@ -51,18 +51,18 @@ class PendingQueries:
         return query.value
 
     def resolve_query(self, number: int, value: Any) -> None:
-        """Answer a query; it may have been given up."""
+        """Answer a query, unless its caller was cancelled."""
         if number in self._pending:
             self._pending[number].value = value
             self._pending[number].done.set()
 
     def refuse_query(self, number: int, error: InferdError) -> None:
-        """Refuse a query; it may have been given up."""
+        """Refuse a query, unless its caller was cancelled."""
         if number in self._pending:
             self._pending[number].error = error
             self._pending[number].done.set()
 
     def refuse_all(self, error: Callable[[int, bytes], InferdError]) -> None:
-        """Refuse all queries, each with the *error* for its number and data."""
+        """Refuse all queries; *error* returns the error for a number and its data."""
         for number, query in list(self._pending.items()):
             self.refuse_query(number, error(number, query.data))

@@ -1,8 +1,8 @@
-"""Recovery of the tasks of a worker that died: they continue in a new worker.
+"""Recovery of the tasks of a dead worker, which continue in a new worker.
 
-The tasks of the step in which it died are suspects. The new worker runs one suspect at a time
-beside the other tasks, until that one is past the step; if the worker dies in such a step again,
-that task is refused, and its prompt is quarantined for an hour.
+The tasks of the step in which the worker died are suspects. The new worker runs one suspect at a
+time beside the other tasks, until the suspect is past that step. If the worker dies again in a step
+with the suspect, the task is refused and its prompt is quarantined for an hour.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ...scheduler.recording.recorder import Activity, Doing
 from ...sessions.worker_client import TaskClient, TaskReader, WorkerClient
 
 DEATHS_MAX = 8
-"""Deaths within `DEATHS_S`, with nothing computed between them, after which the tasks fail."""
+"""Deaths within `DEATHS_S`, with no progress between them, after which the tasks fail."""
 DEATHS_S = 60.0
 BACKOFF_S = 0.25
 QUARANTINE_S = 3600.0
@@ -31,14 +31,14 @@ log = structlog.get_logger()
 
 
 class Quarantine:
-    """Inputs that have ended a worker, by their hash: each is refused for an hour."""
+    """Inputs that have crashed a worker, by hash; each is refused for an hour."""
 
     def __init__(self, seconds: Callable[[], float] = time.monotonic):
         self._seconds = seconds
         self._until: OrderedDict[bytes, float] = OrderedDict()
 
     def add_input(self, data: bytes) -> None:
-        """Refuse an input from now on."""
+        """Refuse an input for the next hour."""
         self._until[_hash(data)] = self._seconds() + QUARANTINE_S
         while len(self._until) > QUARANTINE_INPUTS_MAX:
             self._until.popitem(last=False)
@@ -55,17 +55,17 @@ def _hash(data: bytes) -> bytes:
 
 
 def quarantine_error(model: str) -> WorkerCrashed:
-    """Return the error of an input that has ended a worker process."""
+    """Return the error of an input that has crashed a worker process."""
     return WorkerCrashed(
-        f"this input ends the worker process of {model!r}",
-        hint="change it: as it is it is refused for an hour; the daemon's log says how the process"
-        " ended",
+        f"this input crashes the worker process of {model!r}",
+        hint="change the input: unchanged it is refused for an hour; the daemon's log has the cause"
+        " of the crash",
         data={"model": model, "cause": "input"},
     )
 
 
-class _OnTrial:
-    """A suspect's reader: calls *passed* once the suspect is past the fatal step."""
+class _TrialReader:
+    """A suspect's reader, which calls *passed* once the suspect is past the fatal step."""
 
     def __init__(self, reader: TaskReader, passed: Callable[[int], None]):
         self.reader, self.spec = reader, reader.spec
@@ -97,7 +97,7 @@ class Recovery:
     ):
         self.quarantine = Quarantine(seconds)
         self.recovered = 0
-        """Times that a task continued in another worker: its own had died, or was swapped."""
+        """Times that a task continued in another worker after a death or a swap."""
         self._model, self._ready = model, ready
         self._seconds, self._sleep = seconds, sleep
         self._orphans: dict[int, TaskReader] = {}
@@ -110,18 +110,18 @@ class Recovery:
         return len(self._orphans)
 
     def move_tasks(self, readers: Mapping[int, TaskReader]) -> None:
-        """Add tasks that are to continue in another worker, although none has died."""
-        self._orphans |= _without_trials(readers)
+        """Add tasks that are to continue in another worker, without a death."""
+        self._orphans |= _unwrap_trials(readers)
 
     def release_tasks(self) -> dict[int, TaskReader]:
-        """Return the tasks that wait for a worker; the caller owns them now."""
+        """Remove and return the tasks that wait for a worker."""
         orphans, self._orphans = self._orphans, {}
         self._suspects.clear()
         return orphans
 
     def add_orphans(self, readers: Mapping[int, TaskReader], act: Activity) -> None:
         """Add the tasks of a worker that died during *act*."""
-        tasks = _without_trials(readers)
+        tasks = _unwrap_trials(readers)
         fatal = {n for n in act.ids if n in tasks} if act.doing is Doing.STEP else set()
         if self._trial is not None and self._trial in fatal:
             self._suspects.discard(self._trial)
@@ -129,7 +129,7 @@ class Recovery:
             self._deaths.clear()
         else:
             self._suspects |= fatal
-            if act != self._act:  # a task that comes too late is not another death
+            if act != self._act:  # a task that is added late is not another death
                 self._deaths.append(self._seconds())
         self._trial, self._act = None, act
         self._orphans |= tasks
@@ -141,7 +141,7 @@ class Recovery:
         fail_readers({spec.id: reader}, quarantine_error(self._model))
 
     async def resume_tasks(self) -> None:
-        """Start a worker and continue the tasks in it; if it cannot be started, they fail."""
+        """Start a worker and continue the tasks in it; they fail if it does not start."""
         try:
             self._resume_all(await self._start_worker())
         except InferdError as exc:
@@ -151,7 +151,7 @@ class Recovery:
             raise
 
     async def _start_worker(self) -> WorkerClient:
-        """Return a worker's client; after a death during the load, start another worker."""
+        """Return a new worker's client; retry after a death during the load."""
         while True:
             await self._sleep(self._backoff_s())
             try:
@@ -162,9 +162,9 @@ class Recovery:
                 self._deaths.append(self._seconds())
 
     def _backoff_s(self) -> float:
-        """Return how long to wait before another worker is started.
+        """Return the seconds to wait before the next start.
 
-        :raises WorkerCrashed: too many have died.
+        :raises WorkerCrashed: too many workers have died.
         """
         while self._deaths and self._deaths[0] + DEATHS_S < self._seconds():
             self._deaths.popleft()
@@ -176,7 +176,7 @@ class Recovery:
     def _too_many_deaths(self) -> WorkerCrashed:
         return WorkerCrashed(
             f"the worker process of {self._model!r} ended {len(self._deaths)} times in a row",
-            hint="see the daemon's log; the model is tried again with the next request",
+            hint="see the daemon's log; the next request loads the model again",
             data={"model": self._model},
         )
 
@@ -192,7 +192,7 @@ class Recovery:
             reader = self._orphans.pop(number, None)
             if reader is not None:
                 self._trial = number
-                trial = _OnTrial(reader, lambda n: self._trial_passed(n, client))
+                trial = _TrialReader(reader, lambda n: self._trial_passed(n, client))
                 if self._resume(trial, client):
                     return
                 self._trial = None
@@ -215,8 +215,8 @@ class Recovery:
             self._start_next_trial(client)
 
 
-def _without_trials(readers: Mapping[int, TaskReader]) -> dict[int, TaskReader]:
-    return {n: r.reader if isinstance(r, _OnTrial) else r for n, r in readers.items()}
+def _unwrap_trials(readers: Mapping[int, TaskReader]) -> dict[int, TaskReader]:
+    return {n: r.reader if isinstance(r, _TrialReader) else r for n, r in readers.items()}
 
 
 def fail_readers(readers: Mapping[int, TaskReader], error: InferdError) -> None:
@@ -224,5 +224,5 @@ def fail_readers(readers: Mapping[int, TaskReader], error: InferdError) -> None:
     for number, reader in readers.items():
         try:
             reader.report(m.Failed(number, error.to_wire()))
-        except Exception:  # the other readers get their report all the same
+        except Exception:  # the other readers still get their report
             log.exception("task.report_failed", task=number)

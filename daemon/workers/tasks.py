@@ -23,7 +23,7 @@ TaskReport = (
 
 
 class WorkerTasks:
-    """Lives on the daemon's event loop, which adds and removes tasks."""
+    """The readers by the ids of their tasks. Lives on the daemon's event loop."""
 
     def __init__(self, listener: WorkerListener):
         self._listener = listener
@@ -50,7 +50,7 @@ class WorkerTasks:
         self._readers[task_id] = reader
 
     def deliver_report(self, report: TaskReport) -> None:
-        """Give a report to the reader of its task, if the worker still has that task."""
+        """Pass a report to the reader of its task, if the worker still has the task."""
         ends = isinstance(report, m.Finished | m.Failed)
         readers = self._readers
         reader = readers.pop(report.task_id, None) if ends else readers.get(report.task_id)
@@ -61,14 +61,14 @@ class WorkerTasks:
             self.notify_changed()
 
     def remove_tasks(self, *, waiting: bool = False) -> dict[int, TaskReader]:
-        """Remove and return all tasks, or only those that the worker has not begun."""
+        """Remove and return all tasks, or only those that the worker has not started."""
         removed = {n: r for n, r in self._readers.items() if not (waiting and r.begun)}
         for number in removed:
             del self._readers[number]
         return removed
 
     def notify_changed(self) -> None:
-        """Wake those that wait for the end of a task or of the process."""
+        """Wake the callers of `changed`: a task or the process has ended."""
         self._listener.work_changed()
         changed, self._changed = self._changed, anyio.Event()
         changed.set()

@@ -1,4 +1,4 @@
-"""A worker process, as the daemon sees it: its start, its load, its end."""
+"""The daemon's side of a worker process, from its start to its exit."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from .worker_process import describe_exit, load_failed, spawn_worker, wait_for_e
 
 HANG_S = 120.0
 REQUESTS_LOGGED_MAX = 20
-"""Requests that a process was computing for, as the log names them when it dies."""
+"""Requests that the log names when their process dies."""
 
 log = structlog.get_logger()
 
@@ -40,8 +40,8 @@ log = structlog.get_logger()
 class Worker:
     """One process with one model. Lives on the daemon's event loop; `run` owns the process.
 
-    Tasks and queries go through its `client`. *known* are earlier memory estimates of the same
-    files.
+    Tasks and queries go through its `client`. *known_estimates* are earlier memory estimates of the
+    same files.
     """
 
     def __init__(
@@ -52,78 +52,78 @@ class Worker:
         limits: dict[str, Any] | None = None,
         kv_dir: str = "",
         hang_s: float = HANG_S,
-        known: Sequence[m.MemoryEstimate] = (),
+        known_estimates: Sequence[m.MemoryEstimate] = (),
     ):
-        self.known = list(known)
+        self.known_estimates = list(known_estimates)
         self.pid = 0
         self.progress = 0.0
         self.loaded = anyio.Event()
-        """Set once the model is ready, or `error` says why it is not."""
+        """Set once the model is ready, or `error` is set."""
         self.error: InferdError | None = None
-        self.gone = anyio.Event()
+        self.exited = anyio.Event()
         """Set once the process has exited."""
         self.died = False
-        """It has exited after its load, without an order to quit."""
+        """The process has exited after its load, without an order to quit."""
         self._limits, self._kv_dir, self._hang_s = limits or {}, kv_dir, hang_s
         self._listener = listener
-        self._made_embedding = False
+        self._has_embedding_context = False
         self._log: WorkerLog | None = None
         self._record = create_record()
         self._recorder = Recorder(self._record)
-        self.figures = EngineCounters(self._record)
-        """The engine's counters, as of now or of its end."""
+        self.engine_counters = EngineCounters(self._record)
+        """The engine's counters, as of now or as of its exit."""
         self._hang_detector = HangDetector(
             self._recorder, hang_s, self._is_awaited, self._kill_hung_process
         )
         self._link = WorkerLink(
-            self._handle_report, listener.reports_handled, self._hang_detector.note_sent
+            self._handle_report, listener.reports_handled, self._hang_detector.note_command
         )
         self.client = ProcessClient(
-            spec, listener, self._link.send_command, self._recorder, self.gone
+            spec, listener, self._link.send_command, self._recorder, self.exited
         )
 
     @property
     def spec(self) -> ModelSpec:
-        """The model as it was sent to the process, by its present name."""
+        """The model as it was sent to the process, with its current name."""
         return self.client.spec
 
     def bind_model(self, name: str, quarantine: Quarantine) -> None:
-        """Serve the model *name* from now on, with that model's quarantine."""
+        """Serve as the model *name* from now on, with that model's quarantine."""
         self.client.spec = msgspec.structs.replace(self.spec, name=name)
         self.client.quarantine = quarantine
 
     @property
     def info(self) -> ModelInfo:
-        """Facts about the model; only once it is loaded."""
+        """Facts about the model, once it is loaded."""
         return self.client.info
 
     @property
     def claim(self) -> int | None:
-        """Its claim on the cores; see `cores.CoreUser.claim`."""
+        """The claim on the cores; see `cores.CoreUser.claim`."""
         if not self.loaded.is_set():
             return LOADING
-        return None if self.leaving else self.client.tasks.priority_max
+        return None if self.unloading else self.client.tasks.priority_max
 
     @property
     def threads_max(self) -> int:
-        """Threads that the configuration allows it."""
+        """The threads that the configuration allows."""
         return self.spec.threads
 
     @property
     def silent_s(self) -> float:
-        """How long it has done the same: a step, a prompt; 0 while it rests."""
+        """How long the current step or prompt has taken; 0 while the process is idle."""
         act = self._recorder.read_activity()
         return 0.0 if act.doing is Doing.REST else max(0.0, time.monotonic() - act.at)
 
     @property
     def overdue(self) -> bool:
-        """Whether it hangs and should have been replaced by now; see `watchdog`."""
+        """Whether it is hung and should have been replaced by now; see `watchdog`."""
         return self._hang_detector.overdue
 
     @property
-    def leaving(self) -> bool:
-        """Whether the process was ordered to quit, has failed to load, or has exited."""
-        return self.client.quitting or self.error is not None or self.gone.is_set()
+    def unloading(self) -> bool:
+        """Whether the process was ordered to quit, failed to load, or has exited."""
+        return self.client.quitting or self.error is not None or self.exited.is_set()
 
     # Control of the process.
 
@@ -132,41 +132,41 @@ class Worker:
         self._link.send_command(m.Threads(threads))
 
     def update_logging(self) -> None:
-        """Send the process the log levels in force; one that loads gets them afterwards."""
-        if self._log is None or not self.loaded.is_set() or self.leaving:
+        """Send the log levels in force to the process, or after its load if it still loads."""
+        if self._log is None or not self.loaded.is_set() or self.unloading:
             return
         levels, changed = self._log.read_levels()
         if changed:
             self._link.send_command(levels)
 
     def forget_kv_file(self, name: str) -> None:
-        """Send the process the name of a KV file that was deleted."""
+        """Report to the process that a KV file was deleted."""
         self._link.send_command(m.Evicted(name))
 
-    async def thrift(self, *, on: bool) -> int:
-        """Switch the low-memory mode: the worker then holds no KV states except those of parked
-        tasks; return the bytes that it frees.
+    async def set_low_memory(self, *, on: bool) -> int:
+        """Switch the low-memory mode, in which the worker holds only the KV states of parked
+        tasks; return the bytes that this frees.
         """
         freed: int = await self.client.query(lambda i: m.SetLowMemory(i, on))
         return freed
 
     def quit(self) -> None:
-        """Let the process free its model and exit; a load under way is given up."""
+        """Order the process to free its model and exit; a load under way is aborted."""
         self.client.quitting = True
         self._link.send_command(m.Quit())
 
     # Memory, before the model is loaded.
 
-    def reckon(self, shape: Shape) -> None:
-        """Request an estimate of what the model takes in another shape."""
+    def estimate_memory(self, shape: Shape) -> None:
+        """Request a memory estimate of the model in another shape."""
         self._link.send_command(m.EstimateMemory(shape))
 
-    def proceed(self) -> None:
-        """Let the model be loaded in the shape that was estimated last."""
+    def allow_load(self) -> None:
+        """Let the process load the model in the shape that was estimated last."""
         self._link.send_command(m.Proceed())
 
-    def refuse(self, error: InferdError) -> None:
-        """Do not let the model be loaded: *error* says why."""
+    def refuse_load(self, error: InferdError) -> None:
+        """Refuse the load with *error*."""
         self.error = error
         self.loaded.set()
         self.quit()
@@ -175,7 +175,7 @@ class Worker:
 
     async def run(self) -> None:
         """Start the process, load the model, and serve until the process has exited."""
-        clear_contextvars()  # it serves others, too, than the request that has it loaded
+        clear_contextvars()  # it serves more than the request that caused the load
         process, line = None, None
         try:
             ours, theirs = socket.socketpair()
@@ -183,7 +183,8 @@ class Worker:
             with theirs:
                 process, levels = await self._start_process(theirs)
             ours.setblocking(False)
-            send_load(ours, m.LoadModel(self.spec, self._limits, self._kv_dir, self.known, levels))
+            load = m.LoadModel(self.spec, self._limits, self._kv_dir, self.known_estimates, levels)
+            send_load(ours, load)
             await self._link.exchange(ours)
         except BrokenPipeError:
             log.warning("worker.died_at_once", model=self.spec.name, pid=self.pid)
@@ -191,7 +192,7 @@ class Worker:
             log.error("worker.unreadable", model=self.spec.name, pid=self.pid, cause=str(exc))
         except OSError as exc:
             self.error = LoadFailed(
-                f"no worker process could be started for {self.spec.name!r}: {exc.strerror or exc}",
+                f"the worker process of {self.spec.name!r} did not start: {exc.strerror or exc}",
                 hint="memory, processes or descriptors ran out: free some and try again",
             )
         finally:
@@ -217,18 +218,18 @@ class Worker:
             ):  # fmt: skip
                 client.tasks.deliver_report(report)
             case m.Embedded():
-                if not self._made_embedding:
-                    self._made_embedding = True
-                    self._listener.embedding_context_created(self)
+                if not self._has_embedding_context:
+                    self._has_embedding_context = True
+                    self._listener.embedding_context_created()
                 client.tasks.deliver_report(report)
             case m.CommandResult(number, value):
                 client.queries.resolve_query(number, value)
             case m.Refused(number, error):
                 client.queries.refuse_query(number, error_from_wire(error))
             case m.KvFileWritten() | m.KvFileLost():
-                self._listener.kv_file_changed(self, report)
+                self._listener.kv_file_changed(report)
             case m.MemoryEstimate():
-                self._listener.memory_estimated(self, report)
+                self._listener.memory_estimated(report)
             case m.Progress(fraction):
                 self.progress = fraction
                 self._listener.load_progressed(fraction)
@@ -255,11 +256,11 @@ class Worker:
             os.kill(self.pid, signal.SIGKILL)
 
     async def _wait_for_exit(self, process: anyio.abc.Process | None) -> None:
-        """Wait until the process has exited, killing it if need be, and settle what it owes."""
+        """Wait until the process has exited, or kill it, and settle its tasks and queries."""
         code = None if process is None else await wait_for_exit(process)
         if self._log is not None:
             self._log.close()
-        self.gone.set()
+        self.exited.set()
         was_loaded = self.client.model_info is not None
         if self.error is None and not was_loaded:
             self.error = load_failed(self.spec.name, code)

@@ -1,4 +1,4 @@
-"""The daemon's end of a worker's socket pair: commands out, reports in."""
+"""The daemon's end of a worker's socket pair, which sends commands and reads reports."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ...wire.reading import read_until_end
 
 
 def send_load(sock: socket.socket, load: m.LoadModel) -> None:
-    """Send the first command, with the descriptor of a model that was given by descriptor."""
+    """Send the first command, with the descriptor of a model that has no path."""
     frame = pack_frame([load])
     if load.spec.fd >= 0:
         socket.send_fds(sock, [frame], [load.spec.fd])
@@ -24,10 +24,11 @@ def send_load(sock: socket.socket, load: m.LoadModel) -> None:
 
 
 class WorkerLink:
-    """Sends commands and reads reports on the daemon's event loop. Commands wait for the socket.
+    """Sends commands and reads reports on the daemon's event loop. Commands wait until the socket
+    is there and writable.
 
-    *on_report* is called with each report, *on_frame* after those that arrived together, *on_sent*
-    when commands are sent to a worker that had none to read.
+    *on_report* is called with each report, *on_frame* after the reports that arrived together.
+    *on_sent* is called when the first of the next frame's commands is queued.
     """
 
     def __init__(
@@ -45,7 +46,7 @@ class WorkerLink:
         self._frames = FrameReader(ANY_LENGTH)
 
     def send_command(self, command: m.Command) -> None:
-        """Send a command, in one frame with others of the same iteration of the loop."""
+        """Send a command, in one frame with others of the same loop iteration."""
         if not self._commands and self._sock is not None:
             asyncio.get_running_loop().call_soon(self._write)
             self._on_sent()
@@ -67,7 +68,7 @@ class WorkerLink:
             asyncio.get_running_loop().remove_writer(sock)
 
     def _write(self) -> None:
-        """Send the waiting commands in one frame, or the part of it that the socket takes."""
+        """Send the queued commands in one frame, or the part of it that the socket accepts."""
         sock = self._sock
         if sock is None:
             return  # the process has exited
@@ -81,13 +82,13 @@ class WorkerLink:
             asyncio.get_running_loop().add_writer(sock, self._write)
             self._writing = True
         except OSError:
-            self._unsent.clear()  # the process has exited: the reader finds out, too
+            self._unsent.clear()  # the process has exited, which the reader notices too
         if self._writing and not self._unsent:
             asyncio.get_running_loop().remove_writer(sock)
             self._writing = False
 
     def _read_reports(self, sock: socket.socket) -> bool:
-        """Read once and pass the reports on; return whether more may come."""
+        """Read once and pass the reports on; return False at the end of the stream."""
         try:
             data = sock.recv(READ_BYTES)
         except BlockingIOError:

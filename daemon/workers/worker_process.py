@@ -1,4 +1,4 @@
-"""A worker's process: its start, its environment, its end."""
+"""Start, environment and exit of a worker's process."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from ...backends.errors import LoadFailed
 from ...scheduler.process.build import EXIT_OTHER_BUILD, build_id
 
 QUIT_S = 5.0
-"""A worker that still runs so long after its socket was closed is killed."""
+"""The time after which a process is killed that still runs with its socket closed."""
 BUILD_ID = build_id()
-"""The build that this daemon was loaded from: an upgrade may replace the files while it runs."""
+"""The build that this daemon runs: an upgrade may replace the files meanwhile."""
 SPINS, SPIN_COUNT = "GOMP_SPINCOUNT", 10_000
-"""libgomp's variable; two tenths of a millisecond. Threads that sleep at once wait for each other
-in the kernel, many times a step: a third of the speed.
+"""libgomp's variable, and 0.2 ms of spinning. Threads that sleep at once wait for each other in the
+kernel, many times a step: a third of the speed.
 """
 
 
 async def spawn_worker(line: socket.socket, record: int, stderr: int) -> anyio.abc.Process:
-    """Start a worker process with its end of the *line* and the *record* that it writes its
-    activity into.
+    """Start a worker process with its end of the socket pair, *line*, and the shared *record*, to
+    which it writes its activity.
     """
     arguments = [BUILD_ID, str(line.fileno()), str(os.getpid()), str(record)]
     return await anyio.open_process(
@@ -50,9 +50,9 @@ async def wait_for_exit(process: anyio.abc.Process) -> int:
 
 
 def describe_exit(code: int | None) -> str:
-    """Return in words how a process exited; None: its exit code is unknown."""
+    """Return in words how a process exited; *code* is None where it is unknown."""
     if code is None:
-        return "it is gone"
+        return "exit status unknown"
     if code < 0:
         try:
             return f"killed by {signal.Signals(-code).name}"
@@ -78,13 +78,13 @@ def load_failed(model: str, code: int | None) -> LoadFailed:
 
 
 def _environment() -> dict[str, str]:
-    """Return a worker's environment. Where llama.cpp was built with OpenMP, its threads spin for a
-    moment between steps, unless the operator configures how they wait.
+    """Return a worker's environment. Where llama.cpp was built with OpenMP, its threads spin for
+    0.2 ms between steps, unless the operator configures how they wait.
 
-    They would for milliseconds, and hold the core on which the daemon is to wake with the step's
-    tokens: it then takes the worker's own. (Two cores, SmolLM2, one stream, 2026-11-22: with
-    30 000 the step's tokens were told before they slept, and daemon and client took the worker's
-    core for 0.3 ms a token, while the other one spun: 144 tokens/s instead of 150.)
+    By default they spin for milliseconds. They then occupy the core on which the daemon should wake
+    to send the step's tokens, so it takes the worker's core. (Two cores, SmolLM2, one stream,
+    2026-11-22: with 30 000 spins the tokens were sent before the threads slept. Daemon and client
+    took the worker's core for 0.3 ms a token while the other core spun: 144 tokens/s, not 150.)
     """
     if os.environ.keys() & {"OMP_WAIT_POLICY", SPINS}:
         return dict(os.environ)

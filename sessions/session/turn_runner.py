@@ -96,7 +96,7 @@ class TurnRunner:
         step(core.state, SessionCall.COMPUTE)  # one turn at a time, of pull turns, too
         client = await self._link.client()
         if embeds and core.settings.parameters.standing("embedding"):
-            await client.make_room_to_embed()
+            await client.reserve_embedding_memory()
         step(core.state, SessionCall.COMPUTE)  # it may have been closed or emptied meanwhile
         return client
 

@@ -94,7 +94,7 @@ class EnginePort:
     ) -> int:
         return min(self.held, len(tokens))
 
-    async def make_room_to_embed(self) -> None:
+    async def reserve_embedding_memory(self) -> None:
         await anyio.lowlevel.checkpoint()
         if self.room is not None:
             raise self.room

@@ -151,17 +151,17 @@ def test_a_quota_goes_by_the_connection_opened_last_of_those_that_are_open() -> 
         return access.quota_of(ADA).sessions_max
 
     assert sessions_max() == 1, "of somebody who is not here only the number is known"
-    access.enter(connections[STAFF])
+    access.add_connection(connections[STAFF])
     assert sessions_max() == 7
-    access.enter(connections[GUESTS])
+    access.add_connection(connections[GUESTS])
     assert sessions_max() == 2
     access.set_rules(rules[:1])
     assert (sessions_max(), access.rights(connections[STAFF]).quota.sessions_max) == (None, 7)
     access.set_rules(rules)
-    access.leave(connections[GUESTS])
+    access.remove_connection(connections[GUESTS])
     assert sessions_max() == 7
-    access.leave(connections[STAFF])
-    access.leave(connections[STAFF])
+    access.remove_connection(connections[STAFF])
+    access.remove_connection(connections[STAFF])
     assert sessions_max() == 1
 
 

@@ -28,7 +28,7 @@ from inferd.daemon.config.settings import Config
 from inferd.daemon.config.sources import ConfigError, load_config
 from inferd.daemon.core import Daemon
 from inferd.daemon.logs.setup import LibraryHandler, Logs
-from inferd.daemon.workers.worker_stderr import GATHER_S, WorkerLines, cut_quotes
+from inferd.daemon.workers.worker_log import GATHER_S, WorkerLines, cut_quotes
 from inferd.ipc.messages import LogLevelParams
 from inferd.scheduler.recording.engine_log import TEXT_CHARACTERS_MAX
 from inferd.testing import RunningDaemon, running_daemon

@@ -21,27 +21,27 @@ from inferd.daemon.metrics.daemon_counters import (
     MODEL_LABELS_MAX,
     OTHERS,
     QUEUE_BOUNDS,
-    Tally,
+    DaemonCounters,
     reason_of,
 )
 from inferd.daemon.metrics.families import FAMILIES, SECTIONS
 
 
 def test_names_of_models_are_bounded() -> None:
-    tally = Tally()
-    names = [tally.bounded(f"m{n}") for n in range(MODEL_LABELS_MAX + 10)]
+    counters = DaemonCounters()
+    names = [counters.bounded(f"m{n}") for n in range(MODEL_LABELS_MAX + 10)]
     assert names[:MODEL_LABELS_MAX] == [f"m{n}" for n in range(MODEL_LABELS_MAX)]
     assert set(names[MODEL_LABELS_MAX:]) == {OTHERS}
-    assert tally.bounded("m0") == "m0"
+    assert counters.bounded("m0") == "m0"
 
 
 def test_loads_and_workers_are_told_as_none_before_the_first() -> None:
     """A rate does not see a counter's first step where there was no sample before it."""
-    tally = Tally()
-    name = (tally.bounded("m"),)
+    counters = DaemonCounters()
+    name = (counters.bounded("m"),)
     for family in ("model_load_failures", "model_unloads", "worker_restarts"):
-        assert dict(tally.counters[family]) == {name: 0}
-    assert sum(tally.histograms["model_load_seconds"][name].counts) == 0
+        assert dict(counters.counts[family]) == {name: 0}
+    assert sum(counters.histograms["model_load_seconds"][name].counts) == 0
 
 
 @pytest.mark.parametrize(
@@ -64,10 +64,10 @@ def test_a_refusal_names_its_bound_and_a_mistake_none(
     error: InferdError, reason: str | None
 ) -> None:
     assert reason_of(error) == reason
-    tally = Tally()
-    tally.call_refused("stream", error)
-    assert tally.counters["call_errors"]["stream", error.name] == 1
-    told = {r: n for (r,), n in tally.counters["admission_rejections"].items() if n}
+    counters = DaemonCounters()
+    counters.call_refused("stream", error)
+    assert counters.counts["call_errors"]["stream", error.name] == 1
+    told = {r: n for (r,), n in counters.counts["admission_rejections"].items() if n}
     assert told == ({} if reason is None else {reason: 1})
 
 
@@ -76,9 +76,9 @@ def test_the_bounds_are_settings() -> None:
 
 
 def test_the_end_of_a_pulled_turn_is_no_error() -> None:
-    tally = Tally()
-    tally.call_refused("compute_single", EndOfSequence("it has ended"))
-    assert not tally.counters["call_errors"]
+    counters = DaemonCounters()
+    counters.call_refused("compute_single", EndOfSequence("it has ended"))
+    assert not counters.counts["call_errors"]
 
 
 def test_the_table_has_each_name_once_and_bounds_that_rise() -> None:

@@ -211,7 +211,7 @@ async def test_a_worker_that_takes_nothing_is_silent_however_much_it_is_sent() -
     watch = HangDetector(recorder, 2.0, lambda: True, lambda: None, lambda: now)
     for _ in range(20):
         now += 1.0
-        watch.note_sent()
+        watch.note_command()
     assert watch.overdue
     watch.stop()
 

@@ -9,19 +9,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inferd.daemon.workers.cores import LOADING, Cores, assign_threads
-from inferd.daemon.workers.external_load import ExternalLoad, busy_s, own_s
+from inferd.daemon.workers.cores import LOADING, Cores, ExternalLoad, assign_threads, busy_s, own_s
 
 
 class Busy:
-    """A worker as the cores see it."""
+    """A `CoreUser` that records its thread counts."""
 
     def __init__(self, claim: int | None = None, threads_max: int = 8):
         self.claim, self.threads_max, self.pid = claim, threads_max, 0
-        self.told: list[int] = []
+        self.thread_counts: list[int] = []
 
     def set_threads(self, threads: int) -> None:
-        self.told.append(threads)
+        self.thread_counts.append(threads)
 
 
 @pytest.mark.parametrize(
@@ -38,14 +37,14 @@ class Busy:
         ([], 8, []),
     ],
 )
-def test_the_highest_class_gets_what_one_for_each_other_leaves(
+def test_the_highest_class_gets_all_cores_beyond_one_for_each_other_model(
     claims: list[tuple[int, int]], cores: int, threads: list[int]
 ) -> None:
     assert assign_threads(claims, cores) == threads
 
 
 @given(st.lists(st.tuples(st.integers(-1, 3), st.integers(1, 16)), max_size=20), st.integers(1, 64))
-def test_nobody_goes_without_and_no_core_is_dealt_twice(
+def test_each_model_gets_a_core_and_no_core_is_assigned_twice(
     claims: list[tuple[int, int]], cores: int
 ) -> None:
     threads = assign_threads(claims, cores)
@@ -53,7 +52,7 @@ def test_nobody_goes_without_and_no_core_is_dealt_twice(
     assert sum(threads) <= max(cores, len(claims))
 
 
-def test_only_who_gets_another_number_is_told() -> None:
+def test_only_a_changed_number_of_threads_is_sent() -> None:
     one, two = Busy(1), Busy()
     workers = [one, two]
     cores = Cores(4, lambda: workers, 4)
@@ -65,29 +64,29 @@ def test_only_who_gets_another_number_is_told() -> None:
     cores.assign_cores()
     cores.assign_cores()
 
-    assert one.told == [4, 1, 4]
-    assert two.told == [3]
+    assert one.thread_counts == [4, 1, 4]
+    assert two.thread_counts == [3]
 
 
-def test_a_worker_that_loads_is_told_when_it_has_work() -> None:
+def test_a_loading_worker_gets_its_threads_when_it_has_work() -> None:
     it = Busy(LOADING)
     cores = Cores(4, lambda: [it], 4)
     cores.assign_cores()
-    assert it.told == []
+    assert it.thread_counts == []
     it.claim = 1
     cores.assign_cores()
-    assert it.told == [4]
+    assert it.thread_counts == [4]
 
 
-# What other programs take.
+# The load of other programs.
 
 
 def sampled(load: ExternalLoad, *cores: float, own: float = 1.0) -> list[int]:
-    """Feed samples of a second each; return what is taken after each of them."""
+    """Add samples of one second each; return the cores taken after each sample."""
     taken, busy = [], 0.0
     load.add_sample(0.0, busy, {1: 0.0})
-    for second, foreign in enumerate(cores, start=1):
-        busy += foreign + own
+    for second, external in enumerate(cores, start=1):
+        busy += external + own
         load.add_sample(float(second), busy, {1: own * second})
         taken.append(load.taken)
     return taken
@@ -103,20 +102,20 @@ def sampled(load: ExternalLoad, *cores: float, own: float = 1.0) -> list[int]:
         ([2.9, 2.9, 1.0, 1.0, 1.0], [0, 3, 3, 1, 1]),
     ],
 )
-def test_a_core_is_taken_once_others_have_most_of_it_for_a_while(
+def test_a_core_is_taken_once_other_programs_use_most_of_it_for_two_samples(
     cores: list[float], taken: list[int]
 ) -> None:
     assert sampled(ExternalLoad(), *cores) == taken
 
 
-def test_a_sample_over_which_our_processes_changed_says_nothing() -> None:
+def test_a_sample_across_a_change_of_our_processes_is_ignored() -> None:
     load = ExternalLoad()
     for second in range(10):
         load.add_sample(float(second), 2.0 * second, {second: 0.0})
     assert load.taken == 0
 
 
-def test_what_others_take_is_not_dealt_out() -> None:
+def test_cores_taken_by_other_programs_are_not_assigned() -> None:
     one, two = Busy(1), Busy()
     cores = Cores(4, lambda: [one, two], 4)
     cores.assign_cores()
@@ -126,16 +125,16 @@ def test_what_others_take_is_not_dealt_out() -> None:
     cores.assign_cores()
     sampled(cores.external_load, 9.0, 9.0)
     cores.assign_cores()
-    assert one.told == [4, 3, 2, 1]
-    assert two.told == [1]
+    assert one.thread_counts == [4, 3, 2, 1]
+    assert two.thread_counts == [1]
 
 
 def test_cores_that_are_not_ours_may_be_busy() -> None:
     cores = Cores(4, lambda: [], 16)
     sampled(cores.external_load, 12.0, 12.0)
-    assert cores.left == 4
+    assert cores.available == 4
     sampled(cores.external_load, 13.0, 13.0)
-    assert cores.left == 3
+    assert cores.available == 3
 
 
 def test_the_figures_of_this_machine_are_read() -> None:

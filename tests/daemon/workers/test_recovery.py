@@ -1,4 +1,4 @@
-"""Who is suspected, tried, refused and given up when workers die: without a process."""
+"""Suspects, trials, refusals and failed tasks when workers die, tested without a process."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from inferd.daemon.config.sources import load_config
 from inferd.daemon.models.registry import Registry
 from inferd.daemon.models.swap import Swaps
 from inferd.daemon.workers.listener import WorkerListener
-from inferd.daemon.workers.process_client import ProcessClient
 from inferd.daemon.workers.recovery import (
     DEATHS_MAX,
     QUARANTINE_INPUTS_MAX,
@@ -34,41 +33,41 @@ from tests.sessions.doubles import EnginePort
 pytestmark = pytest.mark.asyncio
 
 
-class Line(EnginePort):
-    """A line to a worker that does nothing by itself."""
+class FakeWorkerClient(EnginePort):
+    """A client of a worker that does nothing by itself."""
 
     def __init__(self) -> None:
         self.commands = []
         self.readers = {}
 
-    def tell(self, report: m.Tokens) -> None:
+    def send_report(self, report: m.Tokens) -> None:
         self.readers[report.task_id].report(report)
 
 
 class Scene:
-    """A recovery, the lines to the workers it has started, and a clock."""
+    """A recovery, the clients of the workers that it has started, and a clock."""
 
     def __init__(self, tasks: int = 4):
         self.now = 0.0
         self.failure: Exception | None = None
-        self.lines = [Line()]
+        self.lines = [FakeWorkerClient()]
         self.recovery = Recovery("m", self.ready, lambda: self.now, instantly)
         self.turns = [Turn(self.lines[0], spec(n), lambda _: None) for n in range(1, tasks + 1)]
         for turn in self.turns:
             turn.submit()
 
     @property
-    def line(self) -> Line:
+    def line(self) -> FakeWorkerClient:
         return self.lines[-1]
 
-    async def ready(self) -> Line:
+    async def ready(self) -> FakeWorkerClient:
         if self.failure is not None:
             raise self.failure
-        self.lines.append(Line())
+        self.lines.append(FakeWorkerClient())
         return self.line
 
     async def die(self, *step: int) -> list[int]:
-        """Let the worker die in a step with these tasks; return those that the next one has."""
+        """Kill the worker in a step with these tasks; return the tasks of the next worker."""
         act = Activity(Doing.STEP if step else Doing.REST, step, self.now)
         readers, self.line.readers = self.line.readers, {}
         self.recovery.add_orphans(readers, act)
@@ -84,18 +83,18 @@ def spec(number: int) -> m.TaskSpec:
     return m.TaskSpec(id=number, owner=1, tokens=tokens, sampling=SamplingParams())
 
 
-async def test_tasks_outside_the_fatal_step_go_on_at_once_and_suspects_one_by_one() -> None:
+async def test_tasks_outside_the_fatal_step_continue_at_once_and_suspects_one_by_one() -> None:
     scene = Scene()
 
     assert await scene.die(2, 3) == [1, 2, 4]
-    scene.line.tell(m.Tokens(2, [9], b"x"))
+    scene.line.send_report(m.Tokens(2, [9], b"x"))
     assert sorted(scene.line.readers) == [1, 2, 3, 4]
-    scene.line.tell(m.Tokens(3, [9], b"x"))
+    scene.line.send_report(m.Tokens(3, [9], b"x"))
     assert await scene.die() == [1, 2, 3, 4], "a death outside a step makes no suspects"
     assert scene.errors() == {}
 
 
-async def test_the_one_on_trial_is_blamed_and_its_prompt_remembered() -> None:
+async def test_a_task_on_trial_is_refused_after_a_death_and_its_prompt_quarantined() -> None:
     scene = Scene()
     await scene.die(1, 2, 3)
     assert await scene.die(1, 4) == [2, 4]
@@ -105,26 +104,26 @@ async def test_the_one_on_trial_is_blamed_and_its_prompt_remembered() -> None:
     assert spec(2).tokens not in scene.recovery.quarantine
     scene.now += QUARANTINE_S
     assert spec(1).tokens not in scene.recovery.quarantine
-    scene.line.tell(m.Tokens(2, [9], b"x"))
+    scene.line.send_report(m.Tokens(2, [9], b"x"))
     assert sorted(scene.line.readers) == [2, 3, 4], "the next suspect's turn"
 
 
-async def test_a_death_elsewhere_leaves_the_suspects_suspects() -> None:
+async def test_a_death_outside_a_step_keeps_the_suspects() -> None:
     scene = Scene()
     await scene.die(1, 2)
     assert await scene.die() == [1, 3, 4]
     assert scene.errors() == {}
 
 
-async def test_a_suspect_that_was_cancelled_is_passed_over() -> None:
+async def test_a_cancelled_suspect_is_skipped() -> None:
     scene = Scene()
     scene.turns[0].report(m.Failed(1, {"name": "Cancelled", "message": "by the client"}))
     assert await scene.die(1, 2) == [2, 3, 4]
 
 
-async def test_what_was_told_is_in_what_goes_on() -> None:
+async def test_a_continued_task_includes_the_tokens_already_sent() -> None:
     scene = Scene(tasks=1)
-    scene.line.tell(m.Tokens(1, [7, 8], "é".encode()))
+    scene.line.send_report(m.Tokens(1, [7, 8], "é".encode()))
     await scene.die(1)
     [submit] = [c for c in scene.line.commands if isinstance(c, m.Submit)]
     assert m.unpack_tokens(submit.task.tokens) == [1] * 5 + [7, 8]
@@ -132,8 +131,8 @@ async def test_what_was_told_is_in_what_goes_on() -> None:
     assert (submit.task.progressed.output_tokens, submit.task.progressed.text_bytes) == (2, 2)
 
 
-async def test_credit_and_questions_that_were_open_are_open_still() -> None:
-    line = Line()
+async def test_open_credit_and_token_requests_stay_open() -> None:
+    line = FakeWorkerClient()
     push = Turn(line, m.TaskSpec(id=1, owner=1, tokens=b"", sampling=SamplingParams(), credit=3),
                 lambda _: None)  # fmt: skip
     pull = Turn(line, m.TaskSpec(id=2, owner=1, tokens=b"", sampling=SamplingParams(), pull=True),
@@ -150,7 +149,7 @@ async def test_credit_and_questions_that_were_open_are_open_still() -> None:
     assert after is not None and after.progressed is not None and after.progressed.asked == 0
 
 
-async def test_it_gives_up_after_many_deaths_and_begins_anew_later() -> None:
+async def test_tasks_fail_after_too_many_deaths() -> None:
     scene = Scene()
     for _ in range(DEATHS_MAX):
         scene.now += 0.1
@@ -160,18 +159,18 @@ async def test_it_gives_up_after_many_deaths_and_begins_anew_later() -> None:
     assert set(scene.errors()) == {1, 2, 3, 4}
 
 
-async def test_a_model_that_cannot_be_loaded_any_more_fails_its_tasks_with_the_reason() -> None:
+async def test_tasks_of_a_model_that_does_not_load_fail_with_the_cause() -> None:
     scene = Scene()
-    scene.failure = LoadFailed("the file is gone")
+    scene.failure = LoadFailed("the file was deleted")
     await scene.die(1)
     assert set(scene.errors().values()) == {"LoadFailed"}
 
 
-async def test_a_worker_that_dies_while_it_loads_is_not_the_last() -> None:
+async def test_after_a_death_during_the_load_another_worker_starts() -> None:
     scene = Scene()
     failures = [LoadFailed("it ended", data={"cause": "died"})] * 2
 
-    async def ready() -> Line:
+    async def ready() -> FakeWorkerClient:
         if failures:
             raise failures.pop()
         return await scene.ready()
@@ -181,7 +180,7 @@ async def test_a_worker_that_dies_while_it_loads_is_not_the_last() -> None:
     assert scene.errors() == {}
 
 
-async def test_tasks_that_are_moved_are_no_deaths_and_disturb_no_trial() -> None:
+async def test_moved_tasks_do_not_count_as_deaths_and_keep_the_trial() -> None:
     scene = Scene()
     await scene.die(1, 2)
     trial = scene.recovery._trial
@@ -198,7 +197,7 @@ async def test_tasks_that_are_moved_are_no_deaths_and_disturb_no_trial() -> None
     assert scene.recovery.recovered > 2 * DEATHS_MAX
 
 
-async def test_tasks_that_wait_for_a_worker_can_be_taken_back() -> None:
+async def test_tasks_that_wait_for_a_worker_can_be_released() -> None:
     scene = Scene()
     readers, scene.line.readers = scene.line.readers, {}
     scene.recovery.move_tasks(readers)
@@ -216,18 +215,18 @@ async def test_the_quarantine_is_bounded() -> None:
 
 
 async def instantly(seconds: float) -> None:
-    """Sleep not at all."""
+    """Return at once."""
 
 
-class Deaf(Turn):
-    """Cannot take a report: a bug of somebody's."""
+class FailingTurn(Turn):
+    """A turn whose `report` raises."""
 
     def report(self, report: m.Report) -> None:
         raise RuntimeError("a reader's bug")
 
 
 class Listener(WorkerListener):
-    """Lets the tasks of a process that died fail, and counts the frames."""
+    """Fails the tasks of a dead process, and counts the frames."""
 
     def __init__(self) -> None:
         self.frames = 0
@@ -241,29 +240,32 @@ class Listener(WorkerListener):
     def load_progressed(self, fraction: float) -> None:
         return None
 
-    def memory_estimated(self, worker: Worker, estimate: m.MemoryEstimate) -> None:
-        worker.proceed()
-
-    async def reserve_embedding_memory(self, client: ProcessClient) -> None:
+    def memory_estimated(self, estimate: m.MemoryEstimate) -> None:
         return None
 
-    def embedding_context_created(self, worker: Worker) -> None:
+    async def reserve_embedding_memory(self) -> None:
         return None
 
-    def kv_file_changed(self, worker: Worker, report: m.KvFileWritten | m.KvFileLost) -> None:
+    def embedding_context_created(self) -> None:
+        return None
+
+    def kv_file_changed(self, report: m.KvFileWritten | m.KvFileLost) -> None:
         return None
 
     def tasks_orphaned(self, readers: Mapping[int, TaskReader], act: Activity) -> None:
         fail_readers(readers, WorkerCrashed("the process ended"))
 
 
-async def test_all_hear_of_a_death_whatever_one_of_them_answers() -> None:
+async def test_all_readers_get_the_report_of_a_death_although_one_raises() -> None:
     listener = Listener()
     worker = Worker(ModelSpec(name="m"), listener)
-    turns = [kind(worker.client, spec(n), lambda _: None) for n, kind in enumerate((Deaf, Turn), 1)]
+    turns = [
+        kind(worker.client, spec(n), lambda _: None)
+        for n, kind in enumerate((FailingTurn, Turn), 1)
+    ]
     for turn in turns:
         turn.submit()
-    worker.gone.set()
+    worker.exited.set()
 
     with pytest.raises(WorkerCrashed):
         await worker.client.queue()
@@ -272,20 +274,20 @@ async def test_all_hear_of_a_death_whatever_one_of_them_answers() -> None:
     assert listener.frames, "and the clients are written to"
 
 
-async def test_a_task_that_comes_after_the_worker_was_told_to_quit_goes_to_the_successor() -> None:
+async def test_a_task_submitted_after_the_order_to_quit_goes_to_the_successor() -> None:
     worker = Worker(ModelSpec(name="m"), Listener())
-    inherited: dict[int, TaskReader] = {}
-    worker.client.successor = inherited.update
+    received: dict[int, TaskReader] = {}
+    worker.client.successor = received.update
     worker.quit()
     turn = Turn(worker.client, spec(1), lambda _: None)
     turn.submit()
-    worker.gone.set()
+    worker.exited.set()
     with pytest.raises(WorkerCrashed):
         await worker.client.queue()
     late = Turn(worker.client, spec(2), lambda _: None)
     late.submit()
 
-    assert inherited == {1: turn, 2: late}
+    assert received == {1: turn, 2: late}
     assert turn.error is None and late.error is None
     assert len(worker.client.tasks) == 0
 
@@ -295,11 +297,11 @@ def registry_in(folder: Path, group: TaskGroup) -> Registry:
     return Registry(config, group, lambda: None)
 
 
-async def test_background_work_that_fails_ends_alone(tmp_path: Path) -> None:
+async def test_failing_background_work_ends_alone(tmp_path: Path) -> None:
     done = anyio.Event()
 
     async def fails() -> None:
-        raise RuntimeError("a bug of somebody's")
+        raise RuntimeError("a bug")
 
     async def works() -> None:
         done.set()
@@ -311,12 +313,12 @@ async def test_background_work_that_fails_ends_alone(tmp_path: Path) -> None:
         await done.wait()
 
 
-async def test_tasks_whose_return_fails_hear_of_it_and_the_daemon_goes_on(tmp_path: Path) -> None:
+async def test_tasks_fail_if_their_recovery_raises_and_the_daemon_continues(tmp_path: Path) -> None:
     async with anyio.create_task_group() as group:
         registry = registry_in(tmp_path, group)
         model = registry.catalog.get("echo", 0)
         scene = Scene()
-        scene.failure = RuntimeError("a bug of somebody's")
+        scene.failure = RuntimeError("a bug")
         model.recovery._ready = scene.ready
         model.recovery.add_orphans(dict(scene.line.readers), Activity(Doing.REST, (), 0.0))
         registry.start_soon(model.recovery.resume_tasks)
@@ -326,18 +328,18 @@ async def test_tasks_whose_return_fails_hear_of_it_and_the_daemon_goes_on(tmp_pa
 
 
 @pytest.mark.process
-async def test_a_model_that_was_swapped_and_has_left_is_not_loaded_for_who_still_asks_it(
+async def test_a_predecessor_that_was_unloaded_after_a_swap_is_not_loaded_again(
     tmp_path: Path,
 ) -> None:
-    """Whoever asked for a text when it left would wait for it for ever, or start it anew."""
+    """A caller that waits for a text of the predecessor gets an error, not a new load."""
     async with anyio.create_task_group() as group:
         registry = registry_in(tmp_path, group)
         model = registry.catalog.get("echo", 0)
         before = await model.load()
         await Swaps(registry, (), grace_s=1.0).swap(model, model.config)
-        (former,) = model.predecessors.values()
+        (predecessor,) = model.predecessors.values()
         with anyio.fail_after(20):
-            await before.gone.wait()
+            await before.exited.wait()
             with pytest.raises(WorkerCrashed, match="has left"):
-                await former.ready()
+                await predecessor.ready()
         await registry.close()
