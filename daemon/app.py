@@ -1,4 +1,4 @@
-"""The daemon process from start to end: socket, signals, services, a clean way out."""
+"""The daemon process: its socket, signals, background services, and shutdown."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ from .metrics.http_listener import MetricsServer
 from .models.worker_launcher import LoadListener
 from .residency.machine import MachineMemory
 from .residency.pressure import Pace
+from .service import watchdog
 from .service.reload import ConfigReloader
 from .service.status import ServiceNotifier
-from .service.watchdog import overdue as overdue_names
 from .traces.tracing import Traces
 
 log = structlog.get_logger()
@@ -50,18 +50,18 @@ def serve(
     pace: Pace | None = None,
     read: Callable[[], Config] | None = None,
 ) -> int:
-    """Run a daemon until it is told to stop; return the process's exit status.
+    """Run a daemon until it is ordered to stop; return the process's exit status.
 
-    *machine* and *pace* are what memory is read from, and how often. *read* reads the configuration
-    again.
+    Free memory is read from *machine*, as often as *pace* says. *read* reads the configuration for
+    a reload.
     """
     components = Components()
     try:
-        # First: by number, and a closed one may become another file.
+        # First: sockets are inherited by number, which another file may get later.
         given = inherited_listener(os.environ)
         logs.configure(config, partial(components.note, "log"))
         instance = count_start(config.state_dir, components)
-        listener = given or _bound(config)
+        listener = given or _bind_socket(config)
     except InferdError as exc:
         sys.stderr.write(f"inferd: {exc.message}\n  {exc.hint}\n")
         return 1
@@ -81,8 +81,8 @@ def serve(
         listener.close()
 
 
-def _bound(config: Config) -> UnixListener:
-    """Return the configured socket."""
+def _bind_socket(config: Config) -> UnixListener:
+    """Return a listener on the configured socket."""
     gid = gid_of(config.socket_group) if config.socket_group else -1
     own = UnixListener(str(config.socket), config.socket_mode, gid)
     own.bind()
@@ -90,23 +90,23 @@ def _bound(config: Config) -> UnixListener:
 
 
 def _loop_options(components: Components) -> dict[str, bool]:
-    """Use uvloop where it is installed, and works."""
+    """Return the options of the event loop, which is uvloop where that is installed and works."""
     if importlib.util.find_spec("uvloop") is None:
         return {}
     try:
         import uvloop
 
         uvloop.new_event_loop().close()
-    except Exception as exc:  # whatever an extra does, the daemon starts
+    except Exception as exc:  # a failing extra must not keep the daemon from starting
         components.note("uvloop", repr(exc))
         return {}
     return {"use_uvloop": True}
 
 
 def count_start(state_dir: Path, components: Components) -> int:
-    """Return how many times a daemon has started on this state: the upper half of its handles.
+    """Return the number of daemon starts on this state, the upper half of the daemon's handles.
 
-    Where it cannot be kept, the clock stands in: it too never gives a number twice.
+    Where the number cannot be saved, return the time, which does not repeat either.
     """
     path = state_dir / STARTS_FILE
     try:
@@ -154,7 +154,7 @@ async def _main(
                 await daemon.stopping.wait()
                 service.notify_stopping(daemon.config.shutdown_grace_s)
                 if listener.inherited:
-                    daemon.server.stop_accepting()  # the next daemon serves new clients
+                    daemon.server.stop_accepting()  # the next daemon accepts new clients
                 await _stop(daemon)
                 await traces.close()
                 services.cancel_scope.cancel()
@@ -180,11 +180,11 @@ async def _start_services(
     if not daemon.config.metrics.is_off:
         services.start_soon(_metrics(daemon, components).run)
     gc.collect()
-    gc.freeze()  # the restored state lives on: later collections need not scan it
+    gc.freeze()  # the restored state is permanent: later collections need not scan it
 
 
 def _metrics(daemon: Daemon, components: Components) -> MetricsServer:
-    """Return the server of the metrics, listening already if it can."""
+    """Return the metrics server, which listens already if it can."""
     listener = MetricsServer(daemon, daemon.config.metrics, partial(components.note, "metrics"))
     listener.open()
     daemon.metrics_at = lambda: listener.where
@@ -192,11 +192,11 @@ def _metrics(daemon: Daemon, components: Components) -> MetricsServer:
 
 
 def _service(daemon: Daemon, components: Components) -> ServiceNotifier:
-    """Return the notifier of the service manager about *daemon*."""
+    """Return the notifier that reports on *daemon* to the service manager."""
     service = ServiceNotifier(
         components,
         loading=lambda: daemon.registry.catalog.loading,
-        overdue=lambda: overdue_names(daemon.registry.catalog.watched()),
+        overdue=lambda: watchdog.overdue(daemon.registry.catalog.watched()),
         turns=lambda: sum(session.active for session in daemon.sessions),
         restart_for=lambda: daemon.restart_for,
     )
@@ -217,7 +217,7 @@ class _LoadStatus(LoadListener):
 
 
 async def _stop(daemon: Daemon) -> None:
-    """Let running turns finish, send all clients the goodbye, and unload the workers."""
+    """Finish the running turns, send a goodbye to all clients, and unload the workers."""
     log.info("daemon.stopping", shutdown_grace_s=daemon.config.shutdown_grace_s)
     await daemon.drain(daemon.config.shutdown_grace_s)
     error = ShuttingDown("the daemon is shutting down")
@@ -240,8 +240,8 @@ async def _watch_signals(
     listener: Listener,
     reload: ConfigReloader,
 ) -> None:
-    """First SIGTERM or Ctrl-C: finish what runs; second: stop at once. SIGHUP: read the
-    configuration and the models directory again.
+    """Shut down on the first SIGTERM or SIGINT, exit at once on the second; reload the
+    configuration and the models directory on SIGHUP.
     """
     async for number in signals:
         if number is signal.SIGHUP:

@@ -1,6 +1,6 @@
-"""The right that each call needs, and the check of a connection's rights by the access rules.
+"""The rights that calls need, and the rights of the connected users by the access rules.
 
-Quotas are given out here and enforced by the owners of sessions and of the queue.
+Quotas are looked up here; the owners of sessions and of the queue enforce them.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ _FREE = (
     *("cancel", "park", "fini_single", "finalize_execution_context", "close_execution_context"),
     *("forget", "unload", "init_backend", "deinit_backend"),
 )
-"""To look at what is one's own or nobody's, and to give up what one has; `Access.reaches` decides
-on `cancel` and `park` of what another user has.
+"""Calls that read public state or the caller's own, or release what the caller holds.
+`Access.reaches` decides on `cancel` and `park` of another user's turns.
 """
 
 NEEDS: dict[str, Right | None] = {
@@ -43,11 +43,11 @@ NEEDS: dict[str, Right | None] = {
     **dict.fromkeys(_FREE, None),
     "drain": Right.DRAIN,
 }
-"""The right that each call takes; `sessions` and `queue` take one where they ask for `all`."""
+"""The right that each call needs; `sessions` and `queue` need one for `all`."""
 
 
 def right_for(call: str, params: Any) -> Right | None:
-    """Return the right that a call takes. One that is not in the table takes the highest."""
+    """Return the right that a call needs; a call without an entry needs `MANAGE`."""
     if call in ("sessions", "queue") and params.all:
         return Right.SEE_ALL
     return NEEDS.get(call, Right.MANAGE)
@@ -56,8 +56,8 @@ def right_for(call: str, params: Any) -> Right | None:
 class Access:
     """The rights of the connected users. Lives on the daemon's event loop.
 
-    A call goes by the groups of its own connection, a quota, which is a user's, by those of the one
-    that was opened last.
+    The groups of a connection decide on its calls. A quota belongs to a user: the groups of the
+    user's latest connection decide on it.
     """
 
     def __init__(self, rules: Sequence[Rule], own: int | None = None):
@@ -66,77 +66,78 @@ class Access:
         self._open: dict[int, dict[Connection, Rights]] = {}
 
     def add_connection(self, connection: Connection) -> None:
-        """Note a connection and its rights.
+        """Add a connection and determine its rights.
 
         :raises PermissionDenied: the user has no rights.
         """
-        rights = self._decide(connection)
+        rights = self._rights_by_rules(connection)
         self._open.setdefault(connection.peer.uid, {})[connection] = rights
-        if not rights.may:
+        if not rights.allowed:
             raise PermissionDenied(f"user {connection.peer.uid} may do nothing here")
 
     def remove_connection(self, connection: Connection) -> None:
-        """Forget a connection that has ended."""
-        his = self._open.get(connection.peer.uid, {})
-        his.pop(connection, None)
-        if not his:
+        """Remove a connection that was closed."""
+        connections = self._open.get(connection.peer.uid, {})
+        connections.pop(connection, None)
+        if not connections:
             self._open.pop(connection.peer.uid, None)
 
     def set_rules(self, rules: Sequence[Rule]) -> None:
-        """Let other rules hold, for the connections that are open, too."""
+        """Replace the rules, also for the open connections."""
         self._rules = tuple(rules)
-        for his in self._open.values():
-            for connection in his:
-                his[connection] = self._decide(connection)
+        for connections in self._open.values():
+            for connection in connections:
+                connections[connection] = self._rights_by_rules(connection)
 
-    def _decide(self, connection: Connection) -> Rights:
+    def _rights_by_rules(self, connection: Connection) -> Rights:
         peer = connection.peer
         return rights_of(self._rules, peer.uid, {peer.gid, *peer.groups}, self._own)
 
     def rights(self, connection: Connection) -> Rights:
-        """Return what a connection's user may do."""
+        """Return the rights of a connection's user."""
         known = self._open.get(connection.peer.uid, {}).get(connection)
-        return self._decide(connection) if known is None else known
+        return self._rights_by_rules(connection) if known is None else known
 
     def quota_of(self, uid: int) -> Quota:
-        """Return the bounds of a user."""
-        his = self._open.get(uid)
-        if his:
-            return next(reversed(his.values())).quota
+        """Return the quota of a user."""
+        connections = self._open.get(uid)
+        if connections:
+            return next(reversed(connections.values())).quota
         return rights_of(self._rules, uid, (), self._own).quota
 
     def check(self, request: Request) -> None:
-        """Refuse a call that its user may not make, or not with this priority.
+        """Check that the user has the right to a call and to its priority.
 
-        :raises PermissionDenied: the user may not.
+        :raises PermissionDenied: the user lacks one of them.
         """
         rights = self.rights(request.connection)
         right = right_for(request.call, request.params)
-        if right is not None and right not in rights.may:
+        if right is not None and right not in rights.allowed:
             raise _denied(request.connection, right, MEANINGS[right])
         priority = PRIORITIES.get(getattr(request.params, "priority", ""))
         if priority is not None:
             check_priority(rights.quota, priority)
 
     def reaches(self, connection: Connection, owner: int) -> bool:
-        """Return whether a connection may cancel or park the turns of the user *owner*: it is that
-        user's, or of an operator, who sees all and manages. For others these turns do not exist.
+        """Return whether a connection may cancel or park the turns of the user *owner*: whether it
+        is that user's, or has the rights `SEE_ALL` and `MANAGE`. Without `SEE_ALL` these turns do
+        not exist for the connection.
 
-        :raises PermissionDenied: the user sees the turns, and may not manage.
+        :raises PermissionDenied: the user has `SEE_ALL` without `MANAGE`.
         """
         if connection.peer.uid == owner:
             return True
-        may = self.rights(connection).may
-        if Right.SEE_ALL not in may:
+        allowed = self.rights(connection).allowed
+        if Right.SEE_ALL not in allowed:
             return False
-        if Right.MANAGE not in may:
+        if Right.MANAGE not in allowed:
             raise _denied(connection, Right.MANAGE, "cancel or park the turns of other users")
         return True
 
 
-def _denied(connection: Connection, right: Right, deed: str) -> PermissionDenied:
+def _denied(connection: Connection, right: Right, action: str) -> PermissionDenied:
     return PermissionDenied(
-        f"user {connection.peer.uid} may not {deed}",
-        hint=f"whoever runs the daemon can allow it: allow = ['{right}'] in [access.NAME]",
+        f"user {connection.peer.uid} may not {action}",
+        hint=f"the daemon's operator can allow it: allow = ['{right}'] in [access.NAME]",
         data={"right": right.value},
     )

@@ -1,4 +1,4 @@
-"""The rights of one user by the access rules: a decision about numbers alone."""
+"""The decision on one user's rights by the access rules, from user and group ids alone."""
 
 from __future__ import annotations
 
@@ -17,39 +17,39 @@ MEANINGS = {
     Right.SEE_ALL: "see the sessions and tasks of all users",
     Right.DRAIN: "drain the daemon",
 }
-"""The deeds that each right allows, after "may"."""
+"""The actions that each right allows, as messages name them after "may"."""
 
 
 class Rights(msgspec.Struct, frozen=True):
-    """The rights and the bounds of one user."""
+    """The rights and the quota of one user."""
 
-    may: frozenset[Right]
+    allowed: frozenset[Right]
     quota: Quota
 
 
 OPERATOR = Rights(frozenset(Right), Quota(priority_max=Priority.URGENT))
-"""Root's rights, and those of the daemon's own user."""
+"""The rights of root and of the daemon's own user."""
 MEMBER = Rights(MEMBER_MAY, Quota(priority_max=PRIORITIES[MEMBER_CLASS]))
-"""Those of everybody else who can connect."""
+"""The rights of all other users that can connect."""
 
 
 def rights_of(rules: Sequence[Rule], uid: int, gids: Collection[int], own: int) -> Rights:
-    """Return what a user in these groups may do where the daemon runs as the user *own*.
+    """Return the rights of a user in these groups, where the daemon runs as the user *own*.
 
-    One rule holds: the one that names the user; else the first that names one of the user's groups;
-    else the one for everybody else. Root and the daemon's own
-    user go by a rule that names them, and by no other.
+    One rule applies: the rule that names the user, else the first that names one of the user's
+    groups, else the rule for everybody else. To root and the daemon's own user only a rule that
+    names them applies.
     """
     base = OPERATOR if uid in (ROOT, own) else MEMBER
     rule = next((rule for rule in rules if uid in rule.users), None)
     if rule is None and base is MEMBER:
         rule = next((rule for rule in rules if not rule.groups.isdisjoint(gids)), None)
         rule = rule or next((rule for rule in rules if rule.for_everybody_else), None)
-    return base if rule is None else _ruled(base, rule)
+    return base if rule is None else _apply_rule(base, rule)
 
 
-def _ruled(base: Rights, rule: Rule) -> Rights:
-    """Return *base* with what a rule says in its place."""
+def _apply_rule(base: Rights, rule: Rule) -> Rights:
+    """Return *base*, changed by a rule."""
     highest = base.quota.priority_max
     if rule.priority_max is not None:
         highest = PRIORITIES[rule.priority_max]
@@ -60,4 +60,4 @@ def _ruled(base: Rights, rule: Rule) -> Rights:
         tokens_per_minute=rule.tokens_per_minute,
         priority_max=highest,
     )
-    return Rights(base.may if rule.allow is None else rule.allow, quota)
+    return Rights(base.allowed if rule.allow is None else rule.allow, quota)

@@ -45,7 +45,7 @@ async def swap(daemon: Daemon, request: Request) -> w.SwapResult:
     model, config = catalog.get(p.name, uid), catalog.swap_target(p.to, uid)
     began = time.monotonic()
     done = await daemon.swaps.swap(model, config, p.mode)
-    daemon.counters.swapped(done.mode, time.monotonic() - began)
+    daemon.counters.swap_ended(done.mode, time.monotonic() - began)
     return w.SwapResult(
         fingerprint=done.fingerprint, previous_fingerprint=done.before, mode=done.mode
     )

@@ -1,1 +1,1 @@
-"""The daemon's log: what is logged, and where to."""
+"""The daemon's log: its events, levels and destinations."""

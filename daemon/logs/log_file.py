@@ -1,8 +1,7 @@
-"""A file that events or spans are appended to, even if it is moved or removed meanwhile.
+"""A file to which events or spans are appended, even if it is moved or removed meanwhile.
 
-Like `logging.handlers.WatchedFileHandler` it checks before each line whether its file is still
-the one at its path. It has no buffer: a line that a full disk refused is not tried again beside
-later ones.
+Like `logging.handlers.WatchedFileHandler` it checks before each line whether the open file is still
+the one at its path. It has no buffer: a line that a full disk refused is not written later.
 """
 
 from __future__ import annotations
@@ -14,14 +13,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 _FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK
-"""O_NONBLOCK: a pipe that nobody reads is an error and no wait."""
+"""O_NONBLOCK: a pipe without a reader is an error, not a wait."""
 _MODE = 0o600
 _CLOSED = -1
 
 
 class LogFile:
-    """Opened with its first line; *on_change* gets the cause when `write` fails, later None.
-    With *bytes_max* it grows to so many bytes at most. Owned by the one thread that writes.
+    """A file of at most *bytes_max* bytes, opened with its first line. *on_change* is called with
+    the cause when `write` begins to fail, and with None when it works again. Owned by the one
+    thread that writes.
     """
 
     def __init__(
@@ -33,14 +33,14 @@ class LogFile:
     ):
         self.path, self._bytes_max = path, bytes_max
         self.cause: str | None = None
-        """Why the last line was not written."""
+        """The reason why the last line was not written, or None."""
         self._on_change = on_change
         self._file = _CLOSED
         self._id: tuple[int, int] | None = None
         self._torn = False
 
     def write(self, line: bytes) -> bool:
-        """Append a line, and return whether it was written."""
+        """Append a line; return whether it was written."""
         try:
             self.append(line)
         except OSError as exc:
@@ -50,10 +50,10 @@ class LogFile:
         return True
 
     def reopen(self) -> None:
-        """Open the file again with the next line: it was moved, or will be."""
+        """Close the file; the next line opens it again, since it was moved or will be."""
         file, self._file = self._file, _CLOSED
         if file != _CLOSED:
-            with contextlib.suppress(OSError):  # what it has to say of lines, it said of each
+            with contextlib.suppress(OSError):  # each write has reported its own failure
                 os.close(file)
 
     close = reopen
@@ -61,7 +61,8 @@ class LogFile:
     def append(self, lines: bytes) -> None:
         """Append whole lines.
 
-        :raises OSError: they are not there, or torn: then what comes next begins a line of its own.
+        :raises OSError: the lines were not written, or only in part; the next append starts a new
+            line.
         """
         if not self._is_current():
             self.reopen()
@@ -75,7 +76,7 @@ class LogFile:
 
     def _check_size(self, more: int) -> None:
         if self._bytes_max is not None and os.fstat(self._file).st_size + more > self._bytes_max:
-            raise OSError(errno.EFBIG, f"has {self._bytes_max} bytes, the most it may have")
+            raise OSError(errno.EFBIG, f"has reached its limit of {self._bytes_max} bytes")
 
     def _is_current(self) -> bool:
         if self._file == _CLOSED:

@@ -1,8 +1,7 @@
-"""How the daemon logs: events with fields, from a level on that each room has, to a file, to
+"""The daemon's log: events with fields, filtered by a level per logger, written to a file, to
 systemd's journal, or to standard error.
 
-One of it a process. Owned by the daemon's event loop; before that runs, by the thread that starts
-it.
+A process has one. The daemon's event loop owns it; before the loop runs, the thread that starts it.
 """
 
 from __future__ import annotations
@@ -29,31 +28,31 @@ from .stderr import StandardError
 
 DEFAULT_ROOM = "daemon"
 WORKER_ROOMS = ("scheduler", "backends", "llama")
-"""Those that a worker process has events of."""
+"""The loggers of a worker process's events."""
 LIBRARY_CHARACTERS_MAX = 2000
-"""Of what a Python library logs."""
+"""The most characters of a Python library's log text."""
 JOURNAL_BYTES_MAX = 47_000
-"""Of an event that goes to the journal: past `LineMax=` (48 KiB) that cuts a line in two."""
+"""The most bytes of an event for the journal, which splits lines above `LineMax=` (48 KiB)."""
 _FIRST_FIELDS = ("timestamp", "level", "room", "event")
 _CONTROLS = {c: None for c in (*range(0x20), *range(0x7F, 0xA0)) if chr(c) not in "\t\n"}
 _STDERR = 2
 
 
 class Logs:
-    """The levels in force, and where events go; `apply_config` takes them from a configuration."""
+    """The levels in force and the destinations of events; `apply_config` sets both."""
 
     def __init__(self) -> None:
         self.texts = False
         """Prompts and answers are logged, too."""
         self.in_journal = False
-        """Standard error is the journal's."""
+        """Standard error goes to the journal."""
         self._note_file: Callable[[str | None], None] = lambda _: None
         self._levels = dict.fromkeys(ROOMS, "info")
-        self._least = dict.fromkeys(ROOMS, LEVELS["info"])
+        self._thresholds = dict.fromkeys(ROOMS, LEVELS["info"])
         self._file: LogFile | None = None
         self._stderr: StandardError
         self._lost = 0
-        """Events that found no room there since the last one that did."""
+        """Events that standard error did not accept since the last one that it accepted."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._owner = threading.get_ident()
         self._terminal = False
@@ -61,8 +60,8 @@ class Logs:
         self._json = structlog.processors.JSONRenderer()
 
     def configure(self, config: Config, note_file: Callable[[str | None], None]) -> None:
-        """Log as *config* says from now on, including the log of Python's libraries. *note_file*
-        gets the reason why the log file cannot be written, or None when it can again.
+        """Log by *config* from now on, including the log of Python's libraries. *note_file* gets
+        the cause when the log file cannot be written, and None when it can again.
         """
         self._note_file = note_file
         self._stderr, self._terminal = StandardError(_STDERR), os.isatty(_STDERR)
@@ -92,7 +91,7 @@ class Logs:
         self._loop, self._owner = loop, threading.get_ident()
 
     def call_in_owner(self, log: Callable[[], object]) -> None:
-        """Call *log* in the owner's thread, from any thread; soon, if that is another one."""
+        """Call *log* in the owner's thread: at once from that thread, soon from another."""
         if self._loop is None or threading.get_ident() == self._owner:
             log()
         else:
@@ -100,44 +99,43 @@ class Logs:
                 self._loop.call_soon_threadsafe(log)
 
     def apply_config(self, config: Config) -> None:
-        """Let the levels, the file and the rest of *config* hold."""
+        """Use the levels, the file and the other log settings of *config*."""
         self.texts = config.log_text
         self.set_levels(dict.fromkeys(ROOMS, config.log_level) | config.log_levels)
-        path = None if self._file is None else self._file.path
-        if path == config.log_file:
+        path = config.log_file
+        if path == (None if self._file is None else self._file.path):
             return
         if self._file is not None:
             self._file.close()
             self._note_file(None)
-        path = config.log_file
         self._file = None if path is None else LogFile(path, self._note_file)
 
     def set_levels(self, levels: Mapping[str, str]) -> None:
-        """Log from these levels on in the rooms that *levels* names."""
+        """Set the lowest logged level of the loggers in *levels*."""
         self._levels |= levels
-        self._least = {room: LEVELS[level] for room, level in self._levels.items()}
+        self._thresholds = {room: LEVELS[level] for room, level in self._levels.items()}
 
     def reopen_file(self) -> None:
-        """Open the file again, after a rotation."""
+        """Reopen the file after a rotation."""
         if self._file is not None:
             self._file.reopen()
 
     @property
     def levels(self) -> dict[str, str]:
-        """The least level that is logged, by room."""
+        """The lowest level that is logged, by logger."""
         return dict(self._levels)
 
     def is_logged(self, room: str, level: str) -> bool:
-        """Whether an event would be logged: for frequent events that are usually not logged."""
-        return LEVELS[level] >= self._least[room]
+        """Return whether an event would be logged, for frequent events that usually are not."""
+        return LEVELS[level] >= self._thresholds[room]
 
     def for_workers(self) -> m.Logging:
-        """Return what a worker is to log."""
+        """Return the levels and settings for a worker."""
         levels = {room: self._levels[room] for room in WORKER_ROOMS}
         return m.Logging(levels, self.texts)
 
     def describe(self) -> dict[str, Any]:
-        """Return where the log is and what is in it, for `stats`."""
+        """Return the destinations, the levels and whether texts are logged, for `stats`."""
         return {
             "file": None if self._file is None else str(self._file.path),
             "journal": journal_of(_own_cgroup()) if self.in_journal else None,
@@ -147,38 +145,40 @@ class Logs:
 
     def _pass_or_drop(self, logger: object, method: str, event: EventDict) -> EventDict:
         room = event.setdefault("room", DEFAULT_ROOM)
-        if LEVELS.get(method, LEVELS["error"]) < self._least.get(room, 0):
+        if LEVELS.get(method, LEVELS["error"]) < self._thresholds.get(room, 0):
             raise structlog.DropEvent
         return event
 
     def _write(self, event: EventDict) -> None:
-        """Write an event to the file; to standard error where there is none, where it cannot be
-        written, or where somebody sits before it.
+        """Write an event to the file; write it to standard error if there is no file, the file
+        fails, or standard error is a terminal.
         """
         if self._file is not None:
             data = _bytes(self._json(None, "", dict(event)))
             if self._file.write(data) and not self._terminal:
                 return
-        data = self._line(event)
+        data = self._stderr_line(event)
         if self._lost:
-            data = self._line(_loss(event, self._lost)) + data
+            data = self._stderr_line(_loss_event(event, self._lost)) + data
         self._lost = 0 if self._stderr.write(data) else self._lost + 1
 
-    def _line(self, event: EventDict) -> bytes:
-        """Return the line that an event is in standard error."""
+    def _stderr_line(self, event: EventDict) -> bytes:
+        """Return an event as a line for standard error."""
         if self._console is not None:
             return _bytes(self._console(None, "", _for_terminal(event)))
         if self.in_journal:
-            return _bytes(f"<{SYSLOG_PRIORITIES.get(event['level'], 3)}>{self._whole(event)}")
+            return _bytes(
+                f"<{SYSLOG_PRIORITIES.get(event['level'], 3)}>{self._journal_line(event)}"
+            )
         return _bytes(self._json(None, "", event))
 
-    def _whole(self, event: EventDict) -> str:
-        """Return an event as a line that the journal does not cut in two: as JSON of
-        `JOURNAL_BYTES_MAX` at most, with texts that are too long for that cut.
+    def _journal_line(self, event: EventDict) -> str:
+        """Return an event as JSON of at most `JOURNAL_BYTES_MAX`, which the journal does not split;
+        longer texts are cut.
         """
         line = str(self._json(None, "", event))
         characters = JOURNAL_BYTES_MAX
-        while len(line) > JOURNAL_BYTES_MAX and characters:  # ASCII alone: a byte a character
+        while len(line) > JOURNAL_BYTES_MAX and characters:  # ASCII: one byte per character
             characters //= 2
             cut = {k: v[:characters] if isinstance(v, str) else v for k, v in event.items()}
             line = str(self._json(None, "", cut))
@@ -189,7 +189,7 @@ logs = Logs()
 
 
 class _Sink:
-    """The logger that structlog passes events to: one method a level."""
+    """The logger to which structlog passes events, with one method per level."""
 
     def __init__(self, write: Callable[[EventDict], None]):
         self.debug = self.info = self.warning = self.error = self.critical = write
@@ -214,30 +214,30 @@ class LibraryHandler(logging.Handler):
 def _hand_over(
     _logger: object, _method: str, event: EventDict
 ) -> tuple[tuple[Any], dict[str, Any]]:
-    """Pass the event itself to the sink, with the fields of all events first."""
+    """Pass the event itself to the sink, with the fields that all events have first."""
     head = {key: event.pop(key) for key in _FIRST_FIELDS if key in event}
     return ({**head, **event},), {}
 
 
 def _console(terminal: bool) -> Processor:
     colors = terminal and not os.environ.get("NO_COLOR")
-    # A formatter of structlog's own choice shows local variables, and in them what users wrote.
+    # structlog's default formatter shows local variables, which contain users' texts.
     return structlog.dev.ConsoleRenderer(
         colors=colors, exception_formatter=structlog.dev.plain_traceback
     )
 
 
 def _for_terminal(event: EventDict) -> EventDict:
-    """Return an event as the console shows it: its room as the logger's name, and no character
-    that could steer the terminal, of what clients have sent.
+    """Return an event for the console, without control characters, which clients could send to
+    control the terminal.
     """
     shown = {k: v.translate(_CONTROLS) if isinstance(v, str) else v for k, v in event.items()}
     shown["logger"] = shown.pop("room")
     return shown
 
 
-def _loss(event: EventDict, count: int) -> EventDict:
-    """Return the event that reports, before *event*, how many events were not written."""
+def _loss_event(event: EventDict, count: int) -> EventDict:
+    """Return an event, dated like *event*, that reports how many events were lost before it."""
     head = {"timestamp": event["timestamp"], "level": "warning", "room": DEFAULT_ROOM}
     return {**head, "event": "log.lost", "events": count}
 
@@ -247,7 +247,7 @@ def _bytes(line: Any) -> bytes:
 
 
 def is_journal(environ: Mapping[str, str], descriptor: int) -> bool:
-    """Return whether a descriptor is the journal's: systemd names its device and inode."""
+    """Return whether a descriptor goes to the journal: systemd names its device and inode."""
     try:
         status = os.fstat(descriptor)
     except OSError:
@@ -262,8 +262,8 @@ def _own_cgroup() -> str:
 
 
 def journal_of(cgroup: str) -> dict[str, Any]:
-    """Return the unit whose journal is written, and whether it is a user's, by /proc/self/cgroup;
-    where that names none, the daemon's process.
+    """Return the unit whose journal is written, by /proc/self/cgroup, and whether it is a user's
+    unit; the unit is None outside a service.
     """
     for line in cgroup.splitlines():
         path = line.rpartition(":")[2]

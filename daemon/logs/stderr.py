@@ -1,7 +1,7 @@
-"""Standard error as the log's fallback, written without waiting for its reader.
+"""Standard error as a destination of the log, written without waiting for its reader.
 
-A terminal is stopped by Ctrl-S, a pager reads no further than it shows, and the journal may hang:
-the daemon's event loop would stand still with all its clients until they go on.
+A reader may stop: a terminal by Ctrl-S, a pager at the end of a page, a journal that hangs. A wait
+for it would block the daemon's event loop and with it all clients.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ _OPEN_FLAGS = os.O_WRONLY | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK
 class StandardError:
     """Writes to *descriptor*. Owned by the thread that logs.
 
-    Others share it, as a shell does its terminal: so it is not made non-blocking, but opened anew,
-    or sent to without waiting.
+    Other programs share the descriptor, such as a shell its terminal. So it is not made
+    non-blocking, but opened again, or written with `MSG_DONTWAIT`.
     """
 
     def __init__(self, descriptor: int = 2):
@@ -27,7 +27,7 @@ class StandardError:
         self._opened = -1
         self._send = self._sender(descriptor)
         self._rest = b""
-        """The unwritten rest of an event: it is finished before anything else."""
+        """The unwritten rest of an event, which is written before the next event."""
 
     def _sender(self, descriptor: int) -> Callable[[bytes], int]:
         try:
@@ -38,12 +38,12 @@ class StandardError:
             if stat.S_ISFIFO(mode) or stat.S_ISCHR(mode):
                 self._opened = os.open(f"/proc/self/fd/{descriptor}", _OPEN_FLAGS)
                 return partial(os.write, self._opened)
-        except OSError:  # it may be another user's, or there is no /proc
+        except OSError:  # it belongs to another user, or /proc is missing
             pass
         return partial(os.write, descriptor)
 
     def write(self, data: bytes) -> bool:
-        """Write *data*, or begin to; return whether there was room for it."""
+        """Write *data*, or start to; return False if nothing of it was written."""
         try:
             if not self._drain():
                 return False
@@ -57,7 +57,7 @@ class StandardError:
         return True
 
     def _drain(self) -> bool:
-        """Continue to write, as far as there is room; return whether all is written."""
+        """Write the rest as far as possible; return whether all of it is written."""
         while self._rest:
             try:
                 self._rest = self._rest[self._send(self._rest) :]
@@ -66,7 +66,7 @@ class StandardError:
         return True
 
     def close(self) -> None:
-        """Close what was opened beside the descriptor."""
+        """Close the additional descriptor or socket."""
         if self._socket is not None:
             self._socket.close()
         if self._opened >= 0:

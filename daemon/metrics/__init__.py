@@ -1,3 +1,1 @@
-"""The daemon's metrics for Prometheus: what there is, what is counted, and where it is served."""
-
-__all__ = ()
+"""The daemon's metrics for Prometheus: their table, counters, collection and HTTP server."""

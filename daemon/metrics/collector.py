@@ -1,16 +1,16 @@
-"""From the daemon's own state to Prometheus' text, at the moment of a scrape.
+"""Collection of the metrics from the daemon's own state at the time of a scrape.
 
-It reads the state of the daemon alone: no worker is queried, no directory read, no timer touched.
+A scrape queries no worker, reads no directory and touches no timer.
 """
 
 from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from functools import cache
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import anyio.lowlevel
 from prometheus_client.core import (
@@ -37,8 +37,9 @@ if TYPE_CHECKING:
     from ..core import Daemon
 
 SLICE_S = 0.001
-"""The time after which other work of the event loop gets its chance before the next family."""
+"""The time after which other work of the event loop runs before the next family."""
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+T = TypeVar("T")
 Labels = tuple[str, ...]
 Samples = Mapping[Labels, float | Histogram]
 Read = Iterator[tuple[str, Samples]]
@@ -52,20 +53,24 @@ _KINDS: dict[str, type[CounterMetricFamily | GaugeMetricFamily | HistogramMetric
 }
 
 
-async def scrape(daemon: Daemon) -> bytes:
-    """Return all families as text. Streams go on meanwhile: none is held up for long."""
-    parts = []
+async def _sliced(items: Iterable[T]) -> AsyncIterator[T]:
+    """Yield *items*; between them other work of the event loop, such as streams, continues."""
     began = time.monotonic()
-    for metric in metrics_of(daemon):
-        parts.append(generate_latest(_One(metric)))
+    for item in items:
+        yield item
         if time.monotonic() >= began + SLICE_S:
             await anyio.lowlevel.checkpoint()
             began = time.monotonic()
-    return b"".join(parts)
+
+
+async def scrape(daemon: Daemon) -> bytes:
+    """Return all families as text."""
+    texts = [generate_latest(_One(metric)) async for metric in _sliced(metrics_of(daemon))]
+    return b"".join(texts)
 
 
 class _One(Collector):
-    """A registry of one family, whose text `generate_latest` writes."""
+    """A registry of one family, for `generate_latest`."""
 
     def __init__(self, metric: Metric):
         self._metric = metric
@@ -78,36 +83,30 @@ _process = ProcessCollector(registry=None)
 
 
 async def metric_values(daemon: Daemon) -> dict[str, list[dict[str, Any]]]:
-    """Return the families of ours but the histograms, each as a list of its labels with `value`.
-    Streams go on meanwhile.
-    """
+    """Return our families except histograms, each as a list of its labels with `value`."""
     found: dict[str, list[dict[str, Any]]] = {}
-    began = time.monotonic()
-    for name, samples in _families(daemon):
+    async for name, samples in _sliced(_families(daemon)):
         family = FAMILIES[name]
         if family.kind != "histogram":
             found[name] = [
                 {**dict(zip(family.labels, labels, strict=True)), "value": value}
                 for labels, value in samples.items()
             ]
-        if time.monotonic() >= began + SLICE_S:
-            await anyio.lowlevel.checkpoint()
-            began = time.monotonic()
     return found
 
 
 def metrics_of(daemon: Daemon) -> Iterator[Metric]:
-    """Yield all families, each as it is at that moment."""
+    """Yield all families, each read when it is yielded."""
     for name, samples in _families(daemon):
         yield _metric(name, samples)
     yield from _process.collect()
 
 
 def _families(daemon: Daemon) -> Read:
-    """Yield our families, after adding up the counters of the engines."""
+    """Add up the engines' counters, and yield our families."""
     for model in daemon.registry.catalog.known():
         if model.worker is not None:
-            daemon.counters.add_up(model, model.worker)
+            daemon.counters.add_engine_counters(model, model.worker)
     for read in _READERS:
         yield from read(daemon)
 
@@ -115,7 +114,7 @@ def _families(daemon: Daemon) -> Read:
 def _metric(name: str, samples: Samples) -> Metric:
     """Return a family with its samples.
 
-    :raises KeyError: the table has no such family.
+    :raises KeyError: the table does not have the family.
     """
     family = FAMILIES[name]
     made = _KINDS[family.kind](PREFIX + name, family.doc.replace("`", ""), labels=family.labels)
@@ -187,10 +186,10 @@ OBSERVED = (
     *("request_time_per_output_token_seconds", "e2e_request_latency_seconds"),
     *("model_load_seconds", "model_swap_seconds"),
 )
-"""Families that the daemon's counters hold ready."""
+"""Families that `DaemonCounters` holds."""
 
 
-def _tallied(daemon: Daemon) -> Read:
+def _counters(daemon: Daemon) -> Read:
     for name in COUNTED:
         yield name, daemon.counters.counts[name]
     for name in OBSERVED:
@@ -233,7 +232,7 @@ def _engines(daemon: Daemon) -> Read:
 
 
 def _loaded(daemon: Daemon) -> Read:
-    """Read what there is of the models that are loaded; of several under one label all together."""
+    """Read the loaded models; the values of models that share a label are added."""
     slots: Counter[Labels] = Counter()
     cells: Counter[Labels] = Counter()
     used: Counter[Labels] = Counter()
@@ -313,5 +312,5 @@ def _daemon(daemon: Daemon) -> Read:
 
 
 _READERS: tuple[Callable[[Daemon], Read], ...] = (
-    *(_turns, _tallied, _engines, _loaded, _models, _sessions, _daemon),
+    *(_turns, _counters, _engines, _loaded, _models, _sessions, _daemon),
 )

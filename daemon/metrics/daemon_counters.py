@@ -1,4 +1,4 @@
-"""Counters of the daemon's events, and sums over all workers of a model so far."""
+"""Counters of the daemon's events, and engine counters summed over all workers of a model."""
 
 from __future__ import annotations
 
@@ -26,29 +26,29 @@ from ..workers.worker import Worker
 from .families import FAMILIES
 
 MODEL_LABELS_MAX = 256
-"""Model names with a label of their own; the others share one."""
+"""Model names that have their own label; all others share `OTHERS`."""
 OTHERS = "others"
 PRIVATE = "descriptor"
-"""The label of all models that came by a descriptor: their names are their users' alone."""
+"""The label of all models that were loaded by descriptor: only their users see the names."""
 SWAP_MARK = " (swap)"
 QUEUE_BOUNDS = (
     *("tasks-waiting-max", "tasks-waiting-user-max"),
     *("prompt-tokens-waiting-max", "prompt-tokens-waiting-user-max"),
 )
 BOUNDS = {"sessions_max": "sessions-max", "connections_max": "connections-max"}
-"""Settings, by what a `Busy` calls them in its data; where it names one itself, it is that."""
+"""Settings by the key that a `Busy` error has in its data, unless it names a `bound` itself."""
 REJECTION_REASONS = (*QUEUE_BOUNDS, *BOUNDS.values(), "quota", "memory", "draining", "other")
 
 
 def label_of(model: ManagedModel) -> str:
-    """Return the `model_name` of a model; one that a swap holds counts under the name swapped."""
+    """Return the `model_name` label; the predecessor in a swap counts under the swapped name."""
     if model.uid == NOBODY:
         return model.name.removesuffix(SWAP_MARK)
     return model.name if model.uid is None else PRIVATE
 
 
 def reason_of(error: InferdError) -> str | None:
-    """Return the bound that an error is a refusal by; None: it is not one."""
+    """Return the bound that caused a refusal; None for other errors."""
     if isinstance(error, ShuttingDown):
         return "draining"
     if isinstance(error, QuotaExceeded):
@@ -67,7 +67,7 @@ def _empty(family: str) -> Histogram:
 
 
 class DaemonCounters(LoadListener):
-    """Owned by the daemon's event loop. Each method counts one event."""
+    """Event counters and histograms, owned by the daemon's event loop."""
 
     def __init__(self) -> None:
         self.histograms: dict[str, dict[tuple[str, ...], Histogram]] = {
@@ -85,14 +85,14 @@ class DaemonCounters(LoadListener):
 
     def name_of(self, model: ManagedModel) -> str:
         """Return the label of a model."""
-        return self.bounded(label_of(model))
+        return self.bounded_name(label_of(model))
 
     def name_of_source(self, source: ModelSource) -> str:
         """Return the label of a session's model."""
         return self.name_of(source.model) if isinstance(source, Lease) else PRIVATE
 
-    def bounded(self, name: str) -> str:
-        """Return *name* while there are not too many."""
+    def bounded_name(self, name: str) -> str:
+        """Return *name*, or `OTHERS` past `MODEL_LABELS_MAX` names."""
         if name not in self._names:
             if len(self._names) >= MODEL_LABELS_MAX:
                 return OTHERS
@@ -103,14 +103,14 @@ class DaemonCounters(LoadListener):
         return name
 
     def observe(self, family: str, labels: tuple[str, ...], value: float) -> None:
-        """Count a value in a histogram."""
+        """Add a value to a histogram."""
         histograms = self.histograms[family]
         if labels not in histograms:
             histograms[labels] = _empty(family)
         histograms[labels].observe(value)
 
     def turn_began(self, model: ModelSource, turn: Turn, *, chat: bool) -> None:
-        """Count nothing: a turn counts once it has ended."""
+        """Do nothing: a turn is counted when it ends."""
 
     def turn_ended(self, source: ModelSource, turn: Turn) -> None:
         """Count a turn that has ended."""
@@ -135,33 +135,33 @@ class DaemonCounters(LoadListener):
     def call_refused(self, call: str, error: InferdError) -> None:
         """Count a call, or a connection, that was answered with an error."""
         if isinstance(error, EndOfSequence):
-            return  # the normal end of a pulled turn
+            return  # the normal end of a turn with tokens on demand
         self.counts["call_errors"][call, error.name] += 1
         reason = reason_of(error)
         if reason is not None:
             self.counts["admission_rejections"][(reason,)] += 1
 
     def load_ended(self, model: ManagedModel, seconds: float | None) -> None:
-        """Count a load; without *seconds* it has failed."""
+        """Count a load, which has failed if *seconds* is None."""
         name = self.name_of(model)
         if seconds is None:
             self.counts["model_load_failures"][(name,)] += 1
         else:
             self.observe("model_load_seconds", (name,), seconds)
 
-    def swapped(self, mode: str, seconds: float) -> None:
-        """Count a swap that is done."""
+    def swap_ended(self, mode: str, seconds: float) -> None:
+        """Count a completed swap."""
         self.observe("model_swap_seconds", (mode,), seconds)
 
     def worker_exited(self, model: ManagedModel, worker: Worker) -> None:
-        """Count a worker that has exited, and keep its engine's counters."""
+        """Count a worker that has exited, and add up its engine's counters."""
         family = "worker_restarts" if worker.died else "model_unloads"
         self.counts[family][(self.name_of(model),)] += 1
-        self.add_up(model, worker)
+        self.add_engine_counters(model, worker)
         del self._seen[worker]
 
-    def add_up(self, model: ManagedModel, worker: Worker) -> None:
-        """Add what a worker's engine has done since the last time to what its model's have."""
+    def add_engine_counters(self, model: ManagedModel, worker: Worker) -> None:
+        """Add the growth of a worker's engine counters since the last call to its model's sums."""
         name, now = self.name_of(model), worker.engine_counters.read_counters()
         before = self._seen.get(worker, (0.0,) * len(now))
         so_far: Sequence[float] = self.engines.get(name, (0.0,) * len(now))

@@ -1,7 +1,7 @@
-"""The HTTP server of `GET /metrics` and `GET /health`, small and bounded, on the daemon's loop.
+"""The HTTP server of `GET /metrics` and `GET /health` on the daemon's event loop.
 
-It serves one request a connection, and closes connections that are slow, large or one too many. It
-is an optional component: while it cannot listen it retries, and the daemon goes on without it.
+It serves one request per connection, and closes slow, large and surplus connections. It is an
+optional component: while it cannot listen, it retries and the daemon runs without it.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class MetricsServer:
 
     def __init__(self, daemon: Daemon, address: Address, note: Callable[[str | None], None]):
         self.where: str | None = None
-        """Where it listens, if it does."""
+        """The address at which it listens; None while it does not."""
         self._daemon, self._address, self._note = daemon, address, note
         self._sock: socket.socket | None = None
         self._open_connections = 0
@@ -58,7 +58,7 @@ class MetricsServer:
         }
 
     def open(self) -> None:
-        """Listen, or note why that cannot be."""
+        """Listen, or note the cause of the failure."""
         try:
             self._sock = _bound(self._address)
         except OSError as exc:
@@ -68,7 +68,7 @@ class MetricsServer:
         self._note(None)
 
     async def run(self) -> None:
-        """Serve, for ever; where it does not listen, try again now and then."""
+        """Serve until cancelled; retry to listen every `LISTEN_RETRY_S`."""
         async with anyio.create_task_group() as group:
             while True:
                 if self._sock is not None:
@@ -77,7 +77,7 @@ class MetricsServer:
                 self.open()
 
     async def _serve(self, sock: socket.socket, group: anyio.abc.TaskGroup) -> None:
-        """Serve until that fails."""
+        """Serve until the socket fails."""
         try:
             async with await anyio.abc.SocketListener.from_socket(sock) as listener:
                 await listener.serve(self._serve_one, group)
@@ -116,7 +116,7 @@ class MetricsServer:
             return 431, TEXT, f"at most {HEAD_BYTES_MAX} bytes\n".encode()
         words = head.partition(b"\r\n")[0].decode("latin-1").split(" ")
         if not head.endswith(END) or len(words) != 3 or not words[2].startswith("HTTP/1."):
-            return 400, TEXT, b"this is no request of HTTP/1\n"
+            return 400, TEXT, b"not an HTTP/1 request\n"
         path = words[1].partition("?")[0]
         if path not in self._paths:
             return 404, TEXT, f"there are {' and '.join(self._paths)}\n".encode()
@@ -124,7 +124,7 @@ class MetricsServer:
             return 405, TEXT, b"use GET\n"
         try:
             return await self._paths[path]()
-        except Exception:  # our own bug must not end the daemon
+        except Exception:  # a bug here must not end the daemon
             log.exception("metrics.failed", path=path)
             return 500, TEXT, b"see the daemon's log\n"
 
@@ -143,7 +143,7 @@ class MetricsServer:
 def _bound(address: Address) -> socket.socket:
     """Return a socket that listens at *address*.
 
-    :raises OSError: it cannot.
+    :raises OSError: the address cannot be bound.
     """
     if address.path:
         return _bound_path(Path(address.path))
@@ -188,7 +188,7 @@ def _is_served(path: Path) -> bool:
 
 
 async def _read_head(stream: anyio.abc.SocketStream) -> bytes:
-    """Return a request up to its empty line; of one that is too long or cut off, what is there."""
+    """Return a request up to its empty line, or the part that arrived if it is long or cut off."""
     head = b""
     while END not in head and len(head) <= HEAD_BYTES_MAX:
         try:
@@ -199,7 +199,7 @@ async def _read_head(stream: anyio.abc.SocketStream) -> bytes:
 
 
 def _response_bytes(response: Response, *, body: bool = True) -> bytes:
-    """Return a response as it is sent, with its body or without."""
+    """Return the bytes of a response, with its body or without."""
     status, kind, content = response
     lines = [
         f"HTTP/1.1 {status} {HTTPStatus(status).phrase}",
@@ -214,7 +214,7 @@ def _response_bytes(response: Response, *, body: bool = True) -> bytes:
 
 
 async def _read_rest(stream: anyio.abc.SocketStream) -> None:
-    """Read what else was sent, within bounds: a close before that would take the answer back."""
+    """Read the rest of the request, within a bound: to close earlier would discard the answer."""
     rest = 0
     with suppress(anyio.EndOfStream):
         while rest < REST_BYTES_MAX:

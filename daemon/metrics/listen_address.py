@@ -1,4 +1,4 @@
-"""The address of the metrics: a port, a Unix socket, or none."""
+"""The listen address of the metrics: a port, a Unix socket, or none."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import msgspec
 LOOPBACK = "127.0.0.1"
 PORT_MAX = 65_535
 PATH_BYTES_MAX = 107
-"""Linux' bound on a Unix socket's path: sun_path less its end mark."""
+"""Linux' bound on a Unix socket's path: `sun_path` without its terminating zero."""
 ADDRESS_FORMS = "off, a port, HOST:PORT with an IP address, or an absolute path"
 
 
 class Address(msgspec.Struct, frozen=True):
-    """A *host* with a *port* (0: any free one), or the *path* of a Unix socket; else nowhere."""
+    """A *host* and a *port* (0: any free port), or the *path* of a Unix socket, or neither: off."""
 
     host: str = ""
     port: int = 0
@@ -29,7 +29,7 @@ class Address(msgspec.Struct, frozen=True):
 
     @property
     def is_remote(self) -> bool:
-        """Whether other machines could read them."""
+        """Whether other machines can connect."""
         return bool(self.host) and not ipaddress.ip_address(self.host).is_loopback
 
     def __str__(self) -> str:
@@ -40,9 +40,9 @@ class Address(msgspec.Struct, frozen=True):
 
 
 def parse_address(value: Any) -> Address:
-    """Return the address that *value* names; a port alone is one of the loopback.
+    """Return the address that *value* names; a port alone means the loopback address.
 
-    :raises ValueError: it is none.
+    :raises ValueError: *value* is not an address.
     """
     text = str(value).strip() if isinstance(value, (int, str)) else ""
     if text.lower() == "off":
@@ -53,7 +53,7 @@ def parse_address(value: Any) -> Address:
             raise ValueError(f"{path!r} is longer than {PATH_BYTES_MAX} bytes")
         return Address(path=path)
     host, _, port = text.rpartition(":")
-    problem = ValueError(f"{value!r} is no address: {ADDRESS_FORMS}")
+    problem = ValueError(f"{value!r} is not an address: {ADDRESS_FORMS}")
     if isinstance(value, bool) or not (port.isascii() and port.isdigit()):
         raise problem
     if int(port) > PORT_MAX:

@@ -20,7 +20,7 @@ from ...backends.params import BY_NAME
 from ...sessions import Ledger, Parameters, Session, SessionSettings, TurnOptions
 from ...sessions.turns.sentence_checks import Comparison, Similarity
 from ..residency.gate import GateRequest
-from ..traces.current_request import follow_none
+from ..traces.current_request import clear_current_request
 from ..workers.process_client import ProcessClient
 from .lease import Lease
 from .model import ManagedModel, ModelState
@@ -81,7 +81,7 @@ class EmbeddingComparer:
             tell(Similarity(None, f"the configuration names no {MODEL}"))
 
     async def _compare(self, name: str, wait_s: float, comparison: Comparison, tell: Tell) -> None:
-        follow_none()  # a worker's reports arrive in the context of the request that had it loaded
+        clear_current_request()  # a worker's reports have the context of the request that loaded it
         found = Similarity(None, f"{name!r} did not answer within {wait_s:g} s")
         try:
             with anyio.move_on_after(wait_s):

@@ -1,4 +1,4 @@
-"""Installing the service: which files are written where, which commands run. Plan, then act.
+"""Installation and removal of the service: a plan of files and commands, and its execution.
 
 The files are those of `systemd/`, with the path of the inferd that installs them.
 """
@@ -20,14 +20,14 @@ import platformdirs
 from ...backends.errors import BackendError, InvalidArgument, PermissionDenied, UnsupportedOperation
 
 SHIPPED = "/usr/local/bin/inferd"
-"""What `ExecStart=` says in the files that ship."""
+"""The executable in `ExecStart=` of the shipped files."""
 UNITS = ("inferd.service", "inferd.socket")
 HIDDEN = ("/home", "/root", "/run/user", "/tmp", "/var/tmp")
-"""What the machine's service does not see: `ProtectHome=` and `PrivateTmp=`."""
+"""Folders hidden from the system service by `ProtectHome=` and `PrivateTmp=`."""
 COMMAND_S_MAX = 120.0
 CONFIG = """\
-# inferd's configuration. `systemctl reload inferd` has it read again; with an error in it nothing
-# changes, and `inferd status` says why. Models need no entry: put them into /var/lib/inferd/models.
+# inferd's configuration. `systemctl reload inferd` reads it again; a file with an error changes
+# nothing, and `inferd status` shows the error. Models in /var/lib/inferd/models need no entry.
 [daemon]
 # keep-alive-s = 1800
 
@@ -40,15 +40,15 @@ _PLAIN = re.compile(r"[A-Za-z0-9/._+@ -]+")
 
 @dataclass(frozen=True)
 class Write:
-    """Write *text* to a file; one that is there already stays where *keep* is set."""
+    """Write *text* to a file; with *keep* an existing file stays."""
 
     path: Path
     text: str
     keep: bool = False
 
     @property
-    def does(self) -> str:
-        """What it does as things are: write, replace, keep, or nothing as it is the same."""
+    def action(self) -> str:
+        """The effect on the current file: write, replace, keep, or same."""
         if not self.path.exists():
             return "write"
         if self.keep:
@@ -58,23 +58,23 @@ class Write:
 
 @dataclass(frozen=True)
 class Remove:
-    """Remove a file, and its folder with it if that is empty then; or a whole folder."""
+    """Remove a folder, or a file and its drop-in folder if that is then empty."""
 
     path: Path
 
     @property
-    def does(self) -> str:
-        """What it does as things are."""
+    def action(self) -> str:
+        """The effect on the current file: remove, or gone if there is none."""
         return "remove" if os.path.lexists(self.path) else "gone"
 
 
 @dataclass(frozen=True)
 class Run:
-    """Run a command; one that *may_fail* has nothing to do where it does."""
+    """Run a command; with *may_fail* a failure means that there was nothing to do."""
 
     command: tuple[str, ...]
     may_fail: bool = False
-    does = "run"
+    action = "run"
 
 
 Step = Write | Remove | Run
@@ -82,8 +82,8 @@ Step = Write | Remove | Run
 
 @dataclass(frozen=True)
 class Service:
-    """Whose service it is: the machine's, or a user's. *root* is put before every path: then the
-    files are for another machine, and no command runs.
+    """The system's service, or a *user*'s. With *root* all paths are below that folder, for another
+    machine, and no command runs.
     """
 
     user: bool = False
@@ -92,7 +92,7 @@ class Service:
 
     @property
     def units(self) -> Path:
-        """Where the units go."""
+        """The folder of the units."""
         if self.user:
             return self.under(platformdirs.user_config_path() / "systemd" / "user")
         return self.under(Path("/etc/systemd/system"))
@@ -102,13 +102,13 @@ class Service:
         return path if self.root is None else self.root / path.relative_to("/")
 
     def systemctl(self, *arguments: str, may_fail: bool = False) -> Run:
-        """Return a command for the manager of the service."""
-        whose = ("--user",) if self.user else ()
-        return Run(("systemctl", *whose, *arguments), may_fail)
+        """Return a systemctl command for the service's manager."""
+        scope = ("--user",) if self.user else ()
+        return Run(("systemctl", *scope, *arguments), may_fail)
 
 
 def executable() -> str:
-    """Return what starts this very inferd."""
+    """Return the command that starts this inferd."""
     called = Path(sys.argv[0]).absolute()
     beside = Path(sys.executable).with_name("inferd")
     for path in (called, beside):
@@ -118,28 +118,29 @@ def executable() -> str:
 
 
 def check_reachable(start: str) -> None:
-    """Check that the machine's service can start this inferd.
+    """Check that the system service can start this inferd.
 
-    :raises InvalidArgument: it lies where the service does not see it.
+    :raises InvalidArgument: it is in a folder that is hidden from the service.
     """
     places = [start.split(" ")[0], os.path.realpath(sys.executable), sys.prefix, __file__]
     for place in (os.path.realpath(p) for p in places):
         if any(Path(place).is_relative_to(hidden) for hidden in HIDDEN):
             raise InvalidArgument(
-                f"the service does not see {place}: homes and temporary folders are hidden from it",
-                hint="install inferd where all may read it, as in `python3 -m venv /opt/inferd`, or"
-                " give --user",
+                f"{place} is hidden from the service, as are all homes and temporary folders",
+                hint="install inferd where all users can read it, as in `python3 -m venv"
+                " /opt/inferd`, or use --user",
             )
 
 
 def install_plan(service: Service, start: str) -> list[Step]:
-    """Return what installs the service that *start* starts.
+    """Return the steps that install the service with the command *start*.
 
-    :raises InvalidArgument: that has characters that a unit gives another meaning.
+    :raises InvalidArgument: *start* has characters with a special meaning in a unit.
     """
     if not _PLAIN.fullmatch(start):
         raise InvalidArgument(
-            f"{start!r} cannot stand in a unit", hint="install inferd below a plain path"
+            f"{start!r} is not possible in a unit",
+            hint="install inferd in a folder without special characters in its path",
         )
     folder = "user" if service.user else "system"
     steps: list[Step] = []
@@ -164,7 +165,7 @@ def install_plan(service: Service, start: str) -> list[Step]:
 
 
 def uninstall_plan(service: Service, *, purge: bool) -> list[Step]:
-    """Return what removes the service; with *purge* what it has kept, too: sessions, models."""
+    """Return the steps that remove the service; with *purge* also its sessions and models."""
     steps: list[Step] = [service.systemctl("disable", "--now", *reversed(UNITS), may_fail=True)]
     steps += [Remove(service.units / name) for name in UNITS]
     if not service.user:
@@ -174,14 +175,14 @@ def uninstall_plan(service: Service, *, purge: bool) -> list[Step]:
     steps.append(service.systemctl("daemon-reload"))
     steps.append(service.systemctl("reset-failed", *UNITS, may_fail=True))
     if purge:
-        steps += [Remove(service.under(path)) for path in _kept(service)]
+        steps += [Remove(service.under(path)) for path in _data_folders(service)]
         if not service.user:
-            # userdel leaves a group in which others are.
+            # userdel leaves a group with other members.
             steps += [Run((tool, "inferd"), may_fail=True) for tool in ("userdel", "groupdel")]
     return steps
 
 
-def _kept(service: Service) -> Sequence[Path]:
+def _data_folders(service: Service) -> Sequence[Path]:
     if not service.user:
         return [Path(path) for path in ("/etc/inferd", "/var/lib/inferd", "/run/inferd")]
     return [
@@ -199,51 +200,51 @@ def _text(name: str) -> str:
     return (importlib.resources.files("inferd") / "systemd" / name).read_text()
 
 
-# Doing it.
+# Execution.
 
 
-def do(service: Service, steps: Sequence[Step]) -> None:
-    """Do the steps one by one; commands only for this machine.
+def run_steps(service: Service, steps: Sequence[Step]) -> None:
+    """Run the steps in order; commands run only for this machine.
 
-    :raises PermissionDenied: the caller may not write there.
-    :raises UnsupportedOperation: there is no systemd here.
-    :raises BackendError: a step failed; those before are done, and may be done again.
+    :raises PermissionDenied: the caller must not write a file.
+    :raises UnsupportedOperation: this machine does not have systemd.
+    :raises BackendError: a step failed; the previous steps are done and can be repeated.
     """
     if service.root is None:
-        _check_here(service)
+        _check_systemd(service)
     for step in steps:
         try:
-            _do(step, commands=service.root is None)
+            _run_step(step, commands=service.root is None)
         except PermissionError as exc:
             raise PermissionDenied(
-                f"{exc.filename}: {exc.strerror}", hint="as root (sudo), or with --user"
+                f"{exc.filename}: {exc.strerror}", hint="run it as root (sudo), or with --user"
             ) from None
         except OSError as exc:
             raise BackendError(
-                f"{exc.filename}: {exc.strerror}", hint="correct this and run it again"
+                f"{exc.filename}: {exc.strerror}", hint="correct this and run the command again"
             ) from None
 
 
-def _check_here(service: Service) -> None:
+def _check_systemd(service: Service) -> None:
     if not service.user and os.geteuid() != 0:
         raise PermissionDenied(
-            "only root may install the machine's service", hint="sudo, or --user"
+            "only root may install the system service", hint="use sudo, or --user"
         )
     if shutil.which("systemctl") is None:
         raise UnsupportedOperation(
-            "there is no systemctl here", hint="--root DIR writes the files for another machine"
+            "systemctl was not found", hint="--root DIR writes the files for another machine"
         )
 
 
-def _do(step: Step, *, commands: bool) -> None:
+def _run_step(step: Step, *, commands: bool) -> None:
     match step:
-        case Write() if step.does in ("write", "replace"):
+        case Write() if step.action in ("write", "replace"):
             step.path.parent.mkdir(parents=True, exist_ok=True)
             new = step.path.with_name(f"{step.path.name}.new")
             new.write_text(step.text)
             new.chmod(0o644)
             new.replace(step.path)
-        case Remove(path) if step.does == "remove":
+        case Remove(path) if step.action == "remove":
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path)
                 return
@@ -265,5 +266,5 @@ def _run(step: Run) -> None:
     if done.returncode and not step.may_fail:
         raise BackendError(
             f"`{text}` failed: {done.stderr.strip() or done.returncode}",
-            hint="correct this and run it again: what was done stays",
+            hint="correct this and run the command again: completed steps stay",
         )

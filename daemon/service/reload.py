@@ -1,6 +1,6 @@
-"""Reading the configuration again (SIGHUP): what can hold at once does, what cannot is named.
+"""Reload of the configuration (SIGHUP): changes that can be applied at once are applied.
 
-A file with any error in it changes nothing. `config.applies` says when a change of a setting holds.
+A file with an error changes nothing. `config.applies` returns when a setting's change takes effect.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True)
 class Reloaded:
-    """The outcome of reading the configuration again."""
+    """The outcome of a reload."""
 
     config: Config
     """The configuration in force."""
     changed: list[str]
-    """Changed settings that hold at once, or from a model's next load on."""
+    """Changed settings that take effect at once, or with a model's next load."""
     restart: list[str]
-    """Changed settings that hold only after a restart."""
+    """Changed settings that take effect after a restart."""
 
 
 def merge(running: Config, read: Config) -> Reloaded:
-    """Return what holds of *read*, in a daemon that goes by *running*."""
+    """Return the configuration after *read* was read by a daemon that uses *running*."""
     differing = [
         f
         for f in (field.name for field in fields(Config))
@@ -52,8 +52,8 @@ def merge(running: Config, read: Config) -> Reloaded:
 
 
 class ConfigReloader:
-    """Reads the configuration with *read* on each request; several requests while one is under way
-    are one more. Lives on the daemon's event loop.
+    """Reads the configuration with *read* on request. Requests during a reload cause one more
+    reload. Lives on the daemon's event loop.
     """
 
     def __init__(self, daemon: Daemon, read: Callable[[], Config], service: ServiceNotifier):
@@ -61,7 +61,7 @@ class ConfigReloader:
         self._requested = anyio.Event()
 
     def request_reload(self) -> None:
-        """Read the configuration again, soon."""
+        """Request a reload."""
         self._requested.set()
 
     async def run(self) -> None:
@@ -75,18 +75,18 @@ class ConfigReloader:
 
     async def _reload(self) -> None:
         logs.reopen_file()
-        parts = self._daemon.components
+        components = self._daemon.components
         try:
             read = await anyio.to_thread.run_sync(self._read)
         except ConfigError as exc:
             log.error("config.refused", errors=exc.lines)
-            parts.note("config", _cause(exc.lines))
+            components.note("config", _cause(exc.lines))
             self._daemon.registry.catalog.scan()
             return
         reloaded = merge(self._daemon.config, read)
         self._daemon.restart_for = reloaded.restart
         outdated = _apply(self._daemon, reloaded.config)
-        parts.note("config", None)
+        components.note("config", None)
         log.info(
             "config.read_again",
             changed=reloaded.changed,
@@ -102,7 +102,7 @@ def _cause(lines: list[str]) -> str:
 
 
 def _apply(daemon: Daemon, config: Config) -> list[str]:
-    """Apply *config*; return the models that keep the old one until their next load."""
+    """Apply *config*; return the models that keep the old configuration until their next load."""
     daemon.config = config
     bounds = daemon.ledger.bounds
     bounds.tasks_max = config.tasks_waiting_max

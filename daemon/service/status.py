@@ -1,11 +1,12 @@
-"""Notifications to the service manager (systemd): readiness, status, need of time, watchdog.
+"""Notifications to the service manager (systemd): readiness, status, requests of time, watchdog.
 
-Lives on the daemon's event loop. Without a manager nothing is sent and nothing wakes up.
+Lives on the daemon's event loop. Without a manager nothing is sent and no timer runs.
 """
 
 from __future__ import annotations
 
 import os
+import socket
 import time
 from collections.abc import Callable, Mapping
 from enum import Enum
@@ -14,36 +15,52 @@ import anyio
 import structlog
 
 from ..components import Components
-from .notify import notify
-from .watchdog import feed_s
+from .watchdog import feed_interval_s
 
 STATUS_BYTES_MAX = 1000
 """systemd drops a message of more than 4096 bytes."""
 LOADING_NAMED_MAX = 3
-"""Models that a status names; of others it has the number."""
+"""Models that a status names; the rest is a number."""
 EXTEND_S = 30.0
-"""The time that is requested again and again while a start, an end or a load goes on."""
+"""The time requested every `EXTEND_EVERY_S` during a start, a shutdown or a load."""
 EXTEND_EVERY_S = 5.0
 PROGRESS_INTERVAL_S = 1.0
 """The interval of notifications about a load's progress."""
 START_S_MAX = 600.0
-"""A start that takes longer gets no more time from here on: the unit's own limit holds."""
+"""The time after which a start requests no more time; then the unit's limit applies."""
 END_S_MAX = 30.0
-"""The time that the end takes beside the turns' grace: answers, the journal, unloading."""
+"""The time of a shutdown beside the turns' grace: answers, the journal, unloading."""
 
 log = structlog.get_logger()
 
 
 class Phase(Enum):
-    """Where the daemon is between its start and its end."""
+    """The phase of the daemon's life."""
 
     STARTING = "starting"
     SERVING = "serving"
     STOPPING = "stopping"
 
 
+def notify(state: str) -> str | None:
+    """Send *state*, such as ``READY=1``, in one datagram to `$NOTIFY_SOCKET` (sd_notify); return
+    the cause of a failure.
+    """
+    path = os.environ.get("NOTIFY_SOCKET")
+    if not path:
+        return None
+    address = "\0" + path[1:] if path.startswith("@") else path
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sock:
+            sock.setblocking(False)  # a manager that does not read must not block the daemon
+            sock.sendto(state.encode(), address)
+    except OSError as exc:
+        return f"{path}: {exc.strerror or exc}"
+    return None
+
+
 def status_line(head: str, loading: Mapping[str, float]) -> str:
-    """Return one line of `STATUS_BYTES_MAX` at most: what loads, then *head*'s rest."""
+    """Return *head* with the loading models after its state, cut to `STATUS_BYTES_MAX`."""
     named = [f"{name} {part:.0%}" for name, part in sorted(loading.items())[:LOADING_NAMED_MAX]]
     if len(loading) > LOADING_NAMED_MAX:
         named.append(f"and {len(loading) - LOADING_NAMED_MAX} more")
@@ -56,14 +73,14 @@ def status_line(head: str, loading: Mapping[str, float]) -> str:
 
 
 class ServiceNotifier:
-    """Notifies the manager of changes. *loading* are the models that load and how far each is,
-    *overdue* those for whose workers the watchdog is not fed, *turns* how many run, *restart_for*
-    the settings that wait for a restart.
+    """Notifies the manager of changes. *loading* returns the loading models with their progress,
+    *overdue* the models for whose workers the watchdog is not fed, *turns* the number of running
+    turns, *restart_for* the settings that wait for a restart.
     """
 
     def __init__(
         self,
-        parts: Components,
+        components: Components,
         *,
         loading: Callable[[], Mapping[str, float]] = dict,
         overdue: Callable[[], list[str]] = list,
@@ -73,30 +90,35 @@ class ServiceNotifier:
         seconds: Callable[[], float] = time.monotonic,
     ):
         self.managed = bool(environ.get("NOTIFY_SOCKET"))
-        self._parts, self._loading, self._overdue, self._turns = parts, loading, overdue, turns
+        self._components, self._loading, self._overdue, self._turns = (
+            components,
+            loading,
+            overdue,
+            turns,
+        )
         self._restart_for = restart_for
-        self._feed_s = feed_s(environ)
+        self._feed_s = feed_interval_s(environ)
         self._seconds = seconds
         self._phase, self._until = Phase.STARTING, seconds() + START_S_MAX
         self._changed = anyio.Event()
-        self._owed: dict[str, str] = {}
-        """Notifications that the manager did not take."""
+        self._unsent: dict[str, str] = {}
+        """Notifications that the manager has not accepted yet."""
         self._failed = False
         self._status = ""
         self._fed_at = self._extended_at = float("-inf")
         self._withheld: list[str] = []
 
     def notify_soon(self) -> None:
-        """Notify the manager of what has changed, soon."""
+        """Notify the manager of changes soon."""
         self._changed.set()
 
     def component_changed(self, name: str) -> None:
         """Notify the manager that a component fails or works again."""
-        if name != "notify":  # it would cause its own notification for ever
+        if name != "notify":  # else each failed notification would cause another
             self.notify_soon()
 
     def notify_ready(self) -> None:
-        """Notify that the socket answers, unless the daemon ends already."""
+        """Notify that the socket answers, unless the daemon is already shutting down."""
         if self._phase is Phase.STOPPING:
             return
         self._phase = Phase.SERVING
@@ -105,12 +127,12 @@ class ServiceNotifier:
 
     def notify_reloading(self) -> None:
         """Notify that a reload has begun; `notify_ready` ends it."""
-        # Without its time systemd waits for another one until its own limit.
+        # Without the time systemd waits for another notification until its own limit.
         began = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
         self._notify({"RELOADING": "1", "MONOTONIC_USEC": str(began)})
 
     def notify_stopping(self, grace_s: float) -> None:
-        """Notify that the daemon ends, within *grace_s* for the turns and a little more."""
+        """Notify that the daemon shuts down, within *grace_s* for the turns and `END_S_MAX`."""
         self._phase, self._until = Phase.STOPPING, self._seconds() + grace_s + END_S_MAX
         self._extended_at = float("-inf")
         self._notify({"STOPPING": "1"})
@@ -120,22 +142,22 @@ class ServiceNotifier:
         while self.managed:
             self._changed = anyio.Event()
             self._notify({})
-            with anyio.move_on_after(self._rest_s()):
+            with anyio.move_on_after(self._idle_s()):
                 await self._changed.wait()
 
     def _notify(self, news: dict[str, str]) -> None:
-        """Send *news* and what else is due, in one message."""
+        """Send *news* and everything else that is due, in one message."""
         if not self.managed:
             return
         if "READY" in news:
-            self._owed = {}  # a reload that is over
-        self._owed = self._owed | news
-        message = dict(self._owed)
-        status = status_line(self._head(), self._loading())
+            self._unsent = {}  # a reload has ended
+        self._unsent = self._unsent | news
+        message = dict(self._unsent)
+        status = status_line(self._status_head(), self._loading())
         if status != self._status:
             message["STATUS"] = status
         now = self._seconds()
-        if self._feed_s is not None and now >= self._fed_at + self._feed_s and self._moves():
+        if self._feed_s is not None and now >= self._fed_at + self._feed_s and self._can_feed():
             message["WATCHDOG"] = "1"
         if extend_s := self._extend_s(now, fed="WATCHDOG" in message):
             message["EXTEND_TIMEOUT_USEC"] = str(round(extend_s * 1e6))
@@ -144,12 +166,12 @@ class ServiceNotifier:
 
     def _send(self, message: Mapping[str, str], status: str, now: float) -> None:
         failure = notify("\n".join(f"{key}={value}" for key, value in message.items()))
-        self._parts.note("notify", failure)
+        self._components.note("notify", failure)
         if failure is not None:
             self._failed = True
             return
-        self._owed, self._status = {}, status
-        if self._failed:  # the status said so
+        self._unsent, self._status = {}, status
+        if self._failed:  # the status named the failure
             self._failed = False
             self.notify_soon()
         if "EXTEND_TIMEOUT_USEC" in message:
@@ -157,12 +179,12 @@ class ServiceNotifier:
         if "WATCHDOG" in message:
             self._fed_at = now
 
-    def _head(self) -> str:
+    def _status_head(self) -> str:
         if self._phase is Phase.STARTING:
-            return "starting: reading what earlier daemons have kept"
+            return "starting: restoring the state of earlier daemons"
         if self._phase is Phase.STOPPING:
-            return f"finishing what runs; turns: {self._turns()}"
-        line = self._parts.line
+            return f"shutting down; running turns: {self._turns()}"
+        line = self._components.line
         if self._withheld:
             line += f"; cannot be replaced: {', '.join(self._withheld[:LOADING_NAMED_MAX])}"
         if waiting := self._restart_for():
@@ -170,34 +192,34 @@ class ServiceNotifier:
         return line
 
     def _extend_s(self, now: float, *, fed: bool) -> float:
-        """Return how much time to request now; the start, the end and loads take it.
+        """Return the time to request now, for a start, a shutdown or a load.
 
-        Requested time also postpones the watchdog: while the daemon serves, no more than the
-        watchdog gives, and only where it is fed. So a daemon that hangs beside a load is seen no
-        later than another.
+        Requested time also postpones the watchdog. So while the daemon serves, it requests at most
+        the watchdog's own interval, and only when it feeds it: a daemon that hangs during a load is
+        detected as soon as any other.
         """
         if self._phase is Phase.SERVING and self._feed_s is not None:
             return 2 * self._feed_s if fed and self._loading() else 0.0
         due = now >= self._extended_at + EXTEND_EVERY_S
-        return EXTEND_S if due and self._takes_time(now) else 0.0
+        return EXTEND_S if due and self._needs_time(now) else 0.0
 
-    def _takes_time(self, now: float) -> bool:
+    def _needs_time(self, now: float) -> bool:
         if self._phase is Phase.SERVING:
             return bool(self._loading())
         return now < self._until
 
-    def _moves(self) -> bool:
-        """Return whether every worker with work makes progress; the loop runs this, so it does."""
+    def _can_feed(self) -> bool:
+        """Return whether no worker is overdue; the event loop runs this, so it makes progress."""
         stuck = self._overdue()
         if stuck and stuck != self._withheld:
             log.error("watchdog.withheld", models=stuck)
         self._withheld = stuck
         return not stuck
 
-    def _rest_s(self) -> float:
-        """Return after how long a notification may be due that no call announces."""
+    def _idle_s(self) -> float:
+        """Return the time until the next notification that no call announces."""
         now = self._seconds()
-        ends = [PROGRESS_INTERVAL_S] if self._takes_time(now) else []
+        ends = [PROGRESS_INTERVAL_S] if self._needs_time(now) else []
         if self._failed:
             ends.append(EXTEND_EVERY_S)
         if self._feed_s is not None:

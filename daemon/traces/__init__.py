@@ -1,7 +1,5 @@
-"""OpenTelemetry traces: the phases of each request, exported once it is over.
+"""OpenTelemetry traces: the phases of each request, exported when the request has ended.
 
-Nothing but `export` needs OpenTelemetry's packages, the extra `traces`; `service` imports it where
-the setting `traces` asks for spans.
+Only `export` needs OpenTelemetry's packages, the extra `traces`; `tracing` imports it if the
+setting `traces` is on.
 """
-
-__all__ = ()

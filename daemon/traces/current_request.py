@@ -1,4 +1,4 @@
-"""The request that is under way in this task."""
+"""The request that the current task handles."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ OPERATIONS = {
     "run_inference": CHAT,
     "stream": CHAT,
 }
-"""The calls that begin turns; what each is for, as long as no turn tells it."""
+"""The calls that start turns, with the operation that holds until a turn has started."""
 
 
-class FollowedRequest:
-    """A request under way."""
+class TracedRequest:
+    """A request that has not ended."""
 
     def __init__(self, request: Request, model: str):
         params = request.params
@@ -41,25 +41,25 @@ class FollowedRequest:
         )
         self.model_request: GateRequest | None = None
         self.turns: dict[Turn, int] = {}
-        """Those that have not ended, and their places among all."""
-        self.begun = 0
+        """The turns that have not ended, each with its index among all turns."""
+        self.turns_started = 0
         self.answered = False
         self.ended: dict[int, TurnFacts] = {}
 
 
-current_request: ContextVar[FollowedRequest | None] = ContextVar("followed", default=None)
-"""The request in whose task, or in a child of which, this is asked."""
+current_request: ContextVar[TracedRequest | None] = ContextVar("traced", default=None)
+"""The request of the current task or of its parent."""
 
 
 def note_model_request(model_request: GateRequest) -> None:
-    """Note that the request under way here needs a model that may have to be loaded."""
-    followed = current_request.get()
-    if followed is not None:
-        followed.model_request = model_request
+    """Note that the current request needs a model that may have to be loaded."""
+    traced = current_request.get()
+    if traced is not None:
+        traced.model_request = model_request
 
 
-def follow_none() -> None:
-    """Let the turns that begin in this task be of no request: it has the context of another one."""
+def clear_current_request() -> None:
+    """Detach this task, which inherited its context, from the request."""
     current_request.set(None)
 
 

@@ -1,6 +1,6 @@
-"""Spans by OpenTelemetry's SDK: made when a request is over, sent by a thread of the SDK's own.
+"""Export of spans by OpenTelemetry's SDK, in a thread of the SDK, when a request has ended.
 
-The SDK bounds what waits to be sent (`OTEL_BSP_MAX_QUEUE_SIZE`, 2048 spans) and drops the oldest.
+The SDK bounds the queue of unsent spans (`OTEL_BSP_MAX_QUEUE_SIZE`, 2048) and drops the oldest.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ ANSWER_BYTES_MAX = 1 << 12
 SERVICE = "inferd"
 _propagator = TraceContextTextMapPropagator()
 Note = Callable[[str | None], None]
-"""Called from any thread with the reason why spans do not arrive, or None: they do."""
+"""Called from any thread with the reason why spans do not arrive, or None if they arrive."""
 
 
 class Export:
-    """Makes spans and sends them to *target*. One thread calls `export_spans`."""
+    """Creates spans and sends them to *target*. One thread calls `export_spans`."""
 
     def __init__(self, target: Target, note: Note):
         self._health = _ExportHealth(str(target), note)
@@ -51,8 +51,8 @@ class Export:
         logger.addHandler(self._health)
 
     def export_spans(self, spans: Sequence[Span], parent: str) -> None:
-        """Make spans, the first of which holds the others, as a child of *parent*, a
-        `traceparent`; empty: the first of a trace.
+        """Export *spans*, of which the first is the parent of the others. *parent* is the
+        `traceparent` of the first; an empty one starts a trace.
         """
         now, date_ns = time.monotonic(), time.time_ns()
 
@@ -80,13 +80,13 @@ class Export:
         return begun
 
     def close(self) -> None:
-        """Send what is left; that may take long."""
+        """Send the remaining spans, which may take long."""
         self._provider.shutdown()
         logging.getLogger("opentelemetry").removeHandler(self._health)
 
 
 class FileExporter(SpanExporter):
-    """Appends spans to a file, one a line in JSON. The file may be moved away at any time."""
+    """Appends spans to a file as JSON lines. The file may be moved away at any time."""
 
     def __init__(self, path: Path, bytes_max: int = SPANS_FILE_BYTES_MAX):
         self._file = LogFile(path, bytes_max=bytes_max)
@@ -94,7 +94,7 @@ class FileExporter(SpanExporter):
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         """Write *spans*.
 
-        :raises OSError: they cannot be written, or the file is full.
+        :raises OSError: the spans cannot be written, or the file is full.
         """
         self._file.append("".join(f"{span.to_json(indent=None)}\n" for span in spans).encode())
         return SpanExportResult.SUCCESS
@@ -105,20 +105,20 @@ class FileExporter(SpanExporter):
 
 
 class _ExportHealth(logging.Handler):
-    """Notes the warnings of the SDK and its exporter, which they write to Python's log alone."""
+    """Notes warnings of the SDK and its exporter, which go only to Python's log."""
 
     def __init__(self, where: str, note: Note):
         super().__init__(logging.WARNING)
         self._where, self._note = where, note
-        self._cause = "the spans are not taken"
+        self._cause = "the spans are not accepted"
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Note a warning at once: a failing export is tried again for some seconds."""
+        """Note a warning at once: a failing export is retried for some seconds."""
         self._cause = record.getMessage()
         self.note_failure()
 
     def note_failure(self, cause: str = "") -> None:
-        """Note that spans do not arrive, for *cause* or the last warning."""
+        """Note that spans do not arrive, because of *cause* or the last warning."""
         self._note(f"{self._where}: {cause or self._cause}")
 
     def note_success(self) -> None:
@@ -133,7 +133,7 @@ class _NotingExporter(SpanExporter):
         self._exporter, self._health = exporter, health
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        """Export *spans*, and note how that went."""
+        """Export *spans*, and note the outcome."""
         try:
             result = self._exporter.export(spans)
         except OSError as exc:
@@ -146,23 +146,23 @@ class _NotingExporter(SpanExporter):
         return result
 
     def shutdown(self) -> None:
-        """Give up what is under way."""
+        """Shut the exporter down; an export under way is aborted."""
         self._exporter.shutdown()
 
 
 def _collector(target: Target) -> OTLPSpanExporter:
     session = requests.Session()
-    session.max_redirects = 0  # to another machine, perhaps
+    session.max_redirects = 0  # a redirect may lead to another machine
     session.stream = True
     session.hooks["response"].append(_read_answer)
     if not target.is_remote:
-        session.trust_env = False  # a proxy would be another machine
+        session.trust_env = False  # a proxy may be another machine
     return OTLPSpanExporter(endpoint=target.url, session=session)
 
 
 def _read_answer(response: requests.Response, **_: object) -> None:
-    """Read an answer, so that the connection serves again; a longer one is none of a collector.
-    Nobody looks at it: its status was there before.
+    """Read an answer of at most `ANSWER_BYTES_MAX`, so that the connection can be reused. The body
+    is ignored: only the status counts.
     """
     with suppress(HTTPError):
         response.raw.read(ANSWER_BYTES_MAX)
@@ -170,7 +170,7 @@ def _read_answer(response: requests.Response, **_: object) -> None:
 
 
 def _resource() -> Resource:
-    """Return the resource of the spans; `OTEL_SERVICE_NAME` and its like take precedence."""
+    """Return the resource of the spans; OpenTelemetry's environment variables take precedence."""
     given = Resource.create()
     own: dict[str, str] = {}
     if str(given.attributes.get(SERVICE_NAME, "")).startswith("unknown_service"):

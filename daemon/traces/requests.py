@@ -1,7 +1,8 @@
-"""Follows requests from their call to their end, and the turns that begin in them.
+"""Tracing of requests from their call to their end, and of the turns that they start.
 
-Lives on the daemon's event loop. A request is over when its call is answered and its turns have
-ended: one that is pulled goes on over many calls, and is followed by the one that began it.
+Lives on the daemon's event loop. A request has ended when its call is answered and its turns have
+ended. A turn with tokens on demand continues over many calls, and belongs to the request that
+started it.
 """
 
 from __future__ import annotations
@@ -19,80 +20,80 @@ from ...scheduler.messages import count_tokens
 from ...sessions import ModelSource, Session, Turn
 from ..metrics.daemon_counters import PRIVATE, label_of
 from ..models.lease import Lease
-from .current_request import OPERATIONS, PULLED_CALL, FollowedRequest, current_request
+from .current_request import OPERATIONS, PULLED_CALL, TracedRequest, current_request
 from .spans import CHAT, COMPLETION, EMBEDDINGS, RequestFacts, TurnFacts
 
 if TYPE_CHECKING:
     from ..core import CallTable, Daemon
 
 
-class Follower:
-    """Gives *export* each request that is over, with the caller's `traceparent`, if it gave one."""
+class RequestTracer:
+    """Calls *export* with each request that has ended, and the caller's `traceparent` or ""."""
 
     def __init__(self, export: Callable[[RequestFacts, str], None]):
         self._export = export
-        self._by_turn: dict[Turn, FollowedRequest] = {}
-        """The requests of the turns that are under way."""
+        self._by_turn: dict[Turn, TracedRequest] = {}
+        """The requests of the turns that have not ended."""
 
     def attach(self, daemon: Daemon) -> None:
-        """Follow the requests of *daemon* from now on."""
+        """Trace the requests of *daemon* from now on."""
         daemon.ledger.turn_listeners.append(self)
-        daemon.calls = self.following(daemon.calls)
+        daemon.calls = self.traced_calls(daemon.calls)
 
-    def following(self, calls: CallTable) -> CallTable:
-        """Return *calls*, of which those that begin turns are followed."""
-        followed = OPERATIONS.keys() & calls.keys()
-        return calls | {name: partial(self._call, calls[name]) for name in followed}
+    def traced_calls(self, calls: CallTable) -> CallTable:
+        """Return *calls*, with those wrapped that start turns."""
+        starters = OPERATIONS.keys() & calls.keys()
+        return calls | {name: partial(self._call, calls[name]) for name in starters}
 
     async def _call(self, call: Callable[..., Any], daemon: Daemon, request: Request) -> Any:
         session = _session_of(daemon, request)
         source = session.model if session is not None else _lease_of(daemon, request)
-        followed = FollowedRequest(request, "" if source is None else _name(source))
-        token = current_request.set(followed)
+        traced = TracedRequest(request, "" if source is None else _name(source))
+        token = current_request.set(traced)
         try:
             return await call(daemon, request)
         except BaseException as exc:
-            if followed.begun or not _goes_on(request, session, exc):
-                followed.facts.error = _error_of(exc)
+            if traced.turns_started or not _ends_earlier_turn(request, session, exc):
+                traced.facts.error = _error_of(exc)
             raise
         finally:
             current_request.reset(token)
-            followed.answered = True
-            followed.facts.ended_at = time.monotonic()
-            self._export_if_over(followed)
+            traced.answered = True
+            traced.facts.ended_at = time.monotonic()
+            self._export_if_ended(traced)
 
     def turn_began(self, model: ModelSource, turn: Turn, *, chat: bool) -> None:
-        """Note a turn, in the task of the request that it is for."""
-        followed = current_request.get()
-        if followed is None:
+        """Note a turn, in the task of the request that started it."""
+        traced = current_request.get()
+        if traced is None:
             return
-        followed.facts.model = _name(model)
+        traced.facts.model = _name(model)
         if not turn.says:
-            followed.facts.operation = EMBEDDINGS
+            traced.facts.operation = EMBEDDINGS
         else:
-            followed.facts.operation = CHAT if chat else COMPLETION
-        followed.turns[turn] = followed.begun
-        followed.begun += 1
-        self._by_turn[turn] = followed
+            traced.facts.operation = CHAT if chat else COMPLETION
+        traced.turns[turn] = traced.turns_started
+        traced.turns_started += 1
+        self._by_turn[turn] = traced
 
     def turn_ended(self, _: ModelSource, turn: Turn) -> None:
         """Note that a turn has ended."""
-        followed = self._by_turn.pop(turn, None)
-        if followed is not None:
-            followed.ended[followed.turns.pop(turn)] = _facts_of(turn, followed.facts.model)
-            self._export_if_over(followed)
+        traced = self._by_turn.pop(turn, None)
+        if traced is not None:
+            traced.ended[traced.turns.pop(turn)] = _facts_of(turn, traced.facts.model)
+            self._export_if_ended(traced)
 
-    def _export_if_over(self, followed: FollowedRequest) -> None:
-        """Export a request if it is over, unless nothing began or failed in it."""
-        facts = followed.facts
-        if not followed.answered or followed.turns or not (followed.begun or facts.error):
+    def _export_if_ended(self, traced: TracedRequest) -> None:
+        """Export a request that has ended, unless it neither started a turn nor failed."""
+        facts = traced.facts
+        if not traced.answered or traced.turns or not (traced.turns_started or facts.error):
             return
-        facts.turns = [followed.ended[place] for place in range(followed.begun)]
-        needed = followed.model_request
+        facts.turns = [traced.ended[place] for place in range(traced.turns_started)]
+        needed = traced.model_request
         if needed is not None and needed.has_waited:
             until = facts.ended_at if needed.admitted_at is None else needed.admitted_at
             facts.loaded = (needed.since, until)
-        self._export(facts, followed.parent)
+        self._export(facts, traced.parent)
 
 
 def _facts_of(turn: Turn, model: str) -> TurnFacts:
@@ -125,7 +126,7 @@ def _session_of(daemon: Daemon, request: Request) -> Session | None:
     try:
         return daemon.session(request)
     except InferdError:
-        return None  # the call says so
+        return None  # the call reports the error
 
 
 def _lease_of(daemon: Daemon, request: Request) -> ModelSource | None:
@@ -133,8 +134,8 @@ def _lease_of(daemon: Daemon, request: Request) -> ModelSource | None:
     return None if graph is None or graph.connection is not request.connection else graph.lease
 
 
-def _goes_on(request: Request, session: Session | None, exc: BaseException) -> bool:
-    """Return whether *exc* only reports the end of a turn that an earlier call has begun."""
+def _ends_earlier_turn(request: Request, session: Session | None, exc: BaseException) -> bool:
+    """Return whether *exc* only reports the end of a turn that an earlier call started."""
     if request.call != PULLED_CALL:
         return False
     turn = None if session is None else session.turn

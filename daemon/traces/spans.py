@@ -1,6 +1,6 @@
-"""From what a request went through to its spans, by OpenTelemetry's conventions for GenAI.
+"""Conversion of a request's facts to spans, by OpenTelemetry's conventions for GenAI.
 
-Pure: times are the monotonic clock's, and nothing here knows OpenTelemetry. No span holds a text, a
+Pure functions without OpenTelemetry; times are from the monotonic clock. No span holds a text, a
 user or a session.
 """
 
@@ -15,7 +15,7 @@ from ...scheduler import Priority
 from ...scheduler.messages import TurnStats
 
 CHAT, COMPLETION, EMBEDDINGS = "chat", "text_completion", "embeddings"
-"""Operations, by their names in the conventions."""
+"""The operations, by their names in the conventions."""
 PROVIDER = "inferd"
 UNFINISHED = "error"
 """The finish reason of an answer that failed."""
@@ -25,8 +25,8 @@ _NO_SAMPLING = SamplingParams()
 
 @dataclass(frozen=True)
 class TurnFacts:
-    """A turn that has ended: its moments, by the monotonic clock (None: it never came to that), and
-    what it took.
+    """A turn that has ended: its times by the monotonic clock, None for a phase that it did not
+    reach, and its usage.
     """
 
     queued_at: float
@@ -39,7 +39,7 @@ class TurnFacts:
     input_tokens: int = 0
     output_tokens: int = 0
     stats: TurnStats | None = None
-    """None: it failed."""
+    """None if the turn failed."""
     error: str | None = None
     embedding_size: int = 0
     fingerprint: str = ""
@@ -47,7 +47,7 @@ class TurnFacts:
 
 @dataclass
 class RequestFacts:
-    """A request that is over: what it asked for, when it waited for its model, its turns."""
+    """A request that has ended: its parameters, its wait for the model, its turns."""
 
     call: str
     operation: str
@@ -55,16 +55,16 @@ class RequestFacts:
     ended_at: float
     model: str = ""
     choices: int = 1
-    """Answers that were asked for."""
+    """The number of requested answers."""
     loaded: tuple[float, float] | None = None
-    """From when until when it waited for the model to be in memory."""
+    """The start and the end of the wait for the model to be in memory."""
     error: str | None = None
     turns: list[TurnFacts] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
 class Span:
-    """A span from *began_at* to *ended_at*; *error* is its error's type."""
+    """A span from *began_at* to *ended_at*; *error* is the type of its error."""
 
     name: str
     began_at: float
@@ -74,27 +74,27 @@ class Span:
 
 
 def spans_of(request: RequestFacts) -> list[Span]:
-    """Return the request's own span, and then those inside it."""
+    """Return the request's own span, followed by its child spans."""
     turns = request.turns
     failed = [turn.error for turn in turns if turn.stats is None]
     error = request.error or (failed[0] if failed and len(failed) == len(turns) else None)
     ended_at = max(request.ended_at, *(turn.ended_at for turn in turns), request.began_at)
     name = f"{request.operation} {request.model}".rstrip()
-    attributes = _asked(request) | _used(request)
+    attributes = _request_attributes(request) | _usage_attributes(request)
     if error is not None:
         attributes["error.type"] = error
     spans = [Span(name, request.began_at, ended_at, attributes, error)]
     if request.loaded is not None:
         spans.append(Span("load", *request.loaded, {}, None if turns else error))
     if request.operation == EMBEDDINGS and turns:
-        turns = [_as_one(turns)]
+        turns = [_merge_texts(turns)]
     for number, turn in enumerate(turns):
         spans += _phases(turn, {"inferd.answer": number} if len(turns) > 1 else {})
     return spans
 
 
-def _asked(request: RequestFacts) -> dict[str, Value]:
-    """Return the attributes of what was asked for; of the answers' parameters the first one's."""
+def _request_attributes(request: RequestFacts) -> dict[str, Value]:
+    """Return the attributes of the request, with the parameters of its first answer."""
     attributes: dict[str, Value] = {
         "gen_ai.operation.name": request.operation,
         "gen_ai.provider.name": PROVIDER,
@@ -123,8 +123,8 @@ def _asked(request: RequestFacts) -> dict[str, Value]:
     }
 
 
-def _used(request: RequestFacts) -> dict[str, Value]:
-    """Return the attributes of what it took. The prompt of several answers counts once."""
+def _usage_attributes(request: RequestFacts) -> dict[str, Value]:
+    """Return the attributes of the usage. The prompt of several answers counts once."""
     turns = request.turns
     if not turns:
         return {}
@@ -148,8 +148,8 @@ def _used(request: RequestFacts) -> dict[str, Value]:
     }
 
 
-def _as_one(turns: Sequence[TurnFacts]) -> TurnFacts:
-    """Return the texts of a request as one: they wait and are read side by side."""
+def _merge_texts(turns: Sequence[TurnFacts]) -> TurnFacts:
+    """Return the texts of an embedding request as one turn: they are processed in parallel."""
     admitted = [turn.admitted_at for turn in turns if turn.admitted_at is not None]
     return TurnFacts(
         queued_at=min(turn.queued_at for turn in turns),
@@ -160,7 +160,7 @@ def _as_one(turns: Sequence[TurnFacts]) -> TurnFacts:
 
 
 def _phases(turn: TurnFacts, attributes: Mapping[str, Any]) -> list[Span]:
-    """Return the spans of a turn, which follow upon each other; the last has its error."""
+    """Return the consecutive spans of a turn; the last has its error."""
     moments = {"queue": turn.queued_at, "prefill": turn.admitted_at, "decode": turn.first_token_at}
     began = [(name, at) for name, at in moments.items() if at is not None]
     ends = [at for _, at in began[1:]] + [turn.ended_at]

@@ -12,7 +12,7 @@ import msgspec
 
 TARGET_CHARACTERS_MAX = 2000
 PATH = "/v1/traces"
-"""The path of OTLP over HTTP behind an endpoint without a path."""
+"""The path of OTLP over HTTP, appended to an endpoint without a path."""
 ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
 TRACES_ENDPOINT = "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"
 ENDPOINT_DEFAULT = "http://localhost:4318"
@@ -23,19 +23,19 @@ TARGET_FORMS = (
 
 
 class Target(msgspec.Struct, frozen=True):
-    """A collector's *url*, or a file's *path*; else nowhere."""
+    """The *url* of a collector or the *path* of a file; without both, off."""
 
     url: str = ""
     path: str = ""
 
     @property
     def is_off(self) -> bool:
-        """Whether no spans are made."""
+        """Whether traces are off."""
         return not self.url and not self.path
 
     @property
     def is_remote(self) -> bool:
-        """Whether they leave this machine."""
+        """Whether spans leave this machine."""
         return bool(self.url) and not _is_loopback(urlsplit(self.url).hostname or "")
 
     def __str__(self) -> str:
@@ -45,11 +45,11 @@ class Target(msgspec.Struct, frozen=True):
 def parse_target(value: Any, environ: Mapping[str, str]) -> Target:
     """Return the target that *value* names.
 
-    :raises ValueError: it is none.
+    :raises ValueError: *value* is not a target.
     """
     text = value.strip() if isinstance(value, str) else ""
     if len(text) > TARGET_CHARACTERS_MAX:
-        raise ValueError(f"{len(text)} characters; it has {TARGET_CHARACTERS_MAX} at most")
+        raise ValueError(f"{len(text)} characters; at most {TARGET_CHARACTERS_MAX} are allowed")
     if text.lower() == "off":
         return Target()
     if text.lower() == "otlp":
@@ -60,15 +60,15 @@ def parse_target(value: Any, environ: Mapping[str, str]) -> Target:
         return Target(path=str(Path(path)))
     if "://" in text:
         return _collector(text)
-    raise ValueError(f"{value!r} names no place for spans: {TARGET_FORMS}")
+    raise ValueError(f"{value!r} is not a target of spans: {TARGET_FORMS}")
 
 
 def _collector(text: str) -> Target:
     parts = urlsplit(text)  # raises ValueError, as does the port
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.port == 0:
-        raise ValueError(f"{text!r} is no collector's address: {TARGET_FORMS}")
+        raise ValueError(f"{text!r} is not a collector's address: {TARGET_FORMS}")
     if parts.username is not None or parts.password is not None:
-        raise ValueError("a collector's address holds no password: OTEL_EXPORTER_OTLP_HEADERS does")
+        raise ValueError("the address must not hold a password: use OTEL_EXPORTER_OTLP_HEADERS")
     return Target(url=text if parts.path not in ("", "/") else _join(text))
 
 

@@ -1,4 +1,4 @@
-"""The optional component that exports traces: opened and closed with the daemon."""
+"""The optional component that exports traces, opened and closed with the daemon."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import anyio
 import anyio.lowlevel
 import structlog
 
-from .requests import Follower
+from .requests import RequestTracer
 from .spans import RequestFacts, spans_of
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from .export import Export
 
 FLUSH_S_MAX = 3.0
-"""The time that the daemon's end waits for spans that are not sent yet."""
+"""The time that a shutdown waits for unsent spans."""
 TRACES_REMEDY = "install the extra: pip install 'inferd[traces]'"
 
 log = structlog.get_logger()
@@ -31,12 +31,12 @@ class Traces:
     """Exports the traces of *daemon*, if a target is configured. Lives on its event loop."""
 
     def __init__(self, daemon: Daemon):
-        self._daemon, self._parts = daemon, daemon.components
+        self._daemon, self._components = daemon, daemon.components
         self._loop = asyncio.get_running_loop()
         self._export: Export | None = None
 
     def open(self) -> None:
-        """Follow requests from now on, or note why that cannot be."""
+        """Trace requests from now on, or note why that fails."""
         target = self._daemon.config.traces
         if target.is_off:
             return
@@ -45,37 +45,37 @@ class Traces:
 
             self._export = Export(target, self._note_from_anywhere)
         except ImportError as exc:
-            self._parts.note("traces", f"{exc.name} is not installed", remedy=TRACES_REMEDY)
+            self._components.note("traces", f"{exc.name} is not installed", remedy=TRACES_REMEDY)
             return
-        except Exception as exc:  # whatever an extra does, the daemon starts
-            self._parts.note("traces", f"{target}: {exc}")
+        except Exception as exc:  # a failing extra must not keep the daemon from starting
+            self._components.note("traces", f"{target}: {exc}")
             return
-        Follower(self._schedule_export).attach(self._daemon)
+        RequestTracer(self._schedule_export).attach(self._daemon)
         log.info("traces.opened", where=str(target))
 
     def _schedule_export(self, request: RequestFacts, parent: str) -> None:
-        """Export a request that is over, once the answer under way is sent."""
+        """Export a request that has ended, after the current answer is sent."""
         self._loop.call_soon(self._export_request, request, parent)
 
     def _export_request(self, request: RequestFacts, parent: str) -> None:
-        assert self._export is not None, "nothing is followed without it"
+        assert self._export is not None, "requests are traced only with an export"
         self._export.export_spans(spans_of(request), parent)
 
     def _note_from_anywhere(self, cause: str | None) -> None:
-        self._call_from_anywhere(partial(self._parts.note, "traces", cause))
+        self._call_from_anywhere(partial(self._components.note, "traces", cause))
 
     def _call_from_anywhere(self, function: Callable[[], object]) -> None:
         with suppress(RuntimeError):  # the loop is closed: the daemon has ended
             self._loop.call_soon_threadsafe(function)
 
     async def close(self) -> None:
-        """Send what is left, within a bound."""
+        """Send the remaining spans within `FLUSH_S_MAX`."""
         if self._export is None:
             return
         await anyio.lowlevel.checkpoint()  # so that scheduled exports run
         sent = anyio.Event()
         close = partial(self._close, self._export, sent)
-        # A daemon thread: a collector that does not answer must not keep the process.
+        # A daemon thread: a collector that does not answer must not keep the process alive.
         threading.Thread(target=close, name="traces-close", daemon=True).start()
         with anyio.move_on_after(FLUSH_S_MAX) as scope:
             await sent.wait()

@@ -43,14 +43,14 @@ def test_the_example_says_what_its_comments_do(example: Config) -> None:
         return rights_of(example.access, uid, gids, SERVICE)
 
     for uid in (ADA, 1004):
-        assert of(uid, STUDENTS).may == set(Right)
+        assert of(uid, STUDENTS).allowed == set(Right)
         assert of(uid).quota.priority_max == Priority.URGENT
     student = of(STRANGER, STAFF, STUDENTS)
-    assert student.may == {Right.USE}, "what the rule does not say stays"
+    assert student.allowed == {Right.USE}, "what the rule does not say stays"
     assert student.quota.priority_max == Priority.NORMAL
     assert (student.quota.sessions_max, student.quota.tasks_waiting_max) == (4, 8)
     assert student.quota.tokens_per_minute == 20_000
-    assert of(STRANGER, STAFF).may == frozenset()
+    assert of(STRANGER, STAFF).allowed == frozenset()
     assert of(0) == of(SERVICE, STUDENTS) == OPERATOR
 
 
@@ -67,7 +67,7 @@ def rows() -> dict[str, str]:
 )
 def test_the_table_of_defaults_is_the_codes(row: str, rights: Rights) -> None:
     named = re.findall(r"`([\w-]+)`", rows()[row])
-    assert set(named[:-1]) == rights.may
+    assert set(named[:-1]) == rights.allowed
     assert named[-1] == rights.quota.priority_max.label
     assert rights.quota.sessions_max is rights.quota.tasks_waiting_max is None
     assert rights.quota.tokens_per_minute is None

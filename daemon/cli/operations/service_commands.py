@@ -67,7 +67,7 @@ def uninstall_service(
 
 
 def _show_and_do(service: Service, steps: list[Step], apply: bool, as_json: bool) -> None:
-    from ...service.install import do
+    from ...service.install import run_steps
 
     told = [_told(step) for step in steps]
     if not as_json:
@@ -75,7 +75,7 @@ def _show_and_do(service: Service, steps: list[Step], apply: bool, as_json: bool
             if step["does"] != "gone":
                 _show(step, apply)
     if apply:
-        do(service, steps)
+        run_steps(service, steps)
     if as_json:
         write_json({"steps": told, "applied": apply})
     elif not apply:
@@ -89,11 +89,11 @@ def _told(step: Step) -> dict[str, Any]:
 
     match step:
         case Run(command):
-            return {"does": step.does, "command": list(command)}
+            return {"does": step.action, "command": list(command)}
         case Remove(path):
-            return {"does": step.does, "path": str(path)}
+            return {"does": step.action, "path": str(path)}
         case _:
-            return {"does": step.does, "path": str(step.path), "text": step.text}
+            return {"does": step.action, "path": str(step.path), "text": step.text}
 
 
 def _show(step: dict[str, Any], apply: bool) -> None:

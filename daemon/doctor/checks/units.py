@@ -93,7 +93,7 @@ def _units(service: Service) -> Units:
     return Units(
         user=service.user,
         directives=found,
-        old=[str(w.path) for w in _writes(service, start) if w.does != "same"],
+        old=[str(w.path) for w in _writes(service, start) if w.action != "same"],
         start_missing="" if os.access(service.under(Path(program)), os.X_OK) else program,
         account=account_of(name) if name else own_account(),
         state={} if service.root else _state(service),

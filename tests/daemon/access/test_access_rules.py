@@ -52,16 +52,16 @@ def test_the_rule_that_names_the_user_holds_then_that_of_a_group_then_the_rest(
     rights = rights_of([RULES[name] for name in RULES if name in present], uid, gids, OWN)
 
     assert rights.quota.rule == holds
-    assert rights.may == (OPERATOR if uid in (ROOT, OWN) else MEMBER).may
+    assert rights.allowed == (OPERATOR if uid in (ROOT, OWN) else MEMBER).allowed
 
 
 def test_without_rules_root_and_the_daemons_user_may_everything_and_others_use_it() -> None:
     for uid in (ROOT, OWN):
         rights = rights_of((), uid, (), OWN)
-        assert rights.may == set(Right)
+        assert rights.allowed == set(Right)
         assert rights.quota == Quota(priority_max=Priority.URGENT)
     rights = rights_of((), ADA, (STAFF,), OWN)
-    assert rights.may == {Right.USE}
+    assert rights.allowed == {Right.USE}
     assert rights.quota == Quota(priority_max=Priority.HIGH)
 
 
@@ -72,7 +72,7 @@ def test_without_rules_root_and_the_daemons_user_may_everything_and_others_use_i
 def test_what_a_rule_does_not_say_stays_as_it_is(uid: int, may: set[Right], highest: str) -> None:
     rule = Rule(name="r", users=frozenset({uid}), sessions_max=3, tokens_per_minute=100)
     rights = rights_of([rule], uid, (), OWN)
-    assert rights.may == may
+    assert rights.allowed == may
     assert rights.quota == Quota(
         rule="r", sessions_max=3, tokens_per_minute=100, priority_max=PRIORITIES[highest]
     )
@@ -90,7 +90,7 @@ def test_what_a_rule_says_holds_even_for_operators(uid: int) -> None:
         tokens_per_minute=3,
     )
     rights = rights_of([rule], uid, (), OWN)
-    assert rights.may == {Right.SEE_ALL}
+    assert rights.allowed == {Right.SEE_ALL}
     assert rights.quota == Quota(
         rule="r",
         sessions_max=1,
@@ -101,7 +101,7 @@ def test_what_a_rule_says_holds_even_for_operators(uid: int) -> None:
 
 
 def test_a_rule_may_allow_nothing() -> None:
-    assert rights_of([Rule(name="r", allow=frozenset())], ADA, (), OWN).may == frozenset()
+    assert rights_of([Rule(name="r", allow=frozenset())], ADA, (), OWN).allowed == frozenset()
 
 
 def test_every_call_says_which_right_it_takes() -> None:

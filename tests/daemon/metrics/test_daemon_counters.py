@@ -29,16 +29,16 @@ from inferd.daemon.metrics.families import FAMILIES, SECTIONS
 
 def test_names_of_models_are_bounded() -> None:
     counters = DaemonCounters()
-    names = [counters.bounded(f"m{n}") for n in range(MODEL_LABELS_MAX + 10)]
+    names = [counters.bounded_name(f"m{n}") for n in range(MODEL_LABELS_MAX + 10)]
     assert names[:MODEL_LABELS_MAX] == [f"m{n}" for n in range(MODEL_LABELS_MAX)]
     assert set(names[MODEL_LABELS_MAX:]) == {OTHERS}
-    assert counters.bounded("m0") == "m0"
+    assert counters.bounded_name("m0") == "m0"
 
 
 def test_loads_and_workers_are_told_as_none_before_the_first() -> None:
     """A rate does not see a counter's first step where there was no sample before it."""
     counters = DaemonCounters()
-    name = (counters.bounded("m"),)
+    name = (counters.bounded_name("m"),)
     for family in ("model_load_failures", "model_unloads", "worker_restarts"):
         assert dict(counters.counts[family]) == {name: 0}
     assert sum(counters.histograms["model_load_seconds"][name].counts) == 0

@@ -15,7 +15,7 @@ import pytest
 
 from inferd.daemon.components import Components
 from inferd.daemon.service.status import STATUS_BYTES_MAX, ServiceNotifier, status_line
-from inferd.daemon.service.watchdog import feed_s, overdue
+from inferd.daemon.service.watchdog import feed_interval_s, overdue
 from inferd.daemon.workers.hang_detector import KILLED_S, HangDetector
 from inferd.scheduler.recording.recorder import Doing, Recorder
 from inferd.testing import RunningDaemon, running_daemon
@@ -145,7 +145,7 @@ def test_the_watchdog_is_fed_while_the_daemon_replaces_a_worker_that_hangs(
 def test_the_watchdog_is_this_process_s_or_none(
     environ: dict[str, str], seconds: float | None
 ) -> None:
-    assert feed_s(environ, 7) == seconds
+    assert feed_interval_s(environ, 7) == seconds
 
 
 def test_another_process_s_watchdog_is_not_fed(
@@ -268,7 +268,7 @@ def test_sigterm_to_the_whole_group_drains_and_asks_for_time() -> None:
         for number in [worker.pid for worker in process.children()] + [daemon.pid]:
             os.kill(number, signal.SIGTERM)
         stopping = manager.until(lambda m: "STOPPING" in m)
-        assert stopping["STATUS"] == "finishing what runs; turns: 1"
+        assert stopping["STATUS"] == "shutting down; running turns: 1"
         assert int(stopping["EXTEND_TIMEOUT_USEC"]) > 10_000_000
         client.result(turn)
         assert client.told == text
