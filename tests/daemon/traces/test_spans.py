@@ -126,7 +126,7 @@ def test_a_file_has_a_bound(tmp_path: Path) -> None:
     provider = TracerProvider(shutdown_on_exit=False)
     spans = [provider.get_tracer("t").start_span(f"span {n}") for n in range(3)]
     written = 0
-    with pytest.raises(OSError, match="has 1000 bytes"):
+    with pytest.raises(OSError, match="limit of 1000 bytes"):
         for span in spans:
             exporter.export([span])  # type: ignore[list-item]
             written += 1
