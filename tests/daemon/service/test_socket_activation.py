@@ -187,7 +187,7 @@ def test_what_is_for_another_process_is_not_taken() -> None:
 @pytest.mark.parametrize(
     ("names", "kinds", "cause"),
     [
-        (("x",), ("stream",), "no listening"),
+        (("x",), ("stream",), "other than a listening"),
         (("x",), ("tcp",), "AF_INET"),
         (("x",), ("closed",), "Bad file descriptor"),
         (("x", "y"), ("listening", "listening"), "2 sockets, 0 of them"),
