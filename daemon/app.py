@@ -197,7 +197,7 @@ def _service(daemon: Daemon, components: Components) -> ServiceNotifier:
         components,
         loading=lambda: daemon.registry.catalog.loading,
         overdue=lambda: watchdog.overdue(daemon.registry.catalog.watched()),
-        turns=lambda: sum(session.active for session in daemon.sessions),
+        turns=lambda: sum(session.active for session in daemon.sessions.live),
         restart_for=lambda: daemon.restart_for,
     )
     components.on_change = service.component_changed

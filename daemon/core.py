@@ -139,7 +139,7 @@ class Daemon:
         )
         self.journal = Journal(config.state_dir / JOURNAL_FILE, self)
         self.sessions = self._session_manager()
-        self.swaps = Swaps(self.registry, self.sessions, config.swap_grace_s)
+        self.swaps = Swaps(self.registry, self.sessions.live, config.swap_grace_s)
         self.server = Server(
             self, connections_max=config.connections_max, requests_max=REQUESTS_MAX
         )
@@ -159,12 +159,8 @@ class Daemon:
             self.new_handle,
             sessions_max=self.config.sessions_max,
             idle_timeout_s=self.config.idle_timeout_ms / 1000,
-            dormant_limits=DormantLimits(
-                sessions_max=self.config.dormant_sessions_max,
-                seconds_max=self.config.dormant_days_max * DAY_S,
-                bytes_max=self.config.dormant_bytes_max,
-            ),
-            forget_files=self.registry.forget_session_files,
+            dormant_limits=dormant_limits(self.config),
+            delete_files=self.registry.forget_session_files,
             journal=self.journal,
         )
 
@@ -283,11 +279,11 @@ class Daemon:
 
     def all_sessions(self) -> list[Session]:
         """Return the sessions that are open, those of one turn, too."""
-        return [*self.sessions, *self.passing]
+        return [*self.sessions.live, *self.passing]
 
     def session(self, request: Request) -> Session:
         """Return the session that a call names."""
-        return self.sessions.get_session(request.connection, request.params.context)
+        return self.sessions.live.get_session(request.connection, request.params.context)
 
     def use_logging(self) -> None:
         """Let the workers log what is logged now."""
@@ -323,9 +319,9 @@ class Daemon:
         elif journal.cause is None and journal.set_aside is not None:
             self.components.note(
                 "journal",
-                f"a damaged one was set aside as {journal.set_aside}",
+                f"one was set aside as {journal.set_aside}: {journal.set_aside_cause}",
                 missing="sessions may be missing",
-                remedy="check the disk, and delete that file when it is not needed any more",
+                remedy="check the disk if it was damaged; delete it when you no longer need it",
             )
         else:
             self.components.note("journal", journal.cause)
@@ -350,7 +346,7 @@ class Daemon:
                 if session.turn is not None:
                     await session.turn.ended.wait()
         with anyio.move_on_after(_ANSWER_S_MAX):
-            for session in tuple(self.sessions):
+            for session in tuple(self.sessions.live):
                 await session.wait_recorded()  # so that answers go before the goodbye
             await anyio.lowlevel.checkpoint()
 
@@ -359,3 +355,12 @@ def _peer(connection: Connection) -> dict[str, int]:
     """Return whose a connection is, as the log has it."""
     peer = connection.peer
     return {"connection": connection.number, "uid": peer.uid, "pid": peer.pid}
+
+
+def dormant_limits(config: Config) -> DormantLimits:
+    """Return the configured bounds of dormant sessions."""
+    return DormantLimits(
+        sessions_max=config.dormant_sessions_max,
+        seconds_max=config.dormant_days_max * DAY_S,
+        bytes_max=config.dormant_bytes_max,
+    )

@@ -1,8 +1,8 @@
-"""Conversations: who owns them, what they know, what they may do next, when they end.
+"""Conversations: their owners, histories, states and ends. Independent of llama.cpp and sockets.
 
-Knows nothing of llama.cpp and of sockets. `table.py` says what is allowed when; `session.py` is
-one conversation, `turn.py` one turn of it; `manager.py` holds them all, `journal.py` writes those
-with an id down; `worker_client.py` is what they need of the worker below.
+`table.py` has the states; `session/` one conversation and the manager of all; `turn.py` one turn;
+`history/` token ids and messages; `journal/` sessions on disk; `admission/` bounds and quotas;
+`turns/` a turn's options and start; `worker_client.py` the interface of the worker below.
 """
 
 from .admission.bounds import AdmissionBounds

@@ -1,7 +1,7 @@
-"""The state table of a session: (state, call) → next state, or the error that refuses it.
+"""The state table of a session: (state, call) → next state, or the error that refuses the call.
 
-Written as data and tested exhaustively; `step` is the only reader. Calls are what a client asks
-for; events, marked so, are what the engine or the clock tells.
+It is data, tested exhaustively; only `step` reads it. Clients make calls; the engine and the clock
+cause events.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from ..backends.errors import InferdError, InvalidArgument, SessionBusy, Session
 
 
 class SessionState(StrEnum):
-    """Where a session is."""
+    """The states of a session."""
 
     EMPTY = "empty"
     READY = "ready"
@@ -22,13 +22,13 @@ class SessionState(StrEnum):
     DONE = "done"
     FAILED = "failed"
     UNLOADED = "unloaded"
-    """Its graph was unloaded: what it said can still be read."""
+    """Its graph was unloaded: its output can still be read."""
     DORMANT = "dormant"
     CLOSED = "closed"
 
 
 class SessionCall(StrEnum):
-    """What happens to a session: calls of its client, then events."""
+    """Calls of a session's client, then events."""
 
     SET_INPUT = "set_input"
     COMPUTE = "compute"
@@ -52,7 +52,7 @@ class SessionCall(StrEnum):
 
 
 ACTIVE = frozenset((SessionState.WAITING, SessionState.RUNNING, SessionState.PARKED))
-"""A turn is under way: the session is not idle and takes no new input."""
+"""A turn is under way: the session is not idle and refuses new input."""
 
 Outcome = SessionState | type[InferdError]
 
@@ -66,15 +66,14 @@ def _rows(
 
 
 _RESTING = (_S.EMPTY, _S.READY, _S.DONE, _S.FAILED)
-_TURN = (_S.WAITING, _S.RUNNING, _S.PARKED)
-_ALL = tuple(SessionState)
+_TURN = tuple(ACTIVE)
 
 TABLE: dict[tuple[SessionState, SessionCall], Outcome] = {
-    # Nothing is allowed unless a row below says so.
-    **{(s, c): InvalidArgument for s in _ALL for c in SessionCall},
+    # A call is refused unless a later row allows it.
+    **{(s, c): InvalidArgument for s in SessionState for c in SessionCall},
     **{(_S.DORMANT, c): SessionExpired for c in SessionCall},
     **{(_S.CLOSED, c): InvalidArgument for c in SessionCall},
-    # At rest: input may be given, and computed once it is there.
+    # At rest: input may be given, then computed.
     **_rows(_RESTING, set_input=_S.READY, reset=_S.EMPTY, close=_S.CLOSED, unload=_S.UNLOADED),
     **_rows((_S.READY, _S.DONE, _S.FAILED), compute=_S.WAITING, compute_single=_S.WAITING),
     **_rows((_S.READY, _S.DONE, _S.FAILED), rewind=_S.READY),
@@ -91,7 +90,7 @@ TABLE: dict[tuple[SessionState, SessionCall], Outcome] = {
     **_rows((_S.WAITING,), get_output=_S.WAITING, compute_single=_S.WAITING, cancel=_S.WAITING),
     **_rows((_S.RUNNING,), get_output=_S.RUNNING, compute_single=_S.RUNNING, cancel=_S.RUNNING),
     **_rows((_S.PARKED,), get_output=_S.PARKED, compute_single=_S.PARKED, cancel=_S.PARKED),
-    # The graph is gone: read and close.
+    # The graph was unloaded: the client can read and close.
     **_rows((_S.UNLOADED,), get_output=_S.UNLOADED, fini_single=_S.UNLOADED, cancel=_S.UNLOADED),
     **_rows((_S.UNLOADED,), close=_S.CLOSED, unload=_S.UNLOADED),
     # Events.
@@ -106,7 +105,7 @@ TABLE: dict[tuple[SessionState, SessionCall], Outcome] = {
 def step(state: SessionState, call: SessionCall) -> SessionState:
     """Return the state after *call*.
 
-    :raises InvalidArgument: the call makes no sense in this state.
+    :raises InvalidArgument: the state does not allow the call.
     :raises SessionBusy: a turn is under way.
     :raises SessionExpired: the session is dormant.
     """

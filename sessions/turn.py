@@ -1,30 +1,26 @@
-"""One turn of a session, from the moment it is queued until its reader has its end."""
+"""One turn of a session, from its submission until its reader has its end."""
 
 from __future__ import annotations
 
 import time
 from collections import deque
 from collections.abc import Callable
+from typing import Protocol
 
 import anyio
 import msgspec
 
-from ..backends.errors import (
-    ContextFull,
-    EndOfSequence,
-    InferdError,
-    error_from_wire,
-)
+from ..backends.errors import ContextFull, EndOfSequence, InferdError, error_from_wire
 from ..scheduler import messages as m
 from ..scheduler.output.stopping import cuts_text
 from ..scheduler.output.stopping.ending import CONTEXT_FULL
 from .journal.entries import Replay
 from .table import SessionCall
 from .turns.sentence_checks import Comparisons, Judge, no_judge
-from .worker_client import TaskClient
+from .worker_client import ModelSource, TaskClient
 
 PROBABILITIES_MAX = 20_000
-"""Tokens that are told with how likely they were, of one turn that is no stream: 2 MB."""
+"""Tokens with logprobs that a turn without a stream keeps: 2 MB."""
 
 TokensSink = Callable[[m.Tokens], None]
 PositionSink = Callable[[m.Position], None]
@@ -32,13 +28,13 @@ Event = Callable[[SessionCall], None]
 
 
 class Turn:
-    """Collects what the engine tells of one task. Lives on the daemon's event loop.
+    """Collects the engine's reports on one task. Lives on the daemon's event loop.
 
-    `tokens` and `text` are what the reader has been told; `stats` stands once it has ended well,
-    `error` once it has not. `shifts` are the context shifts (tokens kept, then dropped), in order.
-    *on_call* moves the session's state, *on_tokens* forwards a stream, *on_position* its place in
-    the queue, where that changes before the first token; *judge* compares its sentences with a text
-    that is to end it.
+    `tokens` and `text` are the output sent to the reader. `stats` is set when it has finished,
+    `error` when it has failed. `shifts` are its context shifts (tokens kept, then dropped).
+    *on_call* moves the session's state, *on_tokens* forwards a stream, *on_position* changes of the
+    place in the queue before the first token. *judge* compares sentences with the text of
+    `stop-similarity`.
     """
 
     def __init__(
@@ -55,11 +51,11 @@ class Turn:
         self.tokens: list[int] = []
         self.shifts: list[tuple[int, int]] = []
         self.logprobs: list[m.TokenLogprob] = []
-        """How likely the first tokens were, where that is asked for."""
-        self._kept = 0
+        """Logprobs of the first tokens, if they were requested."""
+        self._logprobs_count = 0
         self.text = bytearray()
         self.surprisals: list[float] = []
-        """How unlikely its tokens were, as far as that counts and is known."""
+        """The surprisal of its tokens, as far as it is needed and known."""
         self.tail = b""
         """The text that was withheld until the end."""
         self.end_piece = b""
@@ -68,12 +64,12 @@ class Turn:
         self.error: InferdError | None = None
         self.ended = anyio.Event()
         self.resumed = False
-        """It goes on where an earlier turn was interrupted."""
+        """It continues an interrupted turn."""
         self._client = client
         self._on_call, self._on_tokens, self._on_position = on_call, on_tokens, on_position
         self._position = -1
         self._shifted: list[int] | None = None
-        """Prompt and answer, once some of it was dropped."""
+        """Prompt and output after the first context shift."""
         self._pieces: deque[bytes] = deque()
         self._credit = spec.credit
         self._queued_at = time.monotonic()
@@ -81,15 +77,15 @@ class Turn:
         self._first_token_at: float | None = None
         self._unread_at: float | None = None
         """When the last credit was used up."""
-        self._asked = 1 if spec.pull else 0
-        self._told = anyio.Event()
+        self._requested = 1 if spec.pull else 0
+        self._changed = anyio.Event()
 
     def submit(self) -> None:
         """Queue the task."""
         self._client.submit(self.spec, self)
 
     def take_over(self, before: Replay) -> None:
-        """Have told what *before* has, an earlier turn on the same prompt."""
+        """Start with the output of *before*, an earlier turn on the same prompt."""
         self.tokens += before.tokens
         self.text += before.text
         self.surprisals += before.surprisals
@@ -98,13 +94,13 @@ class Turn:
         self.resumed = True
 
     def submit_resumed(self) -> None:
-        """Queue the task where the turn that was taken over ended."""
+        """Queue the task at the end of the turn that was taken over."""
         spec = self.continue_on(self._client)
-        assert spec is not None, "it has not begun, and so has not ended"
+        assert spec is not None, "a turn that has not begun has not ended"
         self._client.submit(spec, self)
 
     def continue_on(self, client: TaskClient) -> m.TaskSpec | None:
-        """Go on in another worker; see `TaskReader.continue_on`."""
+        """Continue in another worker; see `TaskReader.continue_on`."""
         if self.ended.is_set():
             return None
         self._client = client
@@ -113,7 +109,7 @@ class Turn:
             text_bytes=len(self.text),
             answer=m.pack_tokens(self.tokens) if self.shifts else b"",
             surprisals=m.pack_floats(self.surprisals),
-            asked=max(0, self._asked),
+            asked=max(0, self._requested),
             dropped=sum(discard for _, discard in self.shifts),
             shifts=len(self.shifts),
             age_s=time.monotonic() - self._queued_at,
@@ -131,27 +127,27 @@ class Turn:
         return None if moment is None else moment - self._queued_at
 
     def cancel(self) -> None:
-        """Ask the engine to stop before its next step."""
+        """Stop the task before the engine's next step."""
         if not self.ended.is_set():
             self._client.cancel(self.spec.id)
 
     def add_credit(self, events: int) -> None:
-        """Let the engine tell *events* more."""
+        """Let the engine send *events* more."""
         if not self.ended.is_set():
             self._unread_at = None
             if self._credit >= 0:
                 self._credit += events
-            self._client.credit(self.spec.id, events)
+            self._client.add_credit(self.spec.id, events)
 
     def request_token(self) -> None:
-        """Ask the engine for one token more (pull turns)."""
+        """Request one more token from the engine (pull turns)."""
         if not self.ended.is_set():
-            self._asked += 1
+            self._requested += 1
             self._client.pull(self.spec.id)
 
     def adjust(self, spec: m.TaskSpec) -> None:
-        """Let the parameters of *spec* hold from the next token on; a grammar and the
-        conditions on the whole answer from the next turn on.
+        """Apply the parameters of *spec* from the next token on; a grammar and the conditions on
+        the whole answer apply from the next turn on.
         """
         if not self.ended.is_set():
             begun = self.spec.sampling
@@ -170,7 +166,7 @@ class Turn:
             )
 
     def report(self, report: m.Report) -> None:
-        """Take one report of the engine; what comes after the end is too late to count."""
+        """Handle one report of the engine; ignore reports after the end."""
         if self.ended.is_set():
             return
         match report:
@@ -184,16 +180,17 @@ class Turn:
                 self.text += text
                 if report.surprisal is not None:
                     self.surprisals.append(report.surprisal)
-                self._keep(report.logprobs)
+                self._keep_logprobs(report.logprobs)
                 if self._shifted is not None:
                     self._shifted += tokens
                 if self._on_tokens is not None:
                     self._on_tokens(report)
                 if self.spec.pull:
-                    self._asked -= 1
-                    self._add_piece(text)
+                    self._requested -= 1
+                    self._pieces.append(text)
+                    self._changed.set()
             case m.SentenceEnded():
-                self.comparisons.compare_sentence(self.spec, report, self._answer)
+                self.comparisons.compare_sentence(self.spec, report, self._send_verdict)
             case m.Moved(_, state):
                 if state != "waiting":
                     if self._admitted_at is None:
@@ -218,71 +215,67 @@ class Turn:
                 self.error = error_from_wire(error)
                 self._end(SessionCall.FAIL)
 
-    def _answer(self, verdict: m.Verdict) -> None:
-        """Tell the worker that has the task now; another one than asked asks again."""
+    def _send_verdict(self, verdict: m.Verdict) -> None:
+        """Send the verdict to the present worker; if it is another one, it asks for one again."""
         if not self.ended.is_set():
             self._client.judge(verdict)
 
     @property
     def moments(self) -> tuple[float, float | None, float | None]:
-        """When it was queued, first had a slot, and told its first token, by the monotonic clock;
-        None: not yet.
+        """The monotonic times at which it was queued, got a slot and sent its first token; None:
+        not yet.
         """
         return self._queued_at, self._admitted_at, self._first_token_at
 
-    def _keep(self, found: list[m.TokenLogprob]) -> None:
-        """Keep how likely tokens were, but for a stream, which tells it token by token."""
+    def _keep_logprobs(self, found: list[m.TokenLogprob]) -> None:
+        """Keep logprobs, except of a stream, which sends them token by token."""
         if found and self.spec.credit < 0:
-            self._kept += sum(1 + len(one.top) for one in found)
-            if self._kept <= PROBABILITIES_MAX:
+            self._logprobs_count += sum(1 + len(one.top) for one in found)
+            if self._logprobs_count <= PROBABILITIES_MAX:
                 self.logprobs += found
 
     def unread_for(self, seconds: float) -> bool:
-        """Tell whether its reader has let a stream stand still for so long."""
+        """Return whether the reader of a stream has given no credit for *seconds*."""
         at = self._unread_at
         return at is not None and time.monotonic() >= at + seconds
 
     def history(self) -> list[int]:
-        """Return the token ids of the prompt and of what was told, less what shifts dropped."""
+        """Return the token ids of prompt and output, less those that shifts dropped."""
         if self._shifted is not None:
             return list(self._shifted)
         return m.unpack_tokens(self.spec.tokens) + self.tokens
 
     @property
-    def says(self) -> bool:
-        """Tell whether it answers: it does not make an embedding."""
+    def generates(self) -> bool:
+        """Whether it generates text; otherwise it makes an embedding."""
         return self.spec.embed is None
 
     @property
     def client(self) -> TaskClient:
-        """The client of the worker that has the task now, or had it last."""
+        """The client of the present or last worker."""
         return self._client
 
     @property
     def begun(self) -> bool:
-        """Tell whether a worker has begun with it; see `TaskReader.begun`."""
+        """Whether a worker has begun with it; see `TaskReader.begun`."""
         return self._admitted_at is not None or bool(self.tokens)
 
     @property
     def stopped_by_text(self) -> bool:
-        """Tell whether text was cut from the answer whose tokens are still there."""
+        """Whether the answer's text was cut, while its tokens are complete."""
         return self.stats is not None and cuts_text(self.stats.stop_reason)
-
-    def _add_piece(self, piece: bytes) -> None:
-        self._pieces.append(piece)
-        self._told.set()
 
     def _end(self, call: SessionCall) -> None:
         if self.tail and self.spec.pull:
             self._pieces.append(self.tail)
         self.ended.set()
-        self._told.set()
+        self._changed.set()
         self._on_call(call)
 
     async def next_piece(self) -> bytes:
-        """Return the next token's text (pull turns), asking the engine for it.
+        """Return the next token's text (pull turns); request it from the engine if necessary.
 
-        What was withheld comes as a piece of its own before the end does.
+        Withheld text is a piece of its own before the end.
 
         :raises EndOfSequence: the turn has ended.
         :raises ContextFull: it has ended because the context is full.
@@ -291,15 +284,15 @@ class Turn:
         while not self._pieces:
             if self.ended.is_set():
                 raise self.ending()
-            if self._asked <= 0:
+            if self._requested <= 0:
                 self.request_token()
-            if self._told.is_set():
-                self._told = anyio.Event()
-            await self._told.wait()
+            if self._changed.is_set():
+                self._changed = anyio.Event()
+            await self._changed.wait()
         return self._pieces.popleft()
 
     def ending(self) -> InferdError:
-        """Return the error that says how the turn ended."""
+        """Return the error that stands for the end of the turn."""
         if self.error is not None:
             return self.error
         assert self.stats is not None, "the turn has not ended"
@@ -307,3 +300,13 @@ class Turn:
         if reason == CONTEXT_FULL.name:
             return ContextFull(f"the context of {detail} tokens is full", data={"ctx_size": detail})
         return EndOfSequence(f"the turn has ended: {reason}", data={"stop_reason": reason})
+
+
+class TurnListener(Protocol):
+    """A listener of the turns of all sessions, called on the daemon's event loop."""
+
+    def turn_began(self, model: ModelSource, turn: Turn, *, chat: bool) -> None:
+        """Note that a turn begins, in the task of its call; *chat*: its history is a chat."""
+
+    def turn_ended(self, model: ModelSource, turn: Turn) -> None:
+        """Note that a turn has ended."""

@@ -1,4 +1,4 @@
-"""What a session needs of the machine below it: a model, and a worker that runs its turns."""
+"""Interfaces that a session uses of its model and of the worker that runs its turns."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from .turns.sentence_checks import Comparison, Similarity
 
 P = TypeVar("P")
 T = TypeVar("T")
-ASKED_AGAIN = 3
-"""Workers that may die over a question before it is given up."""
+RETRIES_MAX = 3
+"""Times that a query is repeated after its worker has died."""
 
 
 class TaskReader(Protocol):
@@ -22,23 +22,23 @@ class TaskReader(Protocol):
 
     @property
     def spec(self) -> TaskSpec:
-        """The task as it stands: with the parameters that hold from the next token on."""
+        """The task, with the parameters in force from the next token on."""
 
     @property
     def begun(self) -> bool:
-        """Tell whether a worker has begun with the task: it has had a slot, or told something."""
+        """Whether the task has had a slot or has sent something."""
 
     def report(self, report: Report) -> None:
-        """Take what the engine tells; the last report is `Finished` or `Failed`."""
+        """Handle a report of the engine; the last one is `Finished` or `Failed`."""
 
     def continue_on(self, client: TaskClient) -> TaskSpec | None:
-        """Take the client of another worker, and return the task as it goes on there: with what was
-        told so far. None if nobody waits for it any more.
+        """Switch to the client of another worker, and return the task that continues there, with
+        its output so far. None: the task has ended.
         """
 
 
 class TaskClient(Protocol):
-    """What a turn needs of a worker."""
+    """The part of a worker that a turn uses."""
 
     @property
     def info(self) -> ModelInfo:
@@ -50,17 +50,17 @@ class TaskClient(Protocol):
     def cancel(self, task_id: int) -> None:
         """Stop a task before the next step; `Failed` with `Cancelled` follows."""
 
-    def credit(self, task_id: int, events: int) -> None:
-        """Let a push task tell *events* more."""
+    def add_credit(self, task_id: int, events: int) -> None:
+        """Let a push task send *events* more."""
 
     def pull(self, task_id: int) -> None:
-        """Ask a pull task for its next token."""
+        """Request the next token of a pull task."""
 
     def adjust(self, command: Adjust) -> None:
-        """Let a task's parameters hold from its next token on."""
+        """Change a task's parameters from its next token on."""
 
     def judge(self, verdict: Verdict) -> None:
-        """Tell a task whether it ends with its last sentence."""
+        """Send a task the verdict on whether it ends with its last sentence."""
 
 
 class WorkerClient(TaskClient, Protocol):
@@ -87,38 +87,38 @@ class WorkerClient(TaskClient, Protocol):
         *,
         turn: bool = False,
     ) -> tuple[str, list[int], bool]:
-        """Return the rendered text, its tokens, and whether these only add to *said*, which ends
-        with *answer*; the next step waits a moment for the task of a *turn*.
+        """Return the rendered text, its tokens, and whether these only extend the text *said*,
+        which ends with *answer*; the next step waits a moment for the task of a *turn*.
         """
 
-    async def lookup(
+    async def count_cached_tokens(
         self, owner: int, session: str, adapters: tuple[str, ...], tokens: Sequence[int]
     ) -> int:
         """Return how many of *tokens* need not be computed again for a session, as of now."""
 
-    async def forget(self, owner: int, session: str) -> None:
-        """Forget a session's KV states, in memory and on disk; returns when it is done."""
+    async def forget_session(self, owner: int, session: str) -> None:
+        """Delete a session's KV states, in memory and on disk; return when it is done."""
 
     async def reserve_embedding_memory(self) -> None:
-        """Have memory for embeddings, which are made beside all else.
+        """Reserve memory for the embedding context.
 
         :raises OutOfMemory: there is too little of it.
         """
 
-    def keep(
+    def save_session(
         self, owner: int, session: str, adapters: tuple[str, ...], tokens: Sequence[int]
     ) -> None:
-        """Have a session's KV state written to disk, some time soon."""
+        """Have a session's KV state written to disk, without waiting for it."""
 
 
 class Predecessor(Protocol):
     """A model that had a name before a swap."""
 
     async def ready(self) -> WorkerClient:
-        """Return the client of its worker, to another one if it has died.
+        """Return the client of its worker, of a new worker if that has died.
 
-        :raises LoadFailed: it cannot be loaded any more.
-        :raises WorkerCrashed: it has left for good.
+        :raises LoadFailed: it can no longer be loaded.
+        :raises WorkerCrashed: it was unloaded for good.
         """
 
 
@@ -131,39 +131,40 @@ class ModelSource(Protocol):
 
     @property
     def held(self) -> bool:
-        """Whether turns are held back: the model leaves, and another one is to take its name."""
+        """Whether turns are held back, since another model is about to replace this one."""
 
     async def released(self) -> None:
-        """Wait until turns are held back no more."""
+        """Wait until turns are no longer held back."""
 
     @property
     def loaded(self) -> WorkerClient | None:
         """The client of the model's worker, if the model is loaded."""
 
     def predecessor(self, vocabulary: str) -> Predecessor | None:
-        """Return a model that had the name before a swap, by its vocabulary's hash, while it is
-        there.
+        """Return a model that had the name before a swap, by its vocabulary's hash; None: it was
+        unloaded.
         """
 
     async def ready(self) -> WorkerClient:
-        """Return the client of the model's worker, loading it if it is not there.
+        """Return the client of the model's worker; load the model if necessary.
 
         :raises LoadFailed: it cannot be loaded.
         """
 
-    def compare(self, comparison: Comparison, tell: Callable[[Similarity], None]) -> None:
-        """Have a sentence of a turn compared; *tell* hears what came out, soon and in any case."""
+    def compare(self, comparison: Comparison, report: Callable[[Similarity], None]) -> None:
+        """Compare a sentence of a turn; *report* gets the result soon, also after a failure."""
 
 
-async def ask_again(ready: Callable[[], Awaitable[P]], question: Callable[[P], Awaitable[T]]) -> T:
-    """Return the answer of the worker that *ready* gives, of another one where it dies meanwhile.
+async def retry_query(ready: Callable[[], Awaitable[P]], query: Callable[[P], Awaitable[T]]) -> T:
+    """Return the result of *query* on the worker that *ready* returns; repeat it on another worker
+    if that dies.
 
-    :raises WorkerCrashed: the question ended the worker, or too many workers have died.
+    :raises WorkerCrashed: the query's input crashed the worker, or too many workers have died.
     """
-    for _ in range(ASKED_AGAIN):
+    for _ in range(RETRIES_MAX):
         try:
-            return await question(await ready())
+            return await query(await ready())
         except WorkerCrashed as exc:
             if exc.data.get("cause") == "input":
                 raise
-    return await question(await ready())
+    return await query(await ready())

@@ -39,7 +39,7 @@ async def init_with_session_id(daemon: Daemon, request: Request) -> w.ContextRes
     """Open a session with an id, or come back to it; what may not be written down stays so."""
     p: w.SessionParams = request.params
     result = open_context(daemon, request, p.session_id, persist=p.persist)
-    session = daemon.sessions.get_session(request.connection, result.context)
+    session = daemon.sessions.live.get_session(request.connection, result.context)
     if not p.persist and (session.settings.persist or not result.attached):
         await daemon.sessions.stop_persisting(session)
     return result

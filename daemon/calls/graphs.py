@@ -191,9 +191,9 @@ async def unload(daemon: Daemon, request: Request) -> w.Empty:
     """
     graph = daemon.graph(request.connection, request.params.graph)
     del daemon.graphs[graph.handle]
-    for session in daemon.sessions:
+    for session in daemon.sessions.live:
         if session.model is graph.lease:
-            daemon.sessions.unload_session(session)
+            session.unload()
     model = graph.lease.model
     graph.lease.close()
     if not model.busy and not model.pinned and not request.params.keep:
@@ -210,7 +210,7 @@ async def init_backend(daemon: Daemon, request: Request) -> w.InitBackendResult:
 
 async def deinit_backend(daemon: Daemon, request: Request) -> w.Empty:
     """Close the connection's sessions and graphs."""
-    for session in daemon.sessions.sessions_of(request.connection):
+    for session in daemon.sessions.live.sessions_of(request.connection):
         await daemon.sessions.close_session(session)
     for graph in [g for g in daemon.graphs.values() if g.connection is request.connection]:
         del daemon.graphs[graph.handle]

@@ -33,7 +33,7 @@ async def sessions(daemon: Daemon, request: Request) -> w.SessionsResult:
     """List the caller's sessions, or those of all users for an operator; the dormant ones last."""
     p: w.SessionsParams = request.params
     uid = request.connection.peer.uid
-    found = [*daemon.sessions, *(daemon.sessions.dormant if p.dormant else ())]
+    found = [*daemon.sessions.live, *(daemon.sessions.dormant if p.dormant else ())]
     mine = [s for s in found if p.all or s.owner == uid]
     return w.SessionsResult(sessions=[_describe(s) for s in mine])
 
@@ -140,7 +140,7 @@ async def stats(daemon: Daemon, request: Request) -> w.StatsResult:
             "draining": daemon.draining,
             "socket_activated": daemon.socket_activated,
             "connections": len(daemon.server.connections),
-            "sessions": len(daemon.sessions),
+            "sessions": len(daemon.sessions.live),
             "sessions_max": daemon.config.sessions_max,
             "sessions_dormant": len(daemon.sessions.dormant),
             "sessions_expired": daemon.sessions.expired,

@@ -60,7 +60,7 @@ def _steerable(daemon: Daemon, request: Request, handle: int) -> Session:
     for session in daemon.all_sessions():
         if session.handle == handle and daemon.access.reaches(request.connection, session.owner):
             return session
-    return daemon.sessions.get_session(request.connection, handle)
+    return daemon.sessions.live.get_session(request.connection, handle)
 
 
 async def reset(daemon: Daemon, request: Request) -> w.Empty:
@@ -121,7 +121,7 @@ async def _kept(session: Session) -> dict[str, Any]:
 
     The last token of an answer may not have been computed at all: without it all are kept.
     """
-    tokens, kept = len(session.conversation.tokens()), await session.link.count_kept_tokens()
+    tokens, kept = len(session.conversation.tokens()), await session.link.count_cached_tokens()
     kv = "cached" if kept >= tokens - 1 else "recomputed"
     return {"tokens": tokens, "cached_tokens": kept, "kv": kv}
 

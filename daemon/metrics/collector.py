@@ -286,13 +286,13 @@ def _models(daemon: Daemon) -> Read:
 def _sessions(daemon: Daemon) -> Read:
     sessions = daemon.sessions
     states: Counter[Labels] = Counter({(state.value,): 0 for state in OPEN_STATES})
-    states.update((session.state.value,) for session in sessions)
+    states.update((session.state.value,) for session in sessions.live)
     yield "sessions", states
-    yield "sessions_max", _one(sessions.sessions_max)
+    yield "sessions_max", _one(sessions.live.sessions_max)
     yield "sessions_dormant", _one(len(sessions.dormant))
     yield "sessions_dormant_bytes", _one(sessions.dormant.bytes)
     yield "sessions_expired", _one(sessions.expired)
-    yield "sessions_refused", _one(sessions.refused)
+    yield "sessions_refused", _one(sessions.live.refused)
     yield "session_forks", _one(sessions.forked)
     yield "journal_lag_seconds", _one(daemon.journal.lag_s)
 

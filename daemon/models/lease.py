@@ -8,7 +8,7 @@ from typing import TypeVar
 from ...backends.errors import SessionExpired
 from ...sessions import WorkerClient
 from ...sessions.turns.sentence_checks import Comparison, Similarity, no_judge
-from ...sessions.worker_client import ask_again
+from ...sessions.worker_client import retry_query
 from ..workers.process_client import ProcessClient
 from .model import ManagedModel
 
@@ -50,7 +50,7 @@ class Lease:
 
         :raises WorkerCrashed: the question ended the worker, or too many workers have died.
         """
-        return await ask_again(self.ready, question)
+        return await retry_query(self.ready, question)
 
     def predecessor(self, vocabulary: str) -> ManagedModel | None:
         """Return a model that had the name before a swap, by its vocabulary's hash."""

@@ -12,11 +12,10 @@ import anyio
 import anyio.to_thread
 import structlog
 
-from ...sessions import DAY_S, DormantLimits
 from ..config.declaration import Applies, hyphens
 from ..config.settings import Config, applies
 from ..config.sources import ConfigError
-from ..core import Daemon
+from ..core import Daemon, dormant_limits
 from ..logs.setup import logs
 from .status import ServiceNotifier
 
@@ -114,11 +113,7 @@ def _apply(daemon: Daemon, config: Config) -> list[str]:
     daemon.sessions.set_limits(
         sessions_max=config.sessions_max,
         idle_timeout_s=config.idle_timeout_ms / 1000,
-        dormant_limits=DormantLimits(
-            sessions_max=config.dormant_sessions_max,
-            seconds_max=config.dormant_days_max * DAY_S,
-            bytes_max=config.dormant_bytes_max,
-        ),
+        dormant_limits=dormant_limits(config),
     )
     logs.apply_config(config)
     daemon.use_logging()

@@ -68,7 +68,7 @@ class RequestTracer:
         if traced is None:
             return
         traced.facts.model = _name(model)
-        if not turn.says:
+        if not turn.generates:
             traced.facts.operation = EMBEDDINGS
         else:
             traced.facts.operation = CHAT if chat else COMPLETION

@@ -79,7 +79,7 @@ class EvictedTurns:
         """Drop a turn."""
         self._readers.pop(task_id, None)
 
-    def credit(self, task_id: int, events: int) -> None:
+    def add_credit(self, task_id: int, events: int) -> None:
         """Continue a turn: its client reads again."""
         self._continue_turn(task_id)
 

@@ -80,7 +80,7 @@ class ProcessClient:
         """Stop a task before the next step."""
         self._send(m.Cancel(task_id))
 
-    def credit(self, task_id: int, events: int) -> None:
+    def add_credit(self, task_id: int, events: int) -> None:
         """Let a push task send *events* more events."""
         self._send(m.Credit(task_id, events))
 
@@ -143,7 +143,7 @@ class ProcessClient:
 
     # KV states and memory.
 
-    async def lookup(
+    async def count_cached_tokens(
         self, owner: int, session: str, adapters: tuple[str, ...], tokens: Sequence[int]
     ) -> int:
         """Return how many of *tokens* are cached for a session now."""
@@ -151,11 +151,11 @@ class ProcessClient:
         cached: int = await self.query(lambda i: m.Lookup(i, owner, session, adapters, packed))
         return cached
 
-    async def forget(self, owner: int, session: str) -> None:
+    async def forget_session(self, owner: int, session: str) -> None:
         """Delete a session's KV states in memory and on disk, and wait until it is done."""
         await self.query(lambda i: m.Forget(i, owner, session))
 
-    def keep(
+    def save_session(
         self, owner: int, session: str, adapters: tuple[str, ...], tokens: Sequence[int]
     ) -> None:
         """Request that a session's KV state is written to disk soon, without waiting."""

@@ -1,1 +1,1 @@
-"""Bounds on waiting turns: for all users, and for each."""
+"""Admission of turns and sessions: bounds, quotas, and forecasts of waiting times."""

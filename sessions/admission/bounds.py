@@ -1,4 +1,4 @@
-"""Bounds of the turns that wait and of their prompt tokens, in all and per owner."""
+"""Bounds of waiting turns and their prompt tokens, in total and per owner."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .quotas import Quota, no_quota
 
 
 class Refusal(NamedTuple):
-    """The setting that refuses a turn, and why."""
+    """The setting that refuses a turn, and the reason."""
 
     bound: str
     why: str
@@ -20,21 +20,21 @@ class Refusal(NamedTuple):
 
 @dataclass(slots=True)
 class WaitingCounts:
-    """The turns that wait and their prompt tokens, by owner."""
+    """Waiting turns and their prompt tokens, by owner."""
 
     tasks: Counter[int] = field(default_factory=Counter)
     prompt_tokens: Counter[int] = field(default_factory=Counter)
 
     def add_ticket(self, ticket: Ticket) -> None:
-        """Count a turn that waits."""
+        """Add a waiting turn."""
         self._count(ticket, 1)
 
     def remove_ticket(self, ticket: Ticket) -> None:
-        """Count a turn that no longer waits."""
+        """Remove a turn that no longer waits."""
         self._count(ticket, -1)
 
     def copy(self) -> WaitingCounts:
-        """Return the same counts, to be changed on their own."""
+        """Return an independent copy."""
         return WaitingCounts(self.tasks.copy(), self.prompt_tokens.copy())
 
     def _count(self, ticket: Ticket, sign: int) -> None:
@@ -55,13 +55,13 @@ class AdmissionBounds:
     quota_of: Callable[[int], Quota] = no_quota
 
     def refusal(self, ticket: Ticket, waiting: WaitingCounts) -> Refusal | None:
-        """Return why a turn is refused while *waiting* turns wait; None: it is not."""
+        """Return why a turn is refused while *waiting* turns wait; None: it is admitted."""
         owner = ticket.owner
         quota, tasks = self.quota_of(owner), waiting.tasks[owner]
         if quota.tasks_waiting_max is not None and tasks >= quota.tasks_waiting_max:
             why = f"{tasks} tasks wait (yours); the limit is {quota.tasks_waiting_max}"
             return Refusal(quota.bound("tasks-waiting-max"), why)
-        yours = _Bound(
+        yours = _WaitingBound(
             "yours",
             "waiting-user-max",
             tasks,
@@ -69,7 +69,7 @@ class AdmissionBounds:
             waiting.prompt_tokens[owner],
             self.prompt_tokens_owner_max,
         )
-        in_all = _Bound(
+        in_all = _WaitingBound(
             "in all",
             "waiting-max",
             waiting.tasks.total(),
@@ -81,21 +81,21 @@ class AdmissionBounds:
 
 
 @dataclass(frozen=True, slots=True)
-class _Bound:
-    """Waiting tasks and prompt tokens against their two bounds, of one owner or in all."""
+class _WaitingBound:
+    """Waiting tasks and prompt tokens, of one owner or in total, with their bounds."""
 
     whose: str
     setting: str
-    """The common end of both settings' names."""
+    """The common suffix of both settings' names."""
     tasks: int
     tasks_max: int
     tokens: int
     tokens_max: int
 
     def refusal(self, prompt_tokens: int) -> Refusal | None:
-        """Return why a prompt is refused; None: it is not.
+        """Return why a prompt is refused; None: it is admitted.
 
-        Any prompt is admitted alone: it would be refused at any other time, too.
+        A prompt is admitted if no other waits: otherwise a long one would always be refused.
         """
         if self.tasks >= self.tasks_max:
             why = f"{self.tasks} tasks wait ({self.whose}); the limit is {self.tasks_max}"

@@ -1,5 +1,6 @@
-"""What a model's queue will do, as far as the daemon can tell: in which order turns get slots, and
-when. The engine decides; this is reckoned from what turns have told of themselves.
+"""Forecast of a model's queue: the order in which turns get slots, and when.
+
+The engine decides; the daemon estimates it from the reports of turns.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ from ...scheduler.priority import Priority
 from ..table import SessionState
 
 _OWNERS_MAX = 4096
-"""Owners whose served tokens a model remembers."""
+"""Owners whose computed tokens a model remembers."""
 PROMPT_S_MIN = 1e-9
-"""A clock that stands still measures no time."""
+"""Avoids division by zero when the clock has not advanced."""
 
 
 @dataclass(eq=False)
@@ -36,21 +37,21 @@ class Ticket:
     prompt_tokens: int
     limit: int = -1
     output: Sized = ()
-    """What the turn has said so far; its length counts."""
+    """The turn's output so far; only its length is used."""
     state: SessionState = SessionState.WAITING
     began: float = 0.0
-    """When it got its slot."""
+    """The time at which it got its slot."""
     goes_on: bool = False
-    """Of a call whose first turn was admitted: its tokens were decided on with that."""
+    """The call's first turn was admitted: the token quota was checked with that."""
     before: int = 0
-    """Tokens of its output that an earlier turn has computed, which this one goes on with."""
-    counted: int = 0
-    """What its owner was counted for it at its end."""
+    """Tokens of its output that an interrupted turn has computed before."""
+    charged: int = 0
+    """Tokens that its owner was charged at its end."""
 
 
 class Forecast:
-    """One model's turns so far: its pace, what share of a prompt it has to compute, and the tokens
-    that it computed for each owner, by which the engine's fair order goes.
+    """Statistics of one model's turns: its pace, the computed share of prompts, and the tokens
+    computed for each owner, by which the engine orders owners fairly.
     """
 
     def __init__(self) -> None:
@@ -58,8 +59,10 @@ class Forecast:
         self._computed = RunningRatio(1.0)
         self._served: Counter[int] = Counter()
 
-    def arrive(self, owner: int, active: set[int]) -> None:
-        """Note a turn of *owner*, while *active* owners have turns: who returns starts level."""
+    def add_turn(self, owner: int, active: set[int]) -> None:
+        """Note a turn of *owner*, while *active* owners have turns. An owner who returns starts at
+        the level of the least served of them.
+        """
         if owner not in active:
             floor = min((self._served[o] for o in active), default=0)
             self._served[owner] = max(self._served[owner], floor)
@@ -67,12 +70,12 @@ class Forecast:
             keep = active | {owner}
             self._served = Counter({o: n for o, n in self._served.items() if o in keep})
 
-    def leave(self, ticket: Ticket) -> None:
-        """Count what was computed for a turn that is over."""
-        self._served[ticket.owner] += self._done(ticket)
+    def remove_turn(self, ticket: Ticket) -> None:
+        """Count the tokens computed for an ended turn."""
+        self._served[ticket.owner] += self._computed_so_far(ticket)
 
-    def learn(self, ticket: Ticket, stats: TurnStats) -> None:
-        """Learn from a turn that has ended well."""
+    def learn_from_turn(self, ticket: Ticket, stats: TurnStats) -> None:
+        """Learn from a finished turn."""
         computed = stats.prompt_tokens - stats.cached_tokens
         self._computed.add_sample(computed, stats.prompt_tokens)
         self._estimator.learn_length(stats.output_tokens, ticket.limit)
@@ -80,69 +83,75 @@ class Forecast:
             prompt_s, output_s = stats.prompt_ms / 1000, stats.predicted_ms / 1000
             self._estimator.learn_rates(computed, prompt_s, stats.output_tokens, output_s)
 
-    def starts(self, tickets: Sequence[Ticket], now: float) -> Iterator[tuple[float, Ticket]]:
-        """Return when those of a model's *tickets* that wait get slots: seconds from *now*."""
+    def slot_times(self, tickets: Sequence[Ticket], now: float) -> Iterator[tuple[float, Ticket]]:
+        """Return the seconds from *now* until each waiting ticket of the model gets a slot."""
         running = [t for t in tickets if t.state is SessionState.RUNNING]
-        queue = self.order(tickets)
+        queue = self.slot_order(tickets)
         starts = expected_starts(
-            [self._left(t, now) for t in running],
-            [self._left(t, now) for t in queue],
+            [self._remaining_work(t, now) for t in running],
+            [self._remaining_work(t, now) for t in queue],
             tickets[-1].slots,
             self._estimator.token_times,
         )
         return zip(starts, queue, strict=True)
 
-    def order(self, tickets: Sequence[Ticket]) -> list[Ticket]:
-        """Return those that wait as the engine is expected to take them: by class, then by what
-        was computed for their owner, then by arrival. Ages are not known here.
+    def slot_order(self, tickets: Sequence[Ticket]) -> list[Ticket]:
+        """Return the waiting tickets in the expected order of the engine: by priority, then by the
+        tokens computed for their owner, then by arrival. Ages are unknown here.
         """
         served = self._served.copy()
         waiting: dict[int, dict[int, deque[Ticket]]] = {}
         for ticket in tickets:
             if ticket.state is SessionState.RUNNING:
-                served[ticket.owner] += self._whole(ticket)  # most of it, by the next free slot
+                served[ticket.owner] += self._computed_at_end(
+                    ticket
+                )  # most of it, by the next free slot
             else:
                 owners = waiting.setdefault(-ticket.priority, {})
                 owners.setdefault(ticket.owner, deque()).append(ticket)
-        return [t for _, owners in sorted(waiting.items()) for t in self._turns(owners, served)]
+        return [
+            t for _, owners in sorted(waiting.items()) for t in self._fair_order(owners, served)
+        ]
 
-    def _turns(self, owners: dict[int, deque[Ticket]], served: Counter[int]) -> Iterator[Ticket]:
-        """Let the owners of one class take turns, whoever was served least first."""
+    def _fair_order(
+        self, owners: dict[int, deque[Ticket]], served: Counter[int]
+    ) -> Iterator[Ticket]:
+        """Yield the tickets of one priority, those of the least served owner first."""
         heap = [(served[owner], place, owner) for place, owner in enumerate(owners)]
         heapq.heapify(heap)
         while heap:
             _, place, owner = heapq.heappop(heap)
             ticket = owners[owner].popleft()
-            served[owner] += self._whole(ticket)
+            served[owner] += self._computed_at_end(ticket)
             if owners[owner]:
                 heapq.heappush(heap, (served[owner], place, owner))
             yield ticket
 
-    def taken(self, ticket: Ticket) -> int:
-        """Return what a turn has computed, or is about to: its prompt counts before it is."""
-        return round(self._prompt(ticket)) + len(ticket.output) - ticket.before
+    def tokens_used(self, ticket: Ticket) -> int:
+        """Return a turn's computed tokens; its whole prompt counts from the start."""
+        return round(self._prompt_to_compute(ticket)) + len(ticket.output) - ticket.before
 
-    def _prompt(self, ticket: Ticket) -> float:
-        """Return how many of a turn's prompt tokens are expected to be computed."""
+    def _prompt_to_compute(self, ticket: Ticket) -> float:
+        """Return the expected number of a turn's prompt tokens that are not cached."""
         return ticket.prompt_tokens * self._computed.value
 
-    def _done(self, ticket: Ticket) -> int:
-        """Return what was computed for a turn so far, as far as its output tells."""
-        said = len(ticket.output)
-        return round(self._prompt(ticket)) + said if said else 0
+    def _computed_so_far(self, ticket: Ticket) -> int:
+        """Return the tokens computed for a turn so far; 0 before its first output token."""
+        output = len(ticket.output)
+        return round(self._prompt_to_compute(ticket)) + output if output else 0
 
-    def _whole(self, ticket: Ticket) -> int:
-        """Return what a turn is expected to have computed at its end."""
-        said = len(ticket.output)
-        left = self._estimator.remaining_work(0, said, ticket.limit)
-        return round(self._prompt(ticket) + said + left.output_tokens)
+    def _computed_at_end(self, ticket: Ticket) -> int:
+        """Return the expected number of tokens computed for a turn at its end."""
+        output = len(ticket.output)
+        rest = self._estimator.remaining_work(0, output, ticket.limit)
+        return round(self._prompt_to_compute(ticket) + output + rest.output_tokens)
 
-    def _left(self, ticket: Ticket, now: float) -> RemainingWork:
-        """Return what is left of a turn: of a prompt under way, by the time that it has had."""
-        prompt, said = self._prompt(ticket), len(ticket.output)
-        if said:
+    def _remaining_work(self, ticket: Ticket, now: float) -> RemainingWork:
+        """Return the rest of a turn's work; the progress of a prompt is estimated by its time."""
+        prompt, output = self._prompt_to_compute(ticket), len(ticket.output)
+        if output:
             prompt = 0.0
         elif ticket.state is SessionState.RUNNING:
             prompt_s = max(self._estimator.token_times.prompt_s, PROMPT_S_MIN)
             prompt = max(0.0, prompt - (now - ticket.began) / prompt_s)
-        return self._estimator.remaining_work(round(prompt), said, ticket.limit)
+        return self._estimator.remaining_work(round(prompt), output, ticket.limit)

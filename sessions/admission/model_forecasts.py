@@ -1,4 +1,4 @@
-"""Forecasts of all models, and when a refused turn would be admitted."""
+"""Forecasts of all models, and the time until a refused turn would be admitted."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .bounds import AdmissionBounds, WaitingCounts
 from .forecast import Forecast, Ticket
 
 _FORECASTS_MAX = 256
-"""Models whose pace is remembered; models from descriptors have names that never come again."""
+"""Models whose forecast is kept; names of models from descriptors are never used again."""
 
 
 class ModelForecasts:
@@ -30,9 +30,9 @@ class ModelForecasts:
         return len(self._forecasts)
 
     def position(self, ticket: Ticket, tickets: Iterable[Ticket]) -> int:
-        """Return the place that a refused turn would have in its model's queue."""
+        """Return the place of a refused turn in its model's queue, if it were admitted."""
         others = [t for t in tickets if t.model == ticket.model]
-        return self[ticket.model].order([*others, ticket]).index(ticket) + 1
+        return self[ticket.model].slot_order([*others, ticket]).index(ticket) + 1
 
     def admitted_in_s(
         self,
@@ -42,11 +42,11 @@ class ModelForecasts:
         bounds: AdmissionBounds,
         now: float,
     ) -> float:
-        """Return when a refused turn would be admitted: the waiting ones get slots one by one, each
+        """Return the seconds until a refused turn would be admitted: waiting turns get slots, each
         model's at its own pace, until no bound refuses it.
         """
         waiting, admitted_in_s = waiting.copy(), 0.0
-        for start_s, other in sorted(self._starts(tickets, now), key=lambda start: start[0]):
+        for start_s, other in sorted(self._slot_times(tickets, now), key=lambda start: start[0]):
             if bounds.refusal(ticket, waiting) is None:
                 break
             if other.state is SessionState.WAITING:
@@ -54,9 +54,9 @@ class ModelForecasts:
                 admitted_in_s = start_s
         return admitted_in_s
 
-    def _starts(self, tickets: Iterable[Ticket], now: float) -> Iterator[tuple[float, Ticket]]:
+    def _slot_times(self, tickets: Iterable[Ticket], now: float) -> Iterator[tuple[float, Ticket]]:
         by_model: dict[str, list[Ticket]] = {}
         for ticket in tickets:
             by_model.setdefault(ticket.model, []).append(ticket)
         for model, of_model in by_model.items():
-            yield from self[model].starts(of_model, now)
+            yield from self[model].slot_times(of_model, now)

@@ -1,6 +1,6 @@
-"""What one user may have at a time: sessions, waiting tasks, tokens a minute, up to which class.
+"""Quotas of one user: sessions, waiting tasks, tokens a minute, highest priority.
 
-Decisions without a loop or a clock; `Ledger` and `SessionManager` ask them where they count.
+These are decisions without a loop or a clock; `Ledger` and `LiveSessions` use them.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from ...backends.errors import PermissionDenied, QuotaExceeded
 from ...scheduler import Priority
 
 RULES = "access."
-"""How the names of bounds begin that are said by rules of access."""
+"""Prefix of the names of bounds that access rules set."""
 MINUTE_S = 60.0
 _USERS_MAX = 4096
-"""Users whose spent tokens are remembered."""
+"""Users whose used tokens are remembered."""
 
 
 class Quota(msgspec.Struct, frozen=True, kw_only=True):
-    """One user's bounds, None where he has none of his own; *rule* is where they are said."""
+    """One user's bounds, None where there is none; *rule* is the access rule that sets them."""
 
     rule: str = ""
     sessions_max: int | None = None
@@ -30,7 +30,7 @@ class Quota(msgspec.Struct, frozen=True, kw_only=True):
     priority_max: Priority = Priority.URGENT
 
     def bound(self, key: str) -> str:
-        """Return what names one of the bounds: where it can be changed."""
+        """Return the setting's name of a bound."""
         return f"{RULES}{self.rule}.{key}"
 
 
@@ -38,12 +38,12 @@ NO_QUOTA = Quota()
 
 
 def no_quota(owner: int) -> Quota:
-    """Return the bounds of a user who has none."""
+    """Return the quota of a user without bounds."""
     return NO_QUOTA
 
 
 def check_priority(quota: Quota, priority: Priority) -> None:
-    """Refuse a class above the highest that a user may have.
+    """Refuse a priority above the highest one of a user.
 
     :raises PermissionDenied: it is above.
     """
@@ -57,36 +57,36 @@ def check_priority(quota: Quota, priority: Priority) -> None:
 
 
 class Spending:
-    """What users have spent of their tokens a minute: a bucket each, which holds those of a minute
-    and is filled evenly. Owned by the daemon's event loop.
+    """Token buckets, one per user: a bucket holds the tokens of a minute and is refilled evenly.
+    Owned by the daemon's event loop.
 
-    What is kept is what is missing in a bucket, which may be more than it holds: a turn that runs
-    is never cut. Who misses nothing is forgotten.
+    The deficit of a bucket is stored. It may exceed the bucket's size, since a running turn is not
+    cut short. Users without a deficit are not stored.
     """
 
     def __init__(self) -> None:
-        self._missing: OrderedDict[int, tuple[float, float, int]] = OrderedDict()
-        """Tokens, since when, and the limit by which they come back."""
+        self._deficits: OrderedDict[int, tuple[float, float, int]] = OrderedDict()
+        """Tokens, time of the last update, limit at that time."""
 
     def __len__(self) -> int:
-        return len(self._missing)
+        return len(self._deficits)
 
     def check(self, owner: int, quota: Quota, under_way: int, now: float) -> None:
-        """Refuse a turn to whom not one token is left, those that turns *under_way* take counted.
+        """Refuse a turn of a user without a token left, after those of turns *under_way*.
 
-        :raises QuotaExceeded: with when there is one.
+        :raises QuotaExceeded: with the time until a token is available.
         """
         limit = quota.tokens_per_minute
         if limit is None:
             return
-        spent = self._of(owner, limit, now) + under_way
+        spent = self._deficit(owner, limit, now) + under_way
         over = spent + 1 - limit
         if over <= 0:
             return
-        retry_after_s = _upwards(over * MINUTE_S / limit)
+        retry_after_s = _next_millisecond(over * MINUTE_S / limit)
         raise QuotaExceeded(
             f"you have used {math.ceil(spent)} tokens; the limit is {limit} a minute",
-            hint=f"try again in {retry_after_s:g} s, when enough have come back",
+            hint=f"try again in {retry_after_s:g} s, when the quota has room again",
             data={
                 "bound": quota.bound("tokens-per-minute"),
                 "tokens": math.ceil(spent),
@@ -96,31 +96,31 @@ class Spending:
         )
 
     def add(self, owner: int, quota: Quota, tokens: float, now: float) -> None:
-        """Count tokens that were computed for a user; negative ones were counted before."""
+        """Charge computed tokens to a user; a negative number corrects an earlier charge."""
         limit = quota.tokens_per_minute
         if limit is None:
             return
-        missing = self._of(owner, limit, now) + tokens
-        self._missing.pop(owner, None)
-        if missing > 0:
-            self._missing[owner] = (missing, now, limit)
-        if len(self._missing) > _USERS_MAX:
-            self._forget(now)
+        deficit = self._deficit(owner, limit, now) + tokens
+        self._deficits.pop(owner, None)
+        if deficit > 0:
+            self._deficits[owner] = (deficit, now, limit)
+        if len(self._deficits) > _USERS_MAX:
+            self._drop_users(now)
 
-    def _of(self, owner: int, limit: int, now: float) -> float:
-        """Return what a user's bucket misses: since it was counted, tokens came back."""
-        missing, since, _ = self._missing.get(owner, (0.0, now, limit))
-        return max(0.0, missing - (now - since) * limit / MINUTE_S)
+    def _deficit(self, owner: int, limit: int, now: float) -> float:
+        """Return the deficit of a user's bucket now, after the refill since the last update."""
+        deficit, since, _ = self._deficits.get(owner, (0.0, now, limit))
+        return max(0.0, deficit - (now - since) * limit / MINUTE_S)
 
-    def _forget(self, now: float) -> None:
-        """Forget who misses nothing any more; if nobody does, who has spent nothing for longest."""
-        for owner, (_, _, limit) in list(self._missing.items()):
-            if not self._of(owner, limit, now):
-                del self._missing[owner]
-        while len(self._missing) > _USERS_MAX:
-            self._missing.popitem(last=False)
+    def _drop_users(self, now: float) -> None:
+        """Drop users whose bucket is full again, or else the user idle for longest."""
+        for owner, (_, _, limit) in list(self._deficits.items()):
+            if not self._deficit(owner, limit, now):
+                del self._deficits[owner]
+        while len(self._deficits) > _USERS_MAX:
+            self._deficits.popitem(last=False)
 
 
-def _upwards(seconds: float) -> float:
-    """Return the next whole millisecond: who comes then is not too early."""
+def _next_millisecond(seconds: float) -> float:
+    """Return the next whole millisecond: a retry then is not too early."""
     return (math.floor(seconds * 1000) + 1) / 1000

@@ -1,1 +1,1 @@
-"""The tokens of a conversation, and how they change with chats and models."""
+"""A session's history: a value, its packed form, retokenization, and reasoning in answers."""

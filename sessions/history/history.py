@@ -1,4 +1,4 @@
-"""A conversation's past: its token ids, the chat messages that say the same, where turns began."""
+"""A conversation's history: token ids, the chat messages with the same content, starts of turns."""
 
 from __future__ import annotations
 
@@ -14,50 +14,50 @@ from ...scheduler.messages import pack_tokens, unpack_tokens
 from ..journal.entries import HistoryEntry, Replay, StoredSession, TurnPiece, decode_history, encode
 from ..worker_client import WorkerClient
 from .reasoning import opens_reasoning
-from .recomputing import NOTHING, Recomputed, why
+from .recomputing import NOTHING, Recomputed, cause_of
 
 MARKS_MAX = 1000
-"""Turns that can be gone back; older ones stay in the history."""
+"""Turns that can be rewound; older ones stay in the history."""
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """Where a turn's input began: so many tokens and messages stood before it."""
+    """The start of a turn's input: the number of tokens and messages before it."""
 
     tokens: int
     messages: int
 
 
 class TurnOutput(Protocol):
-    """What a turn has sent: a `Turn`, or a `Replay` of one."""
+    """A turn's output: a `Turn`, or a `Replay` of one."""
 
     @property
     def text(self) -> bytes | bytearray:
-        """What it has said."""
+        """Its text."""
 
     @property
     def shifts(self) -> Sequence[tuple[int, int]]:
         """Its context shifts, in order: tokens kept, then dropped."""
 
     @property
-    def says(self) -> bool:
-        """Tell whether it answers."""
+    def generates(self) -> bool:
+        """Whether the turn generates text; otherwise it makes an embedding."""
 
     @property
     def stopped_by_text(self) -> bool:
-        """Tell whether text was cut from the answer whose tokens are still there."""
+        """Whether the answer's text was cut, while its tokens are complete."""
 
     def history(self) -> list[int]:
-        """Return the token ids of the prompt and of what was told, less what shifts dropped."""
+        """Return the token ids of prompt and output, less those that shifts dropped."""
 
 
 class History:
-    """A value: `after` returns a new one, which is changed and then put in the old one's place.
+    """A value: `after` returns a new history, which is changed and then replaces the old one.
 
-    Token ids stay as they are: nothing that was generated is ever tokenised again. `rendered` is
-    the chat template's text of the history, where ids and text agree. In a *loose* history they no
-    longer do, since ids were dropped (context shift) or cut off (rewind): the next messages are
-    then added by what the template's text gains with them.
+    Token ids stay as they are: generated tokens are never tokenized again. `_rendered` is the chat
+    template's text of the history, where ids and text agree. In a *loose* history they do not,
+    since a context shift or a rewind has removed ids. The next messages then add the difference
+    between the template's texts with and without them.
     """
 
     def __init__(self, system: str | None = None) -> None:
@@ -65,20 +65,20 @@ class History:
         self.messages: list[dict[str, Any]] = []
         self.marks: list[Mark] = []
         self.shifted = False
-        """Ids were dropped by a context shift: the engine's state is this session's alone."""
+        """A context shift has dropped ids: no other session can share the KV state."""
         self.rendering = PLAIN_RENDERING
-        """What the template was told beside the messages, the last time."""
+        """The template's last arguments beside the messages."""
         self.recomputed = NOTHING
-        """What of the history before the last messages does not stand any more."""
+        """The part of the history that the last messages made obsolete."""
         self._rendered: str | None = None
         self._loose = False
         self._open = False
-        """Input was taken that no turn has computed yet: more of it belongs to the same turn."""
+        """No turn has computed the last input yet: more input belongs to the same turn."""
         if system:
             self.messages.append({"role": "system", "content": system})
 
     def copy(self) -> History:
-        """Return the same history, to be changed on its own."""
+        """Return an independent copy."""
         new = History()
         new.prompt, new.messages = list(self.prompt), list(self.messages)
         new.marks, new._rendered = list(self.marks), self._rendered
@@ -86,8 +86,8 @@ class History:
         new.shifted, new.rendering = self.shifted, self.rendering
         return new
 
-    def entry(self, told: TurnPiece | None = None) -> HistoryEntry:
-        """Return what is written down of it, where a turn on it has *told* this without an end."""
+    def entry(self, unfinished: TurnPiece | None = None) -> HistoryEntry:
+        """Return the stored form, with the output of an *unfinished* turn on it."""
         return HistoryEntry(
             tokens=pack_tokens(self.prompt),
             messages=self.messages,
@@ -97,12 +97,12 @@ class History:
             open=self._open,
             shifted=self.shifted,
             rendering=self.rendering,
-            told=told,
+            unfinished=unfinished,
         )
 
     @classmethod
     def from_entry(cls, entry: HistoryEntry) -> History:
-        """Return the history that was written down."""
+        """Return a stored history."""
         new = cls()
         new.prompt, new.messages = unpack_tokens(entry.tokens), list(entry.messages)
         new.marks = [Mark(*mark) for mark in entry.marks]
@@ -111,15 +111,15 @@ class History:
         return new
 
     def after(self, turn: TurnOutput | None) -> History:
-        """Return the history with what the reader of *turn* was told."""
+        """Return the history with the output of *turn* that was sent to its reader."""
         new = self.copy()
-        if turn is None or not turn.says:
+        if turn is None or not turn.generates:
             return new
         new._open, new.prompt = False, turn.history()
         if self._rendered is not None:
             answer = turn.text.decode(errors="replace")
             new.messages.append({"role": "assistant", "content": answer})
-            # The ids then hold what was cut from the answer: they say more.
+            # The ids include text that a stop text cut from the answer.
             new._rendered = None if turn.stopped_by_text else self._rendered + answer
         for keep, discard in turn.shifts:
             new._shift(keep, discard)
@@ -127,13 +127,13 @@ class History:
 
     # Input.
 
-    def replace(self, tokens: list[int]) -> None:
-        """Begin anew with raw text."""
+    def replace_tokens(self, tokens: list[int]) -> None:
+        """Replace the history by raw text."""
         self.marks, self.prompt, self._open = [Mark(0, 0)], tokens, True
         self._end_chat()
 
-    def extend(self, tokens: list[int]) -> None:
-        """Add raw text: the chat before it, if there was one, is over."""
+    def append_tokens(self, tokens: list[int]) -> None:
+        """Append raw text, which ends a chat before it."""
         self._begin_turn()
         self.prompt = self.prompt + tokens
         self.marks = [Mark(mark.tokens, 0) for mark in self.marks]
@@ -145,14 +145,14 @@ class History:
         messages: Sequence[dict[str, Any]],
         rendering: Rendering = PLAIN_RENDERING,
     ) -> None:
-        """Add messages by the model's template; after raw text, begin anew.
+        """Add messages by the model's template; after raw text, begin a new history.
 
-        Where the template's text begins with what stands already, only the rest is tokenised.
+        Where the template's text begins with the present text, only the rest is tokenized.
         """
-        everything, chatted = [*self.messages, *messages], bool(self.messages)
-        said, answer = await self._said(client), self._answer()
+        everything, was_chat = [*self.messages, *messages], bool(self.messages)
+        previous, (_, answer) = await self._rendered_text(client), self._split_answer()
         text, tokens, appended = await client.chat_prompt(
-            everything, said, answer, rendering, turn=True
+            everything, previous, answer, rendering, turn=True
         )
         self._begin_turn()
         if appended:
@@ -161,7 +161,7 @@ class History:
             shared = _shared(self.prompt, tokens)
             lost, other = len(self.prompt) - shared, rendering != self.rendering
             if lost:
-                cause = why(said, text, chatted=chatted, told_otherwise=other)
+                cause = cause_of(previous, text, was_chat=was_chat, other_arguments=other)
                 self.recomputed = Recomputed(lost, cause)
             self.marks = [Mark(min(m.tokens, shared), m.messages) for m in self.marks]
             self.prompt = tokens
@@ -170,39 +170,36 @@ class History:
 
     @property
     def opens_reasoning(self) -> bool:
-        """Tell whether the prompt ends inside a block of reasoning: its answer begins there."""
+        """Whether the prompt ends inside a block of reasoning, where its answer begins."""
         return opens_reasoning(self._rendered or "")
 
-    def _answer(self) -> str:
-        """Return the chat's last answer; empty: it ends with something else."""
-        last = self.messages[-1] if self.messages else {"role": ""}
-        return str(last["content"]) if last["role"] == "assistant" else ""
+    def _split_answer(self) -> tuple[list[dict[str, Any]], str]:
+        """Return the messages before the chat's last answer, and the answer; empty: all messages
+        are before it.
+        """
+        if self.messages and self.messages[-1]["role"] == "assistant":
+            return self.messages[:-1], str(self.messages[-1]["content"])
+        return self.messages, ""
 
     async def retokenize(self, client: WorkerClient, text: bytes) -> None:
-        """Retokenize all for another vocabulary: the messages by its template, or else *text*.
-        Earlier turns cannot be rewound by their tokens any more.
+        """Retokenize the history for another vocabulary: the messages by its template, or else
+        *text*. Earlier turns can no longer be rewound by their tokens.
         """
-        answer = ""
-        before = self.messages
-        if before and before[-1]["role"] == "assistant":
-            before, answer = before[:-1], before[-1]["content"]
+        before, answer = self._split_answer()
         if before:
-            said, self.prompt, _ = await client.chat_prompt(before, rendering=self.rendering)
+            rendered, self.prompt, _ = await client.chat_prompt(before, rendering=self.rendering)
             self.prompt += await client.tokenize(answer.encode(), special=True, bos=False)
-            self._rendered, self._loose = said + answer, False
+            self._rendered, self._loose = rendered + answer, False
             self.marks = [Mark(0, mark.messages) for mark in self.marks]
         else:
             self.prompt, self.marks = await client.tokenize(text, special=True, bos=True), []
         self.shifted = False
 
-    async def _said(self, client: WorkerClient) -> str:
-        """Return the template's text of what stands; empty: all is to be tokenised anew."""
+    async def _rendered_text(self, client: WorkerClient) -> str:
+        """Return the template's text of the history; empty: everything must be tokenized again."""
         if not self._loose:
             return self._rendered or ""
-        answer = ""
-        before = self.messages
-        if before[-1]["role"] == "assistant":
-            before, answer = before[:-1], before[-1]["content"]
+        before, answer = self._split_answer()
         if not before:
             return ""
         text, _, _ = await client.chat_prompt(before, rendering=self.rendering)
@@ -217,12 +214,12 @@ class History:
     def _end_chat(self) -> None:
         self.messages, self._rendered, self._loose = [], None, False
 
-    # Going back, and dropping what is old.
+    # Rewinding and shifting.
 
     def rewind_turns(self, turns: int) -> None:
-        """Go back to where the last but *turns* turn ended.
+        """Remove the last *turns* turns.
 
-        :raises InvalidArgument: there are not so many.
+        :raises InvalidArgument: the history has fewer.
         """
         if not 1 <= turns <= len(self.marks):
             raise InvalidArgument(
@@ -235,9 +232,9 @@ class History:
         del self.marks[-turns:]
 
     def rewind_tokens(self, tokens: int) -> None:
-        """Keep the first *tokens* tokens, and the messages of the turns that are whole.
+        """Keep the first *tokens* tokens, and the messages of the complete turns.
 
-        :raises InvalidArgument: there are not so many.
+        :raises InvalidArgument: the history has fewer.
         """
         if not 0 <= tokens <= len(self.prompt):
             raise InvalidArgument(
@@ -254,8 +251,8 @@ class History:
         self._loosen()
 
     def _shift(self, keep: int, discard: int) -> None:
-        """Move the marks as a context shift has moved the tokens; turns that were dropped whole
-        leave with their messages.
+        """Move the marks as a context shift has moved the tokens. Turns that were dropped whole
+        lose their messages too.
         """
         self.shifted = True
         end = keep + discard
@@ -274,13 +271,13 @@ class History:
 
 
 def _shared(a: Sequence[int], b: Sequence[int]) -> int:
-    """Return how many tokens both begin with."""
+    """Return the length of the common prefix."""
     pairs = enumerate(zip(a, b, strict=False))
     return next((i for i, (x, y) in pairs if x != y), min(len(a), len(b)))
 
 
 def packed_history(stored: StoredSession) -> bytes:
-    """Return the past of a session in the journal, with what its last turn told."""
+    """Return the history of a session in the journal, with the output of its last turn."""
     if not stored.pieces:
         return stored.past
     past = History.from_entry(decode_history(stored.past))

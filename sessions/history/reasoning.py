@@ -1,8 +1,8 @@
-"""What a model thinks before it answers, split off from the answer: text between `<think>` tags.
+"""Reasoning, the text between `<think>` tags, split off from the answer after it.
 
-A block counts where the answer begins with it, after white space at most, or where the prompt has
-opened it; one that nobody closes goes on to the end. The tags alone are taken out: what was said
-can be put together again.
+A block counts if the answer begins with it, after white space at most, or if the prompt has opened
+it; a block without an end extends to the answer's end. Only the tags are removed, so that the whole
+text can be restored.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from ...backends.errors import InvalidArgument
 
 OPEN, CLOSE = b"<think>", b"</think>"
 SPACE_BYTES = 64
-"""White space that may stand before a block: so much is held back at most."""
+"""White space that may stand before a block, and that is held back at most."""
 
 
 class AnswerParts(NamedTuple):
@@ -29,13 +29,13 @@ class _At(Enum):
 
 
 def opens_reasoning(prompt: str) -> bool:
-    """Tell whether a prompt ends inside a block of reasoning."""
+    """Return whether a prompt ends inside a block of reasoning."""
     return prompt.rstrip().endswith(OPEN.decode())
 
 
 class ReasoningSplitter:
-    """Splits one answer as it comes; however it is cut into pieces, the parts are the same. One
-    that is not *on* takes everything for the answer.
+    """Splits one answer as it arrives; the parts do not depend on how it is cut into pieces. A
+    splitter that is not *on* treats everything as the answer.
     """
 
     def __init__(self, *, on: bool, opened: bool = False):
@@ -43,7 +43,7 @@ class ReasoningSplitter:
         self._held = b""
 
     def split(self, data: bytes) -> AnswerParts:
-        """Return the parts of what can be told now: of a tag's beginning nothing yet."""
+        """Return the parts that can be sent now; a possible beginning of a tag is held back."""
         if self._at is _At.ANSWER:
             return AnswerParts(data)
         data, self._held = self._held + data, b""
@@ -62,22 +62,22 @@ class ReasoningSplitter:
         if closed:
             self._at = _At.ANSWER
             return AnswerParts(space + answer, reasoning)
-        hold = _begun(data)
+        hold = _tag_prefix_bytes(data)
         self._held = data[len(data) - hold :]
         return AnswerParts(space, data[: len(data) - hold])
 
     def flush(self) -> AnswerParts:
-        """Return the parts of what is still held back, at the end of the answer."""
+        """Return the parts that are held back, at the end of the answer."""
         held, self._held = self._held, b""
         return AnswerParts(b"", held) if self._at is _At.REASONING else AnswerParts(held)
 
     def split_last(self, data: bytes) -> AnswerParts:
         """Return the parts of the answer's last piece."""
-        said, rest = self.split(data), self.flush()
-        return AnswerParts(said.text + rest.text, said.reasoning + rest.reasoning)
+        now, rest = self.split(data), self.flush()
+        return AnswerParts(now.text + rest.text, now.reasoning + rest.reasoning)
 
     def joined(self, more: AnswerParts) -> bytes:
-        """Return a text that, fed from here on, would have these parts."""
+        """Return a text that `split` would split into these parts next."""
         if self._at is _At.ANSWER:
             return more.text
         if self._at is _At.REASONING:
@@ -90,58 +90,57 @@ class ReasoningSplitter:
 
     @property
     def held(self) -> int:
-        """How many bytes are held back."""
+        """The number of bytes that are held back."""
         return len(self._held)
 
     def skip_held(self) -> None:
-        """Take what is held back for told: so it was no part of a tag."""
+        """Drop the bytes that are held back: they were sent, so they are not part of a tag."""
         if self._at is _At.START and self._held.strip():
             self._at = _At.ANSWER
         self._held = b""
 
 
-def _begun(data: bytes) -> int:
-    """Return how many bytes at the end of *data* may begin the closing tag."""
+def _tag_prefix_bytes(data: bytes) -> int:
+    """Return the number of bytes at the end of *data* that may begin the closing tag."""
     sizes = range(min(len(data), len(CLOSE) - 1), 0, -1)
     return next((size for size in sizes if CLOSE.startswith(data[-size:])), 0)
 
 
 def resume_splitting(
-    told: bytes, has: AnswerParts, *, on: bool, opened: bool = False
+    sent: bytes, has: AnswerParts, *, on: bool, opened: bool = False
 ) -> tuple[bytes, ReasoningSplitter]:
-    """Return the text whose parts a reader *has*, where *told* was told, and what splits the rest:
-    that text is a beginning of *told*, or all of it and what he has beyond.
+    """Return the text whose parts a reader *has*, and the splitter of the rest. The text is a
+    prefix of *sent*, or *sent* and the reader's bytes beyond it.
 
-    :raises InvalidArgument: he has something else.
+    :raises InvalidArgument: the reader's parts differ.
     """
-    text = _joined(told, has, ReasoningSplitter(on=on, opened=opened)) if on else has.text
+    text = _joined(sent, has, ReasoningSplitter(on=on, opened=opened)) if on else has.text
     splitter = ReasoningSplitter(on=on, opened=opened)
-    said = splitter.split(text)
-    if said != has:  # he was told what is held back here, of a tag that was none
+    if splitter.split(text) != has:  # the reader has the bytes held back here: they are not a tag
         splitter.skip_held()
     return text, splitter
 
 
-def _joined(told: bytes, has: AnswerParts, splitter: ReasoningSplitter) -> bytes:
+def _joined(sent: bytes, has: AnswerParts, splitter: ReasoningSplitter) -> bytes:
     text, reasoning = bytearray(), bytearray()
-    for at in range(len(told)):
-        said = splitter.split(told[at : at + 1])
-        goes_past = len(text) + len(said.text) > len(has.text)
-        if goes_past or len(reasoning) + len(said.reasoning) > len(has.reasoning):
+    for at in range(len(sent)):
+        now = splitter.split(sent[at : at + 1])
+        goes_past = len(text) + len(now.text) > len(has.text)
+        if goes_past or len(reasoning) + len(now.reasoning) > len(has.reasoning):
             _check(AnswerParts(bytes(text), bytes(reasoning)) == has)
-            return told[:at]
-        text += said.text
-        reasoning += said.reasoning
+            return sent[:at]
+        text += now.text
+        reasoning += now.reasoning
     _check(has.text.startswith(bytes(text)) and has.reasoning.startswith(bytes(reasoning)))
     more = AnswerParts(has.text[len(text) :], has.reasoning[len(reasoning) :])
     if not more.text and not more.reasoning:
-        return told
-    return told[: len(told) - splitter.held] + splitter.joined(more)
+        return sent
+    return sent[: len(sent) - splitter.held] + splitter.joined(more)
 
 
 def _check(agrees: bool) -> None:
     if not agrees:
         raise InvalidArgument(
-            "that is not what the interrupted turn has told",
-            hint="give all its text and reasoning from the start, as its events told them",
+            "text or reasoning differ from those that the interrupted turn sent",
+            hint="give all its text and reasoning from the start, as its events had them",
         )

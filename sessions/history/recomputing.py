@@ -1,4 +1,4 @@
-"""What of a chat's history a turn computes again, and why: its template rewrites what stands."""
+"""Tokens of a chat's history that a turn computes again since the template renders them anew."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ EXCERPT_CHARACTERS = 24
 
 
 class Recomputed(NamedTuple):
-    """So many tokens of the history do not stand any more; *why* is for people."""
+    """The number of the history's tokens that are obsolete, and why, for users."""
 
     tokens: int = 0
     why: str = ""
@@ -17,18 +17,18 @@ class Recomputed(NamedTuple):
 NOTHING = Recomputed()
 
 
-def why(said: str, text: str, *, chatted: bool, told_otherwise: bool) -> str:
-    """Return why *text*, a chat by its template, does not begin with what was *said*: empty where
-    ids and text do not agree. *chatted*: it was a chat, *told_otherwise*: with other tools or
-    arguments.
+def cause_of(previous: str, text: str, *, was_chat: bool, other_arguments: bool) -> str:
+    """Return why *text*, rendered by the template, does not begin with the *previous* text. That is
+    empty where ids and text disagree. *was_chat*: the history was a chat; *other_arguments*: it was
+    rendered with other tools or arguments.
     """
-    if not chatted:
-        return "a chat begins anew after raw text"
-    if not said:
+    if not was_chat:
+        return "a chat after raw text begins a new history"
+    if not previous:
         return "the last answer was cut at a stop text: its tokens say more than its text"
-    if told_otherwise:
-        return "tools or chat-template-kwargs are not those of the turn before"
-    pairs = enumerate(zip(said, text, strict=False))
-    at = next((i for i, (a, b) in pairs if a != b), min(len(said), len(text)))
-    before, now = (repr(t[at : at + EXCERPT_CHARACTERS]) for t in (said, text))
-    return f"the chat template rewrites what came before: {now} where the history has {before}"
+    if other_arguments:
+        return "tools or chat-template-kwargs differ from those of the previous turn"
+    pairs = enumerate(zip(previous, text, strict=False))
+    at = next((i for i, (a, b) in pairs if a != b), min(len(previous), len(text)))
+    before, now = (repr(t[at : at + EXCERPT_CHARACTERS]) for t in (previous, text))
+    return f"the chat template changes earlier text: {now} where the history has {before}"

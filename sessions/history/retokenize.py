@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from ...backends import ModelInfo
 from ...backends.errors import InvalidArgument, WorkerCrashed
-from ..worker_client import ModelSource, WorkerClient, ask_again
+from ..worker_client import ModelSource, WorkerClient, retry_query
 from .history import History
 
 
 class Vocabulary:
-    """Owned by its session. `hash` and `fingerprint` are of the model that the session was in touch
-    with last, `build` is its llama.cpp's. `saved_text` is the history's text, saved when the model
-    whose token ids it has was swapped.
+    """Owned by its session. `hash` and `fingerprint` are those of the last model that the session
+    used, `build` that of its llama.cpp. `saved_text` is the history's text, saved when the model of
+    its token ids was swapped.
     """
 
     def __init__(self, fingerprint: str = "", vocab_hash: str = ""):
@@ -21,29 +21,29 @@ class Vocabulary:
         self._retokenized_text: bytes | None = None
 
     def rolled_back(self, before: Vocabulary) -> Vocabulary:
-        """Return the vocabulary *before*; the text of a history retokenized since is known."""
+        """Return the vocabulary *before*, with the text of a history retokenized since."""
         if self.hash != before.hash:
             before.saved_text = self._retokenized_text
         return before
 
     def branch(self) -> Vocabulary:
-        """Return that of a new session with the same history."""
+        """Return the vocabulary of a new session with the same history."""
         new = Vocabulary(vocab_hash=self.hash)
         new.saved_text = self.saved_text
         return new
 
     def differs_from(self, info: ModelInfo) -> bool:
-        """Return whether a model has other tokens."""
+        """Return whether a model has another vocabulary."""
         return self.hash not in ("", info.vocab_hash)
 
     def set_model(self, info: ModelInfo) -> None:
-        """Note the model in whose tokens the history is."""
+        """Note the model of the history's token ids."""
         self.saved_text = None
         self.fingerprint, self.hash = info.fingerprint, info.vocab_hash
         self.build = (info.llama_build_number, info.llama_commit)
 
     async def save_text(self, model: ModelSource, history: History) -> None:
-        """Save the text of *history*, if the model with its tokens is about to be unloaded.
+        """Save the text of *history*, if the model of its tokens is about to be unloaded.
 
         :raises InferdError: that model cannot detokenize it.
         """
@@ -69,7 +69,7 @@ class Vocabulary:
         if predecessor is None or history.messages:
             return self.saved_text
         try:
-            text = await ask_again(
+            text = await retry_query(
                 predecessor.ready, lambda client: self._detokenize(client, history.prompt)
             )
         except WorkerCrashed:
@@ -80,9 +80,9 @@ class Vocabulary:
         return self.saved_text if text is None else text
 
     async def _detokenize(self, client: WorkerClient, prompt: list[int]) -> bytes | None:
-        """Return the text of a prompt, without the mark that begins each."""
+        """Return the text of a prompt, without its BOS token."""
         if client.info.vocab_hash != self.hash:
-            return None  # it died, and its file was exchanged meanwhile
+            return None  # its worker has died, and its file was exchanged meanwhile
         first = await client.tokenize(b"", special=True, bos=True)
         begins = prompt[: len(first)] == first
         return await client.detokenize(prompt[len(first) if begins else 0 :])

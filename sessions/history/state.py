@@ -9,8 +9,8 @@ from .history import History, packed_history
 
 
 class HistoryState:
-    """Owned by its session. `now` is the history up to the turn. `interrupted` is the turn that it
-    ends with, if that has no end: it began on the history `before`. Dormant, all of it is packed.
+    """Owned by its session. `now` is the history up to the turn. If it ends with a turn that was
+    `interrupted`, that turn began on the history `before`. A dormant session has all of it packed.
     """
 
     def __init__(self, history: History | None = None) -> None:
@@ -21,22 +21,22 @@ class HistoryState:
 
     @classmethod
     def from_stored(cls, stored: StoredSession) -> HistoryState:
-        """Return the dormant history that is in the journal."""
+        """Return the dormant history of a session in the journal."""
         new = cls()
         new._packed = packed_history(stored)
-        told = sum(len(unpack_tokens(piece.tokens)) for piece in stored.pieces)
+        output = sum(len(unpack_tokens(piece.tokens)) for piece in stored.pieces)
         dropped = sum(discard for piece in stored.pieces for *_, discard in piece.shifts)
-        new._tokens = stored.facts.tokens + told - dropped
+        new._tokens = stored.facts.tokens + output - dropped
         return new
 
     def replace_history(self, history: History) -> None:
-        """Put another history in place, without an interrupted turn."""
+        """Replace the history by one without an interrupted turn."""
         self.now = self.before = history
         self.interrupted = None
 
     @property
     def dormant_tokens(self) -> int | None:
-        """The tokens of a dormant history; None: it is active."""
+        """The length of a dormant history; None: the session is active."""
         return None if self._packed is None else self._tokens
 
     @property
@@ -49,12 +49,12 @@ class HistoryState:
             return self.now.entry()
         return self.before.entry(self.interrupted.interrupted)
 
-    def pack(self, turn: Turn | None, told: TurnPiece | None) -> None:
-        """Pack the history with *turn*, or with all that an unfinished turn has sent, *told*."""
-        if told is not None:
-            self._packed = encode(self.now.entry(told))
+    def pack(self, turn: Turn | None, unfinished: TurnPiece | None) -> None:
+        """Pack the history with *turn*, or with the output of an *unfinished* turn."""
+        if unfinished is not None:
+            self._packed = encode(self.now.entry(unfinished))
         elif turn is None:
-            self._packed = self.packed  # a turn that was interrupted before stays so
+            self._packed = self.packed  # an earlier interrupted turn stays interrupted
         else:
             self._packed = encode(self.now.after(turn).entry())
 
@@ -67,7 +67,7 @@ class HistoryState:
         """Unpack the history."""
         entry = decode_history(self.packed)
         self.now, self._packed = History.from_entry(entry), None
-        if entry.told is not None:
+        if entry.unfinished is not None:
             self.before = self.now
-            self.interrupted = Replay(self.before.prompt, (entry.told,))
+            self.interrupted = Replay(self.before.prompt, (entry.unfinished,))
             self.now = self.before.after(self.interrupted)

@@ -1,1 +1,1 @@
-"""Sessions on disk: what is written, when, and how it is read again."""
+"""Sessions on disk: the stored values, the SQLite file, and the schedule of writes."""

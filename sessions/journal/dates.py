@@ -1,4 +1,4 @@
-"""Dates for what is written down, though the machine's clock may be set at any time."""
+"""Dates of stored values that a change of the system clock does not affect."""
 
 from __future__ import annotations
 
@@ -6,31 +6,31 @@ import time
 from collections.abc import Callable
 
 
-def _counted_s() -> float:
-    """Return seconds that nobody sets, and that go on while the machine is suspended."""
+def _boot_s() -> float:
+    """Return seconds since boot, suspended time included: no user can set this clock."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 class Dates:
-    """Seconds since 1970: what the clock said at the start, and what has passed since. Setting the
-    clock makes nothing that was written down older or younger.
+    """Seconds since 1970: the system clock at the start plus the time elapsed since. Setting the
+    system clock makes no stored value older or younger.
     """
 
     def __init__(
-        self, wall: Callable[[], float] = time.time, counted: Callable[[], float] = _counted_s
+        self, wall: Callable[[], float] = time.time, elapsed: Callable[[], float] = _boot_s
     ):
-        self._counted = counted
-        self._zero = wall() - counted()
+        self._elapsed = elapsed
+        self._zero = wall() - elapsed()
         self._ahead_s = 0.0
 
     def now(self) -> float:
-        """Return the date to be written."""
-        return self._zero + self._ahead_s + self._counted()
+        """Return the date to store."""
+        return self._zero + self._ahead_s + self._elapsed()
 
     def not_before(self, at: float) -> None:
-        """Write no date before *at*: a machine without a battery starts with one of long ago."""
+        """Store no date before *at*: without a battery, a machine's clock starts in the past."""
         self._ahead_s += max(0.0, at - self.now())
 
     def age_s(self, at: float) -> float:
-        """Return how long ago a date was; one that is yet to come is now."""
-        return max(0.0, self._zero + self._counted() - at)
+        """Return the age of a date; a date in the future has age 0."""
+        return max(0.0, self._zero + self._elapsed() - at)

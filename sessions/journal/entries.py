@@ -1,7 +1,7 @@
 """Stored values of a session: its facts, its history, its last turn.
 
-Each value is stored, equal to its default or not: a default that changes later changes no session
-that was stored before. Priorities are stored by name.
+Each value is stored, even if it equals its default: a later change of a default changes no session
+that is stored already. Priorities are stored by name.
 """
 
 from __future__ import annotations
@@ -15,14 +15,23 @@ import msgspec
 
 from ...backends import Rendering
 from ...backends.errors import InvalidArgument
-from ...scheduler import Priority
+from ...scheduler import PRIORITIES, Priority
 from ...scheduler.messages import pack_tokens, unpack_floats, unpack_tokens
 from ...scheduler.output.stopping import cuts_text
 
 
-class SessionFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What holds for a session between its turns. *vocabulary* is a hash of its model's tokens,
-    *tokens* counts those of its past, with what an interrupted turn told.
+class _WithPriority(msgspec.Struct, frozen=True, kw_only=True):
+    priority: str = Priority.NORMAL.label
+
+    def __post_init__(self) -> None:
+        """Refuse a name that this version does not know; decoding turns it into its own error."""
+        if self.priority not in PRIORITIES:
+            raise ValueError(f"unknown priority {self.priority!r}")
+
+
+class SessionFacts(_WithPriority, frozen=True, kw_only=True):
+    """Settings and counts of a session between its turns. *vocabulary* is the hash of its model's
+    vocabulary; *tokens* is the length of its history, with the output of an interrupted turn.
     """
 
     model: str
@@ -30,44 +39,26 @@ class SessionFacts(msgspec.Struct, frozen=True, kw_only=True):
     vocabulary: str = ""
     options: dict[str, Any] = {}
     defaults: dict[str, Any] = {}
-    priority: str = Priority.NORMAL.label
     turns: int = 0
     tokens: int = 0
 
 
-class HistoryEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """A `History`; *tokens* are packed, *marks* are pairs of tokens and messages. *told* is what a
-    turn on it has told, if that has no end.
-    """
-
-    tokens: bytes = b""
-    messages: list[dict[str, Any]] = []
-    marks: list[tuple[int, int]] = []
-    rendered: str | None = None
-    loose: bool = False
-    open: bool = False
-    shifted: bool = False
-    rendering: Rendering = Rendering()
-    told: TurnPiece | None = None
-
-
-class TurnBegin(msgspec.Struct, frozen=True, kw_only=True):
-    """How a turn began: its own options, the seed that was drawn, its class; *turns* counts the
-    session's turns, this one among them.
+class TurnBegin(_WithPriority, frozen=True, kw_only=True):
+    """The beginning of a turn: its own options, its seed, its class. *turns* counts the session's
+    turns up to this one.
     """
 
     options: dict[str, Any] = {}
     seed: int = 0
-    priority: str = Priority.NORMAL.label
     special: bool = False
     turns: int = 0
 
 
 class TurnPiece(msgspec.Struct, frozen=True, kw_only=True):
-    """What a turn has told since the piece before. The first one says how it began, the last one
-    how it ended: by a stop reason, or the name of an error.
+    """A turn's output since the previous piece. The first piece has its *begin*, the last one its
+    *end*: a stop reason, or the name of an error.
 
-    *tokens* and *surprisals* are packed; *shifts* are (tokens of the turn so far, kept, dropped).
+    *tokens* and *surprisals* are packed; *shifts* are (tokens of the turn before, kept, dropped).
     """
 
     tokens: bytes = b""
@@ -78,28 +69,44 @@ class TurnPiece(msgspec.Struct, frozen=True, kw_only=True):
     end: str | None = None
 
 
+class HistoryEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """A `History`. *tokens* are packed; *marks* are pairs of tokens and messages; *unfinished* is
+    the output of a turn on it that has not ended.
+    """
+
+    tokens: bytes = b""
+    messages: list[dict[str, Any]] = []
+    marks: list[tuple[int, int]] = []
+    rendered: str | None = None
+    loose: bool = False
+    open: bool = False
+    shifted: bool = False
+    rendering: Rendering = Rendering()
+    unfinished: TurnPiece | None = None
+
+
 @dataclass(frozen=True)
 class Replay:
-    """A turn as its pieces tell it, on the prompt that it had: what `History.after` takes."""
+    """A turn put together from its pieces, on the prompt that it had; `History.after` takes it."""
 
     prompt: Sequence[int]
     pieces: Sequence[TurnPiece]
-    says = True
-    """A turn that makes an embedding is not written down."""
+    generates = True
+    """Embedding turns are not stored."""
 
     @cached_property
     def text(self) -> bytes:
-        """What the turn has said."""
+        """The turn's text."""
         return b"".join(piece.text for piece in self.pieces)
 
     @property
     def surprisals(self) -> list[float]:
-        """How unlikely the tokens were, as far as that is known."""
+        """The surprisal of each token, as far as it is known."""
         return unpack_floats(b"".join(piece.surprisals for piece in self.pieces))
 
     @property
     def placed_shifts(self) -> list[tuple[int, int, int]]:
-        """The context shifts: after how many tokens of the turn, kept, dropped."""
+        """The context shifts: tokens of the turn before it, kept, dropped."""
         return [shift for piece in self.pieces for shift in piece.shifts]
 
     @property
@@ -109,22 +116,22 @@ class Replay:
 
     @property
     def stopped_by_text(self) -> bool:
-        """Tell whether text was cut from the answer whose tokens are still there."""
+        """Whether the answer's text was cut, while its tokens are complete."""
         return bool(self.pieces) and cuts_text(self.pieces[-1].end)
 
     @property
     def tokens(self) -> list[int]:
-        """The token ids that the turn has told."""
+        """The turn's output tokens."""
         return unpack_tokens(b"".join(piece.tokens for piece in self.pieces))
 
     @property
     def begin(self) -> TurnBegin:
-        """How the turn began."""
+        """The turn's beginning."""
         return self.pieces[0].begin or TurnBegin()
 
     @property
     def interrupted(self) -> TurnPiece | None:
-        """All that the turn has told, if it has not ended."""
+        """The whole output as one piece; None: the turn has ended."""
         if not self.pieces or self.pieces[-1].end is not None:
             return None
         return TurnPiece(
@@ -136,38 +143,37 @@ class Replay:
         )
 
     def extended(self, tokens: Sequence[int], text: bytes) -> Replay:
-        """Return the turn with what its reader has of it beyond this.
+        """Return the turn with the output that its reader has beyond the stored one.
 
-        :raises InvalidArgument: the reader has something else.
+        :raises InvalidArgument: the reader's output differs.
         """
-        mine = self.tokens
-        if not _alike(mine, list(tokens)) or not _alike(self.text, text):
+        own = self.tokens
+        if not _share_prefix(own, list(tokens)) or not _share_prefix(self.text, text):
             raise InvalidArgument(
-                "that is not what the interrupted turn has told",
-                hint="give all its tokens and text from the start, as its events told them",
-                data={"tokens": len(mine)},
+                "tokens or text differ from those that the interrupted turn sent",
+                hint="give all its tokens and text from the start, as its events had them",
+                data={"tokens": len(own)},
             )
-        rest = TurnPiece(tokens=pack_tokens(tokens[len(mine) :]), text=text[len(self.text) :])
+        rest = TurnPiece(tokens=pack_tokens(tokens[len(own) :]), text=text[len(self.text) :])
         return Replay(self.prompt, (*self.pieces, rest))
 
     def history(self) -> list[int]:
-        """Return the token ids of the prompt and of what was told, less what shifts dropped."""
-        ids, told, done = list(self.prompt), self.tokens, 0
+        """Return the token ids of prompt and output, less those that shifts dropped."""
+        ids, output, done = list(self.prompt), self.tokens, 0
         for at, keep, discard in self.placed_shifts:
-            ids += told[done:at]
+            ids += output[done:at]
             done = at
             del ids[keep : keep + discard]
-        return ids + told[done:]
+        return ids + output[done:]
 
 
-def _alike(a: Sequence[int], b: Sequence[int]) -> bool:
-    """Tell whether one begins with the other."""
+def _share_prefix(a: Sequence[int], b: Sequence[int]) -> bool:
     return a[: len(b)] == b[: len(a)]
 
 
 @dataclass(frozen=True)
 class StoredSession:
-    """A session as it lies in the journal. *at* is when it was last written: seconds since 1970."""
+    """A session in the journal. *at* is when it was last written, in seconds since 1970."""
 
     owner: int
     session_id: str

@@ -1,7 +1,7 @@
-"""The journal: what is to be written down of sessions with an id, and when.
+"""The journal of sessions with an id, and the schedule of its writes.
 
-It knows which sessions have changed, and asks them what there is to write when it writes: so what
-waits is bounded by the sessions there are, however slow the disk is.
+It notes which sessions have changed and reads their values when it writes. So the number of
+sessions bounds the pending data, however slow the disk is.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from .recording import NoRecording, RecordedSession, Recording, SessionKey
 
 GROUP_S = 0.05
 GROUP_TOKENS = 256
-"""What turns have told is written after this time, or as soon as it is so much."""
+"""Output of turns is written after this time, or once there are this many tokens."""
 RETRY_S = 1.0
-"""A journal that cannot be written is tried again after this, and by each call that needs it."""
+"""A failed write is tried again after this time, and by each call that needs it."""
 
 log = structlog.get_logger(room="sessions")
 _T = TypeVar("_T")
@@ -45,14 +45,14 @@ class JournalListener(Protocol):
     """A listener of the journal, on the daemon's event loop."""
 
     def journal_changed(self) -> None:
-        """Note that `Journal.cause` or `Journal.set_aside` have changed."""
+        """Note that `Journal.cause` or `Journal.set_aside` has changed."""
 
 
 class Journal:
     """Lives on the daemon's event loop; *file* is used by one thread at a time.
 
-    `run` writes: each time as many changes as there are, in one transaction. `cause` says why the
-    journal is not written, if it is not; `set_aside` where a damaged one was put.
+    `run` writes all pending changes in one transaction. `cause` says why writing fails, None while
+    it does not; `set_aside` is the path of an unreadable file, `set_aside_cause` its defect.
     """
 
     def __init__(
@@ -60,6 +60,7 @@ class Journal:
     ):
         self.cause: str | None = None
         self.set_aside: Path | None = None
+        self.set_aside_cause = ""
         self._listener = listener
         self._dates = dates or Dates()
         self._file = JournalFile(path, self._dates.now)
@@ -68,12 +69,12 @@ class Journal:
         self._recordings: dict[SessionKey, Recording] = {}
         self._changed: dict[Recording, None] = {}
         self._noted_at: float | None = None
-        """When the oldest of what is to be written was noted."""
+        """When the oldest pending change was noted."""
         self._writing_at: float | None = None
-        """When the oldest of what is being written was."""
+        """The same of the changes that are being written."""
         self._erasing: dict[SessionKey, None] = {}
         self._present: set[SessionKey] = set()
-        """Sessions that the file has, or may have."""
+        """Sessions that are in the file, or may be."""
         self._tokens = 0
         self._wake, self._urgent, self._flushed = anyio.Event(), anyio.Event(), anyio.Event()
         self._begun = self._done = 0
@@ -81,9 +82,7 @@ class Journal:
         self._thread = anyio.CapacityLimiter(1)
 
     async def open_file(self) -> list[StoredSession]:
-        """Open the file and return what is in it. Where that is not possible, the daemon goes on
-        without.
-        """
+        """Open the file and return its sessions. If that fails, the daemon goes on without it."""
         try:
             found = await self._in_thread(self._file.open)
         except NewerJournal as exc:
@@ -103,18 +102,19 @@ class Journal:
             self._listener.journal_changed()
 
     def age_s(self, stored: StoredSession) -> float:
-        """Return how long ago a session was written."""
+        """Return the seconds since a session was written."""
         return self._dates.age_s(stored.at)
 
     def _note_found(self, found: Found) -> None:
         if found.set_aside is None:
             self._present |= {(s.owner, s.session_id) for s in found.sessions}
             return
-        self.set_aside = found.set_aside
+        self.set_aside, self.set_aside_cause = found.set_aside, found.cause
         log.error(
             "journal.set_aside",
             path=str(self._file.path),
             set_aside=str(found.set_aside),
+            cause=found.cause,
             sessions_read=len(found.sessions),
         )
         self._report_change()
@@ -125,7 +125,7 @@ class Journal:
     def open_recording(
         self, session: RecordedSession, key: SessionKey, *, found: bool = False
     ) -> NoRecording:
-        """Return the line of an owner's session, by its id; *found*: `open` returned it."""
+        """Return the recording of a session; *found*: `open_file` returned it."""
         if self._refused:
             return NoRecording(durable=False)
         present = found and key in self._present
@@ -136,7 +136,7 @@ class Journal:
 
     @property
     def status(self) -> dict[str, Any]:
-        """What `stats` tell of the journal."""
+        """The journal's part of `stats`."""
         state = "refused" if self._refused else "failing" if self.cause else "written"
         return {
             "state": state,
@@ -147,16 +147,16 @@ class Journal:
 
     @property
     def lag_s(self) -> float:
-        """How long ago the oldest change was noted that is not written; 0: all is."""
+        """Seconds since the oldest unwritten change was noted; 0: all is written."""
         since = self._writing_at or self._noted_at
         return 0.0 if since is None else time.monotonic() - since
 
-    # What recordings note.
+    # Changes of recordings.
 
     def note_change(self, recording: Recording, tokens: int = 0, *, urgent: bool = False) -> None:
-        """Note that a session has something to be written, *tokens* of a turn among it."""
+        """Note that a session has changed, by *tokens* of a turn among others."""
         if self._recordings.get(recording.key) is not recording:
-            return  # it is forgotten
+            return  # the session was forgotten
         if self._noted_at is None:
             self._noted_at = time.monotonic()
         self._changed[recording] = None
@@ -166,21 +166,21 @@ class Journal:
             self._urgent.set()
 
     async def wait_written(self, recording: Recording) -> None:
-        """Wait until what a session has noted is written, or was tried to be."""
+        """Wait until a session's noted changes are written, or writing them has failed."""
         if recording in self._changed:
             self._urgent.set()
-            await self._reached(self._begun + 1)
+            await self._wait_for_flush(self._begun + 1)
         else:
-            await self._reached(self._begun)
+            await self._wait_for_flush(self._begun)
 
-    async def _reached(self, number: int) -> None:
+    async def _wait_for_flush(self, number: int) -> None:
         while self._done < number and not self._closed:
             await self._flushed.wait()
 
     async def erase_session(self, owner: int, session_id: str) -> None:
-        """Delete what is written of a session; nothing of it is written any more.
+        """Delete a session's rows, and write it no longer.
 
-        :raises BackendError: it cannot be deleted; it is tried again until it is.
+        :raises BackendError: they cannot be deleted; the journal tries again until they are.
         """
         key = owner, session_id
         recording = self._recordings.pop(key, None)
@@ -191,11 +191,11 @@ class Journal:
         self._erasing[key] = None
         self._wake.set()
         self._urgent.set()
-        await self._reached(self._begun + 1)
+        await self._wait_for_flush(self._begun + 1)
         if key in self._erasing:
             raise BackendError(
                 f"the journal cannot be written: {self.cause or 'it is closed'}",
-                hint="what is written of the session is deleted as soon as that is possible",
+                hint="the session's rows are deleted as soon as the journal can be written again",
             )
 
     def _may_have(self, key: SessionKey) -> bool:
@@ -204,7 +204,7 @@ class Journal:
     # Writing.
 
     async def run(self) -> None:
-        """Write what has changed, for ever."""
+        """Write changes as they are noted, for ever."""
         while True:
             await self._wake.wait()
             with anyio.move_on_after(RETRY_S if self.cause else GROUP_S):
@@ -212,7 +212,7 @@ class Journal:
             await self._flush()
 
     async def close(self) -> None:
-        """Write what is left and close the file."""
+        """Write the pending changes and close the file."""
         await self._flush()
         if self._changed and not self._refused:
             log.error("journal.lost", sessions=len(self._changed), cause=self.cause)
@@ -225,15 +225,15 @@ class Journal:
             self._begun += 1
             self._wake, self._urgent, self._tokens = anyio.Event(), anyio.Event(), 0
             self._writing_at, self._noted_at = self._noted_at, None
-            taken, erasing = list(self._changed), list(self._erasing)
+            recordings, erasing = list(self._changed), list(self._erasing)
             self._changed.clear()
             try:
-                changes = self._changes(taken, erasing)
+                changes = self._changes(recordings, erasing)
                 if changes and not self._closed:
-                    with anyio.CancelScope(shield=True):  # it is told what became of it
+                    with anyio.CancelScope(shield=True):  # its result must be noted
                         await self._in_thread(partial(self._write, changes))
-            except Exception as exc:  # whatever it is, the sessions go on without
-                self._failed(taken, exc)
+            except Exception as exc:  # sessions go on without a journal after any error
+                self._failed(recordings, exc)
             else:
                 self._wrote(erasing, bool(changes))
             self._writing_at = None
@@ -241,10 +241,12 @@ class Journal:
             flushed, self._flushed = self._flushed, anyio.Event()
             flushed.set()
 
-    def _changes(self, taken: Sequence[Recording], erasing: Sequence[SessionKey]) -> list[Change]:
+    def _changes(
+        self, recordings: Sequence[Recording], erasing: Sequence[SessionKey]
+    ) -> list[Change]:
         changes: list[Change] = [Erase(owner=owner, session_id=name) for owner, name in erasing]
         at = self._dates.now()
-        for recording in taken:
+        for recording in recordings:
             changes += recording.take_changes(at)
             self._present.add(recording.key)
         return changes
@@ -259,11 +261,11 @@ class Journal:
             log.info("journal.written_again", path=str(self._file.path))
             self._report_change()
 
-    def _failed(self, taken: Sequence[Recording], error: Exception) -> None:
-        """Note that a batch was not written: all of it is to be written again, some time."""
+    def _failed(self, recordings: Sequence[Recording], error: Exception) -> None:
+        """Note a failed write: all of the batch is to be written again."""
         if isinstance(error, sqlite3.Error) and damaged(error):
-            taken = list(self._recordings.values())
-        for recording in taken:
+            recordings = list(self._recordings.values())
+        for recording in recordings:
             if self._recordings.get(recording.key) is recording:
                 recording.write_again()
                 self._changed[recording] = None
@@ -290,5 +292,5 @@ class Journal:
             self._file.write(changes)
         except sqlite3.Error as exc:
             if damaged(exc):
-                self._file.close()  # opening it sets it aside
+                self._file.close()  # the next write opens it, which sets it aside
             raise

@@ -1,10 +1,11 @@
-"""The journal's file: sessions with an id in SQLite. Knows nothing of when it is written to.
+"""The journal's SQLite file: sessions with an id. `journal.py` decides when it is written.
 
-One thread at a time may use it. It holds what users have written: so it is its owner's alone
-(0600), and what is deleted is overwritten (`secure_delete`), in the log beside it, too.
+One thread at a time may use it. It holds users' texts: only its owner may read it (0600), and
+deleted data is overwritten (`secure_delete`), in the write-ahead log too.
 
 Measured with 16 sessions: a commit of a piece of each takes 0.09 ms, of a past of 500 tokens each
-0.21 ms; each 4 MB the log goes into the file, which takes 10 to 15 ms more. Erasing takes 16 ms.
+0.21 ms. Every 4 MB the log is copied into the file, which takes 10 to 15 ms more. Erasing a session
+takes 16 ms.
 """
 
 from __future__ import annotations
@@ -20,21 +21,20 @@ from pathlib import Path
 import msgspec
 
 from .entries import SessionFacts, StoredSession, TurnPiece
-from .upgrade import upgrade_rows
 
-SCHEMA = 2
-"""Version of the tables, in the file's `user_version`. A newer one is left alone, an older one is
-rewritten. Since 2, all values are stored, and priorities by name.
+SCHEMA = 3
+"""Version of the tables, in the file's `user_version`. A newer file is not touched, an older one is
+set aside.
 """
 
 _MAGIC = b"SQLite format 3\0"
 _VERSION_AT = 60
-"""Where a file's header has its `user_version`: big-endian, 4 bytes
+"""Offset of `user_version` in the file's header: big-endian, 4 bytes
 (https://www.sqlite.org/fileformat2.html, section 1.3)."""
 _WAL_BYTES = 4 << 20
 _LOCK_WAIT_S = 1.0
 _DAMAGE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
-"""Primary result codes that speak of the file itself."""
+"""Primary result codes that mean damage of the file itself."""
 
 _TABLES = """
 CREATE TABLE session (
@@ -52,11 +52,11 @@ CREATE TABLE piece (
 
 
 class NewerJournal(Exception):
-    """The file was written by a newer version of inferd, and is not touched."""
+    """A newer version of inferd wrote the file; it is not touched."""
 
 
-class _Damaged(Exception):
-    """The file, or a row of it, cannot be read."""
+class _Unreadable(Exception):
+    """The file or one of its rows is damaged, or an older version of inferd wrote the file."""
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,7 +67,7 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SavePast(Change, frozen=True, kw_only=True):
-    """Put facts and past in the place of all that there was of the session, if anything."""
+    """Replace all that is stored of a session, or insert it."""
 
     facts: bytes
     past: bytes
@@ -75,34 +75,35 @@ class SavePast(Change, frozen=True, kw_only=True):
 
 
 class SaveFacts(Change, frozen=True, kw_only=True):
-    """Replace the facts of a session that is there."""
+    """Replace the facts of a stored session."""
 
     facts: bytes
     at: float
 
 
 class SavePiece(Change, frozen=True, kw_only=True):
-    """Add to the last turn; number 0 begins another one."""
+    """Add a piece to the last turn; number 0 begins another turn."""
 
     number: int
     data: bytes
 
 
 class Erase(Change, frozen=True, kw_only=True):
-    """Delete a session; nothing of it is left in the file or its log."""
+    """Delete a session from the file and its log."""
 
 
 class Found(msgspec.Struct, frozen=True, kw_only=True):
-    """What there was in the file: sessions, the longest untouched first. A damaged file was set
-    aside as *set_aside*; then these are the ones that could be read, and the file is a new one.
+    """The sessions read from the file, least recently written first. An unreadable file was set
+    aside as *set_aside*, for *cause*: *sessions* are then the readable ones, and the file is new.
     """
 
     sessions: list[StoredSession]
     set_aside: Path | None = None
+    cause: str = ""
 
 
 class JournalFile:
-    """Sessions in the file *path*. All methods block; all but `open` need it to be open."""
+    """Sessions in the file *path*. All methods block; all except `open` need an open file."""
 
     def __init__(self, path: Path, now: Callable[[], float] = time.time):
         self.path = path
@@ -111,36 +112,36 @@ class JournalFile:
 
     @property
     def is_open(self) -> bool:
-        """Tell whether it can be written to."""
+        """Whether the file can be written to."""
         return self._db is not None
 
     def open(self) -> Found:
-        """Open the file, or make it, and read it.
+        """Open or create the file and read it.
 
-        :raises NewerJournal: it is a newer version's.
-        :raises OSError: it cannot be made or read.
+        :raises NewerJournal: a newer version wrote it.
+        :raises OSError: it cannot be created or read.
         :raises sqlite3.Error: the same.
         """
         sessions: list[StoredSession] = []
         try:
             self._open(sessions)
-        except _Damaged:
+        except _Unreadable as exc:
             self.close()
             aside = self._set_aside()
             self._open([])
-            return Found(sessions=sessions, set_aside=aside)
+            return Found(sessions=sessions, set_aside=aside, cause=str(exc))
         except BaseException:
             self.close()
             raise
         return Found(sessions=sessions)
 
     def _open(self, sessions: list[StoredSession]) -> None:
-        """Open the file and append what is in it to *sessions*, as far as it can be read.
+        """Open the file and append its readable sessions to *sessions*.
 
-        :raises _Damaged: not all of it can.
+        :raises _Unreadable: some of it cannot be read.
         """
         self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        _peek(self.path)
+        _check_header(self.path)
         os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
         self._db = sqlite3.connect(
             self.path, timeout=_LOCK_WAIT_S, isolation_level=None, check_same_thread=False
@@ -148,19 +149,18 @@ class JournalFile:
         try:
             self._prepare(self._db)
             for stored in _read(self._db):
-                sessions.append(stored)  # noqa: PERF402  # what was read before damage counts
-            _check(self._db)
+                sessions.append(stored)  # noqa: PERF402  # those before the damage count
+            _check_pages(self._db)
         except sqlite3.Error as exc:
             if damaged(exc) or _code(exc) == sqlite3.SQLITE_ERROR:  # no table where one belongs
-                raise _Damaged(str(exc)) from exc
+                raise _Unreadable(str(exc)) from exc
             raise
 
     def _prepare(self, db: sqlite3.Connection) -> None:
         # Exclusive: another daemon on this directory is refused, and no shared memory is needed.
         db.execute("PRAGMA locking_mode = EXCLUSIVE")
         version = _number(db, "PRAGMA user_version")
-        if version > SCHEMA:
-            raise NewerJournal(_newer(self.path, version))
+        _check_version(self.path, version)
         db.execute("PRAGMA journal_mode = WAL")
         db.execute("PRAGMA synchronous = NORMAL")
         db.execute("PRAGMA secure_delete = ON")
@@ -168,16 +168,11 @@ class JournalFile:
         db.execute(f"PRAGMA journal_size_limit = {_WAL_BYTES}")
         if version == 0:
             db.executescript(f"BEGIN IMMEDIATE;{_TABLES}PRAGMA user_version = {SCHEMA};COMMIT")
-        elif version < SCHEMA:
-            with _transaction(db):
-                upgrade_rows(db)
-                db.execute(f"PRAGMA user_version = {SCHEMA}")
-        if version < SCHEMA:
-            # Older versions look for the number in the file, not in its log.
+            # Other versions look for the number in the file, not in its log.
             db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
     def _set_aside(self) -> Path:
-        """Rename a damaged file, with its log, and return its new name."""
+        """Rename the file and its log, and return the new name."""
         stem = f"{self.path.name}.damaged-{int(self._now())}"
         numbers = (f"{stem}-{n}" if n else stem for n in range(1000))
         aside = next(p for p in map(self.path.with_name, numbers) if not p.exists())
@@ -187,21 +182,21 @@ class JournalFile:
         return aside
 
     def close(self) -> None:
-        """Close the file; its log goes into it."""
+        """Close the file; SQLite copies its log into it."""
         db, self._db = self._db, None
         if db is not None:
             db.close()
 
     def write(self, changes: Sequence[Change]) -> None:
-        """Do changes, in this order, all or none.
+        """Apply all changes, in this order, or none.
 
-        :raises sqlite3.Error: they cannot be written; `damaged` tells whether the file is at fault.
+        :raises sqlite3.Error: they cannot be written; `damaged` says whether the file is damaged.
         """
         db = self._db
         assert db is not None, "the journal is not open"
         with _transaction(db):
             for change in changes:
-                _do(db, change)
+                _apply(db, change)
         if any(isinstance(change, Erase) for change in changes):
             db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
@@ -219,40 +214,40 @@ def _transaction(db: sqlite3.Connection) -> Iterator[None]:
 
 
 def damaged(error: sqlite3.Error) -> bool:
-    """Tell whether an error says that the file is damaged, not that it cannot be written."""
+    """Return whether an error means a damaged file, not a failed write."""
     return _code(error) in _DAMAGE
 
 
 def _code(error: sqlite3.Error) -> int:
-    """Return an error's primary result code; −1: it has none."""
+    """Return an error's primary result code, or −1."""
     code = getattr(error, "sqlite_errorcode", None)
     return -1 if code is None else code & 0xFF
 
 
-def _do(db: sqlite3.Connection, change: Change) -> None:
-    whose = change.owner, change.session_id
+def _apply(db: sqlite3.Connection, change: Change) -> None:
+    key = change.owner, change.session_id
     match change:
         case SavePast(facts=facts, past=past, at=at):
-            db.execute("DELETE FROM piece WHERE owner = ? AND id = ?", whose)
+            db.execute("DELETE FROM piece WHERE owner = ? AND id = ?", key)
             db.execute(
                 "INSERT OR REPLACE INTO session VALUES (?, ?, ?, ?, ?, ?, ?)",
-                (*whose, at, facts, zlib.crc32(facts), past, zlib.crc32(past)),
+                (*key, at, facts, zlib.crc32(facts), past, zlib.crc32(past)),
             )
         case SaveFacts(facts=facts, at=at):
             db.execute(
                 "UPDATE session SET facts = ?, facts_crc = ?, at = ? WHERE owner = ? AND id = ?",
-                (facts, zlib.crc32(facts), at, *whose),
+                (facts, zlib.crc32(facts), at, *key),
             )
         case SavePiece(number=number, data=data):
             if number == 0:
-                db.execute("DELETE FROM piece WHERE owner = ? AND id = ?", whose)
+                db.execute("DELETE FROM piece WHERE owner = ? AND id = ?", key)
             db.execute(
                 "INSERT OR REPLACE INTO piece VALUES (?, ?, ?, ?, ?)",
-                (*whose, number, data, zlib.crc32(data)),
+                (*key, number, data, zlib.crc32(data)),
             )
         case Erase():
-            db.execute("DELETE FROM piece WHERE owner = ? AND id = ?", whose)
-            db.execute("DELETE FROM session WHERE owner = ? AND id = ?", whose)
+            db.execute("DELETE FROM piece WHERE owner = ? AND id = ?", key)
+            db.execute("DELETE FROM session WHERE owner = ? AND id = ?", key)
 
 
 # Reading.
@@ -264,13 +259,14 @@ def _read(db: sqlite3.Connection) -> Iterator[StoredSession]:
     with closing(rows):
         for owner, session_id, at, facts, facts_crc, past, past_crc in rows:
             try:
-                known = _facts(_checked(facts, facts_crc))
+                known = _decode_facts(_checked(facts, facts_crc))
                 pieces = tuple(_pieces(db, owner, session_id))
-                yield StoredSession(owner, session_id, at, known, _checked(past, past_crc), pieces)
-            except (msgspec.MsgspecError, TypeError, _Damaged):
-                damage += 1  # the others are none the worse for it
+                _decode_unfinished(_checked(past, past_crc))
+                yield StoredSession(owner, session_id, at, known, past, pieces)
+            except (msgspec.MsgspecError, TypeError, _Unreadable):
+                damage += 1  # the other sessions are readable
     if damage:
-        raise _Damaged(f"{damage} sessions cannot be read")
+        raise _Unreadable(f"{damage} sessions cannot be read")
 
 
 def _pieces(db: sqlite3.Connection, owner: int, session_id: str) -> Iterator[TurnPiece]:
@@ -279,24 +275,31 @@ def _pieces(db: sqlite3.Connection, owner: int, session_id: str) -> Iterator[Tur
         (owner, session_id),
     )
     for data, crc in rows:
-        yield _piece(_checked(data, crc))
+        yield _decode_piece(_checked(data, crc))
 
 
 def _checked(data: bytes, crc: int) -> bytes:
     if zlib.crc32(data) != crc:
-        raise _Damaged("a checksum is wrong")
+        raise _Unreadable("a checksum is wrong")
     return data
 
 
-_facts = msgspec.msgpack.Decoder(SessionFacts).decode
-_piece = msgspec.msgpack.Decoder(TurnPiece).decode
+class _Unfinished(msgspec.Struct):
+    """The field of a `HistoryEntry` that is checked at once; decoding skips the other fields."""
+
+    unfinished: TurnPiece | None = None
 
 
-def _check(db: sqlite3.Connection) -> None:
-    """:raises _Damaged: the file does not hang together."""
+_decode_facts = msgspec.msgpack.Decoder(SessionFacts).decode
+_decode_piece = msgspec.msgpack.Decoder(TurnPiece).decode
+_decode_unfinished = msgspec.msgpack.Decoder(_Unfinished).decode
+
+
+def _check_pages(db: sqlite3.Connection) -> None:
+    """:raises _Unreadable: the file is inconsistent."""
     [[verdict]] = db.execute("PRAGMA quick_check(1)")
     if verdict != "ok":
-        raise _Damaged(verdict)
+        raise _Unreadable(verdict)
 
 
 def _number(db: sqlite3.Connection, query: str) -> int:
@@ -304,11 +307,11 @@ def _number(db: sqlite3.Connection, query: str) -> int:
     return int(number)
 
 
-def _peek(path: Path) -> None:
-    """Look at a file's header before SQLite does, which would touch it.
+def _check_header(path: Path) -> None:
+    """Check a file's header before SQLite opens the file, which would change it.
 
-    :raises NewerJournal: it is a newer version's.
-    :raises _Damaged: it is no file of SQLite's.
+    :raises NewerJournal: a newer version wrote it.
+    :raises _Unreadable: it is not an SQLite file, or an older version wrote it.
     """
     try:
         with path.open("rb") as file:
@@ -316,14 +319,17 @@ def _peek(path: Path) -> None:
     except FileNotFoundError:
         return
     if header and not header.startswith(_MAGIC):
-        raise _Damaged("no file of SQLite's")
-    version = int.from_bytes(header[_VERSION_AT:], "big")
+        raise _Unreadable("it is not an SQLite file")
+    _check_version(path, int.from_bytes(header[_VERSION_AT:], "big"))
+
+
+def _check_version(path: Path, version: int) -> None:
+    """Raise the error of a file with tables of another version; 0 is a file without tables."""
+    tables = f"version of inferd (tables {version}, here {SCHEMA})"
     if version > SCHEMA:
-        raise NewerJournal(_newer(path, version))
-
-
-def _newer(path: Path, version: int) -> str:
-    return f"{path} was written by a newer version of inferd (tables {version}, here {SCHEMA})"
+        raise NewerJournal(f"{path} was written by a newer {tables}")
+    if 0 < version < SCHEMA:
+        raise _Unreadable(f"it was written by an older {tables}")
 
 
 def _parts(path: Path) -> list[Path]:

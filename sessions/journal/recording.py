@@ -1,10 +1,10 @@
-"""Recordings: how much of each session is written, and what is to be written next."""
+"""Recordings: the written part of each session, and its pending changes."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from ...scheduler import messages as m
 from ...scheduler.messages import pack_floats, pack_tokens
@@ -13,77 +13,73 @@ from .entries import SessionFacts, TurnBegin, TurnPiece, encode
 from .journal_file import Change, SaveFacts, SavePast, SavePiece
 
 Shift = tuple[int, int, int]
-"""After how many tokens of the turn; how many tokens of the history were kept, and then dropped."""
+"""Tokens of the turn before the shift; tokens of the history kept, then dropped."""
 SessionKey = tuple[int, str]
 """A session's owner and id."""
 
 
 class RecordingWriter(Protocol):
-    """The journal, as recordings need it."""
+    """The part of the journal that recordings use."""
 
     cause: str | None
 
     def note_change(self, recording: Recording, tokens: int = 0, *, urgent: bool = False) -> None:
-        """Note that a session has something to be written, *tokens* of a turn among it."""
+        """Note that a session has changed, by *tokens* of a turn among others."""
 
     async def wait_written(self, recording: Recording) -> None:
-        """Wait until the noted changes of a session are written, or cannot be."""
+        """Wait until a session's changes are written, or writing them has failed."""
 
 
 class RecordedSession(Protocol):
-    """A session, as the journal sees it."""
+    """The part of a session that is stored."""
 
     @property
     def facts(self) -> SessionFacts:
-        """What holds for it now."""
+        """Its present settings and counts."""
 
     @property
     def packed(self) -> bytes:
-        """Its past, up to the turn: a `PastEntry` in msgpack."""
+        """Its history up to the turn: a `HistoryEntry` in msgpack."""
 
 
 class NoRecording:
-    """The line of a session of which nothing is written down. *durable* is what its metadata say:
-    None, or False where it should be and cannot.
+    """The recording of a session that is not written. *durable* is None where that is intended,
+    False where writing it has failed.
     """
 
     def __init__(self, durable: bool | None = None):
         self._durable = durable
+        self.shifts: list[Shift] = []
+        """The turn's context shifts."""
 
     @property
     def durable(self) -> bool | None:
-        """Tell whether what the session has answered is written down; None: it is not to be."""
+        """Whether the session's answers are written; None: they are not meant to be."""
         return self._durable
 
     def facts_changed(self) -> None:
-        """Note that parameters or the like have changed."""
+        """Note a change of settings: it is written before the answer."""
 
     def history_changed(self) -> None:
-        """Note that the past is another one, and no turn on it has begun."""
+        """Note another history, without a turn on it: it is written before the answer."""
 
     def turn_began(self, turn: Turn, begin: TurnBegin, shifts: Sequence[Shift] = ()) -> None:
-        """Note that a turn begins on the past as it stands, or goes on after such *shifts*."""
+        """Note a turn that begins on the present history, or continues after *shifts*."""
 
     def watch_tokens(self, sink: TokensSink | None) -> TokensSink | None:
-        """Return what a turn is to tell its tokens to, where its reader has *sink*."""
+        """Return a sink for a turn's tokens that notes them and passes them on to *sink*."""
         return sink
 
     def turn_ended(self) -> None:
-        """Note that the turn has ended."""
-
-    @property
-    def shifts(self) -> Sequence[Shift]:
-        """The turn's context shifts."""
-        return ()
+        """Note the end of the turn: it is written before the answer."""
 
     async def wait_written(self) -> None:
-        """Wait until what was noted is written, or cannot be."""
+        """Wait until all noted changes are written, or writing them has failed."""
 
 
 class Recording(NoRecording):
-    """One session's line to the journal, and how much of it is written.
-
-    *present*: it is in the journal as it stands.
+    """The recording of a session that the journal writes. *present*: the file has its present
+    state.
     """
 
     def __init__(
@@ -100,97 +96,85 @@ class Recording(NoRecording):
         self._facts, self._past = False, not present
         self._turn: Turn | None = None
         self._begin = TurnBegin()
-        self._shifts: list[Shift] = []
         self._written = _Written()
 
     @property
     def durable(self) -> bool | None:
-        """Tell whether what the session has answered is written down."""
+        """Whether the session's answers are written."""
         return self._journal.cause is None
 
     def facts_changed(self) -> None:
-        """Note that parameters or the like have changed: written before the answer."""
+        """Note a change of settings."""
         self._facts = True
         self._journal.note_change(self, urgent=True)
 
     def history_changed(self) -> None:
-        """Note that the past is another one: written before the answer."""
+        """Note another history, without a turn on it."""
         self._past, self._turn = True, None
         self._journal.note_change(self, urgent=True)
 
     def turn_began(self, turn: Turn, begin: TurnBegin, shifts: Sequence[Shift] = ()) -> None:
-        """Note that a turn begins: written some time soon."""
+        """Note the beginning of a turn; the next group is written with it."""
         self._turn, self._begin = turn, begin
-        self._shifts, self._written = list(shifts), _Written()
+        self.shifts, self._written = list(shifts), _Written()
         self._journal.note_change(self)
 
     def watch_tokens(self, sink: TokensSink | None) -> TokensSink:
-        """Return what a turn is to tell its tokens to."""
-        note = self._tokens_sent
+        """Return a sink for a turn's tokens that notes them and passes them on to *sink*."""
         if sink is None:
-            return note
+            return self._note_tokens
 
         def both(report: m.Tokens) -> None:
-            note(report)
+            self._note_tokens(report)
             sink(report)
 
         return both
 
-    def _tokens_sent(self, report: m.Tokens) -> None:
+    def _note_tokens(self, report: m.Tokens) -> None:
         turn = self._turn
         if turn is not None:
-            if len(turn.shifts) > len(self._shifts):
+            if len(turn.shifts) > len(self.shifts):
                 self._note_shifts(turn, len(turn.tokens) - len(report.tokens))
             self._journal.note_change(self, len(report.tokens))
 
     def _note_shifts(self, turn: Turn, at: int) -> None:
-        """Note the shifts that have come since, after *at* tokens of the turn."""
-        self._shifts += [(at, *shift) for shift in turn.shifts[len(self._shifts) :]]
+        """Note the new shifts, which came after *at* tokens of the turn."""
+        self.shifts += [(at, *shift) for shift in turn.shifts[len(self.shifts) :]]
 
     def turn_ended(self) -> None:
-        """Note that the turn has ended: written before the answer."""
+        """Note the end of the turn."""
         if self._turn is not None:
             self._note_shifts(self._turn, len(self._turn.tokens))
             self._journal.note_change(self, urgent=True)
 
-    @property
-    def shifts(self) -> Sequence[Shift]:
-        """The turn's context shifts."""
-        return self._shifts
-
     async def wait_written(self) -> None:
-        """Wait until what was noted is written, or cannot be."""
+        """Wait until all noted changes are written, or writing them has failed."""
         await self._journal.wait_written(self)
 
-    # What the journal asks when it writes.
+    # Called by the journal as it writes.
 
     def write_again(self) -> None:
-        """Have everything written again: what was taken was not."""
+        """Have the whole session written again: the last write has failed."""
         self._past, self._written = True, _Written()
 
     def take_changes(self, at: float) -> list[Change]:
-        """Return what is to be written as of now; it counts as written then."""
-        owner, session_id = self.key
+        """Return the pending changes; from now on they count as written."""
+        key: dict[str, Any] = {"owner": self.key[0], "session_id": self.key[1]}
         changes: list[Change] = []
         if self._past or self._facts:
             facts = encode(self._session.facts)
             if self._past:
-                past = self._session.packed
-                saved: Change = SavePast(
-                    owner=owner, session_id=session_id, facts=facts, past=past, at=at
-                )
+                changes.append(SavePast(**key, facts=facts, past=self._session.packed, at=at))
             else:
-                saved = SaveFacts(owner=owner, session_id=session_id, facts=facts, at=at)
-            changes.append(saved)
+                changes.append(SaveFacts(**key, facts=facts, at=at))
             self._past = self._facts = False
-        if (piece := self._piece()) is not None:
-            number, data = self._written.pieces, encode(piece)
-            changes.append(SavePiece(owner=owner, session_id=session_id, number=number, data=data))
+        if (piece := self._next_piece()) is not None:
+            changes.append(SavePiece(**key, number=self._written.pieces, data=encode(piece)))
             self._written.pieces += 1
         return changes
 
-    def _piece(self) -> TurnPiece | None:
-        """Return what the turn has told since the last piece, if there is something."""
+    def _next_piece(self) -> TurnPiece | None:
+        """Return the turn's output since the last piece; None: there is none."""
         turn, done = self._turn, self._written
         if turn is None or done.end:
             return None
@@ -198,20 +182,20 @@ class Recording(NoRecording):
             tokens=pack_tokens(turn.tokens[done.tokens :]),
             text=bytes(turn.text[done.text :]),
             surprisals=pack_floats(turn.surprisals[done.surprisals :]),
-            shifts=tuple(self._shifts[done.shifts :]),
+            shifts=tuple(self.shifts[done.shifts :]),
             begin=None if done.pieces else self._begin,
             end=_end_of(turn),
         )
-        done.tokens, done.text, done.shifts = len(turn.tokens), len(turn.text), len(self._shifts)
+        done.tokens, done.text, done.shifts = len(turn.tokens), len(turn.text), len(self.shifts)
         done.surprisals = len(turn.surprisals)
         done.end = piece.end is not None
-        told = piece.tokens or piece.text or piece.shifts or piece.begin or done.end
-        return piece if told else None
+        new = piece.tokens or piece.text or piece.shifts or piece.begin or done.end
+        return piece if new else None
 
 
 @dataclass(slots=True)
 class _Written:
-    """How much of a turn is written."""
+    """The written part of a turn."""
 
     pieces: int = 0
     tokens: int = 0

@@ -1,1 +1,1 @@
-"""One conversation, and the manager of all of them."""
+"""One session, and the manager of all sessions."""

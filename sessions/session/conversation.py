@@ -1,4 +1,4 @@
-"""The state of a conversation that input replaces and that a refused turn rolls back."""
+"""The state of a conversation, which input replaces and a refused turn rolls back."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from ..turn import Turn
 
 @dataclass
 class LastTurn:
-    """The last turn on a history; new input replaces all of it."""
+    """The last turn on a history; new input replaces this object."""
 
     turn: Turn | None = None
     begin: TurnBegin = field(default_factory=TurnBegin)
     piece: bytes = b""
-    """The token's text that `compute_single` returned last."""
+    """The text of the token that `compute_single` returned last."""
     reader_left: bool = False
-    """The turn was ended because its reader had left."""
+    """The turn was cancelled because its reader has disconnected."""
     output_cleared: bool = False
-    """`fini_single` was called: there is no output any more, but the history is unchanged."""
+    """`fini_single` was called: the output was deleted, the history is unchanged."""
     ending_read: bool = False
 
 
 @dataclass
 class Conversation:
-    """Copied whole; each part is a value or is replaced, except *history_state*."""
+    """Copied as a whole; each part is a value or is replaced, except *history_state*."""
 
     state: SessionState = SessionState.EMPTY
     history_state: HistoryState = field(default_factory=HistoryState)
@@ -39,11 +39,11 @@ class Conversation:
     last: LastTurn = field(default_factory=LastTurn)
 
     def copy(self) -> Conversation:
-        """Return the same state, which stays as it is when this one changes."""
+        """Return a copy that later changes do not affect."""
         return Conversation(**{name: copy(value) for name, value in vars(self).items()})
 
     def rolled_back(self, before: Conversation) -> Conversation:
-        """Return the state *before*; the text of a history retokenized since is known."""
+        """Return the state *before*, with the text of a history retokenized since."""
         before.vocabulary = self.vocabulary.rolled_back(before.vocabulary)
         return before
 
@@ -59,19 +59,19 @@ class Conversation:
 
     @property
     def turns_back(self) -> int:
-        """How many turns can be rewound."""
+        """The number of turns that can be rewound."""
         return len(self.history_state.now.marks)
 
     @property
     def size(self) -> int:
-        """Tokens of the history, of a dormant session, too."""
+        """The length of the history in tokens, also of a dormant session."""
         dormant_tokens = self.history_state.dormant_tokens
         return len(self.tokens()) if dormant_tokens is None else dormant_tokens
 
     def tokens(self) -> list[int]:
-        """Return the prompt and the turn's tokens that were sent to the reader."""
+        """Return the prompt and the output tokens that were sent to the reader."""
         return self.prompt if self.last.turn is None else self.last.turn.history()
 
     def current_history(self) -> History:
-        """Return a new history: the one up to the turn, and what the turn has said."""
+        """Return a new history with the output of the last turn."""
         return self.history_state.now.after(self.last.turn)

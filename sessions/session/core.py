@@ -18,17 +18,17 @@ from .conversation import Conversation, LastTurn
 
 @dataclass
 class SessionSettings:
-    """Settings that hold until a client changes them; a branch has a copy of all.
+    """Settings that hold until a client changes them; a branch gets a copy.
 
-    *persist*: a session with an id may be written to disk, its history by `recording`, its KV state
-    by the worker.
+    *persist*: the history of a session with an id may be written to disk by `recording`, its KV
+    state by the worker.
     """
 
     parameters: Parameters
     priority: Priority = Priority.NORMAL
     persist: bool = True
     adapters: tuple[str, ...] = ()
-    """The keys of the last turn's: its KV state is found by them."""
+    """The keys of the last turn's adapters, by which its KV state is found."""
     lora: dict[str, float] = field(default_factory=dict)
     """The same for users: scales by names."""
 
@@ -37,42 +37,34 @@ class SessionSettings:
         return replace(self, parameters=self.parameters.copy(), lora=dict(self.lora))
 
 
+@dataclass(eq=False, repr=False)
 class SessionCore:
     """Owned by the daemon's event loop."""
 
-    def __init__(
-        self,
-        handle: int,
-        owner: int,
-        model: ModelSource,
-        ledger: Ledger,
-        settings: SessionSettings,
-        session_id: str | None = None,
-    ):
-        self.handle = handle
-        self.owner = owner
-        self.model = model
-        self.ledger = ledger
-        self.settings = settings
-        self.session_id = session_id
-        self.conversation = Conversation()
-        self.recording = NoRecording()
-        self.ticket: Ticket | None = None
-        """The place in the ledger of the turn that is under way."""
-        self.used_at = 0.0
-        self.rested_at: float | None = None
-        """When its last turn ended, if this daemon knows."""
-        self.turn_at = 0.0
-        self.turns_begun = 0
+    handle: int
+    owner: int
+    model: ModelSource
+    ledger: Ledger
+    settings: SessionSettings
+    session_id: str | None = None
+    conversation: Conversation = field(init=False, default_factory=Conversation)
+    recording: NoRecording = field(init=False, default_factory=NoRecording)
+    ticket: Ticket | None = field(init=False, default=None)
+    """The ledger's ticket of the turn that is under way."""
+    used_at: float = field(init=False, default=0.0)
+    rested_at: float | None = field(init=False, default=None)
+    """When its last turn ended; None: not in this daemon."""
+    turn_at: float = field(init=False, default=0.0)
+    turns_begun: int = field(init=False, default=0)
 
     @property
     def name(self) -> str:
-        """The engine's name for it: unique among its owner's sessions, and never given again."""
+        """The engine's name for it: unique among its owner's sessions, and never reused."""
         return f"#{self.handle}" if self.session_id is None else f"id:{self.session_id}"
 
     @property
     def state(self) -> SessionState:
-        """The state of the session's table."""
+        """The state in the session's table."""
         return self.conversation.state
 
     @property
@@ -93,12 +85,12 @@ class SessionCore:
             self.ticket = self.ticket if self.active else None
 
     def accept_history(self, call: SessionCall, history: History) -> None:
-        """Do a step of the state table that puts another history in place, without a turn."""
+        """Do a step of the state table that replaces the history, without a turn."""
         self.move_state(call)
         self.conversation.history_state.replace_history(history)
         self.conversation.last = LastTurn()
         self.recording.history_changed()
 
     async def wait_recorded(self) -> None:
-        """Wait until everything answered is in the journal, or cannot be: see the metadata."""
+        """Wait until all answers are in the journal, or writing has failed (see the metadata)."""
         await self.recording.wait_written()

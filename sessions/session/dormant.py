@@ -1,4 +1,4 @@
-"""Dormant sessions, by owner and id, and the bounds past which they are forgotten."""
+"""Dormant sessions by owner and id, and the bounds past which they are deleted."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ DAY_S = 86_400.0
 
 @dataclass(frozen=True)
 class DormantLimits:
-    """The bounds of all dormant sessions together, and of one's age."""
+    """The bounds of all dormant sessions together, and of the age of one."""
 
     sessions_max: int = 1000
     seconds_max: float = 7 * DAY_S
@@ -21,7 +21,7 @@ class DormantLimits:
 
 
 class DormantSessions:
-    """Owned by the manager; iterated from the longest dormant one on."""
+    """Owned by the manager; iteration starts with the longest dormant one."""
 
     def __init__(self, limits: DormantLimits) -> None:
         self.limits = limits
@@ -35,34 +35,33 @@ class DormantSessions:
         return iter(list(self._sessions.values()))
 
     def find_session(self, owner: int, session_id: str) -> Session | None:
-        """Return an owner's dormant session; None: there is none with this id."""
+        """Return an owner's dormant session with this id."""
         return self._sessions.get((owner, session_id))
 
     def add_session(self, session: Session) -> None:
-        """Add a session that has gone dormant."""
+        """Add a session that has become dormant."""
         assert session.session_id is not None, "only a session with an id can be found again"
         self._sessions[session.owner, session.session_id] = session
         self.bytes += len(session.packed)
 
     def remove_session(self, session: Session, packed_bytes: int) -> None:
-        """Remove a session whose history had so many bytes while it was dormant."""
+        """Remove a session; *packed_bytes* is the size of its history while it was dormant."""
         assert session.session_id is not None
         del self._sessions[session.owner, session.session_id]
         self.bytes -= packed_bytes
 
     def take_excess(self, now: float) -> Session | None:
         """Remove and return the longest dormant session, if a bound is exceeded."""
-        for oldest in self:
-            limits, expires_in_s = self.limits, self.expires_in_s(now)
-            too_many = len(self) > limits.sessions_max or self.bytes > limits.bytes_max
-            if not too_many and expires_in_s > 0:
-                return None
-            self.remove_session(oldest, len(oldest.packed))
-            return oldest
-        return None
+        limits = self.limits
+        too_many = len(self) > limits.sessions_max or self.bytes > limits.bytes_max
+        if not self._sessions or not (too_many or self.expires_in_s(now) <= 0):
+            return None
+        oldest = next(iter(self._sessions.values()))
+        self.remove_session(oldest, len(oldest.packed))
+        return oldest
 
     def expires_in_s(self, now: float) -> float:
-        """Return when the longest dormant session is too old; infinity: there is none."""
+        """Return the seconds until the longest dormant session is too old, or infinity."""
         if not self._sessions:
             return float("inf")
         oldest = next(iter(self._sessions.values()))

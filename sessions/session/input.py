@@ -1,4 +1,4 @@
-"""A session's input: text and messages for its history, and going back in it."""
+"""A session's input: text and messages added to its history, and rewinds of it."""
 
 from __future__ import annotations
 
@@ -16,59 +16,53 @@ from .model_link import ModelLink
 
 
 class SessionInput:
-    """Owned by its session. Input either replaces the history or, with the option `append`, adds
-    to it.
+    """Owned by its session. Input replaces the history or, with the parameter `append`, extends
+    it.
     """
 
     def __init__(self, core: SessionCore, link: ModelLink):
         self._core, self._link = core, link
 
     async def set_input(self, text: bytes) -> int:
-        """Make *text* the prompt, or add it to the history; return the prompt's tokens.
+        """Make *text* the prompt, or append it to the history; return its tokens.
 
         :raises SessionBusy: a turn is under way.
         """
+        return await self._add_tokens(text)
+
+    async def add_text(self, text: bytes) -> None:
+        """Append *text* to the history."""
+        await self._add_tokens(text, appends=True)
+
+    async def _add_tokens(self, text: bytes, *, appends: bool = False) -> int:
         async with self._link.exclusive():
             step(self._core.state, SessionCall.SET_INPUT)
-            appends = bool(self._core.settings.parameters.standing("append"))
+            appends = appends or bool(self._core.settings.parameters.standing("append"))
             append = appends and bool(self._core.conversation.prompt)
             tokens = await self._link.query(
                 lambda c: c.tokenize(text, special=True, bos=not append, turn=True),
                 new_history=not append,
             )
             history = self._core.conversation.current_history()
-            history.extend(tokens) if append else history.replace(tokens)
+            history.append_tokens(tokens) if append else history.replace_tokens(tokens)
             self._core.accept_history(SessionCall.SET_INPUT, history)
         await self._core.wait_recorded()
         return len(tokens)
 
-    async def add_text(self, text: bytes) -> None:
-        """Add *text* to the history as it stands."""
-        async with self._link.exclusive():
-            step(self._core.state, SessionCall.SET_INPUT)
-            bos = not self._core.conversation.prompt
-            tokens = await self._link.query(
-                lambda c: c.tokenize(text, special=True, bos=bos, turn=True)
-            )
-            history = self._core.conversation.current_history()
-            history.extend(tokens)
-            self._core.accept_history(SessionCall.SET_INPUT, history)
-        await self._core.wait_recorded()
-
     async def add_messages(
         self, messages: Sequence[dict[str, Any]], options: Mapping[str, Any] = NO_OPTIONS
     ) -> None:
-        """Add chat messages to the history, by the model's template, which gets the parameters of a
-        turn with *options*; after raw text, begin a new history.
+        """Add chat messages to the history by the model's template, which gets the parameters of a
+        turn with *options*. After raw text, begin a new history.
         """
         rendering = self._core.settings.parameters.rendering(options)
         async with self._link.exclusive():
             step(self._core.state, SessionCall.SET_INPUT)
-            history = await self._link.query(lambda c: self._chatted(c, messages, rendering))
+            history = await self._link.query(lambda c: self._with_messages(c, messages, rendering))
             self._core.accept_history(SessionCall.SET_INPUT, history)
         await self._core.wait_recorded()
 
-    async def _chatted(
+    async def _with_messages(
         self, client: WorkerClient, messages: Sequence[dict[str, Any]], rendering: Rendering
     ) -> History:
         history = self._core.conversation.current_history()
@@ -76,11 +70,11 @@ class SessionInput:
         return history
 
     def reset_history(self, system: str | None = None) -> None:
-        """Forget the history; *system* is then the first message of the next one."""
+        """Clear the history; *system* becomes the first message of the next one."""
         self._core.accept_history(SessionCall.RESET, History(system))
 
     async def rewind_history(self, turns: int | None, tokens: int | None) -> None:
-        """Go back by *turns*, or to the first *tokens* tokens; just one of both is given.
+        """Rewind by *turns*, or to the first *tokens* tokens; one of them is None.
 
         :raises SessionBusy: a turn is under way.
         :raises InvalidArgument: the history is shorter.
@@ -88,7 +82,7 @@ class SessionInput:
         async with self._link.exclusive():
             step(self._core.state, SessionCall.REWIND)
             if self._core.conversation.vocabulary.saved_text is not None:
-                await self._link.client()  # the text is that of the whole history
+                await self._link.client()  # the saved text is that of the whole history
             history = self._core.conversation.current_history()
             if turns is not None:
                 history.rewind_turns(turns)
@@ -100,8 +94,8 @@ class SessionInput:
 
     @contextlib.contextmanager
     def rolled_back_if_refused(self) -> Iterator[None]:
-        """Roll back input that was given inside, if no turn begins on it there: a client that tries
-        again gives it again.
+        """Roll back input given inside the context, if no turn begins on it there: a client that
+        retries gives it again.
         """
         core = self._core
         history, before = core.conversation.history_state.now, core.conversation.copy()

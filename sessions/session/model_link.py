@@ -1,4 +1,4 @@
-"""A session's access to its model: exclusive, and with a history in the model's own tokens."""
+"""A session's exclusive access to its model, with a history in the model's vocabulary."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TypeVar
 import anyio
 
 from ...backends.errors import WorkerCrashed
-from ..worker_client import WorkerClient, ask_again
+from ..worker_client import WorkerClient, retry_query
 from .core import SessionCore
 
 T = TypeVar("T")
@@ -25,7 +25,7 @@ class ModelLink:
 
     @contextlib.asynccontextmanager
     async def exclusive(self) -> AsyncIterator[None]:
-        """Have the session alone, while turns of its model are not held back."""
+        """Lock the session, while turns of its model are not held back."""
         while True:
             await self._core.model.released()
             async with self._lock:
@@ -34,17 +34,17 @@ class ModelLink:
                     return
 
     async def query(
-        self, question: Callable[[WorkerClient], Awaitable[T]], *, new_history: bool = False
+        self, query: Callable[[WorkerClient], Awaitable[T]], *, new_history: bool = False
     ) -> T:
-        """Return the worker's answer, of another worker where one dies meanwhile.
+        """Return the result of *query* on the worker; see `retry_query`.
 
-        :raises WorkerCrashed: the question ended the worker, or too many workers have died.
+        :raises WorkerCrashed: the query's input crashed the worker, or too many workers have died.
         """
-        return await ask_again(lambda: self.client(new_history=new_history), question)
+        return await retry_query(lambda: self.client(new_history=new_history), query)
 
     async def client(self, *, new_history: bool = False) -> WorkerClient:
-        """Return the worker client. A history in the tokens of a model that had the name before a
-        swap is retokenized, unless a *new history* follows.
+        """Return the worker client. A history in the vocabulary of a model before a swap is
+        retokenized, unless a *new_history* follows.
         """
         core = self._core
         client = await core.model.ready()
@@ -59,16 +59,16 @@ class ModelLink:
         core = self._core
         history = core.conversation.current_history()
         await core.conversation.vocabulary.retokenize(core.model, client, history)
-        conversation = core.conversation  # it may have been rolled back meanwhile
+        conversation = core.conversation  # another one, if it was rolled back meanwhile
         conversation.history_state.replace_history(history)
         conversation.last = replace(conversation.last, turn=None)
         core.recording.history_changed()
 
     async def prepare_migration(self, *, also_text: bool) -> None:
         """Wait until the call that uses the model before a swap has ended. With *also_text*, save
-        the text of a history in that model's tokens.
+        the text of a history in that model's vocabulary.
 
-        :raises InferdError: no model has the text.
+        :raises InferdError: no model can detokenize it.
         """
         async with self._lock:
             conversation = self._core.conversation
@@ -76,14 +76,16 @@ class ModelLink:
                 history = conversation.current_history()
                 await conversation.vocabulary.save_text(self._core.model, history)
 
-    async def count_kept_tokens(self) -> int:
-        """Return how many of the history's tokens need not be computed again, as of now."""
+    async def count_cached_tokens(self) -> int:
+        """Return how many of the history's tokens are in a KV state now."""
         core = self._core
         client = core.model.loaded
         if client is None:
             return 0
         tokens = core.conversation.tokens()
         try:
-            return await client.lookup(core.owner, core.name, core.settings.adapters, tokens)
+            return await client.count_cached_tokens(
+                core.owner, core.name, core.settings.adapters, tokens
+            )
         except WorkerCrashed:
             return 0

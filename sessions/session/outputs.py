@@ -1,22 +1,23 @@
-"""A session's output: the text of its last turn, and the metadata that explain it."""
+"""A session's output: the text or embedding of its last turn, and its metadata."""
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
 from ...backends.errors import NotFound
+from ...scheduler.messages import Embedded
 from ...scheduler.output.logprobs import describe_logprobs
 from ..history.reasoning import AnswerParts, ReasoningSplitter, resume_splitting
 from ..table import SessionCall, step
 from ..turn import Turn
 from .core import SessionCore
-from .embedding_output import embedding_json
 
 DETACHED = "detached"
-"""Stop reason of a turn whose reader had left."""
+"""Stop reason of a turn whose reader has disconnected."""
 
 
 class SessionOutputs:
@@ -32,7 +33,7 @@ class SessionOutputs:
         """
         step(self._core.state, SessionCall.GET_OUTPUT)
         if index == 0:
-            turn = self._shown_turn()
+            turn = self._visible_turn()
             if turn is not None and turn.embedding is not None:
                 return embedding_json(turn.embedding)
             return b"" if turn is None else bytes(turn.text) + turn.end_piece
@@ -45,21 +46,21 @@ class SessionOutputs:
         step(self._core.state, SessionCall.GET_OUTPUT)
         return self._core.conversation.last.piece if index == 0 else self.read_output(index)
 
-    def _shown_turn(self) -> Turn | None:
+    def _visible_turn(self) -> Turn | None:
         last = self._core.conversation.last
         return None if last.output_cleared else last.turn
 
     def new_splitter(self, options: Mapping[str, Any]) -> ReasoningSplitter:
-        """Return the splitter of the answer to the history up to the turn, with *options*."""
+        """Return the splitter of the next answer, for a turn with *options*."""
         on = self._core.settings.parameters.in_turn("reasoning-format", options) != "none"
         opened = self._core.conversation.history_state.now.opens_reasoning
         return ReasoningSplitter(on=on, opened=opened)
 
     def resume_splitter(self, has: AnswerParts) -> tuple[bytes, ReasoningSplitter]:
-        """Return of the turn that was interrupted: the text whose parts its reader *has*, and the
-        splitter of the rest.
+        """Return the text of the interrupted turn whose parts its reader *has*, and the splitter of
+        the rest.
 
-        :raises InvalidArgument: the reader has something else.
+        :raises InvalidArgument: the reader's parts differ.
         """
         history_state = self._core.conversation.history_state
         before = history_state.interrupted
@@ -71,12 +72,12 @@ class SessionOutputs:
         return resume_splitting(before.text, has, on=on, opened=opened)
 
     def metadata(self) -> dict[str, Any]:
-        """Return the metadata of the last turn: WasmEdge's four keys, then our own."""
-        core, turn = self._core, self._shown_turn()
+        """Return the metadata of the last turn: WasmEdge's four keys, then inferd's."""
+        core, turn = self._core, self._visible_turn()
         conversation, parameters = core.conversation, core.settings.parameters
         stats = turn.stats if turn is not None else None
-        told = {} if stats is None else msgspec.structs.asdict(stats)
-        told.pop("prompt_tokens", None)
+        counters = {} if stats is None else msgspec.structs.asdict(stats)
+        counters.pop("prompt_tokens", None)
         failed, by = _failure(turn)
         if turn is None and conversation.history_state.interrupted is not None:
             failed = DETACHED
@@ -97,7 +98,7 @@ class SessionOutputs:
             "stop_detail": by,
             "shifts": 0,
             "shifted": False,
-            **told,
+            **counters,
             "recomputed_tokens": recomputed.tokens,
             "recomputed_reason": recomputed.why,
             "seed": parameters.seed,
@@ -114,7 +115,7 @@ class SessionOutputs:
 
 
 def _failure(turn: Turn | None) -> tuple[str | None, str]:
-    """Return the name of the error that ended a turn, and who did, where that is said."""
+    """Return the name of the error that ended a turn, and its cause, if the error names one."""
     if turn is None or turn.error is None:
         return None, ""
     return turn.error.name, str(turn.error.data.get("by", ""))
@@ -127,3 +128,17 @@ def _probabilities(turn: Turn | None) -> dict[str, Any]:
     return {
         "completion_probabilities": describe_logprobs(turn.logprobs, after_sampling=after_sampling)
     }
+
+
+def embedding_json(embedded: Embedded) -> bytes:
+    """Return `{"n_embedding": …, "embedding": […]}`, WasmEdge's output 0; without pooling, the list
+    has one vector for each token.
+    """
+    numbers = array("f")
+    numbers.frombytes(embedded.vectors)
+    # A float32 has nine significant digits; as a double it would print up to 17.
+    vector: list[Any] = [float(f"{x:.9g}") for x in numbers]
+    if embedded.pooling == "none":
+        size = embedded.size
+        vector = [vector[i : i + size] for i in range(0, len(vector), size)]
+    return msgspec.json.encode({"n_embedding": embedded.size, "embedding": vector})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from ...backends.errors import Cancelled, InvalidArgument
@@ -21,19 +22,12 @@ from .outputs import SessionOutputs
 from .turn_runner import TurnRunner
 
 
+@dataclass(eq=False, repr=False)
 class Session(SessionCore):
-    """Owned by the daemon's event loop. `input`, `runner`, `outputs` and `link` serve its calls."""
+    """Owned by the daemon's event loop. `input`, `runner`, `outputs` and `link` serve calls."""
 
-    def __init__(
-        self,
-        handle: int,
-        owner: int,
-        model: ModelSource,
-        ledger: Ledger,
-        settings: SessionSettings,
-        session_id: str | None = None,
-    ):
-        super().__init__(handle, owner, model, ledger, settings, session_id)
+    def __post_init__(self) -> None:
+        """Create the parts that serve the calls."""
         self.link = ModelLink(self)
         self.input = SessionInput(self, self.link)
         self.runner = TurnRunner(self, self.link)
@@ -42,11 +36,11 @@ class Session(SessionCore):
     def __repr__(self) -> str:
         return f"<Session {self.handle:#x} [{self.state} | {len(self.conversation.prompt)} tokens]>"
 
-    # What the journal stores.
+    # Stored values.
 
     @classmethod
     def from_stored(cls, stored: StoredSession, model: ModelSource, ledger: Ledger) -> Session:
-        """Return the dormant session that is in the journal."""
+        """Return a dormant session from the journal."""
         facts = stored.facts
         parameters = Parameters(facts.defaults)
         parameters.options = dict(facts.options)
@@ -82,32 +76,37 @@ class Session(SessionCore):
 
     @property
     def leaves_state(self) -> bool:
-        """Whether there may be KV state that serves this session alone: that of other sessions with
-        the same tokens is shared, and no file is kept of a session without an id.
+        """Whether there may be KV states of this session alone. Other states are shared by sessions
+        with the same tokens, and a session without an id has no files.
         """
         return self.session_id is not None or self.conversation.current_history().shifted
+
+    @property
+    def can_be_dormant(self) -> bool:
+        """Whether the session can become active again after its connection has closed."""
+        return self.session_id is not None and self.state is not SessionState.UNLOADED
 
     # Settings.
 
     def set_options(self, values: dict[str, Any]) -> None:
-        """Let parameters hold for this session from the next token on.
+        """Set parameters of the session; they apply from the next token on.
 
         :raises InvalidArgument: a key is unknown, or a value out of its range.
         """
         self.apply_options(read_options(values, strict=True))
 
     def apply_options(self, options: Options) -> None:
-        """Let parameters that were read hold from the next token on; note the others."""
+        """Set parameters that were read; note those that do not apply."""
         parameters, turn = self.settings.parameters, self.turn
         parameters.apply(options)
         if turn is not None and self.active:
             turn.adjust(parameters.fill(turn.spec))
         self.recording.facts_changed()
 
-    # Its beginning and its end.
+    # Branching, ending, dormancy.
 
     def branch(self, handle: int, session_id: str | None) -> Session:
-        """Return a new session that goes on from here, with a copy of history and settings.
+        """Return a new session with a copy of history and settings.
 
         :raises SessionBusy: a turn is under way.
         """
@@ -123,14 +122,17 @@ class Session(SessionCore):
         return new
 
     def end(self, call: SessionCall, why: str) -> None:
-        """End for good by *call* (close, unload, expire): the turn ends, its readers get *why*."""
+        """End by *call* (close, unload, expire): cancel the turn, whose reader gets *why*."""
         self.move_state(call)
         self.runner.end_turn(Cancelled(why))
 
-    def detach(self) -> None:
-        """Go dormant: the turn ends, its tokens stand, the history waits for `attach`.
+    def unload(self) -> None:
+        """Separate the session from its model; its output can still be read."""
+        self.end(SessionCall.UNLOAD, "the graph was unloaded")
 
-        What is known of them is written to disk, where the session may be.
+    def detach(self) -> None:
+        """Become dormant: cancel the turn, keep its tokens, pack the history for `attach`. If the
+        session persists, its KV state is written to disk.
         """
         unfinished = self.active or self.conversation.last.reader_left
         self.runner.end_turn(Cancelled("the session was detached"))
@@ -140,27 +142,27 @@ class Session(SessionCore):
         self.accept_history(SessionCall.DETACH, self.conversation.current_history())
         client, prompt = self.model.loaded, self.conversation.prompt
         if client is not None and self.settings.persist and prompt:
-            client.keep(self.owner, self.name, self.settings.adapters, prompt)
+            client.save_session(self.owner, self.name, self.settings.adapters, prompt)
         history_state.make_dormant()
 
     def attach(self, handle: int, model: ModelSource) -> None:
         """Become active again under a new handle, on a new lease of the same model.
 
-        :raises InvalidArgument: the session is of another model, or of one with other tokens.
+        :raises InvalidArgument: the session has another model, or its model has another vocabulary.
         """
         if model.name != self.model.name:
             raise InvalidArgument(
-                f"session {self.session_id!r} is of model {self.model.name!r}, not {model.name!r}",
-                hint="attach it with its own model, or take another session id",
+                f"session {self.session_id!r} has model {self.model.name!r}, not {model.name!r}",
+                hint="attach it with its own model, or use another session id",
             )
         client, vocabulary = model.loaded, self.conversation.vocabulary
         entry = decode_history(self.packed)
         has_text = bool(entry.messages) or vocabulary.saved_text is not None
-        other = client is not None and vocabulary.differs_from(client.info)
-        if other and client is not None and entry.tokens and not has_text:
+        tokens_alone = entry.tokens and not has_text
+        if client is not None and vocabulary.differs_from(client.info) and tokens_alone:
             raise InvalidArgument(
-                f"session {self.session_id!r} has other tokens than model {model.name!r} has now",
-                hint="its file was exchanged: take another session id, or forget this one",
+                f"session {self.session_id!r} has another vocabulary than model {model.name!r} now",
+                hint="the model's file was exchanged: use another session id, or forget this one",
                 data={
                     "fingerprint": vocabulary.fingerprint,
                     "fingerprint_now": client.info.fingerprint,

@@ -1,4 +1,4 @@
-"""A session's turns: begun, resumed, pulled token by token, ended."""
+"""The start, resumption, token-by-token pull and end of a session's turns."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from ..journal.entries import Replay, TurnPiece
 from ..table import SessionCall, SessionState, step
 from ..turn import PositionSink, TokensSink, Turn
 from ..turns.adapter_choice import scales_by_name
-from ..turns.resumption import resumed
-from ..turns.start import begin_of, task_of, ticket_of
+from ..turns.start import begin_of, resumed, task_of, ticket_of
 from ..turns.turn_options import TurnOptions
 from ..worker_client import WorkerClient
 from .conversation import LastTurn
@@ -33,9 +32,9 @@ class TurnRunner:
         on_tokens: TokensSink | None = None,
         on_position: PositionSink | None = None,
     ) -> Turn:
-        """Queue a turn on the prompt as it stands.
+        """Queue a turn on the present prompt.
 
-        :raises Busy: too many tasks wait; `retry_after_s` says when to come back.
+        :raises Busy: too many tasks wait; `retry_after_s` says when to retry.
         """
         async with self._link.exclusive():
             client = await self._startable(embeds=call.embeds)
@@ -53,10 +52,10 @@ class TurnRunner:
         on_tokens: TokensSink | None = None,
         on_position: PositionSink | None = None,
     ) -> Turn:
-        """Continue the turn that was interrupted, with its own options and seed. Its reader has
-        these *tokens* and this *text* of it; the rest is sent first.
+        """Continue the interrupted turn with its own options and seed. Its reader has *tokens* and
+        *text* of it; the rest of its output is sent first.
 
-        :raises InvalidArgument: there is none, or the reader has something else.
+        :raises InvalidArgument: no turn was interrupted, or the reader's output differs.
         """
         async with self._link.exclusive():
             client = await self._startable()
@@ -72,14 +71,14 @@ class TurnRunner:
             if turn.ended.is_set():
                 return turn
             turn.submit_resumed()
-            told, said = whole.tokens[len(tokens) :], whole.text[len(text) :]
-            if on_tokens is not None and (told or said):
-                on_tokens(m.Tokens(turn.spec.id, told, said))
+            missed_tokens, missed_text = whole.tokens[len(tokens) :], whole.text[len(text) :]
+            if on_tokens is not None and (missed_tokens or missed_text):
+                on_tokens(m.Tokens(turn.spec.id, missed_tokens, missed_text))
             return turn
 
     async def _write_beginning(self) -> None:
-        """Have a turn's beginning in the journal before the turn sends anything: without it the
-        turn could not be repeated after a kill.
+        """Wait until a turn's beginning is in the journal, before the turn sends anything: after a
+        kill the turn could not be repeated without it.
         """
         try:
             await self._core.wait_recorded()
@@ -89,15 +88,15 @@ class TurnRunner:
             raise
 
     async def _startable(self, *, embeds: bool = False) -> WorkerClient:
-        """Return the worker client, if a turn may begin; with *embeds* with memory for embeddings,
-        if the parameters ask for them.
+        """Return the worker client, if a turn may begin. With *embeds*, reserve memory for
+        embeddings if the parameters request them.
         """
         core = self._core
-        step(core.state, SessionCall.COMPUTE)  # one turn at a time, of pull turns, too
+        step(core.state, SessionCall.COMPUTE)  # refuses a second turn, also of pull turns
         client = await self._link.client()
         if embeds and core.settings.parameters.standing("embedding"):
             await client.reserve_embedding_memory()
-        step(core.state, SessionCall.COMPUTE)  # it may have been closed or emptied meanwhile
+        step(core.state, SessionCall.COMPUTE)  # it may have been closed or reset meanwhile
         return client
 
     def _begin_turn(
@@ -108,8 +107,8 @@ class TurnRunner:
         on_position: PositionSink | None,
         before: Replay | None = None,
     ) -> Turn:
-        """Return a new turn on the history as it stands, which the worker does not have yet; it may
-        continue an interrupted one, *before*.
+        """Return a new turn on the present history, not yet submitted to the worker. It may
+        continue the interrupted turn *before*.
 
         :raises Busy: too many tasks wait.
         """
@@ -119,7 +118,7 @@ class TurnRunner:
         core.settings.lora = scales_by_name(client.adapters, spec.adapters)
         if spec.embed is not None and not call.embeds:
             raise UnsupportedOperation(
-                "the context makes embeddings, and this call is for answers",
+                "the context makes embeddings; this call generates text",
                 hint="use compute and get_output, or set the parameter embedding to false",
             )
         ticket = ticket_of(core, spec, client.info.slots, goes_on=call.goes_on)
@@ -134,11 +133,11 @@ class TurnRunner:
         conversation.last = LastTurn(turn, begin_of(core, call, spec))
         if conversation.history_state.interrupted is not None:
             conversation.history_state.interrupted = None
-            core.recording.history_changed()  # it has the turn that was interrupted
+            core.recording.history_changed()  # the history now includes the interrupted turn
         if before is not None:
             turn.take_over(before)
             ticket.before = len(turn.tokens)
-        if turn.says:
+        if turn.generates:
             shifts = () if before is None else before.placed_shifts
             core.recording.turn_began(turn, conversation.last.begin, shifts)
         for listener in ledger.turn_listeners:
@@ -146,7 +145,7 @@ class TurnRunner:
         return turn
 
     def _engine_event(self, call: SessionCall) -> None:
-        """Note an event of the engine; it may come after the client has moved on."""
+        """Handle an event of the engine; the client may have started something else meanwhile."""
         core = self._core
         ticket = core.ticket
         if core.active:
@@ -160,15 +159,15 @@ class TurnRunner:
             return
         if ticket is not None and turn.stats and not turn.resumed:
             core.ledger.charge_turn(ticket, turn.stats)
-            if turn.says:
+            if turn.generates:
                 core.ledger.learn_from_turn(ticket, turn.stats)
         for listener in core.ledger.turn_listeners:
             listener.turn_ended(core.model, turn)
 
     async def pull_token(self, call: TurnOptions) -> bytes:
-        """Sample the next token of a pull turn and return its text.
+        """Generate the next token of a pull turn and return its text.
 
-        :raises EndOfSequence: the turn has ended; the next call starts the prompt again.
+        :raises EndOfSequence: the turn has ended; the next call starts a turn on the same prompt.
         :raises SessionBusy: a turn of another kind is under way.
         """
         turn = self._core.turn
@@ -187,13 +186,13 @@ class TurnRunner:
     def _continues(self, turn: Turn) -> bool:
         if self._core.active:
             if not turn.spec.pull:
-                step(self._core.state, SessionCall.COMPUTE)  # refuses: a stream is under way
+                step(self._core.state, SessionCall.COMPUTE)  # raises: a stream is under way
             return True
         ended_unread = turn.spec.pull and not self._core.conversation.last.ending_read
         return ended_unread and self._core.state in (SessionState.DONE, SessionState.FAILED)
 
     async def finish_turn(self, turn: Turn) -> None:
-        """Wait for the end of *turn*; if the caller is cancelled, so is the turn.
+        """Wait for the end of *turn*; if the caller is cancelled, cancel the turn.
 
         :raises InferdError: it failed.
         """
@@ -209,28 +208,28 @@ class TurnRunner:
             raise turn.error
 
     def cancel_turn(self, error: InferdError | None = None) -> bool:
-        """Stop the turn before its next step; return whether there was one."""
+        """Cancel the turn before its next step; return whether there was one."""
         self._core.move_state(SessionCall.CANCEL)
         active = self._core.active
         self.end_turn(error or Cancelled("the turn was cancelled"))
         return active
 
     def clear_output(self) -> None:
-        """End the turn and forget its output; the history keeps what was read, the input stays."""
+        """End the turn and delete its output; the history keeps the input and the output read."""
         self._core.move_state(SessionCall.FINI_SINGLE)
         self.end_turn(Cancelled("the turn was ended by fini_single"))
         last = self._core.conversation.last
         last.piece, last.output_cleared = b"", True
 
     def end_turn(self, error: InferdError) -> None:
-        """End the turn here and now; the engine is told, and its later reports are too late."""
+        """End the turn at once and cancel it in the engine, whose later reports are ignored."""
         turn = self._core.turn
         if turn is not None and not turn.ended.is_set():
             turn.cancel()
             turn.report(m.Failed(turn.spec.id, error.to_wire()))
 
     def unfinished_piece(self) -> TurnPiece | None:
-        """Return all that the turn has sent; None: it is not known when its shifts were."""
+        """Return the turn's whole output; None: the places of its shifts are unknown."""
         turn, shifts = self._core.turn, tuple(self._core.recording.shifts)
         if turn is None or len(shifts) != len(turn.shifts):
             return None

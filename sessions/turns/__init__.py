@@ -1,1 +1,1 @@
-"""The start of a turn: options, adapters, resumption."""
+"""The options, adapters, start and sentence comparisons of a turn."""

@@ -1,4 +1,4 @@
-"""Which adapters a turn has: what was asked for by name, against what its model has."""
+"""The choice of a turn's adapters among those of its model."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ Reports = Mapping[str, AdapterReport]
 
 
 def chosen_keys(reports: Reports, lora: Sequence[Sequence[Any]] | None) -> tuple[str, ...]:
-    """Return the keys of the adapters that a turn has: sorted, and none at a scale of 0.
+    """Return the sorted keys of a turn's adapters, without those at a scale of 0.
 
-    *lora* are pairs of a name, or a place in the order, and a scale; None leaves it to the scales
-    that the model's adapters are configured with.
+    *lora* are pairs of a name, or a place in the order, and a scale; None means the configured
+    scales of the model's adapters.
 
     :raises InvalidArgument: the model has no such adapter.
-    :raises LoadFailed: it could not be loaded, or what else was wrong with it.
+    :raises LoadFailed: it could not be loaded; or the error that it has otherwise.
     """
     if lora is None:
         pairs = [(report, report.spec.scale) for report in reports.values()]
@@ -53,7 +53,7 @@ def _find(reports: Reports, which: str | int) -> AdapterReport:
 
 
 def scales_by_name(reports: Reports, keys: Iterable[str]) -> dict[str, float]:
-    """Return the scales of *keys* by the adapters' names, by their ids where the names are gone."""
+    """Return the scales of *keys* by the adapters' names, or by their ids if a name was removed."""
     names = {report.info.id: name for name, report in reports.items() if report.info is not None}
     pairs = [split_key(key) for key in keys]
     return {names.get(adapter_id, adapter_id): scale for adapter_id, scale in pairs}

@@ -1,4 +1,4 @@
-"""The sentences of a turn that are compared with a text, and what becomes of them."""
+"""Comparisons of a turn's sentences with the text of `stop-similarity`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PARAMETER = "stop-similarity"
 
 
 class Comparison(NamedTuple):
-    """A sentence and the text to compare it with, for *owner*, whose turn has this *priority*."""
+    """A sentence and the text to compare it with, for a turn of *owner* with this *priority*."""
 
     owner: int
     priority: Priority
@@ -22,37 +22,37 @@ class Comparison(NamedTuple):
 
 
 class Similarity(NamedTuple):
-    """The cosine of both embeddings; None: nobody has compared them, and *why*."""
+    """The cosine of both embeddings; None: they were not compared, for the reason *why*."""
 
     cosine: float | None
     why: str = ""
 
 
 Judge = Callable[[Comparison, Callable[[Similarity], None]], None]
-"""Has two texts compared, and tells what came out: soon, and in any case."""
+"""Compares two texts and reports the result soon, also after a failure."""
 
 
-def no_judge(_: Comparison, tell: Callable[[Similarity], None]) -> None:
+def no_judge(_: Comparison, report: Callable[[Similarity], None]) -> None:
     """Compare nothing."""
-    tell(Similarity(None, "nobody compares sentences here"))
+    report(Similarity(None, "there is no comparison of sentences here"))
 
 
 class Comparisons:
-    """Those of one turn: it asks *judge*, and ends with a sentence that is similar enough."""
+    """The comparisons of one turn by *judge*; a sentence that is similar enough ends it."""
 
     def __init__(self, judge: Judge = no_judge):
         self._judge = judge
-        self._asked = self._missed = 0
+        self._requested = self._missed = 0
         self._why = ""
 
     def compare_sentence(
-        self, spec: TaskSpec, asked: SentenceEnded, answer: Callable[[Verdict], None]
+        self, spec: TaskSpec, sentence: SentenceEnded, answer: Callable[[Verdict], None]
     ) -> None:
-        """Have a sentence of the task compared; *answer* gets the verdict."""
+        """Compare a sentence of the task; *answer* gets the verdict."""
         text = spec.stopping.stop_similarity
-        comparison = Comparison(spec.owner, spec.priority, asked.text, text)
-        self._asked += 1
-        self._judge(comparison, partial(self._conclude, spec, asked.end, answer))
+        comparison = Comparison(spec.owner, spec.priority, sentence.text, text)
+        self._requested += 1
+        self._judge(comparison, partial(self._conclude, spec, sentence.end, answer))
 
     def _conclude(
         self, spec: TaskSpec, end: int, answer: Callable[[Verdict], None], found: Similarity
@@ -67,8 +67,8 @@ class Comparisons:
 
     @property
     def missed(self) -> dict[str, str]:
-        """Why the condition did not hold for some sentences, by the parameter's name."""
+        """Why the condition was not checked for some sentences, by the parameter's name."""
         if not self._missed:
             return {}
-        count = f"{self._missed} of {self._asked} sentences"
+        count = f"{self._missed} of {self._requested} sentences"
         return {PARAMETER: f"{count} were not compared: {self._why}"}

@@ -1,13 +1,17 @@
-"""The task of a turn that begins, its ticket in the ledger, and its stored beginning."""
+"""The start of a turn: its task, its ticket in the ledger, its stored beginning."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import msgspec
 from structlog.contextvars import get_contextvars
 
+from ...backends.errors import InvalidArgument
+from ...scheduler import PRIORITIES
 from ...scheduler import messages as m
 from ..admission.forecast import Ticket
-from ..journal.entries import TurnBegin
+from ..journal.entries import Replay, TurnBegin
 from ..session.core import SessionCore
 from ..worker_client import WorkerClient
 from .adapter_choice import chosen_keys
@@ -17,12 +21,11 @@ from .turn_options import NO_SAMPLING, TurnOptions
 def task_of(
     session: SessionCore, client: WorkerClient, call: TurnOptions, task_id: int, now: float
 ) -> m.TaskSpec:
-    """Return the task of a turn that begins *now* on the session's prompt.
+    """Return the task of a turn that starts *now* on the session's prompt.
 
-    :raises InvalidArgument: an option is unknown, its value out of its range, or there is no such
-        adapter.
+    :raises InvalidArgument: an option or an adapter is unknown, or a value is out of its range.
     """
-    session.settings.parameters.begin_turn(call.options)
+    session.settings.parameters.set_turn_options(call.options)
     spec = m.TaskSpec(
         id=task_id,
         owner=session.owner,
@@ -48,7 +51,7 @@ def task_of(
 
 
 def _ignores_cache(session: SessionCore, now: float) -> bool:
-    """Return whether the turn may not use cached KV state."""
+    """Return whether the turn must compute its whole prompt."""
     retention_ms = session.settings.parameters.get("retention-ms")
     if not session.settings.parameters.get("cache-prompt"):
         return True
@@ -61,7 +64,7 @@ def _ignores_cache(session: SessionCore, now: float) -> bool:
 def ticket_of(
     session: SessionCore, spec: m.TaskSpec, slots: int, *, goes_on: bool = False
 ) -> Ticket:
-    """Return a turn's ticket in the ledger, where its model has so many *slots*."""
+    """Return a turn's ticket in the ledger; its model has this number of *slots*."""
     return Ticket(
         session.owner,
         session.model.name,
@@ -82,3 +85,25 @@ def begin_of(session: SessionCore, call: TurnOptions, spec: m.TaskSpec) -> TurnB
         special=spec.special,
         turns=session.turns_begun,
     )
+
+
+def resumed(
+    before: Replay | None, call: TurnOptions, tokens: Sequence[int], text: bytes, vocab_size: int
+) -> tuple[Replay, TurnOptions]:
+    """Return the interrupted turn *before*, extended by the *tokens* and the *text* that its reader
+    has, and the options to continue with: its own, with its seed, where *call* leaves them open.
+
+    :raises InvalidArgument: no turn was interrupted, or the reader's output differs.
+    """
+    if before is None:
+        raise InvalidArgument("no turn of this session was interrupted")
+    if not all(0 <= token < vocab_size for token in tokens):
+        raise InvalidArgument(f"the tokens are 0 … {vocab_size - 1}")
+    whole, begin = before.extended(tokens, text), before.begin
+    own = msgspec.structs.replace(
+        call,
+        options={**begin.options, "seed": begin.seed},
+        priority=PRIORITIES[begin.priority] if call.priority is None else call.priority,
+        special=begin.special,
+    )
+    return whole, own

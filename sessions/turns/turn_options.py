@@ -1,4 +1,4 @@
-"""A session's parameters: those of its graph, its own, and those of its turn."""
+"""A session's parameters, by origin: its graph, the session itself, its turn."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from ...scheduler.messages import TaskSpec
 from ...scheduler.priority import Priority
 
 NO_SAMPLING = SamplingParams()
-"""Stands in a spec until `Parameters.fill`."""
+"""Placeholder in a spec until `Parameters.fill`."""
 NO_OPTIONS: Mapping[str, Any] = {}
 SESSION, TURN, BUILTIN, GRAPH = "session", "turn", "built-in", "graph"
 
 
 class Effective(msgspec.Struct, frozen=True):
-    """A parameter's value in force, who set it, and why another value than was asked for holds."""
+    """A parameter's value in force, its origin, and why it differs from the requested value."""
 
     name: str
     value: Any
@@ -38,7 +38,7 @@ class Effective(msgspec.Struct, frozen=True):
 
 
 class TurnOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What one call says about its turn; empty fields leave it to the session."""
+    """A call's options for its turn; empty fields leave the choice to the session."""
 
     options: dict[str, Any] = {}
     priority: Priority | None = None
@@ -48,17 +48,17 @@ class TurnOptions(msgspec.Struct, frozen=True, kw_only=True):
     special: bool = True
     pull: bool = False
     embeds: bool = False
-    """The caller takes an embedding, where the parameters ask for one."""
+    """The caller accepts an embedding, if the parameters request one."""
     watch: bool = False
-    """Tell the place in the queue, where that changes."""
+    """Report changes of the place in the queue."""
     goes_on: bool = False
-    """The turn is one more of a call that was admitted already."""
+    """The turn belongs to a call that was admitted already."""
 
 
 class Parameters:
-    """Owned by its session. `defaults` are its graph's, `origins` tell who set them; `options`
-    hold for the session; `ignored` and `not_applied` are what was asked for and does not hold,
-    `adjusted` tells why a value is not as it was asked for; `seed` is that of the last turn.
+    """Owned by its session. `defaults` are its graph's, with their `origins`; `options` are the
+    session's. `ignored` and `not_applied` were requested and do not apply; `adjusted` says why a
+    value differs from the requested one. `seed` is that of the last turn.
     """
 
     def __init__(self, defaults: Mapping[str, Any], origins: Mapping[str, str] | None = None):
@@ -79,9 +79,9 @@ class Parameters:
         return new
 
     def apply(self, options: Options) -> None:
-        """Let parameters that were read hold; note what does not.
+        """Apply parameters that were read; note those that do not apply.
 
-        :raises InvalidArgument: they cannot hold together with the others.
+        :raises InvalidArgument: they contradict the others.
         """
         model = options.level("model")
         own = self.options | {k: v for k, v in options.values.items() if k not in model}
@@ -90,11 +90,11 @@ class Parameters:
         self.not_applied |= {k: v for k, v in model.items() if self.defaults.get(k) != v}
         self.ignored = sorted({*self.ignored, *options.ignored})
 
-    def begin_turn(self, options: Mapping[str, Any]) -> None:
-        """Let *options* hold for one turn, and draw its seed.
+    def set_turn_options(self, options: Mapping[str, Any]) -> None:
+        """Apply *options* to the next turn, and choose its seed.
 
-        :raises InvalidArgument: a key is unknown, a value is out of its range, or cannot hold
-            together with another.
+        :raises InvalidArgument: a key is unknown, or a value is out of its range or contradicts
+            another one.
         """
         turn = read_options(options, strict=True).values
         _check_level(turn)
@@ -104,16 +104,16 @@ class Parameters:
         self.seed = secrets.randbits(32) if seed == -1 else seed
 
     def get(self, name: str) -> Any:
-        """Return what was asked for of a parameter, or its default."""
-        return next(self._asked(name))[0]
+        """Return a parameter's requested value, or its default."""
+        return next(self._requests(name))[0]
 
     def standing(self, name: str) -> Any:
-        """Return what holds between turns."""
+        """Return a parameter's value between turns."""
         values = self.defaults | self.options
         return values.get(name, BY_NAME[name].default)
 
     def in_turn(self, name: str, options: Mapping[str, Any]) -> Any:
-        """Return what would hold in a turn with *options*.
+        """Return a parameter's value in a turn with *options*.
 
         :raises InvalidArgument: one is unknown, or its value out of its range.
         """
@@ -121,14 +121,14 @@ class Parameters:
         return turn.get(name, self.standing(name))
 
     def rendering(self, options: Mapping[str, Any]) -> Rendering:
-        """Return what the chat template is told before a turn with *options*.
+        """Return the chat template's arguments for a turn with *options*.
 
         :raises InvalidArgument: one is unknown, or its value out of its range.
         """
         tools = self.in_turn("tools", options)
         return Rendering(tools=tools, arguments=self.in_turn("chat-template-kwargs", options))
 
-    def _asked(self, name: str) -> Iterator[tuple[Any, str]]:
+    def _requests(self, name: str) -> Iterator[tuple[Any, str]]:
         if name in self._turn:
             yield self._turn[name], TURN
         if name in self.options:
@@ -138,18 +138,18 @@ class Parameters:
         yield BY_NAME[name].default, BUILTIN
 
     def effective(self) -> list[Effective]:
-        """Return every parameter with its value in force, and who set it: the turn under way or
-        the last one, the session, its graph, the model's configuration, the file, or nobody.
+        """Return all parameters with their values in force and their origins: the present or last
+        turn, the session, its graph, the model's configuration, the file, or the built-in default.
         """
-        asked = {p.name: next(self._asked(p.name)) for p in PARAMETERS}
+        requested = {p.name: next(self._requests(p.name)) for p in PARAMETERS}
         values, adjusted = settle(self.defaults | self.options | self._turn)
         return [
             Effective(n, values.get(n, value), origin, adjusted.get(n, ""))
-            for n, (value, origin) in asked.items()
+            for n, (value, origin) in requested.items()
         ]
 
     def fill(self, spec: TaskSpec) -> TaskSpec:
-        """Return *spec* with the parameters in force: the session's, then the turn's own."""
+        """Return *spec* with the parameters in force."""
         values, self.adjusted = settle(self.defaults | self.options | self._turn)
         if values.get("seed", -1) != -1:
             self.seed = values["seed"]
@@ -176,11 +176,11 @@ def _embed_spec(values: Mapping[str, Any]) -> EmbedSpec | None:
 
 
 def _check_level(turn: Mapping[str, Any]) -> None:
-    """Refuse what cannot hold for a turn alone; a smaller context can."""
+    """Refuse parameters that cannot apply to a single turn; a smaller context can."""
     others = [n for n in turn if BY_NAME[n].level != "request" and n != "ctx-size"]
     if others:
         raise InvalidArgument(
-            "; ".join(f"{n}: holds for a {BY_NAME[n].level}, not for a turn" for n in others),
+            "; ".join(f"{n}: applies to a {BY_NAME[n].level}, not to a turn" for n in others),
             hint="set_options sets a context's, the daemon's configuration a model's",
             data={"errors": others},
         )

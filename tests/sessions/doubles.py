@@ -22,7 +22,8 @@ from tests.scheduler.doubles import Bench
 class EnginePort:
     """A `sessions.WorkerClient` on an engine in this process, which is turned by `run`.
 
-    `held` is what `lookup` finds of any tokens; `forgotten` and `kept` are what it was told.
+    `held` is the number of tokens that `count_cached_tokens` finds; `forgotten` and `kept` record
+    the calls.
     """
 
     def __init__(self, bench: Bench):
@@ -53,7 +54,7 @@ class EnginePort:
     def cancel(self, task_id: int) -> None:
         self.commands.append(m.Cancel(task_id))
 
-    def credit(self, task_id: int, events: int) -> None:
+    def add_credit(self, task_id: int, events: int) -> None:
         self.commands.append(m.Credit(task_id, events))
 
     def pull(self, task_id: int) -> None:
@@ -89,7 +90,7 @@ class EnginePort:
             return text, model.tokenize(rest.encode(), special=True, bos=False), True
         return text, model.tokenize(text.encode(), special=True, bos=True), False
 
-    async def lookup(
+    async def count_cached_tokens(
         self, owner: int, session: str, adapters: tuple[str, ...], tokens: Sequence[int]
     ) -> int:
         return min(self.held, len(tokens))
@@ -99,11 +100,11 @@ class EnginePort:
         if self.room is not None:
             raise self.room
 
-    async def forget(self, owner: int, session: str) -> None:
+    async def forget_session(self, owner: int, session: str) -> None:
         await anyio.lowlevel.checkpoint()
         self.forgotten.append((owner, session))
 
-    def keep(
+    def save_session(
         self, owner: int, session: str, adapters: tuple[str, ...], tokens: Sequence[int]
     ) -> None:
         self.kept.append((owner, session, list(tokens)))

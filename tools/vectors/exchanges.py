@@ -9,7 +9,7 @@ from inferd.backends.echo.embedding import EMBEDDING_SIZE, echo_rows
 from inferd.backends.errors import EndOfSequence
 from inferd.ipc import messages as w
 from inferd.scheduler.messages import Embedded
-from inferd.sessions.session.embedding_output import embedding_json
+from inferd.sessions.session.outputs import embedding_json
 
 from .exchange import Exchange
 

@@ -41,7 +41,7 @@ def test_the_synchronous_client_asks_too_and_a_turn_cannot_set_a_models_paramete
         client.session("echo", options={"top-k": 3}) as session,
     ):
         assert {p["name"]: p["value"] for p in session.parameters()}["top-k"] == 3
-        with pytest.raises(InvalidArgument, match="threads: holds for a model"):
+        with pytest.raises(InvalidArgument, match="threads: applies to a model"):
             session.chat("hi", options={"threads": 1})
         assert session.chat("hi") == "hi"
 

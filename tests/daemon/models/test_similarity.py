@@ -156,7 +156,7 @@ def test_a_client_cannot_choose_who_judges(client: Client) -> None:
     client.unload(graph)
     with (
         client.session("lonely", raw=True) as session,
-        pytest.raises(InvalidArgument, match="similarity-model: holds for a model, not for a"),
+        pytest.raises(InvalidArgument, match="similarity-model: applies to a model, not to a"),
     ):
         session.chat("x", options={"similarity-model": "said"})
 

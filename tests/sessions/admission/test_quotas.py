@@ -280,7 +280,7 @@ def test_a_user_has_so_many_sessions_and_is_told_when_the_first_of_his_expires()
         "retry_after_s": 270.0,
     }, "his own first expires at 400; that of the other user is nobody's business"
     opened(desk, 2)
-    assert len(desk.manager) == 4
+    assert len(desk.manager.live) == 4
 
 
 def test_branches_and_sessions_that_are_come_back_to_count() -> None:
@@ -290,7 +290,7 @@ def test_branches_and_sessions_that_are_come_back_to_count() -> None:
     first, _ = desk.manager.open_session("here", 1, desk.source, {})
     with pytest.raises(QuotaExceeded):
         desk.manager.fork_session("here", first, 2)
-    assert len(desk.manager) == 1, "all branches, or none"
+    assert len(desk.manager.live) == 1, "all branches, or none"
     desk.manager.fork_session("here", first, 1)
     with pytest.raises(QuotaExceeded):
         opened(desk, 1, "diary")

@@ -142,7 +142,7 @@ async def test_keeping_tokens_cuts_anywhere_and_the_chat_goes_on_after_its_whole
 @pytest.mark.parametrize("tokens", [-1, 4])
 async def test_more_tokens_than_there_are_cannot_be_kept(tokens: int) -> None:
     history = History()
-    history.replace([1, 2, 3])
+    history.replace_tokens([1, 2, 3])
 
     with pytest.raises(InvalidArgument):
         history.rewind_tokens(tokens)
@@ -153,11 +153,11 @@ async def test_more_tokens_than_there_are_cannot_be_kept(tokens: int) -> None:
 
 async def test_inputs_before_one_turn_are_one_turn() -> None:
     history = History()
-    history.replace([1])
-    history.extend([2])
+    history.replace_tokens([1])
+    history.append_tokens([2])
     history = history.after(turn_on(history, m.Tokens(1, [3], b"c"), ended()))
-    history.extend([4])
-    history.extend([5])
+    history.append_tokens([4])
+    history.append_tokens([5])
 
     history.rewind_turns(1)
 
@@ -168,7 +168,7 @@ async def test_a_value_that_was_taken_on_does_not_change_the_old_one() -> None:
     history = await chatted(ChatPort(), "one")
     branch = history.after(None)
 
-    branch.extend([7])
+    branch.append_tokens([7])
     branch.rewind_turns(2)
 
     assert history.prompt == ids("<u>q0\n<a>one")
@@ -192,7 +192,7 @@ async def test_an_answer_from_which_text_was_cut_is_tokenised_anew(reason: str) 
 async def test_marks_are_bounded_and_the_oldest_go() -> None:
     history = History()
     for _ in range(MARKS_MAX + 5):
-        history.extend([1])
+        history.append_tokens([1])
         history = history.after(turn_on(history, ended()))
 
     assert len(history.marks) == MARKS_MAX
@@ -201,7 +201,7 @@ async def test_marks_are_bounded_and_the_oldest_go() -> None:
 
 async def test_a_shift_drops_tokens_and_later_ones_follow() -> None:
     history = History()
-    history.replace(list(range(10)))
+    history.replace_tokens(list(range(10)))
     turn = turn_on(
         history,
         m.Tokens(1, [10, 11], b"xy"),

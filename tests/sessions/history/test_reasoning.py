@@ -111,5 +111,5 @@ def test_a_reader_is_told_the_rest_from_wherever_he_is(
     "has", [AnswerParts(b"no"), AnswerParts(b"", b"ho"), AnswerParts(b"yet", b"hm")]
 )
 def test_who_has_something_else_is_refused(has: AnswerParts) -> None:
-    with pytest.raises(InvalidArgument, match="not what the interrupted turn has told"):
+    with pytest.raises(InvalidArgument, match="differ from those that the interrupted turn sent"):
         resume_splitting(b"<think>hm</think>yes", has, on=True)

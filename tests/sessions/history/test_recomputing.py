@@ -107,10 +107,10 @@ async def test_an_answer_cut_at_a_stop_text_is_told() -> None:
 
 async def test_a_chat_after_raw_text_begins_anew_and_says_so() -> None:
     history = History()
-    history.replace(ids("raw"))
+    history.replace_tokens(ids("raw"))
     await history.add_messages(ChatPort(), user("q"))
 
-    assert history.recomputed == Recomputed(3, "a chat begins anew after raw text")
+    assert history.recomputed == Recomputed(3, "a chat after raw text begins a new history")
 
 
 async def test_what_was_told_of_a_turn_is_not_told_of_the_next() -> None:
@@ -118,7 +118,7 @@ async def test_what_was_told_of_a_turn_is_not_told_of_the_next() -> None:
     history = await answered(port, "<think>hm</think>one")
     await history.add_messages(port, user("r"))
     history = history.after(turn_on(history, said("two"), ended()))
-    history.extend([7])
+    history.append_tokens([7])
 
     assert history.recomputed == NOTHING
 

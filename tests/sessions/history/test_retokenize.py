@@ -39,7 +39,7 @@ class Swapped(Source):
 def told() -> tuple[Vocabulary, History]:
     """Return a history in the tokens of a model before, and its text, which was taken along."""
     vocabulary, past = Vocabulary(vocab_hash="another"), History()
-    past.extend([1, 2, 3])
+    past.append_tokens([1, 2, 3])
     vocabulary.saved_text = b"once"
     return vocabulary, past
 

@@ -202,6 +202,25 @@ def test_a_newer_journal_is_refused_and_not_touched(file: JournalFile) -> None:
     assert not file.is_open
 
 
+def test_a_journal_of_an_older_version_is_set_aside(file: JournalFile) -> None:
+    file.open()
+    file.write([saved("a")])
+    file.close()
+    with sqlite3.connect(file.path) as db:
+        db.execute(f"PRAGMA user_version = {SCHEMA - 1}")
+    db.close()
+    before = file.path.read_bytes()
+
+    found = file.open()
+
+    assert found.sessions == []
+    assert found.set_aside is not None and found.set_aside.read_bytes() == before
+    assert f"an older version of inferd (tables {SCHEMA - 1}, here {SCHEMA})" in found.cause
+    file.write([saved("new")])
+    file.close()
+    assert [s.session_id for s in file.open().sessions] == ["new"]
+
+
 def garble_header(data: bytearray) -> None:
     data[:20] = b"x" * 20
 
@@ -659,7 +678,7 @@ async def test_damage_costs_only_what_is_damaged(tmp_path: Path) -> None:
     async with Kept(tmp_path).running() as desk:
         for name in ("one", "two"):
             await answer(desk, named(desk, name), f"<{name}> and so on".encode())
-        expected = all_of(desk.manager.sessions_of(HERE)[0])
+        expected = all_of(desk.manager.live.sessions_of(HERE)[0])
         desk.manager.detach_all()
     data = bytearray(desk.path.read_bytes())
     at = data.index(pack_tokens(list(b"<two>")))
@@ -685,7 +704,7 @@ async def test_a_session_whose_model_has_other_tokens_now_is_refused(tmp_path: P
         session.conversation.vocabulary.hash = "another"
         desk.manager.detach_all()
     async with Kept(tmp_path).running() as desk:
-        with pytest.raises(InvalidArgument, match="has other tokens"):
+        with pytest.raises(InvalidArgument, match="has another vocabulary"):
             desk.manager.open_session(THERE, OWNER, desk.source, {}, "diary")
         assert await desk.manager.forget_id(OWNER, "diary")
 
@@ -829,7 +848,9 @@ async def test_what_was_not_told_is_refused_and_the_turn_can_still_be_resumed(
     async with Kept(tmp_path).running() as desk:
         session = await interrupted(desk)
         for tokens, text in ((b"xbc", b"abc"), (b"abc", b"xbc")):
-            with pytest.raises(InvalidArgument, match="not what the interrupted turn has told"):
+            with pytest.raises(
+                InvalidArgument, match="differ from those that the interrupted turn sent"
+            ):
                 await session.runner.resume_turn(TurnOptions(), list(tokens), text)
         with pytest.raises(InvalidArgument, match="the tokens are"):
             await session.runner.resume_turn(TurnOptions(), [97, 98, 99, -1], b"abc")

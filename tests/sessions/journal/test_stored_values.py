@@ -1,10 +1,8 @@
-"""Stored and copied values of sessions: none is left out, and those of tables 1 are read."""
+"""Stored and copied values of sessions: none is left out, and unknown ones are damage."""
 
 from __future__ import annotations
 
 import dataclasses
-import sqlite3
-import zlib
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +22,7 @@ from inferd.sessions.journal.entries import (
     TurnPiece,
     encode,
 )
-from inferd.sessions.journal.journal_file import SCHEMA, JournalFile
+from inferd.sessions.journal.journal_file import JournalFile, SavePast, SavePiece
 from inferd.sessions.session.conversation import Conversation
 from tests.sessions.doubles import Desk
 
@@ -94,57 +92,38 @@ def test_priorities_are_stored_by_name() -> None:
     assert msgspec.msgpack.decode(encode(TurnBegin()))["priority"] == "normal"
 
 
-def first_tables(path: Path) -> None:
-    """Write a journal as tables 1 have it: without defaults, with priorities as numbers."""
-    file = JournalFile(path)
+UNKNOWN = {"priority": "later"}
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [
+        ("facts", {"model": "m", **UNKNOWN}),
+        ("past", {"unfinished": {"begin": UNKNOWN}}),
+        ("data", {"begin": UNKNOWN}),
+    ],
+    ids=["facts", "past", "piece"],
+)
+def test_an_unknown_priority_name_is_damage_of_its_session_alone(
+    tmp_path: Path, column: str, value: dict[str, Any]
+) -> None:
+    file = JournalFile(tmp_path / "sessions.db")
     file.open()
+    values = {
+        "facts": encode(SessionFacts(model="m")),
+        "past": encode(HistoryEntry()),
+        "data": encode(TurnPiece()),
+    }
+    for name, own in (("good", values), ("bad", {**values, column: encode(value)})):
+        key: dict[str, Any] = {"owner": 1000, "session_id": name}
+        past = SavePast(**key, facts=own["facts"], past=own["past"], at=1.0)
+        file.write([past, SavePiece(**key, number=0, data=own["data"])])
     file.close()
-    pack = msgspec.msgpack.encode
-    told = {"tokens": b"\1\0\0\0", "begin": {"seed": 5, "priority": 3}}
-    rows = [("diary", {"model": "m", "priority": 0}, {"told": told}), ("plain", {"model": "m"}, {})]
-    with sqlite3.connect(path) as db:
-        for name, facts, past in rows:
-            both = [(pack(each), zlib.crc32(pack(each))) for each in (facts, past)]
-            values = (1000, name, 1.0, *both[0], *both[1])
-            db.execute("INSERT INTO session VALUES (?, ?, ?, ?, ?, ?, ?)", values)
-        for number, piece in enumerate(({"text": b"x", "begin": {"seed": 3}}, {"end": "eos"})):
-            row = (1000, "plain", number, pack(piece), zlib.crc32(pack(piece)))
-            db.execute("INSERT INTO piece VALUES (?, ?, ?, ?, ?)", row)
-        db.execute("PRAGMA user_version = 1")
-    db.close()
 
+    found = file.open()
 
-def test_a_journal_of_tables_1_is_read_and_rewritten(tmp_path: Path) -> None:
-    path = tmp_path / "sessions.db"
-    first_tables(path)
-    file = JournalFile(path)
-
-    for _ in range(2):  # as it was, and as it was rewritten
-        found = file.open()
-        file.close()
-        assert found.set_aside is None
-        diary, plain = found.sessions
-        assert diary.facts == SessionFacts(model="m", priority="low")
-        begin = TurnBegin(seed=5, priority="urgent")
-        past = HistoryEntry(told=TurnPiece(tokens=b"\1\0\0\0", begin=begin))
-        assert diary.past == encode(past)
-        assert plain.facts == SessionFacts(model="m")
-        assert plain.pieces == (TurnPiece(text=b"x", begin=TurnBegin(seed=3)), TurnPiece(end="eos"))
-    header = path.read_bytes()
-    assert int.from_bytes(header[60:64], "big") == SCHEMA, "older versions leave it alone"
-
-
-def test_a_damaged_row_of_tables_1_costs_no_other(tmp_path: Path) -> None:
-    path = tmp_path / "sessions.db"
-    first_tables(path)
-    with sqlite3.connect(path) as db:
-        db.execute("UPDATE session SET past = x'ff' WHERE id = 'plain'")
-    db.close()
-
-    found = JournalFile(path).open()
-
-    assert [stored.session_id for stored in found.sessions] == ["diary"]
-    assert found.set_aside is not None
+    assert [stored.session_id for stored in found.sessions] == ["good"]
+    assert found.set_aside is not None and found.cause == "1 sessions cannot be read"
 
 
 def test_a_session_stores_and_restores_each_of_its_facts() -> None:

@@ -69,7 +69,7 @@ async def test_branches_may_have_ids_which_are_free_and_different() -> None:
     for wrong in (["c"], ["c", "c"], ["c", ""], ["c", "x" * 129]):
         with pytest.raises(InvalidArgument):
             desk.manager.fork_session(HERE, trunk, 2, wrong)
-    assert len(desk.manager) == 3
+    assert len(desk.manager.live) == 3
 
 
 @pytest.mark.parametrize("count", [0, -1, BRANCHES_MAX + 1])
@@ -86,9 +86,9 @@ async def test_the_cap_takes_all_branches_or_none() -> None:
 
     with pytest.raises(Busy):
         desk.manager.fork_session(HERE, trunk, 4)
-    assert len(desk.manager) == 1
+    assert len(desk.manager.live) == 1
     desk.manager.fork_session(HERE, trunk, 3)
-    assert len(desk.manager) == 4
+    assert len(desk.manager.live) == 4
 
 
 async def test_nothing_branches_off_or_goes_back_during_a_turn() -> None:
@@ -125,9 +125,9 @@ async def test_what_need_not_be_computed_again_is_asked_of_a_loaded_model_only()
     await answer(desk, session, b"hello")
     desk.port.held = 5
 
-    assert await session.link.count_kept_tokens() == 5
+    assert await session.link.count_cached_tokens() == 5
     desk.source.loaded = None
-    assert await session.link.count_kept_tokens() == 0
+    assert await session.link.count_cached_tokens() == 0
 
 
 async def test_every_turn_names_its_session_and_says_whether_it_may_be_written_down() -> None:
@@ -181,7 +181,7 @@ async def test_closing_a_session_with_an_id_forgets_it_before_it_returns() -> No
         assert desk.port.forgotten, "first the worker, which may be writing"
         files.append((owner, name))
 
-    desk.manager.forgetting.files = forget
+    desk.manager.forgetting.delete_files = forget
 
     await desk.manager.close_session(opened(desk, session_id="mine"))
 
@@ -216,7 +216,7 @@ async def test_forget_finds_a_session_wherever_it_is() -> None:
     assert not await desk.manager.forget_id(1001, "asleep")
 
     assert desk.port.forgotten == [(1000, "id:open"), (1000, "id:asleep"), (1000, nameless.name)]
-    assert (len(desk.manager), len(desk.manager.dormant)) == (0, 0)
+    assert (len(desk.manager.live), len(desk.manager.dormant)) == (0, 0)
 
 
 async def test_an_id_cannot_be_opened_while_it_is_being_forgotten() -> None:
@@ -226,7 +226,7 @@ async def test_an_id_cannot_be_opened_while_it_is_being_forgotten() -> None:
     async def slow(owner: int, name: str) -> None:
         await gate.wait()
 
-    desk.manager.forgetting.files = slow
+    desk.manager.forgetting.delete_files = slow
     session = opened(desk, session_id="mine")
     async with anyio.create_task_group() as group:
         group.start_soon(desk.manager.close_session, session)

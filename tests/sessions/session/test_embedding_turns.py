@@ -9,7 +9,7 @@ from inferd.backends.echo.embedding import EMBEDDING_SIZE
 from inferd.backends.errors import Cancelled, OutOfMemory, UnsupportedOperation
 from inferd.scheduler import messages as m
 from inferd.sessions import Session, TurnOptions
-from inferd.sessions.session.embedding_output import embedding_json
+from inferd.sessions.session.outputs import embedding_json
 from inferd.sessions.table import SessionState
 from tests.sessions.doubles import Desk
 

@@ -230,7 +230,7 @@ async def test_the_cap_refuses_the_next_session_and_says_when() -> None:
 
 async def test_idle_sessions_expire_by_a_timer_and_busy_ones_do_not() -> None:
     desk = Desk()
-    desk.manager.idle_timeout_s = 0.05
+    desk.manager.live.idle_timeout_s = 0.05
     idle, busy = opened(desk), opened(desk)
     await busy.input.set_input(b"hello")
     await busy.runner.start_turn(TurnOptions())
@@ -240,8 +240,8 @@ async def test_idle_sessions_expire_by_a_timer_and_busy_ones_do_not() -> None:
         await desk.manager.expire_idle()
 
     with pytest.raises(SessionExpired):
-        desk.manager.get_session(HERE, idle.handle)
-    assert desk.manager.get_session(HERE, busy.handle) is busy
+        desk.manager.live.get_session(HERE, idle.handle)
+    assert desk.manager.live.get_session(HERE, busy.handle) is busy
 
 
 async def test_a_handle_of_another_connection_is_answered_like_one_that_never_was() -> None:
@@ -249,9 +249,9 @@ async def test_a_handle_of_another_connection_is_answered_like_one_that_never_wa
     session = opened(desk)
 
     with pytest.raises(InvalidArgument) as foreign:
-        desk.manager.get_session(THERE, session.handle)
+        desk.manager.live.get_session(THERE, session.handle)
     with pytest.raises(InvalidArgument) as unknown:
-        desk.manager.get_session(THERE, 999)
+        desk.manager.live.get_session(THERE, 999)
 
     assert type(foreign.value) is type(unknown.value)
     assert foreign.value.hint == unknown.value.hint
@@ -290,7 +290,7 @@ async def test_unnamed_sessions_end_with_their_connection() -> None:
     desk.manager.close_connection(HERE)
     desk.port.run()
 
-    assert len(desk.manager) == 0
+    assert len(desk.manager.live) == 0
     assert session.state is SessionState.CLOSED
     assert desk.port.bench.engine.statistics()["generated"] == 0
 
@@ -331,7 +331,7 @@ async def test_an_unloaded_session_can_be_read_and_nothing_else() -> None:
     session = opened(desk)
     await answer(desk, session, b"hello")
 
-    desk.manager.unload_session(session)
+    session.unload()
 
     assert session.outputs.read_output(0) == b"hello"
     with pytest.raises(InvalidArgument):

@@ -32,9 +32,9 @@ def test_each_level_overrides_the_ones_before_it() -> None:
     assert effective(parameters, "top-p") == (0.2, "graph", "")
     parameters.apply(read_options({"temp": 0.3}))
     assert effective(parameters, "temp") == (0.3, "session", "")
-    parameters.begin_turn({"temp": 0.4})
+    parameters.set_turn_options({"temp": 0.4})
     assert effective(parameters, "temp") == (0.4, "turn", "")
-    parameters.begin_turn({})
+    parameters.set_turn_options({})
     assert effective(parameters, "temp") == (0.3, "session", "")
     assert [e.name for e in parameters.effective()] == [p.name for p in PARAMETERS]
 
@@ -55,7 +55,7 @@ def test_what_cannot_hold_together_changes_nothing() -> None:
         with pytest.raises(InvalidArgument):
             parameters.apply(read_options(options))
         with pytest.raises(InvalidArgument):
-            parameters.begin_turn(options)
+            parameters.set_turn_options(options)
     assert parameters.options == {} and effective(parameters, "samplers")[1] == "built-in"
 
 
@@ -63,8 +63,8 @@ def test_what_cannot_hold_together_changes_nothing() -> None:
 def test_a_turn_cannot_set_what_does_not_hold_for_a_turn(name: str) -> None:
     good = next(p for p in PARAMETERS if p.name == name)
     value = True if good.kind == "bool" else 4
-    with pytest.raises(InvalidArgument, match=f"{name}: holds for a {good.level}"):
-        Parameters({}).begin_turn({name: value})
+    with pytest.raises(InvalidArgument, match=f"{name}: applies to a {good.level}"):
+        Parameters({}).set_turn_options({name: value})
 
 
 # On an engine

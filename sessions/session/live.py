@@ -1,0 +1,119 @@
+"""Live sessions by handle and connection, and the bounds on their number."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator
+
+from ...backends.errors import Busy, InvalidArgument, QuotaExceeded, SessionExpired
+from ..admission.ledger import Ledger
+from .session import Session
+
+EXPIRED_REMEMBERED_MAX = 10_000
+
+
+class LiveSessions:
+    """Owned by the manager. A connection is any hashable object."""
+
+    def __init__(self, ledger: Ledger, sessions_max: int, idle_timeout_s: float):
+        self.sessions_max = sessions_max
+        self.idle_timeout_s = idle_timeout_s
+        self.refused = 0
+        """Sessions that a bound has refused."""
+        self._ledger = ledger
+        self._sessions: dict[int, tuple[object, Session]] = {}
+        self._expired: OrderedDict[int, object] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    def __iter__(self) -> Iterator[Session]:
+        return iter([session for _, session in self._sessions.values()])
+
+    def __contains__(self, session: Session) -> bool:
+        return session.handle in self._sessions
+
+    def sessions_of(self, connection: object) -> list[Session]:
+        """Return the sessions of a connection."""
+        return [session for home, session in self._sessions.values() if home is connection]
+
+    def get_session(self, connection: object, handle: int) -> Session:
+        """Return the session behind a handle of *connection* and note its use.
+
+        :raises SessionExpired: it was idle for too long.
+        :raises InvalidArgument: the connection never had such a handle.
+        """
+        home, session = self._sessions.get(handle, (None, None))
+        if session is not None and home is connection:
+            session.used_at = self._ledger.seconds()
+            return session
+        if self._expired.get(handle) is connection:
+            raise SessionExpired(f"the session {handle} was idle for {self.idle_timeout_s:g} s")
+        raise InvalidArgument(
+            f"there is no execution context {handle} on this connection",
+            hint="handles end with finalize_execution_context and with their connection",
+        )
+
+    def find_id(self, owner: int, session_id: str) -> tuple[object, Session] | None:
+        """Return an owner's session by its id, with its connection."""
+        for home, session in self._sessions.values():
+            if session.owner == owner and session.session_id == session_id:
+                return home, session
+        return None
+
+    def add_session(self, connection: object, session: Session) -> None:
+        """Add a session of *connection*, which uses it now."""
+        session.used_at = self._ledger.seconds()
+        self._sessions[session.handle] = (connection, session)
+
+    def remove_session(self, session: Session, *, expired: bool = False) -> None:
+        """Remove a session; the handle of an *expired* one is remembered for its connection."""
+        home, _ = self._sessions.pop(session.handle)
+        if expired:
+            self._expired[session.handle] = home
+            while len(self._expired) > EXPIRED_REMEMBERED_MAX:
+                self._expired.popitem(last=False)
+
+    def forget_connection(self, connection: object) -> None:
+        """Forget the expired handles of a connection that was closed."""
+        self._expired = OrderedDict((h, c) for h, c in self._expired.items() if c is not connection)
+
+    def check_cap(self, owner: int, wanted: int = 1) -> None:
+        """Refuse *wanted* more sessions of a user if that exceeds a bound.
+
+        :raises QuotaExceeded: the user's own bound is reached.
+        :raises Busy: the bound of all sessions is reached.
+        """
+        quota, own = self._ledger.bounds.quota_of(owner), [s for s in self if s.owner == owner]
+        if quota.sessions_max is not None and len(own) + wanted > quota.sessions_max:
+            self.refused += wanted
+            raise QuotaExceeded(
+                f"you have {len(own)} sessions open; the limit is {quota.sessions_max}",
+                hint="close sessions that are done, or let idle ones expire",
+                data={
+                    "bound": quota.bound("sessions-max"),
+                    "sessions": len(own),
+                    "sessions_max": quota.sessions_max,
+                    "retry_after_s": self._next_expiry_s(own),
+                },
+            )
+        if len(self) + wanted > self.sessions_max:
+            self.refused += wanted
+            raise Busy(
+                f"{len(self)} sessions are open; the limit is {self.sessions_max}",
+                hint="close sessions that are done, let idle ones expire, or raise sessions_max",
+                data={
+                    "sessions": len(self),
+                    "sessions_max": self.sessions_max,
+                    "retry_after_s": self._next_expiry_s(list(self)),
+                },
+            )
+
+    def _next_expiry_s(self, sessions: list[Session]) -> float:
+        """Return when the first idle one of *sessions* expires; if all are active, the mean time of
+        a turn.
+        """
+        idle = [s.used_at for s in sessions if not s.active]
+        if not idle:
+            return self._ledger.turn_s
+        return round(max(0.1, min(idle) + self.idle_timeout_s - self._ledger.seconds()), 3)
