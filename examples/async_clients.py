@@ -1,4 +1,4 @@
-"""Many turns at once from one event loop: under asyncio here, under trio alike."""
+"""Many turns at once on one event loop: asyncio here; trio works as well."""
 
 import asyncio
 import sys
@@ -10,7 +10,7 @@ SUBJECTS = ("the sea", "mountains", "winter", "bread")
 
 
 async def poem(client: AsyncClient, subject: str) -> str:
-    """Stream one answer; the pieces of all come interleaved over one connection."""
+    """Stream one answer; the pieces of all answers arrive interleaved over one connection."""
     async with client.session(model, options={"n-predict": 24}) as session:
         text = ""
         async for piece in session.stream(f"Write a short poem about {subject}."):

@@ -1,4 +1,4 @@
-"""Three answers from one state, which is computed once; and a turn that never was."""
+"""Three answers from one state, which is computed once, and a turn that is taken back."""
 
 import sys
 
@@ -12,8 +12,8 @@ with inferd.Client() as client, client.session(MODEL, options=OPTIONS) as sessio
     for branch in session.fork(3):
         with branch:
             answer = branch.chat("Name it.")
-            print(f"{answer.metadata['cached_tokens']:3} tokens were there:", answer[:60])
+            print(f"{answer.metadata['cached_tokens']:3} tokens were cached:", answer[:60])
     print("a mistake:", session.chat("I meant an aeroplane.")[:60])
-    back = session.rewind(turns=1)  # the session is where the branches left it
+    back = session.rewind(turns=1)  # back to the state from which it branched
     print(f"{back.tokens} tokens of history, {back.cached_tokens} of them kept")
-    print("anew:", session.chat("I meant a ship.")[:60])
+    print("again:", session.chat("I meant a ship.")[:60])

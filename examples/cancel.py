@@ -1,4 +1,4 @@
-"""Leaving a stream cancels it: the daemon stops before its next step, and the session goes on."""
+"""Leaving a stream cancels it: the daemon stops before its next step; the session continues."""
 
 import sys
 
@@ -16,4 +16,4 @@ with inferd.Client() as client, client.session(MODEL) as session:
                 break  # leaving the `with` (or the loop) cancels the turn
     print(" … enough.")
     print("tasks under way:", len(client.queue()))
-    print("the session goes on:", session.chat("Say: done.", options={"n-predict": 8}))
+    print("the session continues:", session.chat("Say: done.", options={"n-predict": 8}))

@@ -1,4 +1,4 @@
-"""A first conversation: one session, two questions; the second knows the first."""
+"""A first conversation: one session, two questions; the model remembers the first."""
 
 import sys
 
@@ -11,4 +11,4 @@ with inferd.Client() as client, client.session(MODEL, options={"n-predict": 60})
     print(session.chat("And of Italy?"))
     metadata = session.metadata
     cached, total = metadata["cached_tokens"], metadata["input_tokens"]
-    print(f"{cached} of {total} prompt tokens were cached already")
+    print(f"{cached} of {total} prompt tokens were already cached")

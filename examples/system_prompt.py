@@ -1,4 +1,4 @@
-"""A system prompt, several roles in one turn, and a session that starts anew."""
+"""A system prompt, several roles in one turn, and a session whose history is cleared."""
 
 import sys
 
@@ -17,5 +17,5 @@ with inferd.Client() as client:
             {"role": "user", "content": "And hail?"},
         ]
         print("2:", session.chat(turn))
-        session.reset()  # forgets the history
+        session.reset()  # clears the history
         print("3:", session.chat("What did I ask first?"))

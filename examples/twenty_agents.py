@@ -1,4 +1,4 @@
-"""Twenty agents with priorities and deadlines share one model; who is late gets an error."""
+"""Twenty agents with priorities and deadlines share one model; a late turn is an error."""
 
 import sys
 import time
@@ -12,7 +12,7 @@ CLASSES: tuple[Priority, ...] = ("low", "normal", "high", "urgent")
 
 
 def agent(number: int) -> str:
-    """Ask one question, within a deadline."""
+    """Send one question, with a deadline."""
     priority = CLASSES[number % 4]
     started = time.monotonic()
     with client.session(MODEL, priority=priority, options={"n-predict": 16}) as session:
@@ -24,7 +24,7 @@ def agent(number: int) -> str:
     return f"agent {number:2} ({priority}): {len(answer)} characters after {seconds:.2f} s"
 
 
-# A client may be used from many threads; `Busy` is retried when the daemon says it makes sense.
+# Many threads may share a client; a call refused with `Busy` is retried after the daemon's delay.
 with inferd.Client(retries=3) as client, ThreadPoolExecutor(20) as pool:
     for line in pool.map(agent, range(20)):
         print(line)

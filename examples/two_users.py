@@ -1,4 +1,4 @@
-"""What is yours is yours: sessions belong to their user, handles to their connection."""
+"""Isolation: sessions belong to their user, handles to their connection."""
 
 import os
 import sys
@@ -12,10 +12,10 @@ with inferd.Client() as mine, inferd.Client() as other:
     context = mine.init_execution_context_with_session_id(graph, "diary")
     mine.set_input(context, 0, "Dear diary,")
     try:
-        other.get_output(context, 0)  # the number is right, the connection is not
+        other.get_output(context, 0)  # the handle exists, but on another connection
     except inferd.InvalidArgument as exc:
         print("another connection:", exc.message)
-    # The same user sees the session in a list; another user would not see even that.
+    # The same user sees the session in a list; another user would not.
     print("user", os.getuid(), "has", [s["session_id"] for s in other.sessions()])
     try:
         elsewhere = other.load_by_name(MODEL)

@@ -1,4 +1,4 @@
-"""The wasi-nn calls one by one, as a Wasm guest makes them: pull a token, read it, go on."""
+"""The wasi-nn calls as a Wasm guest makes them: compute a token, read it, repeat."""
 
 import json
 import sys
@@ -12,7 +12,7 @@ with inferd.Client() as client:
     graph = client.load_by_name_with_config(MODEL, config)
     context = client.init_execution_context(graph)
     client.set_input(context, 1, json.dumps({"temp": 0}))  # index 1: parameters
-    client.set_input(context, 0, "The quick brown fox")  # any other: the prompt
+    client.set_input(context, 0, "The quick brown fox")  # any other index: the prompt
     try:
         while True:
             client.compute_single(context)

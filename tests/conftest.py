@@ -9,7 +9,7 @@ import pytest
 STARTERS = frozenset(
     ("subprocess", "multiprocessing", "running_daemon", "RunningDaemon", "inferd_process")
 )
-"""Names in a test module that tell that its tests start processes."""
+"""Names in a test module that show that its tests start processes."""
 FIXTURES = frozenset(("daemon", "client", "raw", "machine", "fresh_machine"))
 PROCESS_EVENTS = frozenset(("subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn"))
 
@@ -33,7 +33,7 @@ def _refuse_process(event: str, arguments: tuple[object, ...]) -> None:
 
 
 _running: list[str] = []
-"""The test that runs, if any: pytest itself may start processes."""
+"""The running test, if any: pytest itself may start processes."""
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

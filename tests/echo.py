@@ -12,8 +12,9 @@ _OPTIONS = frozenset(EchoOptions.__struct_fields__)
 
 
 def echo_model(name: str, **keys: object) -> str:
-    """Return the tables of the echo model *name*. What `EchoOptions` has is among its options,
-    which come last, and all else among the model's own keys.
+    """Return the tables of the echo model *name*.
+
+    Keys of `EchoOptions` become its options, and all others keys of the model.
     """
     own = [_line(key, value) for key, value in keys.items() if key not in _OPTIONS]
     options = [_line(key, value) for key, value in keys.items() if key in _OPTIONS]

@@ -1,4 +1,4 @@
-"""Where the tests find the real models."""
+"""Paths of the real models for tests."""
 
 from __future__ import annotations
 
@@ -22,6 +22,6 @@ def gemma3() -> Path:
 
 def _model(file: str) -> Path:
     path = Path(os.environ.get("INFERD_TEST_MODELS") or _DEFAULT) / file
-    # No skip: a test run without the models would look like a passed one.
+    # The test is not skipped: a run without the models would look as if it had passed.
     assert path.is_file(), f"the test model {path} is missing: run `make models`"
     return path

@@ -1,11 +1,10 @@
-"""A client of nothing but a socket and msgpack: what another language would write."""
+"""A client made of only a socket and msgpack, as in another language."""
 
 from __future__ import annotations
 
 import socket
 import struct
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Any
 
 import msgspec
@@ -20,7 +19,7 @@ class Closed(Exception):
 
 
 class RawClient:
-    """Speaks frames; `call` waits for its reply and keeps the events."""
+    """Sends and receives frames; `call` waits for its reply and keeps the events."""
 
     def __init__(self, path: str, *, hello: bool = True, timeout_s: float = 20.0):
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -36,12 +35,7 @@ class RawClient:
     def __enter__(self) -> RawClient:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.socket.close()
 
     def send_bytes(self, data: bytes, fds: Sequence[int] = ()) -> None:
@@ -54,7 +48,7 @@ class RawClient:
         body = msgspec.msgpack.encode(message)
         self.send_bytes(struct.pack("<I", len(body)) + body, fds)
 
-    def _exactly(self, size: int) -> bytes:
+    def _read_bytes(self, size: int) -> bytes:
         data = b""
         while len(data) < size:
             part = self.socket.recv(size - len(data))
@@ -64,8 +58,8 @@ class RawClient:
         return data
 
     def read(self) -> Any:
-        (size,) = struct.unpack("<I", self._exactly(4))
-        return msgspec.msgpack.decode(self._exactly(size))
+        (size,) = struct.unpack("<I", self._read_bytes(4))
+        return msgspec.msgpack.decode(self._read_bytes(size))
 
     def start(self, call: str, fds: Sequence[int] = (), /, **params: Any) -> int:
         """Send a request and return its id."""
@@ -74,7 +68,7 @@ class RawClient:
         return self._number
 
     def result(self, number: int) -> Any:
-        """Return the result of a request, or raise its error; other replies are kept."""
+        """Return the result of a request, or raise its error; keep other replies."""
         while number not in self._replies:
             message = self.read()
             if message[0] == 6:
@@ -89,18 +83,18 @@ class RawClient:
         return content
 
     def begin_stream(self, context: int, text: str) -> int:
-        """Stream a raw turn on *text*; return its id as soon as its first tokens are there."""
+        """Stream a raw turn on *text*; return its id when its first tokens have arrived."""
         number = self.start("stream", context=context, prompt=text, raw=True, credit=1000)
         self.events.append(self.read())
         return number
 
     @property
-    def told(self) -> str:
+    def streamed_text(self) -> str:
         """The text of all streams so far."""
         return b"".join(event[2].get("text", b"") for event in self.events).decode()
 
     def has_answer(self, number: int) -> bool:
-        """Tell whether the answer to a request was read already, with those to others."""
+        """Return whether the answer to a request was already read, along with others."""
         return number in self._replies
 
     def call(self, call: str, fds: Sequence[int] = (), /, **params: Any) -> Any:
@@ -123,12 +117,12 @@ class RawClient:
         return decoded
 
     def single(self, context: int) -> bytes:
-        """compute_single, then get_output_single."""
+        """Compute the next token, and return the output of `get_output_single`."""
         self.call("compute_single", context=context)
         return bytes(self.call("get_output_single", context=context)["data"])
 
     def goodbye(self) -> InferdError:
-        """Read on until the daemon says goodbye."""
+        """Read until the daemon's goodbye, and return its error."""
         while True:
             message = self.read()
             if message[0] == 6:

@@ -1,6 +1,6 @@
-"""Writes a model in the shape of 14 billion parameters: header and list of tensors, no weights.
+"""A writer of a model with the shape of 14 billion parameters: header and tensor list, no weights.
 
-The file has its full size of 8 GB and takes some kilobytes of the disk.
+The file has its full size of 8 GB and takes a few kilobytes of the disk.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ("LAYERS", "TOKEN_BYTES", "WEIGHT_BYTES_MIN", "write_sparse")
 LAYERS, EMBEDDING, FEED_FORWARD = 48, 5120, 13824
 HEADS, HEADS_KV, HEAD = 40, 8, 128
 TOKEN_BYTES = LAYERS * 2 * HEADS_KV * HEAD * 2
-"""Of the KV state of one token, in f16: 192 KiB."""
+"""Size of the KV state of one token, in f16: 192 KiB."""
 WEIGHT_BYTES_MIN = 8 * 10**9
 ALIGNMENT = 32
 KIND = gguf.GGMLQuantizationType.Q4_1
@@ -70,7 +70,7 @@ def _tensors() -> list[tuple[str, tuple[int, ...]]]:
 
 
 def _add(writer: gguf.GGUFWriter, name: str, shape: tuple[int, ...]) -> int:
-    """Add a tensor without data; return the bytes that it takes in the file."""
+    """Add a tensor without data; return its size in the file."""
     kind = KIND if len(shape) > 1 else gguf.GGMLQuantizationType.F32
     block, block_bytes = gguf.GGML_QUANT_SIZES[kind]
     size = int(np.prod(shape)) // block * block_bytes

@@ -1,8 +1,8 @@
-"""Writes tiny models with random F32 weights, one of each kind of memory that llama.cpp has.
+"""A writer of tiny models with random F32 weights, one for each kind of memory in llama.cpp.
 
-With an F32 cache and no flash attention their logits depend on the batch's shape by 1e-4 only, so
-that each single lost KV cell shows: by 0.01 and more 500 tokens on, measured in
-`tests/backends/llama/test_kv_state.py`. Real models hide it in noise of up to 1.2.
+With an F32 cache and no flash attention, the batch's shape changes their logits by only 1e-4. Every
+single lost KV cell therefore shows: by 0.01 and more 500 tokens later, as measured in
+`tests/backends/llama/test_kv_state.py`. In real models, noise of up to 1.2 hides it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ CHAT_TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor
 
 
 class _Writer:
-    """A GGUF writer that draws its weights from one seeded generator."""
+    """A GGUF writer that samples its weights from one seeded generator."""
 
     def __init__(self, path: Path, architecture: str, split_max_tensors: int = 0):
         self.file = gguf.GGUFWriter(path, architecture, split_max_tensors=split_max_tensors)
@@ -33,8 +33,8 @@ class _Writer:
 
     def weight(self, name: str, *shape: int, scale: float | None = None) -> None:
         scale = shape[-1] ** -0.5 if scale is None else scale
-        drawn = self._random.standard_normal(shape) * scale
-        self.file.add_tensor(name, drawn.astype(np.float32))
+        weights = self._random.standard_normal(shape) * scale
+        self.file.add_tensor(name, weights.astype(np.float32))
 
     def ones(self, name: str, *shape: int) -> None:
         self.file.add_tensor(name, np.ones(shape, np.float32))
@@ -95,8 +95,8 @@ def _feed_forward(writer: _Writer, block: str) -> None:
 
 def _attention(writer: _Writer, block: str) -> None:
     writer.ones(f"{block}.attn_norm.weight", EMBEDDING)
-    # Queries and keys are not scaled up: attention must be soft. A sharp one (0.5) looks at a
-    # single cell, so that nearly all others can be lost unseen, and makes 50 times the noise.
+    # Queries and keys are not scaled up, to keep attention soft. Sharp attention (0.5) reads a
+    # single cell, so that the loss of nearly any other stays unseen, and has 50 times the noise.
     for name, rows, scale in (("q", HEADS, None), ("k", HEADS_KV, None), ("v", HEADS_KV, 0.5)):
         writer.weight(f"{block}.attn_{name}.weight", rows * HEAD, EMBEDDING, scale=scale)
     writer.weight(f"{block}.attn_output.weight", EMBEDDING, HEADS * HEAD, scale=0.5)
@@ -137,7 +137,7 @@ def _gemma3(path: Path) -> None:
 
 
 def _mamba(path: Path) -> None:
-    """Recurrent: no cells, one state a sequence."""
+    """Recurrent: no cells, one state per sequence."""
     inner, state, rank, kernel = 128, 16, 8, 4
     writer = _Writer(path, "mamba")
     _common(writer, layers=2)
@@ -158,7 +158,7 @@ def _mamba(path: Path) -> None:
         writer.weight(f"{block}.ssm_x.weight", rank + 2 * state, inner)
         writer.weight(f"{block}.ssm_dt.weight", inner, rank)
         writer.weight(f"{block}.ssm_dt.bias", inner, scale=0.5)
-        # Small decay: what was read hundreds of tokens ago must still show.
+        # Small decay: tokens read hundreds of tokens ago must still have an effect.
         decay = -0.05 * np.tile(np.arange(1, state + 1, dtype=np.float32), (inner, 1))
         file.add_tensor(f"{block}.ssm_a", decay)
         writer.ones(f"{block}.ssm_d", inner)
@@ -227,7 +227,7 @@ def _bert_rank(path: Path) -> None:
 
 
 def _t5(path: Path) -> None:
-    """An encoder and a decoder that reads what it made."""
+    """An encoder, and a decoder that reads the encoder's output."""
     writer = _Writer(path, "t5")
     _common(writer, layers=1, norm="enc.output_norm.weight")
     file = writer.file
@@ -245,8 +245,8 @@ def _t5(path: Path) -> None:
     writer.finish()
 
 
-def _unheard_of(path: Path) -> None:
-    """A whole file of an architecture that nobody knows."""
+def _unknown_architecture(path: Path) -> None:
+    """A complete file of an architecture that llama.cpp does not know."""
     writer = _Writer(path, "unheard-of")
     _common(writer, layers=1)
     writer.finish()
@@ -260,7 +260,7 @@ KINDS: dict[str, Callable[[Path], None]] = {
     "bert": _bert,
     "bert-rank": _bert_rank,
     "t5": _t5,
-    "unheard-of": _unheard_of,
+    "unheard-of": _unknown_architecture,
 }
 
 

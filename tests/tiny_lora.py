@@ -1,4 +1,4 @@
-"""Writes adapters (LoRA) with random weights, for the tiny llama and for others of its kind."""
+"""A writer of adapters (LoRA) with random weights, for the tiny llama and models like it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def matrices(
     rank: int = RANK,
     strength: float = 0.3,
 ) -> Matrices:
-    """Return two random matrices for each weight: their product moves it by about *strength*."""
+    """Return two random matrices per weight; their product changes it by about *strength*."""
     draw = np.random.default_rng(seed)
     found: Matrices = {}
     for name, (rows, columns) in shapes.items():
@@ -54,7 +54,7 @@ def write_lora(
     types: Mapping[str, gguf.GGMLQuantizationType] | None = None,
     more: Iterable[Callable[[Any], None]] = (),
 ) -> Path:
-    """Write these *tensors* and entries; *alpha* and *more* add entries of their own."""
+    """Write *tensors* and the entries of an adapter; *alpha* and *more* add further entries."""
     file = gguf.GGUFWriter(path, architecture)
     file.add_type(general)
     file.add_string("adapter.type", kind)

@@ -1,4 +1,4 @@
-"""The types that the client's users see; mypy checks this file, nothing runs it."""
+"""The types that the client's users see; mypy checks this file, which is never run."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ async def asynchronous() -> None:
             assert_type(answers, list[Answer])
             assert_type(answers[0].error, InferdError | None)
             assert_type((await session.rewind(1)).cached_tokens, int)
-            session.stream("x", on_queue=_take_place)
+            session.stream("x", on_queue=_on_queue)
             reply = await session.chat("x")
             assert_type(reply.upper(), str)
             assert_type(reply.metadata, dict[str, Any])
@@ -71,7 +71,7 @@ async def asynchronous() -> None:
         assert_type(prompt.tokens, int)
 
 
-def _take_place(place: QueueEvent) -> None:
+def _on_queue(place: QueueEvent) -> None:
     assert_type(place.position, int)
 
 

@@ -1,4 +1,4 @@
-"""The examples run as they stand, and the guide shows them as they are."""
+"""The examples run unchanged, and the guide shows them verbatim."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def daemon() -> Iterator[RunningDaemon]:
 
 
 def run(daemon: RunningDaemon, example: Path, *arguments: str) -> str:
-    """Run an example as a program of its own and return what it prints."""
+    """Run an example as a separate program and return its output."""
     done = subprocess.run(
         [sys.executable, str(example), *arguments],
         env=daemon.environment,
@@ -40,14 +40,14 @@ def run(daemon: RunningDaemon, example: Path, *arguments: str) -> str:
     return done.stdout
 
 
-def test_there_are_nine_of_at_most_forty_lines() -> None:
+def test_there_are_nine_examples_of_at_most_forty_lines() -> None:
     assert len(EXAMPLES) == 9
     for example in EXAMPLES:
         assert len(example.read_text().splitlines()) <= LINES_MAX, example.name
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda e: e.stem)
-def test_it_runs_on_the_echo_model_and_leaves_no_turn_behind(
+def test_an_example_runs_on_the_echo_model_and_leaves_no_turn_behind(
     daemon: RunningDaemon, example: Path
 ) -> None:
     assert run(daemon, example, "echo").strip()
@@ -57,21 +57,21 @@ def test_it_runs_on_the_echo_model_and_leaves_no_turn_behind(
 
 @pytest.mark.model
 @pytest.mark.timeout(300)
-def test_the_first_one_runs_on_a_real_model_by_default(daemon: RunningDaemon) -> None:
+def test_the_first_session_runs_on_a_real_model_by_default(daemon: RunningDaemon) -> None:
     answer = run(daemon, ROOT / "examples" / "first_session.py")
-    assert len(answer.split()) > 8 and "What is the capital" not in answer
+    assert len(answer.split()) > 8 and "the capital of France?" not in answer
 
 
 def shown() -> dict[str, str]:
-    """Return the guide's code by the file that it is said to be."""
+    """Return the guide's code by the name of its file."""
     return dict(re.findall(r"^`examples/(\w+)\.py`:\n\n```python\n(.*?)```$", GUIDE, re.M | re.S))
 
 
-def test_the_guide_shows_each_example_as_it_is() -> None:
+def test_the_guide_shows_each_example_verbatim() -> None:
     assert shown() == {example.stem: example.read_text() for example in EXAMPLES}
 
 
-def test_the_guides_test_is_a_test() -> None:
+def test_the_guides_test_passes() -> None:
     code = GUIDE.split("## In tests of your own")[1].split("```python\n")[1].split("```")[0]
     names: dict[str, object] = {}
     exec(code, names)

@@ -30,7 +30,7 @@ def test_a_worker_without_memory_is_replaced_and_its_turn_goes_on() -> None:
         worker.rlimit(resource.RLIMIT_AS, (1, 1))
         computing = client.start("compute", context=large)
         client.result(number)
-        assert client.told == TALE
+        assert client.streamed_text == TALE
         client.result(computing)
         assert client.output(large) == b"xxx"
         assert "worker.died" in daemon.log

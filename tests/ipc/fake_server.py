@@ -1,8 +1,8 @@
-"""A daemon's end of the socket for the client's tests: it answers by a table and remembers all.
+"""A fake daemon for the client's tests: it answers from a table and records all requests.
 
-`hold` as a prompt sends one event and then nothing until it is cancelled; `refuse N` is refused
-with `Busy` N times. Everything else is said back word by word; who watches is told two places in
-the queue before.
+The prompt `hold` sends one event and then nothing until it is cancelled; `refuse N` is refused with
+`Busy` N times. Any other prompt is echoed word by word; with `queue_events`, two places in the
+queue come first.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ HELLO: dict[str, Any] = {
         "sessions_max": 100,
     },
 }
-GONE = (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError)
+DISCONNECTED = (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError)
 METADATA = {"stop_reason": "eos", "output_tokens": 2}
 
 
 class Exchange:
-    """One request on the server's side."""
+    """A request at the server's end."""
 
     def __init__(self, server: FakeServer, peer: FakePeer, number: int, call: str, params: Any):
         self.server, self.peer, self.number = server, peer, number
@@ -49,7 +49,7 @@ class Exchange:
         self.cancelled = anyio.Event()
 
     async def emit(self, event: dict[str, Any]) -> None:
-        """Send an event; for want of credit wait, as the daemon does."""
+        """Send an event; wait for credit, as the daemon does."""
         while self.credit == 0:
             self.more_credit = anyio.Event()
             await self.more_credit.wait()
@@ -57,13 +57,13 @@ class Exchange:
         await self.peer.send([4, self.number, event])
 
     async def hold(self) -> dict[str, Any]:
-        """Answer nothing until the request is cancelled."""
+        """Wait until the request is cancelled, then raise `Cancelled`."""
         await self.cancelled.wait()
         raise Cancelled("the request was cancelled")
 
 
 class FakePeer:
-    """One connection on the server's side."""
+    """A connection at the server's end."""
 
     def __init__(self, stream: anyio.abc.UNIXSocketStream):
         self.stream = stream
@@ -80,7 +80,7 @@ Answer = Callable[[Exchange], Awaitable[dict[str, Any]]]
 
 
 class FakeServer:
-    """Answers by `answers`; `calls` are all requests so far, in order."""
+    """A server that answers from `answers`; `calls` lists all requests so far, in order."""
 
     def __init__(self, path: Path):
         self.path = path
@@ -91,28 +91,28 @@ class FakeServer:
         self.peers: list[FakePeer] = []
         self.refusals: dict[str, int] = {}
         self.inputs: dict[int, bytes] = {}
-        self.left: dict[int, list[str]] = {}
+        self.remaining_words: dict[int, list[str]] = {}
         self.busy: set[int] = set()
         self.reading = anyio.Event()
         self.reading.set()
         self._changed = anyio.Event()
 
     def names(self) -> list[str]:
-        """The calls so far by name."""
+        """Return the names of all calls so far."""
         return [name for name, _ in self.calls]
 
-    async def seen(self, call: str, count: int = 1) -> None:
-        """Return once *call* has come *count* times."""
+    async def await_call(self, call: str, count: int = 1) -> None:
+        """Wait until *call* has arrived *count* times."""
         while self.names().count(call) < count:
             await self._changed.wait()
 
-    async def holding(self) -> None:
-        """Return once a turn is held."""
+    async def await_held_turn(self) -> None:
+        """Wait until a turn is held."""
         while not self.busy:
             await self._changed.wait()
 
-    async def idle(self) -> None:
-        """Return once no request is in flight."""
+    async def await_idle(self) -> None:
+        """Wait until no request is in flight."""
         while any(peer.requests for peer in self.peers):
             await self._changed.wait()
 
@@ -135,7 +135,7 @@ class FakeServer:
         async with stream, anyio.create_task_group() as group:
             if self.hello is not None:
                 await peer.send([0, self.hello])
-            with suppress(*GONE):
+            with suppress(*DISCONNECTED):
                 await self._read(peer, group)
             group.cancel_scope.cancel()
         peer.requests.clear()
@@ -148,9 +148,11 @@ class FakeServer:
             data, fds = await peer.stream.receive_fds(1 << 16, 16)
             peer.descriptors += fds
             for frame in frames.read_frames(data):
-                self._take(peer, msgspec.msgpack.decode(frame), group)
+                self._handle_message(peer, msgspec.msgpack.decode(frame), group)
 
-    def _take(self, peer: FakePeer, message: list[Any], group: anyio.abc.TaskGroup) -> None:
+    def _handle_message(
+        self, peer: FakePeer, message: list[Any], group: anyio.abc.TaskGroup
+    ) -> None:
         if message[0] == 5:
             self.credits.append(message[2])
             request = peer.requests.get(message[1])
@@ -171,7 +173,7 @@ class FakeServer:
         except InferdError as exc:
             message = [3, number, exc.to_wire()]
         peer.requests.pop(number, None)
-        with suppress(*GONE):
+        with suppress(*DISCONNECTED):
             await peer.send(message)
         self.change()
 
@@ -205,7 +207,7 @@ def _prompt(exchange: Exchange) -> str:
 
 
 async def _turn(exchange: Exchange) -> str:
-    """Do what all turns do: one at a time, refusals, holding."""
+    """Return the prompt of a turn, after the checks, refusals and holding common to all turns."""
     server, prompt = exchange.server, _prompt(exchange)
     context = exchange.params["context"]
     if context in server.busy:
@@ -227,21 +229,21 @@ async def _turn(exchange: Exchange) -> str:
     return prompt
 
 
-async def _queued(exchange: Exchange) -> None:
+async def _send_places(exchange: Exchange) -> None:
     for position in (2, 1) if exchange.params.get("queue_events") else ():
         place = {"position": position, "waiting": 5, "starts_in_s": 0.5}
         await exchange.peer.send([4, exchange.number, place])
 
 
 async def _stream(exchange: Exchange) -> dict[str, Any]:
-    await _queued(exchange)
+    await _send_places(exchange)
     for position, word in enumerate(_words(await _turn(exchange))):
         await exchange.emit({"tokens": [position], "text": word.encode(), "position": position})
     return {"text": b".", "metadata": METADATA}
 
 
 async def _chat(exchange: Exchange) -> dict[str, Any]:
-    await _queued(exchange)
+    await _send_places(exchange)
     return {"text": (await _turn(exchange)).encode(), "metadata": METADATA}
 
 
@@ -263,15 +265,15 @@ async def _set_input(exchange: Exchange) -> dict[str, Any]:
     if params["index"] != 1:
         data = params["tensor"].get("data", b"")
         exchange.server.inputs[params["context"]] = data
-        exchange.server.left[params["context"]] = _words(data.decode(errors="replace"))
+        exchange.server.remaining_words[params["context"]] = _words(data.decode(errors="replace"))
     return {}
 
 
 async def _compute_single(exchange: Exchange) -> dict[str, Any]:
-    left = exchange.server.left[exchange.params["context"]]
-    if not left:
+    remaining = exchange.server.remaining_words[exchange.params["context"]]
+    if not remaining:
         raise EndOfSequence("the turn has ended")
-    return {"piece": left.pop(0).encode()}
+    return {"piece": remaining.pop(0).encode()}
 
 
 async def _get_output(exchange: Exchange) -> dict[str, Any]:
@@ -332,7 +334,7 @@ ANSWERS: dict[str, Answer] = {
 
 @asynccontextmanager
 async def fake_server(folder: Path) -> AsyncIterator[FakeServer]:
-    """Serve on the running loop."""
+    """Run a fake server on the running loop."""
     server = FakeServer(folder / "fake.sock")
     async with anyio.create_task_group() as group:
         await group.start(server.serve)
@@ -342,7 +344,7 @@ async def fake_server(folder: Path) -> AsyncIterator[FakeServer]:
 
 @contextmanager
 def fake_server_thread(folder: Path) -> Iterator[tuple[FakeServer, BlockingPortal]]:
-    """Serve on a loop in a thread; reach into it by the portal."""
+    """Run a fake server on a loop in a thread; the portal gives access to the loop."""
     with start_blocking_portal() as portal:
 
         async def make() -> FakeServer:

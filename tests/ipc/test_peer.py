@@ -1,4 +1,4 @@
-"""Who is at the other end, as the kernel tells it."""
+"""The credentials of the peer, as the kernel reports them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The vectors of docs/protocol-vectors.json, played against the daemon and against our client."""
+"""The vectors of docs/protocol-vectors.json, run against the daemon and against our client."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def named(section: str) -> list[Any]:
 
 
 def plain(value: Any) -> Any:
-    """Return *value* as the file writes it."""
+    """Return *value* in the form of the file."""
     if isinstance(value, bytes):
         return {"$bin": value.hex()}
     if isinstance(value, dict):
@@ -54,7 +54,7 @@ def decode(frame: bytes) -> Any:
 
 
 def without(message: Any, pointers: list[str]) -> Any:
-    """Return *message* with what *pointers* name set to None."""
+    """Return *message* with the values at *pointers* set to None."""
     message = json.loads(json.dumps(message))
     for pointer in pointers:
         *path, last = pointer.split("/")[1:]
@@ -71,7 +71,7 @@ def test_the_file_is_what_the_tool_writes() -> None:
 
 
 @pytest.mark.parametrize("name", EXCHANGES)
-def test_each_frame_means_what_stands_beside_it(name: str) -> None:
+def test_each_frame_has_the_written_meaning(name: str) -> None:
     for frame in EXCHANGES[name]:
         assert plain(decode(bytes.fromhex(frame["hex"]))) == frame["means"]
 
@@ -80,7 +80,7 @@ def test_each_frame_means_what_stands_beside_it(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", EXCHANGES)
-def test_the_daemon_answers_as_the_exchange_says(name: str) -> None:
+def test_the_daemon_answers_as_in_the_exchange(name: str) -> None:
     with running_daemon() as daemon, socket.socket(socket.AF_UNIX) as sock:
         sock.settimeout(20)
         sock.connect(daemon.socket)
@@ -118,7 +118,7 @@ def daemon() -> Iterator[RunningDaemon]:
 
 
 @pytest.mark.parametrize("case", named("malformed"))
-def test_the_daemon_answers_a_malformed_frame_as_the_vector_says(
+def test_the_daemon_answers_a_malformed_frame_as_in_the_vector(
     daemon: RunningDaemon, case: dict[str, Any]
 ) -> None:
     with RawClient(daemon.socket, hello=case["hello"]) as client:
@@ -129,7 +129,7 @@ def test_the_daemon_answers_a_malformed_frame_as_the_vector_says(
         elif "error" in outcome:
             assert (answer[0], answer[1], answer[2]["name"]) == (3, 1, outcome["error"])
             client.write([1, 2, "queue", {}])
-            assert client.read() == [2, 2, {"tasks": []}], "the connection goes on"
+            assert client.read() == [2, 2, {"tasks": []}], "the connection still works"
         else:
             assert (answer[0], answer[1]["name"]) == (6, outcome["goodbye"])
             with pytest.raises((Closed, ConnectionResetError)):
@@ -241,8 +241,8 @@ async def embeddings(client: AsyncClient) -> None:
     await client.set_input(context, 1, switch)
     await client.set_input(context, 0, b"hi")
     await client.compute(context)
-    told = json.loads(await client.get_output(context))
-    assert told == {"n_embedding": 16, "embedding": pytest.approx(vectors[0], rel=1e-8)}
+    output = json.loads(await client.get_output(context))
+    assert output == {"n_embedding": 16, "embedding": pytest.approx(vectors[0], rel=1e-8)}
 
 
 async def branches(client: AsyncClient) -> None:
@@ -258,7 +258,7 @@ async def branches(client: AsyncClient) -> None:
     assert not await client.forget(session_id="b")
 
 
-async def gone_on_with(client: AsyncClient) -> None:
+async def resumed_turn(client: AsyncClient) -> None:
     graph = await client.load_by_name("echo")
     await client.init_execution_context(graph)
     context = await client.init_execution_context_with_session_id(graph, "notes")
@@ -278,10 +278,10 @@ async def watched(client: AsyncClient) -> None:
     for context in contexts[:4]:
         await client.set_input(context, 0, b"ab")
         assert await client.compute_single(context) == b"a"
-    told: list[w.QueueEvent] = []
-    stream = client.stream(contexts[4], "hi", on_queue=told.append)
+    places: list[w.QueueEvent] = []
+    stream = client.stream(contexts[4], "hi", on_queue=places.append)
     assert [piece async for piece in stream] == ["h", "i"]
-    assert [(place.position, place.waiting) for place in told] == [(1, 1)]
+    assert [(place.position, place.waiting) for place in places] == [(1, 1)]
 
 
 CALLS: dict[str, Callable[[AsyncClient], Awaitable[None]]] = {
@@ -292,13 +292,13 @@ CALLS: dict[str, Callable[[AsyncClient], Awaitable[None]]] = {
     "chat in a session with an id": session_with_an_id,
     "embeddings": embeddings,
     "branches": branches,
-    "a turn that is gone on with": gone_on_with,
+    "a turn that is gone on with": resumed_turn,
     "a place in the queue": watched,
 }
 
 
 def with_defaults(message: Any) -> Any:
-    """Return a client's message with params as a struct: a default may be sent or left out."""
+    """Return a client's message with its params as a struct: defaults may be sent or omitted."""
     if message[0] != w.Kind.REQUEST:
         return message
     kind, number, call, params = message
@@ -306,7 +306,7 @@ def with_defaults(message: Any) -> Any:
 
 
 @pytest.mark.parametrize("name", EXCHANGES)
-def test_our_encoder_makes_these_very_bytes(name: str) -> None:
+def test_our_encoder_makes_exactly_these_bytes(name: str) -> None:
     for frame in EXCHANGES[name]:
         data = bytes.fromhex(frame["hex"])
         if frame["from"] == "client" and frame["means"][0] == w.Kind.REQUEST:
@@ -315,7 +315,7 @@ def test_our_encoder_makes_these_very_bytes(name: str) -> None:
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("name", CALLS)
-async def test_our_client_says_what_the_exchange_says_and_reads_the_answers(
+async def test_our_client_sends_the_requests_of_the_exchange_and_reads_the_answers(
     name: str, tmp_path: Path
 ) -> None:
     async def play(stream: anyio.abc.SocketStream) -> None:
@@ -336,14 +336,14 @@ async def test_our_client_says_what_the_exchange_says_and_reads_the_answers(
                 await CALLS[name](client)
 
 
-def test_only_the_descriptor_is_left_to_the_raw_client() -> None:
-    """Our client passes a memfd only for what does not fit into a frame."""
+def test_only_the_descriptor_needs_the_raw_client() -> None:
+    """Our client passes a memfd only for an input that does not fit into a frame."""
     assert set(EXCHANGES) - set(CALLS) == {"a prompt in a descriptor"}
 
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("case", named("malformed_daemon"))
-async def test_our_client_takes_a_strange_daemon_as_the_vector_says(
+async def test_our_client_handles_a_malformed_daemon_as_in_the_vector(
     case: dict[str, Any], tmp_path: Path
 ) -> None:
     frames = b"".join(map(bytes.fromhex, case["frames"]))

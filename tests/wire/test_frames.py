@@ -1,4 +1,4 @@
-"""Frames: cutting a stream into them however it arrives, and their bounds."""
+"""Frames: splitting a stream into them however it arrives, and their bounds."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CHUNKS = st.lists(st.integers(0, 40), min_size=1, max_size=30).filter(any)
 
 
 def chunks_of(stream: bytes, sizes: list[int]) -> list[bytes]:
-    """Return *stream* in pieces of *sizes*, again and again."""
+    """Return *stream* in pieces, whose sizes repeat *sizes*."""
     chunks: list[bytes] = []
     at = 0
     while at < len(stream):
@@ -54,7 +54,7 @@ def test_frames_are_the_same_however_the_stream_arrives(
 @given(st.binary(max_size=600), CHUNKS)
 @example(struct.pack("<I", BYTES_MAX) + bytes(BYTES_MAX), [7])
 @example(struct.pack("<I", BYTES_MAX + 1), [4])
-def test_any_bytes_are_cut_or_refused_alike_and_never_kept_past_the_bound(
+def test_any_bytes_are_split_or_refused_alike_and_never_buffered_past_the_bound(
     stream: bytes, sizes: list[int]
 ) -> None:
     whole, refused = read_all(FrameReader(BYTES_MAX), [stream])

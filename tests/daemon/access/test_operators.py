@@ -141,7 +141,7 @@ def test_a_turn_that_waits_is_cancelled_and_one_that_runs_parked() -> None:
         assert operator.call("park", context=hers) == {"parked": True}
         assert bob.result(waits)["text"] == SHORT.encode(), "it had the slot meanwhile"
         ada.result(long)
-        assert ada.told == SECRET and ada.metadata(hers)["parks"] == 1
+        assert ada.streamed_text == SECRET and ada.metadata(hers)["parks"] == 1
 
         ada.start("stream", context=hers, prompt=SECRET, raw=True, credit=1)
         waits = bob.start("chat", context=his, prompt=SHORT, raw=True)

@@ -44,7 +44,7 @@ def bystander(daemon: RunningDaemon) -> Iterator[None]:
         number = client.start("stream", context=context, prompt=text, raw=True, credit=1000)
         yield
         client.result(number)
-        assert client.told == text
+        assert client.streamed_text == text
 
 
 def frame(message: object) -> bytes:

@@ -416,7 +416,7 @@ def test_one_client_unloads_in_a_loop_and_anothers_stream_does_not_change(
             other.call("unload", graph=graph)
     client.result(number)
 
-    assert client.told == text
+    assert client.streamed_text == text
 
 
 # The newer forms.

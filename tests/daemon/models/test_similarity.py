@@ -236,7 +236,7 @@ def test_a_turn_parked_by_hand_while_its_sentence_is_judged_says_what_it_would_h
         context, waits = raw.context("single"), other.context("single")
         options = similar()
         number = raw.start("stream", context=context, prompt=TEXT, raw=True, options=options)
-        while raw.told != SENTENCES[0]:
+        while raw.streamed_text != SENTENCES[0]:
             raw.events.append(raw.read())
         second = other.start("chat", context=waits, prompt=TEXT, raw=True)
         while len(raw.call("queue")["tasks"]) < 2:
@@ -244,7 +244,7 @@ def test_a_turn_parked_by_hand_while_its_sentence_is_judged_says_what_it_would_h
         assert raw.call("park", context=context) == {"parked": True}
         assert other.result(second)["text"] == TEXT.encode()
         raw.result(number)
-        assert raw.told == " ".join(SENTENCES[:2])
+        assert raw.streamed_text == " ".join(SENTENCES[:2])
         metadata = raw.metadata(context)
         assert end(metadata) == ("similarity", "1.000")
         assert metadata["parks"] == 1 and metadata["adjusted"] == {}

@@ -126,7 +126,7 @@ def test_the_watchdog_is_fed_while_the_daemon_replaces_a_worker_that_hangs(
         manager.until(fed)
         manager.until(fed)
         client.result(turn)
-        assert client.told == text
+        assert client.streamed_text == text
         assert "worker.hangs" in daemon.log and "watchdog.withheld" not in daemon.log
 
 
@@ -271,6 +271,6 @@ def test_sigterm_to_the_whole_group_drains_and_asks_for_time() -> None:
         assert stopping["STATUS"] == "shutting down; running turns: 1"
         assert int(stopping["EXTEND_TIMEOUT_USEC"]) > 10_000_000
         client.result(turn)
-        assert client.told == text
+        assert client.streamed_text == text
         assert daemon.process is not None and daemon.process.wait(20) == 0
         assert not any("worker.died" in line for line in daemon.log.splitlines())

@@ -118,7 +118,7 @@ def test_models_come_change_and_go() -> None:
         reload(daemon, manager, changed + '[models.n]\nbackend = "echo"\n')
         assert model(client, "n")["state"] == "cold"
         client.result(turn)
-        assert client.told == text
+        assert client.streamed_text == text
         assert isinstance(found := model(client)["info"], dict) and found["slots"] == 2
         client.call("unload_model", name="m", force=True)
         assert client.call("chat", context=context, prompt="new", raw=True)["text"] == b"new"

@@ -152,7 +152,7 @@ def test_who_connects_while_the_daemon_finishes_is_served_by_the_next_one() -> N
         late = socket.socket(socket.AF_UNIX)
         late.connect(daemon.socket)
         client.result(turn)
-        assert client.told == text
+        assert client.streamed_text == text
         late.setblocking(False)
         with pytest.raises(BlockingIOError):
             late.recv(1)  # this daemon did not take it

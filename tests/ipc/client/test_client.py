@@ -51,7 +51,7 @@ async def test_the_client_runs_on_the_loop_that_the_test_names(
         assert client.server.instance == 7
 
 
-# Call, arguments, keyword arguments; what goes out; what comes back.
+# Call, arguments, keyword arguments; the params sent; the result.
 CALLS: list[tuple[str, tuple[Any, ...], dict[str, Any], dict[str, Any], Any]] = [
     (
         "load",
@@ -246,7 +246,7 @@ async def test_named_tensors_go_in_and_come_out(tmp_path: Path) -> None:
         assert (await client.compute(12)).outputs == []
 
 
-async def test_handles_are_numbers_that_say_what_they_stand_for(tmp_path: Path) -> None:
+async def test_handles_are_numbers_with_properties(tmp_path: Path) -> None:
     async with connected(tmp_path) as (server, client):
         graph = await client.load_by_name("m")
         assert isinstance(graph, Graph) and graph == 11
@@ -256,14 +256,14 @@ async def test_handles_are_numbers_that_say_what_they_stand_for(tmp_path: Path) 
         assert server.calls[-1][1] == {"graph": 11, "session_id": "known"}
 
 
-async def test_a_load_tells_how_far_it_is(tmp_path: Path) -> None:
-    told: list[float] = []
+async def test_a_load_reports_its_progress(tmp_path: Path) -> None:
+    fractions: list[float] = []
     async with connected(tmp_path) as (_, client):
-        await client.load_by_name("m", on_progress=told.append)
-    assert told == [0.25, 0.5, 1.0]
+        await client.load_by_name("m", on_progress=fractions.append)
+    assert fractions == [0.25, 0.5, 1.0]
 
 
-async def test_an_error_in_on_progress_reaches_the_caller_and_spares_the_client(
+async def test_an_error_in_on_progress_reaches_the_caller_and_leaves_the_client_usable(
     tmp_path: Path,
 ) -> None:
     def bad(fraction: float) -> None:
@@ -282,7 +282,7 @@ async def _load_fd(exchange: Exchange) -> dict[str, Any]:
     return {"graph": fd}
 
 
-async def test_a_model_travels_in_a_descriptor(tmp_path: Path) -> None:
+async def test_a_model_is_sent_in_a_descriptor(tmp_path: Path) -> None:
     """By its bytes in a memfd, by an open descriptor, and by the path of a file."""
     async with connected(tmp_path) as (server, client):
         server.answers["load"] = _load_fd
@@ -305,7 +305,7 @@ async def _set_input_fd(exchange: Exchange) -> dict[str, Any]:
     return await _load_fd(exchange)
 
 
-async def test_a_prompt_too_large_for_a_frame_travels_in_a_memfd(tmp_path: Path) -> None:
+async def test_a_prompt_too_large_for_a_frame_is_sent_in_a_memfd(tmp_path: Path) -> None:
     prompt = bytes(range(256)) * (9 << 12)  # 9 MiB
     open_before = len(os.listdir("/proc/self/fd"))
     async with connected(tmp_path) as (server, client):
@@ -315,7 +315,7 @@ async def test_a_prompt_too_large_for_a_frame_travels_in_a_memfd(tmp_path: Path)
     assert len(os.listdir("/proc/self/fd")) == open_before
 
 
-async def test_what_fits_nowhere_is_refused_before_it_is_sent(tmp_path: Path) -> None:
+async def test_an_argument_that_cannot_be_sent_is_refused_before_sending(tmp_path: Path) -> None:
     async with connected(tmp_path) as (server, client):
         with pytest.raises(TooLarge, match="the limit is 67108864"):
             await client.set_input(12, 0, bytes((64 << 20) + 1))
@@ -327,8 +327,8 @@ async def test_what_fits_nowhere_is_refused_before_it_is_sent(tmp_path: Path) ->
         assert await client.stats()
 
 
-async def test_a_reply_may_go_back_as_a_message(tmp_path: Path) -> None:
-    """msgpack knows no subclasses of text: they go out as plain text."""
+async def test_a_reply_can_be_sent_back_as_a_message(tmp_path: Path) -> None:
+    """msgpack does not encode subclasses of text: they are sent as plain text."""
     async with connected(tmp_path) as (server, client):
         reply = await client.chat(12, "said")
         assert isinstance(reply, Reply)
@@ -339,7 +339,7 @@ async def test_a_reply_may_go_back_as_a_message(tmp_path: Path) -> None:
 # Errors of the connection.
 
 
-async def test_no_daemon_is_a_clear_sentence_with_a_hint(tmp_path: Path) -> None:
+async def test_without_a_daemon_the_error_says_so_with_a_hint(tmp_path: Path) -> None:
     with pytest.raises(ConnectionLost, match=r"no daemon answers at .*absent") as caught:
         async with AsyncClient(tmp_path / "absent"):
             pass
@@ -349,7 +349,7 @@ async def test_no_daemon_is_a_clear_sentence_with_a_hint(tmp_path: Path) -> None
             pass
 
 
-async def test_a_daemon_that_says_nothing_is_given_up_after_connect_timeout(
+async def test_connecting_to_a_silent_daemon_fails_after_connect_timeout(
     tmp_path: Path,
 ) -> None:
     async with fake_server(tmp_path) as server:
@@ -371,7 +371,7 @@ async def test_another_major_version_is_refused_readably(tmp_path: Path) -> None
 async def test_a_lost_connection_fails_every_request(tmp_path: Path) -> None:
     errors: list[Exception] = []
 
-    async def ask(client: AsyncClient) -> None:
+    async def call_stats(client: AsyncClient) -> None:
         try:
             await client.chat(12, "hold")
         except ConnectionLost as exc:
@@ -381,15 +381,15 @@ async def test_a_lost_connection_fails_every_request(tmp_path: Path) -> None:
         async with anyio.create_task_group() as group:
             for number in range(3):
                 server.answers["chat"] = Exchange.hold
-                group.start_soon(ask, client)
-                await server.seen("chat", number + 1)
+                group.start_soon(call_stats, client)
+                await server.await_call("chat", number + 1)
             await server.peers[0].stream.aclose()
         assert len(errors) == len({id(e) for e in errors}) == 3
         with pytest.raises(ConnectionLost):
             await client.stats()
 
 
-async def test_a_goodbye_says_why(tmp_path: Path) -> None:
+async def test_a_goodbye_carries_its_reason(tmp_path: Path) -> None:
     async def leave(exchange: Exchange) -> dict[str, Any]:
         await exchange.peer.send([6, ShuttingDown("the daemon is shutting down").to_wire()])
         return {}
@@ -416,7 +416,7 @@ async def test_a_frame_that_cannot_be_read_ends_the_connection(
 
     async with connected(tmp_path) as (server, client):
         server.answers["stats"] = answer
-        if message == ["?"]:  # a kind that a later minor version may have: ignored
+        if message == ["?"]:  # a kind that a later minor version may add: ignored
             assert await client.models()
         else:
             with pytest.raises(ProtocolError):
@@ -434,13 +434,13 @@ async def test_an_answer_of_another_shape_is_a_protocol_error(tmp_path: Path) ->
         assert await client.stats()
 
 
-async def test_a_client_that_is_not_open_says_how_to_open_it(tmp_path: Path) -> None:
+async def test_a_call_on_a_client_that_is_not_open_says_how_to_open_it(tmp_path: Path) -> None:
     client = AsyncClient(tmp_path / "s")
     with pytest.raises(ConnectionLost, match="async with"):
         await client.models()
 
 
-async def test_an_error_in_the_clients_block_comes_out_as_it_is(tmp_path: Path) -> None:
+async def test_an_error_in_the_clients_block_is_raised_unchanged(tmp_path: Path) -> None:
     async with fake_server(tmp_path) as server:
         with pytest.raises(LookupError, match="mine"):
             async with AsyncClient(server.path):
@@ -454,17 +454,17 @@ async def test_a_late_call_is_a_timeout_and_is_cancelled_on_the_daemon(tmp_path:
     async with connected(tmp_path) as (server, client):
         with pytest.raises(Timeout, match="chat took longer"):
             await client.chat(12, "hold", timeout=0.02)
-        await server.seen("cancel")
-        await server.idle()
+        await server.await_call("cancel")
+        await server.await_idle()
         assert server.calls[1] == ("cancel", {"request": 1})
 
 
-async def test_the_clients_timeout_holds_where_the_call_names_none(tmp_path: Path) -> None:
+async def test_a_call_without_a_timeout_has_the_clients(tmp_path: Path) -> None:
     async with connected(tmp_path, timeout=0.02) as (server, client):
         with pytest.raises(Timeout):
             await client.chat(12, "hold")
         assert server.calls[0][1]["timeout_s"] == 0.02
-        await server.idle()
+        await server.await_idle()
         assert await client.chat(12, "later", timeout=60) == "later"
 
 
@@ -472,14 +472,14 @@ async def test_a_cancelled_caller_cancels_its_call(tmp_path: Path) -> None:
     async with connected(tmp_path) as (server, client):
         async with anyio.create_task_group() as group:
             group.start_soon(client.chat, 12, "hold")
-            await server.seen("chat")
+            await server.await_call("chat")
             group.cancel_scope.cancel()
-        await server.seen("cancel")
-        await server.idle()
+        await server.await_call("cancel")
+        await server.await_idle()
         assert await client.chat(12, "next") == "next"
 
 
-async def test_busy_is_tried_again_only_if_retries_say_so(tmp_path: Path) -> None:
+async def test_busy_is_retried_as_often_as_retries_permits(tmp_path: Path) -> None:
     async with connected(tmp_path, retries=2) as (server, client):
         assert await client.chat(12, "refuse 2 times") == "refuse 2 times"
         assert server.names() == ["chat"] * 3
@@ -496,7 +496,7 @@ async def test_busy_is_an_error_without_retries(tmp_path: Path) -> None:
         assert server.names() == ["chat"]
 
 
-async def test_a_retry_that_would_come_too_late_is_not_waited_for(tmp_path: Path) -> None:
+async def test_a_retry_past_the_deadline_is_not_waited_for(tmp_path: Path) -> None:
     async def refuse(_: Exchange) -> dict[str, Any]:
         raise Busy("full", data={"retry_after_s": 20})
 
@@ -508,7 +508,7 @@ async def test_a_retry_that_would_come_too_late_is_not_waited_for(tmp_path: Path
 
 
 async def test_no_more_requests_are_in_flight_than_the_daemon_allows(tmp_path: Path) -> None:
-    """Room for cancels is kept: at the bound they still get through."""
+    """Some requests are reserved for cancels, which are still sent at the bound."""
     async with fake_server(tmp_path) as server:
         assert server.hello is not None
         server.hello["limits"]["requests_max"] = 18
@@ -516,7 +516,7 @@ async def test_no_more_requests_are_in_flight_than_the_daemon_allows(tmp_path: P
             scopes = [anyio.CancelScope(), anyio.CancelScope()]
             for context, scope in enumerate(scopes):
                 group.start_soon(_held, client, context, scope)
-            await server.seen("chat", 2)
+            await server.await_call("chat", 2)
             with pytest.raises(Timeout, match="2 earlier calls are in flight"):
                 await client.stats(timeout=0.02)
             group.start_soon(client.stats)
@@ -524,7 +524,7 @@ async def test_no_more_requests_are_in_flight_than_the_daemon_allows(tmp_path: P
             assert "stats" not in server.names()
             for scope in scopes:
                 scope.cancel()
-            await server.seen("stats")
+            await server.await_call("stats")
             assert server.names().count("cancel") == 2
 
 
@@ -534,7 +534,7 @@ async def _held(client: AsyncClient, context: int, scope: anyio.CancelScope) -> 
 
 
 async def test_a_daemon_that_does_not_read_gets_whole_frames_later(tmp_path: Path) -> None:
-    """A caller that is cancelled in the middle of a large frame leaves no half one behind."""
+    """A caller that is cancelled in the middle of a large frame leaves no half frame behind."""
     async with connected(tmp_path) as (server, client):
         await client.stats()
         server.reading = anyio.Event()
@@ -545,14 +545,14 @@ async def test_a_daemon_that_does_not_read_gets_whole_frames_later(tmp_path: Pat
             await anyio.wait_all_tasks_blocked()
             group.cancel_scope.cancel()
         server.reading.set()
-        await server.seen("cancel", 2)
+        await server.await_call("cancel", 2)
         assert [len(p["tensor"]["data"]) for n, p in server.calls if n == "set_input"] == [
             4 << 20
         ] * 2
         assert await client.chat(12, "fine") == "fine"
 
 
-# Where the socket is.
+# The socket's path.
 
 
 def test_the_sockets_path_comes_from_the_environment_then_the_user_then_the_system(

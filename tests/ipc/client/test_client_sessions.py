@@ -46,7 +46,7 @@ def _loop() -> str:
     return "trio" if trio.lowlevel.in_trio_run() else "asyncio"
 
 
-async def test_a_stream_gives_its_pieces_tokens_and_metadata(
+async def test_a_stream_has_pieces_tokens_and_metadata(
     tmp_path: Path, anyio_backend_name: str
 ) -> None:
     assert _loop() == anyio_backend_name
@@ -63,14 +63,14 @@ async def test_a_stream_gives_its_pieces_tokens_and_metadata(
         assert "cancel" not in server.names()
 
 
-async def test_who_waits_is_told_its_place_and_reads_the_same_pieces(tmp_path: Path) -> None:
-    told: list[QueueEvent] = []
+async def test_a_waiting_turn_reports_its_place_and_then_streams_all_pieces(tmp_path: Path) -> None:
+    places: list[QueueEvent] = []
     async with talking(tmp_path) as (server, session):
-        stream = session.stream("one two", on_queue=told.append)
+        stream = session.stream("one two", on_queue=places.append)
         assert [piece async for piece in stream] == ["one ", "two ", "."]
-        assert await session.chat("x", on_queue=told.append) == "x"
-        assert [place.position for place in told] == [2, 1, 2, 1]
-        assert (told[0].waiting, told[0].starts_in_s) == (5, 0.5)
+        assert await session.chat("x", on_queue=places.append) == "x"
+        assert [place.position for place in places] == [2, 1, 2, 1]
+        assert (places[0].waiting, places[0].starts_in_s) == (5, 0.5)
         assert stream.tokens == [0, 1]
         assert server.credits == []
         assert await session.chat("x") == "x"
@@ -112,7 +112,7 @@ async def test_branches_are_sessions_on_the_same_lease_and_close_with_their_trun
     assert server.names().count("unload") == 1
 
 
-async def test_a_session_goes_back_and_is_forgotten(tmp_path: Path) -> None:
+async def test_a_session_is_rewound_and_forgotten(tmp_path: Path) -> None:
     async with talking(tmp_path) as (server, session):
         result = await session.rewind(1)
         assert (result.tokens, result.turns, result.kv) == (5, 1, "recomputed")
@@ -126,7 +126,7 @@ async def test_a_session_goes_back_and_is_forgotten(tmp_path: Path) -> None:
     assert server.names()[-1] == "unload"
 
 
-async def test_characters_are_whole_however_the_bytes_come(tmp_path: Path) -> None:
+async def test_characters_are_whole_wherever_their_bytes_are_split(tmp_path: Path) -> None:
     async def split(exchange: Exchange) -> dict[str, Any]:
         data = "é€😀".encode()
         for byte in data:
@@ -148,7 +148,7 @@ async def test_credit_is_granted_in_bulk_as_the_reader_reads(tmp_path: Path) -> 
         assert 5 <= len(server.credits) <= 6 and set(server.credits) == {32}
 
 
-async def test_a_chat_is_a_text_with_metadata(tmp_path: Path) -> None:
+async def test_a_chat_returns_text_with_metadata(tmp_path: Path) -> None:
     async with talking(tmp_path) as (server, session):
         reply = await session.chat([{"role": "user", "content": "hi"}], raw=True, priority="high")
         assert (reply, reply.metadata, session.metadata) == ("hi", METADATA, METADATA)
@@ -158,16 +158,16 @@ async def test_a_chat_is_a_text_with_metadata(tmp_path: Path) -> None:
         assert (again, again.metadata, type(again)) == ("hi", METADATA, Reply)
 
 
-async def test_a_session_opens_with_everything_and_leaves_nothing(tmp_path: Path) -> None:
+async def test_a_session_opens_with_all_its_settings_and_closes_everything(tmp_path: Path) -> None:
     async with fake_server(tmp_path) as server, AsyncClient(server.path) as client:
-        told: list[float] = []
+        fractions: list[float] = []
         async with client.session(
             "m", system="be kind", session_id="mine", priority="high",
-            options={"temp": 0}, config={"ctx-size": 9}, on_progress=told.append,
+            options={"temp": 0}, config={"ctx-size": 9}, on_progress=fractions.append,
         ) as session:  # fmt: skip
             assert (session.graph, session.context, session.attached) == (11, 12, False)
             await session.chat("x")
-        assert told == [0.25, 0.5, 1.0]
+        assert fractions == [0.25, 0.5, 1.0]
         assert [(n, p) for n, p in server.calls if n != "chat"] == [
             (
                 "load_by_name_with_config",
@@ -183,7 +183,7 @@ async def test_a_session_opens_with_everything_and_leaves_nothing(tmp_path: Path
             _ = session.context
 
 
-async def test_the_history_of_a_session_that_was_there_is_kept(tmp_path: Path) -> None:
+async def test_the_history_of_an_existing_session_is_kept(tmp_path: Path) -> None:
     async with (
         fake_server(tmp_path) as server,
         AsyncClient(server.path) as client,
@@ -223,14 +223,14 @@ async def test_a_failed_or_cancelled_enter_leaves_nothing_behind(
         else:
             async with anyio.create_task_group() as group:
                 group.start_soon(enter, client)
-                await server.seen(failing)
+                await server.await_call(failing)
                 group.cancel_scope.cancel()
-        await server.idle()
+        await server.await_idle()
         closing = ("finalize_execution_context", "unload")
         assert [name for name in server.names() if name in closing] == tidied
 
 
-async def test_leaving_goes_well_where_the_connection_or_the_session_is_gone(
+async def test_closing_a_lost_or_forgotten_session_raises_nothing(
     tmp_path: Path,
 ) -> None:
     async with fake_server(tmp_path) as server, AsyncClient(server.path) as client:
@@ -243,11 +243,11 @@ async def test_leaving_goes_well_where_the_connection_or_the_session_is_gone(
 # Leaving a stream.
 
 
-async def test_a_stream_that_is_let_go_of_is_cancelled_at_once(tmp_path: Path) -> None:
+async def test_a_deleted_stream_is_cancelled_at_once(tmp_path: Path) -> None:
     async with talking(tmp_path) as (server, session):
         async for _ in session.stream("hold"):
             break
-        await server.seen("cancel")
+        await server.await_call("cancel")
         assert await session.chat("next") == "next"
 
 
@@ -271,13 +271,13 @@ async def test_a_stream_left_in_a_variable_is_cancelled_by_the_next_call(tmp_pat
             await anext(stream)
 
 
-async def test_a_stream_that_was_never_begun_sends_nothing(tmp_path: Path) -> None:
+async def test_a_stream_that_was_never_read_sends_nothing(tmp_path: Path) -> None:
     async with talking(tmp_path) as (server, session):
         async with session.stream("hold"):
             pass
         session.stream("hold")
         await session.stream("hold").aclose()
-        await server.idle()
+        await server.await_idle()
         assert "stream" not in server.names()
 
 
@@ -286,7 +286,7 @@ async def test_a_turn_that_another_task_reads_is_not_disturbed(tmp_path: Path) -
         with anyio.CancelScope() as scope:
             async with anyio.create_task_group() as group:
                 group.start_soon(session.chat, "hold")
-                await server.seen("chat")
+                await server.await_call("chat")
                 with pytest.raises(SessionBusy):
                     await session.chat("mine")
                 assert "cancel" not in server.names()
@@ -302,9 +302,9 @@ async def test_a_cancelled_reader_cancels_its_turn(tmp_path: Path) -> None:
     async with talking(tmp_path) as (server, session):
         async with anyio.create_task_group() as group:
             group.start_soon(read, session)
-            await server.seen("stream")
+            await server.await_call("stream")
             group.cancel_scope.cancel()
-        await server.seen("cancel")
+        await server.await_call("cancel")
         assert await session.chat("next") == "next"
 
 
@@ -313,7 +313,7 @@ async def test_an_error_in_the_loops_body_cancels_the_turn(tmp_path: Path) -> No
         with pytest.raises(LookupError):
             async for _ in session.stream("hold"):
                 raise LookupError
-        await server.seen("cancel")
+        await server.await_call("cancel")
 
 
 async def test_a_stream_in_a_cycle_is_cancelled_when_it_is_collected(tmp_path: Path) -> None:
@@ -324,7 +324,7 @@ async def test_a_stream_in_a_cycle_is_cancelled_when_it_is_collected(tmp_path: P
         cycle.append(cycle)
         del stream, cycle
         gc.collect()
-        await server.seen("cancel")
+        await server.await_call("cancel")
 
 
 async def test_cancel_ends_the_turn_that_another_task_reads(tmp_path: Path) -> None:
@@ -338,7 +338,7 @@ async def test_cancel_ends_the_turn_that_another_task_reads(tmp_path: Path) -> N
     async with talking(tmp_path) as (server, session):
         async with anyio.create_task_group() as group:
             group.start_soon(read, session)
-            await server.seen("stream")
+            await server.await_call("stream")
             assert await session.cancel()
         assert pieces == ["held "]
         assert await session.chat("next") == "next"
@@ -352,17 +352,17 @@ async def test_leaving_the_session_in_the_middle_of_a_turn_closes_it(tmp_path: P
         assert server.names()[-3:] == ["cancel", "finalize_execution_context", "unload"]
 
 
-async def test_a_late_stream_is_a_timeout_after_what_had_come(tmp_path: Path) -> None:
+async def test_a_late_stream_is_a_timeout_after_the_pieces_so_far(tmp_path: Path) -> None:
     async with talking(tmp_path) as (server, session):
         stream = session.stream("hold", timeout=0.05)
         assert await anext(stream) == "held "
         with pytest.raises(Timeout):
             await anext(stream)
-        await server.seen("cancel")
+        await server.await_call("cancel")
         assert await session.chat("next") == "next"
 
 
-async def test_busy_is_tried_again_but_never_after_the_first_token(tmp_path: Path) -> None:
+async def test_busy_is_retried_but_never_after_the_first_token(tmp_path: Path) -> None:
     async def crash(exchange: Exchange) -> dict[str, Any]:
         await exchange.emit({"tokens": [1], "text": b"some "})
         raise WorkerCrashed("gone")
@@ -381,7 +381,7 @@ async def test_busy_is_tried_again_but_never_after_the_first_token(tmp_path: Pat
         assert server.names().count("stream") == before + 1
 
 
-async def test_the_calls_one_to_one_stream_too(tmp_path: Path) -> None:
+async def test_the_wasi_nn_calls_stream_too(tmp_path: Path) -> None:
     async with fake_server(tmp_path) as server, AsyncClient(server.path) as client:
         await client.set_input(12, 0, "as it is")
         assert "".join([p async for p in client.stream(12)]) == "as it is ."
@@ -394,7 +394,7 @@ async def test_the_calls_one_to_one_stream_too(tmp_path: Path) -> None:
 # Pulls.
 
 
-async def test_a_pull_asks_for_every_token(tmp_path: Path) -> None:
+async def test_a_pull_requests_every_token(tmp_path: Path) -> None:
     async with talking(tmp_path) as (server, session):
         pull = session.pull("a b", priority="urgent")
         assert await anext(pull) == "a "
@@ -421,11 +421,11 @@ async def test_a_pull_adds_to_the_history(tmp_path: Path) -> None:
         assert [piece async for piece in session.pull()] == ["b "]
 
 
-async def test_a_pull_that_is_left_is_ended(tmp_path: Path) -> None:
+async def test_a_pull_left_early_is_ended(tmp_path: Path) -> None:
     async with talking(tmp_path) as (server, session):
         async for _ in session.pull("a b"):
             break
-        await server.seen("fini_single")
+        await server.await_call("fini_single")
         async with session.pull("a b") as pull:
             await anext(pull)
         assert server.names()[-1] == "fini_single"

@@ -1,4 +1,4 @@
-"""How a turn goes on whose connection was lost: the decision, and what is sent."""
+"""Continuing a turn after its connection was lost: the decision, and the requests sent."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ BEGUN = SessionProgress(turns=4, tokens=60)
 @pytest.mark.parametrize(
     ("before", "after", "detached", "tokens_read", "refused", "step"),
     [
-        (None, BEFORE, False, 0, False, RecoveryStep.REPEAT),  # it was lost before it was sent
+        (None, BEFORE, False, 0, False, RecoveryStep.REPEAT),  # lost before it was sent
         (BEFORE, BEFORE, False, 0, False, RecoveryStep.REPEAT),
-        (BEFORE, BEFORE, True, 0, False, RecoveryStep.REPEAT),  # a turn before it has no end
+        (BEFORE, BEFORE, True, 0, False, RecoveryStep.REPEAT),  # the previous turn was interrupted
         (BEFORE, BEFORE, False, 0, True, RecoveryStep.REPEAT),
-        (BEFORE, BEFORE, False, 2, False, RecoveryStep.FAIL),  # the daemon does not know it
+        (BEFORE, BEFORE, False, 2, False, RecoveryStep.FAIL),  # the daemon does not know the turn
         (BEFORE, TAKEN, False, 0, False, RecoveryStep.ANSWER),
         (BEFORE, BEGUN, False, 0, True, RecoveryStep.ANSWER),  # it waited when the daemon drained
-        (BEFORE, BEGUN, False, 0, False, RecoveryStep.FAIL),  # it ended, and nobody heard it
+        (BEFORE, BEGUN, False, 0, False, RecoveryStep.FAIL),  # it ended unread
         (BEFORE, BEGUN, False, 9, False, RecoveryStep.FAIL),
         (BEFORE, BEGUN, True, 0, False, RecoveryStep.RESUME),
         (BEFORE, BEGUN, True, 9, False, RecoveryStep.RESUME),
         (BEFORE, BEGUN, True, 9, True, RecoveryStep.RESUME),
     ],
 )
-def test_what_a_turn_does_next(
+def test_the_step_after_a_loss(
     before: SessionProgress | None,
     after: SessionProgress,
     detached: bool,
@@ -52,8 +52,8 @@ def test_what_a_turn_does_next(
     assert found is step
 
 
-class Daemon:
-    """Loses the connection under each turn so many times; then it tells the rest."""
+class LossyDaemon:
+    """A daemon that loses the connection during the first *losses* turns, then ends the turn."""
 
     def __init__(self, server: FakeServer, losses: int, then: SessionProgress, *, detached: bool):
         self.server, self.losses, self.then, self.detached = server, losses, then, detached
@@ -61,8 +61,8 @@ class Daemon:
         server.answers |= {
             "sessions": self.sessions,
             "get_output": self.metadata,
-            "stream": self.turn,
-            "resume": self.turn,
+            "stream": self.answer_turn,
+            "resume": self.answer_turn,
         }
 
     async def sessions(self, _: Exchange) -> dict[str, Any]:
@@ -72,14 +72,14 @@ class Daemon:
         reason = "detached" if self.detached else None
         return {"data": msgspec.json.encode({"stop_reason": reason})}
 
-    async def turn(self, exchange: Exchange) -> dict[str, Any]:
+    async def answer_turn(self, exchange: Exchange) -> dict[str, Any]:
         if self.losses:
             self.losses -= 1
             self.at = self.then
             if self.detached and not exchange.params.get("tokens"):
                 await exchange.emit({"tokens": [7, 8], "text": b"seen "})
             await exchange.peer.stream.aclose()
-            raise ConnectionLost("it is gone")
+            raise ConnectionLost("it was lost")
         await exchange.emit({"tokens": [9], "text": b"rest"})
         return {"metadata": METADATA}
 
@@ -89,7 +89,7 @@ async def losing(
     folder: Path, losses: int, then: SessionProgress, *, detached: bool = False, **options: Any
 ) -> AsyncIterator[tuple[FakeServer, AsyncSession]]:
     async with fake_server(folder) as server:
-        Daemon(server, losses, then, detached=detached)
+        LossyDaemon(server, losses, then, detached=detached)
         async with (
             AsyncClient(server.path, **options) as client,
             client.session("m", session_id="known", resume=True) as session,
@@ -102,21 +102,21 @@ def turns(server: FakeServer) -> list[tuple[str, dict[str, Any]]]:
 
 
 @pytest.mark.anyio
-async def test_what_never_arrived_is_asked_again(tmp_path: Path) -> None:
+async def test_a_turn_that_never_arrived_is_requested_again(tmp_path: Path) -> None:
     async with losing(tmp_path, 1, BEFORE) as (server, session):
         assert [piece async for piece in session.stream("hello")] == ["rest"]
         assert [params["prompt"] for _, params in turns(server)] == ["hello", "hello"]
 
 
 @pytest.mark.anyio
-async def test_an_input_that_arrived_is_not_said_twice(tmp_path: Path) -> None:
+async def test_an_input_that_arrived_is_not_sent_twice(tmp_path: Path) -> None:
     async with losing(tmp_path, 2, TAKEN) as (server, session):
         assert [piece async for piece in session.stream("hello")] == ["rest"]
         assert [p.get("prompt") for _, p in turns(server)] == ["hello", None, None]
 
 
 @pytest.mark.anyio
-async def test_a_turn_without_an_end_is_resumed_with_what_was_read(tmp_path: Path) -> None:
+async def test_an_interrupted_turn_is_resumed_with_the_part_that_was_read(tmp_path: Path) -> None:
     async with losing(tmp_path, 1, BEGUN, detached=True) as (server, session):
         stream = session.stream("hello", priority="urgent")
         assert [piece async for piece in stream] == ["seen ", "rest"]
@@ -124,13 +124,13 @@ async def test_a_turn_without_an_end_is_resumed_with_what_was_read(tmp_path: Pat
         name, params = turns(server)[-1]
         assert (name, params["tokens"], params["text"]) == ("resume", [7, 8], b"seen ")
         assert params["priority"] == "urgent"
-        # Where the session opened anew: on another connection, by its id.
+        # The session was opened again by its id, over a new connection.
         assert len(server.peers) == 2
         assert server.names().count("init_execution_context_with_session_id") == 2
 
 
 @pytest.mark.anyio
-async def test_one_that_ended_unheard_says_so(tmp_path: Path) -> None:
+async def test_a_turn_that_ended_unread_is_an_error(tmp_path: Path) -> None:
     async with losing(tmp_path, 1, BEGUN) as (_, session):
         with pytest.raises(ConnectionLost, match="ended in the daemon") as caught:
             [piece async for piece in session.stream("hello")]
@@ -138,7 +138,7 @@ async def test_one_that_ended_unheard_says_so(tmp_path: Path) -> None:
 
 
 @pytest.mark.anyio
-async def test_a_connection_that_is_lost_again_and_again_is_given_up(tmp_path: Path) -> None:
+async def test_a_turn_fails_after_too_many_losses(tmp_path: Path) -> None:
     async with losing(tmp_path, 1000, BEGUN, detached=True) as (server, session):
         with pytest.raises(ConnectionLost, match="2 tokens of the answer") as caught:
             [piece async for piece in session.stream("hello")]
@@ -148,16 +148,16 @@ async def test_a_connection_that_is_lost_again_and_again_is_given_up(tmp_path: P
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("error", [Busy("full"), ShuttingDown("not yet")])
-async def test_attaching_is_tried_again_where_the_daemon_says_that_it_makes_sense(
+async def test_attaching_is_retried_after_a_retryable_error(
     error: InferdError, tmp_path: Path
 ) -> None:
     async with losing(tmp_path, 1, BEGUN, detached=True) as (server, session):
-        load, left = server.answers["load_by_name_with_config"], 2
+        load, refusals = server.answers["load_by_name_with_config"], 2
 
         async def refuse(exchange: Exchange) -> dict[str, Any]:
-            nonlocal left
-            left -= 1
-            if left < 0:
+            nonlocal refusals
+            refusals -= 1
+            if refusals < 0:
                 return await load(exchange)
             if isinstance(error, ShuttingDown):
                 exchange.peer.requests.clear()
@@ -166,14 +166,14 @@ async def test_attaching_is_tried_again_where_the_daemon_says_that_it_makes_sens
 
         server.answers["load_by_name_with_config"] = refuse
         assert [piece async for piece in session.stream("hello")] == ["seen ", "rest"]
-        assert left == -1
+        assert refusals == -1
 
 
 @pytest.mark.anyio
 @pytest.mark.parametrize(
     "call", ["load_by_name_with_config", "init_execution_context_with_session_id", "set_options"]
 )
-async def test_a_session_whose_daemon_ends_while_it_opens_is_opened_on_the_next_one(
+async def test_a_session_whose_daemon_ends_while_it_opens_is_opened_on_the_next_daemon(
     call: str, tmp_path: Path
 ) -> None:
     async with fake_server(tmp_path) as server:
@@ -182,7 +182,7 @@ async def test_a_session_whose_daemon_ends_while_it_opens_is_opened_on_the_next_
         async def lose(exchange: Exchange) -> dict[str, Any]:
             server.answers[call] = answer
             await exchange.peer.send([6, ShuttingDown("it ends").to_wire()])
-            raise ConnectionLost("it is gone")
+            raise ConnectionLost("it was lost")
 
         server.answers[call] = lose
         async with (

@@ -100,8 +100,8 @@ def test_help_shows_the_keywords_of_a_turn_with_their_types(
 
 
 def test_streams_chats_and_pulls(client: Client, server: FakeServer) -> None:
-    told: list[float] = []
-    with client.session("m", system="s", on_progress=told.append) as session:
+    fractions: list[float] = []
+    with client.session("m", system="s", on_progress=fractions.append) as session:
         stream = session.stream("one two", options={"temp": 0})
         assert list(stream) == ["one ", "two ", "."]
         assert list(stream) == []
@@ -113,26 +113,26 @@ def test_streams_chats_and_pulls(client: Client, server: FakeServer) -> None:
         assert (session.graph, session.context, session.model) == (11, 12, "m")
         session.set_options({"temp": 1})
         session.reset()
-    assert told == [0.25, 0.5, 1.0]
+    assert fractions == [0.25, 0.5, 1.0]
     assert server.names()[-2:] == ["finalize_execution_context", "unload"]
     assert client.models() == [{"name": "fake"}]
     assert list(client.stream(12, "x")) == ["x ", "."]
 
 
-def test_branches_places_in_the_queue_and_the_way_back(client: Client, server: FakeServer) -> None:
-    told: list[int] = []
+def test_branches_places_in_the_queue_and_rewinding(client: Client, server: FakeServer) -> None:
+    places: list[int] = []
     with client.session("m") as session:
         thread = threading.get_ident()
         stream = session.stream(
-            "one", on_queue=lambda p: told.extend((p.position, threading.get_ident()))
+            "one", on_queue=lambda p: places.extend((p.position, threading.get_ident()))
         )
         assert list(stream) == ["one ", "."]
-        assert told == [2, thread, 1, thread]
+        assert places == [2, thread, 1, thread]
         one, two = session.fork(2)
         with one:
             assert one.chat("x") == "x"
-        assert two.chat("y", on_queue=lambda p: told.append(p.position)) == "y"
-        assert told[4:] == [2, 1]
+        assert two.chat("y", on_queue=lambda p: places.append(p.position)) == "y"
+        assert places[4:] == [2, 1]
         assert session.rewind(1).tokens == 5
         session.forget()
     assert client.fork_session(12).contexts == [13]
@@ -141,7 +141,7 @@ def test_branches_places_in_the_queue_and_the_way_back(client: Client, server: F
     assert list(client.stream(12, "x", on_queue=lambda p: None)) == ["x ", "."]
 
 
-def test_credit_bounds_what_waits_for_a_slow_thread(
+def test_credit_bounds_the_pieces_queued_for_a_slow_thread(
     session: Session, server: FakeServer, portal: BlockingPortal
 ) -> None:
     stream = session.stream("word " * 200)
@@ -151,20 +151,20 @@ def test_credit_bounds_what_waits_for_a_slow_thread(
     assert 5 <= len(server.credits) <= 6 and set(server.credits) == {32}
 
 
-def test_a_for_loop_left_early_cancels_at_once(
+def test_a_for_loop_left_early_cancels_the_turn_at_once(
     session: Session, server: FakeServer, portal: BlockingPortal
 ) -> None:
     for _ in session.stream("hold"):
         break
-    portal.call(server.seen, "cancel")
+    portal.call(server.await_call, "cancel")
     assert session.chat("next") == "next"
     with pytest.raises(LookupError):
         for _ in session.stream("hold"):
             raise LookupError
-    portal.call(server.seen, "cancel", 2)
+    portal.call(server.await_call, "cancel", 2)
     for _ in session.pull("a b"):
         break
-    portal.call(server.seen, "fini_single")
+    portal.call(server.await_call, "fini_single")
 
 
 def test_leaving_with_waits_until_the_turn_has_ended(session: Session, server: FakeServer) -> None:
@@ -191,7 +191,7 @@ def test_another_threads_turn_is_not_disturbed(
 ) -> None:
     with ThreadPoolExecutor(1) as pool:
         reading = pool.submit(session.chat, "hold", timeout=30)
-        portal.call(server.seen, "chat")
+        portal.call(server.await_call, "chat")
         with pytest.raises(SessionBusy):
             session.chat("mine")
         assert session.cancel()
@@ -203,7 +203,7 @@ def test_ctrl_c_cancels_the_turn_and_leaves_the_client_usable(
     session: Session, server: FakeServer, portal: BlockingPortal
 ) -> None:
     def interrupt() -> None:
-        portal.call(server.holding)
+        portal.call(server.await_held_turn)
         os.kill(os.getpid(), signal.SIGINT)
 
     def consume(call: str) -> None:
@@ -218,7 +218,7 @@ def test_ctrl_c_cancels_the_turn_and_leaves_the_client_usable(
             thread.start()
             consume(call)
         thread.join()
-        portal.call(server.seen, "cancel", number)
+        portal.call(server.await_call, "cancel", number)
         assert session.chat("next") == "next"
 
 
@@ -232,7 +232,7 @@ def test_many_threads_share_a_client(client: Client) -> None:
     assert texts == [f"{number} " * 100 + "." for number in range(32)]
 
 
-def test_it_works_inside_a_running_loop(server: FakeServer) -> None:
+def test_the_client_works_inside_a_running_loop(server: FakeServer) -> None:
     async def cell() -> list[str]:
         with Client(server.path) as client, client.session("m") as session:
             return list(session.stream("in a notebook"))
@@ -240,7 +240,7 @@ def test_it_works_inside_a_running_loop(server: FakeServer) -> None:
     assert asyncio.run(cell()) == ["in ", "a ", "notebook ", "."]
 
 
-def test_it_connects_with_the_first_call_and_closes_once(server: FakeServer) -> None:
+def test_the_client_connects_with_the_first_call_and_closes_once(server: FakeServer) -> None:
     client = Client(server.path)
     assert server.peers == []
     assert client.stats() == {"waiting": 0}
@@ -307,7 +307,9 @@ def test_closing_the_client_ends_a_stream_in_another_thread(server: FakeServer) 
         session.chat("x")
 
 
-def test_after_a_fork_every_call_says_what_to_do(session: Session, client: Client) -> None:
+def test_after_a_fork_every_call_says_to_make_a_new_client(
+    session: Session, client: Client
+) -> None:
     stream = session.stream("hold")
     next(stream)
     read, write = os.pipe()
@@ -316,7 +318,7 @@ def test_after_a_fork_every_call_says_what_to_do(session: Session, client: Clien
         child = os.fork()
     if child == 0:
         try:
-            os.write(write, _what_a_child_sees(client, session, stream).encode())
+            os.write(write, _outcomes_in_child(client, session, stream).encode())
         finally:
             os._exit(0)
     os.close(write)
@@ -328,7 +330,7 @@ def test_after_a_fork_every_call_says_what_to_do(session: Session, client: Clien
     assert session.chat("the parent goes on") == "the parent goes on"
 
 
-def _what_a_child_sees(client: Client, session: Session, stream: Any) -> str:
+def _outcomes_in_child(client: Client, session: Session, stream: Any) -> str:
     said = []
     for call in (client.stats, lambda: session.chat("x"), lambda: next(session.stream("x"))):
         try:

@@ -1,4 +1,4 @@
-"""One client as the daemon sees it, on a socket pair: when it is read from, and when it is not."""
+"""A client's connection in the daemon, on a socket pair: when the daemon reads from it."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ MUCH = b"x" * (2 * OUTBOX_PAUSE_BYTES)
 
 
 class Reader:
-    """Reads from a connection in a task; keeps what came, and says when it is over."""
+    """Reads from a connection in a task; records the data, and sets events."""
 
     def __init__(self, connection: Connection):
-        self.taken: list[bytes] = []
-        self.came, self.ended = anyio.Event(), anyio.Event()
+        self.received: list[bytes] = []
+        self.data_received, self.ended = anyio.Event(), anyio.Event()
         self._connection = connection
 
-    def _take(self, data: bytes) -> None:
-        self.taken.append(data)
-        self.came.set()
+    def _add_data(self, data: bytes) -> None:
+        self.received.append(data)
+        self.data_received.set()
 
-    async def run(self) -> None:
-        await self._connection.receive(self._take)
+    async def read_until_end(self) -> None:
+        await self._connection.receive(self._add_data)
         self.ended.set()
 
 
@@ -51,14 +51,14 @@ async def pair() -> AsyncIterator[tuple[Connection, socket.socket]]:
 async def reading() -> AsyncIterator[tuple[Connection, socket.socket, Reader]]:
     async with pair() as (connection, client), anyio.create_task_group() as group:
         reader = Reader(connection)
-        group.start_soon(reader.run)
+        group.start_soon(reader.read_until_end)
         await settle()
         yield connection, client, reader
         group.cancel_scope.cancel()
 
 
 async def settle() -> None:
-    """Let the loop look at its sockets often enough for all that is ready."""
+    """Let the loop poll its sockets often enough to handle everything that is ready."""
     for _ in range(10):
         await checkpoint()
 
@@ -68,13 +68,13 @@ async def test_a_client_that_leaves_much_unread_is_not_read_from_until_it_has_re
         connection.send(MUCH)
         client.send(b"hello")
         await settle()
-        assert not reader.taken
+        assert not reader.received
 
         unread = len(MUCH)
         while unread > 0:
             unread -= len(await asyncio.to_thread(client.recv, 1 << 20))
-        await reader.came.wait()
-        assert reader.taken == [b"hello"]
+        await reader.data_received.wait()
+        assert reader.received == [b"hello"]
 
 
 async def test_a_client_that_leaves_little_unread_is_read_from() -> None:
@@ -82,10 +82,10 @@ async def test_a_client_that_leaves_little_unread_is_read_from() -> None:
         connection.send(b"x" * (OUTBOX_PAUSE_BYTES - 100))
         client.send(b"hello")
 
-        await reader.came.wait()
+        await reader.data_received.wait()
 
 
-async def test_a_client_that_is_not_read_from_is_seen_to_vanish() -> None:
+async def test_the_end_of_a_client_that_is_not_read_from_is_noticed() -> None:
     async with reading() as (connection, client, reader):
         connection.send(MUCH)
         client.send(b"hello")
@@ -93,10 +93,12 @@ async def test_a_client_that_is_not_read_from_is_seen_to_vanish() -> None:
         client.close()
 
         await reader.ended.wait()
-        assert not reader.taken
+        assert not reader.received
 
 
-async def test_a_client_past_the_outboxs_bound_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_client_past_the_outbox_bound_is_disconnected(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(server_connection, "OUTBOX_BYTES_MAX", OUTBOX_PAUSE_BYTES)
     async with reading() as (connection, _, reader):
         connection.send(MUCH)
@@ -105,7 +107,7 @@ async def test_a_client_past_the_outboxs_bound_is_cut_off(monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("error", [ProtocolError("unreadable"), ZeroDivisionError()])
-async def test_what_the_taker_raises_ends_the_reading(error: Exception) -> None:
+async def test_an_exception_of_the_callback_ends_reading(error: Exception) -> None:
     def refuse(_: bytes) -> None:
         raise error
 
@@ -115,7 +117,7 @@ async def test_what_the_taker_raises_ends_the_reading(error: Exception) -> None:
             await connection.receive(refuse)
 
 
-async def test_a_cancelled_reading_leaves_no_callback_behind() -> None:
+async def test_cancelled_reading_leaves_no_callback_behind() -> None:
     async with pair() as (connection, client):
         connection.send(MUCH)
         client.send(b"hello")
