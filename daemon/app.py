@@ -249,6 +249,6 @@ async def _watch_signals(
         elif not daemon.stopping.is_set():
             daemon.stopping.set()
         else:
-            log.warning("daemon.stopped_at_once")
+            log.warning("daemon.stopped_immediately")
             listener.remove()
             os._exit(_HARD_STOP)  # the workers die with this process

@@ -112,7 +112,7 @@ class Components:
         if cause is None:
             if before is not None:
                 del self._failures[name]
-                log.info("part.works_again", part=name)
+                log.info("component.recovered", component=name)
                 self.on_change(name)
             return
         component = COMPONENTS[name]
@@ -123,7 +123,9 @@ class Components:
             before.since if before is not None else self._seconds(),
         )
         if before is None or before.missing != failure.missing:
-            log.error("part.fails", part=name, cause=failure.cause, remedy=failure.remedy)
+            log.error(
+                "component.failing", component=name, cause=failure.cause, remedy=failure.remedy
+            )
             self.on_change(name)
 
     async def while_it_works(self, name: str, work: Callable[[], Awaitable[None]]) -> None:
@@ -131,7 +133,7 @@ class Components:
         try:
             await work()
         except Exception as exc:
-            log.exception("part.failed", part=name)
+            log.exception("component.failed", component=name)
             self.note(name, repr(exc))
 
     @property

@@ -59,7 +59,7 @@ from .residency.pressure import MemoryWatch, Pace
 from .users import Users
 
 log = structlog.get_logger()
-ipc_log = structlog.get_logger(room="ipc")
+ipc_log = structlog.get_logger(logger_name="ipc")
 CallTable = dict[str, Callable[["Daemon", Request], Awaitable[Any]]]
 JOURNAL_FILE = "sessions.db"
 """The journal, below the state directory."""

@@ -8,7 +8,7 @@ from typing import Any
 from ...backends.library_log import LEVELS
 from .declaration import Form, Schema
 
-ROOMS = {
+LOGGERS = {
     "daemon": "the daemon itself: start and end, configuration, models, memory, parts",
     "ipc": "connections and calls",
     "sessions": "conversations, and the journal of those with an id",
@@ -20,32 +20,32 @@ ROOMS = {
 
 
 def parse_log_levels(value: Any) -> dict[str, str]:
-    """Return levels by room, from a table or a text such as `scheduler=debug,llama=error`.
+    """Return levels by logger, from a table or a text such as `scheduler=debug,llama=error`.
 
-    :raises ValueError: the room or the level is unknown.
+    :raises ValueError: the logger or the level is unknown.
     """
     if isinstance(value, str):
         pairs = [pair.partition("=") for pair in value.split(",") if pair.strip()]
-        value = {room.strip(): level.strip() for room, _, level in pairs}
+        value = {logger.strip(): level.strip() for logger, _, level in pairs}
     if not isinstance(value, Mapping):
         raise ValueError(f"{value!r} is not a table of levels, or a text such as llama=debug")
-    for room, level in value.items():
-        if room not in ROOMS:
-            raise ValueError(f"{room!r} is not a room: there are {', '.join(ROOMS)}")
+    for logger, level in value.items():
+        if logger not in LOGGERS:
+            raise ValueError(f"{logger!r} is not a logger: there are {', '.join(LOGGERS)}")
         if not isinstance(level, str) or level not in LEVELS:
-            raise ValueError(f"{room}: {level!r} is not one of {', '.join(LEVELS)}")
+            raise ValueError(f"{logger}: {level!r} is not one of {', '.join(LEVELS)}")
     return dict(value)
 
 
 def _schema() -> Schema:
     level: Schema = {"enum": list(LEVELS)}
-    rooms: Schema = {
+    loggers: Schema = {
         "type": "object",
-        "properties": {room: level | {"description": about} for room, about in ROOMS.items()},
+        "properties": {logger: level | {"description": about} for logger, about in LOGGERS.items()},
         "additionalProperties": False,
     }
-    pair = f"\\s*({'|'.join(ROOMS)})\\s*=\\s*({'|'.join(LEVELS)})\\s*"
-    return {"anyOf": [rooms, {"type": "string", "pattern": f"^({pair}(,{pair})*)?$"}]}
+    pair = f"\\s*({'|'.join(LOGGERS)})\\s*=\\s*({'|'.join(LEVELS)})\\s*"
+    return {"anyOf": [loggers, {"type": "string", "pattern": f"^({pair}(,{pair})*)?$"}]}
 
 
 LOG_LEVELS = Form(parse_log_levels, _schema())

@@ -31,14 +31,14 @@ ITEMS_MAX = 20
 JOURNAL_S_MAX = 4.0
 LEVELS = ("warning", "error", "critical")
 FIELDS = (
-    "timestamp", "level", "room", "event", "model", "models", "pid", "part", "error", "cause",
-    "missing", "remedy", "source", "seconds", "waited_s", "connection", "request", "requests",
-    "task", "tasks", "uid", "by", "bytes", "free_bytes", "kv_bytes_freed",
+    "timestamp", "level", "logger", "event", "model", "models", "pid", "component", "error",
+    "cause", "missing", "remedy", "source", "seconds", "waited_s", "connection", "request",
+    "requests", "task", "tasks", "uid", "by", "bytes", "free_bytes", "kv_bytes_freed",
 )  # fmt: skip
 """What the report has of an event."""
-QUOTING = frozenset(("task.failed", "call.refused", "session.not_forgotten"))
+QUOTING = frozenset(("task.failed", "call.refused", "session.not_deleted"))
 """Events whose causes may quote a text, or a session's id."""
-SAID = frozenset(("llama.said", "worker.said"))
+SAID = frozenset(("llama.output", "worker.output"))
 """Events of the library and of dying processes, whose text has nothing of users."""
 _FRAME = re.compile(r'  File ".*", line \d+, in \S+')
 _RAISED = re.compile(r"[\w.]*(?:Error|Exception|Group|Exit|Interrupt)\b")

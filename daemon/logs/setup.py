@@ -21,7 +21,7 @@ from structlog.typing import EventDict, Processor
 
 from ...backends.library_log import LEVELS, SYSLOG_PRIORITIES
 from ...scheduler import messages as m
-from ..config.log_levels import ROOMS
+from ..config.log_levels import LOGGERS
 from ..config.settings import Config
 from .log_file import LogFile
 from .stderr import StandardError
@@ -208,7 +208,7 @@ class LibraryHandler(logging.Handler):
         text = record.getMessage()[:LIBRARY_CHARACTERS_MAX]
         log = getattr(structlog.get_logger(), level)
         fields = {"source": record.name, "text": text, "exc_info": record.exc_info}
-        self._owner.call_in_owner(partial(log, "library.said", **fields))
+        self._owner.call_in_owner(partial(log, "library.output", **fields))
 
 
 def _hand_over(

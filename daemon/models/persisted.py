@@ -67,7 +67,7 @@ class PersistedModels:
         if settings.swapped is not None and _packed(settings.swapped.configured) != _packed(
             configured
         ):
-            log.warning("model.swap_is_over", model=name, cause="its configuration has changed")
+            log.warning("model.swap_ended", model=name, cause="its configuration has changed")
             return msgspec.structs.replace(settings, swapped=None)
         return settings
 

@@ -172,7 +172,7 @@ class Swaps:
         before, after = worker.info, worker.info
         left: dict[int, TaskReader] = {}
         model.hold_turns()
-        log.info("model.drains", model=model.name, tasks=len(worker.tasks))
+        log.info("model.draining", model=model.name, tasks=len(worker.tasks))
         try:
             await self._empty(model, worker, left)
             after = await self._exchange(model, config, left)
@@ -220,7 +220,7 @@ class Swaps:
         try:
             await model.load()
         except InferdError as exc:  # the next turn tries again
-            log.error("model.not_back", model=model.name, cause=exc.message)
+            log.error("model.reload_failed", model=model.name, cause=exc.message)
 
     async def _rest_of(self, model: ManagedModel, tasks: WorkerTasks) -> dict[int, TaskReader]:
         """Let the turns of *model*, among its *tasks*, end; take those that outlast the grace."""
@@ -238,7 +238,7 @@ class Swaps:
             try:
                 await session.link.prepare_migration(also_text=also_text)
             except Exception as exc:  # the other sessions go on
-                log.error("session.not_carried", session=session.handle, cause=str(exc))
+                log.error("session.not_migrated", session=session.handle, cause=str(exc))
 
     def _another(self, model: ManagedModel, done: set[Session]) -> Session | None:
         found = (s for s in self._sessions if s.model.name == model.name and s not in done)

@@ -150,7 +150,7 @@ class WorkerLauncher:
         model = self._events.pop(worker).model
         if model.worker is worker:
             model.worker = None
-        log.info("model.left", model=model.name, pid=worker.pid)
+        log.info("model.unloaded", model=model.name, pid=worker.pid)
         for listener in self.listeners:
             listener.worker_exited(model, worker)
         self._budget.note_exited(worker)

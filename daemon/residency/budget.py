@@ -158,7 +158,7 @@ class MemoryBudget:
             load.worker.quit()
         elif victims is not None or (model.residency.is_wanted and fits):
             if self._loads.wait(load):
-                log.info("model.waits", model=model.name, bytes=need)
+                log.info("model.waiting", model=model.name, bytes=need)
             if victims and not any(victim.busy or victim.lingers for victim in victims):
                 self._evict(victims, for_model=model.name)
         elif (shape := _smaller_shape(load, shortage)) is not None:

@@ -237,23 +237,23 @@ class MemoryWatch:
     async def _empty_states(self) -> None:
         freed = await self._tell(self._workers(), on=True)
         self._counts.low_events += 1
-        log.warning("memory.short", free_bytes=self._last_free, kv_bytes_freed=freed)
+        log.warning("memory.low", free_bytes=self._last_free, kv_bytes_freed=freed)
 
     def _evict_model(self) -> None:
         evicted = self._evict_idle()
         if evicted is None and not self._is_helpless:
-            log.warning("memory.still_short", free_bytes=self._last_free)
+            log.warning("memory.still_low", free_bytes=self._last_free)
         self._is_helpless = evicted is None
         if evicted is not None:
             self._counts.models_unloaded += 1
             self._counts.model_bytes_freed += evicted.need
-            log.warning("memory.model_left", model=evicted.name, bytes=evicted.need)
+            log.warning("memory.model_unloaded", model=evicted.name, bytes=evicted.need)
 
     async def _hold_again(self) -> None:
         here, self._is_helpless = self._workers(), False
         await self._tell([w for w in here if w in self._thrifty], on=False)
         self._thrifty.clear()
-        log.info("memory.there_again", free_bytes=self._last_free)
+        log.info("memory.recovered", free_bytes=self._last_free)
 
     @property
     def _last_free(self) -> int:

@@ -137,7 +137,7 @@ class Recovery:
     def _refuse(self, reader: TaskReader) -> None:
         spec = reader.spec
         self.quarantine.add_input(spec.tokens)
-        log.error("task.poisonous", model=self._model, task=spec.id, request=spec.request)
+        log.error("task.quarantined", model=self._model, task=spec.id, request=spec.request)
         fail_readers({spec.id: reader}, quarantine_error(self._model))
 
     async def resume_tasks(self) -> None:

@@ -187,7 +187,7 @@ class Worker:
             send_load(ours, load)
             await self._link.exchange(ours)
         except BrokenPipeError:
-            log.warning("worker.died_at_once", model=self.spec.name, pid=self.pid)
+            log.warning("worker.died_at_startup", model=self.spec.name, pid=self.pid)
         except msgspec.DecodeError as exc:
             log.error("worker.unreadable", model=self.spec.name, pid=self.pid, cause=str(exc))
         except OSError as exc:
@@ -251,7 +251,7 @@ class Worker:
 
     def _kill_hung_process(self) -> None:
         clear_contextvars()  # a timer has those of the request that set it
-        log.error("worker.hangs", model=self.spec.name, pid=self.pid, seconds=self._hang_s)
+        log.error("worker.hung", model=self.spec.name, pid=self.pid, seconds=self._hang_s)
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
 

@@ -59,9 +59,9 @@ class WorkerLog:
         previous, self._levels = self._levels, logs.for_workers()
         return self._levels, self._levels != previous
 
-    def log_event(self, level: str, event: str, room: str, fields: dict[str, Any]) -> None:
+    def log_event(self, level: str, event: str, logger: str, fields: dict[str, Any]) -> None:
         """Log an event of the process."""
-        logged = {**fields, "room": room, **self._fields()}
+        logged = {**fields, "logger": logger, **self._fields()}
         log.log(LEVELS.get(level, LEVELS["error"]), event, **logged)
 
     def close(self) -> None:

@@ -52,13 +52,13 @@ class StatsResult(Map):
 
 
 class LogLevelParams(Map):
-    """`log_level`: levels by room, from now on."""
+    """`log_level`: levels by logger, from now on."""
 
     levels: dict[str, str] = {}
 
 
 class LogLevelResult(Map):
-    """The least level that is logged, by room."""
+    """The least level that is logged, by logger."""
 
     levels: dict[str, str]
 

@@ -10,7 +10,7 @@ import structlog
 from ...backends.errors import BackendError, WorkerCrashed
 from ..session.session import Session
 
-log = structlog.get_logger(room="sessions")
+log = structlog.get_logger(logger_name="sessions")
 
 Delete = Callable[[int, str], Awaitable[None]]
 

@@ -37,7 +37,7 @@ GROUP_TOKENS = 256
 RETRY_S = 1.0
 """A failed write is tried again after this time, and by each call that needs it."""
 
-log = structlog.get_logger(room="sessions")
+log = structlog.get_logger(logger_name="sessions")
 _T = TypeVar("_T")
 
 
@@ -258,7 +258,7 @@ class Journal:
                 self._present.discard(key)
         if anything and self.cause is not None:
             self.cause = None
-            log.info("journal.written_again", path=str(self._file.path))
+            log.info("journal.recovered", path=str(self._file.path))
             self._report_change()
 
     def _failed(self, recordings: Sequence[Recording], error: Exception) -> None:

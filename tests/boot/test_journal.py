@@ -40,14 +40,14 @@ def test_each_event_is_an_entry_with_its_fields_and_its_priority(lived: BootedSe
     entries = own(lived.entries())
     events = [msgspec.json.decode(entry["MESSAGE"]) for entry in entries if entry["_PID"] == pid]
     assert len(events) >= 10 and all(
-        {"timestamp", "level", "room", "event"} <= event.keys() for event in events
+        {"timestamp", "level", "logger", "event"} <= event.keys() for event in events
     )
     for entry, event in zip((e for e in entries if e["_PID"] == pid), events, strict=True):
         assert entry["PRIORITY"] == SYSLOG_PRIORITIES[event["level"]], entry["MESSAGE"]
         assert entry["_SYSTEMD_UNIT"] == "inferd.service" and entry["_TRANSPORT"] == "stdout"
     assert {event["level"] for event in events} >= {"debug", "info", "error"}
     [finished] = [event for event in events if event["event"] == "task.finished"]
-    assert finished["room"] == "scheduler" and finished["output_tokens"] >= 5
+    assert finished["logger"] == "scheduler" and finished["output_tokens"] >= 5
     assert finished["model"] == "m" and finished["request"].count(".") == 1
     [refused] = [event for event in events if event["event"] == "config.refused"]
     assert "log-level" in refused["errors"][0]

@@ -279,7 +279,7 @@ def test_a_full_disk_is_told_once_and_service_goes_on_until_there_is_room() -> N
             _, metadata = chat(client, context, "room")
             assert metadata["durable"] is True
             assert client.call("stats")["stats"]["journal"]["state"] == "written"
-            assert daemon.log.count("journal.written_again") == 1
+            assert daemon.log.count("journal.recovered") == 1
             [session] = client.call("sessions")["sessions"]
             daemon.kill()
         daemon.start_again()

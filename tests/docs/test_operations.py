@@ -13,7 +13,7 @@ import pytest
 
 from inferd import Cancelled, Client
 from inferd.backends.library_log import LINES_MAX, REPEAT_S, WINDOW_S
-from inferd.daemon.config.log_levels import ROOMS
+from inferd.daemon.config.log_levels import LOGGERS
 from inferd.daemon.service.status import END_S_MAX, START_S_MAX
 from inferd.daemon.workers.hang_detector import KILLED_S
 from tests.daemon.systemd_tools import SYSTEMD, directives
@@ -191,7 +191,7 @@ def test_the_log_of_the_service_is_shown_and_turned_up(machine: Machine) -> None
 
 def test_the_rooms_and_bounds_of_the_page_are_the_code_s() -> None:
     section = PAGE.split("## Logs")[1].split("\n## ")[0]
-    rooms = re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE)
-    assert rooms == list(ROOMS)
+    loggers = re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE)
+    assert loggers == list(LOGGERS)
     assert f"{LINES_MAX} lines in ten seconds" in section and WINDOW_S == 10
     assert "once a minute" in " ".join(section.split()) and REPEAT_S == 60

@@ -148,7 +148,10 @@ async def test_states_leave_first_then_idle_models_and_busy_and_pinned_ones_stay
             async for piece in stream:
                 said += piece
             assert said == STORY
-            assert re.findall("memory.model_left .*model=(\\w+)", daemon.log) == ["quick", "slow"]
+            assert re.findall("memory.model_unloaded .*model=(\\w+)", daemon.log) == [
+                "quick",
+                "slow",
+            ]
 
         proc.available(PLENTY)
         await until(client, lambda memory: not memory["low"])

@@ -299,7 +299,7 @@ async def test_a_drain_holds_new_turns_back_until_the_new_model_is_there() -> No
             old = workers_of(daemon)
             async with anyio.create_task_group() as group:
                 group.start_soon(swap, client, "other", "drain")
-                await logged(daemon, "model.drains")  # then the swap waits for the stream
+                await logged(daemon, "model.draining")  # then the swap waits for the stream
                 group.start_soon(comes.chat, "comes")
                 await anyio.wait_all_tasks_blocked()
                 await client.stats()

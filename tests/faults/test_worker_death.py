@@ -172,7 +172,7 @@ async def test_a_worker_that_hangs_is_replaced() -> None:
         assert await tell(session, STORY, at) == STORY
         end_worker(daemon, signal.SIGSTOP)
         assert await tell(session, "after it hung at rest") == "after it hung at rest"
-        assert daemon.log.count("worker.hangs") == 2
+        assert daemon.log.count("worker.hung") == 2
 
 
 async def test_a_worker_that_hangs_when_it_is_to_leave_is_ended() -> None:
@@ -184,7 +184,7 @@ async def test_a_worker_that_hangs_when_it_is_to_leave_is_ended() -> None:
         with anyio.fail_after(20):
             await client.unload_model("m")
         assert not workers_of(daemon)
-        assert daemon.log.count("worker.hangs") == 1
+        assert daemon.log.count("worker.hung") == 1
         async with client.session("m", raw=True) as session:
             assert await tell(session, "hello") == "hello"
 

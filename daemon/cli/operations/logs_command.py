@@ -20,7 +20,7 @@ from .log_lines import following_lines, journal_lines, last_lines, open_log
 
 LINES = 100
 LINES_MAX = 1_000_000
-HEAD = ("timestamp", "level", "room", "event", "exception")
+HEAD = ("timestamp", "level", "logger", "event", "exception")
 """What is not shown among an event's fields."""
 COLORS = {"debug": "cyan", "info": "green", "warning": "yellow", "error": "red"}
 
@@ -135,7 +135,7 @@ def shown(line: bytes, *, colors: bool) -> str:
     head = (
         _text(event.get("timestamp", "")),
         _styled(f"{level:<7}", colors, fg=COLORS.get(level)),
-        f"{'[' + _text(event.get('room', '')) + ']':<11}",
+        f"{'[' + _text(event.get('logger', '')) + ']':<11}",
         _styled(_text(event.get("event", "")), colors, bold=True),
     )
     fields = [f"{k}={_text(v)}" for k, v in event.items() if k not in HEAD]
@@ -162,32 +162,32 @@ _DELETE = dict.fromkeys((0x7F, *range(0x80, 0xA0)))
 def log_level(
     levels: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[ROOM=]LEVEL", help="Such as scheduler=debug llama=error."),
+        typer.Argument(metavar="[LOGGER=]LEVEL", help="Such as scheduler=debug llama=error."),
     ] = None,
     socket: SocketPath = None,
     as_json: JsonOutput = False,
 ) -> None:
-    """Change what the daemon logs, room by room, or tell it.
+    """Change the log levels of the daemon's loggers, or print them.
 
-    A level without a room is every room's. What is said here holds until the configuration is read
-    again. For who may manage models.
+    A level without a logger applies to all loggers. The levels stay in force until the daemon reads
+    its configuration again. Needs the right to manage models.
     """
     with client_of(socket) as client:
-        rooms = client.log_level()
+        loggers = client.log_level()
         if levels:
-            rooms = client.log_level(_read_levels(levels, rooms))
+            loggers = client.log_level(_read_levels(levels, loggers))
     if as_json:
-        write_json({"levels": rooms})
+        write_json({"levels": loggers})
     else:
-        table(("ROOM", "LEVEL"), list(rooms.items()))
+        table(("LOGGER", "LEVEL"), list(loggers.items()))
 
 
-def _read_levels(pairs: list[str], rooms: dict[str, str]) -> dict[str, str]:
-    """Return levels by room; later pairs come before earlier ones."""
+def _read_levels(pairs: list[str], loggers: dict[str, str]) -> dict[str, str]:
+    """Return levels by logger; later pairs come before earlier ones."""
     levels: dict[str, str] = {}
     for pair in pairs:
-        room, equals, level = pair.rpartition("=")
-        levels |= {room: level} if equals else dict.fromkeys(rooms, level)
+        logger, equals, level = pair.rpartition("=")
+        levels |= {logger: level} if equals else dict.fromkeys(loggers, level)
     return levels
 
 

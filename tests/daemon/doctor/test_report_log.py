@@ -138,7 +138,7 @@ def test_no_field_is_told_that_may_have_what_users_wrote() -> None:
     frame, raised = '  File "a.py", line 3, in f', f'KeyError: "{SECRET}"'
     wild["exception"] = "\n".join(["Traceback:", frame, f"    say({SECRET})", raised, SECRET])
     lines = [event(**wild)]
-    for name in ("task.failed", "call.refused", "session.not_forgotten"):
+    for name in ("task.failed", "call.refused", "session.not_deleted"):
         lines.append(event(**wild).replace(b"worker.died", name.encode()))
         lines[-1] = lines[-1][:-1] + f',"cause":"{SECRET} {DIARY}"}}'.encode()
     end = end_of("", reversed(lines))
@@ -149,11 +149,11 @@ def test_no_field_is_told_that_may_have_what_users_wrote() -> None:
 
 def test_causes_and_what_a_dying_process_says_are_told() -> None:
     lines = [
-        event("error", cause="the disk is full", remedy="make room", part="journal"),
-        event("error", text="GGML_ASSERT(n > 0) failed").replace(b"worker.died", b"worker.said"),
+        event("error", cause="the disk is full", remedy="make room", component="journal"),
+        event("error", text="GGML_ASSERT(n > 0) failed").replace(b"worker.died", b"worker.output"),
     ]
     first, last = told(end_of("", reversed(lines)))
-    assert (first["cause"], first["part"]) == ("the disk is full", "journal")
+    assert (first["cause"], first["component"]) == ("the disk is full", "journal")
     assert last["text"] == "GGML_ASSERT(n > 0) failed"
 
 

@@ -130,7 +130,7 @@ def test_a_folder_that_vanishes_for_a_while_stops_no_service() -> None:
         folder.mkdir()
         say(daemon)
         manager.serves()
-        assert names_of(daemon.file) == ["log.levels", "part.works_again"]
+        assert names_of(daemon.file) == ["log.levels", "component.recovered"]
         assert part(daemon, "log")["up"]
 
 
@@ -257,7 +257,7 @@ def test_in_the_journal_events_are_json_with_their_priority() -> None:
         with serving(daemon, {"JOURNAL_STREAM": journal_of_log(daemon)}) as process:
             (daemon.directory / "config.toml").write_text("wrong = 1\n")
             os.kill(process.pid, signal.SIGHUP)
-            until(lambda: "part.fails" in since_restart_text(daemon))
+            until(lambda: "component.failing" in since_restart_text(daemon))
             lines = since_restart(daemon)
             assert all(line[:4] in ("<3>{", "<4>{", "<6>{", "<7>{") for line in lines)
             found = {
@@ -265,7 +265,7 @@ def test_in_the_journal_events_are_json_with_their_priority() -> None:
             }
             priority, ready = found["daemon.ready"]
             assert priority == "6" and ready["socket"] == daemon.socket
-            assert found["config.refused"][0] == found["part.fails"][0] == "3"
+            assert found["config.refused"][0] == found["component.failing"][0] == "3"
             with Client(daemon.socket) as client:
                 assert set(client.stats()["log"]["journal"]) == {"unit", "user"}
 

@@ -23,7 +23,7 @@ from structlog.testing import capture_logs
 from inferd import Client
 from inferd.backends.errors import BackendError, InferdError, InvalidArgument, PermissionDenied
 from inferd.backends.library_log import LEVELS, LibraryLog
-from inferd.daemon.config.log_levels import ROOMS
+from inferd.daemon.config.log_levels import LOGGERS
 from inferd.daemon.config.settings import Config
 from inferd.daemon.config.sources import ConfigError, load_config
 from inferd.daemon.core import Daemon
@@ -79,10 +79,10 @@ def test_every_event_names_its_time_its_level_and_its_room(daemon: RunningDaemon
         session.chat("hello")
     found = events(daemon)
     for event in found:
-        assert list(event)[:4] == ["timestamp", "level", "room", "event"]
+        assert list(event)[:4] == ["timestamp", "level", "logger", "event"]
         assert event["timestamp"].endswith("Z")
-        assert event["level"] in LEVELS and event["room"] in ROOMS
-    assert {"daemon", "ipc", "scheduler"} <= {event["room"] for event in found}
+        assert event["level"] in LEVELS and event["logger"] in LOGGERS
+    assert {"daemon", "ipc", "scheduler"} <= {event["logger"] for event in found}
     [restored] = named(daemon, "sessions.restored")
     assert restored["level"] == "info"
 
@@ -97,8 +97,8 @@ def test_a_request_has_one_id_in_the_daemon_and_in_the_worker(daemon: RunningDae
         assert list(found) == ["task.queued", "task.admitted", "task.finished", "call.done"]
         assert {event.get("connection") for event in found.values()} == {None, number}
         done, finished = found["call.done"], found["task.finished"]
-        assert done["call"] == "chat" and done["room"] == "ipc" and done["seconds"] > 0
-        assert finished["room"] == "scheduler" and finished["model"] == "echo"
+        assert done["call"] == "chat" and done["logger"] == "ipc" and done["seconds"] > 0
+        assert finished["logger"] == "scheduler" and finished["model"] == "echo"
         [model] = [m for m in client.call("models")["models"] if m["name"] == "echo"]
         assert finished["pid"] == model["pid"] != daemon.pid
         assert (finished["output_tokens"], finished["stop_reason"]) == (6, "eos")
@@ -108,8 +108,8 @@ def test_a_load_has_the_id_of_the_request_that_asked_for_it_and_its_end_has_none
     with running_daemon(DEBUG) as daemon, RawClient(daemon.socket) as client:
         client.call("load_by_name", name="echo")
         client.call("unload_model", name="echo", force=True)
-        until(lambda: named(daemon, "model.left"))
-        loading, loaded, left = named(daemon, "model.loading", "model.loaded", "model.left")
+        until(lambda: named(daemon, "model.unloaded"))
+        loading, loaded, left = named(daemon, "model.loading", "model.loaded", "model.unloaded")
         assert loading["request"] == loaded["request"] == "1.1"
         assert "request" not in left and "connection" not in left
 
@@ -123,7 +123,7 @@ def test_a_step_that_fails_names_its_requests(daemon: RunningDaemon) -> None:
             client.result(turn)
     request = f"{number}.{turn}"
     [step] = named(daemon, "step.failed")
-    assert (step["level"], step["room"], step["model"]) == ("error", "backends", "fails")
+    assert (step["level"], step["logger"], step["model"]) == ("error", "backends", "fails")
     assert step["requests"] == [request] and step["cause"]
     found = of_request(daemon, request)
     assert found["task.failed"]["level"] == "info"
@@ -140,7 +140,7 @@ def test_a_worker_that_dies_names_the_requests_it_computed(daemon: RunningDaemon
     died = named(daemon, "worker.died")
     assert died and all(event["requests"] == [f"{number}.{turn}"] for event in died)
     assert all("request" not in event and "connection" not in event for event in died)
-    [poisonous] = named(daemon, "task.poisonous")
+    [poisonous] = named(daemon, "task.quarantined")
     assert poisonous["request"] == f"{number}.{turn}"
 
 
@@ -178,9 +178,9 @@ def test_levels_of_rooms_come_from_flags_the_environment_or_a_table(tmp_path: Pa
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("lama=debug", "'lama' is not a room: there are daemon, ipc, sessions, scheduler"),
+        ("lama=debug", "'lama' is not a logger: there are daemon, ipc, sessions, scheduler"),
         ("llama=loud", "llama: 'loud' is not one of debug, info, warning, error"),
-        ("debug", "'debug' is not a room"),
+        ("debug", "'debug' is not a logger"),
         ("llama", "'llama': '' is not one"),
     ],
 )
@@ -203,7 +203,7 @@ def test_a_room_has_a_level_of_its_own() -> None:
     config = JSON + "log-level = 'warning'\n[daemon.log-levels]\nscheduler = 'debug'\n"
     with running_daemon(config) as daemon:
         chat(daemon)
-        assert {event["room"] for event in events(daemon)} == {"scheduler"}
+        assert {event["logger"] for event in events(daemon)} == {"scheduler"}
         assert named(daemon, "task.finished")
 
 
@@ -212,7 +212,7 @@ def test_levels_change_while_it_runs_in_the_workers_too() -> None:
         chat(daemon)
         assert not named(daemon, "task.queued", "call.done")
         done = inferd("log-level", "scheduler=debug", "--json", socket=daemon.socket)
-        levels = dict.fromkeys(ROOMS, "info") | {"scheduler": "debug"}
+        levels = dict.fromkeys(LOGGERS, "info") | {"scheduler": "debug"}
         assert document(done) == {"levels": levels}
         chat(daemon)
         assert len(named(daemon, "task.queued")) == 1 and not named(daemon, "call.done")
@@ -242,7 +242,7 @@ def test_a_level_that_is_said_while_a_model_loads_is_its_worker_s() -> None:
 def test_a_wrong_level_is_refused_and_changes_nothing() -> None:
     with running_daemon() as daemon, Client(daemon.socket) as client:
         before = client.log_level()
-        with pytest.raises(InvalidArgument, match="'lama' is not a room"):
+        with pytest.raises(InvalidArgument, match="'lama' is not a logger"):
             client.log_level({"lama": "debug", "ipc": "debug"})
         assert client.log_level() == before
         result = inferd("log-level", "scheduler=loud", socket=daemon.socket)
@@ -294,8 +294,8 @@ def test_llama_cpp_s_lines_are_events_of_the_model(tmp_path: Path) -> None:
         RawClient(daemon.socket) as client,
     ):
         client.call("load_by_name", name="tiny-llama")
-        said = until(lambda: named(daemon, "llama.said"))
-        assert all(e["room"] == "llama" and e["model"] == "tiny-llama" for e in said)
+        said = until(lambda: named(daemon, "llama.output"))
+        assert all(e["logger"] == "llama" and e["model"] == "tiny-llama" for e in said)
         assert all(0 < len(e["text"]) <= 2000 and "\n" not in e["text"] for e in said)
         assert any(e["level"] == "debug" and "llama" in e["text"] for e in said)
         assert len({e["text"] for e in said}) == len(said), "each once a minute"
@@ -311,7 +311,7 @@ def test_what_llama_cpp_merely_tells_is_no_event_by_default(tmp_path: Path) -> N
         client.call("load_by_name", name="tiny-llama")
         with pytest.raises(InferdError):
             client.call("load_by_name", name="tiny-unheard-of")
-        said = until(lambda: named(daemon, "llama.said"))
+        said = until(lambda: named(daemon, "llama.output"))
         assert {e["level"] for e in said} <= {"warning", "error"}
         assert any(e["level"] == "error" and e["model"] == "tiny-unheard-of" for e in said)
 
@@ -336,23 +336,23 @@ async def heard_of(program: str) -> Heard:
 async def test_what_a_process_says_as_it_dies_is_an_event() -> None:
     program = "import os\nos.write(2, b'<4>careful\\n')\nos.write(2, b'x.cpp:7: GGML_ASSERT(no)')"
     assert await heard_of(program + "\nos.abort()") == [
-        ("warning", "llama.said", "careful"),
-        ("error", "worker.said", "x.cpp:7: GGML_ASSERT(no)"),
+        ("warning", "llama.output", "careful"),
+        ("error", "worker.output", "x.cpp:7: GGML_ASSERT(no)"),
     ]
     [(level, event, text)] = await heard_of("1 / 0")
-    assert (level, event) == ("error", "worker.said") and text.endswith("division by zero")
+    assert (level, event) == ("error", "worker.output") and text.endswith("division by zero")
     deep = "def a(n): return b(n - 1) if n else 1 / 0\ndef b(n): return a(n)\n"
     [(_, _, text)] = await heard_of(f"{deep}a(90)")
     assert text.startswith("Traceback") and text.endswith("division by zero")
     assert len(text) <= 2000
     quoting = "import os\nos.write(2, b'after accepting piece: a' + b' secret' * 999 + b'\\nb')"
-    assert await heard_of(quoting) == [("error", "worker.said", "after accepting piece:")]
+    assert await heard_of(quoting) == [("error", "worker.output", "after accepting piece:")]
 
 
 @pytest.mark.asyncio
 async def test_a_process_that_outlives_the_worker_keeps_nobody_waiting() -> None:
     heard = await heard_of("import subprocess\nsubprocess.Popen(['yes'], stdout=2)")
-    assert [event for _, event, _ in heard] == ["worker.said"]
+    assert [event for _, event, _ in heard] == ["worker.output"]
 
 
 @pytest.mark.asyncio
@@ -526,6 +526,6 @@ def test_a_real_model_s_log_has_no_text_either(tmp_path: Path) -> None:
             with pytest.raises(InvalidArgument, match=SECRET):
                 session.chat("no", options={"grammar": f'root ::= "{SECRET}" {SECRET}'})
             session.chat("yes", options={"grammar": f'root ::= "{SECRET} it is"'})
-        assert named(daemon, "llama.said")
+        assert named(daemon, "llama.output")
         for form in [*forms(SECRET), str(answer)[:24]]:
             assert form not in daemon.log

@@ -25,12 +25,13 @@ from .test_destinations import filed, journal_of_log, say
 JOURNALCTL = """#!/bin/sh
 echo "$@" >> "$0.asked"
 echo 'Started inferd.'
-echo '{"timestamp": "t", "level": "warning", "room": "llama", "event": "llama.said", "text": "a b"}'
+echo '{"timestamp": "t", "level": "warning", "logger": "llama", "event": "llama.output",' \\
+    '"text": "a b"}'
 """
 
 
 def write_events(path: Path, *levels: str) -> None:
-    lines = [{"timestamp": "t", "level": v, "room": "daemon", "event": f"e{n}"}
+    lines = [{"timestamp": "t", "level": v, "logger": "daemon", "event": f"e{n}"}
              for n, v in enumerate(levels)]  # fmt: skip
     path.write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
 
@@ -181,7 +182,7 @@ def test_the_journal_is_asked_for_what_it_has(
             seen = inferd("logs", "-n", "7", "-f", "--level", "error", socket=daemon.socket).stdout
             assert seen.splitlines() == ["Started inferd."], "and no warning"
             seen = inferd("logs", socket=daemon.socket).stdout
-            assert seen.splitlines()[1] == 't warning [llama]     llama.said text="a b"'
+            assert seen.splitlines()[1] == 't warning [llama]     llama.output text="a b"'
             asked = program.with_suffix(".asked").read_text().splitlines()
             assert "--output=cat --lines=7 --priority=err" in asked[0] and "--follow" in asked[0]
             assert "--lines=100 --priority=debug" in asked[1] and "--follow" not in asked[1]
@@ -224,7 +225,7 @@ def test_no_event_steers_the_terminal_that_shows_it() -> None:
     event = {
         "timestamp": "t",
         "level": "info",
-        "room": "ipc",
+        "logger": "ipc",
         "event": "e",
         "software": "\x1b[2J\x9b",
     }

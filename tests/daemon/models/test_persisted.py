@@ -96,7 +96,7 @@ def test_a_configuration_that_was_changed_counts_more_than_a_swap() -> None:
         with Client(daemon.socket) as client:
             assert client.load_by_name("live").fingerprint == "echo-1new"
             assert live(client)["pinned"]
-        assert "model.swap_is_over" in daemon.log
+        assert "model.swap_ended" in daemon.log
 
 
 def test_a_damaged_file_is_set_aside_and_the_daemon_starts() -> None:

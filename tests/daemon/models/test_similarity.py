@@ -262,7 +262,7 @@ def test_a_text_is_compared_by_the_model_that_has_the_name_now() -> None:
         turn = {"context": raw.context("said"), "prompt": TEXT, "raw": True, "options": similar()}
         running = raw.begin_stream(raw.context("judge"), "x" * 500)
         swap = operator.start("swap", name="judge", to="other", mode="drain")
-        until(lambda: "model.drains" in daemon.log)
+        until(lambda: "model.draining" in daemon.log)
         compared = raw.start("chat", **turn)
         first = len(SENTENCES[0])
         until(lambda: [t for t in said_now(daemon) if t["output_tokens"] >= first])

@@ -109,9 +109,9 @@ def test_without_a_stay_a_later_task_goes_behind_all_that_came_before_it() -> No
         context, other = contexts(client, "ab"), client.context("a")
         before = len(loads(daemon))
         turn = begin(client, context["a"])
-        waits = daemon.log.count("model.waits")
+        waits = daemon.log.count("model.waiting")
         turns = [turn, chat(client, context["b"], "b")]
-        until(lambda: daemon.log.count("model.waits") > waits)
+        until(lambda: daemon.log.count("model.waiting") > waits)
         turns.append(chat(client, other, "a"))
         for turn in turns:
             client.result(turn)

@@ -37,7 +37,9 @@ def check(daemon: RunningDaemon, name: str, cause: str) -> None:
     line = next(x for x in inferd("status", socket=daemon.socket).stdout.splitlines() if name in x)
     for told in ("effect", "cause", "remedy"):
         assert found[told] in line
-    assert any("part.fails" in x and f"part={name}" in x for x in daemon.log.splitlines())
+    assert any(
+        "component.failing" in x and f"component={name}" in x for x in daemon.log.splitlines()
+    )
 
 
 def talk(daemon: RunningDaemon, text: str = "hello") -> None:
@@ -82,7 +84,7 @@ def test_the_journal_on_a_full_disk_later_and_written_again() -> None:
         talk(daemon, "room")
         manager.serves()
         assert part(daemon, "journal")["up"]
-        assert "part.works_again" in daemon.log
+        assert "component.recovered" in daemon.log
 
 
 def test_the_journal_damaged_at_the_start() -> None:

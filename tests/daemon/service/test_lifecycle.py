@@ -265,7 +265,7 @@ def test_a_state_directory_that_cannot_be_written_is_no_reason_not_to_serve(
                 seen += line
                 if "daemon.ready" in line:
                     break
-            assert "part.fails" in seen and "part=state" in seen
+            assert "component.failing" in seen and "component=state" in seen
             with RawClient(daemon.socket) as client:
                 assert client.call("models")["models"]
         finally:
