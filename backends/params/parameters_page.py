@@ -83,15 +83,15 @@ Read from the configuration (`[defaults]`, `[models.NAME]`), from JSON (`set_inp
 the second column: llama-server's, WasmEdge's and those of apuslabs/wasi_nn_backend, whose nested
 objects are read too (`model`, `sampling`, `stopping`, `memory`, `memory_policy`,
 `memory_management`, `performance`, `backend`, `logging`; `sampling.dynatemp.range` is
-`dynatemp-range`). In JSON an unknown key is set aside and told as `ignored`, unless
-`"strict": true` stands beside it; everywhere else it is refused, with the nearest known one. A
-value out of its range is refused, with the range and the nearest good value; all errors are told at
-once. [stopping.md](stopping.md) says what ends a turn, and which further forms are read.
+`dynatemp-range`). In JSON an unknown key is returned as `ignored`, unless the
+JSON also has `"strict": true`; everywhere else it is rejected, with the nearest known key. A value
+out of its range is rejected with the range and the nearest valid value; all errors are reported
+together. [stopping.md](stopping.md) describes the conditions that end a turn, and further forms.
 
-**Whose value holds**: the turn's, else the session's, the graph's, the model's in the
-configuration, the one that the GGUF file recommends (`general.sampling.*`), the built-in default.
-The call `parameters` tells each value in force and who set it; where values contradict each other,
-it and the metadata (`adjusted`) tell what holds instead.
+**Precedence**: the value of the turn, else of the session, of the graph, of the model in the
+configuration, of the GGUF file (`general.sampling.*`), else the built-in default. The call
+`parameters` returns each value in force with its origin. If values contradict each other, that call
+and the metadata (`adjusted`) return the values used instead.
 
 *Model* parameters are the operator's; of those a client may ask for a smaller `ctx-size`. *Context*
 ones hold for a context, *request* ones for a context or a turn.

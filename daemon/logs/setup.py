@@ -26,14 +26,14 @@ from ..config.settings import Config
 from .log_file import LogFile
 from .stderr import StandardError
 
-DEFAULT_ROOM = "daemon"
-WORKER_ROOMS = ("scheduler", "backends", "llama")
+DEFAULT_LOGGER = "daemon"
+WORKER_LOGGERS = ("scheduler", "backends", "llama")
 """The loggers of a worker process's events."""
 LIBRARY_CHARACTERS_MAX = 2000
 """The most characters of a Python library's log text."""
 JOURNAL_BYTES_MAX = 47_000
 """The most bytes of an event for the journal, which splits lines above `LineMax=` (48 KiB)."""
-_FIRST_FIELDS = ("timestamp", "level", "room", "event")
+_FIRST_FIELDS = ("timestamp", "level", "logger", "event")
 _CONTROLS = {c: None for c in (*range(0x20), *range(0x7F, 0xA0)) if chr(c) not in "\t\n"}
 _STDERR = 2
 
@@ -47,8 +47,8 @@ class Logs:
         self.in_journal = False
         """Standard error goes to the journal."""
         self._note_file: Callable[[str | None], None] = lambda _: None
-        self._levels = dict.fromkeys(ROOMS, "info")
-        self._thresholds = dict.fromkeys(ROOMS, LEVELS["info"])
+        self._levels = dict.fromkeys(LOGGERS, "info")
+        self._thresholds = dict.fromkeys(LOGGERS, LEVELS["info"])
         self._file: LogFile | None = None
         self._stderr: StandardError
         self._lost = 0
@@ -101,7 +101,7 @@ class Logs:
     def apply_config(self, config: Config) -> None:
         """Use the levels, the file and the other log settings of *config*."""
         self.texts = config.log_text
-        self.set_levels(dict.fromkeys(ROOMS, config.log_level) | config.log_levels)
+        self.set_levels(dict.fromkeys(LOGGERS, config.log_level) | config.log_levels)
         path = config.log_file
         if path == (None if self._file is None else self._file.path):
             return
@@ -113,7 +113,7 @@ class Logs:
     def set_levels(self, levels: Mapping[str, str]) -> None:
         """Set the lowest logged level of the loggers in *levels*."""
         self._levels |= levels
-        self._thresholds = {room: LEVELS[level] for room, level in self._levels.items()}
+        self._thresholds = {logger: LEVELS[level] for logger, level in self._levels.items()}
 
     def reopen_file(self) -> None:
         """Reopen the file after a rotation."""
@@ -125,13 +125,13 @@ class Logs:
         """The lowest level that is logged, by logger."""
         return dict(self._levels)
 
-    def is_logged(self, room: str, level: str) -> bool:
+    def is_logged(self, logger: str, level: str) -> bool:
         """Return whether an event would be logged, for frequent events that usually are not."""
-        return LEVELS[level] >= self._thresholds[room]
+        return LEVELS[level] >= self._thresholds[logger]
 
     def for_workers(self) -> m.Logging:
         """Return the levels and settings for a worker."""
-        levels = {room: self._levels[room] for room in WORKER_ROOMS}
+        levels = {logger: self._levels[logger] for logger in WORKER_LOGGERS}
         return m.Logging(levels, self.texts)
 
     def describe(self) -> dict[str, Any]:
@@ -143,9 +143,10 @@ class Logs:
             "texts": self.texts,
         }
 
-    def _pass_or_drop(self, logger: object, method: str, event: EventDict) -> EventDict:
-        room = event.setdefault("room", DEFAULT_ROOM)
-        if LEVELS.get(method, LEVELS["error"]) < self._thresholds.get(room, 0):
+    def _pass_or_drop(self, _: object, method: str, event: EventDict) -> EventDict:
+        event.setdefault("logger", event.pop("logger_name", DEFAULT_LOGGER))
+        logger: str = event["logger"]
+        if LEVELS.get(method, LEVELS["error"]) < self._thresholds.get(logger, 0):
             raise structlog.DropEvent
         return event
 
@@ -231,14 +232,12 @@ def _for_terminal(event: EventDict) -> EventDict:
     """Return an event for the console, without control characters, which clients could send to
     control the terminal.
     """
-    shown = {k: v.translate(_CONTROLS) if isinstance(v, str) else v for k, v in event.items()}
-    shown["logger"] = shown.pop("room")
-    return shown
+    return {k: v.translate(_CONTROLS) if isinstance(v, str) else v for k, v in event.items()}
 
 
 def _loss_event(event: EventDict, count: int) -> EventDict:
     """Return an event, dated like *event*, that reports how many events were lost before it."""
-    head = {"timestamp": event["timestamp"], "level": "warning", "room": DEFAULT_ROOM}
+    head = {"timestamp": event["timestamp"], "level": "warning", "logger": DEFAULT_LOGGER}
     return {**head, "event": "log.lost", "events": count}
 
 

@@ -102,7 +102,7 @@ class Cores:
     def _sample_external_load(self) -> None:
         own = own_s([os.getpid(), *(worker.pid for worker in self._workers() if worker.pid)])
         if self.external_load.add_sample(time.monotonic(), busy_s(), own):
-            log.info("cores.left", cores=self.available, taken=self.external_load.taken)
+            log.info("cores.available", cores=self.available, taken=self.external_load.taken)
             self.assign_cores()
 
     def assign_cores(self) -> None:

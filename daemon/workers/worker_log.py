@@ -130,7 +130,7 @@ class WorkerLines:
         for line in lines:
             level, text = split_priority(line.decode("utf-8", "replace"))
             if level is not None:
-                self._log_line(level, "llama.said", text[:EVENT_CHARACTERS_MAX])
+                self._log_line(level, "llama.output", text[:EVENT_CHARACTERS_MAX])
             elif text.strip():
                 self._gather(text)
 
@@ -148,7 +148,7 @@ class WorkerLines:
             self._timer = None
         gathered, self._gathered, self._quoted = self._gathered, "", False
         if gathered:
-            self._log_line("error", "worker.said", gathered.rstrip("\n"))
+            self._log_line("error", "worker.output", gathered.rstrip("\n"))
 
 
 def split_priority(line: str) -> tuple[str | None, str]:

@@ -1,4 +1,4 @@
-"""What messages of many calls have in common."""
+"""Base types of the messages of all calls."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ __all__ = ("CALLS", "Call")
 
 
 class Call(msgspec.Struct, frozen=True):
-    """What a call takes and answers; `events` are what it may send before its reply."""
+    """The messages of a call; `events` may be sent before its reply."""
 
     params: type[Map]
     result: type[Map]

@@ -91,7 +91,7 @@ class ComputeSingleParams(Map):
 
 
 class ComputeSingleResult(Map):
-    """What `get_output_single` would return now: it saves that call."""
+    """The piece that `get_output_single` would return: it saves that call."""
 
     piece: bytes = b""
 

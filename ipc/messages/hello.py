@@ -1,4 +1,4 @@
-"""What both sides say first, with the daemon's bounds, and the kinds of all frames."""
+"""The first message of each side with the daemon's limits, and the kinds of all frames."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ class RewindParams(Map):
 
 
 class RewindResult(Map):
-    """What is left: `tokens` of history, of which `cached_tokens` need not be computed again, and
+    """The remaining history: `tokens`, of which `cached_tokens` need not be computed again, and
     `turns` that one can still go back.
     """
 

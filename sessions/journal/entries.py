@@ -106,7 +106,7 @@ class Replay:
 
     @property
     def placed_shifts(self) -> list[tuple[int, int, int]]:
-        """The context shifts: tokens of the turn before it, kept, dropped."""
+        """The context shifts: tokens of the turn so far, kept, dropped."""
         return [shift for piece in self.pieces for shift in piece.shifts]
 
     @property

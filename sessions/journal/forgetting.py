@@ -80,5 +80,5 @@ class Forgetting:
             try:
                 await self.forget_now(session)
             except BackendError as error:
-                log.warning("session.not_forgotten", session=session.name, cause=str(error))
+                log.warning("session.not_deleted", session=session.name, cause=str(error))
                 self._pending.pop(session, None)

@@ -127,7 +127,7 @@ def test_the_watchdog_is_fed_while_the_daemon_replaces_a_worker_that_hangs(
         manager.until(fed)
         client.result(turn)
         assert client.streamed_text == text
-        assert "worker.hangs" in daemon.log and "watchdog.withheld" not in daemon.log
+        assert "worker.hung" in daemon.log and "watchdog.withheld" not in daemon.log
 
 
 @pytest.mark.parametrize(
