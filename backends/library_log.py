@@ -47,18 +47,18 @@ class Bound:
 
 
 class LibraryLog:
-    """Lines from *least* on go to `tell`, with their level; called from any thread."""
+    """Lines from *least* on go to `write_line`, with their level; called from any thread."""
 
     def __init__(self, seconds: Callable[[], float] = time.monotonic):
         self.least = LEVELS["warning"]
-        self.tell: Callable[[str, str], None] | None = None
+        self.write_line: Callable[[str, str], None] | None = None
         self._seconds = seconds
         self._bound = Bound(seconds=seconds)
         self._told_at: dict[str, float] = {}
 
     def say(self, level: str, text: str) -> None:
         """Tell a line, unless it is below the level, was told just now, or is one too many."""
-        if self.tell is None or LEVELS[level] < self.least:
+        if self.write_line is None or LEVELS[level] < self.least:
             return
         now = self._seconds()
         if now < self._told_at.get(text, -REPEAT_S) + REPEAT_S:
@@ -70,8 +70,8 @@ class LibraryLog:
             self._told_at.clear()
         self._told_at[text] = now
         if dropped:
-            self.tell("warning", f"{dropped} lines were left out")
-        self.tell(level, text)
+            self.write_line("warning", f"{dropped} lines were left out")
+        self.write_line(level, text)
 
 
 library_log = LibraryLog()

@@ -126,7 +126,7 @@ class KvIndex:
     def used(self, fingerprint: str, name: str) -> None:
         """Note that a worker has read a file."""
         if entry := self._entries.get(place := KvFilePlace(fingerprint, name)):
-            self._values.use(place, entry.size, entry.seconds)
+            self._values.record_use(place, entry.size, entry.seconds)
 
     def unstored(self, fingerprint: str, name: str, cause: str = "") -> None:
         """Note that a worker has deleted a file or found it gone, or why it could not write it."""
@@ -161,7 +161,7 @@ class KvIndex:
     def _insert(self, place: KvFilePlace, entry: KvFileEntry) -> None:
         self._remove(place)
         self._entries[place] = entry
-        self._values.use(place, entry.size, entry.seconds)
+        self._values.record_use(place, entry.size, entry.seconds)
         self.bytes += entry.size
 
     def _remove(self, place: KvFilePlace) -> KvFileEntry | None:
@@ -173,7 +173,7 @@ class KvIndex:
 
     def _evict(self) -> None:
         while self.bytes > self._bytes_max or len(self) > self._files_max:
-            self._doom(self._values.take_least())
+            self._doom(self._values.evict_least())
 
     def _doom(self, place: KvFilePlace) -> None:
         entry = self._remove(place)

@@ -51,9 +51,9 @@ class CommandHandler:
             case m.Lookup() | m.Keep():
                 send(self._kv.look_up(command))
             case m.Forget():
-                self._reporter.send_all(self._kv.forget(command))
+                self._reporter.send_all(self._kv.forget_session(command))
             case m.Evicted(name):
-                self._kv.evicted(name)
+                self._kv.forget_file(name)
             case m.AddAdapter():
                 send(add_adapter(self._model, command))
             case m.RemoveAdapter():

@@ -180,7 +180,7 @@ class Steps:
         self._tasks.owners.add_tokens(task.spec.owner, part.count)
         if task.computed in task.checkpoints:
             task.checkpoints.discard(task.computed)
-            self._tasks.kv.task_states.snapshot(task)
+            self._tasks.kv.task_states.save_checkpoint(task)
 
     def _age_others(self, batch: Sequence[ScheduledTokens], holders: Sequence[Task]) -> None:
         """Age the *holders* that had no token in this step, like tasks without a slot."""

@@ -1,7 +1,7 @@
-"""The disk tier of the KV store: which states are there, fetched before they are needed, written
-when memory has no room for them or their session goes to sleep.
+"""The disk tier of the KV store: an index of the files, reads ahead of use, and writes of states
+that memory cannot hold or whose session becomes dormant.
 
-Owned by the engine; the file thread behind it does the work. Nothing in here waits for a file.
+Owned by the engine; a file thread does the work. Nothing here waits for a file.
 """
 
 from __future__ import annotations
@@ -14,14 +14,7 @@ from ...backends.base import Memory
 from .. import messages as m
 from ..task import Task
 from .file_format import KvFile, KvKey
-from .files import (
-    KV_FILES_MAX,
-    FileFailed,
-    FileRead,
-    FilesDeleted,
-    FileWritten,
-    KvFiles,
-)
+from .files import KV_FILES_MAX, FileFailed, FileRead, FilesDeleted, FileWritten, KvFiles
 from .origin import Origin
 from .store import KvStore, SavedState, usable
 
@@ -31,35 +24,35 @@ class DiskTier:
 
     def __init__(self, files: KvFiles, store: KvStore, memory: Memory):
         self.forgotten = 0
-        """Calls of `forget` that are done: they are in the order in which they were made."""
+        """Completed calls of `forget_session`, in the order of the calls."""
         self.failures = 0
         self.cause = ""
-        """Why the last write or read failed."""
+        """The cause of the last failed write or read."""
         self._files, self._store, self._memory = files, store, memory
         self._index: dict[str, tuple[KvFile, array[int]]] = {}
         self._writing: dict[str, KvKey] = {}
         self._fetches: dict[str, list[Task]] = {}
         for file in files.scan():
-            self._add(file)
+            self._index_file(file)
 
     def __len__(self) -> int:
         return len(self._index)
 
     def fileno(self) -> int:
-        """Return a descriptor that is readable when `poll` has something to say."""
+        """Return a descriptor that is readable when `poll` has results."""
         return self._files.fileno()
 
     @property
     def bytes(self) -> int:
-        """Bytes of the files."""
+        """Total size of the files."""
         return sum(file.size for file, _ in self._index.values())
 
     @property
     def writing(self) -> bool:
-        """Tell whether states wait to be written."""
+        """Whether states wait to be written."""
         return bool(self._writing)
 
-    def _add(self, file: KvFile) -> None:
+    def _index_file(self, file: KvFile) -> None:
         tokens = array("i")
         tokens.frombytes(file.key.tokens)
         self._index.pop(file.key.name, None)
@@ -69,28 +62,30 @@ class DiskTier:
 
     # Reading.
 
-    def find(self, origin: Origin, tokens: array[int], at_least: int) -> tuple[KvFile | None, int]:
-        """Return the file that spares most of *tokens*, and how many; more than *at_least*."""
+    def find_file(
+        self, origin: Origin, tokens: array[int], at_least: int
+    ) -> tuple[KvFile | None, int]:
+        """Return the file that saves most of *tokens*, and how many; more than *at_least*."""
         best, most = None, at_least
         for file, have in self._index.values():
             if _origin(file.key).serves(origin):
-                spared = usable(have, tokens, self._memory, most)
-                if spared:
-                    best, most = file, spared
+                saved = usable(have, tokens, self._memory, most)
+                if saved:
+                    best, most = file, saved
         return best, most if best is not None else 0
 
-    def fetch(self, task: Task, file: KvFile) -> None:
+    def fetch_state(self, task: Task, file: KvFile) -> None:
         """Read *file* into memory for *task*, which is `fetching` until that is done."""
         name = file.key.name
         if name not in self._fetches:
-            if not self._files.read(file):
+            if not self._files.queue_read(file):
                 return
             self._fetches[name] = []
         task.fetching = True
         self._fetches[name].append(task)
 
     def poll(self) -> Iterator[m.Report]:
-        """Take what the file thread has done: states come into memory, tasks stop waiting."""
+        """Apply the file thread's results: states enter memory, tasks stop waiting."""
         for result in self._files.results():
             if isinstance(result, FileWritten):
                 yield from self._written(result.file)
@@ -103,90 +98,84 @@ class DiskTier:
 
     def _written(self, file: KvFile) -> Iterator[m.Report]:
         key = file.key
-        if self._writing.pop(key.name, None) is not None:  # else it was forgotten meanwhile
-            self._add(file)
+        if self._writing.pop(key.name, None) is not None:  # otherwise it was forgotten meanwhile
+            self._index_file(file)
             yield _stored(file)
 
     def _read(self, result: FileRead) -> Iterator[m.Report]:
         file, name = result.file, result.file.key.name
-        if name in self._index:  # else it was forgotten while it was read
+        if name in self._index:  # otherwise it was forgotten meanwhile
             tokens = self._index[name][1]
-            entry = self._store.put(_origin(file.key), tokens, result.state, file.seconds)
+            entry = self._store.add_state(_origin(file.key), tokens, result.state, file.seconds)
             if entry is not None:
                 entry.fetched = True
             yield _stored(file)
-        self._release(name)
+        self._release_tasks(name)
 
     def _failed(self, result: FileFailed) -> Iterator[m.Report]:
         self.failures += 1
         self.cause = result.cause
         name = result.key.name
         self._writing.pop(name, None)
-        if result.what == "read":
+        if result.operation == "read":
             if self._index.pop(name, None) is not None:
                 yield m.KvFileLost(name)
-            self._release(name)
+            self._release_tasks(name)
         else:
             yield m.KvFileLost(name, result.cause)
 
-    def _release(self, name: str) -> None:
+    def _release_tasks(self, name: str) -> None:
         for task in self._fetches.pop(name, ()):
             task.fetching = False
 
     # Writing.
 
     def spill(self) -> None:
-        """Write what memory has had no room for, as far as its sessions may be on disk."""
-        evicted, self._store.evicted = self._store.evicted, []
-        for entry in evicted:
-            self.save(entry)
+        """Write evicted states that may be persisted."""
+        for entry in self._store.evicted:
+            self.save_state(entry)
 
-    def save(self, entry: SavedState) -> bool:
-        """Write an entry; tell whether it is on disk or on its way there."""
+    def save_state(self, entry: SavedState) -> bool:
+        """Write an entry; return whether it is or will be on disk."""
         origin = entry.origin
         if not origin.persist:
             return False
-        key = KvKey(
-            origin.scope,
-            entry.tokens.tobytes(),
-            origin.session,
-            origin.approximate,
-            origin.adapters,
-        )
+        tokens, private = entry.tokens.tobytes(), origin.approximate
+        key = KvKey(origin.scope, tokens, origin.session, private, origin.adapters)
         name = key.name
         if name in self._index or name in self._writing:
             return True
-        if not self._files.write(key, entry.state, entry.seconds):
+        if not self._files.queue_write(key, entry.state, entry.seconds):
             return False
         self._writing[name] = key
         return True
 
     def save_all(self, seconds: float) -> list[m.Report]:
-        """Write every state in memory, the most valuable first, for at most *seconds*; return what
-        is to be told of it.
+        """Write every state in memory, the most valuable first, for at most *seconds*; return the
+        reports.
         """
         reports: list[m.Report] = []
         end = time.monotonic() + seconds
         for entry in self._store.by_value():
-            if not self.save(entry) and entry.origin.persist:  # the queue is full
+            if not self.save_state(entry) and entry.origin.persist:  # the queue is full
                 self._files.flush(max(0.0, end - time.monotonic()))
                 reports += self.poll()
-                self.save(entry)
+                self.save_state(entry)
         self._files.flush(max(0.0, end - time.monotonic()))
         return [*reports, *self.poll()]
 
-    def evicted(self, name: str) -> None:
-        """Take note that a file was deleted to make room."""
+    def forget_file(self, name: str) -> None:
+        """Forget a file that was deleted to free disk space."""
         self._index.pop(name, None)
 
-    def forget(self, scope: int, session: str) -> None:
-        """Delete the files of a session; they are gone once `forgotten` counts it."""
+    def forget_session(self, scope: int, session: str) -> None:
+        """Delete the files of a session; `forgotten` counts it when that is done."""
         keys = [f.key for f, _ in self._index.values()] + list(self._writing.values())
         doomed = [k for k in keys if (k.owner, k.session) == (scope, session)]
         for key in doomed:
             self._index.pop(key.name, None)
             self._writing.pop(key.name, None)
-        self._files.delete(doomed)
+        self._files.queue_delete(doomed)
 
     def close(self) -> None:
         """End the file thread."""

@@ -1,13 +1,13 @@
 """The format of KV files: reading, checking and writing them.
 
 A file is ``<directory>/<fingerprint>/<owner>/<name>`` and never changes: it is written under a
-temporary name and renamed. It holds, in this order::
+temporary name and renamed. It consists of::
 
     magic 8 bytes | version u32 | header's length u32 | checksum of the header, 20 bytes
     header: msgpack, with the key, the state's length and its checksum
     state
 
-Every byte is covered by a comparison or a checksum, so a damaged or foreign file is refused.
+Comparisons and checksums cover every byte, so a damaged or unrelated file is rejected.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from pathlib import Path
 import msgspec
 
 HEADER_BYTES_MAX = 16 << 20
-"""Four million tokens, and the rest of a key."""
+"""Space for four million tokens and the rest of a key."""
 _MAGIC = b"inferdKV"
 _VERSION = 1
 _DIGEST_BYTES = 20
@@ -37,14 +37,14 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 class KvDamaged(Exception):
-    """A file is not what its name and the format promise."""
+    """A file does not match its name or the format."""
 
 
 @dataclass(frozen=True, slots=True)
 class KvKey:
-    """The owner of a state and its tokens: `tokens` are packed by `messages.pack_tokens`.
+    """The owner of a state and its tokens, packed by `messages.pack_tokens`.
 
-    `session` is the one that wrote it; a `private` state serves that session alone.
+    `session` is the one that wrote it; a `private` state serves only that session.
     """
 
     owner: int
@@ -55,14 +55,14 @@ class KvKey:
 
     @property
     def name(self) -> str:
-        """The name of its file: a hash of all of it, 40 hex digits."""
+        """The name of its file: a hash of all fields, 40 hex digits."""
         fields = (self.owner, self.tokens, self.session, self.private, self.adapters)
         return _digest(_encoder.encode(fields)).hex()
 
 
 @dataclass(frozen=True, slots=True)
 class KvFile:
-    """A state on disk: `size` is the whole file's in bytes, `seconds` what it took to compute."""
+    """A state on disk: `size` is that of the whole file, `seconds` the time to compute it."""
 
     key: KvKey
     size: int
@@ -90,14 +90,14 @@ _decoder = msgspec.msgpack.Decoder(_FileHeader)
 
 
 def scan_folder(folder: Path) -> Iterator[tuple[float, KvFile]]:
-    """Yield the files of one fingerprint's *folder*, each with the time it was last used at.
+    """Yield the files of one fingerprint's *folder*, each with the time of its last use.
 
-    Deletes what is damaged, foreign or was never finished (its name is not its state's). What
-    cannot be read now is left out.
+    Deletes damaged, unrelated and unfinished files (whose names are not those of their states).
+    Omits files that cannot be read now.
     """
     for path in _files_below(folder):
         try:
-            with _opened(path) as fd:
+            with _open_file(path) as fd:
                 found = os.fstat(fd).st_mtime, _read_head(fd, path)[1]
         except KvDamaged:
             unlink_quietly(path)
@@ -158,7 +158,7 @@ def _decode(content: bytes) -> _FileHeader:
 
 
 def write_state(path: Path, fingerprint: str, key: KvKey, state: bytes, seconds: float) -> KvFile:
-    """Write a state that took *seconds* to compute to *path*, in directories that it makes.
+    """Write a state that took *seconds* to compute to *path*, in directories that it creates.
 
     :raises KvDamaged: the key is too large for a header.
     """
@@ -171,17 +171,17 @@ def write_state(path: Path, fingerprint: str, key: KvKey, state: bytes, seconds:
 def read_state(path: Path, key: KvKey) -> bytes:
     """Return the state of *key*, and mark its file as used now.
 
-    :raises KvDamaged: the file is not what its name and the format promise.
+    :raises KvDamaged: the file does not match its name or the format.
     """
-    with _opened(path) as fd:
+    with _open_file(path) as fd:
         header, file = _read_head(fd, path)
-        if file.key != key:  # of the same hash, should there ever be two
+        if file.key != key:  # another key with the same hash
             raise KvDamaged("it is the state of other tokens")
         state = _read_exactly(fd, header.size)
         if _digest(state) != header.checksum:
             raise KvDamaged("its state's checksum is wrong")
         with contextlib.suppress(OSError):
-            os.utime(fd)  # the next scan then knows what was used lately
+            os.utime(fd)  # for the order of the next scan
     return state
 
 
@@ -193,8 +193,8 @@ def _digest(content: bytes) -> bytes:
 
 
 @contextlib.contextmanager
-def _opened(path: Path) -> Iterator[int]:
-    """Open a regular file of our own: no link is followed, no pipe waited for."""
+def _open_file(path: Path) -> Iterator[int]:
+    """Open a regular file of our own; follow no link, wait for no pipe."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as exc:
@@ -204,28 +204,28 @@ def _opened(path: Path) -> Iterator[int]:
     try:
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
-            raise KvDamaged("it is no regular file of this user")
+            raise KvDamaged("it is not a regular file of this user")
         yield fd
     finally:
         os.close(fd)
 
 
 def _read_exactly(fd: int, size: int) -> bytes:
-    """Read *size* bytes; one read returns at most 2 GiB."""
+    """Read *size* bytes; a single read returns at most 2 GiB."""
     parts: list[bytes] = []
     while size:
         part = os.read(fd, size)
         if not part:
-            raise KvDamaged("it is cut off")
+            raise KvDamaged("it is truncated")
         parts.append(part)
         size -= len(part)
     return b"".join(parts)
 
 
 def _write_file(path: Path, parts: Sequence[bytes]) -> None:
-    """Write a file whole or not at all.
+    """Write a file completely or not at all.
 
-    It is not synced: what a power loss takes or tears fails its checksum and is computed again.
+    It is not synced: a file that a power loss damages fails its checksum and is computed again.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
@@ -237,26 +237,26 @@ def _write_file(path: Path, parts: Sequence[bytes]) -> None:
 
 
 def _write_new(path: Path, parts: Sequence[bytes]) -> None:
-    unlink_quietly(path)  # left by a process that had our number
+    unlink_quietly(path)  # left by a process that had our process id
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     fd = os.open(path, flags, 0o600)
     try:
         for part in parts:
             rest = memoryview(part)
-            while rest:  # a write takes at most 2 GiB, and less where the disk gets full
+            while rest:  # a write takes at most 2 GiB, or less if the disk is full
                 rest = rest[os.write(fd, rest) :]
     finally:
         os.close(fd)
 
 
 def _make_private(owner_folder: Path) -> None:
-    """Make the directories of one owner's files, which only this user may look into."""
+    """Create the directories of one owner's files, which only this user can read."""
     for folder in (owner_folder.parent.parent, owner_folder.parent, owner_folder):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
 
 def _files_below(folder: Path) -> Iterator[Path]:
-    """Yield what lies in the owners' directories of one fingerprint."""
+    """Yield the entries of the owners' directories of one fingerprint."""
     for owner_folder in _entries(folder):
         if owner_folder.is_dir(follow_symlinks=False):
             yield from (Path(entry.path) for entry in _entries(owner_folder.path))
@@ -271,6 +271,6 @@ def _entries(folder: str | Path) -> list[os.DirEntry[str]]:
 
 
 def unlink_quietly(path: Path) -> None:
-    """Delete a file, if it is there and can be deleted."""
-    with contextlib.suppress(OSError):  # gone already, or no file at all
+    """Delete a file, if it exists and can be deleted."""
+    with contextlib.suppress(OSError):  # deleted already, or not a file
         path.unlink()

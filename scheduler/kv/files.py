@@ -23,7 +23,7 @@ from .file_format import (
 )
 
 KV_FILES_MAX = 10_000
-"""Files of all fingerprints and owners together; a scan reads no more either."""
+"""Bound on the files of all fingerprints and owners together, and on a scan."""
 QUEUE_BYTES_MAX = 256 << 20
 QUEUE_COUNT_MAX = 64
 CLOSE_S = 5.0
@@ -32,14 +32,14 @@ _READ_RANK, _WRITE_RANK, _STOP_RANK = 1, 2, 0
 
 @dataclass(frozen=True, slots=True)
 class FileWritten:
-    """The file is there."""
+    """The file was written."""
 
     file: KvFile
 
 
 @dataclass(frozen=True, slots=True)
 class FileRead:
-    """The state of a file, checked."""
+    """The checked state of a file."""
 
     file: KvFile
     state: bytes
@@ -47,17 +47,17 @@ class FileRead:
 
 @dataclass(frozen=True, slots=True)
 class FilesDeleted:
-    """What one `delete` asked for is gone."""
+    """The files of one `queue_delete` were deleted."""
 
     keys: tuple[KvKey, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class FileFailed:
-    """What ("write" or "read") failed, and why. After a failed read the file is gone."""
+    """An *operation*, "write" or "read", failed. After a failed read the file is deleted."""
 
     key: KvKey
-    what: str
+    operation: str
     cause: str
 
 
@@ -78,13 +78,13 @@ _Result = FileWritten | FileRead | FilesDeleted | FileFailed
 
 
 class KvFiles:
-    """The KV files of one model, and the thread that works on them.
+    """The KV files of one model, and the thread that reads and writes them.
 
-    Its methods belong to the engine's thread and never wait, but for `scan`, `flush` and `close`.
-    The file thread owns nothing: it takes jobs with immutable buffers out of one queue and puts
-    answers into another. Reads overtake writes, for somebody waits for them. What is asked and
-    not yet drained by `results` is bounded by `QUEUE_BYTES_MAX` and `QUEUE_COUNT_MAX`; a state
-    that is larger by itself is taken when there is nothing else.
+    Its methods belong to the engine's thread and never block, except `scan`, `flush` and `close`.
+    The file thread owns nothing: it takes jobs with immutable buffers from one queue and puts
+    results into another. Reads precede writes, because tasks wait for them. The jobs whose results
+    were not returned are bounded by `QUEUE_BYTES_MAX` and `QUEUE_COUNT_MAX`; a larger state is
+    accepted if nothing else is queued.
     """
 
     def __init__(self, directory: Path, fingerprint: str) -> None:
@@ -92,7 +92,7 @@ class KvFiles:
         self._fingerprint = fingerprint
         self._folder = directory / fingerprint
         self._jobs: queue.PriorityQueue[tuple[int, int, _Job]] = queue.PriorityQueue()
-        self._answers: queue.SimpleQueue[tuple[_Result, int]] = queue.SimpleQueue()
+        self._results: queue.SimpleQueue[tuple[_Result, int]] = queue.SimpleQueue()
         self._serials = itertools.count()
         self._pending = 0
         self._bytes = 0
@@ -101,35 +101,35 @@ class KvFiles:
         self._thread = threading.Thread(target=self._work, name="kv-files", daemon=True)
         self._thread.start()
 
-    # What the engine calls.
+    # Called by the engine.
 
     def scan(self) -> list[KvFile]:
         """Return the files of this fingerprint, the least recently used first.
 
-        Reads headers only, of at most `KV_FILES_MAX`; the states are checked when they are read.
-        Deletes damaged, foreign and unfinished files. To be called once, before anything else.
+        Reads only headers, of at most `KV_FILES_MAX` files; states are checked when they are read.
+        Deletes damaged, unrelated and unfinished files. Must be called once, before other methods.
         """
         found = itertools.islice(scan_folder(self._folder), KV_FILES_MAX)
         return [file for _, file in sorted(found, key=lambda pair: pair[0])]
 
-    def write(self, key: KvKey, state: bytes, seconds: float) -> bool:
-        """Queue a state that took *seconds* to compute; False if the queue is full."""
+    def queue_write(self, key: KvKey, state: bytes, seconds: float) -> bool:
+        """Queue a state, which took *seconds* to compute; return False if the queue is full."""
         return self._queue_job(_WRITE_RANK, _Write(key, state, seconds), len(state))
 
-    def read(self, file: KvFile) -> bool:
-        """Queue the reading of *file*; False if the queue is full."""
+    def queue_read(self, file: KvFile) -> bool:
+        """Queue the reading of *file*; return False if the queue is full."""
         return self._queue_job(_READ_RANK, file, file.size)
 
-    def delete(self, keys: Sequence[KvKey]) -> None:
-        """Delete the files of *keys*, after the writes that were asked for before.
+    def queue_delete(self, keys: Sequence[KvKey]) -> None:
+        """Queue the deletion of the files of *keys*, after the writes that were queued before.
 
-        Never refused: there are no more than were written. `pending` counts it until it is done.
+        Never refused: there are no more files than were written. `pending` counts it until done.
         """
         self._pending += 1
         self._put(_WRITE_RANK, _Delete(tuple(keys)))
 
     def results(self) -> list[FileWritten | FileRead | FilesDeleted | FileFailed]:
-        """Return the answers that are there; none after `close`."""
+        """Return the results since the last call; none after `close`."""
         if self._closed:
             return []
         with contextlib.suppress(BlockingIOError):
@@ -137,39 +137,39 @@ class KvFiles:
         results: list[_Result] = []
         with contextlib.suppress(queue.Empty):
             while True:
-                result, size = self._answers.get_nowait()
+                result, size = self._results.get_nowait()
                 self._pending -= 1
                 self._bytes -= size
                 results.append(result)
         return results
 
     def fileno(self) -> int:
-        """Return a descriptor that is readable while results wait (and now and then for none)."""
+        """Return a descriptor that is readable while results wait (and sometimes without any)."""
         return self._event
 
     @property
     def pending(self) -> int:
-        """Requests whose answers `results` has not returned; deletes that are not done."""
+        """Jobs whose results were not returned, and deletions that are not done."""
         return self._pending
 
     def path(self, key: KvKey) -> Path:
-        """Return where the state of *key* is, once it is written."""
+        """Return the path of the state of *key*, once it is written."""
         return self._folder / str(key.owner) / key.name
 
     def flush(self, timeout_s: float) -> bool:
-        """Wait until everything asked for is done; False if *timeout_s* pass before."""
+        """Wait until all queued jobs are done; return False after *timeout_s*."""
         done = threading.Event()
         self._put(_WRITE_RANK, done)
         return done.wait(timeout_s)
 
     def close(self) -> None:
-        """End the thread after the job that it is at; what is queued behind it is dropped."""
+        """End the thread after its present job; later jobs are dropped."""
         if self._closed:
             return
         self._closed = True
         self._put(_STOP_RANK, None)
         self._thread.join(CLOSE_S)
-        if not self._thread.is_alive():  # else it is stuck in a file, and will write to this yet
+        if not self._thread.is_alive():  # otherwise it hangs in a file, and may yet write to this
             os.close(self._event)
 
     def _queue_job(self, rank: int, job: _Job, size: int) -> bool:
@@ -184,15 +184,15 @@ class KvFiles:
     def _put(self, rank: int, job: _Job) -> None:
         self._jobs.put((rank, next(self._serials), job))
 
-    # What the file thread does.
+    # The file thread.
 
     def _work(self) -> None:
         while (job := self._jobs.get()[2]) is not None:
             if isinstance(job, threading.Event):
                 job.set()
                 continue
-            self._answers.put(self._run_job(job))
-            del job  # a state must not stay in memory until the next job comes
+            self._results.put(self._run_job(job))
+            del job  # a state must not stay in memory until the next job
             os.eventfd_write(self._event, 1)
 
     def _run_job(self, job: _Write | KvFile | _Delete) -> tuple[_Result, int]:
@@ -214,7 +214,7 @@ class KvFiles:
         return FileWritten(file)
 
     def _read(self, file: KvFile) -> FileRead | FileFailed:
-        path = self.path(file.key)  # not the one that *file* names: this is in our directory
+        path = self.path(file.key)  # not `file.path`: this one is in our directory
         try:
             return FileRead(file, read_state(path, file.key))
         except (OSError, MemoryError, KvDamaged) as exc:

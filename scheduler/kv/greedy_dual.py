@@ -24,15 +24,15 @@ class GreedyDual(Generic[K]):
         self._floor = 0.0
         self._clock = 0
         self._ranks: dict[K, tuple[float, int]] = {}
-        """The value of each state, and the clock when it was last used."""
+        """The value of each state, and the clock at its last use."""
         self._keys: dict[int, K] = {}
         """The keys by that clock."""
         self._heap: list[tuple[float, int]] = []
-        """Every rank that was given; outdated ones are skipped. It holds no keys, which may be
-        large."""
+        """All ranks since the last cleanup; outdated ones are skipped. It holds no keys, which may
+        be large."""
 
-    def use(self, key: K, size: int, seconds: float) -> None:
-        """Note a state that is new, or was used."""
+    def record_use(self, key: K, size: int, seconds: float) -> None:
+        """Record a new state or the use of one."""
         self.remove(key)
         self._clock += 1
         rank = (self._floor + seconds / max(size, 1), self._clock)
@@ -43,7 +43,7 @@ class GreedyDual(Generic[K]):
             heapq.heapify(self._heap)
 
     def remove(self, key: K) -> None:
-        """Forget a state that has gone for another reason."""
+        """Forget a state that was removed for another reason."""
         rank = self._ranks.pop(key, None)
         if rank is not None:
             del self._keys[rank[1]]
@@ -53,8 +53,8 @@ class GreedyDual(Generic[K]):
         self._floor = max(self._floor, self._ranks[key][0])
         self.remove(key)
 
-    def take_least(self) -> K:
-        """Evict the state of the least value and return its key. There must be one."""
+    def evict_least(self) -> K:
+        """Evict the least valuable state, which must exist; return its key."""
         while True:
             _, clock = heapq.heappop(self._heap)
             if clock in self._keys:

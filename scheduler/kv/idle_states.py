@@ -1,4 +1,4 @@
-"""The KV of idle slots: saved ahead, or before another task overwrites it."""
+"""KV of idle slots, saved ahead or before another task overwrites it."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from .slots import Slot, SlotTable
 from .store import KvStore
 
 SAVE_TOKENS_MIN = 16
-"""Fewer are computed again rather than saved: one small step."""
+"""Fewer tokens are not saved: computing them again is one small step."""
 AHEAD_BYTES_MAX = 64 << 20
-"""A larger state is not saved ahead: a task that arrives would wait for it for too long."""
+"""A larger state is not saved ahead: an arriving task would wait for it too long."""
 
 
 class IdleStates:
     """Saves the KV of idle slots into the store. Owned by the engine.
 
-    *recompute_s* estimates the seconds that computing so many tokens again would take.
+    *recompute_s* estimates the seconds that computing a number of tokens again takes.
     """
 
     def __init__(
@@ -27,13 +27,13 @@ class IdleStates:
         self._model, self._slots, self._store = model, slots, store
         self._recompute_s = recompute_s
         self._token_bytes = 1.0
-        """Of the state that was saved last."""
+        """Bytes per token of the last saved state."""
 
     def vacate(self, slot: Slot) -> None:
-        """Let an idle slot be overwritten: move its KV to an empty slot, or save it."""
+        """Prepare an idle slot to be overwritten: move its KV to an empty slot, or save it."""
         empty = next((s for s in self._slots.idle if not s.tokens), None)
         if slot.tokens and empty is not None and not self._store.covers(slot.origin, slot.tokens):
-            self._slots.swap(slot, empty)
+            self._slots.swap_slots(slot, empty)
         elif slot.tokens:
             self.save_slot(slot)
             slot.tokens = array("i")
@@ -44,7 +44,7 @@ class IdleStates:
             return
         state = self._model.save(slot.index)
         self._token_bytes = max(1.0, len(state) / len(slot.tokens))
-        self._store.put(slot.origin, slot.tokens, state, self._recompute_s(len(slot.tokens)))
+        self._store.add_state(slot.origin, slot.tokens, state, self._recompute_s(len(slot.tokens)))
 
     @property
     def unsaved(self) -> Slot | None:
@@ -58,7 +58,7 @@ class IdleStates:
         return None
 
     def save_ahead(self) -> None:
-        """Save the KV of one idle slot while there is nothing else to do."""
+        """Save the KV of one idle slot while there is no other work."""
         slot = self.unsaved
         if slot is not None:
             self.save_slot(slot)
@@ -75,17 +75,17 @@ class IdleStates:
             self.save_slot(slot)
 
     def evict_all(self) -> bool:
-        """Save the KV of all idle slots and empty them; return whether there was any."""
+        """Save the KV of all idle slots and clear them; return whether there was any."""
         filled = [s for s in self._slots.idle if s.tokens]
         for slot in filled:
             self.save_slot(slot)
-            self._slots.empty(slot)
+            self._slots.clear_slot(slot)
         return bool(filled)
 
     def forget_session(self, scope: int, session: str) -> None:
         """Forget the KV that a session left in idle slots."""
         for slot in self._of_session(scope, session):
-            self._slots.empty(slot)
+            self._slots.clear_slot(slot)
 
     def _of_session(self, scope: int, session: str) -> list[Slot]:
         idle = [s for s in self._slots.idle if s.tokens]

@@ -1,4 +1,4 @@
-"""The KV states of one model: answers about them, and their traffic between memory and disk."""
+"""The KV states of one model: requests about them, and their traffic between memory and disk."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from .store import KvStore, SavedState
 from .task_states import TaskStates
 
 CLOSE_S = 10.0
-"""What writing the KV states to disk may take when the engine ends."""
+"""Bound on writing the KV states to disk when the engine exits."""
 
 
 class KvManager:
-    """The slots of *model*, its states in memory and, where *files* are given, on disk. Owned by
-    the engine. *recompute_s* estimates the seconds that computing so many tokens would take.
+    """The slots of *model*, its states in memory and, with *files*, on disk. Owned by the engine.
+    *recompute_s* estimates the seconds that computing a number of tokens takes.
     """
 
     def __init__(
@@ -54,55 +54,55 @@ class KvManager:
     # Commands.
 
     def look_up(self, command: m.Lookup | m.Keep) -> m.CommandResult:
-        """Answer how much of a history is here; with `Keep`, put it on disk, too."""
+        """Return how many tokens of a history have states; for `Keep`, write these to disk."""
         shared = self._limits.kv_shared
         scope, session = scoped(command.owner, command.session, shared=shared)
         origin = Origin(scope, session, command.adapters, approximate=True)
         tokens = array("i", command.tokens)
-        tokens.append(-1)  # the last token is never spared: here, all of the history can be
-        find = self._keep if isinstance(command, m.Keep) else self._kept
+        tokens.append(-1)  # a task always computes its last token: here all of the history counts
+        find = self._persist if isinstance(command, m.Keep) else self._find_cached
         return m.CommandResult(command.id, find(origin, tokens))
 
-    def _kept(self, origin: Origin, tokens: array[int]) -> int:
-        kept = self.search.find_source(origin, tokens).keep
-        return max(kept, self._on_disk(origin, tokens))
+    def _find_cached(self, origin: Origin, tokens: array[int]) -> int:
+        cached = self.search.find_source(origin, tokens).keep
+        return max(cached, self._find_on_disk(origin, tokens))
 
-    def _on_disk(self, origin: Origin, tokens: array[int]) -> int:
-        return self.disk.find(origin, tokens, 0)[1] if self.disk is not None else 0
+    def _find_on_disk(self, origin: Origin, tokens: array[int]) -> int:
+        return self.disk.find_file(origin, tokens, 0)[1] if self.disk is not None else 0
 
-    def _keep(self, origin: Origin, tokens: array[int]) -> int:
+    def _persist(self, origin: Origin, tokens: array[int]) -> int:
         self.idle.save_session(origin.scope, origin.session)
-        entry, kept = self.store.find(origin, tokens)
-        if entry is not None and self.disk is not None and self.disk.save(entry):
+        entry, kept = self.store.find_state(origin, tokens)
+        if entry is not None and self.disk is not None and self.disk.save_state(entry):
             return kept
-        return self._on_disk(origin, tokens)
+        return self._find_on_disk(origin, tokens)
 
-    def forget(self, command: m.Forget) -> Iterator[m.CommandResult]:
-        """Forget a session's states; the answer comes now, or with `poll` once files are gone."""
+    def forget_session(self, command: m.Forget) -> Iterator[m.CommandResult]:
+        """Delete a session's states; if it may have files, `poll` sends the answer later."""
         scope, session = scoped(command.owner, command.session, shared=self._limits.kv_shared)
         self.idle.forget_session(scope, session)
-        self.store.forget(scope, session)
+        self.store.forget_session(scope, session)
         if self.disk is None:
             yield m.CommandResult(command.id, None)
         else:
-            self.disk.forget(scope, session)
+            self.disk.forget_session(scope, session)
             self._forgetting.append(command.id)
 
-    def evicted(self, name: str) -> None:
-        """Take note that a file was deleted to make room on the disk."""
+    def forget_file(self, name: str) -> None:
+        """Forget a file that the daemon has deleted to free disk space."""
         if self.disk is not None:
-            self.disk.evicted(name)
+            self.disk.forget_file(name)
 
     def set_low_memory(self, command: m.SetLowMemory) -> m.CommandResult:
-        """Hold no states but those of parked tasks, or do so again."""
+        """Start or stop holding only the states of parked tasks in memory."""
         self.store.low_memory = command.on
         leaving = self.store.unpinned if command.on else []
         return m.CommandResult(command.id, sum(len(entry.state) for entry in leaving))
 
-    # Every turn.
+    # Every iteration.
 
     def poll(self, queue: Iterable[Task], now: float) -> Iterator[m.Report]:
-        """Take what the file thread has done, and have it read what new tasks need."""
+        """Apply the file thread's results, and have it read the states that new tasks need."""
         if self.disk is None:
             return
         yield from self.disk.poll()
@@ -118,39 +118,37 @@ class KvManager:
                 task.fetching = False
 
     def _fetch(self, task: Task, disk: DiskTier) -> None:
-        """Have the state of a task that has just come read from disk, where it spares much."""
+        """Have the state of a new task read from disk, if that saves enough computation."""
         tokens = array("i", task.tokens)
         here = self.search.find_source(task.origin, tokens).keep
-        file, keep = disk.find(task.origin, tokens, here)
+        file, keep = disk.find_file(task.origin, tokens, here)
         if file is not None and keep - here >= self._limits.shared_prefix_tokens_min:
-            disk.fetch(task, file)
+            disk.fetch_state(task, file)
             self.fetches += task.fetching
 
     def spill(self) -> None:
-        """Write to disk what memory has had no room for, as far as that may be."""
+        """Write evicted states that may be persisted to disk."""
         if self.store.low_memory:
-            self._let_go()
+            self._empty_memory()
         if self.disk is not None:
             self.disk.spill()
         self.store.evicted.clear()
 
-    def _let_go(self) -> None:
-        """Empty memory, as fast as the disk takes what may go there."""
+    def _empty_memory(self) -> None:
+        """Free memory as fast as the disk accepts the states that may be persisted."""
         leaving = [entry for entry in self.store.unpinned if self._is_safe(entry)]
         for entry in leaving:
             self.store.remove(entry)
         was_writing, self._writing = self._writing, self.disk is not None and self.disk.writing
         if leaving or (was_writing and not self._writing):
-            heap.give_back()
+            heap.return_free_memory()
 
     def _is_safe(self, entry: SavedState) -> bool:
-        """Tell whether an entry can go: it is on disk, on its way there, or not to be there."""
-        return self.disk is None or not entry.origin.persist or self.disk.save(entry)
+        """Return whether an entry can be dropped: it may not be persisted, or the disk has it."""
+        return self.disk is None or not entry.origin.persist or self.disk.save_state(entry)
 
     def close(self) -> list[m.Report]:
-        """Write the KV states that may be on disk there, for at most `CLOSE_S`, and end; return
-        which these are.
-        """
+        """Write the states that may be persisted, for at most `CLOSE_S`; return the reports."""
         if self.disk is None:
             return []
         self.idle.save_all()
@@ -159,7 +157,7 @@ class KvManager:
         return reports
 
     def statistics(self) -> dict[str, int | str]:
-        """Return what there is, in memory and on disk."""
+        """Return the numbers of states and bytes, in memory and on disk."""
         disk = self.disk
         return {
             "fetches": self.fetches,
@@ -172,7 +170,7 @@ class KvManager:
         }
 
     def check_integrity(self, parked: set[int]) -> None:
-        """Assert that slots, states and leases agree, where just the tasks *parked* are parked."""
+        """Assert that slots, states and leases agree, and that *parked* are all parked tasks."""
         self.slots.check_integrity()
         self.task_states.check_integrity(parked)
         self.store.check_integrity()

@@ -1,4 +1,4 @@
-"""The origin of a KV state: who made it, and whom it may serve."""
+"""The origin of a KV state: the owner, session and adapters that bound its use."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ def scoped(owner: int, session: str, *, shared: bool) -> tuple[int, str]:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Whose a KV state is, and whom it may serve.
+    """The tasks that a KV state may serve.
 
-    *scope* is the owner, or the same number for all where states are shared. *session* made it;
-    an *approximate* state (its context was shifted) serves that session alone.
+    *scope* is the owner, or one number for all if states are shared. *session* computed it; an
+    *approximate* state (its context was shifted) serves only that session.
     """
 
     scope: int
@@ -28,7 +28,7 @@ class Origin:
     persist: bool = False
 
     def serves(self, other: Origin) -> bool:
-        """Tell whether a state of this origin may serve a task of *other*."""
+        """Return whether a state of this origin may serve a task of *other*."""
         if self.scope != other.scope or self.adapters != other.adapters:
             return False
         return not self.approximate or (bool(self.session) and self.session == other.session)

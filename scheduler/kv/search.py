@@ -12,7 +12,7 @@ from .slots import Slot, SlotTable
 from .store import KvStore, SavedState
 
 COPY_TOKENS_MIN = 16
-"""A running task's state is copied if that saves so many tokens more than another source."""
+"""A running task's state is copied if that saves this many tokens more than another source."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,13 +25,13 @@ class KvSource:
 
     @property
     def approximate(self) -> bool:
-        """Whether the state is the result of shifts."""
+        """Whether the state was shifted."""
         holder = self.saved or (self.slot and (self.slot.task or self.slot))
         return holder is not None and holder.origin.approximate
 
     @property
     def tier(self) -> str:
-        """Where the state lies: in a slot, in memory, or, until now, on disk."""
+        """The tier of the state: in a slot, in memory, or, until now, on disk."""
         if self.saved is None:
             return "slot"
         return "disk" if self.saved.fetched else "memory"
@@ -45,13 +45,13 @@ class StateSearch:
         self._memory = model.info.memory
 
     def find_source(self, origin: Origin, tokens: array[int]) -> KvSource:
-        """Return the source of most of *tokens*; of equals a slot, which need not be copied."""
+        """Return the source of most of *tokens*; among equals a slot, which need not be copied."""
         best = KvSource()
         for slot in self._slots.idle:
             keep = self._usable(slot, origin, tokens, best.keep)
             if keep > best.keep:
                 best = KvSource(keep, slot=slot)
-        saved, keep = self._store.find(origin, tokens, best.keep)
+        saved, keep = self._store.find_state(origin, tokens, best.keep)
         if saved is not None:
             best = KvSource(keep, saved=saved)
         if self._memory == "plain":
@@ -59,7 +59,7 @@ class StateSearch:
         return best
 
     def _usable(self, slot: Slot, origin: Origin, tokens: array[int], at_least: int) -> int:
-        """Return how many of *tokens* an idle slot saves, by what the model can trim it to."""
+        """Return how many of *tokens* an idle slot saves, given what the model can trim."""
         size, most = len(slot.tokens), len(tokens) - 1
         if min(size, most) <= at_least or slot.tokens[at_least] != tokens[at_least]:
             return 0
@@ -72,7 +72,7 @@ class StateSearch:
         return keep
 
     def _find_running(self, origin: Origin, tokens: array[int], best: KvSource) -> KvSource:
-        """Return a running task's slot where it beats *best* by what a copy is worth."""
+        """Return a running task's slot if it saves enough more than *best* to copy it."""
         for slot in self._slots:
             task = slot.task
             at = best.keep + COPY_TOKENS_MIN
@@ -87,9 +87,9 @@ class StateSearch:
         return best
 
     def shared_prefix(self, origin: Origin, tokens: array[int]) -> int:
-        """Return the longest beginning of *tokens* that anything here has computed or will compute.
+        """Return the length of the longest prefix of *tokens* that was computed or soon will be.
 
-        Where prompts diverge is worth a snapshot on models whose states serve only as a whole.
+        On models that can only use whole states, a checkpoint is worthwhile where prompts diverge.
         """
         known = [(s.origin, s.tokens) for s in self._slots.idle]
         known += [(t.origin, array("i", t.tokens)) for t in self._slots.tasks]

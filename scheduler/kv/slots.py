@@ -1,4 +1,4 @@
-"""The slots of one model: which task leases which sequence, and the KV that lies in the others.
+"""The slots of one model: the leases of its sequences, and the KV in idle ones.
 
 Owned by the engine.
 """
@@ -25,15 +25,14 @@ class Slot:
     tokens: array[int] = field(default_factory=lambda: array("i"))
     origin: Origin = _NO_ORIGIN
     saved: bool = False
-    """The idle KV was saved ahead: see `IdleStates.save_ahead`."""
+    """The idle KV was saved ahead; see `IdleStates.save_ahead`."""
 
 
 class SlotTable:
     """The slots and their leases.
 
-    Leased slots are kept without gaps between them: tokens of a batch must ascend by
-    sequence without gaps, or llama.cpp cuts the batch into several (measured: 66 → 92 ms with 16
-    sequences).
+    Leased slots stay adjacent: the sequences of a batch must ascend without gaps, or llama.cpp
+    splits the batch (measured: 66 → 92 ms with 16 sequences).
     """
 
     def __init__(self, model: Model):
@@ -41,7 +40,7 @@ class SlotTable:
         self.tasks: tuple[Task, ...] = ()
         """The tasks that lease a slot, by slot. Every step reads them several times."""
         self.changes = 0
-        """Counts changes of the idle slots' contents."""
+        """Number of changes to the contents of idle slots."""
         self._model = model
 
     def __iter__(self) -> Iterator[Slot]:
@@ -65,7 +64,7 @@ class SlotTable:
 
         return min(self.idle, key=rank)
 
-    def lease(self, slot: Slot, task: Task) -> None:
+    def lease_slot(self, slot: Slot, task: Task) -> None:
         """Give *slot* to *task*, whose state is in it."""
         self.changes += 1
         slot.tokens, slot.origin = array("i"), task.origin
@@ -77,7 +76,7 @@ class SlotTable:
         self.tasks = tuple(s.task for s in self.slots if s.task is not None)
 
     def end_lease(self, task: Task, *, keep: bool = True) -> None:
-        """Take the task's slot back; with *keep* its KV stays there, for a task that extends it."""
+        """End the task's lease; with *keep* its KV stays there, for a task that extends it."""
         slot = self.slots[task.slot]
         self._set_task(slot, None)
         slot.origin, slot.saved = task.origin, False
@@ -86,21 +85,21 @@ class SlotTable:
         if keep and not task.shift_pending:
             slot.tokens = array("i", task.tokens[: task.computed])
         else:
-            self.empty(slot)
+            self.clear_slot(slot)
 
-    def empty(self, slot: Slot) -> None:
+    def clear_slot(self, slot: Slot) -> None:
         """Forget the KV of an idle slot."""
         self.changes += 1
         self._model.trim(slot.index, 0)
         slot.tokens = array("i")
 
     def clear_task(self, task: Task) -> None:
-        """Forget the KV of a task, whose step has failed or which is parked without its state."""
+        """Clear the KV of a task whose step has failed, or that is parked without its state."""
         task.computed = self._model.trim(task.slot, 0)
         task.has_logits = task.shift_pending = False
 
-    def swap(self, a: Slot, b: Slot) -> None:
-        """Exchange two slots, with what they hold and who leases them."""
+    def swap_slots(self, a: Slot, b: Slot) -> None:
+        """Exchange two slots, with their contents and leases."""
         self._model.swap(a.index, b.index)
         a_task, b_task = a.task, b.task
         self._set_task(a, b_task)
@@ -113,7 +112,7 @@ class SlotTable:
                 slot.task.slot = slot.index
 
     def close_gaps(self) -> None:
-        """Move leased slots so that they follow each other, with as few moves as possible."""
+        """Move leased slots together, with as few moves as possible."""
         leased = [t.slot for t in self.tasks]
         if not leased or leased[-1] - leased[0] < len(leased):
             return
@@ -122,16 +121,16 @@ class SlotTable:
         run = max(runs, key=lambda run: sum(slot in run for slot in leased))
         free = [s for s in self.idle if s.index in run]
         for task in [t for t in self.tasks if t.slot not in run and not t.shift_pending]:
-            self.swap(self.slots[task.slot], free.pop())
+            self.swap_slots(self.slots[task.slot], free.pop())
 
     def hold_logits(self, stepping: set[int]) -> None:
-        """Keep the logits that the next step, over the slots *stepping*, would lose."""
+        """Save the logits that the next step, over the slots *stepping*, would overwrite."""
         for task in self.tasks:
             if task.has_logits and task.slot not in stepping:
                 self._model.hold_logits(task.slot)
 
     def check_integrity(self) -> None:
-        """Assert that every lease is mutual, and that the model holds the tokens noted here."""
+        """Assert that every lease is mutual, and that the model holds the recorded tokens."""
         assert all(self.slots[t.slot].task is t for t in self.tasks)
         assert len(self.tasks) == len(self.slots) - len(self.idle)
         for slot in self.slots:

@@ -1,7 +1,7 @@
-"""KV states outside the slots: in memory, and through the file thread on disk.
+"""KV states in memory, outside the slots.
 
-An entry is a state and the tokens that it is of. It is found by these, by who may use it, and by
-the adapters that computed it. Taking a state does not consume it.
+An entry is a state with its tokens. It is found by these, its origin and its adapters. A task that
+starts from a state does not consume it.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ from .origin import Origin
 
 @dataclass(eq=False, slots=True)
 class SavedState:
-    """One saved state; see the module's docstring. Immutable but for its bookkeeping."""
+    """One saved state. Immutable except for the last three fields."""
 
     origin: Origin
     tokens: array[int]
     state: bytes
     seconds: float
-    """What computing it again would take."""
+    """Estimated time to compute it again."""
     pins: int = 0
     hits: int = 0
     fetched: bool = False
-    """It was read from disk, and nobody has used it since."""
+    """It was read from disk, and no task has used it since."""
 
 
 def usable(have: array[int], tokens: array[int], memory: Memory, at_least: int = 0) -> int:
-    """Return how many of *tokens* a state of *have* spares computing; 0 if not over *at_least*.
+    """Return how many of *tokens* a state of *have* saves; 0 if not more than *at_least*.
 
-    The last token is always decoded, for its logits. Of a plain model's state any first part can
-    be used, of another's only the whole: a window's or recurrence's past is not in it.
+    A task always decodes its last token, for the logits. Any prefix of a plain model's state can be
+    used. States of other models do not hold their own past and serve only as a whole.
     """
     size, most = len(have), len(tokens) - 1
     if at_least >= min(size, most):
@@ -49,10 +49,10 @@ def usable(have: array[int], tokens: array[int], memory: Memory, at_least: int =
 
 
 class KvStore:
-    """The entries in memory, at most *bytes_max* of states and `ENTRIES_MAX` of them.
+    """The entries in memory: at most *bytes_max* of states, and `ENTRIES_MAX` of them.
 
-    The least valuable are evicted first, by `GreedyDual`. Pinned ones stay. Evicted states are left
-    in `evicted`, for the disk tier.
+    The least valuable are evicted first, by `GreedyDual`; pinned ones stay. Evicted states wait in
+    `evicted` for the disk tier.
     """
 
     ENTRIES_MAX = 4096
@@ -62,9 +62,9 @@ class KvStore:
         self.bytes = 0
         self.evicted: list[SavedState] = []
         self.changes = 0
-        """Counts what came and went."""
+        """Number of additions and removals."""
         self.low_memory = False
-        """Memory is short: what is not pinned is not to stay."""
+        """Memory is low: only pinned states stay."""
         self._memory = memory
         self._entries: list[SavedState] = []
         self._values = GreedyDual[SavedState]()
@@ -75,20 +75,20 @@ class KvStore:
     def __len__(self) -> int:
         return len(self._entries)
 
-    def find(
+    def find_state(
         self, origin: Origin, tokens: array[int], at_least: int = 0
     ) -> tuple[SavedState | None, int]:
-        """Return the entry that spares most of *tokens*, and how many; more than *at_least*."""
+        """Return the entry that saves most of *tokens*, and how many; more than *at_least*."""
         best, most = None, at_least
         for entry in self._entries:
             if entry.origin.serves(origin):
-                spared = usable(entry.tokens, tokens, self._memory, most)
-                if spared:
-                    best, most = entry, spared
+                saved = usable(entry.tokens, tokens, self._memory, most)
+                if saved:
+                    best, most = entry, saved
         return best, most if best is not None else 0
 
     def covers(self, origin: Origin, tokens: Sequence[int]) -> bool:
-        """Tell whether an entry holds all that a state of *tokens* could spare."""
+        """Return whether an entry holds as much as a state of *tokens* could save."""
         wanted, size = array("i", tokens), len(tokens)
         for entry in self._entries:
             same = entry.origin.approximate == origin.approximate and entry.origin.serves(origin)
@@ -99,7 +99,7 @@ class KvStore:
                 return True
         return False
 
-    def put(
+    def add_state(
         self,
         origin: Origin,
         tokens: Sequence[int],
@@ -108,13 +108,13 @@ class KvStore:
         *,
         pin: bool = False,
     ) -> SavedState | None:
-        """Keep a state; None where even without what is not pinned there is no room for it, and
-        one that is not to be pinned is then in `evicted`.
+        """Add a state. Return None if memory cannot hold it even without unpinned states; unless *pin*
+        is set, it is then in `evicted`.
 
-        On a plain model it takes the place of what the same session had of its beginning.
+        On a plain model it replaces earlier states of the same session that it begins with.
         """
         entry = SavedState(origin, array("i", tokens), state, seconds, pins=int(pin))
-        if not self._make_room(len(state)):
+        if not self._free_space(len(state)):
             if not pin:
                 self.evicted.append(entry)
             return None
@@ -123,21 +123,21 @@ class KvStore:
         self._entries.append(entry)
         self.changes += 1
         self.bytes += len(state)
-        self._touch(entry)
+        self._values.record_use(entry, len(entry.state), entry.seconds)
         return entry
 
-    def use(self, entry: SavedState) -> None:
-        """Note that an entry was of use."""
+    def count_hit(self, entry: SavedState) -> None:
+        """Count a use of an entry."""
         entry.hits += 1
         entry.fetched = False
-        self._touch(entry)
+        self._values.record_use(entry, len(entry.state), entry.seconds)
 
     def unpin(self, entry: SavedState, *, spent: bool = False) -> None:
-        """Let an entry go; one that is *spent* and served nobody else is dropped."""
+        """Unpin an entry; drop a *spent* one that served no other task."""
         entry.pins -= 1
         if spent and not entry.hits and not entry.pins:
             self.remove(entry)
-        self._evict(0)
+        self.evict_states()
 
     def remove(self, entry: SavedState) -> None:
         """Drop an entry."""
@@ -146,8 +146,8 @@ class KvStore:
         self.changes += 1
         self.bytes -= len(entry.state)
 
-    def forget(self, scope: int, session: str) -> None:
-        """Drop what a session made, but for what is pinned: that is a running turn's."""
+    def forget_session(self, scope: int, session: str) -> None:
+        """Drop the states of a session, except those pinned by a running turn."""
         whose = (scope, session)
         self.evicted = [e for e in self.evicted if (e.origin.scope, e.origin.session) != whose]
         for entry in [e for e in self._entries if not e.pins]:
@@ -163,43 +163,35 @@ class KvStore:
         """The entries that no task holds, the most valuable first."""
         return [entry for entry in self._values.by_value() if not entry.pins]
 
-    def shrink(self, bytes_max: int) -> None:
-        """Hold no more than *bytes_max* from now on."""
-        self.bytes_max = bytes_max
-        self._evict(0)
-
-    def _touch(self, entry: SavedState) -> None:
-        self._values.use(entry, len(entry.state), entry.seconds)
-
     def _supersede(self, entry: SavedState) -> None:
         for other in [e for e in self._entries if e.origin == entry.origin and not e.pins]:
             size = len(other.tokens)
             if other.hits < 2 and size <= len(entry.tokens) and entry.tokens[:size] == other.tokens:
                 self.remove(other)
 
-    def _make_room(self, size: int) -> bool:
+    def _free_space(self, size: int) -> bool:
         pinned = sum(len(e.state) for e in self._entries if e.pins)
         if pinned + size > self.bytes_max:
             return False
-        self._evict(size)
+        self.evict_states(size)
         return len(self) < self.ENTRIES_MAX
 
-    def _evict(self, size: int) -> None:
-        """Drop the least valuable until *size* bytes and one entry more would fit."""
-        if self._has_place(size):
+    def evict_states(self, size: int = 0) -> None:
+        """Evict the least valuable until *size* bytes and one more entry fit."""
+        if self._fits(size):
             return
         for entry in reversed(self.unpinned):
             self._values.evict(entry)
             self.remove(entry)
             self.evicted.append(entry)
-            if self._has_place(size):
+            if self._fits(size):
                 return
 
-    def _has_place(self, size: int) -> bool:
+    def _fits(self, size: int) -> bool:
         return self.bytes + size <= self.bytes_max and len(self) < self.ENTRIES_MAX
 
     def check_integrity(self) -> None:
-        """Assert that bytes are counted right and bounded."""
+        """Assert that the bytes are counted correctly and bounded."""
         assert self.bytes == sum(len(e.state) for e in self._entries)
         assert self.bytes <= self.bytes_max or all(e.pins for e in self._entries)
         assert len(self._entries) <= self.ENTRIES_MAX

@@ -1,6 +1,6 @@
-"""The states of tasks: put into a slot when a task is admitted, saved when it is parked.
+"""KV states of tasks: loaded into a slot on admission, saved on parking.
 
-There is one way to move state: save it, restore it into a sequence.
+Every move of a state saves it and restores it into a sequence.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .store import KvStore, SavedState
 
 
 class TaskStates:
-    """Moves states into and out of leased slots, and holds those of parked tasks, which are pinned
+    """Moves states into and out of leased slots. It holds those of parked tasks, which are pinned
     in *store*. Owned by the engine. For *recompute_s* see `IdleStates`.
     """
 
@@ -32,9 +32,9 @@ class TaskStates:
         recompute_s: Callable[[int], float],
     ):
         self.reused = {"slot": 0, "memory": 0, "disk": 0}
-        """Tokens that tasks did not have to compute when they began, by where these were."""
+        """Tokens that tasks did not have to compute, by the tier of the states."""
         self.restores = 0
-        """States that were put into a slot."""
+        """States that were loaded into a slot."""
         self._model, self._slots, self._store = model, slots, store
         self._idle, self._search = idle, search
         self._memory = model.info.memory
@@ -60,10 +60,10 @@ class TaskStates:
             if task.admitted_at is None:
                 self.reused[tier] += task.computed
             task.shifted |= approximate and task.computed > 0
-        self._slots.lease(target, task)
+        self._slots.lease_slot(target, task)
 
     def _unpark(self, task: Task, target: Slot, saved: SavedState, logits: object) -> bool:
-        """Put a parked task's own state into *target*; False if it does not fit any more."""
+        """Load a parked task's own state into *target*; return False if it no longer fits."""
         self._idle.vacate(target)
         fits = self._restore(target, saved.state)
         if fits and task.has_logits:
@@ -72,7 +72,7 @@ class TaskStates:
         return fits
 
     def _start(self, task: Task, target: Slot, source: KvSource) -> int:
-        """Put the state of *source* into *target*; return how many tokens it has."""
+        """Load the state of *source* into *target*; return its number of tokens."""
         if source.saved is not None:
             have = self._load_saved(target, source.saved)
         elif source.slot is not None and source.slot.task is not None:
@@ -91,24 +91,24 @@ class TaskStates:
         self._idle.vacate(target)
         fits = self._restore(target, saved.state)
         if fits:
-            self._store.use(saved)
+            self._store.count_hit(saved)
         self._store.unpin(saved)
         return saved.tokens if fits else array("i")
 
     def _copy_running(self, task: Task, target: Slot) -> array[int]:
-        """Copy a running task's state, by way of the store: another may want it too."""
+        """Copy a running task's state through the store: other tasks may use it too."""
         self._idle.vacate(target)
         tokens, state = self._save_running(task)
         return tokens if self._restore(target, state) else array("i")
 
     def _take_over(self, slot: Slot, keep: int) -> array[int]:
-        """Take over idle KV; save it first if the task drops a part, or cannot give it back."""
+        """Reuse idle KV. Save it first if the task drops a part of it, or cannot restore it."""
         if len(slot.tokens) - keep >= SAVE_TOKENS_MIN or self._memory != "plain":
             self._idle.save_slot(slot)
         return slot.tokens
 
     def _reuse(self, task: Task, target: Slot, have: array[int], keep: int) -> int:
-        """Let equal runs behind the common prefix move down; return what *task* then has."""
+        """Move equal runs behind the common prefix down; return how many tokens *task* then has."""
         if self._memory != "plain" or not self._model.info.can_shift:
             return 0
         runs = equal_runs(have, array("i", task.tokens), keep, task.spec.cache_reuse)
@@ -125,8 +125,8 @@ class TaskStates:
 
     # Running and parked tasks.
 
-    def snapshot(self, task: Task) -> None:
-        """Save a running task's state as it is, for tasks that share this beginning."""
+    def save_checkpoint(self, task: Task) -> None:
+        """Save a running task's present state, for tasks that share this prefix."""
         tokens = array("i", task.tokens[: task.computed])
         if len(tokens) >= SAVE_TOKENS_MIN and not self._store.covers(task.origin, tokens):
             self._save_running(task)
@@ -134,13 +134,13 @@ class TaskStates:
     def _save_running(self, task: Task) -> tuple[array[int], bytes]:
         state = self._model.save(task.slot)
         tokens = array("i", task.tokens[: task.computed])
-        self._store.put(task.origin, tokens, state, self._recompute_s(len(tokens)))
+        self._store.add_state(task.origin, tokens, state, self._recompute_s(len(tokens)))
         return tokens, state
 
     def park_task(self, task: Task, *, anyhow: bool = False) -> bool:
-        """Save the task's state and take its slot back; False if memory has no place for it.
+        """Save the task's state and take its slot back; return False if memory cannot hold it.
 
-        With *anyhow* the task then goes without its state, which is computed again.
+        With *anyhow* the task then loses its state, which is computed again.
         """
         if task.shift_pending and not anyhow:
             return False
@@ -148,7 +148,7 @@ class TaskStates:
         if task.computed and not task.shift_pending:
             state, seconds = self._model.save(task.slot), self._recompute_s(task.computed)
             tokens = task.tokens[: task.computed]
-            saved = self._store.put(task.origin, tokens, state, seconds, pin=True)
+            saved = self._store.add_state(task.origin, tokens, state, seconds, pin=True)
             if saved is None and not anyhow:
                 return False
         if saved is None:
@@ -165,7 +165,7 @@ class TaskStates:
             self._store.unpin(saved)
 
     def check_integrity(self, parked: set[int]) -> None:
-        """Assert that just the tasks *parked* are held, and their states pinned."""
+        """Assert that exactly the tasks *parked* are held, and their states pinned."""
         assert set(self._parked) == parked
         pinned = [s for s, _ in self._parked.values() if s is not None]
         assert sorted(map(id, pinned)) == sorted(id(s) for s in self._store if s.pins)

@@ -42,7 +42,7 @@ __all__ = (
 
 
 class Logging(msgspec.Struct, array_like=True, tag=True, frozen=True):
-    """What to log from now on: the lowest level of each logger, and whether to log texts."""
+    """Settings of the log from now on: the lowest level of each logger, and whether it has texts."""
 
     levels: dict[str, str] = {}
     texts: bool = False

@@ -125,7 +125,7 @@ def set_library_level(logging: m.Logging) -> None:
 
 def log_library() -> None:
     """Write each line of the library to standard error, with its priority."""
-    library_log.tell = _to_stderr
+    library_log.write_line = _to_stderr
 
 
 def _to_stderr(level: str, text: str) -> None:

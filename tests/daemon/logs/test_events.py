@@ -378,7 +378,7 @@ def library(least: str = "warning") -> tuple[LibraryLog, list[float], list[tuple
     now, told = [0.0], []
     log = LibraryLog(seconds=lambda: now[0])
     log.least = LEVELS[least]
-    log.tell = lambda level, text: told.append((level, text))
+    log.write_line = lambda level, text: told.append((level, text))
     return log, now, told
 
 

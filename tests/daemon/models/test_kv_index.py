@@ -44,7 +44,7 @@ class Store:
         if files is None:
             files = self._files[fingerprint] = KvFiles(self.directory, fingerprint)
         key = KvKey(owner, pack_tokens([number]), session)
-        assert files.write(key, bytes(size), seconds) and files.flush(30)
+        assert files.queue_write(key, bytes(size), seconds) and files.flush(30)
         (result,) = files.results()
         assert isinstance(result, FileWritten)
         return result.file
@@ -103,26 +103,26 @@ def paths(index: KvIndex) -> set[str]:
 def test_what_is_cheapest_to_compute_again_per_byte_goes_first() -> None:
     values = GreedyDual[KvFilePlace]()
     for name, size, seconds in (("a", 100, 5.0), ("b", 1000, 5.0), ("c", 100, 1.0)):
-        values.use(KvFilePlace("model", name), size, seconds)
+        values.record_use(KvFilePlace("model", name), size, seconds)
 
-    assert [values.take_least().name for _ in range(3)] == ["b", "c", "a"]
+    assert [values.evict_least().name for _ in range(3)] == ["b", "c", "a"]
 
 
 def test_of_equal_ones_the_least_recently_used_goes_first() -> None:
     values = GreedyDual[KvFilePlace]()
     for name in ("a", "b", "c", "a"):
-        values.use(KvFilePlace("model", name), 10, 1.0)
+        values.record_use(KvFilePlace("model", name), 10, 1.0)
 
-    assert [values.take_least().name for _ in range(3)] == ["b", "c", "a"]
+    assert [values.evict_least().name for _ in range(3)] == ["b", "c", "a"]
 
 
 def test_even_a_dear_one_goes_when_nobody_uses_it() -> None:
     values = GreedyDual[KvFilePlace]()
-    values.use(KvFilePlace("model", "dear"), 1, 5.0)
+    values.record_use(KvFilePlace("model", "dear"), 1, 5.0)
     taken = []
     for number in range(20):
-        values.use(KvFilePlace("model", str(number)), 1, 1.0)
-        taken.append(values.take_least().name)
+        values.record_use(KvFilePlace("model", str(number)), 1, 1.0)
+        taken.append(values.evict_least().name)
 
     assert "dear" in taken and taken[0] == "0"
 
@@ -145,7 +145,7 @@ def test_it_is_the_published_algorithm(steps: list[tuple[str, int, int, int]]) -
     for clock, (step, number, size, seconds) in enumerate(steps):
         place = KvFilePlace("model", str(number))
         if step == "use":
-            values.use(place, size, seconds)
+            values.record_use(place, size, seconds)
             plain[place] = (floor + seconds / size, clock)
         elif step == "remove":
             values.remove(place)
@@ -153,13 +153,13 @@ def test_it_is_the_published_algorithm(steps: list[tuple[str, int, int, int]]) -
         elif plain:
             least = min(plain, key=plain.__getitem__)
             floor = plain.pop(least)[0]
-            assert values.take_least() == least
+            assert values.evict_least() == least
 
 
 def test_use_without_end_does_not_fill_the_memory() -> None:
     values = GreedyDual[KvFilePlace]()
     for number in range(10_000):
-        values.use(KvFilePlace("model", str(number % 10)), 1, 1.0)
+        values.record_use(KvFilePlace("model", str(number % 10)), 1, 1.0)
 
     assert len(values._heap) <= 100
 

@@ -282,7 +282,9 @@ class EngineMachine(RuleBasedStateMachine):
 
     @rule(kv_ram=st.sampled_from(KV_RAM))
     def change_the_bytes(self, kv_ram: int) -> None:
-        self.bench.engine.store.shrink(kv_ram)
+        store = self.bench.engine.store
+        store.bytes_max = kv_ram
+        store.evict_states()
 
     @rule(on=st.booleans())
     def set_low_memory(self, on: bool) -> None:

@@ -63,14 +63,14 @@ def answers(files: KvFiles, count: int = 1) -> list[Result]:
 
 
 def written(files: KvFiles, key: KvKey = KEY, state: bytes = STATE) -> KvFile:
-    assert files.write(key, state, 1.5)
+    assert files.queue_write(key, state, 1.5)
     (result,) = answers(files)
     assert isinstance(result, FileWritten), result
     return result.file
 
 
 def read(files: KvFiles, file: KvFile) -> Result:
-    assert files.read(file)
+    assert files.queue_read(file)
     (result,) = answers(files)
     return result
 
@@ -78,7 +78,7 @@ def read(files: KvFiles, file: KvFile) -> Result:
 def refusal(files: KvFiles, file: KvFile) -> str:
     """Read a file that must be refused; return the cause."""
     result = read(files, file)
-    assert isinstance(result, FileFailed) and (result.key, result.what) == (file.key, "read")
+    assert isinstance(result, FileFailed) and (result.key, result.operation) == (file.key, "read")
     assert not os.path.lexists(file.path), "a refused file was left"
     return result.cause
 
@@ -161,8 +161,8 @@ def test_reads_overtake_writes(files: KvFiles, gated: Gated) -> None:
     file = written(files)
     keys = [replace(KEY, session=str(i)) for i in range(3)]
 
-    assert all(gated.write(key, STATE, 1) for key in keys)
-    assert gated.read(file)
+    assert all(gated.queue_write(key, STATE, 1) for key in keys)
+    assert gated.queue_read(file)
     gated.gate.set()
     assert gated.flush(30)
 
@@ -176,9 +176,9 @@ def test_reads_overtake_writes(files: KvFiles, gated: Gated) -> None:
 
 def test_a_delete_comes_after_the_writes_before_it(gated: Gated) -> None:
     other = replace(KEY, session="other")
-    assert gated.write(KEY, STATE, 1)
-    gated.delete([KEY])
-    assert gated.write(other, STATE, 1)
+    assert gated.queue_write(KEY, STATE, 1)
+    gated.queue_delete([KEY])
+    assert gated.queue_write(other, STATE, 1)
     gated.gate.set()
 
     assert [type(result) for result in answers(gated, 3)] == [
@@ -193,14 +193,14 @@ def test_a_delete_is_pending_until_it_is_done(files: KvFiles) -> None:
     file = written(files)
     assert files.pending == 0
 
-    files.delete([file.key])
+    files.queue_delete([file.key])
     assert files.pending == 1
     assert files.flush(30)
 
     expected: list[Result] = [FilesDeleted((file.key,))]
     assert files.results() == expected and files.pending == 0
     assert not file.path.exists()
-    files.delete([file.key])  # what is gone is deleted once more in peace
+    files.queue_delete([file.key])  # what is gone is deleted once more in peace
     assert answers(files, 1) == [FilesDeleted((file.key,))]
     assert refusal(files, file) == "No such file or directory"
 
@@ -210,37 +210,37 @@ def test_a_delete_is_pending_until_it_is_done(files: KvFiles) -> None:
 
 def test_a_full_queue_refuses_at_once_and_takes_again_when_drained(files: KvFiles) -> None:
     keys = [replace(KEY, session=str(i)) for i in range(QUEUE_COUNT_MAX)]
-    assert all(files.write(key, STATE, 1) for key in keys)
+    assert all(files.queue_write(key, STATE, 1) for key in keys)
 
     assert files.flush(30)
-    assert not files.write(KEY, STATE, 1), "answers that nobody has drained count"
+    assert not files.queue_write(KEY, STATE, 1), "answers that nobody has drained count"
     file = KvFile(KEY, 1, 1, files.path(KEY))
-    assert not files.read(file)
+    assert not files.queue_read(file)
     assert files.pending == QUEUE_COUNT_MAX
 
     answers(files, QUEUE_COUNT_MAX)
-    assert files.write(KEY, STATE, 1)
+    assert files.queue_write(KEY, STATE, 1)
 
 
 def test_bytes_are_bounded_and_one_state_beyond_that_is_taken_alone(files: KvFiles) -> None:
     file = KvFile(KEY, QUEUE_BYTES_MAX, 1, files.path(KEY))
-    assert files.read(file)  # not there: it answers without any memory
-    assert not files.write(KEY, b"x", 1)
-    assert files.write(KEY, b"", 1)
+    assert files.queue_read(file)  # not there: it answers without any memory
+    assert not files.queue_write(KEY, b"x", 1)
+    assert files.queue_write(KEY, b"", 1)
     answers(files, 2)
 
-    assert files.read(replace(file, size=2 * QUEUE_BYTES_MAX))
-    assert not files.read(replace(file, size=1))
+    assert files.queue_read(replace(file, size=2 * QUEUE_BYTES_MAX))
+    assert not files.queue_read(replace(file, size=1))
     answers(files)
 
 
 def test_a_closed_store_takes_nothing(tmp_path: Path) -> None:
     files = KvFiles(tmp_path, "model")
-    assert files.write(KEY, STATE, 1)
+    assert files.queue_write(KEY, STATE, 1)
     files.close()
     files.close()
 
-    assert not files.write(KEY, STATE, 1)
+    assert not files.queue_write(KEY, STATE, 1)
     assert files.results() == []
     assert not files.flush(0)
 
@@ -248,7 +248,7 @@ def test_a_closed_store_takes_nothing(tmp_path: Path) -> None:
 def test_flush_gives_up_in_time(gated: Gated) -> None:
     assert gated.flush(30), "nothing is to be done"
 
-    assert gated.write(KEY, STATE, 1)
+    assert gated.queue_write(KEY, STATE, 1)
     assert not gated.flush(0.001)
 
     gated.gate.set()
@@ -317,9 +317,9 @@ def test_a_header_past_its_bound_is_refused_unread(whole: tuple[KvFiles, KvFile,
 
 def test_a_key_past_the_headers_bound_is_not_written(files: KvFiles) -> None:
     key = replace(KEY, tokens=bytes(HEADER_BYTES_MAX))
-    assert files.write(key, STATE, 1)
+    assert files.queue_write(key, STATE, 1)
     (result,) = answers(files)
-    assert isinstance(result, FileFailed) and (result.key, result.what) == (key, "write")
+    assert isinstance(result, FileFailed) and (result.key, result.operation) == (key, "write")
 
 
 def test_a_file_in_anothers_place_is_refused(files: KvFiles, tmp_path: Path) -> None:
@@ -342,7 +342,7 @@ def test_a_path_outside_is_neither_read_nor_deleted(files: KvFiles, tmp_path: Pa
     outside.write_bytes(b"precious")
 
     assert read(files, replace(file, path=outside)) == FileRead(replace(file, path=outside), STATE)
-    files.delete([file.key])
+    files.queue_delete([file.key])
     assert files.flush(30)
     assert outside.exists() and not file.path.exists()
 
@@ -361,7 +361,7 @@ def test_a_pipe_is_not_waited_for(files: KvFiles) -> None:
     file.path.unlink()
     os.mkfifo(file.path)
 
-    assert refusal(files, file) == "it is no regular file of this user"
+    assert refusal(files, file) == "it is not a regular file of this user"
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
@@ -369,7 +369,7 @@ def test_a_file_of_another_user_is_refused(files: KvFiles) -> None:
     file = written(files)
     os.chown(file.path, 12345, -1)
 
-    assert refusal(files, file) == "it is no regular file of this user"
+    assert refusal(files, file) == "it is not a regular file of this user"
 
 
 # Scanning.
@@ -408,7 +408,7 @@ def test_a_scan_deletes_what_is_damaged_foreign_or_unfinished(
 def test_a_thousand_files_are_scanned_quickly(files: KvFiles) -> None:
     tokens = pack_tokens(range(2000))
     for i in range(1000):
-        while not files.write(replace(KEY, tokens=tokens, session=str(i)), bytes(5000), 1):
+        while not files.queue_write(replace(KEY, tokens=tokens, session=str(i)), bytes(5000), 1):
             assert select.select([files], [], [], 30)[0]
             files.results()
     assert files.flush(30)
@@ -438,7 +438,7 @@ def test_a_file_that_may_not_grow_fails_and_the_thread_lives_on(tmp_path: Path) 
 resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
 files = KvFiles(Path(sys.argv[1]), "model")
 for size in (200_000, 50_000):
-    assert files.write(KvKey(size, b""), bytes(size), 1)
+    assert files.queue_write(KvKey(size, b""), bytes(size), 1)
 assert files.flush(30)
 failed, fine = files.results()
 assert failed == FileFailed(KvKey(200_000, b""), "write", "File too large"), failed
@@ -467,7 +467,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 def test_a_full_disk_fails_the_write_and_leaves_nothing(small_disk: Path) -> None:
     with opened(small_disk) as files:
-        assert files.write(KEY, bytes(2 << 20), 1)
+        assert files.queue_write(KEY, bytes(2 << 20), 1)
         assert answers(files) == [FileFailed(KEY, "write", "No space left on device")]
         assert tree(small_disk) == []
 
@@ -478,9 +478,9 @@ def test_a_full_disk_fails_the_write_and_leaves_nothing(small_disk: Path) -> Non
 def test_a_directory_that_cannot_be_made_fails_the_write(tmp_path: Path) -> None:
     (tmp_path / "kv").touch()
     with opened(tmp_path / "kv") as files:
-        assert files.write(KEY, STATE, 1)
+        assert files.queue_write(KEY, STATE, 1)
         (result,) = answers(files)
-        assert isinstance(result, FileFailed) and result.what == "write"
+        assert isinstance(result, FileFailed) and result.operation == "write"
         (tmp_path / "kv").unlink()
         assert isinstance(read(files, written(files)), FileRead)
 
@@ -510,7 +510,7 @@ def rename_and_die(a, b):
 
 files = KvFiles(Path(sys.argv[1]), "model")
 os.write, os.replace = write_and_die, rename_and_die
-files.write(KvKey(7, b"", "s"), bytes(1_000_000), 1)
+files.queue_write(KvKey(7, b"", "s"), bytes(1_000_000), 1)
 files.flush(30)
 """
     done = run(code, tmp_path, place)

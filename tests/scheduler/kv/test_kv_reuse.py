@@ -440,7 +440,7 @@ def test_what_memory_has_no_room_for_comes_back_from_disk(files: KvFiles) -> Non
     settle(bench, files)
     assert bench.engine.statistics()["kv_disk_files"] == 1
 
-    bench.engine.store.shrink(1 << 20)
+    bench.engine.store.bytes_max = 1 << 20
     bench.iterate(go_on(bench, 3, before, "back", session="mine", persist=True))
     assert bench.end(3) is None
     settle(bench, files)
