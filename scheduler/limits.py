@@ -18,16 +18,12 @@ class Limits:
     a quarter of the steps (152 to 165 steps for 128 tokens); with 5 ms it is 131.
     """
     task_linger_s: float = 0.005
-    """A step waits this long for tasks whose prompts were just tokenized: otherwise they would
-    wait until the step ends.
-    """
+    """A step waits this long for tasks with just tokenized prompts, which else wait for its end."""
     credit_max: int = 1024
     step_target_s: float = 0.15
     """Duration of a step in which prompts are computed beside decoding tasks."""
     step_alone_s: float = 0.5
-    """Longest step if no task decodes, or only tasks that wait for the prompts. It bounds the time
-    until arrivals and cancels are noticed.
-    """
+    """Longest step, after which arrivals and cancels are noticed, if no decoding task suffers."""
     burst_s: float = 3.0
     """Streams that have just begun wait at most this long for prompts of the same burst: in small
     chunks beside the streams the prompts would take longer.

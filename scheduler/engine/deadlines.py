@@ -46,9 +46,7 @@ def expired_bound(task: Task, now: float) -> str | None:
 
 
 def _time_bounds(task: Task) -> Iterator[tuple[float, str]]:
-    """Yield when the bounds on a task's own time end it, counted from its first slot on. Time
-    spent parked counts.
-    """
+    """Yield when the bounds on its time since its first slot, parked or not, end a task."""
     if task.conditions is None or task.admitted_at is None:
         return
     stopping = task.spec.stopping

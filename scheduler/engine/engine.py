@@ -137,8 +137,8 @@ class Engine:
         )
 
     def _lingering(self, now: float) -> bool:
-        """Return whether the next step waits a moment, so that batches stay whole: for tasks whose
-        prompts were just tokenized, or for pull readers that were just sent a token.
+        """Return whether the next step waits, to keep batches whole, for expected tasks or for pull
+        readers that were just sent a token.
         """
         at, limits = self._tasks_expected_at, self.tasks.limits
         if self._tokenizing.tasks_expected and at is not None and now < at + limits.task_linger_s:

@@ -24,9 +24,7 @@ class SlotLeases:
         self._counts = metrics.counts
 
     def admissible_tasks(self) -> list[Task]:
-        """Return the waiting tasks that may get a slot. Tasks that were parked by hand may only
-        get slots that others leave free.
-        """
+        """Return the tasks that may get a slot; those parked by hand only if others leave one."""
         able = self._able_tasks()
         yielding = [t for t in able if t.yields(self._clock.tokens)]
         if not yielding:

@@ -39,9 +39,7 @@ class EngineMetrics:
         return self._clock.now >= self.page.due_at
 
     def publish(self, *, at_once: bool = False) -> float | None:
-        """Write the metrics to the page if they are due, or *at_once*. Return in how many seconds
-        they are due again; None if nothing has changed.
-        """
+        """Write the metrics if due, or *at_once*; else return the seconds until then, if any."""
         changes = self._kv.search.changes
         due_s = self.page.due_in(self._clock.now, changes)
         if at_once or (due_s is not None and due_s <= 0):

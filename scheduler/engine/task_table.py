@@ -95,12 +95,9 @@ class TaskTable:
         if task.spec.embed is None:
             self._estimator.learn_length(stats.output_tokens, task.spec.n_predict)
             if not task.parks and task.spec.progressed is None:
-                self._estimator.learn_rates(
-                    stats.prompt_tokens - stats.cached_tokens,
-                    stats.prompt_ms / 1000,
-                    stats.output_tokens,
-                    stats.predicted_ms / 1000,
-                )
+                computed = stats.prompt_tokens - stats.cached_tokens
+                prompt_s, output_s = stats.prompt_ms / 1000, stats.predicted_ms / 1000
+                self._estimator.learn_rates(computed, prompt_s, stats.output_tokens, output_s)
         self._remove_task(task)
 
     def finish_embedding(self, task: Task, embedded: m.Embedded) -> None:

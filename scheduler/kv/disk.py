@@ -68,10 +68,10 @@ class DiskTier:
         """Return the file that saves most of *tokens*, and how many; more than *at_least*."""
         best, most = None, at_least
         for file, have in self._index.values():
-            if _origin(file.key).serves(origin):
-                saved = usable(have, tokens, self._memory, most)
-                if saved:
-                    best, most = file, saved
+            if not _origin(file.key).serves(origin):
+                continue
+            if saved := usable(have, tokens, self._memory, most):
+                best, most = file, saved
         return best, most if best is not None else 0
 
     def fetch_state(self, task: Task, file: KvFile) -> None:
@@ -151,9 +151,7 @@ class DiskTier:
         return True
 
     def save_all(self, seconds: float) -> list[m.Report]:
-        """Write every state in memory, the most valuable first, for at most *seconds*; return the
-        reports.
-        """
+        """Write all states, the most valuable first, for at most *seconds*; return the reports."""
         reports: list[m.Report] = []
         end = time.monotonic() + seconds
         for entry in self._store.by_value():

@@ -68,12 +68,7 @@ class _Write:
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
-class _Delete:
-    keys: tuple[KvKey, ...]
-
-
-_Job = _Write | KvFile | _Delete | threading.Event | None
+_Job = _Write | KvFile | tuple[KvKey, ...] | threading.Event | None
 _Result = FileWritten | FileRead | FilesDeleted | FileFailed
 
 
@@ -126,7 +121,7 @@ class KvFiles:
         Never refused: there are no more files than were written. `pending` counts it until done.
         """
         self._pending += 1
-        self._put(_WRITE_RANK, _Delete(tuple(keys)))
+        self._put(_WRITE_RANK, tuple(keys))
 
     def results(self) -> list[FileWritten | FileRead | FilesDeleted | FileFailed]:
         """Return the results since the last call; none after `close`."""
@@ -195,15 +190,15 @@ class KvFiles:
             del job  # a state must not stay in memory until the next job
             os.eventfd_write(self._event, 1)
 
-    def _run_job(self, job: _Write | KvFile | _Delete) -> tuple[_Result, int]:
+    def _run_job(self, job: _Write | KvFile | tuple[KvKey, ...]) -> tuple[_Result, int]:
         """Do *job*; return its result and the bytes that it held of the queue's bound."""
         if isinstance(job, _Write):
             return self._write(job), len(job.state)
         if isinstance(job, KvFile):
             return self._read(job), job.size
-        for key in job.keys:
+        for key in job:
             unlink_quietly(self.path(key))
-        return FilesDeleted(job.keys), 0
+        return FilesDeleted(job), 0
 
     def _write(self, job: _Write) -> FileWritten | FileFailed:
         path = self.path(job.key)

@@ -108,8 +108,8 @@ class KvStore:
         *,
         pin: bool = False,
     ) -> SavedState | None:
-        """Add a state. Return None if memory cannot hold it even without unpinned states; unless *pin*
-        is set, it is then in `evicted`.
+        """Add a state. Return None if it does not fit beside pinned ones; it is then in `evicted`,
+        unless *pin* is set.
 
         On a plain model it replaces earlier states of the same session that it begins with.
         """

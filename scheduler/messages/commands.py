@@ -42,7 +42,7 @@ __all__ = (
 
 
 class Logging(msgspec.Struct, array_like=True, tag=True, frozen=True):
-    """Settings of the log from now on: the lowest level of each logger, and whether it has texts."""
+    """Log settings from now on: the lowest level of each logger, and whether to log texts."""
 
     levels: dict[str, str] = {}
     texts: bool = False
@@ -165,9 +165,7 @@ class Lookup(_PrefixRequest):
 
 
 class Keep(_PrefixRequest):
-    """Write the state of the tokens to disk, because the session becomes dormant. Answered with
-    the number of tokens that are kept.
-    """
+    """Write the tokens' state of a dormant session to disk. Answered with how many were kept."""
 
 
 class Evicted(Message):

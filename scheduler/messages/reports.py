@@ -106,9 +106,7 @@ class ModelNotLoaded(Message):
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
-    """A token with its text and its logprob; see `backends.TokenProbs`. For a sampled token, *top*
-    are the top tokens.
-    """
+    """A token with its text and logprob (`backends.TokenProbs`); a sampled one with top tokens."""
 
     token: int
     piece: bytes
@@ -117,9 +115,7 @@ class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Tokens(TaskMessage):
-    """New tokens of a task, and the text that they release (whole UTF-8 characters); if requested,
-    with logprobs.
-    """
+    """New tokens of a task, the text that they release (whole UTF-8 characters), and logprobs."""
 
     tokens: list[int]
     text: bytes
@@ -187,9 +183,7 @@ class KvFileLost(Message):
 
 
 class Embedded(TaskMessage):
-    """The vectors of a task's text, of *size* little-endian float32 each: one by *pooling*, or one
-    for each token if there is no pooling.
-    """
+    """A text's vectors, of *size* little-endian float32: one by *pooling*, or else one a token."""
 
     size: int
     pooling: str

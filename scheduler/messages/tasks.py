@@ -60,13 +60,11 @@ class TaskSpec(msgspec.Struct, frozen=True, kw_only=True):
     queue_timeout_s: float = 0.0
     total_timeout_s: float = 0.0
     session: str = ""
-    """The session's name, unique for its owner: states that serve only it are found and deleted
-    by it."""
+    """The session's name, unique for its owner; finds and deletes states that serve only it."""
     persist: bool = False
     """Its KV state may be written to disk."""
     adapters: tuple[str, ...] = ()
-    """Sorted adapter keys (`backends.adapter_keys`): tasks with different ones share neither a
-    batch nor KV state."""
+    """Sorted adapter keys; tasks with different ones share neither a batch nor KV state."""
     ctx_shift: bool = False
     n_keep: int = 0
     n_discard: int = 0

@@ -52,13 +52,11 @@ def sample_token(model: Model, task: Task, now: float, *, last: bool) -> Sampled
     surprisal = None if surprisal_of is None else surprisal_of(token)
     if ending is None and conditions is not None:
         ending = _met_condition(conditions, task, token, piece, surprisal, now)
-    if ending is not None:
-        return SampledToken(token, text, ending, surprisal)
-    if 0 <= spec.n_predict <= task.generated:
-        return SampledToken(token, text, Ending(LENGTH, str(spec.n_predict)), surprisal)
-    if last:
-        return SampledToken(token, text, Ending(CONTEXT_FULL, str(task.ctx_size)), surprisal)
-    return SampledToken(token, text, None, surprisal)
+    if ending is None and 0 <= spec.n_predict <= task.generated:
+        ending = Ending(LENGTH, str(spec.n_predict))
+    elif ending is None and last:
+        ending = Ending(CONTEXT_FULL, str(task.ctx_size))
+    return SampledToken(token, text, ending, surprisal)
 
 
 def _met_condition(

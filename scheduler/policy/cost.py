@@ -57,9 +57,7 @@ class StepCost:
         self.steps = 0
         self._theta: _Three = (0.0, 0.0, 0.0)
         self._variance: _Six = (0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
-        """Covariances aa, ab, ac, bb, bc, cc. They are written out because loops would take 40
-        instead of 12 µs in every step.
-        """
+        """Covariances aa, ab, ac, bb, bc, cc; loops would take 40 instead of 12 µs a step."""
         self._outliers = 0
         self._token_s_least = math.inf
         """The shortest time of a token so far."""

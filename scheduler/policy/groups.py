@@ -19,9 +19,7 @@ GROUPS_MAX = 256
 
 @dataclass(frozen=True, slots=True)
 class GroupQuantum:
-    """The *group* of the present steps, the *tokens* that it has had, and the *previous* groups,
-    the latest last.
-    """
+    """The present *group*, the *tokens* that it has had, and *previous* groups, the latest last."""
 
     group: Group = BASE_GROUP
     tokens: int = 0

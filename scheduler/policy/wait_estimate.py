@@ -86,9 +86,7 @@ class TurnEstimator:
     def learn_rates(
         self, prompt_tokens: int, prompt_s: float, output_tokens: int, output_s: float
     ) -> None:
-        """Add the times of a turn that was never parked: of its computed prompt tokens, and of its
-        output.
-        """
+        """Add the times of a turn that was never parked, for its computed prompt and its output."""
         self._prompt.add_sample(prompt_s, prompt_tokens)
         self._output.add_sample(output_s, output_tokens)
 
@@ -112,9 +110,7 @@ class TurnEstimator:
 
 
 class RunningRatio:
-    """The ratio of two running sums, each with exponential forgetting. The first values replace
-    the *assumed* ratio.
-    """
+    """The ratio of two sums that forget exponentially; *assumed* until the first sample."""
 
     def __init__(self, assumed: float):
         self.value = assumed

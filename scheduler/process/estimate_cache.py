@@ -9,9 +9,7 @@ from .. import messages as m
 
 
 class CachedEstimate:
-    """A `MemoryEstimator` that reads the model's file only for shapes that are not *known*. The
-    first of *known* has the spec's own shape.
-    """
+    """A `MemoryEstimator` that reads the file only for shapes not *known*, the spec's own first."""
 
     def __init__(self, spec: ModelSpec, known: Sequence[m.MemoryEstimate]):
         self._spec = spec

@@ -38,9 +38,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def main() -> None:
-    """Run the worker. Its arguments are the daemon's build id, and the socket's descriptor, the
-    parent's process id, and the descriptor of the record.
-    """
+    """Run the worker; see the module's docstring for its arguments."""
     if sys.argv[1] != build_id():
         sys.exit(EXIT_OTHER_BUILD)
     fd, parent, record = (int(argument) for argument in sys.argv[2:5])

@@ -30,6 +30,7 @@ class StepKind(StrEnum):
 
 STEP_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.5)
 POWERS_OF_TWO = tuple(float(1 << n) for n in range(12))
+_LAST = len(POWERS_OF_TWO)
 
 COUNTERS = (
     *(
@@ -74,25 +75,8 @@ class Histogram:
         self.sum += value
 
 
-class _Powers:
-    """A histogram of whole numbers by powers of two, whose bucket needs no search."""
-
-    __slots__ = ("counts", "sum")
-
-    def __init__(self) -> None:
-        self.counts = [0] * 64
-        self.sum = 0
-
-    def cells(self) -> list[int]:
-        """Return the counts by the published buckets."""
-        size = len(POWERS_OF_TWO)
-        return [*self.counts[:size], sum(self.counts[size:])]
-
-
 class EngineCounters:
-    """Written by the engine and read by the daemon. Without a descriptor the memory is private: an
-    engine in a test has no daemon.
-    """
+    """Written by the engine, read by the daemon; private without a descriptor, as in tests."""
 
     def __init__(self, fd: int = -1, target_s: float = math.inf):
         self.target_s = target_s
@@ -104,7 +88,7 @@ class EngineCounters:
         """When they are to be written again, provided that something has changed."""
         self._changed, self._changes = True, 0
         self._decode, self._mixed, self._prefill = (Histogram(STEP_S) for _ in StepKind)
-        self._tokens, self._sequences = _Powers(), _Powers()
+        self._tokens, self._sequences = Histogram(POWERS_OF_TWO), Histogram(POWERS_OF_TWO)
 
     def count_step(self, tokens: int, sequences: int, seconds: float, *, decodes: bool) -> None:
         """Count a step in which a task *decodes* or none does. This takes half a microsecond."""
@@ -115,17 +99,16 @@ class EngineCounters:
             self.over_target += 1
         histogram.counts[bisect_left(STEP_S, seconds)] += 1
         histogram.sum += seconds
-        powers = self._tokens
-        powers.counts[(tokens - 1).bit_length()] += 1
+        # Powers of two need no search for the bucket.
+        powers, bits = self._tokens, (tokens - 1).bit_length()
+        powers.counts[bits if bits < _LAST else _LAST] += 1
         powers.sum += tokens
-        powers = self._sequences
-        powers.counts[(sequences - 1).bit_length()] += 1
+        powers, bits = self._sequences, (sequences - 1).bit_length()
+        powers.counts[bits if bits < _LAST else _LAST] += 1
         powers.sum += sequences
 
     def due_in(self, now: float, changes: int) -> float | None:
-        """Return in how many seconds the counters are to be written; None if nothing has changed:
-        no step since, and the same number of *changes* to the slots.
-        """
+        """Return the seconds until a write is due; None without a step or *changes* since."""
         if not self._changed and changes == self._changes:
             return None
         return self.due_at - now
@@ -134,10 +117,9 @@ class EngineCounters:
         """Write the counters and gauges in *values*, and the steps."""
         self.due_at, self._changed, self._changes = now + WRITTEN_S, False, changes
         cells = [values[name] for name in COUNTERS]
-        for histogram in (self._decode, self._mixed, self._prefill):
+        steps = (self._decode, self._mixed, self._prefill, self._tokens, self._sequences)
+        for histogram in steps:
             cells += (*histogram.counts, histogram.sum)
-        for powers in (self._tokens, self._sequences):
-            cells += (*powers.cells(), powers.sum)
         cells += [values[name] for name in GAUGES]
         _PAGE.pack_into(self._page, ACTIVITY_BYTES, *cells)
 

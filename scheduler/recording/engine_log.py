@@ -24,9 +24,7 @@ _STDERR = 2
 
 
 class EngineLog:
-    """Emits the events of tasks from the configured levels on; none before `configure`. Owned by
-    the engine's thread.
-    """
+    """Emits the events of tasks; none before `configure`. Owned by the engine's thread."""
 
     def __init__(self, model: Model, send: Callable[[m.LogEvent], None]):
         self._model, self._send = model, send

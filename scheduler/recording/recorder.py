@@ -48,9 +48,7 @@ def create_record() -> int:
 
 
 class Recorder:
-    """One record: written by the worker, in 2 µs a step, and read by the daemon. Without a
-    descriptor it is private: an engine in a test has no daemon.
-    """
+    """Written by the worker (2 µs a step), read by the daemon; private without a descriptor."""
 
     def __init__(self, fd: int = -1):
         self._page = mmap.mmap(fd, ACTIVITY_BYTES)

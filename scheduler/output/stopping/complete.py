@@ -58,9 +58,7 @@ class JsonCondition:
 
 
 class FenceCondition:
-    """A fenced block (CommonMark 0.31.2, section 4.5) is closed and its line has ended. The line's
-    end is cut off.
-    """
+    """A fenced block (CommonMark 0.31.2, section 4.5) is closed; the end of its line is cut off."""
 
     reason = COMPLETE_ANSWER
     undecided = None

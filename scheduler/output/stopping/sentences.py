@@ -79,9 +79,7 @@ class Sentences:
         return self._pass()
 
     def resume(self, sent: bytes, shown: int) -> bytes:
-        """Restore an answer of which *shown* bytes, with judged sentences, were sent. Return the
-        bytes that pass.
-        """
+        """Restore an answer whose first *shown* bytes were judged; return the bytes that pass."""
         self._waiting = sent
         self._find_sentences(self._decoder.decode(sent))
         while self._found and self._found[0].end < shown:

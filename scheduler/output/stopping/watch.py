@@ -46,9 +46,7 @@ class TextConditions:
 
 
 class TurnConditions:
-    """The conditions on a turn's tokens. `text` has those on its text, or None; `sentences` finds
-    the sentences to be judged.
-    """
+    """The conditions on a turn's tokens; `text` and `sentences` are those on its text, or None."""
 
     def __init__(self, params: StoppingParams):
         conditions: list[TextCondition] = [PatternCondition(p) for p in params.stop_patterns]
@@ -75,12 +73,10 @@ class TurnConditions:
 
     def check_token(self, token: int, nats: float | None) -> Ending | None:
         """Check a token, with its surprisal if known; return the ending that it causes, if any."""
-        if self._repetition is not None:
-            share = self._repetition.add_token(token)
-            if share is not None:
-                return Ending(Repetition.reason, share)
-        if self.surprisal is not None and nats is not None:
-            mean = self.surprisal.add_surprisal(nats)
-            if mean is not None:
-                return Ending(MeanSurprisal.reason, mean)
+        if self._repetition is not None and (share := self._repetition.add_token(token)):
+            return Ending(Repetition.reason, share)
+        if self.surprisal is None or nats is None:
+            return None
+        mean = self.surprisal.add_surprisal(nats)
+        return None if mean is None else Ending(MeanSurprisal.reason, mean)
         return None

@@ -37,7 +37,7 @@ for number in range(100):
 freed = sum(map(len, states))
 del states
 before = memory_estimate._resident_bytes()
-heap.give_back()
+heap.return_free_memory()
 print(freed, before - memory_estimate._resident_bytes())
 """
 
