@@ -1,4 +1,4 @@
-"""What lists of tokens have in common."""
+"""Common parts of lists of tokens."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def test_common_prefix_counts_equal_tokens() -> None:
     assert common_prefix(array("i", [5, 6, 7]), array("i", [5, 6])) == 2
 
 
-def test_equal_runs_skip_what_is_gone_from_the_middle() -> None:
+def test_equal_runs_skip_tokens_removed_from_the_middle() -> None:
     have, want = [1, 2, 30, 31, 5, 6, 7, 8], [1, 2, 5, 6, 7, 8, 9]
 
     assert equal_runs(have, want, keep=2, shortest=3) == [(4, 2, 4)]

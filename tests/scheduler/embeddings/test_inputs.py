@@ -1,4 +1,4 @@
-"""Embeddings in the engine: on the echo model, turn by turn."""
+"""Embeddings in the engine, on the echo model."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ def text(bench: Bench, number: int, words: str = "hello", **fields: object) -> m
     return bench.submit(number, words, **{"embed": EmbedSpec(), **fields})
 
 
-def told(bench: Bench, number: int) -> m.Embedded:
+def embedding_of(bench: Bench, number: int) -> m.Embedded:
     [found] = [r for r in bench.reports[number] if isinstance(r, m.Embedded)]
     return found
 
 
 def vector(bench: Bench, number: int) -> list[float]:
     found = array("f")
-    found.frombytes(told(bench, number).vectors)
+    found.frombytes(embedding_of(bench, number).vectors)
     return found.tolist()
 
 
@@ -40,7 +40,7 @@ def expected(bench: Bench, words: str) -> list[float]:
 
 
 def steps(bench: Bench, iterations_max: int = 5000) -> Iterator[None]:
-    """Turn until nothing is left to compute, and yield after each turn."""
+    """Iterate until there is nothing left to compute, and yield after each iteration."""
     for _ in range(iterations_max):
         patience = bench.engine.patience()
         if patience is None or patience > bench.engine.tasks.limits.pull_linger_s:
@@ -51,20 +51,20 @@ def steps(bench: Bench, iterations_max: int = 5000) -> Iterator[None]:
     raise AssertionError("still running")
 
 
-def test_a_text_becomes_a_vector_and_nothing_is_said() -> None:
+def test_a_text_becomes_a_vector_and_no_text_is_generated() -> None:
     bench = Bench()
 
     bench.run(text(bench, 1, "hello"))
 
     assert vector(bench, 1) == expected(bench, "hello")
-    assert (told(bench, 1).size, told(bench, 1).pooling) == (EMBEDDING_SIZE, "mean")
+    assert (embedding_of(bench, 1).size, embedding_of(bench, 1).pooling) == (EMBEDDING_SIZE, "mean")
     stats = bench.stats(1)
     assert (stats.stop_reason, stats.stop_detail) == ("embedded", "mean")
     assert (stats.prompt_tokens, stats.output_tokens) == (7, 0)
     assert bench.text(1) == b"" and bench.tokens(1) == []
 
 
-def test_pooling_and_norm_are_the_requests_own() -> None:
+def test_each_request_has_its_own_pooling_and_norm() -> None:
     bench = Bench()
     specs = {1: EmbedSpec("last", -1), 2: EmbedSpec("cls", -1), 3: EmbedSpec("none", -1)}
 
@@ -76,7 +76,7 @@ def test_pooling_and_norm_are_the_requests_own() -> None:
     assert vector(bench, 3) == pytest.approx([x for row in rows for x in row], rel=1e-6)
 
 
-def test_texts_share_steps_and_more_than_there_is_room_for_are_all_done() -> None:
+def test_texts_share_steps_and_more_than_fit_are_all_computed() -> None:
     bench = Bench(ctx_size=100)
     words = [f"text number {n} " + "x" * (n % 30) for n in range(40)]
 
@@ -84,10 +84,10 @@ def test_texts_share_steps_and_more_than_there_is_room_for_are_all_done() -> Non
 
     for n, it in enumerate(words):
         assert vector(bench, n) == pytest.approx(expected(bench, it), rel=1e-5)
-    assert bench.engine.metrics.steps < 40, "one after the other"
+    assert bench.engine.metrics.steps < 40, "they did not share steps"
 
 
-def test_a_generation_beside_texts_says_the_same_and_both_go_on() -> None:
+def test_a_generation_beside_texts_is_the_same_and_both_advance() -> None:
     bench = Bench(ctx_size=400)
     bench.iterate(bench.submit(1, "a story of words"), text(bench, 2, "y" * 350))
     said_meanwhile = 0
@@ -103,9 +103,9 @@ def test_a_generation_beside_texts_says_the_same_and_both_go_on() -> None:
 
 @pytest.mark.parametrize("low", ["text", "turn"])
 @pytest.mark.parametrize("flood", ["text", "turn"])
-def test_neither_texts_nor_turns_starve_while_urgent_ones_keep_coming(low: str, flood: str) -> None:
-    """Turns of the flood are prompts with a token to answer: they alone make others wait. Its texts
-    leave no room for another one.
+def test_neither_texts_nor_turns_starve_beside_a_flood_of_urgent_ones(low: str, flood: str) -> None:
+    """The flood has prompts with one token to answer, which alone make others wait, and texts that
+    fill the embedding context.
     """
     bench = Bench(slots=1, ctx_size=64, limits=Limits(ageing_tokens=300, quantum_tokens=32))
 
@@ -128,10 +128,10 @@ def test_neither_texts_nor_turns_starve_while_urgent_ones_keep_coming(low: str, 
             task(flood, number, f"{number:03}{'z' * 50}", priority=Priority.URGENT, owner=2)
         )
     if low == flood:
-        assert waited > 10, "it did not have to wait for its age"
+        assert waited > 10, "it ran before it had aged"
 
 
-def test_an_urgent_text_comes_before_a_long_one_that_has_all_the_room() -> None:
+def test_an_urgent_text_displaces_a_long_one_that_fills_the_context() -> None:
     bench = Bench(ctx_size=256)
     long, short = "a" * 250, "now"
     bench.iterate(text(bench, 1, long, priority=Priority.LOW))
@@ -140,13 +140,13 @@ def test_an_urgent_text_comes_before_a_long_one_that_has_all_the_room() -> None:
 
     assert bench.order[:2] == [1, 2]
     ends = {n: [type(r).__name__ for r in bench.reports[n]] for n in (1, 2)}
-    assert ends[1].count("Moved") == 3, "it was dropped and came back"
+    assert ends[1].count("Moved") == 3, "it was dropped and resumed"
     assert vector(bench, 1) == pytest.approx(expected(bench, long), rel=1e-5)
     assert vector(bench, 2) == pytest.approx(expected(bench, short), rel=1e-5)
     assert bench.stats(1).parks == 1
 
 
-def test_a_cancelled_text_leaves_its_room_at_once() -> None:
+def test_a_cancelled_text_frees_its_space_at_once() -> None:
     bench = Bench(ctx_size=256)
     bench.iterate(text(bench, 1, "a" * 250), text(bench, 2, "b" * 250))
     assert bench.end(1) is None
@@ -157,7 +157,7 @@ def test_a_cancelled_text_leaves_its_room_at_once() -> None:
     assert vector(bench, 2) == pytest.approx(expected(bench, "b" * 250), rel=1e-5)
 
 
-def test_a_waiting_text_has_its_timeout_too() -> None:
+def test_a_waiting_text_times_out() -> None:
     bench = Bench(ctx_size=256)
     bench.iterate(text(bench, 1, "a" * 250), text(bench, 2, "b" * 250, queue_timeout_s=1.0))
     bench.now += 2.0
@@ -177,7 +177,7 @@ def test_a_text_that_is_too_long_is_refused_with_both_numbers() -> None:
     assert end.error["data"] == {"prompt_tokens": 65, "ctx_size": 64}
 
 
-def test_rows_that_no_answer_holds_are_refused_with_both_numbers() -> None:
+def test_vectors_larger_than_an_answer_are_refused_with_both_numbers() -> None:
     tokens = EMBEDDING_BYTES_MAX // (4 * EMBEDDING_SIZE)
     bench = Bench(ctx_size=tokens + 1, batch_size=512)
     none = EmbedSpec("none")
@@ -189,14 +189,14 @@ def test_rows_that_no_answer_holds_are_refused_with_both_numbers() -> None:
     assert end.error["data"]["bytes"] == EMBEDDING_BYTES_MAX + 4 * EMBEDDING_SIZE
 
 
-def test_what_the_model_cannot_do_is_refused() -> None:
+def test_an_embedding_that_the_model_cannot_make_is_refused() -> None:
     bench = Bench()
     bench.run(text(bench, 1, embed=EmbedSpec("rank")))
 
     assert bench.error(1) == "UnsupportedOperation"
 
 
-def test_a_step_that_fails_ends_its_texts_and_no_other() -> None:
+def test_a_failed_step_fails_its_texts_and_no_others() -> None:
     bench = Bench(options=EchoOptions(fail_at_step=1))
     bench.run(text(bench, 1, "first"))
     bench.run(text(bench, 2, "second"))
@@ -205,7 +205,7 @@ def test_a_step_that_fails_ends_its_texts_and_no_other() -> None:
     assert vector(bench, 2) == expected(bench, "second")
 
 
-def test_where_there_is_no_memory_texts_fail_and_turns_go_on(
+def test_without_memory_texts_fail_and_turns_continue(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     bench = Bench()
@@ -220,7 +220,7 @@ def test_where_there_is_no_memory_texts_fail_and_turns_go_on(
     assert bench.text(3) == b"third"
 
 
-def test_a_text_that_another_worker_had_begun_is_computed_anew() -> None:
+def test_a_text_that_another_worker_had_begun_is_computed_from_its_start() -> None:
     bench = Bench()
     bench.run(text(bench, 1, "hello", progressed=m.Progressed(age_s=3.0, admitted_s=1.0)))
 
@@ -228,7 +228,7 @@ def test_a_text_that_another_worker_had_begun_is_computed_anew() -> None:
     assert bench.stats(1).queue_ms == pytest.approx(1000.0)
 
 
-def test_texts_stand_in_the_queue_with_their_places() -> None:
+def test_texts_are_listed_in_the_queue_with_their_places() -> None:
     bench = Bench(ctx_size=256)
     bench.iterate(*(text(bench, n, "a" * 250) for n in (1, 2, 3)))
     [answer] = [r for r in bench.iterate(m.Queue(9)) if isinstance(r, m.CommandResult)]

@@ -1,4 +1,4 @@
-"""The engine on the echo model, turn by turn."""
+"""The engine on the echo model, iteration by iteration."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from inferd.scheduler.priority import Priority
 from tests.scheduler.doubles import Bench
 
 
-def test_what_goes_in_comes_out() -> None:
+def test_the_echo_of_a_prompt_is_its_answer() -> None:
     bench = Bench()
 
     bench.run(bench.submit(1, "hello, grüße €"))
@@ -30,7 +30,7 @@ def test_tasks_share_one_batch() -> None:
     bench.run(*(bench.submit(i, f"text number {i}") for i in (1, 2, 3)))
 
     assert [bench.text(i).decode() for i in (1, 2, 3)] == [f"text number {i}" for i in (1, 2, 3)]
-    assert bench.engine.metrics.steps < 20, "three tasks took the steps of one after the other"
+    assert bench.engine.metrics.steps < 20, "the three tasks did not share steps"
 
 
 def test_more_tasks_than_slots_all_finish() -> None:
@@ -165,7 +165,7 @@ def test_kv_of_one_owner_never_serves_another() -> None:
     assert bench.stats(3).cached_tokens == len("the same prompt") + 1
 
 
-def test_a_push_task_stands_still_without_credit_and_goes_on_with_it() -> None:
+def test_a_push_task_stands_still_without_credit_and_continues_with_it() -> None:
     bench = Bench()
     bench.run(bench.submit(1, "hello", credit=2))
     assert bench.text(1) == b"he"
@@ -178,7 +178,7 @@ def test_a_push_task_stands_still_without_credit_and_goes_on_with_it() -> None:
     assert bench.text(1) == b"hello"
 
 
-def test_a_pull_task_draws_a_token_when_it_is_asked_for() -> None:
+def test_a_pull_task_samples_a_token_on_request() -> None:
     bench = Bench()
 
     bench.run(bench.submit(1, "abc", pull=True))
@@ -191,7 +191,7 @@ def test_a_pull_task_draws_a_token_when_it_is_asked_for() -> None:
     assert bench.stats(1).stop_reason == "eos"
 
 
-def test_what_a_reader_asks_for_is_told_before_the_next_step() -> None:
+def test_a_requested_token_is_reported_before_the_next_step() -> None:
     bench = Bench()
     bench.run(bench.submit(1, "abc", pull=True))
     steps = bench.engine.metrics.steps
@@ -199,22 +199,22 @@ def test_what_a_reader_asks_for_is_told_before_the_next_step() -> None:
     assert isinstance(token, m.Tokens)
     assert token.text == b"b"
     assert bench.engine.metrics.steps == steps
-    assert bench.engine.compute_step() == [], "the step draws no token that nobody has asked for"
+    assert bench.engine.compute_step() == [], "the step samples no token without a request"
     assert bench.engine.metrics.steps == steps + 1
 
 
-def test_a_token_of_a_pull_task_is_decoded_ahead_of_the_next_call() -> None:
+def test_a_token_of_a_pull_task_is_decoded_ahead_of_the_next_request() -> None:
     bench = Bench()
     bench.run(bench.submit(1, "abc", pull=True))
     steps = bench.engine.metrics.steps
 
     reports = bench.iterate(m.PullToken(1))
 
-    assert reports[0] == m.Tokens(1, [ord("b")], b"b"), "the row of logits was not there yet"
+    assert reports[0] == m.Tokens(1, [ord("b")], b"b"), "the logits were not computed ahead"
     assert bench.engine.metrics.steps == steps + 1
 
 
-def test_a_step_waits_a_moment_for_the_readers_of_the_last_one() -> None:
+def test_a_step_waits_briefly_for_the_readers_of_the_last_one() -> None:
     bench = Bench()
     bench.run(bench.submit(1, "abcdef", pull=True))
     bench.iterate(m.PullToken(1), bench.submit(2, "stream"))
@@ -229,7 +229,7 @@ def test_a_step_waits_a_moment_for_the_readers_of_the_last_one() -> None:
     assert bench.engine.metrics.steps == steps + 1
 
 
-def test_a_step_waits_for_a_reader_that_is_late_after_a_long_step() -> None:
+def test_a_step_waits_for_a_late_reader_after_a_long_step() -> None:
     bench = Bench()
     step = bench.model.step
 
@@ -244,12 +244,12 @@ def test_a_step_waits_for_a_reader_that_is_late_after_a_long_step() -> None:
 
     assert bench.engine.patience() == bench.engine.tasks.limits.pull_linger_s
     bench.iterate()
-    assert bench.engine.metrics.steps == steps, "the step went without its reader"
+    assert bench.engine.metrics.steps == steps, "the step did not wait for the reader"
     bench.iterate(m.PullToken(1))
     assert bench.engine.metrics.steps == steps + 1
 
 
-def test_a_step_waits_a_moment_for_the_tasks_whose_prompts_were_just_told() -> None:
+def test_a_step_waits_briefly_for_tasks_whose_prompts_were_just_tokenized() -> None:
     bench = Bench(slots=3)
     bench.iterate(bench.submit(1, "a stream that runs meanwhile"))
     steps, linger = bench.engine.metrics.steps, bench.engine.tasks.limits.task_linger_s
@@ -260,7 +260,7 @@ def test_a_step_waits_a_moment_for_the_tasks_whose_prompts_were_just_told() -> N
     assert bench.engine.metrics.steps == steps and bench.engine.patience() == linger
     bench.now += linger / 2
     bench.iterate(bench.submit(2, "one"))
-    assert bench.engine.metrics.steps == steps, "the other one is still to come"
+    assert bench.engine.metrics.steps == steps, "the other task is still expected"
     bench.iterate(bench.submit(3, "two"))
 
     assert bench.engine.metrics.steps == steps + 1
@@ -268,7 +268,7 @@ def test_a_step_waits_a_moment_for_the_tasks_whose_prompts_were_just_told() -> N
 
 
 @pytest.mark.parametrize("again", [False, True])
-def test_a_step_waits_once_for_tasks_that_do_not_come(again: bool) -> None:
+def test_a_step_waits_only_once_for_tasks_that_never_arrive(again: bool) -> None:
     bench = Bench()
     bench.iterate(bench.submit(1, "a stream that runs meanwhile"))
     steps, linger = bench.engine.metrics.steps, bench.engine.tasks.limits.task_linger_s
@@ -279,12 +279,12 @@ def test_a_step_waits_once_for_tasks_that_do_not_come(again: bool) -> None:
     assert bench.engine.metrics.steps == steps
     bench.now += linger / 2
     bench.iterate()
-    assert bench.engine.metrics.steps == steps + 1, "another prompt makes it no longer"
+    assert bench.engine.metrics.steps == steps + 1, "another prompt does not prolong the wait"
     bench.iterate()
     assert bench.engine.metrics.steps == steps + 2
 
 
-def test_a_step_waits_for_no_prompt_that_only_somebody_wants_to_see_or_that_was_refused() -> None:
+def test_a_step_does_not_wait_for_prompts_without_turns_or_refused_ones() -> None:
     bench = Bench()
     bench.iterate(bench.submit(1, "a stream that runs meanwhile"))
     steps = bench.engine.metrics.steps
@@ -300,18 +300,18 @@ def test_a_step_waits_for_no_prompt_that_only_somebody_wants_to_see_or_that_was_
         assert bench.engine.metrics.steps == steps
 
 
-def test_an_absent_pull_reader_is_parked_for_a_waiting_task_and_comes_back_whole() -> None:
+def test_a_task_with_an_absent_pull_reader_is_parked_and_resumes_complete() -> None:
     bench = Bench(slots=1)
     bench.run(bench.submit(1, "abcdef", pull=True))
     bench.run(bench.submit(2, "xyz"))
-    assert bench.end(2) is None, "the slot was given up at once"
+    assert bench.end(2) is None, "the slot was lost at once"
 
     bench.now += bench.engine.tasks.limits.reader_wait_s
     bench.run()
     assert bench.text(2) == b"xyz"
-    for told in ("ab", "abc", "abcd", "abcde", "abcdef"):
+    for read_so_far in ("ab", "abc", "abcd", "abcde", "abcdef"):
         bench.run(m.PullToken(1))
-        assert bench.text(1).decode() == told, "whoever asks is answered without a further call"
+        assert bench.text(1).decode() == read_so_far, "the request is answered without another one"
 
     bench.run(m.PullToken(1))
     assert bench.stats(1).parks == 1
@@ -345,7 +345,7 @@ def test_a_parked_state_that_does_not_fit_is_not_parked() -> None:
     assert bench.text(2) == b"urgent"
 
 
-def test_a_reader_that_never_comes_ends_in_a_reader_timeout() -> None:
+def test_a_task_that_is_never_read_ends_with_a_reader_timeout() -> None:
     bench = Bench()
     bench.run(bench.submit(1, "abc", pull=True))
 
@@ -381,7 +381,7 @@ def test_a_failed_step_fails_its_tasks_and_no_others() -> None:
     assert bench.text(2) == b"second"
 
 
-def test_equals_of_one_owner_take_turns_by_quanta() -> None:
+def test_equals_of_one_owner_alternate_by_quanta() -> None:
     bench = Bench(slots=1, limits=Limits(quantum_tokens=20))
     bench.iterate(bench.submit(1, "a long story " * 8), bench.submit(2, "another story " * 8))
     bench.run(bench.submit(3, "short"))
@@ -392,7 +392,7 @@ def test_equals_of_one_owner_take_turns_by_quanta() -> None:
     assert bench.text(1) == b"a long story " * 8 and len(ended) == 3
 
 
-def test_what_another_worker_had_begun_goes_on_before_its_equals_that_wait() -> None:
+def test_a_task_that_another_worker_had_begun_precedes_its_waiting_equals() -> None:
     bench = Bench(slots=1)
     begun = m.Progressed(age_s=3.0, admitted_s=1.0)
     waited = m.Progressed(age_s=9.0)
@@ -408,7 +408,7 @@ def test_what_another_worker_had_begun_goes_on_before_its_equals_that_wait() -> 
     assert all(bench.end(number) for number in bench.reports)
 
 
-def test_leased_slots_stay_without_gaps() -> None:
+def test_leased_slots_stay_adjacent() -> None:
     bench = Bench(slots=4)
     bench.iterate(*(bench.submit(i, "some text that is long enough") for i in range(4)))
 
@@ -416,7 +416,7 @@ def test_leased_slots_stay_without_gaps() -> None:
         return [t.slot for t in bench.engine.slots.tasks]
 
     bench.iterate(m.Cancel(0))
-    assert leased() == [1, 2, 3], "nothing moves where there is no gap"
+    assert leased() == [1, 2, 3], "no slot moves without a gap"
     bench.iterate(m.Cancel(2))
     assert leased() in ([0, 1], [1, 2], [2, 3])
     bench.iterate(bench.submit(4, "a late one"))
@@ -426,14 +426,14 @@ def test_leased_slots_stay_without_gaps() -> None:
     assert bench.text(4) == b"a late one"
 
 
-def test_an_idle_engine_waits_for_ever() -> None:
+def test_an_idle_engine_waits_without_limit() -> None:
     bench = Bench()
     bench.run(bench.submit(1))
 
     assert bench.engine.patience() is None
 
 
-def test_prompts_are_tokenised_rendered_and_detokenised() -> None:
+def test_prompts_are_tokenized_rendered_and_detokenized() -> None:
     bench = Bench()
 
     reports = bench.iterate(
@@ -450,7 +450,7 @@ def test_prompts_are_tokenised_rendered_and_detokenised() -> None:
     assert values[3][0] == "hi"
 
 
-def test_a_prompt_with_more_bytes_than_any_context_takes_is_refused_untokenised() -> None:
+def test_a_prompt_with_more_bytes_than_a_context_holds_is_refused_before_tokenizing() -> None:
     bench = Bench(ctx_size=16)
 
     (report,) = bench.iterate(m.Tokenize(1, b"x" * 17, False, False))
@@ -471,18 +471,18 @@ def test_adjusted_parameters_hold_from_the_next_token() -> None:
     assert bench.stats(1).stop_reason == "length"
 
 
-def test_a_task_that_is_to_be_computed_anew_waits_for_no_leader_and_takes_no_state() -> None:
+def test_a_task_without_cache_waits_for_no_leader_and_uses_no_state() -> None:
     text = "a prefix that is long enough to be worth waiting for, twice over and more: " * 2
     bench = Bench(slots=3, batch_size=16)
     bench.iterate(bench.submit(1, text + "one"))
     bench.iterate(bench.submit(2, text + "two"), bench.submit(3, text + "three", no_cache=True))
     states = {t.spec.id: t.follows for t in bench.engine.tasks.queue}
-    assert states == {2: True}, "the other one runs"
+    assert states == {2: True}, "the other task runs"
     bench.run()
     assert bench.stats(2).cached_tokens > 100 and bench.stats(3).cached_tokens == 0
 
 
-def test_a_bias_for_a_token_that_there_is_not_refuses_the_task_alone() -> None:
+def test_a_bias_for_an_unknown_token_refuses_only_its_task() -> None:
     bench = Bench()
     bad = SamplingParams(logit_bias=((1 << 20, 1.0),))
     sampler = bench.model.sampler

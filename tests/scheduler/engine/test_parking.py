@@ -1,4 +1,4 @@
-"""Tasks parked by hand: who gets their slots, and when they come back."""
+"""Tasks parked by hand: which tasks get their slots, and when they resume."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ def bench_of(slots: int = 1, ageing: int = 100_000, quantum: int = 100_000) -> B
 
 
 def park(bench: Bench, number: int) -> bool:
-    """Park a task; tell whether it gives way."""
+    """Park a task; return whether it gives way."""
     [answer] = [r for r in bench.iterate(m.Park(7, number)) if isinstance(r, m.CommandResult)]
     assert answer.id == 7 and isinstance(answer.value, bool)
     return answer.value
 
 
 def moves(bench: Bench) -> list[tuple[int, str]]:
-    """Return where the tasks go from now on, and their ends, as they happen."""
+    """Return the states of the tasks from now on, and their ends, in order."""
     seen: list[tuple[int, str]] = []
 
     def see(report: m.Report) -> None:
@@ -36,7 +36,7 @@ def moves(bench: Bench) -> list[tuple[int, str]]:
     return seen
 
 
-def test_it_leaves_its_slot_to_who_waits_and_goes_on_where_it_stood() -> None:
+def test_a_parked_task_yields_its_slot_and_continues_where_it_was() -> None:
     bench = bench_of()
     seen = moves(bench)
     bench.iterate(bench.submit(1, LONG), bench.submit(2, SHORT))
@@ -52,7 +52,7 @@ def test_it_leaves_its_slot_to_who_waits_and_goes_on_where_it_stood() -> None:
     assert bench.stats(1).parks == 1
 
 
-def test_its_class_takes_no_slot_back_while_others_wait() -> None:
+def test_its_class_does_not_reclaim_a_slot_while_others_wait() -> None:
     bench = bench_of()
     seen = moves(bench)
     bench.iterate(
@@ -66,7 +66,7 @@ def test_its_class_takes_no_slot_back_while_others_wait() -> None:
     assert seen.count((1, "running")) == 2, "once before it was parked, once when all others ended"
 
 
-def test_a_free_slot_that_nobody_waits_for_is_its_own_again() -> None:
+def test_it_gets_a_free_slot_that_no_task_waits_for() -> None:
     bench = bench_of(slots=2)
     bench.iterate(*(bench.submit(n, LONG) for n in (1, 2)), bench.submit(3, SHORT))
     assert park(bench, 1)
@@ -77,26 +77,26 @@ def test_a_free_slot_that_nobody_waits_for_is_its_own_again() -> None:
     assert seen.index((1, "running")) < seen.index((2, "ended"))
 
 
-def test_it_stays_where_nobody_waits_for_its_slot() -> None:
+def test_it_keeps_a_slot_that_no_task_waits_for() -> None:
     bench = bench_of()
     bench.iterate(bench.submit(1, LONG))
     assert not park(bench, 1)
-    assert bench.engine.slots.tasks, "it runs on"
-    assert not park(bench, 99), "there is no such task"
+    assert bench.engine.slots.tasks, "it continues"
+    assert not park(bench, 99), "the task does not exist"
     bench.run()
     assert bench.text(1).decode() == LONG and bench.stats(1).parks == 0
 
 
-def test_who_gives_way_is_nobody_to_give_way_to() -> None:
+def test_tasks_parked_by_hand_do_not_yield_to_each_other() -> None:
     bench = bench_of()
     bench.iterate(bench.submit(1, LONG), bench.submit(2, LONG))
     assert park(bench, 1)
-    assert not park(bench, 2), "only the one that was parked waits"
+    assert not park(bench, 2), "only the parked task waits"
     bench.run()
     assert [bench.text(n).decode() for n in (1, 2)] == [LONG, LONG]
 
 
-def test_one_that_waits_goes_behind_the_others_and_is_told_so() -> None:
+def test_a_waiting_task_goes_behind_the_others_and_its_place_is_reported() -> None:
     bench = bench_of()
     bench.iterate(*(bench.submit(n, SHORT) for n in (1, 2, 3)))
     assert park(bench, 2)
@@ -106,8 +106,8 @@ def test_one_that_waits_goes_behind_the_others_and_is_told_so() -> None:
     assert bench.order == [1, 3, 2]
 
 
-def test_it_waits_no_longer_than_a_class_of_age() -> None:
-    """After `ageing_tokens` for others it is in the order again, risen by a class."""
+def test_it_waits_at_most_until_it_has_aged_by_a_class() -> None:
+    """After `ageing_tokens` for others it is in the order again, one class higher."""
     bench = bench_of(ageing=60, quantum=8)
     bench.iterate(bench.submit(1, LONG), bench.submit(2, LONG))
     seen = moves(bench)
@@ -115,13 +115,13 @@ def test_it_waits_no_longer_than_a_class_of_age() -> None:
     parked_at = bench.engine.clock.tokens
     while (1, "running") not in seen:
         bench.iterate()
-        assert not isinstance(bench.end(2), m.Finished), "it waited for the other one to end"
+        assert not isinstance(bench.end(2), m.Finished), "it waited until the other task ended"
     assert 60 <= bench.engine.clock.tokens - parked_at < 90
     bench.run()
     assert [bench.text(n).decode() for n in (1, 2)] == [LONG, LONG]
 
 
-def test_back_in_a_slot_it_is_as_any_other() -> None:
+def test_back_in_a_slot_it_is_treated_like_any_other() -> None:
     bench = bench_of()
     seen = moves(bench)
     bench.iterate(bench.submit(1, LONG), bench.submit(2, SHORT))
@@ -132,7 +132,7 @@ def test_back_in_a_slot_it_is_as_any_other() -> None:
     assert [number for number, state in seen if state == "ended"] == [2, 3, 1, 4]
 
 
-def test_without_memory_for_its_state_it_keeps_its_slot() -> None:
+def test_a_task_whose_state_does_not_fit_keeps_its_slot() -> None:
     bench = Bench(slots=1, limits=Limits(kv_ram_bytes=1))
     bench.iterate(bench.submit(1, LONG), bench.submit(2, SHORT))
     assert not park(bench, 1)

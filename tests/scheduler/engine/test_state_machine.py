@@ -1,5 +1,7 @@
-"""Arrivals, turns, texts to embed, credits, pulls, cancels, timeouts, lost files, changes of the
-settings and the clock in any order, on every kind of memory: what must hold all the same.
+"""Invariants of the engine under any order of events, on every kind of memory.
+
+Events are arrivals, turns, texts to embed, credits, pulls, cancels, timeouts, lost files, and
+changes of the settings and the clock.
 """
 
 from __future__ import annotations
@@ -47,12 +49,12 @@ TURNS_MAX = 3000
 
 
 def raised(text: str) -> str:
-    """Return what the adapter `upper` makes of a text: it sees bytes."""
+    """Return the text under the adapter `upper`, which works on bytes."""
     return text.encode().upper().decode()
 
 
 class Line(EnginePort):
-    """A line to a worker that is turned by the machine."""
+    """A connection to a worker that the state machine iterates."""
 
     def __init__(self) -> None:
         self.commands = []
@@ -60,8 +62,8 @@ class Line(EnginePort):
 
 
 class EngineMachine(RuleBasedStateMachine):
-    """A task says what its prompt says, and the model checks each cell that a step looks back on:
-    lost, doubled or foreign tokens and states show in the text, or at once.
+    """Tasks echo their prompts, and the model checks each cell that a step attends to. Lost,
+    doubled or wrong tokens and states show in the text, or at once.
     """
 
     memory: Memory = "plain"
@@ -72,11 +74,11 @@ class EngineMachine(RuleBasedStateMachine):
         self.specs: dict[int, m.TaskSpec] = {}
         self.texts: dict[int, str] = {}
         self.embedded: set[int] = set()
-        """Those whose vectors were checked."""
-        self.asked = 0
+        """Tasks whose vectors were checked."""
+        self.requests = 0
         self.files: KvFiles | None = None
         self.turns: dict[int, Turn] = {}
-        """What outlives a worker: see `die`."""
+        """State that survives a worker; see `die`."""
         self.line = Line()
 
     @initialize(
@@ -117,10 +119,10 @@ class EngineMachine(RuleBasedStateMachine):
             self.check_order()
 
         bench.engine.leases.lease_slots = checked  # type: ignore[method-assign]
-        bench.on_report = self.tell
+        bench.on_report = self.send_to_reader
         return bench
 
-    def tell(self, report: m.Report) -> None:
+    def send_to_reader(self, report: m.Report) -> None:
         turn = self.turns.get(getattr(report, "task_id", -1))
         if turn is not None:
             turn.report(report)
@@ -132,7 +134,7 @@ class EngineMachine(RuleBasedStateMachine):
         self.send()
 
     def send(self) -> None:
-        """Turn with what the turns have sent."""
+        """Iterate with the commands that the turns have sent."""
         commands, self.line.commands = self.line.commands, []
         self.bench.iterate(*commands)
 
@@ -197,7 +199,7 @@ class EngineMachine(RuleBasedStateMachine):
 
     @rule(number=PICK, text=TAILS)
     def next_turn(self, number: int, text: str) -> None:
-        """Go on with a conversation: its tokens, then a new prompt."""
+        """Continue a conversation: its tokens, then a new prompt."""
         ended = [n for n in self.specs if isinstance(self.bench.end(n), m.Finished)]
         if not ended:
             return
@@ -208,8 +210,8 @@ class EngineMachine(RuleBasedStateMachine):
         if len(tokens) + len(text) + 1 < CTX_SIZE:
             packed = m.pack_tokens(tokens)
             spec = msgspec.structs.replace(spec, id=len(self.specs) + 1, tokens=packed)
-            said = raised(text) if spec.adapters else text
-            self.submit(spec, said if spec.embed is None else "")
+            answer = raised(text) if spec.adapters else text
+            self.submit(spec, answer if spec.embed is None else "")
 
     def pick(self, number: int) -> int | None:
         alive = [n for n in self.texts if self.bench.end(n) is None]
@@ -225,7 +227,7 @@ class EngineMachine(RuleBasedStateMachine):
 
     @rule()
     def die(self) -> None:
-        """Lose the worker, with all it has in memory; its tasks go on in another one."""
+        """Lose the worker with all its memory; its tasks continue in another one."""
         if self.files is not None:
             self.files.close()
         before, self.bench = self.bench, self.start_worker()
@@ -250,8 +252,8 @@ class EngineMachine(RuleBasedStateMachine):
     def park(self, number: int) -> None:
         it = self.pick(number)
         if it is not None:
-            self.asked += 1
-            self.bench.iterate(m.Park(self.asked, it))
+            self.requests += 1
+            self.bench.iterate(m.Park(self.requests, it))
 
     @rule(turns=st.integers(1, 10), seconds=st.sampled_from([0.0, 0.001, 0.25]))
     def go_on(self, turns: int, seconds: float) -> None:
@@ -263,18 +265,18 @@ class EngineMachine(RuleBasedStateMachine):
     def ask_for_states(self, number: int, owner: int, session: str) -> None:
         if self.specs:
             spec = self.specs[1 + number % len(self.specs)]
-            self.asked += 2
+            self.requests += 2
             question = (owner, session, spec.adapters, spec.tokens)
             reports = self.bench.iterate(
-                m.Lookup(self.asked, *question), m.Keep(self.asked + 1, *question)
+                m.Lookup(self.requests, *question), m.Keep(self.requests + 1, *question)
             )
             kept = {r.id: r.value for r in reports if isinstance(r, m.CommandResult)}
-            assert 0 <= kept[self.asked] <= len(spec.tokens) // 4
+            assert 0 <= kept[self.requests] <= len(spec.tokens) // 4
 
     @rule(owner=st.integers(1, 2), session=st.sampled_from(["one", "two"]))
     def forget(self, owner: int, session: str) -> None:
-        self.asked += 1
-        self.bench.iterate(m.Forget(self.asked, owner, session))
+        self.requests += 1
+        self.bench.iterate(m.Forget(self.requests, owner, session))
 
     @rule()
     def lose_the_files(self) -> None:
@@ -288,8 +290,8 @@ class EngineMachine(RuleBasedStateMachine):
 
     @rule(on=st.booleans())
     def set_low_memory(self, on: bool) -> None:
-        self.asked += 1
-        self.bench.iterate(m.SetLowMemory(self.asked, on))
+        self.requests += 1
+        self.bench.iterate(m.SetLowMemory(self.requests, on))
         if on and not self.disk:
             assert all(entry.pins for entry in self.bench.engine.store)
 
@@ -303,11 +305,11 @@ class EngineMachine(RuleBasedStateMachine):
     @invariant()
     def nothing_is_lost_doubled_or_given_to_another(self) -> None:
         for number, text in self.texts.items():
-            told = self.bench.text(number).decode()
-            assert text.startswith(told), f"task {number} said {told!r} of {text!r}"
+            answer = self.bench.text(number).decode()
+            assert text.startswith(answer), f"task {number} answered {answer!r} of {text!r}"
             end = self.bench.end(number)
             if isinstance(end, m.Finished):
-                assert told == text
+                assert answer == text
                 self.check_embedding(number)
                 ends = 1 if end.stats.stop_reason == "eos" else 0
                 assert end.stats.output_tokens == len(self.bench.tokens(number)) + ends
@@ -322,8 +324,8 @@ class EngineMachine(RuleBasedStateMachine):
             assert turn.embedding.vectors == pool.result(2)
 
     def check_order(self) -> None:
-        """No slot is free beside a task that could take it, and no task of a higher class waits
-        for one of a lower class that could be parked.
+        """No slot stays free beside a task that could use it, and no task waits for one of a lower
+        class that could be parked.
         """
         engine = self.bench.engine
         order = engine.tasks.order()
@@ -337,7 +339,7 @@ class EngineMachine(RuleBasedStateMachine):
         assert all(order.effective(t) >= highest for t in settled)
 
     def teardown(self) -> None:
-        """Everything ends well once it is read."""
+        """All tasks end without error once they are read."""
         try:
             if self.texts:
                 self.finish()

@@ -1,4 +1,4 @@
-"""Which part of a rendered chat is new; what becomes of texts for which there is no memory."""
+"""The new part of a rendered chat, and texts that memory cannot hold."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from inferd.scheduler.recording.recorder import Recorder
 
 
 @pytest.mark.parametrize(
-    ("text", "said", "answer", "rest"),
+    ("text", "history", "answer", "rest"),
     [
         ("<u>q<a>yes</a><u>", "<u>q<a>yes", "yes", "</a><u>"),
         ("<u>q<a>yes</a><u>", "<u>q<a> yes\n", " yes\n", "</a><u>"),
@@ -27,14 +27,14 @@ from inferd.scheduler.recording.recorder import Recorder
         ("<u>q</a>few<a>more", "<u>q</a>few<a>", "few", "more"),
     ],
 )
-def test_what_a_text_adds_to_what_was_said(
-    text: str, said: str, answer: str, rest: str | None
+def test_the_part_that_a_text_adds_to_the_history(
+    text: str, history: str, answer: str, rest: str | None
 ) -> None:
-    assert appended_text(text, said, answer) == rest
+    assert appended_text(text, history, answer) == rest
 
 
 class Starved(EchoModel):
-    """Finds no memory for what begins with `huge`."""
+    """A model that runs out of memory for texts that begin with `huge`."""
 
     def tokenize(self, text: bytes, *, special: bool, bos: bool) -> list[int]:
         if text.startswith(b"huge"):
@@ -42,7 +42,7 @@ class Starved(EchoModel):
         return super().tokenize(text, special=special, bos=bos)
 
 
-def test_a_text_for_which_there_is_no_memory_blames_the_memory_and_ends_nobody() -> None:
+def test_a_text_that_memory_cannot_hold_is_refused_and_ends_no_process() -> None:
     model = Starved(ModelSpec(name="echo", backend="echo", slots=1, ctx_size=64))
     queue = TokenizeQueue(model, Recorder())
     queue.add_request(m.Tokenize(1, b"huge", special=False, bos=False))

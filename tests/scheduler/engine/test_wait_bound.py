@@ -1,4 +1,4 @@
-"""The bound on a task's wait, whatever the others ask for."""
+"""The bound on a task's wait, whatever others request."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TURNS_MAX = 5000
 
 
 class Crowd:
-    """Owners who always have more urgent tasks than there are slots, next to a task that waits."""
+    """Owners who always have more urgent tasks than there are slots, beside a waiting task."""
 
     def __init__(self, slots: int, priority: Priority, owner: int, owners: int, rng: Random):
         self.bench = Bench(slots=slots, limits=LIMITS, batch_size=BATCH_SIZE)
@@ -35,7 +35,7 @@ class Crowd:
         self.since = self.engine.clock.tokens
 
     def iterate(self, *commands: m.Submit) -> None:
-        """Do one turn; more come, so that no slot is ever free."""
+        """Do one iteration with enough new tasks that no slot is ever free."""
         missing = len(self.engine.slots) + 3 - len(list(self.engine.tasks))
         self.bench.iterate(*(self.one_more() for _ in range(missing)), *commands)
 
@@ -55,14 +55,14 @@ class Crowd:
         return target
 
     def ahead(self) -> set[int]:
-        """Return the tasks of the highest class that come before the one that waits."""
+        """Return the tasks of the highest class that precede the waiting one."""
         order = self.engine.tasks.order()
         key = order.key(self.target)
         others = [t for t in self.engine.tasks if t is not self.target]
         return {t.spec.id for t in others if order.key(t) < key}
 
     def lead(self) -> int:
-        """Return by how much its owner was served more than each of the others."""
+        """Return by how much its owner was served more than each other owner."""
         served = self.engine.tasks.owners.served
         mine = served(self.target.spec.owner)
         return sum(max(0, mine - served(o)) for o in range(1, self.owners + 1))
@@ -76,11 +76,11 @@ class Crowd:
     owners=st.integers(1, 3),
     rng=st.randoms(use_true_random=False),
 )
-def test_a_task_runs_after_its_ageing_and_a_quantum_for_each_urgent_one_before_it(
+def test_a_task_runs_after_its_ageing_and_a_quantum_for_each_urgent_one_ahead(
     slots: int, priority: Priority, owner: int, owners: int, rng: Random
 ) -> None:
-    """And after the owners are level, if its own was served more. A step is not divided: where
-    it ends what it should not, its rows come on top.
+    """The bound includes the tokens by which its own owner was served more. A step is not divided:
+    the rest of the step in which the wait should end comes on top.
     """
     crowd = Crowd(slots, priority, owner, owners, rng)
     ahead: set[int] = set()
@@ -97,5 +97,5 @@ def test_a_task_runs_after_its_ageing_and_a_quantum_for_each_urgent_one_before_i
     ageing = LIMITS.ageing_tokens * (Priority.URGENT - priority) + BATCH_SIZE
     holders = len(ahead) + slots
     bound = ageing + (LIMITS.quantum_tokens + BATCH_SIZE) * holders + (lead or 0)
-    assert waited <= bound, f"{waited} tokens, {len(ahead)} were before it, lead {lead}"
+    assert waited <= bound, f"{waited} tokens, {len(ahead)} were ahead, lead {lead}"
     assert crowd.target.state is TaskState.RUNNING

@@ -1,5 +1,5 @@
-"""Adapters in the engine, on a tiny model of llama.cpp: whatever a task goes through, it says what
-it says alone; states of other adapters never serve it.
+"""Adapters in the engine, on a tiny llama.cpp model: every task answers as it does alone, and
+states of other adapters never serve it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LlamaModel]:
 
 @pytest.fixture(scope="module")
 def sets(model: LlamaModel, tmp_path_factory: pytest.TempPathFactory) -> list[tuple[str, ...]]:
-    """Return four choices of two adapters, none among them."""
+    """Return four combinations of two adapters, one of them without any."""
     folder = tmp_path_factory.mktemp("adapters")
     paths = [lora(folder / f"{seed}.gguf", seed) for seed in (1, 2)]
     specs = [AdapterSpec(name=path.stem, path=str(path)) for path in paths]
@@ -71,7 +71,7 @@ def alone(model: LlamaModel, text: str, adapters: tuple[str, ...]) -> list[int]:
     return bench.tokens(1)
 
 
-def test_tasks_of_four_sets_over_four_slots_say_what_they_say_alone(
+def test_tasks_of_four_adapter_sets_answer_as_they_do_alone(
     model: LlamaModel, sets: list[tuple[str, ...]]
 ) -> None:
     texts = {i: f"{PREFIX}{i}" for i in range(12)}
@@ -83,10 +83,10 @@ def test_tasks_of_four_sets_over_four_slots_say_what_they_say_alone(
 
     assert {i: bench.tokens(i) for i in texts} == expected
     assert sum(bench.stats(i).parks for i in texts) > 0, "none was parked and restored"
-    assert sum(bench.stats(i).cached_tokens for i in texts) > 0, "none shared its beginning"
+    assert sum(bench.stats(i).cached_tokens for i in texts) > 0, "none shared its prefix"
 
 
-def test_a_state_serves_its_own_set_alone_in_memory_and_on_disk(
+def test_a_state_serves_only_its_own_adapter_set_in_memory_and_on_disk(
     model: LlamaModel, sets: list[tuple[str, ...]], tmp_path: Path
 ) -> None:
     files = KvFiles(tmp_path, model.info.fingerprint)
@@ -105,12 +105,14 @@ def test_a_state_serves_its_own_set_alone_in_memory_and_on_disk(
     settle(bench, again)
 
     cached = [bench.stats(i).cached_tokens for i in (1, 2, 3)]
-    assert cached[:2] == [0, 0] and cached[2] > 0, "the file was not found, or by another set"
+    assert cached[:2] == [0, 0] and cached[2] > 0, (
+        "the file was not found, or was found for another adapter set"
+    )
     assert bench.tokens(3) == alone(model, PREFIX, one)
     again.close()
 
 
-def test_an_adapter_comes_and_goes_while_others_are_computed(
+def test_an_adapter_is_added_and_removed_while_others_are_computed(
     model: LlamaModel, sets: list[tuple[str, ...]], tmp_path: Path
 ) -> None:
     text, plain = "a text", sets[0]
@@ -138,7 +140,7 @@ def test_an_adapter_comes_and_goes_while_others_are_computed(
     assert bench.tokens(5) == alone(model, text, plain)
 
 
-def test_a_file_that_fits_no_more_is_told_and_the_others_are_there(
+def test_an_incompatible_adapter_is_reported_and_the_others_are_loaded(
     model: LlamaModel, tmp_path: Path
 ) -> None:
     good, bad = lora(tmp_path / "good.gguf", 4), tmp_path / "bad.gguf"

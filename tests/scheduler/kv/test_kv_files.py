@@ -1,4 +1,4 @@
-"""KV states on disk: what is written comes back or is refused, whatever happens to the files."""
+"""KV states on disk: a written state is read back or refused, whatever happens to the files."""
 
 from __future__ import annotations
 
@@ -53,10 +53,10 @@ def files(tmp_path: Path) -> Iterator[KvFiles]:
 
 
 def answers(files: KvFiles, count: int = 1) -> list[Result]:
-    """Wait for *count* answers on the descriptor, as the engine does."""
+    """Wait for *count* results on the descriptor, as the engine does."""
     results: list[Result] = []
     while len(results) < count:
-        assert select.select([files], [], [], 30)[0], "no answer came"
+        assert select.select([files], [], [], 30)[0], "no result arrived"
         results += files.results()
     assert len(results) == count
     return results
@@ -88,7 +88,7 @@ def tree(folder: Path) -> list[str]:
 
 
 class Gated(KvFiles):
-    """Its thread does no job while the gate is shut."""
+    """Files whose thread does no job while the gate is closed."""
 
     def __init__(self, directory: Path) -> None:
         self.gate = threading.Event()
@@ -110,7 +110,7 @@ def gated(tmp_path: Path) -> Iterator[Gated]:
 # Writing and reading.
 
 
-def test_what_was_written_is_read(files: KvFiles) -> None:
+def test_a_written_state_is_read(files: KvFiles) -> None:
     file = written(files)
 
     assert read(files, file) == FileRead(file, STATE)
@@ -119,11 +119,11 @@ def test_what_was_written_is_read(files: KvFiles) -> None:
 
 
 @pytest.mark.parametrize("state", [b"", b"x", bytes(9 << 20)], ids=["empty", "small", "large"])
-def test_a_state_of_any_size(files: KvFiles, state: bytes) -> None:
+def test_a_state_of_any_size_is_read(files: KvFiles, state: bytes) -> None:
     assert read(files, file := written(files, state=state)) == FileRead(file, state)
 
 
-def test_only_the_owner_of_the_process_may_look(files: KvFiles, tmp_path: Path) -> None:
+def test_only_the_owner_of_the_process_can_read_files(files: KvFiles, tmp_path: Path) -> None:
     umask = os.umask(0)
     try:
         path = written(files).path
@@ -136,7 +136,7 @@ def test_only_the_owner_of_the_process_may_look(files: KvFiles, tmp_path: Path) 
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
 
 
-def test_each_part_of_a_key_makes_another_name() -> None:
+def test_each_part_of_a_key_changes_the_name() -> None:
     keys = [
         KEY,
         replace(KEY, owner=1001),
@@ -149,7 +149,7 @@ def test_each_part_of_a_key_makes_another_name() -> None:
     assert KEY.name == replace(KEY).name and len(KEY.name) == 40
 
 
-def test_one_key_is_one_file_with_what_was_written_last(files: KvFiles) -> None:
+def test_one_key_is_one_file_with_the_last_state(files: KvFiles) -> None:
     written(files)
     file = written(files, state=b"newer")
 
@@ -157,7 +157,7 @@ def test_one_key_is_one_file_with_what_was_written_last(files: KvFiles) -> None:
     assert files.scan() == [file]
 
 
-def test_reads_overtake_writes(files: KvFiles, gated: Gated) -> None:
+def test_reads_precede_writes(files: KvFiles, gated: Gated) -> None:
     file = written(files)
     keys = [replace(KEY, session=str(i)) for i in range(3)]
 
@@ -200,7 +200,7 @@ def test_a_delete_is_pending_until_it_is_done(files: KvFiles) -> None:
     expected: list[Result] = [FilesDeleted((file.key,))]
     assert files.results() == expected and files.pending == 0
     assert not file.path.exists()
-    files.queue_delete([file.key])  # what is gone is deleted once more in peace
+    files.queue_delete([file.key])  # deleting a deleted file is not an error
     assert answers(files, 1) == [FilesDeleted((file.key,))]
     assert refusal(files, file) == "No such file or directory"
 
@@ -208,12 +208,12 @@ def test_a_delete_is_pending_until_it_is_done(files: KvFiles) -> None:
 # Bounds.
 
 
-def test_a_full_queue_refuses_at_once_and_takes_again_when_drained(files: KvFiles) -> None:
+def test_a_full_queue_refuses_at_once_until_it_is_drained(files: KvFiles) -> None:
     keys = [replace(KEY, session=str(i)) for i in range(QUEUE_COUNT_MAX)]
     assert all(files.queue_write(key, STATE, 1) for key in keys)
 
     assert files.flush(30)
-    assert not files.queue_write(KEY, STATE, 1), "answers that nobody has drained count"
+    assert not files.queue_write(KEY, STATE, 1), "results that were not drained count"
     file = KvFile(KEY, 1, 1, files.path(KEY))
     assert not files.queue_read(file)
     assert files.pending == QUEUE_COUNT_MAX
@@ -222,9 +222,9 @@ def test_a_full_queue_refuses_at_once_and_takes_again_when_drained(files: KvFile
     assert files.queue_write(KEY, STATE, 1)
 
 
-def test_bytes_are_bounded_and_one_state_beyond_that_is_taken_alone(files: KvFiles) -> None:
+def test_bytes_are_bounded_except_for_a_single_larger_state(files: KvFiles) -> None:
     file = KvFile(KEY, QUEUE_BYTES_MAX, 1, files.path(KEY))
-    assert files.queue_read(file)  # not there: it answers without any memory
+    assert files.queue_read(file)  # it does not exist: the result needs no memory
     assert not files.queue_write(KEY, b"x", 1)
     assert files.queue_write(KEY, b"", 1)
     answers(files, 2)
@@ -234,7 +234,7 @@ def test_bytes_are_bounded_and_one_state_beyond_that_is_taken_alone(files: KvFil
     answers(files)
 
 
-def test_a_closed_store_takes_nothing(tmp_path: Path) -> None:
+def test_a_closed_store_accepts_nothing(tmp_path: Path) -> None:
     files = KvFiles(tmp_path, "model")
     assert files.queue_write(KEY, STATE, 1)
     files.close()
@@ -245,8 +245,8 @@ def test_a_closed_store_takes_nothing(tmp_path: Path) -> None:
     assert not files.flush(0)
 
 
-def test_flush_gives_up_in_time(gated: Gated) -> None:
-    assert gated.flush(30), "nothing is to be done"
+def test_flush_returns_after_its_timeout(gated: Gated) -> None:
+    assert gated.flush(30), "the queue is empty"
 
     assert gated.queue_write(KEY, STATE, 1)
     assert not gated.flush(0.001)
@@ -277,7 +277,7 @@ def refused_with(whole: tuple[KvFiles, KvFile, bytes], content: bytes) -> None:
 @example(place=12, change=255)
 @example(place=15, change=255)
 @settings(max_examples=400, deadline=None)
-def test_no_flipped_bit_goes_unseen(
+def test_every_flipped_bit_is_detected(
     whole: tuple[KvFiles, KvFile, bytes], place: int, change: int
 ) -> None:
     content = bytearray(whole[2])
@@ -287,7 +287,7 @@ def test_no_flipped_bit_goes_unseen(
 
 @given(size=st.integers(0), more=st.binary(max_size=3))
 @settings(max_examples=200, deadline=None)
-def test_a_file_cut_off_or_continued_is_refused(
+def test_a_truncated_or_extended_file_is_refused(
     whole: tuple[KvFiles, KvFile, bytes], size: int, more: bytes
 ) -> None:
     content = whole[2]
@@ -296,7 +296,7 @@ def test_a_file_cut_off_or_continued_is_refused(
         refused_with(whole, content + more)
 
 
-def test_every_byte_of_the_head_counts(whole: tuple[KvFiles, KvFile, bytes]) -> None:
+def test_every_byte_of_the_header_is_checked(whole: tuple[KvFiles, KvFile, bytes]) -> None:
     content = whole[2]
     for place in range(len(content) - len(STATE)):
         refused_with(whole, content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
@@ -304,25 +304,25 @@ def test_every_byte_of_the_head_counts(whole: tuple[KvFiles, KvFile, bytes]) -> 
 
 @given(content=st.binary(max_size=200))
 @settings(deadline=None)
-def test_anything_else_is_refused(whole: tuple[KvFiles, KvFile, bytes], content: bytes) -> None:
+def test_other_content_is_refused(whole: tuple[KvFiles, KvFile, bytes], content: bytes) -> None:
     refused_with(whole, content)
 
 
-def test_a_header_past_its_bound_is_refused_unread(whole: tuple[KvFiles, KvFile, bytes]) -> None:
+def test_an_oversized_header_is_refused_unread(whole: tuple[KvFiles, KvFile, bytes]) -> None:
     files, file, content = whole
     file.path.write_bytes(content[:12] + (HEADER_BYTES_MAX + 1).to_bytes(4, "little"))
     os.truncate(file.path, 2 * HEADER_BYTES_MAX)
     assert f"more than {HEADER_BYTES_MAX}" in refusal(files, file)
 
 
-def test_a_key_past_the_headers_bound_is_not_written(files: KvFiles) -> None:
+def test_a_key_that_exceeds_the_header_is_not_written(files: KvFiles) -> None:
     key = replace(KEY, tokens=bytes(HEADER_BYTES_MAX))
     assert files.queue_write(key, STATE, 1)
     (result,) = answers(files)
     assert isinstance(result, FileFailed) and (result.key, result.operation) == (key, "write")
 
 
-def test_a_file_in_anothers_place_is_refused(files: KvFiles, tmp_path: Path) -> None:
+def test_a_file_in_the_place_of_another_is_refused(files: KvFiles, tmp_path: Path) -> None:
     content = written(files).path.read_bytes()
     with opened(tmp_path / "kv", "another") as another:
         for store, key in (
@@ -336,7 +336,9 @@ def test_a_file_in_anothers_place_is_refused(files: KvFiles, tmp_path: Path) -> 
             assert "another" in refusal(store, KvFile(key, len(content), 1, path))
 
 
-def test_a_path_outside_is_neither_read_nor_deleted(files: KvFiles, tmp_path: Path) -> None:
+def test_a_path_outside_the_folder_is_neither_read_nor_deleted(
+    files: KvFiles, tmp_path: Path
+) -> None:
     file = written(files)
     outside = tmp_path / "outside"
     outside.write_bytes(b"precious")
@@ -387,7 +389,7 @@ def test_a_scan_finds_all_owners_least_recently_used_first(files: KvFiles, tmp_p
         assert another.scan() == []
 
 
-def test_a_scan_deletes_what_is_damaged_foreign_or_unfinished(
+def test_a_scan_deletes_damaged_unrelated_and_unfinished_files(
     files: KvFiles, tmp_path: Path
 ) -> None:
     good = written(files)
@@ -418,7 +420,7 @@ def test_a_thousand_files_are_scanned_quickly(files: KvFiles) -> None:
     assert time.monotonic() - start < 5, "measured: 0.1 s"
 
 
-# What a disk and a machine can do.
+# Disk and machine failures.
 
 
 def run(code: str, *arguments: object) -> subprocess.CompletedProcess[str]:
@@ -433,7 +435,7 @@ def run(code: str, *arguments: object) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_a_file_that_may_not_grow_fails_and_the_thread_lives_on(tmp_path: Path) -> None:
+def test_a_write_past_the_file_size_limit_fails_and_the_thread_continues(tmp_path: Path) -> None:
     code = """
 resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
 files = KvFiles(Path(sys.argv[1]), "model")
@@ -465,7 +467,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
-def test_a_full_disk_fails_the_write_and_leaves_nothing(small_disk: Path) -> None:
+def test_a_full_disk_fails_the_write_and_leaves_no_file(small_disk: Path) -> None:
     with opened(small_disk) as files:
         assert files.queue_write(KEY, bytes(2 << 20), 1)
         assert answers(files) == [FileFailed(KEY, "write", "No space left on device")]
@@ -475,7 +477,7 @@ def test_a_full_disk_fails_the_write_and_leaves_nothing(small_disk: Path) -> Non
         assert isinstance(read(files, file), FileRead)
 
 
-def test_a_directory_that_cannot_be_made_fails_the_write(tmp_path: Path) -> None:
+def test_a_directory_that_cannot_be_created_fails_the_write(tmp_path: Path) -> None:
     (tmp_path / "kv").touch()
     with opened(tmp_path / "kv") as files:
         assert files.queue_write(KEY, STATE, 1)
@@ -486,7 +488,7 @@ def test_a_directory_that_cannot_be_made_fails_the_write(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("place", ["before a write", "within a write", "before the name", "after"])
-def test_killed_at_any_point_of_a_write_nothing_wrong_is_trusted(
+def test_a_kill_at_any_point_of_a_write_leaves_no_trusted_damage(
     tmp_path: Path, place: str
 ) -> None:
     code = """

@@ -1,4 +1,4 @@
-"""What is computed, and what is not computed twice: KV states in slots, in memory and on disk."""
+"""Reuse of KV states in slots, in memory and on disk: no token is computed twice."""
 
 from __future__ import annotations
 
@@ -72,12 +72,12 @@ def test_many_sessions_over_few_slots_compute_each_token_once(memory: Memory) ->
     assert computed(bench) - before == 10 * each, "tokens of a history were computed again"
 
 
-def test_idle_states_are_saved_while_nothing_else_is_to_do_and_nobody_waits_for_it() -> None:
+def test_idle_states_are_saved_when_no_task_has_to_wait_for_it() -> None:
     bench = Bench(slots=2)
     slots = bench.engine.slots
     bench.iterate(bench.submit(1, PREFIX), bench.submit(2, "short"))
     while bench.end(2) is None or bench.end(1) is None:
-        assert len(bench.engine.store) == 0, "not while anything is to be computed"
+        assert len(bench.engine.store) == 0, "not while there is work"
         bench.iterate()
 
     bench.run()
@@ -91,10 +91,10 @@ def test_idle_states_are_saved_while_nothing_else_is_to_do_and_nobody_waits_for_
     saves: list[int] = []
     bench.model.save = saves.append  # type: ignore[assignment]
     bench.iterate(bench.submit(3, "quite another text"), bench.submit(4, "and one more of them"))
-    assert bench.engine.slots.tasks and saves == [], "what is saved already is overwritten"
+    assert bench.engine.slots.tasks and saves == [], "the saved state is not saved again"
 
 
-def test_states_that_memory_has_no_room_for_are_not_saved_ahead() -> None:
+def test_states_that_do_not_fit_into_memory_are_not_saved_ahead() -> None:
     bench = Bench(slots=2, limits=Limits(kv_ram_bytes=1))
     bench.run(bench.submit(1, PREFIX))
 
@@ -104,7 +104,7 @@ def test_states_that_memory_has_no_room_for_are_not_saved_ahead() -> None:
     assert len(bench.engine.store) == 0 and bench.engine.patience() is None
 
 
-def test_states_that_memory_has_no_room_for_are_computed_again() -> None:
+def test_states_that_do_not_fit_into_memory_are_computed_again() -> None:
     bench = Bench(slots=1, limits=Limits(kv_ram_bytes=1))
     bench.run(bench.submit(1, "the first session's text"))
     before = history(bench, 1, "the first session's text")
@@ -116,18 +116,18 @@ def test_states_that_memory_has_no_room_for_are_computed_again() -> None:
     assert bench.stats(3).cached_tokens == 0
 
 
-def test_the_state_that_is_cheapest_to_compute_for_its_bytes_goes_first() -> None:
+def test_the_state_with_the_least_cost_per_byte_is_evicted_first() -> None:
     bench = Bench(slots=1, limits=Limits(kv_ram_bytes=450))
     for number, text in ((1, "x" * 60), (2, "y" * 20), (3, "z" * 60), (4, "w" * 60)):
         bench.run(bench.submit(number, text, owner=number))
 
     sizes = [len(e.tokens) for e in bench.engine.store]
     assert bench.engine.store.bytes <= 450
-    assert sizes, "nothing was kept"
+    assert sizes, "no state was kept"
 
 
 @pytest.mark.parametrize("memory", MEMORIES)
-def test_the_same_prompt_again_computes_its_last_token_only(memory: Memory) -> None:
+def test_a_repeated_prompt_computes_only_its_last_token(memory: Memory) -> None:
     bench = Bench(slots=2, options=EchoOptions(memory=memory))
     bench.run(bench.submit(1, PREFIX))
 
@@ -137,7 +137,7 @@ def test_the_same_prompt_again_computes_its_last_token_only(memory: Memory) -> N
     assert bench.stats(2).cached_tokens == len(PREFIX) + 1
 
 
-def test_states_serve_other_owners_only_where_they_are_shared() -> None:
+def test_states_serve_other_owners_only_if_they_are_shared() -> None:
     private, shared = Bench(), Bench(limits=Limits(kv_shared=True))
     for bench in (private, shared):
         bench.run(bench.submit(1, PREFIX, owner=1))
@@ -147,7 +147,7 @@ def test_states_serve_other_owners_only_where_they_are_shared() -> None:
     assert shared.stats(2).cached_tokens == len(PREFIX) + 1
 
 
-def test_states_of_other_adapters_serve_nobody_else() -> None:
+def test_states_serve_only_tasks_with_the_same_adapters() -> None:
     bench = Bench(slots=2)
     bench.run(bench.submit(1, PREFIX))
     bench.run(bench.submit(2, PREFIX, adapters=("upper",)))
@@ -184,7 +184,7 @@ def test_sessions_that_share_a_prefix_compute_it_once(memory: Memory) -> None:
 
 
 @pytest.mark.parametrize("memory", MEMORIES)
-def test_followers_go_on_all_at_once(memory: Memory) -> None:
+def test_followers_start_together(memory: Memory) -> None:
     bench = Bench(slots=8, limits=SHARE, options=EchoOptions(memory=memory), batch_size=32)
     bench.iterate(*(bench.submit(i, f"{PREFIX}{i} is the tail") for i in range(8)))
     leased = [len(bench.engine.slots.tasks)]
@@ -212,7 +212,7 @@ def test_a_follower_makes_its_leader_as_urgent_as_itself() -> None:
     assert bench.stats(3).ttft_ms <= bench.stats(2).ttft_ms
 
 
-def test_a_leader_is_not_parked_for_others_than_those_who_come_before_its_followers() -> None:
+def test_a_leader_is_only_parked_for_tasks_ahead_of_its_followers() -> None:
     bench = Bench(slots=2, limits=SHARE, batch_size=8)
     bench.iterate(
         bench.submit(1, PREFIX + "low", priority=Priority.LOW),
@@ -225,15 +225,15 @@ def test_a_leader_is_not_parked_for_others_than_those_who_come_before_its_follow
     )
 
     running = {t.spec.id for t in bench.engine.slots.tasks}
-    assert running == {1, 4}, "the normal one gave way"
+    assert running == {1, 4}, "the normal task was parked"
     bench.iterate(m.Cancel(3))
     leader = bench.engine.tasks.find_task(1)
-    assert leader is not None and leader.boost == 0, "nobody waits for it any more"
+    assert leader is not None and leader.boost == 0, "no task waits for it"
     bench.run()
 
 
 @pytest.mark.parametrize("memory", MEMORIES)
-def test_a_cancelled_leaders_work_serves_its_followers(memory: Memory) -> None:
+def test_the_state_of_a_cancelled_leader_serves_its_followers(memory: Memory) -> None:
     bench = Bench(slots=2, limits=SHARE, options=EchoOptions(memory=memory), batch_size=16)
     bench.iterate(bench.submit(1, PREFIX + "one"), bench.submit(2, PREFIX + "two"))
     bench.iterate()
@@ -245,7 +245,7 @@ def test_a_cancelled_leaders_work_serves_its_followers(memory: Memory) -> None:
     assert bench.stats(2).cached_tokens == read > 0
 
 
-def test_nobody_waits_for_a_leader_that_has_read_on_already() -> None:
+def test_no_task_waits_for_a_leader_that_has_passed_their_prefix() -> None:
     bench = Bench(slots=2, limits=SHARE)
     bench.iterate(bench.submit(1, PREFIX + "one"))
     bench.iterate()
@@ -258,7 +258,7 @@ def test_nobody_waits_for_a_leader_that_has_read_on_already() -> None:
     assert bench.stats(2).cached_tokens == len(PREFIX) + 1, "a running task's state was copied"
 
 
-def test_prompts_that_share_less_than_is_worth_it_run_side_by_side() -> None:
+def test_prompts_with_a_short_common_prefix_run_in_parallel() -> None:
     bench = Bench(slots=2, limits=Limits(shared_prefix_tokens_min=64), batch_size=16)
 
     bench.iterate(bench.submit(1, "short share 1"), bench.submit(2, "short share 2"))
@@ -267,7 +267,7 @@ def test_prompts_that_share_less_than_is_worth_it_run_side_by_side() -> None:
 
 
 @pytest.mark.parametrize("memory", ["window", "recurrent"])
-def test_where_prompts_part_a_snapshot_serves_the_next_one(memory: Memory) -> None:
+def test_a_checkpoint_where_prompts_diverge_serves_the_next_one(memory: Memory) -> None:
     bench = Bench(slots=1, limits=SHARE, options=EchoOptions(memory=memory))
     for number, tail in ((1, "first"), (2, "second"), (3, "third")):
         bench.run(bench.submit(number, PREFIX + tail))
@@ -295,7 +295,7 @@ def test_branches_of_a_state_compute_the_shared_part_once(memory: Memory) -> Non
     assert computed(bench) - start <= 5 * (len("0 branch") * 2 + 2)
 
 
-def test_a_lookup_says_what_is_not_there() -> None:
+def test_a_lookup_counts_cached_tokens() -> None:
     bench = Bench(options=EchoOptions(memory="recurrent"))
     bench.run(bench.submit(1, PREFIX))
     tokens = bench.spec(2, PREFIX[:20]).tokens
@@ -307,7 +307,7 @@ def test_a_lookup_says_what_is_not_there() -> None:
 # Context shift and reuse.
 
 
-def test_a_full_context_shifts_and_goes_on() -> None:
+def test_a_full_context_shifts_and_continues() -> None:
     bench = Bench(slots=1, ctx_size=24)
     text = "abcdefghijklm"  # 15 tokens of prompt, 9 free
 
@@ -343,22 +343,22 @@ def shifted(n_discard: int) -> Bench:
 
 
 def idle_tokens(bench: Bench) -> array[int]:
-    """Return what lies in the first idle slot that holds anything."""
+    """Return the contents of the first idle slot that is not empty."""
     return next(s for s in bench.engine.slots if s.tokens).tokens
 
 
 def assert_it_serves_mine_alone(bench: Bench) -> None:
     tokens = idle_tokens(bench)
-    told = m.pack_tokens(tokens)
-    assert ask(bench, m.Lookup(1, 1, "mine", (), told)) == len(tokens)
-    assert ask(bench, m.Lookup(2, 1, "other", (), told)) == 0
+    packed = m.pack_tokens(tokens)
+    assert ask(bench, m.Lookup(1, 1, "mine", (), packed)) == len(tokens)
+    assert ask(bench, m.Lookup(2, 1, "other", (), packed)) == 0
 
 
-def test_a_shifted_state_serves_its_own_session_alone() -> None:
+def test_a_shifted_state_serves_only_its_own_session() -> None:
     assert_it_serves_mine_alone(shifted(n_discard=2))
 
 
-def test_a_turn_on_a_shifted_state_is_as_approximate_and_stays_so() -> None:
+def test_a_turn_on_a_shifted_state_is_approximate_too() -> None:
     bench = shifted(n_discard=14)
     before = m.pack_tokens(idle_tokens(bench)[:30])
 
@@ -368,7 +368,7 @@ def test_a_turn_on_a_shifted_state_is_as_approximate_and_stays_so() -> None:
     assert_it_serves_mine_alone(bench)
 
 
-def test_parking_waits_until_a_shift_is_settled_and_loses_nothing() -> None:
+def test_parking_waits_for_a_pending_shift_and_loses_nothing() -> None:
     bench = Bench(slots=1, ctx_size=32)
     bench.iterate(bench.submit(1, "abcdefghijklmnopq", priority=Priority.LOW, ctx_shift=True,
                             n_keep=-1, n_discard=3))  # fmt: skip
@@ -399,7 +399,7 @@ def test_equal_runs_are_reused_by_shifting_and_marked() -> None:
 
 
 @pytest.mark.parametrize("memory", MEMORIES)
-def test_a_full_cache_parks_the_last_in_the_order_and_fails_nobody(memory: Memory) -> None:
+def test_a_full_cache_parks_the_last_task_in_the_order_and_fails_none(memory: Memory) -> None:
     bench = Bench(slots=4, options=EchoOptions(memory=memory, kv_cells=150))
     texts = [f"{i} " + "text that goes on for a while" for i in range(4)]
 
@@ -412,7 +412,7 @@ def test_a_full_cache_parks_the_last_in_the_order_and_fails_nobody(memory: Memor
 
     assert [bench.text(i).decode() for i in range(4)] == texts
     assert bench.engine.statistics()["kv_full"] > 0
-    assert bench.stats(0).parks == 0, "the first in the order was parked"
+    assert bench.stats(0).parks == 0, "the first task in the order was parked"
 
 
 def test_a_task_that_is_alone_and_does_not_fit_is_refused() -> None:
@@ -432,7 +432,7 @@ def settle(bench: Bench, files: KvFiles) -> None:
     bench.run()
 
 
-def test_what_memory_has_no_room_for_comes_back_from_disk(files: KvFiles) -> None:
+def test_states_that_do_not_fit_into_memory_return_from_disk(files: KvFiles) -> None:
     bench = Bench(slots=1, limits=Limits(kv_ram_bytes=1, shared_prefix_tokens_min=16), files=files)
     bench.run(bench.submit(1, PREFIX, session="mine", persist=True))
     before = history(bench, 1, PREFIX)
@@ -449,7 +449,7 @@ def test_what_memory_has_no_room_for_comes_back_from_disk(files: KvFiles) -> Non
     assert bench.stats(3).cached_tokens == len(before) // 4
 
 
-def test_a_restart_keeps_the_states_of_sessions_that_may_be_on_disk(tmp_path: Path) -> None:
+def test_a_restart_keeps_the_states_of_persisted_sessions(tmp_path: Path) -> None:
     first = Bench(slots=2, files=KvFiles(tmp_path, "echo-1"))
     first.run(first.submit(1, PREFIX, session="kept", persist=True))
     first.run(first.submit(2, "not to be kept on any disk at all", session="x"))
@@ -488,7 +488,7 @@ def test_a_damaged_file_is_computed_again(tmp_path: Path) -> None:
     assert not path.exists()
 
 
-def test_a_session_that_goes_to_sleep_is_on_disk(files: KvFiles) -> None:
+def test_a_session_that_becomes_dormant_is_on_disk(files: KvFiles) -> None:
     bench = Bench(slots=1, files=files)
     bench.run(bench.submit(1, PREFIX, session="mine", persist=True))
     before = history(bench, 1, PREFIX)
@@ -499,7 +499,9 @@ def test_a_session_that_goes_to_sleep_is_on_disk(files: KvFiles) -> None:
     assert bench.engine.statistics()["kv_disk_files"] == 1
 
 
-def test_forget_leaves_nothing_in_slots_memory_and_on_disk(files: KvFiles, tmp_path: Path) -> None:
+def test_forget_deletes_states_in_slots_in_memory_and_on_disk(
+    files: KvFiles, tmp_path: Path
+) -> None:
     bench = Bench(slots=1, files=files)
     bench.run(bench.submit(1, PREFIX, session="mine", persist=True))
     before = history(bench, 1, PREFIX)
@@ -514,9 +516,7 @@ def test_forget_leaves_nothing_in_slots_memory_and_on_disk(files: KvFiles, tmp_p
     assert not [p for p in tmp_path.rglob("*") if p.is_file()]
 
 
-def test_what_is_forgotten_is_not_written_down_with_what_memory_had_no_room_for(
-    files: KvFiles, tmp_path: Path
-) -> None:
+def test_forgotten_states_are_not_written_with_evicted_ones(files: KvFiles, tmp_path: Path) -> None:
     bench = Bench(slots=2, limits=Limits(kv_ram_bytes=1), files=files)
     bench.run(bench.submit(1, PREFIX, session="mine", persist=True))
     before = history(bench, 1, PREFIX)
@@ -543,16 +543,16 @@ def test_a_file_that_the_daemon_has_deleted_is_written_again(files: KvFiles) -> 
     assert file.path.exists()
 
 
-def test_the_end_says_what_it_has_written(files: KvFiles) -> None:
+def test_close_reports_the_written_files(files: KvFiles) -> None:
     bench = Bench(slots=1, files=files)
     bench.run(bench.submit(1, PREFIX, session="mine", persist=True))
 
-    told = bench.engine.close()
+    reports = bench.engine.close()
 
-    assert [type(report) for report in told] == [m.KvFileWritten]
+    assert [type(report) for report in reports] == [m.KvFileWritten]
 
 
-def test_a_file_that_takes_too_long_is_not_waited_for(files: KvFiles) -> None:
+def test_a_task_does_not_wait_for_a_slow_file(files: KvFiles) -> None:
     first = Bench(files=files)
     first.run(first.submit(1, PREFIX, session="kept", persist=True))
     first.iterate(m.Keep(1, 1, "kept", (), history(first, 1, PREFIX)))
@@ -563,7 +563,7 @@ def test_a_file_that_takes_too_long_is_not_waited_for(files: KvFiles) -> None:
     second.iterate(second.submit(2, PREFIX))
     assert second.engine.tasks.queue[0].fetching
     assert second.engine.patience() == second.engine.tasks.limits.fetch_timeout_s, (
-        "nobody else wakes it"
+        "nothing else wakes it"
     )
     second.now += second.engine.tasks.limits.fetch_timeout_s
     second.run()

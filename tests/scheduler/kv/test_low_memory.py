@@ -1,4 +1,4 @@
-"""Where memory is short, the KV states that no task holds leave it: for the disk if they may."""
+"""Low-memory mode: KV states that no task holds leave memory, for the disk if they may."""
 
 from __future__ import annotations
 
@@ -50,15 +50,15 @@ def files(tmp_path: Path) -> Iterator[KvFiles]:
 
 
 def with_states(files: KvFiles | None = None, **fields: object) -> Bench:
-    """Return an engine that has had a turn of each text, and saved what it was of."""
+    """Return an engine that has computed a turn of each text, and saved the states."""
     bench = Bench(slots=1, files=files, limits=Limits(shared_prefix_tokens_min=16))
     for number, text in enumerate(TEXTS):
         bench.run(bench.submit(number, text, session=f"s{number}", **fields))
-    assert len(bench.engine.store) == len(TEXTS) - 1, "the last one lies in the slot"
+    assert len(bench.engine.store) == len(TEXTS) - 1, "the last state is in the slot"
     return bench
 
 
-def test_states_leave_memory_at_once_and_their_bytes_are_told() -> None:
+def test_states_are_evicted_at_once_and_their_bytes_reported() -> None:
     bench = with_states()
     held = bench.engine.store.bytes
 
@@ -67,7 +67,7 @@ def test_states_leave_memory_at_once_and_their_bytes_are_told() -> None:
     assert ask(bench, m.SetLowMemory(2, True)) == 0
 
 
-def test_what_may_be_on_disk_goes_there_and_comes_back(files: KvFiles) -> None:
+def test_states_that_may_be_persisted_move_to_disk_and_return(files: KvFiles) -> None:
     bench = with_states(files, persist=True)
     before = history(bench, 0, TEXTS[0])
     bench.iterate(m.SetLowMemory(1, True))
@@ -80,10 +80,10 @@ def test_what_may_be_on_disk_goes_there_and_comes_back(files: KvFiles) -> None:
 
     assert bench.text(9) == b"back"
     assert bench.stats(9).cached_tokens == len(before) // 4
-    assert bench.engine.store.bytes == 0, "nothing stays while memory is short"
+    assert bench.engine.store.bytes == 0, "no state stays while memory is low"
 
 
-def test_what_may_not_be_on_disk_is_nowhere_then(files: KvFiles) -> None:
+def test_states_that_may_not_be_persisted_are_dropped(files: KvFiles) -> None:
     bench = with_states(files, persist=False)
     bench.iterate(m.SetLowMemory(1, True))
     settle(bench, files)
@@ -91,13 +91,13 @@ def test_what_may_not_be_on_disk_is_nowhere_then(files: KvFiles) -> None:
     assert bench.engine.store.bytes == 0
 
 
-def test_what_the_disk_has_no_time_for_waits_in_memory_for_it(
+def test_states_wait_in_memory_while_the_disk_is_busy(
     files: KvFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bench = with_states(files, persist=True)
     monkeypatch.setattr(kv_files, "QUEUE_COUNT_MAX", 2)
     bench.iterate(m.SetLowMemory(1, True))
-    assert len(bench.engine.store) >= 1, "the queue takes two"
+    assert len(bench.engine.store) >= 1, "the queue holds two"
 
     for _ in TEXTS:
         settle(bench, files)
@@ -107,7 +107,7 @@ def test_what_the_disk_has_no_time_for_waits_in_memory_for_it(
 
 
 def rows_with(memory: Memory, *commands: m.Command) -> int:
-    """Return the rows of two turns over one slot, *commands* said while one of them is parked."""
+    """Return the tokens of two turns over one slot; *commands* are sent while one is parked."""
     bench = Bench(slots=1, options=EchoOptions(memory=memory), limits=Limits(quantum_tokens=4))
     bench.iterate(bench.submit(1, TEXTS[0], priority=Priority.LOW))
     while not bench.text(1):
@@ -124,11 +124,11 @@ def rows_with(memory: Memory, *commands: m.Command) -> int:
 
 
 @pytest.mark.parametrize("memory", ["plain", "window", "recurrent"])
-def test_parked_turns_keep_their_states_and_end_as_they_would(memory: Memory) -> None:
+def test_parked_turns_keep_their_states_and_end_as_without_pressure(memory: Memory) -> None:
     assert rows_with(memory, m.SetLowMemory(1, True)) == rows_with(memory)
 
 
-def test_no_idle_state_is_saved_until_memory_is_there_again() -> None:
+def test_no_idle_state_is_saved_until_memory_has_recovered() -> None:
     bench = Bench(slots=2)
     bench.iterate(m.SetLowMemory(1, True))
     bench.run(bench.submit(1, TEXTS[0]))
@@ -141,7 +141,7 @@ def test_no_idle_state_is_saved_until_memory_is_there_again() -> None:
     assert len(bench.engine.store) == 1
 
 
-def test_the_machine_gets_back_what_lay_among_other_things() -> None:
+def test_freed_memory_among_small_objects_is_returned() -> None:
     done = subprocess.run(
         [sys.executable, "-c", HEAP],
         capture_output=True,

@@ -1,4 +1,4 @@
-"""How likely tokens were travels from the model to the one who asked, and only to him."""
+"""Logprobs of sampled tokens, from the model to the client that requested them."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from inferd.scheduler.output.logprobs import describe_logprobs
 from tests.models import smollm2
 from tests.scheduler.doubles import iterate_engine
 
-TOLD: dict[str, Any] = {"temp": 0.0, "n_probs": 3}
+REQUEST: dict[str, Any] = {"temp": 0.0, "n_probs": 3}
 
 
-def told(
+def reports_of(
     model: Model, text: bytes = b"Rome is the", count: int = 6, **fields: object
 ) -> list[m.Tokens]:
-    """Return what one turn tells of its tokens."""
+    """Return the reported logprobs of one turn."""
     engine = Engine(model)
     prompt = model.tokenize(text, special=False, bos=True)
     params = SamplingParams(**fields)  # type: ignore[arg-type]
@@ -38,16 +38,16 @@ def real() -> Model:
     return load_model(spec, lambda _: True)
 
 
-def test_nothing_is_told_that_nobody_asked_for() -> None:
+def test_no_logprobs_are_reported_without_a_request() -> None:
     echo = load_model(ModelSpec(name="echo", backend="echo"), lambda _: True)
-    assert all(not report.logprobs for report in told(echo))
-    [one] = told(echo, count=1, **TOLD)[0].logprobs
+    assert all(not report.logprobs for report in reports_of(echo))
+    [one] = reports_of(echo, count=1, **REQUEST)[0].logprobs
     assert (one.token, one.value, len(one.top)) == (ord("R"), 0.0, 1)
 
 
 @pytest.mark.model
-def test_each_greedy_token_is_the_likeliest_and_logarithms_fall(real: Model) -> None:
-    reports = told(real, **TOLD)
+def test_each_greedy_token_is_the_top_token_and_logprobs_descend(real: Model) -> None:
+    reports = reports_of(real, **REQUEST)
     assert len(reports) == 6
     for report in reports:
         [one] = report.logprobs
@@ -60,8 +60,8 @@ def test_each_greedy_token_is_the_likeliest_and_logarithms_fall(real: Model) -> 
 
 
 @pytest.mark.model
-def test_what_a_chain_has_left_adds_up_to_one(real: Model) -> None:
-    reports = told(real, temp=1.0, top_k=5, seed=3, n_probs=5, post_sampling_probs=True)
+def test_probabilities_after_sampling_add_up_to_one(real: Model) -> None:
+    reports = reports_of(real, temp=1.0, top_k=5, seed=3, n_probs=5, post_sampling_probs=True)
     for report in reports:
         [one] = report.logprobs
         assert sum(other.value for other in one.top) == pytest.approx(1.0, abs=1e-5)
@@ -69,13 +69,16 @@ def test_what_a_chain_has_left_adds_up_to_one(real: Model) -> None:
 
 
 @pytest.mark.model
-def test_a_grammar_changes_what_is_drawn_and_not_what_the_model_thinks(real: Model) -> None:
-    free, bound = told(real, **TOLD), told(real, **TOLD, grammar='root ::= "zebra"')
+def test_a_grammar_changes_the_sampled_tokens_and_not_the_logprobs(real: Model) -> None:
+    free, bound = (
+        reports_of(real, **REQUEST),
+        reports_of(real, **REQUEST, grammar='root ::= "zebra"'),
+    )
     assert bound[0].logprobs[0].top == free[0].logprobs[0].top
     assert bound[0].logprobs[0].value < free[0].logprobs[0].value
 
 
-def test_described_is_as_llama_server_says_it() -> None:
+def test_logprobs_have_the_form_of_llama_server() -> None:
     other = m.TokenLogprob(8, "é".encode()[:1], -3.5)
     one = m.TokenLogprob(7, b"a", -0.5, [m.TokenLogprob(7, b"a", -0.5), other])
     assert describe_logprobs([one], after_sampling=False) == [

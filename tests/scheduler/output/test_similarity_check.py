@@ -1,4 +1,4 @@
-"""A task whose sentence is judged while it is parked, comes back, or gets credit."""
+"""A task that is parked, resumed or gets credit while its sentence is judged."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ ENDS = {"One.": 4, "Two!": 9, "Three.": 16}
 OTHER = "another text, of some length"
 SIMILAR = StoppingParams(stop_similarity="anything")
 PATIENT = Limits(reader_wait_s=1000.0, ageing_tokens=100_000, quantum_tokens=100_000)
-"""Nobody gives way but by hand."""
+"""Tasks are parked only by hand."""
 
 
-def asked(bench: Bench) -> list[m.SentenceEnded]:
+def requested(bench: Bench) -> list[m.SentenceEnded]:
     return [r for r in bench.reports.get(1, []) if isinstance(r, m.SentenceEnded)]
 
 
@@ -29,16 +29,16 @@ def begun(limits: Limits = PATIENT, **fields: object) -> Bench:
     bench.run(bench.submit(1, TEXT, stopping=SIMILAR, **fields))
     if fields.get("pull"):
         bench.run(*[m.PullToken(1)] * len("ne. "))
-    assert [s.text for s in asked(bench)] == ["One."]
+    assert [s.text for s in requested(bench)] == ["One."]
     return bench
 
 
 def finished(bench: Bench, similar: str, *, pull: bool) -> None:
-    """Answer what is asked from now on, until both tasks have ended."""
+    """Answer all requests for verdicts until both tasks have ended."""
     for _ in range(100):
         if bench.end(1) is not None and bench.end(2) is not None:
             return
-        last = asked(bench)[-1]
+        last = requested(bench)[-1]
         assert ENDS[last.text] == last.end
         verdict = m.Verdict(1, last.end, "0.900" if last.text == similar else "")
         bench.run(verdict, *([m.PullToken(1)] if pull else []))
@@ -51,10 +51,8 @@ ORDERS = [order for order in permutations(DEEDS) if order.index("other") < order
 
 @pytest.mark.parametrize("pull", [False, True])
 @pytest.mark.parametrize("similar", ["", "One.", "Two!", "Three."])
-def test_parked_by_hand_before_with_or_after_its_verdict_it_says_what_it_would_have_said(
-    similar: str, pull: bool
-) -> None:
-    """In each order of what comes, each in a turn of its own or with the one before."""
+def test_parking_around_a_verdict_does_not_change_the_answer(similar: str, pull: bool) -> None:
+    """In each order of the events, each in its own iteration or with the previous one."""
     whole = TEXT[: ENDS[similar]] if similar else TEXT
     for order, together in product(ORDERS, product((False, True), repeat=len(DEEDS) - 1)):
         bench = begun(pull=pull)
@@ -76,12 +74,12 @@ def test_parked_by_hand_before_with_or_after_its_verdict_it_says_what_it_would_h
         assert bench.text(1).decode() == whole, (order, together)
         assert bench.stats(1).stop_reason == ("similarity" if similar else "eos")
         judged = [s for s in ENDS if not similar or ENDS[s] <= ENDS[similar]]
-        assert [s.text for s in asked(bench)] == judged, "each once"
+        assert [s.text for s in requested(bench)] == judged, "each sentence once"
         assert bytes(bench.tokens(1)).startswith(whole.encode()), "no token twice"
         assert bench.text(2).decode() == OTHER
 
 
-def test_while_it_is_parked_it_takes_no_slot_before_its_verdict() -> None:
+def test_a_parked_task_takes_no_slot_before_its_verdict() -> None:
     bench = begun()
     bench.iterate(bench.submit(2, OTHER))
     [answer] = [r for r in bench.iterate(m.Park(7, 1)) if isinstance(r, m.CommandResult)]
@@ -92,10 +90,10 @@ def test_while_it_is_parked_it_takes_no_slot_before_its_verdict() -> None:
     bench.run(m.Credit(1, 5), m.Park(8, 1))
     assert bench.engine.metrics.steps == steps and bench.text(1) == b"One."
     bench.run(m.Verdict(1, 4))
-    assert [s.text for s in asked(bench)] == ["One.", "Two!"]
+    assert [s.text for s in requested(bench)] == ["One.", "Two!"]
 
 
-def test_one_that_ends_with_its_sentence_while_it_is_parked_leaves_nothing_behind() -> None:
+def test_a_task_that_ends_while_parked_leaves_nothing_behind() -> None:
     bench = begun()
     bench.iterate(bench.submit(2, OTHER))
     bench.iterate(m.Park(7, 1))
@@ -107,8 +105,8 @@ def test_one_that_ends_with_its_sentence_while_it_is_parked_leaves_nothing_behin
 
 
 @pytest.mark.parametrize("pull", [False, True])
-def test_credit_that_comes_meanwhile_does_not_make_it_keep_its_slot(pull: bool) -> None:
-    """It waits for others all the same: as long as it would have without."""
+def test_credit_during_a_check_does_not_keep_the_slot(pull: bool) -> None:
+    """It waits for other tasks for as long as it would without credit."""
     bench = begun(Limits(reader_wait_s=0.2), pull=pull, **({} if pull else {"credit": 100}))
     bench.iterate(bench.submit(2, OTHER))
     bench.now += 0.1

@@ -1,4 +1,4 @@
-"""Text that leaves the engine: whole characters, nothing past a stop text, nothing lost."""
+"""Released text: whole characters, nothing past a stop text, nothing lost."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ def cut(data: bytes, sizes: list[int]) -> list[bytes]:
 
 
 @given(TEXTS, st.lists(st.integers(0, 3)))
-def test_all_text_comes_out_whole_however_it_is_split(text: str, sizes: list[int]) -> None:
+def test_all_text_is_released_however_it_is_split(text: str, sizes: list[int]) -> None:
     assembler = TextAssembler()
     released = [assembler.add_piece(p).text for p in cut(text.encode(), sizes)]
     for piece in released:
-        piece.decode()  # a character in two would fail here
+        piece.decode()  # a split character would fail here
     assert b"".join(released) + assembler.flush() == text.encode()
 
 
@@ -55,14 +55,14 @@ def test_a_reverse_prompt_stays_in_the_output() -> None:
     assert assembler.add_piece(b"never shown").text == b""
 
 
-def test_text_that_might_become_a_stop_text_is_withheld_until_it_is_decided() -> None:
+def test_text_that_may_become_a_stop_text_is_withheld_until_decided() -> None:
     assembler = TextAssembler(stop=["###"])
 
     assert assembler.add_piece(b"a##").text == b"a"
     assert assembler.add_piece(b"b").text == b"##b"
 
 
-def test_bytes_that_can_never_be_a_character_are_let_through() -> None:
+def test_bytes_that_can_never_be_a_character_are_released() -> None:
     assert incomplete_utf8(b"\xff") == 0
     assert incomplete_utf8(b"a\xe2\x82") == 2
     assert incomplete_utf8(b"\x80\x80\x80\x80") == 0

@@ -1,4 +1,4 @@
-"""The learned cost of a step: it predicts kinds of steps that it has not seen for long."""
+"""The learned cost of a step: it predicts kinds of steps that were not seen for long."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from inferd.scheduler.policy.cost import StepCost, StepLoad
 
-# A CPU with a small model: seconds a run of the graph, a row, a row and token looked back on.
+# A CPU with a small model: seconds for a group, a token, and a token attended to.
 GRAPH_S, ROW_S, DEPTH_S = 0.004, 0.0029, 2.4e-6
 
 
@@ -37,7 +37,7 @@ class Machine:
 
 
 def lived(machine: Machine) -> Machine:
-    """Let the machine do what machines do: a prompt, decoding, both, decoding for long."""
+    """Compute a prompt, decode, do both, then decode for long."""
     machine.step((0, 32))
     for at in range(32, 512, 120):
         machine.step((at, 120))
@@ -48,7 +48,7 @@ def lived(machine: Machine) -> Machine:
     return machine
 
 
-def test_a_load_counts_rows_depths_and_runs_of_the_graph() -> None:
+def test_a_load_counts_groups_tokens_and_depths() -> None:
     assert StepLoad.of_chunks([(10, 1), (20, 1), (100, 3)]) == StepLoad(
         2, 5, 10 + 20 + (100 + 101 + 102)
     )
@@ -74,7 +74,7 @@ def test_it_predicts_every_kind_of_step_after_hours_of_one_kind(seed: int) -> No
         assert abs(machine.error(*chunks)) < 0.25, (chunks, machine.cost)
 
 
-def test_one_hiccup_changes_little_and_a_lasting_change_is_learned() -> None:
+def test_one_outlier_changes_little_and_a_lasting_change_is_learned() -> None:
     machine = lived(Machine(noise=0.02))
     load = StepLoad.of_chunks([(300, 1)] * 16)
     before = machine.cost.predict(load)
@@ -87,7 +87,7 @@ def test_one_hiccup_changes_little_and_a_lasting_change_is_learned() -> None:
 
 
 @pytest.mark.parametrize("row_s", [1e-5, 1e-3, 0.3])
-def test_it_needs_no_idea_of_how_fast_the_machine_is(row_s: float) -> None:
+def test_it_learns_machines_of_any_speed(row_s: float) -> None:
     cost = StepCost()
     for at in range(0, 2000, 100):
         load = StepLoad.of_chunks([(at, 100)])
@@ -116,7 +116,7 @@ STEPS = st.lists(
 
 @settings(max_examples=200, deadline=None)
 @given(STEPS, st.integers(1, 30))
-def test_whatever_the_clock_says_the_prediction_is_a_number(
+def test_predictions_are_finite_with_any_clock(
     steps: list[tuple[list[tuple[int, int]], float]], rounds: int
 ) -> None:
     cost = StepCost()
@@ -127,7 +127,7 @@ def test_whatever_the_clock_says_the_prediction_is_a_number(
         assert 0 <= cost.recompute_s(1000) < math.inf
 
 
-def test_coefficients_that_were_driven_to_nothing_are_learned_again() -> None:
+def test_coefficients_driven_to_zero_are_learned_again() -> None:
     machine = lived(Machine())
     for at in range(2000):
         machine.cost.learn_step(StepLoad.of_chunks([(at % 500, 1)]), 0.0)
@@ -136,8 +136,8 @@ def test_coefficients_that_were_driven_to_nothing_are_learned_again() -> None:
     assert abs(machine.error((100, 1), (100, 1))) < 0.2
 
 
-def test_what_steps_take_is_known_for_each_number_of_threads() -> None:
-    """So a change of threads is no surprise, and prompts do not hold streams up for it."""
+def test_costs_are_learned_for_each_number_of_threads() -> None:
+    """A change of threads causes no outliers, so that prompts do not slow streams down."""
     machine = Machine(noise=0.02)
     machine.cost.use_threads(2)
     lived(machine)
@@ -160,7 +160,7 @@ def test_more_threads_are_not_expected_to_be_faster() -> None:
     assert machine.cost.predict(load) == before
 
 
-def test_the_number_of_threads_changes_nothing_where_nothing_is_known() -> None:
+def test_the_number_of_threads_has_no_effect_before_the_first_step() -> None:
     cost = StepCost()
     for threads in (2, 1):
         cost.use_threads(threads)
@@ -168,8 +168,8 @@ def test_the_number_of_threads_changes_nothing_where_nothing_is_known() -> None:
     assert cost.predict(StepLoad(1, 32, 0)) == pytest.approx(0.1)
 
 
-def test_rows_are_never_expected_to_be_quicker_than_any_was() -> None:
-    """A machine that others disturb for a while must not make prompts seem free."""
+def test_tokens_are_never_expected_to_be_quicker_than_the_quickest() -> None:
+    """A busy machine must not make prompts seem free."""
     for seed in range(20):
         machine, rng = lived(Machine(seed=seed)), random.Random(seed)
         for at in range(200):

@@ -1,4 +1,4 @@
-"""Whose turn it is between generations and embeddings, and which texts come next."""
+"""Alternation of generations and embeddings, and the order of texts."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def order(owners: OwnerClock | None = None, clock: int = 0) -> Order:
 
 
 class Known(StepCost):
-    """A machine on which a row takes a millisecond."""
+    """A machine on which a token takes a millisecond."""
 
     @property
     def known(self) -> bool:
@@ -57,10 +57,10 @@ class Known(StepCost):
         return load.tokens / 1000
 
 
-# Whose turn it is.
+# Generations and embeddings.
 
 
-def test_alone_each_goes_on() -> None:
+def test_generations_or_embeddings_alone_continue() -> None:
     texts, turns = [task(1)], [decoding(2)]
     for embedded in (False, True):
         assert embeds_next([], texts, order(), embedded=embedded)
@@ -68,13 +68,13 @@ def test_alone_each_goes_on() -> None:
         assert not embeds_next([], [], order(), embedded=embedded)
 
 
-def test_with_both_they_take_turns() -> None:
+def test_generations_and_embeddings_alternate() -> None:
     for turn in (decoding(1), task(1, 50)):
         assert embeds_next([turn], [task(2)], order(), embedded=False)
         assert not embeds_next([turn], [task(2)], order(), embedded=True)
 
 
-def test_who_decodes_has_its_step_beside_embeddings_of_any_class() -> None:
+def test_decoding_tasks_have_steps_beside_embeddings_of_any_class() -> None:
     urgent = task(1, priority=Priority.URGENT)
     assert not embeds_next([decoding(2, priority=Priority.LOW)], [urgent], order(), embedded=True)
     low = task(1, priority=Priority.LOW)
@@ -87,46 +87,46 @@ def test_prompts_and_embeddings_of_a_lower_class_wait_for_the_higher_one() -> No
     assert embeds_next([low], [high], order(), embedded=True)
 
 
-def test_what_waits_for_a_higher_class_ages_until_it_has_its_turn() -> None:
+def test_tasks_that_wait_for_a_higher_class_age_until_they_run() -> None:
     low, high = task(1, priority=Priority.LOW), task(2, priority=Priority.HIGH)
     low.age = 2 * LIMITS.ageing_tokens
     assert embeds_next([high], [low], order(), embedded=False)
     assert not embeds_next([low], [high], order(), embedded=True)
 
 
-# Which texts are taken up.
+# Admitted texts.
 
 
-def test_texts_come_in_the_order_of_the_queue_while_there_is_room() -> None:
+def test_texts_are_admitted_in_the_order_of_the_queue_while_they_fit() -> None:
     waiting = [task(1, 30), task(2, 30, priority=Priority.HIGH), task(3, 30), task(4, 5)]
     plan = plan_texts(waiting, [], order(), INFO)
     assert [t.spec.id for t in plan.admit] == [2, 1, 3]
     assert not plan.drop
 
 
-def test_none_overtakes_one_that_waits_for_room() -> None:
+def test_no_text_overtakes_one_that_does_not_fit() -> None:
     plan = plan_texts([task(1, 90), task(2, 5)], [running(task(3, 20), 0)], order(), INFO)
     assert plan.admit == ()
 
 
-def test_a_higher_class_drops_the_last_of_those_below_it() -> None:
+def test_a_higher_class_drops_the_last_text_of_lower_ones() -> None:
     texts = [running(task(n, 30, priority=Priority.LOW), n) for n in (0, 1, 2)]
     plan = plan_texts([task(9, 20)], texts, order(), INFO)
     assert ([t.spec.id for t in plan.drop], [t.spec.id for t in plan.admit]) == ([2], [9])
 
 
-def test_nothing_is_dropped_where_that_does_not_help() -> None:
+def test_no_text_is_dropped_in_vain() -> None:
     texts = [running(task(0, 80), 0), running(task(1, 5, priority=Priority.LOW), 1)]
     assert plan_texts([task(9, 30)], texts, order(), INFO) == plan_texts([], [], order(), INFO)
 
 
-def test_one_that_has_aged_is_not_dropped() -> None:
+def test_an_aged_text_is_not_dropped() -> None:
     aged = running(task(0, 80, priority=Priority.LOW), 0)
     aged.age = LIMITS.ageing_tokens
     assert not plan_texts([task(9, 30)], [aged], order(), INFO).drop
 
 
-# Which rows.
+# Tokens of a step.
 
 
 def rows_of(texts: list[Task], info: EmbedInfo, seconds: float) -> dict[int, int]:
@@ -135,7 +135,7 @@ def rows_of(texts: list[Task], info: EmbedInfo, seconds: float) -> dict[int, int
     return {r.task.spec.id: r.count for r in rows}
 
 
-def test_a_step_keeps_to_its_time_and_to_its_rows() -> None:
+def test_a_step_keeps_to_its_time_and_tokens() -> None:
     texts = [running(task(1, 50), 0)]
     assert rows_of(texts, INFO, 0.020) == {1: 20}
     assert rows_of(texts, INFO, 1.0) == {1: 32}
@@ -148,6 +148,6 @@ def test_texts_share_a_step_and_the_first_in_order_is_served_first() -> None:
     assert rows_of([running(task(1, 10), 0), running(task(2, 40), 1)], INFO, 1.0) == {1: 10, 2: 22}
 
 
-def test_a_text_that_goes_whole_is_never_cut() -> None:
+def test_a_whole_text_is_never_split() -> None:
     texts = [running(task(1, 20), 0), running(task(2, 20), 1), running(task(3, 12), 2)]
     assert rows_of(texts, WHOLE, 0.001) == {1: 20, 3: 12}

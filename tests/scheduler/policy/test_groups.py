@@ -1,4 +1,4 @@
-"""Tasks that cannot share a batch take turns: by the order of the queue, and none starves."""
+"""Groups of tasks that cannot share a batch alternate in the order of the queue; none starves."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def after(slots: list[Slot], quantum: GroupQuantum, owners: OwnerClock | None = 
     return plan_group(tasks_of(slots), order(owners), LIMITS, quantum)
 
 
-def test_a_batch_has_rows_of_one_group_alone() -> None:
+def test_a_batch_has_tokens_of_only_one_group() -> None:
     slots = filled()
 
     for slot, group in zip(slots, (NONE, A, B), strict=True):
@@ -48,10 +48,10 @@ def test_a_group_has_the_steps_for_a_quantum() -> None:
     assert after(slots, GroupQuantum(NONE, QUANTUM)) == A
     assert after(slots, GroupQuantum(Group(("gone",)), 0)) == NONE
     slots[0].task = slots[1].task = None
-    assert after(slots, GroupQuantum(B, 10 * QUANTUM)) == B, "nobody else is there"
+    assert after(slots, GroupQuantum(B, 10 * QUANTUM)) == B, "there is no other group"
 
 
-def test_groups_take_turns_all_in_all() -> None:
+def test_all_groups_alternate() -> None:
     slots, quantum, seen = filled(), GroupQuantum(), []
 
     for _ in range(9):
@@ -59,10 +59,10 @@ def test_groups_take_turns_all_in_all() -> None:
         quantum = quantum.with_tokens(QUANTUM)
         quantum = quantum.pass_to(after(slots, quantum))
 
-    assert seen == [NONE, A, B] * 3, "the one that came last waits for the others for ever"
+    assert seen == [NONE, A, B] * 3, "the last group starves"
 
 
-def test_a_higher_class_comes_at_once_and_a_lower_one_waits_until_it_has_aged() -> None:
+def test_a_higher_class_is_next_at_once_and_a_lower_one_waits_to_age() -> None:
     slots = filled()
     urgent = decoding(slots[2], task(9, adapters=B.adapters, priority=Priority.URGENT))
 
@@ -73,12 +73,12 @@ def test_a_higher_class_comes_at_once_and_a_lower_one_waits_until_it_has_aged() 
     assert aged is not None
     aged.age = 2 * LIMITS.ageing_tokens
     assert after(slots, GroupQuantum(B, QUANTUM - 1)) == B
-    assert after(slots, GroupQuantum(B, QUANTUM)) == A, "it is of the urgent one's class by now"
+    assert after(slots, GroupQuantum(B, QUANTUM)) == A, "it has aged to the urgent class"
     urgent.computed = len(urgent.tokens)
-    assert after(slots, GroupQuantum(B, 1)) == A, "the urgent one has nothing to compute"
+    assert after(slots, GroupQuantum(B, 1)) == A, "the urgent task has no work"
 
 
-def test_a_group_of_who_was_served_more_waits_for_who_was_served_less() -> None:
+def test_a_group_of_an_owner_served_more_waits_for_others() -> None:
     slots, owners = slots_of(2), OwnerClock()
     decoding(slots[0], task(1, owner=1))
     decoding(slots[1], task(2, owner=2, adapters=A.adapters))
@@ -98,10 +98,10 @@ def test_no_more_groups_are_remembered_than_there_can_be() -> None:
     assert quantum.order_of(quantum.previous[-1]) == GROUPS_MAX - 1 and quantum.order_of(NONE) == -1
 
 
-def test_three_sets_of_adapters_are_computed_in_turns_and_each_answers_right() -> None:
+def test_three_adapter_sets_alternate_and_answer_correctly() -> None:
     bench = Bench(slots=3, limits=Limits(quantum_tokens=8))
     text = "A Text that goes On and On, so that All have some Turns"
-    said = {(): text, ("upper",): text.upper(), ("lower",): text.lower()}
+    answers = {(): text, ("upper",): text.upper(), ("lower",): text.lower()}
     steps: list[tuple[str, ...]] = []
     compute = bench.model.step
 
@@ -111,10 +111,10 @@ def test_three_sets_of_adapters_are_computed_in_turns_and_each_answers_right() -
 
     bench.model.step = step  # type: ignore[method-assign, assignment]
 
-    bench.run(*(bench.submit(i, text, adapters=adapters) for i, adapters in enumerate(said)))
+    bench.run(*(bench.submit(i, text, adapters=adapters) for i, adapters in enumerate(answers)))
 
-    for i, expected in enumerate(said.values()):
+    for i, expected in enumerate(answers.values()):
         assert bench.text(i).decode() == expected
     turns = [adapters for adapters, _ in groupby(steps)]
     assert len(turns) > 9
-    assert turns[:9] == [*said] * 3, "a set that comes late waits for the others to end"
+    assert turns[:9] == [*answers] * 3, "a late adapter set waits until the others end"

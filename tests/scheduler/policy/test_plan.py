@@ -1,4 +1,4 @@
-"""Who gets a slot, who gives it up, what goes into a batch: decided without model or clock."""
+"""Plans of slots and batches, decided without a model or a clock."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def order(owners: OwnerClock | None = None, clock: int = 0) -> Order:
 
 
 class Known(StepCost):
-    """A machine on which a row takes *row_s* seconds, and nothing else counts."""
+    """A machine on which a token takes *row_s* seconds, and nothing else counts."""
 
     def __init__(self, row_s: float):
         super().__init__()
@@ -69,7 +69,7 @@ def slots_of(count: int) -> list[Slot]:
     return [Slot(i) for i in range(count)]
 
 
-def test_a_higher_class_comes_first_then_who_was_served_least_then_who_came_first() -> None:
+def test_order_is_by_class_then_owner_share_then_arrival() -> None:
     owners = OwnerClock()
     owners.add_tokens(7, 500)
     low, late, early = task(1, priority=Priority.LOW), task(3), task(2)
@@ -126,7 +126,7 @@ def test_an_aged_task_does_not_preempt_before_a_quantum_ends() -> None:
     assert after.park == (runner,)
 
 
-def test_whoever_would_take_a_slot_back_at_once_is_not_parked_for_an_equal() -> None:
+def test_a_task_that_would_preempt_at_once_is_not_parked_for_an_equal() -> None:
     slots = slots_of(2)
     done = running(slots[0], task(1, priority=Priority.NORMAL))
     lowest = running(slots[1], task(2, priority=Priority.LOW))
@@ -140,7 +140,7 @@ def test_whoever_would_take_a_slot_back_at_once_is_not_parked_for_an_equal() -> 
     assert plan.admit == (aged,)
 
 
-def test_a_task_whose_reader_is_absent_gives_way_to_anybody() -> None:
+def test_a_task_whose_reader_lags_gives_way_to_any_task() -> None:
     slots = slots_of(1)
     runner = running(slots[0], task(1, priority=Priority.URGENT))
     runner.unread_since = 10.0
@@ -162,7 +162,7 @@ def test_a_returning_owner_has_no_credit_from_idleness() -> None:
     assert owners.served(2) == 1000
 
 
-def test_a_task_that_another_computes_for_takes_no_slot_and_the_next_one_does() -> None:
+def test_a_follower_takes_no_slot_and_the_next_task_does() -> None:
     slots = slots_of(3)
     leader = running(slots[0], task(1))
     follower, other = task(2), task(3)
@@ -180,7 +180,7 @@ def test_a_task_that_another_computes_for_takes_no_slot_and_the_next_one_does() 
     assert plan.follow == ((follower, leader),)
 
 
-def test_rows_ascend_by_slot_and_fit_the_batch() -> None:
+def test_tokens_ascend_by_slot_and_fit_the_batch() -> None:
     slots = slots_of(3)
     running(slots[0], task(1, tokens=50))
     decoding(slots[1], task(2, tokens=5))
@@ -198,7 +198,7 @@ def test_the_first_step_of_an_unknown_machine_is_small() -> None:
     assert [r.count for r in plan_tokens(slots, order(), LIMITS, 512, StepCost())] == [32]
 
 
-def test_prompts_take_the_time_that_decoding_tasks_of_their_class_leave() -> None:
+def test_prompts_get_the_time_that_decoding_leaves() -> None:
     slots = slots_of(2)
     running(slots[0], task(1, tokens=500))
     decoding(slots[1], task(2, tokens=5))
@@ -212,14 +212,14 @@ def test_prompts_take_the_time_that_decoding_tasks_of_their_class_leave() -> Non
     assert [r.count for r in lower] == [49, 1]
 
 
-def test_a_prompt_alone_takes_half_a_second_at_a_time() -> None:
+def test_a_prompt_alone_is_computed_in_steps_of_half_a_second() -> None:
     slots = slots_of(1)
     running(slots[0], task(1, tokens=500))
 
     assert [r.count for r in plan_tokens(slots, order(), Limits(), 512, Known(0.01))] == [50]
 
 
-def test_prompts_move_where_decoding_alone_exceeds_the_target() -> None:
+def test_prompts_advance_even_if_decoding_exceeds_the_target() -> None:
     slots = slots_of(41)
     for slot in slots[:40]:
         decoding(slot, task(slot.index))
@@ -228,7 +228,7 @@ def test_prompts_move_where_decoding_alone_exceeds_the_target() -> None:
     half = slots[20:]
     least = plan_tokens(half, order(), Limits(step_target_s=0.01), 512, Known(0.01))
 
-    assert slow[-1].count == 20, "half of what the 40 decoding rows take"
+    assert slow[-1].count == 20, "half of the time of the 40 decoding tokens"
     assert least[-1].count == 16, "the least, which is more than half of 20"
 
 
@@ -243,7 +243,7 @@ def test_several_prompts_share_a_step_in_the_order_of_the_queue() -> None:
     assert [(r.task.spec.id, r.count) for r in rows] == [(1, 30), (2, 20)]
 
 
-def test_tasks_of_one_burst_wait_for_each_other_but_not_for_those_who_come_later() -> None:
+def test_tasks_of_one_burst_wait_for_each_other_but_not_for_later_ones() -> None:
     slots = slots_of(3)
     decoding(slots[0], task(1)).first_logits_at = 10.0
     burst = running(slots[1], task(2, tokens=200))
@@ -256,14 +256,14 @@ def test_tasks_of_one_burst_wait_for_each_other_but_not_for_those_who_come_later
     assert rows() == [1, 49]
     assert rows(replace(limits, burst_s=3.9)) == [1, 19], "it would take too long"
     late.leased_at = 10.6
-    assert rows() == [1, 19], "it came when the stream had begun"
+    assert rows() == [1, 19], "it arrived when the stream had begun"
     late.leased_at = burst.leased_at = 10.5
     assert rows() == [1, 49]
     target = replace(limits, step_target_s=0.605)
-    assert rows(target) == [1, 59], "whoever wants long steps has them"
+    assert rows(target) == [1, 59], "a longer target is allowed"
 
 
-def test_one_that_has_aged_does_not_keep_back_a_higher_class_behind_it() -> None:
+def test_an_aged_task_does_not_block_a_higher_class_behind_it() -> None:
     slots = slots_of(1)
     normal = running(slots[0], task(1, priority=Priority.NORMAL))
     aged, high = task(2, priority=Priority.LOW), task(3, priority=Priority.HIGH)
@@ -274,7 +274,7 @@ def test_one_that_has_aged_does_not_keep_back_a_higher_class_behind_it() -> None
     assert (plan.park, plan.admit) == ((normal,), (high,))
 
 
-def test_prompts_of_the_lowest_class_step_aside_sooner() -> None:
+def test_prompts_of_the_lowest_class_have_shorter_steps() -> None:
     slots = slots_of(1)
     running(slots[0], task(1, tokens=500, priority=Priority.LOW))
     limits = Limits(step_target_s=0.305, step_alone_s=0.505)
@@ -282,7 +282,7 @@ def test_prompts_of_the_lowest_class_step_aside_sooner() -> None:
     assert [r.count for r in plan_tokens(slots, order(), limits, 512, Known(0.01))] == [20]
 
 
-def test_the_last_rows_of_a_prompt_go_along_and_a_few_do_not_begin_one() -> None:
+def test_the_last_tokens_of_a_prompt_are_added_and_a_few_do_not_begin_one() -> None:
     slots = slots_of(3)
     for slot, tokens in zip(slots, (20, 24, 500), strict=True):
         running(slot, task(slot.index, tokens=tokens))
@@ -292,7 +292,7 @@ def test_the_last_rows_of_a_prompt_go_along_and_a_few_do_not_begin_one() -> None
     rest = plan_tokens(slots[2:], order(), Limits(step_alone_s=0.055), 512, Known(0.01))
 
     assert [(r.task.spec.id, r.count) for r in first] == [(0, 20), (1, 24)]
-    assert [r.count for r in rest] == [16], "unless nothing else would move"
+    assert [r.count for r in rest] == [16], "unless nothing else would advance"
 
 
 def test_prompts_of_a_lower_class_wait_for_those_of_a_higher_one() -> None:
@@ -309,7 +309,7 @@ def test_prompts_of_a_lower_class_wait_for_those_of_a_higher_one() -> None:
     assert served() == [1, 2, 3]
 
 
-def test_a_chunk_ends_where_the_state_is_to_be_saved() -> None:
+def test_a_chunk_ends_at_a_checkpoint() -> None:
     slots = slots_of(1)
     it = running(slots[0], task(1, tokens=40), computed=5)
     it.checkpoints = {5, 12, 30}

@@ -1,4 +1,4 @@
-"""When waiting tasks get a slot: simulated from what is left of each and from measured rates."""
+"""Estimated starts of waiting tasks, from the rest of each and measured token times."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def test_a_free_slot_is_taken_at_once() -> None:
     assert expected_starts([RemainingWork(0, 50)], [RemainingWork(10, 10)], 2, RATES) == [0.0]
 
 
-def test_who_waits_takes_the_slot_that_is_free_first() -> None:
+def test_a_waiting_task_gets_the_slot_that_is_free_first() -> None:
     running = [RemainingWork(0, 50), RemainingWork(100, 10)]  # 5 s and 2 s
 
     starts = expected_starts(
@@ -34,11 +34,11 @@ def test_running_tasks_past_the_slots_wait_before_the_others() -> None:
     ) == [2.0]
 
 
-def test_nobody_waits_nothing_is_told() -> None:
+def test_without_waiting_tasks_there_are_no_starts() -> None:
     assert expected_starts([], [], 4, RATES) == []
 
 
-def test_the_pace_is_what_tokens_took_and_answers_measured() -> None:
+def test_token_times_and_lengths_are_learned_from_ended_turns() -> None:
     estimator = TurnEstimator()
 
     estimator.learn_rates(prompt_tokens=200, prompt_s=1.0, output_tokens=40, output_s=2.0)
@@ -48,7 +48,7 @@ def test_the_pace_is_what_tokens_took_and_answers_measured() -> None:
     assert estimator.output_tokens == 40
 
 
-def test_a_turn_without_output_says_nothing_about_what_output_takes() -> None:
+def test_a_turn_without_output_does_not_change_the_output_time() -> None:
     estimator = TurnEstimator()
     estimator.learn_rates(prompt_tokens=10, prompt_s=0.1, output_tokens=20, output_s=2.0)
 
@@ -58,7 +58,7 @@ def test_a_turn_without_output_says_nothing_about_what_output_takes() -> None:
     assert estimator.token_times.output_s == pytest.approx(0.1)
 
 
-def test_a_limit_bounds_what_is_expected_and_a_long_answer_goes_on() -> None:
+def test_a_limit_bounds_the_expected_length_and_a_long_answer_continues() -> None:
     estimator = TurnEstimator()
     estimator.learn_length(40)
 
@@ -69,7 +69,7 @@ def test_a_limit_bounds_what_is_expected_and_a_long_answer_goes_on() -> None:
     assert estimator.remaining_work(0, done=90, limit=90) == RemainingWork(0, 0)
 
 
-def test_where_answers_take_their_limits_a_limit_is_what_is_expected() -> None:
+def test_answers_are_expected_to_reach_limits_that_others_reached() -> None:
     estimator = TurnEstimator()
     for limit in (10, 70, 40):
         estimator.learn_length(limit, limit)
@@ -78,7 +78,7 @@ def test_where_answers_take_their_limits_a_limit_is_what_is_expected() -> None:
     assert estimator.remaining_work(0, done=50, limit=60).output_tokens == pytest.approx(10)
 
 
-def test_where_limits_are_far_away_the_mean_is_what_is_expected() -> None:
+def test_the_mean_is_expected_if_limits_are_far_away() -> None:
     estimator = TurnEstimator()
     for _ in range(10):
         estimator.learn_length(100, 4096)

@@ -16,14 +16,14 @@ from inferd.scheduler.process.link import SocketLink
 from inferd.wire.frames import FrameReader, pack_frame
 
 SELECT_MAX = 1024
-"""`select` refuses descriptors with this number and above (FD_SETSIZE)."""
+"""`select` rejects descriptors from this number on (FD_SETSIZE)."""
 MUCH = m.ModelNotLoaded({"message": "x" * (1 << 20)})
-"""More than the socket takes at once."""
+"""More than the socket accepts at once."""
 
 
 @pytest.fixture
 def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
-    """The daemon's end, and the worker's under a number that `select` refuses."""
+    """The daemon's end, and the worker's under a number that `select` rejects."""
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(limits[0], SELECT_MAX + 100), limits[1]))
     ours, theirs = socket.socketpair()
@@ -34,7 +34,7 @@ def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
 
 
 def high(fd: int) -> int:
-    """Return a duplicate of *fd* whose number `select` refuses."""
+    """Return a duplicate of *fd* whose number `select` rejects."""
     return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, SELECT_MAX)
 
 
@@ -66,7 +66,7 @@ def test_a_link_drains_on_a_high_descriptor_number(
     link, frames = SocketLink(worker), FrameReader()
     daemon.settimeout(20)
     link.send_reports([MUCH])
-    link.drain(0.01)  # nobody reads: it gives up in time
+    link.drain(0.01)  # without a reader it returns after the timeout
     found: list[bytes] = []
     while not found:
         found += frames.read_frames(daemon.recv(1 << 16))

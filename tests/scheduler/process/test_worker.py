@@ -1,4 +1,4 @@
-"""The first words between daemon and worker: nothing is loaded before both agree on its shape."""
+"""The exchange before a load: nothing is loaded before daemon and worker agree on the shape."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SPEC = ModelSpec(name="e", backend="echo", slots=2, options={"weight_bytes": 9, 
 
 
 class Daemon:
-    """The daemon's end of the line."""
+    """The daemon's end of the socket pair."""
 
     def __init__(self, sock: socket.socket):
         sock.settimeout(20)
@@ -46,7 +46,7 @@ class Daemon:
 
 @pytest.fixture
 def daemon() -> Iterator[Daemon]:
-    """A worker process, and its daemon; the worker must have ended by itself at the test's end."""
+    """A worker process and its daemon; the worker must exit by itself before the test ends."""
     ours, theirs = socket.socketpair()
     record = create_record()
     arguments = [build_id(), str(theirs.fileno()), str(os.getpid()), str(record)]
@@ -66,7 +66,7 @@ def daemon() -> Iterator[Daemon]:
             process.wait()
 
 
-def test_a_model_is_loaded_in_the_shape_that_was_reckoned_last(daemon: Daemon) -> None:
+def test_a_model_is_loaded_in_the_shape_that_was_estimated_last(daemon: Daemon) -> None:
     daemon.send(m.LoadModel(SPEC, {}))
     assert daemon.report() == m.MemoryEstimate(
         Shape(2, 4096, 512), MemoryNeed(weights=9, context=2 * 2 * 4096)
@@ -82,13 +82,13 @@ def test_a_model_is_loaded_in_the_shape_that_was_reckoned_last(daemon: Daemon) -
     daemon.send(m.Quit())
 
 
-def test_a_load_that_is_given_up_is_over_and_not_lost_among_other_commands(daemon: Daemon) -> None:
+def test_a_cancelled_load_ends_even_behind_other_commands(daemon: Daemon) -> None:
     daemon.send(m.LoadModel(SPEC, {}), m.Quit())
     failed = daemon.report()
     assert isinstance(failed, m.ModelNotLoaded) and failed.error["name"] == "Cancelled"
 
 
-def test_a_load_can_be_given_up_after_its_reckoning(daemon: Daemon) -> None:
+def test_a_load_can_be_cancelled_after_its_estimate(daemon: Daemon) -> None:
     daemon.send(m.LoadModel(SPEC, {}))
     assert isinstance(daemon.report(), m.MemoryEstimate)
     daemon.send(m.Quit())
@@ -96,13 +96,13 @@ def test_a_load_can_be_given_up_after_its_reckoning(daemon: Daemon) -> None:
     assert isinstance(failed, m.ModelNotLoaded) and failed.error["name"] == "Cancelled"
 
 
-def test_what_cannot_be_loaded_is_told_without_a_reckoning(daemon: Daemon) -> None:
+def test_a_failed_load_is_reported_without_an_estimate(daemon: Daemon) -> None:
     daemon.send(m.LoadModel(ModelSpec(name="m", path="/nowhere.gguf"), {}))
     failed = daemon.report()
     assert isinstance(failed, m.ModelNotLoaded) and failed.error["name"] == "LoadFailed"
 
 
-def test_a_worker_of_another_build_says_nothing_and_exits() -> None:
+def test_a_worker_of_another_build_exits_without_a_message() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         arguments = ["another-build", str(theirs.fileno()), str(os.getpid()), "0"]

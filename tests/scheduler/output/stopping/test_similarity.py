@@ -1,6 +1,4 @@
-"""A turn that ends with a sentence which others judge: where its text ends, and that nothing behind
-the sentence is told before.
-"""
+"""A turn that ends with a judged sentence: the end of its text, and no text behind it before."""
 
 from __future__ import annotations
 
@@ -47,28 +45,26 @@ def assembler_of(stopping: StoppingParams, stop: Sequence[str] = ()) -> TextAsse
 
 
 class Reader:
-    """Takes what an assembler lets through; *ends* is how many sentences are passed before one is
-    similar.
-    """
+    """Reads from an assembler; *ends* is how many sentences pass before one is similar."""
 
-    def __init__(self, assembler: TextAssembler, ends: int, asked: Sequence[str] = ()):
+    def __init__(self, assembler: TextAssembler, ends: int, judged: Sequence[str] = ()):
         self.assembler, self.ends = assembler, ends
-        self.asked = list(asked)
+        self.checked = list(judged)
         self.places: list[int] = []
         self.text, self.reason, self.detail = b"", "", ""
 
     def feed(self, piece: bytes) -> bool:
-        """Take the piece of a token; tell whether more may come."""
+        """Add the piece of a token; return whether more may come."""
         released = self.assembler.add_piece(piece)
         self.text += released.text
         return self.judged(released.ending)
 
     def judged(self, ending: Ending | None) -> bool:
         while ending is None and (question := self.assembler.pending_sentence) is not None:
-            assert len(self.text) <= question.end, "text behind a sentence that is judged was told"
-            self.asked.append(question.text)
+            assert len(self.text) <= question.end, "text behind a judged sentence was released"
+            self.checked.append(question.text)
             self.places.append(question.end)
-            if len(self.asked) > self.ends:
+            if len(self.checked) > self.ends:
                 self.assembler.stop_at_sentence()
                 ending = Ending(Sentences.reason, "close")
             else:
@@ -102,55 +98,57 @@ def test_a_turn_ends_with_the_same_sentence_however_its_text_is_split(
     stopping: StoppingParams, stop: tuple[str, ...], text: bytes, sizes: list[int], ends: int
 ) -> None:
     whole, split, bytewise = (Reader(assembler_of(stopping, stop), ends) for _ in range(3))
-    said = whole.read([text])
-    assert split.read(cut(text, sizes)) == said
-    assert bytewise.read([bytes((b,)) for b in text]) == said
-    assert split.asked == bytewise.asked == whole.asked
-    assert text.startswith(said[0])
-    assert said[0] == text or said[1]
+    answer = whole.read([text])
+    assert split.read(cut(text, sizes)) == answer
+    assert bytewise.read([bytes((b,)) for b in text]) == answer
+    assert split.checked == bytewise.checked == whole.checked
+    assert text.startswith(answer[0])
+    assert answer[0] == text or answer[1]
 
 
 @given(CONDITIONS, TEXTS, SIZES, st.integers(0, 20), st.integers(0, 3))
-def test_what_is_taken_up_ends_where_it_would_have(
+def test_a_resumed_turn_ends_at_the_same_sentence(
     stopping: StoppingParams, text: bytes, sizes: list[int], taken: int, ends: int
 ) -> None:
-    """After a worker's death: a sentence that may have been judged is judged again, the same."""
+    """After a worker's death, a sentence that may have been judged is judged again, with the same
+    verdict.
+    """
     pieces = cut(text, sizes)
     expected = Reader(assembler_of(stopping), ends).read(pieces)
     before = Reader(assembler_of(stopping), ends)
-    told = b""
+    sent = b""
     for piece in pieces[:taken]:
-        told += piece
+        sent += piece
         if not before.feed(piece):
             return
     after = Reader(assembler_of(stopping), ends)
-    found = after.assembler.resume(told, len(before.text))
+    found = after.assembler.resume(sent, len(before.text))
     after.text = before.text
     question = after.assembler.pending_sentence
     known = sum(question is None or place < question.end for place in before.places)
-    after.asked = before.asked[:known]
+    after.checked = before.checked[:known]
     assert after.judged(found.ending)
     assert after.read(pieces[taken:]) == expected
 
 
 @given(st.text('ab.!?。 "\nü', max_size=60))
-def test_a_sentence_is_what_stands_between_two_ends(text: str) -> None:
-    sentences, asked = Sentences(), []
+def test_a_sentence_is_the_text_between_two_ends(text: str) -> None:
+    sentences, judged = Sentences(), []
     passed = sentences.add_piece(text.encode())
     while sentences.pending is not None:
         assert sentences.pending.end == len(passed)
-        asked.append(sentences.pending.text)
+        judged.append(sentences.pending.text)
         passed += sentences.pass_sentence()
     assert passed + sentences.rest() == text.encode()
     rest = text
-    for sentence in asked:
+    for sentence in judged:
         assert sentence == sentence.strip() and any(c.isalnum() for c in sentence)
         assert rest.lstrip().startswith(sentence)
         rest = rest.lstrip()[len(sentence) :]
 
 
 @pytest.mark.parametrize(
-    ("text", "asked"),
+    ("text", "judged"),
     [
         ("Hi! It is 3.5 m, no more. (Really.) And", ["Hi!", "It is 3.5 m, no more.", "(Really.)"]),
         ("これです。「はい。」と", ["これです。", "「はい。」"]),
@@ -159,24 +157,28 @@ def test_a_sentence_is_what_stands_between_two_ends(text: str) -> None:
         ("\n\n a?\n", ["a?"]),
     ],
 )
-def test_these_are_sentences(text: str, asked: list[str]) -> None:
+def test_sentence_boundaries(text: str, judged: list[str]) -> None:
     reader = Reader(assembler_of(SIMILAR), 99)
     reader.read([text.encode()])
-    assert reader.asked == asked
+    assert reader.checked == judged
 
 
 @pytest.mark.parametrize("over", [-1, 0, 1])
-def test_of_a_long_sentence_so_many_characters_count(over: int) -> None:
-    said = "ü" * (SENTENCE_CHARACTERS_MAX + over - 1) + "."
+def test_only_the_first_characters_of_a_long_sentence_count(over: int) -> None:
+    sentence = "ü" * (SENTENCE_CHARACTERS_MAX + over - 1) + "."
     reader = Reader(assembler_of(SIMILAR), 0)
-    assert reader.read([(said + " More").encode()]) == (said.encode(), "similarity", "close")
-    assert reader.asked == [said[:SENTENCE_CHARACTERS_MAX]]
+    assert reader.read([(sentence + " More").encode()]) == (
+        sentence.encode(),
+        "similarity",
+        "close",
+    )
+    assert reader.checked == [sentence[:SENTENCE_CHARACTERS_MAX]]
 
 
 def test_another_end_within_the_sentence_is_met_before_it() -> None:
     reader = Reader(assembler_of(SIMILAR, ["b."]), 0)
     assert reader.read([b"a b. c"]) == (b"a ", "stop", "b.")
-    assert reader.asked == []
+    assert reader.checked == []
     reader = Reader(assembler_of(SIMILAR, [". "]), 0)
     assert reader.read([b"a b. c"]) == (b"a b.", "similarity", "close")
 
@@ -185,11 +187,11 @@ def test_another_end_within_the_sentence_is_met_before_it() -> None:
 
 
 def judging(*similar: str) -> Judge:
-    """Return who finds only these sentences similar."""
+    """Return a comparison that finds only these sentences similar."""
 
-    def judge(comparison: Comparison, tell: object) -> None:
-        assert comparison.text == "anything" and callable(tell)
-        tell(Similarity(1.0 if comparison.sentence in similar else 0.1))
+    def judge(comparison: Comparison, report: object) -> None:
+        assert comparison.text == "anything" and callable(report)
+        report(Similarity(1.0 if comparison.sentence in similar else 0.1))
 
     return judge
 
@@ -199,13 +201,13 @@ def turn_of(port: EnginePort, text: str, judge: Judge, **fields: object) -> Turn
     return Turn(port, port.bench.spec(1, text, **fields), lambda _: None, judge=judge)
 
 
-def told(turn: Turn) -> tuple[bytes, str, str]:
+def outcome(turn: Turn) -> tuple[bytes, str, str]:
     assert turn.stats is not None, turn.error
     return bytes(turn.text), turn.stats.stop_reason, turn.stats.stop_detail
 
 
 @pytest.mark.parametrize("pull", [False, True])
-def test_a_turn_ends_with_a_similar_sentence_and_tells_how_similar(pull: bool) -> None:
+def test_a_turn_ends_with_a_similar_sentence_and_reports_the_similarity(pull: bool) -> None:
     port = EnginePort(Bench())
     turn = turn_of(port, "One. Two! Three. Four", judging("Two!"), pull=pull)
     turn.submit()
@@ -213,49 +215,49 @@ def test_a_turn_ends_with_a_similar_sentence_and_tells_how_similar(pull: bool) -
         port.run()
         if pull:
             turn.request_token()
-    assert told(turn) == (b"One. Two!", "similarity", "1.000")
-    assert turn.stopped_by_text, "its tokens say a blank more"
+    assert outcome(turn) == (b"One. Two!", "similarity", "1.000")
+    assert turn.stopped_by_text, "its tokens have one more blank"
     assert bytes(turn.tokens) == b"One. Two! "
     assert turn.comparisons.missed == {}
 
 
-def test_the_threshold_counts() -> None:
+def test_the_threshold_is_inclusive() -> None:
     for threshold, reason in ((0.1, "similarity"), (0.11, "eos")):
         port = EnginePort(Bench())
         stopping = StoppingParams(stop_similarity="anything", stop_similarity_threshold=threshold)
         turn = turn_of(port, "One. Two", judging(), stopping=stopping)
         turn.submit()
         port.run()
-        assert told(turn)[1] == reason
+        assert outcome(turn)[1] == reason
 
 
-def test_a_turn_whose_sentences_nobody_compares_goes_on_and_tells_why() -> None:
+def test_a_turn_whose_sentences_cannot_be_compared_continues_and_reports_why() -> None:
     port = EnginePort(Bench())
     answers = iter([Similarity(0.1), Similarity(None, "first"), Similarity(None, "it is away")])
-    turn = turn_of(port, "One. Two. Three. F", lambda _, tell: tell(next(answers)))
+    turn = turn_of(port, "One. Two. Three. F", lambda _, report: report(next(answers)))
     turn.submit()
     port.run()
-    assert told(turn) == (b"One. Two. Three. F", "eos", "256")
+    assert outcome(turn) == (b"One. Two. Three. F", "eos", "256")
     assert turn.comparisons.missed == {
         "stop-similarity": "2 of 3 sentences were not compared: it is away"
     }
 
 
 def waiting(bench: Bench, text: str = "One. Two", **fields: object) -> m.SentenceEnded:
-    """Run a task until it waits for a verdict; return what it asks."""
+    """Run a task until it waits for a verdict; return its request."""
     fields.setdefault("stopping", SIMILAR)
     bench.run(bench.submit(1, text, **fields))
     if fields.get("pull"):
         bench.run(*[m.PullToken(1)] * len("ne. "))
-    [asked] = [r for r in bench.reports[1] if isinstance(r, m.SentenceEnded)]
-    return asked
+    [judged] = [r for r in bench.reports[1] if isinstance(r, m.SentenceEnded)]
+    return judged
 
 
 @pytest.mark.parametrize("pull", [False, True])
-def test_a_task_that_waits_computes_nothing_and_tells_nothing(pull: bool) -> None:
+def test_a_task_that_waits_for_a_verdict_computes_and_reports_nothing(pull: bool) -> None:
     bench = Bench()
-    asked = waiting(bench, pull=pull)
-    assert (asked.end, asked.text) == (4, "One.")
+    judged = waiting(bench, pull=pull)
+    assert (judged.end, judged.text) == (4, "One.")
     steps = bench.engine.metrics.steps
     bench.run(m.PullToken(1), m.PullToken(1))
     assert bench.engine.metrics.steps == steps
@@ -264,7 +266,7 @@ def test_a_task_that_waits_computes_nothing_and_tells_nothing(pull: bool) -> Non
     assert bench.text(1) == (b"One. Tw" if pull else b"One. Two")
 
 
-def test_a_verdict_that_nobody_waits_for_changes_nothing() -> None:
+def test_an_unexpected_verdict_changes_nothing() -> None:
     bench = Bench()
     waiting(bench)
     bench.run(m.Verdict(1, 3, "0.900"), m.Verdict(2, 4, "0.900"))
@@ -273,7 +275,7 @@ def test_a_verdict_that_nobody_waits_for_changes_nothing() -> None:
     assert (bench.text(1), bench.stats(1).stop_reason) == (b"One. Two", "eos")
 
 
-def test_a_task_that_waits_gives_its_slot_to_one_that_needs_it() -> None:
+def test_a_task_that_waits_for_a_verdict_yields_its_slot() -> None:
     bench = Bench(slots=1, limits=Limits(reader_wait_s=0.2))
     waiting(bench)
     bench.iterate(bench.submit(2, "second"))
@@ -286,7 +288,7 @@ def test_a_task_that_waits_gives_its_slot_to_one_that_needs_it() -> None:
     assert bench.stats(1).parks == 1
 
 
-def test_a_turn_that_nobody_answers_is_not_kept_for_ever() -> None:
+def test_a_turn_without_a_verdict_times_out() -> None:
     bench = Bench(limits=Limits(reader_timeout_s=300))
     waiting(bench)
     bench.now += 300
@@ -306,7 +308,7 @@ def test_a_turn_that_nobody_answers_is_not_kept_for_ever() -> None:
         ({"stop": (" ",)}, "stop"),
     ],
 )
-def test_what_else_ends_a_turn_with_that_token_counts_if_the_sentence_does_not(
+def test_another_ending_by_the_same_token_counts_if_the_sentence_does_not(
     fields: dict[str, object], reason: str
 ) -> None:
     for detail, expected in (("", reason), ("0.900", "similarity")):
@@ -330,7 +332,7 @@ def test_a_bound_on_time_waits_for_the_verdict() -> None:
     assert (bench.text(1), bench.stats(1).stop_reason) == (b"One. ", "time")
 
 
-def test_a_turn_that_waits_can_be_cancelled() -> None:
+def test_a_turn_that_waits_for_a_verdict_can_be_cancelled() -> None:
     bench = Bench()
     waiting(bench)
     bench.run(m.Cancel(1))
@@ -354,7 +356,7 @@ def test_a_turn_that_waits_can_be_cancelled() -> None:
 def test_a_turn_whose_worker_dies_ends_with_the_same_sentence(
     text: str, similar: list[str], deaths: list[int], shift: bool, late: bool
 ) -> None:
-    """*late*: a verdict comes when the worker that asked is gone."""
+    """*late*: a verdict arrives after the worker that requested it has exited."""
     fields: dict[str, object] = {"ctx_shift": shift, "n_keep": -1, "n_predict": 60}
 
     def worker() -> EnginePort:
@@ -363,8 +365,8 @@ def test_a_turn_whose_worker_dies_ends_with_the_same_sentence(
     def run(deaths: Sequence[int]) -> tuple[bytes, list[int], str, str]:
         port, judge, owed = worker(), judging(*similar), []
 
-        def judge_late(comparison: Comparison, tell: object) -> None:
-            owed.append((comparison, tell))
+        def judge_late(comparison: Comparison, report: object) -> None:
+            owed.append((comparison, report))
 
         turn = turn_of(port, text, judge_late if late and deaths else judge, **fields)
         turn.submit()
@@ -373,8 +375,8 @@ def test_a_turn_whose_worker_dies_ends_with_the_same_sentence(
             port.run()
             if not owed:
                 break
-            comparison, tell = owed.pop(0)
-            judge(comparison, tell)  # type: ignore[arg-type]
-        return (told(turn)[0], turn.tokens, *told(turn)[1:])
+            comparison, report = owed.pop(0)
+            judge(comparison, report)  # type: ignore[arg-type]
+        return (outcome(turn)[0], turn.tokens, *outcome(turn)[1:])
 
     assert run(deaths) == run(())

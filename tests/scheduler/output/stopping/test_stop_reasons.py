@@ -31,7 +31,7 @@ CUT = {"stop", "pattern", "complete", "indent", "similarity"}
 
 
 def conditions() -> Iterator[type]:
-    """Yield all classes that take a turn's text or tokens and may end it."""
+    """Yield all classes that check a turn's text or tokens."""
     for module in pkgutil.iter_modules(stopping.__path__, f"{stopping.__name__}."):
         for _, found in inspect.getmembers(importlib.import_module(module.name), inspect.isclass):
             checks = any(hasattr(found, method) for method in METHODS)
@@ -46,11 +46,11 @@ def test_every_condition_declares_its_stop_reason() -> None:
         assert isinstance(getattr(condition, "reason", None), StopReason), condition
 
 
-def test_the_declared_reasons_say_whose_text_is_cut() -> None:
+def test_declared_reasons_know_whether_they_cut_text() -> None:
     assert {name for name in REASONS if cuts_text(name)} == CUT
     code = f"from {stopping.__name__} import cuts_text; print(*map(cuts_text, {sorted(CUT)}))"
     alone = subprocess.check_output([sys.executable, "-c", code], text=True)
-    assert alone.split() == ["True"] * len(CUT), "whoever asks has loaded the declarations"
+    assert alone.split() == ["True"] * len(CUT), "importing the function loads the declarations"
     assert not cuts_text(None) and not cuts_text("Cancelled")
 
 

@@ -1,6 +1,4 @@
-"""Conditions on a turn's text: where it ends, whatever pieces it comes in, and that nothing of what
-is cut off is shown before.
-"""
+"""Conditions on a turn's text: its end, however it is split, and no release of cut text."""
 
 from __future__ import annotations
 
@@ -38,8 +36,8 @@ def assembler_of(
     return TextAssembler(stop, keep, None if watch is None else watch.text)
 
 
-def said(assembler: TextAssembler, pieces: list[bytes]) -> tuple[bytes, str, str]:
-    """Return the text, and the end's reason and detail."""
+def outcome(assembler: TextAssembler, pieces: list[bytes]) -> tuple[bytes, str, str]:
+    """Return the text, and the reason and detail of the ending."""
     out = b""
     for piece in pieces:
         released = assembler.add_piece(piece)
@@ -69,44 +67,44 @@ def cut(data: bytes, sizes: list[int]) -> list[bytes]:
 def test_a_turn_ends_at_the_same_place_however_its_text_is_split(
     stopping: StoppingParams, stop: tuple[str, ...], text: str, sizes: list[int]
 ) -> None:
-    whole = said(assembler_of(stopping, stop), [text.encode()])
-    split = said(assembler_of(stopping, stop), cut(text.encode(), sizes))
-    bytewise = said(assembler_of(stopping, stop), [bytes((b,)) for b in text.encode()])
+    whole = outcome(assembler_of(stopping, stop), [text.encode()])
+    split = outcome(assembler_of(stopping, stop), cut(text.encode(), sizes))
+    bytewise = outcome(assembler_of(stopping, stop), [bytes((b,)) for b in text.encode()])
     assert split == bytewise == whole
     assert text.startswith(whole[0].decode())
 
 
 @given(CONDITIONS, TEXTS, SIZES, st.integers(0, 30))
-def test_a_turn_that_is_taken_up_ends_where_it_would_have(
+def test_a_resumed_turn_ends_at_the_same_place(
     stopping: StoppingParams, text: str, sizes: list[int], taken: int
 ) -> None:
-    """After a worker's death: the text that was said is fed again, the reader has what he has."""
+    """After a worker's death, the sent text is replayed, and the reader keeps what it has."""
     pieces = cut(text.encode(), sizes)
-    expected = said(assembler_of(stopping, ("NDE",)), pieces)
-    before, told, shown, stopped = assembler_of(stopping, ("NDE",)), b"", b"", False
+    expected = outcome(assembler_of(stopping, ("NDE",)), pieces)
+    before, sent, shown, stopped = assembler_of(stopping, ("NDE",)), b"", b"", False
     for piece in pieces[:taken]:
-        told += piece
+        sent += piece
         released = before.add_piece(piece)
         shown += released.text
         stopped |= released.ending is not None
         if stopped:
             break
     after = assembler_of(stopping, ("NDE",))
-    found = after.resume(told, len(shown))
+    found = after.resume(sent, len(shown))
     assert (found.ending is not None) == stopped
     if found.ending is not None:
         reason, detail = found.ending.reason.name, found.ending.detail
         assert (shown + after.flush(), reason, detail) == expected
         return
-    text_, reason, detail = said(after, pieces[taken:])
+    text_, reason, detail = outcome(after, pieces[taken:])
     assert (shown + text_, reason, detail) == expected
 
 
 @given(CONDITIONS, st.binary(max_size=24), SIZES)
-def test_bytes_that_are_no_text_come_out_as_they_are(
+def test_bytes_that_are_not_text_are_released_unchanged(
     stopping: StoppingParams, data: bytes, sizes: list[int]
 ) -> None:
-    text, reason, _ = said(assembler_of(stopping), cut(data, sizes))
+    text, reason, _ = outcome(assembler_of(stopping), cut(data, sizes))
     assert data.startswith(text)
     assert text == data or reason
 
@@ -122,7 +120,7 @@ def test_bytes_that_are_no_text_come_out_as_they_are(
         ("(?s)x.*y", ["ax", "bcd"], "a", "xbcd"),
     ],
 )
-def test_text_that_may_still_match_is_withheld_and_no_other(
+def test_only_text_that_may_still_match_is_withheld(
     pattern: str, pieces: list[str], shown: str, held: str
 ) -> None:
     assembler = assembler_of(StoppingParams(stop_patterns=(pattern,)))
@@ -130,26 +128,26 @@ def test_text_that_may_still_match_is_withheld_and_no_other(
     assert assembler.flush().decode() == held
 
 
-def test_a_pattern_withholds_so_much_text_and_then_cuts_so_much() -> None:
+def test_a_pattern_withholds_and_cuts_a_bounded_amount_of_text() -> None:
     stopping = StoppingParams(stop_patterns=("(?s)<.*>",))
-    body = "é" * WITHHELD_BYTES_MAX  # two bytes each, and the limit falls into one
+    body = "é" * WITHHELD_BYTES_MAX  # two bytes each; the limit splits one
     pieces = [b"a<b", *(c.encode() for c in body), b">", b"no more"]
-    text, reason, detail = said(assembler_of(stopping), pieces)
+    text, reason, detail = outcome(assembler_of(stopping), pieces)
     assert (reason, detail) == ("pattern", "(?s)<.*>")
     whole = f"a<b{body}>".encode()
     assert whole.startswith(text) and text.decode()
     assert WITHHELD_BYTES_MAX - 1 <= len(whole) - len(text) <= WITHHELD_BYTES_MAX
-    assert said(assembler_of(stopping), [whole])[0] == text
+    assert outcome(assembler_of(stopping), [whole])[0] == text
     assembler = assembler_of(stopping)
     for piece in pieces[:-2]:
         assembler.add_piece(piece)
-    assert len(assembler.flush()) <= WITHHELD_BYTES_MAX, "the rest was told"
+    assert len(assembler.flush()) <= WITHHELD_BYTES_MAX, "the rest was released"
 
 
-# What is complete
+# Complete answers
 
 
-def test_the_names_that_are_read_are_those_that_there_are() -> None:
+def test_the_accepted_names_are_the_existing_conditions() -> None:
     assert set(params.COMPLETE) == set(COMPLETE)
 
 
@@ -168,14 +166,14 @@ def test_a_json_value_ends_the_turn_behind_its_last_character(
 ) -> None:
     text = "\n " + json.dumps(value, ensure_ascii=ascii_, indent=1)
     stopping = StoppingParams(stop_complete=("json",))
-    found = said(assembler_of(stopping), cut((text + rest).encode(), sizes))
+    found = outcome(assembler_of(stopping), cut((text + rest).encode(), sizes))
     assert found == (text.encode(), "complete", "json")
 
 
 @pytest.mark.parametrize("text", ["Here: {}", "7 ", "null ", '{"a": 1', '["]"', "[}", "} {}", " "])
-def test_what_is_no_complete_json_value_ends_no_turn(text: str) -> None:
+def test_an_incomplete_json_value_ends_no_turn(text: str) -> None:
     stopping = StoppingParams(stop_complete=("json",))
-    assert said(assembler_of(stopping), [text.encode()]) == (text.encode(), "", "")
+    assert outcome(assembler_of(stopping), [text.encode()]) == (text.encode(), "", "")
 
 
 @pytest.mark.parametrize(
@@ -196,7 +194,7 @@ def test_a_fenced_block_ends_the_turn_behind_its_closing_fence(
 ) -> None:
     stopping = StoppingParams(stop_complete=("fence",))
     expected = (text, "", "") if shown is None else (shown, "complete", "fence")
-    out, *end = said(assembler_of(stopping), [c.encode() for c in text])
+    out, *end = outcome(assembler_of(stopping), [c.encode() for c in text])
     assert (out.decode(), *end) == expected
 
 
@@ -217,7 +215,7 @@ def test_a_fenced_block_ends_the_turn_behind_its_closing_fence(
 def test_a_sentence_ends_the_turn_behind_its_end(text: str, shown: str | None) -> None:
     stopping = StoppingParams(stop_complete=("sentence",))
     expected = (text, "", "") if shown is None else (shown, "complete", "sentence")
-    out, *end = said(assembler_of(stopping), [c.encode() for c in text])
+    out, *end = outcome(assembler_of(stopping), [c.encode() for c in text])
     assert (out.decode(), *end) == expected
 
 
@@ -225,7 +223,7 @@ def test_a_sentence_ends_the_turn_behind_its_end(text: str, shown: str | None) -
 
 
 def by_llama_server(text: str, n_indent: int) -> str:
-    """Return what is left of *text*: lines but the first begin with so many blanks."""
+    """Return the rest of *text*: lines except the first must begin with this many blanks."""
     for match in re.finditer(r"\n([ \t]*)(?=[^ \t])", text):
         if len(match[1]) < n_indent:
             return text[: match.end()]
@@ -238,7 +236,7 @@ def by_llama_server(text: str, n_indent: int) -> str:
 def test_a_line_that_is_indented_too_little_ends_the_turn_as_in_llama_server(
     text: str, n_indent: int
 ) -> None:
-    out, reason, detail = said(
+    out, reason, detail = outcome(
         assembler_of(StoppingParams(n_indent=n_indent)), [c.encode() for c in text]
     )
     assert out.decode() == by_llama_server(text, n_indent)
@@ -250,14 +248,14 @@ def test_a_line_that_is_indented_too_little_ends_the_turn_as_in_llama_server(
 # Several at once
 
 
-def test_of_several_ends_the_one_that_is_met_first_counts() -> None:
+def test_the_ending_that_is_met_first_counts() -> None:
     stopping = StoppingParams(stop_patterns=("de",), stop_complete=("json",))
-    assert said(assembler_of(stopping, ("def",)), [b"abcdefg"])[1:] == ("pattern", "de")
-    assert said(assembler_of(stopping, ("cd",)), [b"abcdefg"])[1:] == ("stop", "cd")
-    assert said(assembler_of(stopping, ("cde",)), [b"abcdefg"]) == (b"ab", "stop", "cde")
-    assert said(assembler_of(stopping), [b'["de"]'])[0] == b'["'
+    assert outcome(assembler_of(stopping, ("def",)), [b"abcdefg"])[1:] == ("pattern", "de")
+    assert outcome(assembler_of(stopping, ("cd",)), [b"abcdefg"])[1:] == ("stop", "cd")
+    assert outcome(assembler_of(stopping, ("cde",)), [b"abcdefg"]) == (b"ab", "stop", "cde")
+    assert outcome(assembler_of(stopping), [b'["de"]'])[0] == b'["'
 
 
-def test_a_reverse_prompt_stays_beside_what_a_pattern_holds_back() -> None:
+def test_a_reverse_prompt_stays_beside_withheld_text() -> None:
     assembler = assembler_of(StoppingParams(stop_patterns=("Us.*Z",)), keep=("User:",))
-    assert said(assembler, [b"Hi ", b"Us", b"er", b": Z"]) == (b"Hi User:", "stop", "User:")
+    assert outcome(assembler, [b"Hi ", b"Us", b"er", b": Z"]) == (b"Hi User:", "stop", "User:")

@@ -1,6 +1,4 @@
-"""Turns end where their conditions say, told whole or token by token, parked, or gone on with in
-another worker.
-"""
+"""Turns end by their conditions: read whole or by token, parked, or resumed in another worker."""
 
 from __future__ import annotations
 
@@ -28,7 +26,7 @@ LOST = {"stop_surprisal": 5.0, "stop_surprisal_window": 4}
 
 
 def end_of(text: str, fields: dict[str, object], **stopping: object) -> tuple[bytes, str, str]:
-    """Return what a turn said, and why it ended."""
+    """Return the answer of a turn, and why it ended."""
     bench = Bench(options=SURPRISED)
     params = StoppingParams(**stopping)  # type: ignore[arg-type]
     bench.run(bench.submit(1, text, stopping=params, **fields))
@@ -37,7 +35,7 @@ def end_of(text: str, fields: dict[str, object], **stopping: object) -> tuple[by
 
 
 @pytest.mark.parametrize(
-    ("text", "stopping", "said", "reason", "detail"),
+    ("text", "stopping", "answer", "reason", "detail"),
     [
         ("abcd", {"stop_tokens": (ord("z"), ord("c"))}, "ab", "token", "99"),
         ("no 42!", {"stop_patterns": (r"\d+",)}, "no ", "pattern", r"\d+"),
@@ -48,22 +46,22 @@ def end_of(text: str, fields: dict[str, object], **stopping: object) -> tuple[by
         ("nothing", {"stop_patterns": ("x",), "stop_tokens": (1,)}, "nothing", "eos", "256"),
     ],
 )  # fmt: skip
-def test_a_turn_tells_which_condition_ended_it(
-    text: str, stopping: dict[str, object], said: str, reason: str, detail: str
+def test_a_turn_reports_the_condition_that_ended_it(
+    text: str, stopping: dict[str, object], answer: str, reason: str, detail: str
 ) -> None:
-    assert end_of(text, {}, **stopping) == (said.encode(), reason, detail)
-    pulled = end_of(text, {"pull": False, "credit": -1, "n_predict": len(said)}, **stopping)
-    assert pulled[0] == said.encode()
+    assert end_of(text, {}, **stopping) == (answer.encode(), reason, detail)
+    pulled = end_of(text, {"pull": False, "credit": -1, "n_predict": len(answer)}, **stopping)
+    assert pulled[0] == answer.encode()
 
 
-def test_a_stop_token_is_not_told() -> None:
+def test_a_stop_token_is_not_reported() -> None:
     bench = Bench()
     bench.run(bench.submit(1, "abcd", stopping=StoppingParams(stop_tokens=(ord("c"),))))
     assert bench.tokens(1) == [ord("a"), ord("b")]
-    assert bench.stats(1).output_tokens == 3, "it counts as drawn, as the end mark does"
+    assert bench.stats(1).output_tokens == 3, "it counts as sampled, as the end mark does"
 
 
-def test_a_stop_token_that_the_model_does_not_have_is_refused() -> None:
+def test_a_stop_token_outside_the_vocabulary_is_refused() -> None:
     bench = Bench()
     bench.run(bench.submit(1, stopping=StoppingParams(stop_tokens=(5, 9999))))
     assert bench.error(1) == "InvalidArgument"
@@ -74,7 +72,7 @@ def test_the_end_mark_counts_before_a_stop_token() -> None:
     assert end_of("ab", {}, stop_tokens=(256,)) == (b"ab", "eos", "256")
 
 
-# However it comes about
+# Parked, pulled and resumed turns
 
 
 CONDITIONS = st.builds(
@@ -91,11 +89,11 @@ CONDITIONS = st.builds(
     stop_surprisal_window=st.sampled_from([3, 8]),
 )
 TEXTS = st.text('abEND.!? \n`{}"xü', min_size=1, max_size=40)
-Told = tuple[bytes, list[int], str, str]
+Outcome = tuple[bytes, list[int], str, str]
 
 
-def told(text: str, stopping: StoppingParams, deaths: Sequence[int], *, shift: bool) -> Told:
-    """Return what the reader of a turn has, whose worker dies after so many of its turns each."""
+def outcome(text: str, stopping: StoppingParams, deaths: Sequence[int], *, shift: bool) -> Outcome:
+    """Return the output that the reader of a turn received, whose worker dies repeatedly."""
 
     def worker() -> EnginePort:
         return EnginePort(Bench(options=SURPRISED, ctx_size=48 if shift else 256, slots=1))
@@ -120,7 +118,7 @@ def told(text: str, stopping: StoppingParams, deaths: Sequence[int], *, shift: b
 def test_a_turn_whose_worker_dies_ends_where_it_would_have(
     text: str, stopping: StoppingParams, deaths: list[int], shift: bool
 ) -> None:
-    assert told(text, stopping, deaths, shift=shift) == told(text, stopping, [], shift=shift)
+    assert outcome(text, stopping, deaths, shift=shift) == outcome(text, stopping, [], shift=shift)
 
 
 @settings(deadline=None)
@@ -128,7 +126,7 @@ def test_a_turn_whose_worker_dies_ends_where_it_would_have(
 def test_a_turn_that_is_parked_or_pulled_ends_where_it_would_have(
     text: str, stopping: StoppingParams, turns: int
 ) -> None:
-    alone = told(text, stopping, [], shift=False)
+    alone = outcome(text, stopping, [], shift=False)
     bench = Bench(options=SURPRISED, slots=1)
     bench.iterate(bench.submit(1, text, stopping=stopping, n_predict=60))
     for _ in range(turns):
@@ -155,17 +153,17 @@ def test_a_turn_that_is_parked_or_pulled_ends_where_it_would_have(
         ("One. Two.", StoppingParams(stop_complete=("sentence",))),
     ],
 )
-def test_a_turn_of_which_only_the_end_was_not_told_ends_when_it_is_resumed(
+def test_a_turn_with_only_its_ending_unreported_ends_when_resumed(
     text: str, stopping: StoppingParams
 ) -> None:
-    """As after a kill between the last token and the end: its reader has all of the tokens."""
-    said, tokens, reason, detail = told(text, stopping, [], shift=False)
+    """As after a kill between the last token and the ending: the reader has all tokens."""
+    answer, tokens, reason, detail = outcome(text, stopping, [], shift=False)
     port = EnginePort(Bench(options=SURPRISED))
     spec = port.bench.spec(1, text, stopping=stopping)
     surprisals = [10.0 if token == ord("!") else 0.0 for token in tokens]
     piece = TurnPiece(
         tokens=m.pack_tokens(tokens),
-        text=said,
+        text=answer,
         surprisals=m.pack_floats(surprisals) if stopping.stop_surprisal else b"",
     )
     turn = Turn(port, spec, lambda _: None)
@@ -173,11 +171,11 @@ def test_a_turn_of_which_only_the_end_was_not_told_ends_when_it_is_resumed(
     turn.submit_resumed()
     port.run()
     assert turn.stats is not None
-    assert (bytes(turn.text), turn.tokens) == (said, tokens)
+    assert (bytes(turn.text), turn.tokens) == (answer, tokens)
     assert (turn.stats.stop_reason, turn.stats.stop_detail) == (reason, detail)
 
 
-def test_conditions_of_a_turn_under_way_stay_as_they_were() -> None:
+def test_conditions_of_a_running_turn_do_not_change() -> None:
     port = EnginePort(Bench())
     spec = port.bench.spec(1, "one END two", stopping=StoppingParams(stop_patterns=("END",)))
     turn = Turn(port, spec, lambda _: None)
@@ -228,7 +226,7 @@ def test_the_bound_on_a_prompt_counts_neither_the_queue_nor_the_answer() -> None
 
 
 def test_the_time_of_an_answer_ends_it_with_its_next_line() -> None:
-    """As in llama-server: without a line's end it goes on."""
+    """As in llama-server: it continues until a line ends."""
     bench, stopping = Bench(), StoppingParams(t_max_predict_ms=500)
     for number, text in ((1, "a\nbc\nd"), (2, "one line")):
         bench.iterate(bench.submit(number, text, stopping=stopping))
@@ -266,7 +264,7 @@ def test_a_timeout_that_grows_with_the_tokens_ends_a_turn(
     assert bench.stats(1).stop_detail == f"timeout {limit_ms} ms"
 
 
-def test_a_reader_is_told_of_a_timeout_without_asking() -> None:
+def test_a_timeout_is_reported_without_a_request() -> None:
     bench = Bench()
     stopping = StoppingParams(timeout_base_ms=300)
     bench.iterate(bench.submit(1, "0123456789", stopping=stopping, credit=1))
@@ -280,7 +278,7 @@ def test_a_reader_is_told_of_a_timeout_without_asking() -> None:
 
 
 @given(st.lists(st.integers(0, 3), max_size=60), st.integers(GRAM, 12), st.floats(0.1, 1))
-def test_repetition_is_the_share_of_grams_that_are_not_the_first_of_their_kind(
+def test_repetition_is_the_share_of_repeated_ngrams(
     tokens: list[int], window: int, threshold: float
 ) -> None:
     repetition = Repetition(threshold, window)
@@ -292,13 +290,13 @@ def test_repetition_is_the_share_of_grams_that_are_not_the_first_of_their_kind(
         assert found == (f"{share:.3f}" if share >= threshold else None)
 
 
-def test_repetition_at_its_threshold_counts() -> None:
+def test_a_repetition_at_the_threshold_ends_the_turn() -> None:
     repetition = Repetition(0.5, 7)
     found = [repetition.add_token(token) for token in (1, 2, 1, 2, 1, 2, 1)]
     assert found == [None] * 6 + ["0.500"]
 
 
-def test_surprise_is_the_mean_of_a_full_window() -> None:
-    surprise = MeanSurprisal(1.0, 3)
-    assert [surprise.add_surprisal(n) for n in (9, 0, 0)] == [None, None, "3.000"]
-    assert [surprise.add_surprisal(n) for n in (1, 1, 1, 1.5)] == [None, None, None, "1.167"]
+def test_surprisal_is_the_mean_of_a_full_window() -> None:
+    surprisal = MeanSurprisal(1.0, 3)
+    assert [surprisal.add_surprisal(n) for n in (9, 0, 0)] == [None, None, "3.000"]
+    assert [surprisal.add_surprisal(n) for n in (1, 1, 1, 1.5)] == [None, None, None, "1.167"]
