@@ -1,9 +1,8 @@
 """The engine: one owner of queue, slots and KV state, driven by one thread, iteration by iteration.
 
-An iteration handles commands, samples tokens that readers requested, and plans, parks and restores
-tasks. It then computes one step, samples from its logits, and does the work that no client waits
-for. The engine knows only the clock that it is given, and runs in any process:
-`scheduler.process.worker` drives it in a process of its own.
+An iteration handles commands, samples requested tokens, plans, parks and restores tasks. Then it
+computes one step, samples from its logits, and does the work that no client waits for. The engine
+knows only the clock that it is given; `scheduler.process.worker` drives it in a process of its own.
 """
 
 from __future__ import annotations

@@ -58,13 +58,9 @@ class SlotLeases:
             task.boost = 0
         if tasks.queue:
             order = tasks.order()
+            waiting, find = self.admissible_tasks(), tasks.leaders.find_leader
             plan = plan_slots(
-                self.admissible_tasks(),
-                self._slots.slots,
-                order,
-                tasks.limits,
-                self._clock.now,
-                tasks.leaders.find_leader,
+                waiting, self._slots.slots, order, tasks.limits, self._clock.now, find
             )
             for task in tasks.queue:
                 task.follows = False

@@ -54,10 +54,14 @@ class KvKey:
     adapters: tuple[str, ...] = ()
 
     @property
+    def fields(self) -> tuple[int, bytes, str, bool, tuple[str, ...]]:
+        """All fields, in the order of a file's header."""
+        return self.owner, self.tokens, self.session, self.private, self.adapters
+
+    @property
     def name(self) -> str:
         """The name of its file: a hash of all fields, 40 hex digits."""
-        fields = (self.owner, self.tokens, self.session, self.private, self.adapters)
-        return _digest(_encoder.encode(fields)).hex()
+        return _digest(_encoder.encode(self.fields)).hex()
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,19 +112,8 @@ def scan_folder(folder: Path) -> Iterator[tuple[float, KvFile]]:
 
 
 def _pack_head(fingerprint: str, key: KvKey, state: bytes, seconds: float) -> bytes:
-    header = _encoder.encode(
-        _FileHeader(
-            fingerprint,
-            key.owner,
-            key.tokens,
-            key.session,
-            key.private,
-            key.adapters,
-            seconds,
-            len(state),
-            _digest(state),
-        )
-    )
+    fields = _FileHeader(fingerprint, *key.fields, seconds, len(state), _digest(state))
+    header = _encoder.encode(fields)
     if len(header) > HEADER_BYTES_MAX:
         raise KvDamaged(f"its header has {len(header)} bytes, more than {HEADER_BYTES_MAX}")
     return _PREFIX.pack(_MAGIC, _VERSION, len(header), _digest(header)) + header
@@ -228,25 +221,21 @@ def _write_file(path: Path, parts: Sequence[bytes]) -> None:
     It is not synced: a file that a power loss damages fails its checksum and is computed again.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    unlink_quietly(temporary)  # left by a process that had our process id
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
-        _write_new(temporary, parts)
+        fd = os.open(temporary, flags, 0o600)
+        try:
+            for part in parts:
+                rest = memoryview(part)
+                while rest:  # a write takes at most 2 GiB, or less if the disk is full
+                    rest = rest[os.write(fd, rest) :]
+        finally:
+            os.close(fd)
         os.replace(temporary, path)
     except (OSError, MemoryError):
         unlink_quietly(temporary)
         raise
-
-
-def _write_new(path: Path, parts: Sequence[bytes]) -> None:
-    unlink_quietly(path)  # left by a process that had our process id
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    fd = os.open(path, flags, 0o600)
-    try:
-        for part in parts:
-            rest = memoryview(part)
-            while rest:  # a write takes at most 2 GiB, or less if the disk is full
-                rest = rest[os.write(fd, rest) :]
-    finally:
-        os.close(fd)
 
 
 def _make_private(owner_folder: Path) -> None:

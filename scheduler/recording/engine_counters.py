@@ -1,8 +1,7 @@
 """The counters of an engine, in memory that the daemon reads without a request to the worker.
 
 A reader must not wait for a worker that computes a step or is stopped. The engine therefore writes
-its counters into the record's second page, at intervals and before it rests. The daemon can also
-read those of a process that has exited.
+the record's second page at intervals and before it rests. It outlives the process.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""A worker's log: its engine's events, which are sent among its reports and so in order, and the
-lines of the backend's library, on standard error, beside the last words of a dying process.
-"""
+"""A worker's log: the engine's events among its reports, and the library's lines on stderr."""
 
 from __future__ import annotations
 
