@@ -132,6 +132,6 @@ def test_systemd_finds_it_hardly_exposed_and_ignores_nothing(service: BootedServ
     service.systemctl("start", "inferd")
     told = service.machine.run("systemd-analyze", "security", "inferd", "--no-pager").stdout
     level = told.rsplit("Overall exposure level", 1)[1].split(":")[1].split()[0]
-    assert f"`systemd-analyze security inferd` says {level}" in PAGE
+    assert f"`systemd-analyze security inferd` rates the service {level}" in PAGE
     said = [e for e in service.entries() if e["SYSLOG_IDENTIFIER"] != "inferd"]
     assert [e["MESSAGE"] for e in said if int(e["PRIORITY"]) < 6] == []

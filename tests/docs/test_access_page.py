@@ -62,7 +62,7 @@ def rows() -> dict[str, str]:
     ("row", "rights"),
     [
         ("root and the service's user `inferd`", OPERATOR),
-        ("everybody else who can connect", MEMBER),
+        ("all other users that can connect", MEMBER),
     ],
 )
 def test_the_table_of_defaults_is_the_codes(row: str, rights: Rights) -> None:
@@ -78,7 +78,7 @@ def test_the_socket_and_the_figures_are_as_the_table_says(tmp_path: Path) -> Non
     mode, group = unit["SocketMode"][0], unit["SocketGroup"][0]
     config = load_config({"socket": tmp_path / "s"}, {})
     assert rows()["the socket"].startswith(f"mode {mode}, group `{group}`")
-    assert rows()["the socket"].endswith(f"a user's own {config.socket_mode}")
+    assert rows()["the socket"].endswith(f"a user's own socket {config.socket_mode}")
     assert f"on {config.metrics.host}:" in rows()["metrics for Prometheus"]
 
 

@@ -77,12 +77,12 @@ def test_an_operator_s_way_from_an_empty_machine_and_back(machine: Machine) -> N
     config = root / "etc/inferd/config.toml"
     config.write_text(config.read_text() + "sessions-max = 7\ncores = 1\n")
     assert "sessions: 0 of 7" in do(machine, "Configuration")[-1]
-    status, told, stats, frame, _ = do(machine, "How it is")
+    status, told, stats, frame, _ = do(machine, "Monitoring")
     assert "counts are since its start" in stats and "PLACE" in frame
     assert "serving; restart for: cores" in status.splitlines()
     assert "in force after a restart: cores" in told
 
-    examined, *_, shown = do(machine, "When something is wrong")
+    examined, *_, shown = do(machine, "Diagnosis")
     assert "all right, " in examined and (machine.home / "inferd-report.txt").is_file()
     assert "sessions-max = 100  # default" in shown
 
@@ -109,9 +109,9 @@ def test_an_operator_s_way_from_an_empty_machine_and_back(machine: Machine) -> N
     left = [p for p in (root / "etc").rglob("*") if "inferd" in str(p.relative_to(root))]
     assert not left and not state.exists() and not (root / "opt/inferd").exists()
 
-    do(machine, "A user's own")
+    do(machine, "A user's own service")
     assert not list(machine.root.rglob("systemd/user/inferd.*"))
-    assert not any(SECTIONS[h] for h in ("How it is confined",))
+    assert not any(SECTIONS[h] for h in ("Confinement",))
 
 
 def say(machine: Machine, text: str) -> None:
@@ -165,7 +165,7 @@ def test_figures_of_the_page_are_the_code_s() -> None:
     unit = directives(SYSTEMD / "system" / "inferd.service")
     assert f"`WatchdogSec={unit['WatchdogSec'][0]}`" in PAGE
     assert f"every {int(unit['WatchdogSec'][0]) // 2} s" in PAGE
-    assert f"{KILLED_S:g} s after it was last looked at" in PAGE
+    assert f"{KILLED_S:g} s after its last check" in PAGE
     assert START_S_MAX == 600 and "up to ten minutes for the start" in PAGE
     assert f"`shutdown-grace-s` and {END_S_MAX:g} s for the end" in " ".join(PAGE.split())
 
