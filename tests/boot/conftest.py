@@ -14,7 +14,7 @@ WITHOUT = "INFERD_WITHOUT_BOOT"
 
 @contextmanager
 def booted() -> Iterator[BootedMachine]:
-    """Boot a machine. Where that cannot be, the tests fail, and only who says so is spared them."""
+    """Boot a machine. Where that is impossible the tests fail, unless they are excluded."""
     machine = BootedMachine()
     try:
         machine.boot()
@@ -36,14 +36,14 @@ def machine() -> Iterator[BootedMachine]:
 
 @pytest.fixture
 def fresh_machine() -> Iterator[BootedMachine]:
-    """A machine that knows nothing of the service."""
+    """A machine without the service."""
     with booted() as machine:
         yield machine
 
 
 @pytest.fixture
 def service(machine: BootedMachine) -> Iterator[BootedService]:
-    """The service with nothing configured and nothing kept, its socket open; no daemon runs."""
+    """The service without configuration and state, its socket open; no daemon runs."""
     service = BootedService(machine)
     service.reset()
     service.mark()

@@ -1,6 +1,6 @@
 """A machine that is booted for tests: systemd is its first process, in namespaces of its own.
 
-It has its own files (in memory, but for this machine's `/usr`, to be read), processes, network,
+It has its own files (in memory, except this machine's `/usr`, to be read), processes, network,
 name and cgroups; this machine keeps nothing of it. `boot.sh` says what is there.
 """
 
@@ -40,11 +40,11 @@ Ended = subprocess.CompletedProcess[str]
 
 
 class CannotBoot(Exception):
-    """Why systemd cannot be the first process of a machine here."""
+    """The reason why systemd cannot be the first process of a machine here."""
 
 
 class BootedMachine:
-    """`boot` starts it, leaving it leaves nothing. `console` is what was said there meanwhile."""
+    """A context manager that removes the machine; `boot` starts it, `console` is its output."""
 
     def __init__(self) -> None:
         self.console = b""
@@ -113,9 +113,9 @@ class BootedMachine:
         self._end()
 
     def _boot(self) -> None:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as told:
-            told.bind(str(self._folder / "notify"))
-            told.settimeout(0.1)
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notify_socket:
+            notify_socket.bind(str(self._folder / "notify"))
+            notify_socket.settimeout(0.1)
             ours, theirs = pty.openpty()
             try:
                 self._process = subprocess.Popen(
@@ -125,14 +125,14 @@ class BootedMachine:
                 self._reader.start()
             finally:
                 os.close(theirs)
-            self._wait_until_booted(told)
+            self._wait_until_booted(notify_socket)
         [self._init] = psutil.Process(self._process.pid).children()
 
     def _command(self, console: str) -> list[str]:
         packages = str(Path(inferd.__file__).parent)
         arguments = (str(self._folder), sys.base_prefix, sysconfig.get_path("purelib"), packages)
         return [
-            # Whoever is killed with -9 takes what it has booted with it.
+            # If this process is killed with -9, the machine is killed with it.
             *("setpriv", "--pdeathsig=KILL"),
             *("unshare", *NAMESPACES, "--fork", "--kill-child=KILL"),
             *("sh", str(FOLDER / "boot.sh"), str(self._group), console, *arguments),
@@ -144,12 +144,12 @@ class BootedMachine:
                 self.console += said
         os.close(ours)
 
-    def _wait_until_booted(self, told: socket.socket) -> None:
+    def _wait_until_booted(self, notify_socket: socket.socket) -> None:
         assert self._process is not None
         end = time.monotonic() + BOOT_S_MAX
         while time.monotonic() < end and self._process.poll() is None:
             with contextlib.suppress(TimeoutError):
-                if b"READY=1" in told.recv(4096).split(b"\n"):
+                if b"READY=1" in notify_socket.recv(4096).split(b"\n"):
                     return
         status = self._process.poll()
         self._end()  # the rest of what was said
@@ -170,7 +170,7 @@ class BootedMachine:
 
 
 def check_tools() -> None:
-    """Check what booting takes.
+    """Check the requirements of booting.
 
     :raises CannotBoot: something is missing.
     """

@@ -1,4 +1,4 @@
-"""Tries what the machine's unit forbids; runs in the place of the daemon, and prints what it found
+"""Attempts at actions that the system unit forbids; runs instead of the daemon, and prints results
 as JSON: for each attempt whether it succeeded, or why not.
 """
 
@@ -19,7 +19,7 @@ NEW_USER, UNAME26 = 0x10000000, 0x0020000
 WRITE_AND_RUN = mmap.PROT_WRITE | mmap.PROT_EXEC
 MARK = "/tmp/mark-of-the-machine"
 DEVICE = "/var/lib/inferd/kmsg"
-"""A file that stands for a device that is none of the harmless ones."""
+"""A file that stands for a device that is not harmless."""
 ELSEWHERE, HERE = "10.99.0.1", "127.0.0.1"
 
 
@@ -47,16 +47,16 @@ def write_below(folder: str) -> None:
 
 
 def writable(*folders: str) -> None:
-    """Check that what is mounted there may be written, whoever owns it.
+    """Check that a mount is writable, whichever user owns it.
 
-    :raises OSError: of one it may not.
+    :raises OSError: it is read-only.
     """
     if any(os.statvfs(folder).f_flag & os.ST_RDONLY for folder in folders):
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
 
 def set_id(mode: int) -> None:
-    """Give a file of one's own a mode."""
+    """Set the mode of an own file."""
     path = Path("/var/lib/inferd/probe")
     path.touch()
     try:
@@ -97,7 +97,7 @@ ATTEMPTS: dict[str, Callable[[], object]] = {
 
 
 def outcome(attempt: Callable[[], object]) -> str:
-    """Try it; return `done`, or the name of the error."""
+    """Run an attempt; return `done`, or the name of the error."""
     try:
         attempt()
     except TimeoutError:

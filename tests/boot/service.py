@@ -23,7 +23,7 @@ Entry = dict[str, Any]
 
 
 class BootedService:
-    """Asks the manager and the journal of *machine* about it."""
+    """Access to the service by the manager and the journal of *machine*."""
 
     def __init__(self, machine: BootedMachine):
         self.machine = machine
@@ -60,8 +60,8 @@ class BootedService:
 
     def show(self, *names: str) -> dict[str, str]:
         """Return properties of the unit, as the manager has them."""
-        told = self.systemctl("show", UNIT, f"--property={','.join(names)}").stdout
-        return dict(line.split("=", 1) for line in told.splitlines())
+        printed = self.systemctl("show", UNIT, f"--property={','.join(names)}").stdout
+        return dict(line.split("=", 1) for line in printed.splitlines())
 
     def until(self, name: str, fits: Callable[[str], bool]) -> str:
         """Wait until a property of the unit *fits*; return it."""
@@ -94,5 +94,5 @@ class BootedService:
         """Return what the journal has of the unit since the mark."""
         self.machine.run("journalctl", "--sync")
         words = ("--unit=inferd", "--all", "--output=json", f"--after-cursor={self._cursor}")
-        told = self.machine.run("journalctl", *words).stdout
-        return [msgspec.json.decode(line) for line in told.splitlines()]
+        printed = self.machine.run("journalctl", *words).stdout
+        return [msgspec.json.decode(line) for line in printed.splitlines()]

@@ -1,4 +1,4 @@
-"""What the shipped unit forbids, as systemd enforces it: each of its directives has an attempt."""
+"""The restrictions of the shipped unit as systemd enforces them: one attempt for each directive."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ ENFORCED = {
     "SystemCallFilter": ("choose its cores", "EPERM"),
     "UMask": ("Umask", "0077"),
 }
-"""What of the unit an attempt shows, which ends otherwise without it: under its user alone."""
+"""The directives that an attempt shows: its result differs under the unit's user alone."""
 ALSO = {
     "write its state",
     "write temporary files",
@@ -50,7 +50,7 @@ ALSO = {
     "read free memory",
     "change a mode",
 }
-"""What the daemon is to be able to do."""
+"""Actions that the daemon must be able to do."""
 NOT_SHOWN = {
     "AmbientCapabilities": "sets what is so by itself",
     "KeyringMode": "shows only where a program takes a key with it",
@@ -77,7 +77,7 @@ def confined(machine: BootedMachine) -> dict[str, str]:
 
 
 def tried(machine: BootedMachine, unit: str) -> dict[str, str]:
-    """Run the probe under the directives of *unit*; return what it found."""
+    """Run the probe under the directives of *unit*; return its results."""
     (machine.root / "opt/probe.py").write_text((Path(__file__).parent / "probe.py").read_text())
     (machine.root / MARK[1:]).touch()
     machine.run("sh", "-c", f"[ -e {DEVICE} ] || mknod -m 0666 {DEVICE} c 1 11")
@@ -95,11 +95,11 @@ def tried(machine: BootedMachine, unit: str) -> dict[str, str]:
         assert listener.stdout is not None and listener.stdout.readline() == "listening\n"
         machine.run("systemctl", "start", "probe")
         machine.run("journalctl", "--sync")
-        told = machine.run("journalctl", "--unit=probe", "--output=cat", "--lines=20").stdout
+        printed = machine.run("journalctl", "--unit=probe", "--output=cat", "--lines=20").stdout
     finally:
         listener.communicate("over\n")
         machine.run("rm", DEVICE)
-    [found] = [line for line in told.splitlines()[-5:] if line.startswith("{")]
+    [found] = [line for line in printed.splitlines()[-5:] if line.startswith("{")]
     result: dict[str, str] = msgspec.json.decode(found)
     return result
 
@@ -114,7 +114,7 @@ def test_each_directive_is_enforced(
         assert unconfined[attempt] != ending, "it shows nothing"
 
 
-def test_the_daemon_may_do_what_it_has_to(confined: dict[str, str]) -> None:
+def test_the_daemon_can_do_everything_it_needs(confined: dict[str, str]) -> None:
     assert {confined[attempt] for attempt in ALSO} == {"done"}
     shown = ALSO | {attempt for attempt, _ in ENFORCED.values()}
     assert set(ATTEMPTS) <= shown
@@ -128,10 +128,10 @@ def test_every_directive_of_the_unit_is_shown_or_has_its_reason(machine: BootedM
     assert names - others - {"WantedBy"} == set(ENFORCED) | set(NOT_SHOWN)
 
 
-def test_systemd_finds_it_hardly_exposed_and_ignores_nothing(service: BootedService) -> None:
+def test_systemd_rates_it_hardly_exposed_and_ignores_no_directive(service: BootedService) -> None:
     service.systemctl("start", "inferd")
-    told = service.machine.run("systemd-analyze", "security", "inferd", "--no-pager").stdout
-    level = told.rsplit("Overall exposure level", 1)[1].split(":")[1].split()[0]
+    printed = service.machine.run("systemd-analyze", "security", "inferd", "--no-pager").stdout
+    level = printed.rsplit("Overall exposure level", 1)[1].split(":")[1].split()[0]
     assert f"`systemd-analyze security inferd` rates the service {level}" in PAGE
     said = [e for e in service.entries() if e["SYSLOG_IDENTIFIER"] != "inferd"]
     assert [e["MESSAGE"] for e in said if int(e["PRIORITY"]) < 6] == []

@@ -1,4 +1,4 @@
-"""From nothing to a service that answers, and back, on a machine that really runs systemd."""
+"""Installation and removal of the service on a machine that runs systemd."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from .machine import BootedMachine
 from .service import SOCKET, BootedService
 
 TOOLS_OWN = {"etc/.pwd.lock", "etc/gshadow", "etc/shadow"}
-"""What systemd-sysusers and userdel leave of themselves; in the shadow files a column changes."""
+"""Files that systemd-sysusers and userdel leave; in the shadow files a column changes."""
 
 
 def files(machine: BootedMachine) -> dict[str, str]:
-    """Return what is on the machine for longer than it runs."""
+    """Return the persistent files of the machine."""
     found = {}
     for top in ("etc", "var/lib", "home", "usr/local"):
         for path in sorted((machine.root / top).rglob("*")):
@@ -31,7 +31,9 @@ def about(path: Path) -> tuple[str, int, int]:
     return stat.filemode(status.st_mode), status.st_uid, status.st_gid
 
 
-def test_the_service_comes_answers_and_goes_without_a_trace(fresh_machine: BootedMachine) -> None:
+def test_the_service_is_installed_and_removed_without_a_trace(
+    fresh_machine: BootedMachine,
+) -> None:
     service, root = BootedService(fresh_machine), fresh_machine.root
     before = files(fresh_machine)
 
@@ -47,8 +49,8 @@ def test_the_service_comes_answers_and_goes_without_a_trace(fresh_machine: Boote
     assert service.show("ActiveState")["ActiveState"] == "inactive", "nobody has connected"
 
     assert service.inferd("run", "echo", "hello").stdout == "hello\n"
-    told = service.show("ActiveState", "Type", "User", "StatusText")
-    assert told == {
+    shown = service.show("ActiveState", "Type", "User", "StatusText")
+    assert shown == {
         "ActiveState": "active",
         "Type": "notify",
         "User": "inferd",
@@ -71,7 +73,7 @@ def test_the_service_comes_answers_and_goes_without_a_trace(fresh_machine: Boote
     assert not (root / "run/inferd").exists()
 
 
-def test_what_has_failed_is_forgotten_with_the_service(fresh_machine: BootedMachine) -> None:
+def test_failed_states_are_reset_with_the_service(fresh_machine: BootedMachine) -> None:
     service = BootedService(fresh_machine)
     service.inferd("install-service", "--apply")
     drop_in = fresh_machine.root / "run/systemd/system/inferd.service.d/own.conf"

@@ -53,7 +53,7 @@ def test_each_event_is_an_entry_with_its_fields_and_its_priority(lived: BootedSe
     assert "log-level" in refused["errors"][0]
 
 
-def test_inferd_logs_shows_what_the_journal_has(lived: BootedService) -> None:
+def test_inferd_logs_shows_the_events_of_the_journal(lived: BootedService) -> None:
     lines = lived.inferd("logs", "-n", "1000").stdout.splitlines()
     assert any("task.finished" in line and "model=m" in line for line in lines)
     assert "config.refused" in lived.inferd("logs", "--level", "error").stdout
@@ -65,7 +65,7 @@ def test_inferd_logs_shows_what_the_journal_has(lived: BootedService) -> None:
     assert "log: the journal of inferd.service" in status
 
 
-def test_what_comes_is_shown_when_it_comes(lived: BootedService) -> None:
+def test_new_events_are_shown_at_once(lived: BootedService) -> None:
     following = lived.machine.start(
         "inferd", "logs", "-f", "-n", "1", "--json", stdout=subprocess.PIPE
     )
@@ -80,11 +80,11 @@ def test_what_comes_is_shown_when_it_comes(lived: BootedService) -> None:
         following.communicate()
 
 
-def test_who_may_not_read_the_journal_is_told_so(lived: BootedService) -> None:
+def test_a_user_who_may_not_read_the_journal_gets_a_hint(lived: BootedService) -> None:
     lived.machine.run("usermod", "--append", "--groups=inferd", "ada")
-    told = lived.inferd("logs", user="ada", check=False)
-    assert told.returncode == 1 and told.stdout == ""
-    assert "systemd-journal" in told.stderr and "sudo inferd logs" in told.stderr
+    printed = lived.inferd("logs", user="ada", check=False)
+    assert printed.returncode == 1 and printed.stdout == ""
+    assert "systemd-journal" in printed.stderr and "sudo inferd logs" in printed.stderr
 
 
 def test_the_longest_events_stay_whole(service: BootedService) -> None:

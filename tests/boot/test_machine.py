@@ -1,4 +1,4 @@
-"""The machine of these tests: a real systemd, of which this machine keeps nothing."""
+"""The machine of these tests: a real systemd that leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def mounts() -> str:
 
 
 def groups() -> list[Path]:
-    """Return the cgroups of machines of which no process is left; making one removes them."""
+    """Return the cgroups of machines without processes; the next machine removes them."""
     group = make_group()
     try:
         others = [g for g in group.parent.glob(f"{GROUP_PREFIX}*") if g != group]
@@ -58,7 +58,7 @@ def test_systemd_is_the_first_process_of_a_machine_of_its_own() -> None:
     assert (mounts(), os.uname().nodename, socket.if_nameindex(), groups()) == before
 
 
-def test_killed_with_9_whoever_booted_it_takes_it_along() -> None:
+def test_the_machine_ends_with_the_killed_process_that_booted_it() -> None:
     process = subprocess.Popen(
         [sys.executable, "-c", BOOT_AND_WAIT],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT,

@@ -1,4 +1,4 @@
-"""What an operator does with the service, and what happens to it: by systemd itself."""
+"""Operation and failures of the service under systemd."""
 
 from __future__ import annotations
 
@@ -30,26 +30,30 @@ def worker_pid(client: Client, model: str) -> int:
 
 
 def part_loaded(status: str) -> int:
-    """Return how much of the only model that loads is there, in per cent."""
-    told = re.fullmatch(r"serving; loading: m (\d+)%", status)
-    return int(told[1]) if told else 0
+    """Return the progress of the only loading model in per cent."""
+    shown = re.fullmatch(r"serving; loading: m (\d+)%", status)
+    return int(shown[1]) if shown else 0
 
 
 def chat(service: BootedService, model: str, **options: Any) -> str:
-    """Have one turn on a connection of its own."""
+    """Run one turn on a separate connection."""
     with service.client() as client, client.session(model, **options) as session:
         return str(session.chat("hello"))
 
 
-def test_only_who_is_in_the_group_may_connect(service: BootedService) -> None:
+def test_only_members_of_the_group_can_connect(service: BootedService) -> None:
     refused = service.inferd("run", "echo", "hello", user="bob", check=False)
     assert refused.returncode and "is not open to this user" in refused.stderr, refused
-    assert service.show("ActiveState")["ActiveState"] == "inactive", "he has started nothing"
+    assert service.show("ActiveState")["ActiveState"] == "inactive", (
+        "the refused user has started nothing"
+    )
     service.machine.run("usermod", "--append", "--groups=inferd", "ada")
     assert service.inferd("run", "echo", "hello", user="ada").stdout == "hello\n"
 
 
-def test_ready_is_told_when_the_socket_answers_and_then_how_it_is(service: BootedService) -> None:
+def test_systemd_gets_readiness_when_the_socket_answers_and_then_the_status(
+    service: BootedService,
+) -> None:
     service.configure(echo_model("m", load_ms=1500))
     started = service.machine.start("systemctl", "start", "inferd")
     with RawClient(service.socket, timeout_s=30.0) as early:
@@ -86,8 +90,8 @@ def test_a_reload_holds_when_it_returns_and_fails_with_an_error_in_the_file(
         service.configure("[daemon]\nsessions-max = 30\n")
         service.systemctl("reload", "inferd")
         assert client.stats()["sessions_max"] == 30
-    told = service.show("ActiveState", "StatusText", "NRestarts")
-    assert told == {"ActiveState": "active", "StatusText": "serving", "NRestarts": "0"}
+    shown = service.show("ActiveState", "StatusText", "NRestarts")
+    assert shown == {"ActiveState": "active", "StatusText": "serving", "NRestarts": "0"}
 
 
 def test_a_daemon_that_hangs_is_replaced_and_its_sessions_come_back(
@@ -102,8 +106,8 @@ def test_a_daemon_that_hangs_is_replaced_and_its_sessions_come_back(
         with service.client() as next_client:
             [session] = next_client.sessions(dormant=True)
             assert session["session_id"] == "diary" and session["turns"] == 1
-        told = service.show("NRestarts", "ActiveState")
-        assert told == {"NRestarts": "1", "ActiveState": "active"}
+        shown = service.show("NRestarts", "ActiveState")
+        assert shown == {"NRestarts": "1", "ActiveState": "active"}
     said = [e["MESSAGE"] for e in service.entries() if e["SYSLOG_IDENTIFIER"] == "systemd"]
     assert any("Watchdog timeout" in message for message in said), said
 
@@ -148,29 +152,29 @@ def test_a_worker_killed_with_9_is_replaced_and_the_service_goes_on(
         before = service.show("MainPID", "OOMPolicy")
         assert before["OOMPolicy"] == "continue"
         stream = session.stream(TEXT)
-        told = next(stream)
+        shown = next(stream)
         worker = worker_pid(client, "m")
         score = (service.machine.root / f"proc/{worker}/oom_score_adj").read_text()
         assert score == "500\n", "the kernel takes it before the daemon"
         service.machine.run("kill", "-9", str(worker))
-        assert told + "".join(stream) == TEXT
+        assert shown + "".join(stream) == TEXT
         assert worker_pid(client, "m") != worker
         after = service.show("MainPID", "OOMPolicy", "ActiveState", "NRestarts")
     assert after == before | {"ActiveState": "active", "NRestarts": "0"}
 
 
-def test_stopped_under_load_it_finishes_what_runs(service: BootedService) -> None:
+def test_stopped_under_load_it_finishes_running_turns(service: BootedService) -> None:
     service.configure(echo_model("m", step_ms=15))
     with service.client() as client, client.session("m", raw=True) as session:
         stream = session.stream(TEXT)
-        told = next(stream)
+        shown = next(stream)
         stopping = service.machine.start("systemctl", "stop", "inferd")
         service.until("StatusText", lambda text: text == "finishing what runs; turns: 1")
         assert service.show("ActiveState")["ActiveState"] == "deactivating"
-        assert told + "".join(stream) == TEXT
+        assert shown + "".join(stream) == TEXT
         assert stopping.wait(30) == 0
-    told_of = service.show("ActiveState", "Result", "ExecMainStatus")
-    assert told_of == {"ActiveState": "inactive", "Result": "success", "ExecMainStatus": "0"}
+    stopped = service.show("ActiveState", "Result", "ExecMainStatus")
+    assert stopped == {"ActiveState": "inactive", "Result": "success", "ExecMainStatus": "0"}
     group = service.machine.root / "sys/fs/cgroup/system.slice" / UNIT
     assert not group.exists(), "no worker is left"
 
@@ -209,7 +213,7 @@ def test_restarts_refuse_no_connection(service: BootedService) -> None:
     assert not failures and set(instances) == {1, 2, 3}
 
 
-def test_who_connects_while_the_file_is_wrong_is_served_once_it_is_right(
+def test_a_client_that_connects_with_a_wrong_file_is_served_once_it_is_corrected(
     service: BootedService,
 ) -> None:
     service.configure("[daemon]\nno-such-setting = 1\n")
@@ -242,5 +246,5 @@ def test_its_socket_outlives_it_and_ends_with_its_own_unit(service: BootedServic
     assert service.inferd("run", "echo", "again").stdout == "again\n"
     service.systemctl("stop", "inferd.socket", "inferd")
     assert not (service.machine.root / SOCKET[1:]).exists()
-    told = service.inferd("run", "echo", "hello", check=False)
-    assert told.returncode and "no daemon answers" in told.stderr
+    shown = service.inferd("run", "echo", "hello", check=False)
+    assert shown.returncode and "no daemon answers" in shown.stderr

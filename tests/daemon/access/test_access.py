@@ -1,6 +1,6 @@
 """Rules of access in a daemon that runs: who may call what, up to which class and how much.
 
-What needs no second user is asked of a rule that names the daemon's own.
+Tests without a second user apply a rule to the daemon's own user.
 """
 
 from __future__ import annotations
@@ -283,7 +283,7 @@ allow = []
 """
 
 
-def test_groups_are_those_that_the_kernel_tells_of_the_connection() -> None:
+def test_groups_are_those_that_the_kernel_reports_for_the_connection() -> None:
     with shared(RULES) as daemon:
         with client_of(daemon, ADA, [7, STAFF]) as ada, client_of(daemon, STAFF) as by_its_own:
             for client in (ada, by_its_own):
@@ -342,7 +342,7 @@ def test_whom_the_mode_leaves_out_cannot_connect() -> None:
             assert member.call("models")["models"]
 
 
-def test_a_group_that_the_daemon_may_not_give_is_told_at_the_start() -> None:
+def test_a_group_that_the_daemon_may_not_set_is_reported_at_the_start() -> None:
     with tempfile.TemporaryDirectory(prefix="inferd-") as folder:
         os.chmod(folder, 0o777)
         path = f"{folder}/s"

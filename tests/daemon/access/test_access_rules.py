@@ -1,4 +1,4 @@
-"""Whose rule holds, and what follows from it: a table, every row of it."""
+"""The rule that applies to a user and its effects, for every row of a table."""
 
 from __future__ import annotations
 
@@ -122,8 +122,8 @@ OPERATORS = {
 
 
 def test_what_changes_things_for_all_takes_more_than_using_them() -> None:
-    told = {call: right for call, right in NEEDS.items() if right not in (None, Right.USE)}
-    assert told == OPERATORS
+    reported = {call: right for call, right in NEEDS.items() if right not in (None, Right.USE)}
+    assert reported == OPERATORS
 
 
 @pytest.mark.parametrize(("call", "params"), [("sessions", SessionsParams), ("queue", QueueParams)])

@@ -1,4 +1,4 @@
-"""What one user learns of another: nothing but that the machine is in use.
+"""Isolation of users: they learn of each other only that the machine is in use.
 
 Two users of one daemon, whom the kernel tells apart; the daemon is root's.
 """
@@ -55,8 +55,8 @@ def strings(value: Any) -> set[str]:
     return {value} if isinstance(value, str) else set()
 
 
-def tells_of(value: Any) -> list[str]:
-    """Return what of Ada's is in a message."""
+def secrets_in(value: Any) -> list[str]:
+    """Return the secrets of Ada in a message."""
     hers = (DIARY, "treasure", "third oak", str(ADA))
     return [one for one in hers if any(one in text for text in strings(value))]
 
@@ -69,12 +69,12 @@ def test_a_session_and_its_turns_are_in_no_list_of_another_user() -> None:
         assert bob.call("queue") == {"tasks": []}
         answers = [bob.call(call) for call in ("models", "stats")]
         answers.append(bob.call("show", name="slow"))
-        assert tells_of(answers) == []
+        assert secrets_in(answers) == []
 
 
 @contextmanager
 def two_users_turn(ada: RawClient) -> Iterator[int]:
-    """Have a turn of Ada's under way, which nobody reads."""
+    """Start a turn of Ada's that is not read."""
     context, _ = named(ada, model="slow")
     turn = ada.start("stream", context=context, prompt=SECRET, raw=True, credit=1)
     ada.events.append(ada.read())
@@ -135,7 +135,7 @@ def test_the_same_session_id_is_another_session_open_or_asleep() -> None:
         assert bob.call("forget", session_id=DIARY) == {"forgotten": True}
         assert bob.call("forget", session_id=DIARY) == {"forgotten": False}
         _, attached = named(ada)
-        assert attached, "what he forgot was his own"
+        assert attached, "only Bob's own session was deleted"
 
 
 def test_an_id_that_is_open_elsewhere_is_busy_for_its_own_user_alone() -> None:
@@ -150,7 +150,7 @@ def test_a_prompt_that_another_user_had_is_computed_as_if_nobody_had() -> None:
     with two_users() as (daemon, ada, bob), client_of(daemon, ADA) as again:
         assert cached(ada) == 0
         assert cached(again) > 0, "it is hers"
-        assert cached(bob) == 0, "and not his"
+        assert cached(bob) == 0, "and not Bob's"
         assert cached(bob) > 0
 
 
@@ -172,7 +172,7 @@ def test_it_is_so_after_a_restart_too() -> None:
 
 
 def cached(client: RawClient) -> int:
-    """Return how many of the secret's tokens had not to be computed."""
+    """Return how many of the secret's tokens were cached."""
     context = client.context("m")
     said = client.call("chat", context=context, prompt=SECRET, raw=True)
     return int(said["metadata"]["cached_tokens"])
@@ -186,7 +186,7 @@ def test_refusals_for_what_others_use_have_numbers_and_no_names() -> None:
         bob.context("slow")
         with pytest.raises(Busy) as sessions:
             bob.context("slow")
-        assert tells_of(sessions.value.to_wire()) == []
+        assert secrets_in(sessions.value.to_wire()) == []
         assert set(sessions.value.data) == {"sessions", "sessions_max", "retry_after_s"}
 
 
@@ -210,7 +210,7 @@ def test_no_prompt_is_in_the_log_and_no_figure_names_a_user() -> None:
         with pytest.raises(InferdError):
             ada.call("chat", context=context, messages=[{"role": "user", "content": 7}])
         assert "treasure" not in daemon.log
-        assert tells_of(bob.call("stats")) == []
+        assert secrets_in(bob.call("stats")) == []
 
 
 NAMES = [

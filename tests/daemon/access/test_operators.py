@@ -1,4 +1,4 @@
-"""Operators cancel and park what others run: who reaches whose turns, and what both are told."""
+"""Operators cancel and park turns of other users: rights, effects and reports to both."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def task_of(client: RawClient, context: int) -> dict[str, Any] | None:
     return next((task for task in tasks if task["context"] == context), None)
 
 
-# Who reaches whose.
+# Rights over other users' turns.
 
 
 @pytest.mark.parametrize("may", [(), ("use",), ("manage",), ("see-all",), ("manage", "see-all")])
@@ -92,10 +92,10 @@ def connection_of(uid: int) -> Connection:
     return connection
 
 
-# What both are told.
+# Reports to both users.
 
 
-def test_a_cancelled_turn_s_user_is_told_that_an_operator_did_it_and_keeps_what_was_said() -> None:
+def test_the_user_of_a_turn_cancelled_by_an_operator_gets_the_cause_and_keeps_the_text() -> None:
     with shared(bobs(*BOTH)) as (daemon, ada, bob):
         context = diary(ada)
         turn = ada.begin_stream(context, SECRET)
@@ -173,11 +173,11 @@ def test_a_turn_that_waits_for_its_model_is_cancelled() -> None:
             ada.result(turn)
 
 
-# Who has not the right.
+# Missing rights.
 
 
 @pytest.mark.parametrize("may", [["use"], ["use", "manage"], ["use", "drain"]])
-def test_who_does_not_see_all_is_answered_as_if_there_were_no_such_turn(may: list[str]) -> None:
+def test_without_see_all_another_user_s_turn_does_not_exist(may: list[str]) -> None:
     with shared(bobs(*may)) as (daemon, ada, bob):
         context = diary(ada)
         turn = ada.begin_stream(context, SECRET)
@@ -186,8 +186,8 @@ def test_who_does_not_see_all_is_answered_as_if_there_were_no_such_turn(may: lis
             assert hers == nobodys.replace(str(context + 1000), str(context))
         for command in ("cancel", "park"):
             for hers in (str(context), DIARY):
-                told = said_to_bob(daemon, command, hers)
-                assert told == said_to_bob(daemon, command, "nothing").replace("nothing", hers)
+                outcome = said_to_bob(daemon, command, hers)
+                assert outcome == said_to_bob(daemon, command, "nothing").replace("nothing", hers)
         assert task_of(ada, context)
         ada.call("cancel", context=context)
         with pytest.raises(Cancelled, match="the turn was"):
@@ -195,7 +195,7 @@ def test_who_does_not_see_all_is_answered_as_if_there_were_no_such_turn(may: lis
 
 
 def said_to_bob(daemon: RunningDaemon, *command: str) -> str:
-    """Return with what Bob's command is refused."""
+    """Return the error of Bob's command."""
     inferd("cancel", "nobody", socket=daemon.socket)  # Bob may not read what is imported late
     with as_user(BOB):
         result = inferd(*command, socket=daemon.socket)
@@ -209,7 +209,7 @@ def refusal_of(client: RawClient, call: str, context: int) -> str:
     return json.dumps(caught.value.to_wire())
 
 
-def test_who_sees_all_and_may_not_manage_is_told_which_right_it_takes() -> None:
+def test_a_user_with_see_all_but_not_manage_gets_the_missing_right() -> None:
     with shared(bobs("see-all")) as (daemon, ada, bob):
         context = diary(ada)
         ada.begin_stream(context, SECRET)
@@ -226,7 +226,7 @@ def test_who_sees_all_and_may_not_manage_is_told_which_right_it_takes() -> None:
 
 
 @pytest.mark.parametrize("by", ["number", "id"])
-def test_what_the_list_of_all_names_is_cancelled_and_parked_by_command(by: str) -> None:
+def test_tasks_in_the_list_of_all_are_cancelled_and_parked_by_command(by: str) -> None:
     with shared() as (daemon, ada, bob):
         context, other = diary(ada), bob.context("slow")
         turn = ada.begin_stream(context, SECRET)
@@ -237,24 +237,24 @@ def test_what_the_list_of_all_names_is_cancelled_and_parked_by_command(by: str) 
         [hers] = [task for task in tasks if task["uid"] == ADA]
         wanted = str(hers["context"]) if by == "number" else hers["session_id"]
 
-        told = inferd("park", wanted, socket=daemon.socket)
-        assert (told.stdout, told.exit_code) == ("it gives way\n", 0)
+        outcome = inferd("park", wanted, socket=daemon.socket)
+        assert (outcome.stdout, outcome.exit_code) == ("it gives way\n", 0)
         bob.result(waits)
         alone = document(inferd("park", wanted, "--json", socket=daemon.socket))
         assert alone == {"parked": False}
         assert inferd("cancel", wanted, socket=daemon.socket).stdout == "cancelled\n"
         with pytest.raises(Cancelled, match="an operator"):
             ada.result(turn)
-        told = inferd("cancel", wanted, socket=daemon.socket)
-        assert told.stdout == "there was no turn under way\n"
+        outcome = inferd("cancel", wanted, socket=daemon.socket)
+        assert outcome.stdout == "there was no turn under way\n"
 
 
 def test_one_s_own_session_comes_first_and_an_id_of_several_users_is_refused() -> None:
     with shared() as (daemon, ada, bob), RawClient(daemon.socket) as own:
         contexts = sorted((diary(ada), diary(bob)))
-        told = inferd("cancel", DIARY, socket=daemon.socket)
-        assert told.exit_code == 1 and "2 users have a session" in told.stderr
-        assert f"give its number: {contexts[0]}, {contexts[1]}" in told.stderr
+        outcome = inferd("cancel", DIARY, socket=daemon.socket)
+        assert outcome.exit_code == 1 and "2 users have a session" in outcome.stderr
+        assert f"give its number: {contexts[0]}, {contexts[1]}" in outcome.stderr
         ada.begin_stream(diary(ada), SECRET)
         mine = diary(own)
         turn = own.start("chat", context=mine, prompt=SHORT, raw=True)

@@ -1,4 +1,4 @@
-"""Who is served: users whom the kernel can tell from each other."""
+"""The served users: those that the kernel can tell from each other."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def users(tmp_path: Path, own: int, uid_map: str | None, overflow: str = "65534\
         (65534, ONE, (), (0, 1000, 65534)),
     ],
 )
-def test_who_is_served(
+def test_users_that_are_served(
     own: int,
     uid_map: str | None,
     served: tuple[int, ...],
@@ -68,7 +68,7 @@ def test_the_kernel_says_which_number_stands_for_the_rest(tmp_path: Path) -> Non
 
 
 class OnlyItsOwn:
-    """A handler, as far as connections need one, that serves *users*."""
+    """A minimal handler of connections that serves *users*."""
 
     def __init__(self, users: Users):
         self.users = users
@@ -99,7 +99,7 @@ class OnlyItsOwn:
 
 
 @pytest.mark.asyncio
-async def test_whoever_is_refused_is_told_why_before_he_can_call_anything(tmp_path: Path) -> None:
+async def test_a_refused_user_gets_the_cause_before_any_call(tmp_path: Path) -> None:
     handler = OnlyItsOwn(users(tmp_path, os.getuid() + 1, ONE))
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(tmp_path / "sock"))

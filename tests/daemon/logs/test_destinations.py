@@ -1,4 +1,4 @@
-"""Where the log is: a file that is moved, removed, on a full disk; the journal; a terminal."""
+"""Destinations of the log: a file that is moved, removed or full; the journal; a terminal."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ CONFIG = "[daemon]\nlog-file = 'logs/inferd.log'\n"
 
 
 class Filed(RunningDaemon):
-    """A daemon that logs into a folder of its own."""
+    """A daemon that logs to a file in its own folder."""
 
     def __enter__(self) -> Filed:
         self.start()
@@ -58,7 +58,7 @@ def names_of(path: Path) -> list[str]:
 
 
 def say(daemon: RunningDaemon) -> None:
-    """Have something logged: each change of the levels is."""
+    """Cause an event: each change of the levels is logged."""
     with Client(daemon.socket) as client:
         client.log_level({"ipc": "info"})
 
@@ -80,7 +80,7 @@ def test_events_go_to_the_file_and_nowhere_else() -> None:
 
 
 @pytest.mark.parametrize("how", ["moved", "removed", "emptied"])
-def test_a_file_that_is_rotated_is_made_anew_with_the_next_event(how: str) -> None:
+def test_a_rotated_file_is_created_again_with_the_next_event(how: str) -> None:
     with filed() as daemon:
         old = daemon.file.with_suffix(".1")
         if how == "moved":
@@ -97,7 +97,7 @@ def test_a_file_that_is_rotated_is_made_anew_with_the_next_event(how: str) -> No
         assert part(daemon, "log")["up"]
 
 
-def test_sighup_opens_it_anew_even_with_an_error_in_the_configuration() -> None:
+def test_sighup_reopens_the_file_even_with_an_error_in_the_configuration() -> None:
     with filed() as daemon, manager_of(daemon) as manager:
         daemon.file.rename(daemon.file.with_suffix(".1"))
         reload(daemon, manager, CONFIG + "wrong = 1\n")
@@ -114,12 +114,12 @@ def test_the_file_changes_with_the_configuration() -> None:
         assert "log.levels" not in names_of(other) and "log.levels" in daemon.log
 
 
-def test_a_file_that_cannot_be_opened_stops_no_service() -> None:
+def test_a_file_that_cannot_be_opened_does_not_stop_the_daemon() -> None:
     with filed("[daemon]\nlog-file = 'logs'\n") as daemon:
         check(daemon, "log", f"{daemon.directory / 'logs'}: Is a directory")
 
 
-def test_a_folder_that_vanishes_for_a_while_stops_no_service() -> None:
+def test_a_folder_missing_for_a_while_does_not_stop_the_daemon() -> None:
     with filed() as daemon, manager_of(daemon) as manager:
         folder, aside = daemon.file.parent, daemon.directory / "aside"
         folder.rename(aside)
@@ -134,7 +134,7 @@ def test_a_folder_that_vanishes_for_a_while_stops_no_service() -> None:
         assert part(daemon, "log")["up"]
 
 
-def test_a_full_disk_stops_no_service_and_tears_one_line_at_most() -> None:
+def test_a_full_disk_does_not_stop_the_daemon_and_tears_one_line_at_most() -> None:
     with filed() as daemon, manager_of(daemon) as manager:
         assert part(daemon, "log")["up"]
         limit(daemon.pid, daemon.file.stat().st_size + 20)
@@ -155,7 +155,7 @@ def test_a_full_disk_stops_no_service_and_tears_one_line_at_most() -> None:
         assert daemon.file.read_bytes().count(b"log.levels") == 1
 
 
-def test_what_cannot_be_written_anywhere_stops_no_service() -> None:
+def test_events_that_cannot_be_written_anywhere_do_not_stop_the_daemon() -> None:
     """Standard error is a file here, too: both are full."""
     with filed() as daemon, manager_of(daemon) as manager:
         assert part(daemon, "log")["up"]
@@ -189,7 +189,7 @@ def test_a_reopened_file_keeps_its_place_and_a_pipe_without_a_reader_does_not_bl
 
 
 @pytest.mark.parametrize("kind", ["pipe", "socket"])
-def test_who_reads_too_little_of_standard_error_has_whole_lines(kind: str) -> None:
+def test_a_slow_reader_of_standard_error_gets_whole_lines(kind: str) -> None:
     pair = os.pipe() if kind == "pipe" else [end.detach() for end in socket.socketpair()]
     theirs, ours = pair
     error, lines = StandardError(ours), 0
@@ -208,7 +208,7 @@ def test_who_reads_too_little_of_standard_error_has_whole_lines(kind: str) -> No
             os.close(end)
 
 
-def test_standard_error_that_nobody_reads_keeps_nobody_waiting(tmp_path: Path) -> None:
+def test_unread_standard_error_blocks_no_client(tmp_path: Path) -> None:
     extra = ["--set", "log-format=json", "--set", "log-level=debug"]
     theirs, ours = os.pipe()
     process = inferd_process(*arguments(tmp_path), *extra, stderr=ours)
@@ -231,8 +231,8 @@ def test_standard_error_that_nobody_reads_keeps_nobody_waiting(tmp_path: Path) -
         os.close(theirs)
     found = [msgspec.json.decode(line) for line in read.splitlines(keepends=True) if b"\n" in line]
     [lost] = [event for event in found if event["event"] == "log.lost"]
-    told = sum(event["event"] == "call.done" for event in found)
-    assert lost["level"] == "warning" and told + lost["events"] >= 100
+    written = sum(event["event"] == "call.done" for event in found)
+    assert lost["level"] == "warning" and written + lost["events"] >= 100
 
 
 # Systemd's journal.
@@ -283,7 +283,7 @@ def test_a_variable_that_names_another_stream_makes_no_journal() -> None:
                 assert client.stats()["log"]["journal"] is None
 
 
-def test_whose_journal_it_is() -> None:
+def test_the_unit_of_the_journal_is_read_from_the_cgroup() -> None:
     system = "0::/system.slice/inferd.service\n"
     user = "0::/user.slice/user-7.slice/user@7.service/app.slice/inferd.service\n"
     assert journal_of(system) == {"unit": "inferd.service", "user": False}
@@ -320,7 +320,7 @@ def test_no_colours_where_the_user_wants_none(tmp_path: Path) -> None:
     assert "\x1b" not in shown and "[daemon]" in shown
 
 
-def test_who_sits_before_it_sees_what_goes_to_the_file_too(tmp_path: Path) -> None:
+def test_a_terminal_also_shows_the_events_of_the_file(tmp_path: Path) -> None:
     file = tmp_path / "log"
     extra = ["--set", f"log-file={file}"]
     with on_terminal(*arguments(tmp_path), *extra, socket="", NO_COLOR="1") as terminal:
@@ -329,7 +329,7 @@ def test_who_sits_before_it_sees_what_goes_to_the_file_too(tmp_path: Path) -> No
 
 
 def test_a_console_s_exception_shows_no_variables() -> None:
-    """What a request holds is in the variables of the code that failed."""
+    """The variables of failed code hold texts of users."""
 
     render: Any = _console(True)
     secret = "in a variable"

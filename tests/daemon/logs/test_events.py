@@ -1,4 +1,4 @@
-"""What the daemon logs: which events, from which level on, of whom; and never what users wrote."""
+"""The daemon's events: their fields and levels, and that they hold no texts of users."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def number_of(client: RawClient, daemon: RunningDaemon) -> int:
     return int(named(daemon, "connection.opened")[-1]["connection"])
 
 
-# Who is meant.
+# The ids of requests.
 
 
 def test_every_event_names_its_time_its_level_and_its_room(daemon: RunningDaemon) -> None:
@@ -104,7 +104,7 @@ def test_a_request_has_one_id_in_the_daemon_and_in_the_worker(daemon: RunningDae
         assert (finished["output_tokens"], finished["stop_reason"]) == (6, "eos")
 
 
-def test_a_load_has_the_id_of_the_request_that_asked_for_it_and_its_end_has_none() -> None:
+def test_a_load_has_the_id_of_its_request_and_its_unload_has_none() -> None:
     with running_daemon(DEBUG) as daemon, RawClient(daemon.socket) as client:
         client.call("load_by_name", name="echo")
         client.call("unload_model", name="echo", force=True)
@@ -144,7 +144,7 @@ def test_a_worker_that_dies_names_the_requests_it_computed(daemon: RunningDaemon
     assert poisonous["request"] == f"{number}.{turn}"
 
 
-def test_a_connection_that_is_refused_cannot_steer_a_terminal() -> None:
+def test_a_refused_connection_cannot_control_a_terminal() -> None:
     with running_daemon() as daemon, RawClient(daemon.socket, hello=False) as client:
         client.write([0, {"protocol": [1, 0], "software": "\x1b[2J\x1b]0;mine\x07 it"}])
         client.write([99])
@@ -156,7 +156,7 @@ def test_a_connection_that_is_refused_cannot_steer_a_terminal() -> None:
         assert "[ipc]" in daemon.log
 
 
-# From which level on.
+# Levels.
 
 
 def levels_of(flags: dict[str, Any], environ: dict[str, str] | None = None) -> dict[str, str]:
@@ -176,7 +176,7 @@ def test_levels_of_rooms_come_from_flags_the_environment_or_a_table(tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "reported"),
     [
         ("lama=debug", "'lama' is not a logger: there are daemon, ipc, sessions, scheduler"),
         ("llama=loud", "llama: 'loud' is not one of debug, info, warning, error"),
@@ -184,10 +184,10 @@ def test_levels_of_rooms_come_from_flags_the_environment_or_a_table(tmp_path: Pa
         ("llama", "'llama': '' is not one"),
     ],
 )
-def test_a_wrong_room_or_level_is_refused(text: str, told: str) -> None:
+def test_a_wrong_room_or_level_is_refused(text: str, reported: str) -> None:
     with pytest.raises(ConfigError) as caught:
         levels_of({"log_levels": text})
-    assert told.replace("'llama': ''", "llama: ''") in str(caught.value)
+    assert reported.replace("'llama': ''", "llama: ''") in str(caught.value)
     with pytest.raises(ConfigError):
         levels_of({"log_levels": 3})
     with pytest.raises(ConfigError):
@@ -216,8 +216,8 @@ def test_levels_change_while_it_runs_in_the_workers_too() -> None:
         assert document(done) == {"levels": levels}
         chat(daemon)
         assert len(named(daemon, "task.queued")) == 1 and not named(daemon, "call.done")
-        [told] = named(daemon, "log.levels")
-        assert told["levels"] == levels and "request" in told
+        [reported] = named(daemon, "log.levels")
+        assert reported["levels"] == levels and "request" in reported
         with Client(daemon.socket) as client:
             assert client.log_level() == levels == client.stats()["log"]["levels"]
         shown = inferd("log-level", "error", "ipc=debug", socket=daemon.socket).stdout
@@ -226,7 +226,7 @@ def test_levels_change_while_it_runs_in_the_workers_too() -> None:
         assert len(named(daemon, "task.queued")) == 1 and named(daemon, "call.done")
 
 
-def test_a_level_that_is_said_while_a_model_loads_is_its_worker_s() -> None:
+def test_a_level_set_during_a_load_reaches_the_worker() -> None:
     slow = '[models.slow]\nbackend = "echo"\n[models.slow.echo]\nload_ms = 300\n'
     with running_daemon(JSON + slow) as daemon, RawClient(daemon.socket) as client:
         load = client.start("load_by_name", name="slow")
@@ -251,7 +251,7 @@ def test_a_wrong_level_is_refused_and_changes_nothing() -> None:
 
 @pytest.mark.asyncio
 async def test_only_an_operator_changes_levels(tmp_path: Path) -> None:
-    """Asked without a socket: these tests run as one user."""
+    """Called without a socket, since these tests run as one user."""
     somebody = Stranger(os.getuid() + 1)
     config = Config(
         socket=tmp_path / "s", models_dir=tmp_path, state_dir=tmp_path, cores=1, kv_ram_bytes=0
@@ -283,7 +283,7 @@ def test_levels_in_the_file_hold_at_once_when_it_is_read_again() -> None:
         assert len(named(daemon, "task.finished")) == 1
 
 
-# What a worker's library says.
+# Output of a worker's library.
 
 
 def test_llama_cpp_s_lines_are_events_of_the_model(tmp_path: Path) -> None:
@@ -301,7 +301,7 @@ def test_llama_cpp_s_lines_are_events_of_the_model(tmp_path: Path) -> None:
         assert len({e["text"] for e in said}) == len(said), "each once a minute"
 
 
-def test_what_llama_cpp_merely_tells_is_no_event_by_default(tmp_path: Path) -> None:
+def test_information_of_llama_cpp_is_not_logged_by_default(tmp_path: Path) -> None:
     for kind in ("llama", "unheard-of"):
         write_tiny(kind, tmp_path)
     with (
@@ -320,7 +320,7 @@ Heard = list[tuple[str, str, str]]
 
 
 async def heard_of(program: str) -> Heard:
-    """Return what is told of a process that runs a Python program."""
+    """Return the events of a process that runs a Python program."""
     heard: Heard = []
     lines = WorkerLines(lambda level, event, text: heard.append((level, event, text)))
     process = await anyio.open_process(
@@ -333,7 +333,7 @@ async def heard_of(program: str) -> Heard:
 
 
 @pytest.mark.asyncio
-async def test_what_a_process_says_as_it_dies_is_an_event() -> None:
+async def test_the_last_output_of_a_dying_process_is_an_event() -> None:
     program = "import os\nos.write(2, b'<4>careful\\n')\nos.write(2, b'x.cpp:7: GGML_ASSERT(no)')"
     assert await heard_of(program + "\nos.abort()") == [
         ("warning", "llama.output", "careful"),
@@ -350,13 +350,13 @@ async def test_what_a_process_says_as_it_dies_is_an_event() -> None:
 
 
 @pytest.mark.asyncio
-async def test_a_process_that_outlives_the_worker_keeps_nobody_waiting() -> None:
+async def test_a_process_that_outlives_the_worker_does_not_block_the_close() -> None:
     heard = await heard_of("import subprocess\nsubprocess.Popen(['yes'], stdout=2)")
     assert [event for _, event, _ in heard] == ["worker.output"]
 
 
 @pytest.mark.asyncio
-async def test_a_process_that_never_stops_talking_is_cut_short() -> None:
+async def test_endless_output_of_a_process_is_cut() -> None:
     program = (
         "import os\nos.set_blocking(2, True)\n"
         "for n in range(3000): os.write(2, b'x' * 3000 + b'\\n')"
@@ -368,43 +368,43 @@ async def test_a_process_that_never_stops_talking_is_cut_short() -> None:
     assert all(len(text) <= 2000 for _, _, text in heard)
 
 
-def test_what_llama_cpp_quotes_is_cut_off() -> None:
+def test_texts_quoted_by_llama_cpp_are_cut_off() -> None:
     said = "what():  Unexpected empty grammar stack after accepting piece: my secret\nof two lines"
     assert cut_quotes(said).endswith("accepting piece:")
     assert cut_quotes("as it is") == "as it is"
 
 
 def library(least: str = "warning") -> tuple[LibraryLog, list[float], list[tuple[str, str]]]:
-    now, told = [0.0], []
+    now, reported = [0.0], []
     log = LibraryLog(seconds=lambda: now[0])
     log.least = LEVELS[least]
-    log.write_line = lambda level, text: told.append((level, text))
-    return log, now, told
+    log.write_line = lambda level, text: reported.append((level, text))
+    return log, now, reported
 
 
-def test_lines_of_the_library_pass_from_a_level_on_and_not_twice() -> None:
-    log, now, told = library()
+def test_lines_of_the_library_are_filtered_by_level_and_not_repeated() -> None:
+    log, now, reported = library()
     for level in LEVELS:
         log.say(level, "a")
-    assert told == [("warning", "a")], "the same line, whatever its level"
+    assert reported == [("warning", "a")], "the same line, whatever its level"
     now[0] = 61.0
     log.say("error", "a")
-    assert told == [("warning", "a"), ("error", "a")]
+    assert reported == [("warning", "a"), ("error", "a")]
 
 
-def test_lines_of_the_library_are_bounded_and_what_is_left_out_is_told() -> None:
-    log, now, told = library()
+def test_lines_of_the_library_are_bounded_and_omitted_lines_are_counted() -> None:
+    log, now, reported = library()
     for number in range(1000):
         log.say("error", f"line {number}")
-    assert len(told) == 200
+    assert len(reported) == 200
     now[0] = 11.0
     log.say("error", "at last")
-    assert told[200:] == [("warning", "800 lines were left out"), ("error", "at last")]
+    assert reported[200:] == [("warning", "800 lines were left out"), ("error", "at last")]
 
 
 @pytest.mark.asyncio
-async def test_what_a_library_logs_in_a_thread_is_logged_by_the_loop() -> None:
-    """The file belongs to one thread: closed by another, its number may be another file's."""
+async def test_a_library_s_log_line_from_a_thread_is_logged_by_the_loop() -> None:
+    """One thread owns the file: after a close by another its descriptor may be another file's."""
     owner = Logs()
     owner.bind_loop(asyncio.get_running_loop())
     record = logging.LogRecord("urllib3", logging.WARNING, "", 0, "wrong %s", ("headers",), None)
@@ -420,15 +420,15 @@ async def test_what_a_library_logs_in_a_thread_is_logged_by_the_loop() -> None:
         assert len(logged) == 2, "its own thread need not wait"
 
 
-# Never what users wrote.
+# Texts of users.
 
 
 SECRET = "zebra7f3a"
-"""In every text; the echo model answers with it, too."""
+"""Part of every text; the echo model repeats it."""
 
 
 def forms(text: str) -> list[str]:
-    """Return how a text could stand in a log."""
+    """Return the forms in which a log could contain a text."""
     raw = text.encode()
     return [text, text[1:], base64.b64encode(raw).decode()[:8], raw.hex(), str(list(raw))[1:20]]
 
@@ -481,7 +481,7 @@ def say_everything(daemon: RunningDaemon) -> None:
         session.answers(SECRET, n=2)
 
 
-def test_no_log_has_what_users_wrote_or_models_said() -> None:
+def test_no_log_has_texts_of_users_or_models() -> None:
     with running_daemon(DEBUG) as daemon:
         say_everything(daemon)
         daemon.stop()
@@ -491,7 +491,7 @@ def test_no_log_has_what_users_wrote_or_models_said() -> None:
             assert form not in daemon.log
 
 
-def test_texts_are_logged_where_that_is_asked_for() -> None:
+def test_texts_are_logged_with_log_text_on() -> None:
     with running_daemon(DEBUG.replace("[daemon]", "[daemon]\nlog-text = true")) as daemon:
         chat(daemon, SECRET)
         [queued] = named(daemon, "task.queued")

@@ -64,7 +64,7 @@ def test_only_events_from_a_level_on_are_shown() -> None:
         assert inferd("logs", "--level", "loud", socket=daemon.socket).exit_code == 2
 
 
-class Follower:
+class FollowingCommand:
     """A running `inferd logs -f`, line by line."""
 
     def __init__(self, process: subprocess.Popen[bytes]):
@@ -89,8 +89,10 @@ class Follower:
 
 
 @contextmanager
-def following(daemon: RunningDaemon, *arguments: str) -> Iterator[Follower]:
-    follower = Follower(inferd_process("logs", "-f", "--json", *arguments, socket=daemon.socket))
+def following(daemon: RunningDaemon, *arguments: str) -> Iterator[FollowingCommand]:
+    follower = FollowingCommand(
+        inferd_process("logs", "-f", "--json", *arguments, socket=daemon.socket)
+    )
     try:
         yield follower
     finally:
@@ -102,7 +104,7 @@ def append(path: Path, event: str, mode: str = "a") -> None:
         file.write(msgspec.json.encode({"event": event, "level": "info"}).decode() + "\n")
 
 
-def test_what_comes_is_shown_when_it_comes_whoever_rotates_the_file() -> None:
+def test_new_events_are_shown_at_once_even_after_a_rotation() -> None:
     with filed() as daemon:
         write_events(daemon.file, "info", "info")
         with following(daemon, "-n", "1") as follower:
@@ -141,7 +143,7 @@ def test_ctrl_c_ends_it_as_it_ends_other_commands() -> None:
         assert follower.process.wait(20) == 130
 
 
-def test_a_daemon_that_is_gone_has_left_its_log(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_log_of_a_daemon_that_has_exited_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     with filed() as daemon:
         daemon.stop()
         monkeypatch.setenv("INFERD_CONFIG", str(daemon.directory / "config.toml"))
@@ -152,13 +154,13 @@ def test_a_daemon_that_is_gone_has_left_its_log(monkeypatch: pytest.MonkeyPatch)
         assert result.exit_code == 1 and f"there is no {daemon.file}" in result.stderr
 
 
-def test_without_a_daemon_and_without_a_file_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_daemon_and_a_file_the_command_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("INFERD_CONFIG", os.devnull)
     result = inferd("logs")
     assert result.exit_code == 3 and "no daemon answers" in result.stderr
 
 
-def test_a_log_that_nobody_keeps_is_told_with_what_to_do() -> None:
+def test_a_log_without_file_and_journal_is_an_error_with_a_hint() -> None:
     with running_daemon() as daemon:
         result = inferd("logs", socket=daemon.socket)
         assert result.exit_code == 1 and result.stdout == ""
@@ -166,7 +168,7 @@ def test_a_log_that_nobody_keeps_is_told_with_what_to_do() -> None:
         assert "log: standard error" in inferd("status", socket=daemon.socket).stdout
 
 
-def test_the_journal_is_asked_for_what_it_has(
+def test_the_journal_is_queried_with_journalctl(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program = tmp_path / "journalctl"
@@ -192,7 +194,7 @@ def test_the_journal_is_asked_for_what_it_has(
             assert failed.exit_code == 1 and "status 3" in failed.stderr
 
 
-def test_a_file_that_may_not_be_read_is_told_with_what_to_do() -> None:
+def test_an_unreadable_file_is_an_error_with_a_hint() -> None:
     with filed() as daemon:
         daemon.file.unlink()
         daemon.file.mkdir()
@@ -221,7 +223,7 @@ def test_the_last_lines_are_read_from_the_end(size: int, count: int, tmp_path: P
         assert odd == lines[1::2][4 - min(count, 4) :]
 
 
-def test_no_event_steers_the_terminal_that_shows_it() -> None:
+def test_no_event_controls_the_terminal_that_shows_it() -> None:
     event = {
         "timestamp": "t",
         "level": "info",

@@ -1,4 +1,4 @@
-"""Scrapes a daemon as Prometheus does, over whatever it serves its figures on."""
+"""Scrapes of a daemon as by Prometheus, over any listen address."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def ask(where: str, request: bytes) -> tuple[int, dict[str, str], bytes]:
 
 
 def where_of(daemon: RunningDaemon) -> str:
-    """Return where a daemon of the tests serves its figures."""
+    """Return the metrics address of a daemon of the tests."""
     return str(daemon.directory / "metrics.sock")
 
 
@@ -81,7 +81,7 @@ def figures_of(daemon: RunningDaemon) -> Figures:
 
 
 def until(daemon: RunningDaemon, holds: Callable[[Figures], bool]) -> Figures:
-    """Return the first scrape of which *holds* is true."""
+    """Return the first scrape for which *holds* returns True."""
     rest, end = threading.Event(), time.monotonic() + SECONDS_MAX
     while not holds(figures := figures_of(daemon)):
         assert time.monotonic() < end, f"it never held:\n{figures.text}"

@@ -1,4 +1,4 @@
-"""What is counted as it passes: bounded names, and which bound refused."""
+"""Counters of the daemon's events: bounded names, and the bounds of refusals."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def test_names_of_models_are_bounded() -> None:
     assert counters.bounded_name("m0") == "m0"
 
 
-def test_loads_and_workers_are_told_as_none_before_the_first() -> None:
-    """A rate does not see a counter's first step where there was no sample before it."""
+def test_counters_of_loads_and_workers_start_at_zero() -> None:
+    """A rate misses a counter's first step without an earlier sample."""
     counters = DaemonCounters()
     name = (counters.bounded_name("m"),)
     for family in ("model_load_failures", "model_unloads", "worker_restarts"):
@@ -60,22 +60,22 @@ def test_loads_and_workers_are_told_as_none_before_the_first() -> None:
         (PromptTooLong("no"), None),
     ],
 )
-def test_a_refusal_names_its_bound_and_a_mistake_none(
+def test_a_refusal_counts_under_its_bound_and_a_mistake_under_none(
     error: InferdError, reason: str | None
 ) -> None:
     assert reason_of(error) == reason
     counters = DaemonCounters()
     counters.call_refused("stream", error)
     assert counters.counts["call_errors"]["stream", error.name] == 1
-    told = {r: n for (r,), n in counters.counts["admission_rejections"].items() if n}
-    assert told == ({} if reason is None else {reason: 1})
+    counted = {r: n for (r,), n in counters.counts["admission_rejections"].items() if n}
+    assert counted == ({} if reason is None else {reason: 1})
 
 
 def test_the_bounds_are_settings() -> None:
     assert {*QUEUE_BOUNDS, *BOUNDS.values()} <= set(SETTINGS)
 
 
-def test_the_end_of_a_pulled_turn_is_no_error() -> None:
+def test_the_end_of_a_turn_with_tokens_on_demand_is_not_an_error() -> None:
     counters = DaemonCounters()
     counters.call_refused("compute_single", EndOfSequence("it has ended"))
     assert not counters.counts["call_errors"]

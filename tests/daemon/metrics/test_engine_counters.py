@@ -1,4 +1,4 @@
-"""What an engine writes for the daemon: where it lies, and when it is written."""
+"""The shared counters of an engine: their place in the record, and when they are written."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from inferd.scheduler.recording.recorder import Doing, Recorder, create_record
 VALUES = {name: float(n) for n, name in enumerate((*COUNTERS, *GAUGES), start=1)}
 
 
-def test_what_one_writes_another_reads_over_the_same_record_and_the_acts_stay() -> None:
+def test_counters_are_read_from_the_shared_record_and_the_activity_stays() -> None:
     record = create_record()
     engine, daemon, acts = EngineCounters(record), EngineCounters(record), Recorder(record)
     acts.record_activity(Doing.STEP, range(510))
@@ -58,8 +58,8 @@ def test_a_step_is_of_one_kind_and_prompts_alone_may_take_longer(
         figures.count_step(sum(counts), len(counts), seconds, decodes=1 in counts)
     figures.write_counters(0.0, 0, VALUES)
     found = histograms_of(figures.read_counters())
-    told = {k: sum(found[f"{k}_s"].counts) for k in StepKind}
-    assert told == {k: 2 * (k is kind) for k in StepKind}
+    counted = {k: sum(found[f"{k}_s"].counts) for k in StepKind}
+    assert counted == {k: 2 * (k is kind) for k in StepKind}
     assert figures.over_target == (kind is not StepKind.PREFILL)
     assert found["tokens_per_step"].sum == 2 * sum(counts)
     assert found["sequences_per_step"].sum == 2 * len(counts)
@@ -74,7 +74,7 @@ def test_powers_of_two_are_buckets_like_any(rows: int) -> None:
     assert histograms_of(figures.read_counters())["tokens_per_step"].counts == wanted.counts
 
 
-def test_they_are_due_after_a_step_or_a_change_and_not_else() -> None:
+def test_counters_are_due_only_after_a_step_or_a_change() -> None:
     figures = EngineCounters()
     assert figures.due_in(5.0, 0) == float("-inf")
     figures.write_counters(5.0, 0, VALUES)

@@ -1,4 +1,4 @@
-"""The engine's figures say what it did."""
+"""The engine's counters match its work."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.scheduler.kv.test_kv_reuse import settle
 
 TEXT = "a text that is long enough to be worth keeping"
 TOKENS = len(TEXT) + 2
-"""Of the prompt: its bytes, what begins it, and what ends it."""
+"""Tokens of the prompt: its bytes, and those that start and end it."""
 
 
 def counted(bench: Bench) -> dict[str, float]:
@@ -57,7 +57,7 @@ def test_a_parked_turn_that_comes_back_was_restored() -> None:
     assert after["restores"] - before["restores"] == 1
 
 
-def test_spared_tokens_are_counted_where_they_were_found() -> None:
+def test_cached_tokens_are_counted_by_tier() -> None:
     bench = Bench(slots=1)
     bench.run(bench.submit(1, TEXT))
     bench.run(bench.submit(2, TEXT))
@@ -71,7 +71,7 @@ def test_spared_tokens_are_counted_where_they_were_found() -> None:
     assert tiers == after["cached"] == sum(bench.stats(n).cached_tokens for n in range(1, 5))
 
 
-def test_what_was_read_from_disk_counts_as_such_once(tmp_path: Path) -> None:
+def test_tokens_read_from_disk_are_counted_once(tmp_path: Path) -> None:
     first = Bench(files=KvFiles(tmp_path, "echo-1"))
     first.run(first.submit(1, TEXT, session="kept", persist=True))
     first.engine.close()
@@ -88,14 +88,14 @@ def test_what_was_read_from_disk_counts_as_such_once(tmp_path: Path) -> None:
     assert counted(second)["reused_memory"] >= TOKENS - 1
 
 
-def test_figures_are_told_now_and_then_and_once_more_when_it_rests() -> None:
+def test_counters_are_published_periodically_and_once_more_when_idle() -> None:
     bench = Bench()
-    told = bench.engine.metrics.page.read_counters
+    published = bench.engine.metrics.page.read_counters
     bench.iterate(bench.submit(1, TEXT))
-    assert bench.engine.metrics.publish() is None and told() != (0.0,) * len(told())
+    assert bench.engine.metrics.publish() is None and published() != (0.0,) * len(published())
     bench.iterate()
-    first, due_s = told(), bench.engine.metrics.publish()
-    assert due_s == pytest.approx(WRITTEN_S) and told() == first
+    first, due_s = published(), bench.engine.metrics.publish()
+    assert due_s == pytest.approx(WRITTEN_S) and published() == first
     bench.now += WRITTEN_S
     bench.iterate()
-    assert bench.engine.metrics.publish() is None and told() != first
+    assert bench.engine.metrics.publish() is None and published() != first

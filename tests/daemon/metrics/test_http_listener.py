@@ -1,4 +1,4 @@
-"""The HTTP listener: what it answers, its bounds, and that it may fail."""
+"""The HTTP listener: its answers, bounds and failures."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_a_request_that_comes_byte_by_byte_is_answered(where: str) -> None:
         assert sock.recv(1000).startswith(b"HTTP/1.1 200 OK\r\n")
 
 
-def test_who_sends_a_part_and_ends_is_told(where: str) -> None:
+def test_an_incomplete_request_gets_an_error(where: str) -> None:
     with connect(where) as sock:
         sock.sendall(b"GET /metrics HTTP/1.1\r\n")
         sock.shutdown(socket.SHUT_WR)
@@ -78,7 +78,7 @@ def test_a_large_body_does_not_take_the_answer_back(where: str) -> None:
     assert ask(where, head + b"x" * 60_000)[0] == 405
 
 
-def test_one_too_many_is_sent_away_and_who_says_nothing_is_let_go(where: str) -> None:
+def test_a_surplus_connection_is_refused_and_a_silent_one_closed(where: str) -> None:
     silent = [connect(where) for _ in range(CONNECTIONS_MAX)]
     try:
         with connect(where) as late:
@@ -92,7 +92,7 @@ def test_one_too_many_is_sent_away_and_who_says_nothing_is_let_go(where: str) ->
             sock.close()
 
 
-def test_health_names_what_fails_and_that_the_daemon_ends() -> None:
+def test_health_names_failing_components_and_the_shutdown() -> None:
     slow = '[models.s]\nbackend = "echo"\n[models.s.echo]\nstep_ms = 20\n'
     with running_daemon(slow) as daemon, RawClient(daemon.socket) as client:
         where = where_of(daemon)
@@ -101,16 +101,16 @@ def test_health_names_what_fails_and_that_the_daemon_ends() -> None:
         context = client.context("s")
         client.start("stream", context=context, prompt="x" * 200)
         threading.Thread(target=daemon.stop).start()
-        status, told = 200, {}
+        status, answer = 200, {}
         while status == 200:
             status, _, body = ask(where, health)
-            told = json.loads(body)
-        assert (status, told["status"]) == (503, "draining")
+            answer = json.loads(body)
+        assert (status, answer["status"]) == (503, "draining")
         assert figures_of(daemon)("draining") == 1
         client.start("cancel", context=context)
 
 
-def test_the_port_that_is_taken_fails_alone_until_it_is_free() -> None:
+def test_a_taken_port_fails_alone_until_it_is_free() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -129,7 +129,7 @@ def test_the_port_that_is_taken_fails_alone_until_it_is_free() -> None:
                 assert client.stats()["metrics_address"] == where
 
 
-def test_systemd_is_told_of_the_port_with_the_news_that_the_daemon_serves() -> None:
+def test_systemd_is_notified_of_a_taken_port_with_readiness() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -138,11 +138,11 @@ def test_systemd_is_told_of_the_port_with_the_news_that_the_daemon_serves() -> N
             daemon.stop()
             path = str(daemon.directory / "notify")
             with manager_of(daemon) as manager, serving(daemon, {"NOTIFY_SOCKET": path}):
-                told = manager.until(lambda m: "READY" in m)["STATUS"]
-    assert told == f"serving; degraded: metrics ({where}: Address already in use)"
+                answer = manager.until(lambda m: "READY" in m)["STATUS"]
+    assert answer == f"serving; degraded: metrics ({where}: Address already in use)"
 
 
-def test_a_unix_socket_is_its_owners_taken_over_from_the_dead_and_removed() -> None:
+def test_a_unix_socket_is_private_taken_over_when_stale_and_removed() -> None:
     with running_daemon() as daemon:
         path = daemon.directory / "metrics.sock"
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
@@ -154,7 +154,7 @@ def test_a_unix_socket_is_its_owners_taken_over_from_the_dead_and_removed() -> N
         assert not path.exists()
 
 
-def test_a_unix_socket_that_another_daemon_serves_is_left_to_it() -> None:
+def test_a_unix_socket_that_another_daemon_serves_is_not_taken_over() -> None:
     with running_daemon() as one:
         path = where_of(one)
         with running_daemon(metrics=path) as other:

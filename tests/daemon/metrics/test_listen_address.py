@@ -1,4 +1,4 @@
-"""Where the figures may be served."""
+"""The listen addresses of the metrics."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from inferd.daemon.metrics.listen_address import Address, parse_address
 
 
 @pytest.mark.parametrize(
-    ("value", "address", "told"),
+    ("value", "address", "text"),
     [
         ("off", Address(), "off"),
         ("OFF", Address(), "off"),
@@ -26,9 +26,9 @@ from inferd.daemon.metrics.listen_address import Address, parse_address
         ("unix:/run/m", Address(path="/run/m"), "/run/m"),
     ],
 )  # fmt: skip
-def test_an_address_is_read_and_told(value: Any, address: Address, told: str) -> None:
+def test_an_address_is_parsed_and_printed(value: Any, address: Address, text: str) -> None:
     assert parse_address(value) == address
-    assert str(address) == told
+    assert str(address) == text
 
 
 @pytest.mark.parametrize(
@@ -36,7 +36,7 @@ def test_an_address_is_read_and_told(value: Any, address: Address, told: str) ->
     ["", "on", True, 1.5, None, -1, 65536, "example.com:80", "::1", "host", "1.2.3:4", "a.sock",
      "٣", "/" + "x" * 107, "/a\0b", "127.0.0.1:", "127.0.0.1:x", [4000]],
 )  # fmt: skip
-def test_what_is_no_address_is_refused(value: Any) -> None:
+def test_an_invalid_address_is_refused(value: Any) -> None:
     with pytest.raises(ValueError):
         parse_address(value)
 
@@ -51,7 +51,7 @@ def test_an_address_that_others_reach_has_to_be_allowed(remote: str, tmp_path: P
 
 
 @pytest.mark.parametrize("own", ["off", "127.0.0.1:1", "127.9.9.9:1", "[::1]:1", "/tmp/m.sock"])
-def test_those_of_this_machine_need_not(own: str) -> None:
+def test_an_address_of_this_machine_is_always_allowed(own: str) -> None:
     assert str(load_config({"metrics": own}, {}).metrics) == own
 
 
@@ -63,7 +63,7 @@ def test_a_file_may_name_a_port_as_a_number(tmp_path: Path) -> None:
     assert str(load_config({}, {}).metrics) == "127.0.0.1:4633"
 
 
-def test_a_bad_one_is_told_with_the_other_errors() -> None:
+def test_an_invalid_address_is_reported_with_the_other_errors() -> None:
     with pytest.raises(ConfigError) as caught:
         load_config({"metrics": "nowhere", "cores": -1}, {})
     assert sorted(line.split(":")[0] for line in caught.value.lines) == ["--cores", "--metrics"]

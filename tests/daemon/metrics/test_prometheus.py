@@ -1,4 +1,4 @@
-"""A real Prometheus reads a real daemon; its tools check what is told, the alerts, the dashboard.
+"""A real Prometheus reads a real daemon; its tools check the exposition, the alerts, the dashboard.
 
 Prometheus and promtool are Debian's (`make prometheus`); without them these tests fail.
 """
@@ -39,7 +39,7 @@ EXPOSED = {
 
 
 def run(name: str, *arguments: str, text: str | None = None, folder: Path | None = None) -> str:
-    """Run a tool of Prometheus' and return what it says; it must have found nothing."""
+    """Run a tool of Prometheus and return its output; it must find nothing."""
     path = tool(name)
     assert path is not None, MISSING
     done = subprocess.run(
@@ -64,7 +64,7 @@ def test_promtool_finds_nothing_in_a_scrape() -> None:
 
 
 def query(where: str, expression: str) -> list[dict[str, Any]]:
-    """Return what Prometheus answers, as soon as it has something."""
+    """Return the result of a query once Prometheus has one."""
     rest = threading.Event()
     for _ in range(10 * SECONDS_MAX):
         found = []
@@ -105,7 +105,7 @@ def names_in(text: str) -> set[str]:
     return set(re.findall(r"\binferd_\w+", text))
 
 
-def test_rules_and_dashboard_name_figures_that_there_are() -> None:
+def test_rules_and_dashboard_name_existing_metrics() -> None:
     assert names_in(RULES.read_text()) <= EXPOSED
     expressions = [e for row in PANELS.values() for panel in row for e, _ in panel.queries]
     assert names_in("\n".join(expressions)) <= EXPOSED
@@ -148,7 +148,9 @@ def test_the_dashboard_is_current_and_its_panels_do_not_overlap() -> None:
     assert len({panel["id"] for panel in document["panels"]}) == len(document["panels"])
 
 
-def test_the_page_names_each_family_as_it_is_told() -> None:
+def test_the_page_names_each_family_as_it_is_exposed() -> None:
     rows = re.findall(r"^\| `(inferd_\w+)` \| (\w+) \|", PAGE.read_text(), re.MULTILINE)
-    told = {PREFIX + f.name + "_total" * (f.kind == "counter"): f.kind for f in FAMILIES.values()}
-    assert dict(rows) == told
+    exposed = {
+        PREFIX + f.name + "_total" * (f.kind == "counter"): f.kind for f in FAMILIES.values()
+    }
+    assert dict(rows) == exposed

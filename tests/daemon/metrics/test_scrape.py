@@ -1,4 +1,4 @@
-"""Scrapes of real daemons: complete, true, and neither felt nor held up by anything that runs."""
+"""Scrapes of real daemons: complete, correct, and independent of running work."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_a_turn_is_counted_with_its_model_class_times_and_tokens() -> None:
         assert figures("model_load_seconds_count", model_name="m") == 1
 
 
-def test_who_runs_and_who_waits_is_told_by_class() -> None:
+def test_running_and_waiting_turns_are_counted_by_class() -> None:
     with running_daemon(CONFIG) as daemon, RawClient(daemon.socket) as client:
         contexts = [client.context("slow") for _ in range(3)]
         for number, (context, priority) in enumerate(
@@ -112,7 +112,7 @@ def under_way(figures: Figures) -> float:
     return sum(s.value for name in names for s in figures.families[name].samples)
 
 
-def test_refusals_are_told_by_what_was_full() -> None:
+def test_refusals_are_counted_by_the_full_bound() -> None:
     with running_daemon(CONFIG) as daemon, Client(daemon.socket) as client:
         with pytest.raises(InferdError):
             client.load_by_name("no such model")
@@ -182,12 +182,12 @@ def test_a_worker_that_dies_is_counted_and_no_counter_goes_back() -> None:
             ),
         )
         for figures, earlier in ((died, before), (after, died)):
-            assert not gone_back(earlier, figures)
+            assert not decreased(earlier, figures)
         assert after("model_unloads_total", model_name="m") == 0
 
 
-def gone_back(before: Figures, after: Figures) -> list[str]:
-    """Return the samples of counters and histograms that are less than they were."""
+def decreased(before: Figures, after: Figures) -> list[str]:
+    """Return the samples of counters and histograms that have decreased."""
     return [
         sample.name
         for family in before.families.values()
@@ -197,7 +197,7 @@ def gone_back(before: Figures, after: Figures) -> list[str]:
     ]
 
 
-def test_a_swap_keeps_the_figures_under_the_name() -> None:
+def test_a_swap_keeps_the_metrics_of_the_name() -> None:
     with running_daemon(CONFIG) as daemon, Client(daemon.socket) as client:
         with client.session("m", raw=True) as session:
             session.chat("hello " * 20)
@@ -205,12 +205,12 @@ def test_a_swap_keeps_the_figures_under_the_name() -> None:
             client.swap("m", to="slow")
             session.chat("more")
         after = until(daemon, lambda f: f("model_unloads_total", model_name="m") == 1)
-        assert not gone_back(before, after)
+        assert not decreased(before, after)
         assert after("model_swap_seconds_count", mode="migrate") == 1
         assert "swap)" not in after.text
 
 
-def test_no_label_holds_a_user_a_session_or_what_was_said() -> None:
+def test_no_label_holds_a_user_a_session_or_a_text() -> None:
     with running_daemon(CONFIG) as daemon, Client(daemon.socket) as client:
         with client.session("m", session_id=PRIVATE) as session:
             session.chat("my secret")
@@ -252,7 +252,7 @@ def test_a_scrape_waits_for_no_worker() -> None:
             assert later(same, model_name="slow") == figures_of(daemon)(same, model_name="slow")
 
 
-def test_a_scrape_loads_no_model_and_keeps_none_from_leaving() -> None:
+def test_a_scrape_loads_no_model_and_delays_no_unload() -> None:
     config = CONFIG.replace("[models.m]", "keep-alive-s = 0.3\n[models.m]")
     with running_daemon(config) as daemon, Client(daemon.socket) as client:
         figures = figures_of(daemon)
@@ -273,7 +273,7 @@ def test_a_scrape_keeps_no_session_from_expiring() -> None:
         assert figures_of(daemon)("sessions_expired_total") == 1
 
 
-def test_the_journals_lag_is_told_while_it_cannot_be_written() -> None:
+def test_the_journals_lag_is_reported_while_it_cannot_be_written() -> None:
     with (
         running_daemon(CONFIG) as daemon,
         Client(daemon.socket) as client,
@@ -331,7 +331,7 @@ def test_a_turn_that_is_cancelled_before_it_had_a_slot_has_no_queue_time() -> No
         assert figures("e2e_request_latency_seconds_count", **labels) == 0
 
 
-def test_what_serves_the_figures_is_told_by_stats_and_status() -> None:
+def test_stats_and_status_show_the_metrics_address() -> None:
     with running_daemon(CONFIG, metrics="127.0.0.1:0") as daemon, Client(daemon.socket) as client:
         where = client.stats()["metrics_address"]
         assert where.startswith("127.0.0.1:") and not where.endswith(":0")
@@ -342,7 +342,7 @@ def test_what_serves_the_figures_is_told_by_stats_and_status() -> None:
         assert not Path(where_of(daemon)).exists()
 
 
-def test_a_model_that_came_by_a_descriptor_keeps_its_name_to_itself(tmp_path: Path) -> None:
+def test_the_name_of_a_model_loaded_by_descriptor_is_not_exposed(tmp_path: Path) -> None:
     path = write_tiny("llama", tmp_path)
     with (
         running_daemon(CONFIG) as daemon,

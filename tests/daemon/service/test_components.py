@@ -1,4 +1,4 @@
-"""Optional components fail, at the start and later: the daemon serves on and reports it."""
+"""Failures of optional components: the daemon continues and reports them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.raw import RawClient
 
 
 def part(daemon: RunningDaemon, name: str) -> dict[str, Any]:
-    """Return how a part is, after the daemon has answered a turn."""
+    """Return the state of a component, after the daemon has answered a turn."""
     with Client(daemon.socket) as client:
         with client.session("echo") as session:
             assert session.chat("served") == "served"
@@ -29,32 +29,32 @@ def part(daemon: RunningDaemon, name: str) -> dict[str, Any]:
 
 
 def check(daemon: RunningDaemon, name: str, cause: str) -> None:
-    """Check that a part fails by *cause*, and that everybody is told."""
+    """Check that a component fails with *cause*, and that all reports show it."""
     found = part(daemon, name)
     assert not found["up"]
     assert cause in found["cause"]
     assert found["remedy"] and found["effect"] and found["for_s"] >= 0
     line = next(x for x in inferd("status", socket=daemon.socket).stdout.splitlines() if name in x)
-    for told in ("effect", "cause", "remedy"):
-        assert found[told] in line
+    for reported in ("effect", "cause", "remedy"):
+        assert found[reported] in line
     assert any(
         "component.failing" in x and f"component={name}" in x for x in daemon.log.splitlines()
     )
 
 
 def talk(daemon: RunningDaemon, text: str = "hello") -> None:
-    """Do a turn in a session with an id and leave it: its history and its KV state are written."""
+    """Run a turn in a session with an id and close it, which writes its history and KV state."""
     with Client(daemon.socket) as client, client.session("echo", session_id="diary") as session:
         session.chat(text)
 
 
 def limit(pid: int, size: int) -> None:
-    """Let no file of a process grow past *size* bytes: its writes fail as on a full disk."""
+    """Limit the files of a process to *size* bytes: its writes fail as on a full disk."""
     _, hard = resource.prlimit(pid, resource.RLIMIT_FSIZE)
     resource.prlimit(pid, resource.RLIMIT_FSIZE, (size, hard))
 
 
-def test_all_parts_work_in_a_daemon_without_faults() -> None:
+def test_all_components_work_in_a_daemon_without_faults() -> None:
     with running_daemon() as daemon, Client(daemon.socket) as client:
         parts = client.stats()["components"]
         assert [p["component"] for p in parts] == list(COMPONENTS)
@@ -141,7 +141,7 @@ def test_the_kv_store_on_a_full_disk_later() -> None:
         check(daemon, "kv-store", "File too large")
 
 
-def test_what_is_said_of_models_cannot_be_written_until_it_can() -> None:
+def test_runtime_settings_of_models_are_written_once_the_disk_allows() -> None:
     with running_daemon() as daemon, manager_of(daemon) as manager, Client(daemon.socket) as client:
         obstacle = (daemon.directory / "state" / SETTINGS_FILE).with_suffix(".new")
         obstacle.mkdir()
@@ -171,7 +171,7 @@ def test_the_models_directory_that_cannot_be_read_for_a_while(tmp_path: Path) ->
 
 
 @pytest.mark.asyncio
-async def test_a_part_whose_work_fails_ends_alone() -> None:
+async def test_a_component_whose_work_fails_ends_alone() -> None:
     parts = Components()
 
     async def watch() -> None:
@@ -182,7 +182,7 @@ async def test_a_part_whose_work_fails_ends_alone() -> None:
     assert parts.line == "serving; degraded: cores (OSError('no /proc/stat'))"
 
 
-def test_systemd_is_told_with_the_news_that_the_daemon_serves() -> None:
+def test_systemd_is_notified_of_a_failing_component_with_readiness() -> None:
     with running_daemon() as daemon:
         daemon.stop()
         starts = daemon.directory / "state" / "starts"
@@ -190,12 +190,12 @@ def test_systemd_is_told_with_the_news_that_the_daemon_serves() -> None:
         starts.mkdir()
         path = str(daemon.directory / "notify")
         with manager_of(daemon) as manager, serving(daemon, {"NOTIFY_SOCKET": path}):
-            told = manager.until(lambda m: "READY" in m)["STATUS"]
-        assert told.startswith("serving; degraded: state (")
-        assert told.endswith("Is a directory)")
+            reported = manager.until(lambda m: "READY" in m)["STATUS"]
+        assert reported.startswith("serving; degraded: state (")
+        assert reported.endswith("Is a directory)")
 
 
-def test_the_service_manager_that_is_gone(tmp_path: Path) -> None:
+def test_a_service_manager_that_has_exited(tmp_path: Path) -> None:
     with running_daemon() as daemon:
         daemon.stop()
         with serving(daemon, {"NOTIFY_SOCKET": str(tmp_path / "nobody")}):
@@ -211,11 +211,11 @@ def test_an_extra_that_is_broken(tmp_path: Path) -> None:
             check(daemon, "uvloop", "libuv.so.1: cannot open")
 
 
-def test_a_failure_is_told_once_and_its_end_once() -> None:
+def test_a_failure_and_its_end_are_reported_once_each() -> None:
     now = 10.0
-    told: list[str] = []
+    reported: list[str] = []
     parts = Components(lambda: now)
-    parts.on_change = told.append
+    parts.on_change = reported.append
     for cause in ("full", "full", "fuller"):
         parts.note("journal", cause)
     now = 13.0
@@ -227,10 +227,10 @@ def test_a_failure_is_told_once_and_its_end_once() -> None:
     for _ in range(2):
         parts.note("journal", None)
         parts.note("kv-store", None)
-    assert told == ["journal", "kv-store", "journal", "kv-store"]
+    assert reported == ["journal", "kv-store", "journal", "kv-store"]
     assert parts.line == "serving"
 
 
-def test_only_parts_that_there_are_can_fail() -> None:
+def test_only_known_components_can_fail() -> None:
     with pytest.raises(KeyError):
         Components().note("engine", "gone")

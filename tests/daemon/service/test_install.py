@@ -1,4 +1,4 @@
-"""Installing the service: shown first, done below a root or here, undone."""
+"""Installation of the service: shown, executed below a root or here, and removed."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def files(root: Path) -> set[str]:
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Be a user with a home of his own."""
+    """Run as a user with a separate home."""
     for name in ("CONFIG", "STATE", "DATA"):
         monkeypatch.setenv(f"XDG_{name}_HOME", str(tmp_path / name.lower()))
     return tmp_path
@@ -37,7 +37,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Put a systemctl into the path that notes how it was called, and fails where it is told to."""
+    """Put a systemctl into PATH that records its calls, and fails on request."""
     tools = tmp_path / "tools"
     tools.mkdir()
     tool = tools / "systemctl"
@@ -82,7 +82,7 @@ def test_below_a_root_the_files_are_correct_and_start_this_inferd(
     assert (verified.returncode, verified.stderr) == (0, "")
 
 
-def test_again_it_replaces_what_differs_but_the_configuration(tmp_path: Path) -> None:
+def test_a_second_install_replaces_changed_files_except_the_configuration(tmp_path: Path) -> None:
     arguments = ("install-service", "--apply", "--json", "--root", str(tmp_path))
     inferd(*arguments)
     (tmp_path / "etc/inferd/config.toml").write_text("mine")
@@ -96,7 +96,7 @@ def test_again_it_replaces_what_differs_but_the_configuration(tmp_path: Path) ->
     assert socket.read_text() == (SYSTEMD / "system" / "inferd.socket").read_text()
 
 
-def test_uninstalled_only_what_is_yours_is_left_and_purged_nothing(tmp_path: Path) -> None:
+def test_uninstall_leaves_only_user_data_and_purge_nothing(tmp_path: Path) -> None:
     root = ("--root", str(tmp_path))
     inferd("install-service", "--apply", "--gpu", *root)
     own = tmp_path / "etc/systemd/system/inferd.service.d/override.conf"
@@ -138,7 +138,7 @@ def test_a_user_s_service_is_written_and_its_commands_run(home: Path, commands: 
     assert files(units) == set() and not (home / "data" / "inferd").exists()
 
 
-def test_a_command_that_fails_is_told_and_it_may_be_done_again(home: Path, commands: Path) -> None:
+def test_a_failed_command_is_reported_and_can_be_repeated(home: Path, commands: Path) -> None:
     (home / "fails").write_text("enable")
     done = inferd("install-service", "--user", "--apply")
     assert done.exit_code == 1
@@ -149,7 +149,7 @@ def test_a_command_that_fails_is_told_and_it_may_be_done_again(home: Path, comma
     assert inferd("uninstall-service", "--user", "--apply").exit_code == 0, "it was not running"
 
 
-def test_who_may_not_and_where_it_cannot_be_done(
+def test_installing_without_permission_or_systemd_is_refused(
     monkeypatch: pytest.MonkeyPatch, home: Path
 ) -> None:
     monkeypatch.setattr("os.geteuid", lambda: 1000)
@@ -164,7 +164,7 @@ def test_who_may_not_and_where_it_cannot_be_done(
     assert done.exit_code == 1 and "Not a directory" in done.stderr
 
 
-def test_an_inferd_that_the_service_would_not_see_is_refused() -> None:
+def test_an_inferd_hidden_from_the_service_is_refused() -> None:
     for place in ("/home/ada/venv/bin/inferd", "/root/x/inferd", "/tmp/inferd"):
         with pytest.raises(InvalidArgument, match="hidden from the service"):
             check_reachable(place)

@@ -1,4 +1,4 @@
-"""How a daemon starts and ends: signals, stale sockets, workers that go with it."""
+"""Start and end of a daemon: signals, stale sockets, and the end of its workers."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def worker_of(client: RawClient, model: str) -> psutil.Process:
     return psutil.Process(described["pid"])
 
 
-def wait_gone(processes: list[psutil.Process], seconds: float) -> None:
-    """Wait until they have ended; one that its new parent has not yet reaped has."""
+def wait_exited(processes: list[psutil.Process], seconds: float) -> None:
+    """Wait until the processes have ended; an unreaped process counts as ended."""
     end = time.monotonic() + seconds
     while alive := [p for p in processes if not ended(p)]:
         assert time.monotonic() < end, f"still there after {seconds} s: {alive}"
@@ -41,11 +41,11 @@ def ended(process: psutil.Process) -> bool:
         return True
 
 
-def told(client: RawClient) -> str:
+def text_of(client: RawClient) -> str:
     return b"".join(e[2].get("text", b"") for e in client.events).decode()
 
 
-def test_sigterm_finishes_what_runs_tells_who_waits_and_removes_the_socket() -> None:
+def test_sigterm_finishes_running_turns_fails_waiting_ones_and_removes_the_socket() -> None:
     text = "finish me " * 10
     with running_daemon(SLOW) as daemon, RawClient(daemon.socket) as client:
         running = client.begin_stream(client.context("slow"), text)
@@ -58,15 +58,15 @@ def test_sigterm_finishes_what_runs_tells_who_waits_and_removes_the_socket() -> 
         with pytest.raises(ShuttingDown):
             client.result(waiting)
         client.result(running)
-        assert told(client) == text
+        assert text_of(client) == text
         assert isinstance(client.goodbye(), ShuttingDown)
         assert daemon.process is not None
         assert daemon.process.wait(20.0) == 0
         assert not Path(daemon.socket).exists()
-        wait_gone([worker], 5.0)
+        wait_exited([worker], 5.0)
 
 
-def test_a_draining_daemon_takes_nothing_new() -> None:
+def test_a_draining_daemon_admits_nothing_new() -> None:
     with running_daemon(SLOW) as daemon, RawClient(daemon.socket) as client:
         context = client.context("slow")
         running = client.begin_stream(context, "x" * 100)
@@ -98,7 +98,7 @@ def test_a_second_signal_stops_at_once(second: signal.Signals) -> None:
         assert daemon.process.wait(5.0) != 0
         assert time.monotonic() - started < 5.0
         assert not Path(daemon.socket).exists()
-        wait_gone([worker], 1.0)
+        wait_exited([worker], 1.0)
 
 
 def test_a_load_under_way_does_not_hold_up_the_end() -> None:
@@ -124,7 +124,7 @@ def test_workers_die_with_a_daemon_that_is_killed_within_a_second() -> None:
         workers = [worker_of(client, "slow"), worker_of(client, "loading")]
         daemon.kill()
 
-        wait_gone(workers, 1.0)
+        wait_exited(workers, 1.0)
 
 
 def test_a_stopped_socket_of_a_killed_daemon_is_taken_over() -> None:
@@ -137,7 +137,7 @@ def test_a_stopped_socket_of_a_killed_daemon_is_taken_over() -> None:
             assert client.call("models")["models"]
 
 
-def test_a_socket_nobody_answers_is_taken_over(tmp_path: Path) -> None:
+def test_a_stale_socket_is_taken_over(tmp_path: Path) -> None:
     path = tmp_path / "run" / "inferd.sock"
     path.parent.mkdir()
     dead = socket.socket(socket.AF_UNIX)
@@ -180,7 +180,7 @@ def test_workers_ignore_the_signals_of_the_terminal_and_go_first_when_memory_is_
 
 
 class InFolder(RunningDaemon):
-    """A daemon that is started in a folder, and imports nothing from there itself."""
+    """A daemon that is started in a folder, and imports nothing from there."""
 
     def __init__(self, folder: Path):
         super().__init__()
@@ -207,12 +207,12 @@ def test_commands_that_the_workers_socket_does_not_take_at_once_arrive_whole() -
             assert bytes(client.result(number)["tokens"]) == text.encode()
 
 
-def test_an_idle_model_leaves_after_its_keep_alive() -> None:
+def test_an_idle_model_is_unloaded_after_its_keep_alive() -> None:
     with running_daemon("[daemon]\nkeep-alive-s = 0.2\n") as daemon:
         with RawClient(daemon.socket) as client:
             client.context()
             worker = worker_of(client, "echo")
-        wait_gone([worker], 5.0)
+        wait_exited([worker], 5.0)
 
         with RawClient(daemon.socket) as client:
             while (state := client.call("show", name="echo")["models"][0]["state"]) == "unloading":
@@ -244,7 +244,7 @@ def test_sighup_reads_the_models_directory_again() -> None:
         assert "new" in [m["name"] for m in client.call("models")["models"]]
 
 
-def test_a_state_directory_that_cannot_be_written_is_no_reason_not_to_serve(
+def test_a_state_directory_that_cannot_be_written_does_not_stop_the_daemon(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "file").touch()

@@ -1,4 +1,4 @@
-"""What systemd is told: ready, how it is, more time, the watchdog, the end."""
+"""Notifications to systemd: readiness, status, more time, the watchdog, the end."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def fed(message: Message) -> bool:
 
 @pytest.fixture
 def managed(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], RunningDaemon]]:
-    """Give what makes a daemon that is told of a watchdog of two seconds."""
+    """Return a factory of daemons with a watchdog of two seconds."""
     for name, value in FED.items():
         monkeypatch.setenv(name, value)
     yield running_daemon
@@ -42,14 +42,14 @@ def managed(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Running
 
 @pytest.fixture
 def manager(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Manager]:
-    """Be the manager of this very process."""
+    """Act as the manager of this process."""
     manager = Manager(tmp_path / "notify")
     monkeypatch.setenv("NOTIFY_SOCKET", str(manager.path))
     yield manager
     manager.socket.close()
 
 
-def test_ready_is_told_after_the_start_and_when_the_socket_answers() -> None:
+def test_readiness_is_notified_after_the_start_when_the_socket_answers() -> None:
     with running_daemon(CONFIG) as daemon:
         daemon.stop()
         manager = Manager(daemon.directory / "manager")
@@ -65,7 +65,7 @@ def test_ready_is_told_after_the_start_and_when_the_socket_answers() -> None:
         manager.socket.close()
 
 
-def test_a_load_is_told_with_its_progress_and_is_given_time() -> None:
+def test_a_load_is_notified_with_its_progress_and_gets_more_time() -> None:
     with (
         running_daemon(CONFIG) as daemon,
         manager_of(daemon) as manager,
@@ -77,14 +77,14 @@ def test_a_load_is_told_with_its_progress_and_is_given_time() -> None:
         manager.status("serving; loading: slow ")
         client.result(load)
         manager.serves()
-        told = [m["STATUS"] for m in manager.heard if "loading" in m.get("STATUS", "")]
-        parts = [int(line.rsplit(" ", 1)[1].rstrip("%")) for line in told]
+        sent = [m["STATUS"] for m in manager.heard if "loading" in m.get("STATUS", "")]
+        parts = [int(line.rsplit(" ", 1)[1].rstrip("%")) for line in sent]
         assert parts == sorted(parts) and len(set(parts)) > 1
         assert first["EXTEND_TIMEOUT_USEC"] == "30000000"
         assert not any("EXTEND_TIMEOUT_USEC" in message for message in manager.heard[-2:])
 
 
-def test_the_time_for_a_load_puts_off_the_watchdog_no_further_than_feeding_it(
+def test_more_time_for_a_load_postpones_the_watchdog_no_further_than_feeding_it(
     managed: Callable[[str], RunningDaemon],
 ) -> None:
     with (
@@ -101,7 +101,7 @@ def test_the_time_for_a_load_puts_off_the_watchdog_no_further_than_feeding_it(
         assert "EXTEND_TIMEOUT_USEC" not in manager.heard[-1]
 
 
-def test_the_watchdog_is_fed_twice_in_its_time(managed: Callable[[str], RunningDaemon]) -> None:
+def test_the_watchdog_is_fed_twice_per_interval(managed: Callable[[str], RunningDaemon]) -> None:
     with managed(CONFIG) as daemon, manager_of(daemon) as manager:
         manager.until(fed)
         began = time.monotonic()
@@ -110,10 +110,10 @@ def test_the_watchdog_is_fed_twice_in_its_time(managed: Callable[[str], RunningD
         assert 2.5 < time.monotonic() - began < 6.0
 
 
-def test_the_watchdog_is_fed_while_the_daemon_replaces_a_worker_that_hangs(
+def test_the_watchdog_is_fed_while_the_daemon_replaces_a_hung_worker(
     managed: Callable[[str], RunningDaemon],
 ) -> None:
-    """A new daemon would interrupt everybody; a new worker only its own turns."""
+    """A new daemon would interrupt all turns; a new worker only its own."""
     with (
         managed(CONFIG) as daemon,
         manager_of(daemon) as manager,
@@ -142,7 +142,7 @@ def test_the_watchdog_is_fed_while_the_daemon_replaces_a_worker_that_hangs(
         ({}, None),
     ],
 )
-def test_the_watchdog_is_this_process_s_or_none(
+def test_only_the_watchdog_of_this_process_counts(
     environ: dict[str, str], seconds: float | None
 ) -> None:
     assert feed_interval_s(environ, 7) == seconds
@@ -173,15 +173,15 @@ async def test_the_watchdog_is_not_fed_while_a_worker_cannot_be_replaced(
     service = ServiceNotifier(Components(), overdue=lambda: list(stuck), environ=environ)
     service.notify_ready()
     run = asyncio.create_task(service.run())
-    told = await asyncio.to_thread(manager.status, "serving; cannot be replaced: m")
-    assert told and not any(fed(m) for m in manager.heard)
+    sent = await asyncio.to_thread(manager.status, "serving; cannot be replaced: m")
+    assert sent and not any(fed(m) for m in manager.heard)
     stuck.clear()
     await asyncio.to_thread(manager.until, fed)
     await asyncio.to_thread(manager.serves)
     run.cancel()
 
 
-def test_a_worker_is_overdue_when_its_kill_was_not_the_end_of_it() -> None:
+def test_a_worker_is_overdue_when_its_kill_did_not_end_it() -> None:
     now, awaited, killed = time.monotonic(), True, []
     recorder = Recorder()
     recorder.record_activity(Doing.STEP, [1])
@@ -205,7 +205,7 @@ def test_a_worker_is_overdue_when_its_kill_was_not_the_end_of_it() -> None:
 
 
 @pytest.mark.asyncio
-async def test_a_worker_that_takes_nothing_is_silent_however_much_it_is_sent() -> None:
+async def test_a_worker_that_reads_nothing_is_silent_however_much_it_is_sent() -> None:
     now = time.monotonic()
     recorder = Recorder()
     watch = HangDetector(recorder, 2.0, lambda: True, lambda: None, lambda: now)
@@ -217,7 +217,7 @@ async def test_a_worker_that_takes_nothing_is_silent_however_much_it_is_sent() -
 
 
 @pytest.mark.asyncio
-async def test_what_the_manager_does_not_take_is_told_later(manager: Manager) -> None:
+async def test_unaccepted_notifications_are_sent_later(manager: Manager) -> None:
     parts = Components()
     service = ServiceNotifier(parts, environ={"NOTIFY_SOCKET": str(manager.path)})
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as other:
@@ -256,13 +256,13 @@ def test_a_status_is_one_line_and_bounded() -> None:
     assert "and 6 more; degraded" in status_line(head, widest)
 
 
-def test_sigterm_to_the_whole_group_drains_and_asks_for_time() -> None:
+def test_sigterm_to_the_whole_group_drains_and_requests_time() -> None:
     with (
         running_daemon(CONFIG) as daemon,
         manager_of(daemon) as manager,
         RawClient(daemon.socket) as client,
     ):
-        text = "finish me, whoever is told to end " * 20
+        text = "finish this text, daemon or worker " * 20
         turn = client.begin_stream(client.context("m"), text)
         process = psutil.Process(daemon.pid)
         for number in [worker.pid for worker in process.children()] + [daemon.pid]:

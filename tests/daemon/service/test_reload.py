@@ -1,4 +1,4 @@
-"""SIGHUP: the configuration is read again; what can hold does, and what cannot is named."""
+"""Reload by SIGHUP: changes that can be applied are applied, the others are named."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def managed(config: str = CONFIG) -> Iterator[tuple[RunningDaemon, Manager, RawC
 
 
 def reload(daemon: RunningDaemon, manager: Manager, config: str) -> str:
-    """Change the file, have it read again, and return the status after it."""
+    """Change the file, reload it, and return the status afterwards."""
     (daemon.directory / "config.toml").write_text(config)
     os.kill(daemon.pid, signal.SIGHUP)
     manager.until(lambda m: "RELOADING" in m)
@@ -59,17 +59,17 @@ def model(client: RawClient, name: str = "m") -> dict[str, object]:
     return dict(described)
 
 
-def test_a_reload_is_told_with_its_time_in_one_message() -> None:
+def test_a_reload_is_notified_with_its_time_in_one_message() -> None:
     with managed() as (daemon, manager, _):
         before = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
         reload(daemon, manager, CONFIG)
         after = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
-        told = [m for m in manager.heard if "RELOADING" in m or "READY" in m]
-        assert ["RELOADING" in m for m in told] == [True, False]
-        assert before <= int(told[0]["MONOTONIC_USEC"]) <= after
+        reported = [m for m in manager.heard if "RELOADING" in m or "READY" in m]
+        assert ["RELOADING" in m for m in reported] == [True, False]
+        assert before <= int(reported[0]["MONOTONIC_USEC"]) <= after
 
 
-def test_what_can_hold_at_once_does_and_what_needs_a_restart_is_named() -> None:
+def test_a_reload_applies_changes_at_once_and_names_those_that_need_a_restart() -> None:
     with managed() as (daemon, manager, client):
         context = client.context("m")
         changed = CONFIG.replace("sessions_max = 10", "sessions_max = 1\nlog_level = 'warning'")
@@ -90,7 +90,7 @@ def test_what_can_hold_at_once_does_and_what_needs_a_restart_is_named() -> None:
         client.context("m")
 
 
-def test_an_error_changes_nothing_and_is_told_until_it_is_corrected() -> None:
+def test_an_error_changes_nothing_and_is_reported_until_it_is_corrected() -> None:
     with managed() as (daemon, manager, client):
         wrong = CONFIG.replace("= 10", "= 0").replace("[models.m]", "[models.n]") + "slotz = 1\n"
         status = reload(daemon, manager, wrong)
@@ -99,19 +99,19 @@ def test_an_error_changes_nothing_and_is_told_until_it_is_corrected() -> None:
         assert model(client)["state"] == "cold"
         with pytest.raises(ModelNotFound):
             model(client, "n")
-        told = inferd("status", socket=daemon.socket).stdout
-        assert "config fails" in told and "sessions_max: 0 is outside" in told
+        reported = inferd("status", socket=daemon.socket).stdout
+        assert "config fails" in reported and "sessions_max: 0 is outside" in reported
         assert "config.refused" in daemon.log
         assert reload(daemon, manager, CONFIG) == "serving"
         assert "config fails" not in inferd("status", socket=daemon.socket).stdout
 
 
-def test_models_come_change_and_go() -> None:
+def test_a_reload_adds_changes_and_removes_models() -> None:
     with managed() as (daemon, manager, client):
         client.call("load_by_name", name="m")
         first = model(client)["info"]
         assert isinstance(first, dict) and first["slots"] == 2
-        text = "told to its end by the worker that began it " * 20
+        text = "finished by the worker that started it " * 20
         context = client.context("m")
         turn = client.begin_stream(context, text)
         changed = CONFIG.replace("slots = 2", "slots = 3").replace("temp = 0.5", "temp = 0.25")
@@ -129,7 +129,7 @@ def test_models_come_change_and_go() -> None:
             model(client, "n")
 
 
-def test_a_loaded_model_that_nobody_uses_leaves_for_its_new_parameters() -> None:
+def test_an_idle_loaded_model_is_unloaded_for_its_new_parameters() -> None:
     with managed() as (daemon, manager, client):
         with RawClient(daemon.socket) as other:
             other.call("load_by_name", name="m")
@@ -140,7 +140,7 @@ def test_a_loaded_model_that_nobody_uses_leaves_for_its_new_parameters() -> None
         assert graph["slots"] == 3
 
 
-def test_a_file_that_is_the_same_disturbs_nobody() -> None:
+def test_an_unchanged_file_changes_nothing() -> None:
     with managed() as (daemon, manager, client):
         with RawClient(daemon.socket) as other:
             other.call("load_by_name", name="m")
@@ -151,7 +151,7 @@ def test_a_file_that_is_the_same_disturbs_nobody() -> None:
         assert "changed=[]" in daemon.log and "models_at_next_load=[]" in daemon.log
 
 
-def test_each_setting_says_when_a_change_holds() -> None:
+def test_each_setting_has_the_time_when_a_change_takes_effect() -> None:
     assert {applies(name) for name in (*SETTINGS, *TABLES)} == set(Applies)
     for name in ("access", "sessions-max", "shutdown-grace-s", "log-file"):
         assert applies(name) is Applies.AT_ONCE
@@ -161,7 +161,7 @@ def test_each_setting_says_when_a_change_holds() -> None:
         assert applies(name) is Applies.RESTART
 
 
-def test_what_holds_of_a_file_that_was_read_again(tmp_path: Path) -> None:
+def test_merging_a_reread_file_with_the_running_configuration(tmp_path: Path) -> None:
     running = Config(
         socket=tmp_path, models_dir=tmp_path, state_dir=tmp_path, cores=2, kv_ram_bytes=1
     )

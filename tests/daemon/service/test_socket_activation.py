@@ -1,4 +1,4 @@
-"""Systemd listens for the daemon: it is started by a connection, and a restart refuses none."""
+"""Socket activation: a connection starts the daemon, and a restart refuses none."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ os.dup2(int(sys.argv[1]), 3)
 os.environ |= {"LISTEN_PID": str(os.getpid()), "LISTEN_FDS": "1", "LISTEN_FDNAMES": "inferd.socket"}
 os.execv(sys.argv[2], sys.argv[2:])
 """
-"""What systemd does before it starts a service whose socket it has opened."""
+"""The steps of systemd before it starts a service with its opened socket."""
 
 
 class ActivatedDaemon(RunningDaemon):
-    """A daemon whose listening socket is this process's, over all its restarts."""
+    """A daemon whose listening socket belongs to this process over all restarts."""
 
     def start(self) -> None:
         self.directory = Path(tempfile.mkdtemp(prefix="inferd-"))
@@ -141,7 +141,7 @@ def test_twenty_restarts_under_load_refuse_no_connection() -> None:
         assert len(instances) == RESTARTS
 
 
-def test_who_connects_while_the_daemon_finishes_is_served_by_the_next_one() -> None:
+def test_a_client_that_connects_during_the_shutdown_is_served_by_the_next_daemon() -> None:
     config = CONFIG.replace("0.05", "20").replace("slots = 2", "slots = 1")
     with ActivatedDaemon(config) as daemon, RawClient(daemon.socket) as client:
         text = "finish me " * 30
@@ -178,7 +178,7 @@ def test_a_second_signal_leaves_the_path(tmp_path: Path) -> None:
             assert client.call("models")["models"]
 
 
-def test_what_is_for_another_process_is_not_taken() -> None:
+def test_sockets_for_another_process_are_not_used() -> None:
     environment = {"LISTEN_PID": str(os.getpid() + 1), "LISTEN_FDS": "1", "KEPT": "x"}
     assert inherited_listener(environment) is None
     assert environment == {"KEPT": "x"}, "workers are not told"
@@ -194,7 +194,7 @@ def test_what_is_for_another_process_is_not_taken() -> None:
         (("inferd", "inferd"), ("listening", "listening"), "2 sockets, 2 of them"),
     ],
 )
-def test_what_does_not_fit_is_refused_with_what_to_change(
+def test_an_unsuitable_passed_socket_is_refused_with_a_hint(
     names: tuple[str, ...], kinds: tuple[str, ...], cause: str, tmp_path: Path
 ) -> None:
     """In a process of its own: descriptors 3 and 4 are taken."""
@@ -230,7 +230,7 @@ def test_what_does_not_fit_is_refused_with_what_to_change(
     )
 
 
-def test_no_socket_where_one_is_announced_is_refused() -> None:
+def test_an_announced_but_missing_socket_is_refused() -> None:
     environment = {"LISTEN_PID": str(os.getpid()), "LISTEN_FDS": "0"}
     with pytest.raises(InvalidArgument, match="0 sockets"):
         inherited_listener(environment)

@@ -1,4 +1,4 @@
-"""The units that ship: correct, hardened, and the daemon works under what they forbid."""
+"""The shipped units: correct, hardened, and the daemon works under their restrictions."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SERVICES = [SYSTEM / "inferd.service", SYSTEMD / "user" / "inferd.service"]
 
 @pytest.fixture
 def units(tmp_path: Path) -> Path:
-    """Copy the system's units, with a program that is here as the one to start."""
+    """Copy the system units, with an existing program as the one to start."""
     folder = tmp_path / "units"
     shutil.copytree(SYSTEM, folder)
     startable(folder / "inferd.service")
@@ -38,13 +38,15 @@ def startable(service: Path) -> None:
 
 
 def exposure(unit: Path) -> float:
-    """Return how exposed `systemd-analyze security` finds a service: 0 to 10."""
-    told = run_tool("systemd-analyze", "security", "--offline=true", "--no-pager", str(unit)).stdout
-    return float(told.rsplit("Overall exposure level", 1)[1].split(":")[1].split()[0])
+    """Return the exposure of a service by `systemd-analyze security`, from 0 to 10."""
+    rating = run_tool(
+        "systemd-analyze", "security", "--offline=true", "--no-pager", str(unit)
+    ).stdout
+    return float(rating.rsplit("Overall exposure level", 1)[1].split(":")[1].split()[0])
 
 
 @pytest.mark.parametrize("gpu", [False, True])
-def test_the_machine_s_units_are_correct(units: Path, gpu: bool) -> None:
+def test_the_system_units_are_correct(units: Path, gpu: bool) -> None:
     if not gpu:
         shutil.rmtree(units / "inferd.service.d")
     names = [str(units / name) for name in ("inferd.service", "inferd.socket")]
@@ -62,7 +64,7 @@ def test_a_user_s_units_are_correct(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("gpu", "most"), [(False, 1.2), (True, 2.0)])
-def test_the_machine_s_service_is_hardly_exposed(units: Path, gpu: bool, most: float) -> None:
+def test_the_system_service_is_hardly_exposed(units: Path, gpu: bool, most: float) -> None:
     if not gpu:
         shutil.rmtree(units / "inferd.service.d")
     service = units / "inferd.service"
@@ -72,12 +74,12 @@ def test_the_machine_s_service_is_hardly_exposed(units: Path, gpu: bool, most: f
     assert done.returncode == 0
 
 
-def test_the_measure_sees_a_service_that_is_not_hardened() -> None:
+def test_the_rating_detects_a_service_that_is_not_hardened() -> None:
     assert exposure(SERVICES[1]) > 8.0
 
 
 @pytest.mark.parametrize("service", SERVICES, ids=lambda path: path.parent.name)
-def test_what_the_daemon_relies_on(service: Path) -> None:
+def test_the_unit_has_the_settings_that_the_daemon_relies_on(service: Path) -> None:
     unit = directives(service)
     wanted = {
         "Type": "notify",  # systemd 252 does not know notify-reload
@@ -129,7 +131,7 @@ def test_the_user_and_the_folders_are_made(tmp_path: Path) -> None:
 
 
 class ConfinedDaemon(RunningDaemon):
-    """A daemon under the system call filter of the machine's unit."""
+    """A daemon under the system call filter of the system unit."""
 
     def _command(self) -> list[str]:
         unit = str(SYSTEM / "inferd.service")
@@ -170,7 +172,7 @@ def test_a_real_model_answers_under_the_unit_s_filter() -> None:
 
 @pytest.mark.usefixtures("from_the_root")
 def test_the_filter_refuses_what_the_unit_forbids() -> None:
-    """The tests above would pass under none, too."""
+    """Without a filter the tests above would pass, too."""
     script = (
         "import ctypes, errno, mmap, os\n"
         "for forbidden in (\n"

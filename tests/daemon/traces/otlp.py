@@ -1,4 +1,4 @@
-"""A collector of OpenTelemetry's spans, as they come over HTTP."""
+"""A collector of OpenTelemetry's spans over HTTP."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
-__all__ = ("SECONDS_MAX", "Collector", "Told", "Trace", "collecting")
+__all__ = ("SECONDS_MAX", "Collector", "ReceivedSpan", "Trace", "collecting")
 
 SECONDS_MAX = 20.0
 PIECE_BYTES = 1 << 16
 
 
 @dataclass(frozen=True)
-class Told:
-    """A span as it came; times are nanoseconds since 1970."""
+class ReceivedSpan:
+    """A received span; times are nanoseconds since 1970."""
 
     name: str
     kind: int
@@ -45,10 +45,10 @@ class Told:
 
 @dataclass(frozen=True)
 class Trace:
-    """A request's span, and those inside it in their order."""
+    """A request's span, and its child spans in order."""
 
-    outer: Told
-    inside: list[Told]
+    outer: ReceivedSpan
+    inside: list[ReceivedSpan]
 
     @property
     def names(self) -> list[str]:
@@ -56,7 +56,7 @@ class Trace:
 
 
 class Collector:
-    """What came: `bodies` as they were, `paths` they were sent to. While `answers` is not set
+    """The received `bodies` and the `paths` of their requests. While `answers` is not set
     nobody is answered; `status` is the answer, and `location` where it sends on to. With `padding`
     the answer has so many bytes more; `cut_off` says that they were not read.
     """
@@ -70,7 +70,7 @@ class Collector:
         self.cut_off = threading.Event()
         self.answers = threading.Event()
         self.answers.set()
-        self._told: Queue[Told] = Queue()
+        self._received: Queue[ReceivedSpan] = Queue()
         self.server = ThreadingHTTPServer(("127.0.0.1", port), self._handler())
         self.server.daemon_threads = True
 
@@ -112,18 +112,18 @@ class Collector:
         if self.status == 200:
             self.bodies.append(body)
             self.paths.append(path)
-            for told in _spans(ExportTraceServiceRequest.FromString(body)):
-                self._told.put(told)
+            for received in _spans(ExportTraceServiceRequest.FromString(body)):
+                self._received.put(received)
         return self.status
 
     def next(self) -> Trace:
         """Return the next request's trace."""
         inside = []
-        while (told := self._told.get(timeout=SECONDS_MAX)).kind != Span.SPAN_KIND_SERVER:
-            inside.append(told)
-        assert all(span.parent_id == told.span_id for span in inside)
-        assert all(span.trace_id == told.trace_id for span in inside)
-        return Trace(told, inside)
+        while (received := self._received.get(timeout=SECONDS_MAX)).kind != Span.SPAN_KIND_SERVER:
+            inside.append(received)
+        assert all(span.parent_id == received.span_id for span in inside)
+        assert all(span.trace_id == received.trace_id for span in inside)
+        return Trace(received, inside)
 
 
 @contextmanager
@@ -141,12 +141,12 @@ def collecting(port: int = 0) -> Iterator[Collector]:
         collector.server.server_close()
 
 
-def _spans(request: ExportTraceServiceRequest) -> Iterator[Told]:
+def _spans(request: ExportTraceServiceRequest) -> Iterator[ReceivedSpan]:
     for resource in request.resource_spans:
         of = _values(resource.resource.attributes)
         for scope in resource.scope_spans:
             for span in scope.spans:
-                yield Told(
+                yield ReceivedSpan(
                     span.name,
                     span.kind,
                     span.trace_id.hex(),

@@ -1,4 +1,4 @@
-"""What a request's spans say, where they may go, and how large a file of them becomes."""
+"""The spans of a request, the targets of spans, and the bound of a spans file."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_of_several_answers_one_may_fail() -> None:
     assert spans_of(request(failed, failed))[0].error == "Busy"
 
 
-def test_texts_are_one() -> None:
+def test_the_texts_of_an_embedding_request_are_one_turn() -> None:
     first = TurnFacts(11.0, 14.0, admitted_at=13.0, stats=ENDED, input_tokens=5)
     second = TurnFacts(12.0, 19.0, admitted_at=12.5, stats=ENDED, input_tokens=7)
     spans = spans_of(request(first, second, operation=EMBEDDINGS))
@@ -72,7 +72,7 @@ def test_a_load_that_ends_the_request_has_its_error() -> None:
     assert "gen_ai.usage.input_tokens" not in outer.attributes
 
 
-# Where they go.
+# Targets.
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_the_environment_names_the_collector_where_the_setting_says_so() -> None
         "http://h/" + "x" * TARGET_CHARACTERS_MAX,
     ],
 )  # fmt: skip
-def test_what_names_no_place_is_refused(text: object) -> None:
+def test_an_invalid_target_is_refused(text: object) -> None:
     with pytest.raises(ValueError):
         parse_target(text, {})
 

@@ -30,7 +30,7 @@ from inferd.daemon.traces.tracing import FLUSH_S_MAX
 from inferd.ipc.messages import TRACEPARENT_CHARACTERS_MAX
 from inferd.testing import RunningDaemon, running_daemon
 from tests.daemon.service.test_components import limit
-from tests.daemon.traces.otlp import SECONDS_MAX, Collector, Told, collecting
+from tests.daemon.traces.otlp import SECONDS_MAX, Collector, ReceivedSpan, collecting
 from tests.echo import echo_model
 from tests.raw import RawClient
 
@@ -43,7 +43,7 @@ MODELS = (
     + echo_model("slow", slots=1, ctx_size=1024, step_ms=20, load_ms=100)
 )
 CLOCK_NS = 50_000_000
-"""What reading the date at another moment may make a difference."""
+"""The tolerance for reading the date at different times."""
 
 
 def config(traces: object, more: str = MODELS) -> str:
@@ -64,8 +64,8 @@ def daemon(collector: Collector) -> Iterator[RunningDaemon]:
             yield running
 
 
-def usage(told: Told) -> tuple[int, int, list[str]]:
-    found = told.attributes
+def usage(reported: ReceivedSpan) -> tuple[int, int, list[str]]:
+    found = reported.attributes
     return (
         found["gen_ai.usage.input_tokens"],
         found["gen_ai.usage.output_tokens"],
@@ -73,7 +73,7 @@ def usage(told: Told) -> tuple[int, int, list[str]]:
     )
 
 
-# What is told.
+# Exported spans.
 
 
 def test_a_request_is_a_span_with_its_phases_inside(client: Client, collector: Collector) -> None:
@@ -91,7 +91,7 @@ def test_a_request_is_a_span_with_its_phases_inside(client: Client, collector: C
     assert decode.ended <= outer.ended <= after + CLOCK_NS
     assert decode.seconds > 0.02 * (said.metadata["output_tokens"] - 1) * 0.9
     assert outer.resource["service.name"] == "inferd"
-    told = said.metadata
+    reported = said.metadata
     assert outer.attributes == {
         "gen_ai.operation.name": "chat",
         "gen_ai.provider.name": "inferd",
@@ -104,15 +104,15 @@ def test_a_request_is_a_span_with_its_phases_inside(client: Client, collector: C
         "gen_ai.request.presence_penalty": 0.0,
         "gen_ai.request.seed": 7,
         "gen_ai.request.max_tokens": 50,
-        "gen_ai.usage.input_tokens": told["input_tokens"],
-        "gen_ai.usage.output_tokens": told["output_tokens"],
-        "gen_ai.response.finish_reasons": [told["stop_reason"]],
+        "gen_ai.usage.input_tokens": reported["input_tokens"],
+        "gen_ai.usage.output_tokens": reported["output_tokens"],
+        "gen_ai.response.finish_reasons": [reported["stop_reason"]],
         "inferd.call": "chat",
         "inferd.priority": "high",
-        "inferd.cached_tokens": told["cached_tokens"],
+        "inferd.cached_tokens": reported["cached_tokens"],
         "inferd.parks": 0,
         "inferd.shifts": 0,
-        "inferd.fingerprint": told["fingerprint"],
+        "inferd.fingerprint": reported["fingerprint"],
     }
     assert collector.paths[-1] == "/v1/traces"
 
@@ -143,7 +143,7 @@ def test_a_turn_that_waits_for_its_model_has_a_span_of_the_load(
     assert load.seconds > 0.09
 
 
-def test_a_pulled_turn_is_one_request(client: Client, collector: Collector) -> None:
+def test_a_turn_with_tokens_on_demand_is_one_request(client: Client, collector: Collector) -> None:
     with client.session("m") as session:
         assert "".join(session.pull("abc")) == "abc"
         trace = collector.next()
@@ -157,7 +157,7 @@ def test_a_pulled_turn_is_one_request(client: Client, collector: Collector) -> N
     assert usage(left)[2] == ["error"]
 
 
-def test_the_call_that_says_how_a_pulled_turn_went_is_no_request(
+def test_the_call_that_ends_an_on_demand_turn_is_not_a_request(
     daemon: RunningDaemon, collector: Collector
 ) -> None:
     with RawClient(daemon.socket) as raw:
@@ -199,14 +199,14 @@ def test_several_answers_are_one_request_with_the_phases_of_each(
     assert decoded == [0, 1, 2]
 
 
-def test_an_answer_that_is_refused_was_asked_for_too(client: Client, collector: Collector) -> None:
+def test_a_refused_answer_counts_as_requested(client: Client, collector: Collector) -> None:
     with client.session("slow") as session:
         given = session.answers("hello to you all", n=5)
     trace = collector.next()
-    told = [answer for answer in given if answer.error is None]
-    assert len(told) < 5, "two may wait"
+    reported = [answer for answer in given if answer.error is None]
+    assert len(reported) < 5, "two may wait"
     assert trace.outer.attributes["gen_ai.request.choice.count"] == 5
-    assert (usage(trace.outer)[2], trace.outer.failed) == (["eos"] * len(told), False)
+    assert (usage(trace.outer)[2], trace.outer.failed) == (["eos"] * len(reported), False)
 
 
 def test_texts_that_become_embeddings_are_one_request(client: Client, collector: Collector) -> None:
@@ -214,15 +214,13 @@ def test_texts_that_become_embeddings_are_one_request(client: Client, collector:
     trace = collector.next()
     assert trace.outer.name == "embeddings m"
     assert trace.names == ["queue", "prefill"]
-    told = trace.outer.attributes
-    assert told["gen_ai.usage.input_tokens"] == sum(found.tokens)
-    assert told["gen_ai.embeddings.dimension.count"] == EMBEDDING_SIZE
-    assert not {"gen_ai.usage.output_tokens", "gen_ai.request.seed"} & told.keys()
+    reported = trace.outer.attributes
+    assert reported["gen_ai.usage.input_tokens"] == sum(found.tokens)
+    assert reported["gen_ai.embeddings.dimension.count"] == EMBEDDING_SIZE
+    assert not {"gen_ai.usage.output_tokens", "gen_ai.request.seed"} & reported.keys()
 
 
-def test_nothing_told_names_a_text_a_user_or_a_session(
-    client: Client, collector: Collector
-) -> None:
+def test_no_span_holds_a_text_a_user_or_a_session(client: Client, collector: Collector) -> None:
     options = {"stop": ["secret-stop"], "n-predict": 5}
     with client.session("m", session_id="secret-id") as session:
         session.chat("secret-prompt", options=options)
@@ -236,7 +234,7 @@ def test_nothing_told_names_a_text_a_user_or_a_session(
 def test_sentences_that_are_compared_are_in_no_request(
     monkeypatch: pytest.MonkeyPatch, collector: Collector
 ) -> None:
-    """Not in that either which had the model loaded, whose worker tells of them."""
+    """Not in the request that loaded the model either, in whose context its worker reports."""
     monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "10")
     judged = {"similarity-model": "judge", "similarity-wait-ms": 60_000, "ctx-size": 1024}
     models = echo_model("judge", ctx_size=1024) + echo_model("said", **judged)
@@ -252,7 +250,7 @@ def test_sentences_that_are_compared_are_in_no_request(
                 assert (trace.outer.name, trace.names) == ("text_completion said", names)
 
 
-# What fails.
+# Failures.
 
 
 def refused(collector: Collector, error: type[InferdError], inside: list[str]) -> None:
@@ -261,7 +259,7 @@ def refused(collector: Collector, error: type[InferdError], inside: list[str]) -
     assert trace.names == inside
 
 
-def test_what_is_refused_cancelled_or_too_late_says_so(
+def test_refused_cancelled_and_late_requests_have_their_error(
     daemon: RunningDaemon, collector: Collector
 ) -> None:
     with RawClient(daemon.socket) as raw:
@@ -291,7 +289,9 @@ def test_what_is_refused_cancelled_or_too_late_says_so(
     assert trace.outer.name == "chat" and "gen_ai.request.model" not in trace.outer.attributes
 
 
-def test_a_client_that_leaves_ends_its_span(daemon: RunningDaemon, collector: Collector) -> None:
+def test_a_client_that_disconnects_ends_its_span(
+    daemon: RunningDaemon, collector: Collector
+) -> None:
     with RawClient(daemon.socket) as raw:
         raw.begin_stream(raw.context("slow"), "x" * 500)
     refused(collector, Cancelled, ["queue", "prefill", "decode"])
@@ -325,7 +325,7 @@ def test_a_call_joins_its_callers_trace(daemon: RunningDaemon, collector: Collec
         "01" + PARENT[2:] + "-" + "x" * TRACEPARENT_CHARACTERS_MAX,
     ],
 )
-def test_a_parent_that_is_none_is_refused(daemon: RunningDaemon, wrong: str) -> None:
+def test_an_invalid_parent_is_refused(daemon: RunningDaemon, wrong: str) -> None:
     with RawClient(daemon.socket) as raw:
         context = raw.context("m")
         with pytest.raises(InvalidArgument, match="traceparent"):
@@ -374,7 +374,7 @@ def test_a_span_that_is_given_comes_before_the_one_that_is_current(
     assert own.parent_id == "" and own.trace_id not in (TRACE, OTHER)
 
 
-# What goes wrong on the way.
+# Failures of the export.
 
 
 def part(client: Client) -> dict[str, Any]:
@@ -387,7 +387,7 @@ def until(client: Client, *, works: bool) -> dict[str, Any]:
     return part(client)
 
 
-def test_nobody_listens_until_somebody_does(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_component_fails_until_a_collector_listens(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "10")
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")
     with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -409,7 +409,7 @@ def test_nobody_listens_until_somebody_does(monkeypatch: pytest.MonkeyPatch) -> 
             assert "400" in until(client, works=False)["cause"]
 
 
-def test_who_does_not_answer_delays_neither_requests_nor_the_end(
+def test_a_collector_that_does_not_answer_delays_neither_requests_nor_the_shutdown(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "10")
@@ -425,7 +425,7 @@ def test_who_does_not_answer_delays_neither_requests_nor_the_end(
         assert "traces.not_sent" in daemon.log
 
 
-def test_who_is_slow_is_a_part_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_collector_makes_the_component_fail(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "10")
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "0.2")
     with (
@@ -456,7 +456,7 @@ def test_an_answer_without_end_is_not_read(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_spans_for_this_machine_stay_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither a proxy of the environment's nor a redirection takes them elsewhere."""
+    """Neither a proxy of the environment nor a redirection sends them elsewhere."""
     monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "10")
     with collecting() as collector, collecting() as elsewhere:
         for name in ("http_proxy", "HTTP_PROXY", "all_proxy"):
@@ -476,7 +476,7 @@ def test_spans_for_this_machine_stay_here(monkeypatch: pytest.MonkeyPatch) -> No
         assert elsewhere.bodies == []
 
 
-def test_what_is_left_is_sent_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_remaining_spans_are_sent_at_the_shutdown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "600000")
     with collecting() as collector, running_daemon(config(collector.address)) as daemon:
         with RawClient(daemon.socket) as raw:
@@ -487,7 +487,7 @@ def test_what_is_left_is_sent_at_the_end(monkeypatch: pytest.MonkeyPatch) -> Non
         assert collector.next().outer.attributes["inferd.call"] == "stream"
 
 
-def test_without_the_packages_the_part_fails_alone(
+def test_without_the_packages_the_component_fails_alone(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "sitecustomize.py").write_text("import sys\nsys.modules['opentelemetry'] = None\n")
@@ -543,7 +543,7 @@ def test_spans_go_into_a_file_that_may_be_moved_away(
             assert spans[-1]["attributes"]["gen_ai.usage.output_tokens"] == 6
 
 
-def test_a_file_that_cannot_be_written_is_a_part_that_fails(
+def test_a_file_that_cannot_be_written_makes_the_component_fail(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "10")
@@ -583,7 +583,7 @@ def test_a_full_disk_tears_one_span_at_most(
     ]
 
 
-def test_a_pipe_that_nobody_reads_is_a_part_that_fails(
+def test_a_pipe_without_a_reader_makes_the_component_fail(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "10")
