@@ -143,7 +143,9 @@ class Task:
             session=session if spec.session else "",
             credit=spec.credit,
             clock_waiting=clock,
-            tokens_requested=(before.asked if spec.progressed else 1) if spec.pull else 0,
+            tokens_requested=(before.tokens_requested if spec.progressed else 1)
+            if spec.pull
+            else 0,
             dropped=before.dropped,
             shifts=before.shifts,
             admitted_at=_moment(now, before.admitted_s),

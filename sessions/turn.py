@@ -109,7 +109,7 @@ class Turn:
             text_bytes=len(self.text),
             answer=m.pack_tokens(self.tokens) if self.shifts else b"",
             surprisals=m.pack_floats(self.surprisals),
-            asked=max(0, self._requested),
+            tokens_requested=max(0, self._requested),
             dropped=sum(discard for _, discard in self.shifts),
             shifts=len(self.shifts),
             age_s=time.monotonic() - self._queued_at,

@@ -136,9 +136,7 @@ class Engine:
         )
 
     def _lingering(self, now: float) -> bool:
-        """Return whether the next step waits, to keep batches whole, for expected tasks or for pull
-        readers that were just sent a token.
-        """
+        """Return whether a step waits, to fill its batch, for expected tasks or pull readers."""
         at, limits = self._tasks_expected_at, self.tasks.limits
         if self._tokenizing.tasks_expected and at is not None and now < at + limits.task_linger_s:
             return True

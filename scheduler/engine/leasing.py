@@ -39,9 +39,7 @@ class SlotLeases:
         return [t for t in able if not t.yields(clock) and (t.has_work or t.wants_token)]
 
     def _able_tasks(self) -> list[Task]:
-        """Return the waiting tasks, except those that wait for a file, for space in the KV cache,
-        or for their reader.
-        """
+        """Return the waiting tasks that wait for no file, no space in the KV cache, no reader."""
         full, limits, now = bool(self._slots.tasks), self._tasks.limits, self._clock.now
         return [
             t

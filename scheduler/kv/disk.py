@@ -130,11 +130,6 @@ class DiskTier:
 
     # Writing.
 
-    def spill(self) -> None:
-        """Write evicted states that may be persisted."""
-        for entry in self._store.evicted:
-            self.save_state(entry)
-
     def save_state(self, entry: SavedState) -> bool:
         """Write an entry; return whether it is or will be on disk."""
         origin = entry.origin

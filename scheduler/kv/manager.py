@@ -131,7 +131,8 @@ class KvManager:
         if self.store.low_memory:
             self._empty_memory()
         if self.disk is not None:
-            self.disk.spill()
+            for entry in self.store.evicted:
+                self.disk.save_state(entry)
         self.store.evicted.clear()
 
     def _empty_memory(self) -> None:

@@ -125,9 +125,7 @@ class Tokens(TaskMessage):
 
 
 class SentenceEnded(TaskMessage):
-    """A sentence of a task's answer, which ends before the byte *end*: the task waits for its
-    `Verdict`. A task that continues in another worker may send it again.
-    """
+    """A sentence, up to the byte *end*, that awaits its `Verdict`; a resumed task may repeat it."""
 
     end: int
     text: str
@@ -149,9 +147,7 @@ class Moved(TaskMessage):
 
 
 class Position(TaskMessage):
-    """A task's place among *waiting* tasks in the queue: 1 is the next to get a slot, which is
-    estimated to be in *starts_in_s*.
-    """
+    """A task's place of *waiting* ones: 1 is the next to get a slot, in about *starts_in_s*."""
 
     position: int
     waiting: int

@@ -15,7 +15,7 @@ class Progressed(msgspec.Struct, frozen=True, kw_only=True):
     """The progress of a turn in a worker that has exited, from which another worker continues.
 
     The answer has *output_tokens* so far; context shifts took *dropped* tokens out of the task's.
-    The reader has received *text_bytes* and waits for *asked* more tokens (pull). Seconds count
+    The reader has received *text_bytes* and waits for *tokens_requested* more (pull). Seconds count
     from when the turn was queued; *admitted_s* and *first_token_s* may not have happened: None.
     """
 
@@ -25,7 +25,7 @@ class Progressed(msgspec.Struct, frozen=True, kw_only=True):
     """The answer's packed tokens, if a shift dropped some of the task's."""
     surprisals: bytes = b""
     """Their packed surprisals, if the turn needs them."""
-    asked: int = 0
+    tokens_requested: int = 0
     dropped: int = 0
     shifts: int = 0
     age_s: float = 0.0

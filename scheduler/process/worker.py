@@ -71,7 +71,7 @@ def run_worker(link: SocketLink, record: int = -1) -> None:
             files = KvFiles(Path(kv_dir), fingerprint) if kv_dir else None
             engine = Engine(model, Limits(**command.limits), files=files, record=record)
             engine.reporter.log.configure(command.logging)
-            _run_engine(link, engine, commands.rest())
+            _run_engine(link, engine, list(commands.waiting))
             model.close()
         link.drain(1.0)
     except LinkClosed:
@@ -83,22 +83,18 @@ class _EarlyCommands:
 
     def __init__(self, link: SocketLink):
         self._link = link
-        self._waiting: deque[m.Command] = deque()
+        self.waiting: deque[m.Command] = deque()
 
     def next_command(self) -> m.Command:
         """Wait for the next command and return it."""
-        while not self._waiting:
-            self._waiting.extend(self._link.receive_commands(None))
-        return self._waiting.popleft()
+        while not self.waiting:
+            self.waiting.extend(self._link.receive_commands(None))
+        return self.waiting.popleft()
 
     def has_quit(self) -> bool:
         """Return whether `Quit` has arrived."""
-        self._waiting.extend(self._link.receive_commands(0))
-        return any(isinstance(c, m.Quit) for c in self._waiting)
-
-    def rest(self) -> list[m.Command]:
-        """Return the commands for the engine, which arrived while the model was loaded."""
-        return list(self._waiting)
+        self.waiting.extend(self._link.receive_commands(0))
+        return any(isinstance(c, m.Quit) for c in self.waiting)
 
 
 def _load_model(

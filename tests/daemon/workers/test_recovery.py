@@ -145,8 +145,12 @@ async def test_open_credit_and_token_requests_stay_open() -> None:
 
     assert before[0] is not None and before[0].credit == 4
     assert before[1] is not None and before[1].progressed is not None
-    assert before[1].progressed.asked == 1
-    assert after is not None and after.progressed is not None and after.progressed.asked == 0
+    assert before[1].progressed.tokens_requested == 1
+    assert (
+        after is not None
+        and after.progressed is not None
+        and after.progressed.tokens_requested == 0
+    )
 
 
 async def test_tasks_fail_after_too_many_deaths() -> None:
