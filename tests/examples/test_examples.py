@@ -40,8 +40,8 @@ def run(daemon: RunningDaemon, example: Path, *arguments: str) -> str:
     return done.stdout
 
 
-def test_there_are_nine_examples_of_at_most_forty_lines() -> None:
-    assert len(EXAMPLES) == 9
+def test_there_are_fifteen_examples_of_at_most_forty_lines() -> None:
+    assert len(EXAMPLES) == 15
     for example in EXAMPLES:
         assert len(example.read_text().splitlines()) <= LINES_MAX, example.name
 
@@ -60,6 +60,15 @@ def test_an_example_runs_on_the_echo_model_and_leaves_no_turn_behind(
 def test_the_first_session_runs_on_a_real_model_by_default(daemon: RunningDaemon) -> None:
     answer = run(daemon, ROOT / "examples" / "first_session.py")
     assert len(answer.split()) > 8 and "the capital of France?" not in answer
+
+
+@pytest.mark.model
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("example", "expected"), [("tools", "call: add {"), ("json_schema", "Oslo")]
+)
+def test_grammars_hold_on_a_real_model(daemon: RunningDaemon, example: str, expected: str) -> None:
+    assert run(daemon, ROOT / "examples" / f"{example}.py").startswith(expected)
 
 
 def shown() -> dict[str, str]:
