@@ -8,7 +8,7 @@ MODEL = sys.argv[1] if len(sys.argv) > 1 else "smollm2-135m-instruct"
 
 
 def attempt(model: str, **settings: object) -> None:
-    """Ask one question and print the outcome."""
+    """Send one question and print the outcome."""
     try:
         with client.session(model, options={"n-predict": 8, **settings}) as session:
             print("answer:", session.chat("Say a word."))
