@@ -67,6 +67,7 @@ CHECKED: tuple[str, ...] = (
     "tests/daemon/workers",
     "tests/echo.py",
     "tests/examples",
+    "tests/faults",
     "tests/ipc",
     "tests/models.py",
     "tests/raw.py",

@@ -1,7 +1,7 @@
-"""The machine's clock is set while sessions, models and turns have their times: nobody notices.
+"""Setting the machine's clock has no effect on the times of sessions, models and turns.
 
-The daemon and its workers get a clock that the test sets, by a `sitecustomize` that Python reads
-before anything of theirs: `time.time` and `time.time_ns` are an offset away from the truth.
+The test sets the clock of the daemon and its workers by a `sitecustomize`, which Python runs before
+their code: `time.time` and `time.time_ns` have an offset from the true time.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from tests.raw import RawClient
 HOUR_S = 3600
 DAY_S = 24 * HOUR_S
 ROOT = Path(__file__).parents[2]
-ROOMS = ("backends", "daemon", "ipc", "scheduler", "sessions", "wire")
+PACKAGES = ("backends", "daemon", "ipc", "scheduler", "sessions", "wire")
 
-CUSTOMIZED = """
+SITECUSTOMIZE = """
 import time
 from pathlib import Path
 
@@ -43,7 +43,7 @@ time.time_ns = lambda: _true_ns() + _offset_s() * 1_000_000_000
 CONFIG = echo_model("slow", slots=1, step_ms=10)
 SHORT = "[daemon]\nidle_timeout_ms = 300\n" + CONFIG + echo_model("brief", keep_alive=0.3)
 SLOW = "x" * 100
-"""What the slow model needs a second for."""
+"""A prompt for which the slow model needs a second."""
 
 
 class Daemon(RunningDaemon):
@@ -54,9 +54,9 @@ class Daemon(RunningDaemon):
         return self
 
     def start_again(self) -> None:
-        """Start on what the clock says now."""
+        """Start a daemon with the clock as it is set."""
         self._folder.mkdir(exist_ok=True)
-        (self._folder / "sitecustomize.py").write_text(CUSTOMIZED)
+        (self._folder / "sitecustomize.py").write_text(SITECUSTOMIZE)
         if not (self._folder / "offset").exists():
             self.set_clock(0)
         super().start_again()
@@ -70,7 +70,7 @@ class Daemon(RunningDaemon):
         return ["/usr/bin/env", f"PYTHONPATH={path}", *super()._command()]
 
     def set_clock(self, offset_s: int) -> None:
-        """Let the clock be so far from the truth."""
+        """Set the clock's offset from the true time."""
         new = self._folder / "new"
         new.write_text(str(offset_s))
         new.replace(self._folder / "offset")
@@ -80,7 +80,7 @@ class Daemon(RunningDaemon):
 def attached(
     daemon: RunningDaemon, session_id: str
 ) -> Iterator[tuple[RawClient, int, dict[str, Any]]]:
-    """Open a session of `echo` by its id, on a connection of its own."""
+    """Open a session of `echo` by its id, on a separate connection."""
     with RawClient(daemon.socket) as client:
         graph = client.call("load_by_name", name="echo")["graph"]
         call = "init_execution_context_with_session_id"
@@ -97,7 +97,7 @@ def until(condition: Callable[[], object]) -> None:
         pass
 
 
-def begin(client: RawClient, context: int) -> int:
+def start_slow_turn(client: RawClient, context: int) -> int:
     """Start a slow turn, and return once it runs."""
     turn = client.start("chat", context=context, prompt=SLOW, raw=True)
     until(lambda: client.call("stats")["stats"]["running"])
@@ -114,12 +114,12 @@ JUMPS = pytest.mark.parametrize("jump_s", [5 * HOUR_S, -5 * HOUR_S], ids=["ahead
 
 @JUMPS
 def test_nothing_ends_before_its_time(jump_s: int) -> None:
-    """A stream, a turn that waits, a session, a model that idles, a connection: none has heard."""
+    """A running turn, a waiting turn, sessions, an idle model and connections are unaffected."""
     with Daemon(CONFIG) as daemon, RawClient(daemon.socket) as client:
         idle = client.call("load_by_name", name="echo")["graph"]
         client.call("unload", graph=idle, keep=True)
         contexts = client.context("slow"), client.context("slow")
-        turns = [begin(client, contexts[0])]
+        turns = [start_slow_turn(client, contexts[0])]
         turns.append(
             client.start("chat", context=contexts[1], prompt="next", raw=True, queue_timeout_s=60.0)
         )
@@ -129,20 +129,20 @@ def test_nothing_ends_before_its_time(jump_s: int) -> None:
         said = [bytes(client.result(turn)["text"]) for turn in turns]
         assert said == [SLOW.encode(), b"next"]
         client.call("unload", graph=client.call("load_by_name", name="slow")["graph"], keep=True)
-        left = model(client, "echo")
-        assert left["state"] == "ready" and 0 <= left["idle_s"] < HOUR_S
+        idle_model = model(client, "echo")
+        assert idle_model["state"] == "ready" and 0 <= idle_model["idle_s"] < HOUR_S
         for session in client.call("sessions")["sessions"]:
             assert 0 <= session["idle_s"] < HOUR_S
         assert 0 <= client.call("stats")["stats"]["uptime_s"] < HOUR_S
 
 
 @JUMPS
-def test_nothing_is_held_up_past_its_time(jump_s: int) -> None:
-    """A timeout, an idle session, an idle model: each ends though the clock says it is not time."""
+def test_nothing_is_delayed_past_its_time(jump_s: int) -> None:
+    """A timeout, idle sessions and an idle model end in time, whatever the clock shows."""
     with Daemon(SHORT) as daemon, RawClient(daemon.socket) as client:
         kept = client.call("load_by_name", name="brief")["graph"]
         contexts = client.context("slow"), client.context("slow")
-        turn = begin(client, contexts[0])
+        turn = start_slow_turn(client, contexts[0])
         daemon.set_clock(jump_s)
 
         with pytest.raises(Timeout):
@@ -156,8 +156,8 @@ def test_nothing_is_held_up_past_its_time(jump_s: int) -> None:
 
 
 @JUMPS
-def test_a_conversation_goes_on_after_a_restart_on_another_clock(jump_s: int) -> None:
-    """With its history, of which nothing is computed again."""
+def test_a_conversation_continues_after_a_restart_with_another_clock(jump_s: int) -> None:
+    """Its history is kept, and none of it is computed again."""
     with Daemon(CONFIG) as daemon:
         with attached(daemon, "diary") as (client, context, _):
             before = chat(client, context, "once upon a time " * 8)
@@ -173,10 +173,10 @@ def test_a_conversation_goes_on_after_a_restart_on_another_clock(jump_s: int) ->
 
 
 @pytest.mark.parametrize("running", [True, False], ids=["while-it-runs", "at-its-start"])
-def test_what_is_written_while_the_clock_is_a_month_behind_is_not_old_when_it_is_right(
+def test_sessions_written_while_the_clock_is_a_month_behind_are_not_old_once_it_is_right(
     running: bool,
 ) -> None:
-    """Sessions are forgotten after a week."""
+    """The daemon forgets sessions after a week."""
     with Daemon(CONFIG) as daemon:
         for name, offset_s in (("first", 0), ("second", -30 * DAY_S)):
             if not running:
@@ -195,7 +195,7 @@ def test_what_is_written_while_the_clock_is_a_month_behind_is_not_old_when_it_is
 
 
 def test_a_session_is_forgotten_by_the_date_at_the_start() -> None:
-    """Or the tests above would prove nothing."""
+    """Otherwise the tests above would prove nothing."""
     with Daemon(CONFIG) as daemon:
         with attached(daemon, "diary") as (client, context, _):
             chat(client, context, "hello")
@@ -206,7 +206,7 @@ def test_a_session_is_forgotten_by_the_date_at_the_start() -> None:
             assert not opened.get("attached")
 
 
-# What reads the clock.
+# Modules that read the date.
 
 DATES = {
     "backends/llama/text/template.py": "a chat template may say today's date",
@@ -216,23 +216,21 @@ DATES = {
     "sessions/journal/dates.py": "the date at the start",
     "sessions/journal/journal_file.py": "the name of a damaged file",
 }
-"""Where the date is read, and what for. All else that takes time is told by clocks that nobody
-sets.
-"""
-OF_TIME = {"time", "time_ns", "localtime", "gmtime", "ctime", "asctime", "strftime"}
-OF_CLASSES = {"now", "utcnow", "today", "CLOCK_REALTIME"}
+"""Modules that read the date, and their purpose. All others use clocks that cannot be set."""
+TIME_ATTRIBUTES = {"time", "time_ns", "localtime", "gmtime", "ctime", "asctime", "strftime"}
+DATE_ATTRIBUTES = {"now", "utcnow", "today", "CLOCK_REALTIME"}
 
 
 def reads_the_date(source: str) -> bool:
-    """Tell whether a module reads the machine's date, by its syntax."""
+    """Return whether a module reads the machine's date, according to its syntax."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.ImportFrom) and node.module == "time":
-            return True  # by their own names they would not be found
+            return True  # calls by the imported names would not be found
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
             name = node.value.id
-            if name == "time" and node.attr in OF_TIME | OF_CLASSES:
+            if name == "time" and node.attr in TIME_ATTRIBUTES | DATE_ATTRIBUTES:
                 return True
-            if name in ("date", "datetime") and node.attr in OF_CLASSES:
+            if name in ("date", "datetime") and node.attr in DATE_ATTRIBUTES:
                 return True
     return False
 
@@ -240,12 +238,12 @@ def reads_the_date(source: str) -> bool:
 @pytest.mark.parametrize(
     "line", ["at = time.time()", "f(now=time.time_ns)", "from time import time", "datetime.now()"]
 )
-def test_who_reads_the_date_is_found(line: str) -> None:
+def test_a_module_that_reads_the_date_is_found(line: str) -> None:
     assert reads_the_date(f"import time\n{line}\n")
 
 
-def test_the_date_is_read_where_a_date_is_meant_alone() -> None:
-    modules = [p for room in ROOMS for p in (ROOT / room).rglob("*.py")]
+def test_the_date_is_read_only_where_a_date_is_needed() -> None:
+    modules = [p for package in PACKAGES for p in (ROOT / package).rglob("*.py")]
     modules += (ROOT / "src" / "inferd").glob("*.py")
     found = {str(p.relative_to(ROOT)) for p in modules if reads_the_date(p.read_text())}
     assert len(modules) > 100

@@ -1,8 +1,7 @@
-"""A worker and the daemon are killed in every state that the tables have: what was promised holds,
-and nothing is left behind.
+"""A worker or the daemon is killed in every state: the promises hold, and nothing is left behind.
 
-The states come from `sessions/table.py` and `daemon/models/model.py`: one that nobody has written a
-way to here fails `test_there_is_a_way_to_every_state`.
+The states come from `sessions/table.py` and `daemon/models/model.py`. A state without an entry in
+`WAYS` or `MODEL_WAYS` fails `test_every_state_can_be_reached`.
 """
 
 from __future__ import annotations
@@ -40,11 +39,11 @@ class Scene:
     daemon: RunningDaemon
     client: RawClient
     other: RawClient
-    """Another client: who is in the way, and who looks."""
+    """Another client, which blocks the slot and queries states."""
     context: int = 0
     graph: int = 0
     turns: list[tuple[RawClient, int, str]] = field(default_factory=list)
-    """Turns under way: who asked, the request, the text that is to come."""
+    """Turns under way: the client, its request, the expected text."""
 
     def open(self) -> None:
         graph = self.client.call("load_by_name", name="m")["graph"]
@@ -57,21 +56,21 @@ class Scene:
         number = client.start("stream", **params, raw=True, credit=1000)
         self.turns.append((client, number, text))
 
-    def block(self) -> None:
-        """Have an urgent turn in the only slot."""
+    def block_slot(self) -> None:
+        """Start an urgent turn, which takes the only slot."""
         self.stream(self.other, self.other.context("m"), URGENT, "urgent")
         self.other.events.append(self.other.read())
 
-    def speak(self) -> None:
-        """Have the session's turn begin."""
+    def start_turn(self) -> None:
+        """Start the session's turn."""
         self.stream(self.client, self.context, TALE, "low")
 
     def await_state(self, state: SessionState) -> None:
-        with RawClient(self.daemon.socket) as looker:
-            within(10, lambda: self.state(looker) == state.value)
+        with RawClient(self.daemon.socket) as observer:
+            within(10, lambda: self.state(observer) == state.value)
 
-    def state(self, looker: RawClient) -> str | None:
-        listed = looker.call("sessions", dormant=True)["sessions"]
+    def state(self, observer: RawClient) -> str | None:
+        listed = observer.call("sessions", dormant=True)["sessions"]
         return next((s["state"] for s in listed if s["session_id"] == ID), None)
 
     def worker(self, model: str = "m") -> int:
@@ -86,18 +85,18 @@ def within(seconds: float, is_so: Callable[[], bool]) -> None:
 
 
 def waiting(scene: Scene) -> None:
-    scene.block()
-    scene.speak()
+    scene.block_slot()
+    scene.start_turn()
 
 
 def running(scene: Scene) -> None:
-    scene.speak()
+    scene.start_turn()
     scene.client.events.append(scene.client.read())
 
 
 def parked(scene: Scene) -> None:
     running(scene)
-    scene.block()
+    scene.block_slot()
 
 
 def ready(scene: Scene) -> None:
@@ -159,17 +158,13 @@ def scene_of(daemon: RunningDaemon, state: SessionState) -> Iterator[Scene]:
         yield scene
 
 
-def test_there_is_a_way_to_every_state() -> None:
+def test_every_state_can_be_reached() -> None:
     assert set(WAYS) == set(SessionState)
     assert set(MODEL_WAYS) == set(ModelState)
 
 
-def told(client: RawClient) -> str:
-    return b"".join(e[2].get("text", b"") for e in client.events).decode()
-
-
 def chat(daemon: RunningDaemon, model: str = "m") -> None:
-    """Assert that the daemon serves, the session by its id as well as a new one."""
+    """Assert that the daemon serves the session by its id as well as a new one."""
     with RawClient(daemon.socket) as client:
         graph = client.call("load_by_name", name=model)["graph"]
         for session_id in (ID, "another"):
@@ -181,7 +176,7 @@ def chat(daemon: RunningDaemon, model: str = "m") -> None:
 
 
 def opened(client: RawClient, graph: int, session_id: str) -> int:
-    """Open a session by its id, as soon as the one before has been left or forgotten."""
+    """Open a session by its id, as soon as the previous owner has closed or forgotten it."""
     end = time.monotonic() + 10
     while True:
         try:
@@ -214,8 +209,8 @@ def daemon() -> Iterator[RunningDaemon]:
         assert running.stop() == 0
         assert not Path(running.socket).exists()
         within(5, lambda: all(map(is_ended, workers)))
-        left = {p.name for p in running.directory.rglob("*") if p.is_file()}
-        assert not {name for name in left if name.endswith((".new", ".tmp", ".part"))}
+        files = {p.name for p in running.directory.rglob("*") if p.is_file()}
+        assert not {name for name in files if name.endswith((".new", ".tmp", ".part"))}
     finally:
         with suppress(Exception):
             running.kill()
@@ -230,7 +225,7 @@ def test_a_worker_is_killed_in_every_state_of_a_session(
         os.kill(scene.worker(), signal.SIGKILL)
         for client, request, text in scene.turns:
             client.result(request)
-            assert told(client) == text, "not a character is lost or said twice"
+            assert client.streamed_text == text, "no character is lost or repeated"
         if state is SessionState.CLOSED:
             with pytest.raises(InvalidArgument):
                 scene.client.output(scene.context)
@@ -267,8 +262,8 @@ def is_loading(scene: Scene) -> str:
     return "slow"
 
 
-def is_leaving(scene: Scene) -> str:
-    """A worker that is stopped does not hear that it is to quit."""
+def is_unloading(scene: Scene) -> str:
+    """A stopped worker does not read the command to quit."""
     pid = scene.worker()
     os.kill(pid, signal.SIGSTOP)
     scene.turns.append((scene.client, scene.client.start("unload", graph=scene.graph), ""))
@@ -290,7 +285,7 @@ MODEL_WAYS: dict[ModelState, Callable[[Scene], str]] = {
     ModelState.COLD: is_cold,
     ModelState.LOADING: is_loading,
     ModelState.READY: lambda scene: "m",
-    ModelState.UNLOADING: is_leaving,
+    ModelState.UNLOADING: is_unloading,
     ModelState.FAILED: is_failed,
 }
 
@@ -311,7 +306,7 @@ def test_a_worker_is_killed_in_every_state_of_a_model(
         pid = _pid(scene, name)
         assert state is not ModelState.COLD or not pid
         if pid:
-            with suppress(ProcessLookupError):  # one that failed is about to end
+            with suppress(ProcessLookupError):  # the worker of a failed load is about to end
                 os.kill(pid, signal.SIGKILL)
         if state is ModelState.LOADING:
             with pytest.raises(LoadFailed, match="killed by SIGKILL") as caught:

@@ -1,4 +1,4 @@
-"""A worker that gets no memory any more: its turns go on in another one."""
+"""A worker that can allocate no more memory: its turns continue in another worker."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ step_ms = 1
 TALE = "all the memory there is, and then some more. " * 2
 
 
-def test_a_worker_without_memory_is_replaced_and_its_turn_goes_on() -> None:
+def test_a_worker_without_memory_is_replaced_and_its_turn_continues() -> None:
     with running_daemon(CONFIG) as daemon, RawClient(daemon.socket) as client:
         context, large = client.context("m"), client.context("m")
         client.set_input(large, b"x" * 20_000)

@@ -1,6 +1,6 @@
-"""Other programs take the memory while models run: what leaves, what stays, and what goes on.
+"""Memory pressure by other programs: which states and models are evicted, and which stay.
 
-The daemon reads a /proc that the test writes; its workers are processes as ever.
+The daemon reads a /proc that the test writes; its workers are real processes.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ STORY = "there was a king who had three sons, and that is how it began. " * 2
 
 
 class Proc:
-    """A /proc that says what it is told to."""
+    """A /proc with the values that the test sets."""
 
     def __init__(self, folder: Path):
         self.folder = folder
@@ -40,12 +40,12 @@ class Proc:
         self.available(PLENTY)
 
     def available(self, size: int) -> None:
-        """Have so many bytes available."""
+        """Set the available memory to *size* bytes."""
         text = f"MemTotal: {TOTAL // KIB} kB\nMemAvailable: {size // KIB} kB\n"
         self._write("meminfo", text)
 
     def stalled(self, seconds: float) -> None:
-        """Have had tasks wait for so long."""
+        """Set the total time that tasks have waited for memory."""
         (self.folder / "pressure").mkdir(exist_ok=True)
         total = int(seconds * 1e6)
         self._write("pressure/memory", f"some avg10=0.00 total={total}\nfull total=0\n")
@@ -72,7 +72,7 @@ sys.exit(serve(load_config(flags), MachineMemory(proc, proc / "cgroups"), pace))
 
 
 class WatchingDaemon(RunningDaemon):
-    """A daemon that looks at *proc* for its memory, a hundred times a second."""
+    """A daemon that polls *proc* for its memory, a hundred times a second."""
 
     def __init__(self, proc: Proc):
         super().__init__(MODELS)
@@ -85,7 +85,7 @@ class WatchingDaemon(RunningDaemon):
 
 @asynccontextmanager
 async def serving(folder: Path) -> AsyncIterator[tuple[RunningDaemon, AsyncClient, Proc]]:
-    """Yield a daemon that looks at a /proc of our own, and a client of it."""
+    """Yield a daemon that reads a /proc of the test, its client, and that /proc."""
     proc = Proc(folder / "proc")
     async with WatchingDaemon(proc) as daemon, AsyncClient(daemon.socket) as client:
         yield daemon, client, proc
@@ -111,14 +111,14 @@ async def states(client: AsyncClient) -> dict[str, str]:
 
 
 async def settled(client: AsyncClient) -> dict[str, str]:
-    """Return the models' states as soon as none is leaving."""
+    """Return the models' states as soon as none is being unloaded."""
     with anyio.fail_after(10):
         while "unloading" in (found := await states(client)).values():
             pass
     return found
 
 
-async def test_states_leave_first_then_idle_models_and_busy_and_pinned_ones_stay(
+async def test_states_are_evicted_first_then_idle_models_while_busy_and_pinned_models_stay(
     tmp_path: Path,
 ) -> None:
     async with serving(tmp_path) as (daemon, client, proc):
@@ -158,7 +158,7 @@ async def test_states_leave_first_then_idle_models_and_busy_and_pinned_ones_stay
         assert (await client.stats())["memory"]["free_bytes"] > 0
 
 
-async def test_without_stall_information_the_daemon_serves_and_looks_at_free_memory(
+async def test_without_stall_information_the_daemon_serves_and_checks_free_memory(
     tmp_path: Path,
 ) -> None:
     async with serving(tmp_path) as (_, client, proc):

@@ -1,4 +1,4 @@
-"""Daemons are killed and restarted under sessions that resume: their streams go on."""
+"""Daemons are killed and restarted under sessions that resume: their streams continue."""
 
 from __future__ import annotations
 
@@ -47,47 +47,51 @@ def restart(daemon: RunningDaemon) -> None:
 ENDINGS = pytest.mark.parametrize("end", [kill, restart])
 
 
-class Between:
-    """Does *actions* one after the other, in a thread, each as soon as *pieces* more have come."""
+class Interruptions:
+    """Runs *actions* in order in a thread, each as soon as *pieces* more pieces were read."""
 
     def __init__(self, pieces: int, *actions: Callable[[], object]):
         self._every, self._actions = pieces, list(actions)
-        self._left = pieces
+        self._pieces_missing = pieces
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
 
-    def piece(self) -> None:
-        """Note that a piece was read, by anybody."""
+    def count_piece(self) -> None:
+        """Count a piece that any reader has read."""
         with self._lock:
-            self._left -= 1
-            if self._left > 0 or not self._actions or (self._thread and self._thread.is_alive()):
+            self._pieces_missing -= 1
+            if (
+                self._pieces_missing > 0
+                or not self._actions
+                or (self._thread and self._thread.is_alive())
+            ):
                 return
-            self._left = self._every
+            self._pieces_missing = self._every
             self._thread = threading.Thread(target=self._actions.pop(0))
             self._thread.start()
 
-    def done(self) -> None:
-        """Wait for the last one, and make sure that all of them were done."""
-        assert self._thread is not None and not self._actions, "it was over too soon"
+    def await_all(self) -> None:
+        """Wait for the last action, and assert that all were run."""
+        assert self._thread is not None and not self._actions, "the streams ended too soon"
         self._thread.join()
 
 
 @pytest.mark.anyio
 @ENDINGS
-async def test_streams_go_on_by_themselves_and_not_a_token_is_lost_or_doubled(
+async def test_streams_continue_by_themselves_without_losing_or_repeating_a_token(
     end: Callable[[RunningDaemon], None],
 ) -> None:
-    """Five streams on two slots: some wait, some have been parked, when the daemon goes."""
+    """Of five streams on two slots, some wait and some are parked when the daemon ends."""
     async with running_daemon(ECHO) as daemon, AsyncClient(daemon.socket) as client:
-        between = Between(40, *[lambda: end(daemon)] * 3)
+        interruptions = Interruptions(40, *[lambda: end(daemon)] * 3)
 
-        async def tell(number: int) -> None:
+        async def stream_story(number: int) -> None:
             session = client.session("m", session_id=f"{number}", raw=True, resume=True)
             async with session:
                 text, stream = "", session.stream(f"{number}: {STORY}")
                 async for piece in stream:
                     text += piece
-                    between.piece()
+                    interruptions.count_piece()
                 assert text == f"{number}: {STORY}"
                 assert bytes(stream.tokens) == text.encode()
                 assert stream.metadata["stop_reason"] == "eos"
@@ -95,54 +99,54 @@ async def test_streams_go_on_by_themselves_and_not_a_token_is_lost_or_doubled(
 
         async with anyio.create_task_group() as group:
             for number in range(SESSIONS):
-                group.start_soon(tell, number)
-        await anyio.to_thread.run_sync(between.done)
+                group.start_soon(stream_story, number)
+        await anyio.to_thread.run_sync(interruptions.await_all)
 
 
 @ENDINGS
-def test_so_do_those_of_the_synchronous_client_in_threads(
+def test_streams_of_the_synchronous_client_continue_in_threads(
     end: Callable[[RunningDaemon], None],
 ) -> None:
     with running_daemon(ECHO) as daemon, Client(daemon.socket) as client, ExitStack() as stack:
-        between = Between(40, *[lambda: end(daemon)] * 3)
+        interruptions = Interruptions(40, *[lambda: end(daemon)] * 3)
         texts: dict[int, str] = {}
 
-        def tell(number: int) -> None:
+        def stream_story(number: int) -> None:
             with client.session("m", session_id=f"{number}", raw=True, resume=True) as session:
                 for piece in session.stream(f"{number}: {STORY}"):
                     texts[number] = texts.get(number, "") + piece
-                    between.piece()
+                    interruptions.count_piece()
 
         for number in range(SESSIONS):
-            thread = threading.Thread(target=tell, args=(number,))
+            thread = threading.Thread(target=stream_story, args=(number,))
             thread.start()
             stack.callback(thread.join)
         stack.close()
-        between.done()
+        interruptions.await_all()
         assert texts == {number: f"{number}: {STORY}" for number in range(SESSIONS)}
 
 
 @pytest.mark.model
 @pytest.mark.timeout(300)
-def test_a_sampled_text_of_a_real_model_is_the_one_of_an_uninterrupted_turn() -> None:
+def test_a_sampled_text_of_a_real_model_equals_that_of_an_uninterrupted_turn() -> None:
     options = {"seed": 7, "temp": 0.7, "n-predict": 60}
-    question = "Tell me a story about a king and his three sons."
+    question = "Write a story about a king and three sons."
     with running_daemon(REAL) as daemon, Client(daemon.socket) as client:
         with client.session("m", options=options) as session:
             whole = str(session.chat(question))
         with client.session("m", session_id="tale", options=options, resume=True) as session:
-            between = Between(8, *[lambda: kill(daemon)] * 3)
+            interruptions = Interruptions(8, *[lambda: kill(daemon)] * 3)
             text, stream = "", session.stream(question)
             for piece in stream:
                 text += piece
-                between.piece()
-            between.done()
+                interruptions.count_piece()
+            interruptions.await_all()
             assert text == whole
             assert len(stream.tokens) == stream.metadata["output_tokens"] == 60
 
 
 @ENDINGS
-def test_a_chat_and_what_is_asked_after_a_restart_go_on_too(
+def test_a_chat_and_calls_after_a_restart_continue_too(
     end: Callable[[RunningDaemon], None],
 ) -> None:
     with (
@@ -162,12 +166,12 @@ def test_a_chat_and_what_is_asked_after_a_restart_go_on_too(
         with Client(daemon.socket) as other:
             [after] = other.sessions()
         assert (after["session_id"], after["priority"]) == ("diary", "high")
-        assert after["tokens"] > before["tokens"] + 200, "the question is there, once"
+        assert after["tokens"] > before["tokens"] + 200, "the history has the question, once"
         assert after["tokens"] < before["tokens"] + 200 + 180 + 100
 
 
 def when_running(daemon: RunningDaemon, end: Callable[[RunningDaemon], None]) -> None:
-    """End the daemon once a turn has told something."""
+    """End the daemon once a turn has output tokens."""
     with Client(daemon.socket) as client:
         while not any(task["output_tokens"] for task in client.queue()):
             pass
@@ -175,7 +179,7 @@ def when_running(daemon: RunningDaemon, end: Callable[[RunningDaemon], None]) ->
 
 
 def interrupted(daemon: RunningDaemon, session: Session) -> tuple[str, InferdError]:
-    """Return what was read of a stream under which the daemon was killed, and its error."""
+    """Kill the daemon during a stream; return the text that was read, and the error."""
     text = ""
     with session, pytest.raises(InferdError) as caught:
         for piece in session.stream(STORY):
@@ -186,7 +190,7 @@ def interrupted(daemon: RunningDaemon, session: Session) -> tuple[str, InferdErr
 
 
 @pytest.mark.parametrize("session_id", [None, "diary"])
-def test_who_does_not_resume_is_told_how_far_the_turn_got(session_id: str | None) -> None:
+def test_without_resume_the_error_has_the_turns_progress(session_id: str | None) -> None:
     with running_daemon(ECHO) as daemon, Client(daemon.socket) as client:
         session = client.session("m", session_id=session_id, raw=True)
         text, error = interrupted(daemon, session)
@@ -197,7 +201,7 @@ def test_who_does_not_resume_is_told_how_far_the_turn_got(session_id: str | None
         assert "resume=True" in error.hint
 
 
-def test_a_stop_says_how_far_the_turn_got_and_a_session_with_that_goes_on_by_hand() -> None:
+def test_after_a_stop_a_session_can_resume_by_hand_from_the_errors_progress() -> None:
     with running_daemon(ECHO) as daemon:
         text = ""
         with Client(daemon.socket) as client:
@@ -216,7 +220,7 @@ def test_a_stop_says_how_far_the_turn_got_and_a_session_with_that_goes_on_by_han
 
 
 @pytest.mark.anyio
-async def test_who_does_not_wait_for_the_daemon_leaves_nothing_behind() -> None:
+async def test_a_reader_that_does_not_wait_for_the_daemon_leaves_nothing_behind() -> None:
     async with (
         running_daemon(ECHO) as daemon,
         AsyncClient(daemon.socket) as client,
@@ -241,7 +245,7 @@ async def test_who_does_not_wait_for_the_daemon_leaves_nothing_behind() -> None:
         assert (found["session_id"], found["turns"]) == ("diary", 2)
 
 
-def test_it_is_given_up_when_no_daemon_comes_back_in_time() -> None:
+def test_resuming_fails_if_no_daemon_returns_in_time() -> None:
     with (
         running_daemon(ECHO) as daemon,
         Client(daemon.socket, resume_timeout=0.3) as client,
@@ -252,7 +256,7 @@ def test_it_is_given_up_when_no_daemon_comes_back_in_time() -> None:
         assert (error.data["text"], bytes(error.data["tokens"])) == (text, text.encode())
 
 
-def test_a_session_that_is_gone_is_not_begun_anew_behind_the_callers_back() -> None:
+def test_a_lost_session_is_not_silently_begun_again() -> None:
     with running_daemon(ECHO) as daemon, Client(daemon.socket) as client:
 
         def lose() -> None:
@@ -260,20 +264,20 @@ def test_a_session_that_is_gone_is_not_begun_anew_behind_the_callers_back() -> N
             shutil.rmtree(daemon.directory / "state")
             daemon.start_again()
 
-        between = Between(9, lose)
+        interruptions = Interruptions(9, lose)
         text = ""
         with client.session("m", session_id="diary", raw=True, resume=True) as session:
             with pytest.raises(SessionExpired, match="'diary'") as caught:
                 for piece in session.stream(STORY):
                     text += piece
-                    between.piece()
-            between.done()
+                    interruptions.count_piece()
+            interruptions.await_all()
             assert caught.value.data["text"] == text
             with pytest.raises(InvalidArgument, match="not open"):
                 session.chat("more")
 
 
-def test_a_session_that_was_idle_for_too_long_is_woken() -> None:
+def test_a_session_that_was_idle_for_too_long_becomes_active_again() -> None:
     with (
         running_daemon(IDLE) as daemon,
         Client(daemon.socket) as client,
@@ -288,7 +292,7 @@ def test_a_session_that_was_idle_for_too_long_is_woken() -> None:
         assert (found["session_id"], found["turns"]) == ("diary", 2)
 
 
-def test_branches_with_an_id_go_on_too() -> None:
+def test_branches_with_an_id_continue_too() -> None:
     with (
         running_daemon(ECHO) as daemon,
         Client(daemon.socket) as client,

@@ -1,4 +1,4 @@
-"""Models are swapped under load: no request fails, and every turn is one model's."""
+"""Swapping models under load: no request fails, and one model computes each turn."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ async def test_twenty_swaps_under_sixteen_streams_and_no_request_fails(
             swapped.set()
         assert len(fingerprints) == 3
         assert turns > 16
-        await all_left(daemon)
+        await await_one_worker(daemon)
         assert await client.init_execution_context(graph), "the handle is the name's"
 
 
@@ -108,7 +108,7 @@ async def talking(config: str) -> AsyncIterator[tuple[RunningDaemon, AsyncClient
 
 
 async def swap(client: AsyncClient, to: str, mode: Mode = "migrate") -> str:
-    """Swap `live`, as soon as the swap before is over, and return the new fingerprint."""
+    """Swap `live` once the previous swap has ended, and return the new fingerprint."""
     while True:
         try:
             done = await client.swap("live", to, mode=mode)
@@ -124,7 +124,7 @@ async def state_of(client: AsyncClient, session: AsyncSession) -> str:
     return next(str(s["state"]) for s in found if s["context"] == session.context)
 
 
-async def logged(daemon: RunningDaemon, event: str) -> None:
+async def await_event(daemon: RunningDaemon, event: str) -> None:
     """Wait until the daemon has logged an *event*."""
     with anyio.fail_after(20):
         while True:
@@ -133,7 +133,7 @@ async def logged(daemon: RunningDaemon, event: str) -> None:
             await anyio.sleep(0.01)
 
 
-async def in_state(client: AsyncClient, session: AsyncSession, state: str) -> None:
+async def await_state(client: AsyncClient, session: AsyncSession, state: str) -> None:
     """Wait until a session is in *state*."""
     with anyio.fail_after(20):
         while True:
@@ -142,28 +142,28 @@ async def in_state(client: AsyncClient, session: AsyncSession, state: str) -> No
             await anyio.sleep(0.01)
 
 
-async def refused(client: AsyncClient, session: AsyncSession) -> None:
-    """Compute, and be told to do so again."""
+async def compute_refused(client: AsyncClient, session: AsyncSession) -> None:
+    """Compute; expect a refusal that may be retried."""
     with pytest.raises(Busy, match="before the turn had begun"):
         await client.compute(session.context)
 
 
-async def not_loaded(client: AsyncClient, session: AsyncSession) -> None:
-    """Give input, and hear that the model cannot be loaded any more."""
+async def set_input_fails(client: AsyncClient, session: AsyncSession) -> None:
+    """Set an input; expect the error that the model cannot be loaded."""
     with pytest.raises(LoadFailed):
         await client.set_input(session.context, 0, b"b")
 
 
-async def all_left(daemon: RunningDaemon) -> None:
-    """Wait until no worker of before is left."""
+async def await_one_worker(daemon: RunningDaemon) -> None:
+    """Wait until only one worker is left."""
     for _ in range(1000):
         if len(workers_of(daemon)) == 1:
             return
         await anyio.sleep(0.01)
-    raise AssertionError("a worker that was swapped does not leave")
+    raise AssertionError("the old model's worker was not unloaded")
 
 
-async def test_a_turn_ends_where_it_began_and_the_next_is_the_new_models() -> None:
+async def test_a_turn_ends_on_its_model_and_the_next_runs_on_the_new_model() -> None:
     async with talking(CONFIG) as (_, client, session):
         stream = session.stream(STORY * 3)
         said = await anext(stream)
@@ -186,7 +186,7 @@ async def test_a_swap_that_fails_changes_nothing() -> None:
         assert session.metadata["fingerprint"] == before
 
 
-async def test_a_history_moves_by_ids_and_what_was_told_can_still_be_read() -> None:
+async def test_a_history_moves_by_token_ids_and_its_output_can_still_be_read() -> None:
     async with running_daemon(CONFIG) as daemon, AsyncClient(daemon.socket) as client:
         graph = await client.load_by_name("live")
         context = await client.init_execution_context(graph)
@@ -200,7 +200,7 @@ async def test_a_history_moves_by_ids_and_what_was_told_can_still_be_read() -> N
         assert await client.get_output(context, 0) == b"second"
 
 
-async def test_turns_that_outlast_the_grace_go_on_in_the_new_model() -> None:
+async def test_turns_that_outlast_the_grace_continue_on_the_new_model() -> None:
     async with talking(SHORT_GRACE) as (_, client, session):
         stream = session.stream(STORY * 10)
         said = await anext(stream)
@@ -211,7 +211,7 @@ async def test_turns_that_outlast_the_grace_go_on_in_the_new_model() -> None:
         assert (await client.stats())["recovered"] == 1
 
 
-async def test_turns_that_wait_move_at_once_and_the_one_that_runs_stays() -> None:
+async def test_waiting_turns_move_at_once_and_the_running_turn_stays() -> None:
     async with running_daemon(ONE_SLOT) as daemon, AsyncClient(daemon.socket) as client:
         runs, waits = (client.session("live", raw=True) for _ in range(2))
         async with runs, waits, anyio.create_task_group() as group:
@@ -219,12 +219,12 @@ async def test_turns_that_wait_move_at_once_and_the_one_that_runs_stays() -> Non
             stream = runs.stream(STORY)
             said = await anext(stream)
             [old] = workers_of(daemon)
-            os.kill(old, signal.SIGSTOP)  # it begins with nothing more
+            os.kill(old, signal.SIGSTOP)  # it begins no further turn
             group.start_soon(client.compute, waits.context)
-            await in_state(client, waits, "waiting")
+            await await_state(client, waits, "waiting")
 
             after = await client.swap("live", "one")
-            await in_state(client, waits, "done")
+            await await_state(client, waits, "done")
             assert await client.get_output(waits.context, 0) == b"waits"
             metadata = json.loads(await client.get_output(waits.context, 1))
             assert metadata["fingerprint"] == after.fingerprint
@@ -234,8 +234,8 @@ async def test_turns_that_wait_move_at_once_and_the_one_that_runs_stays() -> Non
             assert stream.metadata["fingerprint"] == after.previous_fingerprint
 
 
-async def test_turns_that_outlast_the_grace_end_where_the_vocabulary_is_another() -> None:
-    """One that had not begun may be asked for again; then it is the new model's."""
+async def test_turns_that_outlast_the_grace_end_if_the_vocabulary_differs() -> None:
+    """A turn that had not begun may be requested again, and then runs on the new model."""
     config = SHORT_GRACE.replace("slots = 16", "slots = 1")
     async with running_daemon(config) as daemon, AsyncClient(daemon.socket) as client:
         runs, waits = (client.session("live", raw=True) for _ in range(2))
@@ -246,8 +246,8 @@ async def test_turns_that_outlast_the_grace_end_where_the_vocabulary_is_another(
             [old] = workers_of(daemon)
             os.kill(old, signal.SIGSTOP)
             async with anyio.create_task_group() as group:
-                group.start_soon(refused, client, waits)
-                await in_state(client, waits, "waiting")
+                group.start_soon(compute_refused, client, waits)
+                await await_state(client, waits, "waiting")
                 await client.swap("live", "other")
                 with pytest.raises(Cancelled, match="was swapped"):
                     assert [p async for p in stream]
@@ -258,7 +258,7 @@ async def test_turns_that_outlast_the_grace_end_where_the_vocabulary_is_another(
             assert runs.metadata["input_tokens"] > len(STORY), "the history is there"
 
 
-async def test_an_old_worker_that_dies_over_the_histories_loses_none_and_ends_nothing() -> None:
+async def test_an_old_worker_that_dies_while_histories_migrate_loses_none() -> None:
     async with talking(CONFIG) as (daemon, client, session):
         await session.chat(STORY)
         [old] = workers_of(daemon)
@@ -269,28 +269,28 @@ async def test_an_old_worker_that_dies_over_the_histories_loses_none_and_ends_no
         assert await session.chat("next") == "next"
         assert session.metadata["fingerprint"] == after.fingerprint
         assert session.metadata["input_tokens"] > len(STORY)
-        await all_left(daemon)
+        await await_one_worker(daemon)
 
 
-async def test_the_old_worker_leaves_though_a_turn_runs_on_the_new_one() -> None:
+async def test_the_old_worker_is_unloaded_while_a_turn_runs_on_the_new_one() -> None:
     async with running_daemon(CONFIG) as daemon, AsyncClient(daemon.socket) as client:
         raw, chat = client.session("live", raw=True), client.session("live")
         async with raw, chat:
             for session in (raw, chat):
                 await session.chat("hello")
             [old] = workers_of(daemon)
-            os.kill(old, signal.SIGSTOP)  # so that the raw history waits to be taken along
+            os.kill(old, signal.SIGSTOP)  # so that the raw history waits for its migration
             after = await client.swap("live", "other")
             stream = chat.stream(STORY * 20)
             await anext(stream)
             os.kill(old, signal.SIGCONT)
-            await all_left(daemon)
+            await await_one_worker(daemon)
             assert "".join([p async for p in stream]).endswith(STORY)
             assert stream.metadata["fingerprint"] == after.fingerprint
             assert await raw.chat("next") == "next"
 
 
-async def test_a_drain_holds_new_turns_back_until_the_new_model_is_there() -> None:
+async def test_a_drain_holds_new_turns_back_until_the_new_model_is_loaded() -> None:
     async with running_daemon(CONFIG) as daemon, AsyncClient(daemon.socket) as client:
         runs, comes = (client.session("live", raw=True) for _ in range(2))
         async with runs, comes:
@@ -299,7 +299,7 @@ async def test_a_drain_holds_new_turns_back_until_the_new_model_is_there() -> No
             old = workers_of(daemon)
             async with anyio.create_task_group() as group:
                 group.start_soon(swap, client, "other", "drain")
-                await logged(daemon, "model.draining")  # then the swap waits for the stream
+                await await_event(daemon, "model.draining")  # then the swap waits for the stream
                 group.start_soon(comes.chat, "comes")
                 await anyio.wait_all_tasks_blocked()
                 await client.stats()
@@ -311,8 +311,8 @@ async def test_a_drain_holds_new_turns_back_until_the_new_model_is_there() -> No
             assert runs.metadata["input_tokens"] > 20 * len(STORY), "the history is there"
 
 
-async def test_turns_that_outlast_a_drain_go_on_in_the_new_model_or_end() -> None:
-    """They go on where it has the vocabulary."""
+async def test_turns_that_outlast_a_drain_continue_on_the_new_model_or_end() -> None:
+    """They continue if the new model has the same vocabulary."""
     for to, ends in (("one", False), ("other", True)):
         async with talking(SHORT_GRACE) as (_, client, session):
             stream = session.stream(STORY * 10)
@@ -330,7 +330,7 @@ async def test_turns_that_outlast_a_drain_go_on_in_the_new_model_or_end() -> Non
 
 
 @pytest.mark.parametrize("to", ["broken", "huge"])
-async def test_the_old_model_comes_back_where_the_new_one_cannot_take_its_place(to: str) -> None:
+async def test_the_old_model_is_loaded_again_if_the_new_one_cannot_be(to: str) -> None:
     async with talking(TIGHT) as (daemon, client, session):
         await session.chat(STORY)
         before, [old] = session.metadata["fingerprint"], workers_of(daemon)
@@ -342,10 +342,10 @@ async def test_the_old_model_comes_back_where_the_new_one_cannot_take_its_place(
         assert workers_of(daemon) not in (set(), {old})
 
 
-async def test_a_drain_does_not_wait_for_who_waits_for_a_model_that_cannot_come_back(
+async def test_a_drain_does_not_wait_for_callers_of_a_model_that_cannot_be_loaded_again(
     tmp_path: Path,
 ) -> None:
-    """The old worker dies over a question, and its file is damaged: the new model comes."""
+    """The old worker dies during a query, and its file is damaged: the new model is loaded."""
     file = write_tiny("llama", tmp_path).rename(tmp_path / "tiny.gguf")
     async with (
         running_daemon(models_dir=tmp_path) as daemon,
@@ -356,7 +356,7 @@ async def test_a_drain_does_not_wait_for_who_waits_for_a_model_that_cannot_come_
         [old] = workers_of(daemon)
         os.kill(old, signal.SIGSTOP)
         async with anyio.create_task_group() as group:
-            group.start_soon(not_loaded, client, session)
+            group.start_soon(set_input_fails, client, session)
             await anyio.wait_all_tasks_blocked()
             group.start_soon(partial(client.swap, "tiny", "echo", mode="drain"))
             await client.models()
@@ -365,7 +365,7 @@ async def test_a_drain_does_not_wait_for_who_waits_for_a_model_that_cannot_come_
         assert (await client.load_by_name("tiny")).fingerprint == "echo-1"
 
 
-async def test_a_model_that_would_not_fit_alone_either_disturbs_nobody() -> None:
+async def test_swapping_to_a_model_too_large_even_alone_changes_nothing() -> None:
     async with talking(TIGHT) as (daemon, client, session):
         await session.chat("hello")
         old = workers_of(daemon)
@@ -375,7 +375,7 @@ async def test_a_model_that_would_not_fit_alone_either_disturbs_nobody() -> None
 
 
 async def test_a_swap_of_models_that_do_not_fit_together_is_a_drain() -> None:
-    """None of both gets smaller for it."""
+    """Neither model gets smaller through it."""
     async with talking(TIGHT) as (_, client, session):
         await session.chat(STORY)
         done = await client.swap("live", "heavy")
@@ -387,23 +387,23 @@ async def test_a_swap_of_models_that_do_not_fit_together_is_a_drain() -> None:
         assert (await client.swap("live", "light")).mode == "migrate"
 
 
-async def test_a_session_that_sleeps_after_a_swap_wakes_with_its_history() -> None:
+async def test_a_session_dormant_after_a_swap_becomes_active_with_its_history() -> None:
     async with running_daemon(CONFIG) as daemon, AsyncClient(daemon.socket) as client:
         async with client.session("live", session_id="diary", raw=True) as session:
             await session.chat(STORY)
             await client.swap("live", "other")
-            await all_left(daemon)
+            await await_one_worker(daemon)
         async with client.session("live", session_id="diary", raw=True) as session:
             assert await session.chat("next") == "next"
             assert session.metadata["input_tokens"] > 2 * len(STORY)
 
 
-async def test_a_raw_history_of_another_vocabulary_is_not_gone_back_by_its_old_turns() -> None:
+async def test_a_raw_history_of_another_vocabulary_cannot_be_rewound_by_its_old_turns() -> None:
     async with talking(CONFIG) as (daemon, client, session):
         for text in ("one", "two"):
             await session.chat(text)
         await client.swap("live", "other")
-        await all_left(daemon)
+        await await_one_worker(daemon)
         with pytest.raises(InvalidArgument, match="turns back in a history of 0"):
             await session.rewind(turns=1)
         await session.chat("three")
@@ -461,12 +461,12 @@ ctx-size = 512
 @pytest.mark.model
 @pytest.mark.timeout(300)  # each swap may wait for the old model's turns, for a minute
 async def test_twenty_swaps_of_real_models_with_two_vocabularies_under_streams() -> None:
-    """No turn fails or is cut short, and a history grows by what was added and said alone."""
+    """No turn fails or is truncated, and a history grows only by the prompts and answers."""
     config = "".join(
         f'[models.{name}]\nfile = "{file}"\nslots = 4\nctx-size = 512\n'
         for name, file in (("live", smollm2()), ("smollm2", smollm2()), ("gemma", gemma3()))
     )
-    text, tokens = " Then the king said to his son:", 4
+    text, tokens = " Then the king said to the son:", 4
     options = {"n-predict": tokens, "temp": 0, "ignore-eos": True}
     async with running_daemon(config) as daemon, AsyncClient(daemon.socket) as client:
         added: dict[str, int] = {}
@@ -502,4 +502,4 @@ async def test_twenty_swaps_of_real_models_with_two_vocabularies_under_streams()
                 await swap(client, ("gemma", "smollm2")[number % 2])
             swapped.set()
         assert followed > 3
-        await all_left(daemon)
+        await await_one_worker(daemon)

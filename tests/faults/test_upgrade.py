@@ -1,4 +1,4 @@
-"""An upgrade replaces the files under a running daemon: its old code starts workers of the new."""
+"""An upgrade replaces files while a daemon runs: its old code then starts workers of the new."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CONFIG = echo_model("before") + echo_model("after")
 
 @pytest.fixture
 def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A copy of the package, which daemons of the test are started from."""
+    """Return a copy of the package, from which the test's daemons are started."""
     package = tmp_path / "inferd"
     source = Path(inferd.__file__).parent
     shutil.copytree(source, package, ignore=shutil.ignore_patterns("__pycache__"))
@@ -35,7 +35,7 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "wire/frames.py",
     ],
 )
-def test_a_daemon_whose_files_were_replaced_asks_for_a_restart(
+def test_a_daemon_whose_files_were_replaced_requires_a_restart(
     installed: Path, module: str
 ) -> None:
     with running_daemon(CONFIG) as daemon:
@@ -47,14 +47,14 @@ def test_a_daemon_whose_files_were_replaced_asks_for_a_restart(
                 client.session("after").__enter__().chat("hello")
             assert refused.value.data["cause"] == "upgraded"
             assert "restart the daemon" in refused.value.hint
-            assert session.chat("again") == "again", "models that are loaded serve on"
+            assert session.chat("again") == "again", "loaded models still serve"
         daemon.stop()
         daemon.start_again()
         with Client(daemon.socket) as client, client.session("after") as session:
             assert session.chat("hello") == "hello"
 
 
-def test_replaced_files_that_no_worker_has_part_in_do_not_matter(installed: Path) -> None:
+def test_replaced_files_that_no_worker_uses_do_not_matter(installed: Path) -> None:
     with running_daemon(CONFIG) as daemon, Client(daemon.socket) as client:
         with (installed / "daemon" / "cli" / "app.py").open("a") as file:
             file.write("# of the next version\n")

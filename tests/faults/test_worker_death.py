@@ -1,4 +1,4 @@
-"""Workers die and hang under load: their tasks go on in another one, to the last token."""
+"""Workers die and hang under load: their tasks continue in another worker to the last token."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def workers_of(daemon: RunningDaemon) -> set[int]:
 
 
 def new_workers(daemon: RunningDaemon, before: set[int]) -> set[int]:
-    """Return the workers that were not there before, as soon as there are any."""
+    """Return the workers not in *before*, as soon as there are any."""
     for _ in range(10_000):
         if new := workers_of(daemon) - before:
             return new
@@ -57,18 +57,18 @@ def new_workers(daemon: RunningDaemon, before: set[int]) -> set[int]:
 
 
 def end_worker(daemon: RunningDaemon, number: int = signal.SIGKILL) -> None:
-    """End or stop the worker there is; none may be there just now, and one may still be loading."""
+    """Send a signal to the worker, if there is one; it may still be loading."""
     for pid in workers_of(daemon):
         os.kill(pid, number)
 
 
-async def tell(
+async def stream_turn(
     session: AsyncSession,
     text: str,
     at: dict[int, Callable[[], None]] | None = None,
     **options: object,
 ) -> str:
-    """Stream a turn; do what *at* says once so many pieces have come."""
+    """Stream a turn; call the action in *at* for the number of pieces received."""
     pieces: list[str] = []
     async for piece in session.stream(text, options=options or None):
         pieces.append(piece)
@@ -77,15 +77,17 @@ async def tell(
     return "".join(pieces)
 
 
-async def test_streams_go_on_over_several_deaths_and_not_a_character_is_lost_or_doubled() -> None:
+async def test_streams_continue_over_several_deaths_without_losing_or_repeating_a_character() -> (
+    None
+):
     texts = [f"{number} {STORY}" for number in range(12)]
-    told: dict[int, str] = {}
+    received: dict[int, str] = {}
     async with running_daemon(CONFIG) as daemon, AsyncClient(daemon.socket) as client:
 
         async def one(number: int) -> None:
             kill = {40: lambda: end_worker(daemon)} if number in (0, 5, 11) else None
             async with client.session("m", raw=True) as session:
-                told[number] = await tell(session, texts[number], kill)
+                received[number] = await stream_turn(session, texts[number], kill)
                 assert session.metadata["output_tokens"] == len(texts[number].encode()) + 1
 
         async with anyio.create_task_group() as group:
@@ -93,28 +95,28 @@ async def test_streams_go_on_over_several_deaths_and_not_a_character_is_lost_or_
                 group.start_soon(one, number)
 
         assert daemon.log.count("worker.died") >= 1
-    assert [told[number] for number in range(len(texts))] == texts
+    assert [received[number] for number in range(len(texts))] == texts
 
 
-async def test_what_a_stop_text_holds_back_is_held_back_in_the_new_worker_too() -> None:
+async def test_text_held_back_for_a_stop_text_is_held_back_in_the_new_worker_too() -> None:
     async with talking() as (daemon, session):
         at = {len("one "): lambda: end_worker(daemon)}
-        said = await tell(session, "one stop, then STOP and no more", at, stop=["STOP"])
+        said = await stream_turn(session, "one stop, then STOP and no more", at, stop=["STOP"])
         assert said == "one stop, then "
         assert session.metadata["stop_reason"] == "stop"
 
 
-async def test_what_a_pattern_holds_back_is_held_back_in_the_new_worker_too() -> None:
+async def test_text_held_back_for_a_pattern_is_held_back_in_the_new_worker_too() -> None:
     async with talking() as (daemon, session):
         text = "one <a> two <b and so on: c> and no more"
         at = {len("one > two "): lambda: end_worker(daemon)}
-        said = await tell(session, text, at, **{"stop-patterns": ["<b.*>"]})
+        said = await stream_turn(session, text, at, **{"stop-patterns": ["<b.*>"]})
         assert said == "one <a> two "
         assert session.metadata["stop_reason"] == "pattern"
         assert session.metadata["stop_detail"] == "<b.*>"
 
 
-async def test_pulled_tokens_go_on_too() -> None:
+async def test_pulled_tokens_continue_too() -> None:
     async with talking() as (daemon, session):
         pieces = []
         async for piece in session.pull("token by token"):
@@ -124,59 +126,61 @@ async def test_pulled_tokens_go_on_too() -> None:
         assert "".join(pieces) == "token by token"
 
 
-async def test_the_limit_of_tokens_counts_those_of_the_worker_before() -> None:
+async def test_the_token_limit_counts_the_tokens_of_the_previous_worker() -> None:
     async with talking() as (daemon, session):
         at = {10: lambda: end_worker(daemon)}
-        said = await tell(session, STORY, at, **{"n-predict": 30})
+        said = await stream_turn(session, STORY, at, **{"n-predict": 30})
         assert said.encode() == STORY.encode()[: len(said.encode())]
         assert session.metadata["output_tokens"] == 30
         assert session.metadata["input_tokens"] == len(STORY.encode()) + 2
 
 
-async def test_a_task_that_ends_its_worker_is_found_and_the_others_go_on() -> None:
+async def test_a_task_that_kills_its_worker_is_found_and_the_others_continue() -> None:
     texts = [f"{number} {STORY}" for number in range(7)]
-    told: dict[int, str] = {}
+    received: dict[int, str] = {}
     errors: list[WorkerCrashed] = []
     async with running_daemon(CONFIG) as daemon, AsyncClient(daemon.socket) as client:
-        others_speak = anyio.Event()
+        others_stream = anyio.Event()
 
         async def one(number: int) -> None:
             async with client.session("m", raw=True) as session:
-                told[number] = await tell(session, texts[number], {5: others_speak.set})
+                received[number] = await stream_turn(session, texts[number], {5: others_stream.set})
 
-        async def poison() -> None:
-            await others_speak.wait()
+        async def kill_worker() -> None:
+            await others_stream.wait()
             async with client.session("m", raw=True) as session:
                 with pytest.raises(WorkerCrashed) as caught:
-                    await tell(session, "you may die now, please")
+                    await stream_turn(session, "you may die now, please")
                 errors.append(caught.value)
 
         async with anyio.create_task_group() as group:
-            group.start_soon(poison)
+            group.start_soon(kill_worker)
             for number in range(len(texts)):
                 group.start_soon(one, number)
 
-        assert [told[number] for number in range(len(texts))] == texts
+        assert [received[number] for number in range(len(texts))] == texts
         deaths = daemon.log.count("worker.died")
         assert deaths == 2, "once, and once more on trial"
 
-        await poison()
-        assert daemon.log.count("worker.died") == deaths, "it is refused untried for an hour"
+        await kill_worker()
+        assert daemon.log.count("worker.died") == deaths, (
+            "it is refused for an hour without a trial"
+        )
         assert [error.data["cause"] for error in errors] == ["input", "input"]
 
 
 async def test_a_worker_that_hangs_is_replaced() -> None:
     async with talking() as (daemon, session):
-        assert await tell(session, "hello") == "hello"
+        assert await stream_turn(session, "hello") == "hello"
         at = {10: lambda: end_worker(daemon, signal.SIGSTOP)}
-        assert await tell(session, STORY, at) == STORY
+        assert await stream_turn(session, STORY, at) == STORY
         end_worker(daemon, signal.SIGSTOP)
-        assert await tell(session, "after it hung at rest") == "after it hung at rest"
+        assert await stream_turn(session, "after it hung at rest") == "after it hung at rest"
         assert daemon.log.count("worker.hung") == 2
 
 
-async def test_a_worker_that_hangs_when_it_is_to_leave_is_ended() -> None:
-    """Nobody waits for it for ever: not who unloads the model, nor who comes for it next."""
+async def test_a_worker_that_hangs_while_it_is_unloaded_is_killed() -> None:
+    """Neither the call that unloads the model nor the next request for it waits for ever."""
     async with running_daemon(CONFIG) as daemon, AsyncClient(daemon.socket) as client:
         graph = await client.load_by_name("m")
         end_worker(daemon, signal.SIGSTOP)
@@ -186,10 +190,10 @@ async def test_a_worker_that_hangs_when_it_is_to_leave_is_ended() -> None:
         assert not workers_of(daemon)
         assert daemon.log.count("worker.hung") == 1
         async with client.session("m", raw=True) as session:
-            assert await tell(session, "hello") == "hello"
+            assert await stream_turn(session, "hello") == "hello"
 
 
-async def test_a_worker_that_dies_while_it_loads_for_others_is_replaced() -> None:
+async def test_a_replacement_worker_that_dies_while_it_loads_is_replaced() -> None:
     async with (
         running_daemon(CONFIG + "load_ms = 300\n") as daemon,
         AsyncClient(daemon.socket) as client,
@@ -205,7 +209,7 @@ async def test_a_worker_that_dies_while_it_loads_for_others_is_replaced() -> Non
             group.start_soon(end_the_next, workers_of(daemon))
             end_worker(daemon)
 
-        assert await tell(session, STORY, {20: end_two}) == STORY
+        assert await stream_turn(session, STORY, {20: end_two}) == STORY
 
 
 async def test_a_daemon_that_is_stopped_while_a_worker_starts_ends() -> None:
@@ -225,25 +229,25 @@ async def ignore(call: Callable[[str], Awaitable[object]], name: str) -> None:
         await call(name)
 
 
-async def test_questions_are_asked_again() -> None:
+async def test_worker_queries_are_sent_again() -> None:
     async with talking() as (daemon, session):
         for _ in range(5):
             end_worker(daemon)
-            assert await tell(session, "hello") == "hello"
+            assert await stream_turn(session, "hello") == "hello"
 
 
-async def test_cancelled_and_left_turns_do_not_come_back() -> None:
+async def test_cancelled_and_abandoned_turns_do_not_restart() -> None:
     async with talking() as (daemon, session):
         stream = session.stream(STORY)
         assert await anext(stream)
         end_worker(daemon)
         await stream.aclose()
-        assert await tell(session, "next") == "next"
+        assert await stream_turn(session, "next") == "next"
         assert not await session.client.queue()
 
 
 @pytest.mark.model
-async def test_sixteen_streams_of_a_real_model_go_on(tmp_path: Path) -> None:
+async def test_sixteen_streams_of_a_real_model_continue(tmp_path: Path) -> None:
     config = f'[models.m]\nfile = "{smollm2()}"\nslots = 16\nctx-size = 256\n'
     options = {"n-predict": 40, "ignore-eos": True, "temp": 0.8, "seed": 7}
     async with running_daemon(config) as daemon, AsyncClient(daemon.socket) as client:
