@@ -1,7 +1,7 @@
 """The command `inferd`: a client of the daemon, except for `serve`, `pull` and `rm`.
 
-One module a group of commands. What is heavy (the client, rich, the daemon) is imported by the
-command that uses it.
+Each module holds a group of commands. A command itself imports its heavy dependencies: the client,
+rich, the daemon.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ __all__ = ("app", "main")
 
 
 def main() -> None:
-    """Run the command line; ends the process with the command's exit status."""
+    """Run the command line; exit with the command's status."""
     for name in ("stdin", "stdout", "stderr"):
-        if getattr(sys, name) is None:  # closed by whoever started this: `>&-`
+        if getattr(sys, name) is None:  # closed by the parent process: `>&-`
             setattr(sys, name, open(os.devnull, "r+"))  # noqa: SIM115 - to the process's end
     for stream in (sys.stdout, sys.stderr):
-        # A model may say what the terminal's encoding has no sign for.
+        # A model may write characters that the terminal's encoding lacks.
         stream.reconfigure(errors="replace")  # type: ignore[union-attr]
     app(prog_name="inferd")

@@ -1,4 +1,4 @@
-"""The application: its commands, and the one place where errors become sentences and statuses."""
+"""The application: its commands, and the conversion of errors to messages and exit statuses."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from ...backends.errors import InferdError
 from .commands import LazyCommands
 from .exit_codes import exit_code
 from .help.epilog import EPILOG
-from .help.shells import use_scripts
-from .options import EXIT_INTERRUPTED, EXIT_READER_GONE, EXIT_REFUSED, JsonOutput, SocketPath
+from .help.shells import install_scripts
+from .options import EXIT_INTERRUPTED, EXIT_READER_CLOSED, EXIT_REFUSED, JsonOutput, SocketPath
 from .output import fail, write_json
 
 
 class ErrorsAsSentences(LazyCommands):
-    """Ends a failed command with one sentence, a hint and a documented exit status."""
+    """A group whose failed commands end with one sentence, a hint and a documented exit status."""
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command."""
@@ -34,18 +34,18 @@ class ErrorsAsSentences(LazyCommands):
         except KeyboardInterrupt:
             raise typer.Exit(EXIT_INTERRUPTED) from None
         except BrokenPipeError:
-            # Whoever read has enough (`| head`). Python flushes stdout at its end: not into a pipe.
+            # The reader has closed the pipe (`| head`); at exit Python flushes stdout to /dev/null.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            raise typer.Exit(EXIT_READER_GONE) from None
-        except Exception as exc:  # the one broad place of this process
-            if _is_typers(exc) or os.environ.get("INFERD_DEBUG"):
+            raise typer.Exit(EXIT_READER_CLOSED) from None
+        except Exception as exc:  # the only broad handler of this process
+            if _is_of_typer(exc) or os.environ.get("INFERD_DEBUG"):
                 raise
             fail(f"internal error: {type(exc).__name__}: {exc}", "INFERD_DEBUG=1 shows its place")
             raise typer.Exit(EXIT_REFUSED) from None
 
 
-def _is_typers(error: Exception) -> bool:
-    """Tell whether typer ends the process by this error: its exits, and errors of usage."""
+def _is_of_typer(error: Exception) -> bool:
+    """Return whether typer handles this error itself: its exits and errors of usage."""
     return isinstance(error, typer.Exit | typer.Abort) or hasattr(error, "exit_code")
 
 
@@ -73,11 +73,11 @@ def inferd(
     `inferd run smollm2 "Say hello."`
     """
     if show_version:
-        from .help import version
+        from .help.version import show_versions
 
-        version.show(socket, as_json)
+        show_versions(socket, as_json)
     elif ctx.invoked_subcommand is None:
         typer.echo(ctx.get_help())
 
 
-use_scripts()
+install_scripts()

@@ -1,4 +1,4 @@
-"""How commands reach the daemon."""
+"""Connections of commands to the daemon."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SOFTWARE = "inferd cli"
 
 
 def client_of(socket: Path | None, *, retries: int = 0) -> Client:
-    """Return a client, not yet connected."""
+    """Return a client that is not connected yet."""
     from ...ipc.client import Client
 
     return Client(socket, retries=retries, software=SOFTWARE)
@@ -34,9 +34,12 @@ def socket_of(socket: Path | None) -> Path:
 def session_of(
     socket: Path | None, model: str, *, show_bar: bool, **arguments: Any
 ) -> Iterator[Session]:
-    """Give a session with *model*, after a bar for its load; *arguments* are `Client.session`'s."""
+    """Yield a session with *model*, after a progress bar for its load.
+
+    *arguments* are those of `Client.session`.
+    """
     with ExitStack() as stack:
         client = stack.enter_context(client_of(socket, retries=RETRIES))
-        with fraction_bar(f"loading {model}", show=show_bar) as tell:
-            session = stack.enter_context(client.session(model, on_progress=tell, **arguments))
+        with fraction_bar(f"loading {model}", show=show_bar) as report:
+            session = stack.enter_context(client.session(model, on_progress=report, **arguments))
         yield session

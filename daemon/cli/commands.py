@@ -1,4 +1,4 @@
-"""The names of the commands, and the modules that define them, imported when a command runs."""
+"""Lazy commands: their names, and their modules, imported when a command runs."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ COMMANDS = {
     "operations.drain": ("drain",),
     "operations.config_commands": ("config",),
 }
-"""In the order of the help."""
+"""Commands by module, in the order of the help."""
 _MODULES = {name: module for module, names in COMMANDS.items() for name in names}
 
 
@@ -40,14 +40,14 @@ class LazyCommands(TyperGroup):
 
     def get_params(self, ctx: Any) -> Any:
         """Return the parameters of the group itself."""
-        return _converting_plainly(super().get_params, ctx)
+        return _without_pydantic(super().get_params, ctx)
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Return the names of all commands."""
         return list(_MODULES)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Return a command; None: there is none of this name, and the nearest is looked for."""
+        """Return a command, or None if there is none; click then suggests the nearest name."""
         if cmd_name in _MODULES and cmd_name not in self.commands:
             self._import(_MODULES[cmd_name])
         elif cmd_name not in self.commands:
@@ -60,11 +60,11 @@ class LazyCommands(TyperGroup):
             self._import(module)
 
     def _import(self, module: str) -> None:
-        part = typer.Typer(rich_markup_mode=None, add_completion=False)
-        importlib.import_module(f"{__package__}.{module}").add_to(part)
-        found: dict[str, Any] = dict(typer.main.get_group(part).commands)
+        app = typer.Typer(rich_markup_mode=None, add_completion=False)
+        importlib.import_module(f"{__package__}.{module}").add_to(app)
+        found: dict[str, Any] = dict(typer.main.get_group(app).commands)
         for command in found.values():
-            command.get_params = partial(_converting_plainly, command.get_params)
+            command.get_params = partial(_without_pydantic, command.get_params)
         self.commands.update(found)
 
 
@@ -75,10 +75,10 @@ def group_of_all_commands(app: typer.Typer) -> Any:
     return group
 
 
-def _converting_plainly(get_params: Callable[[Any], Any], ctx: Any) -> Any:
-    """Return parameters that take a missing value, a text and a path without pydantic.
+def _without_pydantic(get_params: Callable[[Any], Any], ctx: Any) -> Any:
+    """Return parameters that convert missing values, texts and paths without pydantic.
 
-    Typer converts every value with pydantic, whose import takes longer than the rest of a command.
+    Typer converts all values with pydantic, whose import takes longer than the rest of a command.
     """
     parameters = get_params(ctx)
     for parameter in parameters:

@@ -1,4 +1,4 @@
-"""Which exit status an error ends a command with."""
+"""Exit statuses of errors."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from .options import EXIT_BUSY, EXIT_NO_DAEMON, EXIT_REFUSED, EXIT_USAGE
 
 
 def exit_code(error: InferdError) -> int:
-    """Return the status for *error*."""
+    """Return the exit status of a command that fails with *error*."""
     if isinstance(error, ConnectionLost):
         return EXIT_NO_DAEMON
     if isinstance(error, Busy | Timeout):

@@ -1,4 +1,4 @@
-"""What a command needs beside the client: one sentence where it is not installed."""
+"""Imports of optional dependencies, with one sentence where they are not installed."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from ...backends.errors import UnsupportedOperation
 
 
 @contextmanager
-def needed(what: str, hint: str) -> Iterator[None]:
-    """Import inside what may not be installed.
+def optional_import(need: str, hint: str) -> Iterator[None]:
+    """Convert a failed import of another package to an error that states the *need*.
 
-    :raises UnsupportedOperation: it is not; *what* says who needs it, *hint* what to install.
+    :raises UnsupportedOperation: the package is not installed; *hint* names what to install.
     """
     try:
         yield
     except ModuleNotFoundError as exc:
         if (exc.name or "").startswith("inferd"):
             raise
-        raise UnsupportedOperation(f"{what}; {exc.name} is missing", hint=hint) from exc
+        raise UnsupportedOperation(f"{need}; {exc.name} is missing", hint=hint) from exc

@@ -9,18 +9,18 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from .help import completion as completing
+from .help import completion
 
 EXIT_REFUSED = 1
 EXIT_USAGE = 2
 EXIT_NO_DAEMON = 3
 EXIT_BUSY = 4
 EXIT_INTERRUPTED = 130
-EXIT_READER_GONE = 141
+EXIT_READER_CLOSED = 141
 
 
 class PriorityName(StrEnum):
-    """The classes of the queue."""
+    """The priority classes of the queue."""
 
     LOW = "low"
     NORMAL = "normal"
@@ -29,7 +29,7 @@ class PriorityName(StrEnum):
 
 
 def _want_json(ctx: typer.Context, value: bool) -> bool:
-    # Given before the command or after it; an error that comes later is told in JSON, too.
+    # The option may stand before or after the command; it also applies to errors.
     ctx.meta["inferd.json"] = value or ctx.meta.get("inferd.json", False)
     return bool(ctx.meta["inferd.json"])
 
@@ -61,7 +61,7 @@ ModelsDir = Annotated[
     typer.Option("--models-dir", metavar="PATH", help="Where models lie.", show_default=False),
 ]
 ModelName = Annotated[
-    str, typer.Argument(help="The model's name.", autocompletion=completing.models)
+    str, typer.Argument(help="The model's name.", autocompletion=completion.models)
 ]
 SystemPrompt = Annotated[
     str | None, typer.Option("--system", metavar="TEXT", help="The system prompt.")
@@ -77,7 +77,7 @@ ModelOptions = Annotated[
         "-o",
         metavar="KEY=VALUE",
         help="Any parameter, such as top-k=20 (`inferd parameters` lists them); repeatable.",
-        autocompletion=completing.options,
+        autocompletion=completion.options,
     ),
 ]
 SettingPairs = Annotated[
@@ -86,13 +86,13 @@ SettingPairs = Annotated[
         "--set",
         metavar="KEY=VALUE",
         help="Any other setting; repeatable.",
-        autocompletion=completing.settings,
+        autocompletion=completion.settings,
     ),
 ]
 
 
 def read_pairs(pairs: list[str] | None, flag: str = "--option") -> dict[str, Any]:
-    """Read KEY=VALUE; a value is JSON where it is valid JSON, else text."""
+    """Return KEY=VALUE pairs as a mapping; a value that is not valid JSON is a text."""
     values: dict[str, Any] = {}
     for pair in pairs or ():
         key, equals, value = pair.partition("=")
@@ -106,7 +106,7 @@ def read_pairs(pairs: list[str] | None, flag: str = "--option") -> dict[str, Any
 
 
 def read_settings(pairs: list[str] | None) -> dict[str, Any]:
-    """Read --set KEY=VALUE as `load_config` takes flags."""
+    """Return the pairs of `--set` as flags for `load_config`."""
     values: dict[str, Any] = {}
     for pair in pairs or ():
         key, equals, value = pair.partition("=")

@@ -1,4 +1,4 @@
-"""How commands write: sentences, tables, JSON, bars. Colours and bars on a terminal only."""
+"""Output of commands: sentences, tables, JSON, and on a terminal colors and progress bars."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _CONTROLS = {c: None for c in (*range(0x20), *range(0x7F, 0xA0)) if chr(c) not i
 
 
 def write(text: str, end: str = "\n") -> None:
-    """Write to standard output, at once."""
+    """Write to standard output and flush it."""
     sys.stdout.write(text + end)
     sys.stdout.flush()
 
@@ -31,7 +31,7 @@ def write_json(value: Any) -> None:
     """Write one JSON document."""
     try:
         write(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())
-    except UnicodeEncodeError:  # a file's name is no UTF-8
+    except UnicodeEncodeError:  # a file name is not UTF-8
         write(json.dumps(msgspec.to_builtins(value), indent=2))
 
 
@@ -41,7 +41,7 @@ def write_json_line(value: Any) -> None:
 
 
 def fail(message: str, hint: str = "") -> None:
-    """Say on standard error what went wrong and what to do."""
+    """Print an error and its hint on standard error."""
     color = sys.stderr.isatty() and not os.environ.get("NO_COLOR")
     prefix = typer.style("inferd:", fg="red", bold=True) if color else "inferd:"
     sys.stderr.write(f"{prefix} {printable(message, sys.stderr.isatty())}\n")
@@ -51,13 +51,13 @@ def fail(message: str, hint: str = "") -> None:
 
 
 def note(text: str) -> None:
-    """Say something on standard error that is no part of the result."""
+    """Print a line on standard error that does not belong to the result."""
     sys.stderr.write(f"{text}\n")
     sys.stderr.flush()
 
 
 def whisper(text: str) -> None:
-    """Write a piece of what is no part of the result to standard error, at once."""
+    """Write text that does not belong to the result to standard error, dimmed, and flush it."""
     terminal = sys.stderr.isatty()
     dim = terminal and not os.environ.get("NO_COLOR")
     shown = printable(text, terminal)
@@ -66,12 +66,12 @@ def whisper(text: str) -> None:
 
 
 def printable(text: str, terminal: bool) -> str:
-    """Return *text*; for a terminal without control characters, which could steer it."""
+    """Return *text*, without control characters if it goes to a terminal."""
     return text.translate(_CONTROLS) if terminal else text
 
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """Write aligned columns: a row is a line, whatever its cells hold, such as others' names."""
+    """Write aligned columns; line breaks in cells are replaced, so that each row is one line."""
     texts = [[" ".join(str(cell).splitlines()) for cell in row] for row in (heads, *rows)]
     widths = [max(len(row[column]) for row in texts) for column in range(len(heads))]
     for row in texts:
@@ -80,7 +80,7 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
 
 
 def time_text(seconds: float) -> str:
-    """Return a time for people."""
+    """Return a duration in words."""
     for unit, length in (("d", 86_400), ("h", 3600), ("min", 60)):
         if seconds >= 2 * length:
             return f"{seconds / length:.0f} {unit}"
@@ -89,9 +89,9 @@ def time_text(seconds: float) -> str:
 
 @contextmanager
 def fraction_bar(text: str, *, show: bool = True) -> Iterator[Fraction | None]:
-    """Give a function that is told 0.0 … 1.0; None where no bar can be shown.
+    """Yield a function that takes progress from 0.0 to 1.0, or None where no bar can be shown.
 
-    The bar appears with the first call, so that what is ready at once shows none.
+    The bar appears with the first call, so no bar flashes for work that is done at once.
     """
     if not show or not sys.stderr.isatty():
         yield None
@@ -99,18 +99,18 @@ def fraction_bar(text: str, *, show: bool = True) -> Iterator[Fraction | None]:
     with _bar() as start:
         tasks: dict[str, Any] = {}
 
-        def tell(fraction: float) -> None:
+        def report(fraction: float) -> None:
             progress = start()
             if not tasks:
                 tasks[text] = progress.add_task(text, total=1.0)
             progress.update(tasks[text], completed=fraction)
 
-        yield tell
+        yield report
 
 
 @contextmanager
 def bytes_bar(*, show: bool = True) -> Iterator[Bytes]:
-    """Give a function that is told a stage, the bytes done and, where known, all bytes."""
+    """Yield a function that takes a stage, the bytes done and the total, None if unknown."""
     if not show or not sys.stderr.isatty():
         yield lambda stage, done, total: None
         return
@@ -119,7 +119,7 @@ def bytes_bar(*, show: bool = True) -> Iterator[Bytes]:
     with _bar(DownloadColumn(), TransferSpeedColumn()) as start:
         tasks: dict[str, Any] = {}
 
-        def tell(stage: str, done: int, total: int | None) -> None:
+        def report(stage: str, done: int, total: int | None) -> None:
             progress = start()
             if stage not in tasks:
                 while tasks:
@@ -127,12 +127,12 @@ def bytes_bar(*, show: bool = True) -> Iterator[Bytes]:
                 tasks[stage] = progress.add_task(stage, total=total)
             progress.update(tasks[stage], completed=done, total=total)
 
-        yield tell
+        yield report
 
 
 @contextmanager
 def _bar(*columns: Any) -> Iterator[Callable[[], RichProgress]]:
-    """Give a function that shows the bar, and returns it; at the end it goes away."""
+    """Yield a function that shows the bar and returns it; the bar is removed at the end."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 

@@ -1,5 +1,6 @@
-"""`inferd doctor`: facts about the machine and its daemon, each looked at for a bounded time, and
-what checks make of them: pure functions from facts to findings.
+"""`inferd doctor`: probes that collect facts, each in bounded time, and checks of these facts.
+
+The checks are pure functions from facts to findings.
 """
 
 __all__ = ()

@@ -1,7 +1,7 @@
-"""The report of `inferd doctor`: what a bug report needs, and nothing that users wrote.
+"""The report of `inferd doctor`: data for a bug report, without any text of users.
 
-Everything that goes into it is named here, and in `log` what it has of the log: no prompt, no
-answer, no session's id; of texts among models' parameters only their length.
+This module and `report_log` list all that goes into it: no prompt, no answer, no session id. Of
+texts among the models' parameters it has only the length.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from ...backends.params import BY_NAME
 from ..config.show import InForce, Value, toml_of
 from .examination import Examination, Facts
 from .finding import Finding
-from .report_log import look_at_log
-from .time_limits import Look, Unseen
+from .report_log import read_log_end
+from .time_limits import Probe, ProbeFailed
 
-FIGURES = (
+STATS_KEYS = (
     "uptime_s", "draining", "socket_activated", "connections", "sessions", "sessions_max",
     "sessions_dormant", "sessions_expired", "waiting", "running", "parked", "refused", "recovered",
     "cores", "memory", "journal", "parts", "metrics", "restart_for",
 )  # fmt: skip
-"""Of the daemon's `stats`."""
+"""Keys of the daemon's `stats` that go into the report."""
 
 
 def text_of(findings: Iterable[Finding]) -> str:
-    """Return findings for people: what was found, and below it what to do."""
+    """Return findings as text, each with its remedy below."""
     lines: list[str] = []
     for finding in findings:
         first, *others = finding.found.splitlines() or [""]
@@ -46,37 +46,37 @@ def text_of(findings: Iterable[Finding]) -> str:
     return "\n".join(lines)
 
 
-def report(asked: Examination, now: datetime.datetime) -> str:
+def report(examination: Examination, now: datetime.datetime) -> str:
     """Return the report's text."""
     parts = {
-        "findings": text_of(asked.findings),
-        "versions": "\n".join(_versions(asked.facts)),
-        "configuration": _configuration(asked.facts),
-        "daemon": _daemon(asked.facts),
-        "log": _log(asked.facts),
+        "findings": text_of(examination.findings),
+        "versions": "\n".join(_versions(examination.facts)),
+        "configuration": _configuration(examination.facts),
+        "daemon": _daemon(examination.facts),
+        "log": _log(examination.facts),
     }
     head = f"# inferd doctor, {now.isoformat(timespec='seconds')}\n"
     return head + "".join(f"\n## {name}\n\n{text}\n" for name, text in parts.items())
 
 
-def _versions(seen: Facts) -> Iterator[str]:
+def _versions(facts: Facts) -> Iterator[str]:
     yield f"inferd {__version__}, llama.cpp {LLAMA_COMMIT}"
     yield f"{platform.python_implementation()} {platform.python_version()}, {platform.platform()}"
-    packages = seen.installed.packages if seen.installed is not None else {}
+    packages = facts.installed.packages if facts.installed is not None else {}
     yield ", ".join(f"{name} {version or 'missing'}" for name, version in packages.items())
-    if seen.engine is not None:
-        yield f"engine: {' '.join(seen.engine.system_info.split()) or seen.engine.ended}"
-        yield f"devices: {', '.join(d.name for d in seen.engine.devices) or 'none'}"
+    if facts.engine is not None:
+        yield f"engine: {' '.join(facts.engine.system_info.split()) or facts.engine.ended}"
+        yield f"devices: {', '.join(d.name for d in facts.engine.devices) or 'none'}"
 
 
-def _configuration(seen: Facts) -> str:
-    if seen.settings is None or seen.settings.shown is None:
-        return "none that can be read"
-    return toml_of(without_texts(seen.settings.shown), origins=True).rstrip()
+def _configuration(facts: Facts) -> str:
+    if facts.settings is None or facts.settings.shown is None:
+        return "none that is valid"
+    return toml_of(without_texts(facts.settings.shown), origins=True).rstrip()
 
 
 def without_texts(shown: InForce) -> InForce:
-    """Return what is in force, with the length alone of what may be a user's text."""
+    """Return the values in force, with the length instead of texts that users may have written."""
     return msgspec.structs.replace(
         shown,
         defaults=_lengths(shown.defaults),
@@ -96,51 +96,51 @@ def _length(name: str, value: Any) -> Any:
     return f"({len(value)} {'characters' if isinstance(value, str) else 'items'})"
 
 
-def _daemon(seen: Facts) -> str:
-    stats = seen.reach.stats if seen.reach is not None else {}
-    told = {name: stats[name] for name in FIGURES if name in stats}
-    return msgspec.json.format(msgspec.json.encode(told), indent=1).decode()
+def _daemon(facts: Facts) -> str:
+    stats = facts.connection.stats if facts.connection is not None else {}
+    selected = {name: stats[name] for name in STATS_KEYS if name in stats}
+    return msgspec.json.format(msgspec.json.encode(selected), indent=1).decode()
 
 
-def _log(seen: Facts) -> str:
-    stats = seen.reach.stats if seen.reach is not None else {}
-    config = seen.settings.config if seen.settings is not None else None
+def _log(facts: Facts) -> str:
+    stats = facts.connection.stats if facts.connection is not None else {}
+    config = facts.settings.config if facts.settings is not None else None
     try:
-        end = Look(partial(look_at_log, stats, config, seen.units)).facts()
-    except Unseen as exc:
-        return f"cannot be looked at: {exc}"
+        end = Probe(partial(read_log_end, stats, config, facts.units)).wait_result()
+    except ProbeFailed as exc:
+        return f"cannot be read: {exc}"
     if not end.place:
-        return "on the daemon's standard error, which nobody keeps"
-    other = f"; {end.other} lines that are no events are left out" if end.other else ""
+        return "on the daemon's standard error, which is not kept"
+    other = f"; {end.other} lines that are not events are left out" if end.other else ""
     head = f"{end.place}: the last {len(end.lines)} warnings and errors{other}"
     return "\n".join([head, *end.lines])
 
 
 def write_new(path: Path, text: str) -> None:
-    """Write a file that is not there yet, for its owner alone.
+    """Write a new file that only its owner can read.
 
-    :raises InvalidArgument: it is there, or cannot be.
-    :raises PermissionDenied: the caller may not write there.
+    :raises InvalidArgument: it exists already, or cannot be created.
+    :raises PermissionDenied: the caller has no permission to write there.
     """
     try:
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     except FileExistsError:
         raise InvalidArgument(
-            f"{path} is there already", hint="nothing is overwritten: name another file"
+            f"{path} exists already", hint="name another file: nothing is overwritten"
         ) from None
     except PermissionError:
         raise PermissionDenied(
             f"{path} may not be written", hint="name a file in a folder of your own"
         ) from None
     except OSError as exc:
-        raise _unwritten(path, exc) from None
+        raise _write_error(path, exc) from None
     try:
         with os.fdopen(fd, "w", encoding="utf-8", errors="backslashreplace") as file:
             file.write(text)
     except OSError as exc:
-        path.unlink(missing_ok=True)  # half a report would look like a whole one
-        raise _unwritten(path, exc) from None
+        path.unlink(missing_ok=True)  # a partial report would look complete
+        raise _write_error(path, exc) from None
 
 
-def _unwritten(path: Path, error: OSError) -> InvalidArgument:
+def _write_error(path: Path, error: OSError) -> InvalidArgument:
     return InvalidArgument(f"{path} cannot be written: {error.strerror}", hint="name another file")

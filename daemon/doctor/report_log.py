@@ -1,7 +1,7 @@
-"""The log's last warnings and errors, for the report: what is told of each, and where they are.
+"""The log's last warnings and errors, for the report: the log's place and fields of its events.
 
-Nothing of a line comes into the report but what is named here, whatever the log has: with
-`log-text` there are prompts and answers in it, and always names of sessions.
+Only the fields listed here go into the report. The log always has ids of sessions, and with
+`log-text` also prompts and answers.
 """
 
 from __future__ import annotations
@@ -19,34 +19,34 @@ import msgspec
 
 from ..config.settings import Config
 from .checks.units import UNIT, Units
-from .time_limits import Unseen
+from .time_limits import ProbeFailed
 
 LOG_LINES_MAX = 200
 LOG_BYTES_MAX = 1 << 16
 READ_BYTES_MAX = 4 << 20
-"""Of a file's end."""
+"""Bytes that are read from the end of a file."""
 CHARACTERS_MAX = 2000
-"""Of one text in an event."""
+"""Maximum length of one text in an event."""
 ITEMS_MAX = 20
 JOURNAL_S_MAX = 4.0
-LEVELS = ("warning", "error", "critical")
+REPORTED_LEVELS = ("warning", "error", "critical")
 FIELDS = (
     "timestamp", "level", "logger", "event", "model", "models", "pid", "component", "error",
     "cause", "missing", "remedy", "source", "seconds", "waited_s", "connection", "request",
     "requests", "task", "tasks", "uid", "by", "bytes", "free_bytes", "kv_bytes_freed",
 )  # fmt: skip
-"""What the report has of an event."""
+"""Fields of an event that go into the report."""
 QUOTING = frozenset(("task.failed", "call.refused", "session.not_deleted"))
-"""Events whose causes may quote a text, or a session's id."""
-SAID = frozenset(("llama.output", "worker.output"))
-"""Events of the library and of dying processes, whose text has nothing of users."""
+"""Events whose causes may quote a text or a session id."""
+LIBRARY_EVENTS = frozenset(("llama.output", "worker.output"))
+"""Events of the library and of crashing processes, whose texts do not come from users."""
 _FRAME = re.compile(r'  File ".*", line \d+, in \S+')
 _RAISED = re.compile(r"[\w.]*(?:Error|Exception|Group|Exit|Interrupt)\b")
 _CONTROLS = dict.fromkeys((*range(0x20), *range(0x7F, 0xA0)), " ")
 
 
 class Journal(msgspec.Struct, frozen=True):
-    """A log in systemd's journal: of a unit, or of a process without one."""
+    """A log in the systemd journal, of a unit or of a process without a unit."""
 
     unit: str = ""
     user: bool = False
@@ -54,62 +54,62 @@ class Journal(msgspec.Struct, frozen=True):
 
 
 class LogEnd(msgspec.Struct, frozen=True):
-    """The last warnings and errors, each a line of JSON, the oldest first."""
+    """The last warnings and errors, each a line of JSON, oldest first."""
 
     place: str
-    """Where they are from; empty: nobody keeps the log."""
+    """The place of the log; empty if it is not kept."""
     lines: list[str] = []
     other: int = 0
-    """Lines that are no event, which are left out."""
+    """Number of lines that are not events; they are left out."""
 
 
-def place_of(
+def log_place(
     stats: Mapping[str, Any], config: Config | None, units: Units | None
 ) -> Path | Journal | None:
-    """Return where the log is, a path or a `Journal`, as the daemon says, else as it would be by
-    configuration and units; None: nobody keeps it.
+    """Return the place of the log, or None if it is not kept.
+
+    A running daemon reports it; otherwise it follows from the configuration and the units.
     """
-    told = stats.get("log")
-    if told and told.get("file"):
-        return Path(told["file"])
-    if told and told.get("journal"):
-        journal = told["journal"]
-        return Journal(journal["unit"] or "", journal["user"], stats["pid"])
-    if told:
-        return None
+    if log := stats.get("log"):
+        if log.get("file"):
+            return Path(log["file"])
+        journal = log.get("journal")
+        return journal and Journal(journal["unit"] or "", journal["user"], stats["pid"])
     if config is not None and config.log_file is not None:
         return config.log_file
     return None if units is None else Journal(UNIT, units.user)
 
 
-def look_at_log(stats: Mapping[str, Any], config: Config | None, units: Units | None) -> LogEnd:
-    """Read the end of the log of a daemon that tells *stats*, or that would run as is configured.
+def read_log_end(stats: Mapping[str, Any], config: Config | None, units: Units | None) -> LogEnd:
+    """Return the end of the log of the daemon with *stats*, or of a daemon with *config*.
 
-    :raises OSError: it is not there, or the caller may not read it.
-    :raises Unseen: it is no file, or the journal cannot be asked.
+    :raises OSError: the log does not exist, or the caller may not read it.
+    :raises ProbeFailed: the log is not a file, or the journal cannot be read.
     """
-    place = place_of(stats, config, units)
+    place = log_place(stats, config, units)
     if place is None:
         return LogEnd("")
     if isinstance(place, Path):
-        return end_of(str(place), _file_lines(place))
-    return end_of(f"the journal of {place.unit or f'process {place.pid}'}", _journal_lines(place))
+        return last_events(str(place), _file_lines(place))
+    return last_events(
+        f"the journal of {place.unit or f'process {place.pid}'}", _journal_lines(place)
+    )
 
 
-def end_of(place: str, lines: Iterable[bytes]) -> LogEnd:
-    """Return of *lines*, the newest first, as many as the report takes."""
+def last_events(place: str, lines: Iterable[bytes]) -> LogEnd:
+    """Return the events of *lines*, newest first, up to the bounds of the report."""
     found: list[str] = []
     size = other = 0
     for line in lines:
         event = _event(line)
         if event is None:
             other += 1
-        elif event.get("level") in LEVELS:
-            told = told_of(event)
-            size += len(told.encode()) + 1
+        elif event.get("level") in REPORTED_LEVELS:
+            text = reported_fields(event)
+            size += len(text.encode()) + 1
             if size > LOG_BYTES_MAX or len(found) == LOG_LINES_MAX:
                 break
-            found.append(told)
+            found.append(text)
     return LogEnd(place, found[::-1], other)
 
 
@@ -121,17 +121,17 @@ def _event(line: bytes) -> dict[str, Any] | None:
     return event if isinstance(event, dict) else None
 
 
-def told_of(event: Mapping[str, Any]) -> str:
-    """Return what the report has of an event."""
+def reported_fields(event: Mapping[str, Any]) -> str:
+    """Return the fields of an event that go into the report, as JSON."""
     name = event.get("event")
-    told = {field: _bounded(event[field]) for field in FIELDS if field in event}
+    fields = {field: _bounded(event[field]) for field in FIELDS if field in event}
     if name in QUOTING:
-        told.pop("cause", None)
-    if name in SAID:
-        told["text"] = _bounded(event.get("text"))
+        fields.pop("cause", None)
+    if name in LIBRARY_EVENTS:
+        fields["text"] = _bounded(event.get("text"))
     if "exception" in event:
-        told["exception"] = list(_raised(str(event["exception"])))[-ITEMS_MAX:]
-    return msgspec.json.encode(told).decode()
+        fields["exception"] = list(_raised(str(event["exception"])))[-ITEMS_MAX:]
+    return msgspec.json.encode(fields).decode()
 
 
 def _bounded(value: Any) -> Any:
@@ -143,7 +143,7 @@ def _bounded(value: Any) -> Any:
 
 
 def _raised(traceback: str) -> Iterator[str]:
-    """Return where an exception came from and its type; its message may quote a text."""
+    """Yield the frames and the type of an exception; its message may quote a text."""
     for line in traceback.splitlines():
         found = _FRAME.fullmatch(line) or _RAISED.match(line)
         if found:
@@ -151,33 +151,33 @@ def _raised(traceback: str) -> Iterator[str]:
 
 
 def _file_lines(path: Path) -> Iterator[bytes]:
-    # Without O_NONBLOCK a pipe would be waited for.
+    # Without O_NONBLOCK the open of a pipe would block.
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     try:
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
-            raise Unseen(f"{path} is no file")
+            raise ProbeFailed(f"{path} is not a file")
         begin = max(0, status.st_size - READ_BYTES_MAX)
         data = os.pread(fd, READ_BYTES_MAX, begin)
     finally:
         os.close(fd)
     lines = data.split(b"\n")
     if begin:
-        del lines[0]  # it is cut
+        del lines[0]  # it is incomplete
     yield from filter(None, reversed(lines))
 
 
 def _journal_lines(journal: Journal) -> Iterator[bytes]:
     if shutil.which("journalctl") is None:
-        raise Unseen("it is in systemd's journal, and there is no journalctl here")
+        raise ProbeFailed("it is in the systemd journal, but journalctl is not installed")
     command = ["journalctl", "--quiet", "--no-pager", "--output=cat", "--priority=warning"]
     command += [f"--lines={LOG_LINES_MAX}", *(["--user"] if journal.user else [])]
     command.append(f"--unit={journal.unit}" if journal.unit else f"_PID={journal.pid}")
     try:
         done = subprocess.run(command, capture_output=True, timeout=JOURNAL_S_MAX, check=False)
     except subprocess.TimeoutExpired:
-        raise Unseen(f"journalctl gave no answer within {JOURNAL_S_MAX:g} s") from None
+        raise ProbeFailed(f"journalctl gave no answer within {JOURNAL_S_MAX:g} s") from None
     if done.returncode:
-        said = done.stderr.decode(errors="replace").strip().splitlines()
-        raise Unseen(f"journalctl: {said[-1] if said else f'status {done.returncode}'}")
+        errors = done.stderr.decode(errors="replace").strip().splitlines()
+        raise ProbeFailed(f"journalctl: {errors[-1] if errors else f'status {done.returncode}'}")
     yield from filter(None, reversed(done.stdout.split(b"\n")))

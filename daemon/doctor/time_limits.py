@@ -1,5 +1,6 @@
-"""Looking at what may never answer, as a folder on a network that is gone: each look has a thread
-of its own, and a bound on its time.
+"""Probes with a time limit, for operations that may never return, such as a lost network folder.
+
+Each probe has its own thread.
 """
 
 from __future__ import annotations
@@ -9,49 +10,49 @@ import time
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-LOOK_S_MAX = 5.0
+PROBE_S_MAX = 5.0
 
 T = TypeVar("T")
 
 
-class Unseen(Exception):
-    """Something could not be looked at, or not in time."""
+class ProbeFailed(Exception):
+    """A probe failed or took too long; the message is the reason."""
 
 
-class Look(Generic[T]):
-    """Looks at something from now on, for *seconds* at most."""
+class Probe(Generic[T]):
+    """A function that runs in a thread from now on, for at most *seconds*."""
 
-    def __init__(self, look: Callable[[], T], seconds: float = LOOK_S_MAX):
+    def __init__(self, function: Callable[[], T], seconds: float = PROBE_S_MAX):
         self._seconds = seconds
-        self._until = time.monotonic() + seconds
+        self._deadline = time.monotonic() + seconds
         self._done = threading.Event()
-        self._seen: list[T] = []
+        self._results: list[T] = []
         self._error: Exception | None = None
-        # A daemon thread: one that never ends does not keep the process.
-        threading.Thread(target=self._run, args=(look,), daemon=True).start()
+        # A daemon thread, which does not keep the process if it never ends.
+        threading.Thread(target=self._run, args=(function,), daemon=True).start()
 
-    def _run(self, look: Callable[[], T]) -> None:
+    def _run(self, function: Callable[[], T]) -> None:
         try:
-            self._seen.append(look())
-        except Exception as exc:  # whatever one look meets, the others go on
+            self._results.append(function())
+        except Exception as exc:  # a failure must not stop the other probes
             self._error = exc
         finally:
             self._done.set()
 
-    def facts(self) -> T:
-        """Return what was seen.
+    def wait_result(self) -> T:
+        """Wait for the result and return it.
 
-        :raises Unseen: nothing, for the reason that it says.
+        :raises ProbeFailed: the function raised, or the time is over.
         """
-        if not self._done.wait(max(0.0, self._until - time.monotonic())):
-            raise Unseen(f"no answer within {self._seconds:g} s")
+        if not self._done.wait(max(0.0, self._deadline - time.monotonic())):
+            raise ProbeFailed(f"no answer within {self._seconds:g} s")
         if self._error is not None:
-            raise Unseen(_told(self._error)) from self._error
-        return self._seen[0]
+            raise ProbeFailed(_reason(self._error)) from self._error
+        return self._results[0]
 
 
-def _told(error: Exception) -> str:
-    if isinstance(error, Unseen):
+def _reason(error: Exception) -> str:
+    if isinstance(error, ProbeFailed):
         return str(error)
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename}: {error.strerror}" if error.filename else error.strerror

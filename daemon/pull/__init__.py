@@ -1,8 +1,8 @@
-"""Get a model file into the models directory. Only the command line does this, never the daemon.
+"""Download of model files into the models directory, by the command line, never by the daemon.
 
-`fetch` runs in the caller's process and owns, under a lock, the unfinished files of the one name
-that it fetches: ``NAME.gguf.part`` and what lies beside it. The model appears under its own name
-in one rename, after its checks; what an interrupted pull leaves is taken up or removed by the next.
+`fetch` runs in the caller's process. It owns, under a lock, the unfinished files of one name,
+``NAME.gguf.part`` and ``NAME.gguf.part.json``. One rename publishes the model after its checks. The
+next pull resumes or removes the files of an interrupted one.
 """
 
 from __future__ import annotations

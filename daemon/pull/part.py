@@ -1,4 +1,4 @@
-"""The unfinished file of a pull: written, counted and hashed here, whatever the source."""
+"""The unfinished file of a pull, and its header check, size and hash."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ BLOCK = 1 << 20
 BYTES_MAX = 1 << 42
 NOTE_BYTES_MAX = 1 << 20
 NOTE_NAME = re.compile(r"(?:LICEN[CS]E|NOTICE|[A-Z_]+TERMS)[A-Za-z0-9._-]{0,32}")
-"""Files that stay beside a model wherever it goes."""
+"""Names of files that are kept beside a model: licences, notices and terms."""
 _HEADER = struct.Struct("<4sIQQ")
 _VERSIONS = (2, 3)
 _TENSORS_MAX = 1 << 20
 _ENTRIES_MAX = 1 << 16
 
 Progress = Callable[[str, int, int | None], None]
-"""Called with what is going on, the bytes done and, where it is known, the bytes in all."""
+"""Called with the stage, the bytes done, and the total or None if it is unknown."""
 
 
 class PullFailed(BackendError):
-    """The model could not be fetched; nothing stands under its name that was not there before."""
+    """The model could not be fetched; nothing was published under its name."""
 
     hint_default = "try again, or get the file yourself and `inferd pull FILE`"
 
@@ -36,12 +36,12 @@ class PullFailed(BackendError):
 def check_header(head: bytes, origin: str) -> None:
     """Check the first bytes of a GGUF file.
 
-    :raises PullFailed: they are no header that llama.cpp reads.
+    :raises PullFailed: llama.cpp cannot read this header.
     """
     if not head.startswith(b"GGUF"):
         raise PullFailed(
-            f"{origin} is no GGUF file: it begins with {head[:16]!r}",
-            hint="inferd runs GGUF models; name the file itself, not the page about it",
+            f"{origin} is not a GGUF file: it begins with {head[:16]!r}",
+            hint="inferd runs GGUF models; use the URL of the file itself, not of a page about it",
         )
     if len(head) < _HEADER.size:
         raise PullFailed(f"{origin} ends within its GGUF header, after {len(head)} bytes")
@@ -55,9 +55,9 @@ def check_header(head: bytes, origin: str) -> None:
 
 
 class Part:
-    """``NAME.gguf.part``; `resumable` tells whether a later pull may go on with it.
+    """The file ``NAME.gguf.part``; `resumable` is whether a later pull may continue it.
 
-    `notes` are small texts to keep beside the model: its licence.
+    `notes` are small texts to keep beside the model, such as its licence.
     """
 
     def __init__(self, path: Path, origin: str, progress: Progress):
@@ -76,22 +76,22 @@ class Part:
 
     @property
     def sha256(self) -> str:
-        """The SHA-256 of what has been written."""
+        """The SHA-256 of the bytes written so far."""
         return self._digest.hexdigest()
 
-    def begin(self, *, keep: bool = False) -> None:
-        """Open the file, empty unless *keep*: then what is there is read, for its hash."""
+    def open_file(self, *, keep: bool = False) -> None:
+        """Open the file, empty, or with *keep* as it is; its bytes are then read for the hash."""
         if keep:
             self.close()
             self._reset()
             self._file = self.path.open("r+b")
             self._read()
         else:
-            self.remove()  # never truncated: it may be a link that a killed pull left
+            self.remove()  # never truncate it: it may be a link that a killed pull left
             self._file = self.path.open("xb")
 
-    def link(self, source: Path) -> bool:
-        """Make the file a hard link of *source* and read it; False where that cannot be."""
+    def link_file(self, source: Path) -> bool:
+        """Make the file a hard link of *source* and read it; return False if linking fails."""
         self.remove()
         try:
             os.link(source, self.path)
@@ -101,10 +101,10 @@ class Part:
         self._read()
         return True
 
-    def write(self, block: bytes) -> None:
-        """Append *block*; the header is checked as soon as it is there.
+    def write_block(self, block: bytes) -> None:
+        """Append *block*; the header is checked as soon as it is complete.
 
-        :raises PullFailed: this is no GGUF file, or there is no room for it.
+        :raises PullFailed: the file is not GGUF, or is too large.
         """
         assert self._file is not None
         if self.size + len(block) > BYTES_MAX:
@@ -112,10 +112,10 @@ class Part:
         self._file.write(block)
         self._count(block, self.stage)
 
-    def reserve(self, total: int | None) -> None:
-        """Remember the size in all, and see that the disk has room for the rest.
+    def check_space(self, total: int | None) -> None:
+        """Set the total size, and check that the disk has space for the rest.
 
-        :raises PullFailed: it has not.
+        :raises PullFailed: the disk has too little free space.
         """
         self.total = total
         free = shutil.disk_usage(self.path.parent).free
@@ -125,34 +125,34 @@ class Part:
                 hint="free some space, or use another --models-dir",
             )
 
-    def tell(self, stage: str, done: int, total: int | None = None) -> None:
-        """Report progress that is not counted here."""
+    def report_progress(self, stage: str, done: int, total: int | None = None) -> None:
+        """Report progress that this object does not count itself."""
         self._progress(stage, done, total)
 
-    def finish(self, sha256: str) -> None:
-        """Put all of it on the disk, then check it against *sha256*, if that is not empty.
+    def finish_file(self, sha256: str) -> None:
+        """Check the header, and *sha256* if that is not empty; sync the file to disk and close it.
 
-        :raises PullFailed: it is another file, or none of GGUF.
+        :raises PullFailed: the file has another hash, or is not GGUF.
         """
         assert self._file is not None
         self._check_header()
         if sha256 and self.sha256 != sha256.lower():
             raise PullFailed(
                 f"{self.origin} has the SHA-256 {self.sha256}, not {sha256.lower()}",
-                hint="the file is damaged or another one; what was fetched is removed",
+                hint="the file is damaged or another one; it was removed",
             )
         self._file.flush()
         os.fsync(self._file.fileno())
         self.close()
 
     def close(self) -> None:
-        """Close the file, which stays."""
+        """Close the file and keep it."""
         if self._file is not None:
             self._file.close()
             self._file = None
 
     def remove(self) -> None:
-        """Close the file and remove it, and what tells where it came from."""
+        """Close the file; remove it and its record of origin."""
         self.close()
         self.path.unlink(missing_ok=True)
         self.origin_path.unlink(missing_ok=True)

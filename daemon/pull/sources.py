@@ -1,4 +1,4 @@
-"""What can be pulled: a known name, a PyPI package, a file of a hub, of the web or of the disk."""
+"""Sources of models: known names, PyPI packages, files of a hub, of the web or of this machine."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ _SPLIT = re.compile(r"-\d{5}-of-\d{5}")
 
 
 class Source(Protocol):
-    """Where a model comes from; `str()` names it in messages."""
+    """The source of a model; `str()` names it in messages."""
 
     @property
     def name(self) -> str:
         """The model's name, unless the user gives one."""
 
     def fetch(self, part: Part) -> str:
-        """Write the model into *part*; return the SHA-256 that it must have, if known."""
+        """Write the model into *part*; return its required SHA-256, or an empty text."""
 
 
 @dataclass(frozen=True)
 class LocalFile:
-    """A file on this machine: linked where that can be, else copied."""
+    """A file on this machine, which is linked, or copied if linking fails."""
 
     path: Path
 
@@ -52,24 +52,24 @@ class LocalFile:
         except (OSError, RuntimeError):
             raise NotFound(f"there is no file {self.path}", hint="check the path") from None
         if not path.is_file():
-            raise InvalidArgument(f"{self.path} is no file", hint="name a GGUF file")
+            raise InvalidArgument(f"{self.path} is not a file", hint="name a GGUF file")
         part.stage = "copying"
         part.total = path.stat().st_size
-        if not part.link(path):
+        if not part.link_file(path):
             self._copy(path, part)
         return ""
 
     def _copy(self, path: Path, part: Part) -> None:
-        part.begin()
-        part.reserve(path.stat().st_size)
+        part.open_file()
+        part.check_space(path.stat().st_size)
         with path.open("rb") as file:
             while block := file.read(BLOCK):
-                part.write(block)
+                part.write_block(block)
 
 
 @dataclass(frozen=True)
 class KnownModel:
-    """A row of the built-in table."""
+    """An entry of the built-in table."""
 
     requirement: str
     sha256: str
@@ -91,9 +91,9 @@ KNOWN_MODELS: Mapping[str, KnownModel] = {
 
 
 def model_name(file: str) -> str:
-    """Return the name that a model gets from its file's.
+    """Return the name of a model from its file name.
 
-    :raises PullFailed: the file is one of several that are one model.
+    :raises PullFailed: the file is a part of a split model.
     """
     name = file.removesuffix(".gguf")
     if _SPLIT.search(name):
@@ -105,9 +105,9 @@ def model_name(file: str) -> str:
 
 
 def parse_source(text: str, environ: Mapping[str, str] = os.environ) -> Source:
-    """Return what *text* names: NAME, pypi:PACKAGE, hf:REPO/FILE, URL or FILE.
+    """Return the source that *text* names: NAME, pypi:PACKAGE, hf:REPO/FILE, URL or FILE.
 
-    :raises InvalidArgument: it names nothing.
+    :raises InvalidArgument: *text* has none of these forms.
     """
     kind, _, rest = text.partition(":")
     if kind == "pypi":
@@ -131,7 +131,9 @@ def _web_file(url: str, *, hub: bool = False) -> WebFile:
     parts = urllib.parse.urlsplit(url)
     file = Path(urllib.parse.unquote(parts.path)).name
     if not parts.hostname or not file or not url.isascii() or any(c.isspace() for c in url):
-        raise InvalidArgument(f"{url!r} is no URL of a file", hint="http(s)://HOST/PATH/NAME.gguf")
+        raise InvalidArgument(
+            f"{url!r} is not the URL of a file", hint="http(s)://HOST/PATH/NAME.gguf"
+        )
     return WebFile(url, model_name(file), hub=hub)
 
 
@@ -140,7 +142,7 @@ def _hub_file(text: str, environ: Mapping[str, str]) -> WebFile:
     repository, _, file = rest.partition("/")
     if not (owner and repository and file) or ".." in text.split("/"):
         raise InvalidArgument(
-            f"hf:{text} names no file of a repository", hint="hf:OWNER/REPOSITORY/FILE.gguf"
+            f"hf:{text} does not name a file of a repository", hint="hf:OWNER/REPOSITORY/FILE.gguf"
         )
     base = (environ.get("HF_ENDPOINT") or HUB).rstrip("/")
     quoted = [urllib.parse.quote(part) for part in (f"{owner}/{repository}", file)]

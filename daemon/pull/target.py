@@ -1,4 +1,4 @@
-"""Where a pulled model goes: the lock on its name, its checks and the rename that publishes it."""
+"""Publication of a pulled model: the lock on its name, its checks and its rename."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SHA256 = re.compile(r"[0-9a-fA-F]{64}")
 
 
 class Pulled(msgspec.Struct, frozen=True):
-    """A model that is there now."""
+    """A model that was pulled."""
 
     name: str
     file: str
@@ -41,12 +41,12 @@ def fetch(
 ) -> Pulled:
     """Fetch *source* into *models_dir* as *name*, and check it.
 
-    :raises InvalidArgument: the name is none, or taken and not *force*.
-    :raises PullFailed: the source cannot be read, or is no GGUF file, or not the expected one.
+    :raises InvalidArgument: the name is invalid, or is taken and *force* is false.
+    :raises PullFailed: the source cannot be read, is not GGUF, or has another hash.
     """
     name = check_model_name(name or source.name)
     if sha256 and not _SHA256.fullmatch(sha256):
-        raise InvalidArgument(f"{sha256!r} is no SHA-256", hint="give 64 hexadecimal digits")
+        raise InvalidArgument(f"{sha256!r} is not a SHA-256", hint="give 64 hexadecimal digits")
     target = models_dir / f"{name}.gguf"
     try:
         models_dir.mkdir(parents=True, exist_ok=True)
@@ -63,13 +63,13 @@ def fetch(
 def _fetch_locked(
     source: Source, target: Path, name: str, sha256: str, force: bool, progress: Progress
 ) -> Pulled:
-    _refuse_taken(target, force)
+    _check_not_taken(target, force)
     part = Part(target.with_name(f"{target.name}.part"), str(source), progress)
     try:
         known = source.fetch(part)
-        part.resumable = False  # what does not pass its checks is no beginning of anything
-        part.finish(sha256 or known)
-        _refuse_taken(target, force)
+        part.resumable = False  # a file that fails its checks cannot be continued
+        part.finish_file(sha256 or known)
+        _check_not_taken(target, force)
         _publish(part, target, name)
         pulled = Pulled(name, str(target), part.size, part.sha256)
     finally:
@@ -82,7 +82,9 @@ def _fetch_locked(
 def _publish(part: Part, target: Path, name: str) -> None:
     for note, text in part.notes.items():
         target.with_name(f"{name}.{note}").write_bytes(text)
-    os.replace(part.path, target)  # a link to the target itself stays: it is removed later
+    os.replace(
+        part.path, target
+    )  # if both are links of one file, the part remains and is removed later
     folder = os.open(target.parent, os.O_RDONLY)
     try:
         os.fsync(folder)
@@ -91,7 +93,7 @@ def _publish(part: Part, target: Path, name: str) -> None:
 
 
 def files_of(name: str, models_dir: Path) -> list[Path]:
-    """Return the files of the model *name*: itself or its parts, its notes, unfinished ones."""
+    """Return the files of the model *name*: the model or its parts, notes, unfinished files."""
     check_model_name(name)
     model = models_dir / f"{name}.gguf"
     prefix = f"{name}."
@@ -112,7 +114,7 @@ def _is_part(path: Path, name: str) -> bool:
     return part is not None and part["stem"] == name
 
 
-def _refuse_taken(target: Path, force: bool) -> None:
+def _check_not_taken(target: Path, force: bool) -> None:
     if target.exists() and not force:
         raise InvalidArgument(
             f"{target} exists already", hint="use --force to replace it, or --name for another name"
@@ -121,7 +123,7 @@ def _refuse_taken(target: Path, force: bool) -> None:
 
 @contextlib.contextmanager
 def _locked(path: Path, name: str) -> Iterator[None]:
-    """Hold the lock on *path*, which is there only while it is held."""
+    """Hold the lock on *path*; the file exists only while it is held."""
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
@@ -131,9 +133,9 @@ def _locked(path: Path, name: str) -> Iterator[None]:
             raise PullFailed(
                 f"another pull of {name} is under way", hint="wait for it, or use --name"
             ) from None
-        if _is_file(path, descriptor):
+        if _is_same_file(path, descriptor):
             break
-        os.close(descriptor)  # its owner removed it between our two calls
+        os.close(descriptor)  # its owner removed it between the two calls
     try:
         yield
     finally:
@@ -141,7 +143,7 @@ def _locked(path: Path, name: str) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _is_file(path: Path, descriptor: int) -> bool:
+def _is_same_file(path: Path, descriptor: int) -> bool:
     try:
         return os.path.samestat(path.stat(), os.fstat(descriptor))
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""A model file behind a URL: fetched with resume, bounded redirects and bounded attempts."""
+"""Download of a URL, with resume, bounded redirects and bounded attempts."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ _HUB_HASH = "X-Linked-Etag"
 _TRANSIENT = (408, 425, 429, 500, 502, 503, 504)
 
 
-class _Cut(Exception):
-    """The transfer broke off in a way that another attempt may mend."""
+class _Interrupted(Exception):
+    """The transfer was interrupted, and another attempt may succeed."""
 
 
 class _Origin(msgspec.Struct):
-    """Where an unfinished file came from: it goes on only from the same file at the same place."""
+    """The origin of an unfinished file, which is continued only from the same URL and version."""
 
     url: str
     validator: str
 
 
 class _Redirects(urllib.request.HTTPRedirectHandler):
-    """Follow a few redirects, never to another kind of URL or from https to http."""
+    """Follows a few redirects, never to another kind of URL or from https to http."""
 
     max_redirections = REDIRECTS_MAX
 
@@ -56,7 +56,7 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
         headers: http.client.HTTPMessage,
         newurl: str,
     ) -> urllib.request.Request | None:
-        """Refuse what is not the same kind of URL; keep the hub's hash, which only it tells."""
+        """Refuse other kinds of URL; keep the hub's hash, which only its redirect has."""
         scheme = newurl.partition(":")[0].lower()
         if scheme not in ("http", "https") or (req.type == "https" and scheme != "https"):
             fp.close()
@@ -67,7 +67,7 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
 
 @dataclass(frozen=True)
 class WebFile:
-    """A URL; `hub` ones tell the SHA-256 of what they redirect to."""
+    """A URL; a `hub` sends the SHA-256 of the file to which it redirects."""
 
     url: str
     name: str
@@ -78,25 +78,27 @@ class WebFile:
         return self.url
 
     def fetch(self, part: Part) -> str:
-        """Write the file into *part*, going on from what an earlier pull of it left there."""
+        """Write the file into *part*; continue the part of an earlier pull."""
         part.stage = "downloading"
-        self._begin(part)
+        self._open_part(part)
         for attempt in range(ATTEMPTS_MAX):
             try:
                 return self._fetch_rest(part)
-            except _Cut as cut:
+            except _Interrupted as interruption:
                 if part.size == 0 or attempt == ATTEMPTS_MAX - 1:
-                    raise PullFailed(f"{self.url}: {cut}", hint=_again(part)) from cut
+                    raise PullFailed(
+                        f"{self.url}: {interruption}", hint=_retry_hint(part)
+                    ) from interruption
             self.pause(min(2.0**attempt, PAUSE_S_MAX))
         raise AssertionError("the last attempt returns or raises")
 
-    def _begin(self, part: Part) -> None:
+    def _open_part(self, part: Part) -> None:
         known = _read_origin(part.origin_path)
         keep = part.path.exists() and known is not None and known.url == self.url
         try:
-            part.begin(keep=keep)
-        except PullFailed:  # what lies there is no beginning of a model
-            part.begin()
+            part.open_file(keep=keep)
+        except PullFailed:  # the file there is not the beginning of a model
+            part.open_file()
         part.resumable = part.size > 0
 
     def _fetch_rest(self, part: Part) -> str:
@@ -119,42 +121,43 @@ class WebFile:
             return urllib.request.build_opener(redirects).open(request, timeout=TIMEOUT_S)
         except urllib.error.HTTPError as exc:
             if exc.code == 416 and exc.headers.get("Content-Range") == f"bytes */{part.size}":
-                return exc  # all of it is there already
+                return exc  # the file is complete already
             with exc:
                 raise self._refusal(exc, part) from None
         except (OSError, http.client.HTTPException) as exc:
-            raise _Cut(_reason(exc)) from exc
+            raise _Interrupted(_reason(exc)) from exc
 
     def _receive(self, answer: Any, part: Part) -> None:
         total = _total(answer, part)
         validator = _validator(answer.headers)
         part.origin_path.write_bytes(msgspec.json.encode(_Origin(self.url, validator)))
         part.resumable = bool(validator)
-        part.reserve(total)
+        part.check_space(total)
         while block := _read(answer):
-            part.write(block)
+            part.write_block(block)
         if total is not None and part.size < total:
-            raise _Cut(f"the connection ended after {part.size} of {total} bytes")
+            raise _Interrupted(f"the connection ended after {part.size} of {total} bytes")
 
     def _refusal(self, exc: urllib.error.HTTPError, part: Part) -> Exception:
-        """Return what a status means."""
+        """Return the error of an HTTP status."""
         message = f"{self.url}: the server answers {exc.code} {exc.reason}"
         if exc.code == 416:
             part.resumable = False
-            return PullFailed(f"{self.url} is another file now", hint="run it again from the start")
+            return PullFailed(f"{self.url} has changed", hint="run it again from the start")
         if exc.code in _TRANSIENT:
-            return _Cut(f"the server answers {exc.code} {exc.reason}")
+            return _Interrupted(f"the server answers {exc.code} {exc.reason}")
         if exc.code in (401, 403):
             return PermissionDenied(
-                message, hint="it wants a login: get the file yourself, then `inferd pull FILE`"
+                message,
+                hint="it requires a login: download the file yourself, then `inferd pull FILE`",
             )
         if exc.code in (404, 410):
             return NotFound(message, hint="check the address; upper case counts")
         return PullFailed(message)
 
 
-def _again(part: Part) -> str:
-    return "run it again: it goes on where it stopped" if part.resumable else "check the address"
+def _retry_hint(part: Part) -> str:
+    return "run it again to continue" if part.resumable else "check the address"
 
 
 def _reason(exc: Exception) -> str:
@@ -163,31 +166,31 @@ def _reason(exc: Exception) -> str:
 
 
 def _read(answer: Any) -> bytes:
-    """Read a block; a cut is told apart from an error of our disk."""
+    """Read a block; raise `_Interrupted` for network errors, which writing to disk does not."""
     try:
         block: bytes = answer.read(BLOCK)
     except http.client.IncompleteRead as exc:
         return exc.partial
     except (OSError, http.client.HTTPException) as exc:
-        raise _Cut(_reason(exc)) from exc
+        raise _Interrupted(_reason(exc)) from exc
     return block
 
 
 def _total(answer: Any, part: Part) -> int | None:
-    """Return the size in all; empty *part* where the answer is not its rest."""
+    """Return the total size; empty *part* if the answer is the whole file."""
     if answer.status == 206:
         match = _CONTENT_RANGE.fullmatch(answer.headers.get("Content-Range", ""))
         if match and int(match[1]) == part.size:
             return int(match[2])
         raise PullFailed(f"the server sends {answer.headers.get('Content-Range')!r}, not the rest")
     if part.size:
-        part.begin()
+        part.open_file()
     length = answer.headers.get("Content-Length", "")
     return int(length) if length.isdecimal() else None
 
 
 def _validator(headers: Message) -> str:
-    """Return what tells this file from a later one: a strong ETag, else its date."""
+    """Return the version of the file: a strong ETag, or its date."""
     etag = headers.get("ETag", "")
     return etag if etag.startswith('"') else headers.get("Last-Modified", "")
 

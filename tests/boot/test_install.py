@@ -57,7 +57,7 @@ def test_the_service_is_installed_and_removed_without_a_trace(
         "StatusText": "serving",
     }
     examined = service.inferd("doctor").stdout
-    assert ", 0 wrong" in examined, examined
+    assert ", 0 failed" in examined, examined
 
     kept = root / "var/lib/inferd/models/mine.gguf"
     kept.touch()

@@ -83,7 +83,7 @@ def test_an_operator_s_way_from_an_empty_machine_and_back(machine: Machine) -> N
     assert "in force after a restart: cores" in told
 
     examined, *_, shown = do(machine, "Diagnosis")
-    assert "all right, " in examined and (machine.home / "inferd-report.txt").is_file()
+    assert " ok, " in examined and (machine.home / "inferd-report.txt").is_file()
     assert "sessions-max = 100  # default" in shown
 
     say(machine, "before the upgrade")

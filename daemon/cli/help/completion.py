@@ -1,8 +1,7 @@
-"""What a shell is offered where a word is to be completed: names that the daemon knows, and those
-of the tables.
+"""Completions of shell words: names that the daemon knows, and names of parameters and settings.
 
-A user waits for it: a daemon is asked for a short time only, and where anything goes wrong there is
-nothing to offer, and nothing is said.
+The user waits for them, so a call to the daemon has a short timeout. Any failure gives no
+completions and no message.
 """
 
 from __future__ import annotations
@@ -17,47 +16,47 @@ if TYPE_CHECKING:
     from ....backends.params import Parameter
     from ..one_shot import OneShotClient
 
-ASK_S_MAX = 1.0
-PLAIN = re.compile(r"[\w.,@%+/-]+")
-"""Names that a shell takes for one word: bash puts what is offered onto the line as it is."""
+CALL_TIMEOUT_S = 1.0
+_ONE_WORD = re.compile(r"[\w.,@%+/-]+")
+"""Names that a shell parses as one word: bash inserts completions without quotes."""
 Offers = list[tuple[str, str]]
 
 
 def models(ctx: typer.Context, incomplete: str) -> Offers:
-    """Offer the models that the daemon knows."""
-    return _asked(
+    """Return the models that the daemon knows."""
+    return _query(
         ctx,
         lambda client: [
-            (m["name"], m["state"]) for m in client.models() if PLAIN.fullmatch(m["name"])
+            (m["name"], m["state"]) for m in client.models() if _ONE_WORD.fullmatch(m["name"])
         ],
     )
 
 
 def sessions(ctx: typer.Context, incomplete: str) -> Offers:
-    """Offer the ids of the user's sessions, also of those that sleep."""
-    return _asked(
+    """Return the ids of the user's sessions, dormant ones included."""
+    return _query(
         ctx,
         lambda client: [
             (s["session_id"], f"{s['model']}, {s['state']}")
             for s in client.sessions(dormant=True)
-            if PLAIN.fullmatch(s["session_id"] or "")
+            if _ONE_WORD.fullmatch(s["session_id"] or "")
         ],
     )
 
 
-def _asked(ctx: typer.Context, ask: Callable[[OneShotClient], Offers]) -> Offers:
+def _query(ctx: typer.Context, query: Callable[[OneShotClient], Offers]) -> Offers:
     from ..one_shot import OneShotClient
 
     try:
         path = ctx.meta.get("inferd.socket")
-        with OneShotClient(path, timeout_s=ASK_S_MAX) as client:
-            return ask(client)
-    except Exception:  # no daemon, no answer, whatever: a trace would spoil the line being typed
+        with OneShotClient(path, timeout_s=CALL_TIMEOUT_S) as client:
+            return query(client)
+    except Exception:  # a traceback would garble the line that the user types
         return []
 
 
 def local_models(ctx: typer.Context, incomplete: str) -> Offers:
-    """Offer the models of the models directory."""
+    """Return the models of the models directory."""
     from ...config.sources import load_config
     from ...residency.model_files import models_in
 
@@ -70,21 +69,21 @@ def local_models(ctx: typer.Context, incomplete: str) -> Offers:
 
 
 def sources(incomplete: str) -> Offers:
-    """Offer the models that can be pulled by a name of their own."""
+    """Return the models that `inferd pull` knows by name."""
     from ...pull import KNOWN_MODELS
 
     return [(name, known.licence) for name, known in KNOWN_MODELS.items()]
 
 
 def parameters(incomplete: str) -> Offers:
-    """Offer the parameters' names; another spelling where one is begun."""
+    """Return the names of parameters, or their aliases if no name begins with the word."""
     from ....backends.params import BY_SPELLING
 
     return [(name, BY_SPELLING[name].doc) for name in _spelled(incomplete)]
 
 
 def options(incomplete: str) -> Offers:
-    """Offer KEY=VALUE of a parameter: its values where they are few, else the key alone."""
+    """Return KEY=VALUE for each choice of a parameter, or KEY= if it has no fixed choices."""
     from ....backends.params import BY_SPELLING
 
     return [offer for name in _spelled(incomplete) for offer in _pairs(name, BY_SPELLING[name])]
@@ -94,8 +93,8 @@ def _spelled(incomplete: str) -> Iterable[str]:
     from ....backends.params import BY_SPELLING, PARAMETERS
 
     own = [parameter.name for parameter in PARAMETERS]
-    begun = incomplete.partition("=")[0]
-    return own if any(name.startswith(begun) for name in own) else list(BY_SPELLING)
+    prefix = incomplete.partition("=")[0]
+    return own if any(name.startswith(prefix) for name in own) else list(BY_SPELLING)
 
 
 def _pairs(name: str, parameter: Parameter) -> Offers:
@@ -104,7 +103,7 @@ def _pairs(name: str, parameter: Parameter) -> Offers:
 
 
 def settings(incomplete: str) -> Offers:
-    """Offer KEY=VALUE of a setting in the same way."""
+    """Return KEY=VALUE for each choice of a setting, or KEY= if it has no fixed choices."""
     from ...config.settings import SETTINGS
 
     return [

@@ -1,4 +1,4 @@
-"""What holds for every command, as the help and the manual pages tell it."""
+"""Texts of the help and the manual pages that apply to all commands."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from ..options import (
     EXIT_BUSY,
     EXIT_INTERRUPTED,
     EXIT_NO_DAEMON,
-    EXIT_READER_GONE,
+    EXIT_READER_CLOSED,
     EXIT_REFUSED,
     EXIT_USAGE,
 )
@@ -18,7 +18,7 @@ STATUSES = {
     EXIT_NO_DAEMON: "no daemon answers",
     EXIT_BUSY: "busy or timed out: try again later",
     EXIT_INTERRUPTED: "interrupted",
-    EXIT_READER_GONE: "nobody reads the output",
+    EXIT_READER_CLOSED: "nobody reads the output",
 }
 ENVIRONMENT = {
     "INFERD_SOCKET": "the daemon's socket",

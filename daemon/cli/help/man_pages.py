@@ -1,7 +1,7 @@
-"""The manual pages, docs/man, made from the commands themselves as the help is.
+"""The manual pages, docs/man, generated from the commands.
 
-Only names, texts and flags of the commands are used, and nothing of how typer formats a help: the
-pages are the same whichever version of it is installed.
+Only the names, texts and flags of the commands are used, not typer's formatting of help, so the
+pages do not depend on its version.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _ESCAPES = str.maketrans({
 
 
 def man_pages() -> dict[str, str]:
-    """Return the text of each page, by its file's name."""
+    """Return the text of each page by file name."""
     root = group_of_all_commands(app)
     pages = {"inferd": _page("inferd", root, _main_sections(root))}
     for names, command in _commands(root):
@@ -35,7 +35,7 @@ def man_pages() -> dict[str, str]:
 
 
 def _commands(group: Any, before: tuple[str, ...] = ("inferd",)) -> Iterator[tuple[Any, Any]]:
-    """Yield each command below *group* with its names, those of groups too."""
+    """Yield each command below *group*, subgroups included, with its words."""
     for name, command in group.commands.items():
         yield (*before, name), command
         if hasattr(command, "commands"):
@@ -44,14 +44,14 @@ def _commands(group: Any, before: tuple[str, ...] = ("inferd",)) -> Iterator[tup
 
 def _page(name: str, command: Any, sections: Mapping[str, str]) -> str:
     title = name.replace(" ", "-")
-    said = [
+    lines = [
         f'.TH {_escaped(title.upper())} 1 "" "inferd {__version__}" "inferd manual"',
-        ".nh\n.ad l",  # what is to be typed is not cut
+        ".nh\n.ad l",  # do not hyphenate commands
         f".SH NAME\n{_escaped(title)} \\- {_text(_summary(command))}",
         f".SH SYNOPSIS\n{_synopsis(name, command)}",
         *(f".SH {head}\n{text}" for head, text in sections.items() if text),
     ]
-    return "\n".join(said) + "\n"
+    return "\n".join(lines) + "\n"
 
 
 def _main_sections(root: Any) -> dict[str, str]:
@@ -86,15 +86,12 @@ def _common() -> dict[str, str]:
     }
 
 
-# Of a command.
-
-
 def _help(command: Any) -> str:
     return inspect.cleandoc(command.help or "")
 
 
 def _summary(command: Any) -> str:
-    """Return the first sentence, as a page's NAME has it."""
+    """Return the first sentence, for the section NAME."""
     text = " ".join(_help(command).split("\n\n")[0].split()).rstrip(".")
     text = text.removeprefix("Inferd ")
     return text[:1].lower() + text[1:]
@@ -118,7 +115,7 @@ def _metavar(parameter: Any) -> str:
     named = parameter.metavar or (
         parameter.name.upper() if parameter.param_type_name == "argument" else ""
     )
-    assert named, f"{parameter.opts}: say what stands there (metavar)"
+    assert named, f"{parameter.opts}: the metavar is missing"
     return str(named) + ("..." if parameter.nargs == -1 and not named.endswith("...") else "")
 
 
@@ -139,16 +136,13 @@ def _spelled(option: Any) -> str:
 
 
 def _help_of(option: Any) -> str:
-    assert option.help, f"{option.opts}: say what it is for (help)"
+    assert option.help, f"{option.opts}: the help text is missing"
     default = option.default
     if isinstance(option.show_default, str):
         return f"{option.help} By default {option.show_default}."
     if option.is_flag or not option.show_default or default in (None, "") or callable(default):
         return str(option.help)
     return f"{option.help} By default {getattr(default, 'value', default)}."
-
-
-# As troff.
 
 
 def _list(items: Mapping[str, str], *, bold: bool) -> str:
@@ -167,7 +161,7 @@ def _paragraphs(text: str) -> str:
 
 
 def _text(text: str) -> str:
-    """Return running text; what stands in backquotes is bold."""
+    """Return a paragraph; text in backquotes is bold."""
     parts = _escaped(" ".join(text.split())).split("`")
     joined = "".join(f"\\fB{p}\\fR" if i % 2 else p for i, p in enumerate(parts))
     return joined if not joined.startswith(".") else f"\\&{joined}"

@@ -1,4 +1,4 @@
-"""`inferd --version`: what is installed, and what runs."""
+"""`inferd --version`: the installed versions, and the version of the running daemon."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from ..one_shot import OneShotClient
 from ..output import write, write_json
 
 
-def show(socket: Path | None, as_json: bool) -> None:
-    """Write the versions of inferd, the protocol and llama.cpp."""
+def show_versions(socket: Path | None, as_json: bool) -> None:
+    """Print the versions of inferd, the protocol and llama.cpp."""
     from ....ipc.messages import PROTOCOL_VERSION
 
     versions = {

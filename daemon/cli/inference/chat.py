@@ -1,4 +1,4 @@
-"""`inferd chat`: a conversation, on a terminal or by lines of standard input."""
+"""`inferd chat`: a conversation on a terminal or through standard input."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import typer
 
 from ....backends.errors import ConnectionLost, InferdError, TooLarge
 from ..client import session_of
-from ..help import completion as completing
+from ..help import completion
 from ..options import (
     JsonOutput,
     ModelName,
@@ -26,17 +26,17 @@ from ..options import (
     SystemPrompt,
 )
 from ..output import fail, note, write_json_line
-from .run import Stats, Temperature, TokensMax, say, turn_options
+from .run import Stats, Temperature, TokensMax, print_answer, turn_options
 
 if TYPE_CHECKING:
     from ....ipc.client import Session
 
-HELP = """/reset   forget the conversation
+COMMANDS_HELP = """/reset   forget the conversation
 /exit    leave; so does Ctrl-D
 /help    this list
 Ctrl-C stops an answer."""
 PROMPT = ">>> "
-LINE_MAX = 1 << 20
+LINE_CHARACTERS_MAX = 1 << 20
 HISTORY_LINES_MAX = 1000
 TURN_S_MAX = 3600.0
 _COMMAND = re.compile(r"/[a-z]+")
@@ -55,7 +55,7 @@ def chat(
             "--session",
             metavar="ID",
             help="Go on with this session.",
-            autocompletion=completing.sessions,
+            autocompletion=completion.sessions,
         ),
     ] = None,
     stats: Stats = False,
@@ -72,33 +72,33 @@ def chat(
     with session_of(
         socket, model, show_bar=not as_json, system=system, session_id=session,
         priority=priority.value, options=options,
-    ) as conversation:  # fmt: skip
-        talk = Talk(conversation, system, as_json, stats)
+    ) as opened:  # fmt: skip
+        conversation = Conversation(opened, system, as_json, stats)
         if terminal:
             note(f"{model}: /help lists the commands, Ctrl-D ends")
             with _line_history(history):
-                talk.follow(_typed_lines(), stop=True)
+                conversation.run_lines(_typed_lines(), stop=True)
         else:
-            talk.follow(_piped_lines(), stop=False)
+            conversation.run_lines(_piped_lines(), stop=False)
 
 
 @dataclass(frozen=True)
-class Talk:
-    """A conversation, and how its turns are written."""
+class Conversation:
+    """A session and the format of its turns."""
 
     session: Session
     system: str | None
     as_json: bool
     stats: bool
 
-    def follow(self, lines: Iterator[str], *, stop: bool) -> None:
-        """Do what each line asks for; with *stop* Ctrl-C ends the answer, not the program."""
+    def run_lines(self, lines: Iterator[str], *, stop: bool) -> None:
+        """Run each line as a turn or a command; with *stop*, Ctrl-C ends only the answer."""
         for line in lines:
             command = line.strip()
             if command == "/exit":
                 return
             try:
-                self._do(line, command)
+                self._run_line(line, command)
             except KeyboardInterrupt:
                 if not stop:
                     raise
@@ -106,19 +106,21 @@ class Talk:
             except ConnectionLost:
                 raise
             except InferdError as exc:
-                self._tell(exc)
+                self._print_error(exc)
 
-    def _do(self, line: str, command: str) -> None:
+    def _run_line(self, line: str, command: str) -> None:
         if command == "/reset":
             self.session.reset(self.system)
             note("forgotten")
         elif _COMMAND.fullmatch(command):
-            note(HELP)
+            note(COMMANDS_HELP)
         elif command:
-            say(self.session, line, as_json=self.as_json, stats=self.stats, timeout=TURN_S_MAX)
+            print_answer(
+                self.session, line, as_json=self.as_json, stats=self.stats, timeout=TURN_S_MAX
+            )
 
-    def _tell(self, error: InferdError) -> None:
-        """Say that a turn failed: the conversation goes on."""
+    def _print_error(self, error: InferdError) -> None:
+        """Print the error of a turn; the conversation continues."""
         if self.as_json:
             write_json_line({"error": error.to_wire()})
         fail(error.message, error.hint)
@@ -136,18 +138,20 @@ def _typed_lines() -> Iterator[str]:
 
 
 def _piped_lines() -> Iterator[str]:
-    while line := sys.stdin.readline(LINE_MAX):
-        if len(line) == LINE_MAX and not line.endswith("\n"):
-            raise TooLarge(f"a line of more than {LINE_MAX} characters", hint="send less at once")
+    while line := sys.stdin.readline(LINE_CHARACTERS_MAX):
+        if len(line) == LINE_CHARACTERS_MAX and not line.endswith("\n"):
+            raise TooLarge(
+                f"a line of more than {LINE_CHARACTERS_MAX} characters", hint="send less at once"
+            )
         yield line.rstrip("\n")
 
 
 @contextlib.contextmanager
 def _line_history(keep: bool) -> Iterator[None]:
-    """Let lines be edited and called back; *keep* them for the next chat, for this user only."""
+    """Enable line editing with history; with *keep*, save it for this user's next chat."""
     try:
         import readline
-    except ImportError:  # a Python without it: lines are read all the same
+    except ImportError:  # a Python without it: lines are read without editing
         yield
         return
     path = _history_path()

@@ -16,7 +16,7 @@ from .run import PROMPT_BYTES_MAX
 
 
 class Pooling(StrEnum):
-    """How a text's rows become its vector."""
+    """The pooling of token vectors to the vector of a text."""
 
     NONE = "none"
     MEAN = "mean"
@@ -59,30 +59,30 @@ def embed(
     given = texts or _lines()
     with (
         client_of(socket, retries=RETRIES) as client,
-        fraction_bar(f"loading {model}", show=not as_json) as tell,
+        fraction_bar(f"loading {model}", show=not as_json) as report,
     ):
-        told = client.embed(
+        embeddings = client.embed(
             model,
             given,
             pooling="" if pooling is None else pooling.value,
             normalize=normalize,
             priority=priority.value,
             timeout=timeout,
-            on_progress=tell,
+            on_progress=report,
         )
     if as_json:
-        whole = told.pooling == "none"
+        whole = embeddings.pooling == "none"
         write_json(
             {
-                "model": told.model,
-                "pooling": told.pooling,
-                "size": told.size,
-                "tokens": told.tokens,
-                "embeddings": told.by_text if whole else list(told),
+                "model": embeddings.model,
+                "pooling": embeddings.pooling,
+                "size": embeddings.size,
+                "tokens": embeddings.tokens,
+                "embeddings": embeddings.by_text if whole else list(embeddings),
             }
         )
     else:
-        for vector in told:
+        for vector in embeddings:
             write(" ".join(f"{x:.9g}" for x in vector))
 
 

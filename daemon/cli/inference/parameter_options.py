@@ -1,4 +1,4 @@
-"""`inferd parameters`: what can be said with `--option`, in JSON and in the configuration."""
+"""`inferd parameters`: the parameters for `--option`, JSON and the configuration."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import typer
 
 from ....backends.params import BY_SPELLING, PARAMETERS, Parameter, nearest
 from ....backends.params.parameters_page import columns, json_schema
-from ..help import completion as completing
+from ..help import completion
 from ..options import JsonOutput
 from ..output import table, write, write_json
 
@@ -18,7 +18,7 @@ def parameters(
         list[str] | None,
         typer.Argument(
             help="Some of them, in any spelling; nothing: all.",
-            autocompletion=completing.parameters,
+            autocompletion=completion.parameters,
         ),
     ] = None,
     as_json: JsonOutput = False,
@@ -27,14 +27,14 @@ def parameters(
 
     They go into --option, JSON and the configuration; --json writes their JSON schema.
     """
-    chosen = [_named(name) for name in names or ()] or PARAMETERS
+    selected = [_named(name) for name in names or ()] or PARAMETERS
     if as_json:
-        write_json(json_schema(chosen))
+        write_json(json_schema(selected))
     elif not names:
-        rows = [columns(p) for p in chosen]
+        rows = [columns(p) for p in selected]
         table(("PARAMETER", "OF", "TYPE", "DEFAULT"), [(n, o, t, d) for n, o, _, t, d, *_ in rows])
     else:
-        for p in chosen:
+        for p in selected:
             name, level, also, kind, default, bounds, meaning = columns(p)
             write(f"{name}: {meaning}")
             write(f"  {kind} {bounds}".rstrip() + f"; of a {level}; by default {default}")

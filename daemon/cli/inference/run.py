@@ -1,4 +1,4 @@
-"""`inferd run`: one prompt, its answer streamed."""
+"""`inferd run`: one prompt and its streamed answer."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import typer
 from ....backends.errors import TooLarge
 from ....backends.params import BY_NAME
 from ..client import session_of
-from ..help import completion as completing
+from ..help import completion
 from ..options import (
     JsonOutput,
     ModelName,
@@ -39,7 +39,7 @@ SessionId = Annotated[
         "--session",
         metavar="ID",
         help="Go on with the session of this id.",
-        autocompletion=completing.sessions,
+        autocompletion=completion.sessions,
     ),
 ]
 Stats = Annotated[bool, typer.Option("--stats", help="Tell tokens and times at the end.")]
@@ -74,7 +74,7 @@ def run(
         socket, model, show_bar=not as_json, system=system, session_id=session, raw=raw,
         priority=priority.value, options=options,
     ) as conversation:  # fmt: skip
-        say(conversation, text, as_json=as_json, stats=stats, timeout=timeout)
+        print_answer(conversation, text, as_json=as_json, stats=stats, timeout=timeout)
 
 
 def _prompt(prompt: str | None) -> str:
@@ -91,21 +91,23 @@ def _prompt(prompt: str | None) -> str:
 def turn_options(
     pairs: list[str] | None, temp: float | None, n_predict: int | None
 ) -> dict[str, Any]:
-    """Return a session's parameters; flags come before --option."""
+    """Return the parameters of a session; flags override --option."""
     named = {"temp": temp, "n-predict": n_predict}
     return read_pairs(pairs) | {k: v for k, v in named.items() if v is not None}
 
 
-def say(session: Session, text: str, *, as_json: bool, stats: bool, timeout: float) -> None:
-    """Stream the answer to *text*; leaving early, by Ctrl-C too, cancels the turn."""
+def print_answer(
+    session: Session, text: str, *, as_json: bool, stats: bool, timeout: float
+) -> None:
+    """Stream the answer to *text*; an early exit, also by Ctrl-C, cancels the turn."""
     terminal, last = sys.stdout.isatty(), ""
     with session.stream(text, timeout=timeout) as stream:
         try:
             for piece in stream:
                 reasoning = _reasoning_of(piece)
                 if as_json:
-                    told = {"text": str(piece)}
-                    write_json_line(told | ({"reasoning": reasoning} if reasoning else {}))
+                    line = {"text": str(piece)}
+                    write_json_line(line | ({"reasoning": reasoning} if reasoning else {}))
                 else:
                     whisper(reasoning)
                     write(printable(piece, terminal), end="")
@@ -126,11 +128,11 @@ def _reasoning_of(piece: str) -> str:
 
 
 def stats_text(metadata: dict[str, Any]) -> str:
-    """Return a turn's figures in one line."""
+    """Return the statistics of a turn in one line."""
     tokens, predicted_ms = metadata.get("output_tokens", 0), metadata.get("predicted_ms", 0.0)
     rate = f", {1000 * tokens / predicted_ms:.1f} tokens/s" if predicted_ms > 0 else ""
     again, why = metadata.get("recomputed_tokens", 0), metadata.get("recomputed_reason", "")
-    rewritten = f"; {again} of the history do not stand any more: {why}" if again else ""
+    rewritten = f"; {again} of the history recomputed: {why}" if again else ""
     return (
         f"prompt {metadata.get('input_tokens', 0)} tokens"
         f" ({metadata.get('cached_tokens', 0)} cached{rewritten})"

@@ -1,4 +1,4 @@
-"""`inferd template`: the prompt that a model's chat template makes, and its tokens."""
+"""`inferd template`: the prompt of a model's chat template, and its token count."""
 
 from __future__ import annotations
 
@@ -37,16 +37,16 @@ def template(
     as_json: JsonOutput = False,
 ) -> None:
     """Show the prompt that a model's chat template makes, and count its tokens."""
-    said = [{"role": "system", "content": system}] if system is not None else []
-    said += _list_in(messages)
-    said += [{"role": "user", "content": prompt}] if prompt is not None else []
-    if not said:
+    conversation = [{"role": "system", "content": system}] if system is not None else []
+    conversation += _list_in(messages)
+    conversation += [{"role": "user", "content": prompt}] if prompt is not None else []
+    if not conversation:
         raise typer.BadParameter("there is no PROMPT and no --messages")
     with client_of(socket) as client:
         graph = client.load_by_name(model)
         text = client.apply_template(
             graph,
-            said,
+            conversation,
             tools=_list_in(tools),
             arguments=read_pairs(argument, "--argument"),
             add_generation_prompt=answer,
@@ -71,7 +71,7 @@ def _list_in(path: Path | None) -> list[dict[str, Any]]:
     try:
         return msgspec.json.decode(data, type=list[dict[str, Any]])
     except msgspec.DecodeError as exc:
-        raise typer.BadParameter(f"{path} is no JSON list of objects: {exc}") from None
+        raise typer.BadParameter(f"{path} is not a JSON list of objects: {exc}") from None
 
 
 def add_to(app: typer.Typer) -> None:

@@ -34,7 +34,7 @@ def add_adapter(
     elif result.loaded:
         write(f"{model} has the adapter {adapter} ({size_text(result.size_bytes)})")
     else:
-        write(f"{model} gets the adapter {adapter} when it is loaded; then the file is checked")
+        write(f"{model} gets the adapter {adapter} at its next load, which checks the file")
 
 
 def rm_adapter(
@@ -50,7 +50,7 @@ def rm_adapter(
     if as_json:
         write_json({"removed": adapter})
     else:
-        write(f"{model} has no adapter {adapter} any more")
+        write(f"{model} no longer has the adapter {adapter}")
 
 
 def add_to(app: typer.Typer) -> None:

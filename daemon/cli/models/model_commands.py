@@ -12,7 +12,7 @@ import typer
 from ....backends.errors import ConnectionLost, InvalidArgument, ModelNotFound
 from ...residency.sizes import size_text
 from ..client import client_of
-from ..help import completion as completing
+from ..help import completion
 from ..one_shot import OneShotClient
 from ..options import ConfigFile, JsonOutput, ModelName, ModelsDir, SocketPath
 from ..output import fraction_bar, note, table, write, write_json
@@ -23,7 +23,7 @@ To = Annotated[
         "--to",
         metavar="MODEL",
         help="Another model, or a file of the models directory.",
-        autocompletion=completing.models,
+        autocompletion=completion.models,
     ),
 ]
 Mode = Annotated[
@@ -88,8 +88,8 @@ def load(
     It stays for its keep-alive.
     """
     config = {} if keep_alive is None else {"keep-alive": keep_alive}
-    with client_of(socket) as client, fraction_bar(f"loading {name}", show=not as_json) as tell:
-        graph = client.load_by_name_with_config(name, config, on_progress=tell)
+    with client_of(socket) as client, fraction_bar(f"loading {name}", show=not as_json) as report:
+        graph = client.load_by_name_with_config(name, config, on_progress=report)
         answer = {
             "model": graph.model,
             "fingerprint": graph.fingerprint,
@@ -100,7 +100,7 @@ def load(
     if as_json:
         write_json(answer)
     else:
-        less = ", fewer or smaller than usual for want of memory" if graph.not_applied else ""
+        less = ", less than configured because memory is short" if graph.not_applied else ""
         write(
             f"{name} is loaded: {graph.slots} sessions at once, {graph.ctx_size} tokens each{less}"
         )
@@ -151,12 +151,12 @@ def unpin(name: ModelName, socket: SocketPath = None, as_json: JsonOutput = Fals
     if as_json:
         write_json({"unpinned": name})
     else:
-        write(f"{name} is not pinned any more")
+        write(f"{name} is no longer pinned")
 
 
 def rm(
     name: Annotated[
-        str, typer.Argument(help="The model's name.", autocompletion=completing.local_models)
+        str, typer.Argument(help="The model's name.", autocompletion=completion.local_models)
     ],
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     force: Force = False,
@@ -183,7 +183,7 @@ def rm(
     if not yes and not typer.confirm(f"Remove {name} ({size_text(size)})?", err=True):
         note("nothing was removed")
         raise typer.Exit(1)
-    _let_go(name, files[0], force, socket)
+    _check_not_loaded(name, files[0], force, socket)
     for path in files:
         path.unlink(missing_ok=True)
     if as_json:
@@ -192,14 +192,14 @@ def rm(
         write(f"{name} is removed: {size_text(size)}")
 
 
-def _let_go(name: str, file: Path, force: bool, socket: Path | None) -> None:
-    """See that no daemon has *file* loaded; with *force* unload it."""
+def _check_not_loaded(name: str, file: Path, force: bool, socket: Path | None) -> None:
+    """Check that the daemon has not loaded *file*; with *force*, unload it."""
     with contextlib.suppress(ConnectionLost), client_of(socket) as client:
         try:
             found = client.show(name)
         except ModelNotFound:
             return
-        if found["state"] in ("cold", "failed") or not _same(found["file"], file):
+        if found["state"] in ("cold", "failed") or not _is_same_file(found["file"], file):
             return
         if not force:
             raise InvalidArgument(
@@ -208,7 +208,7 @@ def _let_go(name: str, file: Path, force: bool, socket: Path | None) -> None:
         client.unload_model(name, force=True)
 
 
-def _same(one: str, other: Path) -> bool:
+def _is_same_file(one: str, other: Path) -> bool:
     try:
         return bool(one) and other.samefile(one)
     except OSError:

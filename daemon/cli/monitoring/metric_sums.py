@@ -1,4 +1,4 @@
-"""The counters and gauges that `stats` tells, added up as commands show them."""
+"""Sums of the metrics in a reply to `stats`."""
 
 from __future__ import annotations
 

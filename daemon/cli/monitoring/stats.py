@@ -1,4 +1,4 @@
-"""`inferd stats`: what the daemon has done since its start, and what it holds now."""
+"""`inferd stats`: tables of the daemon's metrics since its start."""
 
 from __future__ import annotations
 
@@ -23,26 +23,26 @@ def stats(socket: SocketPath = None, as_json: JsonOutput = False) -> None:
     `inferd status` tells how it is.
     """
     with OneShotClient(socket) as client:
-        told, hello = client.stats(), client.server
+        reply, hello = client.stats(), client.server
     if as_json:
-        write_json({key: told[key] for key in ("instance", "uptime_s", "metrics")})
+        write_json({key: reply[key] for key in ("instance", "uptime_s", "metrics")})
         return
-    write(f"{hello.software}, up for {time_text(told['uptime_s'])}; counts are since its start")
-    for heads, rows in sections(Figures(told)):
+    write(f"{hello.software}, up for {time_text(reply['uptime_s'])}; counts are since its start")
+    for heads, rows in sections(Figures(reply)):
         if rows:
             write("")
             table(heads, rows)
 
 
 def sections(figures: Figures) -> Iterator[Section]:
-    """Yield the tables: their heads and rows."""
+    """Yield the heads and rows of each table."""
     yield _models(figures)
     yield _tasks(figures)
     yield _hits(figures)
     yield _kv(figures)
     yield _sessions(figures)
     yield _ends(figures)
-    refused = _most_first(figures.by("admission_rejections", "reason"))
+    refused = _by_count(figures.by("admission_rejections", "reason"))
     yield ("REFUSED BY", "TIMES"), refused
 
 
@@ -65,13 +65,13 @@ def _tasks(figures: Figures) -> Section:
 
 
 def _hits(figures: Figures) -> Section:
-    """Return of how many of the prompts' tokens a KV state was found, and where."""
+    """Return the prompt tokens found in KV states, by tier."""
     found = figures.by("prefix_cache_hits", "tier")
-    asked = figures.total("prefix_cache_queries")
-    counts = {**{tier: found.get(tier, 0) for tier in TIERS}}
-    counts["nowhere"] = max(0, asked - sum(counts.values()))
-    share = [(t, _count(n), f"{n / asked:.0%}" if asked else "-") for t, n in counts.items()]
-    return ("KV FOUND IN", "TOKENS", "SHARE"), [*share] if asked else []
+    queried = figures.total("prefix_cache_queries")
+    counts = {tier: found.get(tier, 0) for tier in TIERS}
+    counts["nowhere"] = max(0, queried - sum(counts.values()))
+    share = [(t, _count(n), f"{n / queried:.0%}" if queried else "-") for t, n in counts.items()]
+    return ("KV FOUND IN", "TOKENS", "SHARE"), [*share] if queried else []
 
 
 def _kv(figures: Figures) -> Section:
@@ -85,7 +85,7 @@ def _kv(figures: Figures) -> Section:
 
 
 def _sessions(figures: Figures) -> Section:
-    rows = _most_first(figures.by("sessions", "state"))
+    rows = _by_count(figures.by("sessions", "state"))
     for text, family in (
         ("asleep", "sessions_dormant"),
         ("expired so far", "sessions_expired"),
@@ -98,11 +98,11 @@ def _sessions(figures: Figures) -> Section:
 
 def _ends(figures: Figures) -> Section:
     ends = figures.by("request_success", "finished_reason")
-    return ("TASKS ENDED BY", "TIMES"), _most_first(ends | figures.by("request_failures", "error"))
+    return ("TASKS ENDED BY", "TIMES"), _by_count(ends | figures.by("request_failures", "error"))
 
 
-def _most_first(counts: dict[str, float]) -> list[tuple[object, ...]]:
-    """Return a row for each count that is not 0."""
+def _by_count(counts: dict[str, float]) -> list[tuple[object, ...]]:
+    """Return a row for each count above 0, the largest first."""
     found = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     return [(name, _count(count)) for name, count in found if count]
 

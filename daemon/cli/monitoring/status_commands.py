@@ -1,4 +1,4 @@
-"""Commands that look in: what is loaded and who uses it, how the daemon is."""
+"""Commands that show models, sessions, tasks and the state of the daemon."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def _session_row(session: dict[str, Any], task: dict[str, Any] | None) -> tuple[
 
 
 def _place(task: dict[str, Any] | None) -> object:
-    """Return a task's place in the queue; in a slot it has none, and a busy worker tells none."""
+    """Return a task's place in the queue; "-" in a slot, or if its worker is too busy to reply."""
     return (task and task["position"]) or "-"
 
 

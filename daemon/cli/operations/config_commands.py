@@ -1,4 +1,4 @@
-"""`inferd config`: is the configuration right, what holds, and what may stand in it."""
+"""`inferd config`: check of the configuration, its values in force, and its schema."""
 
 from __future__ import annotations
 

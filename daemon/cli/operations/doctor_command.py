@@ -1,4 +1,4 @@
-"""`inferd doctor`: what is wrong here, and what to do."""
+"""`inferd doctor`: problems of this machine, and their remedies."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..output import note, printable, write, write_json
 if TYPE_CHECKING:
     from ...doctor.finding import Finding
 
-COLORS = {"ok": "green", "warn": "yellow", "fail": "red"}
+STATUS_COLORS = {"ok": "green", "warn": "yellow", "fail": "red"}
 
 
 def doctor(
@@ -42,16 +42,18 @@ def doctor(
     from ...doctor.report import report as report_of
     from ...doctor.report import write_new
 
-    asked = examine(socket, config)
+    examination = examine(socket, config)
     if report is not None:
-        write_new(report, report_of(asked, datetime.datetime.now().astimezone()))
-    status = worst(asked.findings)
+        write_new(report, report_of(examination, datetime.datetime.now().astimezone()))
+    status = worst(examination.findings)
     if as_json:
-        write_json({"status": status, "socket": str(asked.socket), "findings": asked.findings})
+        write_json(
+            {"status": status, "socket": str(examination.socket), "findings": examination.findings}
+        )
     else:
-        _show(asked.findings)
+        _show(examination.findings)
     if report is not None:
-        note(f"{report} has all of this, versions, configuration and figures, for a bug report")
+        note(f"{report} has these findings, versions, configuration and metrics for a bug report")
     if status == "fail":
         raise typer.Exit(EXIT_REFUSED)
 
@@ -64,10 +66,10 @@ def _show(findings: list[Finding]) -> None:
         text = printable(text_of([finding]), terminal)
         if terminal and not os.environ.get("NO_COLOR"):
             status = finding.status
-            text = typer.style(status, fg=COLORS[status]) + text.removeprefix(status)
+            text = typer.style(status, fg=STATUS_COLORS[status]) + text.removeprefix(status)
         write(text)
-    count = {status: sum(f.status == status for f in findings) for status in COLORS}
-    write(f"{count['ok']} all right, {count['warn']} to look at, {count['fail']} wrong")
+    count = {status: sum(f.status == status for f in findings) for status in STATUS_COLORS}
+    write(f"{count['ok']} ok, {count['warn']} warnings, {count['fail']} failed")
 
 
 def add_to(app: typer.Typer) -> None:

@@ -1,4 +1,4 @@
-"""`inferd drain`: the daemon finishes what runs and takes nothing new."""
+"""`inferd drain`: running tasks finish, and no new task is admitted."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ....ipc.client import Client
 
 CALL_S_MIN = 0.25
-"""What a call gets in any case: with `--wait 0`, too, the daemon is to begin."""
+"""Minimum timeout of a call, so that the drain begins even with `--wait 0`."""
 
 
 def drain(
@@ -32,30 +32,31 @@ def drain(
     It goes on answering what looks in. Only a restart takes that back; `inferd stop` ends it.
     """
     with client_of(socket) as client:
-        left = _drain(client, time.monotonic() + wait)
-    if left:
+        unfinished = _drain(client, time.monotonic() + wait)
+    if unfinished:
         raise Timeout(
-            f"tasks that have not ended within {wait:g} s: {left}",
-            hint="nothing new begins, and they go on; `inferd queue` lists them",
+            f"{unfinished} tasks have not ended within {wait:g} s",
+            hint="they continue, and no new task is admitted; `inferd queue` lists them",
         )
     if as_json:
         write_json({"drained": True})
     else:
-        write("drained: nothing runs, and nothing begins before a restart")
+        write("drained: no task runs, and none is admitted before a restart")
 
 
 def _drain(client: Client, deadline: float) -> int:
-    """Drain until *deadline*; return how many tasks are left. Each call waits for the daemon's own
-    grace time at most.
+    """Drain until *deadline*; return the number of unfinished tasks.
+
+    Each call waits for the daemon's shutdown grace time at most.
     """
     while True:
         seconds = max(CALL_S_MIN, deadline - time.monotonic())
         with contextlib.suppress(Timeout):
             client.drain(timeout=seconds)
         stats = client.stats()
-        left: int = stats["running"] + stats["waiting"] + stats["parked"]
-        if stats["draining"] and (not left or time.monotonic() >= deadline):
-            return left
+        unfinished: int = stats["running"] + stats["waiting"] + stats["parked"]
+        if stats["draining"] and (not unfinished or time.monotonic() >= deadline):
+            return unfinished
 
 
 def add_to(app: typer.Typer) -> None:

@@ -1,4 +1,4 @@
-"""Lines of the daemon's log, as they stand in its file or in systemd's journal."""
+"""Lines of the daemon's log, from its file or the systemd journal."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from ....backends.errors import InferdError, NotFound, PermissionDenied
 
 BLOCK_BYTES = 1 << 16
 LINE_BYTES_MAX = 1 << 20
-"""More without an end of line is no log of ours."""
+"""Maximum length of a line; a longer one is not from the daemon."""
 POLL_S = 0.2
 
 Wanted = Callable[[bytes], bool]
 
 
 def last_lines(file: FileIO, count: int, wanted: Wanted) -> list[bytes]:
-    """Return the last *count* lines that are *wanted*, the oldest first; *file* ends at its end."""
+    """Return the last *count* lines that are *wanted*, oldest first; leave *file* at its end."""
     end = file.seek(0, os.SEEK_END)
     found: list[bytes] = []
     for line in _backwards(file, end):
@@ -36,21 +36,22 @@ def last_lines(file: FileIO, count: int, wanted: Wanted) -> list[bytes]:
 
 
 def following_lines(path: Path, file: FileIO) -> Iterator[bytes]:
-    """Give each line that comes, for ever: those of *file*, and, once it was moved, removed or
-    emptied, those of the one that is then at *path*. *file* is closed at the end.
+    """Yield each new line of *file*, forever; close the file at the end.
+
+    When the file was moved, removed or emptied, continue with the file that is then at *path*.
     """
     while True:
         with file:
-            yield from _to_its_end(path, file)
+            yield from _until_moved(path, file)
         while (other := _opened(path)) is None:
             time.sleep(POLL_S)
         file = other
 
 
-def _to_its_end(path: Path, file: FileIO) -> Iterator[bytes]:
+def _until_moved(path: Path, file: FileIO) -> Iterator[bytes]:
     rest, moved = b"", False
     while not moved:
-        moved = _is_another(path, file)  # then nothing more is written to this one
+        moved = _was_replaced(path, file)  # then this file gets no more lines
         while data := file.read(BLOCK_BYTES):
             *lines, rest = (rest + data).split(b"\n")
             yield from filter(None, lines)
@@ -68,28 +69,27 @@ def _opened(path: Path) -> FileIO | None:
 def journal_lines(
     journal: dict[str, Any], pid: int, count: int, level: str, *, follow: bool
 ) -> Iterator[bytes]:
-    """Give what the journal has of the daemon's unit from *level* on, or of the process *pid* where
-    it has no unit.
+    """Yield the journal's lines of the daemon's unit, or of process *pid* if it has no unit.
 
-    :raises NotFound: there is no journalctl, or it fails.
+    :raises NotFound: journalctl is not installed, or it fails.
     """
     command = _journalctl(journal, pid, count, level, follow=follow)
     hint = f"tried: {' '.join(command)}"
     if shutil.which(command[0]) is None:
-        raise NotFound("journalctl, which shows the daemon's log, is not here", hint=hint)
+        raise NotFound("journalctl, which shows the daemon's log, is not installed", hint=hint)
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         try:
             for line in process.stdout:
                 yield line.rstrip(b"\n")
-        except BaseException:  # Ctrl-C, or nobody reads any more
+        except BaseException:  # Ctrl-C, or the reader has closed the pipe
             process.terminate()
             raise
     if process.returncode:
-        who = "the machine's journal is for root and the group systemd-journal: sudo inferd logs"
+        rights = "the machine's journal is for root and the group systemd-journal: sudo inferd logs"
         raise NotFound(
             f"journalctl has ended with status {process.returncode}",
-            hint=hint if journal["user"] or os.geteuid() == 0 else f"{who} ({hint})",
+            hint=hint if journal["user"] or os.geteuid() == 0 else f"{rights} ({hint})",
         )
 
 
@@ -109,20 +109,20 @@ def _journalctl(
 def open_log(path: Path) -> FileIO:
     """Open the log's file.
 
-    :raises NotFound: there is none.
-    :raises PermissionDenied: the caller may not read it.
+    :raises NotFound: the file does not exist.
+    :raises PermissionDenied: the caller has no permission to read it.
     """
     try:
         if path.is_fifo():
             raise InferdError(
-                f"{path} is a pipe: what is read here, its reader misses",
-                hint="look where its reader puts it, or let log-file be a file",
+                f"{path} is a pipe, and each of its lines reaches only one reader",
+                hint="read the output of the pipe's reader, or set log-file to a file",
             )
         return path.open("rb", buffering=0)
     except FileNotFoundError:
         raise NotFound(
-            f"there is no {path}, where the daemon's log is to be",
-            hint="`inferd status` says whether it can be written",
+            f"the daemon's log file {path} does not exist",
+            hint="`inferd status` shows whether it can be written",
         ) from None
     except PermissionError:
         raise PermissionDenied(
@@ -133,7 +133,7 @@ def open_log(path: Path) -> FileIO:
 
 
 def _backwards(file: FileIO, end: int) -> Iterator[bytes]:
-    """Give the lines of a file from the last one on, without reading more than is asked for."""
+    """Yield the lines of a file, last line first; read only the blocks that are needed."""
     rest = b""
     while end > 0:
         begin = max(0, end - BLOCK_BYTES)
@@ -145,12 +145,12 @@ def _backwards(file: FileIO, end: int) -> Iterator[bytes]:
     yield rest
 
 
-def _is_another(path: Path, file: FileIO) -> bool:
-    """Tell whether another file is at *path* now, or this one was emptied."""
+def _was_replaced(path: Path, file: FileIO) -> bool:
+    """Return whether *path* is another file now, or *file* was emptied."""
     try:
         there, here = path.stat(), os.fstat(file.fileno())
     except OSError:
-        return False  # once its folder is there again, the next line makes it anew
+        return False  # the next line creates the file again, once its folder exists
     if (there.st_dev, there.st_ino) != (here.st_dev, here.st_ino):
         return True
     return here.st_size < file.tell()

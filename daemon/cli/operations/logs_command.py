@@ -1,4 +1,4 @@
-"""`inferd logs` shows the daemon's log, and `inferd log-level` changes what is in it."""
+"""`inferd logs` and `inferd log-level`: the daemon's log, and the levels of its loggers."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from .log_lines import following_lines, journal_lines, last_lines, open_log
 
 LINES = 100
 LINES_MAX = 1_000_000
-HEAD = ("timestamp", "level", "logger", "event", "exception")
-"""What is not shown among an event's fields."""
-COLORS = {"debug": "cyan", "info": "green", "warning": "yellow", "error": "red"}
+HEAD_KEYS = ("timestamp", "level", "logger", "event", "exception")
+"""Keys of an event that are not printed as fields."""
+LEVEL_COLORS = {"debug": "cyan", "info": "green", "warning": "yellow", "error": "red"}
 
 
-class Level(StrEnum):
-    """From which on events are shown."""
+class LogLevel(StrEnum):
+    """The lowest level that is shown."""
 
     DEBUG = "debug"
     INFO = "info"
@@ -43,11 +43,11 @@ def logs(
         ),
     ] = LINES,
     level: Annotated[
-        Level,
+        LogLevel,
         typer.Option(
             "--level", metavar="LEVEL", help="Only debug, info, warning or error and above."
         ),
-    ] = Level.DEBUG,
+    ] = LogLevel.DEBUG,
     socket: SocketPath = None,
     as_json: JsonOutput = False,
 ) -> None:
@@ -61,21 +61,19 @@ def logs(
     wanted = _filter(level)
     for line in _lines(socket, lines, level, wanted, follow=follow):
         if wanted(line):
-            text = line.decode("utf-8", "replace") if as_json else shown(line, colors=colors)
+            text = line.decode("utf-8", "replace") if as_json else format_line(line, colors=colors)
             write(text if colors and not as_json else printable(text, terminal))
 
 
 def _lines(
     socket: Path | None,
     count: int,
-    level: Level,
+    level: LogLevel,
     wanted: Callable[[bytes], bool],
     *,
     follow: bool,
 ) -> Iterator[bytes]:
-    """Give the log's lines, from where the daemon says that it is; one that does not answer has
-    left it where the configuration says.
-    """
+    """Yield the lines of the daemon's log; if no daemon answers, those of the configured file."""
     try:
         with client_of(socket) as client:
             stats = client.stats()
@@ -93,9 +91,8 @@ def _lines(
         yield from journal_lines(stats["log"]["journal"], stats["pid"], count, level, follow=follow)
     else:
         raise NotFound(
-            f"the daemon (pid {stats['pid']}) writes its log to its standard error, which nobody"
-            " keeps",
-            hint="look where it was started, or let it be kept: `inferd serve --set log-file=PATH`",
+            f"the daemon (pid {stats['pid']}) writes its log to standard error, which is not kept",
+            hint="read its terminal, or keep the log: `inferd serve --set log-file=PATH`",
         )
 
 
@@ -105,12 +102,12 @@ def _configured_file() -> Path | None:
     return load_config().log_file
 
 
-def _filter(level: Level) -> Callable[[bytes], bool]:
-    """Return what tells whether a line's event is of *level* or above; what is no event is."""
-    rank = {str(name): number for number, name in enumerate(Level)}
+def _filter(level: LogLevel) -> Callable[[bytes], bool]:
+    """Return a filter for events of *level* or above; it passes lines that are not events."""
+    rank = {str(name): number for number, name in enumerate(LogLevel)}
 
     def wanted(line: bytes) -> bool:
-        if level is Level.DEBUG:
+        if level is LogLevel.DEBUG:
             return True
         event = _event(line)
         return event is None or rank.get(str(event.get("level")), len(rank)) >= rank[level]
@@ -126,22 +123,22 @@ def _event(line: bytes) -> dict[str, Any] | None:
     return event if isinstance(event, dict) else None
 
 
-def shown(line: bytes, *, colors: bool) -> str:
-    """Return a line of the log for people."""
+def format_line(line: bytes, *, colors: bool) -> str:
+    """Return a line of the log as text for a terminal."""
     event = _event(line)
     if event is None:
         return printable(line.decode("utf-8", "replace"), colors)
     level = _text(event.get("level", ""))
     head = (
         _text(event.get("timestamp", "")),
-        _styled(f"{level:<7}", colors, fg=COLORS.get(level)),
+        _styled(f"{level:<7}", colors, fg=LEVEL_COLORS.get(level)),
         f"{'[' + _text(event.get('logger', '')) + ']':<11}",
         _styled(_text(event.get("event", "")), colors, bold=True),
     )
-    fields = [f"{k}={_text(v)}" for k, v in event.items() if k not in HEAD]
-    told = " ".join([*head, *fields])
+    fields = [f"{k}={_text(v)}" for k, v in event.items() if k not in HEAD_KEYS]
+    text = " ".join([*head, *fields])
     exception = str(event.get("exception", ""))
-    return f"{told}\n{printable(exception, colors)}" if exception else told
+    return f"{text}\n{printable(exception, colors)}" if exception else text
 
 
 def _styled(text: str, colors: bool, **style: Any) -> str:
@@ -149,14 +146,14 @@ def _styled(text: str, colors: bool, **style: Any) -> str:
 
 
 def _text(value: Any) -> str:
-    """Return a value as it is, or, where that could be misread, as JSON."""
+    """Return a value as it is, or as JSON where it would be ambiguous."""
     if isinstance(value, str) and value.isprintable() and value and " " not in value:
         return value
     return msgspec.json.encode(value).decode().translate(_DELETE)
 
 
 _DELETE = dict.fromkeys((0x7F, *range(0x80, 0xA0)))
-"""Control characters that JSON leaves as they are."""
+"""Control characters that JSON does not escape."""
 
 
 def log_level(

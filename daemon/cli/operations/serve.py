@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..optional_imports import needed
+from ..optional_imports import optional_import
 from ..options import ConfigFile, ModelsDir, SettingPairs, SocketPath, read_settings
 
 if TYPE_CHECKING:
@@ -62,16 +62,17 @@ def serve(
 
 
 def _run(config: Config, read: Callable[[], Config]) -> int:
-    with needed("inferd serve needs the engine", "pip install 'inferd[daemon]'"), _without_rich():
+    with (
+        optional_import("inferd serve needs the engine", "pip install 'inferd[daemon]'"),
+        _without_rich(),
+    ):
         from ...app import serve as run_daemon
     return run_daemon(config, read=read)
 
 
 @contextmanager
 def _without_rich() -> Iterator[None]:
-    """Let structlog find no rich: it would import it for tracebacks that the daemon does not print,
-    8 MB.
-    """
+    """Hide rich from structlog, which would import its 8 MB for tracebacks that are not printed."""
     if "rich" in sys.modules:
         yield
         return

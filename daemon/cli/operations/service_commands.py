@@ -1,4 +1,4 @@
-"""`inferd install-service` and `uninstall-service`: what they do is shown first."""
+"""`inferd install-service` and `uninstall-service`: each step is shown before it is done."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def install_service(
         check_reachable(start)
     _show_and_do(service, install_plan(service, start), apply, as_json)
     if user and apply and not as_json:
-        note("it ends when you log out, unless: loginctl enable-linger")
+        note("it ends when you log out; `loginctl enable-linger` lets it continue")
 
 
 def uninstall_service(
@@ -69,22 +69,22 @@ def uninstall_service(
 def _show_and_do(service: Service, steps: list[Step], apply: bool, as_json: bool) -> None:
     from ...service.install import run_steps
 
-    told = [_told(step) for step in steps]
+    shown = [_as_document(step) for step in steps]
     if not as_json:
-        for step in told:
+        for step in shown:
             if step["does"] != "gone":
                 _show(step, apply)
     if apply:
         run_steps(service, steps)
     if as_json:
-        write_json({"steps": told, "applied": apply})
+        write_json({"steps": shown, "applied": apply})
     elif not apply:
         note("nothing was done: --apply does it")
     elif service.root is not None:
-        note(f"the files lie below {service.root}; the commands are for where they will be")
+        note(f"the files are below {service.root}; run the commands on the machine that gets them")
 
 
-def _told(step: Step) -> dict[str, Any]:
+def _as_document(step: Step) -> dict[str, Any]:
     from ...service.install import Remove, Run
 
     match step:

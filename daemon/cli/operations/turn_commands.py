@@ -1,4 +1,4 @@
-"""Commands that steer: cancel or park a turn, delete a session, stop the daemon."""
+"""Commands on turns and sessions, and `inferd stop`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ....backends.errors import (
     Timeout,
 )
 from ..client import client_of, socket_of
-from ..help import completion as completing
+from ..help import completion
 from ..options import JsonOutput, SocketPath
 from ..output import note, write, write_json
 
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from ....ipc.client import Client
 
 POLL_S = 0.05
-NAMED_MAX = 10
-"""Sessions of one id that are told apart by their numbers."""
+LISTED_MAX = 10
+"""Maximum number of sessions of one id that an error lists."""
 _CREDENTIALS = struct.Struct("3i")
 
 
@@ -41,7 +41,7 @@ Turn = Annotated[
     typer.Argument(
         metavar="ID",
         help="A session's number or id, as `inferd ps`, `queue` and `top` have it.",
-        autocompletion=completing.sessions,
+        autocompletion=completion.sessions,
     ),
 ]
 
@@ -73,8 +73,8 @@ def park(session: Turn, socket: SocketPath = None, as_json: JsonOutput = False) 
 
 
 def _context_of(client: Client, wanted: str) -> int:
-    """Return the context that a number or an id names: one of the caller's, or else one of those
-    that an operator sees.
+    """Return the context that a number or an id names: the caller's own, or else another user's
+    if the caller is an operator.
     """
     found = _contexts(client, wanted, everybody=False)
     if not found:
@@ -83,7 +83,7 @@ def _context_of(client: Client, wanted: str) -> int:
     if not found:
         raise NotFound(f"you have no session {wanted!r}", hint="`inferd ps` lists your sessions")
     if len(found) > 1:
-        numbers = ", ".join(map(str, sorted(found)[:NAMED_MAX]))
+        numbers = ", ".join(map(str, sorted(found)[:LISTED_MAX]))
         raise InvalidArgument(
             f"{len(found)} users have a session {wanted!r}", hint=f"give its number: {numbers}"
         )
@@ -91,10 +91,10 @@ def _context_of(client: Client, wanted: str) -> int:
 
 
 def _contexts(client: Client, wanted: str, *, everybody: bool) -> set[int]:
-    """Return the contexts of that number, else of that id, which may be another's number."""
-    told = [*client.sessions(all_users=everybody), *client.queue(all_users=everybody)]
+    """Return the contexts with that number, or else those with that id."""
+    entries = [*client.sessions(all_users=everybody), *client.queue(all_users=everybody)]
     for key in ("context", "session_id"):
-        named = (one for one in told if one[key] is not None and str(one[key]) == wanted)
+        named = (one for one in entries if one[key] is not None and str(one[key]) == wanted)
         if found := {int(one["context"]) for one in named}:
             return found
     return set()
@@ -103,7 +103,7 @@ def _contexts(client: Client, wanted: str, *, everybody: bool) -> set[int]:
 def forget(
     session: Annotated[
         str,
-        typer.Argument(metavar="ID", help="A session's id.", autocompletion=completing.sessions),
+        typer.Argument(metavar="ID", help="A session's id.", autocompletion=completion.sessions),
     ],
     socket: SocketPath = None,
     as_json: JsonOutput = False,
@@ -131,19 +131,19 @@ def stop(
     """
     path = socket_of(socket)
     with client_of(path) as client, _process_of(path, client) as process:
-        activated = client.stats()["socket_activated"]  # then its path stays
-        with contextlib.suppress(ShuttingDown):  # it stops already
+        activated = client.stats()["socket_activated"]  # then the socket's path remains
+        with contextlib.suppress(ShuttingDown):  # it is stopping already
             client.drain(stop=True)
         if now:
-            _end(process)
+            _terminate(process)
         if process is None and activated:
-            ended = _wait_until_left(client, wait)
+            ended = _wait_for_goodbye(client, wait)
         else:
-            ended = _wait_until_gone(path, process, wait)
+            ended = _wait_for_exit(path, process, wait)
     if not ended:
         raise Timeout(
             f"the daemon at {path} has not ended within {wait:g} s",
-            hint="it finishes what runs; --now does not let it",
+            hint="running turns still finish; --now stops them",
         )
     if as_json:
         write_json({"stopped": str(path)})
@@ -153,13 +153,13 @@ def stop(
 
 @contextlib.contextmanager
 def _process_of(path: Path, client: Client) -> Iterator[int | None]:
-    """Give a descriptor of the daemon's process; None where it cannot be reached from here.
+    """Yield a pidfd of the daemon's process, or None if it cannot be reached.
 
-    The number that the daemon gives is another one beyond a container's border, and the socket's
-    listener is systemd where that opened it: only where both agree it is believed.
+    In a container the daemon's pid differs, and with socket activation the listener is systemd, so
+    the pid is used only if both agree.
     """
     pid, descriptor = client.stats()["pid"], None
-    if pid == _listener(path):
+    if pid == _listener_pid(path):
         with contextlib.suppress(OSError):
             descriptor = os.pidfd_open(pid)
     try:
@@ -169,8 +169,8 @@ def _process_of(path: Path, client: Client) -> Iterator[int | None]:
             os.close(descriptor)
 
 
-def _listener(path: Path) -> int:
-    """Return the process that listens on *path*; 0 where it is not known here."""
+def _listener_pid(path: Path) -> int:
+    """Return the pid of the process that listens on *path*, or 0 if it is unknown."""
     with sockets.socket(sockets.AF_UNIX) as probe:
         try:
             probe.connect(str(path))
@@ -181,12 +181,12 @@ def _listener(path: Path) -> int:
     return pid
 
 
-def _end(process: int | None) -> None:
-    """Send the second signal, which ends a stopping daemon at once."""
+def _terminate(process: int | None) -> None:
+    """Send a second SIGTERM, which ends a stopping daemon at once."""
     if process is None:
         raise PermissionDenied(
             "the daemon's process cannot be reached from here",
-            hint="send it SIGTERM where it runs: `systemctl kill inferd`",
+            hint="send SIGTERM on its own machine or container: `systemctl kill inferd`",
         )
     try:
         signal.pidfd_send_signal(process, signal.SIGTERM)
@@ -196,7 +196,7 @@ def _end(process: int | None) -> None:
         raise PermissionDenied("the daemon is another user's process", hint="use sudo") from None
 
 
-def _wait_until_gone(path: Path, process: int | None, wait_s: float) -> bool:
+def _wait_for_exit(path: Path, process: int | None, wait_s: float) -> bool:
     if process is not None:
         poll = select.poll()
         poll.register(process, select.POLLIN)
@@ -209,8 +209,8 @@ def _wait_until_gone(path: Path, process: int | None, wait_s: float) -> bool:
     return True
 
 
-def _wait_until_left(client: Client, wait_s: float) -> bool:
-    """Wait for the daemon's goodbye."""
+def _wait_for_goodbye(client: Client, wait_s: float) -> bool:
+    """Wait until the daemon has closed the connection; return whether it has."""
     deadline = time.monotonic() + wait_s
     while not client.asynchronous.connection.lost:
         if time.monotonic() >= deadline:

@@ -1,4 +1,4 @@
-"""Users of the machine: who runs the daemon, and what keeps him from a file."""
+"""Accounts of the machine, and their access to files."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ READ, WRITE, SEARCH = os.R_OK, os.W_OK, os.X_OK
 
 
 class Account(msgspec.Struct, frozen=True):
-    """A user, with the groups that his processes have."""
+    """A user with the groups of their processes."""
 
     name: str
     uid: int
@@ -21,12 +21,12 @@ class Account(msgspec.Struct, frozen=True):
 
     @property
     def is_caller(self) -> bool:
-        """Tell whether this very process is his."""
+        """Whether the account is that of this process."""
         return self.uid == os.geteuid()
 
 
 def own_account() -> Account:
-    """Return who runs this process."""
+    """Return the account of this process."""
     uid = os.geteuid()
     try:
         name = pwd.getpwuid(uid).pw_name
@@ -36,7 +36,7 @@ def own_account() -> Account:
 
 
 def account_of(name: str) -> Account | None:
-    """Return the user of that name; None: there is none."""
+    """Return the account with this name, or None if there is none."""
     try:
         entry = pwd.getpwnam(name)
     except KeyError:
@@ -45,7 +45,7 @@ def account_of(name: str) -> Account | None:
 
 
 def may(account: Account, status: os.stat_result, bits: int) -> bool:
-    """Tell whether a file's mode lets *account* do all of *bits*; no access list is looked at."""
+    """Return whether a file's mode grants *account* all of *bits*; access lists are ignored."""
     mode = stat.S_IMODE(status.st_mode)
     if account.uid == status.st_uid:
         mode >>= 6
@@ -55,10 +55,10 @@ def may(account: Account, status: os.stat_result, bits: int) -> bool:
 
 
 def barrier(account: Account, path: Path, bits: int) -> str:
-    """Return what keeps *account* from doing *bits* with a path that is there: a folder on the way
-    to it, or itself; an empty text: nothing.
+    """Return the first place on the way to an existing *path*, or the path itself, that denies
+    *account* the access *bits*; an empty text if nothing does.
 
-    :raises OSError: the caller may not look there.
+    :raises OSError: the caller may not examine a place.
     """
     way = [(folder, SEARCH) for folder in reversed(path.parents)]
     for place, wanted in (*way, (path, bits)):

@@ -1,4 +1,4 @@
-"""The configuration: can it be read, and is everything in it right."""
+"""The configuration: whether it can be read and is valid."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from ..finding import Finding, fail, ok
 
 
 class Settings(msgspec.Struct, frozen=True):
-    """What is configured, or why nothing is."""
+    """The configuration, or its errors."""
 
     file: Path | None = None
     config: Config | None = None
     shown: InForce | None = None
-    """What of it is in force, and who said it."""
+    """The values in force with their origins."""
     errors: list[str] = []
 
 
-def look_at_settings(named: Path | None, environ: Mapping[str, str] = os.environ) -> Settings:
-    """Read the configuration as a daemon in *environ* would; a *named* file must be there."""
+def read_settings_facts(named: Path | None, environ: Mapping[str, str] = os.environ) -> Settings:
+    """Read the configuration as a daemon in *environ* would; a *named* file must exist."""
     file = configuration_file(named, environ)
     try:
         sources = read_sources({"config": named}, environ)
@@ -35,14 +35,14 @@ def look_at_settings(named: Path | None, environ: Mapping[str, str] = os.environ
 
 
 def check_settings(settings: Settings) -> Iterator[Finding]:
-    """Check that the configuration can be used."""
+    """Check that the configuration is valid."""
     if settings.errors:
         yield fail(
             "configuration",
             "\n".join(settings.errors),
-            "correct these; `inferd config check` tells what is left",
+            "correct these errors; `inferd config check` lists the remaining ones",
         )
     elif settings.file is None:
-        yield ok("configuration", "no file: the defaults, and what the environment says")
+        yield ok("configuration", "no file: the defaults, and settings of the environment")
     else:
-        yield ok("configuration", f"{settings.file} is right")
+        yield ok("configuration", f"{settings.file} is valid")

@@ -1,4 +1,4 @@
-"""The daemon: its socket, whether the caller may connect, whether it answers, what it says."""
+"""The connection to the daemon: its socket, access to it, and the daemon's reply."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from ....backends.errors import InferdError
 from ..finding import Finding, fail, ok, warn
 
 ANSWER_S_MAX = 3.0
-REACH_S_MAX = 4 * ANSWER_S_MAX
-"""Connecting, the hello and one call, and the look at the file."""
+CONNECTION_S_MAX = 4 * ANSWER_S_MAX
+"""Limit for the file's status, the connect, the hello and one call."""
 PAUSE_S = 0.05
 SOFTWARE = f"inferd/{__version__}"
 
 
-class Reach(msgspec.Struct, frozen=True):
-    """How far a client of the caller comes."""
+class Connection(msgspec.Struct, frozen=True):
+    """The result of an attempt to connect and to call `stats`."""
 
     socket: str
     is_there: bool = False
@@ -37,24 +37,24 @@ class Reach(msgspec.Struct, frozen=True):
     group: str = ""
     mode: int = 0
     error: str = ""
-    """The name of what kept it from connecting, as ECONNREFUSED."""
+    """The name of the error of the connect, such as ECONNREFUSED."""
     joined: bool = False
-    """The caller is in the socket's group, but was not yet at his login."""
+    """The caller has joined the socket's group, but after logging in."""
     refusal: str = ""
-    """What the daemon said instead of an answer, and what to do then."""
+    """The message of the error that the daemon returned; `hint` is its hint."""
     hint: str = ""
     software: str = ""
     llama_commit: str = ""
     stats: dict[str, Any] = {}
 
 
-def look_at_daemon(path: Path) -> Reach:
-    """Connect to the daemon, and ask it how it is."""
+def probe_daemon(path: Path) -> Connection:
+    """Connect to the daemon and call `stats`."""
     try:
         status = path.stat()
     except FileNotFoundError:
-        return Reach(str(path))
-    found = Reach(
+        return Connection(str(path))
+    found = Connection(
         str(path),
         is_there=True,
         is_socket=stat.S_ISSOCK(status.st_mode),
@@ -68,18 +68,18 @@ def look_at_daemon(path: Path) -> Reach:
     error = _connect(path)
     if error:
         return msgspec.structs.replace(found, error=error)
-    return _ask(found)
+    return _call_stats(found)
 
 
-def _name(look: Any, number: int) -> str:
+def _name(look_up: Any, number: int) -> str:
     try:
-        return str(look(number)[0])
+        return str(look_up(number)[0])
     except KeyError:
         return str(number)
 
 
 def _joined(gid: int) -> bool:
-    """Tell whether the caller's next login will have a group that this one has not."""
+    """Return whether the caller gets a group only with the next login."""
     if gid in (os.getegid(), *os.getgroups()):
         return False
     try:
@@ -90,8 +90,8 @@ def _joined(gid: int) -> bool:
 
 
 def _connect(path: Path) -> str:
-    """Return the name of the error that a connection ends in, or an empty text."""
-    until = time.monotonic() + ANSWER_S_MAX
+    """Return the name of the error of a connect, or an empty text."""
+    deadline = time.monotonic() + ANSWER_S_MAX
     while True:
         with sockets.socket(sockets.AF_UNIX, sockets.SOCK_STREAM) as probe:
             probe.setblocking(False)
@@ -99,13 +99,13 @@ def _connect(path: Path) -> str:
                 probe.connect(str(path))
                 return ""
             except OSError as exc:
-                full = isinstance(exc, BlockingIOError) and time.monotonic() < until
+                full = isinstance(exc, BlockingIOError) and time.monotonic() < deadline
                 if not full:
                     return errno.errorcode.get(exc.errno or 0, str(exc))
-        time.sleep(PAUSE_S)  # its queue is full, and tells nobody when it is not
+        time.sleep(PAUSE_S)  # the backlog is full; no event reports space
 
 
-def _ask(found: Reach) -> Reach:
+def _call_stats(found: Connection) -> Connection:
     from ....ipc.client import Client
 
     client = Client(
@@ -121,78 +121,82 @@ def _ask(found: Reach) -> Reach:
     )
 
 
-def check_socket(reach: Reach) -> Iterator[Finding]:
-    """Check the socket, and whether the caller may connect."""
-    where, whose = reach.socket, f"{reach.owner}:{reach.group} {reach.mode:o}"
-    if not reach.is_there:
+def check_socket(connection: Connection) -> Iterator[Finding]:
+    """Check the socket and the caller's access to it."""
+    where, mode = connection.socket, f"{connection.owner}:{connection.group} {connection.mode:o}"
+    if not connection.is_there:
         yield warn(
             "socket",
             f"no daemon listens at {where}",
             "`inferd serve` starts one, or `inferd install-service` lets systemd start it;"
             " INFERD_SOCKET names another socket",
         )
-    elif not reach.is_socket:
-        yield fail("socket", f"{where} is no socket", "move it away, or set INFERD_SOCKET")
-    elif reach.error == "ECONNREFUSED":
+    elif not connection.is_socket:
+        yield fail("socket", f"{where} is not a socket", "move it away, or set INFERD_SOCKET")
+    elif connection.error == "ECONNREFUSED":
         yield warn(
             "socket",
-            f"{where} was left by a daemon that has died",
+            f"{where} was left by a daemon that has crashed",
             "`inferd serve` takes it over; a service: `systemctl restart inferd.socket`",
         )
-    elif reach.error == "EACCES":
-        yield fail("socket", f"{where} ({whose}) is not open to you", _let_in(reach))
-    elif reach.error == "EAGAIN":
+    elif connection.error == "EACCES":
+        yield fail("socket", f"{where} ({mode}) is not open to you", _access_remedy(connection))
+    elif connection.error == "EAGAIN":
         yield fail(
             "socket",
-            f"{where} takes no connection: its queue is full",
-            "the daemon hangs: see its log, and start it again",
+            f"{where} accepts no connection: its backlog is full",
+            "the daemon hangs: see its log and restart it",
         )
-    elif reach.error:
-        yield fail("socket", f"{where}: {reach.error}", "set INFERD_SOCKET to a daemon's socket")
-    elif reach.mode & stat.S_IWOTH:
+    elif connection.error:
+        yield fail(
+            "socket", f"{where}: {connection.error}", "set INFERD_SOCKET to a daemon's socket"
+        )
+    elif connection.mode & stat.S_IWOTH:
         yield warn(
             "socket",
-            f"{where} ({whose}) is open to every user of this machine",
+            f"{where} ({mode}) is open to every user of this machine",
             "SocketMode=0660 in inferd.socket, or chmod o-w",
         )
     else:
-        yield ok("socket", f"{where} ({whose}) is open to you")
+        yield ok("socket", f"{where} ({mode}) is open to you")
 
 
-def _let_in(reach: Reach) -> str:
-    if reach.joined:
-        return f"log in again: you are in the group {reach.group} from the next login on"
-    if reach.mode & stat.S_IWGRP and reach.group != "root":
-        return f"`sudo usermod -aG {reach.group} USER` lets a user in, from the next login on"
-    return "it is its owner's alone: start a daemon of your own with `inferd serve`"
+def _access_remedy(connection: Connection) -> str:
+    if connection.joined:
+        return f"log in again: you are in the group {connection.group} from the next login on"
+    if connection.mode & stat.S_IWGRP and connection.group != "root":
+        return (
+            f"`sudo usermod -aG {connection.group} USER` gives a user access from the next login on"
+        )
+    return "only its owner may connect: start your own with `inferd serve`"
 
 
-def check_daemon(reach: Reach) -> Iterator[Finding]:
-    """Check what a daemon that answers says of itself."""
-    if reach.refusal:
-        yield fail("daemon", reach.refusal, reach.hint)
-    if not reach.software:
+def check_daemon(connection: Connection) -> Iterator[Finding]:
+    """Check the version and the state that a running daemon reports."""
+    if connection.refusal:
+        yield fail("daemon", connection.refusal, connection.hint)
+    if not connection.software:
         return
-    if reach.software != SOFTWARE or reach.llama_commit != LLAMA_COMMIT:
+    if connection.software != SOFTWARE or connection.llama_commit != LLAMA_COMMIT:
         yield warn(
             "daemon",
-            f"{reach.software} runs (llama.cpp {reach.llama_commit}), and this is {SOFTWARE}"
-            f" (llama.cpp {LLAMA_COMMIT})",
-            "start it again, or use the command that belongs to it",
+            f"the daemon is {connection.software} (llama.cpp {connection.llama_commit}), this"
+            f" command {SOFTWARE} (llama.cpp {LLAMA_COMMIT})",
+            "restart the daemon, or use the command of its version",
         )
-    for component in reach.stats.get("components", ()):
+    for component in connection.stats.get("components", ()):
         if not component["up"]:
             yield warn(
                 "daemon",
                 f"{component['component']} fails: {component['effect']}: {component['cause']}",
                 component["remedy"],
             )
-    if waiting := ", ".join(reach.stats.get("restart_for", ())):
+    if waiting := ", ".join(connection.stats.get("restart_for", ())):
         yield warn(
             "daemon",
-            f"changed in the file, and not in force: {waiting}",
-            "start it again: `systemctl restart inferd`",
+            f"changed in the file, but not in force before a restart: {waiting}",
+            "restart it: `systemctl restart inferd`",
         )
-    if reach.stats.get("draining"):
-        yield warn("daemon", "it takes nothing new, and ends", "wait, and start it again")
-    yield ok("daemon", f"{reach.software} answers, pid {reach.stats.get('pid')}")
+    if connection.stats.get("draining"):
+        yield warn("daemon", "it is draining: it admits no new requests", "restart it")
+    yield ok("daemon", f"{connection.software} answers, pid {connection.stats.get('pid')}")

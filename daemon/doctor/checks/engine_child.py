@@ -1,8 +1,9 @@
-"""What the engine says of itself and of model files, told by a process of its own: a library that
-was built for another CPU ends the process that loads it.
+"""The separate process that loads the engine and reads model files.
+
+A library that was built for another CPU crashes the process that loads it.
 
 `python -m inferd.daemon.doctor.checks.engine_child` reads a JSON list of paths from standard input.
-Standard output gets one JSON object a line: first the engine's, then one for each path.
+It writes JSON objects to standard output, one per line: first the engine's, then one per path.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ from ....backends.errors import LoadFailed
 
 
 def main() -> None:
-    """Tell of the engine, then of each file."""
+    """Report the engine, then each file."""
     paths = msgspec.json.decode(sys.stdin.buffer.read(), type=list[str])
-    _tell(_engine())
+    _write_line(_engine())
     for path in paths:
-        _tell(_file(path))
+        _write_line(_file(path))
 
 
 def _engine() -> dict[str, Any]:
@@ -38,7 +39,7 @@ def _engine() -> dict[str, Any]:
 
 
 def _file(path: str) -> dict[str, Any]:
-    """Read a model's headers: they say how long the files must be."""
+    """Read the headers of a model, which give the length of its files."""
     from ....backends.llama.loading.gguf_check import open_model_file, read_gguf, read_parts
 
     try:
@@ -52,8 +53,8 @@ def _file(path: str) -> dict[str, Any]:
     return {"path": path}
 
 
-def _tell(told: dict[str, Any]) -> None:
-    sys.stdout.buffer.write(msgspec.json.encode(told) + b"\n")
+def _write_line(report: dict[str, Any]) -> None:
+    sys.stdout.buffer.write(msgspec.json.encode(report) + b"\n")
     sys.stdout.buffer.flush()
 
 

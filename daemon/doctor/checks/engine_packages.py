@@ -1,6 +1,4 @@
-"""The engine: is it installed, is it the one that this inferd is made for, does it load here, and
-is its build one for this CPU.
-"""
+"""The engine: its packages and versions, whether it loads, and its build for this CPU."""
 
 from __future__ import annotations
 
@@ -19,10 +17,10 @@ from ....backends.memory_need import Device
 from ..finding import Finding, fail, ok, warn
 
 ENGINE_S_MAX = 20.0
-"""A GPU's driver takes seconds to start."""
+"""The driver of a GPU takes seconds to start."""
 PACKAGE = "llama-cpp-python"
 CHILD = (sys.executable, "-P", "-m", "inferd.daemon.doctor.checks.engine_child")
-"""-P: root may call this from anybody's folder, whose files are no modules."""
+"""-P: root may run this in any user's folder, whose files must not be imported."""
 REBUILD = (
     "build it on this machine: `CMAKE_ARGS=-DGGML_OPENMP=OFF pip install --force-reinstall"
     f" --no-cache-dir --no-binary {PACKAGE} 'inferd[daemon]'`"
@@ -45,50 +43,50 @@ SYSTEM_INFO_FLAGS = {
     "MATMUL_INT8": "i8mm",
     "SVE": "sve",
 }
-"""What llama.cpp calls what it was built with, and what /proc/cpuinfo calls it."""
+"""Names of CPU features in llama.cpp's system info, and in /proc/cpuinfo."""
 _REQUIREMENT = re.compile(r"([\w.-]+)\s*(?:==\s*([\w.+!]+))?[^;]*;\s*extra\s*==\s*['\"]daemon['\"]")
 
 
 class Installed(msgspec.Struct, frozen=True):
-    """What the daemon needs beside the client: each package's version, empty if it is missing."""
+    """The packages of `inferd[daemon]`: their versions, empty if a package is missing."""
 
     packages: dict[str, str]
     pinned: dict[str, str]
-    """Those that must have one certain version."""
+    """Packages that must have a certain version."""
 
 
 class ModelFile(msgspec.Struct, frozen=True):
-    """What is wrong with a model's file, if anything is."""
+    """The file of a model, and the error of its header."""
 
     path: str
     error: str = ""
     hint: str = ""
 
 
-class _Told(msgspec.Struct, frozen=True):
+class _EngineReport(msgspec.Struct, frozen=True):
     system_info: str
     gpu: bool
     devices: list[Device]
 
 
 class Engine(msgspec.Struct, frozen=True):
-    """What a process that loaded the engine has told, and how it ended if not well."""
+    """The report of a process that loaded the engine; `ended` is its failure."""
 
     ended: str = ""
     system_info: str = ""
     gpu: bool = False
-    """Whether it was built for one."""
+    """Whether it was built with GPU support."""
     devices: list[Device] = []
     files: list[ModelFile] = []
 
     @property
     def features(self) -> set[str]:
-        """What the CPU's part was built with, by llama.cpp's names."""
+        """CPU features of the build, by llama.cpp's names."""
         return set(re.findall(r"(\w+) = 1", self.system_info))
 
 
-def look_at_installed() -> Installed:
-    """Look for what `inferd[daemon]` names."""
+def find_packages() -> Installed:
+    """Return the packages that `inferd[daemon]` requires."""
     required = importlib.metadata.requires("inferd") or ()
     found = [m for m in map(_REQUIREMENT.match, required) if m is not None]
     return Installed(
@@ -105,42 +103,42 @@ def _version(package: str) -> str:
 
 
 def check_installed(installed: Installed) -> Iterator[Finding]:
-    """Check that the daemon's packages are there, in the versions that it needs."""
+    """Check that the daemon's packages are installed in the required versions."""
     missing = [name for name, version in installed.packages.items() if not version]
     if missing:
         yield warn(
             "packages",
-            f"{', '.join(missing)}: not installed; commands reach a daemon, but `inferd serve`"
-            " does not run here",
+            f"{', '.join(missing)}: not installed; commands work, but `inferd serve` does"
+            " not run here",
             f"{INSTALL}, where a daemon is to run",
         )
     else:
-        yield ok("packages", "all that the daemon needs are installed")
+        yield ok("packages", "all packages of the daemon are installed")
     for name, pinned in installed.pinned.items():
         version = installed.packages[name]
         if version and version != pinned:
             yield fail(
                 "packages",
-                f"{name} {version} is installed, and this inferd is made for {pinned} alone",
+                f"{name} {version} is installed, but this inferd requires {pinned}",
                 f"pip install '{name}=={pinned}'",
             )
 
 
-def look_at_engine(
+def probe_engine(
     files: Sequence[Path], command: Sequence[str] = CHILD, seconds: float = ENGINE_S_MAX
 ) -> Engine:
-    """Have a process of its own load the engine and look at *files*."""
-    asked = msgspec.json.encode([str(file) for file in files])
+    """Load the engine and read the headers of *files* in a separate process."""
+    paths = msgspec.json.encode([str(file) for file in files])
     try:
         done = subprocess.run(
-            command, input=asked, capture_output=True, timeout=seconds, check=False
+            command, input=paths, capture_output=True, timeout=seconds, check=False
         )
     except subprocess.TimeoutExpired as exc:
-        return _read(exc.stdout or b"", f"it gave no answer within {seconds:g} s")
-    return _read(done.stdout, _end_of(done.returncode, done.stderr))
+        return _read(exc.stdout or b"", f"it did not answer within {seconds:g} s")
+    return _read(done.stdout, _failure_of(done.returncode, done.stderr))
 
 
-def _end_of(status: int, stderr: bytes) -> str:
+def _failure_of(status: int, stderr: bytes) -> str:
     if status == 0:
         return ""
     if status < 0:
@@ -150,29 +148,29 @@ def _end_of(status: int, stderr: bytes) -> str:
 
 
 def _read(output: bytes, ended: str) -> Engine:
-    # The last line may be cut: the process may have been killed in the middle of it.
+    # The last line may be incomplete, if the process was killed while it wrote.
     first, *others = output.split(b"\n")[:-1] or [b""]
     if not first:
-        return Engine(ended=ended or "it told nothing")
-    told = msgspec.json.decode(first, type=_Told)
+        return Engine(ended=ended or "it wrote nothing")
+    report = msgspec.json.decode(first, type=_EngineReport)
     return Engine(
         ended=ended,
-        system_info=told.system_info,
-        gpu=told.gpu,
-        devices=told.devices,
+        system_info=report.system_info,
+        gpu=report.gpu,
+        devices=report.devices,
         files=[msgspec.json.decode(line, type=ModelFile) for line in others],
     )
 
 
 def check_engine(engine: Engine) -> Iterator[Finding]:
-    """Check that the engine loads, and computes on threads of its own."""
+    """Check that the engine loads and was built without OpenMP."""
     if engine.ended and not engine.system_info:
         yield fail("engine", f"llama.cpp cannot be loaded: {engine.ended}", REBUILD)
     elif engine.ended:
         yield fail(
             "engine",
-            f"llama.cpp loads, but reading the models' headers did not end well: {engine.ended}",
-            "see whether the disk of models-dir answers",
+            f"llama.cpp loads, but reading the models' headers failed: {engine.ended}",
+            "check the disk of models-dir",
         )
     elif "OPENMP" in engine.features:
         yield warn(
@@ -186,7 +184,7 @@ def check_engine(engine: Engine) -> Iterator[Finding]:
 
 
 def cpu_flags(proc: Path = Path("/proc")) -> frozenset[str]:
-    """Return what the first CPU can do, as the kernel calls it."""
+    """Return the features of the first CPU, by the kernel's names."""
     for line in (proc / "cpuinfo").read_text().splitlines():
         name, colon, value = line.partition(":")
         if colon and name.strip() in ("flags", "Features"):
@@ -195,7 +193,7 @@ def cpu_flags(proc: Path = Path("/proc")) -> frozenset[str]:
 
 
 def check_cpu(engine: Engine, flags: frozenset[str]) -> Iterator[Finding]:
-    """Compare what the CPU can do with what the engine was built to use."""
+    """Compare the features of the CPU with those of the build."""
     if not engine.system_info:
         return
     unused = [n for n, f in SYSTEM_INFO_FLAGS.items() if f in flags and n not in engine.features]
@@ -203,8 +201,8 @@ def check_cpu(engine: Engine, flags: frozenset[str]) -> Iterator[Finding]:
     if unused:
         yield warn(
             "cpu",
-            f"the engine was built without {', '.join(unused)}, which this CPU has: it computes"
-            " more slowly than it could",
+            f"the engine was built without {', '.join(unused)}, which this CPU has, so it is"
+            " slower than it could be",
             REBUILD,
         )
     else:

@@ -1,4 +1,4 @@
-"""The daemon's folders: the models, and what it keeps."""
+"""The daemon's folders: the models and the state."""
 
 from __future__ import annotations
 
@@ -18,41 +18,41 @@ from .accounts import READ, SEARCH, WRITE, Account, barrier
 from .engine_packages import ModelFile
 
 DISK_BYTES_MIN = 1 << 30
-"""With less than this left a disk counts as full."""
-NAMED_MAX = 20
+"""A disk with less free space counts as full."""
+LISTED_MAX = 20
 JOURNAL = "sessions.db*"
 
 
 class Models(msgspec.Struct, frozen=True):
-    """The models that there are for a daemon that *account* runs."""
+    """The models of a daemon that runs as *account*."""
 
     folder: Path
     account: Account
     exists: bool
     barrier: str = ""
-    """What keeps the daemon from the folder."""
+    """The place that denies the daemon access to the folder."""
     files: dict[str, Path] = {}
-    """By name, those of the folder and of the configuration; of several parts the first."""
+    """Files of the folder and the configuration by name; of a split model the first part."""
     sizes: dict[str, int] = {}
     missing: dict[str, Path] = {}
-    """Configured files that are not there: of models, and of their adapters."""
+    """Configured files of models and adapters that do not exist."""
     unreadable: dict[str, str] = {}
-    """What keeps the daemon from a file, by the file."""
+    """The place that denies the daemon access, by file."""
 
     @property
     def smallest(self) -> tuple[str, int] | None:
-        """Return the smallest model and its bytes."""
+        """The smallest model and its size in bytes."""
         found = [(name, size) for name, size in self.sizes.items() if size > 0]
         return min(found, key=lambda it: it[1], default=None)
 
 
-def look_at_models(config: Config, account: Account) -> Models:
-    """Look for the models of the folder and of the configuration."""
+def inspect_models(config: Config, account: Account) -> Models:
+    """Return the models of the folder and of the configuration."""
     folder = config.models_dir
     if not folder.is_dir():
-        files, stopped = {}, ""
+        files, denied_at = {}, ""
     else:
-        stopped = barrier(account, folder, READ | SEARCH)
+        denied_at = barrier(account, folder, READ | SEARCH)
         files = models_in(folder)
     configured = _configured(config)
     missing = {name: file for name, file in configured.items() if not file.exists()}
@@ -63,16 +63,16 @@ def look_at_models(config: Config, account: Account) -> Models:
         folder=folder,
         account=account,
         exists=folder.is_dir(),
-        barrier=stopped,
+        barrier=denied_at,
         files=files,
         sizes={name: size_bytes(file, -1) for name, file in files.items()},
         missing=missing,
-        unreadable={str(p): b for p in parts if not stopped and (b := barrier(account, p, READ))},
+        unreadable={str(p): b for p in parts if not denied_at and (b := barrier(account, p, READ))},
     )
 
 
 def _configured(config: Config) -> dict[str, Path]:
-    """Return the files that the configuration names, each by what it is for."""
+    """Return the files that the configuration names, by model or adapter."""
     found = {name: m.file for name, m in config.models.items() if m.file is not None}
     for name, model in config.models.items():
         for adapter, entry in model.adapters.items():
@@ -81,27 +81,31 @@ def _configured(config: Config) -> dict[str, Path]:
 
 
 def check_models(models: Models) -> Iterator[Finding]:
-    """Check that the models are there, and that the daemon may read them."""
-    who = models.account.name
+    """Check that the models exist and that the daemon may read them."""
+    user = models.account.name
     if models.barrier:
         yield fail(
             "models",
-            f"{who} may not read {models.folder}: stopped at {models.barrier}",
-            f"let {who} read and search it, or name another models-dir",
+            f"{user} may not read {models.folder}: access is denied at {models.barrier}",
+            f"let {user} read and search it, or name another models-dir",
         )
-    for part, stopped in list(models.unreadable.items())[:NAMED_MAX]:
+    for part, denied_at in list(models.unreadable.items())[:LISTED_MAX]:
         yield fail(
             "models",
-            f"{who} may not read {part}: stopped at {stopped}",
-            f"let {who} read or search {stopped}",
+            f"{user} may not read {part}: access is denied at {denied_at}",
+            f"let {user} read or search {denied_at}",
         )
-    for name, file in list(models.missing.items())[:NAMED_MAX]:
+    for name, file in list(models.missing.items())[:LISTED_MAX]:
         yield fail(
-            "models", f"[models.{name}]: {file} is not there", "correct `file`, or put it there"
+            "models",
+            f"[models.{name}]: {file} does not exist",
+            "correct `file`, or put the file there",
         )
     if not models.exists:
         yield warn(
-            "models", f"there is no folder {models.folder}", "`inferd pull smollm2` makes it"
+            "models",
+            f"the folder {models.folder} does not exist",
+            "`inferd pull smollm2` creates it",
         )
     elif not models.files and not models.barrier:
         yield warn(
@@ -113,25 +117,25 @@ def check_models(models: Models) -> Iterator[Finding]:
 
 
 def check_files(files: Sequence[ModelFile]) -> Iterator[Finding]:
-    """Check what was read of the models' headers."""
-    for file in [f for f in files if f.error][:NAMED_MAX]:
+    """Check the models' headers."""
+    for file in [f for f in files if f.error][:LISTED_MAX]:
         yield fail("models", f"{file.path}: {file.error}", file.hint)
 
 
 class State(msgspec.Struct, frozen=True):
-    """Where a daemon that *account* runs keeps what outlives it."""
+    """The state folder of a daemon that runs as *account*."""
 
     folder: Path
     account: Account
     barrier: str = ""
     read_only: bool = False
     free_bytes: int = 0
-    seen_by_others: list[str] = []
-    """Files with what users wrote, that others than their owner may read."""
+    readable_by_others: list[str] = []
+    """Files with texts of users that others than their owner may read."""
 
 
-def look_at_state(config: Config, account: Account) -> State:
-    """Look at the folder, or at the one in which it would be made."""
+def inspect_state_folder(config: Config, account: Account) -> State:
+    """Return the state of the folder, or of the existing folder in which it would be created."""
     place = next(p for p in (config.state_dir, *config.state_dir.parents) if p.exists())
     files = [*config.state_dir.glob(JOURNAL)] if place == config.state_dir else []
     return State(
@@ -140,36 +144,35 @@ def look_at_state(config: Config, account: Account) -> State:
         barrier=barrier(account, place, WRITE | SEARCH),
         read_only=bool(os.statvfs(place).f_flag & os.ST_RDONLY),
         free_bytes=shutil.disk_usage(place).free,
-        seen_by_others=[str(file) for file in files if _seen_by_others(file)],
+        readable_by_others=[str(file) for file in files if _readable_by_others(file)],
     )
 
 
-def _seen_by_others(file: Path) -> bool:
+def _readable_by_others(file: Path) -> bool:
     try:
         return bool(file.stat().st_mode & (stat.S_IRGRP | stat.S_IROTH))
-    except FileNotFoundError:  # the daemon has just done without it
+    except FileNotFoundError:  # the daemon has just deleted it
         return False
 
 
 def check_state(state: State) -> Iterator[Finding]:
-    """Check that the daemon can keep something, and that it is private."""
-    who = state.account.name
+    """Check that the daemon can write its state, and that the state is private."""
+    user = state.account.name
     if state.barrier or state.read_only:
-        why = f"stopped at {state.barrier}" if state.barrier else "its file system is read-only"
+        denied = f"access is denied at {state.barrier}"
+        why = denied if state.barrier else "its file system is read-only"
         yield fail(
             "state",
-            f"{who} may not write to {state.folder}: {why}; sessions end with the daemon",
-            f"let {who} write there, or name another state-dir",
+            f"{user} may not write to {state.folder}: {why}; sessions end with the daemon",
+            f"let {user} write there, or name another state-dir",
         )
-    for file in state.seen_by_others:
-        yield fail(
-            "state", f"others may read {file}: it holds what users wrote", f"chmod 600 {file}"
-        )
+    for file in state.readable_by_others:
+        yield fail("state", f"others may read {file}: it holds texts of users", f"chmod 600 {file}")
     if state.free_bytes < DISK_BYTES_MIN:
         yield warn(
             "state",
             f"{size_text(state.free_bytes)} are free on the disk of {state.folder}",
-            "make room: sessions are not written down where there is none, nor KV states",
+            "free some space: a full disk cannot hold sessions and KV states",
         )
     elif not state.barrier:
         yield ok("state", f"{state.folder}, {size_text(state.free_bytes)} free")

@@ -1,4 +1,4 @@
-"""GPUs: those that the machine has, and whether the engine was built to use them."""
+"""The machine's GPUs, and whether the engine can use them."""
 
 from __future__ import annotations
 
@@ -17,34 +17,34 @@ HIP = "build the engine for it: `CMAKE_ARGS=-DGGML_HIP=on`, or -DGGML_VULKAN=on"
 
 
 class Gpus(msgspec.Struct, frozen=True):
-    """Device files: of NVIDIA's driver, of AMD's for computing, of any that draws."""
+    """Device files: of NVIDIA's driver, of AMD's compute driver, and of render nodes."""
 
     nvidia: list[str] = []
     amd: list[str] = []
-    drawing: list[str] = []
+    render: list[str] = []
     closed: list[str] = []
-    """Those of them that the caller may not open."""
+    """Device files that the caller may not open."""
 
 
-def look_at_gpus(dev: Path = Path("/dev")) -> Gpus:
-    """Look for device files below *dev*."""
+def find_gpus(dev: Path = Path("/dev")) -> Gpus:
+    """Return the device files below *dev*."""
     nvidia = sorted(str(p) for p in dev.glob("nvidia[0-9]*"))
     amd = [str(p) for p in (dev / "kfd",) if p.exists()]
-    drawing = sorted(str(p) for p in dev.glob("dri/renderD*"))
-    every = (*nvidia, *amd, *drawing)
+    render = sorted(str(p) for p in dev.glob("dri/renderD*"))
+    every = (*nvidia, *amd, *render)
     closed = [path for path in every if not os.access(path, os.R_OK | os.W_OK)]
-    return Gpus(nvidia, amd, drawing, closed)
+    return Gpus(nvidia, amd, render, closed)
 
 
 def check_gpus(gpus: Gpus, engine: Engine | None) -> Iterator[Finding]:
-    """Compare the machine's GPUs with what the engine was built for."""
+    """Compare the machine's GPUs with the engine's build."""
     built = engine is not None and engine.gpu
     if engine is not None and engine.devices:
-        told = (
+        devices = (
             f"{d.name} with {size_text(d.free)} of {size_text(d.total)} free"
             for d in engine.devices
         )
-        yield ok("gpu", ", ".join(told))
+        yield ok("gpu", ", ".join(devices))
     elif built and gpus.closed:
         yield warn(
             "gpu",
@@ -54,8 +54,8 @@ def check_gpus(gpus: Gpus, engine: Engine | None) -> Iterator[Finding]:
     elif built:
         yield warn(
             "gpu",
-            "the engine was built for a GPU, and llama.cpp finds none: the CPU computes",
-            "see whether its driver is loaded (`nvidia-smi`, `rocminfo`)",
+            "the engine was built for a GPU, but llama.cpp finds none and uses the CPU",
+            "check that its driver is loaded (`nvidia-smi`, `rocminfo`)",
         )
     elif gpus.nvidia or gpus.amd:
         yield warn(
@@ -64,5 +64,5 @@ def check_gpus(gpus: Gpus, engine: Engine | None) -> Iterator[Finding]:
             CUDA if gpus.nvidia else HIP,
         )
     else:
-        beside = f"; {', '.join(gpus.drawing)} is not used" if gpus.drawing else ""
-        yield ok("gpu", f"none to compute on{beside}")
+        unused = f"; {', '.join(gpus.render)} is not used" if gpus.render else ""
+        yield ok("gpu", f"none for computing{unused}")

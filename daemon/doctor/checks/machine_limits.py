@@ -1,4 +1,4 @@
-"""The machine: its memory, what limits a process of it, its cores, its users."""
+"""The machine: its memory, process limits, cores and users."""
 
 from __future__ import annotations
 
@@ -18,34 +18,34 @@ from ..finding import Finding, fail, ok, warn
 from .folders import Models
 
 STALLED_PERCENT = 10.0
-"""From this share of the last minute on, in which some program waited for memory, it is short."""
-FILES_BESIDE = 128
-"""Open files beside connections: of models, workers, the journal, a scrape."""
+"""Memory is short if programs waited for it in at least this share of the last minute."""
+OTHER_FILES = 128
+"""Open files other than connections: of models, workers, the journal, a scrape."""
 
 
 class Machine(msgspec.Struct, frozen=True):
-    """What there is for a daemon; of one that runs, and may be looked at, its own limits."""
+    """Resources of a daemon; the limits are those of the running daemon if they can be read."""
 
     free_bytes: int
     total_bytes: int
-    """The machine's, or what its cgroups leave of them."""
+    """The machine's memory, or the limit of the cgroups."""
     memory_bytes: int
-    """The machine's."""
+    """The machine's memory."""
     swapped_bytes: int
     stalled_percent: float | None
-    """None: the kernel does not tell."""
+    """None if the kernel does not report it (PSI)."""
     files_max: int
     cores: int
     cores_usable: int
     load: float
-    told_apart: bool
-    """Whether every user has a number of his own."""
+    has_distinct_users: bool
+    """Whether each user has a distinct uid."""
 
 
-def look_at_machine(
+def inspect_machine(
     pid: int = 0, proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")
 ) -> Machine:
-    """Look at the machine; *pid* is the daemon's, where it runs."""
+    """Return the machine's resources; *pid* is that of the running daemon, or 0."""
     memory, meminfo = MachineMemory(proc, cgroups), _meminfo(proc)
     return Machine(
         free_bytes=memory.free_bytes(),
@@ -57,7 +57,7 @@ def look_at_machine(
         cores=os.cpu_count() or 1,
         cores_usable=cores_usable(proc, cgroups),
         load=os.getloadavg()[0],
-        told_apart=Users(proc=proc).told_apart,
+        has_distinct_users=Users(proc=proc).told_apart,
     )
 
 
@@ -76,12 +76,12 @@ def _stalled(proc: Path) -> float | None:
 
 
 def _files_max(proc: Path, pid: int) -> int:
-    """Return the bound on open files of the daemon, or, where that is not told, of this process."""
-    for whose in (str(pid), "self"):
+    """Return the limit of open files of the daemon, or of this process if that is unknown."""
+    for process in (str(pid), "self"):
         try:
-            # A number of another container's is somebody else here.
-            ours = whose == "self" or "inferd" in (proc / whose / "cmdline").read_text()
-            text = (proc / whose / "limits").read_text() if ours else ""
+            # The pid of a process in another container may belong to another process here.
+            is_inferd = process == "self" or "inferd" in (proc / process / "cmdline").read_text()
+            text = (proc / process / "limits").read_text() if is_inferd else ""
         except OSError:
             continue
         if found := re.search(r"^Max open files\s+(\d+)", text, re.MULTILINE):
@@ -92,63 +92,63 @@ def _files_max(proc: Path, pid: int) -> int:
 def check_memory(
     machine: Machine, models: Models | None, config: Config | None, loaded: Collection[str] = ()
 ) -> Iterator[Finding]:
-    """Check that a model has room; where some are *loaded* it had."""
+    """Check that the smallest model fits in memory, unless models are *loaded* already."""
     free = size_text(machine.free_bytes)
     smallest = models.smallest if models is not None and not loaded else None
     if machine.stalled_percent is not None and machine.stalled_percent >= STALLED_PERCENT:
         yield warn(
             "memory",
             f"programs waited for memory in {machine.stalled_percent:.0f} % of the last minute",
-            "end what takes it, or let the daemon have less by memory-bytes",
+            "end other programs, or lower memory-bytes",
         )
     if config is not None and config.memory_bytes > machine.total_bytes:
         yield warn(
             "memory",
-            f"memory-bytes is {size_text(config.memory_bytes)}, and there are"
+            f"memory-bytes is {size_text(config.memory_bytes)}, but the machine has only"
             f" {size_text(machine.total_bytes)}",
-            "lower it, or leave it out: then models get what is free",
+            "lower it, or leave it out to use the free memory",
         )
     if smallest is not None and smallest[1] > machine.free_bytes:
         yield fail(
             "memory",
             f"{free} are free for models, and the smallest, {smallest[0]}, has"
             f" {size_text(smallest[1])}",
-            "end what takes the memory, or get a smaller model: `inferd pull smollm2`",
+            "end other programs, or get a smaller model: `inferd pull smollm2`",
         )
         return
     limited = machine.total_bytes < machine.memory_bytes
-    limit = f", of {size_text(machine.total_bytes)} that its cgroup may have" if limited else ""
+    limit = f", of {size_text(machine.total_bytes)} in the limit of its cgroup" if limited else ""
     swapped = f"; {size_text(machine.swapped_bytes)} swapped out" if machine.swapped_bytes else ""
     yield ok("memory", f"{free} are free for models{limit}{swapped}")
 
 
 def check_limits(machine: Machine, config: Config | None) -> Iterator[Finding]:
-    """Check what a process may have open, and whether the kernel tells of stalls."""
-    needed = (config.connections_max if config is not None else 0) + FILES_BESIDE
+    """Check the limit of open files, and whether the kernel reports memory stalls."""
+    needed = (config.connections_max if config is not None else 0) + OTHER_FILES
     if machine.files_max and machine.files_max < needed:
         yield fail(
             "limits",
-            f"{machine.files_max} files may be open at once, and connections-max needs {needed}",
+            f"{machine.files_max} files may be open at once, but connections-max needs {needed}",
             "raise it (`ulimit -n`, LimitNOFILE= in the unit), or lower connections-max",
         )
     if machine.stalled_percent is None:
         yield warn(
             "limits",
-            "the kernel tells no stalls (PSI): memory that falls short is seen every 5 s only",
-            "boot with psi=1; in a container let it read /proc/pressure",
+            "the kernel does not report stalls (PSI), so memory is only checked every 5 s",
+            "boot with psi=1; in a container, allow it to read /proc/pressure",
         )
     elif machine.files_max >= needed:
-        yield ok("limits", f"{machine.files_max} open files; stalls are told (PSI)")
+        yield ok("limits", f"{machine.files_max} open files; stalls are reported (PSI)")
 
 
 def check_cores(machine: Machine, config: Config | None) -> Iterator[Finding]:
-    """Check how many cores there are to compute on."""
+    """Check that `cores` is at most the number of usable cores."""
     configured = config.cores if config is not None else machine.cores_usable
     if configured > machine.cores_usable:
         yield warn(
             "cores",
-            f"cores is {configured}, and a process may use {machine.cores_usable}: threads that"
-            " wait for each other stand still",
+            f"cores is {configured}, but a process may use {machine.cores_usable}: threads"
+            " then wait for each other",
             "lower `cores`, or leave it out",
         )
     else:
@@ -159,13 +159,13 @@ def check_cores(machine: Machine, config: Config | None) -> Iterator[Finding]:
 
 
 def check_users(machine: Machine) -> Iterator[Finding]:
-    """Check that users can be told apart."""
-    if machine.told_apart:
-        yield ok("users", "the kernel tells all users apart")
+    """Check that the kernel distinguishes users."""
+    if machine.has_distinct_users:
+        yield ok("users", "each user has a distinct uid")
     else:
         yield warn(
             "users",
-            "this is a user namespace, where many users share one number: a daemon here serves none"
-            " but its own user",
-            "run it outside; in its unit PrivateUsers= stays off",
+            "this is a user namespace, where many users share one uid: a daemon here serves only"
+            " its own user",
+            "run it outside; do not set PrivateUsers= in its unit",
         )

@@ -1,6 +1,4 @@
-"""The service: which units are installed for a daemon's socket, how they differ from those of this
-inferd, whom it runs as and with which settings.
-"""
+"""The systemd service of a daemon's socket: its units, account, settings and state."""
 
 from __future__ import annotations
 
@@ -24,46 +22,46 @@ _STATE = ("ActiveState", "Result", "NRestarts")
 
 
 class Units(msgspec.Struct, frozen=True):
-    """The installed service whose daemon is asked about."""
+    """The installed service of the examined daemon."""
 
     user: bool
-    """Whether it is a user's own, not the machine's."""
+    """Whether it is a user's own service, not the machine's."""
     directives: dict[str, list[str]]
-    """Of the service with its drop-ins."""
+    """The directives of the service and its drop-ins."""
     old: list[str]
-    """Files that are others than this inferd would write."""
+    """Files that differ from those that this inferd would write."""
     start_missing: str = ""
-    """What it starts, if that is not there."""
+    """The program that it starts, if that cannot be run."""
     account: Account | None = None
-    """Who runs it; None: its user does not exist."""
+    """The account of the service; None if its user does not exist."""
     state: dict[str, str] = {}
-    """What the manager says of it, where there is one."""
+    """Its properties, if a service manager runs."""
 
     @property
     def environment(self) -> dict[str, str]:
-        """What the daemon's environment has from its units."""
+        """The environment that the units set."""
         lines = self.directives.get("Environment", [])
         pairs = (word.partition("=") for line in lines for word in _words(line))
         return {name: value for name, equals, value in pairs if equals}
 
     @property
     def command(self) -> str:
-        """Return `systemctl` for its manager."""
+        """The `systemctl` command for its manager."""
         return "systemctl --user" if self.user else "systemctl"
 
 
 def _words(line: str) -> list[str]:
-    """Return the words of a value; of one whose quotes do not end, those between blanks."""
+    """Return the words of a value; if a quote is not closed, split at blanks."""
     try:
         return shlex.split(line)
     except ValueError:
         return line.split()
 
 
-def look_at_units(
+def find_units(
     socket: Path, environ: Mapping[str, str] = os.environ, root: Path | None = None
 ) -> Units | None:
-    """Return the installed service that listens on *socket*, below *root* where there is one."""
+    """Return the installed service that listens on *socket*; units are looked up below *root*."""
     for user in (False, True):
         service = Service(user=user, root=root)
         if str(socket) in _sockets(service, environ):
@@ -72,7 +70,7 @@ def look_at_units(
 
 
 def machine_socket(root: Path | None = None) -> Path | None:
-    """Return the socket of the machine's service, if that is installed."""
+    """Return the socket of the machine's service, or None if that is not installed."""
     found = _sockets(Service(root=root), {})
     return Path(found[0]) if found else None
 
@@ -106,7 +104,7 @@ def _writes(service: Service, start: str) -> list[Write]:
 
 
 def directives_of(units: list[Path]) -> dict[str, list[str]]:
-    """Return the values of units that are there by their names, in their order."""
+    """Return the values of the existing *units* by directive, in order."""
     found: dict[str, list[str]] = {}
     for unit in units:
         for line in unit.read_text(errors="replace").splitlines() if unit.exists() else ():
@@ -117,7 +115,7 @@ def directives_of(units: list[Path]) -> dict[str, list[str]]:
 
 
 def _state(service: Service) -> dict[str, str]:
-    """Ask the manager, if one runs; what it does not say in time is not known."""
+    """Return the properties from the service manager; empty if none runs or replies in time."""
     if shutil.which("systemctl") is None or not Path("/run/systemd/system").is_dir():
         return {}
     step = service.systemctl("show", UNIT, f"--property={','.join(_STATE)}")
@@ -131,7 +129,7 @@ def _state(service: Service) -> dict[str, str]:
 
 
 def check_units(units: Units | None) -> Iterator[Finding]:
-    """Check the service as it is installed."""
+    """Check the installed service."""
     if units is None:
         yield ok("service", "none is installed for this socket")
         return
@@ -147,22 +145,21 @@ def check_units(units: Units | None) -> Iterator[Finding]:
             "service",
             f"it has failed ({units.state.get('Result')}), after {units.state.get('NRestarts')}"
             " restarts",
-            f"{log} says why; `{units.command} reset-failed inferd` lets it start again",
+            f"`{log}` shows the cause; `{units.command} reset-failed inferd` lets it start again",
         )
     if units.old:
         yield warn(
             "service",
-            f"{', '.join(units.old)}: not as this inferd installs them",
-            f"`{install}` brings them up to date; changes of your own belong into"
-            f" `{units.command} edit inferd`",
+            f"{', '.join(units.old)}: differ from the units that this inferd installs",
+            f"`{install}` updates them; put your own changes into `{units.command} edit inferd`",
         )
     if (units.directives.get("PrivateUsers") or ["no"])[-1].lower() not in _NO:
         yield fail(
             "service",
-            "PrivateUsers= is on: the kernel gives all other users one number there, so the daemon"
-            " serves none but its own",
+            "PrivateUsers= is on: all other users have the same uid there, so the daemon serves"
+            " only its own user",
             f"PrivateUsers=no in `{units.command} edit inferd`",
         )
     if units.account is not None and not (units.start_missing or units.old):
         whose = "your own" if units.user else f"the machine's, as the user {units.account.name}"
-        yield ok("service", f"{whose}; its units are this inferd's")
+        yield ok("service", f"{whose}; its units are up to date")

@@ -200,7 +200,7 @@ def test_figures_of_a_turn_say_what_was_computed_again() -> None:
     turn = {"input_tokens": 9, "cached_tokens": 2}
     assert "9 tokens (2 cached)," in stats_text(turn)
     again = turn | {"recomputed_tokens": 5, "recomputed_reason": "tools changed"}
-    expected = "(2 cached; 5 of the history do not stand any more: tools changed),"
+    expected = "(2 cached; 5 of the history recomputed: tools changed),"
     assert expected in stats_text(again)
 
 

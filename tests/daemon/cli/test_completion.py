@@ -16,7 +16,7 @@ from typer import _completion_shared
 
 from inferd import Client
 from inferd.backends.params import PARAMETERS
-from inferd.daemon.cli.help.completion import ASK_S_MAX
+from inferd.daemon.cli.help.completion import CALL_TIMEOUT_S
 from inferd.testing import running_daemon
 from tests.daemon.command_line import Terminal, terminal_of
 
@@ -95,7 +95,7 @@ def test_a_daemon_that_hangs_is_waited_for_but_shortly(tmp_path: Path) -> None:
         deaf.listen()
         begin = time.monotonic()
         assert offered("inferd run ", str(path)) == []
-        assert time.monotonic() - begin < ASK_S_MAX + 20, "the process's start is in it"
+        assert time.monotonic() - begin < CALL_TIMEOUT_S + 20, "the process's start is in it"
 
 
 @contextmanager

@@ -127,7 +127,7 @@ def test_an_errors_exit_status(error: errors.InferdError, status: int) -> None:
 
 def test_an_internal_error_is_a_sentence_unless_debugging(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "inferd.daemon.cli.monitoring.status_commands.client_of", lambda socket: 1 / 0
+        "inferd.daemon.cli.monitoring.status_commands.OneShotClient", lambda socket: 1 / 0
     )
     result = inferd("ps")
     assert result.exit_code == 1

@@ -17,7 +17,7 @@ import pytest
 
 from inferd import Client
 from inferd.backends.errors import InvalidArgument
-from inferd.daemon.doctor.checks.connection_check import REACH_S_MAX, Reach
+from inferd.daemon.doctor.checks.connection_check import CONNECTION_S_MAX, Connection
 from inferd.daemon.doctor.checks.units import Units
 from inferd.daemon.doctor.examination import Facts, _socket, check_all
 from inferd.daemon.doctor.report import write_new
@@ -52,10 +52,10 @@ def test_without_a_daemon_it_says_what_there_is(home: Path) -> None:
     (home / "data" / "inferd" / "models").mkdir(parents=True)
     write_tiny("llama", home / "data" / "inferd" / "models")
     result = inferd("doctor", "--json", socket=NOWHERE)
-    told = document(result)
-    assert result.exit_code == (1 if told["status"] == "fail" else 0)
-    assert list(dict.fromkeys(f["check"] for f in told["findings"])) == CHECKS
-    assert all(f["remedy"] for f in told["findings"] if f["status"] != "ok")
+    printed = document(result)
+    assert result.exit_code == (1 if printed["status"] == "fail" else 0)
+    assert list(dict.fromkeys(f["check"] for f in printed["findings"])) == CHECKS
+    assert all(f["remedy"] for f in printed["findings"] if f["status"] != "ok")
     by_check = {check: findings(result, check)[0]["status"] for check in CHECKS}
     for check in ("inferd", "packages", "engine", "configuration", "models", "cores"):
         assert by_check[check] == "ok", findings(result, check)
@@ -89,11 +89,11 @@ def test_a_daemon_that_answers_is_asked_how_it_is() -> None:
         assert answer["status"] == "ok" and f"pid {daemon.pid}" in answer["found"]
 
 
-def test_a_part_of_the_daemon_that_fails_is_told(tmp_path: Path) -> None:
+def test_a_failing_component_of_the_daemon_is_a_finding(tmp_path: Path) -> None:
     (tmp_path / "taken").touch()
     with running_daemon(metrics=str(tmp_path / "taken" / "figures.sock")) as daemon:
-        told = findings(inferd("doctor", "--json", socket=daemon.socket), "daemon")
-        assert any(f["status"] == "warn" and "metrics fails" in f["found"] for f in told)
+        printed = findings(inferd("doctor", "--json", socket=daemon.socket), "daemon")
+        assert any(f["status"] == "warn" and "metrics fails" in f["found"] for f in printed)
 
 
 def test_a_daemon_that_hangs_does_not_hang_the_doctor(tmp_path: Path) -> None:
@@ -103,17 +103,17 @@ def test_a_daemon_that_hangs_does_not_hang_the_doctor(tmp_path: Path) -> None:
         deaf.listen()
         begin = time.monotonic()
         result = inferd("doctor", "--json", socket=str(path))
-        assert time.monotonic() - begin < REACH_S_MAX + 20
+        assert time.monotonic() - begin < CONNECTION_S_MAX + 20
     [hanging] = findings(result, "daemon")
     assert hanging["status"] == "fail" and "did not answer within" in hanging["found"]
 
 
-def test_a_socket_that_a_dead_daemon_left_is_told(tmp_path: Path) -> None:
+def test_a_socket_left_by_a_crashed_daemon_is_a_finding(tmp_path: Path) -> None:
     path = tmp_path / "s"
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(str(path))
     [left] = findings(inferd("doctor", "--json", socket=str(path)), "socket")
-    assert left["status"] == "warn" and "was left by a daemon that has died" in left["found"]
+    assert left["status"] == "warn" and "was left by a daemon that has crashed" in left["found"]
 
 
 def test_without_the_daemons_packages_it_says_what_is_missing() -> None:
@@ -176,7 +176,7 @@ def test_a_report_overwrites_nothing(tmp_path: Path) -> None:
     for path in (file, link):
         result = inferd("doctor", "--report", str(path), socket=NOWHERE)
         assert result.exit_code == 1
-        assert "is there already" in result.stderr and "name another file" in result.stderr
+        assert "exists already" in result.stderr and "name another file" in result.stderr
     assert file.read_text() == "mine" and not (tmp_path / "elsewhere").exists()
     nowhere = inferd("doctor", "--report", str(tmp_path / "none" / "r"), socket=NOWHERE)
     assert nowhere.exit_code == 1 and "cannot be written: No such file" in nowhere.stderr
@@ -203,7 +203,7 @@ def limited(path: Path) -> None:
         assert not path.exists()
 
 
-def test_names_that_are_no_utf8_are_told_all_the_same(tmp_path: Path) -> None:
+def test_names_that_are_not_utf8_are_reported(tmp_path: Path) -> None:
     folder = os.fsdecode(os.fsencode(tmp_path) + b"/\xff")
     environ = {**os.environ, "INFERD_MODELS_DIR": folder, "INFERD_SOCKET": NOWHERE}
     for flags in ([], ["--json"], ["--report", str(tmp_path / "report")]):
@@ -222,10 +222,12 @@ def test_a_runtime_folder_of_another_user_is_no_error(tmp_path: Path) -> None:
     assert found == Path("/root/run/inferd/inferd.sock")
 
 
-def test_what_a_daemon_of_another_version_tells_ends_no_examination() -> None:
-    reach = Reach(NOWHERE, is_there=True, is_socket=True, software="x", stats={"parts": [{"a": 1}]})
-    findings = check_all(Facts(reach=reach))
-    assert any("does not understand" in f.found and f.status == "warn" for f in findings)
+def test_unknown_data_of_another_version_does_not_end_the_examination() -> None:
+    reach = Connection(
+        NOWHERE, is_there=True, is_socket=True, software="x", stats={"parts": [{"a": 1}]}
+    )
+    findings = check_all(Facts(connection=reach))
+    assert any("cannot read its data" in f.found and f.status == "warn" for f in findings)
     assert [f for f in findings if f.check == "socket"], "the others are made"
 
 

@@ -33,7 +33,7 @@ from inferd.daemon.doctor.checks.accounts import (
     own_account,
 )
 from inferd.daemon.doctor.finding import Finding, fail, ok, warn, worst
-from inferd.daemon.doctor.time_limits import Look, Unseen
+from inferd.daemon.doctor.time_limits import Probe, ProbeFailed
 from inferd.daemon.service.install import Service, Write, install_plan
 from tests.tiny_gguf import write_split, write_tiny
 
@@ -49,9 +49,9 @@ MACHINE = machine.Machine(
     cores=4,
     cores_usable=4,
     load=0.5,
-    told_apart=True,
+    has_distinct_users=True,
 )
-REACH = reach.Reach(
+REACH = reach.Connection(
     "/run/inferd/inferd.sock",
     is_there=True,
     is_socket=True,
@@ -83,17 +83,17 @@ def only(findings: Iterable[Finding]) -> Finding:
 
 def test_a_look_that_never_ends_is_given_up() -> None:
     never = threading.Event()
-    with pytest.raises(Unseen, match=r"no answer within 0\.05 s"):
-        Look(never.wait, 0.05).facts()
+    with pytest.raises(ProbeFailed, match=r"no answer within 0\.05 s"):
+        Probe(never.wait, 0.05).wait_result()
     never.set()
 
 
 def test_a_look_that_fails_says_what_it_met() -> None:
-    with pytest.raises(Unseen, match="/none/such: No such file or directory"):
-        Look(Path("/none/such").read_text).facts()
-    with pytest.raises(Unseen, match="ZeroDivisionError"):
-        Look(lambda: 1 // 0).facts()
-    assert Look(lambda: 7).facts() == 7
+    with pytest.raises(ProbeFailed, match="/none/such: No such file or directory"):
+        Probe(Path("/none/such").read_text).wait_result()
+    with pytest.raises(ProbeFailed, match="ZeroDivisionError"):
+        Probe(lambda: 1 // 0).wait_result()
+    assert Probe(lambda: 7).wait_result() == 7
 
 
 def test_the_worst_finding_counts() -> None:
@@ -157,7 +157,7 @@ def test_packages_that_are_missing_or_other_ones_are_named() -> None:
 
 
 def test_the_packages_that_are_looked_for_are_those_of_the_daemon() -> None:
-    found = engine.look_at_installed()
+    found = engine.find_packages()
     assert set(found.packages) >= {"llama-cpp-python", "numpy", "structlog", "psutil"}
     assert set(found.pinned) == {"llama-cpp-python"}
     assert all(found.packages.values())
@@ -175,25 +175,27 @@ def child(code: str) -> tuple[str, ...]:
         ("import os, signal; os.kill(os.getpid(), signal.SIGILL)", "it ends by SIGILL"),
         ("import os; os.abort()", "it ends by SIGABRT"),
         ("raise ImportError('libllama.so: cannot open')", "libllama.so: cannot open"),
-        ("", "it told nothing"),
+        ("", "it wrote nothing"),
     ],
 )
 def test_an_engine_that_ends_its_process_is_a_finding(code: str, ended: str) -> None:
-    seen = engine.look_at_engine([], child(code))
+    seen = engine.probe_engine([], child(code))
     found = only(engine.check_engine(seen))
     assert found.status == "fail" and ended in found.found and "--no-binary" in found.remedy
     assert list(engine.check_cpu(seen, frozenset({"avx2"}))) == []
 
 
 @pytest.mark.process
-def test_an_engine_that_hangs_is_given_up_and_what_it_told_counts(tmp_path: Path) -> None:
-    told = tmp_path / "told"
-    told.write_text('{"system_info": "AVX = 1", "gpu": false, "devices": []}\n{"path": "a"}\n{"pa')
-    hanging = ("sh", "-c", f"cat {told}; exec sleep 60")
-    seen = engine.look_at_engine([Path("a"), Path("b")], hanging, seconds=2.0)
+def test_an_engine_that_hangs_is_given_up_and_its_output_counts(tmp_path: Path) -> None:
+    printed = tmp_path / "printed"
+    printed.write_text(
+        '{"system_info": "AVX = 1", "gpu": false, "devices": []}\n{"path": "a"}\n{"pa'
+    )
+    hanging = ("sh", "-c", f"cat {printed}; exec sleep 60")
+    seen = engine.probe_engine([Path("a"), Path("b")], hanging, seconds=2.0)
     assert seen.features == {"AVX"} and [f.path for f in seen.files] == ["a"]
     found = only(engine.check_engine(seen))
-    assert found.status == "fail" and "no answer within 2 s" in found.found
+    assert found.status == "fail" and "did not answer within 2 s" in found.found
 
 
 @pytest.mark.process
@@ -203,7 +205,7 @@ def test_the_engine_tells_its_build_and_what_is_wrong_with_files(tmp_path: Path)
     cut.write_bytes(whole.read_bytes()[:-1000])
     page.write_text("<html>")
     parts[1].unlink()
-    seen = engine.look_at_engine([whole, parts[0], cut, page, tmp_path / "none.gguf"])
+    seen = engine.probe_engine([whole, parts[0], cut, page, tmp_path / "none.gguf"])
     assert seen.ended == "" and seen.features & {"SSE3", "NEON"}
     assert next(iter(engine.check_engine(seen))).status == "ok"
     wrong = list(places.check_files(seen.files))
@@ -240,8 +242,8 @@ def test_this_machines_cpu_is_read() -> None:
 @pytest.mark.parametrize(
     ("seen", "built", "status", "what"),
     [
-        (gpu.Gpus(), ENGINE, "ok", "none to compute on"),
-        (gpu.Gpus(drawing=["/dev/dri/renderD128"]), ENGINE, "ok", "renderD128 is not used"),
+        (gpu.Gpus(), ENGINE, "ok", "none for computing"),
+        (gpu.Gpus(render=["/dev/dri/renderD128"]), ENGINE, "ok", "renderD128 is not used"),
         (gpu.Gpus(nvidia=["/dev/nvidia0"]), ENGINE, "warn", "GGML_CUDA"),
         (gpu.Gpus(nvidia=["/dev/nvidia0"]), None, "warn", "GGML_CUDA"),
         (gpu.Gpus(amd=["/dev/kfd"]), ENGINE, "warn", "GGML_HIP"),
@@ -271,9 +273,9 @@ def test_devices_are_found_by_their_files(tmp_path: Path) -> None:
     (tmp_path / "dri").mkdir()
     for name in ("nvidia0", "nvidia1", "nvidiactl", "kfd", "dri/renderD128", "dri/card0"):
         (tmp_path / name).touch()
-    found = gpu.look_at_gpus(tmp_path)
+    found = gpu.find_gpus(tmp_path)
     assert found.nvidia == [f"{tmp_path}/nvidia0", f"{tmp_path}/nvidia1"]
-    assert (found.amd, found.drawing) == ([f"{tmp_path}/kfd"], [f"{tmp_path}/dri/renderD128"])
+    assert (found.amd, found.render) == ([f"{tmp_path}/kfd"], [f"{tmp_path}/dri/renderD128"])
     assert found.closed == []
 
 
@@ -283,10 +285,10 @@ def test_devices_are_found_by_their_files(tmp_path: Path) -> None:
 def test_a_wrong_configuration_is_told_in_full(tmp_path: Path) -> None:
     file = tmp_path / "c.toml"
     file.write_text("[daemon]\ncores = -1\nsesions-max = 1\n")
-    found = only(settings.check_settings(settings.look_at_settings(file, {})))
+    found = only(settings.check_settings(settings.read_settings_facts(file, {})))
     assert found.status == "fail" and found.found.count("\n") == 1
     file.write_text("[daemon]\ncores = 1\n")
-    seen = settings.look_at_settings(file, {})
+    seen = settings.read_settings_facts(file, {})
     assert only(settings.check_settings(seen)).status == "ok" and seen.config is not None
 
 
@@ -297,32 +299,32 @@ def test_models_that_are_there_missing_and_closed(tmp_path: Path) -> None:
         "[models.gone]\nfile = 'gone.gguf'\n[models.gone.adapters]\nstyle = 'style.gguf'\n"
     )
     asked = load_config({"config": file, "models-dir": folder}, {})
-    found = {f.status: f for f in places.check_models(places.look_at_models(asked, own_account()))}
-    assert "there is no folder" in found["warn"].found and "inferd pull" in found["warn"].remedy
+    found = {f.status: f for f in places.check_models(places.inspect_models(asked, own_account()))}
+    assert "does not exist" in found["warn"].found and "inferd pull" in found["warn"].remedy
     folder.mkdir()
-    empty = list(places.check_models(places.look_at_models(asked, own_account())))
+    empty = list(places.check_models(places.inspect_models(asked, own_account())))
     assert [f.status for f in empty] == ["fail", "fail", "warn"]
     assert "[models.gone]: " in empty[0].found and "adapters.style" in empty[1].found
     write_tiny("llama", folder)
-    seen = places.look_at_models(config(models_dir=folder), own_account())
+    seen = places.inspect_models(config(models_dir=folder), own_account())
     assert seen.smallest == ("tiny-llama", (folder / "tiny-llama.gguf").stat().st_size)
     assert only(places.check_models(seen)).found.startswith("1 of ")
     closed = msgspec.structs.replace(seen, account=ADA, unreadable={"/m/x.gguf": "/m/x.gguf"})
     assert "ada may not read /m/x.gguf" in only(places.check_models(closed)).found
     shut = msgspec.structs.replace(seen, files={}, barrier="/var/lib/inferd")
-    assert "stopped at /var/lib/inferd" in only(places.check_models(shut)).found
+    assert "access is denied at /var/lib/inferd" in only(places.check_models(shut)).found
 
 
 def test_what_the_daemon_keeps_is_private_and_has_room(tmp_path: Path) -> None:
     asked = config(state_dir=tmp_path / "state" / "inferd")
-    seen = places.look_at_state(asked, own_account())
+    seen = places.inspect_state_folder(asked, own_account())
     roomy = msgspec.structs.replace(seen, free_bytes=100 * GIB)
     assert only(places.check_state(roomy)).status == "ok", "it can be made"
     (tmp_path / "state" / "inferd").mkdir(parents=True)
     journal = tmp_path / "state" / "inferd" / "sessions.db"
     journal.touch(mode=0o644)
     journal.chmod(0o644)
-    seen = places.look_at_state(asked, own_account())
+    seen = places.inspect_state_folder(asked, own_account())
     seen = msgspec.structs.replace(seen, free_bytes=100 * GIB)
     found = only(places.check_state(seen))
     assert found.status == "fail" and found.remedy == f"chmod 600 {journal}"
@@ -341,7 +343,7 @@ def test_what_the_daemon_keeps_is_private_and_has_room(tmp_path: Path) -> None:
     ("changes", "flags", "status", "what"),
     [
         ({}, {}, "ok", "are free for models"),
-        ({"swapped_bytes": GIB, "total_bytes": 9 * GIB}, {}, "ok", "its cgroup may have; 1.07 GB"),
+        ({"swapped_bytes": GIB, "total_bytes": 9 * GIB}, {}, "ok", "limit of its cgroup; 1.07 GB"),
         ({"free_bytes": GIB // 2}, {}, "fail", "the smallest, tiny, has 1.07 GB"),
         ({"stalled_percent": 42.0}, {}, "warn", "42 % of the last minute"),
         ({}, {"memory-bytes": 17 * GIB}, "warn", "lower it"),
@@ -376,23 +378,23 @@ def test_limits_cores_and_users() -> None:
     assert only(machine.check_cores(MACHINE, asked)).status == "warn"
     assert only(machine.check_cores(MACHINE, config(cores=2))).status == "ok"
     assert only(machine.check_users(MACHINE)).status == "ok"
-    alone = only(machine.check_users(changed(told_apart=False)))
+    alone = only(machine.check_users(changed(has_distinct_users=False)))
     assert alone.status == "warn" and "PrivateUsers=" in alone.remedy
 
 
 def test_this_machine_is_read_and_a_daemons_own_limit_if_it_may_be(tmp_path: Path) -> None:
-    seen = machine.look_at_machine(os.getpid())
+    seen = machine.inspect_machine(os.getpid())
     assert 0 < seen.free_bytes <= seen.total_bytes <= seen.memory_bytes
     assert seen.files_max > 0 and 1 <= seen.cores_usable <= seen.cores
     (tmp_path / "7").mkdir()
     (tmp_path / "meminfo").write_text("MemTotal: 4000 kB\nMemAvailable: 3000 kB\n")
     (tmp_path / "7" / "limits").write_text("Max open files            512      4096     files\n")
     (tmp_path / "7" / "cmdline").write_text("python3\0-m\0inferd\0serve")
-    bare = machine.look_at_machine(7, tmp_path, tmp_path)
+    bare = machine.inspect_machine(7, tmp_path, tmp_path)
     assert (bare.memory_bytes, bare.files_max) == (4000 * 1024, 512)
-    assert bare.stalled_percent is None and bare.told_apart
+    assert bare.stalled_percent is None and bare.has_distinct_users
     (tmp_path / "7" / "cmdline").write_text("bash")
-    assert machine.look_at_machine(7, tmp_path, tmp_path).files_max == 0, "not the daemon"
+    assert machine.inspect_machine(7, tmp_path, tmp_path).files_max == 0, "not the daemon"
 
 
 # The daemon.
@@ -403,12 +405,12 @@ def test_this_machine_is_read_and_a_daemons_own_limit_if_it_may_be(tmp_path: Pat
     [
         ({}, "ok", "root:inferd 660"),
         ({"is_there": False}, "warn", "inferd serve"),
-        ({"is_socket": False}, "fail", "is no socket"),
+        ({"is_socket": False}, "fail", "is not a socket"),
         ({"error": "ECONNREFUSED"}, "warn", "takes it over"),
         ({"error": "EACCES"}, "fail", "usermod -aG inferd"),
         ({"error": "EACCES", "joined": True}, "fail", "log in again"),
-        ({"error": "EACCES", "mode": 0o600}, "fail", "its owner's alone"),
-        ({"error": "EACCES", "group": "root"}, "fail", "its owner's alone"),
+        ({"error": "EACCES", "mode": 0o600}, "fail", "only its owner may connect"),
+        ({"error": "EACCES", "group": "root"}, "fail", "only its owner may connect"),
         ({"error": "EAGAIN"}, "fail", "hangs"),
         ({"error": "ENOTSOCK"}, "fail", "ENOTSOCK"),
         ({"mode": 0o666}, "warn", "open to every user"),
@@ -426,11 +428,11 @@ PART = {"component": "metrics", "up": False, "effect": "m", "cause": "c", "remed
     ("changes", "status", "what"),
     [
         ({}, "ok", "answers, pid 7"),
-        ({"software": "inferd/0.0.1"}, "warn", "inferd/0.0.1 runs"),
+        ({"software": "inferd/0.0.1"}, "warn", "the daemon is inferd/0.0.1"),
         ({"llama_commit": "0000"}, "warn", "llama.cpp 0000"),
         ({"stats": {"parts": [PART]}}, "warn", "metrics fails: m: c"),
-        ({"stats": {"restart_for": ["cores"]}}, "warn", "not in force: cores"),
-        ({"stats": {"draining": True}}, "warn", "ends"),
+        ({"stats": {"restart_for": ["cores"]}}, "warn", "not in force before a restart: cores"),
+        ({"stats": {"draining": True}}, "warn", "is draining"),
         ({"software": "", "refusal": "no", "hint": "do"}, "fail", "no"),
     ],
 )
@@ -460,28 +462,28 @@ def test_a_service_is_that_of_its_socket_and_has_its_own_settings(
 ) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", "/home/ada/.config")
     installed(tmp_path)
-    seen = units.look_at_units(Path("/run/inferd/inferd.sock"), {}, tmp_path)
+    seen = units.find_units(Path("/run/inferd/inferd.sock"), {}, tmp_path)
     assert seen is not None and not seen.user
     assert seen.environment["INFERD_STATE_DIR"] == "/var/lib/inferd"
     assert (seen.old, seen.start_missing) == ([], "")
-    assert units.look_at_units(Path("/run/user/1/inferd/inferd.sock"), {}, tmp_path) is None
+    assert units.find_units(Path("/run/user/1/inferd/inferd.sock"), {}, tmp_path) is None
     assert units.machine_socket(tmp_path) == Path("/run/inferd/inferd.sock")
     assert units.machine_socket(tmp_path / "none") is None
     installed(tmp_path, user=True)
     environ = {"XDG_RUNTIME_DIR": "/run/user/1"}
-    own = units.look_at_units(Path("/run/user/1/inferd/inferd.sock"), environ, tmp_path)
+    own = units.find_units(Path("/run/user/1/inferd/inferd.sock"), environ, tmp_path)
     assert own is not None and own.user and own.account == own_account()
 
 
-def test_units_that_were_changed_are_told(tmp_path: Path) -> None:
+def test_changed_units_are_a_finding(tmp_path: Path) -> None:
     def check() -> Finding:
-        seen = units.look_at_units(Path("/run/inferd/inferd.sock"), {}, tmp_path)
+        seen = units.find_units(Path("/run/inferd/inferd.sock"), {}, tmp_path)
         assert seen is not None
         return only(units.check_units(msgspec.structs.replace(seen, account=ADA)))
 
     service = installed(tmp_path)
     unit = service.units / "inferd.service"
-    assert check().found == "the machine's, as the user ada; its units are this inferd's"
+    assert check().found == "the machine's, as the user ada; its units are up to date"
     drop_in = service.units / "inferd.service.d" / "own.conf"
     drop_in.parent.mkdir()
     drop_in.write_text("[Service]\nPrivateUsers=yes\n")
@@ -509,4 +511,4 @@ def test_a_service_without_its_user_or_that_failed() -> None:
 
 
 def test_signals_have_names() -> None:
-    assert engine._end_of(-signal.SIGKILL, b"") == "it ends by SIGKILL"
+    assert engine._failure_of(-signal.SIGKILL, b"") == "it ends by SIGKILL"

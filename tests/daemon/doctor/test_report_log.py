@@ -23,11 +23,11 @@ from inferd.daemon.doctor.report_log import (
     READ_BYTES_MAX,
     Journal,
     LogEnd,
-    end_of,
-    look_at_log,
-    place_of,
+    last_events,
+    log_place,
+    read_log_end,
 )
-from inferd.daemon.doctor.time_limits import Look, Unseen
+from inferd.daemon.doctor.time_limits import Probe, ProbeFailed
 from inferd.testing import running_daemon
 from tests.daemon.command_line import inferd
 
@@ -47,12 +47,12 @@ def event(level: str = "warning", **fields: Any) -> bytes:
     return msgspec.json.encode({"level": level, "event": "worker.died", **fields})
 
 
-def told(end: LogEnd) -> list[dict[str, Any]]:
+def printed(end: LogEnd) -> list[dict[str, Any]]:
     return [msgspec.json.decode(line) for line in end.lines]
 
 
 def read(path: Path) -> LogEnd:
-    return look_at_log({"log": {"file": str(path)}}, None, None)
+    return read_log_end({"log": {"file": str(path)}}, None, None)
 
 
 # Where it is.
@@ -60,17 +60,19 @@ def read(path: Path) -> LogEnd:
 
 def test_it_is_where_the_daemon_says_else_where_it_would_be() -> None:
     config = load_config({"log-file": "/var/log/of/config"}, {})
-    told: dict[str, Any] = {"pid": 7, "log": {"file": "/var/log/told", "journal": None}}
-    assert place_of(told, config, UNITS) == Path("/var/log/told")
-    told["log"] = {"file": None, "journal": {"unit": "inferd.service", "user": True}}
-    assert place_of(told, config, None) == Journal("inferd.service", user=True, pid=7)
-    told["log"]["journal"]["unit"] = None
-    assert place_of(told, config, None) == Journal("", user=True, pid=7)
-    told["log"]["journal"] = None
-    assert place_of(told, config, UNITS) is None, "it runs, and says that nobody keeps it"
-    assert place_of({}, config, UNITS) == Path("/var/log/of/config")
-    assert place_of({}, load_config({}, {}), UNITS) == Journal("inferd.service", user=True)
-    assert place_of({}, None, None) is None
+    printed: dict[str, Any] = {"pid": 7, "log": {"file": "/var/log/printed", "journal": None}}
+    assert log_place(printed, config, UNITS) == Path("/var/log/printed")
+    printed["log"] = {"file": None, "journal": {"unit": "inferd.service", "user": True}}
+    assert log_place(printed, config, None) == Journal("inferd.service", user=True, pid=7)
+    printed["log"]["journal"]["unit"] = None
+    assert log_place(printed, config, None) == Journal("", user=True, pid=7)
+    printed["log"]["journal"] = None
+    assert log_place(printed, config, UNITS) is None, (
+        "the running daemon reports that its log is not kept"
+    )
+    assert log_place({}, config, UNITS) == Path("/var/log/of/config")
+    assert log_place({}, load_config({}, {}), UNITS) == Journal("inferd.service", user=True)
+    assert log_place({}, None, None) is None
 
 
 def test_the_journal_is_asked_for_the_unit_s_warnings(
@@ -79,8 +81,8 @@ def test_the_journal_is_asked_for_the_unit_s_warnings(
     lines = [event(model="a"), b"Started inferd.", event("error", model="b")]
     (tmp_path / "lines").write_bytes(b"\n".join(lines) + b"\n")
     journalctl(tmp_path, monkeypatch, f'echo "$@" > {tmp_path}/asked; cat {tmp_path}/lines')
-    end = look_at_log({}, None, UNITS)
-    assert [e["model"] for e in told(end)] == ["a", "b"]
+    end = read_log_end({}, None, UNITS)
+    assert [e["model"] for e in printed(end)] == ["a", "b"]
     assert (end.place, end.other) == ("the journal of inferd.service", 1)
     asked = (tmp_path / "asked").read_text().split()
     assert {"--user", "--unit=inferd.service", "--priority=warning", "--lines=200"} <= set(asked)
@@ -91,16 +93,16 @@ def test_the_journal_is_asked_for_the_unit_s_warnings(
     [
         ("echo 'No journal files were opened' >&2; exit 1", "No journal files were opened"),
         ("exec sleep 600", "no answer within 0.2 s"),
-        ("", "there is no journalctl here"),
+        ("", "journalctl is not installed"),
     ],
 )
-def test_a_journal_that_cannot_be_asked_is_told(
+def test_a_journal_that_cannot_be_read_is_reported(
     script: str, cause: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(doctor_log, "JOURNAL_S_MAX", 0.2)
     journalctl(tmp_path, monkeypatch, script)
-    with pytest.raises(Unseen, match=cause):
-        Look(lambda: look_at_log({}, None, UNITS)).facts()
+    with pytest.raises(ProbeFailed, match=cause):
+        Probe(lambda: read_log_end({}, None, UNITS)).wait_result()
 
 
 def journalctl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
@@ -115,7 +117,7 @@ def journalctl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> 
     monkeypatch.setenv("PATH", str(tools))
 
 
-# What is told of an event.
+# What is printed of an event.
 
 
 def test_only_warnings_and_errors_are_told_the_oldest_first(tmp_path: Path) -> None:
@@ -123,7 +125,7 @@ def test_only_warnings_and_errors_are_told_the_oldest_first(tmp_path: Path) -> N
     lines = [event(level, pid=number) for number, level in enumerate(levels)]
     (tmp_path / "log").write_bytes(b"\n".join([*lines, b"no event", b"[]", b"\xff\xfe"]))
     end = read(tmp_path / "log")
-    assert [e["pid"] for e in told(end)] == [0, 2, 4]
+    assert [e["pid"] for e in printed(end)] == [0, 2, 4]
     assert end.other == 3
 
 
@@ -141,10 +143,10 @@ def test_no_field_is_told_that_may_have_what_users_wrote() -> None:
     for name in ("task.failed", "call.refused", "session.not_deleted"):
         lines.append(event(**wild).replace(b"worker.died", name.encode()))
         lines[-1] = lines[-1][:-1] + f',"cause":"{SECRET} {DIARY}"}}'.encode()
-    end = end_of("", reversed(lines))
+    end = last_events("", reversed(lines))
     assert len(end.lines) == 4
     assert SECRET not in str(end) and DIARY not in str(end)
-    assert told(end)[0]["exception"] == ['File "a.py", line 3, in f', "KeyError"]
+    assert printed(end)[0]["exception"] == ['File "a.py", line 3, in f', "KeyError"]
 
 
 def test_causes_and_what_a_dying_process_says_are_told() -> None:
@@ -152,16 +154,16 @@ def test_causes_and_what_a_dying_process_says_are_told() -> None:
         event("error", cause="the disk is full", remedy="make room", component="journal"),
         event("error", text="GGML_ASSERT(n > 0) failed").replace(b"worker.died", b"worker.output"),
     ]
-    first, last = told(end_of("", reversed(lines)))
+    first, last = printed(last_events("", reversed(lines)))
     assert (first["cause"], first["component"]) == ("the disk is full", "journal")
     assert last["text"] == "GGML_ASSERT(n > 0) failed"
 
 
 def test_no_character_steers_who_reads_it() -> None:
     wild = "\x1b[2J\x7f\x9b31m\n" + "x" * 10_000
-    [line] = end_of("", [event(cause=wild, requests=[wild] * 100, tasks=[[1]])]).lines
+    [line] = last_events("", [event(cause=wild, requests=[wild] * 100, tasks=[[1]])]).lines
     assert not any(ord(c) < 0x20 or 0x7F <= ord(c) < 0xA0 for c in line)
-    [one] = told(LogEnd("", [line]))
+    [one] = printed(LogEnd("", [line]))
     assert len(one["cause"]) == CHARACTERS_MAX and len(one["requests"]) == ITEMS_MAX
     assert one["tasks"] == []
 
@@ -172,14 +174,14 @@ def test_no_character_steers_who_reads_it() -> None:
 def test_it_has_so_many_lines_and_bytes_and_no_more(tmp_path: Path) -> None:
     lines = [event(pid=number) for number in range(LOG_LINES_MAX + 50)]
     (tmp_path / "log").write_bytes(b"\n".join(lines) + b"\n")
-    pids = [e["pid"] for e in told(read(tmp_path / "log"))]
+    pids = [e["pid"] for e in printed(read(tmp_path / "log"))]
     assert pids == list(range(50, LOG_LINES_MAX + 50)), "the last ones"
 
     wide = [event(cause="x" * 1000, pid=number) for number in range(LOG_LINES_MAX)]
     (tmp_path / "log").write_bytes(b"\n".join(wide))
     end = read(tmp_path / "log")
     assert LOG_BYTES_MAX - 2000 < sum(len(line) + 1 for line in end.lines) <= LOG_BYTES_MAX
-    assert told(end)[-1]["pid"] == LOG_LINES_MAX - 1
+    assert printed(end)[-1]["pid"] == LOG_LINES_MAX - 1
 
 
 def test_of_a_large_file_only_the_end_is_read(tmp_path: Path) -> None:
@@ -190,7 +192,7 @@ def test_of_a_large_file_only_the_end_is_read(tmp_path: Path) -> None:
         file.seek(0, os.SEEK_END)
         file.write(b"\n" + event(pid=2) + b"\n" + event(pid=3) + b"\n")
     end = read(path)
-    assert [e["pid"] for e in told(end)] == [2, 3]
+    assert [e["pid"] for e in printed(end)] == [2, 3]
     path.write_bytes(event(pid=4) + b"\n" + b"y" * (READ_BYTES_MAX - 10) + b"\n")
     assert read(path) == LogEnd(str(path), [], 1), "the first line is cut"
 
@@ -198,10 +200,10 @@ def test_of_a_large_file_only_the_end_is_read(tmp_path: Path) -> None:
 def test_what_is_no_file_is_refused_at_once(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     for path in (tmp_path / "pipe", tmp_path, Path("/dev/zero")):
-        with pytest.raises(Unseen, match="is no file"):
+        with pytest.raises(ProbeFailed, match="is not a file"):
             read(path)
-    with pytest.raises(Unseen, match="No such file"):
-        Look(lambda: read(tmp_path / "none")).facts()
+    with pytest.raises(ProbeFailed, match="No such file"):
+        Probe(lambda: read(tmp_path / "none")).wait_result()
 
 
 # The whole.
@@ -231,9 +233,9 @@ def test_a_report_has_errors_of_a_log_with_texts_and_none_of_these(tmp_path: Pat
 def test_a_report_says_where_no_log_is_kept_or_why_none_could_be_read(tmp_path: Path) -> None:
     with running_daemon() as daemon:
         inferd("doctor", "--report", str(tmp_path / "one"), socket=daemon.socket)
-    assert "which nobody keeps" in (tmp_path / "one").read_text().split("\n## log\n")[1]
+    assert "which is not kept" in (tmp_path / "one").read_text().split("\n## log\n")[1]
     config = tmp_path / "config.toml"
     config.write_text(f"[daemon]\nlog-file = '{tmp_path / 'none.log'}'\n")
     inferd("doctor", "--report", str(tmp_path / "two"), "--config", str(config))
     part = (tmp_path / "two").read_text().split("\n## log\n")[1]
-    assert f"cannot be looked at: {tmp_path / 'none.log'}: No such file" in part
+    assert f"cannot be read: {tmp_path / 'none.log'}: No such file" in part

@@ -15,7 +15,7 @@ import msgspec
 import pytest
 
 from inferd.daemon.cli.operations.log_lines import last_lines, open_log
-from inferd.daemon.cli.operations.logs_command import shown
+from inferd.daemon.cli.operations.logs_command import format_line
 from inferd.testing import RunningDaemon, running_daemon
 from tests.daemon.command_line import inferd, inferd_process
 from tests.daemon.manager import serving
@@ -151,7 +151,10 @@ def test_the_log_of_a_daemon_that_has_exited_is_shown(monkeypatch: pytest.Monkey
         assert names_in(seen) == ["daemon.stopped"]
         daemon.file.unlink()
         result = inferd("logs", socket=daemon.socket)
-        assert result.exit_code == 1 and f"there is no {daemon.file}" in result.stderr
+        assert (
+            result.exit_code == 1
+            and f"the daemon's log file {daemon.file} does not exist" in result.stderr
+        )
 
 
 def test_without_a_daemon_and_a_file_the_command_fails(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -232,9 +235,9 @@ def test_no_event_controls_the_terminal_that_shows_it() -> None:
         "software": "\x1b[2J\x9b",
     }
     line = msgspec.json.encode(event)
-    assert shown(line, colors=False) == 't info    [ipc]       e software="\\u001b[2J"'
-    assert shown(b"no event \x1b[2J", colors=True) == "no event [2J"
-    colored = shown(line, colors=True)
+    assert format_line(line, colors=False) == 't info    [ipc]       e software="\\u001b[2J"'
+    assert format_line(b"no event \x1b[2J", colors=True) == "no event [2J"
+    colored = format_line(line, colors=True)
     assert "\x1b[32m" in colored and "\x1b[2J" not in colored
     with_exception = msgspec.json.encode({**event, "exception": "Traceback\n\x1b[2Jx"})
-    assert shown(with_exception, colors=True).endswith("Traceback\n[2Jx")
+    assert format_line(with_exception, colors=True).endswith("Traceback\n[2Jx")

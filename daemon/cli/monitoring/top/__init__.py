@@ -1,6 +1,6 @@
-"""`inferd top`: what the daemon does right now, on a screen or as plain tables.
+"""`inferd top`: the daemon's current activity, on a screen or as plain tables.
 
-`view` is pure, `source` asks the daemon, `screen` needs textual and is imported by `command` alone.
+`view` is pure. `source` queries the daemon. `screen` needs textual; only `command` imports it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The command: a screen on a terminal, one frame of plain tables without one."""
+"""The command: a screen on a terminal, otherwise one frame of plain tables."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ...client import client_of, socket_of
-from ...optional_imports import needed
+from ...optional_imports import optional_import
 from ...options import JsonOutput, SocketPath
 from ...output import table, write, write_json
 
@@ -55,14 +55,14 @@ def top(
         return
     make = _screen()
     with client_of(path):
-        pass  # without a daemon it ends here; one that goes later may come back
+        pass  # fail now if there is no daemon; later the screen reconnects
     screen = make(path, interval, everybody=everybody)
     screen.run()
     raise typer.Exit(screen.return_code or 0)
 
 
 def _on_terminal() -> bool:
-    """Tell whether a screen can be shown: it is drawn on standard error."""
+    """Return whether a screen can be shown; textual draws it on standard error."""
     return os.environ.get("TERM") != "dumb" and all(
         stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr)
     )
@@ -70,7 +70,7 @@ def _on_terminal() -> bool:
 
 def _screen() -> type[Top]:
     hint = "pip install 'inferd[top]'; `inferd top --once` does without"
-    with needed("the screen of inferd top needs textual", hint):
+    with optional_import("the screen of inferd top needs textual", hint):
         from .screen import Top
     return Top
 

@@ -1,4 +1,4 @@
-"""The screen of `top`: tables that follow the daemon, and keys that steer it."""
+"""The screen of `top`: live tables, and keys for cancel, park and unload."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from .....backends.errors import InferdError, PermissionDenied
 from .....ipc.client import AsyncClient
 from ...options import EXIT_INTERRUPTED
 from ...output import printable
-from .source import client_for, take
+from .source import client_for, take_sample
 from .view import MODELS, SESSIONS, TASKS, Frame, Panel, Row, Sample, frame_of
 
 UNLOAD_S_MAX = 60.0
-HELP = """Arrows, Page Up and Page Down select a row; Tab goes to the next table.
+KEYS_HELP = """Arrows, Page Up and Page Down select a row; Tab goes to the next table.
 
 c   cancels the selected task
 p   parks it: its slot goes to another task that waits,
@@ -38,7 +38,7 @@ SLOT KV  memory for the KV states of a model's slots
 RAM KV   KV states beside them, to go on from
 
 Any key closes this."""
-QUESTION = "Unload {}?\n\ny  yes    f  even if it is in use: what runs fails    n  no"
+UNLOAD_QUESTION = "Unload {}?\n\ny  yes    f  even if it is in use: what runs fails    n  no"
 STATES = {
     **dict.fromkeys(("ready", "running"), "green"),
     **dict.fromkeys(("loading", "waiting", "unloading"), "yellow"),
@@ -49,7 +49,7 @@ Act = Callable[[AsyncClient, str], Awaitable[str]]
 
 
 class Table(DataTable[Text]):
-    """A panel whose selection stays with what it is of, wherever its row moves to."""
+    """The table of a panel; its selection follows the selected key when rows move."""
 
     def __init__(self, panel: Panel):
         super().__init__(id=panel.title, cursor_type="row")
@@ -64,25 +64,25 @@ class Table(DataTable[Text]):
 
     @property
     def selected(self) -> str | None:
-        """The key of the row under the cursor; None: there are no rows."""
+        """The key of the row under the cursor; None if there are no rows."""
         if 0 <= self.cursor_row < len(self._shown):
             return self._shown[self.cursor_row]
         return None
 
-    def fill(self, rows: list[Row]) -> None:
+    def show_rows(self, rows: list[Row]) -> None:
         """Show *rows*."""
         selected, before = self.selected, self.cursor_row
         self.clear()
         self._shown = [row.key for row in rows]
         cells = [list(map(self._cell, self.panel.heads, row.cells)) for row in rows]
         for column, texts in zip(self.ordered_columns, zip(*cells, strict=True), strict=False):
-            # By itself the table learns it after the first time that the row is drawn.
+            # Otherwise the table computes the width only after it has drawn the row once.
             column.content_width = max(text.cell_len for text in (column.label, *texts))
         for row_cells in cells:
             self.add_row(*row_cells)
         if rows:
-            gone = min(before, len(rows) - 1)
-            at = self._shown.index(selected) if selected in self._shown else gone
+            nearest = min(before, len(rows) - 1)
+            at = self._shown.index(selected) if selected in self._shown else nearest
             self.move_cursor(row=at)
         self.border_title = f"{self.panel.title} ({len(rows)})"
 
@@ -92,22 +92,22 @@ class Table(DataTable[Text]):
         return Text(shown, style, justify="right" if head in self.panel.numbers else "left")
 
 
-class Page(ModalScreen[str]):
-    """A text over the screen, which a key closes: one of *keys*, or any; the result is that key."""
+class TextDialog(ModalScreen[str]):
+    """A text over the screen that one of *keys*, or any key, closes; the result is that key."""
 
     CSS = """
-    Page { align: center middle; }
-    Page > Static { width: auto; max-width: 90%; height: auto; padding: 1 2; border: solid $accent;
-                    background: $surface; }
+    TextDialog { align: center middle; }
+    TextDialog > Static { width: auto; max-width: 90%; height: auto; padding: 1 2;
+                          border: solid $accent; background: $surface; }
     """
 
     def __init__(self, text: str, keys: tuple[str, ...] = ()):
         super().__init__()
-        self._says, self._closed_by = text, keys
+        self._text, self._closed_by = text, keys
 
     def compose(self) -> ComposeResult:
         """Show the text."""
-        yield Static(Text(self._says))
+        yield Static(Text(self._text))
 
     def on_key(self, event: Key) -> None:
         """Close with the key."""
@@ -117,7 +117,7 @@ class Page(ModalScreen[str]):
 
 
 class Top(App[None]):
-    """Follows the daemon at *path*: lost, it is looked for again. Owned by textual's event loop."""
+    """The screen of the daemon at *path*; reconnects. Textual's event loop owns it."""
 
     TITLE = "inferd top"
     ENABLE_COMMAND_PALETTE = False
@@ -142,13 +142,13 @@ class Top(App[None]):
         super().__init__()
         self.socket_path, self.interval_s, self.everybody = path, interval_s, everybody
         self.daemon_client: AsyncClient | None = None
-        """Connected; None while there is no daemon."""
+        """The connected client; None while there is no daemon."""
         self.frame: Frame | None = None
         self._header, self._line = Static(id="header"), Static(id="line")
         self._tables = {panel.title: Table(panel) for panel in (MODELS, TASKS, SESSIONS)}
         self._again = anyio.Event()
-        """Set when the next look is due before its time."""
-        self._steers = False
+        """Set to take the next sample before the interval is over."""
+        self._acting = False
         self._lost = False
 
     def compose(self) -> ComposeResult:
@@ -171,15 +171,15 @@ class Top(App[None]):
             try:
                 async with client_for(self.socket_path) as client:
                     self.daemon_client = client
-                    await self._look(client)
+                    await self._poll(client)
             except InferdError as exc:
                 self._lost = True
-                self.tell(f"trying again: {exc.message}", error=True)
+                self.show_message(f"trying again: {exc.message}", error=True)
             finally:
                 self.daemon_client = None
             await anyio.sleep(self.interval_s)
 
-    async def _look(self, client: AsyncClient) -> None:
+    async def _poll(self, client: AsyncClient) -> None:
         before: Sample | None = None
         while True:
             self._again = anyio.Event()
@@ -191,83 +191,85 @@ class Top(App[None]):
 
     async def _take(self, client: AsyncClient) -> Sample:
         try:
-            return await take(client, everybody=self.everybody)
+            return await take_sample(client, everybody=self.everybody)
         except PermissionDenied as exc:
             if not self.everybody:
                 raise
             self.everybody = False
-            self.tell(f"{exc.message}: these are yours", error=True)
-            return await take(client, everybody=False)
+            self.show_message(f"{exc.message}: these are yours", error=True)
+            return await take_sample(client, everybody=False)
 
     def show_frame(self, frame: Frame) -> None:
         """Show a frame."""
         self.frame = frame
         self._header.update(Text("\n".join(frame.header)))
         for panel, rows in frame.tables():
-            self._tables[panel.title].fill(rows)
+            self._tables[panel.title].show_rows(rows)
         if self._lost:
             self._lost = False
-            self.tell(f"connected to {frame.sample.software} again")
+            self.show_message(f"connected to {frame.sample.software} again")
 
-    def tell(self, text: str, *, error: bool = False) -> None:
-        """Say something in the line below the tables."""
+    def show_message(self, text: str, *, error: bool = False) -> None:
+        """Show a message in the line below the tables."""
         line = Text(printable(text, terminal=True), "bold red" if error else "", no_wrap=True)
         self._line.update(line)
 
-    # Steering.
-
     def action_cancel_task(self) -> None:
         """Cancel the selected task."""
-        self._steer(self._selected(TASKS), _cancel)
+        self._run_action(self._selected(TASKS), _cancel)
 
     def action_park_task(self) -> None:
         """Park the selected task."""
-        self._steer(self._selected(TASKS), _park)
+        self._run_action(self._selected(TASKS), _park)
 
     def action_unload_model(self) -> None:
-        """Unload the selected model, if that is meant."""
+        """Unload the selected model after a confirmation."""
         name = self._selected(MODELS)
         if name is None:
-            self.tell("there is no model to unload", error=True)
+            self.show_message("there is no model to unload", error=True)
             return
 
         def answer(key: str | None) -> None:
             if key in ("y", "f"):
-                self._steer(name, _unload_by_force if key == "f" else _unload)
+                self._run_action(name, _unload_by_force if key == "f" else _unload)
 
-        page = Page(QUESTION.format(printable(name, terminal=True)), ("y", "f", "n", "escape"))
+        page = TextDialog(
+            UNLOAD_QUESTION.format(printable(name, terminal=True)), ("y", "f", "n", "escape")
+        )
         self.push_screen(page, answer)
 
     def action_explain(self) -> None:
         """List the keys."""
-        self.push_screen(Page(HELP))
+        self.push_screen(TextDialog(KEYS_HELP))
 
     def action_interrupt(self) -> None:
-        """Leave as Ctrl-C does elsewhere."""
+        """Exit with the status of an interrupt."""
         self.exit(return_code=EXIT_INTERRUPTED)
 
     def _selected(self, panel: Panel) -> str | None:
         return self._tables[panel.title].selected
 
-    def _steer(self, key: str | None, act: Act) -> None:
-        """Let the daemon *act* on what *key* names; one thing at a time."""
+    def _run_action(self, key: str | None, act: Act) -> None:
+        """Run *act* for *key*; only one action runs at a time."""
         if key is None:
-            self.tell("there is no task to select", error=True)
+            self.show_message("there is no task to select", error=True)
         elif self.daemon_client is None:
-            self.tell("there is no daemon now", error=True)
-        elif self._steers:
-            self.tell("one moment: the daemon has not answered yet")
+            self.show_message("there is no daemon now", error=True)
+        elif self._acting:
+            self.show_message("one moment: the daemon has not answered yet")
         else:
-            self._steers = True
-            self.run_worker(self._do(self.daemon_client, key, act), name="steer")
+            self._acting = True
+            self.run_worker(self._act(self.daemon_client, key, act), name="action")
 
-    async def _do(self, client: AsyncClient, key: str, act: Act) -> None:
+    async def _act(self, client: AsyncClient, key: str, act: Act) -> None:
         try:
-            self.tell(await act(client, key))
+            self.show_message(await act(client, key))
         except InferdError as exc:
-            self.tell(f"{exc.message} ({exc.hint})" if exc.hint else exc.message, error=True)
+            self.show_message(
+                f"{exc.message} ({exc.hint})" if exc.hint else exc.message, error=True
+            )
         finally:
-            self._steers = False
+            self._acting = False
         self._again.set()
 
 

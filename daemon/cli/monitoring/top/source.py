@@ -1,4 +1,4 @@
-"""Where `top` has its samples from: four calls that look in, one after the other."""
+"""Samples of the daemon's state: four calls, one after the other."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from ...client import SOFTWARE
 from .view import Frame, Sample, frame_of
 
 CALL_S_MAX = 10.0
-"""What a call that looks in may take: the daemon itself waits a second for a worker."""
+"""Timeout of a call; the daemon itself waits up to one second for a worker."""
 
 
 def client_for(path: Path) -> AsyncClient:
-    """Return a client of the daemon at *path*, not yet connected."""
+    """Return a client of the daemon at *path* that is not connected yet."""
     return AsyncClient(path, timeout=CALL_S_MAX, software=SOFTWARE)
 
 
-async def take(client: AsyncClient, *, everybody: bool) -> Sample:
-    """Ask the daemon how it is."""
+async def take_sample(client: AsyncClient, *, everybody: bool) -> Sample:
+    """Return the daemon's state."""
     stats = await client.stats()
     at = time.monotonic()
     return Sample(
@@ -35,8 +35,8 @@ async def take(client: AsyncClient, *, everybody: bool) -> Sample:
 
 
 async def first_frame(path: Path, interval_s: float, *, everybody: bool) -> Frame:
-    """Return one frame, with the rates of *interval_s*."""
+    """Return one frame with the rates over *interval_s*."""
     async with client_for(path) as client:
-        before = await take(client, everybody=everybody)
+        before = await take_sample(client, everybody=everybody)
         await anyio.sleep(interval_s)
-        return frame_of(before, await take(client, everybody=everybody))
+        return frame_of(before, await take_sample(client, everybody=everybody))

@@ -1,4 +1,4 @@
-"""What `top` shows, made of what the daemon told: pure functions, without a screen or a clock."""
+"""Frames of `top`, computed from samples by pure functions, without a screen or a clock."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ TASKS_LINE = (
     "tasks     {running} running, {waiting} waiting, {parked} parked, {refused} refused so far"
 )
 RISEN = "+"
-"""Behind a class: the task has risen above it by waiting."""
-Told = dict[str, Any]
+"""Suffix of a priority above which the task has risen by waiting."""
+JsonMap = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Sample:
-    """What the daemon told at the moment *at*, in seconds of a clock that only goes on."""
+    """The daemon's state at the time *at*, in seconds of a monotonic clock."""
 
     at: float
     software: str
-    stats: Told
-    models: list[Told]
-    tasks: list[Told]
-    sessions: list[Told]
+    stats: JsonMap
+    models: list[JsonMap]
+    tasks: list[JsonMap]
+    sessions: list[JsonMap]
 
     @property
     def figures(self) -> Figures:
@@ -37,7 +37,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class Rates:
-    """Tokens a second: computed of prompts and drawn, by model, and of each task by its number."""
+    """Tokens per second: of prompts and answers by model, and of each task by its number."""
 
     prompt: dict[str, float] = field(default_factory=dict)
     answer: dict[str, float] = field(default_factory=dict)
@@ -45,7 +45,7 @@ class Rates:
 
     @classmethod
     def between(cls, before: Sample | None, now: Sample) -> Rates:
-        """Return the rates between two samples; none where they are not of one daemon."""
+        """Return the rates between two samples; none if the daemon was restarted."""
         if before is None or before.stats["instance"] != now.stats["instance"]:
             return cls()
         seconds = now.at - before.at
@@ -53,8 +53,8 @@ class Rates:
             return cls()
         earlier = {task["task"]: task for task in before.tasks}
         return cls(
-            prompt=_grown(_computed, before, now, seconds),
-            answer=_grown(_drawn, before, now, seconds),
+            prompt=_rates_of(_computed, before, now, seconds),
+            answer=_rates_of(_sampled, before, now, seconds),
             tasks={
                 task["task"]: max(0.0, _growth(earlier[task["task"]], task)) / seconds
                 for task in now.tasks
@@ -63,7 +63,7 @@ class Rates:
         )
 
 
-def _grown(
+def _rates_of(
     counts: Callable[[Figures], dict[str, float]], before: Sample, now: Sample, seconds: float
 ) -> dict[str, float]:
     earlier = counts(before.figures)
@@ -77,26 +77,26 @@ def _computed(figures: Figures) -> dict[str, float]:
     return {name: count - cached.get(name, 0) for name, count in prompts.items()}
 
 
-def _drawn(figures: Figures) -> dict[str, float]:
+def _sampled(figures: Figures) -> dict[str, float]:
     return figures.by("generation_tokens", "model_name")
 
 
-def _growth(before: Told, now: Told) -> float:
-    """Return by how many tokens a task has grown: its answer, or before that its prompt's part."""
+def _growth(before: JsonMap, now: JsonMap) -> float:
+    """Return the tokens that a task has gained: of its answer, or before that of its prompt."""
     if now["output_tokens"]:
         return float(now["output_tokens"] - before["output_tokens"])
     return float((now["computed_tokens"] or 0) - (before["computed_tokens"] or 0))
 
 
 class Row(NamedTuple):
-    """A line of a table. *key* names what it is of: a model's name, or a context."""
+    """A line of a table; *key* is a model's name or the number of a context."""
 
     key: str
     cells: tuple[str, ...]
 
 
 class Panel(NamedTuple):
-    """A table: its title, the heads of its columns, and which of these hold numbers."""
+    """A table: its title, the heads of its columns, and the heads of its numeric columns."""
 
     title: str
     heads: tuple[str, ...]
@@ -122,7 +122,7 @@ SESSIONS = Panel(
 
 @dataclass(frozen=True)
 class Frame:
-    """All that is shown at one moment."""
+    """The content of the screen at one time."""
 
     header: tuple[str, ...]
     models: list[Row]
@@ -135,8 +135,8 @@ class Frame:
         """Return the tables from top to bottom."""
         return [(MODELS, self.models), (TASKS, self.tasks), (SESSIONS, self.sessions)]
 
-    def document(self) -> Told:
-        """Return it for programs."""
+    def document(self) -> JsonMap:
+        """Return the frame for JSON."""
         sample = self.sample
         return {
             "stats": sample.stats,
@@ -148,7 +148,7 @@ class Frame:
 
 
 def frame_of(before: Sample | None, now: Sample) -> Frame:
-    """Return what is shown of a sample, with the rates since the one *before*."""
+    """Return the frame of the sample *now*, with the rates since *before*."""
     rates = Rates.between(before, now)
     figures = now.figures
     return Frame(
@@ -192,12 +192,12 @@ def _rate_text(rate: float | None) -> str:
     return f"{rate:.1f}" if 0 < rate < 10 else f"{rate:.0f}"
 
 
-def _loaded_first(models: list[Told]) -> list[Told]:
-    """Return the models: those that are in memory first."""
+def _loaded_first(models: list[JsonMap]) -> list[JsonMap]:
+    """Return the models, loaded ones first."""
     return sorted(models, key=lambda m: (m["state"] in ("cold", "failed"), m["name"]))
 
 
-def _model_row(model: Told, figures: Figures, rates: Rates) -> Row:
+def _model_row(model: JsonMap, figures: Figures, rates: Rates) -> Row:
     name, info = model["name"], model["info"] or {}
     loaded = bool(info)
     kv = figures.by("kv_bytes", "tier", model_name=name)
@@ -216,7 +216,7 @@ def _model_row(model: Told, figures: Figures, rates: Rates) -> Row:
     return Row(name, cells)
 
 
-def _task_row(task: Told, rates: Rates) -> Row:
+def _task_row(task: JsonMap, rates: Rates) -> Row:
     risen = task["effective_priority"] not in (None, task["priority"])
     cells = (
         str(task["position"] or "-"),
@@ -233,7 +233,7 @@ def _task_row(task: Told, rates: Rates) -> Row:
     return Row(str(task["context"]), cells)
 
 
-def _session_row(session: Told) -> Row:
+def _session_row(session: JsonMap) -> Row:
     cells = (
         session["state"],
         session["priority"],
