@@ -35,7 +35,7 @@ def drain(
         unfinished = _drain(client, time.monotonic() + wait)
     if unfinished:
         raise Timeout(
-            f"{unfinished} tasks have not ended within {wait:g} s",
+            f"tasks that have not ended within {wait:g} s: {unfinished}",
             hint="they continue, and no new task is admitted; `inferd queue` lists them",
         )
     if as_json:

@@ -192,7 +192,7 @@ def test_what_a_template_makes_be_computed_again_is_told(client: inferd.Client) 
         third = session.chat(USER)
 
     assert second.metadata["recomputed_tokens"] > 0
-    assert "the chat template rewrites" in second.metadata["recomputed_reason"]
+    assert "the chat template changes earlier text" in second.metadata["recomputed_reason"]
     assert third.metadata["recomputed_reason"].startswith("tools or chat-template-kwargs")
 
 

@@ -24,7 +24,7 @@ NOWHERE = "/nonexistent/inferd.sock"
 
 
 def offered(line: str, at: str = NOWHERE, **environ: str) -> list[str]:
-    """Return what bash is told for the last word of *line*; it may be empty."""
+    """Return what bash is reply for the last word of *line*; it may be empty."""
     words = line.split(" ")
     done = subprocess.run(
         [sys.executable, "-m", "inferd"],

@@ -24,7 +24,7 @@ def one(value: float, **labels: str) -> dict[str, Any]:
     return {**labels, "value": value}
 
 
-TOLD = {
+STATS = {
     "prompt_tokens": [one(100, model_name="a"), one(30, model_name="b")],
     "prompt_tokens_cached": [one(60, model_name="a")],
     "num_requests_running": [
@@ -48,7 +48,7 @@ TOLD = {
 
 
 def test_figures_are_added_up_by_their_labels() -> None:
-    figures = Figures({"metrics": TOLD})
+    figures = Figures({"metrics": STATS})
     assert figures.total("prompt_tokens") == 130
     assert figures.total("prompt_tokens", model_name="b") == 30
     assert figures.by("num_requests_running", "priority") == {"low": 3}
@@ -57,7 +57,7 @@ def test_figures_are_added_up_by_their_labels() -> None:
 
 
 def test_the_tables_say_what_the_figures_do() -> None:
-    tables = {heads[0]: (heads, rows) for heads, rows in sections(Figures({"metrics": TOLD}))}
+    tables = {heads[0]: (heads, rows) for heads, rows in sections(Figures({"metrics": STATS}))}
     heads, [a, b] = tables["MODEL"]
     assert dict(zip(heads, a, strict=True)) == {
         "MODEL": "a", "PROMPT TOKENS": "100", "CACHED": "60", "ANSWER TOKENS": "0",
@@ -84,9 +84,9 @@ def test_the_figures_of_stats_are_those_of_prometheus() -> None:
     with running_daemon() as daemon, RawClient(daemon.socket) as client:
         client.call("chat", context=client.context(), prompt="hello there")
         until(daemon, lambda f: f("generation_tokens_total", model_name="echo") >= 11)
-        told = client.call("stats")["stats"]["metrics"]
+        reply = client.call("stats")["stats"]["metrics"]
         scraped = figures_of(daemon)
-        assert "step_seconds" not in told and "process_cpu_seconds" not in told
+        assert "step_seconds" not in reply and "process_cpu_seconds" not in reply
         for name, suffix in (
             ("generation_tokens", "_total"),
             ("prefix_cache_hits", "_total"),
@@ -94,8 +94,8 @@ def test_the_figures_of_stats_are_those_of_prometheus() -> None:
             ("slots", ""),
             ("sessions_max", ""),
         ):
-            assert told[name], name
-            for sample in told[name]:
+            assert reply[name], name
+            for sample in reply[name]:
                 labels = {key: text for key, text in sample.items() if key != "value"}
                 assert scraped(name + suffix, **labels) == sample["value"], sample
 
@@ -131,7 +131,7 @@ def test_drain_lets_what_runs_finish_and_nothing_begin() -> None:
             assert inferd("cancel", "long", socket=socket).stdout == "cancelled\n"
             process.communicate(timeout=60)
         drained = inferd("drain", socket=socket)
-        assert drained.exit_code == 0 and drained.stdout.startswith("drained: nothing runs")
+        assert drained.exit_code == 0 and drained.stdout.startswith("drained: no task runs")
         assert document(inferd("drain", "--json", socket=socket)) == {"drained": True}
 
 

@@ -1,4 +1,4 @@
-"""What `top` makes of what the daemon tells: rates, rows, and one frame of plain tables."""
+"""The pure part of `top`: rates, rows, and one frame of plain tables."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def cells(row: Row) -> dict[str, str]:
     return dict(zip(TASKS.heads, row.cells, strict=True))
 
 
-def test_rates_are_of_what_was_computed_and_drawn_since_the_sample_before() -> None:
+def test_rates_count_tokens_since_the_previous_sample() -> None:
     before, now = sample(10.0, (100, 40, 7)), sample(12.0, (200, 100, 27))
     rates = Rates.between(before, now)
     assert rates.prompt == {"m": 20.0}, "cached tokens are not computed"
@@ -64,7 +64,7 @@ def test_a_worker_that_came_anew_makes_no_rate_negative() -> None:
     assert rates.prompt == rates.answer == {"m": 0.0}
 
 
-def test_the_header_tells_the_daemon_s_whole() -> None:
+def test_the_header_shows_totals_of_the_daemon() -> None:
     frame = frame_of(sample(1.0, (0, 0, 0)), sample(3.0, (50, 10, 9)))
     assert frame.header == (
         "inferd/9, pid 42, up for 5 min",
@@ -128,10 +128,10 @@ def test_without_a_terminal_it_writes_one_frame_as_tables() -> None:
         assert sessions.splitlines()[1].split()[-1] == "s"
 
         arguments = ("top", "--once", "--all", "-n", "0.5", "--json")
-        told = document(inferd(*arguments, socket=daemon.socket))
-        assert told["tasks"][0]["session_id"] == "s"
-        assert told["rates"]["answer"]["slow"] > 0
-        [(_, rate)] = told["rates"]["tasks"].items()
+        reply = document(inferd(*arguments, socket=daemon.socket))
+        assert reply["tasks"][0]["session_id"] == "s"
+        assert reply["rates"]["answer"]["slow"] > 0
+        [(_, rate)] = reply["rates"]["tasks"].items()
         assert 0 < rate <= 200, "a step takes 5 ms"
         process.kill()
         process.communicate()

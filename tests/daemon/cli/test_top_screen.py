@@ -35,7 +35,7 @@ SIZE = (80, 24)
 WAIT_S_MAX = 30.0
 XTERM = {"TERM": "xterm-256color", "COLUMNS": "80", "LINES": "24"}
 LEFT = "\x1b[?1049l"
-"""What gives a terminal its own screen back."""
+"""The escape sequence that restores a terminal's own screen."""
 
 
 @pytest.fixture
@@ -50,8 +50,8 @@ def top_of(daemon: RunningDaemon, *, everybody: bool = False) -> Top:
 
 def shown(app: Top) -> str:
     """Return the text on the screen."""
-    drawn = app.export_screenshot().partition("</style>")[2]
-    texts = re.split(r"<[^>]*>", html.unescape(drawn).replace("\xa0", " "))
+    rendered = app.export_screenshot().partition("</style>")[2]
+    texts = re.split(r"<[^>]*>", html.unescape(rendered).replace("\xa0", " "))
     return "|".join(text for text in texts if text.strip())
 
 
@@ -195,7 +195,7 @@ async def test_a_daemon_that_goes_is_looked_for_until_it_is_back(daemon: Running
 @pytest.mark.asyncio
 async def test_who_may_not_see_everybody_s_sees_his_own(tmp_path: Path) -> None:
     async with fake_server(tmp_path) as server:
-        let_it_tell(server, sample())
+        release_samples(server, sample())
         app = Top(server.path, 0.1, everybody=True)
         async with app.run_test(size=SIZE) as pilot:
             await until(pilot, lambda: "these are yours" in shown(app))
@@ -203,22 +203,22 @@ async def test_who_may_not_see_everybody_s_sees_his_own(tmp_path: Path) -> None:
             assert not app.everybody
 
 
-def let_it_tell(server: FakeServer, told: Sample) -> None:
+def release_samples(server: FakeServer, reply: Sample) -> None:
     """Let *server* answer with a sample, but refuse what is everybody's."""
 
     def answer(**fields: Any) -> Answer:
-        async def tell(exchange: Exchange) -> dict[str, Any]:
+        async def send_reply(exchange: Exchange) -> dict[str, Any]:
             if exchange.params.get("all"):
                 raise PermissionDenied("user 1000 may not see the tasks of all users")
             return fields
 
-        return tell
+        return send_reply
 
     server.answers |= {
-        "stats": answer(stats=told.stats),
-        "models": answer(models=told.models),
-        "queue": answer(tasks=told.tasks),
-        "sessions": answer(sessions=told.sessions),
+        "stats": answer(stats=reply.stats),
+        "models": answer(models=reply.models),
+        "queue": answer(tasks=reply.tasks),
+        "sessions": answer(sessions=reply.sessions),
     }
 
 
@@ -233,7 +233,7 @@ async def test_what_others_name_their_sessions_is_text_and_nothing_else() -> Non
 
 
 @pytest.mark.asyncio
-async def test_the_selection_stays_with_its_row_and_moves_on_when_that_is_gone() -> None:
+async def test_the_selection_follows_its_row_and_moves_on_when_that_ends() -> None:
     app = Top(Path("/nonexistent/inferd.sock"), 60.0, everybody=False)
     async with app.run_test(size=SIZE) as pilot:
         tasks = [task(n) for n in range(1, 4)]
@@ -301,8 +301,8 @@ def test_without_colours_it_sends_none(environ: dict[str, str], daemon: RunningD
     assert grey == ("NO_COLOR" in environ)
 
 
-def test_a_terminal_that_cannot_be_drawn_on_gets_plain_tables(daemon: RunningDaemon) -> None:
-    """As that in an editor, which shows what it does not understand."""
+def test_a_dumb_terminal_gets_plain_tables(daemon: RunningDaemon) -> None:
+    """A dumb terminal, such as an editor's, shows escape sequences as text."""
     with on_terminal("top", "-n", "0.1", socket=daemon.socket, TERM="dumb") as terminal:
         text = terminal.until("SESSION\r\n")
         assert terminal.process.wait(WAIT_S_MAX) == 0

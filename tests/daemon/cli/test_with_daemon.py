@@ -21,7 +21,7 @@ from tests.tiny_gguf import write_tiny
 CONFIG = echo_model("slow", slots=2, step_ms=20) + echo_model("slower", step_ms=200)
 CONFIG += echo_model("heavy", load_ms=300)
 LONG = "BEGIN " + "and so on " * 300
-"""What the slow model takes a minute to say."""
+"""A text that takes the slow model a minute."""
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +44,7 @@ def lines(text: str) -> list[dict[str, object]]:
 # run.
 
 
-def test_run_says_the_answer(socket: str) -> None:
+def test_run_prints_the_answer(socket: str) -> None:
     result = inferd("run", "echo", "hello there", socket=socket)
     assert (result.exit_code, result.stdout, result.stderr) == (0, "hello there\n", "")
 
@@ -96,7 +96,7 @@ def test_a_refusal_of_a_stream_is_json_when_asked_for(socket: str) -> None:
     assert document(result)["error"]["name"] == "ModelNotFound"
 
 
-def test_a_reader_who_has_enough_ends_the_run_quietly(socket: str) -> None:
+def test_a_closed_pipe_ends_the_run_quietly(socket: str) -> None:
     with inferd_process("run", "slow", LONG, socket=socket) as process:
         assert process.stdout is not None and process.stderr is not None
         assert process.stdout.read(1) == b"B"
@@ -157,7 +157,7 @@ def test_chat_on_a_terminal(socket: str, tmp_path: Path) -> None:
     assert history.stat().st_mode & 0o777 == 0o600
 
 
-def test_chat_keeps_no_history_when_told_so(socket: str, tmp_path: Path) -> None:
+def test_chat_keeps_no_history_with_no_history(socket: str, tmp_path: Path) -> None:
     home = {"XDG_STATE_HOME": str(tmp_path)}
     with on_terminal("chat", "echo", "--no-history", socket=socket, **home) as terminal:
         terminal.until(">>> ")
@@ -166,7 +166,7 @@ def test_chat_keeps_no_history_when_told_so(socket: str, tmp_path: Path) -> None
     assert list(tmp_path.iterdir()) == []
 
 
-def test_chat_without_a_terminal_takes_a_line_a_turn(socket: str) -> None:
+def test_chat_without_a_terminal_runs_one_turn_per_line(socket: str) -> None:
     text = "one\n\ntwo\n/reset\n/exit\nnever said\n"
     result = inferd("chat", "echo", socket=socket, text=text)
     assert (result.exit_code, result.stdout) == (0, "one\ntwo\n")
@@ -233,7 +233,7 @@ def test_rm_refuses_a_loaded_model_unless_forced(socket: str) -> None:
 # Looking in and steering.
 
 
-def test_the_version_tells_the_running_daemons(socket: str) -> None:
+def test_the_version_shows_that_of_the_running_daemon(socket: str) -> None:
     first, second = inferd("--version", socket=socket).stdout.splitlines()
     assert first == f"inferd {__version__}, protocol 1.0"
     assert f"(inferd/{__version__} running at {socket})" in second
@@ -265,7 +265,7 @@ def test_a_session_under_way_is_listed_and_cancelled(by: str, socket: str) -> No
     assert document(inferd("queue", "--all", "--json", socket=socket)) == {"tasks": []}
 
 
-def test_sessions_that_sleep_are_listed(socket: str) -> None:
+def test_dormant_sessions_are_listed(socket: str) -> None:
     inferd("run", "echo", "hello", "--session", "asleep", socket=socket)
 
     heads, *rows = inferd("sessions", "--all", socket=socket).stdout.splitlines()
@@ -278,7 +278,7 @@ def test_sessions_that_sleep_are_listed(socket: str) -> None:
     assert "asleep" not in inferd("ps", socket=socket).stdout
 
 
-def test_a_session_is_forgotten_by_its_id(socket: str) -> None:
+def test_a_session_is_deleted_by_its_id(socket: str) -> None:
     assert inferd("run", "echo", "secret", "--session", "diary", socket=socket).exit_code == 0
     assert inferd("forget", "diary", socket=socket).stdout == "forgotten\n"
     assert document(inferd("forget", "diary", "--json", socket=socket)) == {"forgotten": False}
@@ -293,7 +293,7 @@ def test_stop_waits_until_the_daemon_has_ended() -> None:
         assert inferd("stop", socket=daemon.socket).exit_code == 3
 
 
-def test_stop_is_bounded_and_now_ends_what_runs() -> None:
+def test_stop_has_a_time_limit_and_now_ends_running_turns() -> None:
     with running_daemon(CONFIG) as daemon:
         with inferd_process("run", "slow", LONG, socket=daemon.socket) as process:
             assert process.stdout is not None
@@ -326,7 +326,7 @@ def test_two_words_of_a_prompt_are_a_usage_error(socket: str) -> None:
 # swap.
 
 
-def test_swap_says_how_it_was_done() -> None:
+def test_swap_prints_its_mode() -> None:
     config = '[models.live]\nbackend = "echo"\n[models.one]\nbackend = "echo"\n'
     config += '[models.one.echo]\nvariant = "one"\n'
     with running_daemon(config) as daemon, Client(daemon.socket) as client:

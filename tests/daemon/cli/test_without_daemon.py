@@ -74,7 +74,7 @@ def test_every_command_but_serve_writes_json_and_every_one_takes_a_socket_if_it_
 
 
 @pytest.mark.parametrize("arguments", CLIENT_COMMANDS, ids=lambda a: a[0])
-def test_without_a_daemon_it_says_so_and_what_to_do(arguments: tuple[str, ...]) -> None:
+def test_without_a_daemon_the_error_has_a_hint(arguments: tuple[str, ...]) -> None:
     result = inferd(*arguments)
     assert result.exit_code == 3
     assert result.stderr.startswith("inferd: no daemon answers at /nonexistent/inferd.sock")
@@ -83,7 +83,7 @@ def test_without_a_daemon_it_says_so_and_what_to_do(arguments: tuple[str, ...]) 
 
 
 @pytest.mark.parametrize("place", ["before", "after"])
-def test_an_error_is_told_in_json_too(place: str) -> None:
+def test_an_error_is_printed_as_json_too(place: str) -> None:
     result = inferd("--json", "ps") if place == "before" else inferd("ps", "--json")
     assert result.exit_code == 3
     assert document(result)["error"]["name"] == "ConnectionLost"
@@ -102,7 +102,7 @@ def test_a_socket_is_named_before_or_after_the_command(place: str) -> None:
      ("run", "m", "p", "--priority", "huge"), ("serve", "--set", "x"), ("stop", "--wait", "-1")],
     ids=" ".join,
 )  # fmt: skip
-def test_wrong_usage_has_a_status_of_its_own(arguments: tuple[str, ...]) -> None:
+def test_wrong_usage_has_its_own_exit_status(arguments: tuple[str, ...]) -> None:
     result = inferd(*arguments)
     assert result.exit_code == 2
     assert "Usage: " in result.stderr and "Traceback" not in result.stderr
@@ -139,7 +139,7 @@ def test_an_internal_error_is_a_sentence_unless_debugging(monkeypatch: pytest.Mo
 # Versions and what is imported.
 
 
-def test_the_version_without_a_daemon_tells_the_installed_engine() -> None:
+def test_the_version_without_a_daemon_shows_the_installed_engine() -> None:
     result = inferd("--version")
     assert result.exit_code == 0
     first, second = result.stdout.splitlines()
@@ -204,7 +204,7 @@ def test_serve_without_the_engine_says_what_to_install(tmp_path: Path) -> None:
     assert "Traceback" not in result.stderr
 
 
-def test_serve_tells_every_error_of_its_configuration(tmp_path: Path) -> None:
+def test_serve_prints_every_error_of_its_configuration(tmp_path: Path) -> None:
     file = tmp_path / "c.toml"
     file.write_text("[daemon]\nsesions-max = 1\n")
     result = inferd(
@@ -245,7 +245,7 @@ def test_times(seconds: float, text: str) -> None:
     assert time_text(seconds) == text
 
 
-def test_a_model_cannot_steer_the_terminal() -> None:
+def test_control_characters_of_a_model_do_not_reach_the_terminal() -> None:
     text = "a\x1b]0;title\x07\tb\r\x9bc\n"
     assert printable(text, terminal=True) == "a]0;title\tbc\n"
     assert printable(text, terminal=False) == text
@@ -254,7 +254,7 @@ def test_a_model_cannot_steer_the_terminal() -> None:
 # pull and rm.
 
 
-def test_pull_takes_a_file_and_tells_what_it_got(models: Path, tmp_path: Path) -> None:
+def test_pull_accepts_a_file_and_prints_the_result(models: Path, tmp_path: Path) -> None:
     (tmp_path / "own.gguf").write_bytes(MODEL)
     result = inferd("pull", str(tmp_path / "own.gguf"), "--name", "mine")
     assert result.exit_code == 0
@@ -266,7 +266,7 @@ def test_pull_takes_a_file_and_tells_what_it_got(models: Path, tmp_path: Path) -
     assert document(forced)["name"] == "mine"
 
 
-def test_pull_tells_a_slip_in_a_name(models: Path) -> None:
+def test_pull_suggests_a_name_for_a_typo(models: Path) -> None:
     result = inferd("pull", "smolm2")
     assert result.exit_code == 1
     assert "did you mean 'smollm2'?" in result.stderr

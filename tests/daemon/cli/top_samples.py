@@ -1,4 +1,4 @@
-"""Samples as `top` takes them, for the tests of what it makes of them."""
+"""Samples for the tests of `top`."""
 
 from __future__ import annotations
 
@@ -11,35 +11,35 @@ __all__ = ("model", "sample", "session", "task")
 
 def model(name: str = "m", state: str = "ready", **more: Any) -> dict[str, Any]:
     info = {"slots": 4, "size_bytes": 96_000_000} if state == "ready" else None
-    told = {"name": name, "state": state, "info": info, "size_bytes": 5_000_000, "progress": 0.4}
-    return told | more
+    reply = {"name": name, "state": state, "info": info, "size_bytes": 5_000_000, "progress": 0.4}
+    return reply | more
 
 
 def task(number: int | None = 1, **more: Any) -> dict[str, Any]:
-    told = {
+    reply = {
         "task": number, "context": 100 + (number or 0), "uid": 1000, "session_id": None,
         "model": "m", "state": "running", "priority": "normal", "effective_priority": "normal",
         "position": 0, "prompt_tokens": 50, "computed_tokens": 10, "output_tokens": 0, "for_s": 3.0,
     }  # fmt: skip
-    return told | more
+    return reply | more
 
 
 def session(context: int = 101, **more: Any) -> dict[str, Any]:
-    told = {
+    reply = {
         "context": context, "session_id": None, "uid": 1000, "model": "m", "state": "done",
         "priority": "low", "tokens": 77, "turns": 2, "idle_s": 5.0,
     }  # fmt: skip
-    return told | more
+    return reply | more
 
 
-def counted(prompt: float, cached: float, drawn: float) -> dict[str, Any]:
-    """Return figures of the model m."""
+def counted(prompt: float, cached: float, rendered: float) -> dict[str, Any]:
+    """Return metrics of the model m."""
     return {
         name: [{"model_name": "m", "value": value}]
         for name, value in (
             ("prompt_tokens", prompt),
             ("prompt_tokens_cached", cached),
-            ("generation_tokens", drawn),
+            ("generation_tokens", rendered),
         )
     }
 
@@ -59,5 +59,5 @@ def sample(at: float = 0.0, counts: tuple[float, float, float] = (0, 0, 0), **mo
         "parked": 1, "refused": 5, "sessions": 4, "sessions_max": 100, "sessions_dormant": 6,
         "metrics": figures,
     } | more.pop("stats", {})  # fmt: skip
-    told: dict[str, Any] = {"models": [model()], "tasks": [task()], "sessions": [session()]}
-    return Sample(at=at, software="inferd/9", stats=stats, **(told | more))
+    reply: dict[str, Any] = {"models": [model()], "tasks": [task()], "sessions": [session()]}
+    return Sample(at=at, software="inferd/9", stats=stats, **(reply | more))

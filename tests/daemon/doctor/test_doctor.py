@@ -1,4 +1,4 @@
-"""`inferd doctor`, whole: with a daemon and without one, what it writes, and that it ends."""
+"""The whole command `inferd doctor`, with and without a daemon: its output and its time limits."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ CHECKS = [
 
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Be a user whose own configuration, models and state there are none of."""
+    """Be a user without a configuration, models or state."""
     for name in ("CONFIG", "DATA", "STATE"):
         monkeypatch.setenv(f"XDG_{name}_HOME", str(tmp_path / name.lower()))
     for name in ("CONFIG", "MODELS_DIR", "STATE_DIR"):
@@ -48,7 +48,7 @@ def findings(result: Any, check: str) -> list[dict[str, str]]:
     return [f for f in document(result)["findings"] if f["check"] == check]
 
 
-def test_without_a_daemon_it_says_what_there_is(home: Path) -> None:
+def test_without_a_daemon_it_examines_the_rest(home: Path) -> None:
     (home / "data" / "inferd" / "models").mkdir(parents=True)
     write_tiny("llama", home / "data" / "inferd" / "models")
     result = inferd("doctor", "--json", socket=NOWHERE)
@@ -63,7 +63,7 @@ def test_without_a_daemon_it_says_what_there_is(home: Path) -> None:
     assert f"no daemon listens at {NOWHERE}" in listening["found"]
 
 
-def test_what_is_wrong_ends_it_with_1_and_is_said_with_what_to_do(home: Path) -> None:
+def test_a_failed_check_has_a_remedy_and_exits_with_1(home: Path) -> None:
     models = home / "data" / "inferd" / "models"
     models.mkdir(parents=True)
     file = write_tiny("llama", models)
@@ -81,7 +81,7 @@ def test_what_is_wrong_ends_it_with_1_and_is_said_with_what_to_do(home: Path) ->
     assert "cores: -1 is outside" in findings(wrong, "configuration")[0]["found"]
 
 
-def test_a_daemon_that_answers_is_asked_how_it_is() -> None:
+def test_the_state_of_a_running_daemon_is_checked() -> None:
     with running_daemon() as daemon:
         result = inferd("doctor", "--json", socket=daemon.socket)
         assert "is open to you" in findings(result, "socket")[0]["found"]
@@ -116,7 +116,7 @@ def test_a_socket_left_by_a_crashed_daemon_is_a_finding(tmp_path: Path) -> None:
     assert left["status"] == "warn" and "was left by a daemon that has crashed" in left["found"]
 
 
-def test_without_the_daemons_packages_it_says_what_is_missing() -> None:
+def test_missing_packages_of_the_daemon_are_named() -> None:
     code = """if True:
         import importlib.metadata as metadata, sys
         gone = {"structlog", "psutil", "numpy", "jinja2", "prometheus_client", "llama_cpp"}
@@ -145,7 +145,7 @@ def test_without_the_daemons_packages_it_says_what_is_missing() -> None:
 # The report.
 
 
-def test_the_report_has_what_is_needed_and_nothing_that_users_wrote(tmp_path: Path) -> None:
+def test_the_report_has_no_texts_of_users(tmp_path: Path) -> None:
     config = f"[daemon]\nsessions-max = 77\n[defaults]\nstop = ['{SECRET}']\n"
     file = tmp_path / "report.txt"
     with (
@@ -182,16 +182,16 @@ def test_a_report_overwrites_nothing(tmp_path: Path) -> None:
     assert nowhere.exit_code == 1 and "cannot be written: No such file" in nowhere.stderr
 
 
-# What is not as it should be.
+# Errors.
 
 
-def test_a_report_that_finds_no_room_leaves_no_half_of_it() -> None:
+def test_a_report_on_a_full_disk_leaves_no_partial_file() -> None:
     with pytest.raises(InvalidArgument, match="cannot be written: File too large"):
         limited(Path("/dev/shm") / f"inferd-report-{os.getpid()}")
 
 
 def limited(path: Path) -> None:
-    """Write a report where files may have ten bytes."""
+    """Write a report with a limit of ten bytes for files."""
     before, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.getsignal(signal.SIGXFSZ)
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (10, before[1]))
@@ -216,7 +216,7 @@ def test_names_that_are_not_utf8_are_reported(tmp_path: Path) -> None:
     assert json.loads(done.stdout)["settings"]["models-dir"]["value"] == folder
 
 
-def test_a_runtime_folder_of_another_user_is_no_error(tmp_path: Path) -> None:
+def test_a_runtime_folder_of_another_user_is_not_an_error(tmp_path: Path) -> None:
     with as_user(ADA):
         found = _socket(None, {"XDG_RUNTIME_DIR": "/root/run"})
     assert found == Path("/root/run/inferd/inferd.sock")
@@ -224,14 +224,14 @@ def test_a_runtime_folder_of_another_user_is_no_error(tmp_path: Path) -> None:
 
 def test_unknown_data_of_another_version_does_not_end_the_examination() -> None:
     reach = Connection(
-        NOWHERE, is_there=True, is_socket=True, software="x", stats={"parts": [{"a": 1}]}
+        NOWHERE, is_there=True, is_socket=True, software="x", stats={"components": [{"a": 1}]}
     )
     findings = check_all(Facts(connection=reach))
     assert any("cannot read its data" in f.found and f.status == "warn" for f in findings)
     assert [f for f in findings if f.check == "socket"], "the others are made"
 
 
-def test_a_unit_whose_quotes_do_not_end_is_read_all_the_same() -> None:
+def test_a_unit_with_unclosed_quotes_is_read() -> None:
     units = Units(user=False, directives={"Environment": ['A=1 "B=2', "C=3"]}, old=[])
     assert units.environment == {"A": "1", '"B': "2", "C": "3"}
 

@@ -1,4 +1,4 @@
-"""What the doctor's checks make of facts, and that a look has an end."""
+"""The doctor's checks and probes."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ REACH = reach.Connection(
     mode=0o660,
     software=reach.SOFTWARE,
     llama_commit=LLAMA_COMMIT,
-    stats={"pid": 7, "parts": [], "restart_for": []},
+    stats={"pid": 7, "components": [], "restart_for": []},
 )
 ENGINE = engine.Engine(system_info="CPU : AVX = 1 | AVX2 = 1 | FMA = 1 |")
 
@@ -70,7 +70,7 @@ def config(**flags: object) -> Config:
 
 
 def only(findings: Iterable[Finding]) -> Finding:
-    """Return the one finding that is not all right, or the last that is."""
+    """Return the only finding that is not ok, or else the last finding."""
     found = list(findings)
     wrong = [f for f in found if f.status != "ok"]
     assert len(wrong) <= 1 and found
@@ -81,14 +81,14 @@ def only(findings: Iterable[Finding]) -> Finding:
 # Looking.
 
 
-def test_a_look_that_never_ends_is_given_up() -> None:
+def test_a_probe_that_never_ends_is_given_up() -> None:
     never = threading.Event()
     with pytest.raises(ProbeFailed, match=r"no answer within 0\.05 s"):
         Probe(never.wait, 0.05).wait_result()
     never.set()
 
 
-def test_a_look_that_fails_says_what_it_met() -> None:
+def test_a_failed_probe_names_its_error() -> None:
     with pytest.raises(ProbeFailed, match="/none/such: No such file or directory"):
         Probe(Path("/none/such").read_text).wait_result()
     with pytest.raises(ProbeFailed, match="ZeroDivisionError"):
@@ -116,7 +116,7 @@ def test_the_worst_finding_counts() -> None:
         (0o770, 0, 0, READ, False),
     ],
 )
-def test_a_mode_says_who_may_what(
+def test_a_mode_grants_or_denies_access(
     mode: int, uid: int, gid: int, wanted: int, allowed: bool
 ) -> None:
     status = os.stat_result((0o40000 | mode, 0, 0, 0, uid, gid, 0, 0, 0, 0))
@@ -124,7 +124,7 @@ def test_a_mode_says_who_may_what(
     assert may(msgspec.structs.replace(ADA, uid=0), status, wanted), "root may everything"
 
 
-def test_the_folder_on_the_way_that_stops_somebody_is_named() -> None:
+def test_the_folder_that_denies_access_is_named() -> None:
     with tempfile.TemporaryDirectory() as name:
         top = Path(name)
         inner = top / "inner" / "most"
@@ -143,7 +143,7 @@ def test_the_folder_on_the_way_that_stops_somebody_is_named() -> None:
 # The engine.
 
 
-def test_packages_that_are_missing_or_other_ones_are_named() -> None:
+def test_missing_packages_and_wrong_versions_are_named() -> None:
     pins = {"llama-cpp-python": "0.3.36"}
     there = {"jinja2": "3.1.6", "llama-cpp-python": "0.3.36"}
     assert only(engine.check_installed(engine.Installed(there, pins))).status == "ok"
@@ -156,7 +156,7 @@ def test_packages_that_are_missing_or_other_ones_are_named() -> None:
     assert found.status == "fail" and found.remedy == "pip install 'llama-cpp-python==0.3.36'"
 
 
-def test_the_packages_that_are_looked_for_are_those_of_the_daemon() -> None:
+def test_the_packages_of_the_daemon_are_found() -> None:
     found = engine.find_packages()
     assert set(found.packages) >= {"llama-cpp-python", "numpy", "structlog", "psutil"}
     assert set(found.pinned) == {"llama-cpp-python"}
@@ -199,7 +199,7 @@ def test_an_engine_that_hangs_is_given_up_and_its_output_counts(tmp_path: Path) 
 
 
 @pytest.mark.process
-def test_the_engine_tells_its_build_and_what_is_wrong_with_files(tmp_path: Path) -> None:
+def test_the_engine_reports_its_build_and_errors_of_files(tmp_path: Path) -> None:
     whole, parts = write_tiny("llama", tmp_path), write_split(tmp_path, "parted")
     cut, page = tmp_path / "cut.gguf", tmp_path / "page.gguf"
     cut.write_bytes(whole.read_bytes()[:-1000])
@@ -218,14 +218,14 @@ def test_the_engine_tells_its_build_and_what_is_wrong_with_files(tmp_path: Path)
         assert what in finding.found
 
 
-def test_an_engine_on_openmp_threads_is_slower_and_told_how_to_be_built() -> None:
+def test_an_engine_with_openmp_is_a_warning_with_a_build_command() -> None:
     found = only(engine.check_engine(engine.Engine(system_info="CPU : AVX = 1 | OPENMP = 1 |")))
     assert found.status == "warn" and "5 % slower" in found.found
     assert "CMAKE_ARGS=-DGGML_OPENMP=OFF" in found.remedy
     assert only(engine.check_engine(ENGINE)).status == "ok"
 
 
-def test_what_the_cpu_has_and_the_build_does_not_use_is_told() -> None:
+def test_unused_features_of_the_cpu_are_a_warning() -> None:
     same = only(engine.check_cpu(ENGINE, frozenset(("avx", "avx2", "fma"))))
     assert same.status == "ok" and "AVX, AVX2, FMA" in same.found
     slower = only(engine.check_cpu(ENGINE, frozenset(("avx", "avx2", "fma", "f16c", "avx512f"))))
@@ -282,7 +282,7 @@ def test_devices_are_found_by_their_files(tmp_path: Path) -> None:
 # Configuration and folders.
 
 
-def test_a_wrong_configuration_is_told_in_full(tmp_path: Path) -> None:
+def test_all_errors_of_the_configuration_are_listed(tmp_path: Path) -> None:
     file = tmp_path / "c.toml"
     file.write_text("[daemon]\ncores = -1\nsesions-max = 1\n")
     found = only(settings.check_settings(settings.read_settings_facts(file, {})))
@@ -292,7 +292,7 @@ def test_a_wrong_configuration_is_told_in_full(tmp_path: Path) -> None:
     assert only(settings.check_settings(seen)).status == "ok" and seen.config is not None
 
 
-def test_models_that_are_there_missing_and_closed(tmp_path: Path) -> None:
+def test_models_that_exist_are_missing_or_unreadable(tmp_path: Path) -> None:
     folder = tmp_path / "models"
     file = tmp_path / "c.toml"
     file.write_text(
@@ -315,7 +315,7 @@ def test_models_that_are_there_missing_and_closed(tmp_path: Path) -> None:
     assert "access is denied at /var/lib/inferd" in only(places.check_models(shut)).found
 
 
-def test_what_the_daemon_keeps_is_private_and_has_room(tmp_path: Path) -> None:
+def test_the_state_is_private_and_has_disk_space(tmp_path: Path) -> None:
     asked = config(state_dir=tmp_path / "state" / "inferd")
     seen = places.inspect_state_folder(asked, own_account())
     roomy = msgspec.structs.replace(seen, free_bytes=100 * GIB)
@@ -358,7 +358,7 @@ def test_memory(
     assert found.status == status and what in found.found + found.remedy
 
 
-def test_memory_that_loaded_models_take_is_not_missing() -> None:
+def test_memory_of_loaded_models_counts_as_available() -> None:
     models = places.Models(Path("/m"), ADA, True, sizes={"tiny": GIB})
     full = msgspec.structs.replace(MACHINE, free_bytes=0)
     assert only(machine.check_memory(full, models, config())).status == "fail"
@@ -382,7 +382,7 @@ def test_limits_cores_and_users() -> None:
     assert alone.status == "warn" and "PrivateUsers=" in alone.remedy
 
 
-def test_this_machine_is_read_and_a_daemons_own_limit_if_it_may_be(tmp_path: Path) -> None:
+def test_this_machine_and_the_daemons_own_limit_are_read(tmp_path: Path) -> None:
     seen = machine.inspect_machine(os.getpid())
     assert 0 < seen.free_bytes <= seen.total_bytes <= seen.memory_bytes
     assert seen.files_max > 0 and 1 <= seen.cores_usable <= seen.cores
@@ -421,7 +421,7 @@ def test_a_socket(changes: dict[str, object], status: str, what: str) -> None:
     assert found.status == status and what in found.found + found.remedy
 
 
-PART = {"component": "metrics", "up": False, "effect": "m", "cause": "c", "remedy": "free it"}
+COMPONENT = {"component": "metrics", "up": False, "effect": "m", "cause": "c", "remedy": "free it"}
 
 
 @pytest.mark.parametrize(
@@ -430,7 +430,7 @@ PART = {"component": "metrics", "up": False, "effect": "m", "cause": "c", "remed
         ({}, "ok", "answers, pid 7"),
         ({"software": "inferd/0.0.1"}, "warn", "the daemon is inferd/0.0.1"),
         ({"llama_commit": "0000"}, "warn", "llama.cpp 0000"),
-        ({"stats": {"parts": [PART]}}, "warn", "metrics fails: m: c"),
+        ({"stats": {"components": [COMPONENT]}}, "warn", "metrics fails: m: c"),
         ({"stats": {"restart_for": ["cores"]}}, "warn", "not in force before a restart: cores"),
         ({"stats": {"draining": True}}, "warn", "is draining"),
         ({"software": "", "refusal": "no", "hint": "do"}, "fail", "no"),
@@ -445,7 +445,7 @@ def test_a_daemon(changes: dict[str, object], status: str, what: str) -> None:
 
 
 def installed(root: Path, *, user: bool = False) -> Service:
-    """Write the units of a service whose program is there."""
+    """Write the units of a service whose program exists."""
     service = Service(user=user, root=root)
     program = root / "opt/inferd"
     program.parent.mkdir(parents=True, exist_ok=True)
@@ -457,7 +457,7 @@ def installed(root: Path, *, user: bool = False) -> Service:
     return service
 
 
-def test_a_service_is_that_of_its_socket_and_has_its_own_settings(
+def test_a_service_is_found_by_its_socket_with_its_settings(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", "/home/ada/.config")

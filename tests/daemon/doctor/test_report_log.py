@@ -1,4 +1,4 @@
-"""The log in the report of `inferd doctor`: its last warnings and errors, and nobody's texts."""
+"""The log in the report of `inferd doctor`: its last warnings and errors, no texts of users."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def read(path: Path) -> LogEnd:
 # Where it is.
 
 
-def test_it_is_where_the_daemon_says_else_where_it_would_be() -> None:
+def test_the_place_of_the_log_comes_from_the_daemon_or_the_configuration() -> None:
     config = load_config({"log-file": "/var/log/of/config"}, {})
     printed: dict[str, Any] = {"pid": 7, "log": {"file": "/var/log/printed", "journal": None}}
     assert log_place(printed, config, UNITS) == Path("/var/log/printed")
@@ -75,7 +75,7 @@ def test_it_is_where_the_daemon_says_else_where_it_would_be() -> None:
     assert log_place({}, None, None) is None
 
 
-def test_the_journal_is_asked_for_the_unit_s_warnings(
+def test_the_warnings_of_the_unit_are_read_from_the_journal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lines = [event(model="a"), b"Started inferd.", event("error", model="b")]
@@ -106,7 +106,7 @@ def test_a_journal_that_cannot_be_read_is_reported(
 
 
 def journalctl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
-    """Let there be a journalctl that does *script*; none, if that is empty."""
+    """Install a journalctl that runs *script*, or none if *script* is empty."""
     tools = tmp_path / "tools"
     tools.mkdir()
     for name in ("cat", "sleep"):
@@ -117,10 +117,10 @@ def journalctl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> 
     monkeypatch.setenv("PATH", str(tools))
 
 
-# What is printed of an event.
+# Fields of an event.
 
 
-def test_only_warnings_and_errors_are_told_the_oldest_first(tmp_path: Path) -> None:
+def test_only_warnings_and_errors_are_reported_oldest_first(tmp_path: Path) -> None:
     levels = ("error", "debug", "warning", "info", "critical")
     lines = [event(level, pid=number) for number, level in enumerate(levels)]
     (tmp_path / "log").write_bytes(b"\n".join([*lines, b"no event", b"[]", b"\xff\xfe"]))
@@ -129,7 +129,7 @@ def test_only_warnings_and_errors_are_told_the_oldest_first(tmp_path: Path) -> N
     assert end.other == 3
 
 
-def test_no_field_is_told_that_may_have_what_users_wrote() -> None:
+def test_fields_that_may_hold_texts_of_users_are_left_out() -> None:
     wild: dict[str, Any] = {
         "prompt": SECRET,
         "answer": SECRET,
@@ -149,7 +149,7 @@ def test_no_field_is_told_that_may_have_what_users_wrote() -> None:
     assert printed(end)[0]["exception"] == ['File "a.py", line 3, in f', "KeyError"]
 
 
-def test_causes_and_what_a_dying_process_says_are_told() -> None:
+def test_causes_and_texts_of_crashing_processes_are_reported() -> None:
     lines = [
         event("error", cause="the disk is full", remedy="make room", component="journal"),
         event("error", text="GGML_ASSERT(n > 0) failed").replace(b"worker.died", b"worker.output"),
@@ -159,7 +159,7 @@ def test_causes_and_what_a_dying_process_says_are_told() -> None:
     assert last["text"] == "GGML_ASSERT(n > 0) failed"
 
 
-def test_no_character_steers_who_reads_it() -> None:
+def test_control_characters_are_replaced() -> None:
     wild = "\x1b[2J\x7f\x9b31m\n" + "x" * 10_000
     [line] = last_events("", [event(cause=wild, requests=[wild] * 100, tasks=[[1]])]).lines
     assert not any(ord(c) < 0x20 or 0x7F <= ord(c) < 0xA0 for c in line)
@@ -171,7 +171,7 @@ def test_no_character_steers_who_reads_it() -> None:
 # Its bounds.
 
 
-def test_it_has_so_many_lines_and_bytes_and_no_more(tmp_path: Path) -> None:
+def test_the_number_of_lines_and_bytes_is_bounded(tmp_path: Path) -> None:
     lines = [event(pid=number) for number in range(LOG_LINES_MAX + 50)]
     (tmp_path / "log").write_bytes(b"\n".join(lines) + b"\n")
     pids = [e["pid"] for e in printed(read(tmp_path / "log"))]
@@ -197,7 +197,7 @@ def test_of_a_large_file_only_the_end_is_read(tmp_path: Path) -> None:
     assert read(path) == LogEnd(str(path), [], 1), "the first line is cut"
 
 
-def test_what_is_no_file_is_refused_at_once(tmp_path: Path) -> None:
+def test_a_path_that_is_not_a_file_is_refused_at_once(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     for path in (tmp_path / "pipe", tmp_path, Path("/dev/zero")):
         with pytest.raises(ProbeFailed, match="is not a file"):
@@ -209,7 +209,7 @@ def test_what_is_no_file_is_refused_at_once(tmp_path: Path) -> None:
 # The whole.
 
 
-def test_a_report_has_errors_of_a_log_with_texts_and_none_of_these(tmp_path: Path) -> None:
+def test_a_report_has_the_errors_of_a_log_without_its_texts(tmp_path: Path) -> None:
     log, file = tmp_path / "inferd.log", tmp_path / "report.txt"
     config = f'[daemon]\nlog-level = "debug"\nlog-text = true\nlog-file = "{log}"\n'
     config += '[models.bad]\nbackend = "echo"\n[models.bad.echo]\ncrash_at_step = 1\n'
@@ -230,7 +230,7 @@ def test_a_report_has_errors_of_a_log_with_texts_and_none_of_these(tmp_path: Pat
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
 
 
-def test_a_report_says_where_no_log_is_kept_or_why_none_could_be_read(tmp_path: Path) -> None:
+def test_a_report_explains_a_missing_log(tmp_path: Path) -> None:
     with running_daemon() as daemon:
         inferd("doctor", "--report", str(tmp_path / "one"), socket=daemon.socket)
     assert "which is not kept" in (tmp_path / "one").read_text().split("\n## log\n")[1]

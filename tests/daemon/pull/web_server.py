@@ -1,4 +1,4 @@
-"""A web server on 127.0.0.1 for the tests of pull: each path's answers are a script."""
+"""A web server on 127.0.0.1 for the tests of pull, with scripted responses per path."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from email.message import Message
 
 @dataclass
 class Web:
-    """The server's script and record: one answer a request, the last one for all further ones."""
+    """The server's script and record: one response per request; the last one repeats."""
 
     url: str = ""
     answers: dict[str, list[Callable[[Handler], None]]] = field(default_factory=dict)
@@ -45,7 +45,7 @@ def status(code: int, **headers: str | int) -> Callable[[Handler], None]:
 def file(
     content: bytes, *, cut_at: int | None = None, etag: str = "", **headers: str | int
 ) -> Callable[[Handler], None]:
-    """Answer with *content*, ranges too; the connection ends at the byte *cut_at* of it."""
+    """Respond with *content*, ranges included; the connection ends at byte *cut_at*."""
     etag = etag or f'"{hashlib.sha256(content).hexdigest()[:16]}"'
 
     def answer(handler: Handler) -> None:
