@@ -99,5 +99,5 @@ class StateSearch:
 
     @property
     def changes(self) -> int:
-        """Counts changes in idle slots and in memory, which change what `find_source` finds."""
+        """Number of changes in idle slots and in memory, which may change what is found."""
         return self._slots.changes + self._store.changes

@@ -1,4 +1,4 @@
-"""Checks by other processes whether a task ends with its last sentence (`stop-similarity`).
+"""Checks outside the engine whether a task ends with its last sentence (`stop-similarity`).
 
 The task computes nothing meanwhile, so that nothing need be undone. Like a task whose reader is
 away, it gives its slot to a task that needs it.

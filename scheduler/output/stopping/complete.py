@@ -58,7 +58,7 @@ class JsonCondition:
 
 
 class FenceCondition:
-    """A fenced block (CommonMark 0.31.2, section 4.5) is closed; the end of its line is cut off."""
+    """A fenced block (CommonMark 0.31.2, section 4.5) is closed; its last line's end is cut off."""
 
     reason = COMPLETE_ANSWER
     undecided = None

@@ -79,7 +79,7 @@ class Sentences:
         return self._pass()
 
     def resume(self, sent: bytes, shown: int) -> bytes:
-        """Restore an answer whose first *shown* bytes were judged; return the bytes that pass."""
+        """Restore an answer whose sentences before byte *shown* were judged; return what passes."""
         self._waiting = sent
         self._find_sentences(self._decoder.decode(sent))
         while self._found and self._found[0].end < shown:
