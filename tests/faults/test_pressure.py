@@ -92,7 +92,7 @@ async def serving(folder: Path) -> AsyncIterator[tuple[RunningDaemon, AsyncClien
 
 
 async def until(client: AsyncClient, is_so: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
-    """Return the daemon's figures as soon as *is_so* holds of those on memory."""
+    """Return the daemon's statistics once *is_so* holds for those of memory."""
     with anyio.fail_after(10):
         while True:
             stats = await client.stats()
@@ -132,13 +132,13 @@ async def test_states_are_evicted_first_then_idle_models_while_busy_and_pinned_m
             stream = session.stream(STORY)
             said = await anext(stream)
             proc.available(NONE)
-            await until(client, lambda memory: memory["times"] == 1)
+            await until(client, lambda memory: memory["low_events"] == 1)
             stats = await client.stats()
             assert stats["memory"]["kv_bytes_freed"] > 0
             assert stats["models"]["busy"]["kv_ram_bytes"] == 0
 
-            stats = await until(client, lambda memory: memory["models"] == 2)
-            assert stats["memory"]["models_bytes"] == 2000
+            stats = await until(client, lambda memory: memory["models_unloaded"] == 2)
+            assert stats["memory"]["model_bytes_freed"] == 2000
             assert await settled(client) == {
                 "quick": "cold",
                 "slow": "cold",
@@ -184,7 +184,7 @@ async def test_stalls_alone_are_enough(tmp_path: Path) -> None:
 
         def stalls_go_on(memory: dict[str, Any]) -> bool:
             proc.stalled(next(seconds))
-            return bool(memory["models"])
+            return bool(memory["models_unloaded"])
 
         await until(client, stalls_go_on)
         await until(client, lambda memory: not memory["low"])
