@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import gc
 import importlib.util
 import os
@@ -136,7 +135,7 @@ async def _main(
         daemon.socket_activated = listener.inherited
         service = _service(daemon, components)
         reload = ConfigReloader(daemon, read, service)
-        async with _signals() as signals:
+        with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
             group.start_soon(_watch_signals, daemon, signals, listener, reload)
             async with anyio.create_task_group() as services:
                 services.start_soon(service.run)
@@ -226,12 +225,6 @@ async def _stop(daemon: Daemon) -> None:
     daemon.sessions.detach_all()
     await daemon.registry.close()
     await daemon.journal.close()
-
-
-@contextlib.asynccontextmanager
-async def _signals() -> AsyncIterator[AsyncIterator[signal.Signals]]:
-    with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
-        yield signals
 
 
 async def _watch_signals(

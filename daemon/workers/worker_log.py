@@ -37,48 +37,13 @@ LogLine = Callable[[str, str, str], None]
 log = structlog.get_logger()
 
 
-class WorkerLog:
-    """Logs the events with the *fields* of the process. Lives on the daemon's event loop."""
-
-    def __init__(self, fields: Callable[[], dict[str, Any]]):
-        self._fields = fields
-        self._lines = WorkerLines(self._log_line)
-        self._levels = logs.for_workers()
-
-    @property
-    def writer(self) -> int:
-        """The descriptor that becomes the standard error of the process."""
-        return self._lines.writer
-
-    def close_writer(self) -> None:
-        """Close our copy of the descriptor, once the process has its own."""
-        self._lines.close_writer()
-
-    def read_levels(self) -> tuple[m.Logging, bool]:
-        """Return the levels in force, and whether they have changed since the last call."""
-        previous, self._levels = self._levels, logs.for_workers()
-        return self._levels, self._levels != previous
-
-    def log_event(self, level: str, event: str, logger: str, fields: dict[str, Any]) -> None:
-        """Log an event of the process."""
-        logged = {**fields, "logger": logger, **self._fields()}
-        log.log(LEVELS.get(level, LEVELS["error"]), event, **logged)
-
-    def close(self) -> None:
-        """Log the rest of its standard error, once the process has exited."""
-        self._lines.close()
-
-    def _log_line(self, level: str, event: str, text: str) -> None:
-        self.log_event(level, event, "llama", {"text": text})
-
-
 class WorkerLines:
     """Reads a pipe whose other end is `writer`, and calls *log_line* for each event. Lives on the
     daemon's event loop. The writer never waits: lines that do not fit into the pipe are lost.
     """
 
     def __init__(self, log_line: LogLine):
-        self._log_line = log_line
+        self._emit = log_line
         self._rest = b""
         self._gathered = ""
         self._quoted = False
@@ -130,7 +95,7 @@ class WorkerLines:
         for line in lines:
             level, text = split_priority(line.decode("utf-8", "replace"))
             if level is not None:
-                self._log_line(level, "llama.output", text[:EVENT_CHARACTERS_MAX])
+                self._emit(level, "llama.output", text[:EVENT_CHARACTERS_MAX])
             elif text.strip():
                 self._gather(text)
 
@@ -148,7 +113,29 @@ class WorkerLines:
             self._timer = None
         gathered, self._gathered, self._quoted = self._gathered, "", False
         if gathered:
-            self._log_line("error", "worker.output", gathered.rstrip("\n"))
+            self._emit("error", "worker.output", gathered.rstrip("\n"))
+
+
+class WorkerLog(WorkerLines):
+    """Logs the events and the standard error of a process, with its *fields*."""
+
+    def __init__(self, fields: Callable[[], dict[str, Any]]):
+        super().__init__(self._log_line)
+        self._fields = fields
+        self._levels = logs.for_workers()
+
+    def read_levels(self) -> tuple[m.Logging, bool]:
+        """Return the levels in force, and whether they have changed since the last call."""
+        previous, self._levels = self._levels, logs.for_workers()
+        return self._levels, self._levels != previous
+
+    def log_event(self, level: str, event: str, logger: str, fields: dict[str, Any]) -> None:
+        """Log an event of the process."""
+        logged = {**fields, "logger": logger, **self._fields()}
+        log.log(LEVELS.get(level, LEVELS["error"]), event, **logged)
+
+    def _log_line(self, level: str, event: str, text: str) -> None:
+        self.log_event(level, event, "llama", {"text": text})
 
 
 def split_priority(line: str) -> tuple[str | None, str]:

@@ -8,7 +8,7 @@ from inferd.daemon.cli.monitoring.metric_sums import Figures
 from inferd.daemon.cli.monitoring.stats import sections
 from inferd.testing import running_daemon
 from tests.daemon.command_line import document, inferd, inferd_process
-from tests.daemon.metrics.scraping import figures_of, until
+from tests.daemon.metrics.scraping import scrape_metrics, until
 from tests.raw import RawClient
 
 SLOW = """
@@ -85,7 +85,7 @@ def test_the_figures_of_stats_are_those_of_prometheus() -> None:
         client.call("chat", context=client.context(), prompt="hello there")
         until(daemon, lambda f: f("generation_tokens_total", model_name="echo") >= 11)
         reply = client.call("stats")["stats"]["metrics"]
-        scraped = figures_of(daemon)
+        scraped = scrape_metrics(daemon)
         assert "step_seconds" not in reply and "process_cpu_seconds" not in reply
         for name, suffix in (
             ("generation_tokens", "_total"),

@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from inferd.testing import RunningDaemon
 
-__all__ = ("Figures", "ask", "figures_of", "scrape", "until")
+__all__ = ("ScrapedMetrics", "ask", "scrape_metrics", "scrape", "until")
 
 SECONDS_MAX = 20.0
 POLL_S = 0.01
@@ -58,7 +58,7 @@ def scrape(where: str) -> str:
     return body.decode()
 
 
-class Figures:
+class ScrapedMetrics:
     """One scrape, as samples."""
 
     def __init__(self, text: str):
@@ -75,15 +75,15 @@ class Figures:
         return self._values.get((f"inferd_{sample}", frozenset(labels.items())), 0.0)
 
 
-def figures_of(daemon: RunningDaemon) -> Figures:
+def scrape_metrics(daemon: RunningDaemon) -> ScrapedMetrics:
     """Scrape a daemon of the tests."""
-    return Figures(scrape(where_of(daemon)))
+    return ScrapedMetrics(scrape(where_of(daemon)))
 
 
-def until(daemon: RunningDaemon, holds: Callable[[Figures], bool]) -> Figures:
+def until(daemon: RunningDaemon, holds: Callable[[ScrapedMetrics], bool]) -> ScrapedMetrics:
     """Return the first scrape for which *holds* returns True."""
     rest, end = threading.Event(), time.monotonic() + SECONDS_MAX
-    while not holds(figures := figures_of(daemon)):
-        assert time.monotonic() < end, f"it never held:\n{figures.text}"
+    while not holds(scraped := scrape_metrics(daemon)):
+        assert time.monotonic() < end, f"it never held:\n{scraped.text}"
         rest.wait(POLL_S)
-    return figures
+    return scraped

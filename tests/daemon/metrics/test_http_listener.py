@@ -14,7 +14,7 @@ from inferd import Client
 from inferd.daemon.metrics.http_listener import CONNECTIONS_MAX, HEAD_BYTES_MAX, REQUEST_TIMEOUT_S
 from inferd.testing import running_daemon
 from tests.daemon.manager import manager_of, serving
-from tests.daemon.metrics.scraping import ask, connect, figures_of, scrape, where_of
+from tests.daemon.metrics.scraping import ask, connect, scrape, scrape_metrics, where_of
 from tests.daemon.service.test_components import check, part
 from tests.raw import RawClient
 
@@ -106,7 +106,7 @@ def test_health_names_failing_components_and_the_shutdown() -> None:
             status, _, body = ask(where, health)
             answer = json.loads(body)
         assert (status, answer["status"]) == (503, "draining")
-        assert figures_of(daemon)("draining") == 1
+        assert scrape_metrics(daemon)("draining") == 1
         client.start("cancel", context=context)
 
 

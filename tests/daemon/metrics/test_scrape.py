@@ -17,7 +17,7 @@ from inferd import Client
 from inferd.backends.errors import Busy, Cancelled, InferdError
 from inferd.daemon.metrics.families import FAMILIES, PREFIX
 from inferd.testing import RunningDaemon, running_daemon
-from tests.daemon.metrics.scraping import Figures, figures_of, scrape, until, where_of
+from tests.daemon.metrics.scraping import ScrapedMetrics, scrape, scrape_metrics, until, where_of
 from tests.echo import echo_model
 from tests.raw import RawClient
 from tests.tiny_gguf import write_tiny
@@ -43,10 +43,10 @@ def test_every_family_of_the_table_is_there_and_no_other() -> None:
     with running_daemon(CONFIG) as daemon, Client(daemon.socket) as client:
         with client.session("m") as session:
             session.chat("hello")
-        figures = figures_of(daemon)
-    ours = {name.removeprefix(PREFIX): f for name, f in figures.families.items() if PREFIX in name}
+        scraped = scrape_metrics(daemon)
+    ours = {name.removeprefix(PREFIX): f for name, f in scraped.families.items() if PREFIX in name}
     assert set(ours) == set(FAMILIES)
-    assert all(n.startswith("process_") for n in set(figures.families) if PREFIX not in n)
+    assert all(n.startswith("process_") for n in set(scraped.families) if PREFIX not in n)
     for name, family in FAMILIES.items():
         kinds = {family.kind}
         assert ours[name].type in kinds, name
@@ -62,24 +62,24 @@ def test_a_turn_is_counted_with_its_model_class_times_and_tokens() -> None:
             session.reset()
             session.chat("hello")
         labels = {"model_name": "m", "priority": "high"}
-        figures = until(daemon, lambda f: f("generation_tokens_total", model_name="m") >= tokens)
+        scraped = until(daemon, lambda f: f("generation_tokens_total", model_name="m") >= tokens)
         for family in ("time_to_first_token", "request_queue_time", "e2e_request_latency"):
-            assert figures(f"{family}_seconds_count", **labels) == 1
-            assert 0 <= figures(f"{family}_seconds_sum", **labels) < 20
-            assert figures(f"{family}_seconds_bucket", le="+Inf", **labels) == 1
-        assert figures("request_time_per_output_token_seconds_count", model_name="m") == 2
-        reasons = [f for f in figures.families["inferd_request_success"].samples if f.value]
+            assert scraped(f"{family}_seconds_count", **labels) == 1
+            assert 0 <= scraped(f"{family}_seconds_sum", **labels) < 20
+            assert scraped(f"{family}_seconds_bucket", le="+Inf", **labels) == 1
+        assert scraped("request_time_per_output_token_seconds_count", model_name="m") == 2
+        reasons = [f for f in scraped.families["inferd_request_success"].samples if f.value]
         assert sum(f.value for f in reasons) == 2
-        asked = figures("prefix_cache_queries_total", model_name="m")
-        found = figures("prefix_cache_hits_total", model_name="m", tier="slot")
-        assert found == figures("prompt_tokens_cached_total", model_name="m") == asked / 2 - 1
-        assert figures("prompt_tokens_total", model_name="m") == asked
-        steps = figures("iteration_tokens_count", model_name="m")
+        asked = scraped("prefix_cache_queries_total", model_name="m")
+        found = scraped("prefix_cache_hits_total", model_name="m", tier="slot")
+        assert found == scraped("prompt_tokens_cached_total", model_name="m") == asked / 2 - 1
+        assert scraped("prompt_tokens_total", model_name="m") == asked
+        steps = scraped("iteration_tokens_count", model_name="m")
         kinds = ("decode", "mixed", "prefill")
         assert steps > 1
-        assert sum(figures("step_seconds_count", model_name="m", kind=k) for k in kinds) == steps
-        assert figures("slots", model_name="m") == 2
-        assert figures("model_load_seconds_count", model_name="m") == 1
+        assert sum(scraped("step_seconds_count", model_name="m", kind=k) for k in kinds) == steps
+        assert scraped("slots", model_name="m") == 2
+        assert scraped("model_load_seconds_count", model_name="m") == 1
 
 
 def test_running_and_waiting_turns_are_counted_by_class() -> None:
@@ -89,27 +89,27 @@ def test_running_and_waiting_turns_are_counted_by_class() -> None:
             zip(contexts, ("normal", "low", "low"), strict=True), start=1
         ):
             client.start("stream", context=context, prompt="x" * 200, priority=priority)
-            figures = until(daemon, lambda f, n=number: under_way(f) == n)  # type: ignore[misc]
-        assert figures("num_requests_running", model_name="slow", priority="normal") == 1
-        assert figures("num_requests_waiting", model_name="slow", priority="low") == 2
+            scraped = until(daemon, lambda f, n=number: under_way(f) == n)  # type: ignore[misc]
+        assert scraped("num_requests_running", model_name="slow", priority="normal") == 1
+        assert scraped("num_requests_waiting", model_name="slow", priority="low") == 2
         reason = {"model_name": "slow", "reason": "slot"}
-        assert figures("num_requests_waiting_by_reason", **reason) == 2
+        assert scraped("num_requests_waiting_by_reason", **reason) == 2
         until(daemon, lambda f: 0 < f("kv_cache_usage_perc", model_name="slow") < 1)
         urgent = client.context("slow")
         client.start("stream", context=urgent, prompt="y" * 100, priority="urgent")
         until(daemon, lambda f: f("num_requests_parked", model_name="slow", priority="normal") == 1)
-        figures = until(daemon, lambda f: f("num_preemptions_total", model_name="slow") == 1)
-        assert figures("sessions", state="parked") == 1
+        scraped = until(daemon, lambda f: f("num_preemptions_total", model_name="slow") == 1)
+        assert scraped("sessions", state="parked") == 1
         for context in (*contexts, urgent):
             client.call("cancel", context=context)
-        figures = until(daemon, lambda f: under_way(f) == 0)
+        scraped = until(daemon, lambda f: under_way(f) == 0)
         failures = {"model_name": "slow", "error": "Cancelled"}
-        assert figures("request_failures_total", **failures) == 4
+        assert scraped("request_failures_total", **failures) == 4
 
 
-def under_way(figures: Figures) -> float:
+def under_way(scraped: ScrapedMetrics) -> float:
     names = [f"inferd_num_requests_{state}" for state in ("running", "waiting", "parked")]
-    return sum(s.value for name in names for s in figures.families[name].samples)
+    return sum(s.value for name in names for s in scraped.families[name].samples)
 
 
 def test_refusals_are_counted_by_the_full_bound() -> None:
@@ -120,14 +120,14 @@ def test_refusals_are_counted_by_the_full_bound() -> None:
         with pytest.raises(Busy):
             for session in sessions:
                 session.__enter__()
-        figures = figures_of(daemon)
-        assert figures("sessions_refused_total") == 1
-        assert figures("admission_rejections_total", reason="sessions-max") == 1
-        assert figures("admission_rejections_total", reason="tasks-waiting-max") == 0
+        scraped = scrape_metrics(daemon)
+        assert scraped("sessions_refused_total") == 1
+        assert scraped("admission_rejections_total", reason="sessions-max") == 1
+        assert scraped("admission_rejections_total", reason="tasks-waiting-max") == 0
         refused = {"call": "load_by_name", "error": "ModelNotFound"}
-        assert figures("call_errors_total", **refused) == 1
-        assert sum(s.value for s in figures.families["inferd_sessions"].samples) == 6
-        assert figures("sessions_max") == 6
+        assert scraped("call_errors_total", **refused) == 1
+        assert sum(s.value for s in scraped.families["inferd_sessions"].samples) == 6
+        assert scraped("sessions_max") == 6
 
 
 def test_a_queue_that_is_full_is_a_rejection_and_when_there_was_room_is_measured() -> None:
@@ -141,9 +141,9 @@ def test_a_queue_that_is_full_is_a_rejection_and_when_there_was_room_is_measured
         with pytest.raises(Busy):
             client.call("stream", context=third, prompt="too many")
         reason = "tasks-waiting-user-max"
-        assert figures_of(daemon)("admission_rejections_total", reason=reason) == 1
-        figures = until(daemon, lambda f: f("retry_after_ratio_count") == 1)
-        assert figures("retry_after_ratio_sum") > 0
+        assert scrape_metrics(daemon)("admission_rejections_total", reason=reason) == 1
+        scraped = until(daemon, lambda f: f("retry_after_ratio_count") == 1)
+        assert scraped("retry_after_ratio_sum") > 0
 
 
 def test_forks_and_models_and_parts_are_counted() -> None:
@@ -154,16 +154,16 @@ def test_forks_and_models_and_parts_are_counted() -> None:
         client.call("fork_session", context=context, n=2)
         with pytest.raises(InferdError):
             client.context("broken")
-        figures = until(daemon, lambda f: f("model_load_failures_total", model_name="broken") == 1)
-        assert figures("session_forks_total") == 2
-        assert figures("models", state="ready") == 1
-        assert figures("models", state="failed") == 1
-        assert figures("models", state="cold") == 2
-        assert figures("component_up", component="journal") == 1
-        assert figures("component_up", component="metrics") == 1
-        restarts = figures_of(daemon).families["inferd_worker_restarts"].samples
+        scraped = until(daemon, lambda f: f("model_load_failures_total", model_name="broken") == 1)
+        assert scraped("session_forks_total") == 2
+        assert scraped("models", state="ready") == 1
+        assert scraped("models", state="failed") == 1
+        assert scraped("models", state="cold") == 2
+        assert scraped("component_up", component="journal") == 1
+        assert scraped("component_up", component="metrics") == 1
+        restarts = scrape_metrics(daemon).families["inferd_worker_restarts"].samples
         assert [(s.labels["model_name"], s.value) for s in restarts] == [("m", 0), ("broken", 0)]
-        assert figures.families["process_resident_memory_bytes"].samples[0].value > 1e6
+        assert scraped.families["process_resident_memory_bytes"].samples[0].value > 1e6
 
 
 def test_a_worker_that_dies_is_counted_and_no_counter_goes_back() -> None:
@@ -181,12 +181,12 @@ def test_a_worker_that_dies_is_counted_and_no_counter_goes_back() -> None:
                 > before("generation_tokens_total", model_name="m") + 100
             ),
         )
-        for figures, earlier in ((died, before), (after, died)):
-            assert not decreased(earlier, figures)
+        for scraped, earlier in ((died, before), (after, died)):
+            assert not decreased(earlier, scraped)
         assert after("model_unloads_total", model_name="m") == 0
 
 
-def decreased(before: Figures, after: Figures) -> list[str]:
+def decreased(before: ScrapedMetrics, after: ScrapedMetrics) -> list[str]:
     """Return the samples of counters and histograms that have decreased."""
     return [
         sample.name
@@ -239,28 +239,28 @@ def test_a_scrape_waits_for_no_worker() -> None:
         until(daemon, lambda f: f("generation_tokens_total", model_name="slow") > 0)
         with stopped(worker_of(daemon, "slow")):
             began = time.monotonic()
-            figures = figures_of(daemon)
+            scraped = scrape_metrics(daemon)
             assert time.monotonic() - began < SCRAPE_S_MAX
-            assert figures("generation_tokens_total", model_name="slow") > 0
-            assert figures("num_requests_running", model_name="slow", priority="normal") == 1
-            assert figures("models", state="ready") == 1
-            silent = figures("worker_unresponsive_seconds", model_name="slow")
+            assert scraped("generation_tokens_total", model_name="slow") > 0
+            assert scraped("num_requests_running", model_name="slow", priority="normal") == 1
+            assert scraped("models", state="ready") == 1
+            silent = scraped("worker_unresponsive_seconds", model_name="slow")
             later = until(
                 daemon, lambda f: f("worker_unresponsive_seconds", model_name="slow") > silent + 0.2
             )
             same = "generation_tokens_total"
-            assert later(same, model_name="slow") == figures_of(daemon)(same, model_name="slow")
+            assert later(same, model_name="slow") == scrape_metrics(daemon)(same, model_name="slow")
 
 
 def test_a_scrape_loads_no_model_and_delays_no_unload() -> None:
     config = CONFIG.replace("[models.m]", "keep-alive-s = 0.3\n[models.m]")
     with running_daemon(config) as daemon, Client(daemon.socket) as client:
-        figures = figures_of(daemon)
-        assert figures("models", state="cold") == figures("models", state="cold") == 4
+        scraped = scrape_metrics(daemon)
+        assert scraped("models", state="cold") == scraped("models", state="cold") == 4
         with client.session("m") as session:
             session.chat("hello")
         client.close()
-        figures = until(daemon, lambda f: f("model_unloads_total", model_name="m") == 1)
+        scraped = until(daemon, lambda f: f("model_unloads_total", model_name="m") == 1)
         until(daemon, lambda f: f("models", state="cold") == 4)
         assert "model.loading" in daemon.log and daemon.log.count("model.loading") == 1
 
@@ -270,7 +270,7 @@ def test_a_scrape_keeps_no_session_from_expiring() -> None:
     with running_daemon(config) as daemon, Client(daemon.socket) as client:
         with client.session("m"):
             until(daemon, lambda f: f("sessions_expired_total") == 1)
-        assert figures_of(daemon)("sessions_expired_total") == 1
+        assert scrape_metrics(daemon)("sessions_expired_total") == 1
 
 
 def test_the_journals_lag_is_reported_while_it_cannot_be_written() -> None:
@@ -285,8 +285,8 @@ def test_the_journals_lag_is_reported_while_it_cannot_be_written() -> None:
         size = path.stat().st_size
         psutil.Process(daemon.pid).rlimit(psutil.RLIMIT_FSIZE, (size // 2, -1))
         session.chat("the disk is full")
-        figures = until(daemon, lambda f: f("journal_lag_seconds") > 0.3)
-        assert figures("component_up", component="journal") == 0
+        scraped = until(daemon, lambda f: f("journal_lag_seconds") > 0.3)
+        assert scraped("component_up", component="journal") == 0
         psutil.Process(daemon.pid).rlimit(psutil.RLIMIT_FSIZE, (-1, -1))
         until(daemon, lambda f: f("journal_lag_seconds") == 0)
         until(daemon, lambda f: f("component_up", component="journal") == 1)
@@ -322,13 +322,13 @@ def test_a_turn_that_is_cancelled_before_it_had_a_slot_has_no_queue_time() -> No
         client.start("stream", context=second, prompt="v", priority="low")
         until(daemon, lambda f: f("num_requests_waiting", model_name="slow", priority="low") == 1)
         client.call("cancel", context=second)
-        figures = until(
+        scraped = until(
             daemon,
             lambda f: f("request_failures_total", model_name="slow", error=Cancelled.name) == 1,
         )
         labels = {"model_name": "slow", "priority": "low"}
-        assert figures("request_queue_time_seconds_count", **labels) == 0
-        assert figures("e2e_request_latency_seconds_count", **labels) == 0
+        assert scraped("request_queue_time_seconds_count", **labels) == 0
+        assert scraped("e2e_request_latency_seconds_count", **labels) == 0
 
 
 def test_stats_and_status_show_the_metrics_address() -> None:
@@ -351,8 +351,8 @@ def test_the_name_of_a_model_loaded_by_descriptor_is_not_exposed(tmp_path: Path)
     ):
         client.load(fd=file.fileno())
         names = [model["name"] for model in client.models() if model["state"] == "ready"]
-        figures = until(
+        scraped = until(
             daemon, lambda f: f("model_load_seconds_count", model_name="descriptor") == 1
         )
-        assert figures("slots", model_name="descriptor") > 0
-        assert len(names) == 1 and names[0] not in figures.text
+        assert scraped("slots", model_name="descriptor") > 0
+        assert len(names) == 1 and names[0] not in scraped.text
