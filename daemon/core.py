@@ -137,7 +137,7 @@ class Daemon:
             time.monotonic,
             pace,
         )
-        self.journal = Journal(config.state_dir / JOURNAL_FILE, self)
+        self.journal = Journal(config.state_dir / JOURNAL_FILE, self.journal_changed)
         self.sessions = self._session_manager()
         self.swaps = Swaps(self.registry, self.sessions.live, config.swap_grace_s)
         self.server = Server(

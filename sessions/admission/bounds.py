@@ -61,49 +61,22 @@ class AdmissionBounds:
         if quota.tasks_waiting_max is not None and tasks >= quota.tasks_waiting_max:
             why = f"{tasks} tasks wait (yours); the limit is {quota.tasks_waiting_max}"
             return Refusal(quota.bound("tasks-waiting-max"), why)
-        yours = _WaitingBound(
-            "yours",
-            "waiting-user-max",
-            tasks,
-            self.tasks_owner_max,
-            waiting.prompt_tokens[owner],
-            self.prompt_tokens_owner_max,
-        )
-        in_all = _WaitingBound(
-            "in all",
-            "waiting-max",
-            waiting.tasks.total(),
-            self.tasks_max,
-            waiting.prompt_tokens.total(),
-            self.prompt_tokens_max,
-        )
-        return yours.refusal(ticket.prompt_tokens) or in_all.refusal(ticket.prompt_tokens)
-
-
-@dataclass(frozen=True, slots=True)
-class _WaitingBound:
-    """Waiting tasks and prompt tokens, of one owner or in total, with their bounds."""
-
-    whose: str
-    setting: str
-    """The common suffix of both settings' names."""
-    tasks: int
-    tasks_max: int
-    tokens: int
-    tokens_max: int
-
-    def refusal(self, prompt_tokens: int) -> Refusal | None:
-        """Return why a prompt is refused; None: it is admitted.
-
-        A prompt is admitted if no other waits: otherwise a long one would always be refused.
-        """
-        if self.tasks >= self.tasks_max:
-            why = f"{self.tasks} tasks wait ({self.whose}); the limit is {self.tasks_max}"
-            return Refusal(f"tasks-{self.setting}", why)
-        if self.tasks and self.tokens + prompt_tokens > self.tokens_max:
-            why = (
-                f"{self.tokens} prompt tokens wait ({self.whose}), this prompt has"
-                f" {prompt_tokens} more; the limit is {self.tokens_max}"
-            )
-            return Refusal(f"prompt-tokens-{self.setting}", why)
+        counts, prompts = waiting.tasks, waiting.prompt_tokens
+        own = (counts[owner], self.tasks_owner_max, prompts[owner], self.prompt_tokens_owner_max)
+        total = (counts.total(), self.tasks_max, prompts.total(), self.prompt_tokens_max)
+        for whose, setting, bounds in (
+            ("yours", "waiting-user-max", own),
+            ("in all", "waiting-max", total),
+        ):
+            tasks, tasks_max, tokens, tokens_max = bounds
+            if tasks >= tasks_max:
+                why = f"{tasks} tasks wait ({whose}); the limit is {tasks_max}"
+                return Refusal(f"tasks-{setting}", why)
+            # A prompt is admitted if no other waits: otherwise a long one would always be refused.
+            if tasks and tokens + ticket.prompt_tokens > tokens_max:
+                why = (
+                    f"{tokens} prompt tokens wait ({whose}), this prompt has"
+                    f" {ticket.prompt_tokens} more; the limit is {tokens_max}"
+                )
+                return Refusal(f"prompt-tokens-{setting}", why)
         return None

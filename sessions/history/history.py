@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Any
 
 from ...backends import Rendering
 from ...backends.base import PLAIN_RENDERING
 from ...backends.errors import InvalidArgument
 from ...scheduler.messages import pack_tokens, unpack_tokens
 from ..journal.entries import HistoryEntry, Replay, StoredSession, TurnPiece, decode_history, encode
+from ..turn import Turn
 from ..worker_client import WorkerClient
 from .reasoning import opens_reasoning
 from .recomputing import NOTHING, Recomputed, cause_of
@@ -26,29 +27,6 @@ class Mark:
 
     tokens: int
     messages: int
-
-
-class TurnOutput(Protocol):
-    """A turn's output: a `Turn`, or a `Replay` of one."""
-
-    @property
-    def text(self) -> bytes | bytearray:
-        """Its text."""
-
-    @property
-    def shifts(self) -> Sequence[tuple[int, int]]:
-        """Its context shifts, in order: tokens kept, then dropped."""
-
-    @property
-    def generates(self) -> bool:
-        """Whether the turn generates text; otherwise it makes an embedding."""
-
-    @property
-    def stopped_by_text(self) -> bool:
-        """Whether the answer's text was cut, while its tokens are complete."""
-
-    def history(self) -> list[int]:
-        """Return the token ids of prompt and output, less those that shifts dropped."""
 
 
 class History:
@@ -110,7 +88,7 @@ class History:
         new.shifted, new.rendering = entry.shifted, entry.rendering
         return new
 
-    def after(self, turn: TurnOutput | None) -> History:
+    def after(self, turn: Turn | Replay | None) -> History:
         """Return the history with the output of *turn* that was sent to its reader."""
         new = self.copy()
         if turn is None or not turn.generates:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import anyio
 import anyio.from_thread
@@ -41,27 +41,24 @@ log = structlog.get_logger(logger_name="sessions")
 _T = TypeVar("_T")
 
 
-class JournalListener(Protocol):
-    """A listener of the journal, on the daemon's event loop."""
-
-    def journal_changed(self) -> None:
-        """Note that `Journal.cause` or `Journal.set_aside` has changed."""
-
-
 class Journal:
     """Lives on the daemon's event loop; *file* is used by one thread at a time.
 
     `run` writes all pending changes in one transaction. `cause` says why writing fails, None while
     it does not; `set_aside` is the path of an unreadable file, `set_aside_cause` its defect.
+    *on_change* is called when one of them changes.
     """
 
     def __init__(
-        self, path: Path, listener: JournalListener | None = None, dates: Dates | None = None
+        self,
+        path: Path,
+        on_change: Callable[[], None] = lambda: None,
+        dates: Dates | None = None,
     ):
         self.cause: str | None = None
         self.set_aside: Path | None = None
         self.set_aside_cause = ""
-        self._listener = listener
+        self._report_change = on_change
         self._dates = dates or Dates()
         self._file = JournalFile(path, self._dates.now)
         self._refused = False
@@ -96,10 +93,6 @@ class Journal:
         self._note_found(found)
         self._dates.not_before(max((s.at for s in found.sessions), default=0.0))
         return found.sessions
-
-    def _report_change(self) -> None:
-        if self._listener is not None:
-            self._listener.journal_changed()
 
     def age_s(self, stored: StoredSession) -> float:
         """Return the seconds since a session was written."""

@@ -164,7 +164,7 @@ class Source:
         self.judge(comparison, tell)
 
 
-class Desk:
+class Harness:
     """A manager, a port and a clock."""
 
     def __init__(self, sessions_max: int = 3, waiting_max: int = 100):

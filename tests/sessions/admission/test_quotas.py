@@ -15,7 +15,7 @@ from inferd.sessions.admission import quotas
 from inferd.sessions.admission.forecast import Ticket
 from inferd.sessions.admission.quotas import NO_QUOTA, Spending
 from inferd.sessions.table import SessionState
-from tests.sessions.doubles import Desk
+from tests.sessions.doubles import Harness
 
 A_MINUTE = Quota(rule="r", tokens_per_minute=60)
 """A token a second."""
@@ -253,84 +253,86 @@ def test_the_class_of_a_session_from_before_the_rule_is_looked_at_when_it_begins
 # Sessions.
 
 
-def opened(desk: Desk, owner: int, session_id: str | None = None, home: str = "here") -> object:
-    return desk.manager.open_session(home, owner, desk.source, {}, session_id)[0]
+def opened(
+    harness: Harness, owner: int, session_id: str | None = None, home: str = "here"
+) -> object:
+    return harness.manager.open_session(home, owner, harness.source, {}, session_id)[0]
 
 
-def desk_with(sessions: int) -> Desk:
-    desk = Desk(sessions_max=10)
+def harness_with(sessions: int) -> Harness:
+    harness = Harness(sessions_max=10)
     quota = Quota(rule="r", sessions_max=sessions)
-    desk.ledger.bounds.quota_of = lambda owner: quota if owner == 1 else NO_QUOTA
-    return desk
+    harness.ledger.bounds.quota_of = lambda owner: quota if owner == 1 else NO_QUOTA
+    return harness
 
 
 def test_a_user_has_so_many_sessions_and_is_told_when_the_first_of_his_expires() -> None:
-    desk = desk_with(2)
-    opened(desk, 2)
-    desk.now = 100.0
-    opened(desk, 1)
-    desk.now = 130.0
-    opened(desk, 1)
+    harness = harness_with(2)
+    opened(harness, 2)
+    harness.now = 100.0
+    opened(harness, 1)
+    harness.now = 130.0
+    opened(harness, 1)
     with pytest.raises(QuotaExceeded, match="you have 2 sessions open; the limit is 2") as caught:
-        opened(desk, 1)
+        opened(harness, 1)
     assert caught.value.data == {
         "bound": "access.r.sessions-max",
         "sessions": 2,
         "sessions_max": 2,
         "retry_after_s": 270.0,
     }, "his own first expires at 400; that of the other user is nobody's business"
-    opened(desk, 2)
-    assert len(desk.manager.live) == 4
+    opened(harness, 2)
+    assert len(harness.manager.live) == 4
 
 
 def test_branches_and_sessions_that_are_come_back_to_count() -> None:
-    desk = desk_with(2)
-    desk.manager.open_session("gone", 1, desk.source, {}, "diary")
-    desk.manager.close_connection("gone")
-    first, _ = desk.manager.open_session("here", 1, desk.source, {})
+    harness = harness_with(2)
+    harness.manager.open_session("gone", 1, harness.source, {}, "diary")
+    harness.manager.close_connection("gone")
+    first, _ = harness.manager.open_session("here", 1, harness.source, {})
     with pytest.raises(QuotaExceeded):
-        desk.manager.fork_session("here", first, 2)
-    assert len(desk.manager.live) == 1, "all branches, or none"
-    desk.manager.fork_session("here", first, 1)
+        harness.manager.fork_session("here", first, 2)
+    assert len(harness.manager.live) == 1, "all branches, or none"
+    harness.manager.fork_session("here", first, 1)
     with pytest.raises(QuotaExceeded):
-        opened(desk, 1, "diary")
-    assert len(desk.manager.dormant) == 1, "it sleeps on"
+        opened(harness, 1, "diary")
+    assert len(harness.manager.dormant) == 1, "it sleeps on"
 
 
 @pytest.mark.asyncio
 async def test_a_session_s_turns_are_counted_to_their_end() -> None:
-    desk = desk_with(9)
+    harness = harness_with(9)
     quota = Quota(rule="r", tokens_per_minute=60)
-    desk.ledger.bounds.quota_of = lambda _: quota
-    session, _ = desk.manager.open_session("here", 1, desk.source, {})
+    harness.ledger.bounds.quota_of = lambda _: quota
+    session, _ = harness.manager.open_session("here", 1, harness.source, {})
     await session.input.set_input(b"x" * 40)
     turn = await session.runner.start_turn(TurnOptions())
-    desk.port.run()
+    harness.port.run()
     assert turn.stats is not None
     took = turn.stats.prompt_tokens - turn.stats.cached_tokens + turn.stats.output_tokens
     assert took >= 80, "the echo says what it was told"
     with pytest.raises(QuotaExceeded) as caught:
         await session.runner.start_turn(TurnOptions())
     assert caught.value.data["tokens"] == took
-    desk.now += caught.value.retry_after_s
+    harness.now += caught.value.retry_after_s
     await session.runner.start_turn(TurnOptions())
 
 
 @pytest.mark.asyncio
 async def test_a_turn_that_is_resumed_counts_what_is_computed_again_and_what_is_new() -> None:
-    desk = desk_with(9)
+    harness = harness_with(9)
     quota = Quota(rule="r", tokens_per_minute=1000)
-    desk.ledger.bounds.quota_of = lambda _: quota
-    session, _ = desk.manager.open_session("gone", 1, desk.source, {}, "diary")
+    harness.ledger.bounds.quota_of = lambda _: quota
+    session, _ = harness.manager.open_session("gone", 1, harness.source, {}, "diary")
     await session.input.set_input(b"abcdefghij")
     await session.runner.start_turn(TurnOptions(credit=3))
-    desk.port.run()
-    desk.manager.close_connection("gone")
-    back, _ = desk.manager.open_session("here", 1, desk.source, {}, "diary")
+    harness.port.run()
+    harness.manager.close_connection("gone")
+    back, _ = harness.manager.open_session("here", 1, harness.source, {}, "diary")
     turn = await back.runner.resume_turn(TurnOptions(), [], b"")
-    desk.port.run()
+    harness.port.run()
     assert turn.stats is not None and bytes(turn.text) == b"abcdefghij"
     with pytest.raises(QuotaExceeded) as caught:
-        desk.ledger.spending.check(1, Quota(tokens_per_minute=1), 0, desk.now)
+        harness.ledger.spending.check(1, Quota(tokens_per_minute=1), 0, harness.now)
     prompt, said = len(back.conversation.prompt), len(turn.tokens)
     assert caught.value.data["tokens"] == prompt + 3 + prompt + said - 3

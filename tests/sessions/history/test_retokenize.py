@@ -8,7 +8,7 @@ from inferd.backends.errors import WorkerCrashed
 from inferd.sessions.history.history import History
 from inferd.sessions.history.retokenize import Vocabulary
 from inferd.sessions.worker_client import Predecessor
-from tests.sessions.doubles import Desk, EnginePort, Source
+from tests.sessions.doubles import EnginePort, Harness, Source
 
 pytestmark = pytest.mark.asyncio
 
@@ -45,7 +45,7 @@ def told() -> tuple[Vocabulary, History]:
 
 
 async def test_what_was_taken_along_is_said_where_the_model_leaves_while_it_is_asked() -> None:
-    port = Desk().port
+    port = Harness().port
     vocabulary, past = told()
 
     await vocabulary.retokenize(Swapped(port), port, past)
@@ -54,7 +54,7 @@ async def test_what_was_taken_along_is_said_where_the_model_leaves_while_it_is_a
 
 
 async def test_the_crash_of_one_that_stays_is_told() -> None:
-    port = Desk().port
+    port = Harness().port
     vocabulary, past = told()
 
     with pytest.raises(WorkerCrashed, match="it has left"):

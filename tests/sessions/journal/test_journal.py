@@ -44,15 +44,15 @@ from inferd.sessions.journal.journal_file import (
 )
 from inferd.sessions.session.dormant import DAY_S
 from inferd.sessions.session.manager import SessionManager
-from tests.sessions.doubles import Desk
+from tests.sessions.doubles import Harness
 from tests.sessions.session.test_sessions import HERE, THERE, answer, opened
 
 OWNER = 1000
 SECRET = b"the cat is called Fluffington"
 
 
-class Kept(Desk):
-    """A desk with a journal in *folder*."""
+class Kept(Harness):
+    """A harness with a journal in *folder*."""
 
     def __init__(self, folder: Path, **bounds: Any):
         super().__init__()
@@ -85,8 +85,8 @@ class Kept(Desk):
             yield other
 
 
-def named(desk: Desk, session_id: str = "diary", **fields: Any) -> Session:
-    return opened(desk, session_id=session_id, **fields)
+def named(harness: Harness, session_id: str = "diary", **fields: Any) -> Session:
+    return opened(harness, session_id=session_id, **fields)
 
 
 def all_of(session: Session) -> tuple[HistoryEntry, Any]:
@@ -96,8 +96,8 @@ def all_of(session: Session) -> tuple[HistoryEntry, Any]:
     return entry, (facts.model, facts.options, facts.priority, facts.turns, facts.vocabulary)
 
 
-async def reopened(desk: Kept, session_id: str = "diary") -> Session:
-    session, attached = desk.manager.open_session(THERE, OWNER, desk.source, {}, session_id)
+async def reopened(harness: Kept, session_id: str = "diary") -> Session:
+    session, attached = harness.manager.open_session(THERE, OWNER, harness.source, {}, session_id)
     assert attached
     return session
 
@@ -308,33 +308,33 @@ def test_shifts_are_replayed_where_they_came() -> None:
 
 @pytest.mark.asyncio
 async def test_a_session_comes_back_after_a_restart_as_it_was(tmp_path: Path) -> None:
-    async with Kept(tmp_path).running() as desk:
-        session = named(desk)
+    async with Kept(tmp_path).running() as harness:
+        session = named(harness)
         session.set_options({"append": True, "n-predict": 4})
         session.settings.priority = Priority.URGENT
-        await answer(desk, session, b"hello")
+        await answer(harness, session, b"hello")
         await session.input.add_messages([{"role": "user", "content": "and now"}])
         expected = all_of(session)
-        desk.manager.detach_all()
+        harness.manager.detach_all()
 
-    async with Kept(tmp_path).running() as desk:
-        assert len(desk.manager.dormant) == 1
-        session = await reopened(desk)
+    async with Kept(tmp_path).running() as harness:
+        assert len(harness.manager.dormant) == 1
+        session = await reopened(harness)
         assert all_of(session) == expected
         await session.wait_recorded()
         assert session.recording.durable
-        assert await answer(desk, session, b"go on") == b"go o"
+        assert await answer(harness, session, b"go on") == b"go o"
 
 
 @pytest.mark.asyncio
 async def test_what_was_answered_survives_a_kill(tmp_path: Path) -> None:
-    async with Kept(tmp_path / "a").running() as desk:
-        session = named(desk)
-        await answer(desk, session, b"hello")
+    async with Kept(tmp_path / "a").running() as harness:
+        session = named(harness)
+        await answer(harness, session, b"hello")
         session.set_options({"append": True, "seed": 5})
         await session.wait_recorded()
         expected = all_of(session)
-        async with desk.killed(tmp_path / "b") as other:
+        async with harness.killed(tmp_path / "b") as other:
             back = await reopened(other)
             assert all_of(back) == expected
             assert back.outputs.metadata()["stop_reason"] is None
@@ -342,14 +342,14 @@ async def test_what_was_answered_survives_a_kill(tmp_path: Path) -> None:
 
 @pytest.mark.asyncio
 async def test_a_turn_under_way_survives_a_kill_up_to_the_last_group(tmp_path: Path) -> None:
-    async with Kept(tmp_path / "a").running() as desk:
-        session = named(desk)
+    async with Kept(tmp_path / "a").running() as harness:
+        session = named(harness)
         await session.input.set_input(b"abcdef")
         await session.runner.start_turn(TurnOptions(credit=3, options={"seed": 9}))
-        desk.port.run()
+        harness.port.run()
         assert session.active
         await session.wait_recorded()
-        async with desk.killed(tmp_path / "b") as other:
+        async with harness.killed(tmp_path / "b") as other:
             back = await reopened(other)
 
             assert back.conversation.tokens() == session.conversation.tokens()
@@ -366,14 +366,14 @@ async def test_a_turn_under_way_survives_a_kill_up_to_the_last_group(tmp_path: P
 
 @pytest.mark.asyncio
 async def test_tokens_are_written_without_anybody_asking(tmp_path: Path) -> None:
-    async with Kept(tmp_path / "a").running() as desk:
-        session = named(desk)
+    async with Kept(tmp_path / "a").running() as harness:
+        session = named(harness)
         await session.input.set_input(b"abcdef")
         await session.runner.start_turn(TurnOptions(credit=3))
-        desk.port.run()
+        harness.port.run()
         with anyio.fail_after(5):
-            await desk.journal._flushed.wait()
-        async with desk.killed(tmp_path / "b") as other:
+            await harness.journal._flushed.wait()
+        async with harness.killed(tmp_path / "b") as other:
             assert (await reopened(other)).conversation.tokens() == session.conversation.tokens()
 
 
@@ -383,43 +383,43 @@ async def test_a_group_is_written_at_once_when_it_is_full(
 ) -> None:
     monkeypatch.setattr("inferd.sessions.journal.journal.GROUP_S", 1e9)
     monkeypatch.setattr("inferd.sessions.journal.journal.GROUP_TOKENS", 16)
-    async with Kept(tmp_path).running() as desk:
-        session = named(desk)
+    async with Kept(tmp_path).running() as harness:
+        session = named(harness)
         await session.input.set_input(b"x" * 100)
         await session.runner.start_turn(TurnOptions(credit=15))
-        desk.port.run()
-        written = desk.journal._done
+        harness.port.run()
+        written = harness.journal._done
         await anyio.wait_all_tasks_blocked()
-        assert desk.journal._done == written, "15 tokens wait for more, or for their time"
+        assert harness.journal._done == written, "15 tokens wait for more, or for their time"
 
         assert session.turn is not None
         session.turn.add_credit(1)
-        desk.port.run()
+        harness.port.run()
         with anyio.fail_after(5):
-            await desk.journal._flushed.wait()
+            await harness.journal._flushed.wait()
 
 
 @pytest.mark.asyncio
 async def test_computing_the_same_prompt_anew_takes_the_place_of_the_answer(
     tmp_path: Path,
 ) -> None:
-    async with Kept(tmp_path / "a").running() as desk:
-        session = named(desk)
-        await answer(desk, session, b"again")
+    async with Kept(tmp_path / "a").running() as harness:
+        session = named(harness)
+        await answer(harness, session, b"again")
         turn = await session.runner.start_turn(TurnOptions(options={"n-predict": 2}))
-        desk.port.run()
+        harness.port.run()
         await session.runner.finish_turn(turn)
-        async with desk.killed(tmp_path / "b") as other:
+        async with harness.killed(tmp_path / "b") as other:
             back = await reopened(other)
             assert bytes(t for t in back.conversation.tokens() if t < 256) == b"againag"
 
 
 @pytest.mark.asyncio
 async def test_context_shifts_come_back(tmp_path: Path) -> None:
-    async with Kept(tmp_path / "a").running() as desk:
-        session = named(desk)
+    async with Kept(tmp_path / "a").running() as harness:
+        session = named(harness)
         session.set_options({"append": True})
-        await answer(desk, session, b"one two three")
+        await answer(harness, session, b"one two three")
         await session.input.set_input(b"four five")
         turn = await session.runner.start_turn(TurnOptions())
         ids = turn.spec.id
@@ -433,20 +433,20 @@ async def test_context_shifts_come_back(tmp_path: Path) -> None:
         await session.wait_recorded()
         turn.report(m.Finished(ids, b"", b"", m.TurnStats(stop_reason="length")))
         await session.runner.finish_turn(turn)
-        async with desk.killed(tmp_path / "b") as other:
+        async with harness.killed(tmp_path / "b") as other:
             assert all_of(await reopened(other)) == all_of(session)
 
 
 @pytest.mark.asyncio
 async def test_branches_come_back_and_those_that_nobody_wanted_do_not(tmp_path: Path) -> None:
-    async with Kept(tmp_path / "a").running() as desk:
-        trunk = opened(desk)
-        await answer(desk, trunk, b"hello")
-        one, two = desk.manager.fork_session(HERE, trunk, 2, ["one", "two"])
+    async with Kept(tmp_path / "a").running() as harness:
+        trunk = opened(harness)
+        await answer(harness, trunk, b"hello")
+        one, two = harness.manager.fork_session(HERE, trunk, 2, ["one", "two"])
         await one.wait_recorded()
-        desk.manager.discard_session(two)
-        await desk.manager.forgetting.drain()
-        async with desk.killed(tmp_path / "b") as other:
+        harness.manager.discard_session(two)
+        await harness.manager.forgetting.drain()
+        async with harness.killed(tmp_path / "b") as other:
             assert len(other.manager.dormant) == 1
             assert all_of(await reopened(other, "one"))[0] == all_of(one)[0]
 
@@ -455,34 +455,34 @@ async def test_branches_come_back_and_those_that_nobody_wanted_do_not(tmp_path: 
 async def test_sessions_without_an_id_and_those_that_do_not_persist_are_not_written(
     tmp_path: Path,
 ) -> None:
-    async with Kept(tmp_path).running() as desk:
-        sessions = [opened(desk), named(desk, "quiet", persist=False)]
+    async with Kept(tmp_path).running() as harness:
+        sessions = [opened(harness), named(harness, "quiet", persist=False)]
         for session in sessions:
-            await answer(desk, session, SECRET)
+            await answer(harness, session, SECRET)
             assert session.outputs.metadata()["durable"] is None
-        written = desk.journal._begun
-        desk.manager.detach_all()
+        written = harness.journal._begun
+        harness.manager.detach_all()
 
         assert written == 0
-        assert SECRET not in desk.files()
-        assert len(desk.manager.dormant) == 1, "it sleeps in memory"
+        assert SECRET not in harness.files()
+        assert len(harness.manager.dormant) == 1, "it sleeps in memory"
 
 
-async def forget_by_id(desk: Kept, session: Session) -> None:
-    assert await desk.manager.forget_id(OWNER, "diary")
+async def forget_by_id(harness: Kept, session: Session) -> None:
+    assert await harness.manager.forget_id(OWNER, "diary")
 
 
-async def forget_asleep(desk: Kept, session: Session) -> None:
-    desk.manager.detach_session(session)
-    await forget_by_id(desk, session)
+async def forget_asleep(harness: Kept, session: Session) -> None:
+    harness.manager.detach_session(session)
+    await forget_by_id(harness, session)
 
 
-async def close(desk: Kept, session: Session) -> None:
-    await desk.manager.close_session(session)
+async def close(harness: Kept, session: Session) -> None:
+    await harness.manager.close_session(session)
 
 
-async def quiet(desk: Kept, session: Session) -> None:
-    await desk.manager.stop_persisting(session)
+async def quiet(harness: Kept, session: Session) -> None:
+    await harness.manager.stop_persisting(session)
 
 
 @pytest.mark.asyncio
@@ -490,51 +490,51 @@ async def quiet(desk: Kept, session: Session) -> None:
 async def test_what_is_forgotten_is_in_no_byte_of_the_files_and_does_not_come_back(
     tmp_path: Path, ending: Callable[[Kept, Session], Any]
 ) -> None:
-    async with Kept(tmp_path / "a").running() as desk:
-        other = named(desk, "other")
-        await answer(desk, other, b"something else")
-        session = named(desk)
+    async with Kept(tmp_path / "a").running() as harness:
+        other = named(harness, "other")
+        await answer(harness, other, b"something else")
+        session = named(harness)
         await session.input.add_messages([{"role": "user", "content": SECRET.decode()}])
         turn = await session.runner.start_turn(TurnOptions())
-        desk.port.run()
+        harness.port.run()
         await session.runner.finish_turn(turn)
         session.set_options({"stop": ["a marker of mine"]})
         await session.wait_recorded()
-        assert SECRET in desk.files() and b"a marker of mine" in desk.files()
+        assert SECRET in harness.files() and b"a marker of mine" in harness.files()
 
-        await ending(desk, session)
+        await ending(harness, session)
 
-        assert SECRET not in desk.files() and b"a marker of mine" not in desk.files()
-        async with desk.killed(tmp_path / "b") as again:
+        assert SECRET not in harness.files() and b"a marker of mine" not in harness.files()
+        async with harness.killed(tmp_path / "b") as again:
             assert len(again.manager.dormant) == 1
 
 
 @pytest.mark.asyncio
 async def test_what_is_forgotten_is_not_written_again_by_what_comes_late(tmp_path: Path) -> None:
-    async with Kept(tmp_path).running() as desk:
-        session = named(desk)
+    async with Kept(tmp_path).running() as harness:
+        session = named(harness)
         await session.input.set_input(SECRET)
         turn = await session.runner.start_turn(TurnOptions(credit=3))
-        desk.port.run()
-        await desk.manager.close_session(session)
+        harness.port.run()
+        await harness.manager.close_session(session)
 
         turn.report(m.Tokens(turn.spec.id, [1], SECRET))
         session.recording.history_changed()
         await session.wait_recorded()
 
-        assert not desk.journal._changed
-        assert SECRET not in desk.files()
+        assert not harness.journal._changed
+        assert SECRET not in harness.files()
 
 
 @pytest.mark.asyncio
 async def test_an_id_that_is_forgotten_may_be_used_again(tmp_path: Path) -> None:
-    async with Kept(tmp_path / "a").running() as desk:
+    async with Kept(tmp_path / "a").running() as harness:
         for text in (b"first", b"second"):
-            session = named(desk)
-            await answer(desk, session, text)
+            session = named(harness)
+            await answer(harness, session, text)
             if text == b"first":
-                await desk.manager.close_session(session)
-        async with desk.killed(tmp_path / "b") as other:
+                await harness.manager.close_session(session)
+        async with harness.killed(tmp_path / "b") as other:
             assert all_of(await reopened(other)) == all_of(session)
 
 
@@ -545,26 +545,26 @@ async def test_an_id_that_is_forgotten_may_be_used_again(tmp_path: Path) -> None
 async def test_the_longest_dormant_goes_by_days_and_by_bytes(tmp_path: Path) -> None:
     async with Kept(
         tmp_path, dormant_limits=DormantLimits(seconds_max=7 * DAY_S)
-    ).running() as desk:
+    ).running() as harness:
         for number in range(3):
-            desk.now = number * DAY_S
-            await answer(desk, named(desk, f"s{number}"), bytes([97 + number]) * 100)
-            desk.manager.close_connection(HERE)
-        size = desk.manager.dormant.bytes
+            harness.now = number * DAY_S
+            await answer(harness, named(harness, f"s{number}"), bytes([97 + number]) * 100)
+            harness.manager.close_connection(HERE)
+        size = harness.manager.dormant.bytes
 
-        desk.now = 7 * DAY_S
+        harness.now = 7 * DAY_S
         with anyio.move_on_after(0.05):
-            await desk.manager.expire_idle()
-        assert len(desk.manager.dormant) == 2
-        assert desk.port.forgotten == [(OWNER, "id:s0")], "its KV states go with it"
-        assert pack_tokens([97] * 9) not in desk.files()
+            await harness.manager.expire_idle()
+        assert len(harness.manager.dormant) == 2
+        assert harness.port.forgotten == [(OWNER, "id:s0")], "its KV states go with it"
+        assert pack_tokens([97] * 9) not in harness.files()
 
-        desk.manager.dormant.limits = DormantLimits(bytes_max=size // 2)
+        harness.manager.dormant.limits = DormantLimits(bytes_max=size // 2)
         with anyio.move_on_after(0.05):
-            await desk.manager.expire_idle()
-        assert len(desk.manager.dormant) == 1
-        assert desk.manager.dormant.bytes < size // 2
-        assert list(desk.journal._present) == [(OWNER, "s2")]
+            await harness.manager.expire_idle()
+        assert len(harness.manager.dormant) == 1
+        assert harness.manager.dormant.bytes < size // 2
+        assert list(harness.journal._present) == [(OWNER, "s2")]
 
 
 @pytest.mark.asyncio
@@ -574,12 +574,12 @@ async def test_bounds_hold_for_what_is_found_at_the_start(tmp_path: Path) -> Non
     file.write([saved(f"s{n}", at=float(n)) for n in range(4)])
     file.close()
 
-    async with Kept(tmp_path, dormant_limits=DormantLimits(2, 1e12)).running() as desk:
-        assert len(desk.manager.dormant) == 2
-        await desk.manager.forgetting.drain()
-        assert desk.journal._present == {(OWNER, "s2"), (OWNER, "s3")}
-    async with Kept(tmp_path).running() as desk:
-        assert len(desk.manager.dormant) == 0, "they are from 1970"
+    async with Kept(tmp_path, dormant_limits=DormantLimits(2, 1e12)).running() as harness:
+        assert len(harness.manager.dormant) == 2
+        await harness.manager.forgetting.drain()
+        assert harness.journal._present == {(OWNER, "s2"), (OWNER, "s3")}
+    async with Kept(tmp_path).running() as harness:
+        assert len(harness.manager.dormant) == 0, "they are from 1970"
 
 
 # What goes wrong.
@@ -591,11 +591,11 @@ async def test_a_journal_that_cannot_be_written_says_so_and_is_made_good_later(
 ) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "state").write_text("a file where the folder belongs")
-    async with Kept(tmp_path / "a").running() as desk:
-        session = named(desk)
-        await answer(desk, session, b"hello")
+    async with Kept(tmp_path / "a").running() as harness:
+        session = named(harness)
+        await answer(harness, session, b"hello")
         assert session.outputs.metadata()["durable"] is False
-        status = desk.journal.status
+        status = harness.journal.status
         assert status["state"] == "failing" and "state" in str(status["cause"])
 
         (tmp_path / "a" / "state").unlink()
@@ -603,8 +603,8 @@ async def test_a_journal_that_cannot_be_written_says_so_and_is_made_good_later(
         await session.wait_recorded()
 
         assert session.outputs.metadata()["durable"] is True
-        assert desk.journal.status["state"] == "written"
-        async with desk.killed(tmp_path / "b") as other:
+        assert harness.journal.status["state"] == "written"
+        async with harness.killed(tmp_path / "b") as other:
             assert all_of(await reopened(other)) == all_of(session)
 
 
@@ -614,33 +614,33 @@ async def test_a_journal_that_cannot_be_written_is_tried_again_by_itself(
 ) -> None:
     monkeypatch.setattr("inferd.sessions.journal.journal.RETRY_S", 0.01)
     (tmp_path / "state").write_text("")
-    async with Kept(tmp_path).running() as desk:
-        session = named(desk)
-        await answer(desk, session, b"hello")
+    async with Kept(tmp_path).running() as harness:
+        session = named(harness)
+        await answer(harness, session, b"hello")
         (tmp_path / "state").unlink()
 
         with anyio.fail_after(10):
             while not session.recording.durable:
-                await desk.journal._flushed.wait()
+                await harness.journal._flushed.wait()
 
 
 @pytest.mark.asyncio
 async def test_what_cannot_be_deleted_is_no_success_and_is_deleted_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with Kept(tmp_path).running() as desk:
-        session = named(desk)
-        await answer(desk, session, SECRET)
+    async with Kept(tmp_path).running() as harness:
+        session = named(harness)
+        await answer(harness, session, SECRET)
         blocked = sqlite3.OperationalError("disk full")
-        monkeypatch.setattr(desk.journal._file, "write", failing(blocked))
+        monkeypatch.setattr(harness.journal._file, "write", failing(blocked))
 
         with pytest.raises(BackendError, match="disk full"):
-            await desk.manager.close_session(session)
-        assert SECRET in desk.files()
+            await harness.manager.close_session(session)
+        assert SECRET in harness.files()
 
         monkeypatch.undo()
-        await desk.manager.forgetting.drain()
-        assert SECRET not in desk.files()
+        await harness.manager.forgetting.drain()
+        assert SECRET not in harness.files()
 
 
 def failing(error: Exception) -> Callable[[Any], None]:
@@ -660,14 +660,14 @@ async def test_a_newer_journal_leaves_the_sessions_in_memory(tmp_path: Path) -> 
     db.close()
     before = file.path.read_bytes()
 
-    async with Kept(tmp_path).running() as desk:
-        session = named(desk)
-        await answer(desk, session, b"hello")
+    async with Kept(tmp_path).running() as harness:
+        session = named(harness)
+        await answer(harness, session, b"hello")
         assert session.outputs.metadata()["durable"] is False
-        assert desk.journal.status["state"] == "refused"
-        desk.manager.close_connection(HERE)
+        assert harness.journal.status["state"] == "refused"
+        harness.manager.close_connection(HERE)
         assert (
-            bytes(t for t in (await reopened(desk)).conversation.tokens() if t < 256)
+            bytes(t for t in (await reopened(harness)).conversation.tokens() if t < 256)
             == b"hellohello"
         )
     assert file.path.read_bytes() == before
@@ -675,61 +675,61 @@ async def test_a_newer_journal_leaves_the_sessions_in_memory(tmp_path: Path) -> 
 
 @pytest.mark.asyncio
 async def test_damage_costs_only_what_is_damaged(tmp_path: Path) -> None:
-    async with Kept(tmp_path).running() as desk:
+    async with Kept(tmp_path).running() as harness:
         for name in ("one", "two"):
-            await answer(desk, named(desk, name), f"<{name}> and so on".encode())
-        expected = all_of(desk.manager.live.sessions_of(HERE)[0])
-        desk.manager.detach_all()
-    data = bytearray(desk.path.read_bytes())
+            await answer(harness, named(harness, name), f"<{name}> and so on".encode())
+        expected = all_of(harness.manager.live.sessions_of(HERE)[0])
+        harness.manager.detach_all()
+    data = bytearray(harness.path.read_bytes())
     at = data.index(pack_tokens(list(b"<two>")))
     data[at] ^= 1
-    desk.path.write_bytes(data)
+    harness.path.write_bytes(data)
 
-    async with Kept(tmp_path).running() as desk:
-        assert desk.journal.status["set_aside"] is not None
+    async with Kept(tmp_path).running() as harness:
+        assert harness.journal.status["set_aside"] is not None
         with anyio.fail_after(5):
-            while not desk.journal._present:
-                await desk.journal._flushed.wait()
-    async with Kept(tmp_path).running() as desk:
-        assert desk.journal.status["set_aside"] is None
-        assert all_of(await reopened(desk, "one")) == expected, "it was written into the new one"
-        assert not desk.manager.open_session(HERE, OWNER, desk.source, {}, "two")[1]
+            while not harness.journal._present:
+                await harness.journal._flushed.wait()
+    async with Kept(tmp_path).running() as harness:
+        assert harness.journal.status["set_aside"] is None
+        assert all_of(await reopened(harness, "one")) == expected, "it was written into the new one"
+        assert not harness.manager.open_session(HERE, OWNER, harness.source, {}, "two")[1]
 
 
 @pytest.mark.asyncio
 async def test_a_session_whose_model_has_other_tokens_now_is_refused(tmp_path: Path) -> None:
-    async with Kept(tmp_path).running() as desk:
-        session = named(desk)
-        await answer(desk, session, b"hello")
+    async with Kept(tmp_path).running() as harness:
+        session = named(harness)
+        await answer(harness, session, b"hello")
         session.conversation.vocabulary.hash = "another"
-        desk.manager.detach_all()
-    async with Kept(tmp_path).running() as desk:
+        harness.manager.detach_all()
+    async with Kept(tmp_path).running() as harness:
         with pytest.raises(InvalidArgument, match="has another vocabulary"):
-            desk.manager.open_session(THERE, OWNER, desk.source, {}, "diary")
-        assert await desk.manager.forget_id(OWNER, "diary")
+            harness.manager.open_session(THERE, OWNER, harness.source, {}, "diary")
+        assert await harness.manager.forget_id(OWNER, "diary")
 
 
 # Resuming.
 
 
-async def interrupted(desk: Kept, told: int = 3, **options: Any) -> Session:
+async def interrupted(harness: Kept, told: int = 3, **options: Any) -> Session:
     """Return a session that was come back to, of whose turn so many tokens were told."""
-    session = named(desk)
+    session = named(harness)
     await session.input.set_input(b"abcdefghij")
     await session.runner.start_turn(TurnOptions(credit=told, options=options))
-    desk.port.run()
-    desk.manager.close_connection(HERE)
-    desk.port.run()
-    return await reopened(desk)
+    harness.port.run()
+    harness.manager.close_connection(HERE)
+    harness.port.run()
+    return await reopened(harness)
 
 
-async def resumed(desk: Kept, session: Session, tokens: bytes = b"", text: bytes = b"") -> bytes:
+async def resumed(harness: Kept, session: Session, tokens: bytes = b"", text: bytes = b"") -> bytes:
     """Resume with what the reader has, and return what he is told."""
     told = bytearray()
     turn = await session.runner.resume_turn(
         TurnOptions(), list(tokens), text, lambda report: told.extend(report.text)
     )
-    desk.port.run()
+    harness.port.run()
     await session.runner.finish_turn(turn)
     return bytes(told) + turn.tail
 
@@ -737,41 +737,41 @@ async def resumed(desk: Kept, session: Session, tokens: bytes = b"", text: bytes
 @pytest.mark.asyncio
 @pytest.mark.parametrize("seen", [b"", b"a", b"abc", b"abcdef", b"abcdefghij"])
 async def test_a_turn_goes_on_from_where_its_reader_is(tmp_path: Path, seen: bytes) -> None:
-    async with Kept(tmp_path / "a").running() as desk:
-        session = await interrupted(desk)
-        assert await resumed(desk, session, seen, seen) == b"abcdefghij"[len(seen) :]
+    async with Kept(tmp_path / "a").running() as harness:
+        session = await interrupted(harness)
+        assert await resumed(harness, session, seen, seen) == b"abcdefghij"[len(seen) :]
 
         assert bytes(session.turn.text) == b"abcdefghij" if session.turn else False
         assert session.outputs.metadata()["stop_reason"] == "eos"
         assert bytes(t for t in session.conversation.tokens() if t < 256) == b"abcdefghij" * 2
-        async with desk.killed(tmp_path / "b") as other:
+        async with harness.killed(tmp_path / "b") as other:
             assert all_of(await reopened(other)) == all_of(session)
 
 
 @pytest.mark.asyncio
 async def test_a_resumed_turn_has_its_own_options_seed_and_bound(tmp_path: Path) -> None:
-    async with Kept(tmp_path).running() as desk:
+    async with Kept(tmp_path).running() as harness:
         options = {"n-predict": 5, "seed": 77}
-        session = await interrupted(desk, **options)
-        assert await resumed(desk, session, b"abc", b"abc") == b"de"
+        session = await interrupted(harness, **options)
+        assert await resumed(harness, session, b"abc", b"abc") == b"de"
         assert session.outputs.metadata()["seed"] == 77
         assert session.outputs.metadata()["stop_reason"] == "length"
 
 
 @pytest.mark.asyncio
 async def test_a_turn_whose_last_token_its_reader_has_ends_without_another(tmp_path: Path) -> None:
-    async with Kept(tmp_path).running() as desk:
-        session = await interrupted(desk, **{"n-predict": 5})
-        assert await resumed(desk, session, b"abcde", b"abcde") == b""
+    async with Kept(tmp_path).running() as harness:
+        session = await interrupted(harness, **{"n-predict": 5})
+        assert await resumed(harness, session, b"abcde", b"abcde") == b""
         assert session.outputs.metadata()["stop_reason"] == "length"
         assert bytes(t for t in session.conversation.tokens() if t < 256) == b"abcdefghijabcde"
 
 
 @pytest.mark.asyncio
 async def test_a_turn_may_be_interrupted_and_resumed_again_and_again(tmp_path: Path) -> None:
-    async def go_on(desk: Kept, session: Session, told: int) -> None:
+    async def go_on(harness: Kept, session: Session, told: int) -> None:
         await session.wait_recorded()
-        async with desk.killed(tmp_path / str(told)) as other:
+        async with harness.killed(tmp_path / str(told)) as other:
             back = await reopened(other)
             turn = await back.runner.resume_turn(TurnOptions(credit=2), [], b"")
             other.port.run()
@@ -779,8 +779,8 @@ async def test_a_turn_may_be_interrupted_and_resumed_again_and_again(tmp_path: P
             if told < 6:
                 await go_on(other, back, told + 2)
 
-    async with Kept(tmp_path / "first").running() as desk:
-        await go_on(desk, await interrupted(desk, told=2), 2)
+    async with Kept(tmp_path / "first").running() as harness:
+        await go_on(harness, await interrupted(harness, told=2), 2)
 
 
 @pytest.mark.asyncio
@@ -788,18 +788,18 @@ async def test_a_turn_may_be_interrupted_and_resumed_again_and_again(tmp_path: P
 async def test_what_is_done_instead_of_resuming_leaves_the_turn_as_it_stands(
     tmp_path: Path, call: str
 ) -> None:
-    async with Kept(tmp_path / "a").running() as desk:
-        session = await interrupted(desk)
+    async with Kept(tmp_path / "a").running() as harness:
+        session = await interrupted(harness)
         await session.wait_recorded()
         if call == "compute":
             turn = await session.runner.start_turn(TurnOptions(options={"n-predict": 1}))
-            desk.port.run()
+            harness.port.run()
             await session.runner.finish_turn(turn)
         else:
             await session.input.add_text(b"more")
         with pytest.raises(InvalidArgument, match="no turn of this session was interrupted"):
             await session.runner.resume_turn(TurnOptions(), [], b"")
-        async with desk.killed(tmp_path / "b") as other:
+        async with harness.killed(tmp_path / "b") as other:
             back = await reopened(other)
             assert all_of(back) == all_of(session)
             assert back.conversation.history_state.interrupted is None
@@ -807,15 +807,15 @@ async def test_what_is_done_instead_of_resuming_leaves_the_turn_as_it_stands(
 
 @pytest.mark.asyncio
 async def test_a_turn_tells_nothing_before_its_beginning_is_written(tmp_path: Path) -> None:
-    async with Kept(tmp_path / "a").running() as desk:
-        session = named(desk)
+    async with Kept(tmp_path / "a").running() as harness:
+        session = named(harness)
         await session.input.set_input(b"abc")
-        async with anyio.create_task_group() as group, desk.journal._thread:  # the disk is slow
+        async with anyio.create_task_group() as group, harness.journal._thread:  # the disk is slow
             group.start_soon(session.runner.start_turn, TurnOptions())
             await anyio.wait_all_tasks_blocked()
-            desk.port.run()
+            harness.port.run()
             assert session.active and not session.conversation.tokens()[5:]
-        desk.port.run()
+        harness.port.run()
         assert bytes(t for t in session.conversation.tokens() if t < 256) == b"abcabc"
 
 
@@ -824,29 +824,29 @@ async def test_a_turn_tells_nothing_before_its_beginning_is_written(tmp_path: Pa
 async def test_a_turn_that_ends_while_its_beginning_is_written_never_reaches_the_engine(
     tmp_path: Path, ending: str
 ) -> None:
-    async with Kept(tmp_path).running() as desk:
-        session = named(desk)
+    async with Kept(tmp_path).running() as harness:
+        session = named(harness)
         await session.input.set_input(b"abc")
-        async with anyio.create_task_group() as group, desk.journal._thread:
+        async with anyio.create_task_group() as group, harness.journal._thread:
             group.start_soon(session.runner.start_turn, TurnOptions())
             await anyio.wait_all_tasks_blocked()
             if ending == "the caller goes":
                 group.cancel_scope.cancel()
             else:
                 session.runner.cancel_turn()
-        desk.port.run()
+        harness.port.run()
 
         assert session.state == "failed"
-        assert desk.port.bench.engine.statistics()["prompt"] == 0
-        assert await answer(desk, session, b"again") == b"again"
+        assert harness.port.bench.engine.statistics()["prompt"] == 0
+        assert await answer(harness, session, b"again") == b"again"
 
 
 @pytest.mark.asyncio
 async def test_what_was_not_told_is_refused_and_the_turn_can_still_be_resumed(
     tmp_path: Path,
 ) -> None:
-    async with Kept(tmp_path).running() as desk:
-        session = await interrupted(desk)
+    async with Kept(tmp_path).running() as harness:
+        session = await interrupted(harness)
         for tokens, text in ((b"xbc", b"abc"), (b"abc", b"xbc")):
             with pytest.raises(
                 InvalidArgument, match="differ from those that the interrupted turn sent"
@@ -854,7 +854,7 @@ async def test_what_was_not_told_is_refused_and_the_turn_can_still_be_resumed(
                 await session.runner.resume_turn(TurnOptions(), list(tokens), text)
         with pytest.raises(InvalidArgument, match="the tokens are"):
             await session.runner.resume_turn(TurnOptions(), [97, 98, 99, -1], b"abc")
-        assert await resumed(desk, session, b"abc", b"abc") == b"defghij"
+        assert await resumed(harness, session, b"abc", b"abc") == b"defghij"
 
 
 # Any sequence of calls.
@@ -878,7 +878,7 @@ CALLS = st.lists(
 )
 
 
-async def do(desk: Kept, session: Session, call: str, value: Any) -> Session:
+async def do(harness: Kept, session: Session, call: str, value: Any) -> Session:
     """Do a call as a client would; one that is refused changes nothing."""
     match call:
         case "input":
@@ -892,12 +892,12 @@ async def do(desk: Kept, session: Session, call: str, value: Any) -> Session:
             turn = await session.runner.start_turn(
                 TurnOptions(options={"n-predict": 5}, credit=credit)
             )
-            desk.port.run()
+            harness.port.run()
             if turn.ended.is_set():
                 await session.runner.finish_turn(turn)
         case "single" if session.conversation.prompt:
             turn = await session.runner.start_turn(TurnOptions(pull=True))
-            desk.port.run()
+            harness.port.run()
             session.runner.clear_output()
         case "append":
             session.set_options({"append": value})
@@ -909,12 +909,12 @@ async def do(desk: Kept, session: Session, call: str, value: Any) -> Session:
             session.input.reset_history(value)
         case "resume":
             turn = await session.runner.resume_turn(TurnOptions(credit=value), [], b"")
-            desk.port.run()
+            harness.port.run()
             if turn.ended.is_set():
                 await session.runner.finish_turn(turn)
         case "sleep":
-            desk.manager.detach_session(session)
-            session, _ = desk.manager.open_session(HERE, OWNER, desk.source, {}, "diary")
+            harness.manager.detach_session(session)
+            session, _ = harness.manager.open_session(HERE, OWNER, harness.source, {}, "diary")
     return session
 
 
@@ -928,11 +928,11 @@ def test_any_calls_then_a_kill_give_the_same_session(
     folder = tmp_path_factory.mktemp("journal")
 
     async def check() -> None:
-        async with Kept(folder / "a").running() as desk:
-            session = named(desk)
+        async with Kept(folder / "a").running() as harness:
+            session = named(harness)
             for call, value in calls:
                 try:
-                    session = await do(desk, session, call, value)
+                    session = await do(harness, session, call, value)
                 except InvalidArgument:
                     continue
                 except Exception as exc:
@@ -940,7 +940,7 @@ def test_any_calls_then_a_kill_give_the_same_session(
                     session.runner.cancel_turn()
             session.recording.facts_changed()
             await session.wait_recorded()
-            async with desk.killed(folder / "b") as other:
+            async with harness.killed(folder / "b") as other:
                 back = await reopened(other)
                 assert all_of(back) == all_of(session)
                 assert (back.conversation.history_state.interrupted is not None) == (

@@ -24,7 +24,7 @@ from inferd.sessions.journal.entries import (
 )
 from inferd.sessions.journal.journal_file import JournalFile, SavePast, SavePiece
 from inferd.sessions.session.conversation import Conversation
-from tests.sessions.doubles import Desk
+from tests.sessions.doubles import Harness
 
 
 class LaterFacts(SessionFacts, frozen=True, kw_only=True):
@@ -127,11 +127,11 @@ def test_an_unknown_priority_name_is_damage_of_its_session_alone(
 
 
 def test_a_session_stores_and_restores_each_of_its_facts() -> None:
-    desk = Desk()
+    harness = Harness()
     facts = SessionFacts(
         model="echo",
         fingerprint="f",
-        vocabulary=desk.port.info.vocab_hash,
+        vocabulary=harness.port.info.vocab_hash,
         options={"temp": 0.5},
         defaults={"top-k": 3},
         priority="urgent",
@@ -143,15 +143,15 @@ def test_a_session_stores_and_restores_each_of_its_facts() -> None:
     past = encode(HistoryEntry(tokens=b"\1\0\0\0\2\0\0\0"))
 
     stored = StoredSession(1000, "diary", 1.0, facts, past)
-    session = Session.from_stored(stored, desk.source, desk.ledger)
+    session = Session.from_stored(stored, harness.source, harness.ledger)
 
     assert session.facts == facts
-    session.attach(7, desk.source)
+    session.attach(7, harness.source)
     assert session.facts == facts
 
 
 def test_a_branch_has_all_settings_of_its_origin() -> None:
-    desk = Desk()
+    harness = Harness()
     values: dict[str, Any] = {
         "parameters": Parameters({"top-k": 3}),
         "priority": Priority.HIGH,
@@ -160,7 +160,7 @@ def test_a_branch_has_all_settings_of_its_origin() -> None:
         "lora": {"loud": 0.5},
     }
     assert set(values) == {field.name for field in dataclasses.fields(SessionSettings)}
-    origin = Session(1, 1000, desk.source, desk.ledger, SessionSettings(**values))
+    origin = Session(1, 1000, harness.source, harness.ledger, SessionSettings(**values))
 
     settings = origin.branch(2, None).settings
 

@@ -11,7 +11,7 @@ from inferd.scheduler.priority import Priority
 from inferd.sessions import Session, TurnOptions
 from inferd.sessions.session.manager import BRANCHES_MAX
 from inferd.sessions.table import SessionState
-from tests.sessions.doubles import Desk
+from tests.sessions.doubles import Harness
 from tests.sessions.session.test_sessions import HERE, THERE, answer, opened
 
 pytestmark = pytest.mark.asyncio
@@ -22,18 +22,18 @@ def text_of(session: Session) -> bytes:
 
 
 async def test_branches_go_on_from_one_state_each_on_its_own() -> None:
-    desk = Desk(sessions_max=10)
-    trunk = opened(desk)
+    harness = Harness(sessions_max=10)
+    trunk = opened(harness)
     trunk.set_options({"append": True, "n-predict": 3})
     trunk.settings.priority = Priority.HIGH
-    await answer(desk, trunk, b"hello")
+    await answer(harness, trunk, b"hello")
 
-    one, two = desk.manager.fork_session(HERE, trunk, 2)
+    one, two = harness.manager.fork_session(HERE, trunk, 2)
 
     assert one.conversation.tokens() == two.conversation.tokens() == trunk.conversation.tokens()
     assert (one.settings.priority, one.state) == (2, SessionState.READY)
-    assert await answer(desk, one, b"other") == b"oth"
-    assert await answer(desk, two, b"third") == b"thi"
+    assert await answer(harness, one, b"other") == b"oth"
+    assert await answer(harness, two, b"third") == b"thi"
     assert text_of(one) == b"hellohelotheroth"
     assert text_of(trunk) == b"hellohel"
     one.set_options({"n-predict": 1})
@@ -43,72 +43,72 @@ async def test_branches_go_on_from_one_state_each_on_its_own() -> None:
 
 
 async def test_a_branch_of_an_empty_session_keeps_its_system_prompt() -> None:
-    desk = Desk()
-    trunk = opened(desk)
+    harness = Harness()
+    trunk = opened(harness)
     trunk.input.reset_history("be brief")
 
-    [branch] = desk.manager.fork_session(HERE, trunk, 1)
+    [branch] = harness.manager.fork_session(HERE, trunk, 1)
 
     assert branch.state is SessionState.EMPTY
     assert branch.conversation.messages == [{"role": "system", "content": "be brief"}]
 
 
 async def test_branches_may_have_ids_which_are_free_and_different() -> None:
-    desk = Desk(sessions_max=10)
-    trunk = opened(desk, session_id="trunk")
-    opened(desk, session_id="asleep")
-    desk.manager.detach_session(opened(desk, session_id="asleep"))
+    harness = Harness(sessions_max=10)
+    trunk = opened(harness, session_id="trunk")
+    opened(harness, session_id="asleep")
+    harness.manager.detach_session(opened(harness, session_id="asleep"))
 
-    branches = desk.manager.fork_session(HERE, trunk, 2, ["a", "b"])
+    branches = harness.manager.fork_session(HERE, trunk, 2, ["a", "b"])
 
     assert [b.name for b in branches] == ["id:a", "id:b"]
-    assert opened(desk, session_id="b") is branches[1]
+    assert opened(harness, session_id="b") is branches[1]
     for taken in (["c", "trunk"], ["c", "asleep"], ["a", "c"]):
         with pytest.raises(SessionBusy):
-            desk.manager.fork_session(HERE, trunk, 2, taken)
+            harness.manager.fork_session(HERE, trunk, 2, taken)
     for wrong in (["c"], ["c", "c"], ["c", ""], ["c", "x" * 129]):
         with pytest.raises(InvalidArgument):
-            desk.manager.fork_session(HERE, trunk, 2, wrong)
-    assert len(desk.manager.live) == 3
+            harness.manager.fork_session(HERE, trunk, 2, wrong)
+    assert len(harness.manager.live) == 3
 
 
 @pytest.mark.parametrize("count", [0, -1, BRANCHES_MAX + 1])
 async def test_branches_are_bounded(count: int) -> None:
-    desk = Desk(sessions_max=100)
+    harness = Harness(sessions_max=100)
 
     with pytest.raises(InvalidArgument):
-        desk.manager.fork_session(HERE, opened(desk), count)
+        harness.manager.fork_session(HERE, opened(harness), count)
 
 
 async def test_the_cap_takes_all_branches_or_none() -> None:
-    desk = Desk(sessions_max=4)
-    trunk = opened(desk)
+    harness = Harness(sessions_max=4)
+    trunk = opened(harness)
 
     with pytest.raises(Busy):
-        desk.manager.fork_session(HERE, trunk, 4)
-    assert len(desk.manager.live) == 1
-    desk.manager.fork_session(HERE, trunk, 3)
-    assert len(desk.manager.live) == 4
+        harness.manager.fork_session(HERE, trunk, 4)
+    assert len(harness.manager.live) == 1
+    harness.manager.fork_session(HERE, trunk, 3)
+    assert len(harness.manager.live) == 4
 
 
 async def test_nothing_branches_off_or_goes_back_during_a_turn() -> None:
-    desk = Desk()
-    session = opened(desk)
+    harness = Harness()
+    session = opened(harness)
     await session.input.set_input(b"hello")
     await session.runner.start_turn(TurnOptions())
 
     with pytest.raises(SessionBusy):
-        desk.manager.fork_session(HERE, session, 1)
+        harness.manager.fork_session(HERE, session, 1)
     with pytest.raises(SessionBusy):
         await session.input.rewind_history(1, None)
 
 
 async def test_going_back_by_turns_and_by_tokens() -> None:
-    desk = Desk()
-    session = opened(desk)
+    harness = Harness()
+    session = opened(harness)
     session.set_options({"append": True})
-    await answer(desk, session, b"one")
-    await answer(desk, session, b"two")
+    await answer(harness, session, b"one")
+    await answer(harness, session, b"two")
 
     await session.input.rewind_history(1, None)
     assert (text_of(session), session.state) == (b"oneone", SessionState.READY)
@@ -116,24 +116,28 @@ async def test_going_back_by_turns_and_by_tokens() -> None:
     assert session.conversation.tokens() == [258, ord("o"), ord("n")]
     await session.input.rewind_history(None, 0)
     assert (session.conversation.tokens(), session.state) == ([], SessionState.EMPTY)
-    assert await answer(desk, session, b"anew") == b"anew"
+    assert await answer(harness, session, b"anew") == b"anew"
 
 
 async def test_what_need_not_be_computed_again_is_asked_of_a_loaded_model_only() -> None:
-    desk = Desk()
-    session = opened(desk)
-    await answer(desk, session, b"hello")
-    desk.port.held = 5
+    harness = Harness()
+    session = opened(harness)
+    await answer(harness, session, b"hello")
+    harness.port.held = 5
 
     assert await session.link.count_cached_tokens() == 5
-    desk.source.loaded = None
+    harness.source.loaded = None
     assert await session.link.count_cached_tokens() == 0
 
 
 async def test_every_turn_names_its_session_and_says_whether_it_may_be_written_down() -> None:
-    desk = Desk(sessions_max=10)
+    harness = Harness(sessions_max=10)
     specs: list[m.TaskSpec] = []
-    for session in (opened(desk), opened(desk, session_id="a"), opened(desk, session_id="b")):
+    for session in (
+        opened(harness),
+        opened(harness, session_id="a"),
+        opened(harness, session_id="b"),
+    ):
         session.settings.persist = session.session_id != "b"
         await session.input.set_input(b"x")
         specs.append((await session.runner.start_turn(TurnOptions())).spec)
@@ -143,7 +147,7 @@ async def test_every_turn_names_its_session_and_says_whether_it_may_be_written_d
 
 
 async def test_the_parameters_of_a_context_shift_reach_the_engine() -> None:
-    session = opened(Desk())
+    session = opened(Harness())
     session.set_options({"ctx-shift": True, "n-keep": 8, "n-discard": 16, "cache-reuse": 32})
     await session.input.set_input(b"x")
 
@@ -153,8 +157,8 @@ async def test_the_parameters_of_a_context_shift_reach_the_engine() -> None:
 
 
 async def test_a_shift_shortens_the_history_and_the_metadata_says_so() -> None:
-    desk = Desk()
-    session = opened(desk)
+    harness = Harness()
+    session = opened(harness)
     session.set_options({"append": True})
     await session.input.set_input(b"abcdef")
     turn = await session.runner.start_turn(TurnOptions())
@@ -174,101 +178,101 @@ async def test_a_shift_shortens_the_history_and_the_metadata_says_so() -> None:
 
 
 async def test_closing_a_session_with_an_id_forgets_it_before_it_returns() -> None:
-    desk = Desk()
+    harness = Harness()
     files: list[tuple[int, str]] = []
 
     async def forget(owner: int, name: str) -> None:
-        assert desk.port.forgotten, "first the worker, which may be writing"
+        assert harness.port.forgotten, "first the worker, which may be writing"
         files.append((owner, name))
 
-    desk.manager.forgetting.delete_files = forget
+    harness.manager.forgetting.delete_files = forget
 
-    await desk.manager.close_session(opened(desk, session_id="mine"))
+    await harness.manager.close_session(opened(harness, session_id="mine"))
 
-    assert desk.port.forgotten == files == [(1000, "id:mine")]
+    assert harness.port.forgotten == files == [(1000, "id:mine")]
 
 
 async def test_what_others_with_the_same_tokens_use_too_stays() -> None:
     """States of sessions without an id are found by their tokens, as long as they say them."""
-    desk = Desk()
-    session, shifted = opened(desk), opened(desk)
+    harness = Harness()
+    session, shifted = opened(harness), opened(harness)
     await shifted.input.set_input(b"hello")
     turn = await shifted.runner.start_turn(TurnOptions())
     turn.report(m.Shifted(turn.spec.id, 0, 2))
 
-    await desk.manager.close_session(session)
-    desk.manager.close_connection(HERE)
-    await desk.manager.forgetting.drain()
+    await harness.manager.close_session(session)
+    harness.manager.close_connection(HERE)
+    await harness.manager.forgetting.drain()
 
-    assert desk.port.forgotten == [(1000, shifted.name)]
+    assert harness.port.forgotten == [(1000, shifted.name)]
 
 
 async def test_forget_finds_a_session_wherever_it_is() -> None:
-    desk = Desk()
-    opened(desk, THERE, session_id="open")
-    desk.manager.detach_session(opened(desk, session_id="asleep"))
-    nameless = opened(desk)
+    harness = Harness()
+    opened(harness, THERE, session_id="open")
+    harness.manager.detach_session(opened(harness, session_id="asleep"))
+    nameless = opened(harness)
 
-    assert await desk.manager.forget_id(1000, "open")
-    assert await desk.manager.forget_id(1000, "asleep")
-    await desk.manager.forget_session(nameless)
-    assert not await desk.manager.forget_id(1000, "open")
-    assert not await desk.manager.forget_id(1001, "asleep")
+    assert await harness.manager.forget_id(1000, "open")
+    assert await harness.manager.forget_id(1000, "asleep")
+    await harness.manager.forget_session(nameless)
+    assert not await harness.manager.forget_id(1000, "open")
+    assert not await harness.manager.forget_id(1001, "asleep")
 
-    assert desk.port.forgotten == [(1000, "id:open"), (1000, "id:asleep"), (1000, nameless.name)]
-    assert (len(desk.manager.live), len(desk.manager.dormant)) == (0, 0)
+    assert harness.port.forgotten == [(1000, "id:open"), (1000, "id:asleep"), (1000, nameless.name)]
+    assert (len(harness.manager.live), len(harness.manager.dormant)) == (0, 0)
 
 
 async def test_an_id_cannot_be_opened_while_it_is_being_forgotten() -> None:
-    desk = Desk()
+    harness = Harness()
     gate = anyio.Event()
 
     async def slow(owner: int, name: str) -> None:
         await gate.wait()
 
-    desk.manager.forgetting.delete_files = slow
-    session = opened(desk, session_id="mine")
+    harness.manager.forgetting.delete_files = slow
+    session = opened(harness, session_id="mine")
     async with anyio.create_task_group() as group:
-        group.start_soon(desk.manager.close_session, session)
+        group.start_soon(harness.manager.close_session, session)
         await anyio.wait_all_tasks_blocked()
         with pytest.raises(SessionBusy):
-            opened(desk, session_id="mine")
+            opened(harness, session_id="mine")
         gate.set()
 
-    assert opened(desk, session_id="mine") is not session
+    assert opened(harness, session_id="mine") is not session
 
 
 async def test_a_caller_that_is_cancelled_leaves_the_forgetting_to_the_timer() -> None:
-    desk = Desk()
-    session = opened(desk, session_id="mine")
+    harness = Harness()
+    session = opened(harness, session_id="mine")
 
     with anyio.move_on_after(0):
-        await desk.manager.close_session(session)
-    assert desk.port.forgotten == []
+        await harness.manager.close_session(session)
+    assert harness.port.forgotten == []
     with anyio.move_on_after(0.05):
-        await desk.manager.expire_idle()
+        await harness.manager.expire_idle()
 
-    assert desk.port.forgotten == [(1000, "id:mine")]
+    assert harness.port.forgotten == [(1000, "id:mine")]
 
 
 async def test_a_session_that_goes_to_sleep_is_written_down_if_it_may_be() -> None:
-    desk = Desk(sessions_max=10)
+    harness = Harness(sessions_max=10)
     for name in ("kept", "not"):
-        session = opened(desk, session_id=name)
+        session = opened(harness, session_id=name)
         session.settings.persist = name == "kept"
-        await answer(desk, session, b"hi")
-    nothing_said = opened(desk, session_id="empty")
+        await answer(harness, session, b"hi")
+    nothing_said = opened(harness, session_id="empty")
     assert nothing_said.settings.persist
 
-    desk.manager.close_connection(HERE)
+    harness.manager.close_connection(HERE)
 
-    assert [(owner, name) for owner, name, _ in desk.port.kept] == [(1000, "id:kept")]
-    assert bytes(t for t in desk.port.kept[0][2] if t < 256) == b"hihi"
+    assert [(owner, name) for owner, name, _ in harness.port.kept] == [(1000, "id:kept")]
+    assert bytes(t for t in harness.port.kept[0][2] if t < 256) == b"hihi"
 
 
 async def test_a_place_in_the_queue_is_told_where_it_changes() -> None:
-    desk = Desk()
-    session = opened(desk)
+    harness = Harness()
+    session = opened(harness)
     await session.input.set_input(b"x")
     told: list[m.Position] = []
     turn = await session.runner.start_turn(TurnOptions(watch=True), on_position=told.append)

@@ -11,33 +11,33 @@ from inferd.scheduler import messages as m
 from inferd.sessions import Session, TurnOptions
 from inferd.sessions.session.outputs import embedding_json
 from inferd.sessions.table import SessionState
-from tests.sessions.doubles import Desk
+from tests.sessions.doubles import Harness
 
 pytestmark = pytest.mark.asyncio
 EMBED = TurnOptions(embeds=True)
 
 
-def opened(desk: Desk, **options: object) -> Session:
-    session, _ = desk.manager.open_session(
-        object(), 1000, desk.source, {"embedding": True, **options}
+def opened(harness: Harness, **options: object) -> Session:
+    session, _ = harness.manager.open_session(
+        object(), 1000, harness.source, {"embedding": True, **options}
     )
     return session
 
 
-async def embed(desk: Desk, session: Session, text: bytes) -> dict[str, object]:
+async def embed(harness: Harness, session: Session, text: bytes) -> dict[str, object]:
     await session.input.set_input(text)
     turn = await session.runner.start_turn(EMBED)
-    desk.port.run()
+    harness.port.run()
     await session.runner.finish_turn(turn)
     found: dict[str, object] = msgspec.json.decode(session.outputs.read_output(0))
     return found
 
 
 async def test_output_0_is_wasmedges_json() -> None:
-    desk = Desk()
-    session = opened(desk)
+    harness = Harness()
+    session = opened(harness)
 
-    found = await embed(desk, session, b"hello")
+    found = await embed(harness, session, b"hello")
 
     assert list(found) == ["n_embedding", "embedding"]
     assert found["n_embedding"] == EMBEDDING_SIZE == len(found["embedding"])  # type: ignore[arg-type]
@@ -48,21 +48,21 @@ async def test_output_0_is_wasmedges_json() -> None:
 
 
 async def test_without_pooling_each_token_has_a_list() -> None:
-    desk = Desk()
-    found = await embed(desk, opened(desk, pooling="none"), b"hello")
+    harness = Harness()
+    found = await embed(harness, opened(harness, pooling="none"), b"hello")
 
     assert [len(row) for row in found["embedding"]] == [EMBEDDING_SIZE] * 7  # type: ignore[attr-defined]
 
 
 async def test_the_text_stays_the_prompt_of_whatever_comes_next() -> None:
-    desk = Desk()
-    session = opened(desk)
-    await embed(desk, session, b"hello")
+    harness = Harness()
+    session = opened(harness)
+    await embed(harness, session, b"hello")
     prompt = session.conversation.tokens()
 
     session.set_options({"embedding": False})
     turn = await session.runner.start_turn(TurnOptions())
-    desk.port.run()
+    harness.port.run()
     await session.runner.finish_turn(turn)
 
     assert m.unpack_tokens(turn.spec.tokens) == prompt
@@ -70,13 +70,13 @@ async def test_the_text_stays_the_prompt_of_whatever_comes_next() -> None:
 
 
 async def test_a_chat_whose_history_was_embedded_goes_on_as_if_it_had_not() -> None:
-    desk = Desk()
-    session = opened(desk, embedding=False)
+    harness = Harness()
+    session = opened(harness, embedding=False)
     await session.input.add_messages([{"role": "user", "content": "hello"}])
     before = list(session.conversation.messages)
     session.set_options({"embedding": True})
     turn = await session.runner.start_turn(EMBED)
-    desk.port.run()
+    harness.port.run()
     await session.runner.finish_turn(turn)
 
     session.set_options({"embedding": False})
@@ -85,8 +85,8 @@ async def test_a_chat_whose_history_was_embedded_goes_on_as_if_it_had_not() -> N
 
 
 async def test_calls_for_answers_are_refused_and_leave_the_session_as_it_was() -> None:
-    desk = Desk()
-    session = opened(desk)
+    harness = Harness()
+    session = opened(harness)
     await session.input.set_input(b"hello")
 
     with pytest.raises(UnsupportedOperation, match="embeddings"):
@@ -97,22 +97,22 @@ async def test_calls_for_answers_are_refused_and_leave_the_session_as_it_was() -
 
 
 async def test_options_that_change_meanwhile_hold_from_the_next_turn_on() -> None:
-    desk = Desk()
-    session = opened(desk)
+    harness = Harness()
+    session = opened(harness)
     await session.input.set_input(b"hello")
     turn = await session.runner.start_turn(EMBED)
     session.set_options({"embedding": False})
 
     assert turn.spec.embed is not None
-    desk.port.run()
+    harness.port.run()
     assert turn.embedding is not None
 
 
 async def test_no_turn_begins_without_the_memory_for_it() -> None:
-    desk = Desk()
-    session = opened(desk)
+    harness = Harness()
+    session = opened(harness)
     await session.input.set_input(b"hello")
-    desk.port.room = OutOfMemory("there is too little")
+    harness.port.room = OutOfMemory("there is too little")
 
     with pytest.raises(OutOfMemory):
         await session.runner.start_turn(EMBED)
@@ -120,12 +120,12 @@ async def test_no_turn_begins_without_the_memory_for_it() -> None:
 
 
 async def test_a_cancelled_one_has_no_output() -> None:
-    desk = Desk()
-    session = opened(desk)
+    harness = Harness()
+    session = opened(harness)
     await session.input.set_input(b"hello")
     turn = await session.runner.start_turn(EMBED)
     session.runner.cancel_turn()
-    desk.port.run()
+    harness.port.run()
 
     with pytest.raises(Cancelled):
         await session.runner.finish_turn(turn)
@@ -133,11 +133,11 @@ async def test_a_cancelled_one_has_no_output() -> None:
 
 
 async def test_embeddings_teach_nothing_about_how_long_answers_are() -> None:
-    desk = Desk()
-    held_s = desk.ledger.turn_s
-    await embed(desk, opened(desk), b"hello")
+    harness = Harness()
+    held_s = harness.ledger.turn_s
+    await embed(harness, opened(harness), b"hello")
 
-    assert desk.ledger.turn_s == held_s
+    assert harness.ledger.turn_s == held_s
 
 
 async def test_numbers_have_the_digits_that_a_float32_has() -> None:

@@ -16,37 +16,37 @@ from inferd.backends.errors import (
 )
 from inferd.sessions import Session, TurnOptions
 from inferd.sessions.table import SessionState
-from tests.sessions.doubles import Desk
+from tests.sessions.doubles import Harness
 
 pytestmark = pytest.mark.asyncio
 HERE, THERE = object(), object()
 
 
-def opened(desk: Desk, connection: object = HERE, **fields: object) -> Session:
-    session, _ = desk.manager.open_session(connection, 1000, desk.source, {}, **fields)  # type: ignore[arg-type]
+def opened(harness: Harness, connection: object = HERE, **fields: object) -> Session:
+    session, _ = harness.manager.open_session(connection, 1000, harness.source, {}, **fields)  # type: ignore[arg-type]
     return session
 
 
-async def answer(desk: Desk, session: Session, text: bytes) -> bytes:
+async def answer(harness: Harness, session: Session, text: bytes) -> bytes:
     await session.input.set_input(text)
     turn = await session.runner.start_turn(TurnOptions())
-    desk.port.run()
+    harness.port.run()
     await session.runner.finish_turn(turn)
     return bytes(turn.text)
 
 
 async def test_a_turn_goes_from_input_to_output() -> None:
-    desk = Desk()
-    session = opened(desk)
+    harness = Harness()
+    session = opened(harness)
 
-    assert await answer(desk, session, b"hello") == b"hello"
+    assert await answer(harness, session, b"hello") == b"hello"
     assert session.state is SessionState.DONE
     assert session.outputs.read_output(0) == b"hello"
 
 
 async def test_metadata_is_valid_json_at_any_time() -> None:
-    desk = Desk()
-    session = opened(desk)
+    harness = Harness()
+    session = opened(harness)
     before = msgspec.json.decode(session.outputs.read_output(1))
     await session.input.set_input(b"hello")
     counted = msgspec.json.decode(session.outputs.read_output(1))
@@ -57,9 +57,9 @@ async def test_metadata_is_valid_json_at_any_time() -> None:
 
 
 async def test_input_replaces_the_history_and_with_append_it_adds() -> None:
-    desk = Desk()
-    session = opened(desk)
-    await answer(desk, session, b"one")
+    harness = Harness()
+    session = opened(harness)
+    await answer(harness, session, b"one")
     await session.input.set_input(b"two")
     assert len(session.conversation.prompt) == 5
 
@@ -69,42 +69,42 @@ async def test_input_replaces_the_history_and_with_append_it_adds() -> None:
         "what was not computed yet is part of the history"
     )
     await session.runner.start_turn(TurnOptions())
-    desk.port.run()
+    harness.port.run()
     await session.input.set_input(b"four")
 
     assert bytes(t for t in session.conversation.prompt if t < 256) == b"twothreethreefour"
 
 
 async def test_compute_without_new_input_starts_the_same_prompt_anew() -> None:
-    desk = Desk()
-    session = opened(desk)
-    await answer(desk, session, b"again")
+    harness = Harness()
+    session = opened(harness)
+    await answer(harness, session, b"again")
 
     turn = await session.runner.start_turn(TurnOptions())
-    desk.port.run()
+    harness.port.run()
     await session.runner.finish_turn(turn)
 
     assert session.outputs.read_output(0) == b"again"
 
 
 async def test_single_tokens_end_with_end_of_sequence_and_then_start_anew() -> None:
-    desk = Desk()
-    session = opened(desk)
+    harness = Harness()
+    session = opened(harness)
     await session.input.set_input(b"ab")
 
-    pieces = [await single(desk, session) for _ in range(2)]
+    pieces = [await single(harness, session) for _ in range(2)]
     with pytest.raises(EndOfSequence):
-        await single(desk, session)
+        await single(harness, session)
 
     assert pieces == [b"a", b"b"]
-    assert await single(desk, session) == b"a"
+    assert await single(harness, session) == b"a"
 
 
-async def single(desk: Desk, session: Session) -> bytes:
+async def single(harness: Harness, session: Session) -> bytes:
     """Call compute_single while the engine turns."""
     outcome: bytes | EndOfSequence = b""
     async with anyio.create_task_group() as group:
-        group.start_soon(keep_turning, desk)
+        group.start_soon(keep_turning, harness)
         try:
             outcome = await session.runner.pull_token(TurnOptions())
         except EndOfSequence as exc:
@@ -115,47 +115,47 @@ async def single(desk: Desk, session: Session) -> bytes:
     return outcome
 
 
-async def keep_turning(desk: Desk) -> None:
+async def keep_turning(harness: Harness) -> None:
     while True:
-        desk.port.turn()
+        harness.port.turn()
         await anyio.lowlevel.checkpoint()
 
 
 async def test_n_predict_holds_in_single_mode_and_its_text_comes_before_the_end() -> None:
-    desk = Desk()
-    session = opened(desk)
+    harness = Harness()
+    session = opened(harness)
     session.set_options({"n-predict": 2})
     await session.input.set_input(b"abcdef")
 
-    assert [await single(desk, session), await single(desk, session)] == [b"a", b"b"]
+    assert [await single(harness, session), await single(harness, session)] == [b"a", b"b"]
     with pytest.raises(EndOfSequence):
-        await single(desk, session)
+        await single(harness, session)
     assert msgspec.json.decode(session.outputs.read_output(1))["stop_reason"] == "length"
 
 
 async def test_a_stop_text_holds_in_single_mode_and_withheld_text_comes_before_the_end() -> None:
-    desk = Desk()
-    session = opened(desk)
+    harness = Harness()
+    session = opened(harness)
     session.set_options({"stop": "##!"})
     await session.input.set_input(b"a##")
 
-    pieces = [await single(desk, session) for _ in range(4)]
+    pieces = [await single(harness, session) for _ in range(4)]
     with pytest.raises(EndOfSequence):
-        await single(desk, session)
+        await single(harness, session)
 
     assert b"".join(pieces) == b"a##"
     assert pieces[-1] == b"##", "the text withheld for a stop text came as the last piece"
 
 
 async def test_fini_single_ends_the_turn_and_keeps_what_was_read() -> None:
-    desk = Desk()
-    session = opened(desk)
+    harness = Harness()
+    session = opened(harness)
     session.set_options({"append": True})
     await session.input.set_input(b"abcdef")
-    await single(desk, session)
+    await single(harness, session)
 
     session.runner.clear_output()
-    desk.port.run()
+    harness.port.run()
 
     assert session.outputs.read_output(0) == b""
     assert session.state is SessionState.READY
@@ -164,17 +164,17 @@ async def test_fini_single_ends_the_turn_and_keeps_what_was_read() -> None:
 
 
 async def test_parameters_belong_to_their_session() -> None:
-    desk = Desk()
-    one, other = opened(desk), opened(desk)
+    harness = Harness()
+    one, other = opened(harness), opened(harness)
     one.set_options({"n-predict": 1})
 
-    assert await answer(desk, one, b"hello") == b"h"
-    assert await answer(desk, other, b"hello") == b"hello"
+    assert await answer(harness, one, b"hello") == b"h"
+    assert await answer(harness, other, b"hello") == b"hello"
 
 
 async def test_a_session_takes_one_turn_at_a_time() -> None:
-    desk = Desk()
-    session = opened(desk)
+    harness = Harness()
+    session = opened(harness)
     await session.input.set_input(b"hello")
     await session.runner.start_turn(TurnOptions())
 
@@ -185,8 +185,8 @@ async def test_a_session_takes_one_turn_at_a_time() -> None:
 
 
 async def test_cancel_takes_effect_at_once_and_the_next_turn_is_not_disturbed_by_it() -> None:
-    desk = Desk()
-    session = opened(desk)
+    harness = Harness()
+    session = opened(harness)
     await session.input.set_input(b"hello")
     turn = await session.runner.start_turn(TurnOptions())
 
@@ -194,7 +194,7 @@ async def test_cancel_takes_effect_at_once_and_the_next_turn_is_not_disturbed_by
     with pytest.raises(Cancelled):
         await session.runner.finish_turn(turn)
     again = await session.runner.start_turn(TurnOptions())
-    desk.port.run()
+    harness.port.run()
     await session.runner.finish_turn(again)
 
     assert bytes(again.text) == b"hello"
@@ -202,8 +202,8 @@ async def test_cancel_takes_effect_at_once_and_the_next_turn_is_not_disturbed_by
 
 
 async def test_a_caller_that_is_cancelled_cancels_its_turn() -> None:
-    desk = Desk()
-    session = opened(desk)
+    harness = Harness()
+    session = opened(harness)
     await session.input.set_input(b"hello")
     turn = await session.runner.start_turn(TurnOptions())
 
@@ -211,60 +211,60 @@ async def test_a_caller_that_is_cancelled_cancels_its_turn() -> None:
         await session.runner.finish_turn(turn)
 
     assert session.state is SessionState.FAILED
-    desk.port.run()
-    assert desk.port.bench.engine.statistics()["generated"] == 0
+    harness.port.run()
+    assert harness.port.bench.engine.statistics()["generated"] == 0
 
 
 async def test_the_cap_refuses_the_next_session_and_says_when() -> None:
-    desk = Desk(sessions_max=2)
-    opened(desk)
-    desk.now = 100.0
-    opened(desk)
+    harness = Harness(sessions_max=2)
+    opened(harness)
+    harness.now = 100.0
+    opened(harness)
 
     with pytest.raises(Busy) as caught:
-        opened(desk)
+        opened(harness)
 
     assert caught.value.data["sessions_max"] == 2
     assert caught.value.retry_after_s == 200.0
 
 
 async def test_idle_sessions_expire_by_a_timer_and_busy_ones_do_not() -> None:
-    desk = Desk()
-    desk.manager.live.idle_timeout_s = 0.05
-    idle, busy = opened(desk), opened(desk)
+    harness = Harness()
+    harness.manager.live.idle_timeout_s = 0.05
+    idle, busy = opened(harness), opened(harness)
     await busy.input.set_input(b"hello")
     await busy.runner.start_turn(TurnOptions())
-    desk.now = 1.0
+    harness.now = 1.0
 
     with anyio.move_on_after(0.02):
-        await desk.manager.expire_idle()
+        await harness.manager.expire_idle()
 
     with pytest.raises(SessionExpired):
-        desk.manager.live.get_session(HERE, idle.handle)
-    assert desk.manager.live.get_session(HERE, busy.handle) is busy
+        harness.manager.live.get_session(HERE, idle.handle)
+    assert harness.manager.live.get_session(HERE, busy.handle) is busy
 
 
 async def test_a_handle_of_another_connection_is_answered_like_one_that_never_was() -> None:
-    desk = Desk()
-    session = opened(desk)
+    harness = Harness()
+    session = opened(harness)
 
     with pytest.raises(InvalidArgument) as foreign:
-        desk.manager.live.get_session(THERE, session.handle)
+        harness.manager.live.get_session(THERE, session.handle)
     with pytest.raises(InvalidArgument) as unknown:
-        desk.manager.live.get_session(THERE, 999)
+        harness.manager.live.get_session(THERE, 999)
 
     assert type(foreign.value) is type(unknown.value)
     assert foreign.value.hint == unknown.value.hint
 
 
 async def test_a_session_with_an_id_outlives_its_connection_and_only_its_user_gets_it() -> None:
-    desk = Desk()
-    session = opened(desk, session_id="mine")
-    await answer(desk, session, b"hello")
-    desk.manager.close_connection(HERE)
+    harness = Harness()
+    session = opened(harness, session_id="mine")
+    await answer(harness, session, b"hello")
+    harness.manager.close_connection(HERE)
 
-    other, attached_other = desk.manager.open_session(THERE, 1001, desk.source, {}, "mine")
-    back, attached = desk.manager.open_session(THERE, 1000, desk.source, {}, "mine")
+    other, attached_other = harness.manager.open_session(THERE, 1001, harness.source, {}, "mine")
+    back, attached = harness.manager.open_session(THERE, 1000, harness.source, {}, "mine")
 
     assert not attached_other
     assert other is not session
@@ -273,48 +273,48 @@ async def test_a_session_with_an_id_outlives_its_connection_and_only_its_user_ge
 
 
 async def test_the_same_id_on_one_connection_is_the_same_session_and_on_two_it_is_busy() -> None:
-    desk = Desk()
-    session = opened(desk, session_id="mine")
+    harness = Harness()
+    session = opened(harness, session_id="mine")
 
-    assert opened(desk, session_id="mine") is session
+    assert opened(harness, session_id="mine") is session
     with pytest.raises(SessionBusy):
-        opened(desk, THERE, session_id="mine")
+        opened(harness, THERE, session_id="mine")
 
 
 async def test_unnamed_sessions_end_with_their_connection() -> None:
-    desk = Desk()
-    session = opened(desk)
+    harness = Harness()
+    session = opened(harness)
     await session.input.set_input(b"hello")
     await session.runner.start_turn(TurnOptions())
 
-    desk.manager.close_connection(HERE)
-    desk.port.run()
+    harness.manager.close_connection(HERE)
+    harness.port.run()
 
-    assert len(desk.manager.live) == 0
+    assert len(harness.manager.live) == 0
     assert session.state is SessionState.CLOSED
-    assert desk.port.bench.engine.statistics()["generated"] == 0
+    assert harness.port.bench.engine.statistics()["generated"] == 0
 
 
 async def test_dormant_sessions_are_bounded_and_the_longest_dormant_goes() -> None:
-    desk = Desk(sessions_max=10)
+    harness = Harness(sessions_max=10)
     for name in ("a", "b", "c"):
-        opened(desk, session_id=name)
-    desk.manager.close_connection(HERE)
+        opened(harness, session_id=name)
+    harness.manager.close_connection(HERE)
 
-    assert len(desk.manager.dormant) == 2
-    await desk.manager.forgetting.drain()
-    assert desk.port.forgotten == [(1000, "id:a")]
-    _, attached = desk.manager.open_session(HERE, 1000, desk.source, {}, "a")
+    assert len(harness.manager.dormant) == 2
+    await harness.manager.forgetting.drain()
+    assert harness.port.forgotten == [(1000, "id:a")]
+    _, attached = harness.manager.open_session(HERE, 1000, harness.source, {}, "a")
     assert not attached
 
 
 async def test_waiting_turns_are_bounded_per_owner_and_the_refusal_says_when() -> None:
-    desk = Desk(sessions_max=5, waiting_max=2)
+    harness = Harness(sessions_max=5, waiting_max=2)
     for _ in range(2):
-        session = opened(desk)
+        session = opened(harness)
         await session.input.set_input(b"x")
         await session.runner.start_turn(TurnOptions())
-    third = opened(desk)
+    third = opened(harness)
     await third.input.set_input(b"x")
 
     with pytest.raises(Busy) as caught:
@@ -322,14 +322,14 @@ async def test_waiting_turns_are_bounded_per_owner_and_the_refusal_says_when() -
 
     assert caught.value.data["queue_length"] == 2
     assert caught.value.retry_after_s > 0
-    desk.port.run()
+    harness.port.run()
     await third.runner.start_turn(TurnOptions())
 
 
 async def test_an_unloaded_session_can_be_read_and_nothing_else() -> None:
-    desk = Desk()
-    session = opened(desk)
-    await answer(desk, session, b"hello")
+    harness = Harness()
+    session = opened(harness)
+    await answer(harness, session, b"hello")
 
     session.unload()
 
@@ -341,8 +341,8 @@ async def test_an_unloaded_session_can_be_read_and_nothing_else() -> None:
 
 
 async def test_a_chat_after_raw_text_begins_anew() -> None:
-    desk = Desk()
-    session = opened(desk)
+    harness = Harness()
+    session = opened(harness)
     await session.input.add_messages([{"role": "user", "content": "first"}])
     await session.input.set_input(b"raw")
 
@@ -353,15 +353,15 @@ async def test_a_chat_after_raw_text_begins_anew() -> None:
 
 async def test_a_refused_turn_leaves_a_history_of_another_vocabulary_as_it_was() -> None:
     """Its text is known still, though it was said again for the turn."""
-    desk = Desk()
-    session = opened(desk)
+    harness = Harness()
+    session = opened(harness)
     await session.input.add_text(b"hello")
     session.conversation.vocabulary.hash, session.conversation.vocabulary.saved_text = (
         "another",
         b"hello, as it was said",
     )
     before = session.conversation.tokens()
-    desk.ledger.bounds.tasks_max = 0
+    harness.ledger.bounds.tasks_max = 0
     with pytest.raises(Busy), session.input.rolled_back_if_refused():
         await session.input.add_text(b"more")
         await session.runner.start_turn(TurnOptions())
@@ -369,6 +369,6 @@ async def test_a_refused_turn_leaves_a_history_of_another_vocabulary_as_it_was()
     assert session.conversation.vocabulary.hash == "another"
 
     await session.input.add_text(b"more")
-    said = await desk.port.detokenize(session.conversation.tokens())
+    said = await harness.port.detokenize(session.conversation.tokens())
     assert b"hello, as it was said" in said and b"more" in said
     assert session.conversation.vocabulary.saved_text is None

@@ -11,7 +11,7 @@ import pytest
 from inferd.scheduler.priority import Priority
 from inferd.sessions import Session, TurnOptions
 from inferd.sessions.turns.sentence_checks import Comparison, Similarity
-from tests.sessions.doubles import Desk
+from tests.sessions.doubles import Harness
 from tests.sessions.journal.test_journal import Kept, named, reopened, resumed
 from tests.sessions.session.test_sessions import HERE, opened
 
@@ -28,30 +28,30 @@ def unanswered(*_: object) -> None:
     """Leave a sentence as it is for now."""
 
 
-async def waiting(desk: Desk, session: Session, **options: Any) -> None:
+async def waiting(harness: Harness, session: Session, **options: Any) -> None:
     """Begin a turn that waits for the judgement of its first sentence."""
-    desk.source.judge = unanswered
+    harness.source.judge = unanswered
     session.set_options({"stop-similarity": "a text"})
     await session.input.set_input(TEXT)
     turn = await session.runner.start_turn(TurnOptions(options=options))
-    desk.port.run()
+    harness.port.run()
     assert (bytes(turn.text), bytes(turn.tokens)) == (b"One.", TOLD)
 
 
 async def test_a_turn_says_for_whom_and_with_what_a_sentence_is_compared() -> None:
-    desk, asked = Desk(), []
+    harness, asked = Harness(), []
 
     def judge(comparison: Comparison, tell: Callable[[Similarity], None]) -> None:
         asked.append(comparison)
         tell(Similarity(0.9 if comparison.sentence == "Two." else 0.1))
 
-    desk.source.judge = judge
-    session = opened(desk)
+    harness.source.judge = judge
+    session = opened(harness)
     session.set_options({"stop-similarity": "a text"})
     session.settings.priority = Priority.URGENT
     await session.input.set_input(TEXT)
     turn = await session.runner.start_turn(TurnOptions())
-    desk.port.run()
+    harness.port.run()
     await session.runner.finish_turn(turn)
 
     assert asked == [Comparison(1000, Priority.URGENT, said, "a text") for said in ("One.", "Two.")]
@@ -62,13 +62,13 @@ async def test_a_turn_says_for_whom_and_with_what_a_sentence_is_compared() -> No
 
 
 async def test_the_metadata_tell_why_sentences_were_not_compared() -> None:
-    desk = Desk()
-    desk.source.judge = lambda _, tell: tell(Similarity(None, "nobody is there"))
-    session = opened(desk)
+    harness = Harness()
+    harness.source.judge = lambda _, tell: tell(Similarity(None, "nobody is there"))
+    session = opened(harness)
     session.set_options({"stop-similarity": "a text"})
     await session.input.set_input(TEXT)
     turn = await session.runner.start_turn(TurnOptions())
-    desk.port.run()
+    harness.port.run()
     await session.runner.finish_turn(turn)
     assert session.outputs.read_output(0) == TEXT
     assert session.outputs.metadata()["adjusted"] == {
@@ -81,16 +81,16 @@ async def test_the_metadata_tell_why_sentences_were_not_compared() -> None:
 async def test_a_turn_that_waited_is_gone_on_with_as_if_it_had_not(
     tmp_path: Path, cosine: float, rest: bytes, killed: bool
 ) -> None:
-    async with Kept(tmp_path / "a").running() as desk:
-        session = named(desk)
-        await waiting(desk, session)
+    async with Kept(tmp_path / "a").running() as harness:
+        session = named(harness)
+        await waiting(harness, session)
         await session.wait_recorded()
-        async with desk.killed(tmp_path / "b") as other:
-            at = other if killed else desk
+        async with harness.killed(tmp_path / "b") as other:
+            at = other if killed else harness
             at.source.judge = finding(cosine)
             if not killed:
-                desk.manager.close_connection(HERE)
-                desk.port.run()
+                harness.manager.close_connection(HERE)
+                harness.port.run()
             back = await reopened(at)
             assert await resumed(at, back, TOLD, b"One.") == rest
             assert back.outputs.metadata()["stop_reason"] == ("eos" if rest else "similarity")
@@ -101,58 +101,58 @@ async def test_a_turn_that_waited_is_gone_on_with_as_if_it_had_not(
 async def test_a_turn_whose_last_token_is_there_waits_for_the_judgement_all_the_same(
     tmp_path: Path, cosine: float, rest: bytes
 ) -> None:
-    async with Kept(tmp_path).running() as desk:
-        await waiting(desk, named(desk), **{"n-predict": len(TOLD)})
-        desk.manager.close_connection(HERE)
-        desk.port.run()
-        desk.source.judge = finding(cosine)
-        session = await reopened(desk)
-        assert await resumed(desk, session, TOLD, b"One.") == rest
+    async with Kept(tmp_path).running() as harness:
+        await waiting(harness, named(harness), **{"n-predict": len(TOLD)})
+        harness.manager.close_connection(HERE)
+        harness.port.run()
+        harness.source.judge = finding(cosine)
+        session = await reopened(harness)
+        assert await resumed(harness, session, TOLD, b"One.") == rest
         assert session.outputs.metadata()["stop_reason"] == ("length" if rest else "similarity")
 
 
 async def test_a_chat_goes_on_after_the_text_that_was_told() -> None:
-    desk = Desk()
-    desk.source.judge = finding(0.9)
-    session = opened(desk)
+    harness = Harness()
+    harness.source.judge = finding(0.9)
+    session = opened(harness)
     session.set_options({"stop-similarity": "a text"})
     await session.input.add_messages([{"role": "user", "content": TEXT.decode()}])
     turn = await session.runner.start_turn(TurnOptions())
-    desk.port.run()
+    harness.port.run()
     await session.runner.finish_turn(turn)
     await session.input.add_messages([{"role": "user", "content": "Next. And on"}])
     assert session.conversation.messages[1] == {"role": "assistant", "content": "One."}
     turn = await session.runner.start_turn(TurnOptions())
-    desk.port.run()
+    harness.port.run()
     await session.runner.finish_turn(turn)
     assert session.outputs.read_output(0) == b"Next."
 
 
 async def test_a_branch_has_the_condition_too() -> None:
-    desk = Desk()
-    desk.source.judge = finding(0.9)
-    trunk = opened(desk)
+    harness = Harness()
+    harness.source.judge = finding(0.9)
+    trunk = opened(harness)
     trunk.set_options({"stop-similarity": "a text"})
     await trunk.input.set_input(TEXT)
-    [branch] = desk.manager.fork_session(HERE, trunk, 1)
+    [branch] = harness.manager.fork_session(HERE, trunk, 1)
     turn = await branch.runner.start_turn(TurnOptions())
-    desk.port.run()
+    harness.port.run()
     await branch.runner.finish_turn(turn)
     assert branch.outputs.read_output(0) == b"One."
 
 
 async def test_a_judgement_that_comes_after_the_end_changes_nothing() -> None:
-    desk, told = Desk(), []
-    session = opened(desk)
-    desk.source.judge = lambda _, tell: told.append(tell)
+    harness, told = Harness(), []
+    session = opened(harness)
+    harness.source.judge = lambda _, tell: told.append(tell)
     session.set_options({"stop-similarity": "a text"})
     await session.input.set_input(TEXT)
     await session.runner.start_turn(TurnOptions())
-    desk.port.run()
+    harness.port.run()
     session.runner.cancel_turn()
-    desk.port.run()
+    harness.port.run()
     [tell] = told
     tell(Similarity(0.9))
-    assert desk.port.commands == []
+    assert harness.port.commands == []
     assert session.outputs.metadata()["stop_reason"] == "Cancelled"
     assert session.outputs.read_output(0) == b"One."

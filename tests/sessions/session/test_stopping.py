@@ -15,21 +15,21 @@ SURPRISED = {"stop-surprisal": 3.9, "stop-surprisal-window": 5}
 """Two exclamation marks among five tokens."""
 
 
-async def begun(desk: Kept, **options: object) -> Session:
+async def begun(harness: Kept, **options: object) -> Session:
     """Return a session of whose turn four tokens were told, an exclamation mark with them."""
-    desk.port.bench.model.options.surprising = "!"
-    session = named(desk)
+    harness.port.bench.model.options.surprising = "!"
+    session = named(harness)
     await session.input.set_input(TEXT)
     await session.runner.start_turn(TurnOptions(credit=4, options=SURPRISED | options))
-    desk.port.run()
+    harness.port.run()
     return session
 
 
-async def gone_on(desk: Kept, seen: bytes) -> tuple[bytes, str, str]:
+async def gone_on(harness: Kept, seen: bytes) -> tuple[bytes, str, str]:
     """Return what a turn tells that is resumed, and why it ends."""
-    desk.port.bench.model.options.surprising = "!"
-    session = await reopened(desk)
-    told = await resumed(desk, session, seen, seen)
+    harness.port.bench.model.options.surprising = "!"
+    session = await reopened(harness)
+    told = await resumed(harness, session, seen, seen)
     metadata = session.outputs.metadata()
     return told, metadata["stop_reason"], metadata["stop_detail"]
 
@@ -38,40 +38,40 @@ async def gone_on(desk: Kept, seen: bytes) -> tuple[bytes, str, str]:
 async def test_a_turn_whose_session_was_left_remembers_how_surprising_it_was(
     tmp_path: Path,
 ) -> None:
-    async with Kept(tmp_path).running() as desk:
-        await begun(desk)
-        desk.manager.close_connection(HERE)
-        desk.port.run()
-        assert await gone_on(desk, b"ab!c") == (b"d!", "surprisal", "4.000")
+    async with Kept(tmp_path).running() as harness:
+        await begun(harness)
+        harness.manager.close_connection(HERE)
+        harness.port.run()
+        assert await gone_on(harness, b"ab!c") == (b"d!", "surprisal", "4.000")
 
 
 @pytest.mark.asyncio
 async def test_a_turn_whose_daemon_was_killed_remembers_how_surprising_it_was(
     tmp_path: Path,
 ) -> None:
-    async with Kept(tmp_path / "a").running() as desk:
-        session = await begun(desk)
+    async with Kept(tmp_path / "a").running() as harness:
+        session = await begun(harness)
         await session.wait_recorded()
-        async with desk.killed(tmp_path / "b") as other:
+        async with harness.killed(tmp_path / "b") as other:
             assert await gone_on(other, b"ab!c") == (b"d!", "surprisal", "4.000")
 
 
 @pytest.mark.asyncio
 async def test_tokens_that_only_the_reader_has_are_left_out_of_the_surprise(tmp_path: Path) -> None:
-    async with Kept(tmp_path).running() as desk:
-        await begun(desk)
-        desk.manager.close_connection(HERE)
-        desk.port.run()
-        assert (await gone_on(desk, b"ab!cd!"))[:2] == (b"efgh", "eos")
+    async with Kept(tmp_path).running() as harness:
+        await begun(harness)
+        harness.manager.close_connection(HERE)
+        harness.port.run()
+        assert (await gone_on(harness, b"ab!cd!"))[:2] == (b"efgh", "eos")
 
 
 @pytest.mark.asyncio
 async def test_the_metadata_tell_which_pattern_ended_a_turn(tmp_path: Path) -> None:
-    async with Kept(tmp_path).running() as desk:
-        session = named(desk)
+    async with Kept(tmp_path).running() as harness:
+        session = named(harness)
         await session.input.set_input(TEXT)
         turn = await session.runner.start_turn(TurnOptions(options={"stop-patterns": "c.!"}))
-        desk.port.run()
+        harness.port.run()
         await session.runner.finish_turn(turn)
         metadata = session.outputs.metadata()
         assert (metadata["stop_reason"], metadata["stop_detail"]) == ("pattern", "c.!")

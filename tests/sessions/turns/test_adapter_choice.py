@@ -12,7 +12,7 @@ from inferd.backends.errors import InvalidArgument, LoadFailed
 from inferd.scheduler.messages import AdapterReport
 from inferd.sessions import TurnOptions
 from inferd.sessions.turns.adapter_choice import chosen_keys, scales_by_name
-from tests.sessions.doubles import Desk
+from tests.sessions.doubles import Harness
 
 
 def report(name: str, adapter_id: str, scale: float = 0.0) -> AdapterReport:
@@ -96,11 +96,11 @@ def test_a_key_has_the_very_scale(scale: float) -> None:
 
 @pytest.mark.asyncio
 async def test_a_session_looks_for_its_state_by_the_adapters_of_its_last_turn() -> None:
-    desk = Desk()
-    session, _ = desk.manager.open_session("c", 1, desk.source, {}, "id")
+    harness = Harness()
+    session, _ = harness.manager.open_session("c", 1, harness.source, {}, "id")
     await session.input.set_input(b"a text")
     turn = await session.runner.start_turn(TurnOptions(options={"lora": ["loud"]}))
-    desk.port.run()
+    harness.port.run()
     assert turn.text == b"A TEXT"
-    desk.manager.detach_session(session)
-    assert desk.port.kept_with == [("upper*1.0",)]
+    harness.manager.detach_session(session)
+    assert harness.port.kept_with == [("upper*1.0",)]

@@ -11,7 +11,7 @@ from inferd.backends.errors import InvalidArgument
 from inferd.backends.params import PARAMETERS, read_options
 from inferd.sessions import Session, TurnOptions
 from inferd.sessions.turns.turn_options import Parameters
-from tests.sessions.doubles import Desk
+from tests.sessions.doubles import Harness
 
 HERE = object()
 
@@ -70,28 +70,30 @@ def test_a_turn_cannot_set_what_does_not_hold_for_a_turn(name: str) -> None:
 # On an engine
 
 
-def opened(desk: Desk, **fields: object) -> Session:
-    session, _ = desk.manager.open_session(HERE, 1000, desk.source, {}, **fields)  # type: ignore[arg-type]
+def opened(harness: Harness, **fields: object) -> Session:
+    session, _ = harness.manager.open_session(HERE, 1000, harness.source, {}, **fields)  # type: ignore[arg-type]
     return session
 
 
-async def turn(desk: Desk, session: Session, text: bytes, **options: object) -> dict[str, Any]:
+async def turn(
+    harness: Harness, session: Session, text: bytes, **options: object
+) -> dict[str, Any]:
     await session.input.set_input(text)
     begun = await session.runner.start_turn(TurnOptions(options=options))
-    desk.port.run()
+    harness.port.run()
     await session.runner.finish_turn(begun)
     return session.outputs.metadata()
 
 
 @pytest.mark.asyncio
 async def test_without_cache_prompt_everything_is_computed_anew() -> None:
-    desk, text = Desk(), b"a text of some length " * 5
-    session = opened(desk)
+    harness, text = Harness(), b"a text of some length " * 5
+    session = opened(harness)
 
-    first = await turn(desk, session, text)
-    again = await turn(desk, session, text)
-    anew = await turn(desk, session, text, **{"cache-prompt": False})
-    then = await turn(desk, session, text)
+    first = await turn(harness, session, text)
+    again = await turn(harness, session, text)
+    anew = await turn(harness, session, text, **{"cache-prompt": False})
+    then = await turn(harness, session, text)
 
     assert first["cached_tokens"] == anew["cached_tokens"] == 0
     assert again["cached_tokens"] == then["cached_tokens"] == first["input_tokens"] - 1
@@ -99,37 +101,37 @@ async def test_without_cache_prompt_everything_is_computed_anew() -> None:
 
 @pytest.mark.asyncio
 async def test_a_session_that_rested_longer_than_its_retention_is_computed_anew() -> None:
-    desk, text = Desk(), b"a text of some length " * 5
-    session = opened(desk)
+    harness, text = Harness(), b"a text of some length " * 5
+    session = opened(harness)
     session.set_options({"retention-ms": 60_000})
 
-    size = (await turn(desk, session, text))["input_tokens"]
-    desk.now += 60
-    assert (await turn(desk, session, text))["cached_tokens"] == size - 1
-    desk.now += 60.001
-    assert (await turn(desk, session, text))["cached_tokens"] == 0
+    size = (await turn(harness, session, text))["input_tokens"]
+    harness.now += 60
+    assert (await turn(harness, session, text))["cached_tokens"] == size - 1
+    harness.now += 60.001
+    assert (await turn(harness, session, text))["cached_tokens"] == 0
     session.set_options({"retention-ms": -1})
-    desk.now += 3600
-    assert (await turn(desk, session, text))["cached_tokens"] == size - 1
+    harness.now += 3600
+    assert (await turn(harness, session, text))["cached_tokens"] == size - 1
 
 
 @pytest.mark.asyncio
 async def test_a_new_session_with_a_retention_shares_what_others_computed() -> None:
-    desk, text = Desk(), b"a text of some length " * 5
-    size = (await turn(desk, opened(desk), text))["input_tokens"]
-    other = opened(desk)
+    harness, text = Harness(), b"a text of some length " * 5
+    size = (await turn(harness, opened(harness), text))["input_tokens"]
+    other = opened(harness)
     other.set_options({"retention-ms": 0})
 
-    assert (await turn(desk, other, text))["cached_tokens"] == size - 1
-    desk.now += 0.001
-    assert (await turn(desk, other, text))["cached_tokens"] == 0
+    assert (await turn(harness, other, text))["cached_tokens"] == size - 1
+    harness.now += 0.001
+    assert (await turn(harness, other, text))["cached_tokens"] == 0
 
 
 @pytest.mark.asyncio
 async def test_the_metadata_tell_what_was_adjusted() -> None:
-    desk = Desk()
-    session = opened(desk)
-    metadata = await turn(desk, session, b"abc", **{"dry-base": 0.5})
+    harness = Harness()
+    session = opened(harness)
+    metadata = await turn(harness, session, b"abc", **{"dry-base": 0.5})
     assert list(metadata["adjusted"]) == ["dry-base"]
     assert list(msgspec.json.decode(session.outputs.read_output(1))["adjusted"]) == ["dry-base"]
-    assert (await turn(desk, session, b"abc"))["adjusted"] == {}
+    assert (await turn(harness, session, b"abc"))["adjusted"] == {}
