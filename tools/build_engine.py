@@ -1,10 +1,10 @@
-"""Build llama-cpp-python from its source distribution, once per machine, and install it.
+"""Build and installation of llama-cpp-python from its source distribution, once per machine.
 
 Owns `${XDG_CACHE_HOME:-~/.cache}/inferd/{sdist,wheels}` and `.cache/engine-build.log`. A wheel is
-kept under a hash of everything that decides whether it runs here: version, variant, Python and the
-CPU's features (llama.cpp is built for the CPU at hand). Run it with the Python of the virtual
-environment that is to have the engine; needs a C++ compiler and nothing else: CMake, Ninja and, for
-a GPU, the CUDA toolkit come from PyPI where they are missing.
+cached under a hash of its version, variant and Python, and of the CPU's features, because llama.cpp
+is built for this CPU. Run it with the Python of the virtual environment that gets the engine. It
+needs only a C++ compiler: CMake, Ninja and, for a GPU, the CUDA toolkit are installed from PyPI if
+they are missing.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ CACHE_DIR = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "
 LOG = ROOT / ".cache" / "engine-build.log"
 PACKAGE = "llama-cpp-python"
 SDIST_SHA256 = "832db0699007f1be95a7e41ef12e88926b02ba836461e36a36372db2760c1a2e"
-"""Of the version that pyproject.toml pins; `make bench` builds llama-server from the same file."""
+"""Hash of the pinned version's sdist; `make bench` builds llama-server from the same file."""
 
 OWN_THREADS = "-DGGML_OPENMP=OFF"
-"""llama.cpp computes on its own threads then, see `backends.llama.threads`."""
+"""Without OpenMP llama.cpp uses its own threads, see `backends.llama.threads`."""
 
 LOAD_CHECK = "import llama_cpp; llama_cpp.llama_backend_init()"
 LOG_LINES_SHOWN = 30
@@ -47,7 +47,7 @@ PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input"]
 
 @dataclass(frozen=True)
 class Variant:
-    """What is built: everything that llama-cpp-python has or libllama only; for which GPU."""
+    """A variant of the build: all of llama-cpp-python or only libllama, and the GPU toolkit."""
 
     full: bool
     cuda: Toolkit | None
@@ -60,7 +60,7 @@ class Variant:
         return [OWN_THREADS, *([] if self.full else light), *cuda]
 
     def deciding(self) -> list[str]:
-        """Return what tells its wheels from those of others."""
+        """Return the part of the wheels' hash that identifies this variant."""
         return [str(self), OWN_THREADS, *(self.cuda.deciding() if self.cuda else [])]
 
     def __str__(self) -> str:
@@ -78,7 +78,7 @@ def pinned_version() -> str:
 
 
 def cpu_features() -> str:
-    """Return the CPU's model and instruction sets: a wheel built for others may not run."""
+    """Return the CPU's model and instruction sets; a wheel for another CPU may not run."""
     text = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
     wanted = ("model name", "flags", "Features", "CPU part")
     first = text.split("\n\n")[0].splitlines()
@@ -86,32 +86,32 @@ def cpu_features() -> str:
 
 
 def wheel_dir(version: str, variant: Variant) -> Path:
-    """Return where the wheel of *variant* is kept on this machine."""
+    """Return the folder of this machine's wheel of *variant*."""
     deciding = [version, *variant.deciding(), os.environ.get("CMAKE_ARGS", "")]
     deciding += [cpu_features(), str(sys.implementation.cache_tag), platform.libc_ver()[1]]
     return CACHE_DIR / "wheels" / hashlib.sha256(json.dumps(deciding).encode()).hexdigest()[:16]
 
 
 def installed(wheel_hash: str) -> bool:
-    """Tell whether this environment has the wheel with that hash already."""
+    """Return whether this environment already has the wheel with that hash."""
     marker = Path(sys.prefix) / ".engine"
     return marker.exists() and marker.read_text() == wheel_hash and loads()
 
 
 def loads() -> bool:
-    """Tell whether the installed engine loads; a wrong CPU kills a process, so ask another one."""
+    """Return whether the installed engine loads, in a separate process, which may crash."""
     check = subprocess.run([sys.executable, "-c", LOAD_CHECK], capture_output=True, check=False)
     return check.returncode == 0
 
 
 def install(wheel: Path, cuda: Toolkit | None) -> bool:
-    """Install *wheel* into this environment; tell whether it loads here."""
+    """Install *wheel* into this environment; return whether it loads."""
     if cuda:
         cuda.get_libraries(PIP)
     subprocess.run(
         [*PIP, "install", "--quiet", "--no-deps", "--force-reinstall", str(wheel)], check=True
     )
-    # What it imports, at the versions that its metadata asks for; small and binary.
+    # Its dependencies, in the versions of its metadata: small binary wheels.
     needs = importlib.metadata.distribution(PACKAGE).requires or []
     plain = [need for need in needs if "extra ==" not in need]
     subprocess.run([*PIP, "install", "--quiet", *plain], check=True)
@@ -119,7 +119,7 @@ def install(wheel: Path, cuda: Toolkit | None) -> bool:
 
 
 def fetch_sdist(version: str) -> Path:
-    """Return the source distribution, downloaded once per machine and checked.
+    """Return the source distribution; it is downloaded once per machine and checked.
 
     :raises SystemExit: its SHA-256 is not the pinned one.
     """
@@ -137,7 +137,7 @@ def fetch_sdist(version: str) -> Path:
 
 
 def check_sha256(path: Path) -> None:
-    """Refuse a source distribution that is not the pinned one."""
+    """Check that the source distribution has the pinned hash."""
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     if digest != SDIST_SHA256:
@@ -145,13 +145,13 @@ def check_sha256(path: Path) -> None:
 
 
 class Progress:
-    """Shows how far a build is: one line that moves on a terminal, else a line every 10 %."""
+    """The progress of a build: one changing line on a terminal, otherwise a line every 10 %."""
 
     def __init__(self, what: str, out: IO[str]):
         self.what, self.out, self.start_s, self.shown = what, out, time.monotonic(), -10
 
     def see(self, line: str) -> None:
-        """Read a line of Ninja's output; those with its [n/m] counter are shown."""
+        """Read a line of Ninja's output, and show the progress of its [n/m] counter."""
         found = re.match(r"\s*\[(\d+)/(\d+)\]", line)
         if not found:
             return
@@ -168,9 +168,9 @@ class Progress:
 
 
 def run_logged(command: list[str], env: dict[str, str], what: str, log: Path) -> None:
-    """Run a build, its output into *log*, its progress onto the terminal.
+    """Run a build with its output in *log* and its progress on the terminal.
 
-    :raises SystemExit: it failed; the end of the log has been shown.
+    :raises SystemExit: the build failed; the end of the log was printed.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     progress = Progress(what, sys.stdout)
@@ -189,27 +189,27 @@ def run_logged(command: list[str], env: dict[str, str], what: str, log: Path) ->
 
 
 def fail(message: str, log: Path) -> NoReturn:
-    """End with *message* and the last lines of *log*."""
+    """Exit with *message* and the last lines of *log*."""
     tail = "\n".join(log.read_text(errors="replace").splitlines()[-LOG_LINES_SHOWN:])
     raise SystemExit(f"\n{tail}\n\n{message}\nthe whole log: {log}")
 
 
 def need_compiler() -> None:
-    """Refuse early where no C++ compiler is found."""
+    """Check early that there is a C++ compiler."""
     if not any(map(shutil.which, (os.environ.get("CXX", "c++").split()[0], "g++", "clang++"))):
         raise SystemExit("no C++ compiler found; on Debian or Ubuntu: sudo apt install g++")
 
 
 def build(sdist: Path, variant: Variant, target: Path) -> Path:
-    """Build the wheel and keep it in *target*; return it."""
+    """Build the wheel, store it in *target* and return it."""
     minutes = "a quarter of an hour on two cores" if variant.cuda else "2 to 5 minutes"
     print(f"building llama.cpp ({variant}), {minutes}, once per machine", flush=True)
     args = [os.environ.get("CMAKE_ARGS", ""), shlex.join(variant.cmake_args())]
-    # Where Ninja is missing, scikit-build-core would fall back to a make without parallel jobs.
+    # Without Ninja, scikit-build-core would fall back to make without parallel jobs.
     env = {**os.environ, "CMAKE_ARGS": " ".join(args), "SKBUILD_NINJA_MAKE_FALLBACK": "0"}
     target.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target) as scratch:
-        # --no-cache-dir: pip's own cache of built wheels does not look at CMAKE_ARGS.
+        # --no-cache-dir: pip's cache of built wheels ignores CMAKE_ARGS.
         command = [*PIP, "wheel", "--verbose", "--no-deps", "--no-cache-dir", "--wheel-dir"]
         run_logged([*command, scratch, str(sdist)], env, "building llama.cpp", LOG)
         (wheel,) = Path(scratch).glob("*.whl")
@@ -217,7 +217,7 @@ def build(sdist: Path, variant: Variant, target: Path) -> Path:
 
 
 def main() -> None:
-    """Install the engine into this environment, from the kept wheel if there is one."""
+    """Install the engine into this environment, from the cached wheel if there is one."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--full", action="store_true", help="with the multimodal tools")
     parser.add_argument("--gpu", choices=("", "cuda"), default="", help="build for this GPU too")

@@ -83,6 +83,7 @@ CHECKED: tuple[str, ...] = (
     "tests/tiny_lora.py",
     "tests/typing_client.py",
     "tests/wire",
+    "tools",
     "wire",
 )
 """Files and folders whose text follows the rules; a package is added when it is finished."""
@@ -119,7 +120,7 @@ RETIRED = re.compile(
     "turnstile|reckon(ed|ing|ings|s)?|thrifty?|heir|formers?|poison(ed)?|twins?|retell(ing)?"
     "|likel(y|iest)|tally|tells?|told|hears?|desk|gone|whoever|surprise|drawn|crowded"
 )
-"""Words that names are not made of."""
+"""Words that no name may contain."""
 
 
 @dataclass(frozen=True)

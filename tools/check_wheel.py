@@ -1,10 +1,9 @@
-"""Check what a user of the client gets: the bare wheel, in an empty environment, no compiler.
+"""Check of the bare wheel in an empty environment without a compiler.
 
-Builds wheel and sdist, installs the wheel into a new virtual environment while PATH has no
-compiler, and checks there that `import inferd` loads neither numpy nor llama_cpp, that
-`inferd --version` answers, that units and manual pages are there, that `inferd serve` says what is
-missing, and that the client talks to a daemon which the environment that runs this tool starts, on
-the echo model.
+It builds wheel and sdist, and installs the wheel into a new virtual environment with a PATH without
+compilers. There `import inferd` must load neither numpy nor llama_cpp, `inferd --version` must
+work, units and manual pages must exist, and `inferd serve` must name the missing packages. The
+client must work with a daemon on the echo model, which this tool's own environment runs.
 """
 
 from __future__ import annotations
@@ -32,9 +31,9 @@ assert not heavy, f"import inferd loads {heavy}"
 
 
 def check(what: str, holds: bool, detail: str = "") -> None:
-    """Report one check.
+    """Print the result of one check.
 
-    :raises SystemExit: it does not hold.
+    :raises SystemExit: the check failed.
     """
     print(f"{'ok  ' if holds else 'FAIL'} {what}", flush=True)
     if not holds:
@@ -55,7 +54,7 @@ def build(scratch: Path) -> Path:
 
 
 def path_without_compilers(target: Path) -> str:
-    """Return a PATH of one folder: links to everything in PATH but compilers."""
+    """Return a PATH of one folder with links to all programs in PATH except compilers."""
     target.mkdir()
     for folder in map(Path, os.environ["PATH"].split(os.pathsep)):
         for tool in folder.iterdir() if folder.is_dir() else ():
@@ -66,7 +65,7 @@ def path_without_compilers(target: Path) -> str:
 
 
 def _is_compiler(name: str) -> bool:
-    # With prefix or version too: x86_64-linux-gnu-gcc-12.
+    # Also with a prefix or version, such as x86_64-linux-gnu-gcc-12.
     return not COMPILERS.isdisjoint((name, *name.split("-")))
 
 
@@ -87,7 +86,7 @@ class Bare:
         print(f"     the bare wheel is installed in {time.monotonic() - begin:.0f} s")
 
     def run(self, tool: str, *args: str, check: bool = False) -> subprocess.CompletedProcess[str]:
-        """Run a tool of the environment, outside of the source tree."""
+        """Run a tool of the environment outside of the source tree."""
         return subprocess.run(
             [str(self.bin / tool), *args],
             env=self.env,
@@ -100,7 +99,7 @@ class Bare:
 
 
 def check_alone(bare: Bare) -> None:
-    """Check what works without a daemon, and that the rest is refused with a reason."""
+    """Check the commands that need no daemon, and the errors of the others."""
     imported = bare.run("python", "-c", IMPORT_CHECK)
     check("import inferd loads no engine", imported.returncode == 0, imported.stderr)
     version = bare.run("inferd", "--version")
@@ -118,7 +117,7 @@ def check_alone(bare: Bare) -> None:
 
 @contextmanager
 def daemon(socket: Path, home: Path) -> Iterator[None]:
-    """Run a daemon from this tool's environment, on the models that every daemon has."""
+    """Run a daemon from this tool's environment with the built-in models."""
     command = [str(Path(sys.executable).parent / "inferd"), "serve"]
     env = {**os.environ, "INFERD_SOCKET": str(socket), "XDG_DATA_HOME": str(home)}
     with subprocess.Popen(command, env=env) as process:
@@ -131,7 +130,7 @@ def daemon(socket: Path, home: Path) -> Iterator[None]:
 
 
 def wait_for(socket: Path, process: subprocess.Popen[bytes]) -> None:
-    """Wait until the daemon's socket is there.
+    """Wait until the daemon's socket exists.
 
     :raises SystemExit: the daemon ended, or took too long.
     """

@@ -1,7 +1,7 @@
-"""Find a CUDA toolkit to build llama.cpp with; where the machine has none, NVIDIA's from PyPI.
+"""The CUDA toolkit for building llama.cpp: the machine's, or else NVIDIA's from PyPI.
 
-Owns `nvidia/cu13` among the packages of the virtual environment that it runs in: compiler, headers
-and libraries as pip installs them, and the links that they lack: `lib64` and `lib*.so`.
+Owns `nvidia/cu13` in the site-packages of its virtual environment: the compiler, headers and
+libraries that pip installs, and their missing links `lib64` and `lib*.so`.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from dataclasses import dataclass
 from pathlib import Path
 
 VERSION = (13, 0)
-"""Of the toolkit from PyPI: the oldest of CUDA 13, which the most drivers can run."""
+"""The version from PyPI: the oldest of CUDA 13, which the most drivers support."""
 
 PYPI = f"cuda-toolkit[{{}}]=={VERSION[0]}.{VERSION[1]}.*"
 COMPILER, LIBRARIES = PYPI.format("nvcc,nvvm,crt,cccl,cudart,cublas"), PYPI.format("cudart,cublas")
 FROM_PYPI = Path(sysconfig.get_path("platlib"), "nvidia", "cu13")
 RPATH = "$ORIGIN/../../nvidia/cu13/lib"
-"""From llama_cpp/lib to the libraries of `FROM_PYPI`, in whatever environment both are."""
+"""The path from llama_cpp/lib to the libraries of `FROM_PYPI` in the same environment."""
 
 NO_GPU_ARCHITECTURES = "80-virtual"
-"""Built where no GPU says what it is: the driver translates it for any of Ampere or newer."""
+"""Architecture without a GPU at hand; the driver translates it for Ampere and newer GPUs."""
 
 PROGRAM = "#include <cublas_v2.h>\nint main() { cublasHandle_t h; return cublasCreate(&h); }\n"
 
 
 @dataclass(frozen=True)
 class Driver:
-    """NVIDIA's driver: the newest CUDA that it runs, and how many GPUs it drives."""
+    """NVIDIA's driver: the newest CUDA version that it supports, and its number of GPUs."""
 
     version: tuple[int, int]
     gpus: int
@@ -40,7 +40,7 @@ class Driver:
 
 @dataclass(frozen=True)
 class Toolkit:
-    """A CUDA toolkit, and the driver that is to run what it builds."""
+    """A CUDA toolkit and the driver that runs its engines."""
 
     nvcc: Path | None
     """`None`: the toolkit comes from PyPI."""
@@ -50,17 +50,17 @@ class Toolkit:
         return str(self.nvcc or f"PyPI's {VERSION[0]}.{VERSION[1]}")
 
     def deciding(self) -> list[str]:
-        """Return what tells the engines that it builds from those of others."""
+        """Return the part of the wheels' hash that identifies this toolkit."""
         return [str(self), self.architectures, *self._driver_args()]
 
     @property
     def architectures(self) -> str:
-        """Return CMake's list of architectures; as in CMake, CUDAARCHS goes before all."""
+        """Return CMake's list of architectures; as in CMake, CUDAARCHS has precedence."""
         native = self.driver is not None and self.driver.gpus > 0
         return os.environ.get("CUDAARCHS") or ("native" if native else NO_GPU_ARCHITECTURES)
 
     def cmake_args(self) -> list[str]:
-        """Return the CMake definitions of an engine that is built with it."""
+        """Return the CMake definitions of an engine built with this toolkit."""
         compiler = self.nvcc or FROM_PYPI / "bin" / "nvcc"
         libraries = compiler.resolve().parents[1] / "lib64"
         args = ["-DGGML_CUDA=on", f"-DCMAKE_CUDA_COMPILER={compiler}"]
@@ -70,16 +70,16 @@ class Toolkit:
         return [*args, _rpath(str(libraries))] if libraries.is_dir() else args
 
     def _driver_args(self) -> list[str]:
-        """llama.cpp's virtual memory links the driver: without one the engine would not load.
+        """Whether llama.cpp uses virtual memory, which links the driver and needs one to load.
 
-        The toolkit from PyPI has nothing to link in the driver's place.
+        The toolkit from PyPI has no stub of the driver to link.
         """
         return [] if self.driver and self.nvcc else ["-DGGML_CUDA_NO_VMM=on"]
 
     def get_compiler(self, pip: list[str]) -> None:
-        """Get what a build needs: 600 MB, where the toolkit comes from PyPI.
+        """Install the toolkit for a build: 600 MB if it comes from PyPI.
 
-        :raises SystemExit: the driver is too old for that one.
+        :raises SystemExit: the driver is too old for the toolkit from PyPI.
         """
         if self.nvcc is not None:
             return
@@ -94,13 +94,13 @@ class Toolkit:
         link_libraries(FROM_PYPI)
 
     def get_libraries(self, pip: list[str]) -> None:
-        """Get what a built engine needs to load: 500 MB, where the toolkit comes from PyPI."""
+        """Install the libraries that a built engine loads: 500 MB if they come from PyPI."""
         if self.nvcc is None:
             subprocess.run([*pip, "install", "--quiet", LIBRARIES], check=True)
 
 
 def find() -> Toolkit:
-    """Return this machine's toolkit, or that of PyPI where there is none, or half of one."""
+    """Return this machine's toolkit, or that of PyPI if there is none or it is incomplete."""
     home = os.environ.get("CUDA_PATH") or "/usr/local/cuda"
     named = [os.environ.get("CUDACXX"), shutil.which("nvcc"), f"{home}/bin/nvcc"]
     nvcc = next((path for path in map(Path, filter(None, named)) if builds(path)), None)
@@ -108,7 +108,7 @@ def find() -> Toolkit:
 
 
 def builds(nvcc: Path) -> bool:
-    """Tell whether *nvcc* is there and builds a program that uses cuBLAS; takes seconds."""
+    """Return whether *nvcc* exists and builds a program with cuBLAS; it takes seconds."""
     if not os.access(nvcc, os.X_OK):
         return False
     with tempfile.TemporaryDirectory() as scratch:
@@ -132,7 +132,7 @@ def driver() -> Driver | None:
 
 
 def link_libraries(root: Path) -> None:
-    """Give the libraries of the toolkit at *root* the names that nvcc's linker looks for."""
+    """Link the libraries of the toolkit at *root* to the names that nvcc's linker expects."""
     links = {root / "lib64": "lib"}
     for library in (root / "lib").glob("lib*.so.*"):
         links[library.with_name(library.name.partition(".so.")[0] + ".so")] = library.name
@@ -142,7 +142,7 @@ def link_libraries(root: Path) -> None:
 
 
 def _rpath(directory: str) -> str:
-    """Return the definition for it: llama-cpp-python gives its libraries $ORIGIN alone."""
+    """Return the definition of the rpath, because llama-cpp-python sets only $ORIGIN."""
     return f"-DCMAKE_SHARED_LINKER_FLAGS=-Wl,-rpath,'{directory}'"
 
 

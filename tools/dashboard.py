@@ -1,4 +1,4 @@
-"""The Grafana dashboard, systemd/grafana/inferd.json, made of its panels by `make docs`."""
+"""The Grafana dashboard, systemd/grafana/inferd.json, generated from its panels by `make docs`."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ COLOURS = {
         "unloading": "orange",
     },
 }
-"""Of legends that mean the same in each panel."""
+"""Colors of legends with the same meaning in all panels."""
 
 
 def dashboard() -> str:
-    """Return the dashboard as Grafana imports it."""
+    """Return the dashboard in Grafana's import format."""
     panels: list[dict[str, Any]] = []
     top = 0
     for title, row in PANELS.items():
@@ -45,7 +45,7 @@ def dashboard() -> str:
         left = 0
         for panel in row:
             width, height = SIZES[panel.kind]
-            panels.append(_placed(_drawn(panel), width, height, left, top))
+            panels.append(_placed(_rendered(panel), width, height, left, top))
             left = (left + width) % GRID
             top += height * (left == 0 or panel is row[-1])
     for place, made in enumerate(panels, start=1):
@@ -69,9 +69,9 @@ def _placed(panel: dict[str, Any], width: int, height: int, left: int, top: int)
     return panel | {"gridPos": {"w": width, "h": height, "x": left, "y": top}}
 
 
-def _drawn(panel: Panel) -> dict[str, Any]:
+def _rendered(panel: Panel) -> dict[str, Any]:
     config: dict[str, Any] = {"unit": panel.unit, "noValue": panel.empty}
-    if panel.drawn is not LOGARITHMIC:
+    if panel.style is not LOGARITHMIC:
         config["min"] = 0
     if panel.top is not None:
         config["max"] = panel.top
@@ -90,7 +90,7 @@ def _drawn(panel: Panel) -> dict[str, Any]:
 def _graph(panel: Panel, config: dict[str, Any]) -> dict[str, Any]:
     return {
         "fieldConfig": {
-            "defaults": {**config, "custom": panel.drawn},
+            "defaults": {**config, "custom": panel.style},
             "overrides": [
                 {
                     "matcher": {"id": "byName", "options": name},

@@ -15,7 +15,7 @@ STACKED = {**LINES, "lineWidth": 0, "fillOpacity": 70, "stacking": {"mode": "nor
 BARS = {**LINES, "fillOpacity": 80, "drawStyle": "bars"}
 DOTS = {**LINES, "pointSize": 6, "drawStyle": "points"}
 SPANNED_MS_MAX = 300_000
-"""So long a silence does not break the line of what is there with turns alone."""
+"""A gap of this length does not break a line of metrics that exist only during turns."""
 LOGARITHMIC = {
     **LINES,
     "fillOpacity": 0,
@@ -32,12 +32,12 @@ class Panel(NamedTuple):
     queries: tuple[tuple[str, str], ...]
     kind: Literal["stat", "timeseries"] = "timeseries"
     empty: str = "No data"
-    """Said where the queries find nothing."""
+    """The text that replaces empty results."""
     top: float | None = None
-    """The axis' end; None: what the values need."""
+    """The end of the axis; None: automatic."""
     warns: float | None = None
-    """A number is shown as a warning from here on."""
-    drawn: Mapping[str, Any] = LINES
+    """Threshold from which a number is shown as a warning."""
+    style: Mapping[str, Any] = LINES
 
 
 def rate(family: str, by: str, where: str = MODEL) -> str:
@@ -63,17 +63,17 @@ def total(family: str, by: str, where: str = MODEL) -> str:
 
 
 def each(family: str) -> str:
-    """Return the query of what there is of each model."""
+    """Return the query of a gauge by model."""
     return f"inferd_{family}{{{MODEL}}}"
 
 
 def one(family: str) -> str:
-    """Return the query of a gauge that is there once for a daemon."""
+    """Return the query of a gauge that a daemon has once."""
     return f"inferd_{family}{{{CHOSEN}}}"
 
 
 def events(family: str, where: str = MODEL) -> str:
-    """Return the query of how often a counter rose, 0 where it is not there yet."""
+    """Return the query of a counter's increase, 0 before its first sample."""
     return f"sum(rate(inferd_{family}_total{{{where}}}[$__rate_interval])) or vector(0)"
 
 
@@ -83,15 +83,15 @@ def number(title: str, unit: str, query: str, warns: float | None = None) -> Pan
 
 
 def classes(title: str, state: str) -> Panel:
-    """Return a graph of the turns in a state, the classes of priority on top of each other."""
+    """Return a graph of the turns in a state, stacked by priority."""
     queries = ((total(f"num_requests_{state}", "priority"), "{{priority}}"),)
-    return Panel(title, "short", queries, empty="no model is loaded", drawn=STACKED)
+    return Panel(title, "short", queries, empty="no model is loaded", style=STACKED)
 
 
 def waits(title: str, family: str) -> Panel:
-    """Return a graph of a time that depends on the class of priority."""
+    """Return a graph of a duration by priority."""
     queries = ((quantile(0.95, family, "priority"), "{{priority}}"),)
-    return Panel(f"{title}, p95", "s", queries, empty="no turns", drawn=LOGARITHMIC)
+    return Panel(f"{title}, p95", "s", queries, empty="no turns", style=LOGARITHMIC)
 
 
 PANELS: dict[str, tuple[Panel, ...]] = {
@@ -131,7 +131,7 @@ PANELS: dict[str, tuple[Panel, ...]] = {
             "reqps",
             ((rate("admission_rejections", "reason", CHOSEN) + " > 0", "{{reason}}"),),
             empty="nothing was rejected",
-            drawn=BARS,
+            style=BARS,
         ),
     ),
     "Tokens, KV states and steps": (
@@ -156,10 +156,10 @@ PANELS: dict[str, tuple[Panel, ...]] = {
                 ),
             ),
             top=1,
-            drawn=STACKED,
+            style=STACKED,
         ),
         Panel(
-            "KV states", "bytes", ((total("kv_bytes", "tier", CHOSEN), "{{tier}}"),), drawn=STACKED
+            "KV states", "bytes", ((total("kv_bytes", "tier", CHOSEN), "{{tier}}"),), style=STACKED
         ),
         Panel(
             "KV cells in use",
@@ -194,16 +194,16 @@ PANELS: dict[str, tuple[Panel, ...]] = {
             "Models by state",
             "short",
             ((total("models", "state", CHOSEN), "{{state}}"),),
-            drawn=STACKED,
+            style=STACKED,
         ),
         Panel(
             "Memory of models",
             "bytes",
             ((total("model_memory_bytes", "model_name"), "{{model_name}}"),),
             empty="no model is loaded",
-            drawn=STACKED,
+            style=STACKED,
         ),
-        Panel("Load time", "s", quantiles("model_load_seconds"), empty="no loads", drawn=DOTS),
+        Panel("Load time", "s", quantiles("model_load_seconds"), empty="no loads", style=DOTS),
         Panel(
             "Worker exits, deaths and failed loads",
             "short",
@@ -216,7 +216,7 @@ PANELS: dict[str, tuple[Panel, ...]] = {
                 )
             ),
             empty="none",
-            drawn=BARS,
+            style=BARS,
         ),
     ),
     "Sessions and the daemon": (
@@ -227,7 +227,7 @@ PANELS: dict[str, tuple[Panel, ...]] = {
                 (total("sessions", "state", CHOSEN), "{{state}}"),
                 (one("sessions_dormant"), "dormant"),
             ),
-            drawn=STACKED,
+            style=STACKED,
         ),
         Panel(
             "Share of limits in use",

@@ -1,7 +1,7 @@
-"""The main job, shown: several programs share one model, and the urgent one goes first.
+"""A demonstration: several programs share one model, and the urgent one goes first.
 
-Starts a real daemon on a socket of its own, lets background writers, chats and one late urgent
-question loose on SmolLM2, prints what they say as they say it, then their figures, and ends clean.
+It starts a real daemon on its own socket and runs background writers, chats and one late urgent
+question on SmolLM2. It prints the answers as they arrive and then the programs' statistics.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SHOWN_CHARACTERS = 70
 
 @dataclass
 class Program:
-    """One of the programs that share the daemon, and how it fares."""
+    """One of the programs that share the daemon, and its progress."""
 
     name: str
     priority: Priority
@@ -46,7 +46,7 @@ class Program:
     error: str = ""
 
     def run(self, socket: str) -> None:
-        """Ask as a program of its own would: with a connection and a session of its own."""
+        """Run one turn as a separate program would, with its own connection and session."""
         time.sleep(self.after_s)
         self.state = "waiting"
         try:
@@ -63,10 +63,10 @@ class Program:
             if not self.text:
                 self.ttft_s, self.state = time.monotonic() - asked, "answering"
             self.text += piece
-        told = session.metadata
-        self.output_tokens = told["output_tokens"]
-        self.tokens_per_s = self.output_tokens / max(told["predicted_ms"] / 1000, 1e-3)
-        self.state = f"done ({told['stop_reason']})"
+        metadata = session.metadata
+        self.output_tokens = metadata["output_tokens"]
+        self.tokens_per_s = self.output_tokens / max(metadata["predicted_ms"] / 1000, 1e-3)
+        self.state = f"done ({metadata['stop_reason']})"
 
 
 PROGRAMS = [
@@ -95,7 +95,7 @@ def table(programs: list[Program]) -> Table:
 
 
 def watch(console: Console, programs: list[Program], running: list[Future[None]]) -> None:
-    """Show the programs until all are done: live on a terminal, else a line for each change."""
+    """Show the programs until all are done: live on a terminal, otherwise a line per change."""
     if console.is_terminal:
         with Live(table(programs), console=console, refresh_per_second=8) as live:
             while not all(r.done() for r in running):
@@ -115,7 +115,7 @@ def watch(console: Console, programs: list[Program], running: list[Future[None]]
 
 
 def show(console: Console, programs: list[Program], seconds: float) -> None:
-    """Print what each program got, and the whole."""
+    """Print the statistics of each program, and the totals."""
     for p in programs:
         console.rule(f"{p.name} ({p.priority})", align="left")
         console.print(Text(p.text.strip() or p.error))
@@ -130,7 +130,7 @@ def show(console: Console, programs: list[Program], seconds: float) -> None:
 
 
 def run(console: Console, daemon: RunningDaemon) -> bool:
-    """Let the programs loose and tell whether all was well."""
+    """Run the programs and return whether all succeeded."""
     with inferd.Client(daemon.socket) as client:
         client.load_by_name(MODEL)
         console.print(f"the daemon serves {MODEL} on {daemon.socket}", highlight=False)
@@ -160,9 +160,9 @@ def main() -> int:
         family = [process, *process.children(recursive=True)]
         status = daemon.stop()
         left = [p for p in family if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
-        gone = not Path(daemon.socket).exists() and not left
-    clean = good and status == 0 and gone
-    console.print("the daemon ended, its socket and its worker are gone" if clean else "not clean!")
+        ended = not Path(daemon.socket).exists() and not left
+    clean = good and status == 0 and ended
+    console.print("the daemon ended, with its socket and its worker" if clean else "not clean!")
     return 0 if clean else 1
 
 

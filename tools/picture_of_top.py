@@ -1,6 +1,6 @@
-"""Make docs/top.svg: `inferd top` as it is on a terminal, while programs work with two real models.
+"""Generator of docs/top.svg: `inferd top` on a terminal while programs use two real models.
 
-The command runs on a pseudo-terminal; textual saves what it shows there after a while. Needs the
+The command runs on a pseudo-terminal, and textual saves its screen after a while. It needs the
 models of `make models`.
 """
 
@@ -30,17 +30,17 @@ MODELS = ROOT / ".cache" / "models"
 PICTURE = ROOT / "docs" / "top.svg"
 FILES = {"smollm2": "smollm2-135m-instruct.gguf", "gemma3": "gemma-3-270m.gguf"}
 CHATS = ("smollm2",)
-"""Those that have a chat template."""
+"""The models that have a chat template."""
 CONFIG = "[defaults]\nslots = 2\nctx-size = 2048\n"
 COLUMNS, LINES = 100, 30
 AFTER_S = 12
-"""By then the models are loaded and the queue is as it stays."""
+"""By then the models are loaded and the queue is stable."""
 ENDS_S_MAX = 60.0
 
 
 @dataclass(frozen=True)
 class Program:
-    """One of those that share the daemon: it asks the same again and again."""
+    """A program that repeats the same turn."""
 
     name: str
     model: str
@@ -50,7 +50,7 @@ class Program:
     times: int = 1000
 
     def run(self, socket: str, over: threading.Event) -> None:
-        """Ask until it is *over*."""
+        """Run turns until *over* is set."""
         options = {"n-predict": self.tokens, "seed": 1}
         with (
             suppress(inferd.InferdError),
@@ -83,7 +83,7 @@ PROGRAMS = (
 
 
 def take(socket: str, folder: Path) -> Path:
-    """Run `inferd top` on a terminal until it has saved its picture; return that."""
+    """Run `inferd top` on a terminal until it has saved its picture; return the picture."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("4H", LINES, COLUMNS, 0, 0))
     environ = {
@@ -100,7 +100,7 @@ def take(socket: str, folder: Path) -> Path:
         command, env=environ, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True
     ) as process:
         os.close(theirs)
-        with suppress(OSError):  # nobody is at the other end any more
+        with suppress(OSError):  # the other end is closed
             while os.read(ours, 65536):
                 pass
         status = process.wait(ENDS_S_MAX)

@@ -34,7 +34,7 @@ def prometheus(
         "rule_files": [str(rule) for rule in rules],
         "scrape_configs": [{"job_name": "inferd", "static_configs": [scraped]}],
     }
-    (folder / "prometheus.yml").write_text(json.dumps(config))  # YAML is what JSON is
+    (folder / "prometheus.yml").write_text(json.dumps(config))  # JSON is valid YAML
     path = tool("prometheus")
     assert path is not None, MISSING
     options = [f"--config.file={folder / 'prometheus.yml'}", f"--storage.tsdb.path={folder / 'db'}"]
@@ -50,9 +50,9 @@ def prometheus(
 
 
 def ask(where: str, call: str, **parameters: str | float) -> list[dict[str, Any]]:
-    """Return what `query` or `query_range` find.
+    """Return the result of `query` or `query_range`.
 
-    :raises OSError: it does not answer, or refuses the query.
+    :raises OSError: Prometheus does not respond, or refuses the query.
     """
     url = f"http://{where}/api/v1/{call}?{urllib.parse.urlencode(parameters)}"
     with urllib.request.urlopen(url, timeout=ANSWER_S_MAX) as answer:

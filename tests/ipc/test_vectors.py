@@ -292,7 +292,7 @@ CALLS: dict[str, Callable[[AsyncClient], Awaitable[None]]] = {
     "chat in a session with an id": session_with_an_id,
     "embeddings": embeddings,
     "branches": branches,
-    "a turn that is gone on with": resumed_turn,
+    "a turn that is resumed": resumed_turn,
     "a place in the queue": watched,
 }
 

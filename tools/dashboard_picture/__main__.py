@@ -1,9 +1,9 @@
-"""Make docs/dashboard.png: systemd/grafana/inferd.json as Grafana shows it, of a daemon at work.
+"""Generator of docs/dashboard.png: systemd/grafana/inferd.json of a working daemon in Grafana.
 
-A real Prometheus scrapes a real daemon; it answers the panels' queries, and Grafana's own panel
-components, in a headless Chromium, draw the answers: no Grafana server is needed. Beside the
-picture docs/dashboard.json tells what it was made of. Needs the models of `make models`, Node.js,
-and Debian's packages `chromium` and `pngquant`.
+A real Prometheus scrapes a real daemon and runs the panels' queries. Grafana's own panel components
+render the results in a headless Chromium, without a Grafana server. docs/dashboard.json records the
+input of the picture. It needs the models of `make models`, Node.js, and Debian's packages
+`chromium` and `pngquant`.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from tools.prometheus import ask, prometheus
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 PICTURE = ROOT / "docs" / "dashboard.png"
-TOLD = PICTURE.with_suffix(".json")
+RECORD = PICTURE.with_suffix(".json")
 ANSWERS = ROOT / ".cache" / "dashboard-answers.json"
 SCRAPE_S = 2
 RATE_S = 4 * SCRAPE_S
-"""What Grafana makes of $__rate_interval where the step is that of the scrapes."""
+"""Grafana's value of $__rate_interval if the step is the scrape interval."""
 COLOURS = 128
 
 
 def measure() -> dict[str, Any]:
-    """Have programs work with a daemon for some minutes; return what the panels' queries find."""
+    """Run programs on a daemon for some minutes; return the results of the panels' queries."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (models := folder / "models").mkdir()
@@ -54,7 +54,7 @@ def measure() -> dict[str, Any]:
 
 
 def answers(where: str, began: float, ended: float) -> dict[str, Any]:
-    """Ask a Prometheus what a dashboard asks that shows the time from *began* to *ended*."""
+    """Return the results of a dashboard's queries for the time from *began* to *ended*."""
     span = {"start": _aligned(began), "end": _aligned(ended)}
     asked = {
         target["expr"]: ask(
@@ -67,7 +67,7 @@ def answers(where: str, began: float, ended: float) -> dict[str, Any]:
 
 
 def _between_minutes(at: float) -> float:
-    """Return the last half minute: the label of a time at the very end would be cut off."""
+    """Return the last half minute, because the label of a time at the end would be cut off."""
     return (at - 30) // 60 * 60 + 30
 
 
@@ -76,7 +76,7 @@ def _aligned(at: float) -> int:
 
 
 def resolved(expression: str) -> str:
-    """Return a query with the values of all variables, each at what it is at first: all."""
+    """Return a query with all variables replaced by their initial value, all."""
     values = {v["name"]: v.get("allValue", "") for v in _document()["templating"]["list"]}
     for name, value in {**values, "__rate_interval": f"{RATE_S}s"}.items():
         expression = expression.replace(f"${name}", value)
@@ -89,26 +89,26 @@ def _document() -> dict[str, Any]:
 
 
 def panels() -> list[dict[str, Any]]:
-    """Return the dashboard's panels, without the rows' titles."""
+    """Return the dashboard's panels without the titles of rows."""
     return [panel for panel in _document()["panels"] if "targets" in panel]
 
 
 def draw() -> None:
-    """Make the picture of the answers."""
+    """Render the picture of the results."""
     if not (HERE / "node_modules").exists():
         subprocess.run(["npm", "ci"], cwd=HERE, check=True)
     chromium = shutil.which("chromium") or "chromium"
     with tempfile.TemporaryDirectory() as folder:
         full = Path(folder) / "full.png"
-        drawn = ["node", str(HERE / "take.mjs"), chromium, str(FILE), str(ANSWERS), str(full)]
-        subprocess.run(drawn, check=True)
+        rendered = ["node", str(HERE / "take.mjs"), chromium, str(FILE), str(ANSWERS), str(full)]
+        subprocess.run(rendered, check=True)
         quantize = ["pngquant", "--force", "--strip", "--speed=1", f"--output={PICTURE}"]
         subprocess.run([*quantize, str(COLOURS), full], check=True)
 
 
-def tell(found: dict[str, Any]) -> None:
-    """Write what the picture was made of."""
-    told = {
+def write_record(found: dict[str, Any]) -> None:
+    """Write the record of the picture's input."""
+    record = {
         "made": datetime.fromtimestamp(found["end"], UTC).isoformat(),
         "seconds": found["end"] - found["start"],
         "dashboard_sha256": sha256(FILE),
@@ -124,11 +124,11 @@ def tell(found: dict[str, Any]) -> None:
             for panel in panels()
         ],
     }  # fmt: skip
-    TOLD.write_text(json.dumps(told, indent=1) + "\n")
+    RECORD.write_text(json.dumps(record, indent=1) + "\n")
 
 
 def summary(series: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return how much a query found."""
+    """Return the size of a query's result."""
     values = [float(v) for one in series for _, v in one["values"] if v not in ("NaN", "+Inf")]
     return {
         "series": len(series),
@@ -143,13 +143,13 @@ def sha256(file: Path) -> str:
 
 
 def main() -> None:
-    """Make the picture and what tells of it."""
+    """Make the picture and its record."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--again", action="store_true", help="draw what was measured before")
     if not parser.parse_args().again:
         ANSWERS.write_text(json.dumps(measure()))
     draw()
-    tell(json.loads(ANSWERS.read_text()))
+    write_record(json.loads(ANSWERS.read_text()))
     print(PICTURE.relative_to(ROOT))
 
 

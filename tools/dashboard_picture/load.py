@@ -1,6 +1,6 @@
-"""The work that the picture is of: programs that share two real models, come back and get in a jam.
+"""The load of the picture: programs that share two real models, pause and overload the daemon.
 
-They ask as their users would, over a few minutes; one crowd is more than the daemon lets wait.
+They run turns for a few minutes; one burst exceeds the queue's bounds.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ ctx-size = 1024
 """
 LOAD_S = 255.0
 DIES_AT_S = 150.0
-"""A worker is killed then, as the kernel does when memory is short."""
+"""The time at which a worker is killed, as by the kernel when memory is short."""
 REFUSED_REST_S = 2.0
 
 
 @dataclass(frozen=True)
 class Program:
-    """One of those that share the daemon: a conversation, over and over, with rests between."""
+    """A program that repeats a conversation with pauses."""
 
     name: str
     priority: Priority
@@ -48,14 +48,14 @@ class Program:
     tokens: int
     rest_s: float = 0.5
     at_s: tuple[float, float] = (0.0, LOAD_S)
-    """From when to when it works."""
+    """Start and end of its work."""
     model: str = "smollm2"
     forks: int = 0
-    """Of each conversation: so many go on with its last question on their own."""
+    """Number of branches that continue each conversation from its last question."""
     shifts: bool = False
 
     def run(self, socket: str, over: threading.Event) -> None:
-        """Work until it is *over*; who is refused comes again."""
+        """Run conversations until *over* is set; retry refused turns."""
         begins, ends = (time.monotonic() + at for at in self.at_s)
         over.wait(begins - time.monotonic())
         number = 0
@@ -67,7 +67,7 @@ class Program:
                 over.wait(REFUSED_REST_S)
 
     def _converse(self, socket: str, session_id: str, over: threading.Event) -> None:
-        """Ask one prompt after the other; the session sleeps under its id meanwhile."""
+        """Run one prompt after the other; between them the session is dormant."""
         for prompt in self.prompts:
             options = {
                 "n-predict": self.tokens,
@@ -91,7 +91,7 @@ class Program:
 
 
 def _read(session: inferd.Session, prompt: str, over: threading.Event) -> bool:
-    """Read an answer to its end; tell whether it came to that."""
+    """Read an answer to its end; return whether it was complete."""
     return not any(over.is_set() for _ in session.stream(prompt))
 
 
@@ -120,7 +120,7 @@ PROGRAMS = (
 
 @contextmanager
 def at_work(socket: str, daemon_pid: int) -> Iterator[None]:
-    """Have all programs work within."""
+    """Run all programs during the body."""
     over = threading.Event()
     with ThreadPoolExecutor(len(PROGRAMS) + 1) as pool:
         started = [pool.submit(program.run, socket, over) for program in PROGRAMS]
@@ -141,6 +141,6 @@ def _kill_a_worker(daemon_pid: int, over: threading.Event) -> None:
 
 
 def link_models(folder: Path, models: Path) -> None:
-    """Give the models the names that the programs ask for."""
+    """Link the models under the names that the programs use."""
     for name, file in MODELS.items():
         (folder / f"{name}.gguf").symlink_to(models / file)

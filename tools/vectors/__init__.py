@@ -1,5 +1,5 @@
-"""Writes docs/protocol-vectors.json: frames in hex beside what they mean, for clients to test with.
+"""Generator of docs/protocol-vectors.json: frames in hex with their meaning, for tests of clients.
 
-Deterministic: the same sources give the same file. `tests/ipc/test_vectors.py` plays it against the
-daemon and against our client.
+It is deterministic: the same sources give the same file. `tests/ipc/test_vectors.py` plays it
+against the daemon and against the client.
 """

@@ -1,4 +1,4 @@
-"""Building one exchange, frame by frame, as both sides say it."""
+"""The builder of one exchange, frame by frame."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ STATS = {"seed", "llama_build_number", "llama_commit", *TIMES}
 
 
 def plain(value: Any) -> Any:
-    """Return *value* as JSON has it."""
+    """Return *value* in types of JSON."""
     if isinstance(value, bytes):
         return {"$bin": value.hex()}
     if isinstance(value, dict):
@@ -31,7 +31,7 @@ def plain(value: Any) -> Any:
 
 
 class Exchange:
-    """Builds one exchange: hellos, then requests and what they are answered."""
+    """Builds one exchange: hellos, then requests and their replies."""
 
     def __init__(self, name: str):
         self.name = name
@@ -52,44 +52,44 @@ class Exchange:
         self._add("daemon", message, **({"varies": varies} if varies else {}))
 
     def handle(self) -> int:
-        """Return the handle that the daemon gives next."""
+        """Return the next handle of the daemon."""
         self._handles += 1
         return INSTANCE << 32 | self._handles
 
     def request(self, call: str, params: Any, **more: Any) -> int:
-        """Send a request and return its id."""
+        """Add a request and return its id."""
         self._number += 1
         self._client([1, self._number, call, params], **more)
         return self._number
 
     def call(self, call: str, params: Any, result: Any, **more: Any) -> None:
-        """Send a request that is answered at once with *result*."""
+        """Add a request whose reply is *result*."""
         number = self.request(call, params, **more)
         answer = msgspec.to_builtins(result, builtin_types=(bytes,))
         varies = [f"/2/metadata/{key}" for key in answer.get("metadata", ()) if key in STATS]
         self._daemon([2, number, result], varies)
 
     def refused(self, call: str, params: Any, error: InferdError) -> None:
-        """Send a request that is answered with *error*."""
+        """Add a request whose reply is *error*."""
         number = self.request(call, params)
         self._daemon([3, number, error.to_wire()], ["/2/message", "/2/hint"])
 
     def event(self, number: int, event: Any, varies: list[str] | None = None) -> None:
-        """Let the daemon tell an event."""
+        """Add an event from the daemon."""
         self._daemon([4, number, event], varies)
 
     def credit(self, number: int, events: int) -> None:
-        """Let the client take more events."""
+        """Add credit for more events."""
         self._client([5, number, events])
 
     def reply(self, number: int, result: w.TurnResult, more: Sequence[str] = ()) -> None:
-        """Let the daemon answer a request that told events; *more* of it varies."""
+        """Add the reply to a request with events; *more* lists its varying fields."""
         varies = [*more]
         varies += [f"/2/metadata/{key}" for key in result.metadata if key in STATS]
         self._daemon([2, number, result], varies)
 
     def open(self) -> tuple[int, int]:
-        """Load the echo model, open a context, return both handles."""
+        """Load the echo model, open a context and return both handles."""
         graph, context = self.handle(), self.handle()
         self.call(
             "load_by_name",
@@ -102,7 +102,7 @@ class Exchange:
         return graph, context
 
     def done(self) -> dict[str, Any]:
-        """Return the exchange as the file has it."""
+        """Return the exchange in the format of the file."""
         return {"name": self.name, "frames": self.frames}
 
 

@@ -1,4 +1,4 @@
-"""What is said with the model echo, from its hellos to its end: an exchange a function."""
+"""Exchanges with the model echo, from the hellos to the end; each function adds one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ("EXCHANGES",)
 
 
 def metadata(prompt: int, output: int, **fields: Any) -> dict[str, Any]:
-    """Return the metadata of a turn on the echo model, with times as they could be."""
+    """Return the metadata of a turn on the echo model, with plausible times."""
     return {
         "input_tokens": prompt,
         "output_tokens": output,
@@ -53,7 +53,7 @@ def tensor(data: bytes) -> w.Tensor:
 
 
 def computed() -> dict[str, Any]:
-    """A prompt, computed whole: the shortest way through the wasi-nn calls."""
+    """A prompt that is computed at once: the shortest sequence of wasi-nn calls."""
     x = Exchange("compute")
     graph, context = x.open()
     on_context = w.ContextParams(context=context)
@@ -66,7 +66,7 @@ def computed() -> dict[str, Any]:
 
 
 def streamed() -> dict[str, Any]:
-    """A stream with credit for two events; é comes in two tokens and is shown whole."""
+    """A stream with credit for two events; the two tokens of é arrive as one piece."""
     x = Exchange("stream")
     _, context = x.open()
     number = x.request("stream", w.StreamParams(context=context, prompt="hé!", credit=2))
@@ -158,7 +158,7 @@ def natural() -> dict[str, Any]:
 
 
 def branched() -> dict[str, Any]:
-    """Branches of a session's state, the way back, and the end of it all."""
+    """Branches of a session's state, a rewind, and the deletion of the session."""
     x = Exchange("branches")
     _, context = x.open()
     turn = w.StreamParams(context=context, prompt="hi", raw=True)
@@ -186,8 +186,8 @@ def branched() -> dict[str, Any]:
 
 
 def resumed() -> dict[str, Any]:
-    """A turn that is left, come back to, and gone on with from what the client has of it."""
-    x = Exchange("a turn that is gone on with")
+    """A turn that is interrupted, attached again, and resumed after the text that was read."""
+    x = Exchange("a turn that is resumed")
     graph, _ = x.open()
     context, again = x.handle(), x.handle()
     named = w.SessionParams(graph=graph, session_id="notes")
@@ -210,7 +210,7 @@ def resumed() -> dict[str, Any]:
 
 
 def watched() -> dict[str, Any]:
-    """Four readers that do not read hold the slots; a fifth turn waits and is told its place."""
+    """Four turns that nobody reads hold the slots; a fifth waits and gets queue events."""
     x = Exchange("a place in the queue")
     graph, first = x.open()
     contexts = [first]
@@ -236,7 +236,7 @@ def watched() -> dict[str, Any]:
 
 
 def passed() -> dict[str, Any]:
-    """A prompt in a descriptor: `fd` 0 takes the one that came with the frame."""
+    """A prompt in a descriptor: `fd` 0 is the first one that arrived with the frame."""
     x = Exchange("a prompt in a descriptor")
     _, context = x.open()
     params = w.SetInputParams(context=context, index=0, tensor=w.Tensor(dimensions=[5], fd=0))
@@ -247,7 +247,7 @@ def passed() -> dict[str, Any]:
 
 
 def embedded() -> dict[str, Any]:
-    """Return texts that become vectors, and a context that makes one."""
+    """Embeddings of texts, and a context that computes one."""
     x = Exchange("embeddings")
     graph, context = x.open()
     texts = w.EmbedParams(graph=graph, texts=["hi", "you"], pooling="last", normalize=-1)
@@ -270,8 +270,8 @@ def embedded() -> dict[str, Any]:
     )
     x.call("set_input", w.SetInputParams(context=context, index=0, tensor=tensor(b"hi")), w.Empty())
     x.call("compute", w.ComputeParams(context=context), w.ComputeResult())
-    told = Embedded(0, EMBEDDING_SIZE, "last", vectors[0].tobytes())
-    output = w.OutputResult(data=embedding_json(told))
+    embedded = Embedded(0, EMBEDDING_SIZE, "last", vectors[0].tobytes())
+    output = w.OutputResult(data=embedding_json(embedded))
     x.call("get_output", w.GetOutputParams(context=context), output)
     return x.done()
 

@@ -1,4 +1,4 @@
-"""The file of vectors: where it is, and what it holds."""
+"""The path and the content of the file of vectors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Frames that are wrong, or strange, and what the other side makes of them."""
+"""Malformed and unusual frames, and their outcome on the other side."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ __all__ = ("ignored", "malformed", "malformed_daemon", "refused")
 
 
 def framed(body: bytes) -> bytes:
-    """Return *body* with its length before it."""
+    """Return *body* with its length prefix."""
     return struct.pack("<I", len(body)) + body
 
 
 def case(
     name: str, frames: list[Any], outcome: dict[str, Any], *, hello: bool = True
 ) -> dict[str, Any]:
-    """Return one malformed case; frames are messages, or bytes as they stand."""
+    """Return one malformed case; its frames are messages or raw bytes."""
     raw = [f if isinstance(f, bytes) else pack_frame(f) for f in frames]
     return {"name": name, "hello": hello, "frames": [f.hex() for f in raw], "outcome": outcome}
 
 
 def nested(depth: int) -> bytes:
-    """Return a request that nests *depth* deep."""
+    """Return a request with a nesting of *depth*."""
     arrays = b"\x91" * (depth - 2)
     return framed(b"\x94\x01\x01\xa5queue\x81\xa1x" + arrays + b"\x00")
 
@@ -45,7 +45,7 @@ def goodbye(name: str) -> dict[str, Any]:
 
 
 def malformed() -> list[dict[str, Any]]:
-    """What ends a connection."""
+    """Return cases that end the connection."""
     protocol, queue = goodbye("ProtocolError"), [1, 1, "queue", {}]
     return [
         case(
@@ -54,18 +54,18 @@ def malformed() -> list[dict[str, Any]]:
             goodbye("TooLarge"),
         ),
         case("an empty frame", [framed(b"")], protocol),
-        case("no array", [framed(b"\x81\xa1a\x01")], protocol),
+        case("not an array", [framed(b"\x81\xa1a\x01")], protocol),
         case("an array without items", [framed(b"\x90")], protocol),
         case("an array cut short", [framed(b"\x94\x01\x01\xa5que")], protocol),
         case("bytes after the array", [framed(b"\x94\x01\x01\xa5queue\x80\x00")], protocol),
         case("nested one too deep", [nested(NESTING_MAX + 1)], protocol),
-        case("a kind that is no integer", [["1", 1, "queue", {}]], protocol),
+        case("a kind that is not an integer", [["1", 1, "queue", {}]], protocol),
         case("an unknown kind", [[9, 1]], protocol),
         case("a kind that only the daemon sends", [[2, 1, {}]], protocol),
         case("a second hello", [[0, {"protocol": [1, 0]}]], protocol),
         case("a request without params", [[1, 1, "queue"]], protocol),
-        case("an id that is no integer", [[1, "one", "queue", {}]], protocol),
-        case("credit for an id that is no integer", [[5, "one", 1]], protocol),
+        case("an id that is not an integer", [[1, "one", "queue", {}]], protocol),
+        case("credit for an id that is not an integer", [[5, "one", 1]], protocol),
         case("no hello first", [queue], protocol, hello=False),
         case("a hello without a version", [[0, {"software": "x"}]], protocol, hello=False),
         case(
@@ -78,7 +78,7 @@ def malformed() -> list[dict[str, Any]]:
 
 
 def refused() -> list[dict[str, Any]]:
-    """What a request is refused for; the connection goes on."""
+    """Return cases in which a request is refused and the connection continues."""
     argument = error("InvalidArgument")
     missing = (INSTANCE << 32) - 1
     strange = framed(
@@ -86,12 +86,12 @@ def refused() -> list[dict[str, Any]]:
     )
     return [
         case("an unknown call", [[1, 1, "make_tea", {}]], error("UnsupportedOperation")),
-        case("a call that is no text", [[1, 1, 7, {}]], argument),
-        case("params that are no map", [[1, 1, "queue", []]], argument),
+        case("a call that is not a text", [[1, 1, 7, {}]], argument),
+        case("params that are not a map", [[1, 1, "queue", []]], argument),
         case("a field missing", [[1, 1, "show", {}]], argument),
         case("a field of the wrong type", [[1, 1, "show", {"name": 7}]], argument),
         case(
-            "a text that is no UTF-8",
+            "a text that is not UTF-8",
             [framed(b"\x94\x01\x01\xa4show\x81\xa4name\xa2\xff\xfe")],
             argument,
         ),
@@ -127,7 +127,7 @@ def refused() -> list[dict[str, Any]]:
             "an unknown model", [[1, 1, "load_by_name", {"name": "nobody"}]], error("ModelNotFound")
         ),
         case(
-            "a configuration that is no JSON",
+            "a configuration that is not JSON",
             [[1, 1, "load_by_name_with_config", {"name": "echo", "config": "{"}]],
             error("InvalidEncoding"),
         ),
@@ -140,7 +140,7 @@ def refused() -> list[dict[str, Any]]:
 
 
 def ignored() -> list[dict[str, Any]]:
-    """What is not looked at."""
+    """Return cases that are ignored."""
     nothing: dict[str, Any] = {"reply": {"tasks": []}}
     queue = [1, 1, "queue", {}]
     return [
@@ -157,7 +157,7 @@ def ignored() -> list[dict[str, Any]]:
 
 
 def malformed_daemon() -> list[dict[str, Any]]:
-    """What a client must take from a daemon that is newer, refuses, or is broken."""
+    """Return frames that a client must handle, of newer, refusing and broken daemons."""
     reply = [2, 1, {"tasks": []}]
     full = Busy("256 connections are open", data={"retry_after_s": 1.0}).to_wire()
     new = {"name": "OutOfCheese", "number": 250, "message": "+++", "hint": "", "data": {}}
@@ -176,8 +176,8 @@ def malformed_daemon() -> list[dict[str, Any]]:
             [struct.pack("<I", FRAME_BYTES_MAX + 1)],
             error("TooLarge"),
         ),
-        case("no array", [framed(b"\x81\xa1a\x01")], error("ProtocolError")),
-        case("a reply that is no map", [[2, 1, 7]], error("ProtocolError")),
+        case("not an array", [framed(b"\x81\xa1a\x01")], error("ProtocolError")),
+        case("a reply that is not a map", [[2, 1, 7]], error("ProtocolError")),
         case("an unknown kind is ignored", [[9, "news"], reply], {"reply": {"tasks": []}}),
         case(
             "unknown fields are ignored",
