@@ -199,7 +199,7 @@ def _service(daemon: Daemon, components: Components) -> ServiceNotifier:
         turns=lambda: sum(session.active for session in daemon.sessions.live),
         restart_for=lambda: daemon.restart_for,
     )
-    components.on_change = service.component_changed
+    components.listener = service
     daemon.registry.launcher.listeners.append(_LoadStatus(service))
     return service
 

@@ -1,7 +1,7 @@
 """Optional components of the daemon: their health, the causes of failures, and remedies.
 
-A component that fails, at the start or later, is reported in the log, in `stats`, by `inferd
-status` and to systemd; the daemon continues to serve.
+A failure is reported in the log, in `stats`, by `inferd status` and to systemd; the daemon serves
+on.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import structlog
 
@@ -26,58 +26,55 @@ class Component:
 
 COMPONENTS = {
     "config": Component(
-        "what the configuration file says now does not hold, but what it said before",
-        "correct the file, and have it read again (SIGHUP, `systemctl reload inferd`)",
+        "the changed configuration file is not in force, the previous configuration is",
+        "correct the file, and reload it (SIGHUP, `systemctl reload inferd`)",
     ),
     "state": Component(
-        "starts are not counted: the clock stands in",
+        "starts are not counted: the clock is used instead",
         "let the daemon's user write to state-dir, or name another directory",
     ),
     "journal": Component(
         "sessions with an id are not written down",
-        "make room on the disk of state-dir, or let the daemon's user write there; what waits is"
-        " then written by itself",
+        "free space on the disk of state-dir, or let the daemon's user write there; pending data"
+        " is then written",
     ),
     "kv-store": Component(
-        "KV states are not kept on disk: they are computed again when memory has no room for them",
-        "make room on the disk of state-dir, or let the daemon's user own its folder `kv`",
+        "KV states are not kept on disk: they are computed again once evicted from memory",
+        "free space on the disk of state-dir, or let the daemon's user own its folder `kv`",
     ),
     "models": Component(
-        "swaps, pins and keep-alives said at run time end with the daemon",
-        "make room on the disk of state-dir, or let the daemon's user write there; where the file"
-        " is of a newer version, start that one again, or move the file away",
+        "swaps, pins and keep-alives made at run time are lost when the daemon stops",
+        "free space on the disk of state-dir, or let the daemon's user write there; if the file"
+        " has a newer version, start that version again, or move the file away",
     ),
     "models-dir": Component(
-        "models that come into the models directory, or leave it, are not noticed",
+        "models added to the models directory or removed from it are not noticed",
         "let the daemon's user read models-dir, or name another directory",
     ),
     "memory": Component(
-        "memory that falls short while models run is not given back",
-        "let the daemon read /proc/meminfo and its cgroup's files, and start it again if they can"
-        " be read",
+        "no memory is freed when memory becomes short while models run",
+        "let the daemon read /proc/meminfo and its cgroup's files; restart it if they are readable",
     ),
     "cores": Component(
-        "as many threads compute as there are cores for them, also beside other busy programs",
-        "let the daemon read /proc/stat, and start it again",
+        "there are as many threads as cores, even when other programs are busy",
+        "let the daemon read /proc/stat, and restart it",
     ),
     "notify": Component(
-        "the service manager is not told how the daemon is",
-        "Type=notify and NotifyAccess=main in the unit, or no NOTIFY_SOCKET",
+        "the service manager gets no status of the daemon",
+        "set Type=notify and NotifyAccess=main in the unit, or no NOTIFY_SOCKET",
     ),
     "metrics": Component(
-        "the figures are not served: nobody can scrape them",
-        "free the address, or set `metrics` to another port, a path or off; it is tried again by"
-        " itself",
+        "metrics are not served",
+        "free the address, or set `metrics` to another port, a path or off; the daemon retries",
     ),
     "traces": Component(
-        "spans of requests are not told, or not all of them",
-        "start the collector, or set `traces` to another address or off; what comes then is sent by"
-        " itself",
+        "spans of requests are not exported, or only a part of them",
+        "start the collector, or set `traces` to another address or off; later spans are then sent",
     ),
     "log": Component(
         "events are not in log-file, but in standard error",
-        "make room on its disk, or its folder again, and let the daemon's user write there; each"
-        " event tries anew",
+        "free space on its disk or create its folder, and let the daemon's user write there; each"
+        " event retries",
     ),
     "uvloop": Component(
         "the event loop is asyncio's, which needs more time for each token",
@@ -85,6 +82,13 @@ COMPONENTS = {
     ),
 }
 """All components. A remedy that depends on the cause is passed to `note`."""
+
+
+class ComponentListener(Protocol):
+    """The receiver of changes of components."""
+
+    def component_changed(self, name: str) -> None:
+        """Note that a component has failed, or works again."""
 
 
 @dataclass(frozen=True)
@@ -96,24 +100,23 @@ class _Failure:
 
 
 class Components:
-    """Owned by the daemon's event loop; before that runs, by the thread that starts it."""
+    """Health of the components. Owned by the event loop; before that runs, by the main thread."""
 
     def __init__(self, seconds: Callable[[], float] = time.monotonic):
-        self.on_change: Callable[[str], None] = lambda _: None
-        """Called with the name of a component that fails, or works again."""
+        self.listener: ComponentListener | None = None
         self._seconds = seconds
         self._failures: dict[str, _Failure] = {}
 
     def note(self, name: str, cause: str | None, *, missing: str = "", remedy: str = "") -> None:
-        """Note why a component fails now, or with None that it works. *missing* and *remedy*
-        replace the usual ones.
+        """Note why a component fails, or with None that it works. *missing* and *remedy* replace
+        the usual ones.
         """
         before = self._failures.get(name)
         if cause is None:
             if before is not None:
                 del self._failures[name]
                 log.info("component.recovered", component=name)
-                self.on_change(name)
+                self._notify(name)
             return
         component = COMPONENTS[name]
         self._failures[name] = failure = _Failure(
@@ -126,10 +129,14 @@ class Components:
             log.error(
                 "component.failing", component=name, cause=failure.cause, remedy=failure.remedy
             )
-            self.on_change(name)
+            self._notify(name)
+
+    def _notify(self, name: str) -> None:
+        if self.listener is not None:
+            self.listener.component_changed(name)
 
     async def while_it_works(self, name: str, work: Callable[[], Awaitable[None]]) -> None:
-        """Run a component's *work*; an unexpected failure ends that component alone."""
+        """Run a component's *work*; an unexpected failure ends only that component."""
         try:
             await work()
         except Exception as exc:
@@ -138,7 +145,7 @@ class Components:
 
     @property
     def line(self) -> str:
-        """The daemon's state in one line, for systemd."""
+        """One line of status for systemd."""
         failing = ", ".join(f"{n} ({f.cause})" for n, f in sorted(self._failures.items()))
         return f"serving; degraded: {failing}" if failing else "serving"
 

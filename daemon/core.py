@@ -1,7 +1,4 @@
-"""The daemon's state on its event loop, and the handler that turns requests into calls.
-
-This is where `ipc` and `sessions` meet: requests come in from the one, are done by the other.
-"""
+"""The daemon's state on its event loop, and the dispatch of requests to calls."""
 
 from __future__ import annotations
 
@@ -17,11 +14,7 @@ import structlog
 from structlog.contextvars import bind_contextvars
 
 from .. import __version__
-from ..backends.errors import (
-    InferdError,
-    InvalidArgument,
-    ShuttingDown,
-)
+from ..backends.errors import InferdError, InvalidArgument, ShuttingDown
 from ..ipc.messages import (
     CREDIT_DEFAULT,
     CREDIT_MAX,
@@ -62,12 +55,12 @@ log = structlog.get_logger()
 ipc_log = structlog.get_logger(logger_name="ipc")
 CallTable = dict[str, Callable[["Daemon", Request], Awaitable[Any]]]
 JOURNAL_FILE = "sessions.db"
-"""The journal, below the state directory."""
+"""The journal, in the state directory."""
 GRAPHS_MAX = 1000
-"""Graphs of one connection."""
+"""Graphs per connection."""
 NEWER_JOURNAL = "start the newer version again, or move the file away"
-_ANSWER_S_MAX = 5.0
-"""So long the end waits for the journal, and with it for the answers of turns that have ended."""
+_RECORDING_S_MAX = 5.0
+"""How long a drain waits for the journal, and thus for the answers of turns that have ended."""
 
 
 class Graph:
@@ -77,13 +70,13 @@ class Graph:
         self.handle, self.connection, self.lease = handle, connection, lease
         self.options: dict[str, Any] = {}
         self.origins: dict[str, str] = {}
-        """Who set them: the file, the model's configuration; else the graph."""
+        """The sources of options: the model file or the model's configuration, else the graph."""
         self.not_applied: dict[str, Any] = {}
         self.ignored: list[str] = []
 
 
 class Daemon:
-    """Everything that lives on the event loop: registry, sessions, graphs, connections."""
+    """The owner of all state on the event loop: registry, sessions, graphs, connections."""
 
     def __init__(
         self,
@@ -101,42 +94,26 @@ class Daemon:
         self.started = time.monotonic()
         self.draining = False
         self.socket_activated = False
-        """Systemd listens, and goes on listening when this daemon has ended."""
+        """Whether systemd owns the socket, and keeps it when this daemon has stopped."""
         self.stopping = anyio.Event()
-        """Set when the daemon is to end, once what runs has finished."""
+        """Set to stop the daemon after a drain."""
         self.metrics_at: Callable[[], str | None] = lambda: None
-        """Where the figures are served, if they are."""
+        """Returns the address at which metrics are served, if they are."""
         self.counters = DaemonCounters()
         self.graphs: dict[int, Graph] = {}
-        self.ledger = Ledger(
-            AdmissionBounds(
-                config.tasks_waiting_max,
-                config.tasks_waiting_user_max,
-                config.prompt_tokens_waiting_max,
-                config.prompt_tokens_waiting_user_max,
-            )
-        )
+        self.ledger = _new_ledger(config)
         self.ledger.turn_listeners.append(self.counters)
         machine = machine or MachineMemory()
         self.registry = Registry(
             config, group, self.flush, machine=machine, components=self.components
         )
         self.registry.launcher.listeners.append(self.counters)
-        self.passing: set[Session] = set()
+        self.one_turn_sessions: set[Session] = set()
         """Sessions of one turn each, known only to the calls that made them."""
-        self.registry.comparer = EmbeddingComparer(
-            self.registry, self.ledger, self.new_handle, self.passing
-        )
-        budget = self.registry.budget
-        self.memory = MemoryWatch(
-            machine,
-            self.registry.catalog.ready_workers,
-            budget.reservations.machine_free_bytes,
-            budget.evict_idle,
-            partial(self.components.note, "memory"),
-            time.monotonic,
-            pace,
-        )
+        self.registry.compare_sentence = EmbeddingComparer(
+            self.registry, self.ledger, self.new_handle, self.one_turn_sessions
+        ).compare
+        self.memory = self._memory_watch(machine, pace)
         self.journal = Journal(config.state_dir / JOURNAL_FILE, self.journal_changed)
         self.sessions = self._session_manager()
         self.swaps = Swaps(self.registry, self.sessions.live, config.swap_grace_s)
@@ -147,11 +124,23 @@ class Daemon:
         self.access = Access(config.access)
         self.ledger.bounds.quota_of = self.access.quota_of
         self.restart_for: list[str] = []
-        """Settings that the file has other values for, which hold after a restart."""
+        """Settings that were changed in the file and take effect after a restart."""
         self.calls: CallTable = {}
         self._handles = 0
         self._build = build
         self._unflushed: set[Connection] = set()
+
+    def _memory_watch(self, machine: MachineMemory, pace: Pace | None) -> MemoryWatch:
+        budget = self.registry.budget
+        return MemoryWatch(
+            machine,
+            self.registry.catalog.ready_workers,
+            budget.reservations.machine_free_bytes,
+            budget.evict_idle,
+            partial(self.components.note, "memory"),
+            time.monotonic,
+            pace,
+        )
 
     def _session_manager(self) -> SessionManager:
         return SessionManager(
@@ -164,7 +153,7 @@ class Daemon:
             journal=self.journal,
         )
 
-    # What the server asks.
+    # The server's handler.
 
     def server_hello(self) -> ServerHello:
         """Return the daemon's first frame."""
@@ -186,7 +175,7 @@ class Daemon:
         )
 
     async def run_call(self, request: Request) -> Any:
-        """Do a call, if its user may; what is logged meanwhile has the request's id."""
+        """Run a call if its user may; events logged meanwhile have the request's id."""
         connection = request.connection.number
         number = f"{connection}.{request.number}"
         bind_contextvars(connection=connection, request=number)
@@ -196,7 +185,7 @@ class Daemon:
             result = await self.calls[request.call](self, request)
         except InferdError as exc:
             self.counters.call_refused(request.call, exc)
-            cause = {"cause": exc.message} if logs.texts else {}  # it may quote a text
+            cause = {"cause": exc.message} if logs.texts else {}  # the message may quote a text
             ipc_log.debug("call.refused", call=request.call, error=exc.name, **cause)
             raise
         if logs.is_logged("ipc", "debug"):
@@ -205,9 +194,9 @@ class Daemon:
         return result
 
     def admit_connection(self, connection: Connection) -> None:
-        """Serve a user who can be told from others, and may do something.
+        """Check that a connection's user can be identified and has access.
 
-        :raises PermissionDenied: he cannot, or may not.
+        :raises PermissionDenied: the user cannot be identified, or has no access.
         """
         self.users.check(connection.peer.uid)
         self.access.add_connection(connection)
@@ -215,7 +204,7 @@ class Daemon:
             ipc_log.debug("connection.opened", **_peer(connection))
 
     def connection_ended(self, connection: Connection) -> None:
-        """End what a connection held: its sessions, its graphs, its leases."""
+        """Close a connection's sessions, graphs and leases."""
         self._unflushed.discard(connection)
         if logs.is_logged("ipc", "debug"):
             ipc_log.debug("connection.closed", **_peer(connection))
@@ -226,7 +215,7 @@ class Daemon:
         self.access.remove_connection(connection)
 
     def connection_refused(self, connection: Connection, error: InferdError) -> None:
-        """Log why a connection was closed."""
+        """Count and log a connection that was refused."""
         self.counters.call_refused("connect", error)
         ipc_log.warning(
             "connection.refused",
@@ -241,18 +230,18 @@ class Daemon:
         ipc_log.error("connection.not_accepted", cause=str(error))
 
     def call_failed(self, what: str, error: Exception) -> None:
-        """Log a call or connection that failed in a way that nobody thought of."""
+        """Log an unexpected failure of a call or connection."""
         log.error("call.failed", what=what, exc_info=error)
 
     # Writing.
 
     def emit(self, request: Request, event: Any) -> None:
-        """Send an event with the others of the same step."""
+        """Send an event together with the others of the same step."""
         request.emit(event, flush=False)
         self._unflushed.add(request.connection)
 
     def flush(self) -> None:
-        """Write what a frame of a worker's reports has caused."""
+        """Write the events that a frame of a worker's reports has caused."""
         for connection in self._unflushed:
             connection.flush()
         self._unflushed.clear()
@@ -260,48 +249,48 @@ class Daemon:
     # Handles.
 
     def new_handle(self) -> int:
-        """Return a handle that was never given, not by an earlier daemon either."""
+        """Return a new handle; earlier daemons have not used it either."""
         self._handles += 1
         return self.instance << 32 | self._handles
 
     def graph(self, connection: Connection, handle: int) -> Graph:
         """Return the graph behind a handle of *connection*.
 
-        :raises InvalidArgument: there is none.
+        :raises InvalidArgument: the connection has no such graph.
         """
         graph = self.graphs.get(handle)
         if graph is None or graph.connection is not connection:
             raise InvalidArgument(
                 f"there is no graph {handle} on this connection",
-                hint="load it: handles end with unload and with their connection",
+                hint="load it: handles are valid until unload or the end of their connection",
             )
         return graph
 
     def all_sessions(self) -> list[Session]:
-        """Return the sessions that are open, those of one turn, too."""
-        return [*self.sessions.live, *self.passing]
+        """Return the open sessions, including those of one turn."""
+        return [*self.sessions.live, *self.one_turn_sessions]
 
     def session(self, request: Request) -> Session:
         """Return the session that a call names."""
         return self.sessions.live.get_session(request.connection, request.params.context)
 
     def use_logging(self) -> None:
-        """Let the workers log what is logged now."""
+        """Apply the log levels in force to the workers."""
         for worker in self.registry.catalog.ready_workers():
             worker.update_logging()
 
     def check_open(self) -> None:
-        """Refuse new work of a daemon that finishes.
+        """Refuse new work while the daemon drains.
 
         :raises ShuttingDown: it drains.
         """
         if self.draining:
-            raise ShuttingDown("the daemon finishes what runs and takes nothing new")
+            raise ShuttingDown("the daemon is draining and accepts no new work")
 
-    # Beginning and end.
+    # Start and stop.
 
     async def restore(self) -> None:
-        """Let the sessions of earlier daemons sleep under their ids."""
+        """Restore the sessions of earlier daemons as dormant ones."""
         began = time.monotonic()
         self.sessions.restore_sessions(await self.journal.open_file(), self._dormant_lease)
         log.info(
@@ -312,14 +301,14 @@ class Daemon:
         )
 
     def journal_changed(self) -> None:
-        """Note how the journal is: failing, refused, or written after a damaged one."""
+        """Note the journal's state: working, failing, refused, or new after a damaged one."""
         journal = self.journal
         if journal.status["state"] == "refused":
             self.components.note("journal", journal.cause, remedy=NEWER_JOURNAL)
         elif journal.cause is None and journal.set_aside is not None:
             self.components.note(
                 "journal",
-                f"one was set aside as {journal.set_aside}: {journal.set_aside_cause}",
+                f"a file was set aside as {journal.set_aside}: {journal.set_aside_cause}",
                 missing="sessions may be missing",
                 remedy="check the disk if it was damaged; delete it when you no longer need it",
             )
@@ -331,9 +320,8 @@ class Daemon:
         return DormantLease(name, partial(self.registry.catalog.find_client, name, owner))
 
     async def drain(self, grace_s: float) -> None:
-        """Finish what runs, refuse what waits, for at most *grace_s*.
-
-        A turn that waits in order to go on is no new one: refused, it would count as ended.
+        """Refuse waiting turns and finish running ones, for at most *grace_s*. A waiting turn that
+        already has tokens counts as running.
         """
         self.draining = True
         error = ShuttingDown("the daemon is shutting down: the turn had not begun")
@@ -345,14 +333,25 @@ class Daemon:
             for session in [s for s in self.all_sessions() if s.active]:
                 if session.turn is not None:
                     await session.turn.ended.wait()
-        with anyio.move_on_after(_ANSWER_S_MAX):
+        with anyio.move_on_after(_RECORDING_S_MAX):
             for session in tuple(self.sessions.live):
-                await session.wait_recorded()  # so that answers go before the goodbye
+                await session.wait_recorded()  # answers are sent before connections close
             await anyio.lowlevel.checkpoint()
 
 
+def _new_ledger(config: Config) -> Ledger:
+    return Ledger(
+        AdmissionBounds(
+            config.tasks_waiting_max,
+            config.tasks_waiting_user_max,
+            config.prompt_tokens_waiting_max,
+            config.prompt_tokens_waiting_user_max,
+        )
+    )
+
+
 def _peer(connection: Connection) -> dict[str, int]:
-    """Return whose a connection is, as the log has it."""
+    """Return the log fields of a connection."""
     peer = connection.peer
     return {"connection": connection.number, "uid": peer.uid, "pid": peer.pid}
 

@@ -1,7 +1,7 @@
-"""Whose connections are served: users whom the kernel can tell from each other.
+"""Check that the kernel can tell a connection's user from all others.
 
-In a user namespace (a container, `PrivateUsers=`) all users that it does not map have one and the
-same number, the overflow one, 65534: with it anybody could come back to anybody's session.
+In a user namespace (a container, `PrivateUsers=`) all users without a mapping share one number, the
+overflow uid, 65534. With it, any user could resume any user's session.
 """
 
 from __future__ import annotations
@@ -12,38 +12,36 @@ from pathlib import Path
 from ..backends.errors import PermissionDenied
 
 OVERFLOW_UID = "65534"
-"""Where the kernel does not say."""
-_ALL = ["0", "0", "4294967295"]
-"""The map of a process that is in no namespace: every number stands for itself."""
+"""The overflow uid if the kernel does not report it."""
+_IDENTITY_MAP = ["0", "0", "4294967295"]
+"""The map of a process outside of user namespaces: each user has its own number."""
 
 
 class Users:
-    """What this process sees of the machine's users. *proc* is where the kernel says so."""
+    """The uids that this process can identify. *proc* is the proc file system."""
 
     def __init__(self, own: int | None = None, proc: Path = Path("/proc")):
         self.own = os.getuid() if own is None else own
-        self.told_apart = _words(proc / "self" / "uid_map", _ALL) == _ALL
-        """Whether every user has a number of his own here. An empty map names nobody; a kernel
-        without namespaces has none.
-        """
+        self.are_distinct = _words(proc / "self" / "uid_map", _IDENTITY_MAP) == _IDENTITY_MAP
+        """Whether each user has its own number. A kernel without namespaces has no map."""
         self.overflow = int(_words(proc / "sys" / "kernel" / "overflowuid", [OVERFLOW_UID])[0])
 
     def check(self, uid: int) -> None:
-        """Let a user be served.
+        """Check that *uid* identifies one user.
 
-        :raises PermissionDenied: he might be somebody else.
+        :raises PermissionDenied: other users may have the same number.
         """
-        if self.told_apart:
+        if self.are_distinct:
             if uid == self.overflow != self.own:
                 raise PermissionDenied(
-                    f"user {uid} stands for all whom the kernel has no number for",
+                    f"uid {uid} is shared by all users without a mapping in this user namespace",
                     hint="connect as a user of this machine, or run a daemon of your own",
                 )
         elif uid != self.own or uid == self.overflow:
             raise PermissionDenied(
-                f"the daemon runs in a user namespace, where users cannot be told apart: it serves"
-                f" none but its own ({self.own}), and you are {uid} there",
-                hint="run it outside (PrivateUsers=no in the unit), or a daemon of your own",
+                f"the daemon runs in a user namespace that does not map all users: it serves only"
+                f" its own ({self.own}), and you are {uid} there",
+                hint="run it outside (PrivateUsers=no in the unit), or run a daemon of your own",
             )
 
 

@@ -7,7 +7,6 @@ raises an error of the tree.
 from ..core import CallTable
 from . import (
     answers,
-    computing,
     contexts,
     embed_texts,
     graphs,
@@ -17,14 +16,13 @@ from . import (
     texts,
     turns,
 )
-from .residency_requests import passing
+from .residency_requests import admitted
 
 __all__ = ("ALL_CALLS",)
 
 _CALLS: CallTable = {
     **graphs.CALLS,
     **contexts.CALLS,
-    **computing.CALLS,
     **turns.CALLS,
     **answers.CALLS,
     **embed_texts.CALLS,
@@ -33,4 +31,4 @@ _CALLS: CallTable = {
     **model_operations.CALLS,
     **monitoring.CALLS,
 }
-ALL_CALLS: CallTable = {name: passing(name, call) for name, call in _CALLS.items()}
+ALL_CALLS: CallTable = {name: admitted(name, call) for name, call in _CALLS.items()}

@@ -1,8 +1,7 @@
 """Several answers to one prompt, which is computed once.
 
-The first answer is a turn of the session itself, the others are turns of branches that live as long
-as the call. They begin once the first one has its first token: the prompt's state is there by then,
-and each finds it.
+The first answer is a turn of the session itself; the others are turns of branches that live as long
+as the call. They begin after the first token of the first answer, and share the prompt's KV state.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ SEEDS = 1 << 32
 
 
 async def answers(daemon: Daemon, request: Request) -> w.AnswersResult:
-    """Answer a prompt several times, each with a seed of its own."""
+    """Answer a prompt several times, with a different seed each."""
     p: w.AnswersParams = request.params
     session = daemon.session(request)
     _check(p, session)
@@ -47,24 +46,24 @@ async def answers(daemon: Daemon, request: Request) -> w.AnswersResult:
 
 def _check(p: w.AnswersParams, session: Session) -> None:
     if not 1 <= p.n <= ANSWERS_MAX:
-        raise InvalidArgument(f"{p.n} answers; it is 1 … {ANSWERS_MAX}")
+        raise InvalidArgument(f"{p.n} answers; the range is 1 … {ANSWERS_MAX}")
     if p.prompt is None and p.messages is None and session.state != "ready":
         raise InvalidArgument(
-            "answers takes a prompt or messages", hint="give one, or call set_input before"
+            "answers needs a prompt or messages", hint="pass one, or call set_input before"
         )
 
 
 class _AnswerRound:
-    """The answers to one prompt, by *sessions* that all have it."""
+    """The answers to one prompt, which all *sessions* have."""
 
     def __init__(self, p: w.AnswersParams, sessions: Sequence[Session]):
         self.sessions = sessions
         self._p = p
         self._turn: Turn | None = None
         self._prompt_done = anyio.Event()
-        """Set when the prompt was computed, or never will be."""
+        """Set when the prompt is computed, or the first turn has ended."""
         self._seed = -1
-        self._found: list[dict[str, Any]] = [{} for _ in sessions]
+        self._answers: list[dict[str, Any]] = [{} for _ in sessions]
         self._splitters = [session.outputs.new_splitter(p.options) for session in sessions]
 
     async def start_first(self) -> None:
@@ -76,14 +75,14 @@ class _AnswerRound:
         self._seed = first.settings.parameters.get("seed")
 
     async def finish_all(self) -> list[dict[str, Any]]:
-        """Wait for the first answer, do the others, and return all."""
+        """Wait for the first answer, compute the others, and return all."""
         assert self._turn is not None, "it has begun"
         async with anyio.create_task_group() as group:
             group.start_soon(self._finish, 0, self._turn)
             await self._prompt_done.wait()
             for number in range(1, len(self.sessions)):
                 group.start_soon(self._start_other, number)
-        return self._found
+        return self._answers
 
     async def _start_other(self, number: int) -> None:
         try:
@@ -104,16 +103,16 @@ class _AnswerRound:
         self._add_answer(number, bytes(turn.text), error)
 
     def _add_answer(self, number: int, text: bytes, error: InferdError | None) -> None:
-        said = self._splitters[number].split_last(text)
-        self._found[number] = {
-            "text": said.text,
-            "reasoning": said.reasoning,
+        answer = self._splitters[number].split_last(text)
+        self._answers[number] = {
+            "text": answer.text,
+            "reasoning": answer.reasoning,
             "metadata": self.sessions[number].outputs.metadata(),
             "error": None if error is None else error.to_wire(),
         }
 
     def _options(self, number: int) -> TurnOptions:
-        """Return the options of answer *number*; a seed that was given counts up."""
+        """Return the options of answer *number*; a given seed is incremented by it."""
         p = self._p
         seed = {"seed": (self._seed + number) % SEEDS} if self._seed >= 0 else {}
         options = TurnOptions(options=p.options | seed, special=False, goes_on=number > 0)

@@ -1,10 +1,10 @@
-"""Arguments that several calls have: a turn's priority and timeouts, tensors, JSON metadata."""
+"""Arguments shared by several calls: priority and timeouts of turns, tensors, JSON metadata."""
 
 from __future__ import annotations
 
 import os
 import stat
-from typing import Protocol
+from typing import Any
 
 import anyio.to_thread
 import msgspec
@@ -16,19 +16,13 @@ from ...scheduler import PRIORITIES, Priority
 from ...sessions import TurnOptions
 
 TIMEOUT_S_MAX = 30 * 86_400.0
-TIMEOUT_S_LEAST = 0.001
-"""The least that is left of a timeout after a wait: 0 would be none."""
+TIMEOUT_S_MIN = 0.001
+"""The least remaining timeout after a wait, as 0 means none."""
 
 
-class TurnParams(Protocol):
-    """The fields that the params of all calls with a turn have; most have `queue_timeout_s` too."""
-
-    priority: str
-    timeout_s: float
-
-
-def turn_options(params: TurnParams, options: TurnOptions) -> TurnOptions:
-    """Return *options* with the priority and the timeouts of a call's *params*.
+def turn_options(params: Any, options: TurnOptions) -> TurnOptions:
+    """Return *options* with the priority and timeouts of a call's *params*; some have no
+    `queue_timeout_s`.
 
     :raises InvalidArgument: one of them is not valid.
     """
@@ -73,7 +67,7 @@ def number_of(value: int | str, names: dict[str, int], what: str) -> int:
 def seconds_of(value: float) -> float:
     """Return a timeout; 0 is none.
 
-    :raises InvalidArgument: it is negative, endless or no number.
+    :raises InvalidArgument: it is negative, infinite or not a number.
     """
     if not 0 <= value <= TIMEOUT_S_MAX:
         raise InvalidArgument(
@@ -83,17 +77,16 @@ def seconds_of(value: float) -> float:
 
 
 def tensor_type(tensor: Tensor) -> int:
-    """Return the number of a tensor's type; numbers we don't know are taken as they are.
-
-    Hosts have disagreed on U8 and I32 (2 and 3, 3 and 4), so no number is refused.
+    """Return the number of a tensor's type. No number is refused: hosts have disagreed on U8 and
+    I32 (2 and 3, 3 and 4).
     """
     return number_of(tensor.type, TENSOR_TYPES, "tensor type")
 
 
 async def tensor_bytes(tensor: Tensor) -> bytes:
-    """Return a tensor's bytes, out of its descriptor if it came in one.
+    """Return a tensor's bytes, from its descriptor if it has one.
 
-    :raises TooLarge: they are past the bound.
+    :raises TooLarge: they exceed the limit.
     """
     tensor_type(tensor)
     if tensor.fd < 0:
@@ -105,7 +98,7 @@ def _read_descriptor(fd: int) -> bytes:
     try:
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
-            raise InvalidArgument("the tensor's descriptor is no file", hint="pass a memfd")
+            raise InvalidArgument("the tensor's descriptor is not a file", hint="pass a memfd")
         if status.st_size > TENSOR_BYTES_MAX:
             raise TooLarge(
                 f"a tensor of {status.st_size} bytes; the limit is {TENSOR_BYTES_MAX}",
@@ -117,14 +110,14 @@ def _read_descriptor(fd: int) -> bytes:
 
 
 def metadata_text(value: str | bytes) -> bytes:
-    """Return JSON text as bytes, without the NUL that C guests may leave at its end."""
+    """Return JSON text as bytes, without the NUL that C guests may append."""
     return (value.encode() if isinstance(value, str) else value).rstrip(b"\0")
 
 
 def bounded(data: bytes, size_max: int) -> bytes:
     """Return *data* if it fits a buffer of *size_max* bytes (negative: any).
 
-    :raises TooLarge: with the size that is needed; nothing is lost, a larger buffer gets it.
+    :raises TooLarge: with the size that is needed; the data can be read again.
     """
     if 0 <= size_max < len(data):
         raise TooLarge(

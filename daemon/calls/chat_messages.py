@@ -1,4 +1,4 @@
-"""Chat messages as clients send them: their shape, checked before a template sees them."""
+"""Check of the shape of chat messages, before a template renders them."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _CALL = '{"type": "function", "function": {"name": "…", "arguments": {…}}}'
 
 
 def checked_messages(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return chat messages that all have a role and a content: one with `tool_calls` has an empty
-    one where it comes without.
+    """Return chat messages that all have a role and a content, which is empty if a message has only
+    `tool_calls`.
 
-    :raises InvalidArgument: one has another shape, or there are none or too many.
+    :raises InvalidArgument: a message has another shape, or there are none or too many.
     """
     if not 0 < len(messages) <= MESSAGES_MAX:
-        raise InvalidArgument(f"{len(messages)} messages; it is 1 … {MESSAGES_MAX}")
+        raise InvalidArgument(f"{len(messages)} messages; the range is 1 … {MESSAGES_MAX}")
     return [_checked(number, message) for number, message in enumerate(messages)]
 
 
@@ -35,7 +35,7 @@ def _checked(number: int, message: dict[str, Any]) -> dict[str, Any]:
     if content is None and calls:
         return message | {"content": ""}
     if not isinstance(content, str):
-        raise InvalidArgument(f"message {number} has no content that is text", hint=_SHAPE)
+        raise InvalidArgument(f"message {number} has no text content", hint=_SHAPE)
     return message
 
 
@@ -43,19 +43,21 @@ def _check_calls(number: int, role: str, calls: Any) -> None:
     if role != "assistant":
         raise InvalidArgument(
             f"message {number} of the role {role!r} has tool_calls",
-            hint="only the assistant calls tools; what one answers has the role tool",
+            hint="only the assistant calls tools; a tool's result has the role tool",
         )
     if not isinstance(calls, list) or len(calls) > TOOL_CALLS_MAX:
         raise InvalidArgument(
-            f"message {number}: tool_calls is no list of up to {TOOL_CALLS_MAX}", hint=_CALL
+            f"message {number}: tool_calls is not a list of up to {TOOL_CALLS_MAX}", hint=_CALL
         )
     for call in calls:
         function = call.get("function") if isinstance(call, dict) else None
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-            raise InvalidArgument(f"message {number}: {shorten(call)} calls no tool", hint=_CALL)
+            raise InvalidArgument(
+                f"message {number}: {shorten(call)} is not a tool call", hint=_CALL
+            )
         if not isinstance(function.get("arguments", {}), dict | str):
             raise InvalidArgument(
                 f"message {number}: the arguments of {shorten(function['name'])} are neither a map"
-                " nor a text",
+                " nor text",
                 hint=_CALL,
             )

@@ -1,29 +1,38 @@
-"""The wasi-nn calls that open an execution context, set its input, read its output and close it."""
+"""The wasi-nn calls on execution contexts: open, input, compute, output, close.
+
+They behave as WasmEdge's do.
+"""
 
 from __future__ import annotations
+
+import msgspec
 
 from ...backends.errors import InvalidArgument
 from ...backends.params import parse_json_options
 from ...ipc import messages as w
 from ...ipc.server.server_connection import Request
-from ...sessions import Session
+from ...scheduler.output.stopping.ending import CONTEXT_FULL
+from ...sessions import Session, TurnOptions
 from ..core import CallTable, Daemon
-from .arguments import bounded, metadata_text, tensor_bytes
+from .arguments import bounded, metadata_text, number_of, tensor_bytes, turn_options
+from .turns import turn_result
 
 METADATA_INDEX = 1
+METADATA_NAMES = ("1", "metadata", "options", "config")
+"""Names of `compute` inputs with metadata JSON; an input of any other name is the prompt."""
 
 
 def open_context(
     daemon: Daemon, request: Request, session_id: str | None, *, persist: bool = True
 ) -> w.ContextResult:
-    """Open a session on a graph, or find it by its id."""
+    """Open a session on a graph, or attach to the session with this id."""
     daemon.check_open()
     graph = daemon.graph(request.connection, request.params.graph)
     uid = request.connection.peer.uid
     session, attached = daemon.sessions.open_session(
         request.connection, uid, graph.lease, graph.options, session_id, persist=persist
     )
-    if not attached:  # else it keeps the defaults it was opened with
+    if not attached:  # an attached session keeps its own defaults
         session.settings.parameters.origins = dict(graph.origins)
     session.settings.parameters.not_applied = dict(graph.not_applied)
     session.settings.parameters.ignored = list(graph.ignored)
@@ -36,7 +45,7 @@ async def init_execution_context(daemon: Daemon, request: Request) -> w.ContextR
 
 
 async def init_with_session_id(daemon: Daemon, request: Request) -> w.ContextResult:
-    """Open a session with an id, or come back to it; what may not be written down stays so."""
+    """Open a session with an id, or attach to it; with `persist` off it is no longer stored."""
     p: w.SessionParams = request.params
     result = open_context(daemon, request, p.session_id, persist=p.persist)
     session = daemon.sessions.live.get_session(request.connection, result.context)
@@ -46,7 +55,7 @@ async def init_with_session_id(daemon: Daemon, request: Request) -> w.ContextRes
 
 
 async def set_input(daemon: Daemon, request: Request) -> w.Empty:
-    """Take a prompt, or at index 1 parameters."""
+    """Set the prompt, or at index 1 parameters."""
     session, p = daemon.session(request), request.params
     data = await tensor_bytes(p.tensor)
     if p.index == METADATA_INDEX:
@@ -58,7 +67,7 @@ async def set_input(daemon: Daemon, request: Request) -> w.Empty:
 
 
 def set_metadata(session: Session, data: bytes) -> None:
-    """Let the JSON's parameters hold for this context from the next token on."""
+    """Apply JSON parameters to the context, from the next token on."""
     if session.state in ("dormant", "closed", "unloaded"):
         raise InvalidArgument(f"the context is {session.state.value}", hint="open another one")
     session.apply_options(parse_json_options(metadata_text(data)))
@@ -80,7 +89,7 @@ async def get_output_single(daemon: Daemon, request: Request) -> w.OutputResult:
 
 
 async def fini_single(daemon: Daemon, request: Request) -> w.Empty:
-    """End the turn; the input stays."""
+    """End the turn and keep the input."""
     session = daemon.session(request)
     session.runner.clear_output()
     await session.wait_recorded()
@@ -88,7 +97,7 @@ async def fini_single(daemon: Daemon, request: Request) -> w.Empty:
 
 
 async def finalize(daemon: Daemon, request: Request) -> w.Empty:
-    """Close the session: nothing of it is kept, unless it has an id and is to be kept."""
+    """Close the session; with `keep`, detach a session with an id instead."""
     session = daemon.session(request)
     if request.params.keep and session.session_id is not None:
         daemon.sessions.detach_session(session)
@@ -96,6 +105,83 @@ async def finalize(daemon: Daemon, request: Request) -> w.Empty:
     else:
         await daemon.sessions.close_session(session)
     return w.Empty()
+
+
+async def compute(daemon: Daemon, request: Request) -> w.ComputeResult:
+    """Compute a whole turn; for named inputs, return named outputs."""
+    session, p = daemon.session(request), request.params
+    prompt = None
+    for name, tensor in p.inputs or ():
+        data = await tensor_bytes(tensor)
+        if name in METADATA_NAMES:
+            set_metadata(session, data)
+        else:
+            prompt = msgspec.structs.replace(tensor, data=data)
+            await session.input.set_input(data)
+    await _compute(daemon, session, turn_options(p, TurnOptions(embeds=True)))
+    if prompt is None:
+        return w.ComputeResult()
+    return w.ComputeResult(
+        outputs=[("output", _like(session.outputs.read_output(0), prompt))],
+        metadata=session.outputs.metadata(),
+    )
+
+
+def _like(data: bytes, prompt: w.Tensor) -> w.Tensor:
+    """Return *data* as a tensor, with the prompt's type and shape if it is as long (an echo)."""
+    kind = number_of(prompt.type, w.TENSOR_TYPES, "tensor type")
+    if prompt.dimensions and len(data) == len(prompt.data) and data:
+        return w.Tensor(data=data, dimensions=prompt.dimensions, type=kind)
+    return w.Tensor(data=data, dimensions=[len(data)], type=w.TENSOR_TYPES["u8"])
+
+
+async def _compute(daemon: Daemon, session: Session, options: TurnOptions) -> None:
+    daemon.check_open()
+    turn = await session.runner.start_turn(options)
+    await session.runner.finish_turn(turn)
+    if turn.stats is not None and turn.stats.stop_reason == CONTEXT_FULL.name:
+        raise turn.ending()
+
+
+async def compute_single(daemon: Daemon, request: Request) -> w.ComputeSingleResult:
+    """Compute the next token."""
+    session = daemon.session(request)
+    if not session.active:
+        daemon.check_open()
+    piece = await session.runner.pull_token(turn_options(request.params, TurnOptions()))
+    return w.ComputeSingleResult(piece=piece)
+
+
+async def prompt_compute(daemon: Daemon, request: Request) -> w.PromptComputeResult:
+    """Answer a prompt; the context keeps both (the prompt interface)."""
+    daemon.check_open()
+    session, p = daemon.session(request), request.params
+    options = turn_options(p, TurnOptions(special=False))
+    with session.input.rolled_back_if_refused():
+        await session.input.add_text(p.prompt.encode())
+        turn = await session.runner.start_turn(options)
+    await session.runner.finish_turn(turn)
+    return w.PromptComputeResult(text=turn.text.decode(errors="replace"))
+
+
+async def run_inference(daemon: Daemon, request: Request) -> w.TurnResult:
+    """Compute one chat turn and keep its history (apuslabs/wasi_nn_backend)."""
+    daemon.check_open()
+    session, p = daemon.session(request), request.params
+    data = (await tensor_bytes(p.tensor)).rstrip(b"\0")
+    options = parse_json_options(metadata_text(p.config))
+    call = turn_options(p, TurnOptions(options=options.values, special=False))
+    with session.input.rolled_back_if_refused():
+        message = {"role": "user", "content": data.decode(errors="replace")}
+        await session.input.add_messages([message], options.values)
+        splitter = session.outputs.new_splitter(options.values)
+        turn = await session.runner.start_turn(call)
+    await session.runner.finish_turn(turn)
+    result = turn_result(session, splitter, bytes(turn.text))
+    bounded(result.text, p.size_max)
+    metadata = result.metadata
+    metadata["ignored"] = sorted({*metadata["ignored"], *options.ignored})
+    return result
 
 
 CALLS: CallTable = {
@@ -108,4 +194,8 @@ CALLS: CallTable = {
     "fini_single": fini_single,
     "finalize_execution_context": finalize,
     "close_execution_context": finalize,
+    "compute": compute,
+    "compute_single": compute_single,
+    "prompt_compute": prompt_compute,
+    "run_inference": run_inference,
 }

@@ -1,4 +1,4 @@
-"""Embeddings of texts: each is a turn of a session of its own."""
+"""Embeddings of texts. Each text is a turn of a session of its own."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from ...ipc.server.server_connection import Request
 from ...scheduler.messages import Embedded
 from ...sessions import Parameters, Session, SessionSettings, Turn, TurnOptions
 from ..core import CallTable, Daemon, Graph
-from .arguments import TIMEOUT_S_LEAST, turn_options
+from .arguments import TIMEOUT_S_MIN, turn_options
 
-SIDE_BY_SIDE_MAX = 16
-"""Texts of one call that are turns at a time: the others do not count as waiting tasks."""
+TEXTS_AT_ONCE_MAX = 16
+"""Concurrent turns of one call; the other texts do not count as waiting tasks."""
 RESULT_BYTES_MAX = 6 << 20
-"""Of one answer's vectors: it must fit a frame."""
+"""Bytes of all vectors of a result, which must fit a frame."""
 
 
 async def embed(daemon: Daemon, request: Request) -> w.EmbedResult:
-    """Make embeddings of texts, side by side."""
+    """Embed texts concurrently."""
     p: w.EmbedParams = request.params
     daemon.check_open()
     if not 0 < len(p.texts) <= w.EMBED_TEXTS_MAX:
         raise InvalidArgument(
-            f"{len(p.texts)} texts; it is 1 … {w.EMBED_TEXTS_MAX}", hint="make several calls"
+            f"{len(p.texts)} texts; the range is 1 … {w.EMBED_TEXTS_MAX}", hint="make several calls"
         )
     daemon.ledger.check_tokens(request.connection.peer.uid)  # once for the call, not for each text
     work = _Texts(daemon, request, daemon.graph(request.connection, p.graph))
@@ -55,12 +55,12 @@ class _Texts:
         self._error: Exception | None = None
 
     async def embed_all(self) -> None:
-        """Embed all texts; the first one that fails ends the others.
+        """Embed all texts; the first failure ends the others.
 
-        :raises InferdError: one has failed.
+        :raises InferdError: a text has failed.
         """
         async with anyio.create_task_group() as group:
-            for _ in range(min(SIDE_BY_SIDE_MAX, len(self._texts))):
+            for _ in range(min(TEXTS_AT_ONCE_MAX, len(self._texts))):
                 group.start_soon(self._work, group.cancel_scope)
         if self._error is not None:
             raise self._error
@@ -70,7 +70,7 @@ class _Texts:
             while (index := next(self._next)) < len(self._texts):
                 self._daemon.check_open()
                 await self._embed(index)
-        except Exception as exc:  # not in a group of errors: the caller gets the first as it is
+        except Exception as exc:  # the caller gets the first error, not a group
             self._error = self._error or exc
             scope.cancel()
 
@@ -80,7 +80,7 @@ class _Texts:
         session = Session(
             daemon.new_handle(), self._owner, self._graph.lease, daemon.ledger, settings
         )
-        daemon.passing.add(session)
+        daemon.one_turn_sessions.add(session)
         try:
             await session.input.set_input(self._texts[index].encode())
             turn = await self._start(session)
@@ -89,11 +89,11 @@ class _Texts:
             finally:
                 self._end_one()
         finally:
-            daemon.passing.discard(session)
+            daemon.one_turn_sessions.discard(session)
         self._add_turn(index, turn)
 
     async def _start(self, session: Session) -> Turn:
-        """Queue a text; where too much waits, once another one of this call has ended."""
+        """Start the turn of a text; if the queue is full, retry after another text has ended."""
         while True:
             self._under_way += 1
             try:
@@ -117,7 +117,7 @@ class _Texts:
         if not options.timeout_s:
             return options
         passed_s = self._daemon.ledger.seconds() - self._began
-        left_s = max(TIMEOUT_S_LEAST, options.timeout_s - passed_s)
+        left_s = max(TIMEOUT_S_MIN, options.timeout_s - passed_s)
         return msgspec.structs.replace(options, timeout_s=left_s)
 
     def _add_turn(self, index: int, turn: Turn) -> None:
@@ -126,13 +126,13 @@ class _Texts:
         if self._bytes > RESULT_BYTES_MAX:
             raise TooLarge(
                 f"the vectors of {len(self._turns)} of {len(self._texts)} texts have"
-                f" {self._bytes} bytes; an answer holds {RESULT_BYTES_MAX}",
+                f" {self._bytes} bytes; a result holds {RESULT_BYTES_MAX}",
                 hint="send fewer texts in a call",
                 data={"bytes": self._bytes, "result_bytes_max": RESULT_BYTES_MAX},
             )
 
     def result(self) -> w.EmbedResult:
-        """Return the answer, in the order of the texts."""
+        """Return the result, in the order of the texts."""
         turns = [self._turns[index] for index in range(len(self._texts))]
         first = _embedding(turns[0])
         return w.EmbedResult(
@@ -147,7 +147,7 @@ class _Texts:
 
 def _embedding(turn: Turn) -> Embedded:
     if turn.embedding is None:
-        raise InferdError("a turn has ended without its embedding")
+        raise InferdError("a turn has ended without an embedding")
     return turn.embedding
 
 

@@ -1,4 +1,4 @@
-"""The wasi-nn calls that load and unload graphs, which are a client's leases on models."""
+"""The wasi-nn calls that load and unload graphs, a client's leases on models."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _SEALS_REQUIRED = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK
 
 
 async def load(daemon: Daemon, request: Request) -> w.GraphResult:
-    """Load by a builder that names a model, or by a descriptor of a file."""
+    """Load a model by a builder with its name, or by a descriptor of its file."""
     p: w.LoadParams = request.params
     try:
         number = number_of(p.encoding, w.ENCODINGS, "encoding")
@@ -37,12 +37,12 @@ async def load(daemon: Daemon, request: Request) -> w.GraphResult:
         raise InvalidEncoding(exc.message) from None
     if number not in (w.ENCODINGS["ggml"], w.ENCODINGS["autodetect"]):
         name = next((n for n, v in w.ENCODINGS.items() if v == number), str(number))
-        raise InvalidEncoding(f"models of the encoding {name} are not run here")
+        raise InvalidEncoding(f"models of the encoding {name} are not supported")
     options = parse_json_options(metadata_text(p.builders[1])) if len(p.builders) > 1 else Options()
     _apply_target(number_of(p.target, w.TARGETS, "target"), options)
     if p.fd >= 0:
         lease = daemon.registry.lease_descriptor(
-            f"descriptor-{daemon.new_handle():x}", _checked(p.fd), request.connection.peer.uid
+            f"descriptor-{daemon.new_handle():x}", _duplicate(p.fd), request.connection.peer.uid
         )
     else:
         lease = daemon.registry.lease(_builder_name(p.builders), request.connection.peer.uid)
@@ -76,14 +76,14 @@ def _builder_name(builders: list[bytes]) -> str:
     try:
         return first.decode()
     except UnicodeDecodeError:
-        raise InvalidArgument("the builder is no model's name") from None
+        raise InvalidArgument("the builder is not a model name") from None
 
 
-def _checked(fd: int) -> int:
-    """Return a duplicate of *fd*, if nobody can change the file behind it through it."""
+def _duplicate(fd: int) -> int:
+    """Return a duplicate of *fd* if its file cannot be changed through it."""
     status, flags = os.fstat(fd), fcntl.fcntl(fd, fcntl.F_GETFL)
     if not stat.S_ISREG(status.st_mode):
-        raise InvalidArgument("the descriptor is no regular file", hint="pass a GGUF file")
+        raise InvalidArgument("the descriptor is not a regular file", hint="pass a GGUF file")
     if flags & os.O_ACCMODE != os.O_RDONLY and not _sealed(fd):
         raise InvalidArgument(
             "the descriptor can be written to",
@@ -96,7 +96,7 @@ def _sealed(fd: int) -> bool:
     try:
         return fcntl.fcntl(fd, fcntl.F_GET_SEALS) & _SEALS_REQUIRED == _SEALS_REQUIRED
     except OSError:
-        return False  # no memfd: it has no seals
+        return False  # only a memfd has seals
 
 
 async def load_by_name(daemon: Daemon, request: Request) -> w.GraphResult:
@@ -106,21 +106,21 @@ async def load_by_name(daemon: Daemon, request: Request) -> w.GraphResult:
 
 
 async def load_by_name_with_config(daemon: Daemon, request: Request) -> w.GraphResult:
-    """Load a model by its name; the JSON's parameters hold for this graph."""
+    """Load a model by its name, with JSON parameters for this graph."""
     options = parse_json_options(metadata_text(request.params.config))
     lease = daemon.registry.lease(request.params.name, request.connection.peer.uid)
     return await _open(daemon, request, lease, options)
 
 
 async def _open(daemon: Daemon, request: Request, lease: Lease, options: Options) -> w.GraphResult:
-    """Load the leased model if it is cold, then publish the graph."""
+    """Load the leased model if needed, then publish the graph."""
     try:
         daemon.check_open()
         if sum(g.connection is request.connection for g in daemon.graphs.values()) >= GRAPHS_MAX:
             raise InvalidArgument(
                 f"{GRAPHS_MAX} graphs are loaded on this connection", hint="unload some"
             )
-        lease.model.note_wanted(options.values)
+        lease.model.note_requested(options.values)
 
         def progress(fraction: float) -> None:
             request.emit(w.ProgressEvent(progress=fraction))
@@ -133,16 +133,16 @@ async def _open(daemon: Daemon, request: Request, lease: Lease, options: Options
         lease.close()
         raise
     graph = Graph(daemon.new_handle(), request.connection, lease)
-    info, asked = worker.info, options.level("model")
-    graph.not_applied = _not_applied(asked, info, lease.model.fitted, worker.spec)
+    info, requested = worker.info, options.level("model")
+    graph.not_applied = _not_applied(requested, info, lease.model.fitted, worker.spec)
     graph.ignored = options.ignored
     configured = lease.model.options()
-    graph.not_applied |= not_chosen(asked, configured)
+    graph.not_applied |= not_chosen(requested, configured)
     graph.origins = dict.fromkeys(info.sampling, "file") | dict.fromkeys(configured, "model")
     own = options.level("context", "request")
     graph.origins = {k: v for k, v in graph.origins.items() if k not in own}
     graph.options = info.sampling | configured | own
-    graph.options["ctx-size"] = min(asked.get("ctx-size") or info.ctx_size, info.ctx_size)
+    graph.options["ctx-size"] = min(requested.get("ctx-size") or info.ctx_size, info.ctx_size)
     daemon.graphs[graph.handle] = graph
     return w.GraphResult(
         graph=graph.handle,
@@ -156,12 +156,11 @@ async def _open(daemon: Daemon, request: Request, lease: Lease, options: Options
 
 
 def _not_applied(
-    asked: dict[str, Any], info: ModelInfo, fitted: dict[str, int], spec: ModelSpec
+    requested: dict[str, Any], info: ModelInfo, fitted: dict[str, int], spec: ModelSpec
 ) -> dict[str, Any]:
-    """Return the model-level values in force where others were asked for, or where memory did not
-    suffice for the defaults (*fitted*).
-
-    A context smaller than the worker's holds for the graph; the rest belongs to the operator.
+    """Return the model-level values in force where others were requested, or where memory did not
+    suffice for the defaults (*fitted*). A graph may have a smaller context than the worker; only
+    the operator sets the other values.
     """
     force: dict[str, Any] = {
         "ctx-size": info.ctx_size,
@@ -174,20 +173,19 @@ def _not_applied(
         "chat-template": spec.chat_template,
         "chat-template-file": spec.chat_template_file,
     }
-    different = {k: force[k] for k, v in asked.items() if k in force and v != force[k]}
-    size = asked.get("ctx-size", 0)
+    different = {k: force[k] for k, v in requested.items() if k in force and v != force[k]}
+    size = requested.get("ctx-size", 0)
     if size <= info.ctx_size:
         different.pop("ctx-size", None)
-    if asked.get("n-gpu-layers") == -1 and info.n_gpu_layers:
+    if requested.get("n-gpu-layers") == -1 and info.n_gpu_layers:
         different.pop("n-gpu-layers")
     kept = {"ctx-size"} if 0 < size <= info.ctx_size else set()
     return {k: v for k, v in fitted.items() if k not in kept} | different
 
 
 async def unload(daemon: Daemon, request: Request) -> w.Empty:
-    """End the lease and its contexts, whose outputs can still be read.
-
-    If nobody else holds the model, it has left before the answer, unless it is to be kept.
+    """End the lease and its contexts, whose outputs can still be read. A model that is not in use
+    is unloaded before the result, unless `keep` is set.
     """
     graph = daemon.graph(request.connection, request.params.graph)
     del daemon.graphs[graph.handle]
@@ -202,7 +200,7 @@ async def unload(daemon: Daemon, request: Request) -> w.Empty:
 
 
 async def init_backend(daemon: Daemon, request: Request) -> w.InitBackendResult:
-    """Say which keys of a backend configuration are set aside: all, they are the operator's."""
+    """Return the ignored keys of a backend configuration: all, as only the operator sets them."""
     text = metadata_text(request.params.config)
     options = parse_json_options(text)
     return w.InitBackendResult(ignored=sorted({*options.ignored, *options.values}))

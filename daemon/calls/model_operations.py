@@ -1,4 +1,4 @@
-"""inferd's own calls on models: listed, unloaded, pinned, swapped, their adapters."""
+"""inferd's own calls on models: list, unload, pin, swap, and change adapters."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ async def unload_model(daemon: Daemon, request: Request) -> w.Empty:
 
 
 async def pin(daemon: Daemon, request: Request) -> w.Empty:
-    """Let a model stay, once it is loaded, for an operator."""
+    """Pin a model for an operator."""
     daemon.registry.pin_model(request.params.name, request.connection.peer.uid, pinned=True)
     return w.Empty()
 
 
 async def swap(daemon: Daemon, request: Request) -> w.SwapResult:
-    """Let another model take over a name; answered once new turns begin on it."""
+    """Swap the model of a name; return once new turns begin on the new one."""
     daemon.check_open()
     p: w.SwapParams = request.params
     uid = request.connection.peer.uid
@@ -52,13 +52,13 @@ async def swap(daemon: Daemon, request: Request) -> w.SwapResult:
 
 
 async def unpin(daemon: Daemon, request: Request) -> w.Empty:
-    """Take `pin` back."""
+    """Unpin a model for an operator."""
     daemon.registry.pin_model(request.params.name, request.connection.peer.uid, pinned=False)
     return w.Empty()
 
 
 async def add_adapter(daemon: Daemon, request: Request) -> w.AddAdapterResult:
-    """Give a model another adapter, for an operator."""
+    """Add an adapter to a model for an operator."""
     daemon.check_open()
     p: w.AddAdapterParams = request.params
     registry = daemon.registry
@@ -70,7 +70,7 @@ async def add_adapter(daemon: Daemon, request: Request) -> w.AddAdapterResult:
 
 
 async def remove_adapter(daemon: Daemon, request: Request) -> w.Empty:
-    """Take an adapter from a model, for an operator."""
+    """Remove an adapter from a model for an operator."""
     p: w.RemoveAdapterParams = request.params
     registry = daemon.registry
     model = registry.catalog.get(p.name, request.connection.peer.uid)

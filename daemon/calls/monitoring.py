@@ -14,6 +14,7 @@ import structlog
 from ...backends.errors import InferdError, InvalidArgument, WorkerCrashed
 from ...ipc import messages as w
 from ...ipc.server.server_connection import Request
+from ...scheduler import Priority
 from ...scheduler.messages import QueueEntry
 from ...sessions import Session
 from ..config.log_levels import parse_log_levels
@@ -30,7 +31,7 @@ STATISTICS_TIMEOUT_S = 1.0
 
 
 async def sessions(daemon: Daemon, request: Request) -> w.SessionsResult:
-    """List the caller's sessions, or those of all users for an operator; the dormant ones last."""
+    """List the caller's sessions, or all users' for an operator; dormant ones last."""
     p: w.SessionsParams = request.params
     uid = request.connection.peer.uid
     found = [*daemon.sessions.live, *(daemon.sessions.dormant if p.dormant else ())]
@@ -54,15 +55,13 @@ def _describe(session: Session) -> dict[str, Any]:
 
 
 async def queue(daemon: Daemon, request: Request) -> w.QueueResult:
-    """List the turns that run and wait, model by model in the order of the queue: the caller's,
-    or, for an operator, those of all users.
-
-    The workers report the places; those of a worker that does not answer in a second are left out.
+    """List running and waiting turns by model in queue order: the caller's, or all users' for an
+    operator. The positions are missing if a worker does not answer within a second.
     """
     all_users = request.params.all
     uid = request.connection.peer.uid
     entries: dict[int, QueueEntry] = {}
-    # Turns that begin while the workers are queried have no place in their answers.
+    # Turns that begin while the workers are queried are not in their answers.
     everyone = daemon.all_sessions()
     turns = [s for s in everyone if s.active and (all_users or s.owner == uid)]
     async with anyio.create_task_group() as group:
@@ -77,23 +76,32 @@ async def queue(daemon: Daemon, request: Request) -> w.QueueResult:
 def _describe_waiting(
     model: ManagedModel, waiting: GateRequest, session: Session
 ) -> dict[str, Any]:
-    """Describe a turn that waits for its model to be in memory."""
+    """Describe a turn that waits for its model."""
     now = time.monotonic()
+    effective = waiting.effective_priority(now, model.residency.delay_s_max)
+    return _turn_fields(session, waiting.priority, now - waiting.since) | {
+        "state": "waiting",
+        "effective_priority": effective.label,
+    }
+
+
+def _turn_fields(session: Session, priority: Priority, for_s: float) -> dict[str, Any]:
+    """Return the description of a turn without the values of its engine."""
     return {
         "task": None,
         "uid": session.owner,
         "context": session.handle,
         "session_id": session.session_id,
-        "model": model.name,
-        "state": "waiting",
-        "priority": waiting.priority.label,
-        "effective_priority": waiting.effective_priority(now, model.residency.delay_s_max).label,
+        "model": session.model.name,
+        "state": session.state.value,
+        "priority": priority.label,
+        "effective_priority": None,
         "position": None,
         "starts_in_s": None,
         "prompt_tokens": len(session.conversation.prompt),
         "computed_tokens": None,
         "output_tokens": 0,
-        "for_s": max(0.0, now - waiting.since),
+        "for_s": max(0.0, for_s),
     }
 
 
@@ -105,27 +113,21 @@ async def _query_queue(worker: Worker, entries: dict[int, QueueEntry]) -> None:
 def _describe_turn(session: Session, entries: Mapping[int, QueueEntry]) -> dict[str, Any]:
     assert session.turn is not None, "an active session has a turn"
     spec = session.turn.spec
+    found = _turn_fields(session, spec.priority, time.monotonic() - session.turn_at)
+    found |= {"task": spec.id, "output_tokens": len(session.turn.tokens)}
     entry = entries.get(spec.id)
-    return {
-        "task": spec.id,
-        "uid": session.owner,
-        "context": session.handle,
-        "session_id": session.session_id,
-        "model": session.model.name,
-        "state": session.state.value,
-        "priority": spec.priority.label,
-        "effective_priority": entry and entry.effective_priority.label,
-        "position": entry and entry.position,
-        "starts_in_s": entry and entry.starts_in_s,
-        "prompt_tokens": len(session.conversation.prompt),
-        "computed_tokens": entry and entry.computed_tokens,
-        "output_tokens": len(session.turn.tokens),
-        "for_s": max(0.0, time.monotonic() - session.turn_at),
+    if entry is None:
+        return found
+    return found | {
+        "effective_priority": entry.effective_priority.label,
+        "position": entry.position,
+        "starts_in_s": entry.starts_in_s,
+        "computed_tokens": entry.computed_tokens,
     }
 
 
 async def stats(daemon: Daemon, request: Request) -> w.StatsResult:
-    """Return the daemon's figures; a worker that does not answer in a second is left out."""
+    """Return the statistics, without workers that do not answer within a second."""
     workers: dict[str, Any] = {}
     async with anyio.create_task_group() as group:
         for model in daemon.registry.catalog.visible_to(request.connection.peer.uid):
@@ -173,7 +175,7 @@ async def _query_statistics(model: ManagedModel, workers: dict[str, Any]) -> Non
 
 
 async def log_level(daemon: Daemon, request: Request) -> w.LogLevelResult:
-    """Let other levels hold for what is logged, and tell those in force."""
+    """Set log levels, and return those in force."""
     try:
         levels = parse_log_levels(request.params.levels)
     except ValueError as exc:
@@ -186,7 +188,7 @@ async def log_level(daemon: Daemon, request: Request) -> w.LogLevelResult:
 
 
 async def drain(daemon: Daemon, request: Request) -> w.Empty:
-    """Take nothing new and wait until what runs has finished; with `stop`, end then."""
+    """Refuse new work and wait for running turns; with `stop`, stop the daemon then."""
     if request.params.stop:
         daemon.stopping.set()
         return w.Empty()

@@ -1,4 +1,4 @@
-"""Requests for residency of the calls that need a model: their class, timeouts and tickets."""
+"""Admission of calls that need a model: their priority, timeouts and place in the queue."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ..models.lease import Lease
 from ..models.model import ManagedModel
 from ..residency.gate import GateRequest
 from ..traces.current_request import note_model_request
-from .arguments import TIMEOUT_S_LEAST, priority_of, seconds_of
+from .arguments import TIMEOUT_S_MIN, priority_of, seconds_of
 
 Call = Callable[[Daemon, Request], Awaitable[Any]]
 
@@ -33,17 +33,17 @@ TURNS = {
     "stream",
 }
 INPUTS = {"set_input"}
-QUESTIONS = {"apply_template", "detokenize", "tokenize"}
+MODEL_QUERIES = {"apply_template", "detokenize", "tokenize"}
 EMBED = "embed"
 
 
-def passing(name: str, call: Call) -> Call:
-    """Return *call*, kept back until the model that it needs is in memory and it is its turn."""
-    if name not in TURNS | INPUTS | QUESTIONS | {EMBED}:
+def admitted(name: str, call: Call) -> Call:
+    """Return *call* behind the residency gate: it runs once its model is loaded and admits it."""
+    if name not in TURNS | INPUTS | MODEL_QUERIES | {EMBED}:
         return call
 
     @wraps(call)
-    async def passed(daemon: Daemon, request: Request) -> Any:
+    async def run_admitted(daemon: Daemon, request: Request) -> Any:
         found = _gate_request(daemon, request)
         if found is None:
             return await call(daemon, request)
@@ -53,17 +53,17 @@ def passing(name: str, call: Call) -> Call:
             async with daemon.registry.gate.admit(model, needed):
                 if ticket is not None and needed.has_waited:
                     daemon.ledger.model_loaded(ticket)
-                    _take_off(request, daemon.registry.seconds() - needed.since)
+                    _shorten_timeouts(request, daemon.registry.seconds() - needed.since)
                 return await call(daemon, request)
         finally:
             if ticket is not None and needed.has_waited:
                 daemon.ledger.release_place(ticket)
 
-    return passed
+    return run_admitted
 
 
-class _Wait:
-    """The listener of a call that waits: *ticket* holds its place, *session* does not idle."""
+class _CallWait:
+    """The listener of a waiting call: *ticket* holds its place, *session* does not become idle."""
 
     def __init__(self, daemon: Daemon, ticket: Ticket | None, session: Session | None):
         self._daemon, self._ticket, self._session = daemon, ticket, session
@@ -80,16 +80,16 @@ class _Wait:
 def _gate_request(
     daemon: Daemon, request: Request
 ) -> tuple[ManagedModel, GateRequest, Ticket | None] | None:
-    """Return a call's request to the gate; None: the call refuses anyway, whatever is loaded."""
+    """Return a call's request to the gate; None: the call fails whether the model is loaded."""
     now, p = daemon.registry.seconds(), request.params
-    if request.call in QUESTIONS:
+    if request.call in MODEL_QUERIES:
         return daemon.graph(request.connection, p.graph).lease.model, GateRequest(now), None
     if request.call == EMBED:
-        return _embeds(daemon, request)
+        return _embed_request(daemon, request)
     session = daemon.session(request)
     lease = session.model
-    rests = not session.active or request.call == PULLED
-    if daemon.draining or not rests or not isinstance(lease, Lease) or lease.closed:
+    can_begin = not session.active or request.call == PULLED
+    if daemon.draining or not can_begin or not isinstance(lease, Lease) or lease.closed:
         return None
     priority = priority_of(getattr(p, "priority", ""))
     priority = session.settings.priority if priority is None else priority
@@ -104,13 +104,13 @@ def _gate_request(
         queue_timeout_s=seconds_of(getattr(p, "queue_timeout_s", 0.0)),
         timeout_s=seconds_of(getattr(p, "timeout_s", 0.0)),
         is_absent=partial(_is_absent, session, daemon.config.reader_lag_ms / 1000),
-        listener=_Wait(daemon, ticket, session),
+        listener=_CallWait(daemon, ticket, session),
     )
     return lease.model, needed, ticket
 
 
-def _embeds(daemon: Daemon, request: Request) -> tuple[ManagedModel, GateRequest, Ticket]:
-    """Return the request of texts, which have no session yet; they wait as one task."""
+def _embed_request(daemon: Daemon, request: Request) -> tuple[ManagedModel, GateRequest, Ticket]:
+    """Return the request of an `embed` call, whose texts have no session and wait as one task."""
     p = request.params
     lease = daemon.graph(request.connection, p.graph).lease
     priority = priority_of(p.priority)
@@ -122,7 +122,7 @@ def _embeds(daemon: Daemon, request: Request) -> tuple[ManagedModel, GateRequest
         priority,
         queue_timeout_s=seconds_of(p.queue_timeout_s),
         timeout_s=seconds_of(p.timeout_s),
-        listener=_Wait(daemon, ticket, None),
+        listener=_CallWait(daemon, ticket, None),
     )
     return lease.model, needed, ticket
 
@@ -132,16 +132,16 @@ def _is_absent(session: Session, wait_s: float) -> bool:
     return session.active and turn is not None and turn.unread_for(wait_s)
 
 
-def _take_off(request: Request, waited_s: float) -> None:
-    """Let the turn's timeouts be what is left of them."""
-    given = {key: getattr(request.params, key, 0.0) for key in ("queue_timeout_s", "timeout_s")}
-    left = {key: max(TIMEOUT_S_LEAST, s - waited_s) for key, s in given.items() if s}
-    if left:
-        request.params = msgspec.structs.replace(request.params, **left)
+def _shorten_timeouts(request: Request, waited_s: float) -> None:
+    """Subtract a wait from the turn's timeouts."""
+    timeouts = {key: getattr(request.params, key, 0.0) for key in ("queue_timeout_s", "timeout_s")}
+    rest = {key: max(TIMEOUT_S_MIN, s - waited_s) for key, s in timeouts.items() if s}
+    if rest:
+        request.params = msgspec.structs.replace(request.params, **rest)
 
 
 def waiting_turns(daemon: Daemon) -> list[tuple[ManagedModel, GateRequest, Session]]:
-    """Return the turns that wait for a model, in their order."""
+    """Return the turns that wait for a model, in order."""
     return [
         (model, needed, needed.subject)
         for model, needed in daemon.registry.gate.waiting_requests

@@ -1,4 +1,4 @@
-"""inferd's own calls on a session: its turn, its parameters, its history and its branches."""
+"""inferd's own calls on a session: its turn, parameters, history and branches."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ log = structlog.get_logger()
 
 
 async def cancel(daemon: Daemon, request: Request) -> w.CancelResult:
-    """Stop a request or a context's turn before the next step."""
+    """Cancel a request, or a context's turn before its next step."""
     p: w.CancelParams = request.params
     if (p.request is None) == (p.context is None):
         raise InvalidArgument("cancel takes a request or a context, and not both")
@@ -43,7 +43,7 @@ async def cancel(daemon: Daemon, request: Request) -> w.CancelResult:
 
 
 async def park(daemon: Daemon, request: Request) -> w.ParkResult:
-    """Let a context's turn give way to those who wait for a slot, until one is free again."""
+    """Park a context's turn: waiting turns get its slot, and it resumes when a slot is free."""
     session = _steerable(daemon, request, request.params.context)
     turn = session.turn
     if turn is not None and session.active:
@@ -54,8 +54,8 @@ async def park(daemon: Daemon, request: Request) -> w.ParkResult:
 
 
 def _steerable(daemon: Daemon, request: Request, handle: int) -> Session:
-    """Return a session of the caller's connection, or, for `inferd cancel`, `park` and `top`, of
-    the same user; for an operator of any.
+    """Return a session of the caller's connection, of the same user (for `inferd cancel`, `park`
+    and `top`), or for an operator of any user.
     """
     for session in daemon.all_sessions():
         if session.handle == handle and daemon.access.reaches(request.connection, session.owner):
@@ -64,7 +64,7 @@ def _steerable(daemon: Daemon, request: Request, handle: int) -> Session:
 
 
 async def reset(daemon: Daemon, request: Request) -> w.Empty:
-    """Forget the history."""
+    """Clear the history."""
     session = daemon.session(request)
     session.input.reset_history(request.params.system)
     await session.wait_recorded()
@@ -72,7 +72,7 @@ async def reset(daemon: Daemon, request: Request) -> w.Empty:
 
 
 async def set_options(daemon: Daemon, request: Request) -> w.Empty:
-    """Let parameters hold for the context; unknown keys are refused."""
+    """Set parameters of the context; unknown keys are refused."""
     session, p = daemon.session(request), request.params
     session.set_options(p.options)
     priority = priority_of(p.priority)
@@ -83,13 +83,13 @@ async def set_options(daemon: Daemon, request: Request) -> w.Empty:
 
 
 async def parameters(daemon: Daemon, request: Request) -> w.ParametersResult:
-    """Tell every parameter's value in force, and who set it."""
+    """Return the value in force of each parameter, and its source."""
     effective = daemon.session(request).settings.parameters.effective()
     return w.ParametersResult(parameters=[msgspec.structs.asdict(e) for e in effective])
 
 
 async def fork_session(daemon: Daemon, request: Request) -> w.ForkResult:
-    """Make branches of a session's present state, all or none."""
+    """Create branches of a session's present state, all or none."""
     daemon.check_open()
     p: w.ForkParams = request.params
     branches = daemon.sessions.fork_session(
@@ -99,7 +99,7 @@ async def fork_session(daemon: Daemon, request: Request) -> w.ForkResult:
         for branch in branches:
             await branch.wait_recorded()
         kept = await _kept(branches[0])
-    except BaseException:  # the caller is gone, and never learns their handles
+    except BaseException:  # the caller never gets their handles
         for branch in branches:
             daemon.sessions.discard_session(branch)
         raise
@@ -117,9 +117,8 @@ async def rewind(daemon: Daemon, request: Request) -> w.RewindResult:
 
 
 async def _kept(session: Session) -> dict[str, Any]:
-    """Return what of a session's history need not be computed again.
-
-    The last token of an answer may not have been computed at all: without it all are kept.
+    """Return how much of a session's history need not be computed again. The last token of an
+    answer may never have been computed, so it may be missing.
     """
     tokens, kept = len(session.conversation.tokens()), await session.link.count_cached_tokens()
     kv = "cached" if kept >= tokens - 1 else "recomputed"
@@ -127,7 +126,7 @@ async def _kept(session: Session) -> dict[str, Any]:
 
 
 async def forget(daemon: Daemon, request: Request) -> w.ForgetResult:
-    """Delete a session, its history and its KV state, before the answer."""
+    """Delete a session, its history and its KV state before returning."""
     p: w.ForgetParams = request.params
     if (p.context is None) == (p.session_id is None):
         raise InvalidArgument("forget takes a context or a session id, and not both")

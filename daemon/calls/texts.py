@@ -1,4 +1,4 @@
-"""Text to tokens and back, and messages to a prompt: what needs a model and no session."""
+"""Calls that need a model but no session: text to tokens and back, messages to a prompt."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .chat_messages import checked_messages
 
 
 async def tokenize(daemon: Daemon, request: Request) -> w.TokensResult:
-    """Turn text into token ids."""
+    """Tokenize text."""
     p = request.params
     lease = daemon.graph(request.connection, p.graph).lease
     text = p.text.encode()
@@ -21,7 +21,7 @@ async def tokenize(daemon: Daemon, request: Request) -> w.TokensResult:
 
 
 async def detokenize(daemon: Daemon, request: Request) -> w.TextResult:
-    """Turn token ids into text."""
+    """Detokenize token ids."""
     p = request.params
     lease = daemon.graph(request.connection, p.graph).lease
     size = (await lease.ready()).info.vocab_size
@@ -32,7 +32,7 @@ async def detokenize(daemon: Daemon, request: Request) -> w.TextResult:
 
 
 async def apply_template(daemon: Daemon, request: Request) -> w.TemplateResult:
-    """Return the prompt that the chat template makes of messages."""
+    """Render messages by the chat template."""
     p = request.params
     graph = daemon.graph(request.connection, p.graph)
     messages, rendering = checked_messages(p.messages), _rendering(graph, p)
@@ -43,9 +43,9 @@ async def apply_template(daemon: Daemon, request: Request) -> w.TemplateResult:
 
 
 def _rendering(graph: Graph, p: w.TemplateParams) -> Rendering:
-    """Return the template's inputs: the call's, or else the graph's."""
-    said = read_options({"tools": p.tools, "chat-template-kwargs": p.arguments}).values
-    tools, arguments = said["tools"], said["chat-template-kwargs"]
+    """Return the template's inputs: the call's, else the graph's."""
+    given = read_options({"tools": p.tools, "chat-template-kwargs": p.arguments}).values
+    tools, arguments = given["tools"], given["chat-template-kwargs"]
     return Rendering(
         tools=tools or graph.options.get("tools", []),
         arguments=arguments or graph.options.get("chat-template-kwargs", {}),

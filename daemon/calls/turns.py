@@ -1,4 +1,4 @@
-"""Turns that are streamed, chats, and interrupted turns that are resumed."""
+"""Streamed turns, chats, and the resumption of interrupted turns."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .arguments import turn_options
 from .chat_messages import checked_messages
 
 QUEUE_EVENTS_MAX = 256
-"""Events of a turn's place in the queue, which use no credit."""
+"""Events per turn about its position in the queue; they use no credit."""
 
 
 async def stream(daemon: Daemon, request: Request) -> w.TurnResult:
@@ -37,7 +37,7 @@ async def stream(daemon: Daemon, request: Request) -> w.TurnResult:
 
 
 async def resume(daemon: Daemon, request: Request) -> w.TurnResult:
-    """Resume an interrupted turn, from the last token that its client read."""
+    """Resume an interrupted turn after the last token that its client has read."""
     p: w.ResumeParams = request.params
     _check_credit(p.credit)
     daemon.check_open()
@@ -54,14 +54,14 @@ async def resume(daemon: Daemon, request: Request) -> w.TurnResult:
 
 def _check_credit(credit: int) -> None:
     if not 1 <= credit <= w.CREDIT_MAX:
-        raise InvalidArgument(f"a credit of {credit}; it is 1 … {w.CREDIT_MAX} events")
+        raise InvalidArgument(f"a credit of {credit}; the range is 1 … {w.CREDIT_MAX} events")
 
 
 def turn_result(session: Session, splitter: ReasoningSplitter, text: bytes) -> w.TurnResult:
-    """Return the end of a turn, with this *text* or the rest of it."""
-    said = splitter.split_last(text)
+    """Return the result of a turn with its last *text*."""
+    last = splitter.split_last(text)
     return w.TurnResult(
-        text=said.text, reasoning=said.reasoning, metadata=session.outputs.metadata()
+        text=last.text, reasoning=last.reasoning, metadata=session.outputs.metadata()
     )
 
 
@@ -72,7 +72,7 @@ def _tokens_sender(
     splitter: ReasoningSplitter,
     position: int = 0,
 ) -> Callable[[Tokens], None]:
-    """Return a function that sends a turn's tokens to its client, which has *position* of them."""
+    """Return a function that sends tokens to the client, which already has *position* of them."""
 
     def send_tokens(report: Tokens) -> None:
         nonlocal position
@@ -95,7 +95,7 @@ def _probabilities(session: Session, found: list[TokenLogprob]) -> list[dict[str
 
 
 async def chat(daemon: Daemon, request: Request) -> w.TurnResult:
-    """Do a turn and answer with its whole text."""
+    """Compute a turn and return its whole text."""
     p: w.StreamParams = request.params
     session = daemon.session(request)
     with session.input.rolled_back_if_refused():
@@ -109,15 +109,13 @@ async def chat(daemon: Daemon, request: Request) -> w.TurnResult:
 
 
 def _place_sender(daemon: Daemon, request: Request) -> Callable[[Position], None]:
-    """Return a function that sends a turn's place in the queue to its client, at most
-    QUEUE_EVENTS_MAX times.
-    """
-    left = QUEUE_EVENTS_MAX
+    """Return a function that sends the queue position at most QUEUE_EVENTS_MAX times."""
+    remaining = QUEUE_EVENTS_MAX
 
     def send_place(place: Position) -> None:
-        nonlocal left
-        if left:
-            left -= 1
+        nonlocal remaining
+        if remaining:
+            remaining -= 1
             event = w.QueueEvent(
                 position=place.position, waiting=place.waiting, starts_in_s=place.starts_in_s
             )

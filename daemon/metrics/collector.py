@@ -30,7 +30,7 @@ from ...scheduler import PRIORITIES
 from ...scheduler.recording.engine_counters import COUNTERS, Histogram, StepKind, histograms_of
 from ...sessions.table import ACTIVE, SessionState
 from ..models.model import ManagedModel, ModelState
-from ..models.swap import NOBODY
+from ..models.swap import HIDDEN_UID
 from .families import FAMILIES, PREFIX
 
 if TYPE_CHECKING:
@@ -269,7 +269,7 @@ def _loaded(daemon: Daemon) -> Read:
 
 
 def _parts(daemon: Daemon, model: ManagedModel) -> Iterator[tuple[str, int]]:
-    need = daemon.registry.reserved_for(model.worker)
+    need = daemon.registry.budget.reservations.of_worker(model.worker)
     if need is not None:
         yield from (("weights", need.weights), ("context", need.context))
         yield from (("compute", need.compute), ("process", need.process))
@@ -278,7 +278,7 @@ def _parts(daemon: Daemon, model: ManagedModel) -> Iterator[tuple[str, int]]:
 
 def _models(daemon: Daemon) -> Read:
     states: Counter[Labels] = Counter({(state.value,): 0 for state in ModelState})
-    known = (model for model in daemon.registry.catalog.known() if model.uid != NOBODY)
+    known = (model for model in daemon.registry.catalog.known() if model.uid != HIDDEN_UID)
     states.update((model.state.value,) for model in known)
     yield "models", states
 

@@ -20,7 +20,7 @@ from ...scheduler.recording.engine_counters import Histogram
 from ...sessions import ModelSource, Turn
 from ..models.lease import Lease
 from ..models.model import ManagedModel
-from ..models.swap import NOBODY
+from ..models.swap import HIDDEN_UID
 from ..models.worker_launcher import LoadListener
 from ..workers.worker import Worker
 from .families import FAMILIES
@@ -42,7 +42,7 @@ REJECTION_REASONS = (*QUEUE_BOUNDS, *BOUNDS.values(), "quota", "memory", "draini
 
 def label_of(model: ManagedModel) -> str:
     """Return the `model_name` label; the predecessor in a swap counts under the swapped name."""
-    if model.uid == NOBODY:
+    if model.uid == HIDDEN_UID:
         return model.name.removesuffix(SWAP_MARK)
     return model.name if model.uid is None else PRIVATE
 

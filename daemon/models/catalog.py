@@ -1,4 +1,4 @@
-"""The models by name, as the configuration, the models directory and swaps define them."""
+"""The catalog of models by name, from the configuration, the models directory and swaps."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ECHO = "echo"
 
 
 class ModelCatalog:
-    """The models by name. *create* makes one of a name, its configuration and its owner.
+    """The models by name. *create* returns a model for a name, a configuration and an owner.
 
     Owned by the daemon's event loop.
     """
@@ -41,13 +41,13 @@ class ModelCatalog:
             config.state_dir / SETTINGS_FILE, partial(components.note, "models")
         )
         self._configured: dict[str, ModelConfig] = {}
-        """The models that the last scan of configuration and models directory has found."""
+        """The models that the last scan has found."""
         self._last_files: dict[str, Path] = {}
         self._recovered = 0
-        """In models that were removed."""
+        """Recovered turns of models that were removed."""
 
     def scan(self) -> None:
-        """Read the configuration's models and the models directory again."""
+        """Read the models from the configuration and the models directory again."""
         found = {ECHO: ModelConfig(backend="echo")}
         found |= self._settings.swapped_names(self.config.models_dir)
         found |= {n: ModelConfig(file=p) for n, p in self._files().items()}
@@ -64,7 +64,7 @@ class ModelCatalog:
                 del self._models[name]
 
     def refresh_model(self, model: ManagedModel) -> None:
-        """Apply the configuration to a model that is not loaded and has no earlier turns."""
+        """Apply the configuration to a model that is not loaded and has no tasks."""
         configured = self._configured.get(model.name)
         if configured is None or configured == model.configured:
             return
@@ -74,7 +74,7 @@ class ModelCatalog:
         model.apply_settings(self._settings.settings_of(model.name, configured))
 
     def reconfigure(self, config: Config) -> list[ManagedModel]:
-        """Apply another configuration. Return the loaded models that it changes: they keep the old
+        """Apply another configuration. Return the loaded models that it changes; they keep the old
         one until their next load.
         """
         before, self.config = self.config, config
@@ -83,14 +83,14 @@ class ModelCatalog:
         return [model for model in loaded if self._is_outdated(model, before)]
 
     def _is_outdated(self, model: ManagedModel, before: Config) -> bool:
-        """Return whether a load now would differ from the load of this model."""
+        """Return whether a load would now differ from the load of *model*."""
         if self._configured.get(model.name) != model.configured:
             return True
         limits = limits_of(self.config)
         return before.defaults != self.config.defaults or limits_of(before) != limits
 
     def _files(self) -> dict[str, Path]:
-        """Return the models directory's files by name; the last ones, while it is unreadable."""
+        """Return the models directory's files by name; the last known ones if it is unreadable."""
         try:
             self._last_files = models_in(self.config.models_dir)
         except OSError as exc:
@@ -107,13 +107,13 @@ class ModelCatalog:
         return sorted(visible, key=lambda model: model.name)
 
     def known(self) -> list[ManagedModel]:
-        """Return all users' models that the last scan has found; no directory is read."""
+        """Return all users' models without reading the models directory."""
         return list(self._models.values())
 
     def get(self, name: str, uid: int) -> ManagedModel:
         """Return a model by its name.
 
-        :raises ModelNotFound: with the nearest name that exists.
+        :raises ModelNotFound: the user sees no such model; the hint has the nearest name.
         """
         if name not in self._models or name not in self._configured:
             self.scan()
@@ -130,7 +130,7 @@ class ModelCatalog:
         return model
 
     def find_client(self, name: str, uid: int) -> ProcessClient | None:
-        """Return the client of a model's worker; None: it is not loaded, or does not exist."""
+        """Return the client of a model's worker; None: the model is not loaded or unknown."""
         try:
             worker = self.get(name, uid).loaded
         except ModelNotFound:
@@ -138,8 +138,8 @@ class ModelCatalog:
         return None if worker is None else worker.client
 
     def swap_target(self, to: str, uid: int) -> ModelConfig:
-        """Return what a swap loads: another model's file and parameters, or a file of the models
-        directory.
+        """Return the configuration that a swap loads: another model's, or that of a file in the
+        models directory.
 
         :raises ModelNotFound: neither exists.
         """
@@ -150,7 +150,7 @@ class ModelCatalog:
         return self.get(to, uid).config
 
     def has_model(self, model: ManagedModel) -> bool:
-        """Return whether the name of *model* still means it."""
+        """Return whether *model* still has its name."""
         return self._models.get(model.name) is model
 
     def ready_workers(self) -> list[Worker]:
@@ -158,26 +158,26 @@ class ModelCatalog:
         return [w for m in self._models.values() if (w := m.loaded) is not None]
 
     def all_workers(self) -> list[Worker]:
-        """Return the workers of all models, those that load or unload included."""
+        """Return the workers of all models, including loading and unloading ones."""
         return [m.worker for m in self._models.values() if m.worker is not None]
 
     def watched(self) -> list[tuple[str, Worker]]:
-        """Return all models that have workers, by name, with these."""
+        """Return the names and workers of the models that have one."""
         return [(m.name, m.worker) for m in self._models.values() if m.worker is not None]
 
     @property
     def loading(self) -> dict[str, float]:
-        """The models that are being loaded, and how far each is."""
+        """The models that are being loaded, with their progress."""
         found = [m for m in self._models.values() if m.state is ModelState.LOADING]
         return {m.name: m.worker.progress for m in found if m.worker is not None}
 
     @property
     def recovered(self) -> int:
-        """How often a turn went on in another worker: its own had died, or was swapped."""
+        """How often a turn continued in another worker after a death or a swap."""
         return self._recovered + sum(m.recovery.recovered for m in self._models.values())
 
     def add_model(self, name: str, config: ModelConfig, uid: int) -> ManagedModel:
-        """Return a new model that only *uid* may name."""
+        """Return a new model that only *uid* sees."""
         model = self._models[name] = self._create(name, config, uid)
         return model
 
@@ -187,13 +187,13 @@ class ModelCatalog:
             self._recovered += model.recovery.recovered
 
     def close_descriptor(self, model: ManagedModel) -> None:
-        """Remove a model that came by a descriptor, once no client has a lease on it."""
+        """Close and remove a model that came by a descriptor and has no leases."""
         if model.fd >= 0 and not model.leases:
             os.close(model.fd)
             model.fd = -1
             self._models.pop(model.name, None)
 
     def persist_settings(self, model: ManagedModel) -> None:
-        """Store what was set for a model at run time, except for descriptors' models."""
+        """Store the run-time settings of a model, unless it came by a descriptor."""
         if model.uid is None:
             self._settings.store_settings(model.name, model.settings)

@@ -1,7 +1,7 @@
-"""The index of KV files: which lie on the disk, of all models and users, and which have to go.
+"""The index of the KV files on disk, of all models and users, and their eviction.
 
 Workers write and read the files (`scheduler/kv/files.py`); the daemon counts and deletes them. A
-worker that looks for a deleted file computes its state again.
+worker that does not find a file computes its state again.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ log = structlog.get_logger()
 
 
 class KvFilePlace(NamedTuple):
-    """The key of a file: a name is unique among all owners' of one fingerprint."""
+    """The key of a file; its name is unique within a fingerprint."""
 
     fingerprint: str
     name: str
 
 
 class KvFileEntry(NamedTuple):
-    """The index's entry of a file: `size` in bytes, `seconds` to compute it again."""
+    """A file's entry: `size` in bytes, `seconds` that computing the state again takes."""
 
     owner: int
     session: str
@@ -45,17 +45,17 @@ class KvIndexListener(Protocol):
     """The receiver of the index's events."""
 
     def kv_file_evicted(self, place: KvFilePlace) -> None:
-        """Note that a file leaves the index, for want of space or with its session."""
+        """Note that a file was removed from the index, to free space or with its session."""
 
     def kv_disk_checked(self, cause: str | None) -> None:
-        """Note why a file could not be written or deleted, or with None that one was written."""
+        """Note why a file could not be written or deleted, or with None that a file was written."""
 
 
 class KvIndex:
     """The files below *directory*, at most *bytes_max* and *files_max* of them.
 
-    Lives on the event loop; reading and deleting happen in threads. A file leaves the index at
-    once and the disk soon after: `run` deletes it, and until then it is in `_doomed`.
+    Lives on the event loop; threads read and delete. A removed file is in `_doomed` until `run` has
+    deleted it.
     """
 
     def __init__(
@@ -79,13 +79,13 @@ class KvIndex:
         return len(self._entries)
 
     def places(self) -> list[KvFilePlace]:
-        """Return which files there are."""
+        """Return the keys of all files."""
         return list(self._entries)
 
     async def load(self) -> None:
-        """Read what earlier daemons left, and delete what is damaged or past the bounds.
+        """Read the files of earlier daemons, and delete damaged files and those past the bounds.
 
-        To be done before a worker starts: unfinished files are deleted, too.
+        Call this before a worker starts: unfinished files are deleted, too.
         """
         start = time.monotonic()
         found = await anyio.to_thread.run_sync(_read_tree, self._directory, self._files_max)
@@ -95,7 +95,7 @@ class KvIndex:
         log.info("kv.indexed", files=len(self), bytes=self.bytes, seconds=time.monotonic() - start)
 
     async def run(self) -> None:
-        """Delete what has left the index, for ever. What cannot be deleted is logged."""
+        """Delete removed files forever; log those that cannot be deleted."""
         while True:
             await self._wake.wait()
             self._wake = anyio.Event()
@@ -105,58 +105,49 @@ class KvIndex:
 
     @property
     def doomed(self) -> int:
-        """Files that have left the index and are not deleted yet."""
+        """The number of removed files that are not deleted yet."""
         return len(self._doomed)
 
-    # What workers report.
+    # Reports of workers.
 
-    def stored(
+    def add_file(
         self, fingerprint: str, name: str, owner: int, session: str, size: int, seconds: float
     ) -> None:
-        """Take in a file that a worker has written, or written again; make room for it."""
+        """Add a file that a worker has written, or written again, and evict others for it."""
         place, entry = KvFilePlace(fingerprint, name), KvFileEntry(owner, session, size, seconds)
         self._doomed.pop(self._path(place, entry), None)
         if place not in self._entries:
-            self._listener.kv_disk_checked(None)  # else it may just have been read
+            self._listener.kv_disk_checked(None)  # a known file may only have been read
         self._insert(place, entry)
-        if size > self._bytes_max:  # rather it alone than all others for nothing
+        if size > self._bytes_max:  # else it would evict all others and still not fit
             self._doom(place)
         self._evict()
 
-    def used(self, fingerprint: str, name: str) -> None:
-        """Note that a worker has read a file."""
-        if entry := self._entries.get(place := KvFilePlace(fingerprint, name)):
-            self._values.record_use(place, entry.size, entry.seconds)
-
-    def unstored(self, fingerprint: str, name: str, cause: str = "") -> None:
-        """Note that a worker has deleted a file or found it gone, or why it could not write it."""
+    def remove_file(self, fingerprint: str, name: str, cause: str = "") -> None:
+        """Remove a file that a worker has deleted, has not found, or could not write (*cause*)."""
         self._remove(KvFilePlace(fingerprint, name))
         if cause:
             self._listener.kv_disk_checked(cause)
 
-    # What calls ask.
-
     async def forget_session(self, owner: int, session: str) -> int:
-        """Delete the files of a session in every fingerprint; return how many there were.
+        """Delete the files of a session in every fingerprint; return their number.
 
-        The workers must have forgotten it before, or one of them may yet write and report a file.
+        Let the workers forget the session before this, or they may still write files of it.
 
-        :raises BackendError: one of them cannot be deleted.
+        :raises BackendError: a file cannot be deleted.
         """
-        whose = (owner, session)
-        for place in [p for p, e in self._entries.items() if (e.owner, e.session) == whose]:
+        key = (owner, session)
+        for place in [p for p, e in self._entries.items() if (e.owner, e.session) == key]:
             self._doom(place)
-        mine = {p: e for p, e in self._doomed.items() if (e.owner, e.session) == whose}
-        failures = await self._delete(mine)
+        doomed = {p: e for p, e in self._doomed.items() if (e.owner, e.session) == key}
+        failures = await self._delete(doomed)
         if failures:
             path, cause = next(iter(failures.items()))
             raise BackendError(
                 f"{len(failures)} KV files of the session cannot be deleted: {path}: {cause}",
                 hint="delete them by hand, and let the daemon's user own their directory",
             )
-        return len(mine)
-
-    # Keeping count.
+        return len(doomed)
 
     def _insert(self, place: KvFilePlace, entry: KvFileEntry) -> None:
         self._remove(place)
@@ -186,10 +177,10 @@ class KvIndex:
         return self._directory / place.fingerprint / str(entry.owner) / place.name
 
     async def _delete(self, doomed: dict[Path, KvFileEntry]) -> dict[Path, str]:
-        """Delete files; return those that cannot be, with the causes."""
+        """Delete files; return the causes for those that cannot be deleted."""
         failures = await anyio.to_thread.run_sync(_unlink_all, tuple(doomed))
         for path, entry in doomed.items():
-            # Meanwhile it may have been written again, and doomed again.
+            # The file may have been written and removed again meanwhile.
             if self._doomed.get(path) is entry:
                 del self._doomed[path]
         return failures
@@ -199,9 +190,8 @@ class KvIndex:
 
 
 def _read_tree(directory: Path, files_max: int) -> list[tuple[KvFilePlace, KvFileEntry]]:
-    """Return the files of all fingerprints, the least recently used first.
-
-    What there is beyond *files_max* is deleted.
+    """Return the files of all fingerprints, least recently used first. Files beyond *files_max* are
+    deleted.
     """
     found: list[tuple[float, KvFilePlace, KvFileEntry]] = []
     for folder in _folders(directory):
@@ -220,7 +210,7 @@ def _folders(folder: Path) -> list[Path]:
     try:
         with os.scandir(folder) as entries:
             return [Path(e.path) for e in entries if e.is_dir(follow_symlinks=False)]
-    except OSError:  # there is none, or it is not ours
+    except OSError:  # it is missing or not ours
         return []
 
 

@@ -1,4 +1,4 @@
-"""Leases: what clients and sessions hold on models."""
+"""Leases of clients and sessions on models."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ T = TypeVar("T")
 
 
 class Lease:
-    """One client's lease on a model: a `sessions.ModelSource`. While it lasts, the model does not
-    expire; the model may be evicted for another one, and is loaded again when it is needed.
+    """A lease on a model: a `sessions.ModelSource`. While it lasts, the model does not expire. The
+    model may be evicted for another one, and is loaded again when needed.
     """
 
     def __init__(self, model: ManagedModel):
         self.model = model
         self.name = model.name
         self.closed = False
-        model.add_lease(self)
+        model.leases.add(self)
 
     @property
     def loaded(self) -> ProcessClient | None:
@@ -46,19 +46,19 @@ class Lease:
         return await self.model.ready(on_progress)
 
     async def ask(self, question: Callable[[ProcessClient], Awaitable[T]]) -> T:
-        """Return the worker's answer, or another worker's if the first one dies meanwhile.
+        """Return the worker's answer; if the worker dies meanwhile, query another one.
 
-        :raises WorkerCrashed: the question ended the worker, or too many workers have died.
+        :raises WorkerCrashed: the query ended the worker, or too many workers have died.
         """
         return await retry_query(self.ready, question)
 
     def predecessor(self, vocabulary: str) -> ManagedModel | None:
-        """Return a model that had the name before a swap, by its vocabulary's hash."""
+        """Return the model that had the name before a swap, by its vocabulary hash."""
         return self.model.predecessors.get(vocabulary)
 
     def compare(self, comparison: Comparison, tell: Callable[[Similarity], None]) -> None:
-        """Compare a sentence of the model's output, as is configured for the model."""
-        self.model.compare(comparison, tell)
+        """Compare a sentence of the model's output, as the model is configured."""
+        self.model.registry.compare_sentence(self.model, comparison, tell)
 
     def close(self) -> None:
         """End the lease."""
@@ -67,14 +67,14 @@ class Lease:
 
 
 class DormantLease:
-    """The model of a dormant session, which no client has resumed yet: a `ModelSource`. *find*
-    returns the client of the model's worker, if the model is loaded.
+    """The `ModelSource` of a dormant session. *find_client* returns the client of the model's
+    worker if the model is loaded.
     """
 
     held = False
 
-    def __init__(self, name: str, find: Callable[[], WorkerClient | None]):
-        self.name, self._find = name, find
+    def __init__(self, name: str, find_client: Callable[[], WorkerClient | None]):
+        self.name, self._find_client = name, find_client
 
     async def released(self) -> None:
         """Return at once: a dormant session has no turns."""
@@ -82,14 +82,14 @@ class DormantLease:
     @property
     def loaded(self) -> WorkerClient | None:
         """The client of the model's worker, if the model is loaded."""
-        return self._find()
+        return self._find_client()
 
     def predecessor(self, vocabulary: str) -> None:
-        """Return None: no client has a lease."""
+        """Return None: a dormant session migrates nothing."""
 
     async def ready(self) -> WorkerClient:
-        """Raise: a dormant session computes nothing."""
-        raise SessionExpired(f"no_judge holds the model {self.name!r}")
+        """Raise `SessionExpired`: a dormant session computes nothing."""
+        raise SessionExpired(f"the session is dormant and does not hold {self.name!r}")
 
     def compare(self, comparison: Comparison, tell: Callable[[Similarity], None]) -> None:
         """Skip the comparison: a dormant session has no output."""

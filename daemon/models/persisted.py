@@ -1,7 +1,7 @@
-"""Runtime settings of models that hold over a restart: swaps, pins, keep-alives.
+"""Persisted run-time settings of models: swaps, pins, keep-alives.
 
-One small file in the state directory, written whole at each change and renamed into place, so that
-a kill at any line leaves the old one or the new one. Lives on the daemon's event loop.
+They are one small file in the state directory. Each change writes a whole new file and renames it
+into place: a kill at any line leaves the old file or the new one. Lives on the daemon's event loop.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ import structlog
 from ..config.model_settings import ModelConfig
 
 SETTINGS_FILE = "models.json"
-NAMES_MAX = 1000
-"""Names with settings; the one changed longest ago is dropped first."""
+PERSISTED_NAMES_MAX = 1000
+"""Names with settings; the name changed longest ago is dropped first."""
 SETTINGS_BYTES_MAX = 16 << 20
-VERSION = 2
-"""Since 2, all values are stored: a default that changes later changes none of them."""
+SETTINGS_VERSION = 2
+"""Since version 2 all values are stored, so that later defaults do not change them."""
 
 log = structlog.get_logger()
 
@@ -48,10 +48,9 @@ class _File(msgspec.Struct):
 
 
 class PersistedModels:
-    """Settings by model name. A file that cannot be read is set aside, one of a newer version is
-    left alone; if none can be written the daemon serves, and settings hold until it stops.
-    *note_state* is called with the reason why the file does not hold the settings, or with None
-    once it does.
+    """Settings by model name. A damaged file is set aside, a file of a newer version is left alone.
+    If no file can be written, settings hold until the daemon stops. *note_state* is called with the
+    reason why the file does not hold the settings, or with None once it does.
     """
 
     def __init__(self, path: Path, note_state: Callable[[str | None], None] = lambda _: None):
@@ -60,8 +59,8 @@ class PersistedModels:
         self._models = self._read()
 
     def settings_of(self, name: str, configured: ModelConfig) -> PersistedSettings:
-        """Return the settings of a name that is *configured* now. If its configuration has changed
-        since a swap, the swap no longer holds.
+        """Return the settings of a name that is *configured* now. A swap no longer holds if the
+        configuration has changed since.
         """
         settings = self._models.get(name, PersistedSettings())
         if settings.swapped is not None and _packed(settings.swapped.configured) != _packed(
@@ -72,8 +71,8 @@ class PersistedModels:
         return settings
 
     def swapped_names(self, folder: Path) -> dict[str, ModelConfig]:
-        """Return the models of *folder* whose names were swapped, as they were before: such a name
-        stays even if its file is removed.
+        """Return the configurations before the swap of models in *folder*: a swapped name stays
+        even if its file is removed.
         """
         swaps = {n: k.swapped for n, k in self._models.items() if k.swapped is not None}
         found = {n: s.configured for n, s in swaps.items() if s.now.file != s.configured.file}
@@ -92,7 +91,7 @@ class PersistedModels:
         self._models.pop(name, None)
         if settings != PersistedSettings():
             self._models[name] = settings
-        while len(self._models) > NAMES_MAX:
+        while len(self._models) > PERSISTED_NAMES_MAX:
             del self._models[next(iter(self._models))]
         self._write()
 
@@ -101,24 +100,24 @@ class PersistedModels:
             with self._path.open("rb") as file:
                 data = file.read(SETTINGS_BYTES_MAX)
             version = msgspec.json.decode(data, type=_Version).version
-            if version <= VERSION:
+            if version <= SETTINGS_VERSION:
                 return msgspec.json.decode(data, type=_File, dec_hook=_path).models
             self._writable = False
-            self._note_state(f"{self._path} is of a newer version: {version}")
+            self._note_state(f"{self._path} has a newer version: {version}")
         except FileNotFoundError:
             pass
-        except (OSError, ValueError) as exc:  # no JSON, or not of this form
+        except (OSError, ValueError) as exc:  # not JSON, or of another form
             self._set_aside(exc)
         return {}
 
     def _set_aside(self, cause: Exception) -> None:
-        aside = self._path.with_name(f"{self._path.name}.damaged-{time.time_ns()}")
+        damaged = self._path.with_name(f"{self._path.name}.damaged-{time.time_ns()}")
         try:
-            self._path.rename(aside)
+            self._path.rename(damaged)
         except OSError as exc:
-            self._note_state(f"{self._path} cannot be read, nor set aside: {exc}")
+            self._note_state(f"{self._path} can be neither read nor set aside: {exc}")
         else:
-            self._note_state(f"a damaged one was set aside as {aside}: {cause}")
+            self._note_state(f"a damaged file was set aside as {damaged}: {cause}")
 
     def _write(self) -> None:
         if not self._writable:
@@ -127,7 +126,7 @@ class PersistedModels:
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-                file.write(_packed(_File(VERSION, self._models)))
+                file.write(_packed(_File(SETTINGS_VERSION, self._models)))
             new.replace(self._path)
         except OSError as exc:
             self._note_state(str(exc))

@@ -1,17 +1,16 @@
-"""The registry of models: leases on them, their workers, and the memory that they share."""
+"""The registry of models: their leases, their workers, and the memory that they share."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import anyio
 import anyio.abc
 import structlog
 
-from ...backends import MemoryNeed
 from ...backends.errors import Busy, ShuttingDown
 from ...scheduler.kv.origin import scoped
 from ...sessions.turns.sentence_checks import Comparison, Similarity, no_judge
@@ -24,7 +23,6 @@ from ..residency.gate import ResidencyGate
 from ..residency.machine import MachineMemory
 from ..workers.worker import Worker
 from .catalog import ModelCatalog
-from .keep_alive import IdleUnloader
 from .kv_index import KvFilePlace, KvIndex
 from .lease import Lease
 from .model import ManagedModel
@@ -32,30 +30,13 @@ from .worker_launcher import WorkerLauncher
 
 log = structlog.get_logger()
 KV_DIR = "kv"
-"""The folder of KV states below the state directory."""
-
-
-class SentenceComparer(Protocol):
-    """The comparison of models' sentences with texts."""
-
-    def compare(
-        self, model: ManagedModel, comparison: Comparison, tell: Callable[[Similarity], None]
-    ) -> None:
-        """Compare a sentence of *model*'s output, and pass the result to *tell*."""
-
-
-class NoComparer:
-    """Compares nothing."""
-
-    def compare(
-        self, model: ManagedModel, comparison: Comparison, tell: Callable[[Similarity], None]
-    ) -> None:
-        """Report that no comparison is made."""
-        no_judge(comparison, tell)
+"""The folder of KV files below the state directory."""
+SentenceComparer = Callable[[ManagedModel, Comparison, Callable[[Similarity], None]], None]
+"""Compares a sentence of a model's output, and passes the result to the function."""
 
 
 class Registry:
-    """All models. Worker processes run in *group*; *on_frame* is called after their reports."""
+    """All models. Workers run in *group*; *on_frame* is called after each frame of reports."""
 
     def __init__(
         self,
@@ -69,13 +50,13 @@ class Registry:
         self._components = components or Components()
         self.seconds = seconds
         self.closing = False
-        self.comparer: SentenceComparer = NoComparer()
+        self.compare_sentence: SentenceComparer = lambda _, *comparison: no_judge(*comparison)
         self._group = group
         self.catalog = ModelCatalog(config, self._components, partial(ManagedModel, self))
         kv_dir = config.state_dir / KV_DIR
         self.kv_index = KvIndex(kv_dir, config.kv_disk_bytes, listener=self)
         self.budget = MemoryBudget(config.memory_bytes, self.catalog.known, machine, seconds)
-        self.gate = ResidencyGate(
+        self.gate: ResidencyGate[ManagedModel] = ResidencyGate(
             self.budget, self.catalog.known, config.residency_s, seconds, self.start_soon
         )
         self.idle_unloader = IdleUnloader(self.catalog.known, seconds)
@@ -99,8 +80,8 @@ class Registry:
         return self.catalog.config
 
     def reconfigure(self, config: Config) -> list[str]:
-        """Apply another configuration; models that it changes and that are not in use are unloaded.
-        Return those that keep the old one until their next load.
+        """Apply another configuration, and unload the changed models that are not in use. Return
+        the names of all changed models; the others keep the old one until their next load.
         """
         outdated = self.catalog.reconfigure(config)
         for model in outdated:
@@ -117,15 +98,15 @@ class Registry:
         return Lease(self.catalog.get(name, uid))
 
     def lease_descriptor(self, name: str, fd: int, uid: int) -> Lease:
-        """Return a lease on the file behind *fd*; the model is *uid*'s alone, and the registry
-        closes the descriptor when the model is unloaded.
+        """Return a lease on the file behind *fd*, a model that only *uid* sees. The registry closes
+        the descriptor when the model is unloaded.
         """
         model = self.catalog.add_model(name, ModelConfig(), uid)
         model.fd = fd
         return Lease(model)
 
     def note_lease_ended(self, model: ManagedModel) -> None:
-        """Note that a client uses a model no more."""
+        """Note that a client no longer uses a model."""
         if model.worker is None:
             self.catalog.close_descriptor(model)
         self.idle_unloader.note_change()
@@ -134,86 +115,72 @@ class Registry:
 
     def _check_open(self) -> None:
         if self.closing:
-            raise ShuttingDown("the daemon is shutting down: no model is loaded any more")
+            raise ShuttingDown("the daemon is shutting down: no model is loaded")
 
-    def start_worker(self, model: ManagedModel, wanted: Mapping[str, Any]) -> Worker:
+    def start_worker(self, model: ManagedModel) -> Worker:
         """Start a worker for a model that is not loaded.
 
-        :raises InferdError: its last load has failed a moment ago, and would fail again.
+        :raises InferdError: the last load failed recently and would fail again.
         """
         self._check_open()
-        return self.launcher.start_worker(model, wanted)
+        return self.launcher.start_worker(model)
 
     def start_soon(self, work: Callable[..., Coroutine[Any, Any, None]], *arguments: Any) -> None:
-        """Run *work* in the daemon's task group; an unexpected failure ends that work alone."""
+        """Run *work* in the daemon's task group; an unexpected failure ends only that work."""
         self._group.start_soon(_guarded, work, *arguments)
 
     def move_tasks(self, model: ManagedModel, readers: Mapping[int, TaskReader]) -> None:
-        """Let the tasks of a worker that was swapped go on in the worker of *model*."""
+        """Continue the tasks of another worker in the worker of *model*."""
         if readers:
             model.recovery.move_tasks(readers)
             self.start_soon(model.recovery.resume_tasks)
 
-    def reserved_for(self, worker: Worker | None) -> MemoryNeed | None:
-        """Return the memory that is reserved for a worker."""
-        return self.budget.reservations.of_worker(worker)
-
-    def compare(
-        self, model: ManagedModel, comparison: Comparison, tell: Callable[[Similarity], None]
-    ) -> None:
-        """Compare a sentence of a model's output, as is configured for the model."""
-        self.comparer.compare(model, comparison, tell)
-
     # KV files.
 
     def kv_file_evicted(self, place: KvFilePlace) -> None:
-        """Report to the workers of its model that a file is evicted."""
+        """Notify the workers of the file's model that it is evicted."""
         for worker in self.catalog.ready_workers():
             if worker.info.fingerprint == place.fingerprint:
                 worker.forget_kv_file(place.name)
 
     def kv_disk_checked(self, cause: str | None) -> None:
-        """Note whether KV files can be written."""
+        """Note why KV files cannot be written, or with None that they can."""
         self._components.note("kv-store", cause)
 
     async def forget_session_files(self, owner: int, session: str) -> None:
-        """Delete the files of a session that the workers have forgotten.
+        """Delete the KV files of a session that the workers have forgotten.
 
         :raises BackendError: a file cannot be deleted.
         """
         for worker in self.catalog.all_workers():
             if worker.unloading:
-                await worker.exited.wait()  # until then it may write
+                await worker.exited.wait()  # it may write until then
         shared = self.config.kv_share == "all"
         await self.kv_index.forget_session(*scoped(owner, session, shared=shared))
 
     # Settings.
 
-    def persist_settings(self, model: ManagedModel) -> None:
-        """Store what was set for a model at run time, for the next daemons."""
-        self.catalog.persist_settings(model)
-
     async def unload_by_name(self, name: str, uid: int, *, force: bool) -> None:
         """Unload a model for an operator.
 
-        :raises Busy: it has leases, and *force* is not given.
+        :raises Busy: the model is in use, and *force* is not given.
         """
         model = self.catalog.get(name, uid)
         if model.busy and not force:
             raise Busy(
                 f"{name!r} is in use: {len(model.leases)} leases",
-                hint="wait until its users are done, or give --force",
+                hint="wait until its clients have finished, or use --force",
                 data={"leases": len(model.leases), "retry_after_s": 5.0},
             )
         await model.unload()
 
     def pin_model(self, name: str, uid: int, *, pinned: bool) -> None:
-        """Keep a model in memory once it is loaded, or no longer do so; it is not loaded now."""
+        """Pin a model, so that it stays in memory once it is loaded, or unpin it."""
         model = self.catalog.get(name, uid)
         model.pinned = pinned
         if not pinned:
             model.used_at = self.seconds()
-        self.persist_settings(model)
+        self.catalog.persist_settings(model)
         self.idle_unloader.note_change()
 
     async def close(self) -> None:
@@ -222,6 +189,32 @@ class Registry:
         async with anyio.create_task_group() as group:
             for model in self.catalog.known():
                 group.start_soon(model.unload)
+
+
+class IdleUnloader:
+    """Unloads models that were idle for their `keep_alive_s`. Lives on the daemon's event loop."""
+
+    def __init__(self, models: Callable[[], Iterable[ManagedModel]], seconds: Callable[[], float]):
+        self._models, self._seconds = models, seconds
+        self._changed = anyio.Event()
+
+    def note_change(self) -> None:
+        """Note that a model's use or settings have changed."""
+        self._changed.set()
+
+    async def run(self) -> None:
+        """Unload idle models forever, without polling."""
+        while True:
+            now = self._seconds()
+            idle = [m for m in self._models() if m.worker is not None and not m.busy]
+            ends = {m: m.used_at + m.keep_alive_s - now for m in idle if m.keep_alive_s >= 0}
+            for model, left_s in ends.items():
+                if left_s <= 0 and model.worker is not None and not model.worker.unloading:
+                    model.worker.quit()
+            self._changed = anyio.Event()
+            coming = [left_s for left_s in ends.values() if left_s > 0]
+            with anyio.move_on_after(min(coming, default=float("inf"))):
+                await self._changed.wait()
 
 
 async def _guarded(work: Callable[..., Coroutine[Any, Any, None]], *arguments: Any) -> None:

@@ -1,7 +1,7 @@
-"""Sentences compared with a text by the embeddings of a model that is loaded (`stop-similarity`).
+"""Comparison of sentences with a text by the embeddings of a loaded model (`stop-similarity`).
 
-Nothing is loaded for it and nobody waits long: a comparison that cannot be made now is not made,
-and the turn goes on, told why.
+A comparison loads no model and has a short timeout. A turn whose comparison fails continues, and
+gets the reason.
 """
 
 from __future__ import annotations
@@ -27,36 +27,36 @@ from .model import ManagedModel, ModelState
 from .registry import Registry
 
 TEXTS_KNOWN_MAX = 64
-"""Texts whose embeddings are remembered: those that sentences are compared with."""
+"""Reference texts whose embeddings are stored; sentences are compared with them."""
 MODEL, WAIT_MS = "similarity-model", "similarity-wait-ms"
-Tell = Callable[[Similarity], None]
+Report = Callable[[Similarity], None]
 
 
 class _LoadedLease(Lease):
-    """A lease on a model as long as it is loaded; the model is never loaded for this."""
+    """A lease on a loaded model. It never loads the model."""
 
     async def ready(self, on_progress: Callable[[float], None] | None = None) -> ProcessClient:
-        """Return the client of a loaded model's worker; wait for one that replaces a dead worker.
+        """Return the client of a loaded model's worker, or wait for a load that is under way.
 
         :raises ModelNotFound: the model is not loaded.
         """
-        is_coming = self.model.state is ModelState.LOADING or len(self.model.recovery)
-        if self.loaded is None and not is_coming:
+        is_loading = self.model.state is ModelState.LOADING or len(self.model.recovery)
+        if self.loaded is None and not is_loading:
             raise ModelNotFound(f"the model {self.name!r} is not loaded")
         return await super().ready(on_progress)
 
 
 class _Embedding(NamedTuple):
-    """A text's vector, of length 1, and the fingerprint of the model that made it."""
+    """A text's vector, of length 1, and the fingerprint of its model."""
 
     vector: array[float]
     fingerprint: str
 
 
 class EmbeddingComparer:
-    """Compares sentences by embeddings: a `SentenceComparer`. Lives on the daemon's event loop.
+    """Compares sentences by embeddings. Lives on the daemon's event loop.
 
-    Its sessions are in *passing* while they last.
+    Each embedding is a turn of a session of its own, which is in *one_turn_sessions* meanwhile.
     """
 
     def __init__(
@@ -64,24 +64,26 @@ class EmbeddingComparer:
         registry: Registry,
         ledger: Ledger,
         new_handle: Callable[[], int],
-        passing: set[Session],
+        one_turn_sessions: set[Session],
     ):
         self._registry, self._ledger = registry, ledger
-        self._new_handle, self._passing = new_handle, passing
+        self._new_handle, self._one_turn_sessions = new_handle, one_turn_sessions
         self._known: OrderedDict[tuple[Any, ...], _Embedding] = OrderedDict()
 
-    def compare(self, model: ManagedModel, comparison: Comparison, tell: Tell) -> None:
-        """Compare a sentence of *model*'s output, and pass the result to *tell* in any case."""
+    def compare(self, model: ManagedModel, comparison: Comparison, report: Report) -> None:
+        """Compare a sentence of *model*'s output. *report* gets the result or a reason."""
         options = model.options()
         name = options.get(MODEL, "")
         wait_s = options.get(WAIT_MS, BY_NAME[WAIT_MS].default) / 1000
         if name:
-            self._registry.start_soon(self._compare, name, wait_s, comparison, tell)
+            self._registry.start_soon(self._compare, name, wait_s, comparison, report)
         else:
-            tell(Similarity(None, f"the configuration names no {MODEL}"))
+            report(Similarity(None, f"the configuration names no {MODEL}"))
 
-    async def _compare(self, name: str, wait_s: float, comparison: Comparison, tell: Tell) -> None:
-        clear_current_request()  # a worker's reports have the context of the request that loaded it
+    async def _compare(
+        self, name: str, wait_s: float, comparison: Comparison, report: Report
+    ) -> None:
+        clear_current_request()  # the context is that of the request that had the worker loaded
         found = Similarity(None, f"{name!r} did not answer within {wait_s:g} s")
         try:
             with anyio.move_on_after(wait_s):
@@ -92,12 +94,12 @@ class EmbeddingComparer:
             found = Similarity(None, f"the comparison by {name!r} failed: see the daemon's log")
             raise
         finally:
-            tell(found)
+            report(found)
 
     async def _similarity(self, name: str, comparison: Comparison) -> Similarity:
         """Return how similar the texts are.
 
-        :raises InferdError: one has no embedding now.
+        :raises InferdError: a text cannot be embedded now.
         """
         lease = _LoadedLease(self._registry.catalog.get(name, comparison.owner))
         try:
@@ -105,28 +107,32 @@ class EmbeddingComparer:
             request = GateRequest(self._registry.seconds(), comparison.priority)
             with self._registry.gate.try_admit(lease.model, request) as is_admitted:
                 if not is_admitted:
-                    return Similarity(None, f"others wait for the memory of {name!r}")
-                given = await self._given(lease, worker.info.fingerprint, comparison)
-                said = await self._embedding(lease, comparison, comparison.sentence)
+                    return Similarity(None, f"other models wait for the memory of {name!r}")
+                reference = await self._reference_embedding(
+                    lease, worker.info.fingerprint, comparison
+                )
+                sentence = await self._embedding(lease, comparison, comparison.sentence)
         finally:
             lease.close()
-        if given.fingerprint != said.fingerprint:
-            return Similarity(None, f"{name!r} was exchanged meanwhile")
-        return Similarity(cosine_of(given.vector, said.vector))
+        if reference.fingerprint != sentence.fingerprint:
+            return Similarity(None, f"{name!r} was swapped meanwhile")
+        return Similarity(cosine_of(reference.vector, sentence.vector))
 
-    async def _given(self, lease: Lease, fingerprint: str, comparison: Comparison) -> _Embedding:
-        """Return the embedding of the text that was given; a user's are remembered for himself."""
-        about = comparison.owner, _pooling(lease.model), comparison.text
-        found = self._known.pop((fingerprint, *about), None)
+    async def _reference_embedding(
+        self, lease: Lease, fingerprint: str, comparison: Comparison
+    ) -> _Embedding:
+        """Return the embedding of the reference text; embeddings are stored for each user."""
+        key = comparison.owner, _pooling(lease.model), comparison.text
+        found = self._known.pop((fingerprint, *key), None)
         if found is None:
             found = await self._embedding(lease, comparison, comparison.text)
-        self._known[(found.fingerprint, *about)] = found  # the model may be another one by now
+        self._known[(found.fingerprint, *key)] = found  # a swap may have changed the fingerprint
         if len(self._known) > TEXTS_KNOWN_MAX:
             self._known.popitem(last=False)
         return found
 
     async def _embedding(self, lease: Lease, comparison: Comparison, text: str) -> _Embedding:
-        """Return a text's embedding: by a turn of a session of its own, of the same user."""
+        """Embed a text in a turn of a new session of the same user."""
         options = {"embedding": True, "embd-normalize": 2, "pooling": _pooling(lease.model)}
         session = Session(
             self._new_handle(),
@@ -135,7 +141,7 @@ class EmbeddingComparer:
             self._ledger,
             SessionSettings(Parameters(options)),
         )
-        self._passing.add(session)
+        self._one_turn_sessions.add(session)
         try:
             await session.input.set_input(text.encode())
             turn = await session.runner.start_turn(
@@ -143,29 +149,29 @@ class EmbeddingComparer:
             )
             await session.runner.finish_turn(turn)
         finally:
-            self._passing.discard(session)
-        told = turn.embedding
-        if told is None or told.pooling == "rank":
-            raise UnsupportedOperation(f"the model {lease.name!r} makes no embeddings, but ranks")
+            self._one_turn_sessions.discard(session)
+        embedding = turn.embedding
+        if embedding is None or embedding.pooling == "rank":
+            raise UnsupportedOperation(f"{lease.name!r} ranks texts and makes no embeddings")
         vector = array("f")
-        vector.frombytes(told.vectors)
+        vector.frombytes(embedding.vectors)
         return _Embedding(vector, turn.client.info.fingerprint)
 
 
 def cosine_of(one: array[float], other: array[float]) -> float:
-    """Return the cosine of two vectors of length 1; of one without a direction 0."""
+    """Return the cosine of two vectors of length 1, or 0 if one is a zero vector."""
     return math.fsum(map(operator.mul, one, other))
 
 
 def _pooling(model: ManagedModel) -> str:
-    """Return the pooling that is configured for a model, if it makes one vector of a text."""
+    """Return the configured pooling of a model, unless it makes several vectors of a text."""
     pooling = model.options().get("pooling", "")
     return "" if pooling == "none" else str(pooling)
 
 
-def not_chosen(asked: Mapping[str, Any], configured: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values in force of what is the configuration's alone, where others were asked
-    for.
+def not_chosen(requested: Mapping[str, Any], configured: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values in force of parameters that only the configuration sets, where other values
+    were requested.
     """
     force = {name: configured.get(name, BY_NAME[name].default) for name in (MODEL, WAIT_MS)}
-    return {name: value for name, value in force.items() if asked.get(name, value) != value}
+    return {name: value for name, value in force.items() if requested.get(name, value) != value}

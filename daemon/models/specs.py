@@ -1,31 +1,38 @@
-"""From a model and the configuration to what its worker is told: pure functions."""
+"""Values that workers are started with, computed from a model and the configuration.
+
+Pure functions, except that adapters' files are measured.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ...backends import ModelSpec
+import msgspec
+
+from ...backends import AdapterSpec, ModelSpec
 from ...ipc.messages import CREDIT_MAX
+from ...scheduler import messages as m
+from ..config.model_settings import AdapterConfig, ModelConfig
 from ..config.settings import Config
 from ..residency.model_files import files_in_use
-from .adapter_specs import adapter_specs_of
-from .model import ManagedModel
+from ..workers.worker import Worker
+
+if TYPE_CHECKING:
+    from .model import ManagedModel
 
 CTX_SIZE_DEFAULT = 4096
 TEMPLATE = {"chat_template": "chat-template", "chat_template_file": "chat-template-file"}
 """Parameters by the fields of a spec."""
 
 
-def spec_of(model: ManagedModel, wanted: Mapping[str, Any], config: Config) -> ModelSpec:
-    """Return what is to be loaded: the model as it is configured, with what a client has *wanted*
-    where that leaves it open.
-    """
-    options = model.options()
+def spec_of(model: ManagedModel, config: Config) -> ModelSpec:
+    """Return the spec to load: the configured values, then those that a client requested."""
+    options, requested = model.options(), model.requested
     ctx_size = max(options.get("ctx-size", 0), 0)
-    if not ctx_size and wanted.get("ctx-size", 0) > CTX_SIZE_DEFAULT:
-        ctx_size = wanted["ctx-size"]
+    if not ctx_size and requested.get("ctx-size", 0) > CTX_SIZE_DEFAULT:
+        ctx_size = requested["ctx-size"]
     return ModelSpec(
         name=model.name,
         backend=model.config.backend,
@@ -34,18 +41,18 @@ def spec_of(model: ManagedModel, wanted: Mapping[str, Any], config: Config) -> M
         slots=model.slots_configured,
         ctx_size=ctx_size,
         batch_size=options.get("batch-size", 512),
-        n_gpu_layers=options.get("n-gpu-layers", wanted.get("n-gpu-layers", -1)),
-        main_gpu=options.get("main-gpu", wanted.get("main-gpu", -1)),
-        tensor_split=tuple(options.get("tensor-split", wanted.get("tensor-split", ()))),
+        n_gpu_layers=options.get("n-gpu-layers", requested.get("n-gpu-layers", -1)),
+        main_gpu=options.get("main-gpu", requested.get("main-gpu", -1)),
+        tensor_split=tuple(options.get("tensor-split", requested.get("tensor-split", ()))),
         threads=options.get("threads", 0) or config.cores,
         **_template(model, config),
         options=model.config.echo,
-        adapters=adapter_specs_of(model.config),
+        adapters=tuple(adapter_spec(*adapter) for adapter in model.config.adapters.items()),
     )
 
 
 def _template(model: ManagedModel, config: Config) -> dict[str, Any]:
-    """Return where the configuration has the chat template: a model's own comes first."""
+    """Return the configured chat template: the model's own, else the default."""
     for options in (model.config.options, config.defaults):
         if any(name in options for name in TEMPLATE.values()):
             return {field: options.get(name, "") for field, name in TEMPLATE.items()}
@@ -53,12 +60,12 @@ def _template(model: ManagedModel, config: Config) -> dict[str, Any]:
 
 
 def conditions_of(model: ManagedModel, spec: ModelSpec) -> tuple[list[Path], object]:
-    """Return what decides on how a load goes: the files, and what is asked for."""
-    return files_in_use(model.config.file), (spec, model.wanted_ctx_size)
+    """Return the files and values that decide whether a load succeeds."""
+    return files_in_use(model.config.file), (spec, model.requested.get("ctx-size", 0))
 
 
 def limits_of(config: Config) -> dict[str, Any]:
-    """Return what a worker is told of the configuration."""
+    """Return the part of the configuration that a worker gets."""
     return {
         "reader_wait_s": config.reader_lag_ms / 1000,
         "reader_timeout_s": config.reader_timeout_s,
@@ -72,3 +79,58 @@ def limits_of(config: Config) -> dict[str, Any]:
         "kv_ram_bytes": config.kv_ram_bytes,
         "kv_shared": config.kv_share == "all",
     }
+
+
+# Adapters.
+
+
+def adapter_spec(name: str, adapter: AdapterConfig) -> AdapterSpec:
+    """Return the spec by which a worker loads an adapter."""
+    return AdapterSpec(name=name, path=str(adapter.file), scale=adapter.scale)
+
+
+def describe_adapters(config: ModelConfig, worker: Worker | None) -> list[dict[str, Any]]:
+    """Return the description of a model's adapters in `models`; *worker* has the model loaded."""
+    reports = {} if worker is None else worker.client.adapters
+    return [_describe(name, a, reports.get(name)) for name, a in config.adapters.items()]
+
+
+def _describe(name: str, adapter: AdapterConfig, report: m.AdapterReport | None) -> dict[str, Any]:
+    info = report.info if report is not None else None
+    return {
+        "name": name,
+        "file": str(adapter.file),
+        "scale": adapter.scale,
+        "size_bytes": adapter_bytes(adapter.file),
+        "id": info.id if info is not None else "",
+        "error": report.error if report is not None else None,
+    }
+
+
+def without_adapters(spec: ModelSpec) -> ModelSpec:
+    """Return *spec* without adapters, as workers estimate it; `with_adapters` adds their sizes."""
+    return msgspec.structs.replace(spec, adapters=())
+
+
+def with_adapters(report: m.MemoryEstimate, spec: ModelSpec) -> m.MemoryEstimate:
+    """Return *report* with the memory of the adapters of *spec*. Adapters lie on the devices of
+    their layers, so they count on the host and on each device.
+    """
+    size = sum(adapter_bytes(Path(adapter.path)) for adapter in spec.adapters)
+    if not size:
+        return report
+    need = report.need
+    more = msgspec.structs.replace(
+        need,
+        weights=need.weights + size,
+        devices={device: taken + size for device, taken in need.devices.items()},
+    )
+    return m.MemoryEstimate(report.shape, more, report.devices)
+
+
+def adapter_bytes(file: Path) -> int:
+    """Return the memory that an adapter takes: its file's size, as its header is small."""
+    try:
+        return os.stat(file).st_size
+    except OSError:
+        return 0

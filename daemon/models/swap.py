@@ -1,10 +1,10 @@
-"""Hot swap: another model takes over a name under running sessions.
+"""Hot swap: another model takes over a name while its sessions continue.
 
-What moves is the session, between turns. To *migrate*, the new model is loaded beside the old one;
-from then on turns begin on it, while those that run end where they began. Where memory does not
-hold both, the old one is *drained*: new turns are held back, those that run end, it leaves, and the
-new one is loaded in its place. A history moves as token ids where both have the same vocabulary,
-else as text, which is asked of the old model before it leaves.
+Sessions move between turns. A swap in mode *migrate* loads the new model beside the old one: new
+turns begin on the new model, running turns end on the old one. Where memory does not hold both, the
+old model is *drained*: new turns are held back, running turns end, and the new model is loaded in
+its place. Histories move as token ids if both models have the same vocabulary, else as text, which
+the old model produces before it is unloaded.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from functools import partial
 from typing import Literal
 
 import anyio
+import msgspec
 import structlog
 
 from ...backends import ModelInfo
@@ -25,51 +26,34 @@ from ..workers.process_client import ProcessClient
 from ..workers.recovery import fail_readers
 from ..workers.tasks import WorkerTasks
 from ..workers.worker import Worker
-from .adapter_specs import inherit_adapters
 from .model import ManagedModel
 from .registry import Registry
 
 Mode = Literal["migrate", "drain"]
 
-NOBODY = -2
-"""The owner of a model that no client may name."""
-PASSES = 2
-"""A turn whose session had the old worker's line may still begin there while the first histories
-are taken along; after that nobody has it any more.
+HIDDEN_UID = -2
+"""The owner of a model that no client sees."""
+MIGRATION_PASSES = 2
+"""While the first pass migrates histories, a session that still has the old worker's client may
+begin a turn there. After the pass no session has that client.
 """
-RECOVERY_LOOK_S = 0.1
-"""How often to look whether a worker is there again for the turns of one that died."""
+RECOVERY_POLL_S = 0.1
+"""How often a swap checks whether the turns of a dead worker have another one."""
 
 log = structlog.get_logger()
 
 
 @dataclass(frozen=True)
 class Swapped:
-    """A swap that is done: the fingerprint now, the one before (empty: nothing was loaded), and
-    how it was done.
-    """
+    """A finished swap: the fingerprints now and before (empty: not loaded), and its mode."""
 
     fingerprint: str
     before: str
     mode: Mode
 
 
-@dataclass(frozen=True)
-class _Handover:
-    """*model* was loaded as *before*, and is *after* now."""
-
-    model: ManagedModel
-    before: ModelInfo
-    after: ModelInfo
-
-    @property
-    def speaks_the_same(self) -> bool:
-        """Tell whether both have the same vocabulary: token ids mean the same."""
-        return self.before.vocab_hash == self.after.vocab_hash
-
-
 class Swaps:
-    """Does the swaps of a registry, one at a time for each model. *sessions* are all there are."""
+    """The swaps of a registry, at most one per model at a time. *sessions* are all sessions."""
 
     def __init__(self, registry: Registry, sessions: Iterable[Session], grace_s: float):
         self._registry, self._sessions, self._grace_s = registry, sessions, grace_s
@@ -78,12 +62,13 @@ class Swaps:
     async def swap(
         self, model: ManagedModel, config: ModelConfig, mode: Mode = "migrate"
     ) -> Swapped:
-        """Let the model of *config* take over the name of *model*; return once new turns begin on
-        it. The old one's turns end in `swap_grace_s` at most, where it can be in the background.
-        Where memory does not hold both, it is drained whatever *mode* says.
+        """Load *config* under the name of *model*; return once new turns begin on it. The name's
+        adapters stay, except where *config* has adapters of the same names. Turns of the old model
+        end within `swap_grace_s`, in mode *migrate* in the background. Where memory does not hold
+        both models, the old one is drained whatever *mode* is.
 
         :raises Busy: another swap of this name is under way.
-        :raises LoadFailed: the new one cannot be loaded: nothing has changed.
+        :raises LoadFailed: the new model cannot be loaded; nothing has changed.
         """
         if model.name in self._under_way:
             raise Busy(
@@ -92,9 +77,9 @@ class Swaps:
         self._under_way.add(model.name)
         try:
             async with model.changing:
-                return await self._migrate_or_drain(
-                    model, inherit_adapters(config, model.config), mode
-                )
+                adapters = model.config.adapters | config.adapters
+                config = msgspec.structs.replace(config, adapters=adapters)
+                return await self._migrate_or_drain(model, config, mode)
         except BaseException:
             self._under_way.discard(model.name)
             raise
@@ -104,21 +89,23 @@ class Swaps:
     ) -> Swapped:
         if mode == "migrate" or model.state != "ready":
             try:
-                return await self._take_over(model, config)
+                return await self._migrate(model, config)
             except OutOfMemory as exc:
-                if model.state != "ready" or not self._would_fit(model, exc):
+                if model.state != "ready" or not self._fits_in_place(model, exc):
                     raise
-        return await self._replace(model, config)
+        return await self._drain(model, config)
 
-    def _would_fit(self, model: ManagedModel, refusal: OutOfMemory) -> bool:
-        """Tell whether it is worth while to let *model* leave for what was refused."""
-        held = self._registry.reserved_for(model.worker)
-        room = refusal.data["free_bytes"] + (0 if held is None else held.total)
-        return bool(refusal.data["weights_bytes"] <= room)
+    def _fits_in_place(self, model: ManagedModel, refusal: OutOfMemory) -> bool:
+        """Return whether the refused model may fit once *model* is unloaded."""
+        held = self._registry.budget.reservations.of_worker(model.worker)
+        free = refusal.data["free_bytes"] + (0 if held is None else held.total)
+        return bool(refusal.data["weights_bytes"] <= free)
 
-    async def _take_over(self, model: ManagedModel, config: ModelConfig) -> Swapped:
+    # Migration.
+
+    async def _migrate(self, model: ManagedModel, config: ModelConfig) -> Swapped:
         registry = self._registry
-        predecessor = registry.catalog.add_model(f"{model.name} (swap)", config, NOBODY)
+        predecessor = registry.catalog.add_model(f"{model.name} (swap)", config, HIDDEN_UID)
         predecessor.pinned = predecessor.never_shrinks = True
         try:
             worker = await predecessor.ready()
@@ -127,84 +114,90 @@ class Swaps:
             if registry.closing:
                 raise ShuttingDown("the daemon is shutting down")
         except BaseException:
-            await self._drop(predecessor)
+            await self._drop_model(predecessor)
             raise
         before = registry.launcher.exchange_models(model, predecessor)
         predecessor.never_shrinks = False
-        done = self._done(model, worker.info, None if before is None else before.info, "migrate")
+        old = None if before is None else before.info
+        swapped = self._record_swap(model, worker.info, old, "migrate")
         if before is None:
-            await self._drop(predecessor)
+            await self._drop_model(predecessor)
             self._under_way.discard(model.name)
         else:
-            handover = _Handover(model, before.info, worker.info)
             model.predecessors[before.info.vocab_hash] = predecessor
-            registry.start_soon(self._retire, handover, predecessor, before)
-        return done
+            same = before.info.vocab_hash == worker.info.vocab_hash
+            registry.start_soon(self._retire_predecessor, model, predecessor, before, same)
+        return swapped
 
-    async def _retire(self, handover: _Handover, predecessor: ManagedModel, before: Worker) -> None:
-        """Let the old model leave; however that goes, the name can be swapped again then."""
-        try:
-            await self._see_off(handover, predecessor, before)
-        finally:
-            self._under_way.discard(handover.model.name)
-
-    async def _see_off(
-        self, handover: _Handover, predecessor: ManagedModel, before: Worker
+    async def _retire_predecessor(
+        self, model: ManagedModel, predecessor: ManagedModel, before: Worker, same_vocabulary: bool
     ) -> None:
-        """Let the turns of the old model end, take the histories along, and let it leave."""
-        model = handover.model
+        """Let the old model's turns end, migrate the histories, and unload the old model. After
+        that the name can be swapped again, even if this fails.
+        """
+        move = partial(self._move_turns, model, same_vocabulary)
         try:
-            if handover.speaks_the_same:
+            if same_vocabulary:
                 self._registry.move_tasks(model, before.client.withdraw_tasks(waiting=True))
-            for _ in range(PASSES):
-                self._pass_on(handover, await self._rest_of(predecessor, before.client.tasks))
-                await self._carry(model, also_text=not handover.speaks_the_same)
+            for _ in range(MIGRATION_PASSES):
+                move(await self._end_turns(predecessor, before.client.tasks))
+                await self._migrate_sessions(model, also_text=not same_vocabulary)
         finally:
-            with anyio.CancelScope(shield=True):
-                del model.predecessors[handover.before.vocab_hash]
-                if predecessor.worker is not None:
-                    predecessor.worker.client.successor = partial(self._pass_on, handover)
-                await self._drop(predecessor)
+            try:
+                with anyio.CancelScope(shield=True):
+                    del model.predecessors[before.info.vocab_hash]
+                    if predecessor.worker is not None:
+                        predecessor.worker.client.successor = move
+                    await self._drop_model(predecessor)
+            finally:
+                self._under_way.discard(model.name)
 
-    async def _replace(self, model: ManagedModel, config: ModelConfig) -> Swapped:
-        """Drain the old model, and load the new one in its place; if that fails, the old one."""
+    async def _drop_model(self, predecessor: ManagedModel) -> None:
+        predecessor.dropped = True
+        await predecessor.unload()
+        self._registry.catalog.remove_model(predecessor)
+
+    # Drain.
+
+    async def _drain(self, model: ManagedModel, config: ModelConfig) -> Swapped:
+        """Drain the old model and load the new one in its place, or the old one if that fails."""
         worker = await model.ready()
         before, after = worker.info, worker.info
-        left: dict[int, TaskReader] = {}
+        unfinished: dict[int, TaskReader] = {}
         model.hold_turns()
         log.info("model.draining", model=model.name, tasks=len(worker.tasks))
         try:
-            await self._empty(model, worker, left)
-            after = await self._exchange(model, config, left)
+            await self._drain_turns(model, worker, unfinished)
+            after = await self._load_in_place(model, config, unfinished)
         finally:
             model.release_turns()
-            self._pass_on(_Handover(model, before, after), left)
+            self._move_turns(model, before.vocab_hash == after.vocab_hash, unfinished)
             self._under_way.discard(model.name)
-        return self._done(model, after, before, "drain")
+        return self._record_swap(model, after, before, "drain")
 
-    async def _empty(
-        self, model: ManagedModel, worker: ProcessClient, left: dict[int, TaskReader]
+    async def _drain_turns(
+        self, model: ManagedModel, worker: ProcessClient, unfinished: dict[int, TaskReader]
     ) -> None:
-        """Let the turns of *model* end, but for those *left* after the grace, and take the
-        histories along.
+        """Let the turns of *model* end and migrate the histories. Turns that outlast the grace
+        period are added to *unfinished*.
         """
         model.predecessors[worker.info.vocab_hash] = model
         try:
-            for _ in range(PASSES):
-                left |= await self._rest_of(model, worker.tasks)
-                await self._carry(model, also_text=True)
+            for _ in range(MIGRATION_PASSES):
+                unfinished |= await self._end_turns(model, worker.tasks)
+                await self._migrate_sessions(model, also_text=True)
         finally:
             del model.predecessors[worker.info.vocab_hash]
 
-    async def _exchange(
-        self, model: ManagedModel, config: ModelConfig, left: dict[int, TaskReader]
+    async def _load_in_place(
+        self, model: ManagedModel, config: ModelConfig, unfinished: dict[int, TaskReader]
     ) -> ModelInfo:
-        """Unload *model*, and load it as *config* says; if that fails, as it was before. Turns that
-        come to its old worker after all are *left*, too.
+        """Unload *model* and load *config*, or if that fails the old configuration. Turns that
+        reach the old worker meanwhile are added to *unfinished*.
         """
         before, model.config, model.replaced = model.config, config, True
         if model.worker is not None:
-            model.worker.client.successor = left.update
+            model.worker.client.successor = unfinished.update
         try:
             await model.unload()
             return (await model.load()).info
@@ -213,99 +206,89 @@ class Swaps:
             with anyio.CancelScope(shield=True):
                 await model.unload()
                 if isinstance(exc, InferdError):
-                    await self._bring_back(model)
+                    await self._load_again(model)
             raise
 
-    async def _bring_back(self, model: ManagedModel) -> None:
+    async def _load_again(self, model: ManagedModel) -> None:
         try:
             await model.load()
         except InferdError as exc:  # the next turn tries again
             log.error("model.reload_failed", model=model.name, cause=exc.message)
 
-    async def _rest_of(self, model: ManagedModel, tasks: WorkerTasks) -> dict[int, TaskReader]:
-        """Let the turns of *model*, among its *tasks*, end; take those that outlast the grace."""
-        with anyio.move_on_after(self._grace_s):
-            await _finished(model, tasks)
-        return _unfinished(model)
+    # Both.
 
-    async def _carry(self, model: ManagedModel, *, also_text: bool) -> None:
-        """Wait for each session's own work, so that none has the old worker's line afterwards; with
-        *also_text*, take the histories along that are in its tokens.
+    async def _end_turns(self, model: ManagedModel, tasks: WorkerTasks) -> dict[int, TaskReader]:
+        """Wait until the turns of *model* have ended, first those in *tasks*. Return the readers of
+        those that outlast the grace period.
+        """
+        with anyio.move_on_after(self._grace_s):
+            await _wait_for_turns(model, tasks)
+        waiting = model.recovery.release_tasks()
+        return waiting if model.worker is None else waiting | model.worker.client.withdraw_tasks()
+
+    async def _migrate_sessions(self, model: ManagedModel, *, also_text: bool) -> None:
+        """Wait for each session's own work, after which it does not use the old worker. With
+        *also_text*, migrate histories that exist only as tokens.
         """
         done: set[Session] = set()
-        while session := self._another(model, done):
+        while session := next(
+            (s for s in self._sessions if s.model.name == model.name and s not in done), None
+        ):
             done.add(session)
             try:
                 await session.link.prepare_migration(also_text=also_text)
-            except Exception as exc:  # the other sessions go on
+            except Exception as exc:  # the other sessions continue
                 log.error("session.not_migrated", session=session.handle, cause=str(exc))
 
-    def _another(self, model: ManagedModel, done: set[Session]) -> Session | None:
-        found = (s for s in self._sessions if s.model.name == model.name and s not in done)
-        return next(found, None)
-
-    def _pass_on(self, handover: _Handover, readers: Mapping[int, TaskReader]) -> None:
-        """Let turns of the old model go on in the new one, if that has the vocabulary; else they
-        end, and those that had not begun may be asked for again.
+    def _move_turns(
+        self, model: ManagedModel, same_vocabulary: bool, readers: Mapping[int, TaskReader]
+    ) -> None:
+        """Continue turns of the old model in the new one if token ids mean the same in both. Else
+        the turns fail; those that had not begun may be retried.
         """
-        if handover.speaks_the_same:
-            self._registry.move_tasks(handover.model, readers)
+        if same_vocabulary:
+            self._registry.move_tasks(model, readers)
             return
-        name = handover.model.name
+        name = model.name
         begun = {number: reader for number, reader in readers.items() if reader.begun}
         fail_readers(
             begun,
             Cancelled(
-                f"the turn ended with its model: {name!r} was swapped",
-                hint="send the next turn: the history is kept",
+                f"the turn was ended: its model {name!r} was swapped",
+                hint="continue with the next turn: the history is kept",
             ),
         )
         fail_readers(
             {number: reader for number, reader in readers.items() if number not in begun},
             Busy(
                 f"{name!r} was swapped before the turn had begun",
-                hint="ask again: the history is there",
+                hint="send the request again: the history is kept",
                 data={"retry_after_s": 0.0},
             ),
         )
 
-    def _done(
+    def _record_swap(
         self, model: ManagedModel, after: ModelInfo, before: ModelInfo | None, mode: Mode
     ) -> Swapped:
-        """Write down what the name means now."""
-        done = Swapped(after.fingerprint, "" if before is None else before.fingerprint, mode)
-        self._registry.persist_settings(model)
+        """Store and log a swap."""
+        swapped = Swapped(after.fingerprint, "" if before is None else before.fingerprint, mode)
+        self._registry.catalog.persist_settings(model)
         log.info(
             "model.swapped",
             model=model.name,
-            fingerprint=done.fingerprint,
-            before=done.before,
+            fingerprint=swapped.fingerprint,
+            before=swapped.before,
             mode=mode,
         )
-        return done
-
-    async def _drop(self, predecessor: ManagedModel) -> None:
-        predecessor.dropped = True
-        await predecessor.unload()
-        self._registry.catalog.remove_model(predecessor)
+        return swapped
 
 
-async def _finished(predecessor: ManagedModel, before: WorkerTasks) -> None:
-    """Wait until the old worker, or another one that its turns needed, has no turns left."""
+async def _wait_for_turns(model: ManagedModel, tasks: WorkerTasks) -> None:
+    """Wait until *model* has no turns: in *tasks*, in a later worker, or waiting for one."""
     while True:
-        tasks = before if predecessor.worker is None else predecessor.worker.client.tasks
-        recovering = len(predecessor.recovery) > 0
-        if not tasks and not recovering:
+        current = tasks if model.worker is None else model.worker.client.tasks
+        recovering = len(model.recovery) > 0
+        if not current and not recovering:
             return
-        with anyio.move_on_after(RECOVERY_LOOK_S if recovering else None):
-            await tasks.changed()
-
-
-def _unfinished(predecessor: ManagedModel) -> dict[int, TaskReader]:
-    """Take the turns that a model has, those that wait for its worker included."""
-    waiting = predecessor.recovery.release_tasks()
-    return (
-        waiting
-        if predecessor.worker is None
-        else waiting | predecessor.worker.client.withdraw_tasks()
-    )
+        with anyio.move_on_after(RECOVERY_POLL_S if recovering else None):
+            await current.changed()

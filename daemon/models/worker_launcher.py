@@ -1,37 +1,38 @@
-"""Workers of models: how they are started, connected, and cleaned up after."""
+"""Workers of models: their start, the handling of their events, and the cleanup after them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import anyio
 import anyio.abc
+import msgspec
 import structlog
 
 from ...backends.errors import Cancelled, ModelNotFound
+from ...scheduler import messages as m
+from ...scheduler.recording.recorder import Activity
+from ...sessions.worker_client import TaskReader
 from ..residency.budget import MemoryBudget
-from ..residency.estimates import EstimateCache
 from ..residency.gate import ResidencyGate
-from ..residency.model_files import files_in_use, signature_of
+from ..residency.model_files import Signature, files_in_use, signature_of
 from ..workers.cores import Cores
+from ..workers.listener import WorkerListener
 from ..workers.worker import Worker
-from .adapter_specs import without_adapters
 from .catalog import ModelCatalog
-from .failures import FailedLoads
+from .known_loads import EstimateCache, FailedLoads
 from .kv_index import KvIndex
 from .model import ManagedModel
-from .specs import conditions_of, limits_of, spec_of
-from .worker_events import WorkerEvents
+from .specs import conditions_of, limits_of, spec_of, with_adapters, without_adapters
 
 log = structlog.get_logger()
 
 
 class LoadListener:
-    """The receiver of events about loads and workers; a subclass implements those it needs."""
+    """The receiver of events about loads and workers; subclasses handle those that they need."""
 
     def loads_changed(self) -> None:
-        """Note that a load begins, or has ended."""
+        """Note that a load has begun or ended."""
 
     def load_ended(self, model: ManagedModel, seconds: float | None) -> None:
         """Note that a load has ended after *seconds*, or has failed: None."""
@@ -43,8 +44,8 @@ class LoadListener:
 class WorkerLauncher:
     """Starts workers and follows them until they exit. Lives on the daemon's event loop.
 
-    Workers run in *group*, and other work by *start_soon*; *on_frame* is called after each frame of
-    a worker's reports, *note_change* after a worker has exited.
+    Workers run in *group*, other work runs by *start_soon*. *on_frame* is called after each frame
+    of a worker's reports, *note_change* after a worker has exited.
     """
 
     def __init__(
@@ -62,52 +63,42 @@ class WorkerLauncher:
     ):
         self.listeners: list[LoadListener] = []
         self.cores = Cores(catalog.config.cores, catalog.all_workers)
-        self._catalog, self._budget, self._gate, self._kv_index = catalog, budget, gate, kv_index
+        self.budget, self.gate, self.kv_index = budget, gate, kv_index
+        self.start_soon, self.on_frame = start_soon, on_frame
+        self.estimates = EstimateCache()
+        self._catalog, self._group, self._seconds = catalog, group, seconds
+        self._note_change = note_change
         self._kv_dir = kv_dir if catalog.config.kv_disk_bytes else ""
-        self._group, self._start_soon = group, start_soon
-        self._on_frame, self._note_change = on_frame, note_change
-        self._seconds = seconds
         self._events: dict[Worker, WorkerEvents] = {}
-        self._estimates = EstimateCache()
         self._failures = FailedLoads(catalog.config.load_retry_s, seconds)
 
-    def start_worker(self, model: ManagedModel, wanted: Mapping[str, Any]) -> Worker:
+    def start_worker(self, model: ManagedModel) -> Worker:
         """Start a worker for a model that is not loaded.
 
-        :raises InferdError: its last load has failed a moment ago, and would fail again.
+        :raises InferdError: the last load failed recently and would fail again.
         """
         if not self._catalog.has_model(model):
-            raise ModelNotFound(f"the model {model.name!r} has left")
+            raise ModelNotFound(f"the model {model.name!r} has been removed")
         self._catalog.refresh_model(model)
         config = self._catalog.config
-        spec = spec_of(model, wanted, config)
+        spec = spec_of(model, config)
         self._failures.check_load(model.name, *conditions_of(model, spec))
         signature = signature_of(files_in_use(model.config.file))
-        events = WorkerEvents(
-            model,
-            signature,
-            budget=self._budget,
-            gate=self._gate,
-            estimates=self._estimates,
-            kv_index=self._kv_index,
-            on_frame=self._on_frame,
-            on_work=self.cores.assign_cores,
-            start_soon=self._start_soon,
-        )
+        events = WorkerEvents(self, model, signature)
         worker = Worker(
             spec,
             events,
             limits=limits_of(config),
             kv_dir=self._kv_dir,
             hang_s=config.worker_hang_timeout_s,
-            known_estimates=self._estimates.known_reports(without_adapters(spec), signature),
+            known_estimates=self.estimates.known_reports(without_adapters(spec), signature),
         )
         events.worker = worker
         self._events[worker] = events
-        self._bind(model, worker)
+        self._bind_worker(model, worker)
         model.worker, model.error, model.fitted = worker, None, {}
         self.cores.assign_cores()
-        self._group.start_soon(self._run, model, worker)
+        self._group.start_soon(self._run_worker, model, worker)
         self._notify_loads_changed()
         if worker.known_estimates:
             events.decide_load(worker.known_estimates[0])
@@ -115,7 +106,7 @@ class WorkerLauncher:
 
     def exchange_models(self, one: ManagedModel, other: ManagedModel) -> Worker | None:
         """Exchange the workers and configurations of two models, of which *other* is loaded. Return
-        the previous worker of *one*, if that was loaded. Names, leases and handles stay.
+        the previous worker of *one* if that was loaded. Names, leases and handles stay.
         """
         before = one.loaded
         one.evicted_turns.fail_swapped(one.name)
@@ -126,14 +117,14 @@ class WorkerLauncher:
         one.error, other.error = other.error, one.error
         for model in (one, other):
             if model.worker is not None:
-                self._bind(model, model.worker)
+                self._bind_worker(model, model.worker)
         return before
 
-    def _bind(self, model: ManagedModel, worker: Worker) -> None:
+    def _bind_worker(self, model: ManagedModel, worker: Worker) -> None:
         self._events[worker].model = model
         worker.bind_model(model.name, model.recovery.quarantine)
 
-    async def _run(self, model: ManagedModel, worker: Worker) -> None:
+    async def _run_worker(self, model: ManagedModel, worker: Worker) -> None:
         started = self._seconds()
         log.info(
             "model.loading",
@@ -145,7 +136,7 @@ class WorkerLauncher:
             async with anyio.create_task_group() as group:
                 group.start_soon(self._note_loaded, model, worker, started)
                 await worker.run()
-        except Exception:  # whatever it is, it ends this worker alone
+        except Exception:  # any failure ends this worker alone
             log.exception("worker.failed", model=model.name, pid=worker.pid)
         model = self._events.pop(worker).model
         if model.worker is worker:
@@ -153,8 +144,8 @@ class WorkerLauncher:
         log.info("model.unloaded", model=model.name, pid=worker.pid)
         for listener in self.listeners:
             listener.worker_exited(model, worker)
-        self._budget.note_exited(worker)
-        self._gate.note_worker_exited(model)
+        self.budget.note_exited(worker)
+        self.gate.note_worker_exited(model)
         self._catalog.close_descriptor(model)
         self._note_change()
 
@@ -170,7 +161,7 @@ class WorkerLauncher:
         if error is None:
             model.load_s = took
             model.residency.loaded_at = self._seconds()
-            self._budget.reservations.note_loaded(worker)
+            self.budget.reservations.note_loaded(worker)
             self._failures.forget_load(model.name)
             log.info("model.loaded", model=model.name, pid=worker.pid, seconds=took)
         else:
@@ -183,3 +174,76 @@ class WorkerLauncher:
     def _notify_loads_changed(self) -> None:
         for listener in self.listeners:
             listener.loads_changed()
+
+
+class WorkerEvents(WorkerListener):
+    """The handling of one worker's events. Lives on the daemon's event loop.
+
+    A swap gives the worker to another *model*. *signature* identifies the model's files.
+    """
+
+    def __init__(self, launcher: WorkerLauncher, model: ManagedModel, signature: Signature):
+        self.model = model
+        self.worker: Worker
+        """Set by the launcher before the worker runs."""
+        self._launcher, self._signature = launcher, signature
+
+    def reports_handled(self) -> None:
+        """Write to the clients what a frame of reports has caused."""
+        self._launcher.on_frame()
+
+    def work_changed(self) -> None:
+        """Assign the cores again."""
+        self._launcher.cores.assign_cores()
+
+    def load_progressed(self, fraction: float) -> None:
+        """Report the progress to the callers that wait for the load."""
+        self.model.report_progress(fraction)
+
+    def memory_estimated(self, estimate: m.MemoryEstimate) -> None:
+        """Store an estimate for the next load of these files, and decide on this one."""
+        spec = without_adapters(self.worker.spec)
+        self._launcher.estimates.note_report(spec, self._signature, estimate)
+        self.decide_load(estimate)
+
+    def decide_load(self, estimate: m.MemoryEstimate) -> None:
+        """Decide on a load by an estimate. A stored estimate is decided on before the process runs,
+        so that a caller keeps its place before later ones.
+        """
+        if self.model.embeds:
+            self.worker.client.embeds = True
+            need = estimate.need.with_embedding()
+            estimate = m.MemoryEstimate(estimate.shape, need, estimate.devices)
+        estimate = with_adapters(estimate, self.worker.spec)
+        self._launcher.budget.decide_load(self.model, self.worker, estimate)
+        self._launcher.gate.advance()
+
+    async def reserve_embedding_memory(self) -> None:
+        """Reserve memory for embeddings; idle models are evicted for it if needed.
+
+        :raises OutOfMemory: too little is free.
+        """
+        worker = self.worker
+        while not worker.client.embeds:
+            if self.model.worker is not worker or worker.unloading:
+                return
+            for unloading in self._launcher.budget.reserve_embedding(self.model, worker):
+                await unloading.exited.wait()
+            self.model.embeds = worker.client.embeds
+
+    def embedding_context_created(self) -> None:
+        """Note that the memory of the embedding context is in use."""
+        self._launcher.budget.reservations.note_loaded(self.worker)
+
+    def kv_file_changed(self, report: m.KvFileWritten | m.KvFileLost) -> None:
+        """Record a KV file in the index of the disk tier."""
+        index, fingerprint = self._launcher.kv_index, self.worker.info.fingerprint
+        if isinstance(report, m.KvFileLost):
+            index.remove_file(fingerprint, report.name, report.cause)
+        else:
+            index.add_file(fingerprint, *msgspec.structs.astuple(report))
+
+    def tasks_orphaned(self, readers: Mapping[int, TaskReader], act: Activity) -> None:
+        """Resume the tasks in another worker of the model."""
+        self.model.recovery.add_orphans(readers, act)
+        self._launcher.start_soon(self.model.recovery.resume_tasks)

@@ -1,1 +1,1 @@
-"""Which models are in memory: budget, estimates, eviction, memory pressure."""
+"""Residency of models in memory: budget, estimates, eviction, memory pressure."""

@@ -1,9 +1,8 @@
-"""The decisions on memory: which loads proceed, which models are evicted for them, and which loads
-are refused.
+"""The memory budget: decisions on loads, and on evictions for them.
 
 Lives on the daemon's event loop and never waits. A worker's estimate is decided on when it arrives;
-a load that waits for evictions is decided on again each time a worker has exited. Loads come in the
-order of their models' requests (`residency`); models are evicted once their residency may end.
+a load that waits for evictions is decided on again each time a worker has exited. Loads have the
+order of their models' requests (`residency`). Models are evicted once their residency may end.
 """
 
 from __future__ import annotations
@@ -21,7 +20,6 @@ from .eviction import EvictionCandidate, choose_victims
 from .fit import (
     DeviceShortage,
     device_refusal,
-    embedding_refusal,
     fewer_layers,
     find_device_shortage,
     growth_refusal,
@@ -32,18 +30,17 @@ from .fit import (
 from .machine import MachineMemory
 from .pending_loads import PendingLoad, PendingLoads
 from .reservations import Reservations, bytes_on
-from .residency import ResidencyRequest
-from .resident_model import ResidentModel
+from .residency import ResidencyRequest, ResidentModel
 
 log = structlog.get_logger()
 
 
 class MemoryBudget:
-    """Gives memory to loads. *limit* bytes are for all models together; 0: what the machine has.
+    """Reserves memory for loads. *limit* bytes are for all models together; 0: the machine's.
 
     A decision and the reservation that records it happen in one step of the event loop. An `await`
-    between them would give the same bytes to two loads: every method here is synchronous, and a
-    test keeps it so.
+    between them would give the same bytes to two loads: every method is synchronous, and a test
+    checks that.
     """
 
     def __init__(
@@ -58,15 +55,15 @@ class MemoryBudget:
         self._loads = PendingLoads()
 
     def decide_load(self, model: ResidentModel, worker: Worker, report: m.MemoryEstimate) -> None:
-        """Decide on a load: it proceeds, perhaps in a smaller shape, or waits, or is refused."""
+        """Decide on a load: it proceeds, shrinks, waits, or is refused."""
         if not worker.unloading:
             self._decide(self._loads.note_report(model, worker, report))
 
     def reserve_embedding(self, model: ResidentModel, worker: Worker) -> list[Worker]:
         """Reserve the memory of a loaded worker's embedding context. If idle models are evicted for
-        it, return the workers that must exit before this is called again.
+        it, return the workers that must exit before the next call.
 
-        :raises OutOfMemory: it does not fit, even without all models that may be evicted.
+        :raises OutOfMemory: it does not fit even without the models that may be evicted.
         """
         need, free = self.reservations.of_worker(worker), self.reservations.free_bytes()
         extra = need.embedding if need is not None else 0
@@ -80,15 +77,14 @@ class MemoryBudget:
         victims = choose_victims(others, extra - free)
         if victims is None:
             whole = free + sum(idle.need for idle in others)
-            raise embedding_refusal(model.name, extra, whole)
+            raise growth_refusal(model.name, extra, whole, " for embeddings")
         self._evict(victims, for_model=model.name)
         return self.reservations.unloading_workers()
 
     def reserve_more(self, worker: Worker, size: int) -> None:
-        """Reserve *size* bytes more for a loaded worker; call
-        `reservations.note_loaded` once it has them.
+        """Reserve *size* more bytes for a loaded worker; `reservations.note_loaded` follows.
 
-        :raises OutOfMemory: so many are not free.
+        :raises OutOfMemory: too few bytes are free.
         """
         free = self.reservations.free_bytes()
         if size > free:
@@ -97,7 +93,7 @@ class MemoryBudget:
         self.reservations.resize(worker, size)
 
     def release_bytes(self, worker: Worker, size: int) -> None:
-        """Release *size* bytes of what is reserved for a loaded worker."""
+        """Release *size* of the bytes that are reserved for a loaded worker."""
         self.reservations.resize(worker, -size)
 
     def note_exited(self, worker: Worker) -> None:
@@ -112,9 +108,7 @@ class MemoryBudget:
         return self._loads.has_waiting
 
     def next_request(self, now: float) -> tuple[ResidencyRequest | None, set[str]]:
-        """Return the request that memory is given to next, and the names of the models to evict for
-        it.
-        """
+        """Return the next request to get memory, and the names of the models to evict for it."""
         for load in self._loads.in_order(now):
             first = load.model.residency.first_request(now)
             if first is not None:
@@ -122,27 +116,23 @@ class MemoryBudget:
         return None, set()
 
     def retry_waiting_loads(self, now: float) -> None:
-        """Decide again on the loads that wait."""
+        """Decide again on the waiting loads."""
         for load in self._loads.in_order(now):
-            if not self._loads.is_waiting(load) or load.worker.unloading:
+            if not load.is_waiting or load.worker.unloading:
                 continue
             if load.outdated:
                 load.outdated = False
-                load.worker.estimate_memory(
-                    load.report.shape
-                )  # its worker sees what is free there now
+                load.worker.estimate_memory(load.report.shape)  # devices may have more free memory
             else:
                 self._decide(load)
 
     def evict_idle(self) -> EvictionCandidate | None:
-        """Evict the idle model whose memory is worth least; None: none may be evicted."""
+        """Evict the idle model of least value; None: no model may be evicted."""
         victims = choose_victims(self._idle_models(), 1)
         if not victims:
             return None
         self._evict(victims[:1], cause="pressure")
         return victims[0]
-
-    # Decisions.
 
     def _decide(self, load: PendingLoad) -> None:
         model, now, need = load.model, self._seconds(), load.report.need.total
@@ -157,26 +147,27 @@ class MemoryBudget:
             self._loads.remove(load.worker)
             load.worker.quit()
         elif victims is not None or (model.residency.is_wanted and fits):
-            if self._loads.wait(load):
+            if not load.is_waiting:
+                load.is_waiting = True
                 log.info("model.waiting", model=model.name, bytes=need)
             if victims and not any(victim.busy or victim.lingers for victim in victims):
                 self._evict(victims, for_model=model.name)
         elif (shape := _smaller_shape(load, shortage)) is not None:
-            self._loads.stop_waiting(load.worker)
+            load.is_waiting = False
             load.worker.estimate_memory(shape)
         else:
             self._refuse(load, shortage, whole)
 
     def _shortage(self, load: PendingLoad, now: float) -> DeviceShortage | None:
-        """Return the device that has too little for a load and those ahead of it, if any."""
+        """Return a device that lacks memory for a load and the loads ahead of it, if any."""
         reserved: Counter[str] = self.reservations.loading_on_devices()
         for other in self._loads.ahead_of(load, now):
             reserved.update(other.report.need.devices)
         return find_device_shortage(load.report.need, load.report.devices, reserved)
 
     def _victims(self, load: PendingLoad, now: float) -> list[EvictionCandidate] | None:
-        """Return the models to evict for a load: of a device that lacks memory, else of the host.
-        None: all that may be evicted are not enough.
+        """Return the models to evict for a load, for a device that lacks memory or for the host.
+        None: all models that may be evicted are not enough.
         """
         shortage = self._shortage(load, now)
         if shortage is not None:
@@ -188,14 +179,14 @@ class MemoryBudget:
         return choose_victims(self._candidates(load, now), missing)
 
     def _whole_bytes(self, load: PendingLoad, now: float) -> int:
-        """Return what a load could have if all models were evicted that may be."""
+        """Return the bytes that a load could have if all models that may be were evicted."""
         held = sum(candidate.need for candidate in self._candidates(load, now))
         free = self.reservations.free_bytes() + self.reservations.unloading_bytes()
         return free + held + self._loading_bytes(load)
 
     def _loading_bytes(self, load: PendingLoad) -> int:
-        """Return the bytes of models that are being loaded: they can be evicted once they have
-        served.
+        """Return the bytes of models that are being loaded; they may be evicted after they have
+        served a request.
         """
         if not load.model.residency.is_wanted:
             return 0
@@ -214,9 +205,8 @@ class MemoryBudget:
     def _candidates(
         self, load: PendingLoad, now: float, device: str = ""
     ) -> list[EvictionCandidate]:
-        """Return the models that may be evicted for a load, now or later, with the bytes of the
-        host or of *device* that they have. For a load without requests (a swap's), only models
-        that are not in use may be.
+        """Return the models that may be evicted for a load, now or later, with their bytes of the
+        host or of *device*. For a load without requests (a swap's), only unused models are.
         """
         wanted, request = load.model.residency.is_wanted, load.model.residency.first_request(now)
         found = []
@@ -238,7 +228,7 @@ class MemoryBudget:
         return found
 
     def _idle_models(self) -> list[EvictionCandidate]:
-        """Return the models that are not in use; a client with a lease has them loaded again."""
+        """Return the models without tasks; leased ones are loaded again when needed."""
         now = self._seconds()
         return [
             EvictionCandidate(model.name, need.total, model.load_s, max(0.0, now - model.used_at))
@@ -247,7 +237,7 @@ class MemoryBudget:
         ]
 
     def _evictable(self) -> Iterator[tuple[ResidentModel, MemoryNeed]]:
-        """Yield the models that are loaded and not pinned, with what is reserved for them."""
+        """Yield the models that are loaded and not pinned, with their reservations."""
         for model in self._models():
             need = self.reservations.of_worker(model.worker)
             if need is not None and model.loaded is not None and not model.pinned:
@@ -258,7 +248,7 @@ class MemoryBudget:
         self.reservations.reserve(load.worker, load.report.need)
         self._loads.remove(load.worker)
         model.residency.begin_residency(self._seconds(), shape.slots)
-        model.fitted = reduced_parameters(load.shape_asked, shape)
+        model.fitted = reduced_parameters(load.first_shape, shape)
         if model.fitted:
             log.info("model.fitted", model=model.name, **model.fitted)
         load.worker.allow_load()
@@ -287,12 +277,12 @@ class MemoryBudget:
 
 
 def _smaller_shape(load: PendingLoad, shortage: DeviceShortage | None) -> Shape | None:
-    """Return the next smaller shape that a load may have."""
+    """Return the next smaller shape of a load; None: there is none."""
     if shortage is not None:
         return fewer_layers(load.report.shape, load.floor, shortage)
     return next_smaller_shape(load.report.shape, load.floor)
 
 
 def _public_name(model: ResidentModel) -> str:
-    """Return the name that any user may see: a descriptor's model is its user's alone."""
-    return model.name if model.uid is None else "what another descriptor loaded"
+    """Return a name that any user may see; the model of a descriptor belongs to its user."""
+    return model.name if model.uid is None else "a model loaded from another descriptor"

@@ -12,14 +12,14 @@ PROC, CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
 
 
 def cores_usable(proc: Path = PROC, cgroups: Path = CGROUPS) -> int:
-    """Return how many cores this process may use: by its affinity and its cgroups' quotas."""
+    """Return the number of cores that this process may use: its affinity or its cgroups' quota."""
     folders = _with_ancestors(cgroups, _own_cgroup(proc))
     quotas = [quota for quota in map(_quota_in, folders) if quota is not None]
     return max(1, round(min([len(os.sched_getaffinity(0)), *quotas])))
 
 
 def memory_usable(proc: Path = PROC, cgroups: Path = CGROUPS) -> int:
-    """Return the bytes that this process may use: the machine's memory, or its cgroups' limit."""
+    """Return the bytes that this process may use: the machine's, or its cgroups' limit."""
     machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     limit = cgroup_limit_bytes(cgroups, _own_cgroup(proc))
     return machine if limit is None else min(machine, limit)
@@ -33,15 +33,13 @@ def _own_cgroup(proc: Path) -> str:
 
 
 def parse_cgroup_path(text: str) -> str:
-    """Return the path of the version 2 cgroup in *text*, which is in the form of
-    /proc/self/cgroup.
-    """
+    """Return the path of the version 2 cgroup in the text of a /proc/self/cgroup."""
     paths = (line.removeprefix("0::") for line in text.splitlines() if line.startswith("0::"))
     return next(paths, "/")
 
 
 def cgroup_free_bytes(root: Path, path: str) -> int | None:
-    """Return the bytes that the limits of a cgroup and its ancestors leave; None: no limit is set.
+    """Return the free bytes within the limits of a cgroup and its ancestors; None: no limit is set.
 
     The page cache counts as free, as in MemAvailable: the kernel drops it when memory is needed.
     """

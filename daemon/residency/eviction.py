@@ -10,37 +10,35 @@ IDLE_S_MIN = 0.001
 
 @dataclass(frozen=True, slots=True)
 class EvictionCandidate:
-    """A loaded model that may be evicted, now or, where it is *busy*, once it is idle."""
+    """A loaded model that may be evicted, now or, if it is *busy*, once it is idle."""
 
     name: str
     need: int
     """Bytes that its eviction frees."""
     load_s: float
-    """Seconds that loading it again takes."""
+    """Seconds that a load takes."""
     idle_s: float
     busy: bool = False
     lingers: bool = False
-    """It was used a moment ago and may be used again: it is not evicted yet."""
+    """Whether it was just used and may be used again, so that it is not evicted yet."""
     loaded_at: float = 0.0
 
     @property
     def value(self) -> float:
-        """What its memory is worth: the time to load it again against the time it was idle."""
+        """The value of its memory: the time of a load divided by the idle time."""
         return self.load_s / max(self.idle_s, IDLE_S_MIN)
 
     @property
     def order_key(self) -> tuple[bool, float, str]:
-        """The order of eviction: idle models by their value, then busy ones, longest loaded
-        first.
-        """
+        """The order of eviction: idle models by value, then busy ones, longest loaded first."""
         return self.busy, self.loaded_at if self.busy else self.value, self.name
 
 
 def choose_victims(
     candidates: Iterable[EvictionCandidate], missing: int
 ) -> list[EvictionCandidate] | None:
-    """Return the models to evict so that *missing* bytes become free: those of least value first,
-    busy ones last. None: all of them together are not enough, and none is to be evicted.
+    """Return the models to evict so that *missing* bytes become free: least value first, busy ones
+    last. None: all together are not enough.
     """
     chosen: list[EvictionCandidate] = []
     for candidate in sorted(candidates, key=lambda c: c.order_key):
@@ -49,7 +47,7 @@ def choose_victims(
         chosen.append(candidate)
     if sum(c.need for c in chosen) < missing:
         return None
-    for candidate in reversed(chosen):  # a large one chosen late may make small ones superfluous
+    for candidate in reversed(chosen):  # a large model may make smaller ones superfluous
         rest = [c for c in chosen if c is not candidate]
         if sum(c.need for c in rest) >= missing:
             chosen = rest

@@ -1,4 +1,4 @@
-"""Smaller shapes in which a model fits, and the errors where none does: pure functions."""
+"""Smaller shapes for models that do not fit, and the errors if none fits: pure functions."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from ...backends import Device, MemoryNeed, Shape
 from ...backends.errors import OutOfMemory
-from .resident_model import ResidentModel
+from .residency import ResidentModel
 from .sizes import headroom_bytes, size_text
 
 CTX_SIZE_MIN = 512
@@ -19,12 +19,12 @@ HOLDERS_NAMED = 3
 
 @dataclass(frozen=True, slots=True)
 class DeviceShortage:
-    """A device that has less than a model needs of it."""
+    """A device that has less memory than a model needs of it."""
 
     device: Device
     need: int
     free: int
-    """Its free bytes, less the headroom and what is reserved for other loads."""
+    """The free bytes, minus the headroom and the reservations of other loads."""
 
     @property
     def missing(self) -> int:
@@ -35,9 +35,8 @@ class DeviceShortage:
 def find_device_shortage(
     need: MemoryNeed, devices: Sequence[Device], reserved: Mapping[str, int]
 ) -> DeviceShortage | None:
-    """Return the device that lacks most; None: each has enough.
-
-    *reserved* are the bytes of each device that loads under way have not taken yet.
+    """Return the device that lacks most; None: each has enough. *reserved* are the bytes by device
+    that loads under way have not allocated yet.
     """
     found = []
     for device in devices:
@@ -48,8 +47,8 @@ def find_device_shortage(
 
 
 def fewer_layers(shape: Shape, floor: Shape, shortage: DeviceShortage) -> Shape | None:
-    """Return the shape with as many layers on devices as fit with *shortage*, in proportion; None:
-    there cannot be fewer.
+    """Return the shape with fewer layers on devices, in proportion to *shortage*; None: *floor* is
+    reached.
     """
     if shape.n_gpu_layers <= floor.n_gpu_layers:
         return None
@@ -59,11 +58,11 @@ def fewer_layers(shape: Shape, floor: Shape, shortage: DeviceShortage) -> Shape 
 
 
 def device_refusal(name: str, shape: Shape, shortage: DeviceShortage) -> OutOfMemory:
-    """Return the error for a model whose number of layers on devices is fixed and does not fit."""
+    """Return the error for a model whose fixed number of layers on devices does not fit."""
     return OutOfMemory(
         f"{name!r} needs {size_text(shortage.need)} of {shortage.device.name}'s memory with"
         f" {shape.n_gpu_layers} layers on devices, and {size_text(shortage.free)} are free",
-        hint="set n-gpu-layers to -1: as many as fit run there, and the others on the CPU",
+        hint="set n-gpu-layers to -1: the layers that fit run there, the others on the CPU",
         data={
             "device": shortage.device.name,
             "needed_bytes": shortage.need,
@@ -75,19 +74,13 @@ def device_refusal(name: str, shape: Shape, shortage: DeviceShortage) -> OutOfMe
 
 
 def next_smaller_shape(shape: Shape, floor: Shape) -> Shape | None:
-    """Return the next smaller shape, not below *floor*; None: there is none.
-
-    Slots shrink first (other turns wait longer), then the context, then the batch.
+    """Return the next smaller shape, not below *floor*; None: there is none. Slots shrink first
+    (other turns wait longer), then the context, then the batch.
     """
-    slots = max(floor.slots, shape.slots // 2)
-    if slots < shape.slots:
-        return replace(shape, slots=slots)
-    ctx_size = max(floor.ctx_size, shape.ctx_size // 2)
-    if ctx_size < shape.ctx_size:
-        return replace(shape, ctx_size=ctx_size)
-    batch_size = max(floor.batch_size, shape.batch_size // 2)
-    if batch_size < shape.batch_size:
-        return replace(shape, batch_size=batch_size)
+    for field in ("slots", "ctx_size", "batch_size"):
+        smaller = max(getattr(floor, field), getattr(shape, field) // 2)
+        if smaller < getattr(shape, field):
+            return replace(shape, **{field: smaller})
     return None
 
 
@@ -100,14 +93,12 @@ def memory_refusal(
     free: int,
     holders: Sequence[tuple[str, int]],
 ) -> OutOfMemory:
-    """Return the error for a model that needs *need* bytes in the smallest *shape* it may have.
-
-    *free* is what it could have had without the idle models; *holders* are the models that have the
-    rest, with their bytes.
+    """Return the error for a model that needs *need* in *shape*, the smallest it may have. *free*
+    are the bytes without the idle models; *holders* are the models in use with their bytes.
     """
     advice = []
     if need.weights + need.process > free:
-        advice.append("use a smaller model or a smaller quantisation of it")
+        advice.append("use a smaller model or a smaller quantization of it")
     else:
         if shape.ctx_size > CTX_SIZE_MIN and floor.ctx_size == shape.ctx_size:
             advice.append(f"use a smaller ctx-size than {shape.ctx_size}")
@@ -132,50 +123,38 @@ def memory_refusal(
     )
 
 
-def embedding_refusal(name: str, needed: int, free: int) -> OutOfMemory:
-    """Return the error for a model that lacks the memory for embeddings."""
+def growth_refusal(name: str, size: int, free: int, purpose: str = "") -> OutOfMemory:
+    """Return the error for *size* more bytes that a loaded model cannot have."""
     return OutOfMemory(
-        f"{name!r} needs {size_text(needed)} more of memory to make embeddings, and"
-        f" {size_text(free)} are free",
-        hint="use a smaller ctx-size for it, or unload another model",
-        data={"needed_bytes": needed, "free_bytes": max(0, free)},
-    )
-
-
-def growth_refusal(name: str, size: int, free: int) -> OutOfMemory:
-    """Return the error for *size* bytes more that a loaded model cannot have."""
-    return OutOfMemory(
-        f"{size_text(size)} more are needed beside {name!r}, and {size_text(free)} are free",
-        hint="unload models that are not needed: `inferd ps` lists them",
+        f"{name!r} needs {size_text(size)} more memory{purpose}, and {size_text(free)} are free",
+        hint="use a smaller ctx-size for it, or unload another model (`inferd ps` lists them)",
         data={"needed_bytes": size, "free_bytes": max(0, free)},
     )
 
 
 def smallest_shape(model: ResidentModel, shape: Shape) -> Shape:
-    """Return the smallest shape that *model* may be loaded in; parameters that were asked for keep
-    the values of *shape*.
+    """Return the smallest shape that *model* may be loaded in. Parameters that were configured or
+    requested keep their values in *shape*.
     """
-    set_by_hand = model.options()
     if model.never_shrinks:
         return shape
-    wanted = model.wanted_ctx_size
-    ctx_size = min(shape.ctx_size, max(CTX_SIZE_MIN, wanted))
-    if set_by_hand.get("ctx-size") or wanted >= shape.ctx_size:
-        ctx_size = shape.ctx_size
+    options, requested = model.options(), model.requested
+    ctx_size_min = max(CTX_SIZE_MIN, requested.get("ctx-size", 0))
+    is_ctx_size_fixed = options.get("ctx-size") or ctx_size_min >= shape.ctx_size
+    layers = options.get("n-gpu-layers", requested.get("n-gpu-layers", -1))
     return Shape(
-        shape.slots if "slots" in set_by_hand else 1,
-        ctx_size,
-        shape.batch_size if "batch-size" in set_by_hand else min(shape.batch_size, BATCH_SIZE_MIN),
-        0 if set_by_hand.get("n-gpu-layers", model.wanted_gpu_layers) < 0 else shape.n_gpu_layers,
+        shape.slots if "slots" in options else 1,
+        shape.ctx_size if is_ctx_size_fixed else ctx_size_min,
+        shape.batch_size if "batch-size" in options else min(shape.batch_size, BATCH_SIZE_MIN),
+        0 if layers < 0 else shape.n_gpu_layers,
     )
 
 
-def reduced_parameters(asked: Shape, shape: Shape) -> dict[str, int]:
-    """Return the parameters whose values in force are smaller than the defaults would be."""
-    names = ("slots", "ctx-size", "batch-size", "n-gpu-layers")
-    fields = {name: name.replace("-", "_") for name in names}
+def reduced_parameters(first: Shape, shape: Shape) -> dict[str, int]:
+    """Return the parameters of *shape* that differ from those of the *first* shape of the load."""
+    fields = ("slots", "ctx_size", "batch_size", "n_gpu_layers")
     return {
-        key: getattr(shape, field)
-        for key, field in fields.items()
-        if getattr(shape, field) != getattr(asked, field)
+        field.replace("_", "-"): getattr(shape, field)
+        for field in fields
+        if getattr(shape, field) != getattr(first, field)
     }

@@ -1,7 +1,7 @@
-"""The admission of requests to models that share memory.
+"""Admission of requests to models that share memory.
 
-Lives on the daemon's event loop. `advance` decides for all models in one step, in which nothing
-else happens: which requests are admitted, which loads proceed, which models are evicted for them.
+Lives on the daemon's event loop. `advance` decides for all models in one step of the loop: it
+admits requests, lets loads proceed, and evicts models for them.
 """
 
 from __future__ import annotations
@@ -17,22 +17,21 @@ import anyio
 from ...backends.errors import InferdError, Timeout
 from ...scheduler.priority import Priority
 from .budget import MemoryBudget
-from .residency import Residency, ResidencyRequest, never_absent
-from .resident_model import ResidentModel
+from .residency import Residency, ResidencyRequest, ResidentModel, never_absent
 
 ADVANCE_S = 0.05
-"""While a load waits for models that are in use, `advance` runs so often."""
+"""The interval of `advance` while a load waits for models that are in use."""
 
 ModelT = TypeVar("ModelT", bound=ResidentModel)
 
 
 class WaitListener(Protocol):
-    """What a request reports while it waits."""
+    """The receiver of a waiting request's events."""
 
     def wait_begins(self) -> None:
         """Note that the request has to wait.
 
-        :raises InferdError: it may not.
+        :raises InferdError: the request may not wait.
         """
 
     def wait_continues(self) -> None:
@@ -40,8 +39,8 @@ class WaitListener(Protocol):
 
 
 class GateRequest(ResidencyRequest):
-    """A request on the event loop. *subject* is the object that it can be found by, such as a
-    session; *is_turn* says that it is for a turn of that.
+    """A request on the event loop. *subject* is the object that it is found by, such as a session;
+    *is_turn*: it is for a turn of that session.
     """
 
     def __init__(
@@ -66,16 +65,16 @@ class GateRequest(ResidencyRequest):
         self._woken: anyio.Event | None = None
 
     def refuse(self, error: InferdError) -> None:
-        """End the wait with *error*; a wait that has ended stays as it is."""
+        """End the wait with *error*. It has no effect once the wait has ended."""
         self._error = error
         if self._scope is not None:
             self._scope.cancel()
 
     @contextmanager
     def limit_wait(self) -> Iterator[None]:
-        """Bound the wait in this context by the request's timeouts.
+        """Limit the wait in this context by the request's timeouts.
 
-        :raises InferdError: the error that the request was refused with.
+        :raises InferdError: the request was refused.
         :raises Timeout: a timeout has passed.
         """
         limits = {"total": self.timeout_s, "queue": self.queue_timeout_s}
@@ -90,13 +89,13 @@ class GateRequest(ResidencyRequest):
             raise self._error or _timeout(which, limit_s)
 
     async def wait_woken(self) -> None:
-        """Wait until the request is woken, or return at once if it was since the last wait."""
+        """Wait for `wake`; return at once if it was called since the last wait."""
         self._woken = self._woken or anyio.Event()
         await self._woken.wait()
         self._woken = None
 
     def wake(self) -> None:
-        """Let the request check again whether it is admitted."""
+        """Make the request check again whether it is admitted."""
         self._woken = self._woken or anyio.Event()
         self._woken.set()
 
@@ -112,9 +111,9 @@ def _timeout(which: str, limit_s: float) -> Timeout:
 class ResidencyGate(Generic[ModelT]):
     """Admits requests to *models*, which share the memory of *budget*.
 
-    *start* runs work in the daemon's task group. `advance` and all that it calls are synchronous:
-    an `await` within them would let a model be evicted that has just admitted a request. A test
-    keeps them so.
+    *start* runs work in the daemon's task group. `advance` and all methods that it calls are
+    synchronous: at an `await` a model that has just admitted a request could be evicted. A test
+    checks that.
     """
 
     def __init__(
@@ -131,12 +130,12 @@ class ResidencyGate(Generic[ModelT]):
         self._keeps_advancing = False
 
     def new_residency(self) -> Residency:
-        """Return the residency of a new model."""
+        """Return a residency for a new model."""
         return Residency(self._delay_s_max)
 
     @property
     def waiting_requests(self) -> list[tuple[ModelT, GateRequest]]:
-        """The requests that wait, in order, each with its model."""
+        """The waiting requests in order, with their models."""
         now = self._seconds()
         found = [
             (model, request)
@@ -147,7 +146,7 @@ class ResidencyGate(Generic[ModelT]):
         return sorted(found, key=lambda pair: pair[1].order_key(now, self._delay_s_max))
 
     def refuse_requests(self, error: InferdError, subject: Any = None) -> bool:
-        """End the wait of the requests for *subject* (None: of all); return whether any waited."""
+        """Refuse the waiting requests for *subject* (None: all); return whether any waited."""
         found = [r for _, r in self.waiting_requests if subject is None or r.subject is subject]
         for request in found:
             request.refuse(error)
@@ -162,7 +161,7 @@ class ResidencyGate(Generic[ModelT]):
     ) -> AsyncIterator[None]:
         """Wait until *model* is loaded and admits *request*; it stays loaded in the context.
 
-        :raises LoadFailed: it cannot be loaded.
+        :raises LoadFailed: the model cannot be loaded.
         :raises Timeout: one of the request's timeouts has passed.
         """
         try:
@@ -178,7 +177,7 @@ class ResidencyGate(Generic[ModelT]):
 
     @contextmanager
     def try_admit(self, model: ModelT, request: GateRequest) -> Iterator[bool]:
-        """Admit *request* to a loaded model, unless it would have to wait; yield whether it is
+        """Admit *request* to a loaded model unless it would have to wait; yield whether it was
         admitted.
         """
         try:
@@ -218,19 +217,19 @@ class ResidencyGate(Generic[ModelT]):
                     await request.wait_woken()
 
     def note_worker_exited(self, model: ModelT) -> None:
-        """Let the requests that wait for *model* have it loaded again: its worker has exited."""
+        """Wake the requests that wait for *model*, to load it: its worker has exited."""
         for request in model.residency.waiting:
             if isinstance(request, GateRequest):
                 request.wake()
         self.advance()
 
     def advance(self) -> None:
-        """Admit the requests that may be, and give memory to loads that wait for it."""
+        """Admit all admissible requests, and decide again on the waiting loads."""
         now = self._seconds()
         rival, to_evict = self._budget.next_request(now)
         for model in self._models():
             if model.residency.waiting and model.loaded is not None:
-                # No `await` from here to the retried loads: they evict only what admitted nobody.
+                # No `await` from here to the retried loads: those evict only unused models.
                 other = rival if model.name in to_evict else None
                 for request in model.residency.admit_waiting(other, now):
                     if isinstance(request, GateRequest):
@@ -241,7 +240,7 @@ class ResidencyGate(Generic[ModelT]):
             self._start(self._keep_advancing)
 
     async def _keep_advancing(self) -> None:
-        """Advance while a load waits: readers go away, and residencies end, without an event."""
+        """Advance while a load waits: no event reports absent readers and ended residencies."""
         try:
             while self._budget.has_waiting_loads:
                 await anyio.sleep(ADVANCE_S)

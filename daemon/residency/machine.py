@@ -1,7 +1,7 @@
-"""The machine's memory: free bytes, and the time in which tasks waited for memory.
+"""The machine's memory: free bytes, and the time for which tasks stalled on memory.
 
-Each value is read anew from /proc and the version 2 cgroup of this process. A value whose file is
-missing or unreadable is unknown; only /proc/meminfo must exist.
+Each value is read from /proc and the version 2 cgroup of this process on each call. A value is
+unknown if its file is missing or unreadable; only /proc/meminfo must exist.
 """
 
 from __future__ import annotations
@@ -20,44 +20,44 @@ from .sizes import headroom_bytes
 
 TRIGGER = b"some 200000 2000000\0"
 """200 ms of stalls within 2 s, as systemd's `MemoryPressureThresholdSec=`. Without privileges the
-kernel takes windows of whole multiples of 2 s alone (Documentation/accounting/psi.rst).
+kernel accepts only windows that are multiples of 2 s (Documentation/accounting/psi.rst).
 """
 
 
 class MachineMemory:
-    """What the machine and this process's cgroups have; read anew each time."""
+    """The memory of the machine and of this process's cgroups."""
 
     def __init__(self, proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")):
         self._proc, self._cgroups = proc, cgroups
 
     def free_bytes(self) -> int:
-        """Return the bytes that models may take now."""
+        """Return the bytes that models may allocate now."""
         free = parse_available_bytes((self._proc / "meminfo").read_text())
         limited = cgroup_free_bytes(self._cgroups, self._cgroup())
         return free if limited is None else min(free, limited)
 
     def total_bytes(self) -> int:
-        """Return the bytes that there are: the machine's, or its cgroups' limit."""
+        """Return the machine's bytes, or its cgroups' limit."""
         total = parse_total_bytes((self._proc / "meminfo").read_text())
         limit = cgroup_limit_bytes(self._cgroups, self._cgroup())
         return total if limit is None else min(total, limit)
 
     def anonymous_bytes(self, pid: int) -> int:
-        """Return the memory of a process that free memory does not count any more."""
+        """Return the bytes of a process that the machine does not count as free."""
         fields = _text(self._proc / f"{pid}/statm").split()
         return (int(fields[1]) - int(fields[2])) * os.sysconf("SC_PAGE_SIZE") if fields else 0
 
     def stalled_s(self) -> float | None:
-        """Return the seconds in which a task anywhere waited for memory; None: it is not told."""
+        """Return the seconds for which any task stalled on memory; None: unknown."""
         return parse_stalled_s(_text(self._machine_pressure))
 
     def own_stalled_s(self) -> float | None:
-        """Return the seconds in which a task of this cgroup did."""
+        """Return the seconds for which a task of this cgroup stalled; None: unknown."""
         path = self._own_pressure
         return parse_stalled_s(_text(path)) if path is not None else None
 
     def alarm(self) -> StallAlarm:
-        """Return what wakes when tasks stall."""
+        """Return an alarm that wakes when tasks stall."""
         return StallAlarm(p for p in (self._machine_pressure, self._own_pressure) if p is not None)
 
     @property
@@ -74,9 +74,9 @@ class MachineMemory:
 
 
 class StallAlarm:
-    """Triggers of the kernel's pressure stall information, until they are closed. One task waits.
+    """Triggers of the kernel's pressure stall information (PSI). One task waits for them.
 
-    A file that is not there, or may not be written, has none: then it is looked at now and then.
+    A file that is missing or not writable has no trigger; its stalls are found by polling.
     """
 
     def __init__(self, files: Iterable[Path]):
@@ -90,28 +90,28 @@ class StallAlarm:
         return len(self._triggers)
 
     async def wait(self, seconds: float) -> bool:
-        """Wait for an alarm, but no longer than *seconds*; tell whether there was one."""
+        """Wait for an alarm for at most *seconds*; return whether one came."""
         with anyio.move_on_after(seconds) as scope:
             if not self._triggers:
                 await anyio.sleep_forever()
             await anyio.wait_readable(self._epoll)
         for fd, events in self._epoll.poll(0):
-            if events & select.EPOLLERR:  # its cgroup is gone, and it would wake for ever
+            if events & select.EPOLLERR:  # its cgroup was removed; it would wake forever
                 self._disarm(fd)
         return not scope.cancelled_caught
 
     def _arm(self, path: Path) -> None:
-        """Write a trigger; the kernel tells of it once a window, as long as the file is open.
+        """Write a trigger. The kernel fires it at most once per window while the file is open.
 
-        :raises OSError: there is none to be had.
+        :raises OSError: the file has no triggers.
         """
         fd = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
-            # An ordinary file cannot be polled, and is not to be written to.
+            # Fail here for an ordinary file, which must not be written to.
             self._epoll.register(fd, select.EPOLLPRI)
             self._epoll.unregister(fd)
             os.write(fd, TRIGGER)
-            self._epoll.register(fd, select.EPOLLPRI)  # anew: now there is something to wait for
+            self._epoll.register(fd, select.EPOLLPRI)  # again: epoll sees the trigger only now
         except OSError:
             os.close(fd)
             raise
@@ -122,14 +122,14 @@ class StallAlarm:
         os.close(fd)
 
     def close(self) -> None:
-        """Let go of the triggers."""
+        """Close the triggers."""
         for fd in tuple(self._triggers):
             self._disarm(fd)
         self._epoll.close()
 
 
 def _text(path: Path) -> str:
-    """Return what a file says; nothing where it may not be read."""
+    """Return the text of a file; empty if it cannot be read."""
     try:
         return path.read_text()
     except (OSError, UnicodeDecodeError):
@@ -137,12 +137,12 @@ def _text(path: Path) -> str:
 
 
 def parse_available_bytes(meminfo: str) -> int:
-    """Return the available bytes in a text in the form of /proc/meminfo, less the headroom."""
+    """Return the available bytes in the text of a /proc/meminfo, minus the headroom."""
     return _meminfo(meminfo, "MemAvailable") - headroom_bytes(parse_total_bytes(meminfo))
 
 
 def parse_total_bytes(meminfo: str) -> int:
-    """Return all bytes in a text in the form of /proc/meminfo."""
+    """Return all bytes in the text of a /proc/meminfo."""
     return _meminfo(meminfo, "MemTotal")
 
 
@@ -152,8 +152,6 @@ def _meminfo(text: str, key: str) -> int:
 
 
 def parse_stalled_s(text: str) -> float | None:
-    """Return for how long some task waited, by a text in the form of /proc/pressure/memory; None:
-    the text has no such line.
-    """
+    """Return the stalled seconds in the text of a /proc/pressure/memory; None: it has none."""
     found = re.search(r"^some .*\btotal=(\d+)", text, re.MULTILINE)
     return int(found[1]) / 1e6 if found is not None else None

@@ -1,6 +1,6 @@
-"""The models directory: which files are models, and which files make up one.
+"""The models directory, and the files of a model.
 
-A model may be split into parts, `NAME-00001-of-00003.gguf` and so on: they are one model, `NAME`.
+A split model `NAME` has several files: `NAME-00001-of-00003.gguf` and so on.
 """
 
 from __future__ import annotations
@@ -13,16 +13,14 @@ from ...backends.split_gguf import PART, parts_of
 from ..config.model_settings import MODEL_NAME
 
 Signature = tuple[tuple[int, ...], ...]
-"""What changes when files do."""
+"""A value that changes with the files."""
 
 
 def models_in(directory: Path) -> dict[str, Path]:
-    """Return the models in *directory* by name, each with its (first) file.
+    """Return the models in *directory* by name, each with its (first) file; none if there is no
+    directory. A split model counts if any part exists: the load reports missing parts.
 
-    A split model is there if any part is: what is missing is said when it is loaded. Where there is
-    no directory there are none.
-
-    :raises OSError: it cannot be read.
+    :raises OSError: the directory cannot be read.
     """
     try:
         names = os.listdir(directory)
@@ -38,7 +36,7 @@ def models_in(directory: Path) -> dict[str, Path]:
 
 
 def files_in_use(file: Path | None) -> list[Path]:
-    """Return the files that make up the model of *file*."""
+    """Return all files of the model of *file*."""
     return parts_of(file) if file is not None else []
 
 
@@ -53,7 +51,7 @@ def size_bytes(file: Path | None, fd: int) -> int:
 
 
 def signature_of(files: Iterable[Path]) -> Signature:
-    """Return what changes when a file does: its place, size, times, or that it is gone."""
+    """Return the files' places, sizes and times, or the error numbers of missing ones."""
     return tuple(_status(file) for file in files)
 
 

@@ -1,9 +1,9 @@
-"""Memory that falls short while models run: what is given back, and in which order.
+"""Memory pressure while models run: the memory to free, and its order.
 
-First the KV states in the workers' memory go (to the disk, if they may), then idle models, those
-least worth their memory first, one at a time. Busy and pinned ones never do. `Pressure` decides,
-from readings alone; `MemoryWatch` reads, acts and counts. It wakes when the kernel tells of stalls
-(PSI), and every few seconds to look at the free memory.
+First the KV states in the workers' memory are dropped (written to disk if they may be), then idle
+models are evicted, least valuable first, one at a time. Busy and pinned models stay. `Pressure`
+decides from readings alone; `MemoryWatch` reads, acts and counts. It wakes on the kernel's stall
+alarms (PSI), and every few seconds to read the free memory.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from .sizes import headroom_bytes
 log = structlog.get_logger()
 
 STALLED_HIGH, STALLED_LOW = 0.1, 0.01
-"""Shares of time in which some task waited for memory. The high one is systemd's
+"""Shares of time for which some task stalled on memory. The high one is systemd's
 `MemoryPressureThresholdSec=` (200 ms in 2 s).
 """
-PLENTY = 0.2
-"""With so much of the memory free, stalls elsewhere on the machine are those of another cgroup's
-limit, and nothing given back here would end them.
+FREE_SHARE_AMPLE = 0.2
+"""With this share of memory free, stalls on the machine come from another cgroup's limit: freeing
+memory here would not end them.
 """
-ANSWER_S = 5.0
-"""What a worker may take to answer; it lets go of its states all the same."""
+WORKER_ANSWER_S_MAX = 5.0
+"""How long a worker's answer is awaited; a slower worker drops its states, too."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """The memory at one time: bytes beside the models (negative: less than is to be spared), and
-    the seconds so far in which tasks waited for memory; None where the kernel does not tell.
+    """The memory at one time: bytes free beside the models (negative: part of the headroom is
+    used), and the seconds for which tasks have stalled so far; None: unknown.
     """
 
     at: float
@@ -51,35 +51,36 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """When it is looked, and how long each act is given."""
+    """The intervals of readings and acts."""
 
-    look_s: float = 5.0
-    """Between two looks, without an alarm."""
-    pressed_s: float = 1.0
-    """Between two looks while memory is short."""
+    poll_s: float = 5.0
+    """Between two readings without an alarm."""
+    poll_s_pressed: float = 1.0
+    """Between two readings while memory is short."""
     settle_s: float = 2.0
-    """What an act is given to show before the next one."""
+    """Between an act and the next one, so that the first can take effect."""
     calm_s: float = 30.0
-    """How long memory must have been there before states are held again."""
+    """How long memory must suffice before KV states are kept again."""
 
 
 class MemoryAct(StrEnum):
-    """What is to be done."""
+    """An action on memory pressure."""
 
     NONE = "none"
     STATES = "states"
-    """Empty the workers' KV states out of memory."""
+    """Drop the workers' KV states from memory."""
     MODEL = "model"
-    """Let an idle model leave."""
+    """Evict an idle model."""
     RELIEF = "relief"
-    """Hold KV states again."""
+    """Keep KV states again."""
 
 
 class Pressure:
-    """Decides what is given back; see the module's docstring. Knows no clock but the readings'.
+    """Decides on acts; see the module's docstring. Its only clock is that of the readings.
 
-    Short begins where half of what is to be spared is gone, or a tenth of the time was stalled; it
-    ends where a quarter of it is there again and nearly no time was, for `Pace.calm_s`.
+    Pressure begins when more than half of the headroom is used, or tasks stalled for a tenth of the
+    time. It ends when at most a quarter of the headroom is used and tasks hardly stalled, for
+    `Pace.calm_s`.
     """
 
     def __init__(self, pace: Pace):
@@ -90,7 +91,7 @@ class Pressure:
         self._calm_since: float | None = None
 
     def decide(self, reading: Reading) -> MemoryAct:
-        """Return what is to be done at *reading*; it counts as done."""
+        """Return the act for *reading*; it counts as done."""
         stalled = self._stalled(reading)
         self._before = reading
         headroom = headroom_bytes(reading.total_bytes)
@@ -102,15 +103,15 @@ class Pressure:
         return MemoryAct.NONE
 
     def _stalled(self, reading: Reading) -> float:
-        """Return the share of time since the reading before in which somebody waited for memory
-        that can be given back here.
+        """Return the share of time since the previous reading for which tasks stalled, as far as
+        memory can be freed here.
         """
         before = self._before
         if before is None or reading.at <= before.at:
             return 0.0
         own = _grown(before.own_stalled_s, reading.own_stalled_s)
         machine = _grown(before.machine_stalled_s, reading.machine_stalled_s)
-        if reading.free_bytes >= PLENTY * reading.total_bytes:
+        if reading.free_bytes >= FREE_SHARE_AMPLE * reading.total_bytes:
             machine = 0.0
         return max(own, machine) / (reading.at - before.at)
 
@@ -137,34 +138,35 @@ def _grown(before: float | None, now: float | None) -> float:
     return now - before if before is not None and now is not None else 0.0
 
 
-class ThriftyWorker(Protocol):
-    """What is asked of a worker."""
+class StateHolder(Protocol):
+    """A worker with KV states in memory."""
 
     async def set_low_memory(self, *, on: bool) -> int:
-        """Let go of KV states; return their bytes."""
+        """Switch low-memory mode; return the bytes of the KV states that it drops."""
 
 
 @dataclass(slots=True)
 class _Counts:
-    """What was done since the start."""
+    """The acts since the start."""
 
     low_events: int = 0
-    """How often memory fell short."""
+    """How often memory became short."""
     kv_bytes_freed: int = 0
     models_unloaded: int = 0
     model_bytes_freed: int = 0
 
 
 class MemoryWatch:
-    """Checks the memory for ever, and frees what `Pressure` decides. Lives on the daemon's event
-    loop. *free_bytes* is what is free beside the models; *evict_idle* evicts an idle one;
-    *note_reading* is called after each check, with the reason why nothing could be read or None.
+    """Reads the memory and carries out the acts of `Pressure`. Lives on the daemon's event loop.
+
+    *free_bytes* returns the bytes free beside the models, *evict_idle* evicts an idle model, and
+    *note_reading* is called after each reading, with the reason of a failure or None.
     """
 
     def __init__(
         self,
         machine: MachineMemory,
-        workers: Callable[[], Collection[ThriftyWorker]],
+        workers: Callable[[], Collection[StateHolder]],
         free_bytes: Callable[[], int],
         evict_idle: Callable[[], EvictionCandidate | None],
         note_reading: Callable[[str | None], None],
@@ -177,13 +179,13 @@ class MemoryWatch:
         self._pace = pace or Pace()
         self._pressure = Pressure(self._pace)
         self._counts = _Counts()
-        self._thrifty: set[ThriftyWorker] = set()
+        self._in_low_memory_mode: set[StateHolder] = set()
         self._last: Reading | None = None
         self._is_helpless = False
 
     @property
     def status(self) -> dict[str, int | bool | None]:
-        """What `stats` says of it."""
+        """The status in `stats`."""
         last = self._last
         return {
             "low": self._pressure.pressed,
@@ -193,13 +195,13 @@ class MemoryWatch:
         }
 
     async def run(self) -> None:
-        """Look when the kernel tells of stalls, and now and then."""
+        """Read the memory forever, on alarms and at intervals."""
         with closing(self._machine.alarm()) as alarm:
             log.debug("memory.watched", alarms=len(alarm))
             while True:
                 await self._check()
                 pressed = self._pressure.pressed
-                await alarm.wait(self._pace.pressed_s if pressed else self._pace.look_s)
+                await alarm.wait(self._pace.poll_s_pressed if pressed else self._pace.poll_s)
 
     async def _check(self) -> None:
         try:
@@ -212,7 +214,8 @@ class MemoryWatch:
         was_pressed = self._pressure.pressed
         await self._act(self._pressure.decide(reading))
         if was_pressed and self._pressure.pressed:
-            await self._tell([w for w in self._workers() if w not in self._thrifty], on=True)
+            new = [w for w in self._workers() if w not in self._in_low_memory_mode]
+            await self._set_low_memory_mode(new, on=True)
 
     def _read(self) -> Reading:
         return Reading(
@@ -228,16 +231,13 @@ class MemoryWatch:
     async def _act(self, act: MemoryAct) -> None:
         match act:
             case MemoryAct.STATES:
-                await self._empty_states()
+                freed = await self._set_low_memory_mode(self._workers(), on=True)
+                self._counts.low_events += 1
+                log.warning("memory.low", free_bytes=self._last_free, kv_bytes_freed=freed)
             case MemoryAct.MODEL:
                 self._evict_model()
             case MemoryAct.RELIEF:
-                await self._hold_again()
-
-    async def _empty_states(self) -> None:
-        freed = await self._tell(self._workers(), on=True)
-        self._counts.low_events += 1
-        log.warning("memory.low", free_bytes=self._last_free, kv_bytes_freed=freed)
+                await self._end_low_memory_mode()
 
     def _evict_model(self) -> None:
         evicted = self._evict_idle()
@@ -249,27 +249,29 @@ class MemoryWatch:
             self._counts.model_bytes_freed += evicted.need
             log.warning("memory.model_unloaded", model=evicted.name, bytes=evicted.need)
 
-    async def _hold_again(self) -> None:
-        here, self._is_helpless = self._workers(), False
-        await self._tell([w for w in here if w in self._thrifty], on=False)
-        self._thrifty.clear()
+    async def _end_low_memory_mode(self) -> None:
+        workers, self._is_helpless = self._workers(), False
+        await self._set_low_memory_mode(
+            [w for w in workers if w in self._in_low_memory_mode], on=False
+        )
+        self._in_low_memory_mode.clear()
         log.info("memory.recovered", free_bytes=self._last_free)
 
     @property
     def _last_free(self) -> int:
         return self._last.free_bytes if self._last is not None else 0
 
-    async def _tell(self, workers: Collection[ThriftyWorker], *, on: bool) -> int:
-        """Have *workers* let go of their states, or hold them again; return the bytes let go."""
+    async def _set_low_memory_mode(self, workers: Collection[StateHolder], *, on: bool) -> int:
+        """Switch the low-memory mode of *workers*; return the bytes that it frees."""
         before = self._counts.kv_bytes_freed
         async with anyio.create_task_group() as group:
             for worker in workers:
-                group.start_soon(self._tell_one, worker, on)
+                group.start_soon(self._switch_worker, worker, on)
         return self._counts.kv_bytes_freed - before
 
-    async def _tell_one(self, worker: ThriftyWorker, on: bool) -> None:
-        self._thrifty.add(worker)
-        with anyio.move_on_after(ANSWER_S):
+    async def _switch_worker(self, worker: StateHolder, on: bool) -> None:
+        self._in_low_memory_mode.add(worker)
+        with anyio.move_on_after(WORKER_ANSWER_S_MAX):
             try:
                 freed = await worker.set_low_memory(on=on)
             except InferdError:

@@ -1,4 +1,4 @@
-"""Memory that is reserved for workers, and what is free beside it."""
+"""Memory reserved for workers, and the free memory beside it."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from .machine import MachineMemory
 
 
 class _Reservation:
-    """Memory of one worker. `unseen`: bytes of it that the machine's free memory still counts (its
-    weights are pages of a file); None while it loads.
+    """Memory of one worker. `unseen` are its bytes that the machine counts as free, since weights
+    are pages of a file; None while it loads.
     """
 
     def __init__(self, need: MemoryNeed):
@@ -22,9 +22,9 @@ class _Reservation:
 
 
 class Reservations:
-    """Memory by worker. *limit* bytes are for all models together; 0: what the machine has.
+    """Memory by worker. *limit* bytes are for all models together; 0: the machine's.
 
-    Owned by the daemon's event loop; nothing here waits.
+    Owned by the daemon's event loop; no method waits.
     """
 
     def __init__(self, limit: int, machine: MachineMemory | None):
@@ -40,13 +40,13 @@ class Reservations:
         self._by_worker.pop(worker, None)
 
     def note_loaded(self, worker: Worker) -> None:
-        """Note that a worker has taken its memory."""
+        """Note that a worker has allocated its memory."""
         reservation = self._by_worker.get(worker)
         if reservation is not None:
             reservation.unseen = self._unseen_bytes(worker, reservation)
 
     def resize(self, worker: Worker, size: int) -> None:
-        """Reserve *size* bytes more for a loaded worker, or fewer; `note_loaded` follows."""
+        """Reserve *size* more bytes for a loaded worker, or fewer; `note_loaded` follows."""
         reservation = self._by_worker.get(worker)
         if reservation is not None:  # else it has exited
             weights = max(0, reservation.need.weights + size)
@@ -63,7 +63,7 @@ class Reservations:
                 reservation.unseen += extra
 
     def of_worker(self, worker: Worker | None) -> MemoryNeed | None:
-        """Return what is reserved for a worker; None: nothing."""
+        """Return the reservation of a worker; None: it has none."""
         reservation = self._by_worker.get(worker) if worker is not None else None
         return reservation.need if reservation is not None else None
 
@@ -75,23 +75,23 @@ class Reservations:
         return self._machine.free_bytes() - unseen
 
     def machine_free_bytes(self) -> int:
-        """Return the machine's free bytes; negative where memory is short.
+        """Return the machine's free bytes; negative when memory is short.
 
-        Where the limit is configured, the operator answers for what models have yet to touch.
+        With a configured limit, memory that models have not touched yet counts as free.
         """
         return self._machine.free_bytes() if self._limit else self.free_bytes()
 
     def unloading_workers(self) -> list[Worker]:
-        """Return the workers that have memory and are about to exit."""
+        """Return the workers that have memory and are unloading."""
         return [worker for worker in self._by_worker if worker.unloading]
 
     def unloading_bytes(self, device: str = "") -> int:
-        """Return the bytes of the host or of *device* that workers about to exit have."""
+        """Return the bytes of the host or of *device* that unloading workers have."""
         return sum(bytes_on(self._by_worker[w].need, device) for w in self.unloading_workers())
 
     def loading_on_devices(self) -> Counter[str]:
-        """Return the bytes of each device that loads under way have reserved; what a loaded worker
-        has, the device itself no longer counts as free.
+        """Return the bytes by device that loads under way have reserved. The memory of loaded
+        workers is not free on the device itself.
         """
         reserved: Counter[str] = Counter()
         for reservation in self._by_worker.values():
@@ -106,5 +106,5 @@ class Reservations:
 
 
 def bytes_on(need: MemoryNeed, device: str) -> int:
-    """Return the bytes that *need* takes of *device*, or of the host if that is empty."""
+    """Return the bytes of *need* on *device*, or on the host if that is empty."""
     return need.devices.get(device, 0) if device else need.total

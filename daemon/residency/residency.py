@@ -1,40 +1,42 @@
-"""Residencies: a model's time in memory while others wait for it, and who may still be admitted.
+"""Residencies of models in memory, and the requests that they admit.
 
-Decisions without a loop or a clock; `gate` asks for them and acts.
+The decisions need neither a loop nor a clock; `gate` carries them out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import count
+from typing import Any, Protocol
 
 from ...scheduler import Priority
+from ..workers.worker import Worker
 
 AGEING_S_MIN = 10.0
-"""A request rises by a class each time it has waited for the longest residency, but not sooner."""
+"""The least wait after which a request rises by a priority class."""
 LINGER_S = 0.2
-"""A model stays for so long after a request: the next step of the same program often follows
-(`compute` after `set_input`).
+"""How long a model stays after a request: the same program's next step often follows (`compute`
+after `set_input`).
 """
 
 Rank = tuple[int, bool, int, bool, float]
-"""The order of models: class with age, patience, number of waiting requests, whether programs
-continue, arrival.
+"""The order of models, see `Residency.rank`: aged class, whether the first request is within its
+delay, number of waiting requests, whether no program continues, arrival.
 """
 
 _numbers = count()
 
 
 def never_absent() -> bool:
-    """Return False: the request has no reader that could be away."""
+    """Return False: the request has no reader that could be absent."""
     return False
 
 
 class ResidencyRequest:
-    """A client's need for a model, from asking for it until the client is done with it.
+    """A client's need for a model, from its request until it has finished.
 
-    *is_absent* returns whether nobody reads the model's output: then the request does not keep the
-    model in memory.
+    *is_absent* returns whether the model's output has no reader at present. Such a request does not
+    keep the model in memory.
     """
 
     def __init__(
@@ -43,21 +45,21 @@ class ResidencyRequest:
         self.priority, self.since, self.is_absent = priority, since, is_absent
         self.number = next(_numbers)
         self.continues_program = False
-        """It came right after another model had answered: most likely a program's next step."""
+        """It arrived right after a request of another model ended: likely a program's next step."""
 
     def effective_priority(self, now: float, delay_s_max: float) -> Priority:
-        """Return the class with its age."""
+        """Return the priority class, raised with the wait."""
         rises = int(max(0.0, now - self.since) / max(delay_s_max, AGEING_S_MIN))
         return Priority(min(Priority.URGENT, self.priority + rises))
 
     def order_key(self, now: float, delay_s_max: float) -> tuple[int, int]:
-        """Return the place among requests, first served first: (class with age, arrival)."""
+        """Return the sort key among requests, first served first: (aged class, arrival)."""
         return -self.effective_priority(now, delay_s_max), self.number
 
 
 class Residency:
-    """One model's requests: those that wait for it and those admitted. *delay_s_max* is how long
-    requests of other models may be delayed by later ones of this model.
+    """One model's waiting and admitted requests. *delay_s_max* bounds how long requests of other
+    models are delayed by later requests of this model.
     """
 
     def __init__(self, delay_s_max: float):
@@ -67,12 +69,12 @@ class Residency:
         self.slots = 1
         self.loaded_at = 0.0
         self.has_served = False
-        """A request has been admitted since."""
+        """Whether a request was admitted since the model was loaded."""
         self.used_at = float("-inf")
-        """When the last admitted request ended."""
+        """The time at which the last admitted request ended."""
 
     def begin_residency(self, now: float, slots: int) -> None:
-        """Note that the model has memory from now on."""
+        """Begin a residency: the model has memory from now on."""
         self.loaded_at, self.slots, self.has_served = now, slots, False
 
     @property
@@ -82,7 +84,7 @@ class Residency:
 
     @property
     def is_in_use(self) -> bool:
-        """Whether a request is admitted whose reader is not away."""
+        """Whether an admitted request has a reader that is not absent."""
         return any(not request.is_absent() for request in self.admitted)
 
     @property
@@ -91,19 +93,19 @@ class Residency:
         return self.is_in_use or (bool(self.waiting) and not self.has_served)
 
     def first_request(self, now: float) -> ResidencyRequest | None:
-        """Return the first of the waiting requests, or, without any, of the admitted ones."""
+        """Return the first waiting request, or else the first admitted one."""
         return self._first(self.waiting or self.admitted, now)
 
     def _first(self, requests: Sequence[ResidencyRequest], now: float) -> ResidencyRequest | None:
         return min(requests, key=lambda r: r.order_key(now, self.delay_s_max), default=None)
 
     def rank(self, now: float) -> Rank:
-        """Return the place among models by their requests; models without any come last.
+        """Return the sort key among models; models without requests come last.
 
-        Of equal class, the model with most waiting requests comes first; of these the one that a
-        program has continued to last. So programs that use several models in turns catch up with
-        those that wait for the next one, and share the loads from then on. Once the first request
-        has waited for `delay_s_max`, its arrival alone counts.
+        Within a priority class, the model with most waiting requests comes first, then the one that
+        a program has continued with last. Programs that alternate between models thus catch up with
+        those that wait for the next model, and share its loads from then on. Once the first request
+        has waited for `delay_s_max`, only its arrival counts.
         """
         first = self._first((*self.waiting, *self.admitted), now)
         if first is None:
@@ -117,8 +119,8 @@ class Residency:
         return effective, True, -len(self.waiting), False, -latest
 
     def queue_request(self, request: ResidencyRequest, residencies: Iterable[Residency]) -> None:
-        """Let a request wait; *residencies* are all models'. If a request of another model ended
-        just before, the new one continues a program.
+        """Add a waiting request; *residencies* are all models'. The request continues a program if
+        a request of another model has just ended.
         """
         others = (other for other in residencies if other is not self)
         request.continues_program = any(
@@ -127,12 +129,12 @@ class Residency:
         self.waiting.append(request)
 
     def admit_waiting(self, rival: ResidencyRequest | None, now: float) -> list[ResidencyRequest]:
-        """Admit the requests that may be, and return them; *rival* waits for the model's memory.
+        """Admit and return all admissible requests; *rival* waits for the model's memory.
 
-        A request that precedes *rival* is admitted. A later one is if its own class is not lower, a
-        slot is free, and the residency may not end yet: so *rival* is delayed by no more than
-        `delay_s_max` and the turns that have slots by then. The request that the model was loaded
-        for is admitted in any case, or models would be loaded and unloaded without serving anybody.
+        A request that precedes *rival* is admitted. A later one is admitted if its class is not
+        lower, a slot is free, and the residency still admits: *rival* is thus delayed by at most
+        `delay_s_max` and the turns that have slots by then. The first request after a load is
+        always admitted, or models would be loaded and unloaded without serving a request.
         """
         found = []
         for request in sorted(self.waiting, key=lambda r: r.order_key(now, self.delay_s_max)):
@@ -163,15 +165,53 @@ class Residency:
         return has_slot and request.priority >= rival.priority and now < self.closes_at(rival)
 
     def closes_at(self, rival: ResidencyRequest) -> float:
-        """Return when no request later than *rival* is admitted any more."""
+        """Return the time from which requests later than *rival* are not admitted."""
         return max(self.loaded_at, rival.since) + self.delay_s_max
 
     def may_end(self, rival: ResidencyRequest | None, now: float) -> bool:
-        """Return whether the model may be evicted for *rival*, after `admit_waiting` has admitted
-        no request.
-        """
+        """Return whether the model may be evicted for *rival*; call `admit_waiting` before."""
         if self.is_engaged:
             return False
         if rival is None:
             return True
         return now >= min(self.used_at + LINGER_S, self.closes_at(rival))
+
+
+class ResidentModel(Protocol):
+    """The part of a model (`models.ManagedModel`) that residency and the memory budget use."""
+
+    name: str
+    uid: int | None
+    worker: Worker | None
+    pinned: bool
+    used_at: float
+    load_s: float
+    fitted: dict[str, int]
+    requested: Mapping[str, Any]
+    load_waiters: int
+    never_shrinks: bool
+    residency: Residency
+
+    @property
+    def loaded(self) -> Worker | None:
+        """The worker, if it is ready."""
+
+    @property
+    def busy(self) -> bool:
+        """Whether a client holds a lease or needs the model, or a task exists."""
+
+    @property
+    def has_tasks(self) -> bool:
+        """Whether the model has tasks."""
+
+    def options(self) -> dict[str, Any]:
+        """Return the configured parameters."""
+
+    def evict(self) -> None:
+        """Unload the model for another one."""
+
+    async def ready(self, on_progress: Callable[[float], None] | None = None) -> object:
+        """Load the model if it is not loaded."""
+
+    async def released(self) -> None:
+        """Wait until turns may begin."""

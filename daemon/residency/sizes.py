@@ -6,13 +6,13 @@ HEADROOM_BYTES_MAX = 1 << 30
 
 
 def headroom_bytes(total: int) -> int:
-    """Return how many of *total* bytes are left to other programs: a twentieth, at most 1 GiB."""
+    """Return the headroom for other programs: a twentieth of *total* bytes, at most 1 GiB."""
     return min(total // 20, HEADROOM_BYTES_MAX)
 
 
 def size_text(size: float) -> str:
-    """Return a number of bytes for people: three digits, from a GB on two decimals, so that the
-    two numbers of a refusal differ.
+    """Return a number of bytes as text: three digits, from a GB on two decimals, so that the two
+    numbers of a refusal differ.
     """
     value, units = max(0.0, float(size)), ["B", "kB", "MB", "GB", "TB"]
     while value >= 1000 and len(units) > 1:

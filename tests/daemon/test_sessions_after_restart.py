@@ -85,9 +85,7 @@ def told(daemon: RunningDaemon, session_id: str = "diary", model: str = "m") -> 
 @BOTH
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("ending", ["stop", "kill"])
-def test_a_conversation_goes_on_after_a_restart_as_if_there_had_been_none(
-    config: str, ending: str
-) -> None:
+def test_a_conversation_continues_after_a_restart(config: str, ending: str) -> None:
     questions = ("What is the capital of France?", "And of Italy?", "Say both again.")
     with running_daemon(config) as daemon:
         with attached(daemon, "whole") as (client, opened):
@@ -160,7 +158,7 @@ def read_tokens(client: RawClient, count: int) -> list[int]:
 
 
 @pytest.mark.parametrize("ending", ["stop", "kill"])
-def test_a_turn_that_was_interrupted_keeps_what_it_told(ending: str) -> None:
+def test_an_interrupted_turn_keeps_its_text(ending: str) -> None:
     with running_daemon(ECHO) as daemon:
         with attached(daemon, model="slow") as (client, opened):
             context = opened["context"]
@@ -208,7 +206,7 @@ def test_a_reader_that_goes_away_detaches_its_turn() -> None:
             assert client.metadata(opened["context"])["stop_reason"] == "detached"
 
 
-def test_a_daemon_that_ends_says_so_and_not_that_a_session_was_detached() -> None:
+def test_a_stopping_daemon_reports_that_and_not_a_detached_session() -> None:
     with running_daemon(ECHO) as daemon, attached(daemon, model="slow") as (client, opened):
         client.set_input(opened["context"], b"abcdefghijklmnopqrstuvwxyz")
         turn = client.start("stream", context=opened["context"], credit=3)
@@ -219,7 +217,7 @@ def test_a_daemon_that_ends_says_so_and_not_that_a_session_was_detached() -> Non
 
 
 @pytest.mark.parametrize("way", ["forget", "forget by id", "close", "persist"])
-def test_what_is_forgotten_is_in_no_file_and_does_not_come_back(way: str) -> None:
+def test_a_forgotten_session_is_in_no_file_and_cannot_be_restored(way: str) -> None:
     with running_daemon(ECHO) as daemon:
         with attached(daemon, "other") as (client, opened):
             chat(client, opened["context"], "something else")
@@ -245,7 +243,7 @@ def test_what_is_forgotten_is_in_no_file_and_does_not_come_back(way: str) -> Non
         assert told(daemon, "other")
 
 
-def test_a_sleeping_session_is_forgotten_by_its_id_before_anybody_opens_it() -> None:
+def test_a_dormant_session_is_forgotten_by_its_id_before_it_is_opened() -> None:
     with running_daemon(ECHO) as daemon:
         with attached(daemon) as (client, opened):
             chat(client, opened["context"], SECRET)
@@ -262,7 +260,7 @@ def limit_files(daemon: RunningDaemon, size: int) -> None:
     resource.prlimit(daemon.pid, resource.RLIMIT_FSIZE, (size, hard))
 
 
-def test_a_full_disk_is_told_once_and_service_goes_on_until_there_is_room() -> None:
+def test_a_full_disk_is_reported_once_and_service_continues() -> None:
     with running_daemon(ECHO) as daemon:
         with attached(daemon) as (client, opened):
             context = opened["context"]
@@ -286,7 +284,7 @@ def test_a_full_disk_is_told_once_and_service_goes_on_until_there_is_room() -> N
         assert told(daemon) == session["tokens"], "what was said with a full disk is there, too"
 
 
-def test_a_damaged_journal_is_set_aside_and_the_daemon_says_so() -> None:
+def test_a_damaged_journal_is_set_aside_and_reported() -> None:
     with running_daemon(ECHO) as daemon:
         with attached(daemon) as (client, opened):
             chat(client, opened["context"], "hello")
@@ -306,7 +304,7 @@ def test_a_damaged_journal_is_set_aside_and_the_daemon_says_so() -> None:
             assert chat(client, opened["context"], "anew")[1]["durable"] is True
 
 
-def test_a_journal_of_a_newer_version_is_left_alone_and_the_daemon_says_so() -> None:
+def test_a_journal_of_a_newer_version_is_left_alone_and_reported() -> None:
     with running_daemon(ECHO) as daemon:
         daemon.stop()
         with sqlite3.connect(journal(daemon)) as db:
@@ -334,7 +332,7 @@ def test_the_journal_is_its_owners_alone() -> None:
         assert modes == {"sessions.db": 0o600, "sessions.db-wal": 0o600}
 
 
-def test_a_cancelled_turn_of_a_session_is_no_interrupted_one() -> None:
+def test_a_cancelled_turn_is_not_an_interrupted_one() -> None:
     with running_daemon(ECHO) as daemon:
         with attached(daemon, model="slow") as (client, opened):
             client.set_input(opened["context"], b"abcdefghijklmnopqrstuvwxyz")
@@ -349,7 +347,7 @@ def test_a_cancelled_turn_of_a_session_is_no_interrupted_one() -> None:
             assert client.metadata(opened["context"])["stop_reason"] is None
 
 
-def test_sessions_are_listed_with_those_that_sleep_and_whether_they_are_written() -> None:
+def test_sessions_are_listed_with_dormant_ones_and_whether_they_are_stored() -> None:
     with running_daemon(ECHO) as daemon:
         with attached(daemon) as (client, opened):
             chat(client, opened["context"], "hello")
@@ -408,7 +406,7 @@ def test_an_interrupted_answer_is_resumed_where_its_reader_is(config: str, endin
             assert stream.metadata["output_tokens"] == 100
 
 
-def test_what_the_daemon_has_and_the_client_has_not_is_told_first() -> None:
+def test_tokens_that_the_client_lacks_are_sent_first() -> None:
     with running_daemon(ECHO) as daemon:
         with attached(daemon, model="slow") as (client, opened):
             client.set_input(opened["context"], b"abcdefghij")
@@ -427,7 +425,7 @@ def test_what_the_daemon_has_and_the_client_has_not_is_told_first() -> None:
 
 
 @pytest.mark.parametrize("credit", [0, 1025])
-def test_a_credit_that_is_none_is_refused(credit: int) -> None:
+def test_an_invalid_credit_is_refused(credit: int) -> None:
     with (
         running_daemon(ECHO) as daemon,
         attached(daemon) as (client, opened),
@@ -436,7 +434,7 @@ def test_a_credit_that_is_none_is_refused(credit: int) -> None:
         client.call("resume", context=opened["context"], credit=credit)
 
 
-def test_a_turn_that_went_on_in_another_worker_is_written_as_one() -> None:
+def test_a_turn_that_continued_in_another_worker_is_stored_as_one() -> None:
     with running_daemon(ECHO) as daemon:
         with attached(daemon, model="slow") as (client, opened):
             client.set_input(opened["context"], b"abcdefghijklmnopqrstuvwxyz")

@@ -57,7 +57,7 @@ def inspect_machine(
         cores=os.cpu_count() or 1,
         cores_usable=cores_usable(proc, cgroups),
         load=os.getloadavg()[0],
-        has_distinct_users=Users(proc=proc).told_apart,
+        has_distinct_users=Users(proc=proc).are_distinct,
     )
 
 

@@ -47,11 +47,11 @@ def test_each_has_its_own_seed_and_the_first_is_the_conversations(client: Client
     with client.session("plain-4", raw=True) as session:
         given = session.answers(PROMPT, n=3, options={"seed": (1 << 32) - 2})
         assert [a.metadata["seed"] for a in given] == [(1 << 32) - 2, (1 << 32) - 1, 0]
-        drawn = session.answers("and more", n=16)
-        assert len({a.metadata["seed"] for a in drawn}) == 16
-        assert session.metadata == drawn[0].metadata and drawn == ["and more"] * 16
-        assert drawn[0].metadata["input_tokens"] > 2 * len(PROMPT), "the first answer is kept"
-    assert client.sessions() == [], "the branches are gone"
+        sampled = session.answers("and more", n=16)
+        assert len({a.metadata["seed"] for a in sampled}) == 16
+        assert session.metadata == sampled[0].metadata and sampled == ["and more"] * 16
+        assert sampled[0].metadata["input_tokens"] > 2 * len(PROMPT), "the first answer is kept"
+    assert client.sessions() == [], "the branches are closed"
 
 
 def test_one_alone_is_a_turn(client: Client) -> None:
@@ -61,7 +61,7 @@ def test_one_alone_is_a_turn(client: Client) -> None:
 
 
 @pytest.mark.parametrize("n", [0, -1, ANSWERS_MAX + 1])
-def test_so_many_and_no_more(client: Client, n: int) -> None:
+def test_the_number_of_answers_is_bounded(client: Client, n: int) -> None:
     with client.session("plain-4", raw=True) as session:
         with pytest.raises(InvalidArgument, match=f"1 … {ANSWERS_MAX}"):
             session.answers(PROMPT, n=n)
@@ -82,7 +82,7 @@ def test_where_the_sessions_do_not_suffice_nothing_has_changed(client: Client) -
             other.forget()
 
 
-def test_what_was_set_as_input_is_answered(daemon: RunningDaemon) -> None:
+def test_input_that_was_set_is_answered(daemon: RunningDaemon) -> None:
     with RawClient(daemon.socket) as client:
         context = client.context("plain-4")
         client.set_input(context, b"hello")
@@ -106,11 +106,11 @@ async def test_one_is_cancelled_and_the_others_go_on(daemon: RunningDaemon, whic
             while not await other.cancel(contexts[which]):
                 await anyio.lowlevel.checkpoint()
 
-        def told(found: list[int]) -> None:
+        def on_contexts(found: list[int]) -> None:
             contexts.extend(found)
             group.start_soon(cancel)
 
-        answers = await session.answers(PROMPT, n=3, on_contexts=told)
+        answers = await session.answers(PROMPT, n=3, on_contexts=on_contexts)
 
         for number, answer in enumerate(answers):
             if number == which:

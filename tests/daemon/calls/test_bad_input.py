@@ -1,4 +1,4 @@
-"""Garbage, giants, strangers and the dead: each gets its answer, and nobody else notices."""
+"""Invalid, oversized and unexpected input: each gets an error, and no other client notices."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ CONFIG += echo_model("slow", slots=2, step_ms=5) + echo_model("crashes", abort_o
 
 @contextmanager
 def bystander(daemon: RunningDaemon) -> Iterator[None]:
-    """Assert that another client's stream goes on undisturbed meanwhile."""
+    """Assert that another client's stream continues undisturbed meanwhile."""
     text = "undisturbed " * 5
     with RawClient(daemon.socket) as client:
         context = client.context("slow")
@@ -113,7 +113,9 @@ def test_another_major_version_gets_a_readable_refusal(daemon: RunningDaemon) ->
     assert "version 2" in goodbye.message
 
 
-def test_half_a_frame_and_gone_leaves_nothing_behind(daemon: RunningDaemon) -> None:
+def test_a_client_that_disconnects_within_a_frame_leaves_nothing(
+    daemon: RunningDaemon,
+) -> None:
     with RawClient(daemon.socket) as client:
         client.send_bytes(frame([1, 1, "models", {}])[:7])
 
@@ -266,7 +268,7 @@ def test_a_vanished_client_cancels_its_turn_and_frees_its_sessions(daemon: Runni
         assert stats["sessions"] == before + 1
 
 
-def test_a_reader_without_credit_holds_up_nobody(daemon: RunningDaemon) -> None:
+def test_a_reader_without_credit_delays_no_other_client(daemon: RunningDaemon) -> None:
     with RawClient(daemon.socket) as slow, RawClient(daemon.socket) as other:
         for _ in range(2):  # both slots
             context = slow.context("slow")
@@ -380,7 +382,7 @@ def test_refusals_are_logged_with_their_reason(daemon: RunningDaemon) -> None:
     assert "connection.refused" in daemon.log
 
 
-def test_connections_are_bounded_and_a_place_comes_back() -> None:
+def test_connections_are_bounded_and_a_closed_one_frees_its_place() -> None:
     with (
         running_daemon("[daemon]\nconnections-max = 2\n") as daemon,
         RawClient(daemon.socket) as one,
@@ -455,7 +457,7 @@ def test_a_refused_calls_descriptor_never_serves_the_next_call(daemon: RunningDa
         assert client.output(context) == b"public"
 
 
-def test_messages_that_are_none_are_refused_before_they_reach_the_worker(
+def test_invalid_messages_are_refused_before_they_reach_the_worker(
     daemon: RunningDaemon,
 ) -> None:
     with bystander(daemon), RawClient(daemon.socket) as client:
@@ -475,7 +477,7 @@ def test_tokens_outside_the_vocabulary_are_refused(daemon: RunningDaemon, token:
 
 
 @pytest.mark.parametrize("seconds", [-1.0, float("nan"), float("inf")])
-def test_a_timeout_that_is_none_is_refused(daemon: RunningDaemon, seconds: float) -> None:
+def test_an_invalid_timeout_is_refused(daemon: RunningDaemon, seconds: float) -> None:
     with RawClient(daemon.socket) as client:
         context = client.context()
         with pytest.raises(InvalidArgument):

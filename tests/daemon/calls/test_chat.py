@@ -1,4 +1,4 @@
-"""Chats over a real socket: templates and what they are told, tools, reasoning told apart."""
+"""Chats over a real socket: templates and their arguments, tools, separate reasoning."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_messages_are_bounded() -> None:
 # Templates
 
 
-def test_a_template_is_told_what_the_call_says_and_its_tokens_are_counted(
+def test_a_template_gets_the_calls_arguments_and_its_tokens_are_counted(
     client: inferd.Client,
 ) -> None:
     graph = client.load_by_name("tiny")
@@ -124,13 +124,13 @@ def test_a_template_is_told_what_the_call_says_and_its_tokens_are_counted(
     assert client.apply_template(graph, [*USER, *calls]) == "<u>Hi|<a>(now)|<a>"
 
 
-def test_what_a_graph_has_holds_where_the_call_says_nothing(client: inferd.Client) -> None:
+def test_a_graphs_values_hold_where_the_call_has_none(client: inferd.Client) -> None:
     config = {"tools": [TOOL], "chat-template-kwargs": {"thinks": True}}
     graph = client.load_by_name_with_config("tiny", config)
     assert client.apply_template(graph, USER) == "[now]<u>Hi|<a><think>"
 
 
-def test_what_no_template_can_be_told_is_refused(client: inferd.Client) -> None:
+def test_reserved_template_arguments_are_refused(client: inferd.Client) -> None:
     graph = client.load_by_name("tiny")
     with pytest.raises(InvalidArgument, match="no function"):
         client.apply_template(graph, USER, tools=[{"type": "function"}])
@@ -138,14 +138,14 @@ def test_what_no_template_can_be_told_is_refused(client: inferd.Client) -> None:
         client.apply_template(graph, USER, arguments={"messages": 1})
 
 
-def test_a_template_of_the_configuration_that_is_none_fails_the_load(
+def test_an_invalid_configured_template_fails_the_load(
     client: inferd.Client,
 ) -> None:
     with pytest.raises(LoadFailed, match=r"bad\.jinja, line 2"):
         client.load_by_name("bad")
 
 
-def test_a_models_own_template_comes_before_that_of_all(client: inferd.Client) -> None:
+def test_a_models_own_template_precedes_the_default(client: inferd.Client) -> None:
     assert client.apply_template(client.load_by_name("other"), USER) == "everybody's"
     assert client.apply_template(client.load_by_name("tiny"), USER) == "<u>Hi|<a>"
 
@@ -183,7 +183,7 @@ def test_a_conversation_by_roles_computes_only_what_is_new(client: inferd.Client
     assert second.metadata["cached_tokens"] >= history - 2
 
 
-def test_what_a_template_makes_be_computed_again_is_told(client: inferd.Client) -> None:
+def test_tokens_that_a_template_invalidates_are_reported(client: inferd.Client) -> None:
     options = GREEDY | {"chat-template-kwargs": {"forgets": True}}
     with client.session("tiny", options=options) as session:
         session.chat(USER)
@@ -196,7 +196,7 @@ def test_what_a_template_makes_be_computed_again_is_told(client: inferd.Client) 
     assert third.metadata["recomputed_reason"].startswith("tools or chat-template-kwargs")
 
 
-def test_figures_of_a_turn_say_what_was_computed_again() -> None:
+def test_metrics_of_a_turn_have_the_tokens_computed_again() -> None:
     turn = {"input_tokens": 9, "cached_tokens": 2}
     assert "9 tokens (2 cached)," in stats_text(turn)
     again = turn | {"recomputed_tokens": 5, "recomputed_reason": "tools changed"}
@@ -222,7 +222,7 @@ def test_the_command_shows_the_prompt(
 
 
 @pytest.mark.parametrize("text", [None, "{", '{"a":1}', "[1]"])
-def test_the_command_says_what_is_wrong_with_a_file(tmp_path: Path, text: str | None) -> None:
+def test_the_command_reports_errors_in_a_file(tmp_path: Path, text: str | None) -> None:
     file = tmp_path / "messages.json"
     if text is not None:
         file.write_text(text)
@@ -233,7 +233,7 @@ def test_the_command_says_what_is_wrong_with_a_file(tmp_path: Path, text: str | 
 # Reasoning
 
 
-def test_reasoning_is_told_apart_in_streams_and_whole_answers(client: inferd.Client) -> None:
+def test_reasoning_is_separate_in_streams_and_whole_answers(client: inferd.Client) -> None:
     with client.session("echo", options=SPLIT) as session:
         stream = session.stream(THOUGHT)
         pieces = [p for p in stream if isinstance(p, inferd.Piece)]
@@ -264,7 +264,7 @@ def test_reasoning_that_is_never_closed_is_all_reasoning(client: inferd.Client) 
         assert stream.reasoning == "hm </thi"
 
 
-def test_without_the_format_an_answer_is_as_it_was_said(client: inferd.Client) -> None:
+def test_without_the_format_an_answer_is_unchanged(client: inferd.Client) -> None:
     with client.session("echo") as session:
         reply = session.chat(THOUGHT)
         asked = session.chat(THOUGHT, options=SPLIT)
@@ -281,17 +281,15 @@ def test_an_answer_to_a_prompt_that_opened_the_block_begins_inside_it(
     assert reply == "" and reply.reasoning
 
 
-def test_a_guest_of_wasi_nn_backend_gets_it_apart_too(client: inferd.Client) -> None:
+def test_a_guest_of_wasi_nn_backend_gets_reasoning_separately_too(client: inferd.Client) -> None:
     context = client.init_execution_context(client.load_by_name("echo"))
     reply = client.run_inference(context, THOUGHT, config=SPLIT)
     assert (str(reply), reply.reasoning) == ("\nyes", "hm, é")
 
 
 @pytest.mark.parametrize("read", [3, 11, 12, 15, 18, 22, 25])
-def test_a_turn_is_gone_on_with_from_the_parts_that_were_read(
-    daemon: RunningDaemon, read: int
-) -> None:
-    """The connection ends after some events; the reader comes back with what he has."""
+def test_a_turn_is_resumed_from_the_parts_that_were_read(daemon: RunningDaemon, read: int) -> None:
+    """The connection ends after some events; the reader resumes from them."""
     with RawClient(daemon.socket) as raw:
         graph = raw.call("load_by_name", name="echo")["graph"]
         named = {"graph": graph, "session_id": f"thought-{read}"}

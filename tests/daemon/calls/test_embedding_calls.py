@@ -120,7 +120,7 @@ async def test_a_stream_goes_on_beside_embeddings(daemon: RunningDaemon) -> None
         ({"graph": 12345}, InvalidArgument),
     ],
 )
-def test_what_cannot_be_is_refused(
+def test_invalid_values_are_refused(
     raw: RawClient, keys: dict[str, object], error: type[Exception]
 ) -> None:
     graph = raw.call("load_by_name", name="echo")["graph"]
@@ -129,7 +129,7 @@ def test_what_cannot_be_is_refused(
     assert raw.call("embed", graph=graph, texts=["a"])["tokens"] == [3]
 
 
-def test_as_many_texts_as_a_call_may_have(raw: RawClient) -> None:
+def test_a_call_may_have_the_maximum_of_texts(raw: RawClient) -> None:
     graph = raw.call("load_by_name", name="echo")["graph"]
     found = raw.call("embed", graph=graph, texts=["a"] * EMBED_TEXTS_MAX)
     assert len(found["embeddings"]) == EMBED_TEXTS_MAX
@@ -138,7 +138,7 @@ def test_as_many_texts_as_a_call_may_have(raw: RawClient) -> None:
     assert numbers.tolist() == pytest.approx(expected("a"), rel=1e-5)
 
 
-def test_an_answer_that_no_frame_holds_is_refused_with_its_size(raw: RawClient) -> None:
+def test_a_result_larger_than_a_frame_is_refused_with_its_size(raw: RawClient) -> None:
     graph = raw.call("load_by_name", name="echo")["graph"]
     texts = ["x" * 4000] * 40  # 256 kB of vectors each
     with pytest.raises(TooLarge) as caught:
@@ -184,9 +184,9 @@ def test_texts_are_bounded_as_other_turns_are() -> None:
         with RawClient(daemon.socket) as raw:
             graph = raw.call("load_by_name", name="m")["graph"]
             contexts = [raw.call("init_execution_context", graph=graph) for _ in range(6)]
-            for number, told in enumerate(contexts):
-                raw.set_input(told["context"], b"y" * 300)
-                raw.start("compute", context=told["context"])
+            for number, opened in enumerate(contexts):
+                raw.set_input(opened["context"], b"y" * 300)
+                raw.start("compute", context=opened["context"])
                 while len(raw.call("queue")["tasks"]) < min(number + 1, 5):
                     continue
             with pytest.raises(Busy) as caught:
@@ -205,9 +205,9 @@ def test_a_guest_switches_embeddings_on_and_off(raw: RawClient) -> None:
 
     import msgspec
 
-    told = msgspec.json.decode(raw.output(context))
-    assert told["n_embedding"] == EMBEDDING_SIZE
-    assert told["embedding"] == pytest.approx(expected("hello"), rel=1e-5)
+    found = msgspec.json.decode(raw.output(context))
+    assert found["n_embedding"] == EMBEDDING_SIZE
+    assert found["embedding"] == pytest.approx(expected("hello"), rel=1e-5)
     assert raw.metadata(context)["input_tokens"] == 7
     raw.set_input(context, b'{"embedding":false}', index=1)
     raw.call("compute", context=context)
@@ -275,10 +275,10 @@ def test_the_command_writes_a_line_a_vector(daemon: RunningDaemon) -> None:
 
 def test_the_command_reads_lines_and_writes_json(daemon: RunningDaemon) -> None:
     arguments = ("embed", "echo", "--json", "--pooling", "mean", "--normalize", "1")
-    told = document(inferd(*arguments, socket=daemon.socket, text="one\nanother\n"))
-    assert (told["model"], told["pooling"], told["size"]) == ("echo", "mean", EMBEDDING_SIZE)
-    assert told["tokens"] == [5, 9]
-    assert told["embeddings"][1] == pytest.approx(expected("another", 1), rel=1e-5)
+    found = document(inferd(*arguments, socket=daemon.socket, text="one\nanother\n"))
+    assert (found["model"], found["pooling"], found["size"]) == ("echo", "mean", EMBEDDING_SIZE)
+    assert found["tokens"] == [5, 9]
+    assert found["embeddings"][1] == pytest.approx(expected("another", 1), rel=1e-5)
 
 
 # Faults.
@@ -308,13 +308,13 @@ def test_a_text_that_ends_the_worker_is_refused_and_the_others_are_embedded(
     with Client(daemon.socket) as client, Client(daemon.socket) as other:
         errors = []
 
-        def poison() -> None:
+        def send_deadly_text() -> None:
             try:
                 client.embed("fragile", "die now")
             except WorkerCrashed as exc:
                 errors.append(exc)
 
-        thread = threading.Thread(target=poison)
+        thread = threading.Thread(target=send_deadly_text)
         thread.start()
         found = other.embed("fragile", ["w" * 2000] * 3)
         thread.join(60)
@@ -350,7 +350,7 @@ def test_memory_for_embeddings_is_counted_from_their_first_use_on() -> None:
         assert client.show("a")["memory"]["total"] == 800, "the next load counts it at once"
 
 
-def test_idle_models_leave_for_embeddings() -> None:
+def test_idle_models_are_evicted_for_embeddings() -> None:
     config = "[daemon]\nmemory-bytes = 1000\n" + model_of("a", 300, 500) + model_of("b", 400, 0)
     with running_daemon(config) as daemon, Client(daemon.socket) as client:
         graph = client.load_by_name("a")
@@ -373,7 +373,7 @@ def test_too_little_memory_for_embeddings_is_refused_with_both_numbers() -> None
             assert session.chat("hello") == "hello"
 
 
-def test_a_worker_that_comes_after_a_dead_one_has_the_memory_promised_too() -> None:
+def test_a_replacement_worker_has_the_memory_for_embeddings_reserved_too() -> None:
     config = "[daemon]\nmemory-bytes = 1000\n" + model_of("a", 300, 500)
     with running_daemon(config) as daemon, Client(daemon.socket) as client:
         client.embed("a", "hello")

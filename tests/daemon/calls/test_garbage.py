@@ -1,4 +1,4 @@
-"""Random frames at a real daemon: whatever comes, it answers or closes, and serves the next."""
+"""Random frames to a real daemon: it answers or closes, and serves the next client."""
 
 from __future__ import annotations
 
@@ -83,6 +83,6 @@ def test_random_bytes_end_at_most_their_connection(daemon: RunningDaemon, body: 
     exchange(daemon, struct.pack("<I", len(body)) + body)
 
 
-def test_nothing_failed_in_a_way_that_nobody_thought_of(daemon: RunningDaemon) -> None:
+def test_no_call_failed_unexpectedly(daemon: RunningDaemon) -> None:
     assert "call.failed" not in daemon.log
     assert "Traceback" not in daemon.log

@@ -1,4 +1,4 @@
-"""Parameters over a real socket: who set what is told, and what runs follows it."""
+"""Parameters over a real socket: values in force and their sources."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ top-p = 0.5
 
 
 @pytest.mark.asyncio
-async def test_the_call_tells_each_value_in_force_and_who_set_it() -> None:
+async def test_the_call_returns_each_value_in_force_and_its_source() -> None:
     async with running_daemon(CONFIG) as daemon, AsyncClient(daemon.socket) as client:
         graph = await client.load_by_name_with_config("echo", {"min_p": 0.25})
         context = await client.init_execution_context(graph)
         await client.set_options(context, {"temp": 0})
         await client.chat(context, "hi", options={"mirostat": 2, "samplers": "k"})
 
-        told = {p["name"]: p for p in await client.parameters(context)}
-        held = {name: (p["value"], p["origin"]) for name, p in told.items()}
+        found = {p["name"]: p for p in await client.parameters(context)}
+        held = {name: (p["value"], p["origin"]) for name, p in found.items()}
         assert held["top-k"] == (7, "model") and held["top-p"] == (0.5, "model")
         assert held["min-p"] == (0.25, "graph") and held["temp"] == (0, "session")
         assert held["typ-p"] == (1, "built-in")
         assert held["samplers"] == (["temperature"], "turn")
-        assert "mirostat" in told["samplers"]["adjusted"]
-        assert told["top-k"]["adjusted"] == ""
+        assert "mirostat" in found["samplers"]["adjusted"]
+        assert found["top-k"]["adjusted"] == ""
 
 
-def test_the_synchronous_client_asks_too_and_a_turn_cannot_set_a_models_parameter() -> None:
+def test_the_synchronous_client_has_the_call_and_a_turn_cannot_set_a_models_parameter() -> None:
     with (
         running_daemon(CONFIG) as daemon,
         Client(daemon.socket) as client,
@@ -61,8 +61,8 @@ async def test_documents_of_wasi_nn_backend_pass_as_they_stand() -> None:
             '{"cache_policy":{"enable_prompt_cache":true,"retention_ms":300000}}}'
         )
         await client.set_input(context, 1, nested)
-        told = {p["name"]: (p["value"], p["origin"]) for p in await client.parameters(context)}
-        assert told["ctx-size"] == (2048, "graph") and told["n-predict"] == (512, "graph")
-        assert told["temp"] == (0.7, "graph") and told["repeat-penalty"] == (1.1, "graph")
-        assert told["dynatemp-range"] == (0.1, "session")
-        assert told["retention-ms"] == (300_000, "session")
+        found = {p["name"]: (p["value"], p["origin"]) for p in await client.parameters(context)}
+        assert found["ctx-size"] == (2048, "graph") and found["n-predict"] == (512, "graph")
+        assert found["temp"] == (0.7, "graph") and found["repeat-penalty"] == (1.1, "graph")
+        assert found["dynatemp-range"] == (0.1, "session")
+        assert found["retention-ms"] == (300_000, "session")

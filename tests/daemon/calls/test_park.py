@@ -32,7 +32,7 @@ def state(client: RawClient, context: int) -> str:
     return next((str(t["state"]) for t in tasks if t["context"] == context), "none")
 
 
-def test_a_turn_gives_way_to_another_and_both_say_all_they_have_to(daemon: RunningDaemon) -> None:
+def test_a_parked_turn_yields_to_another_and_both_are_complete(daemon: RunningDaemon) -> None:
     with RawClient(daemon.socket) as client, RawClient(daemon.socket) as operator:
         one, other = client.context("slow"), client.context("slow")
         turns = [
@@ -50,7 +50,7 @@ def test_a_turn_gives_way_to_another_and_both_say_all_they_have_to(daemon: Runni
         assert done["text"] == LONG.encode() and done["metadata"]["parks"] == 1
 
 
-def test_nothing_is_parked_where_nothing_runs_and_nobody_waits(daemon: RunningDaemon) -> None:
+def test_nothing_is_parked_without_running_and_waiting_turns(daemon: RunningDaemon) -> None:
     with RawClient(daemon.socket) as client:
         context = client.context("slow")
         assert client.call("park", context=context) == {"parked": False}

@@ -24,17 +24,17 @@ def chat(raw: RawClient, context: int, **options: Any) -> dict[str, Any]:
     return metadata
 
 
-def test_a_whole_answer_has_them_in_its_metadata_and_for_its_turn_alone(raw: RawClient) -> None:
+def test_a_whole_answer_has_probabilities_in_its_metadata_for_its_turn_only(raw: RawClient) -> None:
     context = raw.context("echo")
-    told = chat(raw, context, **ASKED)["completion_probabilities"]
-    assert told == [LETTER | {"top_logprobs": [LETTER]}] * 2
+    sent = chat(raw, context, **ASKED)["completion_probabilities"]
+    assert sent == [LETTER | {"top_logprobs": [LETTER]}] * 2
     after = chat(raw, context, logprobs=1, post_sampling_probs=True)["completion_probabilities"]
     letter = {"id": 97, "token": "a", "bytes": [97], "prob": 1.0}
     assert after[0] == letter | {"top_probs": [letter]}
     assert "completion_probabilities" not in chat(raw, context)
 
 
-def test_a_stream_tells_them_with_its_tokens_and_not_again(client: Client) -> None:
+def test_a_stream_has_probabilities_with_its_tokens_and_not_again(client: Client) -> None:
     with client.session("echo") as session:
         stream = session.stream("aa", raw=True, options=ASKED)
         assert "".join(stream) == "aa"
@@ -44,7 +44,7 @@ def test_a_stream_tells_them_with_its_tokens_and_not_again(client: Client) -> No
         assert list(plain) and plain.probabilities == []
 
 
-def test_single_tokens_have_them_in_output_1(raw: RawClient) -> None:
+def test_single_tokens_have_probabilities_in_output_1(raw: RawClient) -> None:
     context = raw.context("echo")
     raw.set_input(context, b"aa")
     raw.set_input(context, b'{"n-probs": 2}', index=1)
@@ -60,7 +60,7 @@ def test_more_than_the_bound_is_refused(raw: RawClient) -> None:
         chat(raw, context, **{"n-probs": 101})
 
 
-def test_metadata_has_those_of_the_first_tokens_up_to_a_bound() -> None:
+def test_metadata_has_probabilities_of_the_first_tokens_up_to_a_bound() -> None:
     spec = m.TaskSpec(id=1, owner=1, tokens=b"", sampling=SamplingParams(n_probs=99))
     turn = Turn(None, spec, lambda _: None)  # type: ignore[arg-type]
     one = m.TokenLogprob(7, b"a", -1.0, [m.TokenLogprob(7, b"a", -1.0)] * 99)

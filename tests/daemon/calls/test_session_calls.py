@@ -1,4 +1,4 @@
-"""Branches, going back, forgetting and the queue, over a real socket to a real daemon."""
+"""Branches, rewinding, forgetting and the queue, over a real socket to a real daemon."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def queued(client: RawClient, count: int, first: int | None = None) -> list[dict
 # Branches.
 
 
-def test_branches_go_on_from_one_state_which_is_not_computed_again(client: RawClient) -> None:
+def test_branches_share_one_state_which_is_not_computed_again(client: RawClient) -> None:
     context = client.context()
     said(client, context, "shared")
 
@@ -91,7 +91,7 @@ def test_the_cap_takes_all_branches_or_none(client: RawClient) -> None:
     assert len(client.call("sessions")["sessions"]) == open_before
 
 
-def test_going_back_says_what_is_left_and_kept(client: RawClient) -> None:
+def test_a_rewind_returns_the_remaining_and_kept_tokens(client: RawClient) -> None:
     context = client.context()
     for text in ("first", "second"):
         said(client, context, text)
@@ -109,7 +109,7 @@ def test_going_back_says_what_is_left_and_kept(client: RawClient) -> None:
 @pytest.mark.parametrize(
     "params", [{}, {"turns": 1, "tokens": 1}, {"turns": 0}, {"turns": 2}, {"tokens": 99}]
 )
-def test_a_way_back_that_is_none_is_refused(client: RawClient, params: dict[str, int]) -> None:
+def test_an_invalid_rewind_is_refused(client: RawClient, params: dict[str, int]) -> None:
     context = client.context()
     said(client, context, "x")
 
@@ -117,7 +117,7 @@ def test_a_way_back_that_is_none_is_refused(client: RawClient, params: dict[str,
         client.call("rewind", context=context, **params)
 
 
-def test_nothing_branches_off_or_goes_back_during_a_turn(client: RawClient) -> None:
+def test_no_fork_or_rewind_during_a_turn(client: RawClient) -> None:
     context = client.context("slow")
     turn = client.start("stream", context=context, prompt="a long story", credit=1)
     queued(client, 1)
@@ -137,11 +137,11 @@ def test_two_pulls_at_once_are_one_turn(client: RawClient) -> None:
     for pull in pulls:
         try:
             client.result(pull)
-            outcomes.append("told")
+            outcomes.append("answered")
         except SessionBusy:
             outcomes.append("busy")
 
-    assert outcomes[0] == "told"
+    assert outcomes[0] == "answered"
     assert len(client.call("queue")["tasks"]) == 1
     client.call("fini_single", context=context)
     assert client.call("queue")["tasks"] == [] and client.call("stats")["stats"]["waiting"] == 0
@@ -150,7 +150,7 @@ def test_two_pulls_at_once_are_one_turn(client: RawClient) -> None:
 # Forgetting.
 
 
-def test_what_is_forgotten_is_gone_wherever_it_was(
+def test_a_forgotten_session_is_deleted_everywhere(
     client: RawClient, daemon: RunningDaemon
 ) -> None:
     graph = client.call("load_by_name", name="echo")["graph"]
@@ -176,7 +176,7 @@ def test_what_is_forgotten_is_gone_wherever_it_was(
             client.call("forget", **params)
 
 
-def test_closing_on_purpose_forgets_and_an_end_of_the_connection_does_not(
+def test_a_close_forgets_and_the_end_of_the_connection_does_not(
     daemon: RunningDaemon,
 ) -> None:
     with Client(daemon.socket) as client:
@@ -197,7 +197,7 @@ def test_closing_on_purpose_forgets_and_an_end_of_the_connection_does_not(
 # The queue.
 
 
-def test_the_queue_shows_who_waits_for_what_and_when_it_is_expected_to_start(
+def test_the_queue_shows_waiting_turns_and_their_expected_starts(
     client: RawClient,
 ) -> None:
     contexts = [client.context("slow") for _ in range(3)]
@@ -216,7 +216,7 @@ def test_the_queue_shows_who_waits_for_what_and_when_it_is_expected_to_start(
         client.call("cancel", request=turn)
 
 
-def test_a_worker_that_does_not_answer_leaves_places_out() -> None:
+def test_a_worker_that_does_not_answer_has_no_positions() -> None:
     config = CONFIG.replace("step_ms = 20", "step_ms = 1500")
     with running_daemon(config) as stuck, RawClient(stuck.socket) as client:
         context = client.context("slow")
@@ -227,7 +227,7 @@ def test_a_worker_that_does_not_answer_leaves_places_out() -> None:
         client.call("cancel", request=turn)
 
 
-def test_who_watches_is_told_each_place_once_and_before_the_first_token(
+def test_a_watching_client_gets_each_position_once_and_before_the_first_token(
     client: RawClient,
 ) -> None:
     contexts = [client.context("slow") for _ in range(4)]
@@ -247,7 +247,7 @@ def test_who_watches_is_told_each_place_once_and_before_the_first_token(
     assert not [e for e in client.events if e[1] == turns[0] and "waiting" in e[2]]
 
 
-def test_places_use_no_credit_and_who_did_not_ask_gets_none(client: RawClient) -> None:
+def test_positions_use_no_credit_and_only_watching_clients_get_them(client: RawClient) -> None:
     first, second, third = (client.context("slow") for _ in range(3))
     busy = client.start("stream", context=first, prompt="a long story")
     queued(client, 1)
@@ -259,23 +259,23 @@ def test_places_use_no_credit_and_who_did_not_ask_gets_none(client: RawClient) -
     client.result(other)
     client.call("cancel", request=watching)
 
-    told = [e[2] for e in client.events if e[1] == watching]
-    assert "waiting" in told[0]
-    assert sum("waiting" not in event for event in told) == 1, "the credit is for tokens"
+    events = [e[2] for e in client.events if e[1] == watching]
+    assert "waiting" in events[0]
+    assert sum("waiting" not in event for event in events) == 1, "the credit is for tokens"
     assert not any("waiting" in e[2] for e in client.events if e[1] == other)
 
 
-def test_the_client_tells_its_place(daemon: RunningDaemon) -> None:
-    told: list[QueueEvent] = []
+def test_the_client_reports_its_position(daemon: RunningDaemon) -> None:
+    places: list[QueueEvent] = []
     with Client(daemon.socket) as client, client.session("slow") as busy:
         stream = busy.stream("a long story")
         next(stream)
         with client.session("slow") as session:
-            reader = session.stream("x", on_queue=told.append)
+            reader = session.stream("x", on_queue=places.append)
             busy.cancel()
             assert list(reader) == ["x"]
-            assert session.chat("y", on_queue=told.append) == "y"
-    assert all(place.waiting >= place.position >= 1 for place in told)
+            assert session.chat("y", on_queue=places.append) == "y"
+    assert all(place.waiting >= place.position >= 1 for place in places)
 
 
 def test_prompt_tokens_that_wait_are_bounded_and_the_refusal_says_when(
@@ -301,12 +301,12 @@ def test_prompt_tokens_that_wait_are_bounded_and_the_refusal_says_when(
     client.call("cancel", context=slow[0])
 
 
-def test_an_operator_sees_everybodys_tasks(client: RawClient) -> None:
+def test_an_operator_sees_all_users_tasks(client: RawClient) -> None:
     assert client.call("queue", all=True) == {"tasks": []}
 
 
 @pytest.mark.asyncio
-async def test_others_do_not_see_everybodys_tasks(tmp_path: Path) -> None:
+async def test_other_users_see_only_their_tasks(tmp_path: Path) -> None:
     somebody = Stranger(os.getuid() + 1)
     folders: dict[str, Any] = {
         "socket": tmp_path / "s",
@@ -335,7 +335,7 @@ def test_a_draining_daemon_makes_no_branches() -> None:
 # A context shift.
 
 
-def test_a_shifted_session_goes_on_and_says_so(client: RawClient) -> None:
+def test_a_shifted_session_continues_and_reports_the_shift(client: RawClient) -> None:
     context = client.context("slow")
     options = {"ctx-shift": True, "n-keep": 4, "n-predict": 36}
     client.call("set_options", context=context, options=options)
@@ -351,15 +351,15 @@ def test_a_shifted_session_goes_on_and_says_so(client: RawClient) -> None:
     assert client.metadata(context)["cached_tokens"] == session["tokens"], "both know what is left"
 
 
-# What was refused.
+# Refusals.
 
 
 @pytest.mark.parametrize("call", ["chat", "stream"])
 @pytest.mark.parametrize("raw", [True, False])
-def test_a_turn_that_is_refused_leaves_nothing_of_its_input(
+def test_a_refused_turn_leaves_nothing_of_its_input(
     client: RawClient, call: str, raw: bool
 ) -> None:
-    """Who is refused tries again, and says the same again: it must not be there twice."""
+    """A refused client sends the same input again, which must be added only once."""
     context = client.context("echo")
     client.call("chat", context=context, prompt="first", raw=True)
     before, tokens = client.metadata(context), tokens_of(client, context)

@@ -61,7 +61,7 @@ def test_other_encodings_are_refused_by_their_name(client: RawClient, encoding: 
 
 
 @pytest.mark.parametrize("target", ["tpu", "npu", 2])
-def test_targets_that_are_not_there_are_unsupported(client: RawClient, target: object) -> None:
+def test_missing_targets_are_unsupported(client: RawClient, target: object) -> None:
     with pytest.raises(UnsupportedOperation):
         client.call("load", builders=[b"echo"], encoding="ggml", target=target)
 
@@ -160,7 +160,7 @@ def test_a_larger_context_than_the_workers_is_reported_as_reduced(client: RawCli
         ("finalize_execution_context", {"context": NEVER}),
     ],
 )
-def test_a_handle_that_never_was_is_an_invalid_argument(
+def test_an_unknown_handle_is_an_invalid_argument(
     client: RawClient, call: str, params: dict[str, object]
 ) -> None:
     with pytest.raises(InvalidArgument):
@@ -192,7 +192,7 @@ def test_the_second_finalize_and_the_second_unload_are_errors(client: RawClient)
         client.call("unload", graph=graph)
 
 
-def test_another_connections_handle_is_answered_like_one_that_never_was(
+def test_another_connections_handle_is_treated_as_unknown(
     daemon: RunningDaemon, client: RawClient
 ) -> None:
     context = client.context()
@@ -216,10 +216,10 @@ def test_a_fresh_context_has_no_bytes_and_valid_metadata(client: RawClient) -> N
 
     assert client.output(context) == b""
     assert client.call("get_output_single", context=context)["data"] == b""
-    told = client.metadata(context)
-    assert (told["input_tokens"], told["output_tokens"]) == (0, 0)
-    assert isinstance(told["llama_build_number"], int)
-    assert isinstance(told["llama_commit"], str)
+    metadata = client.metadata(context)
+    assert (metadata["input_tokens"], metadata["output_tokens"]) == (0, 0)
+    assert isinstance(metadata["llama_build_number"], int)
+    assert isinstance(metadata["llama_commit"], str)
 
 
 def test_input_tokens_stand_right_after_set_input_and_twice_alike(client: RawClient) -> None:
@@ -392,7 +392,7 @@ def test_after_unload_outputs_can_be_drained_and_nothing_else_works(client: RawC
         client.call("init_execution_context", graph=graph)
 
 
-def test_a_model_that_nobody_holds_has_left_before_unload_answers(client: RawClient) -> None:
+def test_a_model_without_leases_is_unloaded_before_unload_returns(client: RawClient) -> None:
     graph = client.call("load_by_name", name="echo")["graph"]
     (model,) = client.call("show", name="echo")["models"]
     assert model["state"] == "ready"
@@ -433,7 +433,7 @@ TENSORS = [
 
 
 @pytest.mark.parametrize(("kind", "data", "dimensions"), TENSORS)
-def test_what_goes_in_comes_out_through_both_forms_of_compute(
+def test_both_forms_of_compute_return_the_input(
     client: RawClient, kind: str, data: bytes, dimensions: list[int]
 ) -> None:
     context = client.context()
@@ -448,7 +448,7 @@ def test_what_goes_in_comes_out_through_both_forms_of_compute(
     assert client.output(context) == data
 
 
-def test_named_metadata_is_read_and_told(client: RawClient) -> None:
+def test_named_metadata_is_read_and_returned(client: RawClient) -> None:
     context = client.context()
     result = client.call(
         "compute",

@@ -23,7 +23,7 @@ def kv_files(daemon: RunningDaemon) -> list[Path]:
     return [path for path in (daemon.directory / "state" / "kv").rglob("*") if path.is_file()]
 
 
-def tell(daemon: RunningDaemon, prompt: str, session_id: str | None = None) -> tuple[int, int]:
+def run_turn(daemon: RunningDaemon, prompt: str, session_id: str | None = None) -> tuple[int, int]:
     """Do one turn on the raw prompt; return how many tokens it had, and how many were cached."""
     with Client(daemon.socket) as client:
         graph = client.load_by_name("m")
@@ -41,20 +41,20 @@ def tell(daemon: RunningDaemon, prompt: str, session_id: str | None = None) -> t
 @MODELS
 def test_a_conversation_goes_on_after_a_restart(memory: str) -> None:
     with running_daemon(config(memory)) as daemon:
-        tokens, cached = tell(daemon, STORY, "diary")
+        tokens, cached = run_turn(daemon, STORY, "diary")
         assert cached == 0
         daemon.stop()
         assert kv_files(daemon)
         daemon.start_again()
 
-        _, cached = tell(daemon, STORY + MORE)
+        _, cached = run_turn(daemon, STORY + MORE)
 
         assert tokens - 1 <= cached <= tokens
 
 
-def test_what_is_damaged_on_disk_is_computed_again() -> None:
+def test_a_damaged_kv_file_is_computed_again() -> None:
     with running_daemon(config()) as daemon:
-        tell(daemon, STORY, "diary")
+        run_turn(daemon, STORY, "diary")
         daemon.stop()
         for path in kv_files(daemon):
             damaged = bytearray(path.read_bytes())
@@ -62,13 +62,13 @@ def test_what_is_damaged_on_disk_is_computed_again() -> None:
             path.write_bytes(damaged)
         daemon.start_again()
 
-        assert tell(daemon, STORY + MORE)[1] == 0
+        assert run_turn(daemon, STORY + MORE)[1] == 0
 
 
-def test_what_is_forgotten_leaves_no_file() -> None:
+def test_a_forgotten_session_leaves_no_file() -> None:
     with running_daemon(config()) as daemon:
-        tell(daemon, STORY, "diary")
-        tell(daemon, STORY.upper(), "other")
+        run_turn(daemon, STORY, "diary")
+        run_turn(daemon, STORY.upper(), "other")
         daemon.stop()
         before = kv_files(daemon)
         daemon.start_again()
@@ -81,7 +81,7 @@ def test_what_is_forgotten_leaves_no_file() -> None:
             assert not kv_files(daemon)
 
 
-def test_what_a_worker_writes_as_it_leaves_is_counted_and_forgotten() -> None:
+def test_files_written_during_an_unload_are_counted_and_forgotten() -> None:
     with running_daemon(config()) as daemon, Client(daemon.socket) as client:
         graph = client.load_by_name("m")
         context = client.init_execution_context_with_session_id(graph, "diary")
@@ -96,7 +96,7 @@ def test_what_a_worker_writes_as_it_leaves_is_counted_and_forgotten() -> None:
         assert not kv_files(daemon)
 
 
-def test_what_may_not_be_written_down_any_more_is_not() -> None:
+def test_a_session_that_may_no_longer_be_stored_is_not() -> None:
     with running_daemon(config()) as daemon:
         with Client(daemon.socket) as client:
             graph = client.load_by_name("m")
@@ -108,7 +108,7 @@ def test_what_may_not_be_written_down_any_more_is_not() -> None:
         assert not kv_files(daemon)
 
 
-def test_what_may_not_be_written_down_is_not() -> None:
+def test_a_session_that_may_not_be_stored_is_not() -> None:
     with running_daemon(config()) as daemon:
         with Client(daemon.socket) as client:
             graph = client.load_by_name("m")

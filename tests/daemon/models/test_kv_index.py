@@ -1,4 +1,4 @@
-"""The index of KV files: what it counts lies on the disk, and it stays within its bounds."""
+"""The index of KV files: it matches the disk, and stays within its bounds."""
 
 from __future__ import annotations
 
@@ -65,13 +65,13 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 
 def report(index: KvIndex, file: KvFile, fingerprint: str = "model") -> None:
-    """Tell the index of a file, as its worker does."""
+    """Report a file to the index, as its worker does."""
     key = file.key
-    index.stored(fingerprint, key.name, key.owner, key.session, file.size, file.seconds)
+    index.add_file(fingerprint, key.name, key.owner, key.session, file.size, file.seconds)
 
 
 async def settle(index: KvIndex) -> None:
-    """Run the index's service until what has left it is deleted."""
+    """Run the index until it has deleted all removed files."""
     async with anyio.create_task_group() as group:
         group.start_soon(index.run)
         while index.doomed:
@@ -97,10 +97,10 @@ def paths(index: KvIndex) -> set[str]:
     return {place.name for place in index.places()}
 
 
-# Which file goes.
+# The order of eviction.
 
 
-def test_what_is_cheapest_to_compute_again_per_byte_goes_first() -> None:
+def test_the_file_cheapest_to_compute_again_per_byte_is_evicted_first() -> None:
     values = GreedyDual[KvFilePlace]()
     for name, size, seconds in (("a", 100, 5.0), ("b", 1000, 5.0), ("c", 100, 1.0)):
         values.record_use(KvFilePlace("model", name), size, seconds)
@@ -108,7 +108,7 @@ def test_what_is_cheapest_to_compute_again_per_byte_goes_first() -> None:
     assert [values.evict_least().name for _ in range(3)] == ["b", "c", "a"]
 
 
-def test_of_equal_ones_the_least_recently_used_goes_first() -> None:
+def test_of_equal_files_the_least_recently_used_is_evicted_first() -> None:
     values = GreedyDual[KvFilePlace]()
     for name in ("a", "b", "c", "a"):
         values.record_use(KvFilePlace("model", name), 10, 1.0)
@@ -116,7 +116,7 @@ def test_of_equal_ones_the_least_recently_used_goes_first() -> None:
     assert [values.evict_least().name for _ in range(3)] == ["b", "c", "a"]
 
 
-def test_even_a_dear_one_goes_when_nobody_uses_it() -> None:
+def test_even_an_expensive_file_is_evicted_when_it_is_unused() -> None:
     values = GreedyDual[KvFilePlace]()
     values.record_use(KvFilePlace("model", "dear"), 1, 5.0)
     taken = []
@@ -156,7 +156,7 @@ def test_it_is_the_published_algorithm(steps: list[tuple[str, int, int, int]]) -
             assert values.evict_least() == least
 
 
-def test_use_without_end_does_not_fill_the_memory() -> None:
+def test_endless_use_does_not_fill_the_memory() -> None:
     values = GreedyDual[KvFilePlace]()
     for number in range(10_000):
         values.record_use(KvFilePlace("model", str(number % 10)), 1, 1.0)
@@ -168,7 +168,7 @@ def test_use_without_end_does_not_fill_the_memory() -> None:
 
 
 @pytest.mark.asyncio
-async def test_past_its_bytes_the_least_valuable_files_leave_index_and_disk(store: Store) -> None:
+async def test_past_the_byte_limit_the_least_valuable_files_are_deleted(store: Store) -> None:
     files = [store.write(i, seconds=1 + i % 2) for i in range(6)]
     index = silent_index(store.directory, bytes_max=4 * files[0].size)
 
@@ -181,13 +181,13 @@ async def test_past_its_bytes_the_least_valuable_files_leave_index_and_disk(stor
 
 
 @pytest.mark.asyncio
-async def test_past_its_files_one_leaves_for_each_that_comes(store: Store) -> None:
+async def test_past_the_file_limit_each_new_file_evicts_one(store: Store) -> None:
     files = [store.write(i) for i in range(5)]
     index = silent_index(store.directory, LARGE, files_max=3)
 
     for file in files[:3]:
         report(index, file)
-    index.used("model", files[0].key.name)
+    report(index, files[0])
     for file in files[3:]:
         report(index, file)
     await settle(index)
@@ -197,7 +197,7 @@ async def test_past_its_files_one_leaves_for_each_that_comes(store: Store) -> No
 
 
 @pytest.mark.asyncio
-async def test_a_file_larger_than_all_room_goes_alone(store: Store) -> None:
+async def test_a_file_larger_than_the_limit_is_the_only_one_evicted(store: Store) -> None:
     small, large = store.write(1), store.write(2, size=9000, seconds=1e6)
     index = silent_index(store.directory, bytes_max=5000)
     report(index, small)
@@ -209,15 +209,15 @@ async def test_a_file_larger_than_all_room_goes_alone(store: Store) -> None:
 
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 20), st.integers(0, 50), st.floats(0, 9)), max_size=60))
-def test_the_bounds_hold_whatever_comes(reports: list[tuple[int, int, float]]) -> None:
+def test_the_bounds_hold_for_any_reports(reports: list[tuple[int, int, float]]) -> None:
     index = silent_index(Path("/nowhere"), bytes_max=100, files_max=7)
     for number, size, seconds in reports:
-        index.stored("model", str(number), 1, "", size, seconds)
+        index.add_file("model", str(number), 1, "", size, seconds)
         assert index.bytes <= 100 and len(index) <= 7
         assert index.bytes == sum(index._entries[place].size for place in index.places())
 
 
-# What workers say.
+# Reports of workers.
 
 
 @pytest.mark.asyncio
@@ -230,12 +230,11 @@ async def test_a_file_written_again_counts_once(store: Store) -> None:
 
 
 @pytest.mark.asyncio
-async def test_a_file_that_a_worker_found_gone_counts_no_more(store: Store) -> None:
+async def test_a_file_that_a_worker_reports_missing_is_removed(store: Store) -> None:
     index = silent_index(store.directory, LARGE)
     report(index, file := store.write(1))
-    index.unstored("model", file.key.name)
-    index.unstored("model", file.key.name)
-    index.used("model", file.key.name)
+    index.remove_file("model", file.key.name)
+    index.remove_file("model", file.key.name)
 
     assert (len(index), index.bytes) == (0, 0)
 
@@ -256,7 +255,7 @@ async def test_a_file_written_again_after_its_eviction_stays(store: Store) -> No
 
 
 @pytest.mark.asyncio
-async def test_a_new_daemon_knows_what_earlier_ones_left(store: Store) -> None:
+async def test_a_new_daemon_indexes_files_of_earlier_ones(store: Store) -> None:
     files = [
         store.write(i, owner=i % 2, fingerprint=f"model-{i % 3}", session=str(i)) for i in range(12)
     ]
@@ -277,7 +276,7 @@ async def test_a_start_without_a_directory_finds_nothing(tmp_path: Path) -> None
 
 
 @pytest.mark.asyncio
-async def test_a_start_deletes_what_is_no_good(store: Store) -> None:
+async def test_a_start_deletes_damaged_files(store: Store) -> None:
     good, cut = store.write(1), store.write(2, fingerprint="other")
     cut.path.write_bytes(cut.path.read_bytes()[:-1])
     good.path.with_name(".unfinished.1").touch()
@@ -293,7 +292,7 @@ async def test_a_start_deletes_what_is_no_good(store: Store) -> None:
 
 
 @pytest.mark.asyncio
-async def test_a_start_with_less_room_evicts_the_least_recently_used(store: Store) -> None:
+async def test_a_start_with_a_lower_limit_evicts_the_least_recently_used(store: Store) -> None:
     files = [store.write(i) for i in range(4)]
     for age, file in zip((3, 1, 4, 2), files, strict=True):
         os.utime(file.path, (age, age))
@@ -342,7 +341,7 @@ async def test_forget_deletes_a_sessions_files_of_all_models_before_it_answers(
 
 
 @pytest.mark.asyncio
-async def test_forget_deletes_what_was_evicted_and_still_lies_there(store: Store) -> None:
+async def test_forget_deletes_evicted_files_that_still_exist(store: Store) -> None:
     index = silent_index(store.directory, bytes_max=1)
     report(index, store.write(1, session="mine"))
     assert len(index) == 0 and store.names()
@@ -352,7 +351,7 @@ async def test_forget_deletes_what_was_evicted_and_still_lies_there(store: Store
 
 
 @pytest.mark.asyncio
-async def test_a_forget_that_is_cancelled_is_carried_out_all_the_same(store: Store) -> None:
+async def test_a_cancelled_forget_is_completed(store: Store) -> None:
     index = silent_index(store.directory, LARGE)
     report(index, store.write(1, session="mine"))
     with anyio.CancelScope() as scope:
@@ -364,7 +363,7 @@ async def test_a_forget_that_is_cancelled_is_carried_out_all_the_same(store: Sto
 
 
 @pytest.mark.asyncio
-async def test_a_file_that_comes_and_goes_during_its_deletion_is_deleted_again(
+async def test_a_file_rewritten_and_evicted_during_its_deletion_is_deleted_again(
     store: Store,
 ) -> None:
     index = silent_index(store.directory, bytes_max=1)
@@ -380,7 +379,7 @@ async def test_a_file_that_comes_and_goes_during_its_deletion_is_deleted_again(
 
 
 @pytest.mark.asyncio
-async def test_what_cannot_be_deleted_is_an_error(store: Store) -> None:
+async def test_a_file_that_cannot_be_deleted_is_an_error(store: Store) -> None:
     index = silent_index(store.directory, LARGE)
     report(index, file := store.write(1, session="mine"))
     file.path.unlink()
@@ -393,7 +392,7 @@ async def test_what_cannot_be_deleted_is_an_error(store: Store) -> None:
 
 
 @pytest.mark.asyncio
-async def test_what_cannot_be_deleted_does_not_end_the_service(
+async def test_a_file_that_cannot_be_deleted_does_not_end_the_index(
     store: Store, capsys: pytest.CaptureFixture[str]
 ) -> None:
     index = silent_index(store.directory, bytes_max=1)

@@ -62,7 +62,7 @@ def adapters_of(client: Client, model: str = "m") -> dict[str, dict[str, Any]]:
     return {found["name"]: found for found in client.show(model)["adapters"]}
 
 
-def test_a_turn_has_what_it_chooses_and_a_context_what_it_chose(folder: Path) -> None:
+def test_a_turn_and_a_context_have_the_adapters_that_they_choose(folder: Path) -> None:
     both = 'loud = "loud.txt"\nsoft = "loras/soft.txt"'
     with daemon_of(folder, both) as daemon, Client(daemon.socket) as client:
         assert said(client) == TEXT
@@ -83,7 +83,7 @@ def test_a_turn_has_what_it_chooses_and_a_context_what_it_chose(folder: Path) ->
             assert session.chat(TEXT) == LOWER
 
 
-def test_a_configured_scale_holds_for_who_chooses_none(folder: Path) -> None:
+def test_a_configured_scale_holds_for_turns_without_one(folder: Path) -> None:
     adapters = 'loud = { file = "loud.txt", scale = 0.5 }\nsoft = "loras/soft.txt"'
     with daemon_of(folder, adapters) as daemon, Client(daemon.socket) as client:
         assert said(client) == UPPER
@@ -96,7 +96,7 @@ def test_a_configured_scale_holds_for_who_chooses_none(folder: Path) -> None:
         ]
 
 
-def test_one_that_cannot_be_loaded_fails_who_chooses_it_and_nobody_else(folder: Path) -> None:
+def test_an_adapter_that_cannot_be_loaded_fails_only_turns_that_choose_it(folder: Path) -> None:
     adapters = 'bad = "none.txt"\ngone = "gone.txt"\nloud = "loud.txt"'
     with daemon_of(folder, adapters) as daemon, Client(daemon.socket) as client:
         assert said(client) == TEXT
@@ -107,7 +107,7 @@ def test_one_that_cannot_be_loaded_fails_who_chooses_it_and_nobody_else(folder: 
             assert adapters_of(client)[name]["error"]["name"] == "LoadFailed"
 
 
-def test_they_come_and_go_while_the_model_runs(folder: Path) -> None:
+def test_adapters_are_added_and_removed_while_the_model_runs(folder: Path) -> None:
     with daemon_of(folder) as daemon, Client(daemon.socket) as client:
         with client.session("m", raw=True) as session:
             before = session.chat(TEXT)
@@ -126,7 +126,7 @@ def test_they_come_and_go_while_the_model_runs(folder: Path) -> None:
             client.remove_adapter("m", "loud")
 
 
-def test_one_that_is_in_use_stays_unless_it_is_forced(folder: Path) -> None:
+def test_an_adapter_in_use_is_removed_only_by_force(folder: Path) -> None:
     slow = "[models.m.echo]\nstep_ms = 20"
     with (
         daemon_of(folder, f'loud = "loud.txt"\n{slow}') as daemon,
@@ -147,13 +147,13 @@ def test_one_that_is_in_use_stays_unless_it_is_forced(folder: Path) -> None:
 
 NOT_ADDED = [
     ("soft", "gone.txt", "no file"),
-    ("soft", "loras", "no file of"),
-    ("soft", "", "no file's name"),
-    ("soft", "../outside.txt", "no file of"),
-    ("soft", "/etc/hostname", "no file of"),
-    ("soft", "link.txt", "no file of"),
-    ("soft", "x" * 1001, "no file's name"),
-    ("soft", "loras/so\0ft.txt", "no file's name"),
+    ("soft", "loras", "not a file in"),
+    ("soft", "", "not a file name"),
+    ("soft", "../outside.txt", "not a file in"),
+    ("soft", "/etc/hostname", "not a file in"),
+    ("soft", "link.txt", "not a file in"),
+    ("soft", "x" * 1001, "not a file name"),
+    ("soft", "loras/so\0ft.txt", "not a file name"),
     ("../soft", "loras/soft.txt", "no name"),
     ("loud", "loras/soft.txt", "already"),
 ]
@@ -174,7 +174,7 @@ def test_only_files_of_the_models_directory_under_new_names_are_added(folder: Pa
         assert list(adapters_of(client)) == ["loud"]
 
 
-def test_what_is_no_adapter_or_too_much_changes_nothing(folder: Path) -> None:
+def test_an_invalid_or_too_large_adapter_changes_nothing(folder: Path) -> None:
     with daemon_of(folder) as daemon, Client(daemon.socket) as client:
         client.load_by_name("m")
         with pytest.raises(LoadFailed, match=r"none\.txt"):
@@ -192,7 +192,7 @@ def test_what_is_no_adapter_or_too_much_changes_nothing(folder: Path) -> None:
         assert said(client, {"lora": ["n62"]}) == LOWER, "another name has the same file"
 
 
-def test_they_count_in_memory(folder: Path) -> None:
+def test_adapters_count_in_memory(folder: Path) -> None:
     os.truncate(folder / "loud.txt", 400)
     os.truncate(folder / "loras" / "soft.txt", 400)
     more = "[daemon]\nmemory-bytes = 1000"
@@ -211,7 +211,7 @@ def test_they_count_in_memory(folder: Path) -> None:
         assert said(client, {"lora": ["soft"]}) == LOWER
 
 
-def test_they_survive_a_kill_of_the_daemon_until_the_configuration_changes(folder: Path) -> None:
+def test_adapters_survive_a_kill_until_the_configuration_changes(folder: Path) -> None:
     with daemon_of(folder) as daemon:
         with Client(daemon.socket) as client:
             result = client.add_adapter("m", "soft", "loras/soft.txt", scale=1.0)
@@ -232,7 +232,7 @@ def test_they_survive_a_kill_of_the_daemon_until_the_configuration_changes(folde
             assert list(adapters_of(client)) == ["loud", "new"]
 
 
-def test_a_turn_goes_on_with_its_adapters_when_its_worker_is_killed(folder: Path) -> None:
+def test_a_turn_continues_with_its_adapters_when_its_worker_is_killed(folder: Path) -> None:
     slow = "[models.m.echo]\nstep_ms = 5"
     with daemon_of(folder, f'loud = "loud.txt"\n{slow}') as daemon, Client(daemon.socket) as client:
         client.add_adapter("m", "soft", "loras/soft.txt")
@@ -266,7 +266,7 @@ def test_a_swap_keeps_the_adapters_of_the_name(folder: Path, mode: Any) -> None:
 
 @pytest.mark.asyncio
 @pytest.mark.parametrize("call", ["add_adapter", "remove_adapter"])
-async def test_only_an_operator_changes_them(call: str, tmp_path: Path) -> None:
+async def test_only_an_operator_changes_adapters(call: str, tmp_path: Path) -> None:
     """Asked without a socket: these tests run as one user."""
     somebody = Stranger(os.getuid() + 1)
     config = Config(
@@ -285,7 +285,7 @@ async def test_only_an_operator_changes_them(call: str, tmp_path: Path) -> None:
             await daemon.run_call(request)
 
 
-def test_a_model_that_came_by_a_descriptor_takes_none(folder: Path) -> None:
+def test_a_model_loaded_from_a_descriptor_takes_no_adapters(folder: Path) -> None:
     fd = os.open(write_tiny("llama", folder), os.O_RDONLY)
     with daemon_of(folder) as daemon, RawClient(daemon.socket) as client:
         name = client.call("load", [fd], fd=0)["model"]

@@ -1,4 +1,4 @@
-"""What was said of models at run time holds over a restart: real kills, real restarts."""
+"""Run-time settings of models survive real kills and restarts."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from inferd.backends.errors import LoadFailed
 from inferd.daemon.config.model_settings import ModelConfig
 from inferd.daemon.config.sources import load_config
 from inferd.daemon.models.persisted import (
-    NAMES_MAX,
+    PERSISTED_NAMES_MAX,
     SETTINGS_FILE,
-    VERSION,
+    SETTINGS_VERSION,
     PersistedModels,
     PersistedSettings,
     SwappedName,
@@ -111,7 +111,7 @@ def test_a_damaged_file_is_set_aside_and_the_daemon_starts() -> None:
             client.pin("live")
         [aside] = file_of(daemon).parent.glob(f"{SETTINGS_FILE}.damaged-*")
         assert aside.read_bytes() == whole[: len(whole) // 2]
-        assert f"a damaged one was set aside as {aside}" in daemon.log
+        assert f"a damaged file was set aside as {aside}" in daemon.log
         kill_and_start(daemon)
         with Client(daemon.socket) as client:
             assert live(client)["pinned"]
@@ -120,7 +120,7 @@ def test_a_damaged_file_is_set_aside_and_the_daemon_starts() -> None:
 @pytest.mark.parametrize(
     "text", ["[]", "{}", '{"version": "1"}', '{"version": 1, "models": 3}', ""]
 )
-def test_what_is_no_such_file_is_set_aside(tmp_path: Path, text: str) -> None:
+def test_a_file_of_another_form_is_set_aside(tmp_path: Path, text: str) -> None:
     path = tmp_path / SETTINGS_FILE
     path.write_text(text)
     assert PersistedModels(path).settings_of("m", ModelConfig()) == PersistedSettings()
@@ -129,31 +129,35 @@ def test_what_is_no_such_file_is_set_aside(tmp_path: Path, text: str) -> None:
 
 def test_a_file_of_a_newer_version_is_left_alone(tmp_path: Path) -> None:
     path = tmp_path / SETTINGS_FILE
-    text = json.dumps({"version": VERSION + 1, "models": [], "more": True})
+    text = json.dumps({"version": SETTINGS_VERSION + 1, "models": [], "more": True})
     path.write_text(text)
-    told: list[str | None] = []
-    PersistedModels(path, told.append).store_settings("m", PersistedSettings(pinned=True))
+    causes: list[str | None] = []
+    PersistedModels(path, causes.append).store_settings("m", PersistedSettings(pinned=True))
     assert path.read_text() == text
-    assert told == [f"{path} is of a newer version: {VERSION + 1}"]
+    assert causes == [f"{path} has a newer version: {SETTINGS_VERSION + 1}"]
 
 
-def test_what_cannot_be_written_holds_until_the_end_and_is_told(tmp_path: Path) -> None:
+def test_unwritable_settings_hold_until_the_end_and_are_reported(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "file").touch()
-    told: list[str | None] = []
-    settings = PersistedModels(tmp_path / "file" / SETTINGS_FILE, told.append)
+    causes: list[str | None] = []
+    settings = PersistedModels(tmp_path / "file" / SETTINGS_FILE, causes.append)
     settings.store_settings("m", PersistedSettings(pinned=True))
     assert settings.settings_of("m", ModelConfig()) == PersistedSettings(pinned=True)
     (tmp_path / "file").unlink()
     settings.store_settings("m", PersistedSettings())
-    unread, refused, written = told
-    assert unread is not None and "cannot be read, nor set aside" in unread
+    unread, refused, written = causes
+    assert unread is not None and "can be neither read nor set aside" in unread
     assert refused is not None and "File exists" in refused
     assert written is None
 
 
-def test_names_are_bounded_and_the_oldest_go_first(tmp_path: Path) -> None:
+def test_names_are_bounded_and_the_oldest_are_dropped_first(tmp_path: Path) -> None:
     settings = PersistedModels(tmp_path / SETTINGS_FILE)
-    settings._models = {str(number): PersistedSettings(pinned=True) for number in range(NAMES_MAX)}
+    settings._models = {
+        str(number): PersistedSettings(pinned=True) for number in range(PERSISTED_NAMES_MAX)
+    }
     settings.store_settings("0", PersistedSettings(keep_alive_s=1.0))
     settings.store_settings("new", PersistedSettings(pinned=True))
     again = PersistedModels(tmp_path / SETTINGS_FILE)
@@ -162,7 +166,7 @@ def test_names_are_bounded_and_the_oldest_go_first(tmp_path: Path) -> None:
     assert again.settings_of("new", ModelConfig()) == PersistedSettings(pinned=True)
 
 
-def test_a_name_that_was_taken_over_stays_when_its_file_goes(tmp_path: Path) -> None:
+def test_a_swapped_name_stays_when_its_file_is_removed(tmp_path: Path) -> None:
     settings = PersistedModels(tmp_path / SETTINGS_FILE)
     settings.store_settings("a", PersistedSettings(swapped=SWAPPED))
     settings.store_settings(
@@ -178,8 +182,8 @@ def test_a_name_that_was_taken_over_stays_when_its_file_goes(tmp_path: Path) -> 
 
 
 @pytest.mark.asyncio
-async def test_a_model_of_a_descriptor_is_not_kept(tmp_path: Path) -> None:
-    """Nobody can name it after a restart."""
+async def test_settings_of_a_descriptors_model_are_not_stored(tmp_path: Path) -> None:
+    """No client can name it after a restart."""
     config = load_config({"state_dir": tmp_path, "models_dir": tmp_path}, {})
     async with create_task_group() as group:
         registry = Registry(config, group, lambda: None)

@@ -1,4 +1,4 @@
-"""A load that several wait for: it is one, each is told how far it is, and how it ended."""
+"""Shared loads: one load for all callers, which get its progress and its result."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def daemon() -> Iterator[RunningDaemon]:
 
 
 class Waiting:
-    """A program that waits for the load of `heavy`, and was told that it has begun."""
+    """A client that waits for the load of `heavy`, which has begun."""
 
     def __init__(self, daemon: RunningDaemon, stack: ExitStack):
         self.client = stack.enter_context(RawClient(daemon.socket))
@@ -33,7 +33,7 @@ class Waiting:
         self.client.events.append(self.client.read())
 
     @property
-    def told(self) -> list[float]:
+    def reported(self) -> list[float]:
         assert all(event[:2] == [PROGRESS, self.number] for event in self.client.events)
         return [event[2]["progress"] for event in self.client.events]
 
@@ -54,7 +54,7 @@ def state(client: RawClient) -> str:
     return str(client.call("show", name="heavy")["models"][0]["state"])
 
 
-def test_all_who_wait_for_a_cold_model_share_one_load_and_hear_of_it(
+def test_all_callers_of_a_cold_model_share_one_load_and_get_its_progress(
     daemon: RunningDaemon,
 ) -> None:
     with ExitStack() as stack:
@@ -62,11 +62,13 @@ def test_all_who_wait_for_a_cold_model_share_one_load_and_hear_of_it(
         (worker,) = workers(daemon)
         assert [w.model() for w in waiting] == ["heavy"] * 3
         for one in waiting:
-            assert one.told == sorted(one.told) and one.told[0] < 1.0 == one.told[-1]
+            assert (
+                one.reported == sorted(one.reported) and one.reported[0] < 1.0 == one.reported[-1]
+            )
         assert workers(daemon) == [worker]
 
 
-def test_who_waits_for_a_load_can_give_up_or_vanish_without_the_others(
+def test_a_caller_that_cancels_or_disconnects_does_not_end_a_shared_load(
     daemon: RunningDaemon,
 ) -> None:
     with ExitStack() as stack:
@@ -79,7 +81,7 @@ def test_who_waits_for_a_load_can_give_up_or_vanish_without_the_others(
         assert stays.model() == "heavy" and workers(daemon) == [worker]
 
 
-def test_a_load_that_is_cancelled_is_told_to_all_who_wait_and_is_no_failure(
+def test_a_cancelled_load_is_reported_to_all_callers_and_is_not_a_failure(
     daemon: RunningDaemon,
 ) -> None:
     with ExitStack() as stack:
@@ -93,7 +95,7 @@ def test_a_load_that_is_cancelled_is_told_to_all_who_wait_and_is_no_failure(
         assert client.call("load_by_name", name="heavy")["model"] == "heavy"
 
 
-def test_a_load_holds_up_neither_new_connections_nor_other_models(daemon: RunningDaemon) -> None:
+def test_a_load_delays_neither_new_connections_nor_other_models(daemon: RunningDaemon) -> None:
     with ExitStack() as stack:
         waiting = Waiting(daemon, stack)
         client = stack.enter_context(RawClient(daemon.socket))

@@ -134,7 +134,7 @@ def test_the_form_of_wasi_nn_backend_acts(client: Client) -> None:
         ("said", "the model 'judge' is not loaded"),
     ],
 )
-def test_a_turn_that_nobody_can_judge_goes_on_and_tells_why(
+def test_a_turn_without_a_comparison_continues_and_has_the_reason(
     client: Client, model: str, why: str
 ) -> None:
     judge = client.load_by_name("judge")
@@ -149,7 +149,7 @@ def test_a_turn_that_nobody_can_judge_goes_on_and_tells_why(
     assert found["state"] == "cold", "it was loaded for that"
 
 
-def test_a_client_cannot_choose_who_judges(client: Client) -> None:
+def test_a_client_cannot_choose_the_comparing_model(client: Client) -> None:
     config = {"similarity-model": "said", "similarity-wait-ms": 7, **similar()}
     graph = client.load_by_name_with_config("lonely", config)
     assert graph.not_applied == {"similarity-model": "", "similarity-wait-ms": 60_000}
@@ -161,7 +161,7 @@ def test_a_client_cannot_choose_who_judges(client: Client) -> None:
         session.chat("x", options={"similarity-model": "said"})
 
 
-def test_nobody_waits_long_for_a_model_that_is_busy(client: Client) -> None:
+def test_a_busy_comparing_model_is_not_awaited_for_long(client: Client) -> None:
     slow = client.load_by_name("slow")
     with client.session("hurried", raw=True, options=similar()) as session:
         reply = session.chat("One. Two")
@@ -173,7 +173,7 @@ def test_nobody_waits_long_for_a_model_that_is_busy(client: Client) -> None:
     assert client.sessions() == []
 
 
-def test_an_input_that_ends_the_judging_model_leaves_the_turn_alone(client: Client) -> None:
+def test_an_input_that_kills_the_comparing_worker_does_not_end_the_turn(client: Client) -> None:
     fragile = client.load_by_name("fragile")
     with client.session("brave", raw=True, options=similar()) as session:
         reply = session.chat("One, die now. Two")

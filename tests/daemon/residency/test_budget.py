@@ -1,4 +1,4 @@
-"""Memory on real processes: who is evicted, what shrinks, what is refused, what is kept alive."""
+"""Memory of real processes: evictions, smaller shapes, refusals, and keep-alive."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def load(client: RawClient, name: str, config: str = "") -> dict[str, Any]:
 
 
 def load_and_leave(client: RawClient, name: str, config: str = "") -> None:
-    """Load a model and give the lease back: it stays, idle."""
+    """Load a model and end the lease: the model stays loaded and idle."""
     client.call("unload", graph=load(client, name, config)["graph"], keep=True)
 
 
@@ -76,7 +76,7 @@ def states(client: RawClient) -> dict[str, str]:
 # Eviction.
 
 
-def test_an_idle_model_leaves_for_one_that_needs_its_memory() -> None:
+def test_an_idle_model_is_evicted_for_one_that_needs_its_memory() -> None:
     with daemon_with(echo("a", 700), echo("b", 600)) as daemon, RawClient(daemon.socket) as client:
         load_and_leave(client, "a")
         assert states(client)["a"] == "ready"
@@ -87,7 +87,7 @@ def test_an_idle_model_leaves_for_one_that_needs_its_memory() -> None:
         assert "model.evicted" in daemon.log
 
 
-def test_what_fits_beside_the_others_evicts_nobody() -> None:
+def test_a_model_that_fits_beside_the_others_evicts_none() -> None:
     with daemon_with(echo("a", 500), echo("b", 500)) as daemon, RawClient(daemon.socket) as client:
         load_and_leave(client, "a")
         load(client, "b")
@@ -95,7 +95,7 @@ def test_what_fits_beside_the_others_evicts_nobody() -> None:
         assert states(client)["a"] == states(client)["b"] == "ready"
 
 
-def test_the_one_that_is_loaded_again_sooner_leaves() -> None:
+def test_the_model_that_loads_faster_is_evicted() -> None:
     models = (echo("quick", 400), echo("slow", 400, load_ms=2000), echo("new", 500))
     with daemon_with(*models) as daemon, RawClient(daemon.socket) as client:
         slow = load(client, "slow")["graph"]
@@ -111,7 +111,7 @@ def test_the_one_that_is_loaded_again_sooner_leaves() -> None:
         }
 
 
-def test_what_a_pinned_model_leaves_no_room_for_is_refused_and_the_refusal_names_it() -> None:
+def test_a_model_without_memory_beside_a_pinned_one_is_refused_with_its_name() -> None:
     with daemon_with(echo("a", 700), echo("b", 600)) as daemon, RawClient(daemon.socket) as client:
         load(client, "a")
         client.call("pin", name="a")
@@ -127,7 +127,7 @@ def test_what_a_pinned_model_leaves_no_room_for_is_refused_and_the_refusal_names
         assert model(client, "b")["error"]["name"] == "MissingMemory"
 
 
-def test_nobody_is_evicted_for_what_can_never_fit() -> None:
+def test_no_model_is_evicted_for_one_that_can_never_fit() -> None:
     with daemon_with(echo("a", 700), echo("b", 1001)) as daemon, RawClient(daemon.socket) as client:
         load_and_leave(client, "a")
 
@@ -138,7 +138,7 @@ def test_nobody_is_evicted_for_what_can_never_fit() -> None:
         assert states(client)["a"] == "ready"
 
 
-def test_a_refused_load_succeeds_once_there_is_room() -> None:
+def test_a_refused_load_succeeds_once_memory_is_free() -> None:
     with daemon_with(echo("a", 700), echo("b", 600)) as daemon, RawClient(daemon.socket) as client:
         load(client, "a")
         client.call("pin", name="a")
@@ -149,7 +149,7 @@ def test_a_refused_load_succeeds_once_there_is_room() -> None:
         assert load(client, "b")["model"] == "b"
 
 
-def test_a_session_of_an_evicted_model_goes_on_when_it_comes_back() -> None:
+def test_a_session_of_an_evicted_model_continues_when_it_is_loaded_again() -> None:
     with daemon_with(echo("a", 700), echo("b", 600)) as daemon, RawClient(daemon.socket) as client:
         with RawClient(daemon.socket) as other:
             graph = load(other, "a")["graph"]
@@ -181,7 +181,7 @@ def test_two_loads_at_once_do_not_get_the_same_bytes() -> None:
         assert daemon.log.count("model.evicted") == 1
 
 
-def test_a_load_that_waits_for_memory_holds_up_neither_turns_nor_a_load_that_fits() -> None:
+def test_a_load_that_waits_for_memory_delays_neither_turns_nor_a_load_that_fits() -> None:
     """`leaving` does not end before it may: until then `waits` has no memory."""
     models = (echo("leaving", 700), echo("waits", 800), echo("small", 100), echo("loaded", 0))
     with daemon_with(*models) as daemon, RawClient(daemon.socket) as client:
@@ -202,7 +202,7 @@ def test_a_load_that_waits_for_memory_holds_up_neither_turns_nor_a_load_that_fit
         assert client.result(waits)["model"] == "waits"
 
 
-def test_what_a_waiting_load_will_need_is_not_given_to_another() -> None:
+def test_memory_for_a_waiting_load_is_not_reserved_for_another() -> None:
     models = (echo("leaving", 700), echo("waits", 800), echo("late", 250))
     with daemon_with(*models) as daemon, RawClient(daemon.socket) as client:
         load_and_leave(client, "leaving")
@@ -223,7 +223,7 @@ def test_what_a_waiting_load_will_need_is_not_given_to_another() -> None:
         assert ["waits" in line for line in loaded] == [False, True, False], daemon.log
 
 
-def test_without_a_budget_no_more_is_promised_than_the_machine_has() -> None:
+def test_without_a_limit_no_more_is_reserved_than_the_machine_has() -> None:
     """Each needs three fifths of what is free now and takes nothing of it."""
     token_bytes = psutil.virtual_memory().available * 3 // 5 // 1024
     keys = {"ctx-size": 1024, "slots": 1}
@@ -245,7 +245,7 @@ def test_without_a_budget_no_more_is_promised_than_the_machine_has() -> None:
 # Fitting.
 
 
-def test_what_was_not_asked_for_shrinks_until_it_fits_and_the_answer_says_so() -> None:
+def test_defaults_shrink_until_the_model_fits_and_the_result_has_them() -> None:
     config = echo("a", 0, token_bytes=1)
     with (
         daemon_with(config, memory_bytes=3000) as daemon,
@@ -265,9 +265,7 @@ def test_what_was_not_asked_for_shrinks_until_it_fits_and_the_answer_says_so() -
     ("keys", "config"),
     [({"ctx-size": 4096, "slots": 1}, ""), ({"slots": 1}, '{"ctx-size": 4096}')],
 )
-def test_a_context_that_was_asked_for_is_not_made_smaller(
-    keys: dict[str, int], config: str
-) -> None:
+def test_a_requested_context_does_not_shrink(keys: dict[str, int], config: str) -> None:
     with (
         daemon_with(echo("a", 0, token_bytes=1, **keys), memory_bytes=3000) as daemon,
         RawClient(daemon.socket) as client,
@@ -279,7 +277,7 @@ def test_a_context_that_was_asked_for_is_not_made_smaller(
         assert "smaller ctx-size than 4096" in caught.value.hint
 
 
-def test_what_was_refused_for_a_large_context_is_loaded_with_a_small_one_at_once() -> None:
+def test_a_model_refused_with_a_large_context_is_loaded_with_a_small_one() -> None:
     with (
         daemon_with(echo("a", 0, token_bytes=1), memory_bytes=3000) as daemon,
         RawClient(daemon.socket) as client,
@@ -290,7 +288,7 @@ def test_what_was_refused_for_a_large_context_is_loaded_with_a_small_one_at_once
         assert load(client, "a", '{"ctx-size": 1000}')["ctx_size"] == 1000
 
 
-def test_a_smaller_context_that_was_asked_for_is_the_least_it_gets() -> None:
+def test_a_smaller_requested_context_is_the_minimum() -> None:
     with (
         daemon_with(echo("a", 0, token_bytes=1), memory_bytes=3500) as daemon,
         RawClient(daemon.socket) as client,
@@ -480,7 +478,7 @@ file = "{gemma3()}"
 
 
 def settled(name: str, client: RawClient) -> tuple[int, int]:
-    """Compute a full batch on a model; return what it was told to take, and what it has."""
+    """Compute a full batch on a model; return its estimated and its resident bytes."""
     context = client.context(name)
     client.set_input(context, b"one two three four five six seven " * 90)
     client.call("compute", context=context, timeout_s=60)
@@ -490,12 +488,14 @@ def settled(name: str, client: RawClient) -> tuple[int, int]:
 
 @pytest.mark.model
 @pytest.mark.timeout(240)
-def test_a_real_model_leaves_for_another_and_each_takes_what_was_told() -> None:
+def test_a_real_model_is_evicted_for_another_and_each_takes_its_estimate() -> None:
     """700 MB are enough for either, and not for both."""
     with running_daemon(REAL + "[defaults]\nn-predict = 1\n") as daemon:
         for name, others in (("smollm2", "gemma3"), ("gemma3", "smollm2")):
             with RawClient(daemon.socket, timeout_s=100) as client:
-                told, resident = settled(name, client)
-                sys.stderr.write(f"{name}: told {told / 1e6:.1f}, has {resident / 1e6:.1f} MB\n")
-                assert told == pytest.approx(resident, rel=0.05)
+                estimate, resident = settled(name, client)
+                sys.stderr.write(
+                    f"{name}: estimated {estimate / 1e6:.1f}, has {resident / 1e6:.1f} MB\n"
+                )
+                assert estimate == pytest.approx(resident, rel=0.05)
                 assert model(client, others)["state"] == "cold"

@@ -63,7 +63,7 @@ def test_the_tightest_quota_on_the_path_holds(unit: Unit) -> None:
     assert unit.cores() == 3
 
 
-def test_defaults_keep_to_the_limits_of_the_own_unit(unit: Unit) -> None:
+def test_defaults_respect_the_limits_of_the_own_unit(unit: Unit) -> None:
     (unit.folder / "cpu.max").write_text("300000 100000\n")
     (unit.folder / "memory.max").write_text(f"{512 * MIB}\n")
     config = load_config({}, {})

@@ -32,10 +32,10 @@ def need(**devices: int) -> MemoryNeed:
     return MemoryNeed(weights=1, devices=devices)
 
 
-# What is decided.
+# Decisions.
 
 
-def test_a_device_has_what_is_free_less_what_is_spared_and_promised() -> None:
+def test_a_devices_free_bytes_exclude_headroom_and_reservations() -> None:
     both = [GPU0, GPU1]
     assert find_device_shortage(need(GPU0=9 * GIB, GPU1=3 * GIB), both, {}) is None
     short = find_device_shortage(need(GPU0=9 * GIB, GPU1=3 * GIB), both, {"GPU1": GIB})
@@ -43,12 +43,12 @@ def test_a_device_has_what_is_free_less_what_is_spared_and_promised() -> None:
     assert short.missing == GIB
 
 
-def test_the_device_that_misses_most_is_told() -> None:
+def test_the_device_that_lacks_most_is_reported() -> None:
     short = find_device_shortage(need(GPU0=11 * GIB, GPU1=8 * GIB), [GPU0, GPU1], {})
     assert short is not None and short.device is GPU1
 
 
-def test_a_model_that_needs_nothing_of_a_full_device_is_not_held_up_by_it() -> None:
+def test_a_full_device_does_not_delay_a_model_that_does_not_need_it() -> None:
     assert find_device_shortage(need(), [Device("GPU0", 0, GIB)], {"GPU0": GIB}) is None
 
 
@@ -71,7 +71,7 @@ def test_a_refusal_names_the_device_and_both_numbers() -> None:
     assert (error.data["device"], error.data["total_bytes"]) == ("GPU0", 20 * GIB)
 
 
-def test_devices_that_are_not_there_are_refused_by_their_number() -> None:
+def test_missing_devices_are_refused_by_their_number() -> None:
     both = [GPU0, GPU1]
     check_devices(ModelSpec(name="m", main_gpu=1, tensor_split=(1, 2)), both)
     with pytest.raises(InvalidArgument, match="there are 2 devices, GPU0, GPU1") as caught:
@@ -135,7 +135,7 @@ FITTED: tuple[tuple[list[int], int, dict[str, int]], ...] = (
 )
 
 
-def test_as_many_layers_as_fit_run_on_devices_and_the_others_on_the_cpu() -> None:
+def test_the_layers_that_fit_run_on_devices_and_the_others_on_the_cpu() -> None:
     models = "".join(model_with(f"m{i}", devices) for i, (devices, _, _) in enumerate(FITTED))
     with running_daemon(models) as daemon, RawClient(daemon.socket) as client:
         for number, (devices, layers, taken) in enumerate(FITTED):
@@ -148,7 +148,7 @@ def test_as_many_layers_as_fit_run_on_devices_and_the_others_on_the_cpu() -> Non
             assert result.get("not_applied", {}) == fewer
 
 
-def test_a_number_that_was_asked_for_stays_or_the_load_is_refused() -> None:
+def test_a_requested_number_of_layers_holds_or_the_load_is_refused() -> None:
     with daemon_with([500]) as daemon, RawClient(daemon.socket) as client:
         with pytest.raises(OutOfMemory) as caught:
             load(client, '{"n-gpu-layers": 5}')
@@ -157,7 +157,7 @@ def test_a_number_that_was_asked_for_stays_or_the_load_is_refused() -> None:
         assert model(client)["info"]["n_gpu_layers"] == 3
 
 
-def test_a_number_of_the_configuration_stays_too() -> None:
+def test_a_configured_number_of_layers_holds_too() -> None:
     with (
         daemon_with([500], n_gpu_layers=5) as daemon,
         RawClient(daemon.socket) as client,
@@ -166,8 +166,8 @@ def test_a_number_of_the_configuration_stays_too() -> None:
         load(client, '{"n-gpu-layers": 2}')
 
 
-def test_the_target_cpu_takes_no_device_and_gpu_is_told_where_there_is_none() -> None:
-    for devices, target, layers, told in (
+def test_the_target_cpu_uses_no_device_and_a_missing_gpu_is_reported() -> None:
+    for devices, target, layers, not_applied in (
         ([2000], "cpu", 0, {}),
         ([2000], "gpu", 10, {}),
         ([], "gpu", 0, {"n-gpu-layers": 0}),
@@ -175,7 +175,7 @@ def test_the_target_cpu_takes_no_device_and_gpu_is_told_where_there_is_none() ->
     ):
         with daemon_with(devices) as daemon, RawClient(daemon.socket) as client:
             result = client.call("load", builders=[b"m"], encoding="ggml", target=target)
-            assert result.get("not_applied", {}) == told
+            assert result.get("not_applied", {}) == not_applied
             assert model(client)["info"]["n_gpu_layers"] == layers
 
 
@@ -187,13 +187,13 @@ def test_the_target_cpu_takes_no_device_and_gpu_is_told_where_there_is_none() ->
         ({"tensor_split": "1,4"}, {"echo0": 200, "echo1": 800}),
     ],
 )
-def test_the_operator_says_which_device_has_what(keys: dict[str, Any], taken: object) -> None:
+def test_the_operator_assigns_layers_to_devices(keys: dict[str, Any], taken: object) -> None:
     with daemon_with([2000, 2000], **keys) as daemon, RawClient(daemon.socket) as client:
         load(client)
         assert model(client)["memory"]["devices"] == taken
 
 
-def test_a_device_that_is_not_there_is_refused() -> None:
+def test_a_missing_device_is_refused() -> None:
     with (
         daemon_with([2000], main_gpu=1) as daemon,
         RawClient(daemon.socket) as client,
@@ -202,7 +202,7 @@ def test_a_device_that_is_not_there_is_refused() -> None:
         load(client)
 
 
-def test_layers_that_find_no_room_on_the_host_shrink_what_nobody_asked_for() -> None:
+def test_layers_without_memory_on_the_host_shrink_the_defaults() -> None:
     with daemon_with([500], memory_bytes=599) as daemon, RawClient(daemon.socket) as client:
         with pytest.raises(OutOfMemory) as caught:
             load(client)
@@ -233,8 +233,8 @@ async def layers(client: AsyncClient) -> dict[str, int]:
 
 
 @pytest.mark.asyncio
-async def test_an_idle_model_leaves_a_device_for_one_that_needs_it() -> None:
-    """What is free is looked at again then: here it is as before, so there are fewer layers."""
+async def test_an_idle_model_is_evicted_from_a_device_for_one_that_needs_it() -> None:
+    """The free memory is read again: here it is unchanged, so there are fewer layers."""
     async with running_daemon(TWO) as daemon, AsyncClient(daemon.socket) as client:
         await client.unload(await client.load_by_name("small"), keep=True)
         assert await layers(client) == {"small": 10}

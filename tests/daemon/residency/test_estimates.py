@@ -1,4 +1,4 @@
-"""A model's need of memory is reckoned once for a file, and anew when the file has changed."""
+"""A model's memory is estimated once per file, and again when the file has changed."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ import pytest
 
 from inferd.backends import Device, MemoryNeed, ModelSpec, Shape
 from inferd.daemon.config.sources import load_config
+from inferd.daemon.models.known_loads import ESTIMATED_MODELS_MAX, SHAPES_MAX, EstimateCache
 from inferd.daemon.models.registry import Registry
-from inferd.daemon.residency.estimates import ESTIMATED_MODELS_MAX, SHAPES_MAX, EstimateCache
 from inferd.daemon.residency.model_files import signature_of
 from inferd.scheduler import messages as m
 from inferd.scheduler.process import worker
@@ -34,7 +34,7 @@ def report(slots: int = 4, **fields: object) -> m.MemoryEstimate:
     return m.MemoryEstimate(Shape(slots, 4096, 512), MemoryNeed(weights=slots), **fields)  # type: ignore[arg-type]
 
 
-def test_what_was_reported_is_known_for_the_same_files_and_the_same_spec() -> None:
+def test_estimates_are_known_for_the_same_files_and_spec() -> None:
     cache = EstimateCache()
     for slots in (4, 2, 2, 1):
         cache.note_report(SPEC, SIGNATURE, report(slots))
@@ -46,7 +46,7 @@ def test_what_was_reported_is_known_for_the_same_files_and_the_same_spec() -> No
     assert cache.known_reports(renamed, SIGNATURE) == [report(4), report(2), report(1)]
 
 
-def test_another_file_takes_the_place_of_the_one_before() -> None:
+def test_another_file_replaces_the_previous_one() -> None:
     cache = EstimateCache()
     cache.note_report(SPEC, SIGNATURE, report(4))
     cache.note_report(SPEC, ((9,),), report(2))
@@ -54,7 +54,7 @@ def test_another_file_takes_the_place_of_the_one_before() -> None:
     assert cache.known_reports(SPEC, ((9,),)) == [report(2)]
 
 
-def test_what_depends_on_devices_or_on_a_descriptor_is_not_remembered() -> None:
+def test_estimates_for_devices_or_descriptors_are_not_stored() -> None:
     cache = EstimateCache()
     cache.note_report(SPEC, SIGNATURE, report(devices=[Device("GPU0", 1, 2)]))
     cache.note_report(msgspec.structs.replace(SPEC, fd=3), SIGNATURE, report())
@@ -73,7 +73,7 @@ def test_models_and_shapes_are_bounded() -> None:
     assert len(cache.known_reports(SPEC, SIGNATURE)) == SHAPES_MAX
 
 
-def test_a_file_that_is_written_or_replaced_is_another(tmp_path: Path) -> None:
+def test_a_written_or_replaced_file_has_another_signature(tmp_path: Path) -> None:
     file = tmp_path / "m"
     file.write_bytes(b"GGUF")
     before = signature_of([file])
@@ -85,10 +85,8 @@ def test_a_file_that_is_written_or_replaced_is_another(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("known", [True, False])
-def test_a_worker_looks_at_the_file_for_what_is_not_known_alone(
-    known: bool, tmp_path: Path
-) -> None:
-    """The file is not there: whoever looks at it fails."""
+def test_a_worker_reads_the_file_only_for_unknown_estimates(known: bool, tmp_path: Path) -> None:
+    """The file is missing: reading it fails."""
     ours, theirs = socket.socketpair()
     spec = ModelSpec(name="m", path=str(tmp_path / "none.gguf"))
     thread = threading.Thread(target=worker.run_worker, args=(SocketLink(theirs),))
@@ -108,7 +106,7 @@ def test_a_worker_looks_at_the_file_for_what_is_not_known_alone(
 
 
 class Reports:
-    """What a worker says, report by report."""
+    """The reports of a worker, one by one."""
 
     def __init__(self, sock: socket.socket):
         sock.settimeout(30)
@@ -126,7 +124,7 @@ class Reports:
         self._file.close()
 
 
-def test_a_reload_looks_at_a_changed_file_alone() -> None:
+def test_a_reload_reads_only_changed_files() -> None:
     with running_daemon() as daemon, RawClient(daemon.socket) as client:
         models = daemon.directory / "models"
         write_tiny("llama", models).rename(models / "m.gguf")
@@ -145,21 +143,21 @@ def test_a_reload_looks_at_a_changed_file_alone() -> None:
 
 
 @pytest.mark.asyncio
-async def test_what_is_known_is_decided_on_before_the_process_is_there(tmp_path: Path) -> None:
-    """So who asks for a model while another one leaves is among those that are chosen from."""
+async def test_a_stored_estimate_is_decided_on_before_the_process_runs(tmp_path: Path) -> None:
+    """A request that arrives during another model's unload is thus considered in time."""
     config = load_config({"state_dir": tmp_path, "models_dir": tmp_path}, {})
     async with anyio.create_task_group() as group:
         registry = Registry(config, group, lambda: None)
         model = registry.catalog.get("echo", 0)
-        first = registry.start_worker(model, {})
-        assert registry.reserved_for(first) is None
+        first = registry.start_worker(model)
+        assert registry.budget.reservations.of_worker(first) is None
         await first.loaded.wait()
-        need = registry.reserved_for(first)
+        need = registry.budget.reservations.of_worker(first)
         await model.unload()
 
-        again = registry.start_worker(model, {})
+        again = registry.start_worker(model)
         assert again.pid == 0
-        assert registry.reserved_for(again) == need is not None
+        assert registry.budget.reservations.of_worker(again) == need is not None
         await again.loaded.wait()
         assert again.error is None and again.info == first.info
         await registry.close()

@@ -1,4 +1,4 @@
-"""Reckoning with memory, without processes: who leaves, what shrinks, what is free."""
+"""Decisions on memory without processes: evictions, smaller shapes, free memory."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from inferd.backends import MemoryNeed, ModelSpec, Shape, estimate_memory
 from inferd.backends.errors import InferdError, InvalidArgument, LoadFailed, OutOfMemory, Timeout
-from inferd.daemon.models.failures import FailedLoads
+from inferd.daemon.models.known_loads import FailedLoads
 from inferd.daemon.residency.cgroups import cgroup_free_bytes, parse_cgroup_path
 from inferd.daemon.residency.eviction import EvictionCandidate, choose_victims
 from inferd.daemon.residency.fit import memory_refusal, next_smaller_shape
@@ -25,37 +25,37 @@ def idle(name: str, need: int, load_s: float = 1.0, idle_s: float = 10.0) -> Evi
     return EvictionCandidate(name, need, load_s, idle_s)
 
 
-# Who leaves.
+# Evictions.
 
 
 def names(found: list[EvictionCandidate] | None) -> list[str] | None:
     return found if found is None else [i.name for i in found]
 
 
-def test_the_least_valuable_leaves_first() -> None:
+def test_the_least_valuable_model_is_evicted_first() -> None:
     quick, slow = idle("quick", 5, load_s=0.1), idle("slow", 5, load_s=9)
     assert names(choose_victims([slow, quick], 5)) == ["quick"]
     lately, long_ago = idle("lately", 5, idle_s=1), idle("long-ago", 5, idle_s=1000)
     assert names(choose_victims([lately, long_ago], 3)) == ["long-ago"]
 
 
-def test_no_more_leave_than_must() -> None:
+def test_no_more_models_are_evicted_than_needed() -> None:
     small, large = idle("small", 2, load_s=0.1), idle("large", 10)
     assert names(choose_victims([small, large], 8)) == ["large"]
     assert names(choose_victims([small, large], 12)) == ["small", "large"]
     assert names(choose_victims([small, large], 0)) == []
 
 
-def test_nobody_leaves_for_what_does_not_fit_all_the_same() -> None:
+def test_no_model_is_evicted_for_one_that_does_not_fit_anyway() -> None:
     assert choose_victims([idle("a", 5), idle("b", 5)], 11) is None
     assert choose_victims([], 1) is None
 
 
-def test_one_that_was_never_idle_is_worth_a_lot() -> None:
+def test_a_model_that_was_never_idle_is_valuable() -> None:
     assert idle("a", 1, idle_s=0.0).value > idle("b", 1, idle_s=0.1).value
 
 
-# What shrinks.
+# Shapes.
 
 
 def test_slots_shrink_first_then_the_context_then_the_batch() -> None:
@@ -74,7 +74,7 @@ def test_slots_shrink_first_then_the_context_then_the_batch() -> None:
     ]
 
 
-def test_what_was_asked_for_stays() -> None:
+def test_requested_parameters_do_not_shrink() -> None:
     assert next_smaller_shape(Shape(3, 2048, 64), Shape(3, 2048, 64)) is None
     assert next_smaller_shape(Shape(4, 4096, 512), Shape(4, 3000, 512)) == Shape(4, 3000, 512)
     assert next_smaller_shape(Shape(3, 512, 128), Shape(1, 512, 128)) == Shape(1, 512, 128)
@@ -85,21 +85,21 @@ def test_a_model_of_14_billion_parameters_is_fitted_into_11_gb_before_it_is_load
 ) -> None:
     path = write_sparse(tmp_path / "large.gguf")
     spec = ModelSpec(name="large", path=str(path))
-    with contextlib.closing(estimate_memory(spec)) as reckoning:
-        shape: Shape | None = reckoning.shape
+    with contextlib.closing(estimate_memory(spec)) as estimate:
+        shape: Shape | None = estimate.shape
         needs = []
-        while shape is not None and reckoning.need(shape).total > 11 * 10**9:
-            needs.append(reckoning.need(shape))
+        while shape is not None and estimate.need(shape).total > 11 * 10**9:
+            needs.append(estimate.need(shape))
             shape = next_smaller_shape(shape, Shape(1, 512, 128))
         assert shape == Shape(2, 4096, 512)
-        needs.append(reckoning.need(shape))
+        needs.append(estimate.need(shape))
     whole, fitted = needs
     assert whole.total > 11 * 10**9 >= fitted.total
     assert whole.context - fitted.context == pytest.approx(2 * 4096 * TOKEN_BYTES, rel=0.001)
     assert psutil.Process().memory_info().rss < 10**9
 
 
-# What a refusal says.
+# Refusals.
 
 
 def test_a_refusal_has_both_numbers_and_says_what_helps() -> None:
@@ -122,12 +122,12 @@ def test_where_the_weights_alone_do_not_fit_a_smaller_context_is_no_advice() -> 
     assert error.data["free_bytes"] == 0
 
 
-# What is free.
+# Free memory.
 
 MEMINFO = "MemTotal:       16777216 kB\nMemFree:  1 kB\nMemAvailable:    8388608 kB\nHuge: 0\n"
 
 
-def test_a_twentieth_of_the_machine_is_spared() -> None:
+def test_the_headroom_is_a_twentieth_of_the_machine() -> None:
     assert parse_available_bytes(MEMINFO) == 8 * GIB - 16 * GIB // 20
     assert headroom_bytes(100 * GIB) == GIB
 
@@ -191,7 +191,7 @@ ASKED = ("ctx-size", 512)
 
 
 class Clock:
-    """Seconds that pass when they are told to."""
+    """A clock that the test advances."""
 
     now = 100.0
 
@@ -260,7 +260,7 @@ def test_a_file_that_has_changed_is_tried_at_once(tmp_path: Path, clock: Clock) 
         (Timeout("x"), False),
     ],
 )
-def test_only_what_lasts_is_remembered(
+def test_only_permanent_failures_are_remembered(
     error: InferdError, remembered: bool, tmp_path: Path, clock: Clock
 ) -> None:
     failed = FailedLoads(10.0, clock)

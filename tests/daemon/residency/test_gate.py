@@ -1,4 +1,4 @@
-"""Models that take turns in memory, on real processes: who waits, who goes first, who returns."""
+"""Admission of requests to models that share memory, on real processes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .test_budget import daemon_with, echo, load, model, states
 
 MODELS = tuple(echo(name, 600, slots=2) for name in "abc")
 SLOW = "x" * 100
-"""What a slow model needs a second for."""
+"""A prompt that takes a slow model a second."""
 
 
 def slow(name: str, slots: int = 2) -> str:
@@ -64,7 +64,7 @@ def _plain(line: str) -> str:
     return "".join(c for c in line if c.isprintable()).replace("[36m", "").replace("[0m", "")
 
 
-def test_a_model_that_is_held_and_not_used_leaves_and_its_sessions_go_on() -> None:
+def test_a_leased_but_unused_model_is_evicted_and_its_sessions_continue() -> None:
     with daemon_with(*MODELS) as daemon, RawClient(daemon.socket) as client:
         context = contexts(client)
         for text in ("one", "two"):
@@ -87,7 +87,7 @@ def test_a_model_that_computes_stays_until_its_turn_is_done() -> None:
         assert loads(daemon)[-2:] == ["a", "b"]
 
 
-def test_what_waits_for_a_model_is_served_together() -> None:
+def test_requests_that_wait_for_a_model_are_served_together() -> None:
     """ABCABC becomes AABBCC: the second task of a model does not wait for its next load."""
     with daemon_with(slow("a"), *MODELS[1:]) as daemon, RawClient(daemon.socket) as client:
         first, second = contexts(client), contexts(client)
@@ -101,7 +101,7 @@ def test_what_waits_for_a_model_is_served_together() -> None:
         assert loads(daemon)[before:] == ["a", "b", "c"]
 
 
-def test_without_a_stay_a_later_task_goes_behind_all_that_came_before_it() -> None:
+def test_without_a_residency_later_tasks_are_served_after_all_earlier_ones() -> None:
     with (
         daemon_with(slow("a"), *MODELS[1:], residency_s=0) as daemon,
         RawClient(daemon.socket) as client,
@@ -130,10 +130,10 @@ def test_the_more_urgent_task_has_its_model_loaded_first() -> None:
         assert loads(daemon)[-2:] == ["c", "b"]
 
 
-# A task that waits for its model is one that waits.
+# Waiting tasks.
 
 
-def test_it_is_counted_and_listed_and_bounded() -> None:
+def test_a_waiting_task_is_counted_listed_and_bounded() -> None:
     settings = {"tasks_waiting_max": 1}
     with (
         daemon_with(slow("a"), *MODELS[1:], **settings) as daemon,
@@ -160,7 +160,7 @@ def test_it_is_counted_and_listed_and_bounded() -> None:
 
 
 @pytest.mark.parametrize(("key", "which"), [("queue_timeout_s", "queue"), ("timeout_s", "total")])
-def test_its_time_is_bounded(key: str, which: str) -> None:
+def test_the_wait_of_a_task_is_bounded(key: str, which: str) -> None:
     with daemon_with(slow("a"), *MODELS[1:]) as daemon, RawClient(daemon.socket) as client:
         context = contexts(client)
         turn = begin(client, context["a"])
@@ -172,7 +172,7 @@ def test_its_time_is_bounded(key: str, which: str) -> None:
         assert said(client, chat(client, context["b"], "again")) == b"again"
 
 
-def test_it_can_be_cancelled_by_its_context_and_by_its_request() -> None:
+def test_a_waiting_task_can_be_cancelled_by_context_and_by_request() -> None:
     with daemon_with(slow("a"), *MODELS[1:]) as daemon, RawClient(daemon.socket) as client:
         context = contexts(client)
         turn = begin(client, context["a"])
@@ -188,7 +188,7 @@ def test_it_can_be_cancelled_by_its_context_and_by_its_request() -> None:
         assert said(client, chat(client, context["b"], "again")) == b"again"
 
 
-def test_it_is_told_when_the_daemon_drains() -> None:
+def test_a_waiting_task_is_refused_when_the_daemon_drains() -> None:
     with daemon_with(slow("a"), *MODELS[1:]) as daemon, RawClient(daemon.socket) as client:
         context = contexts(client)
         turn = begin(client, context["a"])
@@ -214,10 +214,10 @@ def test_an_input_for_a_cold_model_waits_its_turn_too() -> None:
         assert client.output(context["b"]) == b"said by b"
 
 
-# Nobody waits for each other.
+# No deadlocks.
 
 
-def test_two_models_are_pulled_in_turns_by_one_program() -> None:
+def test_one_program_pulls_from_two_models_alternately() -> None:
     with daemon_with(*MODELS) as daemon, RawClient(daemon.socket) as client:
         context = contexts(client, "ab")
         for name in "ab":
@@ -229,8 +229,8 @@ def test_two_models_are_pulled_in_turns_by_one_program() -> None:
         assert texts == {"a": b"said", "b": b"said"}
 
 
-def test_a_stream_that_nobody_reads_makes_way_and_goes_on_once_it_is_read() -> None:
-    """The program reads a token of one model, and asks another one about it."""
+def test_an_unread_stream_is_evicted_and_continues_once_it_is_read() -> None:
+    """The program reads a token of one model, and queries another one about it."""
     with daemon_with(*MODELS) as daemon, RawClient(daemon.socket) as client:
         context = contexts(client, "ab")
         number = client.start("stream", context=context["a"], prompt="abcdef", raw=True, credit=1)
@@ -240,11 +240,11 @@ def test_a_stream_that_nobody_reads_makes_way_and_goes_on_once_it_is_read() -> N
         assert model(client, "a")["tasks"] == 1
         client.write([5, number, 1000])
         assert client.result(number)["metadata"]["output_tokens"] == 7, "and the end"
-        told = b"".join(event[2]["text"] for event in client.events)
-        assert told == b"abcdef"
+        text = b"".join(event[2]["text"] for event in client.events)
+        assert text == b"abcdef"
 
 
-def test_a_stream_that_was_set_aside_ends_if_nobody_reads_it() -> None:
+def test_an_evicted_stream_ends_if_it_is_never_read() -> None:
     with (
         daemon_with(*MODELS, reader_timeout_s=0.5) as daemon,
         RawClient(daemon.socket) as client,
@@ -258,7 +258,7 @@ def test_a_stream_that_was_set_aside_ends_if_nobody_reads_it() -> None:
         assert model(client, "a")["tasks"] == 0
 
 
-def test_a_turn_that_was_set_aside_ends_where_its_model_is_swapped() -> None:
+def test_an_evicted_turn_ends_when_its_model_is_swapped() -> None:
     with daemon_with(*MODELS) as daemon, RawClient(daemon.socket) as client:
         context = contexts(client, "ab")
         client.set_input(context["a"], b"abcdef")
@@ -272,10 +272,10 @@ def test_a_turn_that_was_set_aside_ends_where_its_model_is_swapped() -> None:
             client.call("compute_single", context=context["a"])
 
 
-# What comes back.
+# Models that are loaded again.
 
 
-def test_a_session_with_an_id_computes_its_new_tokens_only_when_its_model_comes_back() -> None:
+def test_a_session_with_an_id_computes_only_new_tokens_when_its_model_is_loaded_again() -> None:
     with daemon_with(*MODELS, kv_ram_bytes=1 << 20) as daemon, RawClient(daemon.socket) as client:
         kept = {}
         for name in "ab":
@@ -286,7 +286,7 @@ def test_a_session_with_an_id_computes_its_new_tokens_only_when_its_model_comes_
         for turn in range(3):
             for name in "ab":
                 said(client, chat(client, kept[name], f"turn {turn} " * 20))
-                told = client.metadata(kept[name])
+                metadata = client.metadata(kept[name])
                 new = len(f"turn {turn} ") * 20 + 3
-                assert told["input_tokens"] - told["cached_tokens"] <= new + 1, told
+                assert metadata["input_tokens"] - metadata["cached_tokens"] <= new + 1, metadata
         assert len(loads(daemon)) >= 6

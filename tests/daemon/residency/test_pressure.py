@@ -1,4 +1,4 @@
-"""What is given back where memory falls short: decided from given figures, on a given clock."""
+"""Decisions on memory pressure, from given readings and a given clock."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Days:
     def after(
         self, seconds: float, free: int = GIB, *, machine: float = 0.0, own: float = 0.0
     ) -> MemoryAct:
-        """Return what is to be done *seconds* later, of which shares were stalled."""
+        """Return the act *seconds* later, of which shares were stalled."""
         self.now += seconds
         if self.machine_s is not None:
             self.machine_s += machine * seconds
@@ -46,7 +46,7 @@ class Days:
         return self.pressure.decide(Reading(self.now, free, TOTAL, self.machine_s, self.own_s))
 
 
-def test_nothing_is_done_while_memory_is_there() -> None:
+def test_no_act_while_memory_suffices() -> None:
     days = Days()
     assert [days.after(5, free) for free in (19 * GIB, GIB, 0, -HEADROOM // 4, -HEADROOM // 2)] == (
         [NONE] * 5
@@ -55,7 +55,7 @@ def test_nothing_is_done_while_memory_is_there() -> None:
     assert not days.pressure.pressed
 
 
-def test_stalls_of_before_the_first_look_do_not_count() -> None:
+def test_stalls_before_the_first_reading_do_not_count() -> None:
     assert Days(machine_s=1e6, own_s=1e6).after(0.1) is NONE
 
 
@@ -67,7 +67,7 @@ def test_stalls_of_before_the_first_look_do_not_count() -> None:
         pytest.param(TOTAL // 5 - 1, 0, 0.11, id="the machine stalls"),
     ],
 )
-def test_states_go_first_then_a_model_each_time_the_last_act_had_its_time(
+def test_states_are_dropped_first_then_one_model_per_settling_time(
     free: int, own: float, machine: float
 ) -> None:
     days = Days()
@@ -76,14 +76,14 @@ def test_states_go_first_then_a_model_each_time_the_last_act_had_its_time(
     assert acts == [STATES, NONE, MODEL, NONE, MODEL, NONE, MODEL]
 
 
-def test_stalls_elsewhere_on_a_machine_with_plenty_of_memory_are_not_ours() -> None:
+def test_machine_stalls_do_not_count_while_memory_is_ample() -> None:
     days = Days()
     days.after(5)
     assert days.after(5, TOTAL // 5, machine=1.0) is NONE
     assert days.after(5, TOTAL // 5 - 1, machine=1.0) is STATES
 
 
-def test_states_are_held_again_after_a_time_of_calm_and_not_before() -> None:
+def test_states_are_kept_again_after_a_calm_period() -> None:
     days = Days()
     assert days.after(5, -HEADROOM) is STATES
     assert [days.after(10) for _ in range(4)] == [NONE, NONE, NONE, RELIEF]
@@ -91,7 +91,7 @@ def test_states_are_held_again_after_a_time_of_calm_and_not_before() -> None:
     assert days.after(10, -HEADROOM) is STATES, "and it begins anew"
 
 
-def test_between_the_marks_nothing_more_leaves_and_nothing_is_held_again() -> None:
+def test_no_act_between_the_thresholds() -> None:
     days = Days()
     days.after(5, -HEADROOM)
     assert [days.after(20, -HEADROOM // 3) for _ in range(9)] == [NONE] * 9
@@ -99,7 +99,7 @@ def test_between_the_marks_nothing_more_leaves_and_nothing_is_held_again() -> No
     assert days.pressure.pressed
 
 
-def test_calm_that_is_interrupted_begins_anew() -> None:
+def test_an_interrupted_calm_period_restarts() -> None:
     days = Days()
     days.after(5, -HEADROOM)
     assert [days.after(15), days.after(15, -HEADROOM // 3)] == [NONE, NONE]
@@ -111,7 +111,7 @@ def test_without_stall_information_free_memory_decides() -> None:
     assert [days.after(5, own=1, machine=1), days.after(5, -HEADROOM)] == [NONE, STATES]
 
 
-def test_a_file_of_stalls_that_goes_away_is_no_stall() -> None:
+def test_a_pressure_file_that_disappears_is_not_a_stall() -> None:
     days = Days()
     days.after(5)
     days.own_s = None
@@ -127,7 +127,7 @@ def test_a_clock_that_stands_still_divides_by_nothing() -> None:
     assert days.after(0, own=1.0) is NONE
 
 
-# What the machine says.
+# Readings of the machine.
 
 PSI = """some avg10=1.00 avg60=0.00 avg300=0.00 total=2500000
 full avg10=0.00 avg60=0.00 avg300=0.00 total=9
@@ -166,7 +166,7 @@ def test_the_own_cgroup_and_its_limit_are_found(tmp_path: Path) -> None:
 
 
 @pytest.mark.asyncio
-async def test_files_without_triggers_are_left_as_they_are_and_waiting_ends(
+async def test_files_without_triggers_are_unchanged_and_the_wait_ends(
     tmp_path: Path,
 ) -> None:
     """An ordinary file, a missing one, and one that cannot be polled."""
@@ -179,8 +179,8 @@ async def test_files_without_triggers_are_left_as_they_are_and_waiting_ends(
 
 
 @pytest.mark.asyncio
-async def test_an_alarm_whose_file_is_gone_wakes_once_and_all_files_are_closed() -> None:
-    """A terminal that hangs up is told of as a cgroup that is removed."""
+async def test_an_alarm_whose_file_was_removed_wakes_once_and_closes_its_files() -> None:
+    """A terminal that hangs up is reported like a removed cgroup."""
     leader, follower = os.openpty()
     before = len(os.listdir("/proc/self/fd"))
     with closing(StallAlarm([Path(os.ttyname(follower))])) as alarm:
@@ -194,6 +194,6 @@ async def test_an_alarm_whose_file_is_gone_wakes_once_and_all_files_are_closed()
 
 
 @pytest.mark.asyncio
-async def test_this_machine_is_watched_whatever_it_tells() -> None:
+async def test_this_machine_can_be_watched() -> None:
     with closing(MachineMemory().alarm()) as alarm:
         await alarm.wait(0.01)

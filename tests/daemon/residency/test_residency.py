@@ -1,4 +1,4 @@
-"""Models that take turns in memory, on a clock of the test's own: order, bound, loads."""
+"""Residencies on a simulated clock: order, bound, loads."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Job(ResidencyRequest):
 
 
 class Machine:
-    """Memory for one of several models; each has `SLOTS` and works off who is inside in order."""
+    """Memory for one of several models; each has `SLOTS` and serves its admitted jobs in order."""
 
     def __init__(self, models: int, delay_s_max: float) -> None:
         self.residencies = [Residency(delay_s_max) for _ in range(models)]
@@ -33,7 +33,7 @@ class Machine:
         self.ready_at = 0.0
         self.loads = 0
         self.served: list[int] = []
-        """How many each load has let in."""
+        """The number of admitted jobs of each load."""
 
     def ask(self, job: Job) -> None:
         self.residencies[job.model].queue_request(job, self.residencies)
@@ -73,7 +73,7 @@ class Machine:
         self.now += TICK_S
 
     def run(self, jobs: list[Job], until_s: float = float("inf")) -> None:
-        """Let the jobs come when their time is there, and run until all are done."""
+        """Let the jobs arrive at their times, and run until all are done."""
         coming = sorted(jobs, key=lambda j: j.since)
         for number, job in enumerate(coming):
             job.number = number
@@ -114,7 +114,7 @@ jobs_of = st.lists(
 
 @given(jobs=jobs_of, delay_s_max=st.sampled_from([0.0, 2.0, 10.0]))
 @settings(deadline=None, max_examples=150)
-def test_nobody_waits_past_the_bound_and_no_model_is_loaded_for_nothing(
+def test_no_request_waits_past_the_bound_and_each_load_serves_one(
     jobs: list[Job], delay_s_max: float
 ) -> None:
     work_s = {job: job.left_s for job in jobs}
@@ -128,7 +128,7 @@ def test_nobody_waits_past_the_bound_and_no_model_is_loaded_for_nothing(
 
 @pytest.mark.parametrize("priority", Priority)
 @pytest.mark.parametrize("delay_s_max", [0.0, 5.0, 20.0])
-def test_a_flood_of_urgent_visits_delays_a_cold_model_for_its_ageing_alone(
+def test_a_flood_of_urgent_requests_delays_a_cold_model_only_until_it_has_aged(
     priority: Priority, delay_s_max: float
 ) -> None:
     """The flood is more than the resident model can do, and never ends."""
@@ -151,7 +151,7 @@ def pipelines(count: int, rounds: int) -> list[Job]:
     ]
 
 
-def test_models_in_turns_are_loaded_for_many_at_a_time() -> None:
+def test_alternating_models_are_loaded_for_many_requests_at_a_time() -> None:
     """Arrival order is what a stay of 0 makes of it: each arrival finds another model there."""
     machines = {delay_s_max: Machine(3, delay_s_max) for delay_s_max in (0.0, 20.0)}
     for machine in machines.values():
@@ -182,7 +182,7 @@ def run_programs(machine: Machine, models: list[int], steps: int, apart_s: float
     ("models", "apart_s"),
     [([1, 0, 0, 2], 0.0), ([0, 0, 2, 2], 0.0), ([0, 1, 2], 0.0), ([0, 0, 0, 0], 1.0)],
 )
-def test_programs_that_are_out_of_step_fall_into_step(models: list[int], apart_s: float) -> None:
+def test_programs_that_are_out_of_step_synchronize(models: list[int], apart_s: float) -> None:
     """Those that ask for different models would do so for ever if arrival alone counted."""
     loads = {}
     for delay_s_max in (0.0, 8.0):
@@ -213,12 +213,12 @@ def asks(
     return residency.admit_waiting(other, now)
 
 
-def test_without_others_everybody_enters() -> None:
+def test_without_rivals_all_requests_are_admitted() -> None:
     requests = [ResidencyRequest(Priority.LOW, 1.0) for _ in range(5)]
     assert asks(residency_of(), None, *requests, now=1.0) == requests
 
 
-def test_who_came_first_enters_and_who_came_later_only_into_a_free_slot() -> None:
+def test_earlier_requests_are_admitted_and_later_ones_only_to_a_free_slot() -> None:
     earlier, other = ResidencyRequest(Priority.NORMAL, 1.0), ResidencyRequest(Priority.NORMAL, 2.0)
     later = [ResidencyRequest(Priority.NORMAL, 3.0) for _ in range(3)]
     residency = residency_of(ResidencyRequest(Priority.NORMAL, 0.0))
@@ -226,7 +226,7 @@ def test_who_came_first_enters_and_who_came_later_only_into_a_free_slot() -> Non
     assert asks(residency, other, earlier, now=3.0) == [earlier]
 
 
-def test_after_the_stay_only_who_came_first_enters() -> None:
+def test_after_the_residency_only_earlier_requests_are_admitted() -> None:
     other, later = ResidencyRequest(Priority.NORMAL, 2.0), ResidencyRequest(Priority.NORMAL, 3.0)
     assert asks(residency_of(ResidencyRequest(Priority.NORMAL, 0.0)), other, later, now=11.9) == [
         later
@@ -271,7 +271,7 @@ def test_age_counts() -> None:
     assert asks(residency_of(ResidencyRequest(Priority.URGENT, 0.0)), other, urgent, now=20.0) == []
 
 
-def test_whom_a_model_was_loaded_for_enters_even_if_somebody_more_urgent_has_come() -> None:
+def test_the_first_request_of_a_load_is_admitted_even_before_a_more_urgent_rival() -> None:
     residency = residency_of()
     mine = ResidencyRequest(Priority.LOW, 0.0)
     residency.waiting.append(mine)
@@ -279,7 +279,7 @@ def test_whom_a_model_was_loaded_for_enters_even_if_somebody_more_urgent_has_com
     assert residency.admit_waiting(ResidencyRequest(Priority.URGENT, 1.0), 5.0) == [mine]
 
 
-def test_a_model_leaves_once_nobody_is_inside_or_all_are_away() -> None:
+def test_a_residency_may_end_once_all_requests_have_ended_or_are_absent() -> None:
     away = False
     inside, other = (
         ResidencyRequest(Priority.NORMAL, 0.0, lambda: away),
@@ -296,7 +296,7 @@ def test_a_model_leaves_once_nobody_is_inside_or_all_are_away() -> None:
     assert residency.may_end(None, 3.0)
 
 
-def test_a_stay_of_nothing_lingers_for_nobody() -> None:
+def test_a_residency_of_zero_seconds_does_not_linger() -> None:
     inside = ResidencyRequest(Priority.NORMAL, 0.0)
     residency = residency_of(inside, delay_s_max=0.0)
     residency.end_request(inside, 3.0)

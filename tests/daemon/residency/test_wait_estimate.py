@@ -10,7 +10,7 @@ import anyio
 import pytest
 
 from inferd.backends.errors import Busy
-from inferd.daemon.calls.residency_requests import passing
+from inferd.daemon.calls.residency_requests import admitted
 from inferd.daemon.config.model_settings import ModelConfig
 from inferd.daemon.config.settings import Config
 from inferd.daemon.core import Daemon, Graph
@@ -41,7 +41,7 @@ async def ticket_for(daemon: Daemon, name: str, monkeypatch: pytest.MonkeyPatch)
     request: Any = SimpleNamespace(call="embed", params=params, connection=connection)
     monkeypatch.setattr(daemon.ledger, "hold_place", refuse)
     with pytest.raises(Busy):
-        await passing("embed", compute)(daemon, request)
+        await admitted("embed", compute)(daemon, request)
     return held[0]
 
 
@@ -62,5 +62,5 @@ async def test_a_turn_that_waits_for_a_load_counts_on_the_slots_of_that_load(
         daemon = Daemon(config, group, 1, (0, ""))
         ticket = await ticket_for(daemon, name, monkeypatch)
         model = daemon.registry.catalog.get(name, uid=1)
-        assert ticket.slots == spec_of(model, {}, config).slots == slots
+        assert ticket.slots == spec_of(model, config).slots == slots
         group.cancel_scope.cancel()

@@ -95,7 +95,7 @@ def test_the_journal_damaged_at_the_start() -> None:
         data = path.read_bytes()
         path.write_bytes(data[:5000] + b"\0" * len(data[5000:]))
         daemon.start_again()
-        check(daemon, "journal", "one was set aside as ")
+        check(daemon, "journal", "a file was set aside as ")
         with Client(daemon.socket) as client, client.session("echo", session_id="new") as session:
             session.chat("hello")
             assert session.metadata["durable"] is True
@@ -214,8 +214,13 @@ def test_an_extra_that_is_broken(tmp_path: Path) -> None:
 def test_a_failure_and_its_end_are_reported_once_each() -> None:
     now = 10.0
     reported: list[str] = []
+
+    class Listener:
+        def component_changed(self, name: str) -> None:
+            reported.append(name)
+
     parts = Components(lambda: now)
-    parts.on_change = reported.append
+    parts.listener = Listener()
     for cause in ("full", "full", "fuller"):
         parts.note("journal", cause)
     now = 13.0

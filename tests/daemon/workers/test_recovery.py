@@ -344,6 +344,6 @@ async def test_a_predecessor_that_was_unloaded_after_a_swap_is_not_loaded_again(
         (predecessor,) = model.predecessors.values()
         with anyio.fail_after(20):
             await before.exited.wait()
-            with pytest.raises(WorkerCrashed, match="has left"):
+            with pytest.raises(WorkerCrashed, match="is unloaded for good"):
                 await predecessor.ready()
         await registry.close()
