@@ -10,8 +10,8 @@ from ...backends.errors import InvalidArgument
 MESSAGES_MAX = 1000
 TOOL_CALLS_MAX = 128
 ROLE_CHARACTERS_MAX = 64
-_SHAPE = '{"role": "user", "content": "…"}'
-_CALL = '{"type": "function", "function": {"name": "…", "arguments": {…}}}'
+_MESSAGE_SHAPE = '{"role": "user", "content": "…"}'
+_CALL_SHAPE = '{"type": "function", "function": {"name": "…", "arguments": {…}}}'
 
 
 def checked_messages(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -28,14 +28,14 @@ def checked_messages(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def _checked(number: int, message: dict[str, Any]) -> dict[str, Any]:
     role, content = message.get("role"), message.get("content")
     if not isinstance(role, str) or not 0 < len(role) <= ROLE_CHARACTERS_MAX:
-        raise InvalidArgument(f"message {number} has no role", hint=_SHAPE)
+        raise InvalidArgument(f"message {number} has no role", hint=_MESSAGE_SHAPE)
     calls = message.get("tool_calls")
     if calls is not None:
         _check_calls(number, role, calls)
     if content is None and calls:
         return message | {"content": ""}
     if not isinstance(content, str):
-        raise InvalidArgument(f"message {number} has no text content", hint=_SHAPE)
+        raise InvalidArgument(f"message {number} has no text content", hint=_MESSAGE_SHAPE)
     return message
 
 
@@ -47,17 +47,18 @@ def _check_calls(number: int, role: str, calls: Any) -> None:
         )
     if not isinstance(calls, list) or len(calls) > TOOL_CALLS_MAX:
         raise InvalidArgument(
-            f"message {number}: tool_calls is not a list of up to {TOOL_CALLS_MAX}", hint=_CALL
+            f"message {number}: tool_calls is not a list of up to {TOOL_CALLS_MAX}",
+            hint=_CALL_SHAPE,
         )
     for call in calls:
         function = call.get("function") if isinstance(call, dict) else None
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             raise InvalidArgument(
-                f"message {number}: {shorten(call)} is not a tool call", hint=_CALL
+                f"message {number}: {shorten(call)} is not a tool call", hint=_CALL_SHAPE
             )
         if not isinstance(function.get("arguments", {}), dict | str):
             raise InvalidArgument(
                 f"message {number}: the arguments of {shorten(function['name'])} are neither a map"
                 " nor text",
-                hint=_CALL,
+                hint=_CALL_SHAPE,
             )

@@ -56,9 +56,9 @@ class Lease:
         """Return the model that had the name before a swap, by its vocabulary hash."""
         return self.model.predecessors.get(vocabulary)
 
-    def compare(self, comparison: Comparison, tell: Callable[[Similarity], None]) -> None:
+    def compare(self, comparison: Comparison, report: Callable[[Similarity], None]) -> None:
         """Compare a sentence of the model's output, as the model is configured."""
-        self.model.registry.compare_sentence(self.model, comparison, tell)
+        self.model.registry.compare_sentence(self.model, comparison, report)
 
     def close(self) -> None:
         """End the lease."""
@@ -91,6 +91,6 @@ class DormantLease:
         """Raise `SessionExpired`: a dormant session computes nothing."""
         raise SessionExpired(f"the session is dormant and does not hold {self.name!r}")
 
-    def compare(self, comparison: Comparison, tell: Callable[[Similarity], None]) -> None:
+    def compare(self, comparison: Comparison, report: Callable[[Similarity], None]) -> None:
         """Skip the comparison: a dormant session has no output."""
-        no_judge(comparison, tell)
+        no_judge(comparison, report)

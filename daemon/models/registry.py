@@ -60,18 +60,7 @@ class Registry:
             self.budget, self.catalog.known, config.residency_s, seconds, self.start_soon
         )
         self.idle_unloader = IdleUnloader(self.catalog.known, seconds)
-        self.launcher = WorkerLauncher(
-            self.catalog,
-            self.budget,
-            self.gate,
-            self.kv_index,
-            str(kv_dir),
-            group,
-            self.start_soon,
-            on_frame,
-            self.idle_unloader.note_change,
-            seconds,
-        )
+        self.launcher = WorkerLauncher(self, group, str(kv_dir), on_frame)
         self.catalog.scan()
 
     @property

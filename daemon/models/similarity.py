@@ -28,7 +28,7 @@ from .registry import Registry
 
 TEXTS_KNOWN_MAX = 64
 """Reference texts whose embeddings are stored; sentences are compared with them."""
-MODEL, WAIT_MS = "similarity-model", "similarity-wait-ms"
+MODEL_PARAMETER, WAIT_PARAMETER = "similarity-model", "similarity-wait-ms"
 Report = Callable[[Similarity], None]
 
 
@@ -73,12 +73,12 @@ class EmbeddingComparer:
     def compare(self, model: ManagedModel, comparison: Comparison, report: Report) -> None:
         """Compare a sentence of *model*'s output. *report* gets the result or a reason."""
         options = model.options()
-        name = options.get(MODEL, "")
-        wait_s = options.get(WAIT_MS, BY_NAME[WAIT_MS].default) / 1000
+        name = options.get(MODEL_PARAMETER, "")
+        wait_s = options.get(WAIT_PARAMETER, BY_NAME[WAIT_PARAMETER].default) / 1000
         if name:
             self._registry.start_soon(self._compare, name, wait_s, comparison, report)
         else:
-            report(Similarity(None, f"the configuration names no {MODEL}"))
+            report(Similarity(None, f"the configuration names no {MODEL_PARAMETER}"))
 
     async def _compare(
         self, name: str, wait_s: float, comparison: Comparison, report: Report
@@ -173,5 +173,8 @@ def not_chosen(requested: Mapping[str, Any], configured: Mapping[str, Any]) -> d
     """Return the values in force of parameters that only the configuration sets, where other values
     were requested.
     """
-    force = {name: configured.get(name, BY_NAME[name].default) for name in (MODEL, WAIT_MS)}
+    force = {
+        name: configured.get(name, BY_NAME[name].default)
+        for name in (MODEL_PARAMETER, WAIT_PARAMETER)
+    }
     return {name: value for name, value in force.items() if requested.get(name, value) != value}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
 import anyio
 import anyio.abc
@@ -13,17 +14,16 @@ from ...backends.errors import Cancelled, ModelNotFound
 from ...scheduler import messages as m
 from ...scheduler.recording.recorder import Activity
 from ...sessions.worker_client import TaskReader
-from ..residency.budget import MemoryBudget
-from ..residency.gate import ResidencyGate
 from ..residency.model_files import Signature, files_in_use, signature_of
 from ..workers.cores import Cores
 from ..workers.listener import WorkerListener
 from ..workers.worker import Worker
-from .catalog import ModelCatalog
 from .known_loads import EstimateCache, FailedLoads
-from .kv_index import KvIndex
 from .model import ManagedModel
 from .specs import conditions_of, limits_of, spec_of, with_adapters, without_adapters
+
+if TYPE_CHECKING:
+    from .registry import Registry
 
 log = structlog.get_logger()
 
@@ -42,35 +42,26 @@ class LoadListener:
 
 
 class WorkerLauncher:
-    """Starts workers and follows them until they exit. Lives on the daemon's event loop.
-
-    Workers run in *group*, other work runs by *start_soon*. *on_frame* is called after each frame
-    of a worker's reports, *note_change* after a worker has exited.
+    """Starts the workers of a registry and follows them until they exit. Lives on the daemon's
+    event loop. Workers run in *group*; *on_frame* is called after each frame of their reports.
     """
 
     def __init__(
         self,
-        catalog: ModelCatalog,
-        budget: MemoryBudget,
-        gate: ResidencyGate[ManagedModel],
-        kv_index: KvIndex,
-        kv_dir: str,
+        registry: Registry,
         group: anyio.abc.TaskGroup,
-        start_soon: Callable[..., None],
+        kv_dir: str,
         on_frame: Callable[[], None],
-        note_change: Callable[[], None],
-        seconds: Callable[[], float],
     ):
+        self.registry, self.on_frame = registry, on_frame
         self.listeners: list[LoadListener] = []
-        self.cores = Cores(catalog.config.cores, catalog.all_workers)
-        self.budget, self.gate, self.kv_index = budget, gate, kv_index
-        self.start_soon, self.on_frame = start_soon, on_frame
+        config, catalog = registry.config, registry.catalog
+        self.cores = Cores(config.cores, catalog.all_workers)
         self.estimates = EstimateCache()
-        self._catalog, self._group, self._seconds = catalog, group, seconds
-        self._note_change = note_change
-        self._kv_dir = kv_dir if catalog.config.kv_disk_bytes else ""
+        self._catalog, self._group, self._seconds = catalog, group, registry.seconds
+        self._kv_dir = kv_dir if config.kv_disk_bytes else ""
         self._events: dict[Worker, WorkerEvents] = {}
-        self._failures = FailedLoads(catalog.config.load_retry_s, seconds)
+        self._failures = FailedLoads(config.load_retry_s, registry.seconds)
 
     def start_worker(self, model: ManagedModel) -> Worker:
         """Start a worker for a model that is not loaded.
@@ -144,10 +135,10 @@ class WorkerLauncher:
         log.info("model.unloaded", model=model.name, pid=worker.pid)
         for listener in self.listeners:
             listener.worker_exited(model, worker)
-        self.budget.note_exited(worker)
-        self.gate.note_worker_exited(model)
+        self.registry.budget.note_exited(worker)
+        self.registry.gate.note_worker_exited(model)
         self._catalog.close_descriptor(model)
-        self._note_change()
+        self.registry.idle_unloader.note_change()
 
     async def _note_loaded(self, model: ManagedModel, worker: Worker, started: float) -> None:
         await worker.loaded.wait()
@@ -161,7 +152,7 @@ class WorkerLauncher:
         if error is None:
             model.load_s = took
             model.residency.loaded_at = self._seconds()
-            self.budget.reservations.note_loaded(worker)
+            self.registry.budget.reservations.note_loaded(worker)
             self._failures.forget_load(model.name)
             log.info("model.loaded", model=model.name, pid=worker.pid, seconds=took)
         else:
@@ -215,8 +206,8 @@ class WorkerEvents(WorkerListener):
             need = estimate.need.with_embedding()
             estimate = m.MemoryEstimate(estimate.shape, need, estimate.devices)
         estimate = with_adapters(estimate, self.worker.spec)
-        self._launcher.budget.decide_load(self.model, self.worker, estimate)
-        self._launcher.gate.advance()
+        self._launcher.registry.budget.decide_load(self.model, self.worker, estimate)
+        self._launcher.registry.gate.advance()
 
     async def reserve_embedding_memory(self) -> None:
         """Reserve memory for embeddings; idle models are evicted for it if needed.
@@ -227,17 +218,17 @@ class WorkerEvents(WorkerListener):
         while not worker.client.embeds:
             if self.model.worker is not worker or worker.unloading:
                 return
-            for unloading in self._launcher.budget.reserve_embedding(self.model, worker):
+            for unloading in self._launcher.registry.budget.reserve_embedding(self.model, worker):
                 await unloading.exited.wait()
             self.model.embeds = worker.client.embeds
 
     def embedding_context_created(self) -> None:
         """Note that the memory of the embedding context is in use."""
-        self._launcher.budget.reservations.note_loaded(self.worker)
+        self._launcher.registry.budget.reservations.note_loaded(self.worker)
 
     def kv_file_changed(self, report: m.KvFileWritten | m.KvFileLost) -> None:
         """Record a KV file in the index of the disk tier."""
-        index, fingerprint = self._launcher.kv_index, self.worker.info.fingerprint
+        index, fingerprint = self._launcher.registry.kv_index, self.worker.info.fingerprint
         if isinstance(report, m.KvFileLost):
             index.remove_file(fingerprint, report.name, report.cause)
         else:
@@ -246,4 +237,4 @@ class WorkerEvents(WorkerListener):
     def tasks_orphaned(self, readers: Mapping[int, TaskReader], act: Activity) -> None:
         """Resume the tasks in another worker of the model."""
         self.model.recovery.add_orphans(readers, act)
-        self._launcher.start_soon(self.model.recovery.resume_tasks)
+        self._launcher.registry.start_soon(self.model.recovery.resume_tasks)
