@@ -80,7 +80,7 @@ class _CallWait:
 def _gate_request(
     daemon: Daemon, request: Request
 ) -> tuple[ManagedModel, GateRequest, Ticket | None] | None:
-    """Return a call's request to the gate; None: the call fails whether the model is loaded."""
+    """Return a call's request to the gate; None: the call fails in any case."""
     now, p = daemon.registry.seconds(), request.params
     if request.call in MODEL_QUERIES:
         return daemon.graph(request.connection, p.graph).lease.model, GateRequest(now), None
