@@ -154,7 +154,7 @@ NOT_ADDED = [
     ("soft", "link.txt", "not a file in"),
     ("soft", "x" * 1001, "not a file name"),
     ("soft", "loras/so\0ft.txt", "not a file name"),
-    ("../soft", "loras/soft.txt", "no name"),
+    ("../soft", "loras/soft.txt", "not a name"),
     ("loud", "loras/soft.txt", "already"),
 ]
 
