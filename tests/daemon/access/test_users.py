@@ -63,7 +63,7 @@ def test_users_that_are_served(
 def test_the_kernel_says_which_number_stands_for_the_rest(tmp_path: Path) -> None:
     found = users(tmp_path, 999, ALL, "99\n")
     found.check(65534)
-    with pytest.raises(PermissionDenied, match="user 99 stands for all"):
+    with pytest.raises(PermissionDenied, match="uid 99 is shared by all"):
         found.check(99)
 
 

@@ -179,7 +179,7 @@ def test_an_input_that_kills_the_comparing_worker_does_not_end_the_turn(client: 
         reply = session.chat("One, die now. Two")
     assert (str(reply), end(reply.metadata)[0]) == ("One, die now. Two", "eos")
     said = reply.metadata["adjusted"]["stop-similarity"]
-    assert said.startswith("1 of 1 sentences were not compared: this input ends the worker")
+    assert said.startswith("1 of 1 sentences were not compared: this input crashes the worker")
     client.unload(fragile)
 
 
