@@ -87,6 +87,7 @@ CHECKED: tuple[str, ...] = (
     "tests/models.py",
     "tests/raw.py",
     "tests/scheduler",
+    "tests/sessions",
     "tests/sparse_gguf.py",
     "tests/tiny_gguf.py",
     "tests/tiny_lora.py",

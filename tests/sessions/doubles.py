@@ -111,7 +111,7 @@ class EnginePort:
         self.kept_with.append(adapters)
 
     def turn(self) -> bool:
-        """Turn the engine once; tell whether there may be more to do."""
+        """Turn the engine once; return whether there may be more to do."""
         commands, self.commands = self.commands, []
         for report in self.bench.iterate(*commands):
             number = getattr(report, "task_id", -1)
@@ -160,8 +160,8 @@ class Source:
     async def ready(self) -> EnginePort:
         return self.port
 
-    def compare(self, comparison: Comparison, tell: Callable[[Similarity], None]) -> None:
-        self.judge(comparison, tell)
+    def compare(self, comparison: Comparison, report: Callable[[Similarity], None]) -> None:
+        self.judge(comparison, report)
 
 
 class Harness:

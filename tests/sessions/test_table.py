@@ -101,7 +101,7 @@ def test_the_table_has_every_state_and_call_and_no_other() -> None:
     assert set(TABLE) == set(itertools.product(SessionState, SessionCall))
 
 
-def test_resting_and_active_states_are_told_apart() -> None:
+def test_resting_and_active_states_are_distinguished() -> None:
     assert not RESTING & ACTIVE
     assert RESTING | ACTIVE | {
         SessionState.UNLOADED,

@@ -1,4 +1,4 @@
-"""Who may wait, and when there is room again: bounds, and the time that a refusal tells.
+"""Bounds of waiting turns, and the predicted times in refusals.
 
 The time is right if a retry after half of it is refused and one after twice of it is accepted,
 nobody else having come in between.
@@ -66,7 +66,7 @@ def taken(of: Ledger, *tickets: Ticket) -> None:
 
 
 @pytest.mark.parametrize(
-    ("bounds", "before", "refused", "told"),
+    ("bounds", "before", "refused", "predicted"),
     [
         ({"tasks": 2}, [1, 2], 3, "2 tasks wait (in all); the limit is 2"),
         ({"tasks_owner": 2}, [1, 1], 1, "2 tasks wait (yours); the limit is 2"),
@@ -75,7 +75,7 @@ def taken(of: Ledger, *tickets: Ticket) -> None:
     ],
 )
 def test_each_bound_holds_at_its_limit(
-    bounds: dict[str, int], before: list[int], refused: int, told: str
+    bounds: dict[str, int], before: list[int], refused: int, predicted: str
 ) -> None:
     it = ledger(**bounds)
     taken(it, *map(ticket, before))
@@ -83,7 +83,7 @@ def test_each_bound_holds_at_its_limit(
     with pytest.raises(Busy) as caught:
         it.admit_turn(ticket(refused))
 
-    assert caught.value.message.startswith(told)
+    assert caught.value.message.startswith(predicted)
     assert caught.value.data["bound"] == SETTING_OF[next(iter(bounds))]
     assert caught.value.data["bound"] in caught.value.hint
     assert caught.value.data["queue_length"] == 2
@@ -114,7 +114,7 @@ def test_who_runs_or_has_ended_waits_no_more() -> None:
     assert it.waiting.tasks.total() == 0, "a parked turn has been admitted before"
 
 
-def test_the_place_told_goes_by_class_and_owners_take_turns() -> None:
+def test_the_place_in_a_refusal_follows_priority_and_fair_order() -> None:
     it = ledger(tasks=4)
     taken(it, ticket(1), ticket(1), ticket(1), Ticket(2, "other", 1, Priority.NORMAL, 10))
 
@@ -139,16 +139,16 @@ def test_rates_of_models_that_never_come_again_are_forgotten() -> None:
     assert len(it._forecasts) == _FORECASTS_MAX
 
 
-def test_what_was_told_is_compared_with_when_there_was_room() -> None:
+def test_a_predicted_time_is_compared_with_the_time_of_admission() -> None:
     now = [100.0]
     it = Ledger(AdmissionBounds(1, 1), lambda: now[0])
     first = ticket()
     it.admit_turn(first)
     with pytest.raises(Busy) as caught:
         it.admit_turn(ticket(2))
-    told_s = caught.value.retry_after_s
+    predicted_s = caught.value.retry_after_s
 
-    now[0] += told_s / 1.9
+    now[0] += predicted_s / 1.9
     it.move_ticket(first, SessionState.RUNNING)
 
     assert it.accuracy.histogram() == {
@@ -220,7 +220,7 @@ class Crowd:
         await session.runner.start_turn(TurnOptions())
 
     async def warm_up(self) -> None:
-        """Let some turns end, so that there is something to reckon from."""
+        """Let some turns end, as the basis of an estimate."""
         for _ in range(8):
             try:
                 await self.arrives()
@@ -229,7 +229,7 @@ class Crowd:
         self.port.run()
 
     async def refused(self) -> tuple[int, int, float]:
-        """Let turns come until one is refused; return owner, prompt tokens, and the time told."""
+        """Add turns until one is refused; return owner, prompt tokens, and the predicted time."""
         while True:
             try:
                 await self.arrives()
@@ -251,16 +251,16 @@ class Crowd:
 
 
 @pytest.mark.asyncio
-async def test_the_time_told_is_right_within_a_factor_of_two_in_nine_of_ten_cases() -> None:
+async def test_the_predicted_time_is_within_a_factor_of_two_in_nine_of_ten_cases() -> None:
     """Of turns whose lengths are known; and give or take one full step of the engine."""
     wrong = []
     for seed in range(100):
         crowd = Crowd(seed)
         await crowd.warm_up()
-        owner, prompt_tokens, told_s = await crowd.refused()
+        owner, prompt_tokens, predicted_s = await crowd.refused()
         room_s = crowd.room_s(owner, prompt_tokens)
-        if not room_s / 2 - FULL_STEP_S <= told_s <= 2 * room_s + FULL_STEP_S:
-            wrong.append((seed, told_s, room_s))
+        if not room_s / 2 - FULL_STEP_S <= predicted_s <= 2 * room_s + FULL_STEP_S:
+            wrong.append((seed, predicted_s, room_s))
 
     assert len(wrong) <= 10, wrong
 

@@ -1,4 +1,4 @@
-"""What one user may have at a time: tokens a minute, waiting tasks, sessions, a highest class."""
+"""Quotas of one user: tokens a minute, waiting tasks, sessions, a highest priority."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from tests.sessions.doubles import Harness
 A_MINUTE = Quota(rule="r", tokens_per_minute=60)
 """A token a second."""
 SOON_S = 0.002
-"""A retry that is told comes at most a millisecond after the moment itself."""
+"""The predicted retry is at most a millisecond after the moment itself."""
 
 
 def refused_for_s(spending: Spending, quota: Quota, now: float, under_way: int = 0) -> float:
-    """Return after which time a refused turn is told to come back; 0: it is let in."""
+    """Return the seconds after which a refused turn may retry; 0: it is admitted."""
     try:
         spending.check(1, quota, under_way, now)
     except QuotaExceeded as exc:
@@ -34,19 +34,19 @@ def refused_for_s(spending: Spending, quota: Quota, now: float, under_way: int =
 
 @pytest.mark.parametrize("spent", [60, 61, 90, 1000, 12345])
 @pytest.mark.parametrize("limit", [1, 7, 60, 997, 1_000_000])
-def test_a_refusal_tells_the_very_moment_from_which_one_is_let_in(limit: int, spent: int) -> None:
+def test_a_refusal_has_the_first_moment_of_admission(limit: int, spent: int) -> None:
     spending, quota = Spending(), Quota(rule="r", tokens_per_minute=limit)
     began = 1234.5
     spending.add(1, quota, limit + spent, began)
 
-    told_s = refused_for_s(spending, quota, began)
+    predicted_s = refused_for_s(spending, quota, began)
 
-    assert told_s == pytest.approx((spent + 1) * 60 / limit, abs=SOON_S)
-    assert refused_for_s(spending, quota, began + told_s - SOON_S) > 0
-    assert refused_for_s(spending, quota, began + told_s) == 0
+    assert predicted_s == pytest.approx((spent + 1) * 60 / limit, abs=SOON_S)
+    assert refused_for_s(spending, quota, began + predicted_s - SOON_S) > 0
+    assert refused_for_s(spending, quota, began + predicted_s) == 0
 
 
-def test_whoever_has_one_token_left_is_let_in_and_what_he_takes_is_paid_back_later() -> None:
+def test_a_user_with_one_token_left_is_admitted_and_pays_the_rest_later() -> None:
     spending = Spending()
     spending.add(1, A_MINUTE, 59, 0.0)
     assert refused_for_s(spending, A_MINUTE, 0.0) == 0
@@ -131,7 +131,7 @@ def test_a_class_above_the_highest_is_refused_and_the_highest_named(
 
 
 class Book:
-    """A ledger with a clock, where user 1 has bounds of his own."""
+    """A ledger with a clock, where user 1 has a quota."""
 
     def __init__(self, **quota: Any):
         self.now = 100.0
@@ -161,7 +161,7 @@ class Book:
         self.ledger.charge_turn(ticket, stats)
 
     def retry_after_s(self) -> float:
-        """Return what a refused turn is told."""
+        """Return the error of a refused turn."""
         with pytest.raises(QuotaExceeded) as caught:
             self.ticket()
         return caught.value.retry_after_s
@@ -266,7 +266,7 @@ def harness_with(sessions: int) -> Harness:
     return harness
 
 
-def test_a_user_has_so_many_sessions_and_is_told_when_the_first_of_his_expires() -> None:
+def test_the_refusal_of_a_session_says_when_the_users_first_one_expires() -> None:
     harness = harness_with(2)
     opened(harness, 2)
     harness.now = 100.0
@@ -280,7 +280,7 @@ def test_a_user_has_so_many_sessions_and_is_told_when_the_first_of_his_expires()
         "sessions": 2,
         "sessions_max": 2,
         "retry_after_s": 270.0,
-    }, "his own first expires at 400; that of the other user is nobody's business"
+    }, "the user's first session expires at 400; that of the other user does not count"
     opened(harness, 2)
     assert len(harness.manager.live) == 4
 
@@ -310,7 +310,7 @@ async def test_a_session_s_turns_are_counted_to_their_end() -> None:
     harness.port.run()
     assert turn.stats is not None
     took = turn.stats.prompt_tokens - turn.stats.cached_tokens + turn.stats.output_tokens
-    assert took >= 80, "the echo says what it was told"
+    assert took >= 80, "the echo repeats its input"
     with pytest.raises(QuotaExceeded) as caught:
         await session.runner.start_turn(TurnOptions())
     assert caught.value.data["tokens"] == took

@@ -58,7 +58,7 @@ def user(text: str) -> list[dict[str, Any]]:
 
 
 def turn_on(history: History, *reports: m.Report) -> Turn:
-    """Return a turn on the history that has told this and ended."""
+    """Return an ended turn on the history with this output."""
     port = EnginePort(Bench())
     spec = m.TaskSpec(
         id=1, owner=1, tokens=m.pack_tokens(history.prompt), sampling=SamplingParams()

@@ -77,9 +77,9 @@ def test_stream_and_whole_are_equal_for_every_split(
     answer: bytes, cuts: list[int], opened: bool
 ) -> None:
     splitter = ReasoningSplitter(on=True, opened=opened)
-    told = [splitter.split(piece) for piece in pieces(answer, cuts)]
+    sent = [splitter.split(piece) for piece in pieces(answer, cuts)]
 
-    assert added([*told, splitter.flush()]) == whole(answer, opened=opened)
+    assert added([*sent, splitter.flush()]) == whole(answer, opened=opened)
 
 
 @given(ANSWERS, st.booleans())
@@ -90,7 +90,7 @@ def test_nothing_is_lost_but_the_tags(answer: bytes, opened: bool) -> None:
 
 
 @given(ANSWERS, CUTS, st.data(), st.booleans())
-def test_a_reader_is_told_the_rest_from_wherever_he_is(
+def test_a_reader_gets_the_rest_from_any_position(
     answer: bytes, cuts: list[int], data: st.DataObject, opened: bool
 ) -> None:
     """He has read some pieces; the daemon has written down more of the answer, or less."""
@@ -98,11 +98,11 @@ def test_a_reader_is_told_the_rest_from_wherever_he_is(
     reader = ReasoningSplitter(on=True, opened=opened)
     read = parts[: data.draw(st.integers(0, len(parts)))]
     has = added([AnswerParts(b""), *(reader.split(piece) for piece in read)])
-    told = answer[: data.draw(st.integers(0, len(answer)))]
+    sent = answer[: data.draw(st.integers(0, len(answer)))]
 
-    text, splitter = resume_splitting(told, has, on=True, opened=opened)
+    text, splitter = resume_splitting(sent, has, on=True, opened=opened)
 
-    assert answer.startswith(text) or told.startswith(text)
+    assert answer.startswith(text) or sent.startswith(text)
     rest = splitter.split_last(answer[len(text) :])
     assert added([has, rest]) == whole(answer, opened=opened)
 

@@ -1,4 +1,4 @@
-"""What a chat template makes of a history: what stands is kept, what it rewrites is told."""
+"""Chat templates and a history: unchanged text is kept, rewritten text is reported."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ async def test_what_a_template_only_adds_to_stands() -> None:
     assert history.recomputed == NOTHING
 
 
-async def test_an_answer_whose_white_space_a_template_trims_stands_as_it_was_drawn() -> None:
+async def test_an_answer_whose_white_space_a_template_trims_keeps_its_tokens() -> None:
     port = TemplatePort(trims)
     history = await answered(port, " one \n")
     await history.add_messages(port, user("r"))
@@ -70,7 +70,7 @@ async def test_an_answer_whose_white_space_a_template_trims_stands_as_it_was_dra
     assert history.prompt == ids("<u>q\n<a> one \n\n<u>r\n<a>two \n<u>s\n<a>")
 
 
-async def test_what_a_template_rewrites_is_computed_again_and_told() -> None:
+async def test_text_that_a_template_rewrites_is_computed_again_and_reported() -> None:
     port = TemplatePort(forgets_reasoning)
     history = await answered(port, "<think>hm</think>one")
     await history.add_messages(port, user("r"))
@@ -80,7 +80,7 @@ async def test_what_a_template_rewrites_is_computed_again_and_told() -> None:
     assert "'one" in history.recomputed.why and "'<think>hm" in history.recomputed.why
 
 
-async def test_other_tools_are_the_reason_that_is_told() -> None:
+async def test_other_tools_are_the_reported_reason() -> None:
     port = TemplatePort(names_tools)
     history = await answered(port, "one")
     tool = {"type": "function", "function": {"name": "now"}}
@@ -94,7 +94,7 @@ async def test_other_tools_are_the_reason_that_is_told() -> None:
     assert history.recomputed == NOTHING
 
 
-async def test_an_answer_cut_at_a_stop_text_is_told() -> None:
+async def test_an_answer_cut_at_a_stop_text_is_the_reported_reason() -> None:
     port = ChatPort()
     history = History()
     await history.add_messages(port, user("q"))
@@ -113,7 +113,7 @@ async def test_a_chat_after_raw_text_begins_anew_and_says_so() -> None:
     assert history.recomputed == Recomputed(3, "a chat after raw text begins a new history")
 
 
-async def test_what_was_told_of_a_turn_is_not_told_of_the_next() -> None:
+async def test_the_report_on_a_turn_is_not_repeated_for_the_next() -> None:
     port = TemplatePort(forgets_reasoning)
     history = await answered(port, "<think>hm</think>one")
     await history.add_messages(port, user("r"))
@@ -123,12 +123,12 @@ async def test_what_was_told_of_a_turn_is_not_told_of_the_next() -> None:
     assert history.recomputed == NOTHING
 
 
-async def test_what_the_template_was_told_is_written_down_with_the_history() -> None:
+async def test_the_templates_arguments_are_stored_with_the_history() -> None:
     tool = {"type": "function", "function": {"name": "now"}}
     history = History()
     await history.add_messages(TemplatePort(names_tools), user("q"), Rendering(tools=[tool]))
     again = History.from_entry(history.entry())
 
     await again.retokenize(TemplatePort(names_tools), b"")
-    told = ids("[now]<u>q\n<a>")
-    assert again.prompt[: len(told)] == told
+    sent = ids("[now]<u>q\n<a>")
+    assert again.prompt[: len(sent)] == sent

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.asyncio
 
 
 class Leaving:
-    """A model that is not there any more once it is asked, unless it *stays*."""
+    """A model that is no longer loaded when it is used, unless it *stays*."""
 
     def __init__(self, source: Swapped, *, stays: bool):
         self._source, self._stays = source, stays
@@ -36,7 +36,7 @@ class Swapped(Source):
         return self.before
 
 
-def told() -> tuple[Vocabulary, History]:
+def retokenizable() -> tuple[Vocabulary, History]:
     """Return a history in the tokens of a model before, and its text, which was taken along."""
     vocabulary, past = Vocabulary(vocab_hash="another"), History()
     past.append_tokens([1, 2, 3])
@@ -46,16 +46,16 @@ def told() -> tuple[Vocabulary, History]:
 
 async def test_what_was_taken_along_is_said_where_the_model_leaves_while_it_is_asked() -> None:
     port = Harness().port
-    vocabulary, past = told()
+    vocabulary, past = retokenizable()
 
     await vocabulary.retokenize(Swapped(port), port, past)
 
     assert past.prompt == await port.tokenize(b"once", special=True, bos=True)
 
 
-async def test_the_crash_of_one_that_stays_is_told() -> None:
+async def test_the_crash_of_a_predecessor_that_stays_is_raised() -> None:
     port = Harness().port
-    vocabulary, past = told()
+    vocabulary, past = retokenizable()
 
     with pytest.raises(WorkerCrashed, match="it has left"):
         await vocabulary.retokenize(Swapped(port, stays=True), port, past)

@@ -10,7 +10,7 @@ DAY_S = 86_400.0
 
 
 class Clocks:
-    """What the machine says: the date, which can be set, and what has passed."""
+    """The machine's clocks: the date, which can be set, and the elapsed time."""
 
     def __init__(self, date: float = 100 * DAY_S) -> None:
         self.date, self.passed = date, 7.0

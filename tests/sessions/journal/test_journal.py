@@ -582,7 +582,7 @@ async def test_bounds_hold_for_what_is_found_at_the_start(tmp_path: Path) -> Non
         assert len(harness.manager.dormant) == 0, "they are from 1970"
 
 
-# What goes wrong.
+# Faults.
 
 
 @pytest.mark.asyncio
@@ -712,11 +712,11 @@ async def test_a_session_whose_model_has_other_tokens_now_is_refused(tmp_path: P
 # Resuming.
 
 
-async def interrupted(harness: Kept, told: int = 3, **options: Any) -> Session:
-    """Return a session that was come back to, of whose turn so many tokens were told."""
+async def interrupted(harness: Kept, sent: int = 3, **options: Any) -> Session:
+    """Return a restored session whose turn has sent this number of tokens."""
     session = named(harness)
     await session.input.set_input(b"abcdefghij")
-    await session.runner.start_turn(TurnOptions(credit=told, options=options))
+    await session.runner.start_turn(TurnOptions(credit=sent, options=options))
     harness.port.run()
     harness.manager.close_connection(HERE)
     harness.port.run()
@@ -724,14 +724,14 @@ async def interrupted(harness: Kept, told: int = 3, **options: Any) -> Session:
 
 
 async def resumed(harness: Kept, session: Session, tokens: bytes = b"", text: bytes = b"") -> bytes:
-    """Resume with what the reader has, and return what he is told."""
-    told = bytearray()
+    """Resume with the reader's output, and return what is sent then."""
+    sent = bytearray()
     turn = await session.runner.resume_turn(
-        TurnOptions(), list(tokens), text, lambda report: told.extend(report.text)
+        TurnOptions(), list(tokens), text, lambda report: sent.extend(report.text)
     )
     harness.port.run()
     await session.runner.finish_turn(turn)
-    return bytes(told) + turn.tail
+    return bytes(sent) + turn.tail
 
 
 @pytest.mark.asyncio
@@ -769,18 +769,18 @@ async def test_a_turn_whose_last_token_its_reader_has_ends_without_another(tmp_p
 
 @pytest.mark.asyncio
 async def test_a_turn_may_be_interrupted_and_resumed_again_and_again(tmp_path: Path) -> None:
-    async def go_on(harness: Kept, session: Session, told: int) -> None:
+    async def go_on(harness: Kept, session: Session, sent: int) -> None:
         await session.wait_recorded()
-        async with harness.killed(tmp_path / str(told)) as other:
+        async with harness.killed(tmp_path / str(sent)) as other:
             back = await reopened(other)
             turn = await back.runner.resume_turn(TurnOptions(credit=2), [], b"")
             other.port.run()
-            assert bytes(turn.text) == b"abcdefghij"[: told + 2]
-            if told < 6:
-                await go_on(other, back, told + 2)
+            assert bytes(turn.text) == b"abcdefghij"[: sent + 2]
+            if sent < 6:
+                await go_on(other, back, sent + 2)
 
     async with Kept(tmp_path / "first").running() as harness:
-        await go_on(harness, await interrupted(harness, told=2), 2)
+        await go_on(harness, await interrupted(harness, sent=2), 2)
 
 
 @pytest.mark.asyncio
@@ -806,7 +806,7 @@ async def test_what_is_done_instead_of_resuming_leaves_the_turn_as_it_stands(
 
 
 @pytest.mark.asyncio
-async def test_a_turn_tells_nothing_before_its_beginning_is_written(tmp_path: Path) -> None:
+async def test_a_turn_sends_nothing_before_its_beginning_is_written(tmp_path: Path) -> None:
     async with Kept(tmp_path / "a").running() as harness:
         session = named(harness)
         await session.input.set_input(b"abc")
@@ -842,7 +842,7 @@ async def test_a_turn_that_ends_while_its_beginning_is_written_never_reaches_the
 
 
 @pytest.mark.asyncio
-async def test_what_was_not_told_is_refused_and_the_turn_can_still_be_resumed(
+async def test_output_that_was_not_sent_is_refused_and_the_turn_can_still_be_resumed(
     tmp_path: Path,
 ) -> None:
     async with Kept(tmp_path).running() as harness:

@@ -270,15 +270,15 @@ async def test_a_session_that_goes_to_sleep_is_written_down_if_it_may_be() -> No
     assert bytes(t for t in harness.port.kept[0][2] if t < 256) == b"hihi"
 
 
-async def test_a_place_in_the_queue_is_told_where_it_changes() -> None:
+async def test_a_place_in_the_queue_is_reported_when_it_changes() -> None:
     harness = Harness()
     session = opened(harness)
     await session.input.set_input(b"x")
-    told: list[m.Position] = []
-    turn = await session.runner.start_turn(TurnOptions(watch=True), on_position=told.append)
+    sent: list[m.Position] = []
+    turn = await session.runner.start_turn(TurnOptions(watch=True), on_position=sent.append)
 
     for position in (3, 3, 2, 2, 1):
         turn.report(m.Position(turn.spec.id, position, 4, 1.5))
 
     assert turn.spec.watch
-    assert [p.position for p in told] == [3, 2, 1]
+    assert [p.position for p in sent] == [3, 2, 1]

@@ -141,6 +141,6 @@ async def test_embeddings_teach_nothing_about_how_long_answers_are() -> None:
 
 
 async def test_numbers_have_the_digits_that_a_float32_has() -> None:
-    told = m.Embedded(1, 2, "mean", bytes.fromhex("cdcccc3d0000803f"))
+    sent = m.Embedded(1, 2, "mean", bytes.fromhex("cdcccc3d0000803f"))
 
-    assert embedding_json(told) == b'{"n_embedding":2,"embedding":[0.100000001,1.0]}'
+    assert embedding_json(sent) == b'{"n_embedding":2,"embedding":[0.100000001,1.0]}'

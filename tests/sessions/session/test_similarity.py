@@ -17,11 +17,11 @@ from tests.sessions.session.test_sessions import HERE, opened
 
 pytestmark = pytest.mark.asyncio
 TEXT = b"One. Two. Three"
-TOLD = b"One. "
+SENT = b"One. "
 
 
 def finding(cosine: float) -> Callable[[Comparison, Callable[[Similarity], None]], None]:
-    return lambda _, tell: tell(Similarity(cosine))
+    return lambda _, report: report(Similarity(cosine))
 
 
 def unanswered(*_: object) -> None:
@@ -35,15 +35,15 @@ async def waiting(harness: Harness, session: Session, **options: Any) -> None:
     await session.input.set_input(TEXT)
     turn = await session.runner.start_turn(TurnOptions(options=options))
     harness.port.run()
-    assert (bytes(turn.text), bytes(turn.tokens)) == (b"One.", TOLD)
+    assert (bytes(turn.text), bytes(turn.tokens)) == (b"One.", SENT)
 
 
 async def test_a_turn_says_for_whom_and_with_what_a_sentence_is_compared() -> None:
     harness, asked = Harness(), []
 
-    def judge(comparison: Comparison, tell: Callable[[Similarity], None]) -> None:
+    def judge(comparison: Comparison, report: Callable[[Similarity], None]) -> None:
         asked.append(comparison)
-        tell(Similarity(0.9 if comparison.sentence == "Two." else 0.1))
+        report(Similarity(0.9 if comparison.sentence == "Two." else 0.1))
 
     harness.source.judge = judge
     session = opened(harness)
@@ -61,9 +61,9 @@ async def test_a_turn_says_for_whom_and_with_what_a_sentence_is_compared() -> No
     assert metadata["adjusted"] == {}
 
 
-async def test_the_metadata_tell_why_sentences_were_not_compared() -> None:
+async def test_the_metadata_say_why_sentences_were_not_compared() -> None:
     harness = Harness()
-    harness.source.judge = lambda _, tell: tell(Similarity(None, "nobody is there"))
+    harness.source.judge = lambda _, report: report(Similarity(None, "nobody is there"))
     session = opened(harness)
     session.set_options({"stop-similarity": "a text"})
     await session.input.set_input(TEXT)
@@ -78,7 +78,7 @@ async def test_the_metadata_tell_why_sentences_were_not_compared() -> None:
 
 @pytest.mark.parametrize(("cosine", "rest"), [(0.9, b""), (0.1, b" Two. Three")])
 @pytest.mark.parametrize("killed", [False, True])
-async def test_a_turn_that_waited_is_gone_on_with_as_if_it_had_not(
+async def test_a_turn_that_waited_continues_as_if_it_had_not(
     tmp_path: Path, cosine: float, rest: bytes, killed: bool
 ) -> None:
     async with Kept(tmp_path / "a").running() as harness:
@@ -92,7 +92,7 @@ async def test_a_turn_that_waited_is_gone_on_with_as_if_it_had_not(
                 harness.manager.close_connection(HERE)
                 harness.port.run()
             back = await reopened(at)
-            assert await resumed(at, back, TOLD, b"One.") == rest
+            assert await resumed(at, back, SENT, b"One.") == rest
             assert back.outputs.metadata()["stop_reason"] == ("eos" if rest else "similarity")
             assert back.turn is not None and bytes(back.turn.text) == b"One." + rest
 
@@ -102,16 +102,16 @@ async def test_a_turn_whose_last_token_is_there_waits_for_the_judgement_all_the_
     tmp_path: Path, cosine: float, rest: bytes
 ) -> None:
     async with Kept(tmp_path).running() as harness:
-        await waiting(harness, named(harness), **{"n-predict": len(TOLD)})
+        await waiting(harness, named(harness), **{"n-predict": len(SENT)})
         harness.manager.close_connection(HERE)
         harness.port.run()
         harness.source.judge = finding(cosine)
         session = await reopened(harness)
-        assert await resumed(harness, session, TOLD, b"One.") == rest
+        assert await resumed(harness, session, SENT, b"One.") == rest
         assert session.outputs.metadata()["stop_reason"] == ("length" if rest else "similarity")
 
 
-async def test_a_chat_goes_on_after_the_text_that_was_told() -> None:
+async def test_a_chat_continues_after_the_text_that_was_sent() -> None:
     harness = Harness()
     harness.source.judge = finding(0.9)
     session = opened(harness)
@@ -142,17 +142,17 @@ async def test_a_branch_has_the_condition_too() -> None:
 
 
 async def test_a_judgement_that_comes_after_the_end_changes_nothing() -> None:
-    harness, told = Harness(), []
+    harness, sent = Harness(), []
     session = opened(harness)
-    harness.source.judge = lambda _, tell: told.append(tell)
+    harness.source.judge = lambda _, report: sent.append(report)
     session.set_options({"stop-similarity": "a text"})
     await session.input.set_input(TEXT)
     await session.runner.start_turn(TurnOptions())
     harness.port.run()
     session.runner.cancel_turn()
     harness.port.run()
-    [tell] = told
-    tell(Similarity(0.9))
+    [report] = sent
+    report(Similarity(0.9))
     assert harness.port.commands == []
     assert session.outputs.metadata()["stop_reason"] == "Cancelled"
     assert session.outputs.read_output(0) == b"One."

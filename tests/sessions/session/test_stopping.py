@@ -1,4 +1,4 @@
-"""What ends a turn, where its session is left, or its daemon killed, and it is resumed."""
+"""Stop conditions of turns that are resumed after a disconnection or a kill."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SURPRISED = {"stop-surprisal": 3.9, "stop-surprisal-window": 5}
 
 
 async def begun(harness: Kept, **options: object) -> Session:
-    """Return a session of whose turn four tokens were told, an exclamation mark with them."""
+    """Return a session whose turn has sent four tokens, an exclamation mark among them."""
     harness.port.bench.model.options.surprising = "!"
     session = named(harness)
     await session.input.set_input(TEXT)
@@ -25,13 +25,13 @@ async def begun(harness: Kept, **options: object) -> Session:
     return session
 
 
-async def gone_on(harness: Kept, seen: bytes) -> tuple[bytes, str, str]:
+async def continued(harness: Kept, seen: bytes) -> tuple[bytes, str, str]:
     """Return what a turn tells that is resumed, and why it ends."""
     harness.port.bench.model.options.surprising = "!"
     session = await reopened(harness)
-    told = await resumed(harness, session, seen, seen)
+    sent = await resumed(harness, session, seen, seen)
     metadata = session.outputs.metadata()
-    return told, metadata["stop_reason"], metadata["stop_detail"]
+    return sent, metadata["stop_reason"], metadata["stop_detail"]
 
 
 @pytest.mark.asyncio
@@ -42,7 +42,7 @@ async def test_a_turn_whose_session_was_left_remembers_how_surprising_it_was(
         await begun(harness)
         harness.manager.close_connection(HERE)
         harness.port.run()
-        assert await gone_on(harness, b"ab!c") == (b"d!", "surprisal", "4.000")
+        assert await continued(harness, b"ab!c") == (b"d!", "surprisal", "4.000")
 
 
 @pytest.mark.asyncio
@@ -53,20 +53,20 @@ async def test_a_turn_whose_daemon_was_killed_remembers_how_surprising_it_was(
         session = await begun(harness)
         await session.wait_recorded()
         async with harness.killed(tmp_path / "b") as other:
-            assert await gone_on(other, b"ab!c") == (b"d!", "surprisal", "4.000")
+            assert await continued(other, b"ab!c") == (b"d!", "surprisal", "4.000")
 
 
 @pytest.mark.asyncio
-async def test_tokens_that_only_the_reader_has_are_left_out_of_the_surprise(tmp_path: Path) -> None:
+async def test_tokens_that_only_the_reader_has_do_not_count_as_surprisal(tmp_path: Path) -> None:
     async with Kept(tmp_path).running() as harness:
         await begun(harness)
         harness.manager.close_connection(HERE)
         harness.port.run()
-        assert (await gone_on(harness, b"ab!cd!"))[:2] == (b"efgh", "eos")
+        assert (await continued(harness, b"ab!cd!"))[:2] == (b"efgh", "eos")
 
 
 @pytest.mark.asyncio
-async def test_the_metadata_tell_which_pattern_ended_a_turn(tmp_path: Path) -> None:
+async def test_the_metadata_name_the_pattern_that_ended_a_turn(tmp_path: Path) -> None:
     async with Kept(tmp_path).running() as harness:
         session = named(harness)
         await session.input.set_input(TEXT)

@@ -1,4 +1,4 @@
-"""Which adapters a turn has: by name, by place, by the configuration; decided without a worker."""
+"""Choice of adapters by name, by place, by the configuration, without a worker."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_one_that_could_not_be_loaded_is_refused_with_its_own_error() -> None:
         )
 
 
-def test_the_metadata_tell_names_and_ids_of_what_was_removed() -> None:
+def test_the_metadata_have_names_or_ids_of_removed_adapters() -> None:
     assert scales_by_name(REPORTS, ("a1*0.5", "b2*1.0", "gone*2.0")) == {
         "tone": 0.5,
         "same": 1.0,

@@ -1,4 +1,4 @@
-"""Whose parameters hold, who is told so, and what those do that are about KV state."""
+"""Origins of parameters in force, reports of adjusted ones, and parameters of KV state."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_each_level_overrides_the_ones_before_it() -> None:
     assert [e.name for e in parameters.effective()] == [p.name for p in PARAMETERS]
 
 
-def test_what_holds_instead_is_told() -> None:
+def test_an_adjusted_value_is_reported() -> None:
     parameters = Parameters({"samplers": ["top-k"]}, {"samplers": "model"})
     parameters.apply(read_options({"mirostat": 2}))
 
@@ -128,7 +128,7 @@ async def test_a_new_session_with_a_retention_shares_what_others_computed() -> N
 
 
 @pytest.mark.asyncio
-async def test_the_metadata_tell_what_was_adjusted() -> None:
+async def test_the_metadata_have_adjusted_values() -> None:
     harness = Harness()
     session = opened(harness)
     metadata = await turn(harness, session, b"abc", **{"dry-base": 0.5})
