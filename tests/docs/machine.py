@@ -26,7 +26,7 @@ __all__ = ("Machine",)
 
 PLACES = ("/var/lib", "/etc", "/run", "/opt", "/usr/local/bin")
 ELSEWHERE = {"apt", "python3", "pip", "ln", "usermod", "journalctl", "loginctl"}
-"""They need packages, users, or the machine's manager."""
+"""Commands that need packages, users, or the machine's manager."""
 FILES = {"tar", "rm", "install"}
 UNITS = {"inferd", "inferd.service", "inferd.socket"}
 FREE = {"INFERD_METRICS": "127.0.0.1:0"}
@@ -34,7 +34,7 @@ FREE = {"INFERD_METRICS": "127.0.0.1:0"}
 
 
 class Machine:
-    """Does one command after the other, below *root*."""
+    """Runs one command after the other, below *root*."""
 
     def __init__(self, root: Path):
         self.root = root
@@ -118,7 +118,7 @@ class Machine:
         else:
             assert words[0] in ("userdel", "groupdel"), words
 
-    # What systemd does.
+    # The part of systemd.
 
     def _systemctl(self, words: list[str]) -> str:
         verb, units = words[0], words[1:]
@@ -193,7 +193,7 @@ class Machine:
 
 
 def _unowned(words: list[str]) -> list[str]:
-    """Leave owners out, who are no users here."""
+    """Leave out owners, which are not users here."""
     found = list(words)
     for option in ("-o", "-g"):
         if option in found:

@@ -1,4 +1,4 @@
-"""What docs/operations.md and docs/protocol.md say of users is what the code does."""
+"""The access rules in docs/operations.md and docs/protocol.md match the code."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ADA, SERVICE, STRANGER, STUDENTS, STAFF = 1001, 999, 1005, 200, 100
 
 @pytest.fixture
 def example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
-    """Return the page's example, read on a machine with these users and groups."""
+    """Return the page's example as read on a machine with these users and groups."""
     users = {"ada": ADA}
     groups = {"students": STUDENTS}
     monkeypatch.setattr(
@@ -38,7 +38,7 @@ def example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
     return load_config({"config": path, "socket": tmp_path / "s"}, {})
 
 
-def test_the_example_says_what_its_comments_do(example: Config) -> None:
+def test_the_example_gives_the_rights_in_its_comments(example: Config) -> None:
     def of(uid: int, *gids: int) -> Rights:
         return rights_of(example.access, uid, gids, SERVICE)
 
@@ -65,7 +65,7 @@ def rows() -> dict[str, str]:
         ("all other users that can connect", MEMBER),
     ],
 )
-def test_the_table_of_defaults_is_the_codes(row: str, rights: Rights) -> None:
+def test_the_table_of_defaults_matches_the_code(row: str, rights: Rights) -> None:
     named = re.findall(r"`([\w-]+)`", rows()[row])
     assert set(named[:-1]) == rights.allowed
     assert named[-1] == rights.quota.priority_max.label
@@ -73,7 +73,7 @@ def test_the_table_of_defaults_is_the_codes(row: str, rights: Rights) -> None:
     assert rights.quota.tokens_per_minute is None
 
 
-def test_the_socket_and_the_figures_are_as_the_table_says(tmp_path: Path) -> None:
+def test_the_socket_and_the_metrics_match_the_table(tmp_path: Path) -> None:
     unit = directives(SYSTEMD / "system" / "inferd.socket")
     mode, group = unit["SocketMode"][0], unit["SocketGroup"][0]
     config = load_config({"socket": tmp_path / "s"}, {})

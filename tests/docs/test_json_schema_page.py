@@ -1,4 +1,4 @@
-"""docs/json-schema.md names what is kept, what is refused, and the bounds, as the code has them."""
+"""docs/json-schema.md lists the keywords and bounds of the code."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def named(part: str) -> set[str]:
     return set(re.findall(r"`([^`]+)`", PARTS[part]))
 
 
-def test_every_keyword_is_where_it_belongs() -> None:
+def test_every_keyword_is_in_its_list() -> None:
     known = set(keywords._FORMS) - {"uniqueItems"}
     assert known <= named("Kept")
     assert set(keywords._REFUSED) | {"uniqueItems"} <= named("Refused")
@@ -36,12 +36,12 @@ def test_every_keyword_is_where_it_belongs() -> None:
 
 
 @pytest.mark.parametrize("keyword", keywords._REFUSED)
-def test_what_the_page_says_is_refused_is(keyword: str) -> None:
+def test_keywords_that_the_page_refuses_are_refused(keyword: str) -> None:
     with pytest.raises(InvalidArgument, match=re.escape(f"#/{keyword}")):
         gbnf_of(json.dumps({keyword: {}}))
 
 
-def test_formats_and_bounds_are_those_of_the_code() -> None:
+def test_formats_and_bounds_match_the_code() -> None:
     formats = PARTS["Kept"].split("Formats: ")[1].split(".\n")[0]
     assert re.findall(r"`([^`]+)`", formats) == list(FORMATS)
     bounds = re.findall(r"\d+", PARTS["Refused"].split("\n- ")[-1])
@@ -57,6 +57,6 @@ def test_formats_and_bounds_are_those_of_the_code() -> None:
     ]
 
 
-def test_the_example_is_taken() -> None:
+def test_the_example_is_accepted() -> None:
     example = json.loads(PAGE.split("```json\n")[1].split("```")[0])
     assert gbnf_of(json.dumps(example["json-schema"])).startswith("root ::= ")

@@ -1,4 +1,4 @@
-"""The manual pages are those of the commands, and nothing in them is wrong."""
+"""The manual pages match the commands and have no errors."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ COMMANDS = dict(commands(group_of_all_commands(app)))
 
 
 def formatted(page: str) -> subprocess.CompletedProcess[str]:
-    """Have groff show a page, as `man` does, with all its warnings."""
+    """Return a page as groff renders it for `man`, with all warnings."""
     if shutil.which("groff") is None:
         pytest.fail("groff is missing: on Debian or Ubuntu: sudo apt install groff-base")
     return subprocess.run(
@@ -41,7 +41,7 @@ def formatted(page: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_the_pages_are_those_of_the_commands() -> None:
+def test_the_pages_match_the_commands() -> None:
     assert {p.name for p in MAN.iterdir()} == {f"{name}.1" for name in COMMANDS} == set(PAGES)
     old = [name for name, text in PAGES.items() if (MAN / name).read_text() != text]
     assert not old, "run `make docs`"
@@ -60,7 +60,7 @@ def test_a_page_is_clean_and_has_every_flag_and_argument(name: str) -> None:
             assert (parameter.metavar or parameter.name.upper()) in words
 
 
-def test_what_would_be_another_thing_to_troff_is_text() -> None:
+def test_special_characters_of_troff_are_escaped() -> None:
     shown = formatted(PAGES["inferd-chat.1"]).stdout
     assert "no-history" in shown and "\N{HYPHEN}" not in shown
     assert "`" not in shown, "what stands in backquotes is bold"

@@ -50,7 +50,7 @@ def machine() -> Iterator[Machine]:
 
 
 def do(machine: Machine, heading: str, block: int = 0) -> list[str]:
-    """Do a block of commands; return what each said."""
+    """Run a block of commands; return the output of each."""
     return [machine.command(line) for line in SECTIONS[heading][block]]
 
 
@@ -77,10 +77,10 @@ def test_an_operator_s_way_from_an_empty_machine_and_back(machine: Machine) -> N
     config = root / "etc/inferd/config.toml"
     config.write_text(config.read_text() + "sessions-max = 7\ncores = 1\n")
     assert "sessions: 0 of 7" in do(machine, "Configuration")[-1]
-    status, told, stats, frame, _ = do(machine, "Monitoring")
+    status, text, stats, frame, _ = do(machine, "Monitoring")
     assert "counts are since its start" in stats and "PLACE" in frame
     assert "serving; restart for: cores" in status.splitlines()
-    assert "in force after a restart: cores" in told
+    assert "in force after a restart: cores" in text
 
     examined, *_, shown = do(machine, "Diagnosis")
     assert " ok, " in examined and (machine.home / "inferd-report.txt").is_file()
@@ -121,7 +121,7 @@ def say(machine: Machine, text: str) -> None:
 
 
 def said(machine: Machine) -> int:
-    """Return how many turns the session has."""
+    """Return the number of turns of the session."""
     machine.command("inferd status")
     with Client(machine.socket) as client:
         [session] = client.sessions(dormant=True)
@@ -138,8 +138,8 @@ def test_a_newer_version_s_journal_is_left_alone_by_an_older_one(machine: Machin
     db.close()
     before = journal.read_bytes()
     machine.command("sudo systemctl start inferd.socket")
-    told = machine.command("inferd status")
-    assert "newer version of inferd" in told and "start the newer version again" in told
+    text = machine.command("inferd status")
+    assert "newer version of inferd" in text and "start the newer version again" in text
     assert machine.command("inferd run echo hello").strip() == "hello"
     assert machine.service is not None
     machine.command("sudo systemctl stop inferd.socket inferd")
@@ -161,7 +161,7 @@ def test_the_tasks_of_others_are_parked_and_cancelled_as_the_page_says(machine: 
             list(stream)
 
 
-def test_figures_of_the_page_are_the_code_s() -> None:
+def test_metrics_of_the_page_match_the_code() -> None:
     unit = directives(SYSTEMD / "system" / "inferd.service")
     assert f"`WatchdogSec={unit['WatchdogSec'][0]}`" in PAGE
     assert f"every {int(unit['WatchdogSec'][0]) // 2} s" in PAGE
@@ -182,8 +182,8 @@ def test_the_log_of_the_service_is_shown_and_turned_up(machine: Machine) -> None
     assert shown == "", "nothing to warn of"
     assert turned_up.split()[-2:] == ["llama", "debug"]
     machine.command("inferd run echo hello")
-    told = machine.command("sudo inferd logs")
-    assert "task.finished" not in told, "the third command has taken it back"
+    text = machine.command("sudo inferd logs")
+    assert "task.finished" not in text, "the third command has taken it back"
     do(machine, "Configuration")
     machine.command("inferd run echo hello")
     assert "task.finished" in machine.command("sudo inferd logs"), "as the file has it again"

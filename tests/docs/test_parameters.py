@@ -1,4 +1,4 @@
-"""docs/parameters.md and its schema are made from the table; the table holds together."""
+"""docs/parameters.md and its schema match the table of parameters; the table is consistent."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_no_spelling_means_two_things() -> None:
 
 
 @pytest.mark.parametrize("parameter", PARAMETERS, ids=lambda p: p.name)
-def test_a_default_is_a_good_value_and_in_the_schema(parameter: Parameter) -> None:
+def test_a_default_is_a_valid_value_and_in_the_schema(parameter: Parameter) -> None:
     if parameter.default is not None:
         read = read_options({parameter.name: parameter.default}, strict=True).values
         assert read == {parameter.name: parameter.default}

@@ -1,4 +1,4 @@
-"""The dashboard's picture is of the dashboard that there is; no panel of it is empty."""
+"""The dashboard's picture shows the current dashboard without empty panels."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SECONDS_MIN = 180
 
 
 @pytest.fixture(scope="module")
-def told() -> dict[str, Any]:
+def record() -> dict[str, Any]:
     found: dict[str, Any] = json.loads(PICTURE.with_suffix(".json").read_text())
     return found
 
@@ -29,27 +29,27 @@ def sha256(file: Path) -> str:
     return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
-def test_it_is_of_the_dashboard_that_there_is(told: dict[str, Any]) -> None:
-    assert told["dashboard_sha256"] == sha256(FILE), "run `make dashboard-picture`: it is old"
-    assert told["picture_sha256"] == sha256(PICTURE)
+def test_it_shows_the_current_dashboard(record: dict[str, Any]) -> None:
+    assert record["dashboard_sha256"] == sha256(FILE), "run `make dashboard-picture`: it is old"
+    assert record["picture_sha256"] == sha256(PICTURE)
 
 
-def test_each_panel_shows_what_its_queries_found(told: dict[str, Any]) -> None:
+def test_each_panel_shows_the_results_of_its_queries(record: dict[str, Any]) -> None:
     panels = [panel for row in PANELS.values() for panel in row]
-    assert [p["title"] for p in told["panels"]] == [panel.title for panel in panels]
-    for shown, panel in zip(told["panels"], panels, strict=True):
+    assert [p["title"] for p in record["panels"]] == [panel.title for panel in panels]
+    for shown, panel in zip(record["panels"], panels, strict=True):
         assert list(shown["queries"]) == [expression for expression, _ in panel.queries]
         assert sum(found["values"] for found in shown["queries"].values()) > 1, panel.title
 
 
-def test_the_daemon_had_work_to_do(told: dict[str, Any]) -> None:
+def test_the_daemon_was_under_load(record: dict[str, Any]) -> None:
     greatest = {
         panel["title"]: max(found["greatest"] for found in panel["queries"].values())
-        for panel in told["panels"]
+        for panel in record["panels"]
     }
     busy = ("Running", "Waiting", "Parked", "Tokens", "Ends", "Rejected requests, by reason")
     assert all(greatest[title] > 0 for title in busy), greatest
-    assert told["seconds"] >= SECONDS_MIN
+    assert record["seconds"] >= SECONDS_MIN
 
 
 def test_it_is_a_png_of_the_whole_grid_and_small() -> None:

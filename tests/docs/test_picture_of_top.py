@@ -1,4 +1,4 @@
-"""The README shows `inferd top` as it is: its tables, its keys, and no place of who made it."""
+"""The README's picture of `inferd top` shows its tables and keys, and no path of its author."""
 
 from __future__ import annotations
 
@@ -45,5 +45,5 @@ def test_it_is_of_two_real_models_under_load(shown: str) -> None:
     assert rates is not None and int(rates[2]) > 0
 
 
-def test_it_shows_no_place_of_who_made_it() -> None:
+def test_it_shows_no_path_of_its_author() -> None:
     assert not re.search(r"/(home|root|tmp|work)/", PICTURE.read_text())

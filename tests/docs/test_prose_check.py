@@ -1,4 +1,4 @@
-"""The check of prose: it finds the patterns, and nothing in text that follows the rules."""
+"""The check of prose finds its patterns, and nothing in text that follows the rules."""
 
 from __future__ import annotations
 

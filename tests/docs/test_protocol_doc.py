@@ -1,4 +1,4 @@
-"""docs/protocol.md says what the code does: every call, field, error, number and limit, no more."""
+"""docs/protocol.md matches the code: every call, field, error, number and limit, and no others."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def code(cell: str) -> str:
 
 
 def type_text(annotation: Any) -> str:
-    """Return what the page calls a type."""
+    """Return the page's name of a type."""
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if annotation in TYPES:
         return TYPES[annotation]
@@ -151,7 +151,7 @@ def table_in(call: str, column: str, like: dict[str, str]) -> list[Row] | None:
 
 
 def shared() -> dict[str, str]:
-    """Return which call another one's section refers to: "Result … as `load`"."""
+    """Return the call to which another call's section refers: "Result … as `load`"."""
     found = {}
     for call, text in SECTIONS.items():
         match = re.search(r"^(?:Result|Params)[^.\n]*? as `(\w+)`", text, flags=re.MULTILINE)
@@ -166,7 +166,7 @@ def events_of(entry: w.Call) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("call", w.CALLS)
-def test_the_tables_of_a_call_have_its_very_fields(call: str) -> None:
+def test_the_tables_of_a_call_have_exactly_its_fields(call: str) -> None:
     entry, like = w.CALLS[call], shared()
     assert (table_in(call, "params", like) or []) == fields(entry.params)
     assert (table_in(call, "result", like) or []) == fields(entry.result)
@@ -189,7 +189,7 @@ def test_the_tables_of_a_call_have_its_very_fields(call: str) -> None:
         ("tensor", w.Tensor),
     ],
 )
-def test_the_tables_of_structs_have_their_very_fields(column: str, struct: Any) -> None:
+def test_the_tables_of_structs_have_exactly_their_fields(column: str, struct: Any) -> None:
     assert [row[:3] for row in only(column).rows] == fields(struct)
 
 
@@ -240,9 +240,9 @@ def constants(module: types.ModuleType) -> dict[str, float]:
 
 def test_the_limits_are_those_of_the_code() -> None:
     known = limits_of_the_code()
-    told = {code(name): float(value) for name, value, _ in only("limit").rows}
-    assert told == {name: known[name] for name in told}
-    assert {name for name in known if name.endswith("_MAX")} <= set(told)
+    stated = {code(name): float(value) for name, value, _ in only("limit").rows}
+    assert stated == {name: known[name] for name in stated}
+    assert {name for name in known if name.endswith("_MAX")} <= set(stated)
 
 
 def test_the_settings_have_the_defaults_of_the_configuration() -> None:
@@ -275,7 +275,7 @@ class NoModel(ModelSource):
     async def ready(self) -> WorkerClient:
         raise AssertionError
 
-    def compare(self, comparison: Comparison, tell: Callable[[Similarity], None]) -> None:
+    def compare(self, comparison: Comparison, report: Callable[[Similarity], None]) -> None:
         raise AssertionError
 
 

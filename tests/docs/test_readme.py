@@ -1,4 +1,4 @@
-"""The commands, code and configuration of the first pages work as they stand."""
+"""The commands, code and configuration of the README work as written."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def slug(heading: str) -> str:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
-def test_every_link_leads_somewhere(page: Path) -> None:
+def test_every_link_has_a_target(page: Path) -> None:
     for target in re.findall(r"\]\(([^)]+)\)", page.read_text()):
         if "://" in target:
             continue

@@ -1,4 +1,4 @@
-"""docs/scheduling.md names settings and parameters that there are, with their defaults."""
+"""docs/scheduling.md names existing settings and parameters with their defaults."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ SIZES = {"8 GiB": 8 << 30}
 
 
 def defaults() -> dict[str, object]:
-    """Return the default of each setting and parameter, by its name."""
+    """Return the default of each setting and parameter by name."""
     config = {f.name: f.default for f in dataclasses.fields(Config)}
     found: dict[str, object] = {name: config[name.replace("-", "_")] for name in SETTINGS}
     return {p.name: p.default for p in PARAMETERS} | found
 
 
-def told(cell: str) -> object:
-    """Return what a table's cell says."""
+def default_in(cell: str) -> object:
+    """Return the text of a table's cell."""
     if cell in SIZES:
         return SIZES[cell]
     if cell == "off":
@@ -36,6 +36,6 @@ def test_every_row_is_a_setting_with_its_default() -> None:
     assert len(rows) > 15
     worded = {name for name, cell in rows.items() if cell.startswith("an eighth")}
     assert worded == {"kv-ram-bytes"} and known["kv-ram-bytes"] is dataclasses.MISSING
-    assert {n: told(c) for n, c in rows.items() if n not in worded} == {
+    assert {n: default_in(c) for n, c in rows.items() if n not in worded} == {
         name: known[name] for name in rows if name not in worded
     }
