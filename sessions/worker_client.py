@@ -13,7 +13,7 @@ from .turns.sentence_checks import Comparison, Similarity
 
 P = TypeVar("P")
 T = TypeVar("T")
-RETRIES_MAX = 3
+_RETRIES_MAX = 3
 """Times that a query is repeated after its worker has died."""
 
 
@@ -161,7 +161,7 @@ async def retry_query(ready: Callable[[], Awaitable[P]], query: Callable[[P], Aw
 
     :raises WorkerCrashed: the query's input crashed the worker, or too many workers have died.
     """
-    for _ in range(RETRIES_MAX):
+    for _ in range(_RETRIES_MAX):
         try:
             return await query(await ready())
         except WorkerCrashed as exc:
