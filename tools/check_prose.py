@@ -45,6 +45,7 @@ CHECKED: tuple[str, ...] = (
     "docs/metrics.md",
     "docs/operations.md",
     "docs/parameters.md",
+    "docs/protocol.md",
     "docs/reliability.md",
     "docs/scheduling.md",
     "docs/settings.md",
