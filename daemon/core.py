@@ -181,7 +181,7 @@ class Daemon:
         bind_contextvars(connection=connection, request=number)
         began = time.monotonic()
         try:
-            self.access.check(request)
+            self.access.check_request(request)
             result = await self.calls[request.call](self, request)
         except InferdError as exc:
             self.counters.call_refused(request.call, exc)

@@ -34,7 +34,7 @@ _FREE = (
     *("forget", "unload", "init_backend", "deinit_backend"),
 )
 """Calls that read public state or the caller's own, or release what the caller holds.
-`Access.reaches` decides on `cancel` and `park` of another user's turns.
+`Access.may_control_turns_of` decides on `cancel` and `park` of another user's turns.
 """
 
 NEEDS: dict[str, Right | None] = {
@@ -93,7 +93,7 @@ class Access:
         peer = connection.peer
         return rights_of(self._rules, peer.uid, {peer.gid, *peer.groups}, self._own)
 
-    def rights(self, connection: Connection) -> Rights:
+    def rights_of_connection(self, connection: Connection) -> Rights:
         """Return the rights of a connection's user."""
         known = self._open.get(connection.peer.uid, {}).get(connection)
         return self._rights_by_rules(connection) if known is None else known
@@ -105,12 +105,12 @@ class Access:
             return next(reversed(connections.values())).quota
         return rights_of(self._rules, uid, (), self._own).quota
 
-    def check(self, request: Request) -> None:
+    def check_request(self, request: Request) -> None:
         """Check that the user has the right to a call and to its priority.
 
         :raises PermissionDenied: the user lacks one of them.
         """
-        rights = self.rights(request.connection)
+        rights = self.rights_of_connection(request.connection)
         right = right_for(request.call, request.params)
         if right is not None and right not in rights.allowed:
             raise _denied(request.connection, right, MEANINGS[right])
@@ -118,7 +118,7 @@ class Access:
         if priority is not None:
             check_priority(rights.quota, priority)
 
-    def reaches(self, connection: Connection, owner: int) -> bool:
+    def may_control_turns_of(self, connection: Connection, owner: int) -> bool:
         """Return whether a connection may cancel or park the turns of the user *owner*: whether it
         is that user's, or has the rights `SEE_ALL` and `MANAGE`. Without `SEE_ALL` these turns do
         not exist for the connection.
@@ -127,7 +127,7 @@ class Access:
         """
         if connection.peer.uid == owner:
             return True
-        allowed = self.rights(connection).allowed
+        allowed = self.rights_of_connection(connection).allowed
         if Right.SEE_ALL not in allowed:
             return False
         if Right.MANAGE not in allowed:

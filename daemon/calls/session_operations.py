@@ -58,7 +58,9 @@ def _steerable(daemon: Daemon, request: Request, handle: int) -> Session:
     and `top`), or for an operator of any user.
     """
     for session in daemon.all_sessions():
-        if session.handle == handle and daemon.access.reaches(request.connection, session.owner):
+        if session.handle == handle and daemon.access.may_control_turns_of(
+            request.connection, session.owner
+        ):
             return session
     return daemon.sessions.live.get_session(request.connection, handle)
 

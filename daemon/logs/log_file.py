@@ -20,7 +20,7 @@ _CLOSED = -1
 
 class LogFile:
     """A file of at most *bytes_max* bytes, opened with its first line. *on_change* is called with
-    the cause when `write` begins to fail, and with None when it works again. Owned by the one
+    the cause when `write_line` begins to fail, and with None when it works again. Owned by the one
     thread that writes.
     """
 
@@ -39,10 +39,10 @@ class LogFile:
         self._id: tuple[int, int] | None = None
         self._torn = False
 
-    def write(self, line: bytes) -> bool:
+    def write_line(self, line: bytes) -> bool:
         """Append a line; return whether it was written."""
         try:
-            self.append(line)
+            self.append_lines(line)
         except OSError as exc:
             self._note(f"{self.path}: {exc.strerror}")
             return False
@@ -58,7 +58,7 @@ class LogFile:
 
     close = reopen
 
-    def append(self, lines: bytes) -> None:
+    def append_lines(self, lines: bytes) -> None:
         """Append whole lines.
 
         :raises OSError: the lines were not written, or only in part; the next append starts a new

@@ -156,7 +156,7 @@ class Logs:
         """
         if self._file is not None:
             data = _bytes(self._json(None, "", dict(event)))
-            if self._file.write(data) and not self._terminal:
+            if self._file.write_line(data) and not self._terminal:
                 return
         data = self._stderr_line(event)
         if self._lost:

@@ -96,7 +96,9 @@ class FileExporter(SpanExporter):
 
         :raises OSError: the spans cannot be written, or the file is full.
         """
-        self._file.append("".join(f"{span.to_json(indent=None)}\n" for span in spans).encode())
+        self._file.append_lines(
+            "".join(f"{span.to_json(indent=None)}\n" for span in spans).encode()
+        )
         return SpanExportResult.SUCCESS
 
     def shutdown(self) -> None:

@@ -156,7 +156,10 @@ def test_a_quota_goes_by_the_connection_opened_last_of_those_that_are_open() -> 
     access.add_connection(connections[GUESTS])
     assert sessions_max() == 2
     access.set_rules(rules[:1])
-    assert (sessions_max(), access.rights(connections[STAFF]).quota.sessions_max) == (None, 7)
+    assert (sessions_max(), access.rights_of_connection(connections[STAFF]).quota.sessions_max) == (
+        None,
+        7,
+    )
     access.set_rules(rules)
     access.remove_connection(connections[GUESTS])
     assert sessions_max() == 7

@@ -70,20 +70,20 @@ def task_of(client: RawClient, context: int) -> dict[str, Any] | None:
 def test_others_turns_take_both_rights_and_one_s_own_none(may: tuple[str, ...]) -> None:
     rule = Rule(name="r", users=frozenset({BOB}), allow=frozenset(map(Right, may)))
     access, bob = Access([rule], own=0), connection_of(BOB)
-    assert access.reaches(bob, BOB)
+    assert access.may_control_turns_of(bob, BOB)
     if may == ("see-all",):
         with pytest.raises(PermissionDenied) as caught:
-            access.reaches(bob, ADA)
+            access.may_control_turns_of(bob, ADA)
         assert caught.value.data == {"right": "manage"}
         assert "allow = ['manage']" in caught.value.hint
     else:
-        assert access.reaches(bob, ADA) == (set(may) >= {"manage", "see-all"})
+        assert access.may_control_turns_of(bob, ADA) == (set(may) >= {"manage", "see-all"})
 
 
 def test_without_rules_root_and_the_daemons_user_are_operators_and_others_are_not() -> None:
     access = Access((), own=990)
     for uid, reaches in ((0, True), (990, True), (BOB, False)):
-        assert access.reaches(connection_of(uid), ADA) is reaches
+        assert access.may_control_turns_of(connection_of(uid), ADA) is reaches
 
 
 def connection_of(uid: int) -> Connection:

@@ -174,15 +174,15 @@ def test_a_reopened_file_keeps_its_place_and_a_pipe_without_a_reader_does_not_bl
 ) -> None:
     causes: list[str | None] = []
     file = LogFile(tmp_path / "log", causes.append)
-    assert file.write(b"one\n")
+    assert file.write_line(b"one\n")
     file.reopen()
-    assert file.write(b"two\n")
+    assert file.write_line(b"two\n")
     file.close()
     assert (tmp_path / "log").read_bytes() == b"one\ntwo\n" and causes == []
     os.mkfifo(tmp_path / "pipe")
     piped = LogFile(tmp_path / "pipe", causes.append)
-    assert not piped.write(b"one\n") and not piped.write(b"two\n")
-    assert len(causes) == 1 and "pipe: " in str(causes[0]), "told once"
+    assert not piped.write_line(b"one\n") and not piped.write_line(b"two\n")
+    assert len(causes) == 1 and "pipe: " in str(causes[0]), "reported once"
 
 
 # Standard error.
