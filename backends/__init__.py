@@ -1,7 +1,7 @@
-"""What runs a model: the `Model` protocol, its backends `echo` and `llama`, and the error tree.
+"""The `Model` protocol, its backends `echo` and `llama`, and the error tree.
 
-Knows nothing of queues, sessions and sockets. To add a backend, write a class that passes
-`tests/backends/test_contract.py` and name it in `load_model`.
+This package does not depend on queues, sessions or sockets. To add a backend, write a class that
+passes `tests/backends/test_contract.py` and add it to `load_model`.
 """
 
 from __future__ import annotations
@@ -13,14 +13,7 @@ from .errors import UnsupportedOperation
 
 if TYPE_CHECKING:
     from .adapter_keys import AdapterInfo, AdapterSpec
-    from .base import (
-        Message,
-        Model,
-        ModelInfo,
-        Rendering,
-        Sampler,
-        TokenProbs,
-    )
+    from .base import Message, Model, ModelInfo, Rendering, Sampler, TokenProbs
     from .batch import Chunk
     from .embedder import Embedder, EmbedInfo, EmbedSpec
     from .errors import InferdError
@@ -56,7 +49,7 @@ __all__ = (
 _MODULES = (
     "adapter_keys", "base", "batch", "embedder", "errors", "memory_need", "model_spec", "params",
 )  # fmt: skip
-"""Imported when a name of theirs is first used: the client needs the error tree alone."""
+"""Imported when one of their names is first used: the client needs the error tree alone."""
 
 
 def __getattr__(name: str) -> Any:
@@ -71,7 +64,7 @@ def load_model(spec: ModelSpec, progress: LoadProgress) -> Model:
     """Load the model that *spec* names, in the calling thread.
 
     :raises LoadFailed: the file is missing, unreadable, damaged or of an unknown kind.
-    :raises Cancelled: *progress* answered False.
+    :raises Cancelled: *progress* returned False.
     """
     if spec.backend == "echo":
         from .echo.model import load_echo
@@ -85,7 +78,7 @@ def load_model(spec: ModelSpec, progress: LoadProgress) -> Model:
 
 
 def estimate_memory(spec: ModelSpec) -> MemoryEstimator:
-    """Look at the model that *spec* names, as `load_model` would load it, and load nothing.
+    """Open the model that *spec* names without loading it, to estimate its memory.
 
     :raises LoadFailed: the file is missing, unreadable, damaged or of an unknown kind.
     """

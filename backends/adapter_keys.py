@@ -1,7 +1,7 @@
-"""Adapters (LoRA): what a model is given beside its weights, and how a step names a choice of them.
+"""LoRA adapters of a model, and the keys by which a step selects them.
 
-A *key* says which adapter, by the contents of its file, and how strongly: tasks and KV states of
-equal keys, sorted, were computed with the same adapters, whatever these are called.
+A *key* combines an adapter's id, a hash of its file, with a scale. Tasks and KV states with equal
+sorted keys were computed with the same adapters, whatever names these have.
 """
 
 from __future__ import annotations
@@ -9,14 +9,15 @@ from __future__ import annotations
 import msgspec
 
 ADAPTERS_MAX = 64
-"""Adapters of one model."""
+"""Adapters per model."""
 SCALE_MAX = 100.0
-"""A scale is −100 … 100."""
+"""Scales are in −100 … 100."""
 
 
 class AdapterSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """What to load: a file, under the name by which requests choose it. *scale* holds for those
-    that choose nothing; 0: they have none of it.
+    """An adapter to load: its file, and the name by which requests choose it.
+
+    *scale* applies to requests that choose no adapters; 0: off.
     """
 
     name: str
@@ -25,17 +26,16 @@ class AdapterSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AdapterInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """A loaded adapter: *id* names its file's contents, *size_bytes* is what it takes of memory."""
+    """A loaded adapter: *id* is a hash of its file, *size_bytes* the memory that it uses."""
 
     id: str
     size_bytes: int
 
 
 def is_scale(value: object) -> bool:
-    """Tell whether a value that was read is a scale."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return False
-    return -SCALE_MAX <= value <= SCALE_MAX
+    """Return whether *value*, which may be of any type, is a scale."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_number and -SCALE_MAX <= value <= SCALE_MAX
 
 
 def adapter_key(adapter_id: str, scale: float) -> str:

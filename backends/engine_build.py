@@ -1,9 +1,9 @@
-"""Which llama.cpp the pinned engine is, known without loading it."""
+"""The llama.cpp version of the pinned engine, available without loading the library."""
 
 from __future__ import annotations
 
 LLAMA_COMMIT = "0c1e57098"
-"""ggml-org/llama.cpp as vendored by llama-cpp-python 0.3.36; the library doesn't tell it."""
+"""ggml-org/llama.cpp as vendored by llama-cpp-python 0.3.36; the library does not report it."""
 
 LLAMA_BUILD_NUMBER = 0
-"""0: unknown. llama.cpp counts commits of its repository, which the source package has not."""
+"""0: unknown. llama.cpp counts the commits of its repository; the source package lacks them."""

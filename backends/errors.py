@@ -1,4 +1,4 @@
-"""The one error tree: what every refusal and failure is called, on the wire and in Python.
+"""The tree of all errors, with their names and numbers on the wire.
 
 ::
 
@@ -7,13 +7,13 @@
     │   └── ProtocolError 209         a frame that cannot be read; the connection ends
     ├── InvalidEncoding 2             a graph encoding other than ggml, or bad JSON
     ├── OutOfMemory 3                 "MissingMemory" on the wire, WasmEdge's name
-    ├── Busy 4                        full now; `retry_after_s` says when to come back
-    │   ├── SessionBusy 202           this session has a turn under way
-    │   ├── ShuttingDown 208          the daemon finishes what runs and takes nothing new
-    │   └── QuotaExceeded 213         a bound of the caller's own, by the rules of access
+    ├── Busy 4                        full now; `retry_after_s` is when to try again
+    │   ├── SessionBusy 202           the session has a turn under way
+    │   ├── ShuttingDown 208          the daemon finishes its turns and accepts no requests
+    │   └── QuotaExceeded 213         a quota of the caller's user, from the rules of access
     ├── BackendError 5                "RuntimeError" on the wire, WasmEdge's name
     │   ├── KvFull 212                no KV cells are left for this turn
-    │   ├── WorkerCrashed 205         the process that ran the model is gone
+    │   ├── WorkerCrashed 205         the process that ran the model has exited
     │   └── LoadFailed 206            the model could not be loaded
     ├── UnsupportedOperation 6
     │   └── VersionMismatch 210       the other side speaks another major version
@@ -24,14 +24,14 @@
     ├── PromptTooLong 102
     ├── ModelNotFound 103
     ├── Timeout 200
-    │   └── ReaderTimeout 204         nobody read the stream for too long
+    │   └── ReaderTimeout 204         the client did not read the stream for too long
     ├── Cancelled 201
     ├── SessionExpired 203
     ├── PermissionDenied 207
     └── ConnectionLost 211            raised by the client only
 
-Numbers 0–8 and 100–103 are WasmEdge's; our own begin at 200, and each names in `wasi_number` the
-WasmEdge number under which a Wasm guest sees it. Names and numbers never change once released.
+Numbers 0–8 and 100–103 are WasmEdge's; inferd's own begin at 200. `wasi_number` is the WasmEdge
+number that a Wasm guest sees. Released names and numbers never change.
 """
 
 from __future__ import annotations
@@ -74,13 +74,19 @@ __all__ = (
 
 
 class InferdError(Exception):
-    """What happened (`message`, with the values), what to do (`hint`), and `data` for programs."""
+    """An error: a `message` with the values, a `hint` on what to do, and `data` for programs.
+
+    A class's `name` is that of the class, unless it sets another.
+    """
 
     name: ClassVar[str] = "Unknown"
     number: ClassVar[int] = 299
     wasi_number: ClassVar[int] = 5
     retryable: ClassVar[bool] = False
     hint_default: ClassVar[str] = "see the daemon's log for the cause"
+
+    def __init_subclass__(cls) -> None:
+        cls.name = vars(cls).get("name", cls.__name__)
 
     def __init__(self, message: str, *, hint: str = "", data: Mapping[str, Any] | None = None):
         super().__init__(message)
@@ -108,7 +114,6 @@ class InferdError(Exception):
 class InvalidArgument(InferdError):
     """A value, handle or call that can never work as given."""
 
-    name = "InvalidArgument"
     number = wasi_number = 1
     hint_default = "correct the argument; docs/protocol.md has the limits"
 
@@ -116,22 +121,19 @@ class InvalidArgument(InferdError):
 class ProtocolError(InvalidArgument):
     """A frame that cannot be read: the connection that sent it is closed."""
 
-    name = "ProtocolError"
     number = 209
-    wasi_number = 1
     hint_default = "send a 4-byte little-endian length and one msgpack array; see docs/protocol.md"
 
 
 class InvalidEncoding(InferdError):
     """A graph encoding that inferd does not run, or JSON that does not parse."""
 
-    name = "InvalidEncoding"
     number = wasi_number = 2
     hint_default = "inferd runs GGUF language models: use the encoding ggml or autodetect"
 
 
 class OutOfMemory(InferdError):
-    """Memory that is not there."""
+    """Memory could not be allocated."""
 
     name = "MissingMemory"
     number = wasi_number = 3
@@ -139,41 +141,37 @@ class OutOfMemory(InferdError):
 
 
 class Busy(InferdError):
-    """A bound is reached; `retry_after_s` says when another try makes sense."""
+    """A bound is reached; a retry may succeed after `retry_after_s`."""
 
-    name = "Busy"
     number = wasi_number = 4
     retryable = True
     hint_default = "try again after retry_after_s seconds"
 
     @property
     def retry_after_s(self) -> float:
-        """Seconds after which a retry may succeed."""
+        """The seconds after which a retry may succeed."""
         return float(self.data.get("retry_after_s", 1.0))
 
 
 class SessionBusy(Busy):
     """The session has a turn under way: one turn at a time."""
 
-    name = "SessionBusy"
     number = 202
     hint_default = "wait for the turn to end, or call cancel or fini_single first"
 
 
 class ShuttingDown(Busy):
-    """The daemon finishes what runs and takes nothing new."""
+    """The daemon finishes its turns and accepts no requests."""
 
-    name = "ShuttingDown"
     number = 208
     hint_default = "connect again once the daemon is back"
 
 
 class QuotaExceeded(Busy):
-    """A bound of the user's own is reached: sessions, waiting tasks or tokens a minute."""
+    """A quota of the user is used up: sessions, waiting tasks or tokens per minute."""
 
-    name = "QuotaExceeded"
     number = 213
-    hint_default = "try again after retry_after_s seconds, or ask whoever runs the daemon for more"
+    hint_default = "try again after retry_after_s seconds, or ask the daemon's operator for more"
 
 
 class BackendError(InferdError):
@@ -184,27 +182,24 @@ class BackendError(InferdError):
 
 
 class KvFull(BackendError):
-    """No cells of the KV cache are left for this turn, and no other turn holds any."""
+    """The KV cache has no cells left for this turn, and no other turn holds any."""
 
-    name = "KvFull"
     number = 212
     wasi_number = 3
     hint_default = "use a shorter prompt, or let the model be loaded with a larger ctx-size"
 
 
 class WorkerCrashed(BackendError):
-    """The process that ran the model is gone; it starts again with the next request."""
+    """The process that ran the model has exited; the next request starts it again."""
 
-    name = "WorkerCrashed"
     number = 205
     retryable = True
-    hint_default = "send the request again: the model is loaded anew on demand"
+    hint_default = "send the request again: the model is loaded again on demand"
 
 
 class LoadFailed(BackendError):
     """The model file could not be loaded."""
 
-    name = "LoadFailed"
     number = 206
     wasi_number = 1
     hint_default = "check the file with `inferd show NAME`"
@@ -213,7 +208,6 @@ class LoadFailed(BackendError):
 class UnsupportedOperation(InferdError):
     """A call or option that this daemon does not have."""
 
-    name = "UnsupportedOperation"
     number = wasi_number = 6
     hint_default = "docs/protocol.md lists the calls"
 
@@ -221,56 +215,48 @@ class UnsupportedOperation(InferdError):
 class VersionMismatch(UnsupportedOperation):
     """The other side speaks another major version of the protocol."""
 
-    name = "VersionMismatch"
     number = 210
-    wasi_number = 6
     hint_default = "install the same major version of inferd on both sides"
 
 
 class TooLarge(InferdError):
-    """Something past its bound; `data` holds the bound and, for buffers, what is needed."""
+    """A value is past its bound; `data` has the bound and, for buffers, the size needed."""
 
-    name = "TooLarge"
     number = wasi_number = 7
     hint_default = "give a larger buffer, or send less"
 
 
 class NotFound(InferdError):
-    """Something named that does not exist."""
+    """The named object does not exist."""
 
-    name = "NotFound"
     number = wasi_number = 8
     hint_default = "check the name"
 
 
 class EndOfSequence(InferdError):
-    """The turn has ended; the index-1 metadata says why."""
+    """The turn has ended; the metadata at index 1 has the reason."""
 
-    name = "EndOfSequence"
     number = wasi_number = 100
     hint_default = "read the output; call fini_single or set_input for the next turn"
 
 
 class ContextFull(InferdError):
-    """No room for another token in the context."""
+    """The context is full."""
 
-    name = "ContextFull"
     number = wasi_number = 101
-    hint_default = "start anew with less history, or load the model with a larger ctx-size"
+    hint_default = "start again with less history, or load the model with a larger ctx-size"
 
 
 class PromptTooLong(InferdError):
     """The prompt does not fit into the context."""
 
-    name = "PromptTooLong"
     number = wasi_number = 102
     hint_default = "shorten the prompt, or load the model with a larger ctx-size"
 
 
 class ModelNotFound(InferdError):
-    """No model of that name."""
+    """No model has that name."""
 
-    name = "ModelNotFound"
     number = wasi_number = 103
     hint_default = "`inferd models` lists the names; `inferd pull` gets one"
 
@@ -278,58 +264,52 @@ class ModelNotFound(InferdError):
 class Timeout(InferdError):
     """A queue or total timeout has passed."""
 
-    name = "Timeout"
     number = 200
     hint_default = "raise the timeout or the priority"
 
 
 class ReaderTimeout(Timeout):
-    """Nobody read the stream for `reader_timeout_s`."""
+    """The client did not read the stream for `reader_timeout_s`."""
 
-    name = "ReaderTimeout"
     number = 204
     hint_default = "read the stream steadily, or use compute and get_output"
 
 
 class Cancelled(InferdError):
-    """The turn was cancelled; what was computed can still be read."""
+    """The turn was cancelled; its output so far can still be read."""
 
-    name = "Cancelled"
     number = 201
-    hint_default = "get_output returns what was computed until then"
+    hint_default = "get_output returns the output so far"
 
 
 class SessionExpired(InferdError):
-    """The session was idle for too long, or was closed to make room."""
+    """The session was idle for too long, or was closed in favor of others."""
 
-    name = "SessionExpired"
     number = 203
     wasi_number = 1
-    hint_default = "open it again: by its session id the history is still there"
+    hint_default = "open it again by its session id: its history is kept"
 
 
 class PermissionDenied(InferdError):
-    """The caller's user may not do this."""
+    """The caller's user lacks the permission."""
 
-    name = "PermissionDenied"
     number = 207
     wasi_number = 6
-    hint_default = "ask whoever runs the daemon"
+    hint_default = "ask the daemon's operator"
 
 
 class ConnectionLost(InferdError):
-    """The connection to the daemon is gone, or never was (client side)."""
+    """The connection to the daemon was lost, or could not be made (client side)."""
 
-    name = "ConnectionLost"
     number = 211
     hint_default = "is the daemon running? start it with `inferd serve`"
 
 
 def load_cancelled(name: str) -> Cancelled:
-    """Return the error of who waits for a load that was broken off."""
+    """Return the error for callers that wait for a cancelled load."""
     return Cancelled(
         f"the load of {name!r} was cancelled",
-        hint="it was unloaded meanwhile, or the daemon ends; ask again to have it loaded",
+        hint="the model was unloaded, or the daemon stops; request the model again to load it",
     )
 
 
@@ -343,7 +323,7 @@ ERRORS_BY_NAME: dict[str, type[InferdError]] = {cls.name: cls for cls in _tree(I
 
 
 def error_from_wire(fields: Mapping[str, Any]) -> InferdError:
-    """Build the error that *fields* name; an unknown name becomes `InferdError` itself."""
+    """Return the error that *fields* name; an unknown name becomes `InferdError` itself."""
     cls = ERRORS_BY_NAME.get(str(fields.get("name")), InferdError)
     data = fields.get("data")
     return cls(

@@ -1,7 +1,7 @@
-"""What the library under a backend says, line by line, for whoever runs the backend.
+"""Log lines of the library under a backend, with their levels and a bound on their rate.
 
-llama.cpp has one log a process, so there is one here, `library_log`. Nobody hears it until its
-`tell` is set, as a worker process does.
+llama.cpp has one log per process, so there is one here, `library_log`. Its lines are dropped until
+`write_line` is set, as a worker process does.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ from collections.abc import Callable
 
 LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
 SYSLOG_PRIORITIES = {"debug": 7, "info": 6, "warning": 4, "error": 3}
-"""syslog's, as in sd-daemon(3)."""
+"""As in sd-daemon(3)."""
 LINES_MAX, WINDOW_S = 200, 10.0
-"""A load says some 150 lines."""
+"""Loading a model logs about 150 lines."""
 REPEAT_S = 60.0
-"""A line that was told is not told again for this long: reckoning, loading and embedding make
-contexts of one model, and llama.cpp warns of each."""
+"""An emitted line is not repeated for this long: llama.cpp warns for each context of a model, and
+estimating, loading and embedding create one each."""
 REMEMBERED_MAX = 256
 
 
 class Bound:
-    """Lets *lines_max* lines pass in each *window_s*, and counts the others."""
+    """A rate limit that admits *lines_max* lines in each *window_s* and counts the dropped ones."""
 
     def __init__(
         self,
@@ -34,7 +34,7 @@ class Bound:
         self._left = self._dropped = 0
 
     def admit(self) -> int | None:
-        """Let a line pass, and return how many were dropped before it; None: drop it, too."""
+        """Admit a line and return how many were dropped before it; None: drop this one too."""
         now = self._seconds()
         if now >= self._ends:
             self._ends, self._left = now + self._window_s, self._lines_max
@@ -47,28 +47,28 @@ class Bound:
 
 
 class LibraryLog:
-    """Lines from *least* on go to `write_line`, with their level; called from any thread."""
+    """Passes lines of level *least* and above to `write_line`, with their level. Thread-safe."""
 
     def __init__(self, seconds: Callable[[], float] = time.monotonic):
         self.least = LEVELS["warning"]
         self.write_line: Callable[[str, str], None] | None = None
         self._seconds = seconds
         self._bound = Bound(seconds=seconds)
-        self._told_at: dict[str, float] = {}
+        self._emitted_at: dict[str, float] = {}
 
-    def say(self, level: str, text: str) -> None:
-        """Tell a line, unless it is below the level, was told just now, or is one too many."""
+    def log_line(self, level: str, text: str) -> None:
+        """Emit a line, unless it is below the level, a recent repetition, or over the bound."""
         if self.write_line is None or LEVELS[level] < self.least:
             return
         now = self._seconds()
-        if now < self._told_at.get(text, -REPEAT_S) + REPEAT_S:
+        if now < self._emitted_at.get(text, -REPEAT_S) + REPEAT_S:
             return
         dropped = self._bound.admit()
         if dropped is None:
             return
-        if len(self._told_at) >= REMEMBERED_MAX:
-            self._told_at.clear()
-        self._told_at[text] = now
+        if len(self._emitted_at) >= REMEMBERED_MAX:
+            self._emitted_at.clear()
+        self._emitted_at[text] = now
         if dropped:
             self.write_line("warning", f"{dropped} lines were left out")
         self.write_line(level, text)

@@ -1,4 +1,4 @@
-"""The memory that a model needs, and the devices that can hold a part of it."""
+"""The memory that a model needs, and the devices that can hold part of it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .model_spec import ModelSpec, Shape
 
 
 class Device(msgspec.Struct, frozen=True):
-    """A device beside the CPU that layers can run on, with its memory in bytes."""
+    """A device other than the CPU that can run layers, with its memory in bytes."""
 
     name: str
     free: int
@@ -19,8 +19,9 @@ class Device(msgspec.Struct, frozen=True):
 
 
 def check_devices(spec: ModelSpec, found: list[Device]) -> None:
-    """Check that the devices that *spec* chooses are among those *found*. Without any device the
-    CPU runs all layers, whatever was chosen.
+    """Check that the devices that *spec* chooses are among those *found*.
+
+    Without devices the CPU runs all layers, whatever *spec* chooses.
 
     :raises InvalidArgument: *spec* names a device that was not found.
     """
@@ -44,16 +45,15 @@ class MemoryNeed(msgspec.Struct, frozen=True, kw_only=True):
     context: int = 0
     """KV states of all slots."""
     compute: int = 0
-    """Buffers of a step, and its logits."""
+    """Buffers of a step, logits included."""
     process: int = 0
-    """The vocabulary, libraries, the interpreter."""
+    """The vocabulary, the libraries, the interpreter."""
     devices: dict[str, int] = {}
-    """Bytes on each device, by its name; not in the numbers above."""
+    """Bytes by the device's name; not in the numbers above."""
     embedding: int = 0
-    """The second context, which computes embeddings. It is created at its first use, and counts
-    in `total` from then on."""
+    """The embedding context. It is created at its first use and counts in `total` from then on."""
     embedding_devices: dict[str, int] = {}
-    """Its bytes on devices."""
+    """The embedding context's bytes by the device's name."""
 
     @property
     def total(self) -> int:
@@ -79,17 +79,17 @@ class MemoryEstimator(Protocol):
 
     @property
     def shape(self) -> Shape:
-        """The shape that the spec asks for, with the defaults that the model has for it."""
+        """The spec's shape, with the model's defaults where the spec has none."""
 
     @property
     def devices(self) -> list[Device]:
-        """The devices that layers could run on, as of now."""
+        """The devices that can run layers, with their current free memory."""
 
     def need(self, shape: Shape) -> MemoryNeed:
         """Return the memory that the model needs in *shape*.
 
-        :raises LoadFailed: no context has this shape.
+        :raises LoadFailed: llama.cpp refuses a context of this shape.
         """
 
     def close(self) -> None:
-        """Free the opened model."""
+        """Close the model."""

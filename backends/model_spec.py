@@ -16,8 +16,8 @@ LoadProgress = Callable[[float], bool]
 class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     """A model to load, with its model-level parameters.
 
-    `path` names a file, unless `fd` is an open descriptor of one. `slots` sequences can be
-    decoded side by side, each with a context of `ctx_size` tokens (0: the model's own, at most
+    `path` names a file, unless `fd` is an open descriptor of one. `slots` sequences can be decoded
+    in parallel, each with a context of `ctx_size` tokens (0: as trained, at most
     `CTX_SIZE_DEFAULT_MAX`).
     """
 
@@ -29,24 +29,24 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     ctx_size: int = 0
     batch_size: int = 512
     n_gpu_layers: int = 0
-    """Layers that run on devices beside the CPU; -1: all."""
+    """Layers on devices other than the CPU; -1: all."""
     main_gpu: int = -1
-    """The only device that holds them; -1: all hold some."""
+    """The only device that holds them; -1: all devices share them."""
     tensor_split: tuple[float, ...] = ()
-    """The proportion of them that each device holds; empty: by its free memory."""
+    """Each device's share of them; empty: by its free memory."""
     threads: int = 0
     chat_template: str = ""
-    """Replaces the one in the file."""
+    """Replaces the model file's template."""
     chat_template_file: str = ""
-    """The file that holds it."""
+    """A file with such a template."""
     options: dict[str, Any] = {}
     adapters: tuple[AdapterSpec, ...] = ()
     """Loaded after the model."""
 
 
 class Shape(msgspec.Struct, frozen=True):
-    """The configurable size of a model: sequences side by side, tokens of each one's context,
-    tokens of a step, layers that run on devices.
+    """The configurable size of a model: parallel sequences, tokens of each one's context, tokens
+    of a step, layers on devices.
     """
 
     slots: int

@@ -1,4 +1,4 @@
-"""The names of a split model's files, as llama-gguf-split gives them."""
+"""File names of split models, as llama-gguf-split writes them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ PARTS_MAX = 1000
 
 
 def parts_of(file: Path) -> list[Path]:
-    """Return all files of the model that *file* is, or is a part of, in their order."""
+    """Return the files of the model that *file* belongs to, in order."""
     part = PART.fullmatch(file.name)
     count = int(part["count"]) if part else 0
     if part is None or not 1 <= count <= PARTS_MAX:

@@ -55,7 +55,7 @@ class LogRing:
         if line.strip(" .") and level != LEVEL_CONTINUE:
             self._lines.append((level, line))
             if level in _PASSED_ON:
-                library_log.say(_PASSED_ON[level], line)
+                library_log.log_line(_PASSED_ON[level], line)
 
 
 _ring = LogRing()

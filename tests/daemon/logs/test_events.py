@@ -385,20 +385,20 @@ def library(least: str = "warning") -> tuple[LibraryLog, list[float], list[tuple
 def test_lines_of_the_library_are_filtered_by_level_and_not_repeated() -> None:
     log, now, reported = library()
     for level in LEVELS:
-        log.say(level, "a")
+        log.log_line(level, "a")
     assert reported == [("warning", "a")], "the same line, whatever its level"
     now[0] = 61.0
-    log.say("error", "a")
+    log.log_line("error", "a")
     assert reported == [("warning", "a"), ("error", "a")]
 
 
 def test_lines_of_the_library_are_bounded_and_omitted_lines_are_counted() -> None:
     log, now, reported = library()
     for number in range(1000):
-        log.say("error", f"line {number}")
+        log.log_line("error", f"line {number}")
     assert len(reported) == 200
     now[0] = 11.0
-    log.say("error", "at last")
+    log.log_line("error", "at last")
     assert reported[200:] == [("warning", "800 lines were left out"), ("error", "at last")]
 
 

@@ -90,7 +90,7 @@ def test_a_cancelled_load_is_reported_to_all_callers_and_is_not_a_failure(
         client.call("unload_model", name="heavy", force=True)
         for error in (one.error() for one in waiting):
             assert error.message == "the load of 'heavy' was cancelled"
-            assert "ask again to have it loaded" in error.hint
+            assert "request the model again to load it" in error.hint
         assert state(client) == "cold" and workers(daemon) == []
         assert client.call("load_by_name", name="heavy")["model"] == "heavy"
 
