@@ -34,8 +34,9 @@ class AdapterInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 def is_scale(value: object) -> bool:
     """Return whether *value*, which may be of any type, is a scale."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return is_number and -SCALE_MAX <= value <= SCALE_MAX
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return -SCALE_MAX <= value <= SCALE_MAX
 
 
 def adapter_key(adapter_id: str, scale: float) -> str:

@@ -1,7 +1,7 @@
-"""The `Model` protocol, and the facts, messages and samplers that go in and out of it.
+"""The `Model` protocol, with the facts, messages and samplers that it exchanges with callers.
 
-A model is driven by one thread, the engine's. Sequences live in numbered slots, 0 … slots - 1;
-`Model` keeps for each the KV state and, after a step, the logits that the last decode left.
+One thread, the engine's, calls a model. Sequences are in numbered slots, 0 … slots - 1; the model
+keeps the KV state of each slot and, after a step, the logits of its last decode.
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ Message = Mapping[str, Any]
 
 
 class Rendering(msgspec.Struct, frozen=True, kw_only=True):
-    """What a chat template is told beside the messages."""
+    """The values that a chat template gets in addition to the messages."""
 
     tools: list[dict[str, Any]] = []
     arguments: dict[str, Any] = {}
-    """The template's own, by their names."""
+    """The template's own arguments by name."""
     add_generation_prompt: bool = True
-    """Whether the prompt ends where an answer begins."""
+    """Whether the prompt ends with the beginning of an answer."""
 
 
 PLAIN_RENDERING = Rendering()
 
 
 Memory = Literal["plain", "window", "recurrent"]
-"""What a model remembers. *plain*: of a saved state, any first part can be used. *window* (sliding
-attention): only the last tokens are there, so a part only where none that it looks back on is
-missing. *recurrent* (and hybrids): the state after the last token alone, nothing in part.
+"""Which parts of a KV state can be reused. *plain*: any prefix. *window* (sliding attention): the
+state has only the last tokens, so a prefix can be reused only while it has every token in its
+window. *recurrent* (and hybrids): only the whole state after its last token.
 """
 
 
 class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What a loaded model is: facts for the scheduler, the sessions and the answers' metadata."""
+    """Facts about a loaded model for the scheduler, the sessions and the answers' metadata."""
 
     description: str
     fingerprint: str
@@ -57,22 +57,24 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     has_chat_template: bool
     memory: Memory = "plain"
     can_shift: bool = False
-    """Tell whether `Model.shift` works."""
+    """Whether `Model.shift` works."""
     n_gpu_layers: int = 0
     """Layers that run on devices."""
     sampling: dict[str, Any] = {}
-    """Parameters of the request level that the file itself recommends."""
+    """Request parameters that the file recommends."""
     generates: bool = True
-    """It answers; an encoder makes embeddings alone."""
+    """False for an encoder, which only makes embeddings."""
     embedding: EmbedInfo | None = None
-    """How it makes embeddings; None: it makes none."""
+    """How the model makes embeddings; None: it makes none."""
     llama_build_number: int = 0
     llama_commit: str = ""
 
 
 class TokenProbs(msgspec.Struct, frozen=True):
-    """The probability of a sampled *token*, and the top tokens, in order. *value* is its logprob
-    by the model, or, with `post_sampling_probs`, its probability among the candidates left.
+    """The probability of a sampled *token*, and the top tokens in order.
+
+    *value* is the model's logprob or, with `post_sampling_probs`, the probability among the
+    candidates that the samplers left.
     """
 
     token: int
@@ -81,22 +83,22 @@ class TokenProbs(msgspec.Struct, frozen=True):
 
 
 class Sampler(Protocol):
-    """Picks tokens of one turn. Token *t* is sampled by a generator seeded from (seed, t)."""
+    """Samples the tokens of one turn, token *t* with a generator seeded from (seed, t)."""
 
     @property
     def complete(self) -> bool:
-        """Tell whether the answer may end here by its grammar; false without one."""
+        """Whether the answer may end here by its grammar; false without a grammar."""
 
     @property
     def probs(self) -> TokenProbs | None:
-        """The probabilities of the token that was sampled last, where `n_probs` asks for them."""
+        """The probabilities of the last sampled token, if `n_probs` requests them."""
 
     def close(self) -> None:
-        """Free what the sampler holds."""
+        """Free the sampler's memory."""
 
 
 class Model(Protocol):
-    """A loaded model with its context. One thread only; every bad input is refused before it."""
+    """A loaded model with its context. One thread only; callers validate all input first."""
 
     @property
     def info(self) -> ModelInfo:
@@ -105,23 +107,23 @@ class Model(Protocol):
     def tokenize(self, text: bytes, *, special: bool, bos: bool) -> list[int]:
         """Return the token ids of *text*.
 
-        *special* reads special tokens' names in the text as these tokens; *bos* adds what the
-        model wants at the start (and end) of a prompt.
+        With *special*, names of special tokens in the text become these tokens. With *bos*, the
+        tokens that the model expects at the start (and end) of a prompt are added.
 
-        :raises InvalidArgument: *text* is no UTF-8.
+        :raises InvalidArgument: *text* is not UTF-8.
         """
 
     def piece(self, token: int) -> bytes:
-        """Return the bytes that *token* stands for; a special token's are its name."""
+        """Return the bytes of *token*; those of a special token are its name."""
 
     def is_control(self, token: int) -> bool:
-        """Tell whether *token* is a special one that is no text."""
+        """Return whether *token* is a special token that does not stand for text."""
 
     def is_eog(self, token: int) -> bool:
-        """Tell whether *token* ends a generation."""
+        """Return whether *token* ends a generation."""
 
     def render(self, messages: Sequence[Message], rendering: Rendering = PLAIN_RENDERING) -> str:
-        """Return the prompt that the chat template makes of *messages*, told of *rendering*.
+        """Return the prompt that the chat template makes of *messages* and *rendering*.
 
         :raises UnsupportedOperation: the model has no chat template.
         :raises InvalidArgument: the template refuses the messages.
@@ -130,31 +132,31 @@ class Model(Protocol):
     def sampler(
         self, params: SamplingParams, prompt: Sequence[int], answer: Sequence[int] = ()
     ) -> Sampler:
-        """Return a sampler that has seen the tokens of *prompt* and *answer*: of both for its
-        penalties, of the answer alone for its grammar.
+        """Return a sampler whose penalties have seen *prompt* and *answer*, its grammar *answer*.
 
-        :raises InvalidArgument: a bias is for a token that the model does not have, or the grammar
-            is none.
+        :raises InvalidArgument: a bias names a token that the model does not have, or the grammar
+            is invalid.
         """
 
     def step(self, chunks: Sequence[Chunk]) -> None:
-        """Decode one batch: chunks in ascending slots, in all at most `batch_size` rows.
+        """Decode one batch: chunks in ascending slots, at most `batch_size` tokens in all.
 
-        :raises KvFull: no cells are left for the batch; nothing of it was computed, its slots
-            hold what they held, and logits that were not held are lost.
-        :raises BackendError: nothing of the batch counts; the slots in it are to be cleared.
+        :raises KvFull: the batch finds no free cells. Nothing was computed and the slots are
+            unchanged; logits that were not held are lost.
+        :raises BackendError: the batch failed; the caller must clear its slots.
         """
 
     def sample(self, slot: int, sampler: Sampler, index: int) -> int:
         """Sample token number *index* of a turn from the slot's logits."""
 
     def surprisal(self, slot: int) -> Callable[[int], float]:
-        """Return a function of a token's surprisal by the slot's present logits: −ln of its
-        probability, in nats, before biases and samplers.
+        """Return a function from a token to its surprisal by the slot's current logits.
+
+        The surprisal is −ln of the token's probability, in nats, before biases and samplers.
         """
 
     def hold_logits(self, slot: int) -> None:
-        """Keep the slot's logits over the next steps: they are sampled later."""
+        """Keep the slot's logits over the next steps, to sample from them later."""
 
     def take_logits(self, slot: int) -> object:
         """Move the slot's logits out of the model, to keep them while a task is parked."""
@@ -163,35 +165,35 @@ class Model(Protocol):
         """Put back logits that `take_logits` returned, into any slot."""
 
     def trim(self, slot: int, keep: int) -> int:
-        """Forget all but the first *keep* tokens of a slot.
+        """Drop all but the first *keep* tokens of a slot.
 
-        Returns how many are really there now: *keep*, or 0 where the memory cannot keep a part.
+        Return how many tokens remain: *keep*, or 0 if the memory cannot keep part of its state.
         """
 
     def length(self, slot: int) -> int:
         """Return how many tokens a slot holds."""
 
     def trim_min(self, slot: int) -> int:
-        """Return the least number of tokens, other than none, that `trim` can leave in a slot.
+        """Return the least number of tokens, apart from zero, that `trim` can leave in a slot.
 
-        0 or 1 where any part can be kept; all that it holds where nothing can be taken away.
+        0 or 1 if any prefix can be kept; the slot's length if nothing can be removed.
         """
 
     def shift(self, slot: int, keep: int, discard: int) -> None:
-        """Drop *discard* tokens after the first *keep*; what follows moves down (approximate).
+        """Drop *discard* tokens after the first *keep* and move the others down (approximate).
 
         The slot's logits are lost. It must be decoded into before it is saved or swapped.
 
-        :raises UnsupportedOperation: the model's memory cannot; see `ModelInfo.can_shift`.
-        :raises BackendError: nothing would be left to move, and nothing has changed; or cells
-            are missing that the moved tokens look back on, and the slot is then empty.
+        :raises UnsupportedOperation: the memory cannot be shifted; see `ModelInfo.can_shift`.
+        :raises BackendError: no tokens would be left to move, and nothing has changed; or cells
+            in the window of the moved tokens are missing, and the slot is then empty.
         """
 
     def reuse(self, slot: int, moves: Sequence[Move]) -> None:
         """Move runs of tokens down and drop all others: (from, to, count), ascending, no overlap.
 
-        The first run goes to 0, each other one to the end of the run before it; one that stays
-        where it is has equal *from* and *to*. As approximate as `shift`, and errors as there.
+        The first run moves to 0, each other one to the end of the previous run; a run that stays
+        has equal *from* and *to*. As approximate as `shift`, with the same errors.
         """
 
     def swap(self, a: int, b: int) -> None:
@@ -207,29 +209,28 @@ class Model(Protocol):
         """
 
     def restore(self, slot: int, state: bytes) -> bool:
-        """Put a saved state into a slot; False if it does not fit, the slot is then empty."""
+        """Load a saved state into a slot; False if it does not fit, the slot is then empty."""
 
     def add_adapter(self, spec: AdapterSpec) -> AdapterInfo:
-        """Load an adapter, unless it is there; it has no effect until it is chosen.
+        """Load an adapter, unless it is loaded; it has no effect until `set_adapters` selects it.
 
         :raises LoadFailed: the file is missing, damaged, or made for another model.
-        :raises UnsupportedOperation: it is of a kind that is not run here.
+        :raises UnsupportedOperation: this kind of adapter cannot be run.
         """
 
     def remove_adapter(self, adapter_id: str) -> None:
-        """Take an adapter back, which is not chosen now."""
+        """Unload an adapter that is not selected."""
 
     def set_adapters(self, keys: tuple[str, ...]) -> None:
-        """Choose the adapters of the next steps, by their keys (`adapter_key`); a state computed
-        with others is another.
+        """Select the adapters of the next steps by their keys (`adapter_key`).
 
-        A slot's tokens are all decoded with the same ones.
+        All tokens in a slot must be decoded with the same adapters.
 
         :raises InvalidArgument: the model has no such adapter; nothing has changed.
         """
 
     def embedder(self) -> Embedder:
-        """Return the second context, made at the first call; the model closes it.
+        """Return the embedding context, created at the first call; the model closes it.
 
         :raises OutOfMemory: there is no memory for it.
         :raises UnsupportedOperation: the model makes no embeddings; see `ModelInfo.embedding`.

@@ -1,6 +1,6 @@
-"""Embeddings: what makes them, and how the rows of a text become its vector.
+"""The `Embedder` protocol, and the pooling of token embeddings into the vector of a text.
 
-The names and numbers are llama-server's. There is no numpy in here: `echo` ships without it.
+The names and numbers are llama-server's. This module does not use numpy: `echo` runs without it.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from .errors import UnsupportedOperation
 
 POOLINGS = ("none", "mean", "cls", "last", "rank")
 """By llama.cpp's numbers: 0 … 4."""
-EMBED_ROWS = 64
-"""Rows of a step: llama.cpp computes logits for each of them, 1 MB a row on Gemma 3."""
+EMBED_BATCH_TOKENS = 64
+"""Tokens of a step: llama.cpp computes logits for each of them, 1 MB per token on Gemma 3."""
 EMBED_SLOTS = 16
-"""Texts side by side."""
+"""Texts in parallel."""
 EMBEDDING_BYTES_MAX = 2 << 20
 """Of one text, as float32: 455 tokens of 1152 numbers without pooling. As JSON it fits a frame."""
 NORMALIZE_MAX = 32
@@ -29,9 +29,9 @@ _INT16_RANGE = 32760.0
 
 
 class EmbedSpec(msgspec.Struct, frozen=True):
-    """What is to be made of a text. *pooling* is one of `POOLINGS`, or empty: the model's own.
+    """How to embed a text. *pooling* is one of `POOLINGS`, or empty for the model's own.
 
-    *normalize*: -1 not, 0 the greatest number is 32760, 1 taxicab, 2 euclidean, p > 2 p-norm.
+    *normalize*: -1 none, 0 the largest number becomes 32760, 1 taxicab, 2 euclidean, p > 2 p-norm.
     """
 
     pooling: str = ""
@@ -44,89 +44,91 @@ class EmbedInfo(msgspec.Struct, frozen=True, kw_only=True):
     size: int
     """Numbers of a vector."""
     slots: int
-    """Texts side by side."""
-    rows_max: int
+    """Texts in parallel."""
+    batch_tokens_max: int
     """Tokens of a step."""
     tokens_max: int
-    """Tokens of a text, and of all those side by side."""
+    """Tokens of a text, and of all texts in the slots together."""
     pooling: str = "mean"
-    """What is done where a request names none."""
+    """The pooling of requests that name none."""
     whole: bool = False
-    """A text goes into one step: each token looks at all others."""
+    """A text must be in one step, because each token attends to all others."""
 
 
 def check_pooling(info: EmbedInfo, pooling: str) -> str:
-    """Return the pooling that is done: *pooling*, or the model's own for an empty one.
+    """Return the pooling to use: *pooling*, or the model's own if that is empty.
 
-    :raises UnsupportedOperation: the model cannot.
+    :raises UnsupportedOperation: the model cannot do it.
     """
     wanted = pooling or info.pooling
     if (wanted == "rank") != (info.pooling == "rank"):
         raise UnsupportedOperation(
             f"the model's own pooling is {info.pooling}: it cannot do {wanted}",
-            hint="rank is done by reranking models, and they do nothing else; leave pooling out",
+            hint="only reranking models do rank, and they do nothing else; leave pooling out",
             data={"pooling": wanted, "own": info.pooling},
         )
     return wanted
 
 
 class Embedder(Protocol):
-    """A model's second context, in which embeddings are made; its first one knows nothing of it.
+    """A model's second context, which makes embeddings independently of the first.
 
-    Driven by the thread of its model. A slot holds a text from `begin` on, until `take` or `drop`.
+    The model's thread calls it. A slot holds a text from `start_text` until `take_embedding` or
+    `clear_slot`.
     """
 
     @property
     def info(self) -> EmbedInfo:
-        """What it can do."""
+        """The sizes and the pooling of the embeddings."""
 
-    def begin(self, slot: int, pooling: str) -> None:
-        """Empty a slot for another text, whose rows become one by *pooling*."""
+    def start_text(self, slot: int, pooling: str) -> None:
+        """Clear a slot for another text, which is pooled by *pooling*."""
 
     def step(self, chunks: Sequence[Chunk]) -> None:
-        """Compute one batch: chunks in ascending slots, in all at most `rows_max` rows.
+        """Compute one batch: chunks in ascending slots, at most `batch_tokens_max` tokens in all.
 
-        :raises BackendError: nothing of the batch counts; the slots in it are to be dropped.
+        :raises BackendError: the batch failed; the caller must clear its slots.
         """
 
-    def take(self, slot: int, normalize: int) -> bytes:
-        """Return what the slot's text has become, as float32, and empty the slot."""
+    def take_embedding(self, slot: int, normalize: int) -> bytes:
+        """Return the embedding of the slot's text as float32, and clear the slot."""
 
-    def drop(self, slot: int) -> None:
-        """Empty a slot."""
+    def clear_slot(self, slot: int) -> None:
+        """Clear a slot."""
 
 
 class Pool:
-    """The rows of one text on their way to a vector, or, without pooling, all of them."""
+    """Pools the token embeddings of one text into a vector; without pooling, collects them all."""
 
     def __init__(self, pooling: str):
         self._pooling = pooling
         self._sums: list[float] = []
-        self._rows: list[Sequence[float]] = []
+        self._vectors: list[Sequence[float]] = []
         self._count = 0
 
-    def add(self, rows: Sequence[Sequence[float]]) -> None:
-        """Take the rows that follow; they are the caller's no more."""
+    def add_vectors(self, vectors: Sequence[Sequence[float]]) -> None:
+        """Add the embeddings of the next tokens; the pool owns them from then on."""
         if self._pooling == "mean":
-            for row in rows:
-                self._sums = list(map(operator.add, self._sums, row)) if self._sums else list(row)
+            for vector in vectors:
+                sums = self._sums
+                self._sums = list(map(operator.add, sums, vector)) if sums else list(vector)
         elif self._pooling == "none":
-            self._rows += [array("f", row) for row in rows]
+            self._vectors += [array("f", vector) for vector in vectors]
         elif self._pooling == "cls":
-            self._rows = self._rows or [rows[0]]
+            self._vectors = self._vectors or [vectors[0]]
         else:
-            self._rows = [rows[-1]]
-        self._count += len(rows)
+            self._vectors = [vectors[-1]]
+        self._count += len(vectors)
 
     def result(self, normalize: int) -> bytes:
-        """Return the vector, or the rows, as float32. Rows and ranks are not normalised, as in
-        llama-server.
+        """Return the embedding as float32. As in llama-server, unpooled embeddings and ranks are
+        not normalised.
         """
-        if self._pooling == "mean":
-            return normalized([x / self._count for x in self._sums], normalize).tobytes()
         if self._pooling in ("none", "rank"):
-            return b"".join(array("f", row).tobytes() for row in self._rows)
-        return normalized(self._rows[0], normalize).tobytes()
+            return b"".join(array("f", vector).tobytes() for vector in self._vectors)
+        mean = self._pooling == "mean"
+        vector = [x / self._count for x in self._sums] if mean else self._vectors[0]
+        return normalized(vector, normalize).tobytes()
 
 
 def normalized(vector: Sequence[float], kind: int) -> array[float]:
@@ -138,6 +140,6 @@ def normalized(vector: Sequence[float], kind: int) -> array[float]:
         norm = largest / _INT16_RANGE
     elif kind == 2:
         norm = math.hypot(*vector)
-    else:  # by the largest first: the powers of small numbers vanish
+    else:  # divided by the largest first: powers of small numbers underflow
         norm = largest * math.fsum((abs(x) / largest) ** kind for x in vector) ** (1 / kind)
     return array("f", [x / norm for x in vector])

@@ -1,1 +1,1 @@
-"""A model without weights that repeats its input: a product feature and the double of tests."""
+"""A model without weights that repeats its input; it ships, and tests use it as their double."""

@@ -1,6 +1,6 @@
-"""The echo model's adapters, `upper` and `lower`: they make letters capitals, or small ones.
+"""The echo model's adapters, `upper` and `lower`, which change the case of its output.
 
-A file that holds one of these words is an adapter.
+A file that contains one of these words is an adapter.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ from ..adapter_keys import AdapterInfo, AdapterSpec, split_key
 from ..errors import InvalidArgument, LoadFailed
 
 _ADAPTERS: dict[str, Callable[[bytes], bytes]] = {"upper": bytes.upper, "lower": bytes.lower}
-"""What each makes of a letter."""
+"""By name, the function that an adapter applies to a letter."""
 _KNOWN = " or ".join(_ADAPTERS)
 
 
 class EchoAdapters:
-    """The built-in adapters, and the keys of those *chosen* for the next steps."""
+    """The built-in adapters, and the keys of those `chosen` for the next steps."""
 
     def __init__(self) -> None:
         self.chosen: tuple[str, ...] = ()
 
     def add(self, spec: AdapterSpec) -> AdapterInfo:
-        """Return the adapter that the text in a file names; any number of NULs may follow."""
+        """Return the adapter that a file's text names; NULs may follow the text."""
         try:
             with open(spec.path, "rb") as file:
                 name = file.read(64).strip(b"\0\n ").decode("ascii", "replace")
@@ -37,7 +37,7 @@ class EchoAdapters:
         return AdapterInfo(id=name, size_bytes=size)
 
     def remove(self, adapter_id: str) -> None:
-        """Check that the adapter is not in use; it stays, for it is built in."""
+        """Assert that the adapter is not in use; it is built in and stays available."""
         assert adapter_id not in {split_key(key)[0] for key in self.chosen}, "it is in use"
 
     def choose(self, keys: tuple[str, ...]) -> None:
@@ -49,7 +49,7 @@ class EchoAdapters:
 
 
 def adapt(letter: bytes, keys: tuple[str, ...]) -> bytes:
-    """Return *letter* as the adapters of *keys* change it."""
+    """Apply the adapters of *keys* to *letter*."""
     for key in keys:
         letter = _ADAPTERS[split_key(key)[0]](letter)
     return letter

@@ -1,4 +1,4 @@
-"""The echo model's slots: their tokens, and the cells and logits that they pretend to have."""
+"""The echo model's slots: their tokens, and simulated KV cells and logits."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .options import EchoOptions
 
 @dataclass(slots=True)
 class EchoSlot:
-    """One sequence: its tokens, and the first of them whose cell a window still has."""
+    """One sequence: its tokens; `begin` is the first one whose cell the window still holds."""
 
     tokens: list[int] = field(default_factory=list)
     begin: int = 0
@@ -42,7 +42,7 @@ class EchoContext:
     def check_batch(self, chunks: Sequence[Chunk], adapters: tuple[str, ...]) -> None:
         """Assert that a step with *adapters* may decode *chunks*.
 
-        :raises KvFull: no cells are left for them.
+        :raises KvFull: there are too few free cells.
         """
         slots = [c.slot for c in chunks]
         assert slots == sorted(set(slots)), f"chunks not in ascending slots: {slots}"
@@ -51,7 +51,7 @@ class EchoContext:
             slot = self.slots[chunk.slot]
             assert chunk.position == len(slot.tokens), "a gap in the positions"
             assert chunk.position + len(chunk.tokens) <= self._info.ctx_size
-            assert self._serves(slot, chunk.position), "cells of the window are missing"
+            assert self._can_continue(slot, chunk.position), "cells of the window are missing"
             assert slot.adapters == adapters or not slot.tokens, "mixed adapters in one slot"
         self._check_cells(sum(len(c.tokens) for c in chunks))
 
@@ -61,29 +61,29 @@ class EchoContext:
             raise KvFull(f"{used} of {cells} KV cells are used: {tokens} more do not fit")
 
     def append(self, chunk: Chunk, adapters: tuple[str, ...]) -> EchoSlot:
-        """Append a checked chunk to its slot, and return that."""
+        """Append a checked chunk to its slot, and return the slot."""
         slot = self.slots[chunk.slot]
         slot.tokens.extend(chunk.tokens)
         slot.adapters, slot.shifted, slot.has_logits = adapters, False, chunk.logits
         if self._options.memory == "window":
-            reach = self._options.window + self._info.batch_size
-            slot.begin = max(slot.begin, len(slot.tokens) - reach)
+            cells = self._options.window + self._info.batch_size
+            slot.begin = max(slot.begin, len(slot.tokens) - cells)
         return slot
 
-    def _serves(self, slot: EchoSlot, keep: int) -> bool:
-        """Return whether a step can continue after *keep* tokens, as llama.cpp's memory can."""
+    def _can_continue(self, slot: EchoSlot, keep: int) -> bool:
+        """Return whether llama.cpp's memory could decode on after *keep* tokens."""
         if self._options.memory == "recurrent":
             return keep == len(slot.tokens)
         return slot.begin <= max(0, keep - self._options.window)
 
-    # Logits: there is nothing in them.
+    # Logits, which have no contents.
 
     def hold_logits(self, slot: int) -> None:
-        """Keep the slot's logits; the echo model never loses any."""
+        """Do nothing: the echo model never loses logits."""
         assert self.slots[slot].has_logits
 
     def take_logits(self, slot: int) -> object:
-        """Move the slot's logits out; sampling uses them up this way, too."""
+        """Move the slot's logits out; sampling uses this too."""
         assert self.slots[slot].has_logits, f"slot {slot} has no logits"
         self.slots[slot].has_logits = False
         return None
@@ -95,11 +95,11 @@ class EchoContext:
     # KV state.
 
     def trim(self, slot: int, keep: int) -> int:
-        """Forget all but the first *keep* tokens; all, where the memory cannot keep a part."""
+        """Drop all but the first *keep* tokens; all if the memory cannot keep part of them."""
         held = self.slots[slot]
         held.has_logits = False
         keep = min(keep, len(held.tokens))
-        if keep <= 0 or not self._serves(held, keep):
+        if keep <= 0 or not self._can_continue(held, keep):
             self.slots[slot] = EchoSlot()
             return 0
         del held.tokens[keep:]
@@ -110,7 +110,7 @@ class EchoContext:
         return len(self.slots[slot].tokens)
 
     def trim_min(self, slot: int) -> int:
-        """Return the least that `trim` can leave; see `Model.trim_min`."""
+        """Return the least number of tokens that `trim` can leave; see `Model.trim_min`."""
         held = self.slots[slot]
         if self._options.memory == "recurrent":
             return len(held.tokens)
@@ -121,7 +121,7 @@ class EchoContext:
         self.reuse(slot, shift_moves(self.length(slot), keep, discard))
 
     def reuse(self, slot: int, moves: Sequence[Move]) -> None:
-        """Keep the runs of tokens that *moves* names; see `Model.reuse`."""
+        """Keep the runs of tokens that *moves* name; see `Model.reuse`."""
         if not self._info.can_shift:
             raise UnsupportedOperation(f"a {self._info.memory} memory cannot be shifted")
         held = self.slots[slot]
@@ -138,7 +138,7 @@ class EchoContext:
         self.slots[a], self.slots[b] = self.slots[b], self.slots[a]
 
     def save(self, slot: int) -> bytes:
-        """Return the slot's tokens; of a window, those cells that the next token looks back on."""
+        """Return the slot's tokens; *window* memory saves the cells in the next token's window."""
         self._check_saved(slot)
         held, begin = self.slots[slot], 0
         if self._options.memory == "window":
@@ -151,7 +151,7 @@ class EchoContext:
                 raise BackendError(f"slot {slot} was shifted and not decoded into since")
 
     def restore(self, slot: int, state: bytes) -> bool:
-        """Put saved tokens into a slot; False if *state* is damaged or does not fit."""
+        """Load saved tokens into a slot; False if *state* is damaged or does not fit."""
         self.trim(slot, 0)
         try:
             saved = msgspec.msgpack.decode(state, type=_State)

@@ -1,4 +1,4 @@
-"""The echo model's embeddings: a token's row depends on the token and on those before it."""
+"""Embeddings of the echo model: a token's vector depends on the token and those before it."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from .faults import EchoFaults
 EMBEDDING_SIZE = 16
 
 
-def echo_rows(tokens: Sequence[int], before: Sequence[float] = ()) -> list[list[float]]:
-    """Return the rows of *tokens*, of which the row *before* stands before the first."""
-    rows, last = [], list(before) or [0.0] * EMBEDDING_SIZE
+def echo_vectors(tokens: Sequence[int], before: Sequence[float] = ()) -> list[list[float]]:
+    """Return the vectors of *tokens*; *before* is the vector of the token before the first."""
+    vectors, last = [], list(before) or [0.0] * EMBEDDING_SIZE
     for token in tokens:
         last = [0.5 * x + math.sin((token + 1) * (k + 1)) for k, x in enumerate(last)]
-        rows.append(last)
-    return rows
+        vectors.append(last)
+    return vectors
 
 
-class _Slot:
+class _Text:
     def __init__(self, pooling: str):
         self.pool = Pool(pooling)
         self.tokens: list[int] = []
@@ -29,45 +29,40 @@ class _Slot:
 
 
 class EchoEmbedder:
-    """See `Embedder`; its steps have the pauses and *faults* of the model's."""
+    """The echo model's `Embedder`. Its steps have the same *faults* as the model's."""
 
     def __init__(self, faults: EchoFaults, info: EmbedInfo):
-        self._faults, self._info = faults, info
-        self._slots: dict[int, _Slot] = {}
+        self._faults, self.info = faults, info
+        self._slots: dict[int, _Text] = {}
 
-    @property
-    def info(self) -> EmbedInfo:
-        """What it can do."""
-        return self._info
-
-    def begin(self, slot: int, pooling: str) -> None:
-        """Empty a slot for another text."""
-        assert 0 <= slot < self._info.slots
-        self._slots[slot] = _Slot(check_pooling(self._info, pooling))
+    def start_text(self, slot: int, pooling: str) -> None:
+        """Clear a slot for another text."""
+        assert 0 <= slot < self.info.slots
+        self._slots[slot] = _Text(check_pooling(self.info, pooling))
 
     def step(self, chunks: Sequence[Chunk]) -> None:
         """Append the chunks to their slots, after the pauses and faults of the options."""
         slots = [c.slot for c in chunks]
         assert slots == sorted(set(slots)), f"chunks not in ascending slots: {slots}"
-        assert 0 < sum(len(c.tokens) for c in chunks) <= self._info.rows_max
+        assert 0 < sum(len(c.tokens) for c in chunks) <= self.info.batch_tokens_max
         for chunk in chunks:
             assert chunk.slot in self._slots, f"slot {chunk.slot} has no text"
-            held = self._slots[chunk.slot]
-            assert chunk.tokens and chunk.position == len(held.tokens), "a gap in the positions"
-            held.tokens += chunk.tokens
-        assert sum(len(s.tokens) for s in self._slots.values()) <= self._info.tokens_max
+            text = self._slots[chunk.slot]
+            assert chunk.tokens and chunk.position == len(text.tokens), "a gap in the positions"
+            text.tokens += chunk.tokens
+        assert sum(len(text.tokens) for text in self._slots.values()) <= self.info.tokens_max
         self._faults.begin_step()
         for chunk in chunks:
-            held = self._slots[chunk.slot]
-            self._faults.abort_on_text(held.tokens)
-            rows = echo_rows(chunk.tokens, held.last)
-            held.last = rows[-1]
-            held.pool.add(rows)
+            text = self._slots[chunk.slot]
+            self._faults.abort_on_text(text.tokens)
+            vectors = echo_vectors(chunk.tokens, text.last)
+            text.last = vectors[-1]
+            text.pool.add_vectors(vectors)
 
-    def take(self, slot: int, normalize: int) -> bytes:
-        """Return what the slot's text has become, and empty the slot."""
+    def take_embedding(self, slot: int, normalize: int) -> bytes:
+        """Return the embedding of the slot's text, and clear the slot."""
         return self._slots.pop(slot).pool.result(normalize)
 
-    def drop(self, slot: int) -> None:
-        """Empty a slot."""
+    def clear_slot(self, slot: int) -> None:
+        """Clear a slot."""
         self._slots.pop(slot, None)

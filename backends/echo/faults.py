@@ -1,4 +1,4 @@
-"""The echo model's pauses and faults on purpose, counted over the steps of both contexts."""
+"""The echo model's configured pauses and faults, counted over the steps of both contexts."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from .vocabulary import EchoVocabulary
 
 
 class EchoFaults:
-    """The steps begun so far, and what the *options* do to them."""
+    """Counts steps, and slows down or breaks them as the options request."""
 
     def __init__(self, options: EchoOptions, vocabulary: EchoVocabulary):
         self.steps = 0
         self._options, self._vocabulary = options, vocabulary
 
     def begin_step(self) -> None:
-        """Count a step, with the pause and the faults that the options ask for."""
+        """Count a step, pause, and fail if the options request it."""
         self.steps += 1
         if self._options.step_ms:
             time.sleep(self._options.step_ms / 1000)
         if self.steps == self._options.crash_at_step:
             os.abort()
         if self.steps == self._options.fail_at_step:
-            raise BackendError(f"step {self.steps} failed, as the option fail_at_step asked for")
+            raise BackendError(f"step {self.steps} failed, as requested by fail_at_step")
 
     def abort_on_text(self, tokens: Sequence[int]) -> None:
         """Abort the process if a slot's *tokens* contain the text of the option `abort_on`."""

@@ -1,4 +1,4 @@
-"""The memory and the devices that the echo model claims to need, by its options."""
+"""The memory and devices that the echo model's options claim."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .options import ECHO_CTX_SIZE, EchoOptions, layers_on_devices
 
 
 class EchoMemoryEstimator:
-    """What the echo model's options say that it needs."""
+    """The echo model's `MemoryEstimator`; it returns the numbers of the options."""
 
     def __init__(self, spec: ModelSpec):
         self._options = msgspec.convert(spec.options, EchoOptions)
@@ -24,11 +24,11 @@ class EchoMemoryEstimator:
 
     @property
     def devices(self) -> list[Device]:
-        """The options' devices: nothing of them is ever taken."""
+        """The options' devices, whose memory is always free."""
         return [Device(f"echo{i}", size, size) for i, size in enumerate(self._options.device_bytes)]
 
     def need(self, shape: Shape) -> MemoryNeed:
-        """Return the options' bytes for *shape*."""
+        """Return the memory that the options claim for *shape*."""
         tokens, on_devices = shape.slots * shape.ctx_size, shape.n_gpu_layers
         layer_bytes = max(0, self._options.layer_bytes)
         on_host = (self._options.layers - on_devices) * layer_bytes
@@ -40,7 +40,7 @@ class EchoMemoryEstimator:
         )
 
     def _spread(self, layers: int, layer_bytes: int) -> dict[str, int]:
-        """Return what each device has of so many layers, in the split's proportions."""
+        """Return the bytes of *layers* on each device, in the split's proportions."""
         if self._main >= 0:
             return {f"echo{self._main}": layers * layer_bytes}
         ends = [

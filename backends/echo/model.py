@@ -1,8 +1,8 @@
-"""A model without weights: what goes in comes out, token by token, then it ends.
+"""A model without weights that repeats its prompt token by token, then ends.
 
-It ships: as the conformance model of the wasi-nn phase 3 plan, and as the double that users' own
-tests and ours run against. Its answers depend on a slot's tokens alone, as with a real model, so a
-state that was lost, mixed up or cut shows in the text. `EchoOptions` slow it down or break it.
+It ships as the conformance model of the wasi-nn phase 3 plan, and as the double for users' tests
+and inferd's own. As with a real model, an answer depends only on the slot's tokens, so a state that
+was lost, mixed up or cut shows in the text. `EchoOptions` slow it down or break it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import msgspec
 
 from ..base import PLAIN_RENDERING, Message, ModelInfo, Rendering, Sampler, TokenProbs
 from ..batch import Chunk
-from ..embedder import EMBED_ROWS, EMBED_SLOTS, EmbedInfo
+from ..embedder import EMBED_BATCH_TOKENS, EMBED_SLOTS, EmbedInfo
 from ..errors import load_cancelled
 from ..model_spec import LoadProgress, ModelSpec
 from ..params import SamplingParams
@@ -27,23 +27,23 @@ from .vocabulary import EOG, PROMPT_BEGIN, PROMPT_END, VOCAB_SIZE, EchoVocabular
 
 
 class EchoSampler:
-    """A sampler that reports the probabilities of tokens: each is certain."""
+    """A sampler that reports each token as certain."""
+
+    complete = False
 
     def __init__(self, params: SamplingParams):
         self._params = params
         self.probs: TokenProbs | None = None
 
     def report_probs(self, token: int) -> int:
-        """Set `probs` for *token*, where `n_probs` asks for them; return *token*."""
+        """Set `probs` for *token* if `n_probs` requests them; return *token*."""
         if self._params.n_probs:
-            sure = 1.0 if self._params.post_sampling_probs else 0.0
-            self.probs = TokenProbs(token, sure, [(token, sure)])
+            value = 1.0 if self._params.post_sampling_probs else 0.0
+            self.probs = TokenProbs(token, value, [(token, value)])
         return token
 
-    complete = False
-
     def close(self) -> None:
-        """Hold nothing, free nothing."""
+        """Do nothing."""
 
 
 class EchoModel:
@@ -81,13 +81,13 @@ class EchoModel:
         return self._vocabulary.tokenize(text, special=special, bos=bos)
 
     def render(self, messages: Sequence[Message], rendering: Rendering = PLAIN_RENDERING) -> str:
-        """Return the last message's content: that is what is echoed."""
+        """Return the last message's content, which the model echoes."""
         return str(messages[-1]["content"]) if messages else ""
 
     def sampler(
         self, params: SamplingParams, prompt: Sequence[int], answer: Sequence[int] = ()
     ) -> Sampler:
-        """Return a sampler; it has nothing to do."""
+        """Return a sampler, which ignores *prompt* and *answer*."""
         return EchoSampler(params)
 
     def step(self, chunks: Sequence[Chunk]) -> None:
@@ -109,30 +109,30 @@ class EchoModel:
         return sampler.report_probs(token)
 
     def surprisal(self, slot: int) -> Callable[[int], float]:
-        """Return the surprisal of tokens: ten nats for those of `surprising`, else none."""
+        """Return a function that is ten nats for the bytes of `surprising`, else zero."""
         assert self.context.slots[slot].has_logits
         surprising, byte = self.options.surprising.encode(), self._vocabulary.byte
         return lambda token: 10.0 if token < EOG and byte(token) in surprising else 0.0
 
     def embedder(self) -> EchoEmbedder:
-        """Return the second context."""
+        """Return the embedding context."""
         if self._embedder is None:
             assert self.info.embedding is not None
             self._embedder = EchoEmbedder(self.faults, self.info.embedding)
         return self._embedder
 
     def set_threads(self, threads: int) -> None:
-        """Remember the number, for tests."""
+        """Store the number for tests."""
         self.threads = threads
 
     def close(self) -> None:
-        """Free nothing."""
+        """Do nothing."""
 
 
 def _echo_info(spec: ModelSpec, options: EchoOptions) -> ModelInfo:
     vocabulary = f"echo-{1 + options.vocabulary}"
     return ModelInfo(
-        description="echo: what goes in comes out",
+        description="echo: repeats its input",
         fingerprint=f"{vocabulary}{options.variant}",
         vocab_size=VOCAB_SIZE,
         vocab_hash=vocabulary,
@@ -150,27 +150,27 @@ def _echo_info(spec: ModelSpec, options: EchoOptions) -> ModelInfo:
         embedding=EmbedInfo(
             size=EMBEDDING_SIZE,
             slots=EMBED_SLOTS,
-            rows_max=min(EMBED_ROWS, spec.batch_size),
+            batch_tokens_max=min(EMBED_BATCH_TOKENS, spec.batch_size),
             tokens_max=spec.ctx_size or ECHO_CTX_SIZE,
         ),
     )
 
 
 def next_token(tokens: Sequence[int]) -> int:
-    """Return what the echo model says after *tokens*: a function of these alone."""
+    """Return the token that the echo model generates after *tokens*."""
     if PROMPT_END not in tokens:
         return EOG
     end = len(tokens) - 1 - tokens[::-1].index(PROMPT_END)
     before = tokens[:end]
     begin = len(before) - before[::-1].index(PROMPT_BEGIN) if PROMPT_BEGIN in before else 0
-    said = len(tokens) - end - 1
-    return tokens[begin + said] if begin + said < end else EOG
+    answered = len(tokens) - end - 1
+    return tokens[begin + answered] if begin + answered < end else EOG
 
 
 def load_echo(spec: ModelSpec, progress: LoadProgress) -> EchoModel:
-    """Load the echo model, as slowly as its options say.
+    """Load the echo model in `load_ms`.
 
-    :raises Cancelled: *progress* answered False.
+    :raises Cancelled: *progress* returned False.
     """
     model = EchoModel(spec)
     parts = 10 if model.options.load_ms else 1

@@ -1,14 +1,14 @@
 """The echo model's options: its size, its kind of memory, and its faults.
 
-`step_ms` and `load_ms` slow the model down. Faults are `crash_at_step` (the process dies),
-`fail_at_step` (the step fails) and `abort_on` (the process dies in the step that decodes this
-text). `memory` chooses another kind of memory, `window` its tokens that the next one looks back
-on, and `kv_cells` the cells that all slots share. The model claims to need `weight_bytes` of
-memory, `token_bytes` for each token of a slot's context, `layer_bytes` for each of `layers`, which
-run on devices that have `device_bytes` free, and `embedding_bytes` once it makes embeddings; it
-allocates nothing. The characters of `surprising` have a surprisal of ten nats, all others none.
-`variant` (a text) makes it another model, with another fingerprint; `vocabulary` (a number) makes
-it a model of another vocabulary: its tokens are the bytes, counted from there.
+`step_ms` and `load_ms` slow the model down. Faults are `crash_at_step` (the process aborts),
+`fail_at_step` (the step fails) and `abort_on` (the process aborts in the step that decodes this
+text). `memory` sets the kind of memory, `window` its attention window in tokens, and `kv_cells`
+the cells that all slots share. The model claims to need `weight_bytes` of memory, `token_bytes`
+for each token of a slot's context, `layer_bytes` for each of `layers`, which run on devices with
+`device_bytes` free, and `embedding_bytes` once it makes embeddings; it allocates nothing. The
+characters of `surprising` have a surprisal of ten nats, all others zero. `variant` (a text) changes
+the model's fingerprint. `vocabulary` (a number) changes its vocabulary: token numbers of bytes are
+counted from there.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Bytes = Annotated[int, msgspec.Meta(ge=-1, le=10**15)]
 
 
 class EchoOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Options of `ModelSpec.options`; -1 and the empty text are off."""
+    """The keys of `ModelSpec.options`; -1 and the empty text are off."""
 
     step_ms: Milliseconds = 0.0
     load_ms: Milliseconds = 0.0
@@ -49,7 +49,7 @@ class EchoOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 def layers_on_devices(spec: ModelSpec, options: EchoOptions) -> int:
-    """Return how many layers run on devices; none where there are no devices."""
+    """Return how many layers run on devices; 0 if there are no devices."""
     if not options.device_bytes:
         return 0
     return options.layers if spec.n_gpu_layers < 0 else min(spec.n_gpu_layers, options.layers)

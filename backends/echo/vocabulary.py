@@ -1,5 +1,5 @@
-"""The echo model's vocabulary: a token is a byte; three more mark the start of a prompt, its end,
-and the end of an answer.
+"""The echo model's vocabulary: a token per byte, and three marks, for the start of a prompt, its
+end, and the end of an answer.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ _MARK = re.compile(b"(%s)" % b"|".join(map(re.escape, _MARKS)))
 
 
 class EchoVocabulary:
-    """The tokens of bytes, counted from *first*."""
+    """Tokens and bytes; byte 0 is the token *first*."""
 
     def __init__(self, first: int):
         self._first = first
 
     def tokenize(self, text: bytes, *, special: bool, bos: bool) -> list[int]:
-        """Return the bytes of *text*; a prompt's, added or first, get marks around them. A special
-        text that begins with a mark has them already.
+        """Return the tokens of *text*, with marks around them if *bos* or *special*. Marks in a
+        *special* text that begins with one are read instead.
         """
         if special and text.startswith(_NAMES[PROMPT_BEGIN]):
             return [token for part in _MARK.split(text) for token in self._tokens_of(part)]
@@ -37,11 +37,11 @@ class EchoVocabulary:
         return (byte + self._first) % EOG
 
     def byte(self, token: int) -> int:
-        """Return the byte that *token* stands for, which is not a mark."""
+        """Return the byte of *token*, which is not a mark."""
         return (token - self._first) % EOG
 
     def piece(self, token: int) -> bytes:
-        """Return the byte, or a mark's name; the end mark has none: what goes in comes out."""
+        """Return the byte of *token*, or a mark's name; the end mark's is empty."""
         return bytes((self.byte(token),)) if token < EOG else _NAMES[token]
 
     def is_control(self, token: int) -> bool:
@@ -53,5 +53,5 @@ class EchoVocabulary:
         return token == EOG
 
     def text(self, tokens: Sequence[int]) -> bytes:
-        """Return the bytes of *tokens* without their marks."""
+        """Return the bytes of *tokens*, without marks."""
         return bytes(self.byte(t) for t in tokens if t < EOG)

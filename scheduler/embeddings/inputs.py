@@ -93,7 +93,7 @@ class EmbeddingQueue:
     def _empty(self, task: Task) -> None:
         self.running.remove(task)
         if self._context_used:
-            self._model.embedder().drop(task.slot)
+            self._model.embedder().clear_slot(task.slot)
         task.slot = -1
 
     def remove_text(self, task: Task) -> None:
@@ -126,7 +126,7 @@ class EmbeddingQueue:
         self._context_used = True
         for part in batch:
             if not part.task.computed:
-                embedder.begin(part.task.slot, self._spec(part.task).pooling)
+                embedder.start_text(part.task.slot, self._spec(part.task).pooling)
         embedder.step([part.chunk(generates=False) for part in batch])
         for part in batch:
             part.task.computed += part.count
@@ -134,7 +134,7 @@ class EmbeddingQueue:
 
     def _embedded(self, task: Task) -> m.Embedded:
         spec = self._spec(task)
-        vectors = self._model.embedder().take(task.slot, spec.normalize)
+        vectors = self._model.embedder().take_embedding(task.slot, spec.normalize)
         pooling = check_pooling(self._info, spec.pooling)
         size = len(vectors) // 4 if pooling == "rank" else self._info.size
         return m.Embedded(task.spec.id, size, pooling, vectors)

@@ -82,7 +82,7 @@ def plan_text_tokens(
     the model needs texts *whole*, the step has as many as fit.
     """
     step = StepBudget([], cost)
-    step.seconds, step.tokens_left, step.tokens_least = seconds, info.rows_max, least
+    step.seconds, step.tokens_left, step.tokens_least = seconds, info.batch_tokens_max, least
     if not (cost.known or info.whole):
         step.tokens_left = min(step.tokens_left, FIRST_STEP_TOKENS)
     counts: dict[int, int] = {}

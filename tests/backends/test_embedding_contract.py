@@ -22,7 +22,7 @@ REFUSED = (AssertionError, InferdError)
 def embedder(model: Model) -> Embedder:
     found = model.embedder()
     for slot in range(found.info.slots):
-        found.drop(slot)
+        found.clear_slot(slot)
     return found
 
 
@@ -46,16 +46,16 @@ def embed(
     sizes: Sequence[int] = (),
 ) -> list[float]:
     """Embed *tokens* in chunks of *sizes*, then in ones as large as may be."""
-    embedder.begin(slot, pooling)
+    embedder.start_text(slot, pooling)
     position = 0
     ends = [sum(sizes[: i + 1]) for i in range(len(sizes))]
-    most = embedder.info.rows_max
+    most = embedder.info.batch_tokens_max
     for end in (*ends, *range(position + most + sum(sizes), len(tokens), most), len(tokens)):
         part = tokens[position:end]
         if part:
             embedder.step([Chunk(slot, part, position, logits=False)])
             position = end
-    return numbers(embedder.take(slot, normalize))
+    return numbers(embedder.take_embedding(slot, normalize))
 
 
 def far(a: Sequence[float], b: Sequence[float]) -> float:
@@ -67,7 +67,7 @@ def test_the_facts_are_true(model: Model, embedder: Embedder) -> None:
     info = model.info.embedding
     assert info is not None and embedder.info == info
     assert info.tokens_max == model.info.ctx_size
-    assert info.slots > 1 and 1 < info.rows_max <= info.tokens_max
+    assert info.slots > 1 and 1 < info.batch_tokens_max <= info.tokens_max
     assert not info.whole
     assert len(embed(embedder, tokens_of(model, TEXT))) == info.size
     assert model.embedder() is embedder, "it is made once"
@@ -115,13 +115,13 @@ def test_texts_share_a_batch_and_do_not_see_each_other(model: Model, embedder: E
     texts = [tokens_of(model, text)[:12] for text in (TEXT, OTHER)]
     alone = [embed(embedder, tokens) for tokens in texts]
     for slot in (0, 1):
-        embedder.begin(slot, "mean")
+        embedder.start_text(slot, "mean")
     embedder.step([Chunk(0, texts[0][:7], 0, logits=False)])
     embedder.step(
         [Chunk(0, texts[0][7:], 7, logits=False), Chunk(1, texts[1][:2], 0, logits=False)]
     )
     embedder.step([Chunk(1, texts[1][2:], 2, logits=False)])
-    together = [numbers(embedder.take(slot, 2)) for slot in (0, 1)]
+    together = [numbers(embedder.take_embedding(slot, 2)) for slot in (0, 1)]
     for one, other in zip(alone, together, strict=True):
         assert far(one, other) < NOISE_MAX
     assert far(alone[0], alone[1]) > 10 * NOISE_MAX, "it could not be seen"
@@ -168,7 +168,7 @@ def test_a_wrong_batch_is_refused(
 ) -> None:
     tokens = model.tokenize(b" a" * 100, special=False, bos=False)
     for slot in (0, 1):
-        embedder.begin(slot, "mean")
+        embedder.start_text(slot, "mean")
     with pytest.raises(REFUSED):
         embedder.step([Chunk(s, tokens[:n], at, logits=False) for s, at, n in chunks])
     assert embed(embedder, tokens[:4])
@@ -176,4 +176,4 @@ def test_a_wrong_batch_is_refused(
 
 def test_a_model_that_does_not_rank_refuses_to(embedder: Embedder) -> None:
     with pytest.raises(UnsupportedOperation, match="rank"):
-        embedder.begin(0, "rank")
+        embedder.start_text(0, "rank")

@@ -21,7 +21,7 @@ def numbers(data: bytes) -> list[float]:
 def pooled(pooling: str, *chunks: list[list[float]]) -> list[float]:
     pool = Pool(pooling)
     for chunk in chunks:
-        pool.add(chunk)
+        pool.add_vectors(chunk)
     return numbers(pool.result(-1))
 
 
@@ -68,13 +68,13 @@ def test_a_vector_of_zeros_stays_one(kind: int) -> None:
 @pytest.mark.parametrize("pooling", ["none", "rank"])
 def test_rows_and_ranks_are_not_normalised(pooling: str) -> None:
     pool = Pool(pooling)
-    pool.add([[3.0, 4.0]])
+    pool.add_vectors([[3.0, 4.0]])
     assert numbers(pool.result(2)) == [3.0, 4.0]
 
 
 def test_ranks_are_for_models_that_rank() -> None:
     ranks, others = (
-        EmbedInfo(size=4, slots=1, rows_max=8, tokens_max=8, pooling=own) for own in ("rank", "cls")
+        EmbedInfo(size=4, slots=1, batch_tokens_max=8, tokens_max=8, pooling=own) for own in ("rank", "cls")
     )
     assert (check_pooling(ranks, ""), check_pooling(others, "")) == ("rank", "cls")
     assert check_pooling(others, "last") == "last"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from typing import Any
 
-from inferd.backends.echo.embedding import EMBEDDING_SIZE, echo_rows
+from inferd.backends.echo.embedding import EMBEDDING_SIZE, echo_vectors
 from inferd.backends.errors import EndOfSequence
 from inferd.ipc import messages as w
 from inferd.scheduler.messages import Embedded
@@ -251,7 +251,7 @@ def embedded() -> dict[str, Any]:
     x = Exchange("embeddings")
     graph, context = x.open()
     texts = w.EmbedParams(graph=graph, texts=["hi", "you"], pooling="last", normalize=-1)
-    vectors = [array("f", echo_rows([258, *text.encode(), 257])[-1]) for text in texts.texts]
+    vectors = [array("f", echo_vectors([258, *text.encode(), 257])[-1]) for text in texts.texts]
     x.call(
         "embed",
         texts,

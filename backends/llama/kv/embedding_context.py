@@ -16,7 +16,7 @@ import numpy as np
 from llama_cpp import llama_cpp as lib
 
 from ...batch import Chunk
-from ...embedder import EMBED_ROWS, EMBED_SLOTS, POOLINGS, EmbedInfo, Pool, check_pooling
+from ...embedder import EMBED_BATCH_TOKENS, EMBED_SLOTS, POOLINGS, EmbedInfo, Pool, check_pooling
 from ...errors import BackendError
 from ...model_spec import ModelSpec
 from ..llama_log import LogRing
@@ -30,7 +30,7 @@ def embed_info(spec: ModelSpec, model: Any, first: Any, values: Mapping[str, obj
     own = values.get(f"{values.get('general.architecture')}.pooling_type")
     parts = bool(lib.llama_get_memory(first)) and bool(lib.llama_get_causal_attn(first))
     tokens_max = ctx_size_of(spec, model)
-    rows_max = min(EMBED_ROWS, spec.batch_size)
+    rows_max = min(EMBED_BATCH_TOKENS, spec.batch_size)
     if not parts:  # llama.cpp aborts where a text comes in parts, or is longer than was trained
         trained = int(lib.llama_model_n_ctx_train(model))
         rows_max = tokens_max = min(tokens_max, trained, spec.batch_size)
@@ -38,7 +38,7 @@ def embed_info(spec: ModelSpec, model: Any, first: Any, values: Mapping[str, obj
     return EmbedInfo(
         size=int(lib.llama_model_n_embd_out(model)),
         slots=EMBED_SLOTS,
-        rows_max=rows_max,
+        batch_tokens_max=rows_max,
         tokens_max=tokens_max,
         pooling=POOLINGS[own] if known and isinstance(own, int) else "mean",
         whole=not parts,
@@ -55,7 +55,7 @@ def open_embedding_context(
     """
     params = context_params(spec, options, model)
     params.n_ctx, params.n_seq_max, params.kv_unified = info.tokens_max, info.slots, True
-    params.n_batch = params.n_ubatch = params.n_outputs_max = info.rows_max
+    params.n_batch = params.n_ubatch = params.n_outputs_max = info.batch_tokens_max
     params.embeddings = True
     rank = info.pooling == "rank"
     params.pooling_type = lib.LLAMA_POOLING_TYPE_RANK if rank else lib.LLAMA_POOLING_TYPE_NONE
@@ -65,7 +65,7 @@ def open_embedding_context(
 def output_bytes(info: EmbedInfo, model: Any) -> int:
     """Return what a step leaves, logits of each row, too: with the first one it grows to that."""
     vocab_size = int(lib.llama_vocab_n_tokens(lib.llama_model_get_vocab(model)))
-    return 4 * info.rows_max * (vocab_size + info.size)
+    return 4 * info.batch_tokens_max * (vocab_size + info.size)
 
 
 class LlamaEmbedder:
@@ -76,7 +76,7 @@ class LlamaEmbedder:
         self._memory = lib.llama_get_memory(pointer)
         self._vocab_size = int(lib.llama_vocab_n_tokens(lib.llama_model_get_vocab(model)))
         self._ranks = int(lib.llama_model_n_cls_out(model))
-        self._batch = Batch(info.rows_max)
+        self._batch = Batch(info.batch_tokens_max)
         self._threads = ComputeThreads(pointer)
         self._pools: dict[int, Pool] = {}
         self._lengths: dict[int, int] = {}
@@ -86,11 +86,11 @@ class LlamaEmbedder:
         """What it can do."""
         return self._info
 
-    def begin(self, slot: int, pooling: str) -> None:
+    def start_text(self, slot: int, pooling: str) -> None:
         """Empty a slot for another text."""
         if not 0 <= slot < self._info.slots:
             raise BackendError(f"slot {slot} is not one of {self._info.slots}")
-        self.drop(slot)
+        self.clear_slot(slot)
         self._pools[slot] = Pool(check_pooling(self._info, pooling))
         self._lengths[slot] = 0
 
@@ -107,7 +107,7 @@ class LlamaEmbedder:
         for chunk in chunks:
             count = len(chunk.tokens)
             rank = self._info.pooling == "rank"
-            self._pools[chunk.slot].add([self._rank(chunk.slot)] if rank else rows[:count])
+            self._pools[chunk.slot].add_vectors([self._rank(chunk.slot)] if rank else rows[:count])
             self._lengths[chunk.slot] += count
             del rows[:count]
 
@@ -117,8 +117,8 @@ class LlamaEmbedder:
         rows = sum(len(chunk.tokens) for chunk in chunks)
         if slots != sorted(set(slots)) or not set(slots) <= set(self._lengths):
             raise BackendError(f"slots {slots}, of which {sorted(self._lengths)} have texts")
-        if not 0 < rows <= self._info.rows_max:
-            raise BackendError(f"a batch of {rows} rows; 1 … {self._info.rows_max} are possible")
+        if not 0 < rows <= self._info.batch_tokens_max:
+            raise BackendError(f"a batch of {rows} rows; 1 … {self._info.batch_tokens_max} are possible")
         if sum(self._lengths.values()) + rows > self._info.tokens_max:
             raise BackendError(f"{rows} tokens more than there is room for")
         for chunk in chunks:
@@ -143,13 +143,13 @@ class LlamaEmbedder:
             raise BackendError("llama.cpp has left no rank")
         return list(found[: self._ranks])
 
-    def take(self, slot: int, normalize: int) -> bytes:
+    def take_embedding(self, slot: int, normalize: int) -> bytes:
         """Return what the slot's text has become, and empty the slot."""
         result = self._pools[slot].result(normalize)
-        self.drop(slot)
+        self.clear_slot(slot)
         return result
 
-    def drop(self, slot: int) -> None:
+    def clear_slot(self, slot: int) -> None:
         """Empty a slot."""
         self._pools.pop(slot, None)
         if self._lengths.pop(slot, None) is not None and self._memory:

@@ -14,7 +14,7 @@ from llama_cpp import llama_cpp as lib
 from numpy.typing import NDArray
 
 from inferd.backends import Chunk, Embedder, ModelSpec, estimate_memory, load_model
-from inferd.backends.embedder import EMBED_ROWS, EMBED_SLOTS
+from inferd.backends.embedder import EMBED_BATCH_TOKENS, EMBED_SLOTS
 from inferd.backends.errors import BackendError, UnsupportedOperation
 from inferd.backends.llama.llama_log import capture
 from inferd.backends.llama.loading.devices import breakdown
@@ -49,7 +49,7 @@ def loaded(path: Path) -> Iterator[LlamaModel]:
 class Bare:
     """A context of llama.cpp that leaves an embedding of each row."""
 
-    def __init__(self, path: Path, rows_max: int = EMBED_ROWS):
+    def __init__(self, path: Path, rows_max: int = EMBED_BATCH_TOKENS):
         capture()
         parameters = lib.llama_model_default_params()
         self.model = lib.llama_model_load_from_file(os.fsencode(path), parameters)
@@ -98,19 +98,19 @@ def bare_of(path: Path) -> Iterator[Bare]:
 def vectors(
     embedder: Embedder, tokens: Sequence[int], sizes: Sequence[int], pooling: str, normalize: int
 ) -> NDArray[np.float32]:
-    embedder.begin(0, pooling)
+    embedder.start_text(0, pooling)
     position = 0
     for size in sizes:
         embedder.step([Chunk(0, tokens[position : position + size], position, logits=False)])
         position += size
     found = array("f")
-    found.frombytes(embedder.take(0, normalize))
+    found.frombytes(embedder.take_embedding(0, normalize))
     return np.array(found, np.float32)
 
 
 def shapes(count: int) -> list[list[int]]:
     """Return three ways to cut *count* rows: as large as may be, alike, and raggedly."""
-    large = [EMBED_ROWS] * (count // EMBED_ROWS) + [count % EMBED_ROWS]
+    large = [EMBED_BATCH_TOKENS] * (count // EMBED_BATCH_TOKENS) + [count % EMBED_BATCH_TOKENS]
     alike = [16] * (count // 16) + [count % 16]
     ragged = [1, 7, 30, 2] + [20] * ((count - 40) // 20) + [(count - 40) % 20]
     return [[size for size in sizes if size] for sizes in (large, alike, ragged)]
@@ -166,7 +166,7 @@ def test_what_the_second_context_takes_is_known_before(kind: str, tmp_path: Path
         embedder = model.embedder()
         shares = breakdown(embedder._pointer)
     held = sum(share.context + share.compute for share in shares)
-    rows = 4 * EMBED_ROWS * (model.info.vocab_size + embedder.info.size)
+    rows = 4 * EMBED_BATCH_TOKENS * (model.info.vocab_size + embedder.info.size)
     assert need.embedding == pytest.approx(held + rows, abs=30_000), "told in 0.01 MiB"
     assert need.with_embedding().total == need.total + need.embedding
 
@@ -175,11 +175,11 @@ def test_texts_that_are_done_leave_their_room_to_others(tmp_path: Path) -> None:
     with loaded(write_tiny("llama", tmp_path)) as model:
         embedder = model.embedder()
         tokens = [5] * CTX_SIZE
-        sizes = [EMBED_ROWS] * (CTX_SIZE // EMBED_ROWS)
+        sizes = [EMBED_BATCH_TOKENS] * (CTX_SIZE // EMBED_BATCH_TOKENS)
         first = vectors(embedder, tokens, sizes, "mean", 2)
-        embedder.begin(3, "mean")
+        embedder.start_text(3, "mean")
         embedder.step([Chunk(3, tokens[:60], 0, logits=False)])
-        embedder.drop(3)
+        embedder.clear_slot(3)
         assert np.array_equal(vectors(embedder, tokens, sizes, "mean", 2), first)
 
 
@@ -189,7 +189,7 @@ def test_threads_are_told_to_both_contexts(tmp_path: Path) -> None:
         for count in (3, 2):
             model.set_threads(count)
             embedder = embedder or model.embedder()
-            embedder.begin(0, "mean")
+            embedder.start_text(0, "mean")
             embedder.step([Chunk(0, [4, 5], 0, logits=False)])
             assert lib.llama_n_threads(embedder._pointer) == count
 
@@ -235,9 +235,9 @@ def together(
 ) -> list[NDArray[np.float32]]:
     """Embed *texts* in one batch."""
     for slot in range(len(texts)):
-        embedder.begin(slot, pooling)
+        embedder.start_text(slot, pooling)
     embedder.step([Chunk(slot, tokens, 0, logits=False) for slot, tokens in enumerate(texts)])
-    return [np.frombuffer(embedder.take(slot, -1), np.float32) for slot in range(len(texts))]
+    return [np.frombuffer(embedder.take_embedding(slot, -1), np.float32) for slot in range(len(texts))]
 
 
 @pytest.mark.parametrize(
@@ -256,7 +256,7 @@ def test_an_encoder_embeds_as_llama_cpp_does_by_each_pooling(
     with loaded(path) as model:
         info = model.info.embedding
         assert info is not None and info.whole and info.pooling == "mean"
-        assert info.rows_max == info.tokens_max == CTX_SIZE
+        assert info.batch_tokens_max == info.tokens_max == CTX_SIZE
         texts = [model.tokenize(text.encode(), special=True, bos=True) for text in TEXTS]
         found = together(model.embedder(), texts, pooling)
     for mine, expected in zip(found, pooled_by_llama(path, texts, number), strict=True):
@@ -271,7 +271,7 @@ def test_a_reranker_gives_a_score(tmp_path: Path) -> None:
         texts = [model.tokenize(text.encode(), special=True, bos=True) for text in TEXTS]
         found = together(embedder, texts, "")
         with pytest.raises(UnsupportedOperation, match="mean"):
-            embedder.begin(0, "mean")
+            embedder.start_text(0, "mean")
     assert [score.shape for score in found] == [(1,), (1,)]
     assert found[0] != found[1]
     expected = pooled_by_llama(path, texts, lib.LLAMA_POOLING_TYPE_RANK)
@@ -284,11 +284,11 @@ def test_an_encoder_takes_a_text_of_full_length_and_refuses_what_would_end_the_p
 ) -> None:
     with loaded(write_tiny("bert", tmp_path)) as model:
         embedder = model.embedder()
-        embedder.begin(0, "mean")
+        embedder.start_text(0, "mean")
         embedder.step([Chunk(0, [5] * CTX_SIZE, 0, logits=False)])
-        assert len(embedder.take(0, 2)) == 4 * embedder.info.size
+        assert len(embedder.take_embedding(0, 2)) == 4 * embedder.info.size
         for wrong in ([5] * (CTX_SIZE + 1), [model.info.vocab_size], [-1], []):
-            embedder.begin(0, "mean")
+            embedder.start_text(0, "mean")
             with pytest.raises(BackendError):
                 embedder.step([Chunk(0, wrong, 0, logits=False)])
 

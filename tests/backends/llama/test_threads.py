@@ -59,9 +59,9 @@ def test_threads_begin_and_end_with_their_number(tmp_path: Path, embeds: bool) -
             model.trim(0, 0)
             model.step([Chunk(0, tokens, 0, True)])
             return model.logits(0).tobytes()
-        embedder.begin(0, "last")
+        embedder.start_text(0, "last")
         embedder.step([Chunk(0, tokens, 0, True)])
-        return embedder.take(0, -1)
+        return embedder.take_embedding(0, -1)
 
     model.set_threads(1)
     first = step()

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from inferd import AsyncClient, Client
-from inferd.backends.echo.embedding import EMBEDDING_SIZE, echo_rows
+from inferd.backends.echo.embedding import EMBEDDING_SIZE, echo_vectors
 from inferd.backends.embedder import normalized
 from inferd.backends.errors import (
     Busy,
@@ -40,7 +40,7 @@ LONG = "x" * 4000
 
 def expected(text: str, kind: int = 2) -> list[float]:
     tokens = [258, *text.encode(), 257]
-    rows = echo_rows(tokens)
+    rows = echo_vectors(tokens)
     mean = [sum(column) / len(rows) for column in zip(*rows, strict=True)]
     return normalized(mean, kind).tolist()
 
@@ -64,7 +64,7 @@ def test_one_text_pooling_and_norm(client: Client) -> None:
     [one] = client.embed("echo", "hello", normalize=1)
     assert one == pytest.approx(expected("hello", 1), rel=1e-5)
     [last] = client.embed("echo", ["hello"], pooling="last", normalize=-1)
-    assert last == pytest.approx(echo_rows([258, *b"hello", 257])[-1], rel=1e-5)
+    assert last == pytest.approx(echo_vectors([258, *b"hello", 257])[-1], rel=1e-5)
 
 
 def test_without_pooling_there_is_a_vector_a_token(client: Client) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from inferd.backends import EmbedSpec, Model
-from inferd.backends.echo.embedding import EMBEDDING_SIZE, echo_rows
+from inferd.backends.echo.embedding import EMBEDDING_SIZE, echo_vectors
 from inferd.backends.echo.options import EchoOptions
 from inferd.backends.embedder import EMBEDDING_BYTES_MAX, normalized
 from inferd.backends.errors import OutOfMemory
@@ -34,7 +34,7 @@ def vector(bench: Bench, number: int) -> list[float]:
 
 
 def expected(bench: Bench, words: str) -> list[float]:
-    rows = echo_rows(bench.model.tokenize(words.encode(), special=False, bos=True))
+    rows = echo_vectors(bench.model.tokenize(words.encode(), special=False, bos=True))
     mean = [sum(column) / len(rows) for column in zip(*rows, strict=True)]
     return normalized(mean, 2).tolist()
 
@@ -70,7 +70,7 @@ def test_each_request_has_its_own_pooling_and_norm() -> None:
 
     bench.run(*(text(bench, n, "hi", embed=spec) for n, spec in specs.items()))
 
-    rows = echo_rows(bench.model.tokenize(b"hi", special=False, bos=True))
+    rows = echo_vectors(bench.model.tokenize(b"hi", special=False, bos=True))
     assert vector(bench, 1) == pytest.approx(rows[-1], rel=1e-6)
     assert vector(bench, 2) == pytest.approx(rows[0], rel=1e-6)
     assert vector(bench, 3) == pytest.approx([x for row in rows for x in row], rel=1e-6)

@@ -25,7 +25,7 @@ from hypothesis.stateful import (
 
 from inferd.backends import EmbedSpec
 from inferd.backends.base import Memory
-from inferd.backends.echo.embedding import echo_rows
+from inferd.backends.echo.embedding import echo_vectors
 from inferd.backends.echo.options import EchoOptions
 from inferd.backends.embedder import Pool
 from inferd.scheduler import Limits
@@ -320,7 +320,7 @@ class EngineMachine(RuleBasedStateMachine):
         if turn.embedding is not None and number not in self.embedded:
             self.embedded.add(number)
             pool = Pool("mean")
-            pool.add(echo_rows(m.unpack_tokens(spec.tokens)))
+            pool.add_vectors(echo_vectors(m.unpack_tokens(spec.tokens)))
             assert turn.embedding.vectors == pool.result(2)
 
     def check_order(self) -> None:

@@ -12,8 +12,8 @@ from inferd.scheduler.policy.plan import Order, OwnerClock
 from inferd.scheduler.priority import Priority
 from inferd.scheduler.task import Task, TaskState
 
-INFO = EmbedInfo(size=4, slots=3, rows_max=32, tokens_max=100)
-WHOLE = EmbedInfo(size=4, slots=3, rows_max=32, tokens_max=32, whole=True)
+INFO = EmbedInfo(size=4, slots=3, batch_tokens_max=32, tokens_max=100)
+WHOLE = EmbedInfo(size=4, slots=3, batch_tokens_max=32, tokens_max=32, whole=True)
 LIMITS = Limits(ageing_tokens=1000)
 
 
