@@ -1,15 +1,15 @@
-"""Regular expressions on a text that grows: where one first matches, which text may become a match.
+"""Regular expressions on a growing text: the first match, and text that may still become a match.
 
-Python's syntax, read by its own parser, run as an automaton (Thompson 1968; the sets of states of
-R. Cox, "Regular Expression Matching Can Be Simple And Fast", 2007): each character is looked at
-once, in time bounded by the number of states, and nothing is ever looked at again. The engines of
-PyPI either cannot tell what may still match (google-re2) or take exponential time (regex).
+Patterns have Python's syntax, are parsed by its own parser and run as an automaton (Thompson 1968;
+the sets of states of R. Cox, "Regular Expression Matching Can Be Simple And Fast", 2007). Each
+character is read once, in time bounded by the number of states. The engines on PyPI either cannot
+report what may still match (google-re2) or take exponential time (regex).
 
-A match is the one that ends first; of those that end there, the one that begins first. What needs
-to know the text behind it (`$`, `\\b`, lookahead) or to remember it (backreferences) is refused.
+The match that ends first counts; of several, the one that begins first. Constructs that depend on
+the text that follows (`$`, `\\b`, lookahead) or need memory (backreferences) are refused.
 
 The parser is a private module of Python, `re._parser`. A self-test at import compares its trees
-with those that this module was written for; where they differ, every pattern is refused.
+with those that this module was written for; if they differ, every pattern is refused.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ PATTERN_CHARACTERS_MAX = 500
 STATES_MAX = 1000
 NESTING_MAX = 50
 WEIGHT_MAX = 1000
-"""States that one character takes patterns through: 0.2 ms, where all are alive (measured)."""
+"""States that one character can take patterns through: 0.2 ms if all are active (measured)."""
 _PASSED_MAX = 1000
-"""Characters of which a pattern remembers what tests they pass."""
+"""Characters for which a pattern caches the tests that they pass."""
 SELF_TEST: tuple[tuple[str, str, tuple[int, int] | None], ...] = (
     ("b(?:c|dd)e", "xbdde", (1, 5)),
     ("[^a-c\\d]x", "1xzx", (2, 4)),
@@ -43,11 +43,11 @@ SELF_TEST: tuple[tuple[str, str, tuple[int, int] | None], ...] = (
     ("\\Ab(?i:C)", "bC", (0, 2)),
     ("^b", "ab", None),
 )
-"""Patterns with each construct that is accepted, a text, and the place of the match."""
+"""Patterns with each accepted construct, a text, and the position of the match."""
 _REFUSED = ("a$", "a\\b", "(?=a)a", "(?<!b)a", "(a)\\1", "a++", "(?>a)", "a*", "(a")
 _ACCEPT = _NO_TEST = -1
 _BEGIN, _LINE, _INSIDE = 0, 1, 2
-"""What stands before a place: nothing, a line's end, another character."""
+"""The text before a position: empty, the end of a line, another character."""
 _NEVER: dict[str, str] = {
     "AT_END": "$",
     "AT_END_STRING": "\\Z",
@@ -59,7 +59,7 @@ _NEVER: dict[str, str] = {
     "GROUPREF_EXISTS": "a backreference",
     "POSSESSIVE_REPEAT": "a possessive repeat",
     "ATOMIC_GROUP": "an atomic group",
-    "FAILURE": "what never matches",
+    "FAILURE": "a construct that never matches",
 }
 _CATEGORIES: dict[str, Callable[[str], bool]] = {
     "DIGIT": str.isdecimal,
@@ -70,42 +70,42 @@ Test = Callable[[str], bool]
 
 
 def byte_size(text: str) -> int:
-    """Return the bytes of *text*, where bytes that are no characters are escaped ones."""
+    """Return the size of *text*, in which invalid bytes are surrogate escapes."""
     return len(text) if text.isascii() else len(text.encode("utf-8", "surrogateescape"))
 
 
 class Pattern:
-    """A regular expression as an automaton; *whole* ones match from the text's beginning only.
+    """A regular expression as an automaton; with *whole* it matches only from the text's beginning.
 
-    A state takes one character if its test (`tests`) is among those that the character passes
-    (`passed`); `after` has the states that follow it, behind a line's end and behind others.
+    A state consumes a character that passes its test: its number in `tests` is in `passed`. `after`
+    has the states that follow it, after the end of a line and after other characters.
 
-    :raises InvalidArgument: it is not a pattern, is too large, matches the empty text, or needs
-        more than the text so far.
-    :raises UnsupportedOperation: Python's parser has failed the self-test.
+    :raises InvalidArgument: *text* is not a pattern, is too large, matches the empty text, or
+        depends on text that follows.
+    :raises UnsupportedOperation: Python's parser failed the self-test.
     """
 
     def __init__(self, text: str, *, whole: bool = False):
         self.text, self.whole = text, whole
         self.tests: list[int] = []
-        """By state; none: it goes on without taking a character."""
+        """By state; `_NO_TEST`: it consumes no character."""
         self._tests: dict[Any, int] = {}
         self._passes: list[Test] = []
         self._passed: dict[str, frozenset[int]] = {}
         self._edges: list[tuple[int, ...]] = []
         self._lines: dict[int, bool] = {}
-        """States that hold only at the beginning, or, if true, at a line's, too."""
+        """States that pass only at the text's beginning, or, if true, at any line's."""
         self.weight = self._work = 0
-        """States that one character takes it through, where all are alive; steps of its making."""
+        """States that one character takes it through if all are active; steps of the compiler."""
         self._depth = 0
         first = self._sequence(*_parsed(text), _ACCEPT)
         self.begin = [self._closure(first, before) for before in (_BEGIN, _LINE, _INSIDE)]
-        """The states in which a match begins, by what stands before."""
+        """The states in which a match begins, by the text before it."""
         if any(_ACCEPT in states for states in self.begin):
             raise _refused(text, "it matches the empty text, and so everywhere")
-        self.after = [self._behind(state) for state in range(len(self.tests))]
+        self.after = [self._following(state) for state in range(len(self.tests))]
 
-    def _behind(self, state: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    def _following(self, state: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
         if self.tests[state] == _NO_TEST:
             return (), ()
         [following] = self._edges[state]
@@ -114,11 +114,11 @@ class Pattern:
     @staticmethod
     @lru_cache(64)
     def cached(text: str, whole: bool = False) -> Pattern:
-        """Return the pattern of *text*, which is compiled once."""
+        """Return the pattern of *text*, from a cache."""
         return Pattern(text, whole=whole)
 
     def passed(self, character: str) -> frozenset[int]:
-        """Return the tests that *character* passes."""
+        """Return the numbers of the tests that *character* passes."""
         found = self._passed.get(character)
         if found is None:
             if len(self._passed) >= _PASSED_MAX:
@@ -129,7 +129,7 @@ class Pattern:
         return found
 
     def _closure(self, state: int, before: int) -> tuple[int, ...]:
-        """Return the states that take a character, and the end, as far as nothing is taken."""
+        """Return the consuming states, and the end, that are reached without a character."""
         found, seen, todo = list[int](), set[int](), [state]
         while todo:
             state = todo.pop()
@@ -146,7 +146,7 @@ class Pattern:
                 raise _refused(self.text, f"a character takes it through over {WEIGHT_MAX} states")
         return tuple(found)
 
-    # Making it, from the end to the beginning.
+    # Compilation, from the end to the beginning.
 
     def _state(self, test: int, *following: int) -> int:
         if len(self.tests) >= STATES_MAX:
@@ -156,7 +156,7 @@ class Pattern:
         return len(self.tests) - 1
 
     def _sequence(self, items: Iterable[Any], flags: int, then: int) -> int:
-        """Return the state in which *items* begin, behind which the state *then* comes."""
+        """Compile *items*, followed by the state *then*; return their first state."""
         self._work += 1
         self._depth += 1
         if self._depth > NESTING_MAX:
@@ -186,13 +186,13 @@ class Pattern:
         return self._state(self._test(op, value, flags), then)
 
     def _test(self, op: str, value: Any, flags: int) -> int:
-        """Return the number of the test that is this part of the pattern: repeats have one."""
+        """Return the number of the test for this part of the pattern, which repeats share."""
         key = (op, id(value) if isinstance(value, list) else value, flags)
         if key not in self._tests:
             test = _test(op, value, flags)
             if test is None:
                 name = value.name if op == "AT" else op
-                why = f"{_NEVER.get(name, name)} cannot be told while text grows"
+                why = f"{_NEVER.get(name, name)} cannot be decided while text grows"
                 raise _refused(self.text, why)
             self._tests[key] = len(self._passes)
             self._passes.append(test)
@@ -235,22 +235,20 @@ def _refused(text: str, why: str) -> InvalidArgument:
     shown = text if len(text) <= 40 else f"{text[:40]}…"
     return InvalidArgument(
         f"the pattern {shown!r}: {why}",
-        hint="docs/stopping.md says which patterns there are",
+        hint="docs/stopping.md describes the patterns that can be used",
     )
 
 
 def _test(op: str, value: Any, flags: int) -> Test | None:
-    """Return what tells whether a character is taken; None where *op* is about no character."""
+    """Return the function that tests a character; None if *op* does not consume one."""
     match op:
         case "LITERAL" | "RANGE" | "CATEGORY" | "IN":
-            test = _member(op, value, flags)
+            return _member(op, value, flags)
         case "NOT_LITERAL":
-            test = _none_of([_member("LITERAL", value, flags)])
+            return _none_of([_member("LITERAL", value, flags)])
         case "ANY":
             return (lambda _: True) if flags & re.DOTALL else (lambda c: c != "\n")
-        case _:
-            return None
-    return test
+    return None
 
 
 def _member(op: str, value: Any, flags: int) -> Test:
@@ -279,23 +277,23 @@ def _none_of(tests: list[Test]) -> Test:
 
 
 class Matcher:
-    """One pattern on one text, which comes piece by piece. Places are byte offsets in the text."""
+    """One pattern on one text that arrives in pieces. Positions are byte offsets in the text."""
 
     def __init__(self, pattern: Pattern):
         self._pattern = pattern
         self._threads: dict[int, int] = {}
-        """The states that a match may be in, with where the first such match began."""
+        """By active state, where the first match that reached it began."""
         self._begin: tuple[int, ...] = pattern.begin[_BEGIN]
 
     @property
     def pending(self) -> int | None:
-        """Where the text begins that may become a match; None if there is none."""
+        """Where the text that may still become a match begins; None if there is none."""
         return min(self._threads.values(), default=None)
 
     def feed(self, text: str, at: int) -> tuple[int, int] | None:
-        """Take *text*, which stands at the byte *at*; return where the first match begins and ends.
+        """Match *text*, which begins at byte *at*; return where the first match begins and ends.
 
-        What stands behind a match has not been looked at: it is not to be fed more.
+        Text after a match is not read, so the matcher must not be fed again.
         """
         pattern = self._pattern
         tests, follow = pattern.tests, pattern.after
@@ -320,7 +318,7 @@ class Matcher:
 
 
 def _self_test() -> str:
-    """Return the first difference between Python's parser and the one expected; empty: none."""
+    """Return the first difference between Python's parser and the expected one; empty: none."""
     try:
         for text, sample, expected in SELF_TEST:
             found = Matcher(Pattern(text)).feed(sample, 0)

@@ -1,8 +1,8 @@
-"""Parameters that a client or a configuration can set: their table, reading them, their meaning."""
+"""The parameters of clients and configurations: their table, reading them, adjusting them."""
 
 from .ignored_keys import OUTSIDE
 from .reading import Options, nearest, parse_json_options, read_options
-from .sampler_options import SamplingParams, sampling_params, settle
+from .sampler_options import SamplingParams, adjust_parameters, sampling_params
 from .stop_options import StoppingParams, stopping_params
 from .table import BY_NAME, BY_SPELLING, PARAMETERS, SAMPLERS, Kind, Level, Parameter
 
@@ -22,6 +22,6 @@ __all__ = (
     "parse_json_options",
     "read_options",
     "sampling_params",
-    "settle",
+    "adjust_parameters",
     "stopping_params",
 )

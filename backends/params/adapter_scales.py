@@ -1,4 +1,4 @@
-"""Reading the choice of adapters: names, or places in the model's list, with a scale each."""
+"""Reading of adapter scales: a name, or an index in the model's list, with a scale for each."""
 
 from __future__ import annotations
 
@@ -9,26 +9,33 @@ from ..adapter_keys import ADAPTERS_MAX, SCALE_MAX, is_scale
 
 
 def read_scales(value: Any) -> list[list[Any]]:
-    """Return pairs of a name or place and a scale.
+    """Return pairs of a name or index and a scale.
 
-    Of a map, or a list; its items are names (scale 1), pairs, or maps with `id` (as llama-server
-    has it: a place from 0, or a name) or `name`, and `scale`.
+    *value* is a map, or a list whose items are names (scale 1), pairs, or maps with `scale` and
+    either `name` or `id` (as in llama-server: an index from 0, or a name).
 
-    :raises ValueError: it is none of these, or a scale is out of its range.
+    :raises ValueError: *value* has another form, or a scale is out of its range.
     """
     items = [[name, scale] for name, scale in value.items()] if isinstance(value, dict) else value
     if isinstance(items, str):
         items = [items]
     if not isinstance(items, list):
-        raise ValueError(f"{shorten(value)} is no map of adapters to scales and no list")
+        raise ValueError(f"{shorten(value)} is neither a map of adapters to scales nor a list")
     if len(items) > ADAPTERS_MAX:
         raise ValueError(f"{len(items)} adapters; {ADAPTERS_MAX} at most")
     pairs = [_pair(item) for item in items]
-    names = [which for which, _ in pairs]
+    check_distinct("adapter", [name for name, _ in pairs])
+    return pairs
+
+
+def check_distinct(kind: str, names: list[Any]) -> None:
+    """Check that no name is in the list twice.
+
+    :raises ValueError: a name is, *kind* says of what.
+    """
     twice = next((n for i, n in enumerate(names) if n in names[:i]), None)
     if twice is not None:
-        raise ValueError(f"adapter {shorten(twice)} is there twice; name each once")
-    return pairs
+        raise ValueError(f"{kind} {shorten(twice)} is there twice; name each once")
 
 
 def _pair(item: Any) -> list[Any]:
@@ -37,12 +44,12 @@ def _pair(item: Any) -> list[Any]:
     elif isinstance(item, dict):
         item = [item.get("name", item.get("id")), item.get("scale", 1.0)]
     if not isinstance(item, list) or len(item) != 2:
-        raise ValueError(f"{shorten(item)} is no adapter with a scale")
-    which, scale = item
-    named = isinstance(which, str) and which
-    if not named and (isinstance(which, bool) or not isinstance(which, int) or which < 0):
-        raise ValueError(f"{shorten(which)} is no adapter's name and no place in their list")
+        raise ValueError(f"{shorten(item)} is not an adapter with a scale")
+    name, scale = item
+    is_index = isinstance(name, int) and not isinstance(name, bool) and name >= 0
+    if not is_index and not (isinstance(name, str) and name):
+        raise ValueError(f"{shorten(name)} is neither an adapter's name nor its index")
     if not is_scale(scale):
         bounds = f"{-SCALE_MAX:g} … {SCALE_MAX:g}"
-        raise ValueError(f"the scale {shorten(scale)} of {shorten(which)} is no number in {bounds}")
-    return [which, float(scale)]
+        raise ValueError(f"scale of {shorten(name)}: {shorten(scale)} is not a number in {bounds}")
+    return [name, float(scale)]

@@ -1,4 +1,4 @@
-"""Reading what a chat template is told beside the messages: tools, and arguments of its own."""
+"""Reading of a chat template's values in addition to the messages: tools, and its own arguments."""
 
 from __future__ import annotations
 
@@ -15,88 +15,89 @@ TOOLS_BYTES_MAX = 256 << 10
 ARGUMENTS_MAX = 64
 ARGUMENTS_BYTES_MAX = 64 << 10
 DEPTH_MAX = 12
-"""Of a value: in a reply of `parameters` it stands four deep in a frame, which may nest 16 deep."""
+"""Of a value: a reply of `parameters` has it at depth 4 of a frame, which may nest 16 deep."""
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _ARGUMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
-_TAKEN = {"messages", "tools", "add_generation_prompt", "bos_token", "eos_token"}
+_RESERVED = {"messages", "tools", "add_generation_prompt", "bos_token", "eos_token"}
 _SHAPE = '{"type": "function", "function": {"name": "…", "description": "…", "parameters": {…}}}'
 
 
 def read_choice(parameter: Parameter, value: Any) -> str:
     """Return one of the parameter's choices.
 
-    :raises ValueError: it is none.
+    :raises ValueError: *value* is not one.
     """
     plain = value.lower().replace("_", "-") if isinstance(value, str) else value
     if plain not in parameter.choices:
         known = ", ".join(filter(None, parameter.choices))
-        raise ValueError(f"{shorten(value)} is none of {known}")
+        raise ValueError(f"{shorten(value)} is not one of {known}")
     return str(plain)
 
 
 def read_tools(_: Parameter, value: Any) -> list[dict[str, Any]]:
-    """Return definitions of functions, given as a list or its JSON text.
+    """Return function definitions, given as a list or its JSON text.
 
     :raises ValueError: they have another shape, or are too many or too large.
     """
     tools = _plain(value, TOOLS_BYTES_MAX)
     if not isinstance(tools, list) or len(tools) > TOOLS_MAX:
-        raise ValueError(f"{shorten(value)} is no list of up to {TOOLS_MAX} tools")
+        raise ValueError(f"{shorten(value)} is not a list of up to {TOOLS_MAX} tools")
     for number, tool in enumerate(tools):
-        wrong = _wrong(tool)
-        if wrong:
-            raise ValueError(f"tool {number}: {wrong}; a tool is {_SHAPE}")
+        error = _shape_error(tool)
+        if error:
+            raise ValueError(f"tool {number}: {error}; a tool is {_SHAPE}")
     return tools
 
 
-def _wrong(tool: Any) -> str:
-    """Return what is wrong with a tool's shape, or an empty text."""
+def _shape_error(tool: Any) -> str:
+    """Return the error in a tool's shape, or an empty text."""
     function = tool.get("function") if isinstance(tool, dict) else None
     if not isinstance(function, dict) or tool.get("type") != "function":
-        return f"{shorten(tool)} is no function"
+        return f"{shorten(tool)} is not a function"
     name = function.get("name")
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         return f"the name {shorten(name)} is not of 1 … 64 letters, digits, _ . -"
     if not isinstance(function.get("description", ""), str):
-        return f"{name}: its description is no text"
+        return f"{name}: its description is not a text"
     if not isinstance(function.get("parameters", {}), dict):
-        return f"{name}: its parameters are no JSON schema"
+        return f"{name}: its parameters are not a JSON schema"
     return ""
 
 
 def read_arguments(_: Parameter, value: Any) -> dict[str, Any]:
-    """Return a template's own arguments by their names, given as a map or its JSON text.
+    """Return a template's own arguments by name, given as a map or its JSON text.
 
-    :raises ValueError: it is no map, a name is none or is taken, or they are too many or too large.
+    :raises ValueError: it is not a map, a name is invalid or reserved, or the arguments are too
+        many or too large.
     """
     arguments = _plain(value, ARGUMENTS_BYTES_MAX)
     if not isinstance(arguments, dict) or len(arguments) > ARGUMENTS_MAX:
-        raise ValueError(f"{shorten(value)} is no map of up to {ARGUMENTS_MAX} arguments")
+        raise ValueError(f"{shorten(value)} is not a map of up to {ARGUMENTS_MAX} arguments")
     for name in arguments:
         if not _ARGUMENT.fullmatch(name):
-            raise ValueError(f"{shorten(name)} is no name of an argument: letters, digits and _")
-        if name in _TAKEN:
-            raise ValueError(f"{name!r} is what the template is told anyway: name another")
+            raise ValueError(f"{shorten(name)} is not an argument's name: use letters, digits, _")
+        if name in _RESERVED:
+            raise ValueError(f"{name!r} is always set: use another name")
     return arguments
 
 
 def _plain(value: Any, bytes_max: int) -> Any:
-    """Return *value* as JSON has it; a text is read as JSON."""
+    """Return *value* as plain JSON types; a text is decoded as JSON."""
     try:
         text = value.encode() if isinstance(value, str) else msgspec.json.encode(value)
         if len(text) > bytes_max:
             raise ValueError(f"{len(text)} bytes of JSON; {bytes_max} at most")
         plain = msgspec.json.decode(text)
     except (msgspec.MsgspecError, TypeError, OverflowError, UnicodeError, RecursionError):
-        raise ValueError(f"{shorten(value)} is no JSON") from None
+        raise ValueError(f"{shorten(value)} is not JSON") from None
     if _depth(plain) > DEPTH_MAX:
         raise ValueError(f"it nests more than {DEPTH_MAX} deep")
     return plain
 
 
 def _depth(value: Any, depth: int = 0) -> int:
-    """Return how deep *value* nests; it is not looked at deeper than one past the bound."""
+    """Return how deep *value* nests, at most `DEPTH_MAX` + 1."""
     if depth > DEPTH_MAX or not isinstance(value, dict | list):
         return depth
     items = value.values() if isinstance(value, dict) else value

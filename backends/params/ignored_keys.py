@@ -1,7 +1,8 @@
-"""Keys of other runtimes that are no parameters here, and why: what is ignored is told by name.
+"""Keys of other runtimes that are not parameters here, with the reasons.
 
 They come from WasmEdge's metadata parser, llama-server's requests and apuslabs/wasi_nn_backend's
-configuration, the forms included that it deleted. In `strict` they are refused with the reason.
+configuration, including forms that it deleted. Answers report them as ignored; with `strict` they
+are refused with the reason.
 """
 
 from __future__ import annotations
@@ -56,4 +57,4 @@ _REASONS: dict[str, str] = {
 }
 
 OUTSIDE: dict[str, str] = {key: reason for reason, keys in _REASONS.items() for key in keys.split()}
-"""The reason by the key's name, with hyphens."""
+"""The reason by the key's name, which has hyphens."""

@@ -1,4 +1,4 @@
-"""What is made of the table for readers: a JSON schema, and the page docs/parameters.md."""
+"""The JSON schema of the parameters, and the page docs/parameters.md, made from the table."""
 
 from __future__ import annotations
 
@@ -27,11 +27,7 @@ _TYPES: dict[Kind, dict[str, Any]] = {
     "arguments": {"type": ["string", "object"]},
     "scales": {"type": ["object", "array", "null"]},
 }
-_WORDS: dict[Kind, str] = {
-    "int": "int",
-    "float": "float",
-    "bool": "bool",
-    "text": "text",
+_WORDS: dict[str, str] = {
     "texts": "text, or array of texts",
     "samplers": "array of names, or letters",
     "biases": "array of pairs, or map",
@@ -47,7 +43,7 @@ _WORDS: dict[Kind, str] = {
 
 
 def json_schema(parameters: Sequence[Parameter] = PARAMETERS) -> dict[str, Any]:
-    """Return a JSON schema of parameters by their names; other spellings and keys are not in it."""
+    """Return a JSON schema of parameters by name; it does not allow for other spellings."""
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "parameters of inferd",
@@ -68,40 +64,42 @@ def _plain(number: float) -> float:
 
 
 def page() -> str:
-    """Return docs/parameters.md."""
+    """Return the text of docs/parameters.md."""
     return "\n".join([*_INTRODUCTION, *_tables(), *_OUTSIDE_INTRODUCTION, *_outside(), ""])
 
 
 _INTRODUCTION = """\
 # Parameters
 
-Made by `make docs` from the table in `backends/params/table.py`; as a JSON schema:
-[parameters.schema.json](parameters.schema.json).
+`make docs` writes this page from the table in `backends/params/table.py`, and the same parameters
+as a JSON schema: [parameters.schema.json](parameters.schema.json).
 
-Read from the configuration (`[defaults]`, `[models.NAME]`), from JSON (`set_input` at index 1,
-`config`, `builders[1]`) and from `options`. `_` and `-` are the same, and so are the spellings in
-the second column: llama-server's, WasmEdge's and those of apuslabs/wasi_nn_backend, whose nested
-objects are read too (`model`, `sampling`, `stopping`, `memory`, `memory_policy`,
-`memory_management`, `performance`, `backend`, `logging`; `sampling.dynatemp.range` is
-`dynatemp-range`). In JSON an unknown key is returned as `ignored`, unless the
-JSON also has `"strict": true`; everywhere else it is rejected, with the nearest known key. A value
-out of its range is rejected with the range and the nearest valid value; all errors are reported
-together. [stopping.md](stopping.md) describes the conditions that end a turn, and further forms.
+Parameters are set in the configuration (`[defaults]`, `[models.NAME]`), in JSON (`set_input` at
+index 1, `config`, `builders[1]`) and in `options`. `_` and `-` are equivalent. The second column
+has other spellings that are read: those of llama-server, WasmEdge and apuslabs/wasi_nn_backend. The
+nested objects of the latter are read too (`model`, `sampling`, `stopping`, `memory`,
+`memory_policy`, `memory_management`, `performance`, `backend`, `logging`;
+`sampling.dynatemp.range` is `dynatemp-range`).
 
-**Precedence**: the value of the turn, else of the session, of the graph, of the model in the
-configuration, of the GGUF file (`general.sampling.*`), else the built-in default. The call
-`parameters` returns each value in force with its origin. If values contradict each other, that call
-and the metadata (`adjusted`) return the values used instead.
+In JSON an unknown key has no effect and is reported as `ignored`, unless `"strict": true` stands
+beside it; everywhere else it is refused, and the error names the nearest known key. A value out of
+its range is refused with the range and the nearest valid value. All errors are reported at once.
+[stopping.md](stopping.md) describes what ends a turn, and the further forms that are read.
 
-*Model* parameters are the operator's; of those a client may ask for a smaller `ctx-size`. *Context*
-ones hold for a context, *request* ones for a context or a turn.
+**Precedence**: the turn's value, then the session's, the graph's, the model's in the configuration,
+the recommendation of the GGUF file (`general.sampling.*`), the built-in default. The call
+`parameters` returns each value in force and where it was set. If values contradict each other, it
+and the metadata (`adjusted`) have the value that is used instead.
+
+Only the operator sets *model* parameters, except that a client may request a smaller `ctx-size`.
+*Context* parameters apply to a context, *request* parameters to a context or a turn.
 """.splitlines()
 
 _OUTSIDE_INTRODUCTION = """\
 ## Keys that have no effect
 
-Other runtimes know them. They are told as `ignored`, or refused with the reason where keys are
-strict.
+Other runtimes have these keys. They are reported as `ignored`, or refused with the reason where
+`strict` is set.
 
 | keys | why |
 |---|---|""".splitlines()
@@ -121,7 +119,8 @@ def columns(p: Parameter) -> tuple[str, str, str, str, str, str, str]:
     """Return name, level, other spellings, type, default, range and meaning as texts."""
     bounds = f"{p.low:.10g} … {p.high:.10g}" if p.kind in ("int", "float") else ""
     default = json.dumps(p.default)
-    return p.name, p.level, ", ".join(p.aliases), _WORDS[p.kind], default, bounds, p.doc
+    kind = _WORDS.get(p.kind, p.kind)
+    return p.name, p.level, ", ".join(p.aliases), kind, default, bounds, p.doc
 
 
 def _line(p: Parameter) -> str:

@@ -1,4 +1,4 @@
-"""Reading parameters from JSON objects: of wasi-nn calls, our own calls, the configuration."""
+"""Reading of parameters from JSON objects, in wasi-nn calls, inferd's calls and configurations."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from typing import Any
 import msgspec
 
 from ..errors import InvalidArgument, InvalidEncoding
-from .adapter_scales import read_scales
+from .adapter_scales import check_distinct, read_scales
 from .chat_options import read_arguments, read_choice, read_tools
 from .ignored_keys import OUTSIDE
-from .stop_forms import FORMS, read_triggers
+from .stop_forms import FORMS, read_token, read_triggers
 from .table import BY_NAME, BY_SPELLING, SAMPLERS, TENSOR_SPLIT_MAX, Kind, Level, Parameter
 
 KEY_CHARACTERS_MAX = 100
-"""A longer key is nobody's slip: it is shortened in messages and compared with none."""
+"""A longer key is not a misspelling: messages shorten it and suggest no other."""
 ITEMS_MAX = 10_000
 """Items of one list."""
 TEXT_CHARACTERS_MAX = 64 << 10
@@ -42,22 +42,22 @@ _SECTIONS = {
     "performance": "",
     "logging": "",
 }
-"""Objects whose keys are read as if they stood at the top, with what then stands before them."""
+"""Objects whose keys are read as top-level keys, with the prefix that these get."""
 
 
 class Options(msgspec.Struct, kw_only=True):
-    """What was read from a JSON object: values by parameter name, and the keys set aside."""
+    """The values by parameter name that were read from a JSON object, and the ignored keys."""
 
     values: dict[str, Any] = {}
     ignored: list[str] = []
 
     def level(self, *levels: Level) -> dict[str, Any]:
-        """Return the values that belong to one of *levels*."""
+        """Return the values of the parameters of *levels*."""
         return {k: v for k, v in self.values.items() if BY_NAME[k].level in levels}
 
 
 def nearest(key: str, known: Any) -> str:
-    """Return a clause that names the known key nearest to *key*, or an empty text."""
+    """Return a question that suggests the known key nearest to *key*, or an empty text."""
     if len(key) > KEY_CHARACTERS_MAX:
         return ""
     close = difflib.get_close_matches(key, list(known), n=1, cutoff=0.6)
@@ -67,8 +67,8 @@ def nearest(key: str, known: Any) -> str:
 def parse_json_options(text: bytes | str, *, strict: bool = False) -> Options:
     """Read the JSON text of a wasi-nn call; empty text is an empty object.
 
-    :raises InvalidEncoding: it is no JSON object.
-    :raises InvalidArgument: a value is wrong, or, with strict, a key is unknown.
+    :raises InvalidEncoding: *text* is not a JSON object.
+    :raises InvalidArgument: a value is wrong, or, with *strict*, a key is unknown.
     """
     if not text.strip():
         return Options()
@@ -76,47 +76,50 @@ def parse_json_options(text: bytes | str, *, strict: bool = False) -> Options:
         value = msgspec.json.decode(text)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
         raise InvalidEncoding(
-            f"the metadata is no valid JSON: {exc}", hint='send one JSON object, such as {"temp":0}'
+            f"the metadata is not valid JSON: {exc}", hint='send one JSON object, as {"temp":0}'
         ) from None
     if not isinstance(value, dict):
         raise InvalidEncoding(
             f"the metadata is a JSON {type(value).__name__}, not an object",
-            hint='send one JSON object, such as {"temp":0}',
+            hint='send one JSON object, as {"temp":0}',
         )
     return read_options(value, strict=strict)
 
 
 def read_options(raw: Mapping[str, Any], *, strict: bool = False) -> Options:
-    """Read parameters from a decoded object; unknown keys are set aside under `ignored`.
+    """Read parameters from a decoded object; `ignored` lists unknown keys.
 
-    Of several spellings of one parameter the last one holds. All errors are reported together,
+    Of several spellings of one parameter the last one applies. All errors are reported together,
     each with key, value and range.
 
-    :raises InvalidArgument: a value is wrong, or, with strict (or ``"strict": true``), unknown.
+    :raises InvalidArgument: a value is wrong, or, with *strict* (or ``"strict": true``), a key is
+        unknown.
     """
     options = Options()
     errors: list[str] = []
     strict = strict or raw.get("strict") is True
     for key, name, value in _flat(raw):
-        if name in FORMS and value is not None:
-            _read_form(key, FORMS[name], value, options.values, errors)
-            continue
-        parameter = BY_SPELLING.get(name)
         if value is None or (name == "strict" and isinstance(value, bool)):
             continue
-        if parameter is not None:
-            _read_one(parameter, key, value, options.values, errors)
-        elif strict:
-            errors.append(_unknown(key, name))
-        else:
-            options.ignored.append(key[:KEY_CHARACTERS_MAX])
+        try:
+            meant = FORMS[name](value) if name in FORMS else {name: value}
+        except ValueError as exc:
+            errors.append(f"{key}: {exc}")
+            continue
+        for spelling, item in meant.items():
+            if spelling in BY_SPELLING:
+                _read_value(BY_SPELLING[spelling], key, item, options.values, errors)
+            elif strict:
+                errors.append(_unknown(key, name))
+            else:
+                options.ignored.append(key[:KEY_CHARACTERS_MAX])
     if errors:
         raise InvalidArgument("; ".join(errors), data={"errors": errors})
     return options
 
 
 def _flat(raw: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, str, Any]]:
-    """Yield (the key with its path, the parameter's spelling, the value)."""
+    """Yield the key, the spelling of a parameter, and the value."""
     prefix = _SECTIONS.get(path, "")
     for key, value in raw.items():
         spelling = str(key).lower().replace("_", "-")
@@ -133,29 +136,13 @@ def _unknown(key: str, name: str) -> str:
     return f"unknown key {key[:KEY_CHARACTERS_MAX]!r} {nearest(name, BY_SPELLING)}".rstrip()
 
 
-def _read_one(
+def _read_value(
     parameter: Parameter, key: str, value: Any, values: dict[str, Any], errors: list[str]
 ) -> None:
     try:
         values[parameter.name] = _READERS[parameter.kind](parameter, value)
     except ValueError as exc:
         errors.append(f"{key}: {exc}")
-
-
-def _read_form(
-    key: str,
-    form: Callable[[Any], dict[str, Any]],
-    value: Any,
-    values: dict[str, Any],
-    errors: list[str],
-) -> None:
-    try:
-        meant = form(value)
-    except ValueError as exc:
-        errors.append(f"{key}: {exc}")
-        return
-    for name, one in meant.items():
-        _read_one(BY_NAME[name], key, one, values, errors)
 
 
 def _read_bool(_: Parameter, value: Any) -> bool:
@@ -167,13 +154,13 @@ def _read_bool(_: Parameter, value: Any) -> bool:
 def _read_int(parameter: Parameter, value: Any) -> int:
     number = _read_float(parameter, value)
     if number != int(number):
-        raise ValueError(f"{shorten(value)} is no whole number")
+        raise ValueError(f"{shorten(value)} is not a whole number")
     return int(value)
 
 
 def _read_float(parameter: Parameter, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ValueError(f"{shorten(value)} is no number")
+        raise ValueError(f"{shorten(value)} is not a number")
     if not parameter.low <= value <= parameter.high:
         good = min(max(value, parameter.low), parameter.high) if value == value else parameter.low
         raise ValueError(
@@ -184,21 +171,21 @@ def _read_float(parameter: Parameter, value: Any) -> float:
 
 def _read_text(_: Parameter, value: Any) -> str:
     if not isinstance(value, str):
-        raise ValueError(f"{shorten(value)} is no text")
+        raise ValueError(f"{shorten(value)} is not a text")
     if len(value) > TEXT_CHARACTERS_MAX:
         raise ValueError(f"a text of {len(value)} characters; {TEXT_CHARACTERS_MAX} at most")
     if "\0" in value:
-        raise ValueError("it holds a NUL")
+        raise ValueError("it contains a NUL")
     return value
 
 
 def _read_schema(_: Parameter, value: Any) -> str:
-    """Return a schema as its JSON text; what it says is looked at where a grammar is made of it."""
+    """Return a schema as JSON text; its keywords are checked later, when it becomes a grammar."""
     if isinstance(value, dict | bool):
         value = msgspec.json.encode(value).decode()
     text = _read_text(_, value)
     if text.strip() and not isinstance(_decoded(text), dict | bool):
-        raise ValueError(f"{shorten(value)} is no schema: send an object, or its JSON text")
+        raise ValueError(f"{shorten(value)} is not a schema: send an object, or its JSON text")
     return text.strip()
 
 
@@ -206,27 +193,30 @@ def _decoded(text: str) -> Any:
     try:
         return msgspec.json.decode(text)
     except (msgspec.DecodeError, RecursionError) as exc:
-        raise ValueError(f"it is no valid JSON: {exc}") from None
+        raise ValueError(f"it is not valid JSON: {exc}") from None
 
 
 def _read_texts(_: Parameter, value: Any) -> list[str]:
     items = [value] if isinstance(value, str) else value
     if not isinstance(items, list) or not all(isinstance(i, str) for i in items):
-        raise ValueError(f"{shorten(value)} is no text and no list of texts")
+        raise ValueError(f"{shorten(value)} is neither a text nor a list of texts")
     _check_length(items)
     return [i for i in items if i]
 
 
 def _read_samplers(_: Parameter, value: Any) -> list[str]:
-    """Read names, or letters as llama-server has them; spelled with `_`, `-` or neither."""
+    """Read sampler names, with `_`, `-` or neither, or llama-server's letters."""
     letters = {letter: name for name, letter in SAMPLERS.items()}
     if isinstance(value, str) and all(c in letters for c in value):
-        return _once([letters[c] for c in value])
-    names = value.replace(";", ",").split(",") if isinstance(value, str) else value
-    if not isinstance(names, list) or not all(isinstance(n, str) for n in names):
-        raise ValueError(f"{shorten(value)} is no list of samplers and no text of their letters")
-    _check_length(names)
-    return _once([_sampler(name) for name in names])
+        samplers = [letters[c] for c in value]
+    else:
+        names = value.replace(";", ",").split(",") if isinstance(value, str) else value
+        if not isinstance(names, list) or not all(isinstance(n, str) for n in names):
+            raise ValueError(f"{shorten(value)} is neither a list of samplers nor their letters")
+        _check_length(names)
+        samplers = [_sampler(name) for name in names]
+    check_distinct("sampler", samplers)
+    return samplers
 
 
 def _sampler(name: str) -> str:
@@ -244,70 +234,56 @@ def _sampler(name: str) -> str:
         raise ValueError(f"there is no sampler {shorten(name)}; {hint}") from None
 
 
-def _once(names: list[str]) -> list[str]:
-    twice = next((n for i, n in enumerate(names) if n in names[:i]), None)
-    if twice is not None:
-        raise ValueError(f"sampler {twice!r} is there twice; name each once")
-    return names
-
-
 def _read_biases(_: Parameter, value: Any) -> list[list[Any]]:
-    pairs = [[_token(k), v] for k, v in value.items()] if isinstance(value, dict) else value
+    pairs = [[_bias_key(k), v] for k, v in value.items()] if isinstance(value, dict) else value
     if not isinstance(pairs, list):
-        raise ValueError(f"{shorten(value)} is no list of pairs and no map")
+        raise ValueError(f"{shorten(value)} is neither a list of pairs nor a map")
     _check_length(pairs)
     return [_bias(pair) for pair in pairs]
 
 
-def _token(key: Any) -> Any:
-    """Return a map's key as a token's number where it is one: JSON has no others than texts."""
+def _bias_key(key: Any) -> Any:
+    """Return a map's key, as a token's number if it has that form: JSON keys are always texts."""
     return int(key) if isinstance(key, str) and key.isascii() and key.isdecimal() else key
 
 
 def _bias(pair: Any) -> list[Any]:
     if not isinstance(pair, list) or len(pair) != 2:
-        raise ValueError(f"{shorten(pair)} is no pair of a token or text and a number or false")
+        raise ValueError(f"{shorten(pair)} is not a pair of a token or text and a number or false")
     token, bias = pair
     if isinstance(token, bool) or not isinstance(token, int | str) or token == "":
-        raise ValueError(f"{shorten(token)} is no token's number and no text")
+        raise ValueError(f"{shorten(token)} is neither a token's number nor a text")
     if bias is False:
         return [token, False]
     if isinstance(bias, bool) or not isinstance(bias, int | float) or not math.isfinite(bias):
-        raise ValueError(f"{shorten(bias)} is no number and not false")
+        raise ValueError(f"{shorten(bias)} is neither a number nor false")
     if abs(bias) > 1e6:
         raise ValueError(f"{shorten(bias)} is outside -1e+06 … 1e+06; use false for never")
     return [token, float(bias)]
 
 
 def _read_shares(_: Parameter, value: Any) -> list[float]:
-    """Read a list of numbers, or a text of them as llama.cpp's command line takes it."""
+    """Read a list of numbers, or a text of them in the form of llama.cpp's command line."""
     parts = value
     if isinstance(value, str):
         parts = re.split(r"[,/]", value) if value.strip() else []
     if not isinstance(parts, list) or len(parts) > TENSOR_SPLIT_MAX:
-        raise ValueError(f"{shorten(value)} is no list of up to {TENSOR_SPLIT_MAX} numbers")
+        raise ValueError(f"{shorten(value)} is not a list of up to {TENSOR_SPLIT_MAX} numbers")
     try:
         numbers = [float(part) for part in parts if not isinstance(part, bool)]
     except (TypeError, ValueError, OverflowError):
-        raise ValueError(f"{shorten(value)} is no list of numbers") from None
+        raise ValueError(f"{shorten(value)} is not a list of numbers") from None
     if len(numbers) < len(parts) or not all(0 <= n <= SHARE_HIGH for n in numbers):
-        raise ValueError(f"{shorten(value)}: each number is to be in 0 … {SHARE_HIGH:g}")
+        raise ValueError(f"{shorten(value)}: each number must be in 0 … {SHARE_HIGH:g}")
     if numbers and not sum(numbers):
-        raise ValueError(f"{shorten(value)}: no device has anything")
+        raise ValueError(f"{shorten(value)}: every device has a share of 0")
     return numbers
 
 
 def _read_tokens(_: Parameter, value: Any) -> list[int]:
     items = value if isinstance(value, list) else [value]
     _check_length(items)
-    for item in items:
-        if isinstance(item, bool) or not isinstance(item, int) or not 0 <= item < 1 << 31:
-            raise ValueError(f"{shorten(item)} is no token's number")
-    return items
-
-
-def _read_triggers(_: Parameter, value: Any) -> list[list[Any]]:
-    return read_triggers(value)
+    return [read_token(item) for item in items]
 
 
 def _check_length(items: list[Any]) -> None:
@@ -326,7 +302,7 @@ _READERS: dict[Kind, Callable[[Parameter, Any], Any]] = {
     "biases": _read_biases,
     "shares": _read_shares,
     "tokens": _read_tokens,
-    "triggers": _read_triggers,
+    "triggers": lambda _, value: read_triggers(value),
     "choice": read_choice,
     "tools": read_tools,
     "arguments": read_arguments,

@@ -1,31 +1,31 @@
-"""From parameters to what a sampler is made of; what contradicts itself is settled, and told."""
+"""Sampling parameters, and the adjustment of values that contradict each other."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
 from ..errors import InvalidArgument
-from .stop_options import STOPPING_RULES
+from .stop_options import STOPPING_RULES, Rule, value_of
 from .table import BY_NAME, DRY_BREAKERS, SAMPLERS_DEFAULT
 
-_BREAKERS, _BREAKER_CHARACTERS = 8, 40
-"""Making a sampler with one takes 12 ms with 262k tokens (Gemma): the engine stands meanwhile."""
-_GRAMMAR_NESTING = 100
-"""llama.cpp's parser calls itself for each bracket that is open."""
-_INFILL_TOP_K = 1000
+_BREAKERS_MAX, _BREAKER_CHARACTERS_MAX = 8, 40
+"""Creating a sampler with one takes 12 ms with 262k tokens (Gemma); the engine waits meanwhile."""
+_GRAMMAR_NESTING_MAX = 100
+"""llama.cpp's parser recurses for each open bracket."""
+_INFILL_TOP_K_MAX = 1000
 """Infill compares every token with every other: with 49k of them a token takes minutes."""
-_BRACKETS = re.compile(r"[^()]")
-"""All but round brackets; those in quotes are counted, too: too many are refused at worst."""
+_NOT_A_BRACKET = re.compile(r"[^()]")
+"""Brackets in quotes are counted too, which at worst refuses a grammar with very many."""
 Bias = tuple[int | str, float | bool]
-"""A token or a text, and what its logits get more; False: it is never drawn."""
+"""A token or a text, and a number to add to its logits; False: it is never sampled."""
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
-    """How tokens of a turn are drawn. `temp` 0 is greedy; `seed` is never -1 here."""
+    """How the tokens of a turn are sampled. `temp` 0 is greedy; `seed` is never -1 here."""
 
     seed: int = 0
     samplers: tuple[str, ...] = SAMPLERS_DEFAULT
@@ -58,14 +58,14 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     ignore_eos: bool = False
     grammar: str = ""
     grammar_triggers: tuple[tuple[str, str | int], ...] = ()
-    """What wakes the grammar: (kind, value); none: it holds from the beginning."""
+    """What starts the grammar, as (kind, value); empty: it applies from the beginning."""
     json_schema: str = ""
     n_probs: int = 0
     post_sampling_probs: bool = False
 
     @property
-    def follows(self) -> bool:
-        """Tell whether the answer follows a grammar, of a client's or of a schema's making."""
+    def has_grammar(self) -> bool:
+        """Whether the answer follows a grammar, given as such or as a schema."""
         return bool(self.grammar or self.json_schema)
 
 
@@ -73,7 +73,7 @@ _FIELDS = {f: f.replace("_", "-") for f in SamplingParams.__struct_fields__}
 
 
 def sampling_params(values: Mapping[str, Any], seed: int) -> SamplingParams:
-    """Return the sampling part of *values* (by parameter name), with a *seed* already drawn."""
+    """Return the sampling part of *values* (by parameter name) with *seed*, which is not -1."""
     fields = {f: _frozen(values[n]) for f, n in _FIELDS.items() if n in values}
     return SamplingParams(**{**fields, "seed": seed})
 
@@ -82,106 +82,94 @@ def _frozen(value: Any) -> Any:
     return tuple(_frozen(v) for v in value) if isinstance(value, list) else value
 
 
-def settle(values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return *values* as they hold together, and by name why one is not as it was asked for.
+def adjust_parameters(values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return *values* without contradictions, and for each parameter adjusted the reason.
 
-    The rules are those of llama-server (`tools/server/server-task.cpp`, `common/sampling.cpp`).
+    The rules are llama-server's (`tools/server/server-task.cpp`, `common/sampling.cpp`).
 
-    :raises InvalidArgument: they cannot hold together; all that is wrong is told at once.
+    :raises InvalidArgument: contradictions cannot be resolved; the error reports all of them.
     """
-    settled, told, errors = dict(values), dict[str, str](), list[str]()
+    result, adjusted, errors = dict(values), dict[str, str](), list[str]()
     for rule in _RULES:
-        rule(settled, told, errors)
+        rule(result, adjusted, errors)
     if errors:
         raise InvalidArgument("; ".join(errors), data={"errors": errors})
-    return settled, told
+    return result, adjusted
 
 
-Rule = Callable[[dict[str, Any], dict[str, str], list[str]], None]
-
-
-def _get(values: Mapping[str, Any], name: str) -> Any:
-    return values.get(name, BY_NAME[name].default)
-
-
-def _mirostat_draws_alone(values: dict[str, Any], told: dict[str, str], _: list[str]) -> None:
-    if not _get(values, "mirostat"):
+def _limit_mirostat_chain(values: dict[str, Any], adjusted: dict[str, str], _: list[str]) -> None:
+    if not value_of(values, "mirostat"):
         return
     if "samplers" in values:
-        told["samplers"] = "mirostat draws: the chain is the temperature alone"
+        adjusted["samplers"] = "mirostat samples: the chain is only the temperature"
     values["samplers"] = ["temperature"]
 
 
-def _breakers_are_few(values: dict[str, Any], _: dict[str, str], errors: list[str]) -> None:
-    breakers = _get(values, "dry-sequence-breakers")
+def _check_breakers(values: dict[str, Any], _: dict[str, str], errors: list[str]) -> None:
+    breakers = value_of(values, "dry-sequence-breakers")
     if not breakers:
-        errors.append("dry-sequence-breakers: an empty list; name one text at least")
+        errors.append("dry-sequence-breakers: an empty list; name at least one text")
     longest = max((len(b) for b in breakers), default=0)
-    if longest > _BREAKER_CHARACTERS:
-        most = f"{_BREAKER_CHARACTERS} at most"
+    if longest > _BREAKER_CHARACTERS_MAX:
+        most = f"{_BREAKER_CHARACTERS_MAX} at most"
         errors.append(f"dry-sequence-breakers: a text of {longest} characters; {most}")
-    if len(breakers) > _BREAKERS:
-        errors.append(f"dry-sequence-breakers: {len(breakers)} texts; {_BREAKERS} at most")
+    if len(breakers) > _BREAKERS_MAX:
+        errors.append(f"dry-sequence-breakers: {len(breakers)} texts; {_BREAKERS_MAX} at most")
 
 
-def _infill_sees_few(values: dict[str, Any], _: dict[str, str], errors: list[str]) -> None:
-    names, top_k = _get(values, "samplers"), _get(values, "top-k")
+def _check_infill(values: dict[str, Any], _: dict[str, str], errors: list[str]) -> None:
+    names, top_k, most = value_of(values, "samplers"), value_of(values, "top-k"), _INFILL_TOP_K_MAX
     if "infill" not in names:
         return
-    if "top-k" not in names[: names.index("infill")] or not 0 < top_k <= _INFILL_TOP_K:
-        errors.append(f"samplers: infill needs top-k before it, with 1 … {_INFILL_TOP_K} tokens")
+    if "top-k" not in names[: names.index("infill")] or not 0 < top_k <= most:
+        errors.append(f"samplers: infill needs top-k before it, with 1 … {most} tokens")
 
 
-def _grammar_ends_the_answer(values: dict[str, Any], told: dict[str, str], _: list[str]) -> None:
-    if not (_get(values, "grammar") or _get(values, "json-schema")):
+def _end_with_grammar(values: dict[str, Any], adjusted: dict[str, str], _: list[str]) -> None:
+    if not (value_of(values, "grammar") or value_of(values, "json-schema")):
         return
-    if _get(values, "ignore-eos"):
-        told["ignore-eos"] = "the answer ends where its grammar is complete"
-        values["ignore-eos"] = False
-    if _get(values, "ctx-shift"):
-        told["ctx-shift"] = "the answer to a grammar keeps its beginning"
-        values["ctx-shift"] = False
+    for name, reason in (
+        ("ignore-eos", "the answer ends where its grammar is complete"),
+        ("ctx-shift", "an answer with a grammar keeps its beginning"),
+    ):
+        if value_of(values, name):
+            adjusted[name], values[name] = reason, False
 
 
-def _grammar_is_one(values: dict[str, Any], _: dict[str, str], errors: list[str]) -> None:
-    if _get(values, "grammar") and _get(values, "json-schema"):
-        errors.append('json-schema: there is a grammar, too; set one of both to ""')
-
-
-def _grammar_is_flat(values: dict[str, Any], _: dict[str, str], errors: list[str]) -> None:
+def _check_grammar(values: dict[str, Any], _: dict[str, str], errors: list[str]) -> None:
+    grammar = value_of(values, "grammar")
+    if grammar and value_of(values, "json-schema"):
+        errors.append('json-schema: grammar is set too; set one of them to ""')
     depth = deepest = 0
-    for bracket in _BRACKETS.sub("", _get(values, "grammar")):
+    for bracket in _NOT_A_BRACKET.sub("", grammar):
         depth += (bracket == "(") - (bracket == ")")
         deepest = max(deepest, depth)
-    if deepest > _GRAMMAR_NESTING:
-        errors.append(f"grammar: {deepest} brackets are open at once; {_GRAMMAR_NESTING} at most")
+    if deepest > _GRAMMAR_NESTING_MAX:
+        most = f"{_GRAMMAR_NESTING_MAX} at most"
+        errors.append(f"grammar: {deepest} brackets are open at once; {most}")
 
 
-def _dry_grows(values: dict[str, Any], told: dict[str, str], _: list[str]) -> None:
-    if _get(values, "dry-base") < 1:
-        told["dry-base"] = "below 1 it would shrink: 1.75 holds"
+def _raise_dry_base(values: dict[str, Any], adjusted: dict[str, str], _: list[str]) -> None:
+    if value_of(values, "dry-base") < 1:
+        adjusted["dry-base"] = "below 1 the penalty would shrink: 1.75 is used"
         values["dry-base"] = BY_NAME["dry-base"].default
 
 
-def _adaptive_p_is_in_the_chain(values: dict[str, Any], told: dict[str, str], _: list[str]) -> None:
-    if _get(values, "adaptive-target") >= 0 and "adaptive-p" not in _get(values, "samplers"):
-        told["adaptive-target"] = "adaptive-p is not among the samplers: name it there"
-
-
-def _xtc_is_on(values: dict[str, Any], told: dict[str, str], _: list[str]) -> None:
-    if _get(values, "xtc-probability") > 0 and _get(values, "xtc-threshold") > 0.5:
-        told["xtc-threshold"] = "above 0.5 no two tokens reach it: xtc is off"
+def _report_unused(values: dict[str, Any], adjusted: dict[str, str], _: list[str]) -> None:
+    target, samplers = value_of(values, "adaptive-target"), value_of(values, "samplers")
+    if target >= 0 and "adaptive-p" not in samplers:
+        adjusted["adaptive-target"] = "adaptive-p is not among the samplers: name it there"
+    if value_of(values, "xtc-probability") > 0 and value_of(values, "xtc-threshold") > 0.5:
+        adjusted["xtc-threshold"] = "no two tokens can be above 0.5: xtc is off"
 
 
 _RULES: tuple[Rule, ...] = (
-    _mirostat_draws_alone,
-    _breakers_are_few,
-    _infill_sees_few,
-    _grammar_ends_the_answer,
-    _grammar_is_one,
-    _grammar_is_flat,
-    _dry_grows,
-    _adaptive_p_is_in_the_chain,
-    _xtc_is_on,
+    _limit_mirostat_chain,
+    _check_breakers,
+    _check_infill,
+    _end_with_grammar,
+    _check_grammar,
+    _raise_dry_base,
+    _report_unused,
     *STOPPING_RULES,
 )

@@ -1,4 +1,4 @@
-"""Conditions in the forms of wasi_nn_backend, and the parameters here that they mean."""
+"""Grammar triggers, and conversion of wasi_nn_backend's stop conditions to parameters."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _GLOBAL_FLAGS = re.compile(r"\(\?[aiLmsux]+\)")
 
 
 def read_triggers(value: Any) -> list[list[Any]]:
-    """Return pairs of a trigger's kind and its value, a text or a token's number.
+    """Return grammar triggers as pairs of a kind and a value, a text or a token's number.
 
-    :raises ValueError: they are none.
+    :raises ValueError: *value* has another form.
     """
     return [_trigger(item) for item in _items(value)]
 
@@ -28,7 +28,7 @@ def _trigger(item: Any) -> list[Any]:
     if isinstance(item, list) and len(item) == 2:
         item = {"type": item[0], "value": item[1]}
     if not isinstance(item, Mapping):
-        raise ValueError(f"{shorten(item)} is no trigger: a text, or a type and a value")
+        raise ValueError(f"{shorten(item)} is not a trigger: give a text, or a type and a value")
     kind, value = item.get("type", "word"), item.get("value", "")
     if isinstance(kind, int) and not isinstance(kind, bool) and 0 <= kind < len(TRIGGER_KINDS):
         kind = TRIGGER_KINDS[kind]
@@ -36,16 +36,19 @@ def _trigger(item: Any) -> list[Any]:
     if kind not in TRIGGER_KINDS:
         raise ValueError(f"there is no trigger {shorten(kind)}; use {', '.join(TRIGGER_KINDS)}")
     if kind == "token":
-        token = item.get("token", value)
-        return [kind, _token(token)]
+        return [kind, read_token(item.get("token", value))]
     if not isinstance(value, str) or not value:
-        raise ValueError(f"{shorten(value)} is no text that wakes a grammar")
+        raise ValueError(f"{shorten(value)} is not a text that can start a grammar")
     return [kind, value]
 
 
-def _token(value: Any) -> int:
+def read_token(value: Any) -> int:
+    """Return a token's number.
+
+    :raises ValueError: *value* is not one.
+    """
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 31:
-        raise ValueError(f"{shorten(value)} is no token's number")
+        raise ValueError(f"{shorten(value)} is not a token's number")
     return value
 
 
@@ -60,7 +63,7 @@ def _maps(value: Any) -> list[Mapping[str, Any]]:
     items = _items(value)
     for item in items:
         if not isinstance(item, Mapping):
-            raise ValueError(f"{shorten(item)} is no condition: an object is")
+            raise ValueError(f"{shorten(item)} is not a condition: give an object")
     return items
 
 
@@ -70,7 +73,7 @@ def _token_conditions(value: Any) -> dict[str, Any]:
         mode = item.get("mode", "stop_on_token")
         if mode != "stop_on_token":
             raise ValueError(f"there is no mode {shorten(mode)}; use stop_on_token")
-        tokens.append(_token(item.get("token_id")))
+        tokens.append(read_token(item.get("token_id")))
     return {"stop-tokens": tokens}
 
 
@@ -79,7 +82,7 @@ def _pattern_conditions(value: Any) -> dict[str, Any]:
     for item in _maps(value):
         pattern, kind = item.get("pattern"), item.get("match_type", "partial")
         if not isinstance(pattern, str) or kind not in ("partial", "full"):
-            raise ValueError(f"{shorten(dict(item))} is no pattern that matches partial or full")
+            raise ValueError(f"{shorten(dict(item))} is not a pattern with a partial or full match")
         flags = _GLOBAL_FLAGS.match(pattern)
         head = flags.group() if flags else ""
         full = rf"{head}\A(?:{pattern[len(head) :]})"
@@ -92,7 +95,7 @@ def _semantic_conditions(value: Any) -> dict[str, Any]:
     for item in _maps(value):
         kind, threshold = item.get("type"), item.get("threshold", 0.8)
         if isinstance(threshold, bool) or not isinstance(threshold, int | float):
-            raise ValueError(f"{shorten(threshold)} is no number")
+            raise ValueError(f"{shorten(threshold)} is not a number")
         if not 0 < threshold < 1:
             raise ValueError(f"a threshold of {threshold:g}; it is between 0 and 1")
         match kind:
@@ -116,7 +119,7 @@ _SEMANTICS = "completion_detection, repetition_detection, coherence_break, simil
 def _similar_text(item: Mapping[str, Any]) -> str:
     text = item.get("text", item.get("target"))
     if not isinstance(text, str) or not text.strip():
-        raise ValueError(f"{shorten(text)} is no text to compare sentences with: give it as `text`")
+        raise ValueError(f"{shorten(text)} is not a text: give one to compare sentences with")
     return text
 
 
@@ -139,4 +142,4 @@ FORMS: dict[str, Callable[[Any], dict[str, Any]]] = {
     "semantic-conditions": _semantic_conditions,
     "dynamic-timeout": _dynamic_timeout,
 }
-"""By the key's name, with hyphens; what they return is read as if it stood at the top."""
+"""By the key's name, which has hyphens; the results are then read as parameters."""

@@ -1,4 +1,4 @@
-"""From parameters to what ends a turn beside its end mark, its stop texts and its bounds."""
+"""Parameters of stop conditions, apart from the end mark, stop texts and bounds on length."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SIMILARITY_CHARACTERS_MAX = 4096
 
 
 class StoppingParams(msgspec.Struct, frozen=True, kw_only=True):
-    """What may end a turn; each field is off at its default. They hold for a whole turn."""
+    """The stop conditions of a whole turn; each is off at its default."""
 
     stop_tokens: tuple[int, ...] = ()
     stop_patterns: tuple[str, ...] = ()
@@ -44,14 +44,14 @@ _FIELDS = {f: f.replace("_", "-") for f in StoppingParams.__struct_fields__}
 
 
 def stopping_params(values: Mapping[str, Any]) -> StoppingParams:
-    """Return the part of *values* (by parameter name) that is about ends."""
+    """Return the stop conditions in *values* (by parameter name)."""
     found: dict[str, Any] = {f: values[n] for f, n in _FIELDS.items() if n in values}
     fixed: dict[str, Any] = {f: tuple(v) for f, v in found.items() if isinstance(v, list)}
     return StoppingParams(**{**found, **fixed})
 
 
 def trigger_pattern(kind: str, value: str) -> Pattern:
-    """Return the pattern whose match starts a lazy grammar; a word stands for itself.
+    """Return the pattern whose match starts a lazy grammar; a word matches itself.
 
     :raises InvalidArgument: the pattern cannot be run.
     :raises UnsupportedOperation: no pattern can be run on this Python.
@@ -61,18 +61,23 @@ def trigger_pattern(kind: str, value: str) -> Pattern:
     return Pattern.cached(value, kind == "pattern-full")
 
 
-def _get(values: Mapping[str, Any], name: str) -> Any:
+Rule = Callable[[dict[str, Any], dict[str, str], list[str]], None]
+"""A rule of `adjust_parameters`: changes values, records the reasons by name, appends errors."""
+
+
+def value_of(values: Mapping[str, Any], name: str) -> Any:
+    """Return the value of a parameter, or its default."""
     return values.get(name, BY_NAME[name].default)
 
 
-def _patterns_can_be_run(values: dict[str, Any], _: dict[str, str], errors: list[str]) -> None:
-    stops = [("pattern", text) for text in _get(values, "stop-patterns")]
-    triggers = [(k, v) for k, v in _get(values, "grammar-triggers") if k != "token"]
-    _can_be_run("stop-patterns", stops, PATTERNS_MAX, errors)
-    _can_be_run("grammar-triggers", triggers, TRIGGERS_MAX, errors)
+def _check_patterns(values: dict[str, Any], _: dict[str, str], errors: list[str]) -> None:
+    stops = [("pattern", text) for text in value_of(values, "stop-patterns")]
+    triggers = [(k, v) for k, v in value_of(values, "grammar-triggers") if k != "token"]
+    _check_weight("stop-patterns", stops, PATTERNS_MAX, errors)
+    _check_weight("grammar-triggers", triggers, TRIGGERS_MAX, errors)
 
 
-def _can_be_run(
+def _check_weight(
     name: str, patterns: Sequence[tuple[str, str]], count_max: int, errors: list[str]
 ) -> None:
     if len(patterns) > count_max:
@@ -89,54 +94,41 @@ def _can_be_run(
         )
 
 
-def _what_is_complete_is_known(
-    values: dict[str, Any], _: dict[str, str], errors: list[str]
-) -> None:
-    unknown = [name for name in _get(values, "stop-complete") if name not in COMPLETE]
+def _check_stops(values: dict[str, Any], _: dict[str, str], errors: list[str]) -> None:
+    unknown = [name for name in value_of(values, "stop-complete") if name not in COMPLETE]
     if unknown:
         known = ", ".join(COMPLETE)
         errors.append(f"stop-complete: {unknown[0][:40]!r}; there are {known}")
-
-
-def _tokens_are_few(values: dict[str, Any], _: dict[str, str], errors: list[str]) -> None:
-    count = len(_get(values, "stop-tokens"))
+    count = len(value_of(values, "stop-tokens"))
     if count > TOKENS_MAX:
         errors.append(f"stop-tokens: {count} tokens; {TOKENS_MAX} at most")
-
-
-def _a_similar_text_is_short(values: dict[str, Any], _: dict[str, str], errors: list[str]) -> None:
-    text = _get(values, "stop-similarity")
+    text = value_of(values, "stop-similarity")
     if len(text) > SIMILARITY_CHARACTERS_MAX:
         errors.append(
             f"stop-similarity: a text of {len(text)} characters; {SIMILARITY_CHARACTERS_MAX} at"
-            " most, as much as of a sentence counts"
+            " most, as for a sentence"
         )
     if text and not text.strip():
         errors.append("stop-similarity: the text is blank; leave it empty for off")
 
 
-def _a_lazy_grammar_wakes(values: dict[str, Any], told: dict[str, str], errors: list[str]) -> None:
-    triggers = _get(values, "grammar-triggers")
-    grammar = _get(values, "grammar") or _get(values, "json-schema")
+def _check_triggers(values: dict[str, Any], adjusted: dict[str, str], errors: list[str]) -> None:
+    triggers = value_of(values, "grammar-triggers")
+    grammar = value_of(values, "grammar") or value_of(values, "json-schema")
     tokens = sum(kind == "token" for kind, _ in triggers)
     if tokens > TOKENS_MAX:
         errors.append(f"grammar-triggers: {tokens} tokens; {TOKENS_MAX} at most")
-    if _get(values, "grammar-lazy") and not triggers:
-        errors.append("grammar-lazy: there are no grammar-triggers that would wake it")
+    if value_of(values, "grammar-lazy") and not triggers:
+        errors.append("grammar-lazy: there are no grammar-triggers to start the grammar")
     if triggers and values.get("grammar-lazy") is False:
-        told["grammar-triggers"] = "grammar-lazy is false: the grammar holds from the beginning"
+        adjusted["grammar-triggers"] = (
+            "grammar-lazy is false: the grammar applies from the beginning"
+        )
         values["grammar-triggers"] = []
     for name in ("grammar-triggers", "stop-grammar"):
-        if _get(values, name) and not grammar:
-            told[name] = "there is no grammar"
+        if value_of(values, name) and not grammar:
+            adjusted[name] = "there is no grammar"
 
 
-Rule = Callable[[dict[str, Any], dict[str, str], list[str]], None]
-STOPPING_RULES: tuple[Rule, ...] = (
-    _patterns_can_be_run,
-    _what_is_complete_is_known,
-    _tokens_are_few,
-    _a_similar_text_is_short,
-    _a_lazy_grammar_wakes,
-)
-"""Those of `settle` that are about ends and about what wakes a grammar."""
+STOPPING_RULES: tuple[Rule, ...] = (_check_patterns, _check_stops, _check_triggers)
+"""The rules of `adjust_parameters` on stop conditions and grammar triggers."""

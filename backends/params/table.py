@@ -1,6 +1,6 @@
 """The table of parameters: names, spellings, types, ranges, defaults and descriptions.
 
-Names are llama.cpp's, with hyphens; `_` and `-` are the same. Other spellings are those of
+Names are llama.cpp's, with hyphens; `_` and `-` are equivalent. Other spellings are those of
 llama-server, WasmEdge and apuslabs/wasi_nn_backend.
 """
 
@@ -31,12 +31,12 @@ Kind = Literal[
     "arguments",
     "scales",
 ]
-"""How a value is read: *texts* takes one text, too; *samplers* names or letters; *biases* pairs of
-a token or text and a number or false, or a map of them; *shares* numbers, or a text of them;
-*tokens* one number, too; *triggers* texts, or pairs of a kind and a value, or objects with both;
-*schema* a JSON schema, or its JSON text; *choice* one of the names in `choices`; *tools* and
-*arguments* JSON for a chat template; *scales* a map of names to numbers, or a list of names, pairs
-or maps.
+"""How a value is read: *texts* also from a single text; *samplers* from names or letters; *biases*
+from pairs of a token or text and a number or false, or a map of them; *shares* from numbers, or a
+text of them; *tokens* also from one number; *triggers* from texts, pairs of a kind and a value, or
+objects with both; *schema* from a JSON schema, or its JSON text; *choice* from a name in `choices`;
+*tools* and *arguments* from JSON for a chat template; *scales* from a map of names to numbers, or a
+list of names, pairs or maps.
 """
 
 SAMPLERS = {
@@ -61,8 +61,8 @@ TENSOR_SPLIT_MAX = 16
 """`llama_max_devices`."""
 
 
-class Parameter(msgspec.Struct, frozen=True, kw_only=True):
-    """One row. `low` and `high` bound numbers, both inclusive; `aliases` are other spellings."""
+class Parameter(msgspec.Struct, frozen=True):
+    """One parameter. `low` and `high` bound numbers, both inclusive; `aliases` are other spellings."""
 
     name: str
     kind: Kind
@@ -86,17 +86,7 @@ def _row(
     high: float = math.inf,
     choices: tuple[str, ...] = (),
 ) -> Parameter:
-    return Parameter(
-        name=name,
-        kind=kind,
-        level=level,
-        default=default,
-        doc=doc,
-        low=low,
-        high=high,
-        aliases=aliases,
-        choices=choices,
-    )
+    return Parameter(name, kind, level, default, doc, low, high, aliases, choices)
 
 
 PARAMETERS: tuple[Parameter, ...] = (

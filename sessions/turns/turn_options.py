@@ -14,9 +14,9 @@ from ...backends.params import (
     BY_NAME,
     PARAMETERS,
     Options,
+    adjust_parameters,
     read_options,
     sampling_params,
-    settle,
     stopping_params,
 )
 from ...scheduler.messages import TaskSpec
@@ -85,7 +85,7 @@ class Parameters:
         """
         model = options.level("model")
         own = self.options | {k: v for k, v in options.values.items() if k not in model}
-        settle(self.defaults | own | self._turn)
+        adjust_parameters(self.defaults | own | self._turn)
         self.options = own
         self.not_applied |= {k: v for k, v in model.items() if self.defaults.get(k) != v}
         self.ignored = sorted({*self.ignored, *options.ignored})
@@ -98,7 +98,7 @@ class Parameters:
         """
         turn = read_options(options, strict=True).values
         _check_level(turn)
-        settle(self.defaults | self.options | turn)
+        adjust_parameters(self.defaults | self.options | turn)
         self._turn = turn
         seed = self.get("seed")
         self.seed = secrets.randbits(32) if seed == -1 else seed
@@ -142,7 +142,7 @@ class Parameters:
         turn, the session, its graph, the model's configuration, the file, or the built-in default.
         """
         requested = {p.name: next(self._requests(p.name)) for p in PARAMETERS}
-        values, adjusted = settle(self.defaults | self.options | self._turn)
+        values, adjusted = adjust_parameters(self.defaults | self.options | self._turn)
         return [
             Effective(n, values.get(n, value), origin, adjusted.get(n, ""))
             for n, (value, origin) in requested.items()
@@ -150,7 +150,7 @@ class Parameters:
 
     def fill(self, spec: TaskSpec) -> TaskSpec:
         """Return *spec* with the parameters in force."""
-        values, self.adjusted = settle(self.defaults | self.options | self._turn)
+        values, self.adjusted = adjust_parameters(self.defaults | self.options | self._turn)
         if values.get("seed", -1) != -1:
             self.seed = values["seed"]
         return msgspec.structs.replace(

@@ -187,14 +187,14 @@ import re, re._parser as parser, re._constants as constants, sys, types
 import tokenize
 {change}
 from inferd.backends.errors import UnsupportedOperation
-from inferd.backends.params import settle
-assert settle({{"stop-patterns": [], "temp": 0.0}})[0]
+from inferd.backends.params import adjust_parameters
+assert adjust_parameters({{"stop-patterns": [], "temp": 0.0}})[0]
 for values in (
     {{"stop-patterns": ["a+"]}},
     {{"grammar": 'root ::= "a"', "grammar-triggers": [("word", "a")]}},
 ):
     try:
-        settle(values)
+        adjust_parameters(values)
     except UnsupportedOperation as exc:
         print(exc.message, "/", exc.hint)
     else:

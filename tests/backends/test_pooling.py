@@ -74,7 +74,8 @@ def test_rows_and_ranks_are_not_normalised(pooling: str) -> None:
 
 def test_ranks_are_for_models_that_rank() -> None:
     ranks, others = (
-        EmbedInfo(size=4, slots=1, batch_tokens_max=8, tokens_max=8, pooling=own) for own in ("rank", "cls")
+        EmbedInfo(size=4, slots=1, batch_tokens_max=8, tokens_max=8, pooling=own)
+        for own in ("rank", "cls")
     )
     assert (check_pooling(ranks, ""), check_pooling(others, "")) == ("rank", "cls")
     assert check_pooling(others, "last") == "last"

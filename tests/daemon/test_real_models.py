@@ -240,7 +240,7 @@ def test_a_schema_that_cannot_be_kept_is_refused_with_its_path(client: inferd.Cl
         with pytest.raises(InvalidArgument, match="cannot remember what was there") as caught:
             session.chat("x", options={"json-schema": schema})
         assert caught.value.data == {"path": "#/properties/a/uniqueItems"} and caught.value.hint
-        with pytest.raises(InvalidArgument, match="json-schema: there is a grammar, too"):
+        with pytest.raises(InvalidArgument, match="json-schema: grammar is set too"):
             session.chat("x", options={"json-schema": schema, "grammar": "root ::= [a]"})
 
 

@@ -118,7 +118,9 @@ class LlamaEmbedder:
         if slots != sorted(set(slots)) or not set(slots) <= set(self._lengths):
             raise BackendError(f"slots {slots}, of which {sorted(self._lengths)} have texts")
         if not 0 < rows <= self._info.batch_tokens_max:
-            raise BackendError(f"a batch of {rows} rows; 1 … {self._info.batch_tokens_max} are possible")
+            raise BackendError(
+                f"a batch of {rows} rows; 1 … {self._info.batch_tokens_max} are possible"
+            )
         if sum(self._lengths.values()) + rows > self._info.tokens_max:
             raise BackendError(f"{rows} tokens more than there is room for")
         for chunk in chunks:

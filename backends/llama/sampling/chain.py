@@ -57,10 +57,10 @@ class LlamaSampler:
         """Tokens whose logits the first samplers may change."""
         self.grammar: Grammar | None = None
         self._lazy: LazyGrammar | None = None
-        if params.follows and params.grammar_triggers:
+        if params.has_grammar and params.grammar_triggers:
             self._lazy = LazyGrammar(vocab, prototypes, params, answer)
             self.grammar = self._lazy.grammar
-        elif params.follows:
+        elif params.has_grammar:
             self.grammar = Grammar(vocab, prototypes, params, answer)
         self.certain = params.temp <= 0
         self.greedy = len(self._stages) == 1 and self.certain

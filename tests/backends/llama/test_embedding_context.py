@@ -237,7 +237,9 @@ def together(
     for slot in range(len(texts)):
         embedder.start_text(slot, pooling)
     embedder.step([Chunk(slot, tokens, 0, logits=False) for slot, tokens in enumerate(texts)])
-    return [np.frombuffer(embedder.take_embedding(slot, -1), np.float32) for slot in range(len(texts))]
+    return [
+        np.frombuffer(embedder.take_embedding(slot, -1), np.float32) for slot in range(len(texts))
+    ]
 
 
 @pytest.mark.parametrize(

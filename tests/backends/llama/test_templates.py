@@ -97,7 +97,7 @@ def test_tools_are_a_list_or_its_json_text() -> None:
 @pytest.mark.parametrize(
     ("tools", "why"),
     [
-        ({}, "no list"),
+        ({}, "not a list"),
         ("[", "no JSON"),
         ([1], "no function"),
         ([{"type": "function"}], "no function"),
@@ -141,7 +141,7 @@ def test_arguments_are_a_map_or_its_json_text() -> None:
     ("arguments", "why"),
     [
         ([], "no map"),
-        ({"messages": []}, "is told anyway"),
+        ({"messages": []}, "is always set"),
         ({"no name": 1}, "no name"),
         ({f"a{i}": 1 for i in range(ARGUMENTS_MAX + 1)}, str(ARGUMENTS_MAX)),
         ({"a": "x" * ARGUMENTS_BYTES_MAX}, str(ARGUMENTS_BYTES_MAX)),

@@ -14,10 +14,10 @@ from inferd.backends.params import (
     PARAMETERS,
     SAMPLERS,
     Parameter,
+    adjust_parameters,
     parse_json_options,
     read_options,
     sampling_params,
-    settle,
 )
 
 NUMBERS = [p for p in PARAMETERS if p.kind in ("int", "float")]
@@ -118,9 +118,9 @@ def test_a_number_is_taken_up_to_its_limits_and_refused_beyond(parameter: Parame
 
 def test_a_choice_is_one_of_its_names_and_the_empty_text_only_where_that_is_one() -> None:
     assert read_options({"pooling": ""}).values == {"pooling": ""}
-    with pytest.raises(InvalidArgument, match="'' is none of none, auto, deepseek"):
+    with pytest.raises(InvalidArgument, match="'' is not one of none, auto, deepseek"):
         read_options({"reasoning-format": ""})
-    with pytest.raises(InvalidArgument, match="'median' is none of none, mean, cls, last, rank"):
+    with pytest.raises(InvalidArgument, match="'median' is not one of none, mean, cls, last, rank"):
         read_options({"pooling-type": "median"})
     for parameter in (p for p in PARAMETERS if p.choices):
         for name in parameter.choices:
@@ -152,7 +152,7 @@ def test_all_errors_are_told_at_once() -> None:
         read_options({"temp": -1, "top-k": "x", "seeed": 1}, strict=True)
     assert caught.value.data["errors"] == [
         "temp: -1 is outside 0 … 100; nearest: 0",
-        "top-k: 'x' is no number",
+        "top-k: 'x' is not a number",
         "unknown key 'seeed' did you mean 'seed'?",
     ]
 
@@ -245,13 +245,13 @@ def test_what_does_not_hold_as_asked_for_is_told(
     values: dict[str, Any], key: str, holds: object
 ) -> None:
     before = dict(values)
-    settled, told = settle(values)
+    settled, told = adjust_parameters(values)
     assert settled[key] == holds and list(told) == [key] and told[key]
     assert values == before
 
 
 def test_mirostat_alone_takes_the_chains_place_without_a_word() -> None:
-    settled, told = settle({"mirostat": 1})
+    settled, told = adjust_parameters({"mirostat": 1})
     assert settled["samplers"] == ["temperature"] and told == {}
 
 
@@ -263,7 +263,7 @@ def test_mirostat_alone_takes_the_chains_place_without_a_word() -> None:
         ({"dry-sequence-breakers": ["x"] * 9}, "9 texts; 8"),
         ({"samplers": ["infill"]}, "infill needs top-k"),
         ({"grammar": "root ::= " + "(" * 101}, "101 brackets are open at once; 100"),
-        ({"grammar": "root ::= [a]", "json-schema": "{}"}, "json-schema: there is a grammar, too"),
+        ({"grammar": "root ::= [a]", "json-schema": "{}"}, "json-schema: grammar is set too"),
         ({"samplers": ["infill", "top-k"]}, "infill needs top-k"),
         ({"samplers": ["top-k", "infill"], "top-k": 0}, "infill needs top-k"),
         ({"samplers": ["top-k", "infill"], "top-k": 1001}, "infill needs top-k"),
@@ -272,7 +272,7 @@ def test_mirostat_alone_takes_the_chains_place_without_a_word() -> None:
 )
 def test_what_cannot_hold_together_is_refused(values: dict[str, Any], says: str) -> None:
     with pytest.raises(InvalidArgument, match=says):
-        settle(values)
+        adjust_parameters(values)
 
 
 def test_what_is_at_the_limit_holds() -> None:
@@ -281,7 +281,7 @@ def test_what_is_at_the_limit_holds() -> None:
         "samplers": ["top-k", "infill"],
     }
     values["grammar"] = f"root ::= {'(' * 100}[a]{')' * 100}"
-    assert settle(values | {"top-k": 1000})[1] == {}
+    assert adjust_parameters(values | {"top-k": 1000})[1] == {}
 
 
 def test_sampling_params_are_what_was_read() -> None:

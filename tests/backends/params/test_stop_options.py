@@ -12,9 +12,9 @@ from inferd.backends.errors import InvalidArgument
 from inferd.backends.incremental_regex import WEIGHT_MAX
 from inferd.backends.params import (
     StoppingParams,
+    adjust_parameters,
     read_options,
     sampling_params,
-    settle,
     stopping_params,
 )
 from inferd.backends.params.stop_options import (
@@ -85,23 +85,23 @@ def test_every_form_acts(document: dict[str, Any], values: dict[str, Any]) -> No
 @pytest.mark.parametrize(
     ("document", "says"),
     [
-        ({"token_conditions": [{"token_id": "x"}]}, "'x' is no token's number"),
+        ({"token_conditions": [{"token_id": "x"}]}, "'x' is not a token's number"),
         ({"token_conditions": [{"token_id": 3, "mode": "count"}]}, "no mode 'count'"),
-        ({"token_conditions": [3]}, "no condition"),
+        ({"token_conditions": [3]}, "not a condition"),
         ({"token_conditions": [{"token_id": 1}] * 513}, "513 items; 512 at most"),
-        ({"pattern_conditions": [{"pattern": 3}]}, "no pattern"),
-        ({"pattern_conditions": [{"pattern": "a", "match_type": "some"}]}, "no pattern"),
+        ({"pattern_conditions": [{"pattern": 3}]}, "is not a pattern"),
+        ({"pattern_conditions": [{"pattern": "a", "match_type": "some"}]}, "is not a pattern"),
         ({"semantic_conditions": [{"type": "mood"}]}, "no condition 'mood'; use completion_"),
-        ({"semantic_conditions": [{"type": "similarity"}]}, "None is no text to compare"),
-        ({"semantic_conditions": [{"type": "similarity", "text": " "}]}, "' ' is no text to"),
+        ({"semantic_conditions": [{"type": "similarity"}]}, "None is not a text"),
+        ({"semantic_conditions": [{"type": "similarity", "text": " "}]}, "' ' is not a text"),
         ({"semantic_conditions": [{"type": "similarity", "text": "a", "threshold": 1}]}, "between"),
         ({"semantic_conditions": [{"type": "coherence_break", "threshold": 1}]}, "between 0 and 1"),
         ({"dynamic_timeout": {"base_ms": -2}}, "outside -1"),
         ({"dynamic_timeout": {"base": 2}}, "no 'base'; use base_ms"),
         ({"grammar_triggers": [{"type": "tokens"}]}, "no trigger 'tokens'"),
         ({"grammar_triggers": [{"type": 4, "value": "a"}]}, "no trigger 4"),
-        ({"grammar_triggers": [{"type": "word", "value": ""}]}, "no text that wakes"),
-        ({"grammar_triggers": [{"type": "token", "value": "a"}]}, "no token's number"),
+        ({"grammar_triggers": [{"type": "word", "value": ""}]}, "not a text that can start"),
+        ({"grammar_triggers": [{"type": "token", "value": "a"}]}, "not a token's number"),
     ],
     ids=str,
 )
@@ -130,7 +130,7 @@ def test_a_form_that_is_wrong_is_refused_with_its_key(document: dict[str, Any], 
 )
 def test_conditions_that_cannot_hold_are_refused(values: dict[str, Any], says: str) -> None:
     with pytest.raises(InvalidArgument, match=says):
-        settle(values)
+        adjust_parameters(values)
 
 
 def test_conditions_at_their_limits_hold() -> None:
@@ -140,7 +140,7 @@ def test_conditions_at_their_limits_hold() -> None:
         "stop-tokens": [1] * TOKENS_MAX,
         "grammar-triggers": [["word", "a"]] * TRIGGERS_MAX + [["token", 1]] * TOKENS_MAX,
     }
-    assert settle(values)[1] == {}
+    assert adjust_parameters(values)[1] == {}
 
 
 @pytest.mark.parametrize(
@@ -163,7 +163,7 @@ def test_conditions_at_their_limits_hold() -> None:
 def test_conditions_without_effect_are_told(
     values: dict[str, Any], key: str, holds: object
 ) -> None:
-    settled, told = settle(values)
+    settled, told = adjust_parameters(values)
     assert settled[key] == holds and list(told) == [key]
 
 
@@ -187,22 +187,22 @@ def test_what_was_read_is_what_the_engine_gets() -> None:
         ("similarity-text", "ü" * SIMILARITY_CHARACTERS_MAX, "ü" * SIMILARITY_CHARACTERS_MAX),
         ("stop-similarity", "a" * (SIMILARITY_CHARACTERS_MAX + 1), "4097 characters; 4096 at most"),
         ("stop-similarity", " \n", "the text is blank"),
-        ("stop-similarity", 3, "3 is no text"),
-        ("stop-similarity", "a\0b", "it holds a NUL"),
+        ("stop-similarity", 3, "3 is not a text"),
+        ("stop-similarity", "a\0b", "it contains a NUL"),
         ("stop-similarity-threshold", 0, 0.0),
         ("similarity_threshold", 0.5, 0.5),
         ("stop-similarity-threshold", 1, 1.0),
         ("stop-similarity-threshold", -0.001, "-0.001 is outside 0 … 1; nearest: 0"),
         ("stop-similarity-threshold", 1.001, "1.001 is outside 0 … 1; nearest: 1"),
         ("stop-similarity-threshold", float("nan"), "nan is outside 0 … 1"),
-        ("stop-similarity-threshold", "high", "'high' is no number"),
+        ("stop-similarity-threshold", "high", "'high' is not a number"),
         ("similarity-model", "judge", "judge"),
-        ("similarity-model", True, "True is no text"),
+        ("similarity-model", True, "True is not a text"),
         ("similarity-wait-ms", 1, 1),
         ("similarity-wait-ms", 60_000, 60_000),
         ("similarity-wait-ms", 0, "0 is outside 1 … 60000; nearest: 1"),
         ("similarity-wait-ms", 60_001, "60001 is outside 1 … 60000; nearest: 60000"),
-        ("similarity-wait-ms", 1.5, "1.5 is no whole number"),
+        ("similarity-wait-ms", 1.5, "1.5 is not a whole number"),
     ],
     ids=lambda v: str(v)[:40],
 )
@@ -211,7 +211,7 @@ def test_what_is_about_similarity_at_inside_and_outside_of_its_limits(
 ) -> None:
     if isinstance(read, str) and " " in read:
         with pytest.raises(InvalidArgument, match=re.escape(str(read))):
-            settle(read_options({key: value}, strict=True).values)
+            adjust_parameters(read_options({key: value}, strict=True).values)
     else:
-        [found] = settle(read_options({key: value}, strict=True).values)[0].values()
+        [found] = adjust_parameters(read_options({key: value}, strict=True).values)[0].values()
         assert found == read and type(found) is type(read)

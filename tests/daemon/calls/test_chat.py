@@ -134,7 +134,7 @@ def test_reserved_template_arguments_are_refused(client: inferd.Client) -> None:
     graph = client.load_by_name("tiny")
     with pytest.raises(InvalidArgument, match="no function"):
         client.apply_template(graph, USER, tools=[{"type": "function"}])
-    with pytest.raises(InvalidArgument, match="is told anyway"):
+    with pytest.raises(InvalidArgument, match="is always set"):
         client.apply_template(graph, USER, arguments={"messages": 1})
 
 
