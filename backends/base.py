@@ -34,9 +34,9 @@ PLAIN_RENDERING = Rendering()
 
 
 Memory = Literal["plain", "window", "recurrent"]
-"""Which parts of a KV state can be reused. *plain*: any prefix. *window* (sliding attention): the
-state has only the last tokens, so a prefix can be reused only while it has every token in its
-window. *recurrent* (and hybrids): only the whole state after its last token.
+"""How much of a KV state can be reused. *plain*: any prefix. *window* (sliding attention): the
+state has only the last tokens, so a prefix can be reused only while all tokens of its window are
+there. *recurrent* (and hybrids): only the whole state after its last token.
 """
 
 

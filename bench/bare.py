@@ -47,7 +47,7 @@ class Bare:
         params.n_threads = params.n_threads_batch = THREADS
         self.context = llama_cpp.llama_init_from_model(self.model, params)
         self.threads = ComputeThreads(self.context)
-        self.threads.begin()
+        self.threads.attach_pool()
         self.memory = llama_cpp.llama_get_memory(self.context)
         self.batch = llama_cpp.llama_batch_init(BATCH_SIZE, 0, 1)
         self.sampler = self._greedy_without_end()

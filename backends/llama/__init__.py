@@ -1,8 +1,8 @@
-"""GGUF models through llama.cpp, by the low-level bindings of llama-cpp-python alone.
+"""GGUF models through llama.cpp, using only the low-level bindings of llama-cpp-python.
 
-`load` makes a model from a file, `model` is the `Model`; `context` owns the KV state, `sampling`
-the sampler chains, `vocab` the tokens, `template` the chat template, `gguf_file` the checks that
-a file passes before llama.cpp sees it, `log` what llama.cpp says, `memory` what a model would take.
+`model` has the `Model`; `loading` checks and opens files and estimates memory, `kv` owns contexts,
+`sampling` sampler chains, `text` vocabularies and chat templates, `lora` adapters, `llama_log`
+llama.cpp's log.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ __all__ = ("load_llama", "estimate_llama")
 def load_llama(spec: ModelSpec, progress: LoadProgress) -> LlamaModel:
     """Load the GGUF model that *spec* names, in the calling thread.
 
-    :raises UnsupportedOperation: llama.cpp is not installed, or does not run this kind of model.
+    :raises UnsupportedOperation: llama.cpp is not installed, or cannot run this kind of model.
     :raises InvalidArgument: an option of *spec* is wrong.
     :raises LoadFailed: the file is missing, unreadable, damaged or of an unknown kind.
     :raises OutOfMemory: there is no memory for the context.
-    :raises Cancelled: *progress* answered False.
+    :raises Cancelled: *progress* returned False.
     """
     try:
         from .loading.loader import load
@@ -36,9 +36,9 @@ def load_llama(spec: ModelSpec, progress: LoadProgress) -> LlamaModel:
 
 
 def estimate_llama(spec: ModelSpec) -> LlamaMemoryEstimator:
-    """Look at the GGUF model that *spec* names without loading it.
+    """Open the GGUF model that *spec* names without its weights, to estimate its memory.
 
-    :raises InferdError: what `load_llama` raises.
+    :raises InferdError: as `load_llama` describes.
     """
     try:
         from .loading.memory_estimate import LlamaMemoryEstimator

@@ -1,6 +1,6 @@
-"""What llama.cpp says: its log lines, in one bounded ring for the whole process, and passed on.
+"""llama.cpp's log lines, in one bounded ring per process, and forwarded to `library_log`.
 
-llama.cpp has one log callback a process and prints to stderr without it.
+llama.cpp has one log callback per process, and prints to stderr without it.
 """
 
 from __future__ import annotations
@@ -18,39 +18,39 @@ LINE_CHARACTERS_MAX = 500
 LEVEL_DEBUG, LEVEL_INFO, LEVEL_WARNING, LEVEL_ERROR, LEVEL_CONTINUE = 1, 2, 3, 4, 5
 """As in ggml.h; the comments in the bindings name other numbers."""
 _PASSED_ON = {LEVEL_INFO: "debug", LEVEL_WARNING: "warning", LEVEL_ERROR: "error"}
-"""A load says 150 lines of information: few want them."""
+"""Loading a model logs 150 lines of information, so these are debug lines here."""
 
 
 class LogRing:
-    """The last lines of llama.cpp's log, each with its level. Appended to from any thread."""
+    """The last lines of llama.cpp's log with their levels. Any thread may append lines."""
 
     def __init__(self) -> None:
         self._lines: deque[tuple[int, str]] = deque(maxlen=LINES_MAX)
-        # ctypes keeps no reference: without ours the callback would be freed under llama.cpp.
+        # ctypes keeps no reference: without this one the callback would be freed while in use.
         self._callback = lib.llama_log_callback(self._write)
 
     def install(self) -> None:
-        """Take llama.cpp's log away from stderr."""
-        # An abort would start gdb for a backtrace, and the process be seconds longer in dying.
+        """Redirect llama.cpp's log from stderr to this ring."""
+        # On an abort gdb would be started for a backtrace, and the exit would take seconds longer.
         os.environ.setdefault("GGML_NO_BACKTRACE", "1")
         lib.llama_log_set(self._callback, ctypes.c_void_p(0))
 
     def clear(self) -> None:
-        """Forget all lines."""
+        """Drop all lines."""
         self._lines.clear()
 
     def lines(self) -> list[str]:
-        """Return the lines kept, oldest first."""
+        """Return the lines, oldest first."""
         return [text for _, text in self._lines]
 
     def cause(self) -> str:
-        """Return the first error line: llama.cpp tells the cause first, then who gave up on it."""
-        errors = [text for level, text in self._lines if level == LEVEL_ERROR]
-        return errors[0] if errors else "llama.cpp gave no reason"
+        """Return the first error line: llama.cpp logs the cause, then the callers that failed."""
+        errors = (text for level, text in self._lines if level == LEVEL_ERROR)
+        return next(errors, "llama.cpp gave no reason")
 
     def _write(self, level: int, text: bytes, _data: object) -> None:
         if level == LEVEL_DEBUG:
-            return  # a context alone says 300 such lines: the sizes would be lost among them
+            return  # each context logs 300 such lines, which would push out the sizes
         line = text.decode("utf-8", "replace").rstrip("\n")[:LINE_CHARACTERS_MAX]
         if line.strip(" .") and level != LEVEL_CONTINUE:
             self._lines.append((level, line))
@@ -62,6 +62,6 @@ _ring = LogRing()
 
 
 def capture() -> LogRing:
-    """Return the process's ring, installed."""
+    """Install the process's ring, and return it."""
     _ring.install()
     return _ring

@@ -1,4 +1,4 @@
-"""The adapters of one model: checked, loaded, chosen, freed."""
+"""The adapters of one model: checking, loading, selecting and freeing them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class _Loaded:
 
 
 class LlamaAdapters:
-    """Owned by its model's thread. *file* is the header of the model's own file."""
+    """The loaded and selected adapters. Owned by the model's thread; *file* is the model's own."""
 
     def __init__(self, model: Any, context: Any, file: GgufFile):
         self._model, self._context, self._file = model, context, file
@@ -34,11 +34,8 @@ class LlamaAdapters:
 
     def add(self, spec: AdapterSpec) -> AdapterInfo:
         """Load an adapter; see `Model.add_adapter`."""
-        fd = open_model_file(spec.path)
-        try:
+        with open_model_file(spec.path) as fd:
             return self._find_or_load(fd, os.path.basename(spec.path)).info
-        finally:
-            os.close(fd)
 
     def _find_or_load(self, fd: int, name: str) -> _Loaded:
         file = read_gguf(fd, name)
@@ -64,24 +61,24 @@ class LlamaAdapters:
         return pointer
 
     def remove(self, adapter_id: str) -> None:
-        """Take an adapter back; see `Model.remove_adapter`."""
+        """Unload an adapter; see `Model.remove_adapter`."""
         assert adapter_id not in {split_key(key)[0] for key in self._chosen}, "it is in use"
         self.apply()  # the context may still point to it
         lib.llama_adapter_lora_free(self._loaded.pop(adapter_id).pointer)
 
     def choose(self, keys: tuple[str, ...]) -> None:
-        """Note the adapters of the next steps; see `Model.set_adapters`."""
+        """Select the adapters of the next steps; see `Model.set_adapters`."""
         missing = next((i for i, _ in map(split_key, keys) if i not in self._loaded), None)
         if missing is not None:
             raise InvalidArgument(
                 f"the model has no adapter {missing!r}",
-                hint="it was removed or its file has changed: `inferd show` lists what there is",
+                hint="it was removed or its file has changed: `inferd show` lists the adapters",
             )
         self._chosen = keys
 
     def apply(self) -> None:
-        """Let the context have the adapters that were chosen. llama.cpp then plans its graphs anew
-        in the next decode, so it is told only where they differ.
+        """Set the selected adapters in the context, if they have changed: llama.cpp then builds its
+        graphs again in the next decode.
         """
         if self._chosen == self._applied:
             return
@@ -96,6 +93,6 @@ class LlamaAdapters:
         self._applied = self._chosen
 
     def close(self) -> None:
-        """Forget all; llama.cpp frees them with their model."""
+        """Forget all adapters, which llama.cpp frees with their model."""
         self._loaded.clear()
         self._chosen = self._applied = ()

@@ -1,4 +1,4 @@
-"""The llama.cpp model: vocabulary, context and chat template, and the logits of slots."""
+"""The llama.cpp `Model`: vocabulary, context, chat template, and the logits of slots."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class LlamaModel:
         self._threads = 0
         self._prototypes = Prototypes()
         self._candidates: Candidates | None = None
-        # Logits by slot: their row in the context until the next step, or held, a copy of our own.
+        # Logits by slot: their index in the last batch until the next step, or held as a copy.
         self._live: dict[int, int] = {}
         self._held: dict[int, NDArray[np.float32]] = {}
         self.tokenize = vocab.tokenize
@@ -83,7 +83,7 @@ class LlamaModel:
         return LlamaSampler(self._vocab, self._prototypes, params, seen, answer, ctx_size)
 
     def step(self, chunks: Sequence[Chunk]) -> None:
-        """Decode one batch; see `Model.step`. One refused before the decode changes nothing."""
+        """Decode one batch; see `Model.step`. A batch that the check refuses changes nothing."""
         self._context.check(chunks)
         self._adapters.apply()
         self._live.clear()
@@ -93,7 +93,7 @@ class LlamaModel:
         self._live = live
 
     def sample(self, slot: int, sampler: Sampler, index: int) -> int:
-        """Sample token number *index* of a turn from the slot's logits, and use these up."""
+        """Sample token number *index* of a turn from the slot's logits, and drop these."""
         assert isinstance(sampler, LlamaSampler)
         awaits_trigger = sampler.awaits_trigger
         token = self._sample(slot, sampler, index)
@@ -102,52 +102,48 @@ class LlamaModel:
         return token
 
     def _sample(self, slot: int, sampler: LlamaSampler, index: int) -> int:
-        row = self._live.pop(slot, None)
-        if row is not None and sampler.whole:
+        live = self._live.get(slot)
+        if live is not None and sampler.needs_only_chain:
+            del self._live[slot]
             chain = sampler.chain(index)
-            return int(lib.llama_sampler_sample(chain, self._context.pointer, row))
-        logits = self._take_held(slot) if row is None else self._context.row(row)
-        token = self._buffer.sample(sampler, logits, index)
-        if token is None:  # nothing can follow: the answer ends
+            return int(lib.llama_sampler_sample(chain, self._context.pointer, live))
+        logits = self._logits(slot)
+        self._drop_logits(slot)
+        if self._candidates is None:
+            self._candidates = Candidates(self._vocab.size)
+        token = self._candidates.sample(sampler, logits, index)
+        if token is None:  # the grammar allows no token: the answer ends
             return next(iter(self._vocab.eog()), 0)
         return token
 
-    @property
-    def _buffer(self) -> Candidates:
-        if self._candidates is None:
-            self._candidates = Candidates(self._vocab.size)
-        return self._candidates
-
-    def _take_held(self, slot: int) -> NDArray[np.float32]:
+    def _logits(self, slot: int) -> NDArray[np.float32]:
+        live = self._live.get(slot)
+        if live is not None:
+            return self._context.logits_at(live)
         try:
-            return self._held.pop(slot)
+            return self._held[slot]
         except KeyError:
             raise BackendError(f"slot {slot} has no logits") from None
 
     def logits(self, slot: int) -> NDArray[np.float32]:
-        """Return a copy of the slot's logits, which stay where they are."""
-        row = self._live.get(slot)
-        if row is not None:
-            return self._context.row(row).copy()
-        if slot not in self._held:
-            raise BackendError(f"slot {slot} has no logits")
-        return self._held[slot].copy()
+        """Return a copy of the slot's logits."""
+        return self._logits(slot).copy()
 
     def surprisal(self, slot: int) -> Callable[[int], float]:
-        """Return the surprisal of tokens; see `Model.surprisal`."""
+        """Return a function from a token to its surprisal; see `Model.surprisal`."""
         logits = self.logits(slot)
         top = float(logits.max())
-        whole = top + math.log(float(np.exp(logits - top).sum(dtype=np.float64)))
-        return lambda token: whole - float(logits[token])
+        log_total = top + math.log(float(np.exp(logits - top).sum(dtype=np.float64)))
+        return lambda token: log_total - float(logits[token])
 
     def hold_logits(self, slot: int) -> None:
-        """Keep the slot's logits over the next steps: they are sampled later."""
+        """Keep the slot's logits over the next steps, to sample from them later."""
         if slot not in self._held:
             self._held[slot] = self.logits(slot)
             del self._live[slot]
 
     def take_logits(self, slot: int) -> object:
-        """Move the slot's logits out of the model: a copy of our own."""
+        """Move a copy of the slot's logits out of the model."""
         self.hold_logits(slot)
         return self._held.pop(slot)
 
@@ -158,7 +154,7 @@ class LlamaModel:
         self._held[slot] = logits
 
     def trim(self, slot: int, keep: int) -> int:
-        """Forget all but the first *keep* tokens of a slot, and its logits; see `Model.trim`."""
+        """Drop all but the first *keep* tokens of a slot, and its logits; see `Model.trim`."""
         self._drop_logits(slot)
         return self._context.trim(slot, keep)
 
@@ -176,16 +172,16 @@ class LlamaModel:
         if a == b:
             return
         self._context.swap(a, b)
-        for rows in (self._live, self._held):
-            _exchange(rows, a, b)
+        _exchange(self._live, a, b)
+        _exchange(self._held, a, b)
 
     def restore(self, slot: int, state: bytes) -> bool:
-        """Put a saved state into a slot; False if it does not fit, the slot is then empty."""
+        """Load a saved state into a slot; False if it does not fit, the slot is then empty."""
         self._drop_logits(slot)
         return self._context.restore(slot, state)
 
     def embedder(self) -> LlamaEmbedder:
-        """Return the second context, made at the first call."""
+        """Return the embedding context, created at the first call."""
         if self._embedder is None:
             self._embedder = self._make_embedder()
             if self._threads:
@@ -204,7 +200,7 @@ class LlamaModel:
         self._held.pop(slot, None)
 
     def close(self) -> None:
-        """Free everything; twice is once."""
+        """Free everything; a second call does nothing."""
         self._live.clear()
         self._held.clear()
         self._prototypes.close()
@@ -217,9 +213,9 @@ class LlamaModel:
             lib.llama_model_free(pointer)
 
 
-def _exchange(rows: dict[int, Any], a: int, b: int) -> None:
-    at_a, at_b = rows.pop(a, None), rows.pop(b, None)
+def _exchange(items: dict[int, Any], a: int, b: int) -> None:
+    at_a, at_b = items.pop(a, None), items.pop(b, None)
     if at_a is not None:
-        rows[b] = at_a
+        items[b] = at_a
     if at_b is not None:
-        rows[a] = at_b
+        items[a] = at_b

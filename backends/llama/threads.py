@@ -1,11 +1,10 @@
-"""The threads that a context's steps are computed on: they spin within a step and sleep between
-steps.
+"""The compute threads of a context, which spin during a step and sleep between steps.
 
-llama.cpp's own (`ggml_threadpool`), made by the CPU backend's registry as its programs make them.
-OpenMP's, which it is built with by default, spin on after a step, for as long as they would wait
-within one: then the daemon and its clients find no core but the worker's, and the worker waits
-until the step's tokens are told. Where llama.cpp was built with OpenMP all the same, it computes on
-OpenMP's threads, and the ones here are never started.
+They are llama.cpp's own (`ggml_threadpool`), created through the CPU backend's registry as its
+programs do. OpenMP's threads, llama.cpp's default, spin on after a step as long as they would wait
+within one. The daemon and its clients then find no free core, while the worker waits until they
+have the step's tokens. If llama.cpp was built with OpenMP, it computes on OpenMP's threads, and
+those here are never started.
 """
 
 from __future__ import annotations
@@ -40,8 +39,9 @@ class _Params(ctypes.Structure):
 
 @cache
 def _cpu_function(name: bytes, result: Any, *arguments: Any) -> Any:
-    """Return a function of the CPU backend, which may have been loaded at run time. Not to be asked
-    for while modules are imported: the first to ask makes llama.cpp look for GPUs, and talk.
+    """Return a function of the CPU backend, which may have been loaded at run time.
+
+    Don't call this at import: the first call makes llama.cpp search for GPUs and log about it.
     """
     device = c_function("ggml_backend_dev_by_type", _pointer, ctypes.c_int)(_CPU)
     backend = c_function("ggml_backend_dev_backend_reg", _pointer, _pointer)(device)
@@ -63,27 +63,27 @@ def _free(pool: int) -> None:
 
 
 class ComputeThreads:
-    """The threads of one context, as many as it was made for. Owned by the context's thread.
+    """The compute threads of one context, initially as many as the context was created with.
 
-    They begin with a step. While `changing`, `begin` is due before the next one, and `settle` once
-    it went well: as llama.cpp turns to other threads, it pauses the ones before, which must still
-    be there.
+    Owned by the context's thread. While `changing`, call `attach_pool` before the next step and
+    `free_old_pools` after it succeeded: when llama.cpp switches pools, it pauses the previous
+    pool, which must still exist.
     """
 
     def __init__(self, context: Any):
         self._context = ctypes.cast(context, _pointer)
         self._count = int(lib.llama_n_threads(context))
         self._pools: list[tuple[int, int]] = []
-        """How many, and llama.cpp's pool of them, the present one last."""
+        """Thread counts and llama.cpp's pools, the current one last."""
         self.changing = True
 
-    def use(self, count: int) -> None:
-        """Compute on *count* threads from the next step on, the caller's among them."""
+    def set_count(self, count: int) -> None:
+        """Compute on *count* threads, the caller's included, from the next step on."""
         self._count = max(1, count)
         self.changing = True
 
-    def begin(self) -> None:
-        """Begin the threads that the next step is to use."""
+    def attach_pool(self) -> None:
+        """Start the threads of the next step."""
         if self._pools and self._pools[-1][0] == self._count:
             return
         params = _Params()
@@ -94,13 +94,13 @@ class ComputeThreads:
         _attach(self._context, pool, pool)
         lib.llama_set_n_threads(self._context, self._count, self._count)
 
-    def settle(self) -> None:
-        """End the threads that the last step has no longer used."""
+    def free_old_pools(self) -> None:
+        """Stop the threads that the last step no longer used."""
         self.changing = False
         while len(self._pools) > 1:
             _free(self._pools.pop(0)[1])
 
     def close(self) -> None:
-        """End the threads, once the context is freed; twice is once."""
+        """Stop the threads after the context was freed; a second call does nothing."""
         while self._pools:
             _free(self._pools.pop()[1])

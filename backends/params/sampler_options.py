@@ -58,7 +58,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     ignore_eos: bool = False
     grammar: str = ""
     grammar_triggers: tuple[tuple[str, str | int], ...] = ()
-    """What starts the grammar, as (kind, value); empty: it applies from the beginning."""
+    """Pairs of (kind, value) that start the grammar; empty: it applies from the beginning."""
     json_schema: str = ""
     n_probs: int = 0
     post_sampling_probs: bool = False

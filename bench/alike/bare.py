@@ -65,7 +65,7 @@ class Bare:
         params.n_threads = params.n_threads_batch = THREADS
         self._context = lib.llama_init_from_model(self._model, params)
         self._threads = ComputeThreads(self._context)
-        self._threads.begin()
+        self._threads.attach_pool()
         self._batch = lib.llama_batch_init(512, 0, 1)
         self._rows: dict[tuple[tuple[int, ...], ...], dict[str, Row]] = {}
 

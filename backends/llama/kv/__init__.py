@@ -1,1 +1,1 @@
-"""llama.cpp contexts and the KV state in them."""
+"""llama.cpp contexts and their KV states."""

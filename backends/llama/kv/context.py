@@ -1,15 +1,15 @@
-"""The KV state: one llama.cpp context, its slots and what is in them.
+"""The KV state: one llama.cpp context with the contents of its slots.
 
-llama.cpp's answers are not taken for granted: `seq_rm` says true and leaves cells missing, so what
-is really there is asked for after each change. A batch or number that llama.cpp would abort the
-process for is refused here.
+llama.cpp's results are verified: `seq_rm` returns true and leaves cells missing, so the actual
+contents are queried after each change. Batches and numbers for which llama.cpp would abort the
+process are refused here.
 """
 
 from __future__ import annotations
 
 import ctypes
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,7 +25,7 @@ _STATE = struct.Struct("<4s16sii")
 _STATE_MAGIC = b"ifkv"
 _NO_CELLS = 1
 _DECODE_ERRORS = {
-    _NO_CELLS: "no KV cells are left for the batch",
+    _NO_CELLS: "the batch finds no free KV cells",
     2: "the step was aborted",
     -1: "llama.cpp refuses the batch",
 }
@@ -35,25 +35,26 @@ _new_bytes.argtypes, _new_bytes.restype = [ctypes.c_char_p, ctypes.c_ssize_t], c
 
 
 def _at(buffer: bytes, offset: int) -> Any:
-    """Return a pointer into *buffer*, which the caller keeps alive."""
+    """Return a pointer into *buffer*, which the caller must keep alive."""
     address = ctypes.cast(ctypes.c_char_p(buffer), ctypes.c_void_p).value or 0
     return ctypes.cast(address + offset, ctypes.POINTER(ctypes.c_uint8))
 
 
 class Batch:
-    """One batch, allocated once: rows that all belong to exactly one sequence."""
+    """One batch, allocated once: tokens that each belong to exactly one sequence."""
 
-    def __init__(self, rows_max: int):
-        self.token: Any = (ctypes.c_int32 * rows_max)()
-        self.position: Any = (ctypes.c_int32 * rows_max)()
-        self.slot: Any = (ctypes.c_int32 * rows_max)()
-        self.logits: Any = (ctypes.c_int8 * rows_max)()
-        self._ones = (ctypes.c_int32 * rows_max)(*([1] * rows_max))
-        # llama.cpp wants for each row a pointer to its list of sequences: here, one cell of `slot`.
-        self._lists = (ctypes.POINTER(ctypes.c_int32) * rows_max)()
+    def __init__(self, tokens_max: int, vocab_size: int):
+        self._tokens_max, self._vocab_size = tokens_max, vocab_size
+        self.token: Any = (ctypes.c_int32 * tokens_max)()
+        self.position: Any = (ctypes.c_int32 * tokens_max)()
+        self.slot: Any = (ctypes.c_int32 * tokens_max)()
+        self.logits: Any = (ctypes.c_int8 * tokens_max)()
+        self._ones = (ctypes.c_int32 * tokens_max)(*([1] * tokens_max))
+        # llama.cpp takes a pointer to a list of sequences for each token: here an item of `slot`.
+        self._lists = (ctypes.POINTER(ctypes.c_int32) * tokens_max)()
         address = ctypes.addressof(self.slot)
-        for row in range(rows_max):
-            self._lists[row] = ctypes.cast(address + 4 * row, ctypes.POINTER(ctypes.c_int32))
+        for index in range(tokens_max):
+            self._lists[index] = ctypes.cast(address + 4 * index, ctypes.POINTER(ctypes.c_int32))
         self.struct = lib.llama_batch(
             n_tokens=0,
             token=self.token,
@@ -64,11 +65,34 @@ class Batch:
             logits=self.logits,
         )
 
-    def fill(self, chunks: Sequence[Chunk], *, every: bool = False) -> dict[int, int]:
-        """Write the chunks' rows; return by slot the rows that leave logits. With *every* all
-        rows leave something.
+    def check(self, chunks: Sequence[Chunk], lengths: Mapping[int, int]) -> None:
+        """Check chunks for slots that hold *lengths* tokens.
 
-        With the checks, 13 µs for 16 chunks of one row, and as much for one chunk of 128.
+        llama.cpp aborts the process, or computes wrongly, for a chunk that is refused here.
+
+        :raises BackendError: a chunk is wrong, or the batch is empty or too large.
+        """
+        count, before = 0, -1
+        for chunk in chunks:
+            slot, tokens = chunk.slot, chunk.tokens
+            if slot <= before or slot not in lengths:
+                raise BackendError(f"slot {slot} after slot {before}, of {sorted(lengths)}")
+            if not tokens or chunk.position != lengths[slot]:
+                raise BackendError(
+                    f"{len(tokens)} tokens at position {chunk.position} in slot {slot}, which has"
+                    f" {lengths[slot]}"
+                )
+            if min(tokens) < 0 or max(tokens) >= self._vocab_size:
+                raise BackendError(f"a token outside 0 … {self._vocab_size - 1} for slot {slot}")
+            count, before = count + len(tokens), slot
+        if not 0 < count <= self._tokens_max:
+            raise BackendError(f"a batch of {count} tokens; 1 … {self._tokens_max} are possible")
+
+    def fill(self, chunks: Sequence[Chunk], *, all_outputs: bool = False) -> dict[int, int]:
+        """Write the chunks' tokens; return by slot the index of the token with logits.
+
+        With *all_outputs* every token has an output. With `check`, this takes 13 µs for 16 chunks
+        of one token, and as much for one chunk of 128.
         """
         tokens: list[int] = []
         positions: list[int] = []
@@ -81,12 +105,12 @@ class Batch:
             slots += (chunk.slot,) * count
             if chunk.logits:
                 logits[chunk.slot] = len(tokens) - 1
-        rows = len(tokens)
-        self.token[:rows], self.position[:rows], self.slot[:rows] = tokens, positions, slots
-        ctypes.memset(self.logits, int(every), rows)
-        for row in logits.values():
-            self.logits[row] = 1
-        self.struct.n_tokens = rows
+        total = len(tokens)
+        self.token[:total], self.position[:total], self.slot[:total] = tokens, positions, slots
+        ctypes.memset(self.logits, int(all_outputs), total)
+        for index in logits.values():
+            self.logits[index] = 1
+        self.struct.n_tokens = total
         return logits
 
 
@@ -105,17 +129,17 @@ class LlamaContext:
         self._whole_only = bool(
             lib.llama_model_is_recurrent(model) or lib.llama_model_is_hybrid(model)
         )
-        # A hybrid says that it can shift, and moves its attention's half only.
+        # A hybrid reports that it can shift, but would move only the cells of its attention.
         self.can_shift = bool(lib.llama_memory_can_shift(self.memory)) and not self._whole_only
-        self._lengths = [0] * self.slots
+        self._lengths = dict.fromkeys(range(self.slots), 0)
         self._shifted: set[int] = set()
-        self._batch = Batch(self.batch_size)
+        self._batch = Batch(self.batch_size, vocab_size)
         self._threads = ComputeThreads(pointer)
-        self._rows: dict[int, NDArray[np.float32]] = {}
-        """Views of where rows of logits are, by address: making one takes 30 us."""
+        self._views: dict[int, NDArray[np.float32]] = {}
+        """Views of logits by their address: creating one takes 30 us."""
 
     def close(self) -> None:
-        """Free the context; twice is once."""
+        """Free the context; a second call does nothing."""
         pointer, self.pointer = self.pointer, None
         if pointer is not None:
             lib.llama_free(pointer)
@@ -123,7 +147,7 @@ class LlamaContext:
 
     @property
     def kind(self) -> Memory:
-        """What the model remembers."""
+        """The kind of the model's memory."""
         if self._whole_only:
             return "recurrent"
         return "window" if self._window > 0 else "plain"
@@ -132,89 +156,71 @@ class LlamaContext:
         """Return how many tokens a slot holds."""
         return self._lengths[self._checked(slot)]
 
-    def decode(self, chunks: Sequence[Chunk]) -> dict[int, int]:
-        """Decode a checked batch; return by slot the rows with logits until the next decode.
+    def check(self, chunks: Sequence[Chunk]) -> None:
+        """Check a batch; see `Batch.check`.
 
-        :raises KvFull: what `Model.step` says.
-        :raises BackendError: what `Model.step` says.
+        :raises BackendError: llama.cpp cannot decode it.
+        """
+        self._batch.check(chunks, self._lengths)
+        for chunk in chunks:
+            if chunk.position + len(chunk.tokens) > self.ctx_size:
+                raise BackendError(f"slot {chunk.slot} holds at most {self.ctx_size} tokens")
+
+    def decode(self, chunks: Sequence[Chunk]) -> dict[int, int]:
+        """Decode a checked batch; return by slot the index of its logits until the next decode.
+
+        :raises KvFull: as `Model.step` describes.
+        :raises BackendError: as `Model.step` describes.
         """
         logits, threads = self._batch.fill(chunks), self._threads
         if threads.changing:
-            threads.begin()
+            threads.attach_pool()
         result = lib.llama_decode(self.pointer, self._batch.struct)
         if result in (0, _NO_CELLS):
             self._shifted.clear()
         if result != 0:
             raise self._failure(result, [chunk.slot for chunk in chunks])
         if threads.changing:
-            threads.settle()
+            threads.free_old_pools()
         for chunk in chunks:
             self._lengths[chunk.slot] = chunk.position + len(chunk.tokens)
         return logits
 
     def _failure(self, result: int, slots: Sequence[int]) -> BackendError:
-        """Measure what the slots of a failed batch hold, and return the error."""
+        """Measure the lengths of a failed batch's slots, and return the error."""
         reason = _DECODE_ERRORS.get(result, "llama.cpp failed to compute")
         message = f"{reason} (llama_decode returned {result})"
-        # llama.cpp says that it puts everything back; as elsewhere, what is there is asked for.
+        # llama.cpp claims to restore the slots; the actual contents are queried here too.
         if result == _NO_CELLS and all(self._is_complete(s, self._lengths[s]) for s in slots):
             return KvFull(message)
         for slot in slots:
             self._lengths[slot] = self._positions(slot)[1] + 1
         return BackendError(message)
 
-    def check(self, chunks: Sequence[Chunk]) -> None:
-        """Refuse a batch that llama.cpp would abort the process for, or do wrong.
+    def logits_at(self, index: int) -> NDArray[np.float32]:
+        """Return a view of the logits of token *index* of the last batch, valid until the next.
 
-        :raises BackendError: what is wrong with it.
-        """
-        rows, before = 0, -1
-        for chunk in chunks:
-            slot, tokens = chunk.slot, chunk.tokens
-            if not before < slot < self.slots:
-                raise BackendError(f"slot {slot} after slot {before}, of {self.slots} slots")
-            self._check_chunk(slot, tokens, chunk.position)
-            rows, before = rows + len(tokens), slot
-        # llama.cpp aborts the process for more.
-        if not 0 < rows <= self.batch_size:
-            raise BackendError(f"a batch of {rows} rows; 1 … {self.batch_size} are possible")
-
-    def _check_chunk(self, slot: int, tokens: Sequence[int], position: int) -> None:
-        if not tokens:
-            raise BackendError(f"a chunk without tokens for slot {slot}")
-        if position != self._lengths[slot]:
-            raise BackendError(
-                f"position {position} in slot {slot}, which has {self._lengths[slot]}"
-            )
-        if position + len(tokens) > self.ctx_size:
-            raise BackendError(f"slot {slot} has room for {self.ctx_size} tokens")
-        if min(tokens) < 0 or max(tokens) >= self._vocab_size:
-            raise BackendError(f"a token outside 0 … {self._vocab_size - 1} for slot {slot}")
-
-    def row(self, index: int) -> NDArray[np.float32]:
-        """Return the logits after row *index* of the last batch: a view, gone with the next one.
-
-        :raises BackendError: that row has none.
+        :raises BackendError: that token has no logits.
         """
         pointer = lib.llama_get_logits_ith(self.pointer, index)
         if not pointer:
-            raise BackendError(f"row {index} of the last batch has no logits")
+            raise BackendError(f"token {index} of the last batch has no logits")
         address = ctypes.addressof(pointer.contents)
-        view = self._rows.get(address)
+        view = self._views.get(address)
         if view is None:
-            if len(self._rows) >= self.slots:
-                self._rows.clear()
-            view = self._rows[address] = np.ctypeslib.as_array(pointer, (self._vocab_size,))
+            if len(self._views) >= self.slots:
+                self._views.clear()
+            view = self._views[address] = np.ctypeslib.as_array(pointer, (self._vocab_size,))
         return view
 
     def clear(self, slot: int) -> None:
-        """Empty one slot. One by one: clearing all at once breaks recurrent memory."""
+        """Clear one slot; clearing all slots at once would break recurrent memory."""
         lib.llama_memory_seq_rm(self.memory, self._checked(slot), -1, -1)
         self._lengths[slot] = 0
         self._shifted.discard(slot)
 
     def trim(self, slot: int, keep: int) -> int:
-        """Forget all but the first *keep* tokens; see `Model.trim`."""
+        """Drop all but the first *keep* tokens; see `Model.trim`."""
         length = self.length(slot)
         if 0 < length <= keep:
             return length
@@ -227,7 +233,7 @@ class LlamaContext:
         return 0
 
     def trim_min(self, slot: int) -> int:
-        """Return the least that `trim` can leave; see `Model.trim_min`."""
+        """Return the least number of tokens that `trim` can leave; see `Model.trim_min`."""
         length = self.length(slot)
         if self._whole_only:
             return length
@@ -235,10 +241,10 @@ class LlamaContext:
         return min(length, first + self._window if first > 0 else 1)
 
     def _is_complete(self, slot: int, length: int) -> bool:
-        """Tell whether all cells are there that the token after *length* looks at.
+        """Return whether the slot has all cells that the token after *length* attends to.
 
-        From the first cell to the last there are no gaps: llama.cpp sees to it
-        (`llama_kv_cache::apply_ubatch`), and `move` does.
+        llama.cpp (`llama_kv_cache::apply_ubatch`) and `move` leave no gaps between the first cell
+        and the last.
         """
         first, last = self._positions(slot)
         needed = max(0, length - self._window) if self._window else 0
@@ -249,21 +255,21 @@ class LlamaContext:
     def move(self, slot: int, moves: Sequence[Move]) -> None:
         """Move runs of tokens down and drop all others; see `Model.reuse`.
 
-        As llama-server's cache reuse and context shift do it. llama.cpp gives the cells their
-        positions at once and turns their keys at the next decode of the context, whichever slot
-        it is for, and also where that finds no cells (`llama_context::decode`). A state saved in
-        between has new positions with old keys and gives no error; its logits are off by 0.7 to
-        1.7 (measured on models with a noise of 1e-4). So such a slot is not saved until then.
-        Other slots can be, and stay as they are bit for bit. Nothing is pending for a slot that
-        is cleared or restored into, as emptied cells are not turned; a trimmed one still waits.
+        This does what llama-server's cache reuse and context shift do. llama.cpp changes the
+        cells' positions at once, but rotates their keys at the context's next decode, for whichever
+        slot, even if that finds no cells (`llama_context::decode`). A state saved in between has
+        new positions with old keys and gives no error, but its logits are off by 0.7 to 1.7
+        (measured on models with a noise of 1e-4). So such a slot is not saved until then. Other
+        slots can be saved, and stay the same bit for bit. Clearing or restoring a slot ends the
+        wait, as empty cells are not rotated; trimming does not.
 
-        :raises UnsupportedOperation: the memory cannot.
+        :raises UnsupportedOperation: the memory cannot be shifted.
         :raises BackendError: *moves* are wrong, and nothing has changed; or cells are missing,
             and the slot is then empty.
         """
         if not self.can_shift:
             raise UnsupportedOperation(
-                f"a {self.kind} memory cannot be shifted", hint="switch ctx-shift and reuse off"
+                f"a {self.kind} memory cannot be shifted", hint="turn ctx-shift and reuse off"
             )
         length = length_moved(self.length(slot), moves)
         if not length:
@@ -277,7 +283,7 @@ class LlamaContext:
         self._lengths[slot] = length
         if not self._is_complete(slot, length):
             self.clear(slot)
-            raise BackendError(f"slot {slot} has lost cells that the moved tokens look back on")
+            raise BackendError(f"slot {slot} lost cells in the window of the moved tokens")
 
     def _positions(self, slot: int) -> tuple[int, int]:
         return (
@@ -286,15 +292,15 @@ class LlamaContext:
         )
 
     def save(self, slot: int) -> bytes:
-        """Return the state of a slot, behind a header that names the model and the length.
+        """Return the state of a slot, after a header with the model's key and the length.
 
-        :raises BackendError: the slot's cells were moved, and await a decode; see `move`.
+        :raises BackendError: the slot's cells were moved and await a decode; see `move`.
         """
         length = self.length(slot)
         if slot in self._shifted:
             raise BackendError(f"slot {slot} was shifted and not decoded into since")
         size = lib.llama_state_seq_get_size_ext(self.pointer, slot, 0) if length else 0
-        # The one way to have llama.cpp write into `bytes`: no second copy of 20 kB a token.
+        # The only way to let llama.cpp write into `bytes`, without a copy of 20 kB per token.
         state: bytes = _new_bytes(None, _STATE.size + size)
         header = _STATE.pack(_STATE_MAGIC, self._key, length, 0)
         ctypes.memmove(_at(state, 0), header, len(header))
@@ -307,7 +313,7 @@ class LlamaContext:
         return state
 
     def restore(self, slot: int, state: bytes) -> bool:
-        """Put a saved state into a slot; False if it does not fit, the slot is then empty."""
+        """Load a saved state into a slot; False if it does not fit, the slot is then empty."""
         self.clear(slot)
         if len(state) < _STATE.size:
             return False
@@ -327,10 +333,10 @@ class LlamaContext:
         return True
 
     def swap(self, a: int, b: int) -> None:
-        """Exchange two slots, through a save and restore of both.
+        """Exchange two slots by saving and restoring both.
 
-        :raises BackendError: a slot cannot be saved, and nothing has changed; or a state did not
-            go back in, and both slots are then empty.
+        :raises BackendError: a slot cannot be saved, and nothing has changed; or a state cannot be
+            restored, and both slots are then empty.
         """
         states = ((b, self.save(a)), (a, self.save(b)))
         restored = [self.restore(slot, state) for slot, state in states]
@@ -341,10 +347,10 @@ class LlamaContext:
 
     def set_threads(self, threads: int) -> None:
         """Use this many threads from the next decode on."""
-        self._threads.use(threads)
+        self._threads.set_count(threads)
 
     def _checked(self, slot: int) -> int:
-        # llama.cpp aborts the process for a sequence that it does not have.
+        # llama.cpp aborts the process for an unknown sequence.
         if not 0 <= slot < self.slots:
             raise BackendError(f"slot {slot} is not one of {self.slots}")
         return slot

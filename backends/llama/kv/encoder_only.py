@@ -1,4 +1,4 @@
-"""Encoders: models without a KV state, which make embeddings and nothing else."""
+"""The context of encoders: models without a KV state, which only make embeddings."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .context import LlamaContext
 
 
 class NoContext(LlamaContext):
-    """Stands for the first context of a model that has none: its slots stay empty."""
+    """The first context of a model that has no KV state: its slots stay empty."""
 
     def __init__(self, slots: int, ctx_size: int, batch_size: int, fingerprint: str):
         self.pointer = None
@@ -18,18 +18,18 @@ class NoContext(LlamaContext):
         self.can_shift = False
         self._key = bytes.fromhex(fingerprint)[:16]
         self._window, self._whole_only = 0, False
-        self._lengths = [0] * slots
+        self._lengths = dict.fromkeys(range(slots), 0)
         self._shifted: set[int] = set()
 
     def check(self, chunks: Sequence[Chunk]) -> None:
         """Refuse every batch."""
         raise UnsupportedOperation(
-            "the model makes embeddings and says nothing", hint="use embed, or another model"
+            "the model only makes embeddings", hint="use embed, or another model"
         )
 
     def clear(self, slot: int) -> None:
-        """Empty a slot: it is."""
+        """Do nothing: every slot is empty."""
         self._checked(slot)
 
     def set_threads(self, threads: int) -> None:
-        """Do nothing: nothing is computed here."""
+        """Do nothing: this context computes nothing."""

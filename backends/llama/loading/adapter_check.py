@@ -1,8 +1,8 @@
-"""The checks that an adapter's file (LoRA) passes before llama.cpp sees it.
+"""The checks of a LoRA adapter's file before llama.cpp reads it.
 
-llama.cpp checks the first two dimensions of the matrices and no more: a type that it cannot
-multiply, a third dimension, an entry of another type than it expects, or embeddings that the output
-shares end the process, at the load or in the first step.
+llama.cpp checks only the first two dimensions of the matrices. A type that it cannot multiply, a
+third dimension, an entry of an unexpected type, or embeddings that the output layer shares would
+end the process, at the load or in the first step.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _FLOAT32_ENTRY = 6
 _ALPHA, _INVOCATION = "adapter.lora.alpha", "adapter.alora.invocation_tokens"
 _A, _B = ".lora_a", ".lora_b"
 _NORM = "_norm.weight"
-"""llama.cpp passes over an adapter's norms."""
+"""llama.cpp ignores the norms in an adapter."""
 _EMBEDDING, _OUTPUT = "token_embd.weight", "output.weight"
 _BF16 = 30
 """`GGML_TYPE_BF16`, which the library does not name."""
@@ -33,35 +33,36 @@ _EXPONENTS: dict[int, tuple[np.dtype[Any], int]] = {
     lib.GGML_TYPE_F16: (np.dtype("<u2"), 0x7C00),
     _BF16: (np.dtype("<u2"), 0x7F80),
 }
-"""Types of matrices, as numbers of this size whose exponent has these bits: all set, it is no
-number.
+"""By type of matrix, its numbers as unsigned integers, and their exponent's bits: a NaN or infinity
+has them all set.
 """
 
 
 def check_adapter(adapter: GgufFile, model: GgufFile, name: str) -> None:
-    """Refuse an adapter that does not fit the model, by the headers of both.
+    """Check by the headers of both that an adapter fits the model.
 
-    :raises LoadFailed: it is no adapter, is damaged, or was made for another model.
-    :raises UnsupportedOperation: it is of a kind that is not run here.
+    :raises LoadFailed: the file is not an adapter, is damaged, or was made for another model.
+    :raises UnsupportedOperation: this kind of adapter cannot be run.
     """
     _check_entries(adapter, model, name)
     pairs = list(_pairs(adapter, name))
     if not pairs:
-        raise LoadFailed(f"the adapter {name!r} has no matrices", hint=_CONVERT)
+        raise _unfit(name, "has no matrices")
     for target, a, b in pairs:
         if target not in model.tensors:
-            raise LoadFailed(
-                f"the adapter {name!r} changes {target!r}, which the model does not have",
-                hint=_CONVERT,
-            )
+            raise _unfit(name, f"changes {target!r}, which the model does not have")
         _check_pair(name, target, a, b, model)
+
+
+def _unfit(name: str, reason: str) -> LoadFailed:
+    return LoadFailed(f"the adapter {name!r} {reason}", hint=_CONVERT)
 
 
 def _check_entries(adapter: GgufFile, model: GgufFile, name: str) -> None:
     values = adapter.values
     if values.get("general.type") != "adapter":
         kind = values.get("general.type", "model")
-        raise LoadFailed(f"{name!r} is no adapter, but of the type {kind!r}", hint=_CONVERT)
+        raise LoadFailed(f"{name!r} is not an adapter but of the type {kind!r}", hint=_CONVERT)
     if values.get("adapter.type") != "lora":
         raise UnsupportedOperation(
             f"the adapter {name!r} is of the type {values.get('adapter.type')!r}",
@@ -69,38 +70,31 @@ def _check_entries(adapter: GgufFile, model: GgufFile, name: str) -> None:
         )
     if _INVOCATION in adapter.kinds:
         raise UnsupportedOperation(
-            f"the adapter {name!r} is one that tokens invoke (aLoRA): such are not run here",
+            f"the adapter {name!r} is invoked by tokens (aLoRA): inferd does not run such adapters",
             hint="use a LoRA adapter",
         )
     made_for, architecture = (f.values.get("general.architecture") for f in (adapter, model))
     if not isinstance(made_for, str) or made_for != architecture:
-        raise LoadFailed(
-            f"the adapter {name!r} was made for the architecture {made_for!r}, the model is of"
-            f" {architecture!r}",
-            hint=_CONVERT,
+        raise _unfit(
+            name, f"was made for the architecture {made_for!r}, the model is of {architecture!r}"
         )
     alpha = values.get(_ALPHA, 0.0)
-    if adapter.kinds.get(_ALPHA, _FLOAT32_ENTRY) != _FLOAT32_ENTRY or not _is_finite(alpha):
-        raise LoadFailed(f"the adapter {name!r} is damaged: {_ALPHA} is no number", hint=_CONVERT)
-
-
-def _is_finite(value: object) -> bool:
-    return isinstance(value, float) and math.isfinite(value)
+    is_finite = isinstance(alpha, float) and math.isfinite(alpha)
+    if adapter.kinds.get(_ALPHA, _FLOAT32_ENTRY) != _FLOAT32_ENTRY or not is_finite:
+        raise _unfit(name, f"is damaged: {_ALPHA} is not a number")
 
 
 def _pairs(adapter: GgufFile, name: str) -> Iterator[tuple[str, GgufTensor, GgufTensor]]:
-    """Yield the tensors that are changed, with the two matrices of each."""
+    """Yield the changed tensors, with the two matrices of each."""
     for key, a in adapter.tensors.items():
         target = key.removesuffix(_A).removesuffix(_B)
         b = adapter.tensors.get(target + _B)
         if target == key and key.endswith(_NORM):
             continue
         if target == key or _A in target or _B in target:
-            raise LoadFailed(f"the adapter {name!r} has a tensor {key!r}", hint=_CONVERT)
+            raise _unfit(name, f"has a tensor {key!r}")
         if b is None or target + _A not in adapter.tensors:
-            raise LoadFailed(
-                f"the adapter {name!r} has one matrix of two for {target!r}", hint=_CONVERT
-            )
+            raise _unfit(name, f"has one matrix of two for {target!r}")
         if key.endswith(_A):
             yield target, a, b
 
@@ -116,33 +110,33 @@ def _check_pair(name: str, target: str, a: GgufTensor, b: GgufTensor, model: Ggu
         )
     if target == _EMBEDDING and _OUTPUT not in model.tensors:
         raise UnsupportedOperation(
-            f"the adapter {name!r} changes the embeddings, which are the model's output, too",
+            f"the adapter {name!r} changes the embeddings, which are also the model's output layer",
             hint="train it without embed_tokens",
         )
-    if not _fits(_whole(a.shape), _whole(b.shape), _whole(base.shape), target):
-        raise LoadFailed(
-            f"the adapter {name!r} does not fit {target!r}: matrices of {list(a.shape)} and"
-            f" {list(b.shape)} for one of {list(base.shape)}",
-            hint=_CONVERT,
+    if not _fits(_padded(a.shape), _padded(b.shape), _padded(base.shape), target):
+        raise _unfit(
+            name,
+            f"does not fit {target!r}: matrices of {list(a.shape)} and {list(b.shape)} for one of"
+            f" {list(base.shape)}",
         )
 
 
-def _whole(shape: tuple[int, ...]) -> tuple[int, ...]:
+def _padded(shape: tuple[int, ...]) -> tuple[int, ...]:
     return (*shape, 1, 1, 1, 1)[:4]
 
 
 def _fits(a: tuple[int, ...], b: tuple[int, ...], base: tuple[int, ...], target: str) -> bool:
     if min(a) < 1 or a[2:] != base[2:] or b[2:] != base[2:]:
         return False
-    if target == _EMBEDDING:  # rows are looked up in the first matrix: it is turned
+    if target == _EMBEDDING:  # the first matrix is transposed, to look up its rows
         return (a[1], b[1]) == (base[1], base[0]) and a[0] == b[0]
     return (a[0], b[1]) == base[:2] and a[1] == b[0]
 
 
 def check_numbers(fd: int, adapter: GgufFile, name: str) -> None:
-    """Refuse an adapter in which something is no number: all that is computed with it were none.
+    """Check that all values of an adapter are finite; results would otherwise become NaN.
 
-    :raises LoadFailed: it is damaged.
+    :raises LoadFailed: the adapter is damaged.
     """
     with mmap.mmap(fd, 0, access=mmap.ACCESS_READ) as data:
         for key, tensor in adapter.tensors.items():
@@ -152,7 +146,7 @@ def check_numbers(fd: int, adapter: GgufFile, name: str) -> None:
             begin, count = adapter.data_begin + tensor.begin, tensor.size // dtype.itemsize
             numbers = np.frombuffer(data, dtype, count, begin)
             damaged = bool(((numbers & exponent) == exponent).any())
-            del numbers  # or the mapping could not be closed
+            del numbers  # otherwise the mapping cannot be closed
             if damaged:
                 raise LoadFailed(
                     f"the adapter {name!r} is damaged: not all of {key!r} are numbers",
@@ -161,6 +155,6 @@ def check_numbers(fd: int, adapter: GgufFile, name: str) -> None:
 
 
 def hash_of(fd: int) -> str:
-    """Return a hash of all that is in the file."""
+    """Return a hash of the file's contents."""
     with mmap.mmap(fd, 0, access=mmap.ACCESS_READ) as data:
         return hashlib.sha256(data).hexdigest()[:32]

@@ -1,8 +1,8 @@
-"""The devices beside the CPU that layers can run on, and how much of a model each would take.
+"""The devices other than the CPU that can run layers, and how much of a model each would hold.
 
-`llama_get_memory_breakdown` is what llama.cpp's own fitting uses. It returns a C++ map and is no
-promise of llama.cpp's: the engine is pinned, and a test compares it with what llama.cpp tells in
-other ways.
+`llama_get_memory_breakdown`, which llama.cpp's own fitting uses, returns a C++ map and is not
+part of its stable interface. The engine is pinned, and a test compares the result with llama.cpp's
+other reports.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _SPLIT_SIZE = int(lib.llama_max_devices())
 
 
 class Share(msgspec.Struct, frozen=True):
-    """What one device, or the host (an empty name), takes of a model, in bytes."""
+    """The bytes of a model on one device, or on the host (an empty name)."""
 
     device: str
     weights: int
@@ -32,7 +32,7 @@ class Share(msgspec.Struct, frozen=True):
 
 
 class _Map(ctypes.Structure):
-    """`std::map` of libstdc++: a red-black tree's header."""
+    """libstdc++'s `std::map`: the header of a red-black tree."""
 
     _fields_ = (
         ("less", ctypes.c_void_p),
@@ -58,7 +58,7 @@ class _Node(ctypes.Structure):
 
 
 def c_function(name: str, result: Any, *arguments: Any) -> Any:
-    """Return a function of llama.cpp's that its Python package does not declare."""
+    """Return a function of llama.cpp that its Python package does not declare."""
     function = lib._lib[name]
     function.restype, function.argtypes = result, arguments
     return function
@@ -76,8 +76,9 @@ _memory = c_function("ggml_backend_dev_memory", None, _pointer, _pointer_to_size
 
 
 def devices() -> list[Device]:
-    """Return the GPUs that llama.cpp would use, in its order; integrated ones if there are no
-    others, as in `llama_prepare_model_devices`.
+    """Return the GPUs that llama.cpp would use, in its order.
+
+    Integrated ones are used if there are no others, as in `llama_prepare_model_devices`.
     """
     pointers = [_get(index) for index in range(_count())]
     chosen = [p for p in pointers if _type(p) == _GPU]
@@ -91,15 +92,16 @@ def _device(pointer: int) -> Device:
 
 
 def breakdown(context: Any) -> list[Share]:
-    """Return what a context and its model take, or would if they were allocated: the host's share
-    and each device's. The map's nodes, some of 64 bytes, are not freed: they are C++'s.
+    """Return the memory of a context and its model, allocated or not, per device and on the host.
+
+    The nodes of the C++ map, of 64 bytes each, are not freed.
     """
     found = []
     for node in _walk(_breakdown(context).root):
         device = _device_of(node.buffer_type)
-        # Weights that are repacked for the CPU are in no host buffer, but on its device.
-        is_beside = device is not None and _type(device) in (_GPU, _IGPU)
-        name = _name(device).decode() if is_beside and not _is_host(node.buffer_type) else ""
+        # Weights repacked for the CPU are not in a host buffer, but their device is the CPU.
+        is_gpu = device is not None and _type(device) in (_GPU, _IGPU)
+        name = _name(device).decode() if is_gpu and not _is_host(node.buffer_type) else ""
         found.append(Share(name, node.weights, node.context, node.compute))
     return found
 
@@ -113,7 +115,7 @@ def _walk(address: int | None) -> Iterator[Any]:
 
 
 def layers_of(spec: ModelSpec, model: Any, found: list[Device]) -> int:
-    """Return how many layers of *model* run on devices: the output layer counts as one."""
+    """Return how many layers of *model* run on devices; the output layer counts as one."""
     most = int(lib.llama_model_n_layer(model)) + 1
     if not found:
         return 0
@@ -121,7 +123,7 @@ def layers_of(spec: ModelSpec, model: Any, found: list[Device]) -> int:
 
 
 def place(spec: ModelSpec, params: Any) -> None:
-    """Write into llama.cpp's *params* which layers run where."""
+    """Set the placement of layers in llama.cpp's *params*."""
     params.n_gpu_layers = spec.n_gpu_layers
     if spec.main_gpu >= 0:
         params.main_gpu = spec.main_gpu

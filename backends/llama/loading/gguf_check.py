@@ -1,8 +1,8 @@
-"""The checks that a model file passes before llama.cpp sees it: llama.cpp aborts on some of them.
+"""The checks of a model file before llama.cpp reads it, which aborts the process for some files.
 
-Reads a GGUF file's header (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md): the
-metadata and the list of tensors, from which the size follows that the file must have. Every count
-in it is bounded, so that garbage costs no time and no memory.
+They read a GGUF file's header (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md): the
+metadata, and the list of tensors, which determines the size that the file must have. Every count is
+bounded, so that garbage uses neither time nor memory.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ import mmap
 import os
 import stat
 import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -27,7 +29,7 @@ VERSIONS = (2, 3)
 ENTRIES_MAX = 1 << 16
 TENSORS_MAX = 1 << 20
 STRINGS_MAX = 1 << 22
-"""Four million texts in one list: the largest vocabularies have 262 k tokens, 500 k merges."""
+"""Texts in one list: the largest vocabularies have 262 k tokens and 500 k merges."""
 DIMENSIONS_MAX = 4
 ALIGNMENT_DEFAULT = 32
 SAMPLE_BYTES, SAMPLES = 1 << 20, 64
@@ -53,12 +55,12 @@ _VOCABULARY = (_TOKENS, "tokenizer.ggml.token_type", "tokenizer.ggml.model", "to
 
 
 class _Damaged(Exception):
-    """Something in the header that no writer of GGUF files puts there."""
+    """The header has contents that no writer of GGUF files produces."""
 
 
 class GgufTensor(NamedTuple):
-    """A tensor's type, its shape as ggml counts dimensions, and its data: *size* bytes, *begin*
-    after the file's `data_begin`.
+    """A tensor's type, its shape in ggml's order, and its *size* bytes of data, which are *begin*
+    bytes after the file's `data_begin`.
     """
 
     kind: int
@@ -69,11 +71,11 @@ class GgufTensor(NamedTuple):
 
 @dataclass
 class GgufFile:
-    """What the header of a GGUF file says."""
+    """The header of a GGUF file."""
 
     size: int
     values: dict[str, object] = field(default_factory=dict)
-    """Numbers and texts; lists are passed over."""
+    """Numbers and texts, without lists."""
     kinds: dict[str, int] = field(default_factory=dict)
     """The type of each entry, lists included."""
     tensors: dict[str, GgufTensor] = field(default_factory=dict)
@@ -84,40 +86,46 @@ class GgufFile:
 
     @property
     def is_split(self) -> bool:
-        """Tell whether this is one of several files that make up a model."""
+        """Whether this is one of several files that make up a model."""
         count = self.values.get(_SPLIT_COUNT, 1)
         return isinstance(count, int) and count > 1
 
 
-def open_model_file(path: str) -> int:
-    """Open a model file for reading; the caller closes the descriptor.
+@contextmanager
+def open_model_file(path: str) -> Iterator[int]:
+    """Open a model file for reading; yield its descriptor.
 
-    :raises LoadFailed: it is missing, a directory or special file, or may not be read.
+    :raises LoadFailed: the file is missing or may not be read.
     """
     name = os.path.basename(path)
     try:
         # O_NONBLOCK: opening a FIFO would otherwise wait for its writer.
-        return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except (OSError, ValueError) as exc:
         code = exc.errno if isinstance(exc, OSError) else errno.EINVAL
         hint = {
-            errno.ENOENT: "check the path; `inferd models` lists what there is",
+            errno.ENOENT: "check the path; `inferd models` lists the models",
             errno.EACCES: "let the user that runs the daemon read the file",
         }.get(code or 0, "check the path")
         reason = exc.strerror if isinstance(exc, OSError) else str(exc)
         raise LoadFailed(f"cannot open the file {name!r}: {reason}", hint=hint) from None
+    try:
+        yield fd
+    finally:
+        os.close(fd)
 
 
 def read_gguf(fd: int, name: str) -> GgufFile:
-    """Check the open file *fd* and read its header. Does not move the descriptor's position.
+    """Check the open file *fd* and read its header. The descriptor's position does not change.
 
-    :raises LoadFailed: no regular file, empty, no GGUF file, of another version, damaged, cut off.
+    :raises LoadFailed: it is not a regular file or not a GGUF file, or it is empty, of another
+        version, damaged or truncated.
     """
     status = os.fstat(fd)
     if stat.S_ISDIR(status.st_mode):
         raise LoadFailed(f"{name!r} is a directory", hint="name the .gguf file inside it")
     if not stat.S_ISREG(status.st_mode):
-        raise LoadFailed(f"{name!r} is no regular file", hint="name a .gguf file")
+        raise LoadFailed(f"{name!r} is not a regular file", hint="name a .gguf file")
     if status.st_size == 0:
         raise LoadFailed(f"the file {name!r} is empty", hint="download the file again")
     try:
@@ -132,18 +140,18 @@ def read_gguf(fd: int, name: str) -> GgufFile:
 
 
 def read_parts(path: str, first: GgufFile) -> None:
-    """Check the other parts of a split model whose first part is at *path*, and take their contents
-    into the first one's hash and its tensors into its list.
+    """Check the other parts of a split model whose first part is at *path*; add their hashes and
+    tensors to *first*.
 
-    :raises LoadFailed: one is missing, unreadable, damaged or cut off, or the names do not fit.
+    :raises LoadFailed: a part is missing, unreadable, damaged or truncated, or misnamed.
     """
     if not first.is_split:
         return
     files, count = parts_of(Path(path)), first.values[_SPLIT_COUNT]
     if len(files) != count:
         raise LoadFailed(
-            f"{os.path.basename(path)!r} is one of {count} parts and its name does not say so",
-            hint="give the parts back their names: NAME-00001-of-00003.gguf and so on",
+            f"{os.path.basename(path)!r} is one of {count} parts, which its name does not show",
+            hint="rename the parts to NAME-00001-of-00003.gguf and so on",
         )
     missing = [file.name for file in files if not file.exists()]
     if missing:
@@ -154,25 +162,21 @@ def read_parts(path: str, first: GgufFile) -> None:
         )
     hashes = [first.content_hash]
     for file in files[1:]:
-        fd = open_model_file(str(file))
-        try:
+        with open_model_file(str(file)) as fd:
             part = read_gguf(fd, file.name)
-            hashes.append(part.content_hash)
-            first.tensors |= part.tensors
-        finally:
-            os.close(fd)
+        hashes.append(part.content_hash)
+        first.tensors |= part.tensors
     first.content_hash = hashlib.sha256(" ".join(hashes).encode()).hexdigest()
 
 
 def _check(data: mmap.mmap, name: str) -> GgufFile:
     if data[:4] != b"GGUF":
         raise LoadFailed(
-            f"{name!r} is no GGUF file: it begins with {data[:4]!r}",
+            f"{name!r} is not a GGUF file: it begins with {data[:4]!r}",
             hint="convert the model with llama.cpp's convert_hf_to_gguf.py, or get a .gguf file",
         )
     try:
-        header = _Header(data)
-        file, needed = header.read()
+        file, needed = _Header(data).read()
     except _Damaged as exc:
         raise LoadFailed(
             f"the GGUF header of {name!r} is damaged: {exc}", hint="download the file again"
@@ -188,7 +192,7 @@ def _check(data: mmap.mmap, name: str) -> GgufFile:
 
 
 def _content_hash(data: mmap.mmap) -> str:
-    """Hash the size, both ends and samples between: a whole large file would take a minute."""
+    """Hash the size, both ends and samples in between: all of a large file would take a minute."""
     size = len(data)
     digest = hashlib.sha256(_U64.pack(size))
     digest.update(data[:SAMPLE_BYTES])
@@ -210,7 +214,7 @@ class _Header:
         self.vocabulary = hashlib.sha256()
 
     def read(self) -> tuple[GgufFile, int]:
-        """Return what was read, and the size that the file must have."""
+        """Return the header, and the size that the file must have."""
         version = self._number(_U32)
         if version not in VERSIONS:
             raise _Damaged(f"version {version}, not one of {VERSIONS}")
@@ -231,10 +235,10 @@ class _Header:
         return -(-position // alignment) * alignment
 
     def _take(self, count: int) -> int:
-        """Pass over *count* bytes; return where they begin."""
+        """Skip *count* bytes; return where they begin."""
         begin = self.position
         if count > self.size - begin:
-            raise _Damaged(f"it goes on past the file's end at byte {begin}")
+            raise _Damaged(f"it continues past the file's end at byte {begin}")
         self.position = begin + count
         return begin
 
@@ -273,23 +277,23 @@ class _Header:
             raise _Damaged(f"a list of {count} entries of type {kind}")
 
     def _skip_texts(self, count: int) -> int:
-        """Pass over texts and return the longest one's bytes: 30 ms for Gemma's 262 k tokens."""
+        """Skip texts; return the size of the longest. Takes 30 ms for Gemma's 262 k tokens."""
         data, size, position, longest = self.data, self.size, self.position, 0
         unpack = _U64.unpack_from
         for _ in range(count):
             if position + 8 > size:
-                raise _Damaged("a list goes on past the file's end")
+                raise _Damaged("a list continues past the file's end")
             (length,) = unpack(data, position)
             position += 8 + length
             if length > longest:
                 longest = length
         if position > size:
-            raise _Damaged("a list goes on past the file's end")
+            raise _Damaged("a list continues past the file's end")
         self.position = position
         return longest
 
     def _tensor(self) -> int:
-        """Return where this tensor's data end, counted from where the first one's begin."""
+        """Return where this tensor's data ends, relative to the beginning of all data."""
         name = self._text()
         dimensions = self._number(_U32)
         if dimensions > DIMENSIONS_MAX:
@@ -302,7 +306,7 @@ class _Header:
 
 
 def _tensor_bytes(kind: int, shape: list[int]) -> int:
-    # ggml reads its table of types without a check of the index.
+    # ggml does not check the index into its table of types.
     block, size = (_block_size(kind), _type_size(kind)) if kind < lib.GGML_TYPE_COUNT else (0, 0)
     if not block or not size:
         raise _Damaged(f"a tensor of the unknown type {kind}")

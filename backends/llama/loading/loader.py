@@ -1,4 +1,4 @@
-"""Loading: from a `ModelSpec` to a `LlamaModel`, or to an error that says what is wrong."""
+"""Loading of a `LlamaModel` from a `ModelSpec`."""
 
 from __future__ import annotations
 
@@ -26,47 +26,47 @@ from .devices import devices, layers_of
 from .gguf_check import GgufFile
 from .opening import (
     LlamaOptions,
+    context_params,
     load_failed,
     name_of,
     open_context,
     open_model,
     read_llama_options,
 )
-from .recommended_sampling import recommended
+from .recommended_sampling import recommended_sampling
 
 
 def load(spec: ModelSpec, progress: LoadProgress) -> LlamaModel:
-    """Load a model and make its context; see `load_llama`."""
+    """Load a model and create its context; see `load_llama`."""
     options = read_llama_options(spec)
-    template = configured_source(spec)
+    configured = configured_source(spec)
     log = capture()
     log.clear()
     with ExitStack() as undo:
         model, file = _load_model(spec, progress, log)
         undo.callback(lib.llama_model_free, model)
-        pointer = open_context(spec, options, model, log)
+        pointer = open_context(spec, context_params(spec, options, model), model, log)
         embedding = embed_info(spec, model, pointer, file.values)
-        context = _context(spec, options, model, pointer, embedding, file)
+        vocab = Vocab(lib.llama_model_get_vocab(model))
+        fingerprint = _fingerprint(spec, options, file)
+        context: LlamaContext
+        if lib.llama_get_memory(pointer):
+            context = LlamaContext(pointer, model, vocab_size=vocab.size, fingerprint=fingerprint)
+        else:
+            lib.llama_free(pointer)
+            context = NoContext(spec.slots, embedding.tokens_max, spec.batch_size, fingerprint)
         undo.callback(context.close)
-        loaded = _assemble(spec, options, model, context, embedding, file, log, template)
+
+        def embedder() -> LlamaEmbedder:
+            pointer = open_embedding_context(spec, options, model, embedding, log)
+            return LlamaEmbedder(pointer, model, embedding)
+
+        template = _template(model, vocab, configured)
+        info = _model_info(spec, model, context, file, embedding, fingerprint, template)
+        adapters = LlamaAdapters(model, context.pointer, file)
+        loaded = LlamaModel(model, context, vocab, template, info, embedder, adapters)
         undo.pop_all()
     return loaded
-
-
-def _context(
-    spec: ModelSpec,
-    options: LlamaOptions,
-    model: Any,
-    pointer: Any,
-    embedding: EmbedInfo,
-    file: GgufFile,
-) -> LlamaContext:
-    fingerprint = _fingerprint(spec, options, file)
-    if not lib.llama_get_memory(pointer):
-        lib.llama_free(pointer)
-        return NoContext(spec.slots, embedding.tokens_max, spec.batch_size, fingerprint)
-    vocab_size = int(lib.llama_vocab_n_tokens(lib.llama_model_get_vocab(model)))
-    return LlamaContext(pointer, model, vocab_size=vocab_size, fingerprint=fingerprint)
 
 
 def _load_model(spec: ModelSpec, progress: LoadProgress, log: LogRing) -> tuple[Any, GgufFile]:
@@ -76,7 +76,7 @@ def _load_model(spec: ModelSpec, progress: LoadProgress, log: LogRing) -> tuple[
     model, file = open_model(spec, params)
     if watch.error is not None:
         raise watch.error
-    if watch.given_up:
+    if watch.cancelled:
         raise load_cancelled(spec.name)
     if not model:
         raise load_failed(name_of(spec), log)
@@ -84,45 +84,42 @@ def _load_model(spec: ModelSpec, progress: LoadProgress, log: LogRing) -> tuple[
 
 
 class _Progress:
-    """llama.cpp's progress callback; what it raises is kept, as C cannot pass it on."""
+    """llama.cpp's progress callback; it stores exceptions, which cannot pass through C."""
 
     def __init__(self, progress: LoadProgress):
         self._progress = progress
         self.error: BaseException | None = None
-        self.given_up = False
+        self.cancelled = False
         self.callback = lib.llama_progress_callback(self._call)
 
     def _call(self, done: float, _data: object) -> bool:
         try:
-            goes_on = bool(self._progress(done))
+            continues = bool(self._progress(done))
         except BaseException as exc:
-            self.error, goes_on = exc, False
-        self.given_up = self.given_up or not goes_on
-        return goes_on
+            self.error, continues = exc, False
+        self.cancelled = self.cancelled or not continues
+        return continues
 
 
 def _fingerprint(spec: ModelSpec, options: LlamaOptions, file: GgufFile) -> str:
-    """Name the file and all that a saved state's layout depends on; not the context's size."""
+    """Hash the file and all that a saved state's layout depends on, except the context's size."""
     layout = (spec.slots, options, lib.llama_version(), LLAMA_COMMIT)
     return hashlib.sha256(f"{file.content_hash} {layout}".encode()).hexdigest()[:32]
 
 
-def _assemble(
+def _model_info(
     spec: ModelSpec,
-    options: LlamaOptions,
     model: Any,
     context: LlamaContext,
-    embedding: EmbedInfo,
     file: GgufFile,
-    log: LogRing,
-    configured: str | None,
-) -> LlamaModel:
-    vocab = Vocab(lib.llama_model_get_vocab(model))
-    template = _template(model, vocab, configured)
-    info = ModelInfo(
+    embedding: EmbedInfo,
+    fingerprint: str,
+    template: ChatTemplate | None,
+) -> ModelInfo:
+    return ModelInfo(
         description=_description(model),
-        fingerprint=_fingerprint(spec, options, file),
-        vocab_size=vocab.size,
+        fingerprint=fingerprint,
+        vocab_size=int(lib.llama_vocab_n_tokens(lib.llama_model_get_vocab(model))),
         vocab_hash=file.vocab_hash,
         ctx_size=context.ctx_size,
         ctx_size_trained=int(lib.llama_model_n_ctx_train(model)),
@@ -135,19 +132,12 @@ def _assemble(
         memory=context.kind,
         can_shift=context.can_shift,
         n_gpu_layers=layers_of(spec, model, devices()),
-        sampling=recommended(model),
+        sampling=recommended_sampling(model),
         embedding=embedding,
         generates=not isinstance(context, NoContext),
         llama_build_number=LLAMA_BUILD_NUMBER,
         llama_commit=LLAMA_COMMIT,
     )
-
-    def embedder() -> LlamaEmbedder:
-        pointer = open_embedding_context(spec, options, model, embedding, log)
-        return LlamaEmbedder(pointer, model, embedding)
-
-    adapters = LlamaAdapters(model, context.pointer, file)
-    return LlamaModel(model, context, vocab, template, info, embedder, adapters)
 
 
 def _template(model: Any, vocab: Vocab, configured: str | None) -> ChatTemplate | None:

@@ -1,12 +1,12 @@
-"""What a model would take of memory, asked of llama.cpp by a dry run: nothing of it is allocated.
+"""Estimation of a model's memory by a dry run of llama.cpp, which allocates nothing.
 
-The model is opened with `no_alloc` (and without mmap: llama.cpp aborts on both together), then a
-context is made on it. llama.cpp tells what it would have allocated; the vocabulary is there for
-real, so the process's own size is measured. A first load is 0.13 s longer by it on SmolLM2 135M
-(0.56 s without), and 0.5 s on Gemma 3 270M (0.83 s), whose vocabulary is read twice.
+The model is opened with `no_alloc` (and without mmap: llama.cpp aborts with both), then a context
+is created on it, and llama.cpp reports what it would have allocated. The vocabulary is really
+loaded, so the process's own size is measured. This adds 0.13 s to a first load of SmolLM2 135M
+(0.56 s without), and 0.5 s to one of Gemma 3 270M (0.83 s), whose vocabulary is read twice.
 
 Weights that llama.cpp repacks for the CPU are counted once: their pages in the file's mapping are
-not read again, and the kernel may take them back.
+not read again, and the kernel may reclaim them.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from ..kv.embedding_context import embed_info, open_embedding_context, output_by
 from ..llama_log import capture
 from .devices import Share, breakdown, devices, layers_of
 from .opening import (
+    context_params,
     ctx_size_of,
     load_failed,
     name_of,
@@ -37,7 +38,7 @@ from .opening import (
 
 _MIB = 1 << 20
 _OUTPUT = re.compile(r"\w+: +\S+ +output buffer size = +([\d.]+) MiB")
-"""Rows of logits lie on the host, and are in no breakdown."""
+"""Logits are on the host, and missing from the breakdown."""
 
 
 class LlamaMemoryEstimator:
@@ -62,24 +63,25 @@ class LlamaMemoryEstimator:
 
     @property
     def shape(self) -> Shape:
-        """The shape that the spec asks for, with the defaults that the model has for it."""
+        """The spec's shape, with the model's defaults where the spec has none."""
         spec = self._spec
         ctx_size = ctx_size_of(spec, self._model)
         return Shape(spec.slots, ctx_size, spec.batch_size, self._layers)
 
     @property
     def devices(self) -> list[Device]:
-        """The devices that layers could run on, as of now."""
+        """The devices that can run layers, with their current free memory."""
         return devices()
 
     def need(self, shape: Shape) -> MemoryNeed:
-        """Return what the model needs in *shape*; takes 5 ms if as many layers are on devices."""
+        """Return the model's need in *shape*. Takes 5 ms, more if the device layers change."""
         spec = shape.apply_to(self._spec)
         if shape.n_gpu_layers != self._layers:
             self.close()
             self._model, self._layers = self._open(spec), shape.n_gpu_layers
         self._log.clear()
-        context = open_context(spec, self._options, self._model, self._log)
+        params = context_params(spec, self._options, self._model)
+        context = open_context(spec, params, self._model, self._log)
         info = embed_info(spec, self._model, context, self._values)
         encoder = not lib.llama_get_memory(context)
         need = total_need(*self._taken(context))
@@ -93,20 +95,20 @@ class LlamaMemoryEstimator:
         return replace(need, embedding=second.total, embedding_devices=second.devices)
 
     def _taken(self, context: Any) -> tuple[list[Share], int, int]:
-        """Return what `total_need` takes of a context, and free it."""
+        """Return a context's arguments for `total_need`, and free the context."""
         shares, process = breakdown(context), _resident_bytes()
         lib.llama_free(context)
         return shares, process, _output_bytes(self._log.lines())
 
     def close(self) -> None:
-        """Free the model; twice is once."""
+        """Free the model; a second call does nothing."""
         model, self._model = self._model, None
         if model is not None:
             lib.llama_model_free(model)
 
 
 def total_need(shares: Iterable[Share], process: int, output: int) -> MemoryNeed:
-    """Return the need that the *shares* of host and devices come to."""
+    """Add up the *shares* of host and devices, the process and its output buffers."""
     weights = context = compute = 0
     on_devices: Counter[str] = Counter()
     for share in shares:
@@ -130,5 +132,5 @@ def _output_bytes(lines: list[str]) -> int:
 
 
 def _resident_bytes() -> int:
-    """Return how much memory this process has now."""
+    """Return the resident memory of this process."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")

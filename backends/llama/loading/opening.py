@@ -1,6 +1,6 @@
-"""From a `ModelSpec` to llama.cpp's model and context, or to an error that says what is wrong.
+"""Opening of llama.cpp's model and context from a `ModelSpec`.
 
-What loading and reckoning have in common: the checks, the parameters, the errors.
+Loading and memory estimates share these checks, parameters and errors.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .stdio_file import c_file
 
 CTX_SIZE_DEFAULT_MAX = 4096
 CTX_SIZE_STEP = 256
-"""llama.cpp rounds a sequence's share of the context to this (`llama_context`'s constructor)."""
+"""llama.cpp rounds each sequence's context up to a multiple (`llama_context`'s constructor)."""
 UBATCH_SIZE_MAX = 512
 CTX_CELLS_MAX = (1 << 31) - 1
 
@@ -38,7 +38,7 @@ _CACHE_TYPES = {"f16": lib.GGML_TYPE_F16, "f32": lib.GGML_TYPE_F32}
 
 
 class LlamaOptions(msgspec.Struct, kw_only=True, rename="kebab", forbid_unknown_fields=True):
-    """What `ModelSpec.options` can hold for this backend."""
+    """The keys of `ModelSpec.options` for this backend."""
 
     flash_attn: Literal["auto", "on", "off"] = "auto"
     cache_type_k: Literal["f16", "f32"] = "f16"
@@ -47,7 +47,7 @@ class LlamaOptions(msgspec.Struct, kw_only=True, rename="kebab", forbid_unknown_
 
 
 def name_of(spec: ModelSpec) -> str:
-    """Return what messages call the model: its file's name."""
+    """Return the model's name in messages, its file's name if it has one."""
     return os.path.basename(spec.path) or spec.name
 
 
@@ -73,23 +73,22 @@ def _ctx_size(size: int) -> int:
 
 
 def ctx_size_of(spec: ModelSpec, model: Any) -> int:
-    """Return the tokens of a slot's context, as llama.cpp rounds them."""
+    """Return the size of a slot's context in tokens, rounded as by llama.cpp."""
     trained = int(lib.llama_model_n_ctx_train(model))
     return _ctx_size(spec.ctx_size or min(trained, CTX_SIZE_DEFAULT_MAX))
 
 
 def open_model(spec: ModelSpec, params: Any) -> tuple[Any, GgufFile]:
-    """Check the file of *spec* and let llama.cpp load it by *params*; the caller frees the model.
+    """Check the file of *spec* and load it with llama.cpp's *params*; the caller frees the model.
 
-    The model is null where llama.cpp gave up and logged no error: *params*' callback stopped it.
+    The model is null if llama.cpp failed, or if the callback in *params* stopped it.
 
     :raises LoadFailed: the file is missing, unreadable, damaged or of an unknown kind.
-    :raises UnsupportedOperation: it is a kind of model that is not run here.
+    :raises UnsupportedOperation: this kind of model cannot be run.
     """
     name = name_of(spec)
     path = str(parts_of(Path(spec.path))[0])
-    fd = _duplicate(spec.fd, name) if spec.fd >= 0 else open_model_file(path)
-    with _closing(fd):
+    with _duplicate(spec.fd, name) if spec.fd >= 0 else open_model_file(path) as fd:
         file = read_gguf(fd, name)
         _check_content(file, name)
         lib.llama_backend_init()
@@ -110,43 +109,40 @@ def open_model(spec: ModelSpec, params: Any) -> tuple[Any, GgufFile]:
 
 
 def _check_content(file: GgufFile, name: str) -> None:
-    """Refuse what is no model by itself, before llama.cpp says something less clear of it."""
+    """Refuse files that are not complete models, with a clearer error than llama.cpp's."""
     kind, architecture = (file.values.get(f"general.{k}") for k in ("type", "architecture"))
     if kind == "mmproj" or architecture == "clip":
         raise UnsupportedOperation(
-            f"{name!r} is a projector for images or sound: such models are not run here",
-            hint="load the language model that it belongs to; it takes text alone",
+            f"{name!r} is a projector for images or sound: inferd does not run such models",
+            hint="load the language model that it belongs to; it takes only text",
         )
     if kind == "adapter":
         raise UnsupportedOperation(
-            f"{name!r} is an adapter (LoRA) and no model", hint="load the model it was made for"
+            f"{name!r} is an adapter (LoRA), not a model", hint="load the model it was made for"
         )
 
 
 def load_failed(name: str, log: LogRing) -> LoadFailed:
-    """Return the error for a model that llama.cpp did not load."""
+    """Return the error for a model that llama.cpp could not load."""
     return LoadFailed(
         f"llama.cpp cannot load {name!r}: {log.cause()}",
-        hint="is it a language model, whole, and of a kind that this llama.cpp knows?",
+        hint="check that it is a complete language model of a kind that this llama.cpp supports",
     )
 
 
-def _duplicate(fd: int, name: str) -> int:
+@contextmanager
+def _duplicate(fd: int, name: str) -> Iterator[int]:
     try:
-        return os.dup(fd)
+        own = os.dup(fd)
     except OSError as exc:
         raise LoadFailed(
             f"the descriptor of {name!r} cannot be used: {exc.strerror}",
             hint="pass an open descriptor of a regular file",
         ) from None
-
-
-@contextmanager
-def _closing(fd: int) -> Iterator[None]:
     try:
-        yield
+        yield own
     finally:
-        os.close(fd)
+        os.close(own)
 
 
 def _load_descriptor(fd: int, name: str, file: GgufFile, params: Any) -> Any:
@@ -168,27 +164,14 @@ def _check_kind(model: Any, name: str) -> None:
         (lib.llama_vocab_type(vocab) == lib.LLAMA_VOCAB_TYPE_NONE, "no vocabulary"),
     ):
         if is_so:
-            raise _unsupported(name, kind)
+            raise UnsupportedOperation(
+                f"{name!r} has {kind}: inferd does not run such models",
+                hint="use a decoder-only language model",
+            )
 
 
-def _unsupported(name: str, kind: str) -> UnsupportedOperation:
-    return UnsupportedOperation(
-        f"{name!r} has {kind}: inferd does not run such models",
-        hint="use a decoder-only language model",
-    )
-
-
-def open_context(spec: ModelSpec, options: LlamaOptions, model: Any, log: LogRing) -> Any:
-    """Return a new context on *model*; the caller frees it.
-
-    :raises OutOfMemory: there is no memory for it.
-    :raises LoadFailed: llama.cpp refuses it.
-    """
-    return new_context(spec, context_params(spec, options, model), model, log)
-
-
-def new_context(spec: ModelSpec, params: Any, model: Any, log: LogRing) -> Any:
-    """Return a new context by llama.cpp's *params*; the caller frees it.
+def open_context(spec: ModelSpec, params: Any, model: Any, log: LogRing) -> Any:
+    """Return a new context with llama.cpp's *params*; the caller frees it.
 
     :raises OutOfMemory: there is no memory for it.
     :raises LoadFailed: llama.cpp refuses it.

@@ -1,4 +1,4 @@
-"""The sampling parameters that a GGUF file recommends (`general.sampling.*`)."""
+"""Reading of the sampling parameters that a GGUF file recommends (`general.sampling.*`)."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ _KEYS: dict[int, str] = {
 """As `common_init_from_params` reads them (`common/common.cpp`)."""
 
 
-def recommended(model: Any) -> dict[str, Any]:
-    """Return the file's values by parameter name; one that is out of its range is left out."""
+def recommended_sampling(model: Any) -> dict[str, Any]:
+    """Return the file's values by parameter name, except invalid ones."""
     found: dict[str, Any] = {}
     buffer = ctypes.create_string_buffer(VALUE_BYTES)
     for key, name in _KEYS.items():
@@ -42,5 +42,5 @@ def recommended(model: Any) -> dict[str, Any]:
             number = value if name == "samplers" else msgspec.json.decode(value)
             found |= read_options({name: number}, strict=True).values
         except (InvalidArgument, UnicodeDecodeError, msgspec.DecodeError):
-            continue  # a file's recommendation is no reason to refuse the file
+            continue  # don't refuse the file for a bad recommendation
     return found

@@ -1,4 +1,4 @@
-"""An open descriptor as C's stdio has files: what was checked is what llama.cpp reads."""
+"""Open descriptors as C `FILE` objects, so that llama.cpp reads the file that was checked."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from ...errors import LoadFailed
 
 @contextmanager
 def c_file(fd: int, name: str) -> Iterator[Any]:
-    """Give the descriptor *fd*, from its beginning, as a ``FILE *``.
+    """Yield a ``FILE *`` at the beginning of the descriptor *fd*.
 
-    :raises LoadFailed: it cannot be read.
+    :raises LoadFailed: the descriptor cannot be read.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     libc.fdopen.argtypes, libc.fdopen.restype = [ctypes.c_int, ctypes.c_char_p], ctypes.c_void_p
     libc.fclose.argtypes = [ctypes.c_void_p]
-    # A dup shares its position with the descriptor that it was made of.
+    # A duplicate shares its position with the original descriptor.
     os.lseek(fd, 0, os.SEEK_SET)
     own = os.dup(fd)
     stream = libc.fdopen(own, b"rb")

@@ -1,4 +1,4 @@
-"""Sampler chains: how a token is drawn from a row of logits."""
+"""Sampler chains, and the sampling of tokens from logits."""
 
 from __future__ import annotations
 
@@ -18,20 +18,19 @@ from ..grammar import Grammar
 from ..lazy import LazyGrammar
 from ..text.vocab import Vocab
 from .logits import CANDIDATES_MAX, probs_after_sampling, probs_before_sampling, top_candidates
-from .samplers import Prototypes, Setup, Stage, biases_of, logit_bias, seen_of, stages_of
+from .samplers import Prototypes, Setup, Stage, biases_of, input_bounds, logit_bias, stages_of
 
 Logits = NDArray[np.float32]
 
 
 class LlamaSampler:
-    """One turn's chain: the biases, the samplers in their order, the last of which picks.
+    """One turn's chain: the biases, then the samplers in order, the last of which picks a token.
 
-    Those that draw by chance are made anew for each token, so that a turn goes on in another
-    process as it would have. Mirostat and adaptive-p, which learn while they draw, begin anew
-    there.
+    Random samplers are created again for each token, so that a turn continues identically in
+    another process. Only mirostat and adaptive-p, which adapt while they sample, start over there.
 
     :raises InvalidArgument: a bias is for a token that the vocabulary does not have, or the
-        grammar is none.
+        grammar is invalid.
     """
 
     def __init__(
@@ -45,16 +44,17 @@ class LlamaSampler:
     ):
         self._setup = Setup(vocab, prototypes, params, prompt, last_n_max)
         self._stages = stages_of(self._setup)
-        self._chance = next((i for i, s in enumerate(self._stages) if s.chance), None)
-        """The first stage that is made anew for each token; with it go those behind it."""
+        self._random = next((i for i, s in enumerate(self._stages) if s.random), None)
+        """The first stage that is created again for each token; later stages are re-added."""
         biases = biases_of(vocab, params)
-        self._before = 1 if biases else 0
+        self._stages_begin = 1 if biases else 0
         self._biased = np.array(list(biases), dtype=np.intp)
-        self._added = np.array(list(biases.values()), dtype=np.float32)
-        kept, window = seen_of(self._setup)
-        self._kept = kept if window + len(biases) <= CANDIDATES_MAX // 2 else 0
+        self._biases = np.array(list(biases.values()), dtype=np.float32)
+        top, window = input_bounds(self._setup)
+        self._top = top if window + len(biases) <= CANDIDATES_MAX // 2 else 0
+        """How many top tokens the chain keeps at first; 0: all."""
         self._recent = deque(prompt[-window:] if window else (), maxlen=window)
-        """Tokens whose logits the first samplers may change."""
+        """Tokens whose logits the penalties may change."""
         self.grammar: Grammar | None = None
         self._lazy: LazyGrammar | None = None
         if params.has_grammar and params.grammar_triggers:
@@ -64,7 +64,7 @@ class LlamaSampler:
             self.grammar = Grammar(vocab, prototypes, params, answer)
         self.certain = params.temp <= 0
         self.greedy = len(self._stages) == 1 and self.certain
-        """The likeliest token, and nothing but biases to heed: no chain is needed."""
+        """The highest logit after biases wins: no chain is needed."""
         self.n_probs = params.n_probs
         self.after_sampling = params.post_sampling_probs
         self.probs: TokenProbs | None = None
@@ -81,50 +81,51 @@ class LlamaSampler:
         return chain
 
     @property
-    def whole(self) -> bool:
-        """Tell whether nothing but its chain is asked for, which may come to any token."""
-        return not (self._kept or self.greedy or self.n_probs) and self.grammar is None
+    def needs_only_chain(self) -> bool:
+        """Whether the chain alone samples the token, and from all candidates."""
+        return not (self._top or self.greedy or self.n_probs) and self.grammar is None
 
     def argmax_token(self, logits: Logits) -> int:
-        """Return the token with the highest logit, the first of equals, as the greedy sampler.
+        """Return the token with the highest logit, the first of equals, like the greedy sampler.
 
         Five times faster than a chain, which first makes a candidate of every token (measured:
-        75 → 14 µs with 49k tokens). Changes *logits*, which are used up.
+        75 → 14 µs with 49k tokens). Changes *logits*.
         """
         self._check_open()
         if len(self._biased):
-            logits[self._biased] += self._added
+            logits[self._biased] += self._biases
         return int(logits.argmax())
 
     def short_list(self, logits: Logits) -> NDArray[np.intp] | None:
-        """Return the tokens that the chain can come to, ascending: it keeps the likeliest before it
-        looks at them together. None where it may come to any.
+        """Return the tokens that the chain can pick, ascending; None if it can pick any.
+
+        A chain has a short list if it keeps only top tokens before it compares candidates.
         """
-        if not self._kept:
+        if not self._top:
             return None
-        touched = np.union1d(self._biased, np.array(self._recent, dtype=np.intp))
-        ids = top_candidates(logits, self._kept + len(touched))
-        return ids if ids is None or not len(touched) else np.union1d(ids, touched)
+        changed = np.union1d(self._biased, np.array(self._recent, dtype=np.intp))
+        ids = top_candidates(logits, self._top + len(changed))
+        return ids if ids is None or not len(changed) else np.union1d(ids, changed)
 
     def accept(self, token: int) -> None:
-        """Go on behind *token*."""
+        """Add *token* to what the samplers have seen."""
         lib.llama_sampler_accept(self._chain, token)
         self._recent.append(token)
 
     def chain(self, index: int) -> Any:
         """Return the chain, ready to sample token number *index*."""
         self._check_open()
-        if self._chance is not None:
-            self._renew(self._stages[self._chance :], self._before + self._chance, index)
+        if self._random is not None:
+            self._renew(self._stages[self._random :], self._stages_begin + self._random, index)
         return self._chain
 
-    def _renew(self, stages: Sequence[Stage], place: int, index: int) -> None:
-        """Make the samplers anew that draw by chance; a chain can only be added to at its end."""
-        taken = [lib.llama_sampler_chain_remove(self._chain, place) for _ in stages]
-        for stage, sampler in zip(stages, taken, strict=True):
-            if stage.chance:
+    def _renew(self, stages: Sequence[Stage], begin: int, index: int) -> None:
+        """Create the random samplers again; a chain can only be extended at its end."""
+        removed = [lib.llama_sampler_chain_remove(self._chain, begin) for _ in stages]
+        for stage, sampler in zip(stages, removed, strict=True):
+            if stage.random:
                 lib.llama_sampler_free(sampler)
-            new = stage.make(self._setup, index) if stage.chance else sampler
+            new = stage.make(self._setup, index) if stage.random else sampler
             lib.llama_sampler_chain_add(self._chain, new)
 
     def _check_open(self) -> None:
@@ -133,12 +134,12 @@ class LlamaSampler:
 
     @property
     def complete(self) -> bool:
-        """Tell whether the answer may end here by its grammar."""
+        """Whether the answer may end here by its grammar."""
         return self.grammar is not None and self.grammar.complete
 
     @property
     def awaits_trigger(self) -> bool:
-        """Whether there is a lazy grammar that no trigger has started yet."""
+        """Whether a lazy grammar has not been started yet."""
         return self._lazy is not None and self.grammar is None
 
     def try_trigger(self, token: int) -> None:
@@ -148,7 +149,7 @@ class LlamaSampler:
         self.grammar = self._lazy.grammar
 
     def close(self) -> None:
-        """Free the chain and all in it; twice is once."""
+        """Free the chain and its samplers; a second call does nothing."""
         if self.grammar is not None:
             self.grammar.close()
         chain, self._chain = self._chain, None
@@ -157,7 +158,7 @@ class LlamaSampler:
 
 
 class Candidates:
-    """A buffer of tokens with their logits, used again for every row: of all, or of a few."""
+    """A reusable buffer of candidates: tokens with their logits, of all tokens or a few."""
 
     def __init__(self, vocab_size: int):
         kind = np.dtype([("id", "<i4"), ("logit", "<f4"), ("p", "<f4")])
@@ -168,21 +169,22 @@ class Candidates:
         self._reference = ctypes.byref(self._array)
 
     def sample(self, sampler: LlamaSampler, logits: Logits, index: int) -> int | None:
-        """Sample a token from *logits* as `llama_sampler_sample` does from those in the context;
-        None if a grammar allows none. Set the sampler's `probs`, where they are requested.
+        """Sample a token from *logits* as `llama_sampler_sample` does from those in the context.
+
+        Return None if a grammar allows no token. Set the sampler's `probs` if they are requested.
         """
-        told = sampler.n_probs
-        before = logits.copy() if told and not sampler.after_sampling else None
+        count = sampler.n_probs
+        before = logits.copy() if count and not sampler.after_sampling else None
         token = self._sample_one(sampler, logits, index)
-        if not told or token is None:
+        if not count or token is None:
             sampler.probs = None
         elif before is not None:
-            sampler.probs = probs_before_sampling(before, token, told)
+            sampler.probs = probs_before_sampling(before, token, count)
         elif sampler.certain:
             sampler.probs = TokenProbs(token, 1.0, [(token, 1.0)])
         else:
-            left = self._left()
-            sampler.probs = probs_after_sampling(left["id"], left["p"], token, told)
+            remaining = self._remaining()
+            sampler.probs = probs_after_sampling(remaining["id"], remaining["p"], token, count)
         return token
 
     def _sample_one(self, sampler: LlamaSampler, logits: Logits, index: int) -> int | None:
@@ -198,8 +200,8 @@ class Candidates:
     def _sample_by_grammar(
         self, sampler: LlamaSampler, grammar: Grammar, logits: Logits, index: int
     ) -> int | None:
-        """Check the token that would be sampled without the grammar first, and all others only
-        where it is not allowed, as `common_sampler_sample` does (`common/sampling.cpp`).
+        """Sample a token without the grammar, and from all that it allows only if it refuses that
+        token, as `common_sampler_sample` does (`common/sampling.cpp`).
         """
         self._fill_short(sampler, logits)
         token = self._pick(sampler.chain(index))
@@ -211,7 +213,7 @@ class Candidates:
                 return None
             token = self._pick(sampler.chain(index))
             if not grammar.allows(token):
-                return None  # all that it allows are muted
+                return None  # all allowed tokens are muted
         sampler.accept(token)
         grammar.accept(token)
         return token
@@ -226,7 +228,7 @@ class Candidates:
     def _fill(self, ids: NDArray[Any], logits: Logits) -> None:
         part, array = self._data[: len(ids)], self._array
         part["id"], part["logit"], part["p"] = ids, logits, 0
-        array.data = self._begin  # xtc moves it on
+        array.data = self._begin  # xtc advances it
         array.size, array.selected, array.sorted = len(ids), -1, False
 
     def _pick(self, chain: Any) -> int:
@@ -236,8 +238,8 @@ class Candidates:
             raise BackendError("the sampler chain picked nothing")
         return int(array.data[array.selected].id)
 
-    def _left(self) -> NDArray[Any]:
-        """Return the candidates that the chain has left."""
+    def _remaining(self) -> NDArray[Any]:
+        """Return the candidates that the chain has not removed."""
         moved = ctypes.addressof(self._array.data.contents) - self._data.ctypes.data
         first = moved // self._data.itemsize
         return self._data[first : first + self._array.size]

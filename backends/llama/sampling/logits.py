@@ -16,16 +16,16 @@ COLUMNS = 4096
 CANDIDATES_MAX = 1024
 """More are not a short list; `top_candidates` returns a few more than requested."""
 _LOWEST = float(np.finfo(np.float32).min)
-"""Stands for the logarithm of 0, as in llama-server: JSON has no infinity."""
+"""Replaces the logarithm of 0, as in llama-server: JSON has no infinity."""
 
 
 def top_candidates(logits: Logits, count: int) -> Ids | None:
-    """Return tokens, ascending, that include the *count* most likely ones; None where these are
-    not a small part of all.
+    """Return tokens, ascending, that include the *count* most likely ones; None if these are not a
+    small part of all.
 
-    The logits are read as a table. As many columns as are sought have a highest logit of at least
-    the bound: so many tokens do, and only in those columns are there any. Reads the logits once:
-    with 262k tokens 30 times faster than `numpy.argpartition`.
+    The logits are read as a table. The bound is chosen so that *count* columns have a highest
+    logit of at least the bound; all tokens above the bound are in these columns. The logits are
+    read once: with 262k tokens this is 30 times faster than `numpy.argpartition`.
     """
     lines = len(logits) // COLUMNS
     if lines < 4 or not 0 < count <= CANDIDATES_MAX:
@@ -38,14 +38,12 @@ def top_candidates(logits: Logits, count: int) -> Ids | None:
     found = np.concatenate(
         (line * COLUMNS + columns[place], np.flatnonzero(rest >= bound) + lines * COLUMNS)
     )
-    # Not a number compares with nothing; flat logits have all tokens at the bound.
+    # NaNs compare as false; with flat logits all tokens are at the bound.
     return found if count <= len(found) <= 4 * CANDIDATES_MAX else None
 
 
 def probs_before_sampling(logits: Logits, token: int, count: int) -> TokenProbs:
-    """Return the model's own logprobs of *token* and of the *count* most likely tokens, before any
-    sampler.
-    """
+    """Return the model's logprobs of *token* and the *count* top tokens, before any sampler."""
     found = top_candidates(logits, count)
     ids = np.arange(len(logits)) if found is None else found
     ids = ids[np.argsort(-logits[ids], kind="stable")[:count]]
@@ -62,8 +60,8 @@ def _bounded(logarithm: float) -> float:
 def probs_after_sampling(
     ids: NDArray[np.int32], probabilities: Logits, token: int, count: int
 ) -> TokenProbs:
-    """Return the probability of *token* among the candidates that a chain has left, and the *count*
-    most likely ones of them.
+    """Return the probability of *token* among a chain's remaining candidates, and the *count* top
+    ones of these.
     """
     order = np.argsort(-probabilities, kind="stable")
     top = [(int(ids[i]), float(probabilities[i])) for i in order[:count] if probabilities[i] > 0]

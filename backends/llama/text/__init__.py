@@ -1,1 +1,1 @@
-"""Text to tokens and back, and chat templates."""
+"""Tokenization and chat templates."""

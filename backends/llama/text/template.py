@@ -1,6 +1,6 @@
-"""The chat template of a model: Jinja from its file, so run in a sandbox and bounded.
+"""The chat template of a model, run in a bounded sandbox: it is Jinja code from the model's file.
 
-Set up as transformers does it (`utils/chat_template_utils.py`), for which templates are written.
+The environment is that of transformers (`utils/chat_template_utils.py`), the target of templates.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _BIT = OUTPUT_CHARACTERS_MAX // INTEGER_BITS_MAX
 
 
 class _Environment(ImmutableSandboxedEnvironment):
-    """The sandbox, with a bound on the operators that make large values out of small ones."""
+    """The sandbox, with a bound on operators that make large values from small ones."""
 
     intercepted_binops = frozenset(("*", "**"))
 
@@ -39,7 +39,7 @@ class _Environment(ImmutableSandboxedEnvironment):
 
 
 def _size(operator: str, left: Any, right: Any) -> float:
-    """Return about how large the result will be: bits of a number, items of a text or list."""
+    """Estimate the size of the result: bits of a number, items of a text or list."""
     if isinstance(left, int) and isinstance(right, int):
         bits = left.bit_length()
         return (bits * right if operator == "**" else bits + right.bit_length()) * _BIT
@@ -63,7 +63,7 @@ def _environment() -> _Environment:
 
 
 def _to_json(value: Any, ensure_ascii: bool = False, **options: Any) -> str:
-    """Write JSON as it is: Jinja's own filter escapes HTML."""
+    """Return *value* as JSON without HTML escapes, which Jinja's own filter adds."""
     allowed = {k: v for k, v in options.items() if k in ("indent", "separators", "sort_keys")}
     return json.dumps(value, ensure_ascii=ensure_ascii, **allowed)
 
@@ -77,7 +77,7 @@ def _strftime_now(form: str) -> str:
 
 
 class ChatTemplate:
-    """One model's template, compiled at its first use."""
+    """The template of one model, compiled at its first use."""
 
     def __init__(self, source: str, *, bos: str, eos: str, strip_bos: bool):
         self._source = source
@@ -86,8 +86,8 @@ class ChatTemplate:
         self._template: jinja2.Template | None = None
 
     def render(self, messages: Sequence[Message], rendering: Rendering = PLAIN_RENDERING) -> str:
-        """Return the prompt that the template makes of *messages*, without the BOS that tokenizing
-        adds.
+        """Return the prompt that the template makes of *messages*, without the BOS token, which
+        tokenizing adds.
 
         :raises InvalidArgument: the template refuses the messages, or fails.
         :raises TooLarge: the prompt is longer than `OUTPUT_CHARACTERS_MAX`.
@@ -96,10 +96,10 @@ class ChatTemplate:
             text = self._render([dict(m) for m in messages], rendering)
         except (InvalidArgument, TooLarge):
             raise
-        except Exception as exc:  # a template can raise what any Python expression can
+        except Exception as exc:  # a template can raise any exception
             raise InvalidArgument(
                 f"the chat template refuses the messages: {str(exc) or type(exc).__name__}",
-                hint="send roles in the order that the model's template wants, or use raw text",
+                hint="send roles in the order that the model's template expects, or use raw text",
             ) from exc
         return text.removeprefix(self._bos_stripped)
 
@@ -108,14 +108,14 @@ class ChatTemplate:
             self._template = _environment().from_string(self._source)
         parts: list[str] = []
         characters, deadline = 0, time.monotonic() + RENDER_S_MAX
-        told = {
+        values = {
             **rendering.arguments,
             **self._names,
             "messages": messages,
             "tools": rendering.tools or None,
             "add_generation_prompt": rendering.add_generation_prompt,
         }
-        for part in self._template.generate(told):
+        for part in self._template.generate(values):
             parts.append(part)
             characters += len(part)
             if characters > OUTPUT_CHARACTERS_MAX:
@@ -128,12 +128,12 @@ class ChatTemplate:
 
 
 def configured_source(spec: ModelSpec) -> str | None:
-    """Return the template that the configuration has for a model; None: the file's own is used.
+    """Return the template that the configuration sets for a model; None: the file's own is used.
 
-    :raises LoadFailed: its file cannot be read, or it is no template.
+    :raises LoadFailed: the template's file cannot be read, or the template does not compile.
     """
     if spec.chat_template and spec.chat_template_file:
-        raise _no_template("chat-template and chat-template-file are both set", "keep one of them")
+        raise _unusable("chat-template and chat-template-file are both set", "keep one of them")
     source, place = spec.chat_template, "chat-template"
     if spec.chat_template_file:
         source, place = _read(spec.chat_template_file), spec.chat_template_file
@@ -142,9 +142,9 @@ def configured_source(spec: ModelSpec) -> str | None:
     try:
         _environment().from_string(source)
     except jinja2.TemplateSyntaxError as exc:
-        raise _no_template(f"{place}, line {exc.lineno}: {exc.message}", "correct it") from None
-    except Exception as exc:  # constant expressions are evaluated by the compiler
-        raise _no_template(f"{place}: {exc}", "correct it") from None
+        raise _unusable(f"{place}, line {exc.lineno}: {exc.message}", "correct it") from None
+    except Exception as exc:  # the compiler evaluates constant expressions
+        raise _unusable(f"{place}: {exc}", "correct it") from None
     return source
 
 
@@ -155,14 +155,14 @@ def _read(path: str) -> str:
             data = file.read(SOURCE_BYTES_MAX + 1)
         text = data.decode()
     except (OSError, ValueError) as exc:
-        cause = exc.strerror if isinstance(exc, OSError) else "it is no UTF-8"
-        raise _no_template(f"{path}: {cause}", hint) from None
+        cause = exc.strerror if isinstance(exc, OSError) else "it is not UTF-8"
+        raise _unusable(f"{path}: {cause}", hint) from None
     if len(data) > SOURCE_BYTES_MAX:
-        raise _no_template(f"{path}: more than {SOURCE_BYTES_MAX} bytes", hint)
+        raise _unusable(f"{path}: more than {SOURCE_BYTES_MAX} bytes", hint)
     if not text.strip():
-        raise _no_template(f"{path}: it is empty", hint)
+        raise _unusable(f"{path}: it is empty", hint)
     return text
 
 
-def _no_template(cause: str, hint: str) -> LoadFailed:
+def _unusable(cause: str, hint: str) -> LoadFailed:
     return LoadFailed(f"the chat template cannot be used: {cause}", hint=hint)

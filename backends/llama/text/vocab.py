@@ -1,4 +1,4 @@
-"""Tokens: from text, to bytes, and what is special about them."""
+"""The vocabulary: tokenization, the bytes of tokens, special tokens."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PIECE_BYTES = 256
 
 
 class Vocab:
-    """The vocabulary of a loaded model. Reads only: the model must outlive it."""
+    """The vocabulary of a loaded model, which must outlive it. Read-only."""
 
     def __init__(self, pointer: Any):
         self.pointer = pointer
@@ -28,17 +28,17 @@ class Vocab:
 
     @property
     def adds_bos(self) -> bool:
-        """Tell whether `tokenize` with *bos* puts a token before the text."""
+        """Whether `tokenize` with *bos* puts a token before the text."""
         return bool(lib.llama_vocab_get_add_bos(self.pointer))
 
     @property
     def bos(self) -> str:
-        """Name of the token that begins a text; empty if there is none."""
+        """The name of the token that begins a text; empty if there is none."""
         return self._name(int(lib.llama_vocab_bos(self.pointer)))
 
     @property
     def eos(self) -> str:
-        """Name of the token that ends a text; empty if there is none."""
+        """The name of the token that ends a text; empty if there is none."""
         return self._name(int(lib.llama_vocab_eos(self.pointer)))
 
     def _name(self, token: int) -> str:
@@ -58,7 +58,7 @@ class Vocab:
             count = -found
 
     def piece(self, token: int) -> bytes:
-        """Return the bytes that *token* stands for; a special token's are its name."""
+        """Return the bytes of *token*; those of a special token are its name."""
         piece = self._pieces.get(token)
         if piece is None:
             piece = self._pieces[token] = self._piece(self._checked(token))
@@ -74,23 +74,23 @@ class Vocab:
         return self._buffer.raw[:length]
 
     def is_control(self, token: int) -> bool:
-        """Tell whether *token* is a special one that is no text."""
+        """Return whether *token* is a special token that does not stand for text."""
         return bool(lib.llama_vocab_is_control(self.pointer, self._checked(token)))
 
     def is_eog(self, token: int) -> bool:
-        """Tell whether *token* ends a generation."""
+        """Return whether *token* ends a generation."""
         return bool(lib.llama_vocab_is_eog(self.pointer, self._checked(token)))
 
     def _checked(self, token: int) -> int:
-        # llama.cpp looks the token up without a check: a C++ exception would end the process.
+        # llama.cpp would throw a C++ exception, which ends the process.
         if not 0 <= token < self.size:
             raise InvalidArgument(f"token {token} is not one of the model's {self.size}")
         return token
 
     def spelled(self, data: bytes) -> list[int]:
-        """Return tokens whose pieces make up *data*, any bytes; none where there are none.
+        """Return tokens whose pieces make up *data*, any bytes; empty if there are none.
 
-        They are those of the text where tokenising adds nothing to it, else one for each byte.
+        They are the tokens of the text if tokenizing adds nothing to it, else one for each byte.
         """
         try:
             tokens = self.tokenize(data, special=False, bos=False)
@@ -105,7 +105,7 @@ class Vocab:
         return [token for token in found if token is not None] if None not in found else []
 
     def muted(self) -> tuple[int, ...]:
-        """Return the tokens that the model's file wants never to be generated."""
+        """Return the tokens that must never be generated, according to the model's file."""
         if self._muted is None:
             count = ctypes.c_int32(0)
             tokens = lib.llama_vocab_get_suppress_tokens(self.pointer, ctypes.byref(count))
@@ -113,18 +113,18 @@ class Vocab:
         return self._muted
 
     def eog(self) -> tuple[int, ...]:
-        """Return all tokens that end a generation; the first call asks about every token."""
+        """Return all tokens that end a generation; the first call checks every token."""
         if self._eog is None:
             ends, pointer = lib.llama_vocab_is_eog, self.pointer
             self._eog = tuple(t for t in range(self.size) if ends(pointer, t))
         return self._eog
 
     def special(self) -> list[int]:
-        """Return the tokens that are neither text nor an end; the first call asks about each."""
+        """Return the control tokens that end no generation; the first call checks every token."""
         if self._special is None:
-            every, pointer = range(self.size), self.pointer
-            found = [t for t in every if lib.llama_vocab_is_control(pointer, t)]
-            self._special = [t for t in found if not lib.llama_vocab_is_eog(pointer, t)]
+            is_control, pointer, ends = lib.llama_vocab_is_control, self.pointer, set(self.eog())
+            control = (t for t in range(self.size) if is_control(pointer, t))
+            self._special = [t for t in control if t not in ends]
         return self._special
 
 
@@ -136,7 +136,7 @@ def _check_text(text: bytes) -> None:
     except UnicodeDecodeError as exc:
         # llama.cpp's BPE tokenizer throws a C++ exception, which ends the process.
         raise InvalidArgument(
-            f"the text is no UTF-8: byte {text[exc.start]:#04x} at {exc.start}",
+            f"the text is not UTF-8: byte {text[exc.start]:#04x} at {exc.start}",
             hint="send text in UTF-8",
             data={"position": exc.start},
         ) from None

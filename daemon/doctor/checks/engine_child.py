@@ -43,11 +43,8 @@ def _file(path: str) -> dict[str, Any]:
     from ....backends.llama.loading.gguf_check import open_model_file, read_gguf, read_parts
 
     try:
-        fd = open_model_file(path)
-        try:
+        with open_model_file(path) as fd:
             read_parts(path, read_gguf(fd, os.path.basename(path)))
-        finally:
-            os.close(fd)
     except LoadFailed as exc:
         return {"path": path, "error": exc.message, "hint": exc.hint}
     return {"path": path}

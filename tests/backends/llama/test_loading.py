@@ -63,7 +63,7 @@ def test_a_directory(tmp_path: Path) -> None:
 
 def test_a_fifo_does_not_block(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.gguf")
-    assert "no regular file" in refusal(tmp_path / "pipe.gguf").message
+    assert "not a regular file" in refusal(tmp_path / "pipe.gguf").message
 
 
 def test_a_file_without_permission(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,7 +85,7 @@ def test_an_empty_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize("content", [b"G", b"PK\x03\x04 a zip", b"<html>" * 100])
 def test_something_else(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "page.gguf").write_bytes(content)
-    assert "is no GGUF file" in refusal(tmp_path / "page.gguf").message
+    assert "is not a GGUF file" in refusal(tmp_path / "page.gguf").message
 
 
 @pytest.mark.parametrize("version", [0, 1, 4, 3 << 24])
@@ -137,7 +137,7 @@ def test_an_architecture_that_nobody_knows(tmp_path: Path) -> None:
 def test_an_encoder_makes_embeddings_and_says_nothing(tmp_path: Path) -> None:
     model = load(write_tiny("bert", tmp_path))
     assert not model.info.generates
-    with pytest.raises(UnsupportedOperation, match="says nothing"):
+    with pytest.raises(UnsupportedOperation, match="only makes embeddings"):
         model.step([Chunk(0, [5], 0, logits=True)])
     for slot in range(model.info.slots):
         assert model.length(slot) == model.trim(slot, 0) == 0

@@ -198,7 +198,7 @@ Q = "blk.0.attn_q.weight"
 NO_NUMBER = matrices()[f"{Q}.lora_b"].copy()
 NO_NUMBER[3, 1] = np.nan
 REFUSED: dict[str, tuple[dict[str, Any], Matrices, type[InferdError], str]] = {
-    "a model": ({"general": "model"}, matrices(), LoadFailed, "is no adapter"),
+    "a model": ({"general": "model"}, matrices(), LoadFailed, "is not an adapter"),
     "another kind": ({"kind": "dora"}, matrices(), UnsupportedOperation, "'dora'"),
     "another architecture": ({"architecture": "gemma3"}, matrices(), LoadFailed, "'gemma3'"),
     "an alpha that is a text": (

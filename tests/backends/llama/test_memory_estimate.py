@@ -18,7 +18,7 @@ from inferd.backends import MemoryNeed, ModelSpec, Shape, estimate_memory, load_
 from inferd.backends.errors import LoadFailed
 from inferd.backends.llama.loading.devices import Share, breakdown, place
 from inferd.backends.llama.loading.memory_estimate import LlamaMemoryEstimator, total_need
-from inferd.backends.llama.loading.opening import open_context
+from inferd.backends.llama.loading.opening import context_params, open_context
 from tests.models import gemma3, smollm2
 from tests.sparse_gguf import TOKEN_BYTES, WEIGHT_BYTES_MIN, write_sparse
 from tests.tiny_gguf import write_tiny
@@ -92,7 +92,9 @@ def test_the_breakdown_is_what_llama_cpp_says_in_other_ways(kind: str, tmp_path:
     with contextlib.closing(LlamaMemoryEstimator(spec)) as reckoning:
         options, model = reckoning._options, reckoning._model
         reckoning._log.clear()
-        context = open_context(reckoning.shape.apply_to(spec), options, model, reckoning._log)
+        shaped = reckoning.shape.apply_to(spec)
+        params = context_params(shaped, options, model)
+        context = open_context(shaped, params, model, reckoning._log)
         shares = breakdown(context)
         lib.llama_free(context)
         logged = reckoning._log.lines()

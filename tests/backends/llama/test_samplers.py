@@ -14,7 +14,7 @@ from inferd.backends import ModelSpec, SamplingParams
 from inferd.backends.errors import InvalidArgument
 from inferd.backends.llama import load_llama
 from inferd.backends.llama.model import LlamaModel
-from inferd.backends.llama.sampling.samplers import PROTOTYPES
+from inferd.backends.llama.sampling.samplers import PROTOTYPES_MAX
 from tests import tiny_gguf
 from tests.backends.driving import prefill
 
@@ -197,10 +197,10 @@ def test_a_greedy_end_heeds_what_may_leave_the_likeliest_out(
 def test_prototypes_are_bounded_and_copies_are_their_own(
     model: LlamaModel, row: NDArray[np.float32]
 ) -> None:
-    for last_n in range(1, PROTOTYPES + 20):
+    for last_n in range(1, PROTOTYPES_MAX + 20):
         params = SamplingParams(temp=0, dry_multiplier=1.0, dry_penalty_last_n=last_n)
         assert draw(model, row, params, prompt=(3, 4), count=1) == [3]
-    assert len(model._prototypes._made) == PROTOTYPES
+    assert len(model._prototypes._made) == PROTOTYPES_MAX
 
 
 def test_a_file_recommends_parameters_and_a_bad_one_is_left_out(tmp_path: Path) -> None:

@@ -98,10 +98,10 @@ def test_tools_are_a_list_or_its_json_text() -> None:
     ("tools", "why"),
     [
         ({}, "not a list"),
-        ("[", "no JSON"),
-        ([1], "no function"),
-        ([{"type": "function"}], "no function"),
-        ([{"function": {"name": "f"}}], "no function"),
+        ("[", "is not JSON"),
+        ([1], "not a function"),
+        ([{"type": "function"}], "not a function"),
+        ([{"function": {"name": "f"}}], "not a function"),
         ([{"type": "function", "function": {}}], "the name"),
         ([{"type": "function", "function": {"name": "two words"}}], "the name"),
         ([{"type": "function", "function": {"name": "x" * 65}}], "the name"),
@@ -140,7 +140,7 @@ def test_arguments_are_a_map_or_its_json_text() -> None:
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [
-        ([], "no map"),
+        ([], "not a map"),
         ({"messages": []}, "is always set"),
         ({"no name": 1}, "no name"),
         ({f"a{i}": 1 for i in range(ARGUMENTS_MAX + 1)}, str(ARGUMENTS_MAX)),
@@ -181,7 +181,7 @@ def test_a_template_of_the_configuration_comes_before_the_files(tmp_path: Path) 
     ("content", "why"),
     [
         (None, "No such file"),
-        (b"\xff", "no UTF-8"),
+        (b"\xff", "not UTF-8"),
         (b" \n", "empty"),
         (b"{% if %}", "line 1"),
         (b"\n{{ x", "line 2"),

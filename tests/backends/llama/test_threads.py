@@ -80,8 +80,8 @@ def test_threads_begin_and_end_with_their_number(tmp_path: Path, embeds: bool) -
 def test_they_sleep_between_steps(bare: Bare) -> None:
     before = others()
     pool = ComputeThreads(bare.context)
-    pool.use(2)
-    pool.begin()
+    pool.set_count(2)
+    pool.attach_pool()
     bare.decode(0, tokens_of(1, 40))
     [thread] = others() - before
     while Path(f"/proc/self/task/{thread}/stat").read_text().rsplit(")", 1)[1].split()[0] != "S":

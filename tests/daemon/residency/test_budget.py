@@ -379,9 +379,9 @@ def test_a_failed_load_is_answered_at_once_until_the_file_changes() -> None:
     with running_daemon() as daemon, RawClient(daemon.socket) as client:
         file = daemon.directory / "models" / "m.gguf"
         file.write_bytes(b"no model")
-        with pytest.raises(LoadFailed, match="no GGUF file"):
+        with pytest.raises(LoadFailed, match="is not a GGUF file"):
             load(client, "m")
-        with pytest.raises(LoadFailed, match="no GGUF file") as caught:
+        with pytest.raises(LoadFailed, match="is not a GGUF file") as caught:
             load(client, "m")
         assert daemon.log.count("model.loading") == 1, "no process was started for it again"
         assert caught.value.data["failed_s_ago"] >= 0 and caught.value.hint
