@@ -81,7 +81,7 @@ class Answers:
     def check_sampler(self, task: Task) -> None:
         """Raise `InferdError` if the sampling parameters of *task* allow no sampler."""
         sampling = task.spec.sampling
-        if sampling.logit_bias or sampling.follows:
+        if sampling.logit_bias or sampling.has_grammar:
             self._recorder.record_activity(Doing.STEP, [task.spec.id])  # it may end the process
             sampler_for(self._model, task, sampling).close()
             self._recorder.record_activity(Doing.OTHER)
