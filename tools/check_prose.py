@@ -20,6 +20,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 CHECKED: tuple[str, ...] = (
     "ARCHITECTURE.md",
+    "CHANGELOG.md",
     "CONTRIBUTING.md",
     "README.md",
     "backends",
