@@ -23,7 +23,9 @@ class Limits:
     step_target_s: float = 0.15
     """Duration of a step in which prompts are computed beside decoding tasks."""
     step_alone_s: float = 0.5
-    """Longest step if no task decodes, or only tasks that give way. Then arrivals are noticed."""
+    """Longest step while no task decodes, or only tasks that give way. It bounds how long arrivals
+    wait until they are noticed.
+    """
     burst_s: float = 3.0
     """Streams that have just begun wait at most this long for prompts of the same burst: in small
     chunks beside the streams the prompts would take longer.

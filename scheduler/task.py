@@ -207,9 +207,7 @@ class Task:
 
     @property
     def unread_since(self) -> float | None:
-        """Since when it can report nothing, because its reader is away or a sentence is judged. A
-        reader that returns during a check does not change the latter.
-        """
+        """The time since which it reports nothing: its reader is away, or a sentence is judged."""
         return self.checking_since if self.reader_away_since is None else self.reader_away_since
 
     @unread_since.setter

@@ -20,7 +20,7 @@ class EvictionCandidate:
     idle_s: float
     busy: bool = False
     lingers: bool = False
-    """Whether it was just used and may be used again, so that it is not evicted yet."""
+    """Whether it was used just now: a load that evicts it waits until that grace period ends."""
     loaded_at: float = 0.0
 
     @property

@@ -13,7 +13,7 @@ from ...scheduler import Priority
 from ..workers.worker import Worker
 
 AGEING_S_MIN = 10.0
-"""The least wait after which a request rises by a priority class."""
+"""The shortest wait after which a request rises by one priority class."""
 LINGER_S = 0.2
 """How long a model stays after a request: the same program's next step often follows (`compute`
 after `set_input`).

@@ -63,10 +63,10 @@ class DiskTier:
     # Reading.
 
     def find_file(
-        self, origin: Origin, tokens: array[int], at_least: int
+        self, origin: Origin, tokens: array[int], more_than: int
     ) -> tuple[KvFile | None, int]:
-        """Return the file that saves most of *tokens*, and how many; more than *at_least*."""
-        best, most = None, at_least
+        """Return the file that saves most of *tokens*, and how many; more than *more_than*."""
+        best, most = None, more_than
         for file, have in self._index.values():
             if not _origin(file.key).serves(origin):
                 continue

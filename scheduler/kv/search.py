@@ -58,10 +58,10 @@ class StateSearch:
             best = self._find_running(origin, tokens, best)
         return best
 
-    def _usable(self, slot: Slot, origin: Origin, tokens: array[int], at_least: int) -> int:
+    def _usable(self, slot: Slot, origin: Origin, tokens: array[int], more_than: int) -> int:
         """Return how many of *tokens* an idle slot saves, given what the model can trim."""
         size, most = len(slot.tokens), len(tokens) - 1
-        if min(size, most) <= at_least or slot.tokens[at_least] != tokens[at_least]:
+        if min(size, most) <= more_than or slot.tokens[more_than] != tokens[more_than]:
             return 0
         if not slot.origin.serves(origin):
             return 0

@@ -31,21 +31,22 @@ class SavedState:
     """It was read from disk, and no task has used it since."""
 
 
-def usable(have: array[int], tokens: array[int], memory: Memory, at_least: int = 0) -> int:
-    """Return how many of *tokens* a state of *have* saves; 0 if not more than *at_least*.
+def usable(have: array[int], tokens: array[int], memory: Memory, more_than: int = 0) -> int:
+    """Return how many of *tokens* a state of *have* saves; 0 if that is not more than *more_than*.
 
     A task always decodes its last token, for the logits. Any prefix of a plain model's state can be
-    used. States of other models do not hold their own past and serve only as a whole.
+    used. With other kinds of memory a state cannot be cut at an earlier token, and serves only as a
+    whole.
     """
     size, most = len(have), len(tokens) - 1
-    if at_least >= min(size, most):
+    if more_than >= min(size, most):
         return 0
     if memory != "plain":
         return size if size <= most and have == tokens[:size] else 0
-    if have[at_least] != tokens[at_least]:
+    if have[more_than] != tokens[more_than]:
         return 0
     shared = min(common_prefix(have, tokens), most)
-    return shared if shared > at_least else 0
+    return shared if shared > more_than else 0
 
 
 class KvStore:
@@ -76,10 +77,10 @@ class KvStore:
         return len(self._entries)
 
     def find_state(
-        self, origin: Origin, tokens: array[int], at_least: int = 0
+        self, origin: Origin, tokens: array[int], more_than: int = 0
     ) -> tuple[SavedState | None, int]:
-        """Return the entry that saves most of *tokens*, and how many; more than *at_least*."""
-        best, most = None, at_least
+        """Return the entry that saves most of *tokens*, and how many; more than *more_than*."""
+        best, most = None, more_than
         for entry in self._entries:
             if entry.origin.serves(origin):
                 saved = usable(entry.tokens, tokens, self._memory, most)

@@ -194,7 +194,8 @@ def plan_tokens(
     """Return the tokens of the next batch, in ascending slots: those of tasks of one *group*.
 
     Every decoding task gets one token. Prompts share the rest of the step's time (`_step_s`), in
-    the order of the queue, but at least half of the time of the decoding tokens. Prompts of a lower
+    the order of the queue. They get at least half as much time as the decoding tokens take, even if
+    the step then takes longer than its target. Prompts of a lower
     class wait for those of a higher one, which would otherwise wait for them.
     """
     tasks = [s.task for s in slots if s.task is not None and s.task.has_work]

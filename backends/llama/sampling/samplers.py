@@ -22,7 +22,7 @@ PROTOTYPES_MAX = 16
 _XTC = 0x787463
 """Mixed into the seed, as xtc and the sampler that picks have different generators."""
 _PENALTIES = {"penalties": "last_n_penalty", "dry": "dry_penalty_last_n"}
-"""Samplers that change single logits, of tokens in their window, with the window's parameter."""
+"""Samplers that penalize earlier tokens, with the parameter for how far each one looks back."""
 _KEEP_TOP_TOKEN = ("top-k", "top-p", "min-p", "top-n-sigma", "temperature")
 
 

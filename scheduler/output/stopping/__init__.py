@@ -6,7 +6,7 @@ Time limits are in `scheduler.engine.deadlines`.
 
 from .condition import Stop, TextCondition
 from .ending import Ending, StopReason, cuts_text
-from .watch import TextConditions, TurnConditions
+from .turn_conditions import TextConditions, TurnConditions
 
 __all__ = (
     "Ending",
