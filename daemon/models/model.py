@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from enum import StrEnum
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import anyio
 import msgspec
@@ -13,8 +13,12 @@ import msgspec
 from ...backends import MemoryNeed
 from ...backends.errors import InferdError, WorkerCrashed
 from ...scheduler.priority import Priority
+from ...sessions.turns.sentence_checks import Comparison, Similarity
+from ...sessions.worker_client import TaskReader
 from ..config.model_settings import ModelConfig
-from ..residency.gate import GateRequest
+from ..config.settings import Config
+from ..residency.budget import MemoryBudget
+from ..residency.gate import GateRequest, ResidencyGate
 from ..residency.model_files import size_bytes
 from ..workers.evicted_turns import EvictedTurns
 from ..workers.process_client import ProcessClient
@@ -23,12 +27,11 @@ from ..workers.worker import Worker
 from .persisted import PersistedSettings, SwappedName
 from .specs import describe_adapters
 
-if TYPE_CHECKING:
-    from .registry import Registry
-
 REQUESTABLE = ("ctx-size", "n-gpu-layers", "main-gpu", "tensor-split")
 """Parameters that a call may set for the load, unless the configuration does."""
 SLOTS_DEFAULT = 4
+SentenceComparer = Callable[["ManagedModel", Comparison, Callable[[Similarity], None]], None]
+"""Compares a sentence of a model's output, and passes the result to the function."""
 
 
 class ModelState(StrEnum):
@@ -41,6 +44,34 @@ class ModelState(StrEnum):
     FAILED = "failed"
 
 
+class ModelHost(Protocol):
+    """The registry, as its models use it."""
+
+    seconds: Callable[[], float]
+    budget: MemoryBudget
+    gate: ResidencyGate[ManagedModel]
+    compare_sentence: SentenceComparer
+
+    @property
+    def config(self) -> Config:
+        """The configuration in force."""
+
+    def start_worker(self, model: ManagedModel) -> Worker:
+        """Start a worker for a model that is not loaded."""
+
+    def start_soon(self, work: Callable[..., Coroutine[Any, Any, None]], *arguments: Any) -> None:
+        """Run *work* in the daemon's task group."""
+
+    def move_tasks(self, model: ManagedModel, readers: Mapping[int, TaskReader]) -> None:
+        """Continue the tasks of another worker in the worker of *model*."""
+
+    def note_lease_ended(self, model: ManagedModel) -> None:
+        """Note that a client no longer uses a model."""
+
+    def persist_settings(self, model: ManagedModel) -> None:
+        """Store the run-time settings of a model."""
+
+
 class ManagedModel:
     """A registry entry. Lives on the daemon's event loop, which owns its state.
 
@@ -48,7 +79,7 @@ class ManagedModel:
     has exited. After a swap, the old model is one of the `predecessors` until its turns have ended.
     """
 
-    def __init__(self, registry: Registry, name: str, config: ModelConfig, uid: int | None = None):
+    def __init__(self, registry: ModelHost, name: str, config: ModelConfig, uid: int | None = None):
         self.registry = registry
         self.name, self.config, self.uid = name, config, uid
         self.configured = config
@@ -164,7 +195,7 @@ class ManagedModel:
             self.requested = {k: v for k, v in values.items() if k in REQUESTABLE}
         if values.get("keep-alive") is not None:
             self._keep_alive_s = values["keep-alive"]
-            self.registry.catalog.persist_settings(self)
+            self.registry.persist_settings(self)
 
     @property
     def settings(self) -> PersistedSettings:

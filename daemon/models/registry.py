@@ -13,7 +13,7 @@ import structlog
 
 from ...backends.errors import Busy, ShuttingDown
 from ...scheduler.kv.origin import scoped
-from ...sessions.turns.sentence_checks import Comparison, Similarity, no_judge
+from ...sessions.turns.sentence_checks import no_judge
 from ...sessions.worker_client import TaskReader
 from ..components import Components
 from ..config.model_settings import ModelConfig
@@ -25,14 +25,12 @@ from ..workers.worker import Worker
 from .catalog import ModelCatalog
 from .kv_index import KvFilePlace, KvIndex
 from .lease import Lease
-from .model import ManagedModel
+from .model import ManagedModel, SentenceComparer
 from .worker_launcher import WorkerLauncher
 
 log = structlog.get_logger()
 KV_DIR = "kv"
 """The folder of KV files below the state directory."""
-SentenceComparer = Callable[[ManagedModel, Comparison, Callable[[Similarity], None]], None]
-"""Compares a sentence of a model's output, and passes the result to the function."""
 
 
 class Registry:
@@ -99,6 +97,15 @@ class Registry:
         if model.worker is None:
             self.catalog.close_descriptor(model)
         self.idle_unloader.note_change()
+
+    def note_exited(self, model: ManagedModel) -> None:
+        """Note that the worker of a model has exited."""
+        self.catalog.close_descriptor(model)
+        self.idle_unloader.note_change()
+
+    def persist_settings(self, model: ManagedModel) -> None:
+        """Store the run-time settings of a model, unless it came by a descriptor."""
+        self.catalog.persist_settings(model)
 
     # Workers.
 

@@ -6,8 +6,9 @@ Pure functions, except that adapters' files are measured.
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -19,15 +20,28 @@ from ..config.settings import Config
 from ..residency.model_files import files_in_use
 from ..workers.worker import Worker
 
-if TYPE_CHECKING:
-    from .model import ManagedModel
-
 CTX_SIZE_DEFAULT = 4096
 TEMPLATE = {"chat_template": "chat-template", "chat_template_file": "chat-template-file"}
 """Parameters by the fields of a spec."""
 
 
-def spec_of(model: ManagedModel, config: Config) -> ModelSpec:
+class ConfiguredModel(Protocol):
+    """A model as its spec is made from it."""
+
+    name: str
+    config: ModelConfig
+    fd: int
+    requested: Mapping[str, Any]
+
+    @property
+    def slots_configured(self) -> int:
+        """The configured number of slots."""
+
+    def options(self) -> dict[str, Any]:
+        """Return the configured parameters."""
+
+
+def spec_of(model: ConfiguredModel, config: Config) -> ModelSpec:
     """Return the spec to load: the configured values, then those that a client requested."""
     options, requested = model.options(), model.requested
     ctx_size = max(options.get("ctx-size", 0), 0)
@@ -51,7 +65,7 @@ def spec_of(model: ManagedModel, config: Config) -> ModelSpec:
     )
 
 
-def _template(model: ManagedModel, config: Config) -> dict[str, Any]:
+def _template(model: ConfiguredModel, config: Config) -> dict[str, Any]:
     """Return the configured chat template: the model's own, else the default."""
     for options in (model.config.options, config.defaults):
         if any(name in options for name in TEMPLATE.values()):
@@ -59,7 +73,7 @@ def _template(model: ManagedModel, config: Config) -> dict[str, Any]:
     return {}
 
 
-def conditions_of(model: ManagedModel, spec: ModelSpec) -> tuple[list[Path], object]:
+def conditions_of(model: ConfiguredModel, spec: ModelSpec) -> tuple[list[Path], object]:
     """Return the files and values that decide whether a load succeeds."""
     return files_in_use(model.config.file), (spec, model.requested.get("ctx-size", 0))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import anyio
 import anyio.abc
@@ -18,12 +18,11 @@ from ..residency.model_files import Signature, files_in_use, signature_of
 from ..workers.cores import Cores
 from ..workers.listener import WorkerListener
 from ..workers.worker import Worker
+from .catalog import ModelCatalog
 from .known_loads import EstimateCache, FailedLoads
-from .model import ManagedModel
+from .kv_index import KvIndex
+from .model import ManagedModel, ModelHost
 from .specs import conditions_of, limits_of, spec_of, with_adapters, without_adapters
-
-if TYPE_CHECKING:
-    from .registry import Registry
 
 log = structlog.get_logger()
 
@@ -41,6 +40,16 @@ class LoadListener:
         """Note that a worker has exited."""
 
 
+class LauncherHost(ModelHost, Protocol):
+    """The registry, as its launcher uses it."""
+
+    catalog: ModelCatalog
+    kv_index: KvIndex
+
+    def note_exited(self, model: ManagedModel) -> None:
+        """Note that the worker of a model has exited."""
+
+
 class WorkerLauncher:
     """Starts the workers of a registry and follows them until they exit. Lives on the daemon's
     event loop. Workers run in *group*; *on_frame* is called after each frame of their reports.
@@ -48,7 +57,7 @@ class WorkerLauncher:
 
     def __init__(
         self,
-        registry: Registry,
+        registry: LauncherHost,
         group: anyio.abc.TaskGroup,
         kv_dir: str,
         on_frame: Callable[[], None],
@@ -137,8 +146,7 @@ class WorkerLauncher:
             listener.worker_exited(model, worker)
         self.registry.budget.note_exited(worker)
         self.registry.gate.note_worker_exited(model)
-        self._catalog.close_descriptor(model)
-        self.registry.idle_unloader.note_change()
+        self.registry.note_exited(model)
 
     async def _note_loaded(self, model: ManagedModel, worker: Worker, started: float) -> None:
         await worker.loaded.wait()
