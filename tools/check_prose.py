@@ -27,6 +27,7 @@ CHECKED: tuple[str, ...] = (
     "daemon/access",
     "daemon/app.py",
     "daemon/calls",
+    "daemon/cli",
     "daemon/components.py",
     "daemon/config",
     "daemon/core.py",

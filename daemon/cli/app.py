@@ -40,7 +40,9 @@ class ErrorsAsSentences(LazyCommands):
         except Exception as exc:  # the only broad handler of this process
             if _is_of_typer(exc) or os.environ.get("INFERD_DEBUG"):
                 raise
-            fail(f"internal error: {type(exc).__name__}: {exc}", "INFERD_DEBUG=1 shows its place")
+            fail(
+                f"internal error: {type(exc).__name__}: {exc}", "INFERD_DEBUG=1 shows its traceback"
+            )
             raise typer.Exit(EXIT_REFUSED) from None
 
 
@@ -62,15 +64,16 @@ app = typer.Typer(
 def inferd(
     ctx: typer.Context,
     show_version: Annotated[
-        bool, typer.Option("--version", help="Show inferd's, the protocol's, llama.cpp's version.")
+        bool,
+        typer.Option("--version", help="Show the versions of inferd, its protocol and llama.cpp."),
     ] = False,
     socket: SocketPath = None,
     as_json: JsonOutput = False,
 ) -> None:
     """Inferd runs GGUF language models for many local programs at once.
 
-    Start the daemon with `inferd serve`, get a model with `inferd pull smollm2`, and ask it:
-    `inferd run smollm2 "Say hello."`
+    Start the daemon with `inferd serve`, download a model with `inferd pull smollm2`, and
+    prompt it: `inferd run smollm2 "Say hello."`
     """
     if show_version:
         from .help.version import show_versions

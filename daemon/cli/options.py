@@ -50,7 +50,7 @@ SocketPath = Annotated[
     ),
 ]
 JsonOutput = Annotated[
-    bool, typer.Option("--json", help="Write JSON.", callback=_want_json, is_eager=True)
+    bool, typer.Option("--json", help="Print JSON.", callback=_want_json, is_eager=True)
 ]
 ConfigFile = Annotated[
     Path | None,
@@ -58,7 +58,7 @@ ConfigFile = Annotated[
 ]
 ModelsDir = Annotated[
     Path | None,
-    typer.Option("--models-dir", metavar="PATH", help="Where models lie.", show_default=False),
+    typer.Option("--models-dir", metavar="PATH", help="The models directory.", show_default=False),
 ]
 ModelName = Annotated[
     str, typer.Argument(help="The model's name.", autocompletion=completion.models)
@@ -68,7 +68,9 @@ SystemPrompt = Annotated[
 ]
 PriorityOption = Annotated[
     PriorityName,
-    typer.Option("--priority", metavar="|".join(PriorityName), help="The class in the queue."),
+    typer.Option(
+        "--priority", metavar="|".join(PriorityName), help="The priority class in the queue."
+    ),
 ]
 ModelOptions = Annotated[
     list[str] | None,
@@ -76,7 +78,7 @@ ModelOptions = Annotated[
         "--option",
         "-o",
         metavar="KEY=VALUE",
-        help="Any parameter, such as top-k=20 (`inferd parameters` lists them); repeatable.",
+        help="A parameter, such as top-k=20 (`inferd parameters` lists them); repeatable.",
         autocompletion=completion.options,
     ),
 ]
@@ -85,7 +87,7 @@ SettingPairs = Annotated[
     typer.Option(
         "--set",
         metavar="KEY=VALUE",
-        help="Any other setting; repeatable.",
+        help="Another setting; repeatable.",
         autocompletion=completion.settings,
     ),
 ]

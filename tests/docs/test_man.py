@@ -70,5 +70,7 @@ def test_the_first_page_names_all_others_and_what_the_help_ends_with() -> None:
     shown = " ".join(formatted(PAGES["inferd.1"]).stdout.split())
     for name in COMMANDS:
         assert name == "inferd" or f"{name}(1)" in shown
-    assert re.search(r"EXIT STATUS 0 done 1 refused or failed 2 wrong usage", shown)
+    assert re.search(
+        r"EXIT STATUS 0 success 1 the request was refused or failed 2 wrong usage", shown
+    )
     assert "INFERD_SOCKET the daemon's socket" in shown and "/etc/inferd/config.toml" in shown

@@ -80,7 +80,7 @@ def test_an_operator_s_way_from_an_empty_machine_and_back(machine: Machine) -> N
     status, text, stats, frame, _ = do(machine, "Monitoring")
     assert "counts are since its start" in stats and "PLACE" in frame
     assert "serving; restart for: cores" in status.splitlines()
-    assert "in force after a restart: cores" in text
+    assert "applied after a restart: cores" in text
 
     examined, *_, shown = do(machine, "Diagnosis")
     assert " ok, " in examined and (machine.home / "inferd-report.txt").is_file()
@@ -90,7 +90,7 @@ def test_an_operator_s_way_from_an_empty_machine_and_back(machine: Machine) -> N
     pid = machine.service.pid if machine.service else 0
     do(machine, "Upgrade")
     assert machine.service is not None and machine.service.pid != pid
-    assert "in force after" not in machine.command("inferd status")
+    assert "applied after" not in machine.command("inferd status")
     assert said(machine) == 1
 
     do(machine, "Backup")
@@ -156,7 +156,7 @@ def test_the_tasks_of_others_are_parked_and_cancelled_as_the_page_says(machine: 
         stream = session.stream("word by word " * 200)
         next(stream)
         listed, parked, cancelled = do(machine, "Users", 1)
-        assert "diary" in listed and "nobody waits" in parked and cancelled == "cancelled\n"
+        assert "diary" in listed and "not parked" in parked and cancelled == "cancelled\n"
         with pytest.raises(Cancelled):
             list(stream)
 

@@ -12,26 +12,26 @@ from ..options import (
 )
 
 STATUSES = {
-    0: "done",
-    EXIT_REFUSED: "refused or failed",
+    0: "success",
+    EXIT_REFUSED: "the request was refused or failed",
     EXIT_USAGE: "wrong usage or configuration",
     EXIT_NO_DAEMON: "no daemon answers",
-    EXIT_BUSY: "busy or timed out: try again later",
+    EXIT_BUSY: "the daemon is busy or a timeout expired: try again later",
     EXIT_INTERRUPTED: "interrupted",
-    EXIT_READER_CLOSED: "nobody reads the output",
+    EXIT_READER_CLOSED: "the reader of the output closed the pipe",
 }
 ENVIRONMENT = {
     "INFERD_SOCKET": "the daemon's socket",
     "INFERD_CONFIG": "the configuration file",
-    "INFERD_MODELS_DIR": "where models lie; the other settings in the same way",
-    "NO_COLOR": "no colours",
-    "INFERD_DEBUG=1": "show where an internal error comes from",
+    "INFERD_MODELS_DIR": "the models directory; other settings likewise",
+    "NO_COLOR": "no colors",
+    "INFERD_DEBUG=1": "show the traceback of an internal error",
 }
 FILES = {
     "~/.config/inferd/config.toml": "the configuration of a user's own daemon",
-    "/etc/inferd/config.toml": "that of the machine's, and of users who have none",
+    "/etc/inferd/config.toml": "the same for the machine's daemon, and for users without a file",
     "$XDG_RUNTIME_DIR/inferd/inferd.sock": "the socket of a user's own daemon",
-    "/run/inferd/inferd.sock": "that of the machine's",
+    "/run/inferd/inferd.sock": "the socket of the machine's daemon",
 }
 EPILOG = (
     f"Exit status: {'; '.join(f'{status} {means}' for status, means in STATUSES.items())}.\n\n"

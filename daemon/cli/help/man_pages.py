@@ -17,8 +17,8 @@ from ..commands import group_of_all_commands
 from .epilog import ENVIRONMENT, FILES, STATUSES
 
 COMPLETION = """\
-`inferd --install-completion` lets the shell complete commands, models, sessions and parameters from
-its next start on; `inferd --show-completion` writes what it would install."""
+`inferd --install-completion` installs completion of commands, models, sessions and parameters; it
+works after the next start of the shell. `inferd --show-completion` prints the script instead."""
 _ESCAPES = str.maketrans({
     "\\": r"\e", "-": r"\-", "'": r"\(aq", "^": r"\(ha", "~": r"\(ti", "…": "...", "–": r"\(en",
     "×": r"\(mu", "−": r"\-",
@@ -139,10 +139,10 @@ def _help_of(option: Any) -> str:
     assert option.help, f"{option.opts}: the help text is missing"
     default = option.default
     if isinstance(option.show_default, str):
-        return f"{option.help} By default {option.show_default}."
+        return f"{option.help} Default: {option.show_default}."
     if option.is_flag or not option.show_default or default in (None, "") or callable(default):
         return str(option.help)
-    return f"{option.help} By default {getattr(default, 'value', default)}."
+    return f"{option.help} Default: {getattr(default, 'value', default)}."
 
 
 def _list(items: Mapping[str, str], *, bold: bool) -> str:

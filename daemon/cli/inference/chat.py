@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from ....ipc.client import Session
 
 COMMANDS_HELP = """/reset   forget the conversation
-/exit    leave; so does Ctrl-D
-/help    this list
+/exit    end the chat; so does Ctrl-D
+/help    print this list
 Ctrl-C stops an answer."""
 PROMPT = ">>> "
 LINE_CHARACTERS_MAX = 1 << 20
@@ -54,18 +54,18 @@ def chat(
         typer.Option(
             "--session",
             metavar="ID",
-            help="Go on with this session.",
+            help="Continue the session with this id.",
             autocompletion=completion.sessions,
         ),
     ] = None,
     stats: Stats = False,
-    history: Annotated[bool, typer.Option(help="Keep the lines that you type.")] = True,
+    history: Annotated[bool, typer.Option(help="Save typed lines for the next chat.")] = True,
     socket: SocketPath = None,
     as_json: JsonOutput = False,
 ) -> None:
-    """Talk with a model.
+    """Hold a conversation with a model.
 
-    /help lists the commands. Without a terminal each line of standard input is a turn.
+    /help lists the commands. Without a terminal, each line of standard input is a turn.
     """
     terminal = sys.stdin.isatty() and sys.stdout.isatty()
     options = turn_options(option, temp, n_predict)

@@ -29,32 +29,34 @@ def embed(
     model: ModelName,
     texts: Annotated[
         list[str] | None,
-        typer.Argument(metavar="TEXT...", help="The texts; none: each line of standard input."),
+        typer.Argument(
+            metavar="TEXT...", help="The texts; without any, each line of standard input is a text."
+        ),
     ] = None,
     pooling: Annotated[
         Pooling | None,
         typer.Option(
             metavar="|".join(Pooling),
-            help="How a text's rows become its vector.",
-            show_default="the model's own",
+            help="How token vectors are combined into the vector of a text.",
+            show_default="the model's default",
         ),
     ] = None,
     normalize: Annotated[
         int,
         typer.Option(
-            metavar="N", help="-1 none, 0 greatest number 32760, 1 taxicab, 2 euclidean, p p-norm."
+            metavar="N", help="-1: none, 0: maximum 32760, 1: taxicab, 2: euclidean, P: p-norm."
         ),
     ] = 2,
     priority: PriorityOption = PriorityName.NORMAL,
     timeout: Annotated[
-        float, typer.Option(metavar="SECONDS", min=0.001, help="For all texts.")
+        float, typer.Option(metavar="SECONDS", min=0.001, help="Timeout for all texts.")
     ] = 600.0,
     socket: SocketPath = None,
     as_json: JsonOutput = False,
 ) -> None:
-    """Make embeddings of texts.
+    """Compute embeddings of texts.
 
-    Each vector is a line of numbers.
+    Each vector is printed as a line of numbers.
     """
     given = texts or _lines()
     with (

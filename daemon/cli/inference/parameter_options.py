@@ -17,15 +17,15 @@ def parameters(
     names: Annotated[
         list[str] | None,
         typer.Argument(
-            help="Some of them, in any spelling; nothing: all.",
+            help="Parameters to explain, by name or alias; without any, all are listed.",
             autocompletion=completion.parameters,
         ),
     ] = None,
     as_json: JsonOutput = False,
 ) -> None:
-    """List parameters, or say what some of them mean.
+    """List the model parameters, or explain some of them.
 
-    They go into --option, JSON and the configuration; --json writes their JSON schema.
+    --option, JSON and the configuration accept them; --json prints their JSON schema.
     """
     selected = [_named(name) for name in names or ()] or PARAMETERS
     if as_json:
@@ -37,9 +37,9 @@ def parameters(
         for p in selected:
             name, level, also, kind, default, bounds, meaning = columns(p)
             write(f"{name}: {meaning}")
-            write(f"  {kind} {bounds}".rstrip() + f"; of a {level}; by default {default}")
+            write(f"  {kind} {bounds}".rstrip() + f"; of a {level}; default: {default}")
             if also:
-                write(f"  also {also}")
+                write(f"  aliases: {also}")
 
 
 def _named(name: str) -> Parameter:

@@ -28,7 +28,9 @@ if TYPE_CHECKING:
 
 PROMPT_BYTES_MAX = 64 << 20
 
-Raw = Annotated[bool, typer.Option("--raw", help="Send the text as it stands: no chat template.")]
+Raw = Annotated[
+    bool, typer.Option("--raw", help="Send the text unchanged, without a chat template.")
+]
 Temperature = Annotated[float | None, typer.Option("--temp", metavar="T", help=BY_NAME["temp"].doc)]
 TokensMax = Annotated[
     int | None, typer.Option("--n-predict", metavar="N", help=BY_NAME["n-predict"].doc)
@@ -38,17 +40,17 @@ SessionId = Annotated[
     typer.Option(
         "--session",
         metavar="ID",
-        help="Go on with the session of this id.",
+        help="Continue the session with this id.",
         autocompletion=completion.sessions,
     ),
 ]
-Stats = Annotated[bool, typer.Option("--stats", help="Tell tokens and times at the end.")]
+Stats = Annotated[bool, typer.Option("--stats", help="Print token counts and times at the end.")]
 
 
 def run(
     model: ModelName,
     prompt: Annotated[
-        str | None, typer.Argument(help="The prompt; '-' or nothing: standard input.")
+        str | None, typer.Argument(help="The prompt; '-' or no argument reads standard input.")
     ] = None,
     system: SystemPrompt = None,
     raw: Raw = False,
@@ -58,7 +60,7 @@ def run(
     option: ModelOptions = None,
     session: SessionId = None,
     timeout: Annotated[
-        float, typer.Option(metavar="SECONDS", min=0.001, help="For the whole turn.")
+        float, typer.Option(metavar="SECONDS", min=0.001, help="Timeout of the whole turn.")
     ] = 600.0,
     stats: Stats = False,
     socket: SocketPath = None,
@@ -66,7 +68,7 @@ def run(
 ) -> None:
     """Answer one prompt.
 
-    The text is streamed to standard output.
+    The answer is streamed to standard output.
     """
     text = _prompt(prompt)
     options = turn_options(option, temp, n_predict)
@@ -81,7 +83,7 @@ def _prompt(prompt: str | None) -> str:
     if prompt is not None and prompt != "-":
         return prompt
     if prompt is None and sys.stdin.isatty():
-        raise typer.BadParameter("there is no PROMPT; to talk with the model: `inferd chat MODEL`")
+        raise typer.BadParameter("there is no PROMPT; for a conversation: `inferd chat MODEL`")
     data = sys.stdin.buffer.read(PROMPT_BYTES_MAX + 1)
     if len(data) > PROMPT_BYTES_MAX:
         raise TooLarge(f"a prompt of more than {PROMPT_BYTES_MAX} bytes", hint="send less")

@@ -22,21 +22,23 @@ def template(
     system: SystemPrompt = None,
     messages: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Messages before it: a JSON list."),
+        typer.Option(metavar="FILE", help="Messages before PROMPT: a file with a JSON list."),
     ] = None,
-    tools: Annotated[Path | None, typer.Option(metavar="FILE", help="Tools: a JSON list.")] = None,
+    tools: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Tools: a file with a JSON list.")
+    ] = None,
     argument: Annotated[
         list[str] | None,
         typer.Option(
             metavar="NAME=VALUE",
-            help="An argument of the template's own, as enable_thinking=false; repeatable.",
+            help="A variable of the template, such as enable_thinking=false; repeatable.",
         ),
     ] = None,
-    answer: Annotated[bool, typer.Option(help="End where an answer begins.")] = True,
+    answer: Annotated[bool, typer.Option(help="End with the start of an answer.")] = True,
     socket: SocketPath = None,
     as_json: JsonOutput = False,
 ) -> None:
-    """Show the prompt that a model's chat template makes, and count its tokens."""
+    """Show the prompt that a model's chat template renders, and count its tokens."""
     conversation = [{"role": "system", "content": system}] if system is not None else []
     conversation += _list_in(messages)
     conversation += [{"role": "user", "content": prompt}] if prompt is not None else []

@@ -12,21 +12,21 @@ from ..client import client_of
 from ..options import JsonOutput, ModelName, SocketPath
 from ..output import write, write_json
 
-Adapter = Annotated[str, typer.Argument(help="The name by which requests choose it.")]
+Adapter = Annotated[str, typer.Argument(help="The name by which requests choose the adapter.")]
 
 
 def add_adapter(
     model: ModelName,
     adapter: Adapter,
-    file: Annotated[str, typer.Argument(help="A file of the models directory, or below it.")],
+    file: Annotated[str, typer.Argument(help="A file in the models directory or a subfolder.")],
     scale: Annotated[
         float,
-        typer.Option(metavar="NUMBER", help="What holds for requests that choose no adapters."),
+        typer.Option(metavar="NUMBER", help="Its scale for requests that choose no adapters."),
     ] = 0.0,
     socket: SocketPath = None,
     as_json: JsonOutput = False,
 ) -> None:
-    """Give a model an adapter (LoRA), while it runs."""
+    """Add a LoRA adapter to a model while it runs."""
     with client_of(socket) as client:
         result = client.add_adapter(model, adapter, file, scale=scale)
     if as_json:
@@ -34,17 +34,19 @@ def add_adapter(
     elif result.loaded:
         write(f"{model} has the adapter {adapter} ({size_text(result.size_bytes)})")
     else:
-        write(f"{model} gets the adapter {adapter} at its next load, which checks the file")
+        write(f"{model} will have the adapter {adapter} after its next load, which checks the file")
 
 
 def rm_adapter(
     model: ModelName,
     adapter: Adapter,
-    force: Annotated[bool, typer.Option("--force", help="Turns that use it fail.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Remove it even if turns use it; they fail.")
+    ] = False,
     socket: SocketPath = None,
     as_json: JsonOutput = False,
 ) -> None:
-    """Take an adapter from a model."""
+    """Remove an adapter from a model."""
     with client_of(socket) as client:
         client.remove_adapter(model, adapter, force=force)
     if as_json:

@@ -22,7 +22,7 @@ To = Annotated[
     typer.Option(
         "--to",
         metavar="MODEL",
-        help="Another model, or a file of the models directory.",
+        help="Another model, or a file in the models directory.",
         autocompletion=completion.models,
     ),
 ]
@@ -31,14 +31,16 @@ Mode = Annotated[
     typer.Option(
         "--mode",
         metavar="migrate|drain",
-        help="migrate: load it beside the old one; drain: in its place.",
+        help="migrate: load MODEL first; drain: unload the old model first.",
     ),
 ]
-Force = Annotated[bool, typer.Option("--force", help="Even if it is in use.")]
+Force = Annotated[
+    bool, typer.Option("--force", help="Unload it even if it is in use; running turns fail.")
+]
 
 
 def models(socket: SocketPath = None, as_json: JsonOutput = False) -> None:
-    """List the models that the daemon knows."""
+    """List all models."""
     with OneShotClient(socket) as client:
         found = client.models()
     if as_json:
@@ -77,15 +79,15 @@ def load(
         float | None,
         typer.Option(
             metavar="SECONDS",
-            help="How long it stays when nobody uses it; -1: until memory is short.",
+            help="How long it stays loaded without use; -1: until memory is short.",
         ),
     ] = None,
     socket: SocketPath = None,
     as_json: JsonOutput = False,
 ) -> None:
-    """Load a model ahead of its first use.
+    """Load a model before its first use.
 
-    It stays for its keep-alive.
+    It stays loaded for its keep-alive time.
     """
     config = {} if keep_alive is None else {"keep-alive": keep_alive}
     with client_of(socket) as client, fraction_bar(f"loading {name}", show=not as_json) as report:
@@ -119,13 +121,16 @@ def unload(
 
 
 def pin(name: ModelName, socket: SocketPath = None, as_json: JsonOutput = False) -> None:
-    """Let a model stay once it is loaded, whatever else needs memory."""
+    """Exempt a model from eviction.
+
+    Once loaded, it stays loaded even if other models need memory.
+    """
     with client_of(socket) as client:
         client.pin(name)
     if as_json:
         write_json({"pinned": name})
     else:
-        write(f"{name} is pinned: once loaded it stays")
+        write(f"{name} is pinned: once loaded, it is not evicted")
 
 
 def swap(
@@ -135,17 +140,17 @@ def swap(
     socket: SocketPath = None,
     as_json: JsonOutput = False,
 ) -> None:
-    """Let another model take over a name: its sessions go on, no request fails."""
+    """Replace the model behind a name: its sessions continue, and no request fails."""
     with client_of(socket) as client:
         result = client.swap(name, to, mode=mode)
     if as_json:
         write_json({"swapped": name, **msgspec.structs.asdict(result)})
     else:
-        write(f"{name} is {to} now ({result.fingerprint}, {result.mode})")
+        write(f"{name} is now {to} ({result.fingerprint}, {result.mode})")
 
 
 def unpin(name: ModelName, socket: SocketPath = None, as_json: JsonOutput = False) -> None:
-    """Let a pinned model leave again."""
+    """End the exemption of a model from eviction."""
     with client_of(socket) as client:
         client.unpin(name)
     if as_json:
@@ -158,7 +163,7 @@ def rm(
     name: Annotated[
         str, typer.Argument(help="The model's name.", autocompletion=completion.local_models)
     ],
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
     force: Force = False,
     config: ConfigFile = None,
     models_dir: ModelsDir = None,

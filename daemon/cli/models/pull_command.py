@@ -21,16 +21,19 @@ def pull(
         str, typer.Option(metavar="NAME", help="The model's name.", show_default=False)
     ] = "",
     sha256: Annotated[
-        str, typer.Option(metavar="HEX", help="What the file must have.", show_default=False)
+        str,
+        typer.Option(metavar="HEX", help="The required SHA-256 of the file.", show_default=False),
     ] = "",
-    force: Annotated[bool, typer.Option("--force", help="Replace a model of that name.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace a model with the same name.")
+    ] = False,
     config: ConfigFile = None,
     models_dir: ModelsDir = None,
     as_json: JsonOutput = False,
 ) -> None:
-    """Get a model into the models directory.
+    """Download a model to the models directory.
 
-    A download that broke off goes on where it stopped.
+    An interrupted download resumes where it stopped.
     """
     from ...config.sources import load_config
     from ...pull import KNOWN_MODELS, fetch, parse_source

@@ -1,1 +1,1 @@
-"""Commands that show what the daemon does: ps, status, queue, stats, top."""
+"""Commands that show the daemon's state and metrics: ps, status, queue, stats, top."""

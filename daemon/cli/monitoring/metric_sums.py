@@ -7,8 +7,9 @@ from typing import Any
 
 
 class Figures:
-    """The `figures` of a daemon's `stats`; docs/metrics.md lists the families. One that the daemon
-    does not have is empty.
+    """The metrics in a daemon's `stats`; a family that the daemon does not have is empty.
+
+    docs/metrics.md lists the families.
     """
 
     def __init__(self, stats: Mapping[str, Any]):
@@ -19,7 +20,7 @@ class Figures:
         return sum((float(sample["value"]) for sample in self._with(family, labels)), 0.0)
 
     def by(self, family: str, label: str, **labels: str) -> dict[str, float]:
-        """Return the sums of a family's values that have *labels*, by what *label* is."""
+        """Return the sums of a family's values that have *labels*, by the value of *label*."""
         sums: dict[str, float] = {}
         for sample in self._with(family, labels):
             sums[sample[label]] = sums.get(sample[label], 0) + sample["value"]

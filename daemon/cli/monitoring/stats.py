@@ -18,9 +18,9 @@ TIERS = ("slot", "memory", "disk")
 
 
 def stats(socket: SocketPath = None, as_json: JsonOutput = False) -> None:
-    """Show what the daemon has done since its start: tasks, tokens, KV states, refusals.
+    """Show the metrics since the daemon's start: tasks, tokens, KV states, refusals.
 
-    `inferd status` tells how it is.
+    `inferd status` shows its current state.
     """
     with OneShotClient(socket) as client:
         reply, hello = client.stats(), client.server
@@ -87,7 +87,7 @@ def _kv(figures: Figures) -> Section:
 def _sessions(figures: Figures) -> Section:
     rows = _by_count(figures.by("sessions", "state"))
     for text, family in (
-        ("asleep", "sessions_dormant"),
+        ("dormant", "sessions_dormant"),
         ("expired so far", "sessions_expired"),
         ("refused so far", "sessions_refused"),
         ("at most", "sessions_max"),

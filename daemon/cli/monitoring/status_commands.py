@@ -19,7 +19,7 @@ SESSION_HEADS = (
 
 
 def ps(socket: SocketPath = None, as_json: JsonOutput = False) -> None:
-    """List what is loaded, your sessions and your tasks."""
+    """List the loaded models, your sessions and your tasks."""
     with OneShotClient(socket) as client:
         models = [m for m in client.models() if m["state"] not in ("cold", "failed")]
         sessions, tasks = client.sessions(), client.queue()
@@ -85,12 +85,12 @@ def _place(task: dict[str, Any] | None) -> object:
 
 def sessions(
     everybody: Annotated[
-        bool, typer.Option("--all", help="Everybody's: for root and the daemon's user.")
+        bool, typer.Option("--all", help="Include all users; for root and the daemon's user.")
     ] = False,
     socket: SocketPath = None,
     as_json: JsonOutput = False,
 ) -> None:
-    """List your sessions: those that are open, and those that sleep under their id."""
+    """List your sessions, open and dormant ones."""
     with OneShotClient(socket) as client:
         found = client.sessions(dormant=True, all_users=everybody)
     if as_json:
@@ -116,12 +116,12 @@ def _listed_row(session: dict[str, Any]) -> tuple[object, ...]:
 
 def queue(
     everybody: Annotated[
-        bool, typer.Option("--all", help="Everybody's: for root and the daemon's user.")
+        bool, typer.Option("--all", help="Include all users; for root and the daemon's user.")
     ] = False,
     socket: SocketPath = None,
     as_json: JsonOutput = False,
 ) -> None:
-    """List the tasks that run and wait, in their order."""
+    """List running and waiting tasks, in the order of the queue."""
     with OneShotClient(socket) as client:
         tasks = client.queue(all_users=everybody)
     if as_json:
@@ -153,9 +153,9 @@ def _task_row(task: dict[str, Any]) -> tuple[object, ...]:
 
 
 def status(socket: SocketPath = None, as_json: JsonOutput = False) -> None:
-    """Tell how the daemon is.
+    """Show the state of the daemon.
 
-    `inferd stats` shows what it has done.
+    `inferd stats` shows its metrics.
     """
     with OneShotClient(socket) as client:
         stats, hello = client.stats(), client.server
@@ -179,7 +179,7 @@ def status(socket: SocketPath = None, as_json: JsonOutput = False) -> None:
     write(f"metrics for Prometheus: {stats['metrics_address'] or 'not served'}")
     write(f"log: {_log_place(stats['log'])}")
     if waiting := ", ".join(stats["restart_for"]):
-        write(f"changed in the file, and in force after a restart: {waiting}")
+        write(f"changed in the file, applied after a restart: {waiting}")
     names = ", ".join(stats["models"]) or "none"
     write(f"models loaded: {names}; connections: {stats['connections']}; cores: {stats['cores']}")
 

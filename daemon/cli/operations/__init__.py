@@ -1,1 +1,1 @@
-"""Commands that start, configure and steer the daemon."""
+"""Commands that start, configure and control the daemon."""

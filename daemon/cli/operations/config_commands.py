@@ -15,15 +15,17 @@ from ..output import write, write_json
 def check(
     file: Annotated[
         Path | None,
-        typer.Argument(metavar="FILE", help="The file; nothing: the one that a daemon would read."),
+        typer.Argument(
+            metavar="FILE", help="The file; by default the one that a daemon would read."
+        ),
     ] = None,
     settings: SettingPairs = None,
     as_json: JsonOutput = False,
 ) -> None:
-    """Tell everything that is wrong with the configuration.
+    """Report all errors of the configuration.
 
-    Looks at the file, the environment and --set, as `inferd serve` would; ends with 2 if anything
-    is wrong.
+    It checks the file, the environment and --set, as `inferd serve` would. The exit status is 2 if
+    there are errors.
     """
     from ...config.sources import configuration_file, load_config
 
@@ -32,20 +34,22 @@ def check(
     if as_json:
         write_json({"file": str(path or ""), "models": list(config.models), "errors": []})
     else:
-        write(f"{path or 'no file: the defaults hold, and what the environment says'}: all right")
+        write(f"{path or 'no file; defaults and environment only'}: no errors")
 
 
 def show(
     config: ConfigFile = None,
     settings: SettingPairs = None,
-    origin: Annotated[bool, typer.Option("--origin", help="Say who said each of them.")] = False,
+    origin: Annotated[
+        bool, typer.Option("--origin", help="Show the origin of each value.")
+    ] = False,
     as_json: JsonOutput = False,
 ) -> None:
-    """Show what holds, as a configuration file.
+    """Show the values in force, as a configuration file.
 
-    Of each setting the value that `inferd serve` would use here; of each model its parameters,
-    those of [defaults] among them. Others have their own defaults: `inferd parameters`. Of each
-    rule of access what it says, and what holds where it does not.
+    Each setting has the value that `inferd serve` would use here. Each model has its parameters,
+    including those from [defaults]; `inferd parameters` lists the defaults of all others. Each
+    access rule has its own values, and the inherited ones.
     """
     from ...config.show import in_force, toml_of
     from ...config.sources import read_sources
@@ -58,7 +62,7 @@ def show(
 
 
 def schema(as_json: JsonOutput = False) -> None:
-    """Write the JSON schema of a configuration file."""
+    """Print the JSON schema of a configuration file."""
     from ...config.settings_schema import config_schema
 
     write_json(config_schema())

@@ -24,7 +24,7 @@ def doctor(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Also write a file for a bug report, without anything that users wrote.",
+            help="Also write a file for a bug report; it has no text of users.",
             show_default=False,
         ),
     ] = None,
@@ -32,10 +32,10 @@ def doctor(
     socket: SocketPath = None,
     as_json: JsonOutput = False,
 ) -> None:
-    """Look for what is wrong with machine, build, configuration, permissions and memory.
+    """Check the machine, the build, the configuration, permissions and memory.
 
-    Says what was found, and what to do. Needs no daemon; ends with 1 if anything keeps one from its
-    work.
+    It prints its findings and their remedies. It needs no daemon. The exit status is 1 if a finding
+    prevents a daemon from working.
     """
     from ...doctor.examination import examine
     from ...doctor.finding import worst
@@ -53,7 +53,9 @@ def doctor(
     else:
         _show(examination.findings)
     if report is not None:
-        note(f"{report} has these findings, versions, configuration and metrics for a bug report")
+        note(
+            f"wrote {report} for a bug report: these findings, versions, configuration and metrics"
+        )
     if status == "fail":
         raise typer.Exit(EXIT_REFUSED)
 

@@ -22,14 +22,14 @@ CALL_S_MIN = 0.25
 
 def drain(
     wait: Annotated[
-        float, typer.Option(metavar="SECONDS", min=0, help="How long to wait for what runs.")
+        float, typer.Option(metavar="SECONDS", min=0, help="How long to wait for running tasks.")
     ] = 60.0,
     socket: SocketPath = None,
     as_json: JsonOutput = False,
 ) -> None:
-    """Let the daemon take no new tasks and finish what runs; say when nothing runs any more.
+    """Finish running tasks and admit no new ones; return when all tasks have ended.
 
-    It goes on answering what looks in. Only a restart takes that back; `inferd stop` ends it.
+    The daemon still answers queries. Only a restart ends the drain; `inferd stop` stops the daemon.
     """
     with client_of(socket) as client:
         unfinished = _drain(client, time.monotonic() + wait)

@@ -35,17 +35,26 @@ class LogLevel(StrEnum):
 
 
 def logs(
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Show what comes, too.")] = False,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Also show new lines as they are written.")
+    ] = False,
     lines: Annotated[
         int,
         typer.Option(
-            "--lines", "-n", metavar="N", min=0, max=LINES_MAX, help="How many of the last lines."
+            "--lines",
+            "-n",
+            metavar="N",
+            min=0,
+            max=LINES_MAX,
+            help="The number of last lines to show.",
         ),
     ] = LINES,
     level: Annotated[
         LogLevel,
         typer.Option(
-            "--level", metavar="LEVEL", help="Only debug, info, warning or error and above."
+            "--level",
+            metavar="LEVEL",
+            help="The lowest level to show: debug, info, warning or error.",
         ),
     ] = LogLevel.DEBUG,
     socket: SocketPath = None,
@@ -159,7 +168,9 @@ _DELETE = dict.fromkeys((0x7F, *range(0x80, 0xA0)))
 def log_level(
     levels: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[LOGGER=]LEVEL", help="Such as scheduler=debug llama=error."),
+        typer.Argument(
+            metavar="[LOGGER=]LEVEL", help="Levels, such as scheduler=debug llama=error."
+        ),
     ] = None,
     socket: SocketPath = None,
     as_json: JsonOutput = False,

@@ -23,11 +23,11 @@ def serve(
     socket: SocketPath = None,
     models_dir: ModelsDir = None,
     state_dir: Annotated[
-        Path | None, typer.Option(metavar="PATH", help="Where state is kept.")
+        Path | None, typer.Option(metavar="PATH", help="The directory of persistent state.")
     ] = None,
     metrics: Annotated[
         str | None,
-        typer.Option(metavar="ADDRESS", help="Where figures are served: a port, a path, or off."),
+        typer.Option(metavar="ADDRESS", help="Where metrics are served: a port, a path, or off."),
     ] = None,
     cores: Annotated[
         str | None, typer.Option(metavar="N", help="Threads of each worker; 0: all cores.")
@@ -40,10 +40,10 @@ def serve(
     ] = None,
     settings: SettingPairs = None,
 ) -> None:
-    """Run the daemon, in the foreground.
+    """Run the daemon in the foreground.
 
-    SIGTERM or Ctrl-C lets running turns finish; a second one stops at once. SIGHUP has the
-    configuration read again.
+    After SIGTERM or Ctrl-C running turns finish; a second one stops the daemon at once. SIGHUP
+    reloads the configuration.
     """
     from ...config.sources import load_config
 

@@ -13,8 +13,8 @@ from ..output import note, write, write_json
 if TYPE_CHECKING:
     from ...service.install import Service, Step
 
-User = Annotated[bool, typer.Option("--user", help="Your own service, not the machine's.")]
-Apply = Annotated[bool, typer.Option("--apply/--dry-run", help="Do it; without it is only shown.")]
+User = Annotated[bool, typer.Option("--user", help="Your own service instead of the machine's.")]
+Apply = Annotated[bool, typer.Option("--apply/--dry-run", help="Run the steps, or only show them.")]
 Root = Annotated[
     Path | None,
     typer.Option(
@@ -25,40 +25,44 @@ Root = Annotated[
 
 def install_service(
     user: User = False,
-    gpu: Annotated[bool, typer.Option("--gpu", help="Let it use the machine's GPUs.")] = False,
+    gpu: Annotated[
+        bool, typer.Option("--gpu", help="Give it access to the machine's GPUs.")
+    ] = False,
     apply: Apply = False,
     root: Root = None,
     as_json: JsonOutput = False,
 ) -> None:
-    """Let systemd run this inferd.
+    """Install inferd as a systemd service.
 
-    Shows every file and command; --apply does it. Done again it brings a service up to date.
+    It shows each file and command; --apply runs them. A second run updates the service.
     """
     from ...service.install import Service, check_reachable, executable, install_plan
 
     if user and gpu:
-        raise typer.BadParameter("--gpu is for the machine's service; a user's sees GPUs anyway")
+        raise typer.BadParameter(
+            "--gpu is for the machine's service; a user's service can always use GPUs"
+        )
     service = Service(user=user, gpu=gpu, root=root and root.absolute())
     start = executable()
     if not user and root is None:
         check_reachable(start)
     _show_and_do(service, install_plan(service, start), apply, as_json)
     if user and apply and not as_json:
-        note("it ends when you log out; `loginctl enable-linger` lets it continue")
+        note("the service ends when you log out; `loginctl enable-linger` keeps it running")
 
 
 def uninstall_service(
     user: User = False,
     purge: Annotated[
-        bool, typer.Option("--purge", help="Delete configuration, sessions and models, too.")
+        bool, typer.Option("--purge", help="Also delete configuration, sessions and models.")
     ] = False,
     apply: Apply = False,
     root: Root = None,
     as_json: JsonOutput = False,
 ) -> None:
-    """Remove the service.
+    """Remove the systemd service.
 
-    Shows every file and command; --apply does it. What it has kept stays, unless with --purge.
+    It shows each file and command; --apply runs them. Data of the service stays without --purge.
     """
     from ...service.install import Service, uninstall_plan
 
@@ -79,9 +83,9 @@ def _show_and_do(service: Service, steps: list[Step], apply: bool, as_json: bool
     if as_json:
         write_json({"steps": shown, "applied": apply})
     elif not apply:
-        note("nothing was done: --apply does it")
+        note("nothing was changed: --apply runs these steps")
     elif service.root is not None:
-        note(f"the files are below {service.root}; run the commands on the machine that gets them")
+        note(f"the files are below {service.root}; run the commands on the target machine")
 
 
 def _as_document(step: Step) -> dict[str, Any]:

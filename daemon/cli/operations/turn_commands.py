@@ -40,7 +40,7 @@ Turn = Annotated[
     str,
     typer.Argument(
         metavar="ID",
-        help="A session's number or id, as `inferd ps`, `queue` and `top` have it.",
+        help="A session's number or id, as `inferd ps`, `queue` and `top` show it.",
         autocompletion=completion.sessions,
     ),
 ]
@@ -49,27 +49,27 @@ Turn = Annotated[
 def cancel(session: Turn, socket: SocketPath = None, as_json: JsonOutput = False) -> None:
     """Cancel a session's turn.
 
-    Whoever may see all tasks and manage models reaches those of other users, too.
+    Callers that may see all tasks and manage models can also name other users' sessions.
     """
     with client_of(socket) as client:
         cancelled = client.cancel(_context_of(client, session))
     if as_json:
         write_json({"cancelled": cancelled})
     else:
-        write("cancelled" if cancelled else "there was no turn under way")
+        write("cancelled" if cancelled else "there was no running turn")
 
 
 def park(session: Turn, socket: SocketPath = None, as_json: JsonOutput = False) -> None:
-    """Let a session's turn give its slot to others that wait, until one is free.
+    """Park a session's turn: give its slot to waiting tasks until another slot is free.
 
-    Whoever may see all tasks and manage models reaches those of other users, too.
+    Callers that may see all tasks and manage models can also name other users' sessions.
     """
     with client_of(socket) as client:
         parked = client.park(_context_of(client, session))
     if as_json:
         write_json({"parked": parked})
     else:
-        write("it gives way" if parked else "it stays as it is: nobody waits for a slot of its")
+        write("parked" if parked else "not parked: no other task waits for a slot of its model")
 
 
 def _context_of(client: Client, wanted: str) -> int:
@@ -108,7 +108,7 @@ def forget(
     socket: SocketPath = None,
     as_json: JsonOutput = False,
 ) -> None:
-    """Delete a session: its history, and what is kept of it in memory and on disk."""
+    """Delete a session: its history and KV states, in memory and on disk."""
     with client_of(socket) as client:
         forgotten = client.forget(session_id=session)
     if as_json:
@@ -118,16 +118,18 @@ def forget(
 
 
 def stop(
-    now: Annotated[bool, typer.Option("--now", help="Do not let running turns finish.")] = False,
+    now: Annotated[
+        bool, typer.Option("--now", help="Do not wait until running turns finish.")
+    ] = False,
     wait: Annotated[
-        float, typer.Option(metavar="SECONDS", min=0, help="How long to wait for the end.")
+        float, typer.Option(metavar="SECONDS", min=0, help="How long to wait for its exit.")
     ] = 60.0,
     socket: SocketPath = None,
     as_json: JsonOutput = False,
 ) -> None:
     """Stop the daemon.
 
-    Running turns finish within its grace time, nothing new begins.
+    Running turns finish within its grace time; no new task is admitted.
     """
     path = socket_of(socket)
     with client_of(path) as client, _process_of(path, client) as process:

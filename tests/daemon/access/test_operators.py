@@ -238,7 +238,7 @@ def test_tasks_in_the_list_of_all_are_cancelled_and_parked_by_command(by: str) -
         wanted = str(hers["context"]) if by == "number" else hers["session_id"]
 
         outcome = inferd("park", wanted, socket=daemon.socket)
-        assert (outcome.stdout, outcome.exit_code) == ("it gives way\n", 0)
+        assert (outcome.stdout, outcome.exit_code) == ("parked\n", 0)
         bob.result(waits)
         alone = document(inferd("park", wanted, "--json", socket=daemon.socket))
         assert alone == {"parked": False}
@@ -246,7 +246,7 @@ def test_tasks_in_the_list_of_all_are_cancelled_and_parked_by_command(by: str) -
         with pytest.raises(Cancelled, match="an operator"):
             ada.result(turn)
         outcome = inferd("cancel", wanted, socket=daemon.socket)
-        assert outcome.stdout == "there was no turn under way\n"
+        assert outcome.stdout == "there was no running turn\n"
 
 
 def test_one_s_own_session_comes_first_and_an_id_of_several_users_is_refused() -> None:

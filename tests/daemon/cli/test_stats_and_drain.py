@@ -73,7 +73,7 @@ def test_the_tables_say_what_the_figures_do() -> None:
         ("slots", "3 MB", "-"), ("memory", "0 B", "-"), ("disk", "500 MB", "10 GB"),
     ]  # fmt: skip
     assert tables["SESSIONS"][1] == [
-        ("running", "3"), ("asleep", "0"), ("expired so far", "0"), ("refused so far", "0"),
+        ("running", "3"), ("dormant", "0"), ("expired so far", "0"), ("refused so far", "0"),
         ("at most", "100"),
     ]  # fmt: skip
     assert tables["REFUSED BY"][1] == [("sessions-max", "7")], "without those that are 0"
@@ -126,7 +126,7 @@ def test_drain_lets_what_runs_finish_and_nothing_begin() -> None:
             assert "tasks that have not ended within 0 s: 1" in waited.stderr
             assert "draining" in inferd("status", socket=socket).stdout
             refused = inferd("run", "slow", "no", socket=socket)
-            assert refused.exit_code != 0 and "takes nothing new" in refused.stderr
+            assert refused.exit_code != 0 and "accepts no new work" in refused.stderr
             assert process.poll() is None, "it goes on"
             assert inferd("cancel", "long", socket=socket).stdout == "cancelled\n"
             process.communicate(timeout=60)

@@ -70,7 +70,7 @@ def test_the_header_shows_totals_of_the_daemon() -> None:
         "inferd/9, pid 42, up for 5 min",
         "tokens/s  20 prompt, 4.5 answer",
         "tasks     2 running, 3 waiting, 1 parked, 5 refused so far",
-        "sessions  4 of 100, 6 asleep",
+        "sessions  4 of 100, 6 dormant",
         "KV        92 MB in slots, 4 MB in memory, 700 MB of 10 GB on disk",
     )
     draining = frame_of(None, sample(stats={"draining": True}))

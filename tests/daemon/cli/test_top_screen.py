@@ -120,13 +120,13 @@ async def test_p_parks_the_selected_task_where_another_waits(daemon: RunningDaem
         async with app.run_test(size=SIZE) as pilot:
             await until(pilot, lambda: states(app) == ["running"])
             await pilot.press("p")
-            await until(pilot, lambda: "nobody waits for its slot" in shown(app))
+            await until(pilot, lambda: "no other task waits for its slot" in shown(app))
             client.start("chat", context=client.context("slow"), prompt=LONG)
             await until(pilot, lambda: len(states(app)) == 2)
             first = table(app, TASKS).selected
             await pilot.press("p")
             await until(pilot, lambda: states(app) == ["running", "parked"])
-            await until(pilot, lambda: "gives way" in shown(app))
+            await until(pilot, lambda: "is parked" in shown(app))
             assert table(app, TASKS).selected == first, "the selection stays with its task"
 
 
@@ -162,11 +162,11 @@ async def test_the_question_mark_lists_the_keys_and_frames_go_on_below(
     async with app.run_test(size=SIZE) as pilot:
         await until(pilot, lambda: app.frame)
         await pilot.press("question_mark")
-        await until(pilot, lambda: "cancels the selected task" in shown(app))
+        await until(pilot, lambda: "cancel the selected task" in shown(app))
         before = app.frame
         await until(pilot, lambda: app.frame is not before)
         await pilot.press("escape")
-        await until(pilot, lambda: "cancels the selected task" not in shown(app))
+        await until(pilot, lambda: "cancel the selected task" not in shown(app))
 
 
 @pytest.mark.asyncio
@@ -175,7 +175,7 @@ async def test_keys_without_anything_to_select_say_so(daemon: RunningDaemon) -> 
     async with app.run_test(size=SIZE) as pilot:
         await until(pilot, lambda: app.frame)
         await pilot.press("c")
-        await until(pilot, lambda: "there is no task to select" in shown(app))
+        await until(pilot, lambda: "no task is selected" in shown(app))
 
 
 @pytest.mark.asyncio
@@ -184,7 +184,7 @@ async def test_a_daemon_that_goes_is_looked_for_until_it_is_back(daemon: Running
     async with app.run_test(size=SIZE) as pilot:
         await until(pilot, lambda: app.frame)
         await anyio.to_thread.run_sync(daemon.stop)
-        await until(pilot, lambda: "trying again" in shown(app))
+        await until(pilot, lambda: "reconnecting" in shown(app))
         await pilot.press("c")
         assert app.daemon_client is None
         await anyio.to_thread.run_sync(daemon.start_again)
@@ -198,7 +198,7 @@ async def test_who_may_not_see_everybody_s_sees_his_own(tmp_path: Path) -> None:
         release_samples(server, sample())
         app = Top(server.path, 0.1, everybody=True)
         async with app.run_test(size=SIZE) as pilot:
-            await until(pilot, lambda: "these are yours" in shown(app))
+            await until(pilot, lambda: "showing only yours" in shown(app))
             await until(pilot, lambda: app.frame)
             assert not app.everybody
 
@@ -322,6 +322,6 @@ def test_without_textual_one_sentence_says_what_to_install(
     (tmp_path / "textual.py").write_text(error)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     with on_terminal("top", socket=daemon.socket, **XTERM) as terminal:
-        text = terminal.until("does without")
+        text = terminal.until("needs no textual")
         assert "needs textual" in text and "pip install 'inferd[top]'" in text
         assert terminal.process.wait(WAIT_S_MAX) == 1

@@ -56,7 +56,7 @@ def test_the_help_lists_the_commands_and_the_exit_statuses() -> None:
         assert result.exit_code == 0
         text = " ".join(result.stdout.split())
         assert all(f" {command} " in text for command in COMMANDS)
-        assert "Exit status: 0 done; 1 refused" in text and "3 no daemon" in text
+        assert "Exit status: 0 success; 1 the request was refused" in text and "3 no daemon" in text
 
 
 def test_every_command_but_serve_writes_json_and_every_one_takes_a_socket_if_it_needs_one() -> None:
@@ -303,7 +303,7 @@ def test_parameters_are_listed_from_their_table_and_explained_in_any_spelling() 
     said = inferd("parameters", "temperature", "n_predict").stdout
     for name in ("temp", "n-predict"):
         assert f"{name}: {BY_NAME[name].doc}" in said
-    assert "0 … " in said and "also temperature" in said
+    assert "0 … " in said and "aliases: temperature" in said
     assert list(document(inferd("parameters", "top_k", "--json"))["properties"]) == ["top-k"]
     unknown = inferd("parameters", "top-kk")
     assert unknown.exit_code == 2 and "did you mean 'top-k'?" in unknown.stderr

@@ -73,10 +73,10 @@ def rich(tmp_path: Path) -> Path:
 
 
 def test_check_prints_the_path_of_a_valid_file(rich: Path) -> None:
-    assert inferd("config", "check", str(rich)).stdout == f"{rich}: all right\n"
+    assert inferd("config", "check", str(rich)).stdout == f"{rich}: no errors\n"
     shown = document(inferd("config", "check", str(rich), "--json"))
     assert shown == {"file": str(rich), "models": ["small", "v1.5"], "errors": []}
-    assert inferd("config", "check").stdout.startswith("no file: the defaults hold")
+    assert inferd("config", "check").stdout.startswith("no file; defaults and environment only")
 
 
 def test_check_prints_all_errors_at_once_and_exits_with_2(tmp_path: Path) -> None:

@@ -80,7 +80,7 @@ def test_a_reload_applies_changes_at_once_and_names_those_that_need_a_restart() 
         stats = client.call("stats")["stats"]
         assert (stats["sessions_max"], stats["cores"]) == (1, 1)
         assert stats["restart_for"] == ["cores"]
-        line = "changed in the file, and in force after a restart: cores"
+        line = "changed in the file, applied after a restart: cores"
         assert line in inferd("status", socket=daemon.socket).stdout
         assert client.call("chat", context=context, prompt="still", raw=True)["text"] == b"still"
         log = daemon.log

@@ -32,22 +32,22 @@ def top(
             metavar="SECONDS",
             min=INTERVAL_S_MIN,
             max=INTERVAL_S_MAX,
-            help="The time between two looks.",
+            help="The time between two updates.",
         ),
     ] = 1.0,
     everybody: Annotated[
-        bool, typer.Option("--all", help="Everybody's: for root and the daemon's user.")
+        bool, typer.Option("--all", help="Include all users; for root and the daemon's user.")
     ] = False,
     once: Annotated[
-        bool, typer.Option("--once", "-b", help="Write one frame as plain tables.")
+        bool, typer.Option("--once", "-b", help="Print one frame as plain tables.")
     ] = False,
     socket: SocketPath = None,
     as_json: JsonOutput = False,
 ) -> None:
-    """Watch the daemon: its models, tasks in the order of the queue, sessions, tokens a second.
+    """Watch the daemon: models, tasks in the order of the queue, sessions, tokens per second.
 
     ? lists the keys, which cancel and park tasks and unload models. Without a terminal, and with
-    --json, it writes one frame.
+    --json, it prints one frame.
     """
     path = socket_of(socket)
     if once or as_json or not _on_terminal():
@@ -69,7 +69,7 @@ def _on_terminal() -> bool:
 
 
 def _screen() -> type[Top]:
-    hint = "pip install 'inferd[top]'; `inferd top --once` does without"
+    hint = "pip install 'inferd[top]'; `inferd top --once` needs no textual"
     with optional_import("the screen of inferd top needs textual", hint):
         from .screen import Top
     return Top

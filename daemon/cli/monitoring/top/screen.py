@@ -25,20 +25,21 @@ from .view import MODELS, SESSIONS, TASKS, Frame, Panel, Row, Sample, frame_of
 UNLOAD_S_MAX = 60.0
 KEYS_HELP = """Arrows, Page Up and Page Down select a row; Tab goes to the next table.
 
-c   cancels the selected task
-p   parks it: its slot goes to another task that waits,
-    and it goes on where it stood when a slot is free
-u   unloads the selected model, after a question
-q   leaves; so does Ctrl-C
+c   cancel the selected task
+p   park it: its slot goes to a waiting task,
+    and it continues when a slot is free
+u   unload the selected model, after a confirmation
+q   quit; so does Ctrl-C
 
-PLACE    in the queue; a task in a slot has none
-CLASS    with a +: it has risen above it by waiting
-TOK/S    of its answer, before that of its prompt
+PLACE    place in the queue; a task in a slot has none
+CLASS    with a +: the task rose above it by waiting
+TOK/S    tokens per second of its answer, or until
+         that begins, of its prompt
 SLOT KV  memory for the KV states of a model's slots
-RAM KV   KV states beside them, to go on from
+RAM KV   KV states kept in memory for later tasks
 
 Any key closes this."""
-UNLOAD_QUESTION = "Unload {}?\n\ny  yes    f  even if it is in use: what runs fails    n  no"
+UNLOAD_QUESTION = "Unload {}?\n\ny  yes    f  even if it is in use: running turns fail    n  no"
 STATES = {
     **dict.fromkeys(("ready", "running"), "green"),
     **dict.fromkeys(("loading", "waiting", "unloading"), "yellow"),
@@ -160,11 +161,9 @@ class Top(App[None]):
         yield Footer()
 
     def on_mount(self) -> None:
-        """Begin to follow the daemon."""
+        """Start polling the daemon."""
         self._tables[TASKS.title].focus()
         self.run_worker(self._follow(), name="follow")
-
-    # Looking in.
 
     async def _follow(self) -> None:
         while True:
@@ -174,7 +173,7 @@ class Top(App[None]):
                     await self._poll(client)
             except InferdError as exc:
                 self._lost = True
-                self.show_message(f"trying again: {exc.message}", error=True)
+                self.show_message(f"reconnecting: {exc.message}", error=True)
             finally:
                 self.daemon_client = None
             await anyio.sleep(self.interval_s)
@@ -196,7 +195,7 @@ class Top(App[None]):
             if not self.everybody:
                 raise
             self.everybody = False
-            self.show_message(f"{exc.message}: these are yours", error=True)
+            self.show_message(f"{exc.message}; showing only yours", error=True)
             return await take_sample(client, everybody=False)
 
     def show_frame(self, frame: Frame) -> None:
@@ -207,7 +206,7 @@ class Top(App[None]):
             self._tables[panel.title].show_rows(rows)
         if self._lost:
             self._lost = False
-            self.show_message(f"connected to {frame.sample.software} again")
+            self.show_message(f"reconnected to {frame.sample.software}")
 
     def show_message(self, text: str, *, error: bool = False) -> None:
         """Show a message in the line below the tables."""
@@ -252,11 +251,11 @@ class Top(App[None]):
     def _run_action(self, key: str | None, act: Act) -> None:
         """Run *act* for *key*; only one action runs at a time."""
         if key is None:
-            self.show_message("there is no task to select", error=True)
+            self.show_message("no task is selected", error=True)
         elif self.daemon_client is None:
-            self.show_message("there is no daemon now", error=True)
+            self.show_message("not connected to the daemon", error=True)
         elif self._acting:
-            self.show_message("one moment: the daemon has not answered yet")
+            self.show_message("the daemon has not answered the previous command yet")
         else:
             self._acting = True
             self.run_worker(self._act(self.daemon_client, key, act), name="action")
@@ -275,13 +274,15 @@ class Top(App[None]):
 
 async def _cancel(client: AsyncClient, context: str) -> str:
     cancelled = await client.cancel(int(context))
-    return f"the task of session {context} is cancelled" if cancelled else "it has ended already"
+    return (
+        f"the task of session {context} is cancelled" if cancelled else "the task has already ended"
+    )
 
 
 async def _park(client: AsyncClient, context: str) -> str:
     if await client.park(int(context)):
-        return f"the task of session {context} gives way"
-    return f"the task of session {context} stays: nobody waits for its slot"
+        return f"the task of session {context} is parked"
+    return f"the task of session {context} is not parked: no other task waits for its slot"
 
 
 async def _unload(client: AsyncClient, name: str) -> str:

@@ -170,7 +170,7 @@ def _header(now: Sample, figures: Figures, rates: Rates) -> tuple[str, ...]:
         f"{now.software}, pid {stats['pid']}, up for {time_text(stats['uptime_s'])}{draining}",
         f"tokens/s  {_sum_text(rates.prompt)} prompt, {_sum_text(rates.answer)} answer",
         TASKS_LINE.format(**stats),
-        "sessions  {sessions} of {sessions_max}, {sessions_dormant} asleep".format(**stats),
+        "sessions  {sessions} of {sessions_max}, {sessions_dormant} dormant".format(**stats),
         (
             f"KV        {_bytes(kv, 'slots')} in slots, {_bytes(kv, 'memory')} in memory"
             f", {disk} on disk"
