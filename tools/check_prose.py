@@ -42,6 +42,7 @@ CHECKED: tuple[str, ...] = (
     "daemon/users.py",
     "daemon/workers",
     "docs/commands.md",
+    "docs/compare.md",
     "docs/configuration.md",
     "docs/guide.md",
     "docs/json-schema.md",
