@@ -41,6 +41,7 @@ CHECKED: tuple[str, ...] = (
     "daemon/traces",
     "daemon/users.py",
     "daemon/workers",
+    "docs/benchmarks.md",
     "docs/commands.md",
     "docs/compare.md",
     "docs/configuration.md",

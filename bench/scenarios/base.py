@@ -1,4 +1,4 @@
-"""What a scenario is: sides that do the same work, and the figures that are made of it."""
+"""The parts of a scenario: sides that do the same work, and the figures computed from it."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ LLAMA_SERVER = "llama-server"
 
 @dataclass(frozen=True)
 class Work:
-    """What a side is to do once.
+    """The work of one run of a side.
 
-    *serial* is new each time and stands at the front of the prompts; for the rest they are alike
-    for all sides of a round. So no server has any of a prompt in a cache, also where sides share
-    a daemon, or a disturbed run is made again.
+    *serial* is new each time and stands at the front of the prompts; the rest of the prompts is
+    the same for all sides of a round. So no server has any part of a prompt in a cache, even where
+    sides share a daemon or a disturbed run is repeated.
     """
 
     case: int
     round: int
     serial: int
     small: bool = False
-    """Only to see that it works, or to warm up."""
+    """Whether this is only a check that it works, or a warm-up."""
 
     @property
     def mark(self) -> str:
@@ -38,7 +38,7 @@ class Work:
         return texts.mark(self.serial)
 
     def rng(self) -> random.Random:
-        """Return the generator of the round's texts."""
+        """Return the random generator of the round's texts."""
         return random.Random(self.round * 1000 + self.case)
 
 
@@ -48,7 +48,7 @@ Side = Callable[[Work], Awaitable[list[Stream]]]
 
 @dataclass(frozen=True)
 class Started:
-    """A scenario's sides, and what was found out while they started."""
+    """A scenario's sides, and facts measured while they started."""
 
     sides: dict[str, Side]
     facts: Mapping[str, str]
@@ -56,10 +56,10 @@ class Started:
 
 @dataclass(frozen=True)
 class Scenario:
-    """A scenario; `start` starts what serves, until the stack closes.
+    """A scenario; `start` starts the servers, which run until the stack closes.
 
-    The sides in `pictures` are drawn, of the case `picture_case`; of a side's runs it is the one
-    with the median of the first figure.
+    `pictures` names the sides that get a timeline, for the case `picture_case`. The timeline shows
+    the run with the side's median of the first figure.
     """
 
     name: str
@@ -91,7 +91,7 @@ async def start_pair(
     slots: int,
     ctx_size: int,
 ) -> Started:
-    """Start llama-server, its caches as it has them by itself, and a daemon."""
+    """Start llama-server with its default caches, and a daemon."""
     rival = await stack.enter_async_context(llama_server.running(slots, ctx_size))
     ours = await start_inferd(stack, slots, ctx_size)
     return Started({LLAMA_SERVER: side_of(drive, rival), INFERD: side_of(drive, ours)}, {})

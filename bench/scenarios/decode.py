@@ -1,4 +1,4 @@
-"""Short prompts, long answers: what a server costs beside a loop that does nothing else."""
+"""Scenario of short prompts and long answers: a server's overhead over a bare loop."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ CTX_SIZE = 512
 TOKENS, TOKENS_SMALL = 128, 16
 PUSHED, PULLED, BARE = "inferd stream", "inferd pull", "bare"
 WAKING = Work(1, 0, 0, small=True)
-"""Wakes a server up before its idling is measured."""
+"""Work that wakes a server before its idle CPU is measured."""
 IDLE_CPU_PERCENT_MAX = 0.5
 """A side that uses more while it idles would disturb the others' runs."""
 
 
 def asks(work: Work) -> list[Ask]:
-    """Return distinct prompts of 40 to 60 tokens, one a stream."""
+    """Return distinct prompts of 40 to 60 tokens, one per stream."""
     rng = work.rng()
     tokens = TOKENS_SMALL if work.small else TOKENS
     return [
@@ -41,7 +41,7 @@ def asks(work: Work) -> list[Ask]:
 
 
 async def drive_llama_server(server: llama_server.LlamaServer, work: Work) -> list[Stream]:
-    """Ask in neighbouring slots."""
+    """Stream from llama-server in neighbouring slots."""
     async with AsyncExitStack() as stack:
         clients = [
             await stack.enter_async_context(server.client(slot)) for slot in range(work.case)
@@ -52,7 +52,7 @@ async def drive_llama_server(server: llama_server.LlamaServer, work: Work) -> li
 async def drive_inferd(
     ours: daemon.Inferd, kind: type[daemon.StreamClient], work: Work
 ) -> list[Stream]:
-    """Ask by clients of *kind*."""
+    """Stream from inferd by clients of *kind*."""
     async with AsyncExitStack() as stack:
         clients: list[Client] = [
             await stack.enter_async_context(ours.client(kind=kind)) for _ in range(work.case)
@@ -66,7 +66,7 @@ async def drive_bare(work: Work) -> list[Stream]:
 
 
 async def start(stack: AsyncExitStack) -> Started:
-    """Start both servers; find out what they cost at rest."""
+    """Start both servers and measure their CPU and memory at rest."""
     facts: dict[str, str] = {}
     rival = await stack.enter_async_context(
         llama_server.running(SLOTS, CTX_SIZE, llama_server.NO_CACHES)
@@ -116,26 +116,31 @@ SCENARIO = Scenario(
     name="decode",
     title="Decoding",
     about=f"""\
-Each stream sends a prompt of 40 to 60 tokens and reads {TOKENS} tokens. All streams of a run ask at
-once. Tokens per second count the generated tokens over the whole run, prompts included; the first
-token's time is the median over the streams, gaps are those between one piece of a stream and the
-next. {SLOTS} slots of {CTX_SIZE} tokens.
+Each stream sends a prompt of 40 to 60 tokens and reads {TOKENS} tokens. All streams of a run start
+at once. Tokens per second are the generated tokens divided by the time of the whole run, prompts
+included. The time to the first token is the median over the streams. A gap is the time between two
+pieces of a stream. {SLOTS} slots of {CTX_SIZE} tokens.
 
-- **llama-server** has its prompt caches off here (every prompt is new, they could only cost time),
-  and its clients name neighbouring slots, without which its batches fall apart in time.
-- **inferd stream** and **inferd pull** (`compute_single`, a call a token) share a daemon.
-- **bare** is a loop around llama.cpp that does nothing else, on {THREADS} threads: no queue, no
-  text, no other process.
+- **llama-server** runs without prompt caches here: every prompt is new, so they could only cost
+  time. Its clients name neighbouring slots; without that, its batches break up over time.
+- **inferd stream** and **inferd pull** (`compute_single`, one call a token) share a daemon.
+- **bare** is a loop around llama.cpp that does nothing else, on {THREADS} threads: it has no queue,
+  no text and no other process.
 
-What is lost against it with one stream, by a clock around each part of a worker's turn (medians of
-1500 steps of 10 to 13 ms, on a slow day, 2026-11-22): 0.04 ms to count, 0.17 to draw, of which the
-loop draws, too, 0.09 to send the frame with the token; then, while daemon and client take 0.2 ms
-each of the other core, 0.1 to learn what the step has cost and 0.19 to read commands and to plan.
-In a loop without a model the same work takes a tenth: after a step nothing of it is in a cache.
-The threads that compute sleep meanwhile, so that daemon and client have a core: OpenMP's, which
-llama-server is built with as llama.cpp is by default, spun there for 0.6 ms, and in a trace of the
-scheduler daemon and client took the worker's own core for 0.3 ms a token, 144 tokens/s instead of
-150.""",
+The overhead of inferd over **bare** with one stream was measured by a clock around each part of a
+worker's iteration (medians of 1500 steps of 10 to 13 ms, on a slow day, 2026-11-22):
+
+- 0.04 ms for counters;
+- 0.17 ms for sampling, which the loop does, too;
+- 0.09 ms to send the frame with the token;
+- 0.1 ms to evaluate the step's cost, and 0.19 ms to read commands and to plan, while daemon and
+  client use the other core for 0.2 ms each.
+
+In a loop without a model the same work takes a tenth: after a step none of its data is in a CPU
+cache. The compute threads sleep meanwhile, so that daemon and client have a core. The threads of
+OpenMP, with which llama-server is built by llama.cpp's default, spun there for 0.6 ms. In a trace
+of the scheduler, daemon and client then used the worker's own core for 0.3 ms a token: 144
+tokens/s instead of 150.""",
     figures=(
         Figure("tokens_per_s", "tokens/s", 1),
         Figure("ttft_ms", "first token, ms", 1),

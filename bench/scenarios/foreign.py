@@ -1,4 +1,4 @@
-"""Streams beside another program that keeps a core busy."""
+"""Scenario of streams beside another program that keeps a core busy."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ BEFORE_S = 0.5
 
 @asynccontextmanager
 async def busy_program() -> AsyncIterator[None]:
-    """Run a program that computes for ever."""
+    """Run a program that computes without end."""
     process = await asyncio.create_subprocess_exec(sys.executable, "-c", "while True: pass")
     try:
         await asyncio.sleep(BEFORE_S)
@@ -51,13 +51,13 @@ def side_of(server: daemon.Inferd) -> Side:
 
 
 def measure(streams: Sequence[Stream]) -> dict[str, float]:
-    """Return the tokens a second of all streams, the time until the load is seen included."""
+    """Return all streams' tokens per second, including the time until the load is detected."""
     s.check_complete(streams)
     return {"tokens_s": sum(stream.tokens for stream in streams) / s.makespan_s(streams)}
 
 
 async def start(stack: AsyncExitStack) -> Started:
-    """Start a daemon that sees what others take, and one that has a core less from the start."""
+    """Start a daemon that detects external load, and one with one core less from the start."""
     adapting = await start_inferd(stack, SLOTS, CTX_SIZE)
     one_core = await start_inferd(stack, SLOTS, CTX_SIZE, {"cores": 1})
     return Started({INFERD: side_of(adapting), ONE_CORE: side_of(one_core)}, {})
@@ -67,9 +67,10 @@ SCENARIO = Scenario(
     name="foreign",
     title="Beside another busy program",
     about=f"""\
-{STREAMS} programs stream {TOKENS} tokens each while another program computes for ever on one of two
-cores. **{INFERD}** finds out that a core is taken; **{ONE_CORE}** has it so from the start, which
-is the best that a fixed number of threads reaches here. {SLOTS} slots of {CTX_SIZE} tokens.""",
+{STREAMS} programs stream {TOKENS} tokens each while another program computes continuously on one of
+two cores. **{INFERD}** detects that a core is taken. **{ONE_CORE}** is configured for it from the
+start, which is the best that a fixed number of threads reaches here. {SLOTS} slots of {CTX_SIZE}
+tokens.""",
     figures=(Figure("tokens_s", "tokens/s", 1),),
     targets=(Target("tokens_s", INFERD, ONE_CORE, least=0.9),),
     start=start,

@@ -1,7 +1,7 @@
-"""A long prompt arrives beside streams: how long do they stand still, and how late is its answer?
+"""Scenario of a long prompt beside streams: how long they pause, and how late its answer begins.
 
-What one gains the other loses: `step-ms-target` says how much. The sides are llama-server, inferd
-as it is by itself, and inferd with each of several settings.
+`step-ms-target` trades one for the other. The sides are llama-server, inferd with its defaults, and
+inferd with each of several settings.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ LONG = "long prompt"
 
 
 def asks(work: Work) -> list[Ask]:
-    """Return the streams' asks and, last, the long one."""
+    """Return the streams' requests and, last, the long one."""
     rng = work.rng()
     tokens, words = (128, 150) if work.small else (STREAM_TOKENS, WORDS)
     short = [
@@ -47,7 +47,9 @@ async def drive(server: Server, work: Work) -> list[Stream]:
 
 
 def measure(streams: Sequence[Stream]) -> dict[str, float]:
-    """Return the streams' worst gap while the long prompt is computed, and its first token."""
+    """Return the streams' worst gap while the long prompt is computed, and its time to the first
+    token.
+    """
     s.check_complete(streams)
     s.check_cold(streams)
     [long] = [stream for stream in streams if stream.label == LONG]
@@ -67,7 +69,7 @@ def of_setting(step_ms: int) -> str:
 
 
 async def start(stack: AsyncExitStack) -> Started:
-    """Start llama-server, a daemon as it is by itself, and one for each setting."""
+    """Start llama-server, a daemon with its defaults, and one for each setting."""
     slots = STREAMS + 1
     rival = await stack.enter_async_context(llama_server.running(slots, CTX_SIZE))
     sides = {LLAMA_SERVER: side_of(drive, rival)}
@@ -83,9 +85,9 @@ SCENARIO = Scenario(
     title="A long prompt beside streams",
     about=f"""\
 {STREAMS} streams of {STREAM_TOKENS} tokens run; after {ARRIVES_S:g} s a prompt of {WORDS} words
-arrives. The gap is the longest that any stream stood still between the long prompt's arrival and
-its first token. {STREAMS + 1} slots of {CTX_SIZE} tokens. **inferd** runs with its default of
-`step-ms-target`, the other lines with the value that they name.""",
+arrives. The gap is the longest pause of any stream between the long prompt's arrival and its first
+token. {STREAMS + 1} slots of {CTX_SIZE} tokens. **inferd** runs with its default of
+`step-ms-target`, the other rows with the value in their name.""",
     figures=(
         Figure("gap_worst_s", "streams: worst gap, s", 3),
         Figure("long_ttft_s", "long prompt: first token, s"),

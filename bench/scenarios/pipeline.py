@@ -1,4 +1,4 @@
-"""Three models in turns, of which memory holds one, and several programs that use all three."""
+"""Scenario of several programs that use three models in turn, with memory for one."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ MEMORY_BYTES = 500_000_000
 """One model with its slots takes 322 MB of it."""
 STAY_S = 5.0
 WAIT_S_MAX = 2 * (STAY_S + 4.0)
-"""For each of two other models a stay, a turn and a load (which are below 2 s)."""
+"""A residency, a turn and a load for each of two other models; a turn and a load stay below 2 s."""
 IN_ORDER = "inferd, in order of arrival"
 COUNTED_TWICE_MAX = 2
-"""Tokens of a history that each return computes again: the last one, and one at a seam."""
+"""Tokens of a history that each return computes again: the last one, and one at a boundary."""
 
 
 def label(pipeline: int, model: str) -> str:
@@ -39,12 +39,12 @@ def label(pipeline: int, model: str) -> str:
 
 
 def model_of(stream: Stream) -> str:
-    """Return the model that a stream was computed by."""
+    """Return the model that computed a stream."""
     return stream.label.split()[1]
 
 
 async def run_pipeline(server: daemon.Inferd, work: Work, pipeline: int) -> list[Stream]:
-    """Ask the three models in turns; each pipeline begins with another one."""
+    """Use the three models in turn; each pipeline begins with another model."""
     rng = work.rng()
     clients: dict[str, StreamClient] = {}
     found = []
@@ -72,15 +72,16 @@ def side_of(server: daemon.Inferd) -> Side:
 
 
 def loads(streams: Sequence[Stream]) -> int:
-    """Return how often a model was loaded: memory holds one, so each turn of another model than
-    the one before it meant a load.
+    """Return how often a model was loaded.
+
+    Memory holds one model, so each turn of another model than the previous turn's meant a load.
     """
     models = [model_of(stream) for stream in sorted(streams, key=lambda s: s.first_s)]
     return sum(one != other for one, other in zip(models, ["", *models], strict=False))
 
 
 def measure(streams: Sequence[Stream]) -> dict[str, float]:
-    """Return the loads, the longest wait, and what was computed that had been before."""
+    """Return the loads, the longest wait, and the tokens computed again."""
     s.check_complete(streams)
     turns = s.by_label(streams).values()
     return {
@@ -94,7 +95,7 @@ def measure(streams: Sequence[Stream]) -> dict[str, float]:
 
 
 def configuration(stay_s: float) -> str:
-    """Return a daemon's configuration: three names for one file, and memory for one of them."""
+    """Return a daemon's configuration: three names for one file, and memory for one model."""
     settings: Mapping[str, Any] = {"memory-bytes": MEMORY_BYTES, "residency-s": stay_s}
     text = daemon.configuration(SLOTS, CTX_SIZE, settings)
     return text + "".join(f'\n[models.{name}]\nfile = "{MODEL}"\n' for name in MODELS)
@@ -111,16 +112,16 @@ async def start(stack: AsyncExitStack) -> Started:
 
 SCENARIO = Scenario(
     name="pipeline",
-    title="Three models in turns, of which memory holds one",
+    title="Three models, with memory for one",
     about=f"""\
-{PIPELINES} programs ask three models ({", ".join(MODELS)}: one file under three names) in turns,
-{ROUNDS} times each, each in a session of its own with an id; each program begins with another
-model. Memory holds one of the three (`memory-bytes`). **{INFERD}** lets who waits for the model
-that is there go first for `residency-s` = {STAY_S:g}; **{IN_ORDER}** is the same with 0. A load is
-counted wherever the first token of a turn comes from another model than the first token before it.
-The bound of the wait, {WAIT_S_MAX:g} s, is a stay, the longest turn and a load for each of the two
-other models. A session begins with {WORDS} words and goes on with questions. {SLOTS} slots of
-{CTX_SIZE} tokens, {TOKENS} tokens an answer.""",
+{PIPELINES} programs use three models ({", ".join(MODELS)}: one file under three names) in turn,
+{ROUNDS} times each, each model in a session of its own with an id; each program begins with
+another model. Memory holds one of the three (`memory-bytes`). **{INFERD}** admits requests for the
+loaded model first for `residency-s` = {STAY_S:g}; **{IN_ORDER}** is the same with 0. A load is
+counted wherever the first token of a turn comes from another model than the previous turn's first
+token. The limit of the wait, {WAIT_S_MAX:g} s, is a residency, the longest turn and a load for
+each of the two other models. A session begins with {WORDS} words and continues with questions.
+{SLOTS} slots of {CTX_SIZE} tokens, {TOKENS} tokens an answer.""",
     figures=(
         Figure("loads", "loads", 0),
         Figure("wait_worst_s", "longest wait for a first token, s"),

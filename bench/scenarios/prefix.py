@@ -1,4 +1,4 @@
-"""Many sessions begin at once with the same long text: is it computed once or once each?"""
+"""Scenario of many sessions that begin at once with the same long text."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BARE = "bare"
 
 
 def asks_of(work: Work) -> list[Ask]:
-    """Return what each session asks: the common text, then its own."""
+    """Return each session's request: the shared text, then its own."""
     rng = work.rng()
     count, words = (4, 100) if work.small else (SLOTS, WORDS)
     common = f"{work.mark} {texts.story(rng, words)}"
@@ -34,7 +34,7 @@ def asks_of(work: Work) -> list[Ask]:
 
 
 async def drive(server: Server, work: Work) -> list[Stream]:
-    """Let all sessions ask at once."""
+    """Send all sessions' requests at once."""
     asks = asks_of(work)
     async with AsyncExitStack() as stack:
         return await ask_together(await connect(stack, server, len(asks)), asks)
@@ -46,7 +46,7 @@ async def drive_bare(work: Work) -> list[Stream]:
 
 
 def measure(streams: Sequence[Stream]) -> dict[str, float]:
-    """Return how long all took, and how soon each began."""
+    """Return the time until all were done, and the times to the first token."""
     s.check_complete(streams)
     return {
         "makespan_s": s.makespan_s(streams),
@@ -64,21 +64,21 @@ async def start(stack: AsyncExitStack) -> Started:
 
 SCENARIO = Scenario(
     name="prefix",
-    title="A prefix in common",
+    title="A shared prefix",
     about=f"""\
-{SLOTS} new sessions ask at once: {WORDS} words that all have in common, then a question of
-their own, 15 to 20 tokens; each reads {TOKENS} tokens. {SLOTS} slots of {CTX_SIZE} tokens on both
-sides. **bare** is a loop around llama.cpp that does nothing else: it reads the common text in steps
-of 512 tokens, copies the state, reads all questions in one step, and decodes: the most that this
-machine gives.
+{SLOTS} new sessions start at once: {WORDS} words that all share, then a question of their own of
+15 to 20 tokens; each reads {TOKENS} tokens. {SLOTS} slots of {CTX_SIZE} tokens on both sides.
+**bare** is a loop around llama.cpp that does nothing else: it computes the shared text in steps of
+512 tokens, copies the state, computes all questions in one step, and decodes. It is the limit of
+this machine.
 
-What stops both: llama.cpp computes attention in tiles from 64 rows of a sequence on, and a question
-has 17; all decoding is of single rows. Called in a loop, steps of these shapes took 4.15 s: 1.61
-for the common text, however it is cut (128 to 512 rows a step), 0.92 for the questions, 1.60 for
-the answers (2026-11-22, medians of 4, in a calm quarter of an hour; 4.15 to 4.9 s within two hours,
-as the host went). inferd adds 0.02 s until its first step begins, 0.03 to save the common state and
-to put it into 15 slots, and 0.03 between its steps; and while 16 prompts come, daemon and
-clients take one of the two cores.""",
+llama.cpp's attention limits both: it computes in tiles only from 64 tokens of a sequence on, and a
+question has 17; decoding always computes single tokens. In a loop, steps of these shapes took 4.15
+s: 1.61 for the shared text, however it is split (128 to 512 tokens a step), 0.92 for the
+questions, 1.60 for the answers (2026-11-22, medians of 4, in a calm quarter of an hour; 4.15 to
+4.9 s within two hours, as the host's speed varied). inferd adds 0.02 s until its first step
+begins, 0.03 to save the shared state and to copy it into 15 slots, and 0.03 between its steps.
+While 16 prompts arrive, daemon and clients use one of the two cores.""",
     figures=(
         Figure("makespan_s", "all done, s"),
         Figure("ttft_median_s", "first token, median, s"),

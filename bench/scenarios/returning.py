@@ -1,4 +1,4 @@
-"""A conversation comes back after the server was stopped and started again."""
+"""Scenario of a conversation that continues after a restart of the server."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ TOKENS = 64
 AFRESH = "inferd, fresh state"
 
 Connect = Callable[[], AbstractAsyncContextManager[tuple[Client, bool]]]
-"""Starts a server and connects a program; tells whether its session still has its history."""
+"""Starts a server and connects a program; returns whether its session still has its history."""
 
 
 async def drive(first: Connect, again: Connect, work: Work) -> list[Stream]:
-    """Hold a turn, stop the server, start it again; send the whole again with a question."""
+    """Run a turn, restart the server, and send the whole conversation again with a question."""
     rng = work.rng()
     prompt = f"{work.mark} {texts.story(rng, 150 if work.small else WORDS)}"
     question = texts.question(rng)
@@ -47,7 +47,7 @@ async def llama_server_side() -> AsyncIterator[tuple[Client, bool]]:
 
 @asynccontextmanager
 async def inferd_side(home: Path) -> AsyncIterator[tuple[Client, bool]]:
-    """Run a daemon with its state in *home* and open the session of always; close it, kept."""
+    """Run a daemon with its state in *home* and open the same session each time, which is kept."""
     text = daemon.configuration(SLOTS, CTX_SIZE)
     async with AsyncExitStack() as stack:
         ours = await stack.enter_async_context(daemon.running(text, home))
@@ -57,7 +57,7 @@ async def inferd_side(home: Path) -> AsyncIterator[tuple[Client, bool]]:
 
 
 def inferd(*, keeps: bool) -> Side:
-    """Return the side of a daemon that finds its state again, or another one's empty folder."""
+    """Return the side of a daemon that restarts with its state, or with an empty folder."""
 
     async def side(work: Work) -> list[Stream]:
         with tempfile.TemporaryDirectory(prefix="inferd-bench-") as folder:
@@ -71,12 +71,12 @@ def inferd(*, keeps: bool) -> Side:
 
 
 async def rival(work: Work) -> list[Stream]:
-    """Do the work on llama-server."""
+    """Run the work on llama-server."""
     return await drive(llama_server_side, llama_server_side, work)
 
 
 def measure(streams: Sequence[Stream]) -> dict[str, float]:
-    """Return how soon the returning turn began."""
+    """Return the times to the first token, and the cached input of the returning turn."""
     s.check_complete(streams)
     before, back = streams
     s.check_cold([before])
@@ -89,7 +89,7 @@ def measure(streams: Sequence[Stream]) -> dict[str, float]:
 
 
 async def start(_stack: AsyncExitStack) -> Started:
-    """Nothing runs between the runs: each starts and stops its own server, twice."""
+    """Return the sides; each run starts and stops its own server twice."""
     sides: dict[str, Side] = {LLAMA_SERVER: rival, INFERD: inferd(keeps=True)}
     return Started(sides | {AFRESH: inferd(keeps=False)}, {})
 
@@ -98,16 +98,16 @@ SCENARIO = Scenario(
     name="return",
     title="A conversation returns after a restart",
     about=f"""\
-A program sends {WORDS} words and reads {TOKENS} tokens. The server is stopped (SIGTERM) and
-started again, and the model loaded. Then the program sends the conversation again with a question
-at its end (where its session is still known by its id, the question alone); the clock runs from
-there to the first token. **{AFRESH}** is inferd started on another, empty state directory.
+A program sends {WORDS} words and reads {TOKENS} tokens. The server is stopped (SIGTERM) and started
+again, and the model is loaded. Then the program sends the conversation again with a question at its
+end; where the server still knows its session by its id, it sends the question alone. The clock runs
+from there to the first token. **{AFRESH}** is inferd restarted with another, empty state directory.
 {SLOTS} slots of {CTX_SIZE} tokens.""",
     figures=(
         Figure("ttft_s", "returns: first token, s", 3),
         Figure("first_ttft_s", "before the restart: first token, s", 3),
         Figure("input_tokens", "returns: input tokens", 0),
-        Figure("cached_tokens", "of these not computed", 0),
+        Figure("cached_tokens", "of these cached", 0),
     ),
     targets=(
         Target("ttft_s", AFRESH, INFERD, least=10.0),

@@ -1,4 +1,4 @@
-"""What drawing takes of a step, where the vocabulary is large."""
+"""Scenario of a large vocabulary: the share of a step that sampling takes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SHARE_MAX = 15.0
 
 
 async def drive(side: str, work: Work) -> list[Stream]:
-    """Let a process of its own draw so many streams."""
+    """Sample the case's streams in a process of its own."""
     tokens = TOKENS_SMALL if work.small else TOKENS
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "bench.drawing"),
@@ -52,8 +52,9 @@ async def drive(side: str, work: Work) -> list[Stream]:
 
 
 def measure(streams: Sequence[Stream]) -> dict[str, float]:
-    """Return the mean step, what of it was drawing, and the share; the first token's is left out:
-    it came with the prompts.
+    """Return the mean step, its sampling time, and the share.
+
+    The step of the first token is left out: it came with the prompts.
     """
     s.check_complete(streams)
     steps = streams[0].tokens - 1
@@ -68,25 +69,26 @@ def measure(streams: Sequence[Stream]) -> dict[str, float]:
 
 
 async def start(stack: AsyncExitStack) -> Started:
-    """Return the sides: nothing serves between runs."""
+    """Return the sides; no server runs between runs."""
     return Started({side: partial(drive, side) for side in FIELDS}, {})
 
 
 SCENARIO = Scenario(
     name="sampling",
-    title="Drawing tokens",
+    title="Sampling",
     about=f"""\
-The worker's engine in a process of its own, on Gemma 3 270M with its 262 144 tokens: prompts of
-{PROMPT_TOKENS} tokens, {TOKENS} tokens drawn for each, slots of {CTX_SIZE} tokens. A step is the
-time between two of them, drawing is what `Model.sample` takes of it for all streams together.
+The worker's engine runs in a process of its own, on Gemma 3 270M with its 262 144 tokens: prompts
+of {PROMPT_TOKENS} tokens, {TOKENS} tokens sampled for each, slots of {CTX_SIZE} tokens. A step is
+the time between two tokens; sampling is the part of it that `Model.sample` takes for all streams
+together.
 
-- **{GREEDY}** takes the likeliest token. **{DEFAULT}** is what holds if nobody says otherwise
-  (top-k 40, top-p, min-p, temperature), **{PENALTIES}** adds penalties of repetition and presence.
-- **{WHOLE}** makes a candidate of every token, as `llama_sampler_sample` does. The others look for
-  the few tokens that their chain can come to, and make candidates of these.""",
+- **{GREEDY}** takes the most probable token. **{DEFAULT}** is the default (top-k 40, top-p, min-p,
+  temperature). **{PENALTIES}** adds repetition and presence penalties.
+- **{WHOLE}** makes a candidate of every token, as `llama_sampler_sample` does. The others find the
+  few tokens that their chain can select, and make candidates of these.""",
     figures=(
-        Figure("share", "drawing, % of a step", 1),
-        Figure("drawn_ms", "drawing, ms a step", 2),
+        Figure("share", "sampling, % of a step", 1),
+        Figure("drawn_ms", "sampling, ms a step", 2),
         Figure("step_ms", "step, ms", 1),
     ),
     targets=(

@@ -1,4 +1,4 @@
-"""Scrapes of the figures while streams decode: how long they take, and who feels them."""
+"""Scenario of metrics scrapes while streams decode: their duration and their effect."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ P99_MS_MAX = 20.0
 
 
 def asks(work: Work) -> list[Ask]:
-    """Return one question a stream."""
+    """Return one request per stream."""
     rng = work.rng()
     tokens = TOKENS_SMALL if work.small else TOKENS
     names = texts.names(rng, SLOTS)
@@ -45,7 +45,7 @@ async def stream_all(ours: daemon.Inferd, work: Work) -> list[Stream]:
 
 
 async def stream_scraped(ours: daemon.Inferd, work: Work) -> list[Stream]:
-    """Stream from all slots, and scrape meanwhile; a scrape is a stream of one piece."""
+    """Stream from all slots and scrape meanwhile; a scrape counts as a stream of one piece."""
     running = asyncio.ensure_future(stream_all(ours, work))
     scrapes: list[Stream] = []
     while not running.done():
@@ -66,14 +66,14 @@ async def scrape(ours: daemon.Inferd) -> Stream:
 
 
 def measure(streams: Sequence[Stream]) -> dict[str, float]:
-    """Return the rate of the streams, their gaps, and the time of a scrape."""
+    """Return the rate and gaps of the streams, and the time of a scrape."""
     s.check_complete(streams)
-    told = [stream for stream in streams if stream.label != SCRAPE]
-    s.check_cold(told)
-    gaps = [b - a for stream in told for a, b in stream.gaps()]
+    turns = [stream for stream in streams if stream.label != SCRAPE]
+    s.check_cold(turns)
+    gaps = [b - a for stream in turns for a, b in stream.gaps()]
     scrapes = [stream.ttft_s for stream in streams if stream.label == SCRAPE]
     return {
-        "tokens_per_s": sum(stream.tokens for stream in told) / s.makespan_s(told),
+        "tokens_per_s": sum(stream.tokens for stream in turns) / s.makespan_s(turns),
         "gap_p99_ms": 1000 * s.percentile(gaps, 0.99),
         "scrapes": len(scrapes),
         "scrape_p50_ms": 1000 * s.percentile(scrapes, 0.5),
@@ -91,9 +91,9 @@ SCENARIO = Scenario(
     name="scrape",
     title="Scrapes beside streams",
     about=f"""\
-{SLOTS} programs stream {TOKENS} tokens each, alone (**{INFERD}**), and while the figures are
-scraped every {EVERY_S:g} s, a hundred and fifty times as often as Prometheus does by itself
-(**{SCRAPED}**). A scrape's time is that from connecting to the last byte.""",
+{SLOTS} programs stream {TOKENS} tokens each, alone (**{INFERD}**) and while the metrics are scraped
+every {EVERY_S:g} s, a hundred and fifty times as often as Prometheus does by default
+(**{SCRAPED}**). A scrape's time is from connecting to the last byte.""",
     figures=(
         Figure("tokens_per_s", "tokens/s", 1),
         Figure("gap_p99_ms", "gap p99, ms", 1),

@@ -1,4 +1,4 @@
-"""Many more conversations than slots: what is known of one is kept while the others have theirs."""
+"""Scenario of many more conversations than slots: whether their computed state is kept."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TOKENS = 24
 
 
 def conversation(work: Work, number: int, tokens: int) -> list[Ask]:
-    """Return what one program asks, turn by turn."""
+    """Return one program's requests, turn by turn."""
     rng = work.rng()
     rng.seed(rng.randint(0, 1 << 30) + number)
     begin = f"{work.mark} {texts.mark(number, 2)} {texts.paragraph(rng)}"
@@ -29,7 +29,7 @@ def conversation(work: Work, number: int, tokens: int) -> list[Ask]:
 
 
 async def drive(server: Server, work: Work) -> list[Stream]:
-    """Let all conversations begin at once; each asks again as soon as it is answered."""
+    """Begin all conversations at once; each continues as soon as it has its answer."""
     count, tokens = (6, 8) if work.small else (SESSIONS, TOKENS)
     async with AsyncExitStack() as stack:
         clients = await connect(stack, server, count)
@@ -41,7 +41,7 @@ async def drive(server: Server, work: Work) -> list[Stream]:
 
 
 def measure(streams: Sequence[Stream]) -> dict[str, float]:
-    """Return how long all took, and how much was computed again."""
+    """Return the time until all were done, and the tokens computed again."""
     s.check_complete(streams)
     turns = s.by_label(streams).values()
     s.check_cold(first for first, *_ in turns)
@@ -63,10 +63,11 @@ SCENARIO = Scenario(
     title="More conversations than slots",
     about=f"""\
 {SESSIONS} conversations of {TURNS} turns begin at once over {SLOTS} slots of {CTX_SIZE} tokens: a
-paragraph, then questions of about 20 tokens, {TOKENS} tokens of answer each; a program asks again
-as soon as it is answered. A token of a history is computed twice where a turn finds less in the
-caches than its conversation's last turn had computed: its input and its output but the last token,
-which is drawn and not computed. Summed over all turns, from the answers' own account.""",
+paragraph, then questions of about 20 tokens, with answers of {TOKENS} tokens; a program sends its
+next question as soon as it has its answer. A token of a history is computed twice if a turn finds
+less in the caches than the conversation's previous turn had computed: that turn's input and output
+without the last token, which is sampled and not computed. The figure is the sum over all turns,
+from the answers' metadata.""",
     figures=(
         Figure("makespan_s", "all done, s"),
         Figure("ttft_median_s", "first token, median, s"),

@@ -1,7 +1,7 @@
-"""Models are swapped under streams: how long do these stand still, and when does the new one begin?
+"""Scenario of models swapped under streams: the streams' pauses and the new model's first turn.
 
-Of a run's streams most are turns, labelled with the fingerprint that answered; the others are what
-the operator did: loads of one model alone, and swaps.
+Most streams of a run are turns, labelled with the fingerprint that answered. The others are the
+operator's actions: loads of one model alone, and swaps.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from .base import INFERD, Scenario, Side, Started, Work
 T = TypeVar("T")
 PROGRAMS, TOKENS = 16, 48
 SLOTS = PROGRAMS + 1
-"""One for who asks the new model at once."""
+"""One more than programs, for the request that goes to the new model at once."""
 CTX_SIZE, HISTORY_MAX = 1024, 500
 SWAPS, APART_S = 2, 1.5
 ONE = f"{INFERD}, one vocabulary"
@@ -40,12 +40,12 @@ OTHERS = {
     ONE: (SOURCES["smollm2"].file, SLOTS + 1),
     TWO: (SOURCES["gemma3"].file, SLOTS),
 }
-"""What each side swaps to: a file and its slots, which make another model of the same file."""
+"""The model that each side swaps to: its file, and slots that make the same file another model."""
 LOAD, SWAP = "load", "swap"
 
 
 def configuration(side: str) -> str:
-    """Return the configuration of a side: beside the swapped model, what it is swapped for."""
+    """Return the configuration of a side, with both models of the swap."""
     file, slots = OTHERS[side]
     text = daemon.configuration(SLOTS, CTX_SIZE)
     return f"""{text}
@@ -58,7 +58,7 @@ slots = {slots}
 
 
 class Programs:
-    """Programs that ask turn after turn until they are told to end."""
+    """Programs that run turn after turn until `over` is set."""
 
     def __init__(self, work: Work):
         self.work, self.rng = work, work.rng()
@@ -71,7 +71,7 @@ class Programs:
         self._turned = asyncio.Condition()
 
     async def talk(self, client: StreamClient) -> None:
-        """Be one of them."""
+        """Run one program."""
         name = texts.names(self.rng, 1)[0]
         while not self.over:
             text = f"{self.work.mark} {texts.question(self.rng, name)}"
@@ -84,8 +84,8 @@ class Programs:
                 self._turned.notify_all()
 
     async def settled(self, fingerprint: str = "") -> None:
-        """Wait until one model has answered the last turn of each: that one, if it is named. A run
-        in which a turn failed is over.
+        """Wait until one model has answered the last turn of every program, or until a turn has
+        failed. With *fingerprint*, wait for that model.
         """
         async with self._turned:
             await self._turned.wait_for(partial(self._is_settled, fingerprint))
@@ -105,7 +105,7 @@ async def turn_of(client: StreamClient, ask: Ask) -> Stream:
 
 
 async def timed(label: str, call: Callable[[], Awaitable[T]]) -> tuple[Stream, T]:
-    """Return how long a call takes, as a stream of one piece, and its result."""
+    """Return the duration of a call, as a stream of one piece, and its result."""
     asked_s = time.perf_counter()
     result = await call()
     return Stream(asked_s, (time.perf_counter(),), 1, 1, label), result
@@ -214,13 +214,15 @@ def swaps_of(streams: Sequence[Stream]) -> Iterator[Swap]:
 
 
 def measure(streams: Sequence[Stream]) -> dict[str, float]:
-    """Return a stream's worst silence, and how much later than by a load alone a turn begins."""
+    """Return the worst silence of a stream, and how much later a turn begins than after a load
+    alone.
+    """
     s.check_complete(streams)
     loads = {x.label.split()[1]: x.ttft_s for x in streams if x.label.startswith(LOAD)}
     turns = [x for x in streams if x.label.split()[0] not in (LOAD, SWAP)]
     swaps = list(swaps_of(streams))
     known = {fingerprint for swap in swaps for fingerprint in (swap.before, swap.after)}
-    assert {turn.label for turn in turns} <= known, "a turn of a model that nobody swapped to"
+    assert {turn.label for turn in turns} <= known, "a turn of a model outside the swaps"
     silences = [swap.silence_steps(turns) for swap in swaps]
     return {
         "silence_steps": max(silences),
@@ -243,16 +245,16 @@ async def start(stack: AsyncExitStack) -> Started:
 
 SCENARIO = Scenario(
     name="swap",
-    title="Models are swapped under streams",
+    title="Swapping models under streams",
     about=f"""\
-{PROGRAMS} programs ask turn after turn of {TOKENS} tokens while the model behind their name is
-swapped {SWAPS} times, there and back; each swap {APART_S:g} s after the new model has answered
-a turn of each of them. **{ONE}**: between SmolLM2 135M and the same with a
-slot more; **{TWO}**: between SmolLM2 135M and Gemma 3 270M. A run in which a turn failed or was cut
-short is refused. The silence is the longest that a stream stood still within a turn, in steps (the
-median gap between its tokens) of the old model before the swap. A load alone runs beside nothing,
-and is the model's second: the first also reckons with its memory. A turn begins when it is
-computed, which is counted from the asking for the swap. {SLOTS} slots of {CTX_SIZE} tokens.""",
+{PROGRAMS} programs run turn after turn of {TOKENS} tokens while the model behind their name is
+swapped {SWAPS} times, there and back; each swap comes {APART_S:g} s after the new model has
+answered a turn of every program. **{ONE}** swaps between SmolLM2 135M and the same model with one
+more slot; **{TWO}** between SmolLM2 135M and Gemma 3 270M. A run in which a turn failed or was cut
+short is rejected. The silence is the longest pause of a stream within a turn, in steps (the median
+gap between its tokens) of the old model before the swap. A load alone runs beside nothing and is
+the model's second: the first also estimates its memory. A turn begins when its computation begins,
+counted from the request for the swap. {SLOTS} slots of {CTX_SIZE} tokens.""",
     figures=(
         Figure("silence_steps", "worst silence of a stream, steps", 1),
         Figure("silence_median_steps", "median of the swaps' worst silences, steps", 1),

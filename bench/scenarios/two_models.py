@@ -1,4 +1,4 @@
-"""Two models that are busy at the same time, and an urgent question beside a busy one."""
+"""Scenario of two models busy at the same time, and an urgent question beside a busy model."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ URGENT_TOKENS = 8
 
 
 def asks(work: Work, label: str, count: int, tokens: int) -> list[Ask]:
-    """Return the questions of *count* programs."""
+    """Return the requests of *count* programs."""
     rng = work.rng()
     priority: Priority = "low" if label == "low" else "normal"
     return [
@@ -45,8 +45,9 @@ async def connected(
 
 
 def side_of(server: daemon.Inferd, models: Sequence[str]) -> Side:
-    """Return the side that keeps *models* busy, then the first of them for an urgent question of
-    the last.
+    """Return the side that keeps *models* busy.
+
+    Then it keeps the first of them busy while an urgent question goes to the last.
     """
 
     async def busy(work: Work, model: str) -> list[Stream]:
@@ -77,12 +78,12 @@ def side_of(server: daemon.Inferd, models: Sequence[str]) -> Side:
 
 
 def measure(streams: Sequence[Stream]) -> dict[str, float]:
-    """Return the tokens a second of all models, and how soon the urgent answer began."""
+    """Return all models' tokens per second, and the urgent answer's time to the first token."""
     s.check_complete(streams)
     busy = [stream for stream in streams if stream.label in MODELS]
     [urgent] = [stream for stream in streams if stream.label == "urgent"]
     low = [stream for stream in streams if stream.label == "low"]
-    assert urgent.first_s < max(stream.ended_s for stream in low), "the low ones had ended"
+    assert urgent.first_s < max(stream.ended_s for stream in low), "no low stream was left"
     return {
         "tokens_s": sum(stream.tokens for stream in busy) / s.makespan_s(busy),
         "urgent_ttft_s": urgent.ttft_s,
@@ -104,9 +105,9 @@ SCENARIO = Scenario(
     title="Two models at the same time",
     about=f"""\
 {STREAMS} programs stream {TOKENS} tokens each from one model (**{ALONE}**), or {STREAMS} from each
-of two (**{INFERD}**); the figure is all tokens over all time. Then {SLOTS} low streams run on the
-one model, and after {URGENT_AT_S:g} s an urgent question is asked of the other. {SLOTS} slots of
-{CTX_SIZE} tokens each.""",
+of two (**{INFERD}**); the figure is all tokens divided by the whole time. Then {SLOTS} streams of
+low priority run on one model, and after {URGENT_AT_S:g} s an urgent question goes to the other.
+{SLOTS} slots of {CTX_SIZE} tokens each.""",
     figures=(
         Figure("tokens_s", "tokens/s", 1),
         Figure("urgent_ttft_s", "urgent: first token, s", 3),

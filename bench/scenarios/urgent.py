@@ -1,4 +1,4 @@
-"""Urgent requests arrive, one after the other, while a queue of unimportant ones is served."""
+"""Scenario of urgent requests that arrive while a queue of low priority is served."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ URGENT_TOKENS = 16
 
 
 def low_asks(work: Work) -> list[Ask]:
-    """Return the queue of low requests."""
+    """Return the queue of requests of low priority."""
     rng = work.rng()
     count, tokens = (6, 24) if work.small else (LOW, LOW_TOKENS)
     return [
@@ -45,7 +45,7 @@ def urgent_asks(work: Work, count: int) -> list[Ask]:
 
 
 async def drive(server: Server, work: Work) -> list[Stream]:
-    """Queue the low requests; send an urgent one at each of the moments."""
+    """Queue the requests of low priority; send an urgent one at each of the moments."""
     moments_s = (0.3, 0.8) if work.small else MOMENTS_S
     low, urgent = low_asks(work), urgent_asks(work, len(moments_s))
     async with AsyncExitStack() as stack:
@@ -55,7 +55,7 @@ async def drive(server: Server, work: Work) -> list[Stream]:
 
 
 def measure(streams: Sequence[Stream]) -> dict[str, float]:
-    """Return how soon the urgent ones began, and what became of the low ones."""
+    """Return the urgent requests' times to the first token, and the outcome of the low ones."""
     low = [stream for stream in streams if stream.priority == "low"]
     urgent = [stream for stream in streams if stream.priority == "urgent"]
     s.check_complete(urgent)
@@ -77,18 +77,18 @@ async def start(stack: AsyncExitStack) -> Started:
 
 SCENARIO = Scenario(
     name="urgent",
-    title="Urgent requests before a queue",
+    title="Urgent requests beside a queue",
     about=f"""\
-{LOW} requests of low priority ask at once, {LOW_TOKENS} tokens each, for {SLOTS} slots. From
-{MOMENTS_S[0]:g} s on, every {MOMENTS_S[1] - MOMENTS_S[0]:.1f} s, an urgent one arrives,
-{len(MOMENTS_S)} in all: a question of about 20 tokens, {URGENT_TOKENS} tokens to answer it.
-llama-server knows no priorities and serves in the order of arrival. {CTX_SIZE} tokens a slot.""",
+{LOW} requests of low priority for {LOW_TOKENS} tokens each arrive at once, for {SLOTS} slots. From
+{MOMENTS_S[0]:g} s on, an urgent request arrives every {MOMENTS_S[1] - MOMENTS_S[0]:.1f} s,
+{len(MOMENTS_S)} in all: a question of about 20 tokens with an answer of {URGENT_TOKENS} tokens.
+llama-server has no priorities and serves in the order of arrival. {CTX_SIZE} tokens a slot.""",
     figures=(
         Figure("urgent_ttft_worst_s", "urgent: first token, worst, s", 3),
         Figure("urgent_ttft_median_s", "urgent: first token, median, s", 3),
-        Figure("low_s", "low ones: all done, s"),
-        Figure("low_lost", "low ones lost, worst run", 0, over="max"),
-        Figure("parks", "low ones parked, times", 0),
+        Figure("low_s", "low: all done, s"),
+        Figure("low_lost", "low: lost, worst run", 0, over="max"),
+        Figure("parks", "low: parked, times", 0),
     ),
     targets=(
         Target("urgent_ttft_worst_s", INFERD, most=0.25),

@@ -49,7 +49,7 @@ def test_a_long_prompt_that_came_after_the_streams_measures_nothing() -> None:
     assert long_prompt.measure([late, long])["gap_worst_s"] == pytest.approx(1.9)
 
 
-def test_drawings_share_is_of_the_steps_behind_the_first_tokens() -> None:
+def test_the_share_of_sampling_excludes_the_step_of_the_first_tokens() -> None:
     first = Stream(0.0, (9.0, 9.1, 9.2), 3, 3, "0", drawn_s=0.01)
     other = Stream(0.0, (9.0, 9.1, 9.2), 3, 3, "1", drawn_s=0.02)
     found = sampling.measure([first, other])
@@ -60,7 +60,7 @@ def a_turn(of: str, asked_s: float, *arrivals_s: float) -> Stream:
     return Stream(asked_s, arrivals_s, len(arrivals_s), len(arrivals_s), of)
 
 
-def test_the_silence_of_a_swap_is_told_in_steps_of_the_model_before() -> None:
+def test_the_silence_of_a_swap_is_counted_in_steps_of_the_previous_model() -> None:
     streams = [
         a_turn("load a", 0.0, 1.0),
         a_turn("load b", 1.0, 3.0),
@@ -77,7 +77,7 @@ def test_the_silence_of_a_swap_is_told_in_steps_of_the_model_before() -> None:
     assert figures["silence_median_steps"] == pytest.approx(4.0)
     assert figures["late_s"] == pytest.approx(max(2.5 - 2.0, 1.0 - 1.0))
     assert figures["load_s"] == pytest.approx(1.5) and figures["turns"] == 5
-    with pytest.raises(AssertionError, match="nobody swapped to"):
+    with pytest.raises(AssertionError, match="outside the swaps"):
         swap.measure([*streams, a_turn("c", 9.0, 9.1)])
 
 
