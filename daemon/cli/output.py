@@ -56,7 +56,7 @@ def note(text: str) -> None:
     sys.stderr.flush()
 
 
-def whisper(text: str) -> None:
+def write_dimmed(text: str) -> None:
     """Write text that does not belong to the result to standard error, dimmed, and flush it."""
     terminal = sys.stderr.isatty()
     dim = terminal and not os.environ.get("NO_COLOR")

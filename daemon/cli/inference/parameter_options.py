@@ -31,8 +31,8 @@ def parameters(
     if as_json:
         write_json(json_schema(selected))
     elif not names:
-        rows = [columns(p) for p in selected]
-        table(("PARAMETER", "OF", "TYPE", "DEFAULT"), [(n, o, t, d) for n, o, _, t, d, *_ in rows])
+        rows = [(n, level, t, d) for n, level, _, t, d, *_ in map(columns, selected)]
+        table(("PARAMETER", "LEVEL", "TYPE", "DEFAULT"), rows)
     else:
         for p in selected:
             name, level, also, kind, default, bounds, meaning = columns(p)

@@ -21,7 +21,7 @@ from ..options import (
     SystemPrompt,
     read_pairs,
 )
-from ..output import note, printable, whisper, write, write_json_line
+from ..output import note, printable, write, write_dimmed, write_json_line
 
 if TYPE_CHECKING:
     from ....ipc.client import Session
@@ -111,7 +111,7 @@ def print_answer(
                     line = {"text": str(piece)}
                     write_json_line(line | ({"reasoning": reasoning} if reasoning else {}))
                 else:
-                    whisper(reasoning)
+                    write_dimmed(reasoning)
                     write(printable(piece, terminal), end="")
                 last = piece or last
         finally:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 
-class Figures:
+class MetricSums:
     """The metrics in a daemon's `stats`; a family that the daemon does not have is empty.
 
     docs/metrics.md lists the families.

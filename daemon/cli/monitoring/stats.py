@@ -10,7 +10,7 @@ from ...residency.sizes import size_text
 from ..one_shot import OneShotClient
 from ..options import JsonOutput, SocketPath
 from ..output import table, time_text, write, write_json
-from .metric_sums import Figures
+from .metric_sums import MetricSums
 
 Section = tuple[tuple[str, ...], list[tuple[object, ...]]]
 CLASSES = ("urgent", "high", "normal", "low")
@@ -28,77 +28,77 @@ def stats(socket: SocketPath = None, as_json: JsonOutput = False) -> None:
         write_json({key: reply[key] for key in ("instance", "uptime_s", "metrics")})
         return
     write(f"{hello.software}, up for {time_text(reply['uptime_s'])}; counts are since its start")
-    for heads, rows in sections(Figures(reply)):
+    for heads, rows in sections(MetricSums(reply)):
         if rows:
             write("")
             table(heads, rows)
 
 
-def sections(figures: Figures) -> Iterator[Section]:
+def sections(sums: MetricSums) -> Iterator[Section]:
     """Yield the heads and rows of each table."""
-    yield _models(figures)
-    yield _tasks(figures)
-    yield _hits(figures)
-    yield _kv(figures)
-    yield _sessions(figures)
-    yield _ends(figures)
-    refused = _by_count(figures.by("admission_rejections", "reason"))
+    yield _models(sums)
+    yield _tasks(sums)
+    yield _hits(sums)
+    yield _kv(sums)
+    yield _sessions(sums)
+    yield _ends(sums)
+    refused = _by_count(sums.by("admission_rejections", "reason"))
     yield ("REFUSED BY", "TIMES"), refused
 
 
-def _models(figures: Figures) -> Section:
+def _models(sums: MetricSums) -> Section:
     heads = ("MODEL", "PROMPT TOKENS", "CACHED", "ANSWER TOKENS", "TASKS", "FAILED", "PARKED")
     families = (
         *("prompt_tokens", "prompt_tokens_cached", "generation_tokens"),
         *("request_success", "request_failures", "num_preemptions"),
     )
-    columns = [figures.by(family, "model_name") for family in families]
+    columns = [sums.by(family, "model_name") for family in families]
     names = sorted({name for column in columns for name in column})
     return heads, [(n, *(_count(c.get(n, 0)) for c in columns)) for n in names]
 
 
-def _tasks(figures: Figures) -> Section:
+def _tasks(sums: MetricSums) -> Section:
     states = ("running", "waiting", "parked")
-    columns = [figures.by(f"num_requests_{state}", "priority") for state in states]
+    columns = [sums.by(f"num_requests_{state}", "priority") for state in states]
     heads = ("CLASS", *(state.upper() for state in states))
     return heads, [(c, *(_count(column.get(c, 0)) for column in columns)) for c in CLASSES]
 
 
-def _hits(figures: Figures) -> Section:
+def _hits(sums: MetricSums) -> Section:
     """Return the prompt tokens found in KV states, by tier."""
-    found = figures.by("prefix_cache_hits", "tier")
-    queried = figures.total("prefix_cache_queries")
+    found = sums.by("prefix_cache_hits", "tier")
+    queried = sums.total("prefix_cache_queries")
     counts = {tier: found.get(tier, 0) for tier in TIERS}
     counts["nowhere"] = max(0, queried - sum(counts.values()))
     share = [(t, _count(n), f"{n / queried:.0%}" if queried else "-") for t, n in counts.items()]
     return ("KV FOUND IN", "TOKENS", "SHARE"), [*share] if queried else []
 
 
-def _kv(figures: Figures) -> Section:
-    bytes_, bounds = figures.by("kv_bytes", "tier"), figures.by("kv_bytes_max", "tier")
+def _kv(sums: MetricSums) -> Section:
+    bytes_, bounds = sums.by("kv_bytes", "tier"), sums.by("kv_bytes_max", "tier")
     notes = {"slots": "the loaded models'", "memory": "each model", "disk": "all models"}
     rows: list[tuple[object, ...]] = []
     for tier, note in notes.items():
         bound = size_text(int(bounds[tier])) if tier in bounds else "-"
         rows.append((tier, size_text(int(bytes_.get(tier, 0))), bound, note))
-    return ("KV STATES", "BYTES", "AT MOST", "OF"), rows
+    return ("KV STATES", "BYTES", "MAX", "SCOPE"), rows
 
 
-def _sessions(figures: Figures) -> Section:
-    rows = _by_count(figures.by("sessions", "state"))
+def _sessions(sums: MetricSums) -> Section:
+    rows = _by_count(sums.by("sessions", "state"))
     for text, family in (
         ("dormant", "sessions_dormant"),
         ("expired so far", "sessions_expired"),
         ("refused so far", "sessions_refused"),
-        ("at most", "sessions_max"),
+        ("max", "sessions_max"),
     ):
-        rows.append((text, _count(figures.total(family))))
+        rows.append((text, _count(sums.total(family))))
     return ("SESSIONS", "COUNT"), rows
 
 
-def _ends(figures: Figures) -> Section:
-    ends = figures.by("request_success", "finished_reason")
-    return ("TASKS ENDED BY", "TIMES"), _by_count(ends | figures.by("request_failures", "error"))
+def _ends(sums: MetricSums) -> Section:
+    ends = sums.by("request_success", "finished_reason")
+    return ("TASKS ENDED BY", "TIMES"), _by_count(ends | sums.by("request_failures", "error"))
 
 
 def _by_count(counts: dict[str, float]) -> list[tuple[object, ...]]:

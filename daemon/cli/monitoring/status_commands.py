@@ -84,7 +84,7 @@ def _place(task: dict[str, Any] | None) -> object:
 
 
 def sessions(
-    everybody: Annotated[
+    all_users: Annotated[
         bool, typer.Option("--all", help="Include all users; for root and the daemon's user.")
     ] = False,
     socket: SocketPath = None,
@@ -92,7 +92,7 @@ def sessions(
 ) -> None:
     """List your sessions, open and dormant ones."""
     with OneShotClient(socket) as client:
-        found = client.sessions(dormant=True, all_users=everybody)
+        found = client.sessions(dormant=True, all_users=all_users)
     if as_json:
         write_json({"sessions": found})
         return
@@ -115,7 +115,7 @@ def _listed_row(session: dict[str, Any]) -> tuple[object, ...]:
 
 
 def queue(
-    everybody: Annotated[
+    all_users: Annotated[
         bool, typer.Option("--all", help="Include all users; for root and the daemon's user.")
     ] = False,
     socket: SocketPath = None,
@@ -123,7 +123,7 @@ def queue(
 ) -> None:
     """List running and waiting tasks, in the order of the queue."""
     with OneShotClient(socket) as client:
-        tasks = client.queue(all_users=everybody)
+        tasks = client.queue(all_users=all_users)
     if as_json:
         write_json({"tasks": tasks})
         return

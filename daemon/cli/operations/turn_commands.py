@@ -76,10 +76,10 @@ def _context_of(client: Client, wanted: str) -> int:
     """Return the context that a number or an id names: the caller's own, or else another user's
     if the caller is an operator.
     """
-    found = _contexts(client, wanted, everybody=False)
+    found = _contexts(client, wanted, all_users=False)
     if not found:
         with contextlib.suppress(PermissionDenied):
-            found = _contexts(client, wanted, everybody=True)
+            found = _contexts(client, wanted, all_users=True)
     if not found:
         raise NotFound(f"you have no session {wanted!r}", hint="`inferd ps` lists your sessions")
     if len(found) > 1:
@@ -90,9 +90,9 @@ def _context_of(client: Client, wanted: str) -> int:
     return found.pop()
 
 
-def _contexts(client: Client, wanted: str, *, everybody: bool) -> set[int]:
+def _contexts(client: Client, wanted: str, *, all_users: bool) -> set[int]:
     """Return the contexts with that number, or else those with that id."""
-    entries = [*client.sessions(all_users=everybody), *client.queue(all_users=everybody)]
+    entries = [*client.sessions(all_users=all_users), *client.queue(all_users=all_users)]
     for key in ("context", "session_id"):
         named = (one for one in entries if one[key] is not None and str(one[key]) == wanted)
         if found := {int(one["context"]) for one in named}:

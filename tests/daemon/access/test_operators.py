@@ -285,7 +285,7 @@ def test_a_number_is_a_context_s_before_it_is_somebody_s_session_id() -> None:
 async def test_top_cancels_the_selected_task_of_another_user() -> None:
     with shared() as (daemon, ada, _):
         turn = ada.begin_stream(diary(ada), SECRET)
-        app = Top(Path(daemon.socket), 0.1, everybody=True)
+        app = Top(Path(daemon.socket), 0.1, all_users=True)
         async with app.run_test(size=(100, 24)) as pilot:
             await until(pilot, lambda: states(app) == ["running"])
             assert str(ADA) in shown(app)

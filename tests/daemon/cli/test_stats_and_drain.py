@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from inferd.daemon.cli.monitoring.metric_sums import Figures
+from inferd.daemon.cli.monitoring.metric_sums import MetricSums
 from inferd.daemon.cli.monitoring.stats import sections
 from inferd.testing import running_daemon
 from tests.daemon.command_line import document, inferd, inferd_process
@@ -48,16 +48,16 @@ STATS = {
 
 
 def test_figures_are_added_up_by_their_labels() -> None:
-    figures = Figures({"metrics": STATS})
+    figures = MetricSums({"metrics": STATS})
     assert figures.total("prompt_tokens") == 130
     assert figures.total("prompt_tokens", model_name="b") == 30
     assert figures.by("num_requests_running", "priority") == {"low": 3}
     assert figures.by("prefix_cache_hits", "tier", model_name="b") == {}
-    assert Figures({}).total("prompt_tokens") == 0, "an older daemon has no figures"
+    assert MetricSums({}).total("prompt_tokens") == 0, "an older daemon has no figures"
 
 
 def test_the_tables_say_what_the_figures_do() -> None:
-    tables = {heads[0]: (heads, rows) for heads, rows in sections(Figures({"metrics": STATS}))}
+    tables = {heads[0]: (heads, rows) for heads, rows in sections(MetricSums({"metrics": STATS}))}
     heads, [a, b] = tables["MODEL"]
     assert dict(zip(heads, a, strict=True)) == {
         "MODEL": "a", "PROMPT TOKENS": "100", "CACHED": "60", "ANSWER TOKENS": "0",
@@ -74,7 +74,7 @@ def test_the_tables_say_what_the_figures_do() -> None:
     ]  # fmt: skip
     assert tables["SESSIONS"][1] == [
         ("running", "3"), ("dormant", "0"), ("expired so far", "0"), ("refused so far", "0"),
-        ("at most", "100"),
+        ("max", "100"),
     ]  # fmt: skip
     assert tables["REFUSED BY"][1] == [("sessions-max", "7")], "without those that are 0"
     assert tables["TASKS ENDED BY"][1] == [("Cancelled", "9"), ("eos", "4")]
@@ -113,7 +113,7 @@ def test_tables_without_a_figure_are_left_out() -> None:
         assert int(row[1]) >= len("hello") and row[4:6] == ["1", "0"]
         figures = document(inferd("stats", "--json", socket=daemon.socket))
         assert sorted(figures) == ["instance", "metrics", "uptime_s"]
-        assert Figures(figures).total("request_success", finished_reason="eos") == 1
+        assert MetricSums(figures).total("request_success", finished_reason="eos") == 1
 
 
 def test_drain_lets_what_runs_finish_and_nothing_begin() -> None:

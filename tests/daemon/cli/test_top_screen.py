@@ -44,8 +44,8 @@ def daemon() -> Iterator[RunningDaemon]:
         yield daemon
 
 
-def top_of(daemon: RunningDaemon, *, everybody: bool = False) -> Top:
-    return Top(Path(daemon.socket), 0.1, everybody=everybody)
+def top_of(daemon: RunningDaemon, *, all_users: bool = False) -> Top:
+    return Top(Path(daemon.socket), 0.1, all_users=all_users)
 
 
 def shown(app: Top) -> str:
@@ -196,15 +196,15 @@ async def test_a_daemon_that_goes_is_looked_for_until_it_is_back(daemon: Running
 async def test_who_may_not_see_everybody_s_sees_his_own(tmp_path: Path) -> None:
     async with fake_server(tmp_path) as server:
         release_samples(server, sample())
-        app = Top(server.path, 0.1, everybody=True)
+        app = Top(server.path, 0.1, all_users=True)
         async with app.run_test(size=SIZE) as pilot:
             await until(pilot, lambda: "showing only yours" in shown(app))
             await until(pilot, lambda: app.frame)
-            assert not app.everybody
+            assert not app.all_users
 
 
 def release_samples(server: FakeServer, reply: Sample) -> None:
-    """Let *server* answer with a sample, but refuse what is everybody's."""
+    """Let *server* answer with a sample, but refuse what is all_users's."""
 
     def answer(**fields: Any) -> Answer:
         async def send_reply(exchange: Exchange) -> dict[str, Any]:
@@ -225,7 +225,7 @@ def release_samples(server: FakeServer, reply: Sample) -> None:
 @pytest.mark.asyncio
 async def test_what_others_name_their_sessions_is_text_and_nothing_else() -> None:
     wild = "[red]\x1b[2J[/nope] x\ny"
-    app = Top(Path("/nonexistent/inferd.sock"), 60.0, everybody=False)
+    app = Top(Path("/nonexistent/inferd.sock"), 60.0, all_users=False)
     async with app.run_test(size=(120, 24)) as pilot:
         tasks, sessions = [task(session_id=wild)], [session(session_id=wild)]
         app.show_frame(frame_of(None, sample(tasks=tasks, sessions=sessions)))
@@ -234,7 +234,7 @@ async def test_what_others_name_their_sessions_is_text_and_nothing_else() -> Non
 
 @pytest.mark.asyncio
 async def test_the_selection_follows_its_row_and_moves_on_when_that_ends() -> None:
-    app = Top(Path("/nonexistent/inferd.sock"), 60.0, everybody=False)
+    app = Top(Path("/nonexistent/inferd.sock"), 60.0, all_users=False)
     async with app.run_test(size=SIZE) as pilot:
         tasks = [task(n) for n in range(1, 4)]
         app.show_frame(frame_of(None, sample(tasks=tasks)))
@@ -252,7 +252,7 @@ async def test_the_selection_follows_its_row_and_moves_on_when_that_ends() -> No
 
 @pytest.mark.asyncio
 async def test_it_follows_the_terminal_s_size() -> None:
-    app = Top(Path("/nonexistent/inferd.sock"), 60.0, everybody=False)
+    app = Top(Path("/nonexistent/inferd.sock"), 60.0, all_users=False)
     async with app.run_test(size=(40, 10)) as pilot:
         models = [model(f"m{n}") for n in range(9)]
         app.show_frame(frame_of(None, sample(models=models)))

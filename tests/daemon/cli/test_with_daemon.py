@@ -340,4 +340,4 @@ def test_swap_prints_its_mode() -> None:
             "mode": "drain",
         }
         said = inferd("swap", "live", "--to", "echo", socket=daemon.socket).stdout
-        assert said == "live is echo now (echo-1, migrate)\n"
+        assert said == "live is now echo (echo-1, migrate)\n"

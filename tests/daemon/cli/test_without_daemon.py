@@ -298,7 +298,7 @@ def test_rm_removes_nothing_outside_the_models_directory(models: Path, tmp_path:
 
 def test_parameters_are_listed_from_their_table_and_explained_in_any_spelling() -> None:
     listed = inferd("parameters").stdout.splitlines()
-    assert listed[0].split() == ["PARAMETER", "OF", "TYPE", "DEFAULT"]
+    assert listed[0].split() == ["PARAMETER", "LEVEL", "TYPE", "DEFAULT"]
     assert [line.split()[0] for line in listed[1:]] == [p.name for p in PARAMETERS]
     said = inferd("parameters", "temperature", "n_predict").stdout
     for name in ("temp", "n-predict"):

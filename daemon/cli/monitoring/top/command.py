@@ -35,7 +35,7 @@ def top(
             help="The time between two updates.",
         ),
     ] = 1.0,
-    everybody: Annotated[
+    all_users: Annotated[
         bool, typer.Option("--all", help="Include all users; for root and the daemon's user.")
     ] = False,
     once: Annotated[
@@ -51,12 +51,12 @@ def top(
     """
     path = socket_of(socket)
     if once or as_json or not _on_terminal():
-        _write_once(path, interval, everybody, as_json)
+        _write_once(path, interval, all_users, as_json)
         return
     make = _screen()
     with client_of(path):
         pass  # fail now if there is no daemon; later the screen reconnects
-    screen = make(path, interval, everybody=everybody)
+    screen = make(path, interval, all_users=all_users)
     screen.run()
     raise typer.Exit(screen.return_code or 0)
 
@@ -75,12 +75,12 @@ def _screen() -> type[Top]:
     return Top
 
 
-def _write_once(path: Path, interval: float, everybody: bool, as_json: bool) -> None:
+def _write_once(path: Path, interval: float, all_users: bool, as_json: bool) -> None:
     import anyio
 
     from .source import first_frame
 
-    frame: Frame = anyio.run(partial(first_frame, path, interval, everybody=everybody))
+    frame: Frame = anyio.run(partial(first_frame, path, interval, all_users=all_users))
     if as_json:
         write_json(frame.document())
         return

@@ -139,9 +139,9 @@ class Top(App[None]):
         Binding("ctrl+c", "interrupt", show=False, priority=True),
     ]
 
-    def __init__(self, path: Path, interval_s: float, *, everybody: bool):
+    def __init__(self, path: Path, interval_s: float, *, all_users: bool):
         super().__init__()
-        self.socket_path, self.interval_s, self.everybody = path, interval_s, everybody
+        self.socket_path, self.interval_s, self.all_users = path, interval_s, all_users
         self.daemon_client: AsyncClient | None = None
         """The connected client; None while there is no daemon."""
         self.frame: Frame | None = None
@@ -190,13 +190,13 @@ class Top(App[None]):
 
     async def _take(self, client: AsyncClient) -> Sample:
         try:
-            return await take_sample(client, everybody=self.everybody)
+            return await take_sample(client, all_users=self.all_users)
         except PermissionDenied as exc:
-            if not self.everybody:
+            if not self.all_users:
                 raise
-            self.everybody = False
+            self.all_users = False
             self.show_message(f"{exc.message}; showing only yours", error=True)
-            return await take_sample(client, everybody=False)
+            return await take_sample(client, all_users=False)
 
     def show_frame(self, frame: Frame) -> None:
         """Show a frame."""

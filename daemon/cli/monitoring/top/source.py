@@ -20,7 +20,7 @@ def client_for(path: Path) -> AsyncClient:
     return AsyncClient(path, timeout=CALL_S_MAX, software=SOFTWARE)
 
 
-async def take_sample(client: AsyncClient, *, everybody: bool) -> Sample:
+async def take_sample(client: AsyncClient, *, all_users: bool) -> Sample:
     """Return the daemon's state."""
     stats = await client.stats()
     at = time.monotonic()
@@ -29,14 +29,14 @@ async def take_sample(client: AsyncClient, *, everybody: bool) -> Sample:
         software=client.server.software,
         stats=stats,
         models=await client.models(),
-        tasks=await client.queue(all_users=everybody),
-        sessions=await client.sessions(all_users=everybody),
+        tasks=await client.queue(all_users=all_users),
+        sessions=await client.sessions(all_users=all_users),
     )
 
 
-async def first_frame(path: Path, interval_s: float, *, everybody: bool) -> Frame:
+async def first_frame(path: Path, interval_s: float, *, all_users: bool) -> Frame:
     """Return one frame with the rates over *interval_s*."""
     async with client_for(path) as client:
-        before = await take_sample(client, everybody=everybody)
+        before = await take_sample(client, all_users=all_users)
         await anyio.sleep(interval_s)
-        return frame_of(before, await take_sample(client, everybody=everybody))
+        return frame_of(before, await take_sample(client, all_users=all_users))

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from ....residency.sizes import size_text
 from ...output import time_text
-from ..metric_sums import Figures
+from ..metric_sums import MetricSums
 
 TASKS_LINE = (
     "tasks     {running} running, {waiting} waiting, {parked} parked, {refused} refused so far"
@@ -30,9 +30,9 @@ class Sample:
     sessions: list[JsonMap]
 
     @property
-    def figures(self) -> Figures:
+    def metric_sums(self) -> MetricSums:
         """The counters and gauges."""
-        return Figures(self.stats)
+        return MetricSums(self.stats)
 
 
 @dataclass(frozen=True)
@@ -64,21 +64,21 @@ class Rates:
 
 
 def _rates_of(
-    counts: Callable[[Figures], dict[str, float]], before: Sample, now: Sample, seconds: float
+    counts: Callable[[MetricSums], dict[str, float]], before: Sample, now: Sample, seconds: float
 ) -> dict[str, float]:
-    earlier = counts(before.figures)
-    later = counts(now.figures)
+    earlier = counts(before.metric_sums)
+    later = counts(now.metric_sums)
     return {name: max(0.0, n - earlier.get(name, 0)) / seconds for name, n in later.items()}
 
 
-def _computed(figures: Figures) -> dict[str, float]:
-    cached = figures.by("prompt_tokens_cached", "model_name")
-    prompts = figures.by("prompt_tokens", "model_name")
+def _computed(sums: MetricSums) -> dict[str, float]:
+    cached = sums.by("prompt_tokens_cached", "model_name")
+    prompts = sums.by("prompt_tokens", "model_name")
     return {name: count - cached.get(name, 0) for name, count in prompts.items()}
 
 
-def _sampled(figures: Figures) -> dict[str, float]:
-    return figures.by("generation_tokens", "model_name")
+def _sampled(sums: MetricSums) -> dict[str, float]:
+    return sums.by("generation_tokens", "model_name")
 
 
 def _growth(before: JsonMap, now: JsonMap) -> float:
@@ -150,10 +150,10 @@ class Frame:
 def frame_of(before: Sample | None, now: Sample) -> Frame:
     """Return the frame of the sample *now*, with the rates since *before*."""
     rates = Rates.between(before, now)
-    figures = now.figures
+    sums = now.metric_sums
     return Frame(
-        header=_header(now, figures, rates),
-        models=[_model_row(model, figures, rates) for model in _loaded_first(now.models)],
+        header=_header(now, sums, rates),
+        models=[_model_row(model, sums, rates) for model in _loaded_first(now.models)],
         tasks=[_task_row(task, rates) for task in now.tasks],
         sessions=[_session_row(session) for session in now.sessions],
         rates=rates,
@@ -161,10 +161,10 @@ def frame_of(before: Sample | None, now: Sample) -> Frame:
     )
 
 
-def _header(now: Sample, figures: Figures, rates: Rates) -> tuple[str, ...]:
+def _header(now: Sample, sums: MetricSums, rates: Rates) -> tuple[str, ...]:
     stats = now.stats
     draining = ", draining" if stats["draining"] else ""
-    kv, bounds = figures.by("kv_bytes", "tier"), figures.by("kv_bytes_max", "tier")
+    kv, bounds = sums.by("kv_bytes", "tier"), sums.by("kv_bytes_max", "tier")
     disk = f"{_bytes(kv, 'disk')} of {_bytes(bounds, 'disk')}"
     return (
         f"{now.software}, pid {stats['pid']}, up for {time_text(stats['uptime_s'])}{draining}",
@@ -197,11 +197,11 @@ def _loaded_first(models: list[JsonMap]) -> list[JsonMap]:
     return sorted(models, key=lambda m: (m["state"] in ("cold", "failed"), m["name"]))
 
 
-def _model_row(model: JsonMap, figures: Figures, rates: Rates) -> Row:
+def _model_row(model: JsonMap, sums: MetricSums, rates: Rates) -> Row:
     name, info = model["name"], model["info"] or {}
     loaded = bool(info)
-    kv = figures.by("kv_bytes", "tier", model_name=name)
-    used = figures.total("num_requests_running", model_name=name)
+    kv = sums.by("kv_bytes", "tier", model_name=name)
+    used = sums.total("num_requests_running", model_name=name)
     state = model["state"]
     cells = (
         name,
