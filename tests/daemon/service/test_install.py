@@ -60,7 +60,7 @@ def test_every_file_and_command_is_shown_and_nothing_is_done(tmp_path: Path) -> 
     assert all(f"        {line}".rstrip() in shown.stdout.splitlines() for line in shipped)
     for command in ("systemctl daemon-reload", "systemctl enable --now inferd.socket"):
         assert f"run     {command}\n" in shown.stdout
-    assert "--apply does it" in shown.stderr
+    assert "--apply runs these steps" in shown.stderr
     assert files(tmp_path) == set()
 
 
