@@ -25,7 +25,7 @@ ROUNDS = 5
 
 
 async def bench(scenario: Scenario, arguments: argparse.Namespace, console: Console) -> None:
-    """Start what serves, compare, show and save."""
+    """Start the servers of a scenario, compare the sides, print and save the result."""
     console.rule(scenario.name)
     works = [
         Work(case, number, 0, arguments.small)
@@ -41,7 +41,7 @@ async def bench(scenario: Scenario, arguments: argparse.Namespace, console: Cons
         sides = {name: side for name, side in started.sides.items() if name in wanted}
         if not arguments.small:
             await warm_up(scenario, sides)
-        runs = await compare(scenario, sides, works, partial(tell, scenario, console))
+        runs = await compare(scenario, sides, works, partial(print_run, scenario, console))
     facts = {**machine(), **started.facts}
     console.print(table(scenario, runs))
     print_targets(scenario, runs, console)
@@ -51,7 +51,7 @@ async def bench(scenario: Scenario, arguments: argparse.Namespace, console: Cons
         report.write()
 
 
-def tell(scenario: Scenario, console: Console, run: Run) -> None:
+def print_run(scenario: Scenario, console: Console, run: Run) -> None:
     """Print a line after a run."""
     case = f"{run.case:3} {scenario.case_heading}  " if scenario.case_heading else ""
     shown = "  ".join(f"{f.name} {run.figures[f.name]:.{f.digits}f}" for f in scenario.figures)
@@ -62,7 +62,7 @@ def tell(scenario: Scenario, console: Console, run: Run) -> None:
 
 
 def table(scenario: Scenario, runs: Sequence[Run]) -> Table:
-    """Return what counts over the rounds as a table for the terminal."""
+    """Return the medians over the rounds as a table for the terminal."""
     view = Table(title=f"{scenario.title}: {max(r.round for r in runs)} alternating rounds")
     for heading in (
         scenario.case_heading or "case",
@@ -77,7 +77,7 @@ def table(scenario: Scenario, runs: Sequence[Run]) -> Table:
 
 
 def print_targets(scenario: Scenario, runs: Sequence[Run], console: Console) -> None:
-    """Print what was reached of each target."""
+    """Print the measured value of each target."""
     counted = over_rounds(runs, scenario.figures)
     for target in scenario.targets:
         value = reached(counted, target)
@@ -91,7 +91,7 @@ def print_targets(scenario: Scenario, runs: Sequence[Run], console: Console) -> 
 
 @contextmanager
 def alone() -> Iterator[None]:
-    """Hold the machine's bench lock: two benches at once would both measure each other."""
+    """Hold the machine's bench lock: two benches at once would disturb each other."""
     CACHE_DIR.mkdir(parents=True, exist_ok=True)
     with (CACHE_DIR / "bench.lock").open("w") as file:
         try:
@@ -105,12 +105,14 @@ def alone() -> Iterator[None]:
 def parse() -> argparse.Namespace:
     """Return the command line's arguments."""
     parser = argparse.ArgumentParser(prog="make bench", description=__doc__)
-    parser.add_argument("--list", action="store_true", help="name the scenarios")
+    parser.add_argument("--list", action="store_true", help="list the scenarios")
     parser.add_argument("--scenario", nargs="+", choices=SCENARIOS, default=list(SCENARIOS))
     parser.add_argument("--rounds", type=int, default=ROUNDS)
-    parser.add_argument("--cases", type=int, nargs="+", help="only these; no report")
-    parser.add_argument("--sides", nargs="+", help="only these; no report")
-    parser.add_argument("--small", action="store_true", help="to see that it works; no report")
+    parser.add_argument("--cases", type=int, nargs="+", help="run only these; no report")
+    parser.add_argument("--sides", nargs="+", help="run only these; no report")
+    parser.add_argument(
+        "--small", action="store_true", help="run little work, as a check; no report"
+    )
     parser.add_argument("--no-report", dest="report", action="store_false")
     arguments = parser.parse_args()
     if arguments.rounds < 1:

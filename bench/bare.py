@@ -1,10 +1,10 @@
-"""A bare llama.cpp loop through the bench's scenario: the most that this machine gives.
+"""A bare llama.cpp loop that runs a scenario's prompts: the limit of this machine.
 
 No queue, no process boundary, no text: tokenize, decode mixed batches, sample greedily. Split KV,
-rows ascending by sequence, as inferd's engine has them. A process of its own, so that its memory
-and threads are gone when another side runs: `python -m bench.bare` reads JSON, [texts, tokens of
-each answer, slots, tokens of context a slot, whether a common beginning is computed once], and
-writes [asked_s, [arrival_s, …], tokens of the prompt, of these not computed] for each text.
+logits ascending by sequence, as in inferd's engine. It is a process of its own, so that its memory
+and threads are freed when another side runs: `python -m bench.bare` reads JSON, [texts, tokens of
+each answer, slots, tokens of context a slot, whether a shared beginning is computed once], and
+writes [asked_s, [arrival_s, …], tokens of the prompt, of these cached] for each text.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ BATCH_SIZE = 512
 WARM_UP_TOKENS = 8
 
 Answer = tuple[float, list[float], int, int]
-"""asked_s, arrivals_s, tokens of the prompt, and how many of them were not computed."""
+"""asked_s, arrivals_s, tokens of the prompt, and how many of them were cached."""
 
 
 class Bare:
-    """A model, a context and a batch; owned by the one thread there is."""
+    """A model, a context and a batch, owned by the process's only thread."""
 
     def __init__(self, slots: int, ctx_size: int) -> None:
         self.ctx_size = ctx_size
@@ -53,7 +53,7 @@ class Bare:
         self.sampler = self._greedy_without_end()
 
     def _greedy_without_end(self) -> Any:
-        """Return a greedy chain to which the end of a generation is forbidden, as on each side."""
+        """Return a greedy chain that never samples the end of a generation, as on each side."""
         n_vocab = llama_cpp.llama_vocab_n_tokens(self.vocab)
         ends = [t for t in range(n_vocab) if llama_cpp.llama_vocab_is_eog(self.vocab, t)]
         bias = (llama_cpp.llama_logit_bias * len(ends))(*((t, float("-inf")) for t in ends))
@@ -71,7 +71,7 @@ class Bare:
         return list(tokens[:n])
 
     def run(self, texts: list[str], n_predict: int, *, share: bool) -> list[Answer]:
-        """Run all prompts side by side until each has its tokens; return when each came."""
+        """Run all prompts side by side until each has its tokens; return the tokens' times."""
         asked_s = time.perf_counter()
         pending = [self.tokenize(text) for text in texts]
         sizes = [len(tokens) for tokens in pending]
@@ -89,7 +89,7 @@ class Bare:
         return [(asked_s, *answer) for answer in zip(arrivals, sizes, cached, strict=True)]
 
     def _share(self, pending: list[list[int]], done: list[int]) -> int:
-        """Compute what all prompts begin with once, and copy it; return how many tokens it has."""
+        """Compute the prompts' shared beginning once and copy it; return its number of tokens."""
         common = next(
             i for i, tokens in enumerate(zip(*pending, strict=False)) if len(set(tokens)) > 1
         )
@@ -107,7 +107,7 @@ class Bare:
         return common
 
     def _step(self, pending: list[list[int]], done: list[int]) -> list[tuple[int, int]]:
-        """Decode what is pending as far as the batch goes; return (sequence, row) to sample."""
+        """Decode pending tokens up to the batch size; return (sequence, row) to sample."""
         batch, rows = self.batch, 0
         ends: list[tuple[int, int]] = []
         for sequence, tokens in enumerate(pending):
@@ -128,7 +128,7 @@ class Bare:
 
 
 def main() -> None:
-    """Answer what stands on the standard input."""
+    """Run the job on standard input and print its result."""
     texts, n_predict, slots, ctx_size, share = json.load(sys.stdin)
     bare = Bare(slots, ctx_size)
     bare.run(texts, WARM_UP_TOKENS, share=share)

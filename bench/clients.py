@@ -1,4 +1,4 @@
-"""Equal clients: one asyncio connection a program, opened before the clock starts."""
+"""The bench's clients: one asyncio connection per program, opened before the clock starts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Ask:
-    """What a program sends: a text, and how many tokens of an answer it wants."""
+    """A program's request: a text, and the number of answer tokens."""
 
     text: str
     tokens: int
@@ -34,20 +34,20 @@ class Ask:
 
 
 class Client(Protocol):
-    """One program on one connection, in one conversation: an ask goes on where the last ended."""
+    """One program on one connection, in one conversation that each request continues."""
 
     said: str
-    """The last answer's text."""
+    """Text of the last answer."""
 
     async def ask(self, ask: Ask) -> Stream:
-        """Send the text, read its answer to the end."""
+        """Send the text and read its answer to the end."""
 
 
 class Server(Protocol):
-    """A server that runs."""
+    """A running server."""
 
     def client(self, slot: int = -1) -> AbstractAsyncContextManager[Client]:
-        """Connect a program; one with a *slot* is served there, where the server can be told."""
+        """Connect a program; it is served in *slot* if given and if the server supports it."""
 
 
 async def connect(stack: AsyncExitStack, server: Server, count: int) -> list[Client]:
@@ -58,8 +58,8 @@ async def connect(stack: AsyncExitStack, server: Server, count: int) -> list[Cli
 async def together(calls: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
     """Await all *calls* side by side; return their results in the same order.
 
-    anyio's group, not asyncio's: under Python 3.11 the latter leaves its task marked as cancelled
-    when a child fails, and the open clients around it then hide the error.
+    This uses anyio's group: under Python 3.11 asyncio's leaves its task marked as cancelled when a
+    child fails, and the open clients around it then hide the error.
     """
     results: dict[int, T] = {}
 
@@ -73,14 +73,14 @@ async def together(calls: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
 
 
 async def ask_together(clients: Sequence[Client], asks: Sequence[Ask]) -> list[Stream]:
-    """Let every client ask at once; return the streams in the clients' order."""
+    """Send every client's request at once; return the streams in the clients' order."""
     return await together(c.ask(ask) for c, ask in zip(clients, asks, strict=True))
 
 
 async def ask_at(
     clients: Sequence[Client], asks: Sequence[Ask], moments_s: Sequence[float]
 ) -> list[Stream]:
-    """Let every client ask at its moment from now; return the streams in the clients' order."""
+    """Send each client's request at its moment from now; return the streams in that order."""
     begin_s = time.perf_counter()
 
     async def ask_later(client: Client, ask: Ask, moment_s: float) -> Stream:
@@ -91,16 +91,16 @@ async def ask_at(
 
 
 async def ask_in_turn(client: Client, asks: Sequence[Ask]) -> list[Stream]:
-    """Let the client ask, and ask again as soon as it has its answer."""
+    """Send the client's requests, each as soon as the previous one is answered."""
     return [await client.ask(ask) for ask in asks]
 
 
 class LlamaServerClient:
     """Streams llama-server's own /completion over HTTP.
 
-    The server ends a connection after each answer, and one that was silent for 5 s: then the next
-    ask opens another one. It sends the conversation again with each turn: its own texts as they
-    were, the answers as the token ids that came, so that nothing is tokenized in another way.
+    The server closes a connection after each answer, or after 5 s of silence; the next request
+    opens another. The client sends the whole conversation with each turn: its own texts unchanged,
+    the answers as the generated token ids, so that nothing is tokenized differently.
     """
 
     def __init__(self, port: int, slot: int = -1, *, cache: bool = True):
@@ -132,7 +132,7 @@ class LlamaServerClient:
         return reader
 
     async def ask(self, ask: Ask) -> Stream:
-        """Send the text, read its answer to the end."""
+        """Send the text and read its answer to the end."""
         asked_s = time.perf_counter()
         self._history.append(ask.text)
         reader = await self._send(self._body(ask))
@@ -145,18 +145,18 @@ class LlamaServerClient:
             tokens += event["tokens"]
         self.close()
         self.said = "".join(pieces)
-        # A token that only begins a character comes in no event.
+        # A token that only begins a character has no event of its own.
         whole = len(tokens) == event.get("tokens_predicted")
         self._history += tokens if whole else [self.said]
         return _stream(ask, asked_s, arrivals, event)
 
     def _body(self, ask: Ask) -> dict[str, Any]:
         prompt = self._history if len(self._history) > 1 else ask.text
-        # A chain of the temperature alone is llama-server's cheapest way to sample greedily.
+        # A chain of only the temperature is llama-server's cheapest greedy sampling.
         body = {"prompt": prompt, "n_predict": ask.tokens, "stream": True, "temperature": 0}
         body |= {"samplers": ["temperature"], "ignore_eos": True, "cache_prompt": self._cache}
-        # Left to itself it takes the least recently used slots, in time not next to each other, and
-        # llama.cpp cuts a batch with gaps into several (4 streams: 105 to 122 tok/s, not 155).
+        # By default it takes the least recently used slots, which drift apart over time, and
+        # llama.cpp splits a batch with gaps into several (4 streams: 105 to 122 tok/s, not 155).
         return body | {"id_slot": self._slot}
 
 
@@ -198,7 +198,7 @@ def _stream(ask: Ask, asked_s: float, arrivals: list[float], end: dict[str, Any]
 async def llama_server_client(
     port: int, slot: int, *, cache: bool
 ) -> AsyncIterator[LlamaServerClient]:
-    """Open a connection, and close it."""
+    """Open a client's connection, and close it at the end."""
     client = LlamaServerClient(port, slot, cache=cache)
     await client.connect()
     try:
@@ -210,8 +210,9 @@ async def llama_server_client(
 async def bare_run(
     asks: Sequence[Ask], slots: int, ctx_size: int, *, share: bool = False
 ) -> list[Stream]:
-    """Let a bare loop, a process of its own, answer all at once; with *share* it computes what all
-    prompts begin with once.
+    """Run all requests at once in a bare loop, a process of its own.
+
+    With *share* it computes the prompts' shared beginning once.
     """
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "bench.bare"),

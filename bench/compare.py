@@ -1,4 +1,4 @@
-"""The comparison: every side in turn, round after round, in each case of a scenario."""
+"""The comparison of all sides, alternating in each round, for each case of a scenario."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _serials = itertools.count(1)
 
 
 async def warm_up(scenario: Scenario, sides: Mapping[str, Side]) -> None:
-    """Run each side once, small and uncounted; round 0 is nobody's."""
+    """Run each side once with little work, as an uncounted round 0."""
     for side in sides.values():
         await side(Work(scenario.cases[-1], 0, next(_serials), small=True))
 
@@ -26,21 +26,21 @@ async def compare(
     scenario: Scenario,
     sides: Mapping[str, Side],
     works: Sequence[Work],
-    tell: Callable[[Run], None],
+    print_run: Callable[[Run], None],
 ) -> list[Run]:
-    """Run all *works*; within each the sides alternate, and another one begins each time."""
+    """Run all *works*; within each the sides alternate, and another side begins each time."""
     runs: list[Run] = []
     names = list(sides)
     for work in works:
         begin = work.round % len(names)
         for name in names[begin:] + names[:begin]:
             runs.append(await undisturbed(scenario, sides[name], name, work))
-            tell(runs[-1])
+            print_run(runs[-1])
     return sorted(runs, key=lambda run: names.index(run.side))
 
 
 async def undisturbed(scenario: Scenario, side: Side, name: str, work: Work) -> Run:
-    """Run one side; again, a few times, if others kept the machine busy; return the calmest."""
+    """Run one side, again if other programs kept the machine busy; return the calmest run."""
     calmest: Run | None = None
     for _ in range(1 if work.small else ATTEMPTS_MAX):
         if not work.small:

@@ -27,7 +27,7 @@ START_S_MAX = 30
 
 
 def configuration(slots: int, ctx_size: int, settings: Mapping[str, Any] | None = None) -> str:
-    """Return a configuration file's text; *settings* stand under [daemon]."""
+    """Return a configuration file's text, with *settings* in [daemon]."""
     table = {"models-dir": str(MODEL.parent), "cores": THREADS, "keep-alive-s": -1}
     lines = ["[daemon]", *_lines(table | dict(settings or {})), ""]
     return "\n".join([*lines, "[defaults]", *_lines({"slots": slots, "ctx-size": ctx_size}), ""])
@@ -38,7 +38,7 @@ def _lines(table: Mapping[str, Any]) -> list[str]:
 
 
 class StreamClient:
-    """Streams over a connection of its own: the daemon pushes. Opening the session is timed too."""
+    """A client that streams over its own connection; opening the session is timed, too."""
 
     def __init__(self, client: AsyncClient, session_id: str | None = None, model: str = MODEL.stem):
         self.client = client
@@ -54,14 +54,14 @@ class StreamClient:
             await self.session.__aexit__(None, None, None)
 
     async def opened(self) -> AsyncSession:
-        """Return the session, opened by the first ask."""
+        """Return the session, which the first request opens."""
         if not self._open:
             await self.session.__aenter__()
             self._open = True
         return self.session
 
     async def ask(self, ask: Ask) -> Stream:
-        """Send the text, read its answer to the end."""
+        """Send the text and read its answer to the end."""
         asked_s = time.perf_counter()
         arrivals: list[float] = []
         pieces: list[str] = []
@@ -78,10 +78,13 @@ class StreamClient:
 
 
 class PullClient(StreamClient):
-    """Asks for every token with `compute_single`, as wasi-nn guests do. One turn only."""
+    """A client that requests every token with `compute_single`, as wasi-nn guests do.
+
+    It supports one turn only.
+    """
 
     async def ask(self, ask: Ask) -> Stream:
-        """Set the input, then compute a token a call until the turn ends."""
+        """Set the input, then compute one token per call until the turn ends."""
         asked_s = time.perf_counter()
         arrivals: list[float] = []
         session = await self.opened()
@@ -114,13 +117,13 @@ def _stream(
 
 
 def options(n_predict: int) -> dict[str, Any]:
-    """Return what every turn of the bench asks for."""
+    """Return the options of every turn of the bench."""
     return {"temp": 0, "n-predict": n_predict, "ignore-eos": True}
 
 
 @dataclass(frozen=True)
 class Inferd:
-    """A daemon that runs."""
+    """A running daemon."""
 
     socket: Path
     process: psutil.Process
@@ -138,14 +141,14 @@ class Inferd:
             yield program
 
     async def keep_loaded(self, stack: AsyncExitStack, model: str = MODEL.stem) -> None:
-        """Load the model and hold a lease until *stack* closes: no run is to pay for a load."""
+        """Load the model and hold a lease until *stack* closes, so that no run pays for a load."""
         client = await stack.enter_async_context(AsyncClient(self.socket))
         await client.load_by_name(model)
 
 
 @asynccontextmanager
 async def running(text: str, home: Path | None = None) -> AsyncIterator[Inferd]:
-    """Run a daemon on the configuration *text*, its state in *home* if that is given."""
+    """Run a daemon with the configuration *text*, and with its state in *home* if given."""
     with tempfile.TemporaryDirectory(prefix="inferd-bench-") as folder:
         home = home or Path(folder)
         (home / "config.toml").write_text(text)
@@ -169,5 +172,5 @@ async def running(text: str, home: Path | None = None) -> AsyncIterator[Inferd]:
 async def _up(process: asyncio.subprocess.Process, home: Path) -> None:
     while not (home / "inferd.sock").exists():
         if process.returncode is not None:
-            raise SystemExit(f"inferd did not come up:\n{(home / 'log').read_text()}")
+            raise SystemExit(f"inferd did not start:\n{(home / 'log').read_text()}")
         await asyncio.sleep(0.05)

@@ -1,9 +1,9 @@
-"""The worker's engine on Gemma 3 270M, with a stopwatch on drawing: what of a step it takes.
+"""The worker's engine on Gemma 3 270M, with a stopwatch on the sampling part of a step.
 
-A process of its own, so that its memory is new: `python -m bench.drawing` reads JSON, [fields of
-`SamplingParams`, whether chains look at all tokens, sequences, tokens of each], and writes
-[asked_s, arrivals_s, drawn_s] for each sequence: *drawn_s* is what drawing took, but for its first
-token.
+It is a process of its own, so that its memory is new: `python -m bench.drawing` reads JSON, [fields
+of `SamplingParams`, whether chains look at all tokens, sequences, tokens of each], and writes
+[asked_s, arrivals_s, sampling_s] for each sequence: *sampling_s* is the sampling time without
+that of its first token.
 """
 
 from __future__ import annotations
@@ -28,28 +28,28 @@ WARM_UP_TOKENS = 4
 
 
 class Timed:
-    """A model that counts the seconds of drawing, by slot."""
+    """A model that counts the seconds of sampling, by slot."""
 
     def __init__(self, model: Model):
         self._model = model
-        self.drawn_s: defaultdict[int, float] = defaultdict(float)
+        self.sampling_s: defaultdict[int, float] = defaultdict(float)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._model, name)
 
     def sample(self, slot: int, sampler: Sampler, index: int) -> int:
-        """Draw a token."""
+        """Sample a token."""
         started = time.perf_counter()
         token = self._model.sample(slot, sampler, index)
         if index:
-            self.drawn_s[slot] += time.perf_counter() - started
+            self.sampling_s[slot] += time.perf_counter() - started
         return token
 
 
 def run(
     model: Model, fields: dict[str, Any], sequences: int, tokens: int
 ) -> list[tuple[float, list[float], float]]:
-    """Answer so many prompts side by side."""
+    """Run that many prompts side by side."""
     timed = Timed(model)
     engine = Engine(cast(Model, timed))
     params = SamplingParams(ignore_eos=True, seed=1, **fields)
@@ -66,8 +66,8 @@ def run(
         if min(map(len, arrivals)) == tokens:
             break
         reports = _iterate(engine, [])
-    # Slots may change hands within a run; what counts is the sum.
-    each_s = sum(timed.drawn_s.values()) / sequences
+    # A slot may serve several prompts within a run; only the sum counts.
+    each_s = sum(timed.sampling_s.values()) / sequences
     return [(asked_s, times, each_s) for times in arrivals]
 
 
@@ -85,10 +85,10 @@ def _task(number: int, params: SamplingParams, tokens: int) -> m.TaskSpec:
 
 
 def main() -> None:
-    """Answer what stands on the standard input."""
+    """Run the job on standard input and print its result."""
     fields, whole, sequences, tokens = json.load(sys.stdin)
     if whole:
-        vars(sampling)["LIKELY_MAX"] = -1  # no list is so short
+        vars(sampling)["LIKELY_MAX"] = -1  # no list is that short
     path = str(MODELS_DIR / SOURCES["gemma3"].file)
     spec = ModelSpec(name="gemma3", path=path, slots=sequences, ctx_size=CTX_SIZE, threads=THREADS)
     model = load_model(spec, lambda _: True)

@@ -1,7 +1,7 @@
-"""llama-server, built from the source that the pinned llama-cpp-python vendors, and run.
+"""The build and the process of llama-server, from the source that llama-cpp-python vendors.
 
-Owns `${XDG_CACHE_HOME:-~/.cache}/inferd/llama-server/` and the server process. Same compiler,
-Release, native: both sides of the bench run the same kernels.
+Owns `${XDG_CACHE_HOME:-~/.cache}/inferd/llama-server/` and the server process. The llama-cpp-python
+version is pinned. With the same compiler, Release and native, both sides run the same kernels.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ DEFINITIONS = (
 FLAGS = ["-t", str(THREADS), "-tb", str(THREADS), "--no-kv-unified"]
 FLAGS += ["--no-ui", "--no-slots", "--log-disable"]
 NO_CACHES = ("--cache-ram", "0", "--no-cache-prompt")
-"""For prompts that are all new: there its caches could only cost time."""
+"""For prompts that are all new, where its caches could only cost time."""
 
 
 def binary() -> Path:
-    """Return the server's binary, built if this machine has not yet done so."""
+    """Return the server's binary; build it if this machine does not have it."""
     deciding = SDIST_SHA256 + cpu_features() + "".join(DEFINITIONS)
     home = CACHE_DIR / "llama-server" / hashlib.sha256(deciding.encode()).hexdigest()[:16]
     if not (home / "llama-server").exists():
@@ -98,14 +98,14 @@ def _free_port() -> int:
 
 @dataclass(frozen=True)
 class LlamaServer:
-    """A llama-server that runs."""
+    """A running llama-server."""
 
     port: int
     process: psutil.Process
     cache: bool
 
     def client(self, slot: int = -1) -> AbstractAsyncContextManager[LlamaServerClient]:
-        """Connect a program; one with a *slot* is served there."""
+        """Connect a program, which is served in *slot* if given."""
         return llama_server_client(self.port, slot, cache=self.cache)
 
 
@@ -113,7 +113,7 @@ class LlamaServer:
 async def running(
     slots: int, ctx_size: int, flags: Sequence[str] = ()
 ) -> AsyncIterator[LlamaServer]:
-    """Run llama-server on the bench's model, with *ctx_size* tokens of context a slot."""
+    """Run llama-server on the bench's model, with *ctx_size* tokens of context per slot."""
     port = _free_port()
     command = [str(binary()), "-m", str(MODEL), "--host", "127.0.0.1", "--port", str(port)]
     command += ["-np", str(slots), "-c", str(slots * ctx_size), *FLAGS, *flags]

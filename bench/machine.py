@@ -1,4 +1,4 @@
-"""What all sides of the bench run on: the model, the threads, and the machine's facts."""
+"""The conditions that all sides of the bench share: model, threads and machine facts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ THREADS = 2
 
 
 def machine() -> dict[str, str]:
-    """Return what the figures depend on: processor, cores, system, versions, date."""
+    """Return the facts that figures depend on: processor, cores, system, versions, date."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return {

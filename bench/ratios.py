@@ -22,7 +22,7 @@ MARKS = (0.5, 1, 2, 5, 10, 20, 50, 100, 200)
 
 @dataclass(frozen=True)
 class Comparison:
-    """A figure of a scenario; *more* if the larger value is the better one."""
+    """A figure of a scenario; *more*: the larger value is better."""
 
     label: str
     scenario: str
@@ -57,7 +57,7 @@ class Bar:
 
     @property
     def ratio(self) -> float:
-        """How many times better inferd is; below 1 it is worse."""
+        """The factor by which inferd is better; below 1 it is worse."""
         return self.ours / self.theirs if self.comparison.more else self.theirs / self.ours
 
 

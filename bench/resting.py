@@ -1,4 +1,4 @@
-"""What processes cost while nothing runs, and what others on the machine take while we measure."""
+"""The cost of idle processes, and the CPU time that other programs take during a run."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def cpu_s(processes: Sequence[psutil.Process]) -> float:
 
 
 async def idle_cpu_percent(processes: Sequence[psutil.Process]) -> float:
-    """Return the share of one core that *processes* use while nobody asks for anything."""
-    await asyncio.sleep(1)  # what the last request left to do is not idling
+    """Return the share of one core that *processes* use while there are no requests."""
+    await asyncio.sleep(1)  # work left by the last request is not idling
     before = cpu_s(processes)
     await asyncio.sleep(IDLE_S)
     return 100 * (cpu_s(processes) - before) / IDLE_S
@@ -33,10 +33,10 @@ def rss_mb(process: psutil.Process) -> float:
 
 
 class ForeignLoad:
-    """Counts the CPU time that goes to processes other than ours from its making on.
+    """A counter of the CPU time that other processes take from its creation on.
 
-    Two busy cores are all there are: one foreign process stalls the barriers of llama.cpp's
-    threads, and a run beside it says nothing.
+    The machine has two cores and both are busy: one external process stalls the barriers of
+    llama.cpp's threads and makes a run meaningless.
     """
 
     def __init__(self) -> None:
@@ -53,7 +53,7 @@ class ForeignLoad:
         return sum(own[:4]) + sum(sum(process.cpu_times()[:4]) for process in living)
 
     def cores(self) -> float:
-        """Return how many cores the others have kept busy, on average."""
+        """Return the average number of cores that other processes kept busy."""
         seconds, busy, ours = (
             now - begin
             for now, begin in zip((time.monotonic(), *self._now()), self._begin, strict=True)
@@ -62,7 +62,7 @@ class ForeignLoad:
 
 
 async def calm(cores_max: float) -> None:
-    """Wait until others keep at most *cores_max* busy, but not for ever: a run measures it anew."""
+    """Wait a limited time until others keep at most *cores_max* busy; a run measures it again."""
     for _ in range(round(CALM_WAIT_S_MAX / CALM_SAMPLE_S)):
         load = ForeignLoad()
         await asyncio.sleep(CALM_SAMPLE_S)

@@ -1,4 +1,4 @@
-"""Runs of a scenario: their figures, the medians over rounds, and what is to be reached. Pure."""
+"""Runs of a scenario: their figures, the medians over rounds, and the targets; pure functions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Key = tuple[int, str]
 
 @dataclass(frozen=True)
 class Figure:
-    """One number of a run. Over the rounds its median counts, or the largest where each must hold.
+    """One number of a run; its median over the rounds counts, or the largest if each must hold.
 
     A "worst" figure is the worst within each run; over the rounds it has a median like the others.
     """
@@ -29,7 +29,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Target:
-    """A figure of one side, or its ratio to another side's, and what it is to reach."""
+    """A figure of one side, or its ratio to another side's figure, with the bound to reach."""
 
     figure: str
     side: str
@@ -40,12 +40,12 @@ class Target:
     case: int = 0
 
     def met(self, value: float) -> bool:
-        """Tell whether *value* is enough."""
+        """Return whether *value* reaches the target."""
         above = self.least is None or value >= self.least
         return above and (self.most is None or value <= self.most)
 
     def bound(self) -> str:
-        """Return what is to be reached, in words."""
+        """Return the bound as text."""
         bounds = {"≥": self.least, "≤": self.most}
         return " ".join(f"{sign} {value:g}" for sign, value in bounds.items() if value is not None)
 
@@ -59,7 +59,7 @@ class Run:
     round: int
     figures: dict[str, float]
     foreign_cores: float = 0.0
-    """How many cores others kept busy meanwhile."""
+    """Average number of cores that other processes kept busy during the run."""
     streams: tuple[Stream, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
@@ -69,12 +69,12 @@ class Run:
 
 
 def keys(runs: Sequence[Run]) -> list[Key]:
-    """Return (case, side) of the runs: cases ascending, sides in the order in which they came."""
+    """Return (case, side) of the runs: cases ascending, sides in order of appearance."""
     return sorted(dict.fromkeys((run.case, run.side) for run in runs), key=operator.itemgetter(0))
 
 
 def over_rounds(runs: Sequence[Run], figures: Sequence[Figure]) -> dict[Key, dict[str, float]]:
-    """Return what counts of each figure over the rounds."""
+    """Return the value of each figure over the rounds."""
     return {
         key: {figure.name: _over([r for r in runs if (r.case, r.side) == key], figure)
               for figure in figures}
@@ -88,7 +88,7 @@ def _over(runs: Sequence[Run], figure: Figure) -> float:
 
 
 def reached(counted: dict[Key, dict[str, float]], target: Target) -> float | None:
-    """Return what the runs reached of *target*; None where a side of it did not run."""
+    """Return the measured value of *target*; None if one of its sides did not run."""
     if (target.case, target.side) not in counted:
         return None
     value = counted[target.case, target.side][target.figure]
@@ -101,7 +101,7 @@ def reached(counted: dict[Key, dict[str, float]], target: Target) -> float | Non
 
 
 def typical(runs: Sequence[Run], key: Key, figure: str) -> Run:
-    """Return the run of *key* whose *figure* is the median one, or the nearest above."""
+    """Return the run of *key* with the median of *figure*, or the nearest above."""
     ordered = sorted(
         (run for run in runs if (run.case, run.side) == key), key=lambda r: r.figures[figure]
     )

@@ -1,7 +1,7 @@
-"""What was measured, as files: every run in bench/out, each scenario's last full one in results.
+"""The files of measurements: every run in bench/out, each scenario's last full one in results.
 
-A file of `bench/results/` holds the facts, the figures of every run, and for each side that is
-drawn the streams of one run. docs/benchmarks.md and its pictures are made of these files alone.
+A file of `bench/results/` holds the facts, the figures of every run, and for each side with
+a picture the streams of one run. docs/benchmarks.md is generated from these files alone.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Result:
 
 
 def since_begin(streams: Sequence[Stream]) -> list[Stream]:
-    """Return the streams with times from the first asking on, rounded, in the order of asking."""
+    """Return the streams in the order of their requests, with rounded times from the first one."""
     begin_s = min(stream.asked_s for stream in streams)
 
     def moved(time_s: float) -> float:
@@ -55,7 +55,7 @@ def since_begin(streams: Sequence[Stream]) -> list[Stream]:
 
 
 def pictured(scenario: Scenario, runs: Sequence[Run]) -> dict[str, list[Stream]]:
-    """Return the streams that are drawn, by side: of the run with the median first figure."""
+    """Return the streams for the pictures, by side: of the run with the median first figure."""
     figure = scenario.figures[0].name
     return {
         side: since_begin(typical(runs, (scenario.picture_case, side), figure).streams)
@@ -64,7 +64,7 @@ def pictured(scenario: Scenario, runs: Sequence[Run]) -> dict[str, list[Stream]]
 
 
 def save(scenario: Scenario, facts: Mapping[str, str], runs: Sequence[Run]) -> Path:
-    """Write every run with all its streams to bench/out; return the file."""
+    """Write every run with all its streams to bench/out and return the file."""
     OUT_DIR.mkdir(parents=True, exist_ok=True)
     path = OUT_DIR / time.strftime(f"{scenario.name}-%Y%m%d-%H%M%S.json")
     every = [
@@ -84,7 +84,7 @@ def publish(scenario: Scenario, facts: Mapping[str, str], runs: Sequence[Run]) -
 
 
 def dump(result: Result) -> str:
-    """Return the file's text: a run and a stream a line, so that two of them can be compared."""
+    """Return the file's text with one run or stream per line, so that diffs are readable."""
     pictures = {side: _lines([s.as_dict() for s in ss]) for side, ss in result.pictures.items()}
     parts = {
         "facts": json.dumps(dict(result.facts), indent=1),
@@ -105,13 +105,13 @@ def _lines(items: Sequence[Mapping[str, Any]]) -> str:
 
 
 def load(name: str) -> Result | None:
-    """Return the last full run of the scenario *name*; None where there is none."""
+    """Return the last full run of the scenario *name*, or None."""
     path = RESULTS_DIR / f"{name}.json"
     return parse(path.read_text()) if path.exists() else None
 
 
 def parse(text: str) -> Result:
-    """Return what `dump` wrote."""
+    """Parse the output of `dump`."""
     content = json.loads(text)
     return Result(
         facts=content["facts"],

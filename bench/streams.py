@@ -1,4 +1,4 @@
-"""What a client of the bench saw of its turns, and the figures of that. Pure functions."""
+"""A client's record of its turns, and the figures computed from it; pure functions."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 CACHED_TOKENS_MAX = 6
-"""Of a new prompt: the start mark and some digits of its serial may have been seen before."""
+"""Cached tokens of a new prompt: its start mark and some digits of its serial may be known."""
 
 
 @dataclass(frozen=True)
@@ -18,46 +18,46 @@ class Stream:
 
     asked_s: float
     arrivals_s: tuple[float, ...]
-    """When each piece of the answer came."""
+    """The arrival time of each piece of the answer."""
     tokens: int
     wanted: int
-    """Tokens that were asked for."""
+    """Requested tokens."""
     label: str = ""
-    """Who asked; the turns of one conversation share it."""
+    """Name of the conversation; all its turns share it."""
     priority: str = "normal"
     waited_s: float = 0.0
-    """From asking until the prompt's computing began, by the server's account."""
+    """Time from the request until the prompt's computation began, as the server reports it."""
     input_tokens: int = 0
     cached_tokens: int = 0
-    """Of the input, not computed."""
+    """Input tokens that were not computed."""
     parks: int = 0
-    """How often the turn gave its place to another."""
+    """Number of times the turn was parked."""
     error: str = ""
-    drawn_s: float = 0.0
-    """What drawing its tokens took, where that is measured."""
+    sampling_s: float = 0.0
+    """Time of sampling its tokens, where it is measured."""
 
     @property
     def lost(self) -> bool:
-        """Whether the client did not get all that it asked for."""
+        """Whether the client did not get all requested tokens."""
         return bool(self.error) or self.tokens != self.wanted
 
     @property
     def first_s(self) -> float:
-        """When the first piece came."""
+        """Arrival time of the first piece."""
         return self.arrivals_s[0]
 
     @property
     def ended_s(self) -> float:
-        """When the last piece came; when it was asked for, if none came."""
+        """Arrival time of the last piece, or the time of the request if none arrived."""
         return self.arrivals_s[-1] if self.arrivals_s else self.asked_s
 
     @property
     def ttft_s(self) -> float:
-        """Seconds from asking to the first piece."""
+        """Seconds from the request to the first piece."""
         return self.first_s - self.asked_s
 
     def gaps(self) -> Iterator[tuple[float, float]]:
-        """Yield the times of each two pieces that follow each other."""
+        """Yield the times of each two successive pieces."""
         return zip(self.arrivals_s, self.arrivals_s[1:], strict=False)
 
     def as_dict(self) -> dict[str, Any]:
@@ -66,19 +66,19 @@ class Stream:
 
 
 def from_dict(fields: dict[str, Any]) -> Stream:
-    """Return the stream that `as_dict` took apart."""
+    """Return the stream of an output of `as_dict`."""
     return Stream(**{**fields, "arrivals_s": tuple(fields["arrivals_s"])})
 
 
 def check_complete(streams: Iterable[Stream]) -> None:
-    """Refuse a run in which a turn ended early: its figures would compare with nothing."""
+    """Reject a run in which a turn ended early: its figures would not be comparable."""
     for stream in streams:
         what = stream.error or f"{stream.tokens} tokens, not {stream.wanted}"
         assert not stream.lost, f"{stream.label or 'a stream'}: {what}"
 
 
 def check_cold(streams: Iterable[Stream]) -> None:
-    """Refuse a run that was spared a prompt: its figures would compare with nothing."""
+    """Reject a run with a prompt in a cache: its figures would not be comparable."""
     for stream in streams:
         cached = stream.cached_tokens
         assert cached <= CACHED_TOKENS_MAX, f"{cached} tokens of the prompt came from a cache"
@@ -91,7 +91,7 @@ def percentile(values: Sequence[float], share: float) -> float:
 
 
 def makespan_s(streams: Sequence[Stream]) -> float:
-    """Return the time from the first asking to the last piece."""
+    """Return the time from the first request to the last piece."""
     return max(s.ended_s for s in streams) - min(s.asked_s for s in streams)
 
 
@@ -107,15 +107,15 @@ def gap_worst_s(streams: Iterable[Stream], begin_s: float, end_s: float) -> floa
 
 
 def computed_tokens(streams: Iterable[Stream]) -> int:
-    """Return how many tokens of prompts were computed."""
+    """Return the number of computed prompt tokens."""
     return sum(s.input_tokens - s.cached_tokens for s in streams)
 
 
 def computed_twice(turns: Sequence[Stream]) -> int:
-    """Return how many tokens of its history a conversation computed again, over all its *turns*.
+    """Return the number of history tokens that a conversation computed again over its *turns*.
 
-    A turn's history is the input and output of the one before, less the last token: that one was
-    drawn and not computed.
+    A turn's history is the previous turn's input and output without the last token, which was
+    sampled and not computed.
     """
     pairs = itertools.pairwise(turns)
     known = ((before.input_tokens + before.tokens - 1, turn) for before, turn in pairs)
@@ -123,7 +123,7 @@ def computed_twice(turns: Sequence[Stream]) -> int:
 
 
 def by_label(streams: Iterable[Stream]) -> dict[str, list[Stream]]:
-    """Return the streams of each label, in the order in which they were asked for."""
+    """Return the streams of each label in the order of their requests."""
     found: dict[str, list[Stream]] = {}
     for stream in sorted(streams, key=lambda s: s.asked_s):
         found.setdefault(stream.label, []).append(stream)

@@ -1,4 +1,4 @@
-"""The texts that the bench's programs send: made from a seed, so alike for all sides of a round."""
+"""The prompts of the bench, generated from a seed: the same for all sides of a round."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _BEASTS = "badger cat crow dog fox goat hedgehog magpie otter owl rabbit squirre
 
 
 def mark(number: int, digits: int = 4) -> str:
-    """Return *number* for the front of a prompt: a token a digit, the one that changes first."""
+    """Return *number* for the front of a prompt: one token per digit, the fastest digit first."""
     return f"{number:0{digits}}"[::-1]
 
 
@@ -22,7 +22,7 @@ def names(rng: random.Random, count: int) -> list[str]:
 
 
 def paragraph(rng: random.Random, name: str = "") -> str:
-    """Return the beginning of a story about *name* or anybody, 40 to 60 tokens."""
+    """Return the beginning of a story about *name* or a random name, 40 to 60 tokens."""
     name = name or rng.choice(_NAMES.split())
     job, place, thing, beast = (
         rng.choice(words.split()) for words in (_JOBS, _PLACES, _THINGS, _BEASTS)
@@ -43,7 +43,7 @@ def story(rng: random.Random, words: int) -> str:
 
 
 def question(rng: random.Random, name: str = "") -> str:
-    """Return a short question of *name* or anybody, 15 to 20 tokens."""
+    """Return a short question of *name* or a random name, 15 to 20 tokens."""
     name = name or rng.choice(_NAMES.split())
     thing, place = (rng.choice(words.split()) for words in (_THINGS, _PLACES))
     return f" {name} asked: who has seen the {thing} near the {place}? The answer was:"

@@ -1,7 +1,7 @@
-"""Draws a run as an SVG: a lane for each program, time from left to right.
+"""The drawing of a run as an SVG: a lane for each program, time from left to right.
 
-`python -m bench.timeline` draws docs/timelines anew from bench/results. A lane shows where its
-request waited, where its prompt was computed, each token as a tick, and where it stood still.
+`python -m bench.timeline` redraws docs/timelines from bench/results. A lane shows where its
+request waited, where its prompt was computed, each token as a tick, and where it paused.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ FOLDER = ROOT / "docs" / "timelines"
 WIDTH, MARGIN, LABELS, HEAD, FOOT = 900, 12, 130, 52, 30
 LANE_TALL, LANE_LOW, LANES_TALL_MAX = 16, 6, 40
 STANDS_S = 0.25
-"""A gap between two tokens from which on a stream is drawn as standing still."""
+"""Minimum gap between two tokens that is drawn as a pause."""
 TICKS = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300)
 LEGEND = ("waiting", "prefill", "decoding", "standing still")
 PAINTS = {
@@ -34,7 +34,7 @@ PAINTS = {
     "ink": ("fill", "#24292f", "#d1d7e0"),
     "urgent": ("fill", "#b3261e", "#ff938a"),
 }
-"""What is painted how: property, colour on a light page, on a dark one."""
+"""Style of each element: property, colour on a light page, colour on a dark page."""
 FONTS = """\
 text { font: 12px system-ui, sans-serif } .title { font-size: 15px; font-weight: 600 }
 .end { text-anchor: end } .axis { text-anchor: middle } .urgent { font-weight: 600 }
@@ -45,7 +45,7 @@ Span = tuple[str, float, float]
 
 
 def spans(stream: Stream) -> Iterator[Span]:
-    """Yield what a request did when, from its asking to its last token."""
+    """Yield the phases of a request, from its start to its last token."""
     if not stream.arrivals_s:
         yield "waiting", stream.asked_s, stream.asked_s
         return
@@ -69,7 +69,7 @@ def tick_step_s(span_s: float, ticks_max: int = 12) -> float:
 def style() -> str:
     """Return the style sheet: fonts, and colours for a light and for a dark page.
 
-    Without variables, which not every program that shows an SVG knows.
+    It uses no variables, because not every SVG viewer supports them.
     """
     light = [f".{name} {{ {what}: {colour} }}" for name, (what, colour, _) in PAINTS.items()]
     dark = [f".{name} {{ {what}: {colour} }}" for name, (what, _, colour) in PAINTS.items()]
@@ -78,7 +78,7 @@ def style() -> str:
 
 
 class Picture:
-    """One SVG in the making. *span_s* is the time that its width shows."""
+    """An SVG under construction; *span_s* is the time that its width shows."""
 
     def __init__(self, lanes: int, span_s: float):
         self.lane = LANE_TALL if lanes <= LANES_TALL_MAX else LANE_LOW
@@ -91,7 +91,7 @@ class Picture:
         self.parts: list[str] = []
 
     def x(self, time_s: float) -> float:
-        """Return where *time_s* is."""
+        """Return the position of *time_s*."""
         return self.left + time_s * self.scale
 
     def add(self, tag: str, kind: str, text: str = "", **attributes: float) -> None:
@@ -101,7 +101,7 @@ class Picture:
         self.parts.append(f'<{tag} class="{kind}" {values}{end}')
 
     def head(self, title: str) -> None:
-        """Draw the title and what the colours mean."""
+        """Draw the title and the legend."""
         self.add("text", "ink title", title, x=MARGIN, y=20)
         x = float(MARGIN)
         for name in LEGEND:
@@ -135,7 +135,7 @@ class Picture:
                 label = ""
 
     def ticks(self, stream: Stream, y: float, height: float) -> None:
-        """Draw a tick for each token, but not more than one a pixel."""
+        """Draw a tick for each token, at most one per pixel."""
         pixels = dict.fromkeys(round(self.x(time_s), 0) for time_s in stream.arrivals_s)
         path = "".join(f"M{x:.6g} {y:.6g}v{height:.6g}" for x in pixels)
         if path:
@@ -163,12 +163,12 @@ def draw(title: str, streams: Sequence[Stream], span_s: float | None = None) -> 
 
 
 def file_of(scenario: str, side: str) -> Path:
-    """Return where the picture of a side is."""
+    """Return the path of a side's picture."""
     return FOLDER / f"{scenario}-{side.replace(', ', '-').replace(' ', '-')}.svg"
 
 
 def write(scenario: str, title: str, pictures: Mapping[str, Sequence[Stream]]) -> None:
-    """Draw the sides of a scenario, all with the same scale of time."""
+    """Draw the sides of a scenario with the same time scale."""
     FOLDER.mkdir(exist_ok=True)
     span_s = max((s.ended_s for streams in pictures.values() for s in streams), default=1.0)
     for side, streams in pictures.items():
@@ -176,7 +176,7 @@ def write(scenario: str, title: str, pictures: Mapping[str, Sequence[Stream]]) -
 
 
 def main() -> None:
-    """Draw all pictures anew."""
+    """Redraw all pictures."""
     for scenario in SCENARIOS.values():
         if result := saving.load(scenario.name):
             write(scenario.name, scenario.title, result.pictures)

@@ -1,7 +1,6 @@
-"""`python -m bench.alike`: ask both, look behind each difference, write docs/compare.md.
+"""`python -m bench.alike`: query both sides, explain each difference, write docs/compare.md.
 
-What was answered is kept: a run that was ended, or that has used up its minutes, is gone on with by
-the next one.
+Answers are kept: if a run was interrupted or has used up its minutes, the next one continues it.
 """
 
 from __future__ import annotations
@@ -73,9 +72,11 @@ def compare(answers: Answers) -> Comparison:
 def main() -> None:
     """Read the command line, ask, compare, write."""
     parser = argparse.ArgumentParser(prog="make compare", description=__doc__)
-    parser.add_argument("--minutes", type=float, default=60.0, help="then go on another time")
-    parser.add_argument("--anew", action="store_true", help="forget what was answered before")
-    parser.add_argument("--page", action="store_true", help="write the page anew, and nothing else")
+    parser.add_argument(
+        "--minutes", type=float, default=60.0, help="stop then; the next run continues"
+    )
+    parser.add_argument("--anew", action="store_true", help="discard earlier answers")
+    parser.add_argument("--page", action="store_true", help="only write the page again")
     arguments = parser.parse_args()
     if not arguments.page:
         with alone():
@@ -97,10 +98,10 @@ def _compare(minutes: float, *, anew: bool) -> None:
             asyncio.run(ask(answers, side, model, until))
         look(answers, model, until)
     if not answers.complete:
-        print("the minutes are over: run it again to go on", flush=True)
+        print("the minutes are used up: run it again to continue", flush=True)
         sys.exit(3)
     results.save(compare(answers))
-    Answers.forget()  # the next comparison asks anew
+    Answers.forget()  # the next comparison starts from nothing
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""A bare llama.cpp context that says what stands behind a difference: logits, by batch shape.
+"""A bare llama.cpp context that computes the logits behind a difference, by batch shape.
 
-llama.cpp's own samplers are put on the rows, so that the gap of two candidates is the one that
-decided: after penalties, DRY and biases.
+It applies llama.cpp's own samplers to the logits, so that the gap of two candidates is the one
+that decided: after penalties, DRY and biases.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ __all__ = ("CHAIN", "SHAPES", "Bare", "sizes_of")
 CTX_SIZE = 1024
 ROWS_KEPT = 8
 SHAPES = ("steps", "whole", "ones", "all-but-1", "all-but-4", "halves")
-"""How prompt and answer so far are cut into batches: *steps* is the prompt, then token by token;
-*all-but-N* parts the prompt N tokens before its end, as both sides do for some models.
+"""Ways to split prompt and answer into batches: *steps* is the prompt, then token by token;
+*all-but-N* splits the prompt N tokens before its end, as both sides do for some models.
 """
 DRY_BREAKERS = ("\n", ":", '"', "*")
 
@@ -35,7 +35,7 @@ _CANDIDATE = np.dtype([("id", "<i4"), ("logit", "<f4"), ("p", "<f4")])
 
 
 def sizes_of(shape: str, prompt: int, answer: int) -> list[int]:
-    """Return the batches' sizes for so many tokens of a prompt and of the answer so far."""
+    """Return the batches' sizes for these numbers of prompt and answer tokens."""
     ones = [1] * answer
     if shape == "whole":
         return [prompt + answer]
@@ -48,7 +48,7 @@ def sizes_of(shape: str, prompt: int, answer: int) -> list[int]:
 
 
 class Bare:
-    """A model and a context for one sequence; owned by the one thread there is."""
+    """A model and a context for one sequence, owned by the process's only thread."""
 
     def __init__(self, path: Path):
         self._log = lib.llama_log_callback(lambda *_: None)
@@ -86,7 +86,7 @@ class Bare:
         return list(tokens[:count])
 
     def is_end(self, token: int) -> bool:
-        """Tell whether *token* ends a generation."""
+        """Return whether *token* ends a generation."""
         return bool(lib.llama_vocab_is_eog(self._vocab, token))
 
     @cached_property
@@ -95,13 +95,13 @@ class Bare:
         return [token for token in range(self.vocab_size) if self.is_end(token)]
 
     def piece(self, token: int) -> str:
-        """Return a token's text; of a special one its name."""
+        """Return a token's text; for a special token, its name."""
         buffer = ctypes.create_string_buffer(256)
         size = lib.llama_token_to_piece(self._vocab, token, buffer, len(buffer), 0, True)
         return buffer.raw[: max(0, size)].decode("utf-8", "replace")
 
     def logits(self, tokens: Sequence[int], sizes: Sequence[int]) -> Row:
-        """Return the row after *tokens*, decoded in batches of these sizes."""
+        """Return the logits after *tokens*, decoded in batches of these sizes."""
         self._forget()
         done = 0
         for size in sizes:
@@ -111,7 +111,7 @@ class Bare:
         return self._row()
 
     def rows(self, prompt: Sequence[int], answer: Sequence[int]) -> Mapping[str, Row]:
-        """Return the row after prompt and answer so far, by shape; the last few are kept."""
+        """Return the logits after prompt and answer, by shape; the last few are cached."""
         key = (tuple(prompt), tuple(answer))
         if key not in self._rows:
             while len(self._rows) >= ROWS_KEPT:
@@ -123,7 +123,7 @@ class Bare:
         return self._rows[key]
 
     def greedy(self, prompt: Sequence[int], count: int) -> list[int]:
-        """Return the likeliest tokens after *prompt*."""
+        """Return the greedy answer to *prompt*."""
         self._forget()
         self._decode(prompt, 0)
         answer = [int(self._row().argmax())]
@@ -150,21 +150,21 @@ class Bare:
         assert status == 0, f"llama_decode answered {status}"
 
     def decided(self, row: Row, tokens: Sequence[int], request: Mapping[str, Any]) -> Row:
-        """Return the logits as they are compared, after *tokens*: with what *request* adds."""
+        """Return the logits after *tokens* with the penalties and biases of *request*."""
         ids, logits = self._apply(row, tokens, request, ("penalties", "dry"))
         decided = np.empty(len(row), np.float32)
         decided[ids] = logits
         return decided
 
-    def drawn(self, row: Row, tokens: Sequence[int], request: Mapping[str, Any]) -> int:
-        """Return the token that the whole chain of *request* leaves as the likeliest."""
+    def sampled_token(self, row: Row, tokens: Sequence[int], request: Mapping[str, Any]) -> int:
+        """Return the most probable token after the whole chain of *request*."""
         ids, logits = self._apply(row, tokens, request, tuple(CHAIN))
         return int(ids[logits.argmax()])
 
     def _apply(
         self, row: Row, tokens: Sequence[int], request: Mapping[str, Any], kinds: Sequence[str]
     ) -> tuple[NDArray[np.int32], Row]:
-        """Return the candidates that the samplers of these kinds leave, and their logits."""
+        """Return the candidates left by the samplers of these kinds, and their logits."""
         chain = lib.llama_sampler_chain_init(lib.llama_sampler_chain_default_params())
         biases = self._biases(request)
         if biases:
@@ -229,8 +229,8 @@ CHAIN: dict[str, Make] = {
     "top_p": lambda _, r: lib.llama_sampler_init_top_p(*_cut(r, "top_p", 0.95)),
     "min_p": lambda _, r: lib.llama_sampler_init_min_p(*_cut(r, "min_p", 0.05)),
 }
-"""llama-server's chain, without what draws by chance, and with its defaults: the temperature
-leaves the likeliest token.
+"""llama-server's chain with its defaults and without random samplers: the temperature keeps only
+the most probable token.
 """
 
 

@@ -1,6 +1,6 @@
-"""What both are asked: prompts, and sets of parameters in one spelling that both know.
+"""The requests to both sides: prompts, and sets of parameters in a spelling that both accept.
 
-Everything is deterministic: the likeliest token is taken, or only one is left to draw from.
+Everything is deterministic: the most probable token is taken, or only one candidate is left.
 """
 
 from __future__ import annotations
@@ -115,11 +115,11 @@ SETS: dict[str, dict[str, Any]] = {
 
 
 def request_of(name: str) -> Mapping[str, Any]:
-    """Return the parameters of a set: what both are sent."""
+    """Return the parameters of a set, as sent to both sides."""
     return BASE | SETS[name]
 
 
 def digest() -> str:
-    """Return a name of all that is asked: answers to something else are not gone on with."""
+    """Return a digest of all requests: answers to other requests are discarded."""
     asked = json.dumps([PROMPTS, BASE, SETS], sort_keys=True)
     return hashlib.sha256(asked.encode()).hexdigest()[:16]

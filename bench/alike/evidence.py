@@ -1,7 +1,7 @@
-"""What stands behind a difference: how far apart the two candidates were, and what noise there is.
+"""The evidence for a difference: the gap between the two candidates, and the noise of the logits.
 
-The shape of a batch alone moves a row of logits. Where two candidates are closer than what it
-moves, which one is likelier is no question that either side could answer better.
+The shape of a batch alone changes the logits. If two candidates are closer than that change,
+neither side's choice is more correct.
 """
 
 from __future__ import annotations
@@ -24,14 +24,15 @@ NOISE_ANSWER = 8
 DIGITS = 5
 FORBIDDEN = 1e9
 OURS, THEIRS = "all-but-1", "all-but-4"
-"""Shapes in which inferd and llama-server compute the prompts of a model with a window: each saves
-its state there.
+"""Shapes in which inferd and llama-server compute the prompts of a model with a sliding window:
+each saves its state at that position.
 """
 
 
 class Noise(msgspec.Struct, frozen=True, kw_only=True):
-    """How far batch shapes alone move the gap between the two likeliest tokens: over all prompts
-    the most, the median, and how many prompts were looked at.
+    """The change of the gap between the two most probable tokens by batch shapes alone.
+
+    Over all prompts: the maximum, the median, and the number of prompts.
     """
 
     most: float
@@ -40,8 +41,9 @@ class Noise(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Evidence(msgspec.Struct, frozen=True, kw_only=True):
-    """The first token in which two answers differ: what each side drew there, and its logit less
-    the other's (`inferd` less `llama-server`) by batch shape.
+    """The first token in which two answers differ, with each side's token.
+
+    The gaps are inferd's logit minus llama-server's, by batch shape.
     """
 
     at: int
@@ -49,39 +51,39 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     llama_server: str
     gaps: dict[str, float]
     draws: dict[str, str] = {}
-    """What the whole chain draws by shape, where all shapes prefer the same candidate: what a
-    sampler cuts away may still depend on the shape.
+    """The token that the whole chain samples, by shape, if all shapes prefer the same candidate:
+    the candidates that a sampler removes may still depend on the shape.
     """
 
     @property
     def gap(self) -> float:
-        """The least distance of the two, whatever the shape."""
+        """The smallest gap of all shapes."""
         return min(abs(gap) for gap in self.gaps.values())
 
     @property
     def flips(self) -> bool:
-        """Whether one shape prefers one, and another the other."""
+        """Whether the shapes disagree about the more probable token."""
         return min(self.gaps.values()) < 0 < max(self.gaps.values())
 
     @property
-    def both_drawn(self) -> bool:
-        """Whether one shape draws what inferd did, and another what llama-server did."""
+    def both_sampled(self) -> bool:
+        """Whether one shape samples inferd's token and another llama-server's."""
         return {self.inferd, self.llama_server} <= set(self.draws.values())
 
     @property
     def as_parted(self) -> bool:
-        """Whether the shapes in which the sides part a prompt draw what each of them did."""
+        """Whether the shapes in which the sides split a prompt reproduce their tokens."""
         if self.draws:
             return (self.draws[OURS], self.draws[THEIRS]) == (self.inferd, self.llama_server)
         return self.gaps[OURS] > 0 > self.gaps[THEIRS]
 
     def is_near_tie(self, noise: Noise) -> bool:
-        """Tell whether the shape of a batch can decide between the two."""
-        return self.flips or self.both_drawn or self.gap <= noise.most
+        """Return whether the batch shape can decide between the two."""
+        return self.flips or self.both_sampled or self.gap <= noise.most
 
 
 def first_difference(a: Sequence[int], b: Sequence[int]) -> int:
-    """Return the place of the first token in which two answers differ."""
+    """Return the index of the first token in which two answers differ."""
     pairs = zip(a, b, strict=False)
     return len(list(takewhile(lambda pair: pair[0] == pair[1], pairs)))
 
@@ -105,34 +107,32 @@ def measure_noise(bare: Bare, prompts: Sequence[str]) -> Noise:
 def evidence(
     bare: Bare, prompt: str, request: Mapping[str, Any], ours: Answer, theirs: Answer
 ) -> Evidence | None:
-    """Return what stands behind a difference; None where it is not one of tokens."""
+    """Return the evidence for a difference; None if the tokens are the same."""
     tokens = bare.tokenize(prompt)
     own, other = _without_end(bare, ours), _without_end(bare, theirs)
     at = first_difference(own, other)
     if at == len(own) == len(other):
         return None
     said, ends = own[:at], bare.ends
-    gaps, drawn = {}, (0, 0)
+    gaps, pair = {}, (0, 0)
     for shape, row in bare.rows(tokens, said).items():
         decided = bare.decided(row, [*tokens, *said], request)
         end = max(ends, key=lambda token: decided[token])
         a = own[at] if at < len(own) else end
         b = other[at] if at < len(other) else end
-        gaps[shape], drawn = _gap(float(decided[a]), float(decided[b])), (a, b)
-    seen = Evidence(
-        at=at, inferd=bare.piece(drawn[0]), llama_server=bare.piece(drawn[1]), gaps=gaps
-    )
+        gaps[shape], pair = _gap(float(decided[a]), float(decided[b])), (a, b)
+    seen = Evidence(at=at, inferd=bare.piece(pair[0]), llama_server=bare.piece(pair[1]), gaps=gaps)
     if seen.flips:
         return seen
     draws = {
-        shape: bare.piece(bare.drawn(row, [*tokens, *said], request))
+        shape: bare.piece(bare.sampled_token(row, [*tokens, *said], request))
         for shape, row in bare.rows(tokens, said).items()
     }
     return msgspec.structs.replace(seen, draws=draws)
 
 
 def _gap(a: float, b: float) -> float:
-    """Return the distance of two logits; of one that was forbidden it is large, and not endless."""
+    """Return the gap of two logits; if one was forbidden, it is large but finite."""
     gap = a - b
     return round(gap, DIGITS) if math.isfinite(gap) else math.copysign(FORBIDDEN, gap)
 

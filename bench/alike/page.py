@@ -131,7 +131,7 @@ def _difference(comparison: Comparison, row: Row) -> str:
     verdict = "near tie" if comparison.explained(row) else "**unexplained**"
     if evidence.flips:
         verdict += ", shapes disagree"
-    elif evidence.both_drawn:
+    elif evidence.both_sampled:
         verdict += ", shapes sample both"
     return (
         f"| {row.model} | `{row.set}` | {prompt} | {evidence.at} | {_code(evidence.inferd)} |"

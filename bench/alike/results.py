@@ -1,6 +1,6 @@
-"""What was compared, as a file: `docs/compare.json`, from which the page is made.
+"""The results of a comparison in `docs/compare.json`, from which the page is generated.
 
-Answers that are there already are kept in bench/out while a comparison is not complete.
+The answers of an incomplete comparison are kept in bench/out.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ STATE = ROOT / "bench" / "out" / "compare-answers.json"
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """One prompt with one set: what inferd said, what llama-server said if that is another text or
-    another end, and what stands behind the difference.
+    """The result of one prompt with one set: inferd's answer.
+
+    If llama-server's text or end differs, also its answer and the evidence for the difference.
     """
 
     model: str
@@ -39,12 +40,12 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
     @property
     def key(self) -> str:
-        """Its name among the rows."""
+        """The row's unique name."""
         return f"{self.model}/{self.set}/{self.prompt}"
 
     @property
     def same(self) -> bool:
-        """Whether both said the same."""
+        """Whether both answers are the same."""
         return self.llama_server is None
 
 
@@ -52,29 +53,29 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     """A complete comparison."""
 
     asked: str
-    """The digest of what was asked."""
+    """Digest of all requests."""
     facts: dict[str, str]
     noise: dict[str, Noise]
     rows: list[Row]
 
     def unexplained(self) -> list[Row]:
-        """Return the differences that are no near ties: bugs to be found."""
+        """Return the differences that are not near ties: they are bugs."""
         return [row for row in self.rows if not row.same and not self.explained(row)]
 
     def explained(self, row: Row) -> bool:
-        """Tell whether the shape of a batch could decide between the two candidates."""
+        """Return whether the batch shape can decide between the two candidates."""
         return row.evidence is not None and row.evidence.is_near_tie(self.noise[row.model])
 
 
 class Answers(msgspec.Struct):
-    """Answers by side, model and set, of a comparison that is under way."""
+    """Answers by side, model and set of a comparison in progress."""
 
     asked: str
     said: dict[str, dict[str, dict[str, list[Answer]]]] = {}
     noise: dict[str, Noise] = {}
-    """By model, measured once both sides have answered all."""
+    """Noise by model, measured once both sides have answered everything."""
     seen: dict[str, Evidence | None] = {}
-    """What stands behind differences, by the row's key."""
+    """Evidence for differences, by the row's key."""
 
     def missing(self, side: str, model: str) -> list[str]:
         """Return the sets that a side has not answered yet."""
@@ -85,8 +86,8 @@ class Answers(msgspec.Struct):
         return self.said.setdefault(side, {}).setdefault(model, {})
 
     def unseen(self, model: str) -> list[tuple[Row, Answer, Answer]]:
-        """Return the differences that nobody has looked behind yet, those in the same place one
-        after the other.
+        """Return the differences without evidence, sorted so that those at the same place are
+        neighbours.
         """
         different = [it for it in rows_of(self, model) if not it[0].same]
         unseen = [it for it in different if it[0].key not in self.seen]
@@ -94,19 +95,19 @@ class Answers(msgspec.Struct):
 
     @property
     def complete(self) -> bool:
-        """Whether all is answered, and looked behind."""
+        """Whether all answers and all evidence are there."""
         if any(self.missing(side, model) for side in SIDES for model in MODELS):
             return False
         return set(self.noise) == set(MODELS) and not any(map(self.unseen, MODELS))
 
     def keep(self) -> None:
-        """Write them where the next run finds them."""
+        """Write the answers to the file that the next run reads."""
         STATE.parent.mkdir(parents=True, exist_ok=True)
         STATE.write_bytes(msgspec.json.encode(self))
 
     @classmethod
     def kept(cls, path: Path = STATE) -> Answers:
-        """Return those of a run before this, if it asked the same."""
+        """Return the answers of a previous run if its requests were the same."""
         if path.exists():
             answers = msgspec.json.decode(path.read_bytes(), type=cls)
             if answers.asked == digest():
@@ -115,12 +116,12 @@ class Answers(msgspec.Struct):
 
     @staticmethod
     def forget() -> None:
-        """Let the next run begin anew."""
+        """Delete the kept answers, so that the next run starts from nothing."""
         STATE.unlink(missing_ok=True)
 
 
 def rows_of(answers: Answers, model: str) -> Iterator[tuple[Row, Answer, Answer]]:
-    """Yield a model's rows, without what stands behind differences, and both answers."""
+    """Yield a model's rows without evidence, and both answers."""
     for name in SETS:
         ours, theirs = (answers.of(side, model)[name] for side in SIDES)
         for number in range(len(PROMPTS)):
@@ -140,7 +141,7 @@ def rows_of(answers: Answers, model: str) -> Iterator[tuple[Row, Answer, Answer]
 
 
 def save(comparison: Comparison) -> None:
-    """Write docs/compare.json: a row a line, so that two of them can be compared."""
+    """Write docs/compare.json with one row per line, so that diffs are readable."""
     encode = msgspec.json.encode
     rows = b",\n".join(map(encode, comparison.rows))
     head = {

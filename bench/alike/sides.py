@@ -1,4 +1,4 @@
-"""Both sides, one request after the other on one slot: so each computes in batches of its own."""
+"""Both sides, each with one slot and one request at a time, so that no requests share a batch."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ __all__ = ("SIDES", "Answer", "Side")
 
 CTX_SIZE = 512
 THREADS = 1
-"""Two would wait for each other where another program takes a core: what is said is the same."""
+"""Two threads would wait for each other if another program took a core; the answers are equal."""
 ANSWER_S_MAX = 120
 ENDS = {"eos": "eos", "limit": "length", "word": "stop"}
 
 
 class Answer(msgspec.Struct, frozen=True, array_like=True):
-    """What was said, in tokens too, and how it ended."""
+    """An answer's text, tokens and end."""
 
     text: str
     tokens: list[int]
@@ -33,14 +33,14 @@ class Answer(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Side(Protocol):
-    """One of both, running a model."""
+    """A running side with a model."""
 
     async def ask(self, prompt: str, request: Mapping[str, Any]) -> Answer:
         """Return the answer to *prompt*."""
 
 
 class Inferd:
-    """A session of a daemon: emptied before each prompt."""
+    """A session of a daemon, which is emptied before each prompt."""
 
     def __init__(self, session: AsyncSession):
         self._session = session

@@ -46,8 +46,8 @@ async def drive(side: str, work: Work) -> list[Stream]:
     if process.returncode != 0:
         raise SystemExit(f"the engine ended with status {process.returncode}")
     return [
-        Stream(asked_s, tuple(times), len(times), tokens, str(number), drawn_s=drawn_s)
-        for number, (asked_s, times, drawn_s) in enumerate(json.loads(out))
+        Stream(asked_s, tuple(times), len(times), tokens, str(number), sampling_s=sampling_s)
+        for number, (asked_s, times, sampling_s) in enumerate(json.loads(out))
     ]
 
 
@@ -60,10 +60,10 @@ def measure(streams: Sequence[Stream]) -> dict[str, float]:
     steps = streams[0].tokens - 1
     begin_s = max(stream.first_s for stream in streams)
     step_s = (max(stream.ended_s for stream in streams) - begin_s) / steps
-    drawn_s = sum(stream.drawn_s for stream in streams) / steps
+    sampling_s = sum(stream.sampling_s for stream in streams) / steps
     return {
-        "share": 100 * drawn_s / step_s,
-        "drawn_ms": 1000 * drawn_s,
+        "share": 100 * sampling_s / step_s,
+        "drawn_ms": 1000 * sampling_s,
         "step_ms": 1000 * step_s,
     }
 

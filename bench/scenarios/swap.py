@@ -112,8 +112,9 @@ async def timed(label: str, call: Callable[[], Awaitable[T]]) -> tuple[Stream, T
 
 
 async def load_alone(client: AsyncClient, name: str) -> Stream:
-    """Load a model while nothing runs, and let it leave again: twice, as the first load reckons
-    with its memory, and reads its file from the disk.
+    """Load a model while nothing runs, and unload it again, twice.
+
+    The first load also estimates its memory and reads its file from disk.
     """
     for _ in range(2):
         load, graph = await timed(LOAD, lambda: client.load_by_name(name))
@@ -123,7 +124,7 @@ async def load_alone(client: AsyncClient, name: str) -> Stream:
 
 
 async def swap(client: AsyncClient, to: str) -> Stream:
-    """Swap as soon as the swap before is over."""
+    """Swap as soon as the previous swap is over."""
     while True:
         try:
             call, done = await timed(SWAP, lambda: client.swap(MODEL.stem, to))
@@ -150,7 +151,7 @@ async def swap_under(programs: Programs, probe: StreamClient) -> None:
 
 
 def side_of(ours: Inferd) -> Side:
-    """Return the side of a daemon."""
+    """Return the side that runs on *ours*."""
 
     async def side(work: Work) -> list[Stream]:
         programs = Programs(work)
@@ -171,34 +172,34 @@ def side_of(ours: Inferd) -> Side:
 
 @dataclass(frozen=True)
 class Swap:
-    """A swap of a run, until the next one: from a model to another one, by their fingerprints."""
+    """A swap from one model to another, by their fingerprints, and the time until the next swap."""
 
     call: Stream
     until_s: float
 
     @property
     def before(self) -> str:
-        """The fingerprint before."""
+        """Fingerprint of the old model."""
         return self.call.label.split()[1]
 
     @property
     def after(self) -> str:
-        """The fingerprint since."""
+        """Fingerprint of the new model."""
         return self.call.label.split()[2]
 
     def step_s(self, turns: Sequence[Stream]) -> float:
-        """Return a step of the old model right before: the median gap of its streams."""
+        """Return the old model's step just before the swap: the median gap of its streams."""
         gaps = (gap for turn in turns if turn.label == self.before for gap in turn.gaps())
         asked_s = self.call.asked_s
         return statistics.median(b - a for a, b in gaps if asked_s - APART_S <= a < b <= asked_s)
 
     def silence_steps(self, turns: Sequence[Stream]) -> float:
-        """Return the longest silence of a stream since, in steps before."""
+        """Return the longest silence of a stream after the swap, in steps before it."""
         return gap_worst_s(turns, self.call.asked_s, self.until_s) / self.step_s(turns)
 
     def begins_s(self, turns: Sequence[Stream]) -> float:
-        """Return the time until a turn began to be computed by the new model: when the swap was
-        done, at the earliest.
+        """Return the time until the new model began to compute a turn, at the earliest at the end
+        of the swap.
         """
         new = [t for t in turns if t.label == self.after and t.first_s >= self.call.ended_s]
         begun_s = min(turn.asked_s + turn.waited_s for turn in new)
@@ -206,7 +207,7 @@ class Swap:
 
 
 def swaps_of(streams: Sequence[Stream]) -> Iterator[Swap]:
-    """Yield the swaps among *streams*, in their order."""
+    """Yield the swaps among *streams* in order."""
     calls = sorted((x for x in streams if x.label.startswith(SWAP)), key=lambda x: x.asked_s)
     ends_s = [*(x.asked_s for x in calls[1:]), max(x.ended_s for x in streams)]
     for call, end_s in zip(calls, ends_s, strict=True):

@@ -1,4 +1,4 @@
-"""What is told of a difference is what a bare llama.cpp computes, on a tiny model without noise."""
+"""The evidence for a difference matches a bare llama.cpp, on a tiny model without noise."""
 
 from __future__ import annotations
 
@@ -100,6 +100,6 @@ def test_a_chain_draws_what_its_cuts_leave(bare: Bare) -> None:
     first, second, third = (int(t) for t in row.argsort()[::-1][:3])
     request = {"top_k": 2, "presence_penalty": 100.0, "min_p": 0.0, "top_p": 1.0}
     seen = [*prompt, first, second]
-    cut = bare.drawn(row, seen, request | {"samplers": ["top_k", "penalties"]})
-    assert (cut, bare.drawn(row, seen, request)) == (first, third)
-    assert bare.drawn(row, prompt, {"temperature": 0}) == first
+    cut = bare.sampled_token(row, seen, request | {"samplers": ["top_k", "penalties"]})
+    assert (cut, bare.sampled_token(row, seen, request)) == (first, third)
+    assert bare.sampled_token(row, prompt, {"temperature": 0}) == first

@@ -106,5 +106,5 @@ def test_a_target_is_met_at_its_bound() -> None:
     assert (least.bound(), most.bound(), Target("s", "a").bound()) == ("≥ 6.5", "≤ 0", "")
 
 
-def test_the_run_that_is_drawn_is_the_median_one() -> None:
+def test_the_picture_shows_the_median_run() -> None:
     assert typical(runs("a", 5, 1, 3), (0, "a"), "s").round == 3

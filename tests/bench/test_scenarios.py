@@ -50,8 +50,8 @@ def test_a_long_prompt_that_came_after_the_streams_measures_nothing() -> None:
 
 
 def test_the_share_of_sampling_excludes_the_step_of_the_first_tokens() -> None:
-    first = Stream(0.0, (9.0, 9.1, 9.2), 3, 3, "0", drawn_s=0.01)
-    other = Stream(0.0, (9.0, 9.1, 9.2), 3, 3, "1", drawn_s=0.02)
+    first = Stream(0.0, (9.0, 9.1, 9.2), 3, 3, "0", sampling_s=0.01)
+    other = Stream(0.0, (9.0, 9.1, 9.2), 3, 3, "1", sampling_s=0.02)
     found = sampling.measure([first, other])
     assert found == pytest.approx({"share": 15.0, "drawn_ms": 15.0, "step_ms": 100.0})
 

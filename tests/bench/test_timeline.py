@@ -26,7 +26,7 @@ def test_a_wait_ends_with_the_first_token_at_the_latest() -> None:
     assert list(spans(stream(0, 2, waited_s=5)))[:2] == [("waiting", 0, 2), ("prefill", 2, 2)]
 
 
-def test_a_request_without_an_answer_is_drawn_too() -> None:
+def test_a_picture_includes_a_request_without_an_answer() -> None:
     assert list(spans(stream(3))) == [("waiting", 3, 3)]
 
 
