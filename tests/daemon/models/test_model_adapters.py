@@ -298,7 +298,7 @@ def test_the_command_line_adds_and_removes(folder: Path) -> None:
     with daemon_of(folder) as daemon:
         socket = daemon.socket
         added = inferd("add-adapter", "m", "soft", "loras/soft.txt", socket=socket)
-        assert added.exit_code == 0 and "when it is loaded" in added.stdout
+        assert added.exit_code == 0 and "after its next load" in added.stdout
         assert inferd("load", "m", socket=socket).exit_code == 0
         arguments = ("m", "more", "loras/soft.txt", "--scale", "0.5", "--json")
         found = document(inferd("add-adapter", *arguments, socket=socket))
