@@ -169,7 +169,7 @@ def test_stopped_under_load_it_finishes_running_turns(service: BootedService) ->
         stream = session.stream(TEXT)
         shown = next(stream)
         stopping = service.machine.start("systemctl", "stop", "inferd")
-        service.until("StatusText", lambda text: text == "finishing what runs; turns: 1")
+        service.until("StatusText", lambda text: text == "shutting down; running turns: 1")
         assert service.show("ActiveState")["ActiveState"] == "deactivating"
         assert shown + "".join(stream) == TEXT
         assert stopping.wait(30) == 0
