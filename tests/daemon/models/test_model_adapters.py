@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -247,6 +248,16 @@ def test_a_turn_continues_with_its_adapters_when_its_worker_is_killed(folder: Pa
         assert client.stats()["recovered"] == 2
 
 
+def swap_once_free(client: Client, to: str, mode: Any) -> None:
+    """Swap `m` once the previous swap has ended."""
+    while True:
+        try:
+            client.swap("m", to, mode=mode)
+            return
+        except Busy:
+            time.sleep(0.01)
+
+
 @pytest.mark.parametrize("mode", ["migrate", "drain"])
 def test_a_swap_keeps_the_adapters_of_the_name(folder: Path, mode: Any) -> None:
     other = '[models.other]\nbackend = "echo"\n[models.other.echo]\nvariant = "other"\n'
@@ -255,11 +266,11 @@ def test_a_swap_keeps_the_adapters_of_the_name(folder: Path, mode: Any) -> None:
         client.add_adapter("m", "soft", "loras/soft.txt")
         with client.session("m", raw=True, options={"lora": ["soft"]}) as session:
             assert session.chat(TEXT) == LOWER
-            client.swap("m", "other", mode=mode)
+            swap_once_free(client, "other", mode)
             assert session.chat(TEXT) == LOWER
             assert session.metadata["fingerprint"] == "echo-1other"
             assert session.chat(TEXT, options={"lora": ["loud"]}) == LOWER, "the new model's own"
-            client.swap("m", "echo", mode=mode)
+            swap_once_free(client, "echo", mode)
             assert session.chat(TEXT) == LOWER
         assert list(adapters_of(client)) == ["loud", "soft"]
 
