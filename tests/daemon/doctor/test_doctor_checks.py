@@ -212,7 +212,7 @@ def test_the_engine_reports_its_build_and_errors_of_files(tmp_path: Path) -> Non
     assert [f.status for f in wrong] == ["fail"] * 4 and all(f.remedy for f in wrong)
     for finding, what in zip(
         wrong,
-        ("is missing, one of the 3 parts", "is cut off", "no GGUF", "No such file"),
+        ("is missing, one of the 3 parts", "is cut off", "not a GGUF file", "No such file"),
         strict=True,
     ):
         assert what in finding.found
