@@ -28,7 +28,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def _refuse_process(event: str, arguments: tuple[object, ...]) -> None:
-    if event in PROCESS_EVENTS and "_pytest" in sys.modules and _running:
+    if event in PROCESS_EVENTS and _running:
         raise RuntimeError(f"this test starts a process ({arguments[0]!r}): mark it 'process'")
 
 
@@ -47,10 +47,10 @@ def pytest_runtest_teardown() -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if not config.getoption("--no-processes"):
         return
-    kept = [item for item in items if not starts_process(item)]
     dropped = [item for item in items if starts_process(item)]
     config.hook.pytest_deselected(items=dropped)
-    items[:] = kept
+    kept = set(items) - set(dropped)
+    items[:] = [item for item in items if item in kept]
 
 
 def starts_process(item: pytest.Item) -> bool:
