@@ -65,7 +65,7 @@ def _each(convert: Callable[[Any], Any], value: Any) -> frozenset[Any]:
 
 def _names(convert: Callable[[Any], int], value: Any) -> frozenset[int]:
     if value == []:
-        raise ValueError("names nobody; leave out the key for everybody else")
+        raise ValueError("is empty; without the key the rule applies to all other users")
     return _each(convert, value)
 
 

@@ -193,7 +193,7 @@ async def test_a_daemon_that_goes_is_looked_for_until_it_is_back(daemon: Running
 
 
 @pytest.mark.asyncio
-async def test_who_may_not_see_everybody_s_sees_his_own(tmp_path: Path) -> None:
+async def test_a_user_without_see_all_sees_only_their_own_tasks(tmp_path: Path) -> None:
     async with fake_server(tmp_path) as server:
         release_samples(server, sample())
         app = Top(server.path, 0.1, all_users=True)

@@ -128,7 +128,7 @@ def test_every_declared_key_is_accepted(tmp_path: Path) -> None:
         ),
         (
             "[access.r]\ngroups = []",
-            "[access.r] groups: names nobody; leave out the key for everybody else",
+            "[access.r] groups: is empty; without the key the rule applies to all other users",
         ),
         (
             "[access.r]\nallow = ['us']",
