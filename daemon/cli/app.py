@@ -8,13 +8,50 @@ from typing import Annotated, Any
 
 import typer
 
-from ...backends.errors import InferdError
+from ...backends.errors import Busy, ConnectionLost, InferdError, InvalidArgument, Timeout
 from .commands import LazyCommands
-from .exit_codes import exit_code
-from .help.epilog import EPILOG
-from .help.shells import install_scripts
-from .options import EXIT_INTERRUPTED, EXIT_READER_CLOSED, EXIT_REFUSED, JsonOutput, SocketPath
+from .completion import install_scripts
+from .options import (
+    EXIT_BUSY,
+    EXIT_INTERRUPTED,
+    EXIT_NO_DAEMON,
+    EXIT_READER_CLOSED,
+    EXIT_REFUSED,
+    EXIT_USAGE,
+    JsonOutput,
+    SocketPath,
+)
 from .output import fail, write_json
+
+STATUSES = {
+    0: "success",
+    EXIT_REFUSED: "the request was refused or failed",
+    EXIT_USAGE: "wrong usage or configuration",
+    EXIT_NO_DAEMON: "no daemon answers",
+    EXIT_BUSY: "the daemon is busy or a timeout expired: try again later",
+    EXIT_INTERRUPTED: "interrupted",
+    EXIT_READER_CLOSED: "the reader of the output closed the pipe",
+}
+ENVIRONMENT = {
+    "INFERD_SOCKET": "the daemon's socket",
+    "INFERD_CONFIG": "the configuration file",
+    "INFERD_MODELS_DIR": "the models directory; other settings likewise",
+    "NO_COLOR": "no colors",
+    "INFERD_DEBUG=1": "show the traceback of an internal error",
+}
+
+
+def exit_code(error: InferdError) -> int:
+    """Return the exit status of a command that fails with *error*."""
+    if isinstance(error, ConnectionLost):
+        return EXIT_NO_DAEMON
+    if isinstance(error, Busy | Timeout):
+        return EXIT_BUSY
+    if isinstance(error, InvalidArgument):
+        from ..config.sources import ConfigError
+
+        return EXIT_USAGE if isinstance(error, ConfigError) else EXIT_REFUSED
+    return EXIT_REFUSED
 
 
 class ErrorsAsSentences(LazyCommands):
@@ -56,7 +93,10 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
-    epilog=EPILOG,
+    epilog=(
+        f"Exit status: {'; '.join(f'{status} {means}' for status, means in STATUSES.items())}.\n\n"
+        f"Environment: {', '.join(f'{name} ({is_for})' for name, is_for in ENVIRONMENT.items())}."
+    ),
 )
 
 
@@ -76,7 +116,7 @@ def inferd(
     prompt it: `inferd run smollm2 "Say hello."`
     """
     if show_version:
-        from .help.version import show_versions
+        from .version import show_versions
 
         show_versions(socket, as_json)
     elif ctx.invoked_subcommand is None:

@@ -31,7 +31,7 @@ COMMANDS = {
     "operations.drain": ("drain",),
     "operations.config_commands": ("config",),
 }
-"""Commands by module, in the order of the help."""
+"""Commands by module, in the order of the help; each is a function or group of its name."""
 _MODULES = {name: module for module, names in COMMANDS.items() for name in names}
 
 
@@ -61,18 +61,17 @@ class LazyCommands(TyperGroup):
 
     def _import(self, module: str) -> None:
         app = typer.Typer(rich_markup_mode=None, add_completion=False)
-        importlib.import_module(f"{__package__}.{module}").add_to(app)
+        functions = importlib.import_module(f"{__package__}.{module}")
+        for name in COMMANDS[module]:
+            command = getattr(functions, name.replace("-", "_"))
+            if isinstance(command, typer.Typer):
+                app.add_typer(command, name=name)
+            else:
+                app.command(name)(command)
         found: dict[str, Any] = dict(typer.main.get_group(app).commands)
         for command in found.values():
             command.get_params = partial(_without_pydantic, command.get_params)
         self.commands.update(found)
-
-
-def group_of_all_commands(app: typer.Typer) -> Any:
-    """Return the group of an application, with all its commands imported."""
-    group: Any = typer.main.get_group(app)
-    group.import_all()
-    return group
 
 
 def _without_pydantic(get_params: Callable[[Any], Any], ctx: Any) -> Any:

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from .help import completion
+from . import completion
 
 EXIT_REFUSED = 1
 EXIT_USAGE = 2

@@ -11,9 +11,7 @@ from typing import Any
 
 import pytest
 
-from inferd.daemon.cli import app
-from inferd.daemon.cli.commands import group_of_all_commands
-from inferd.daemon.cli.help.man_pages import man_pages
+from tools.man_pages import group_of_all_commands, man_pages
 
 MAN = Path(__file__).resolve().parents[2] / "docs" / "man"
 PAGES = man_pages()
@@ -25,7 +23,7 @@ def commands(group: Any, name: str = "inferd") -> Iterator[tuple[str, Any]]:
         yield from commands(command, f"{name}-{below}")
 
 
-COMMANDS = dict(commands(group_of_all_commands(app)))
+COMMANDS = dict(commands(group_of_all_commands()))
 
 
 def formatted(page: str) -> subprocess.CompletedProcess[str]:

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ....backends.errors import ConnectionLost, InferdError, TooLarge
+from .. import completion
 from ..client import session_of
-from ..help import completion
 from ..options import (
     JsonOutput,
     ModelName,
@@ -173,8 +173,3 @@ def _history_path() -> Path:
     import platformdirs
 
     return platformdirs.user_state_path("inferd") / f"chat-history-{os.getuid()}"
-
-
-def add_to(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command()(chat)

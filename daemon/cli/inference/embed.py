@@ -98,8 +98,3 @@ def _lines() -> list[str]:
     if not lines:
         raise typer.BadParameter("there is no TEXT")
     return lines
-
-
-def add_to(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command()(embed)

@@ -8,7 +8,7 @@ import typer
 
 from ....backends.params import BY_SPELLING, PARAMETERS, Parameter, nearest
 from ....backends.params.parameters_page import columns, json_schema
-from ..help import completion
+from .. import completion
 from ..options import JsonOutput
 from ..output import table, write, write_json
 
@@ -50,8 +50,3 @@ def _named(name: str) -> Parameter:
             f"there is no parameter {name!r}" + (f"; {close}" if close else "")
         )
     return found
-
-
-def add_to(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command()(parameters)

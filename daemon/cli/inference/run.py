@@ -9,8 +9,8 @@ import typer
 
 from ....backends.errors import TooLarge
 from ....backends.params import BY_NAME
+from .. import completion
 from ..client import session_of
-from ..help import completion
 from ..options import (
     JsonOutput,
     ModelName,
@@ -141,8 +141,3 @@ def stats_text(metadata: dict[str, Any]) -> str:
         f", first token after {metadata.get('ttft_ms', 0.0):.0f} ms"
         f", answer {tokens} tokens{rate}, stopped by {metadata.get('stop_reason')}"
     )
-
-
-def add_to(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command()(run)

@@ -74,8 +74,3 @@ def _list_in(path: Path | None) -> list[dict[str, Any]]:
         return msgspec.json.decode(data, type=list[dict[str, Any]])
     except msgspec.DecodeError as exc:
         raise typer.BadParameter(f"{path} is not a JSON list of objects: {exc}") from None
-
-
-def add_to(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command()(template)

@@ -53,9 +53,3 @@ def rm_adapter(
         write_json({"removed": adapter})
     else:
         write(f"{model} no longer has the adapter {adapter}")
-
-
-def add_to(app: typer.Typer) -> None:
-    """Add the commands."""
-    for command in (add_adapter, rm_adapter):
-        app.command()(command)

@@ -11,8 +11,8 @@ import typer
 
 from ....backends.errors import ConnectionLost, InvalidArgument, ModelNotFound
 from ...residency.sizes import size_text
+from .. import completion
 from ..client import client_of
-from ..help import completion
 from ..one_shot import OneShotClient
 from ..options import ConfigFile, JsonOutput, ModelName, ModelsDir, SocketPath
 from ..output import fraction_bar, note, table, write, write_json
@@ -218,9 +218,3 @@ def _is_same_file(one: str, other: Path) -> bool:
         return bool(one) and other.samefile(one)
     except OSError:
         return False
-
-
-def add_to(app: typer.Typer) -> None:
-    """Add the commands."""
-    for command in (models, show, load, unload, pin, unpin, swap, rm):
-        app.command()(command)

@@ -8,7 +8,7 @@ import msgspec
 import typer
 
 from ...residency.sizes import size_text
-from ..help import completion
+from .. import completion
 from ..options import ConfigFile, JsonOutput, ModelsDir
 from ..output import bytes_bar, note, write, write_json
 
@@ -55,8 +55,3 @@ def pull(
         return
     write(f"{pulled.file}: {size_text(pulled.size_bytes)}, SHA-256 {pulled.sha256}")
     note(f'try: inferd run {pulled.name} "Say hello."')
-
-
-def add_to(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command()(pull)

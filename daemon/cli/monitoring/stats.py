@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import typer
-
 from ...residency.sizes import size_text
 from ..one_shot import OneShotClient
 from ..options import JsonOutput, SocketPath
@@ -109,8 +107,3 @@ def _by_count(counts: dict[str, float]) -> list[tuple[object, ...]]:
 
 def _count(value: float) -> str:
     return f"{value:.0f}"
-
-
-def add_to(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command()(stats)

@@ -190,9 +190,3 @@ def _log_place(log: dict[str, Any]) -> str:
     if log["journal"] is not None:
         return f"the journal of {log['journal']['unit'] or 'the system'}"
     return "standard error"
-
-
-def add_to(app: typer.Typer) -> None:
-    """Add the commands."""
-    for command in (ps, sessions, queue, status):
-        app.command()(command)

@@ -11,7 +11,10 @@ import typer
 from ..options import ConfigFile, JsonOutput, SettingPairs, read_settings
 from ..output import write, write_json
 
+config = typer.Typer(help="Check, show and describe the configuration.", no_args_is_help=True)
 
+
+@config.command()
 def check(
     file: Annotated[
         Path | None,
@@ -37,6 +40,7 @@ def check(
         write(f"{path or 'no file; defaults and environment only'}: no errors")
 
 
+@config.command()
 def show(
     config: ConfigFile = None,
     settings: SettingPairs = None,
@@ -61,16 +65,9 @@ def show(
         write(toml_of(shown, origins=origin), end="")
 
 
+@config.command()
 def schema(as_json: JsonOutput = False) -> None:
     """Print the JSON schema of a configuration file."""
     from ...config.settings_schema import config_schema
 
     write_json(config_schema())
-
-
-def add_to(app: typer.Typer) -> None:
-    """Add the commands."""
-    group = typer.Typer(help="Check, show and describe the configuration.", no_args_is_help=True)
-    for command in (check, show, schema):
-        group.command()(command)
-    app.add_typer(group, name="config")

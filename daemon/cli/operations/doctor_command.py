@@ -72,8 +72,3 @@ def _show(findings: list[Finding]) -> None:
         write(text)
     count = {status: sum(f.status == status for f in findings) for status in STATUS_COLORS}
     write(f"{count['ok']} ok, {count['warn']} warnings, {count['fail']} failed")
-
-
-def add_to(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command()(doctor)

@@ -57,8 +57,3 @@ def _drain(client: Client, deadline: float) -> int:
         unfinished: int = stats["running"] + stats["waiting"] + stats["parked"]
         if stats["draining"] and (not unfinished or time.monotonic() >= deadline):
             return unfinished
-
-
-def add_to(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command()(drain)

@@ -197,9 +197,3 @@ def _read_levels(pairs: list[str], loggers: dict[str, str]) -> dict[str, str]:
         logger, equals, level = pair.rpartition("=")
         levels |= {logger: level} if equals else dict.fromkeys(loggers, level)
     return levels
-
-
-def add_to(app: typer.Typer) -> None:
-    """Add the commands."""
-    for command in (logs, log_level):
-        app.command()(command)

@@ -81,8 +81,3 @@ def _without_rich() -> Iterator[None]:
         yield
     finally:
         del sys.modules["rich"]
-
-
-def add_to(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command()(serve)

@@ -105,9 +105,3 @@ def _show(step: dict[str, Any], apply: bool) -> None:
     if step["does"] in ("write", "replace") and not apply:
         for line in step["text"].splitlines():
             write(f"        {line}".rstrip())
-
-
-def add_to(app: typer.Typer) -> None:
-    """Add the commands."""
-    for command in (install_service, uninstall_service):
-        app.command()(command)

@@ -22,8 +22,8 @@ from ....backends.errors import (
     ShuttingDown,
     Timeout,
 )
+from .. import completion
 from ..client import client_of, socket_of
-from ..help import completion
 from ..options import JsonOutput, SocketPath
 from ..output import note, write, write_json
 
@@ -219,9 +219,3 @@ def _wait_for_goodbye(client: Client, wait_s: float) -> bool:
             return False
         time.sleep(POLL_S)
     return True
-
-
-def add_to(app: typer.Typer) -> None:
-    """Add the commands."""
-    for command in (cancel, park, forget, stop):
-        app.command()(command)

@@ -23,7 +23,7 @@ from inferd.backends.errors import (
     PermissionDenied,
     QuotaExceeded,
 )
-from inferd.daemon.cli.exit_codes import exit_code
+from inferd.daemon.cli.app import exit_code
 from inferd.daemon.cli.options import EXIT_BUSY
 from inferd.ipc.server.listener import UnixListener
 from inferd.testing import RunningDaemon, running_daemon

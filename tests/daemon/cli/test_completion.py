@@ -16,7 +16,7 @@ from typer import _completion_shared
 
 from inferd import Client
 from inferd.backends.params import PARAMETERS
-from inferd.daemon.cli.help.completion import CALL_TIMEOUT_S
+from inferd.daemon.cli.completion import CALL_TIMEOUT_S
 from inferd.testing import running_daemon
 from tests.daemon.command_line import Terminal, terminal_of
 

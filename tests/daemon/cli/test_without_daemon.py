@@ -15,14 +15,13 @@ from typer.core import TyperGroup
 from inferd import __version__
 from inferd.backends import errors
 from inferd.backends.params import BY_NAME, PARAMETERS
-from inferd.daemon.cli import app
-from inferd.daemon.cli.commands import group_of_all_commands
-from inferd.daemon.cli.exit_codes import exit_code
+from inferd.daemon.cli.app import exit_code
 from inferd.daemon.cli.options import read_pairs
 from inferd.daemon.cli.output import printable, time_text
 from inferd.daemon.config.sources import ConfigError
 from inferd.daemon.residency.sizes import size_text
 from tests.daemon.command_line import document, inferd
+from tools.man_pages import group_of_all_commands
 
 MODEL = struct.pack("<4sIQQ", b"GGUF", 3, 1, 2) + bytes(100)
 COMMANDS = {
@@ -60,7 +59,7 @@ def test_the_help_lists_the_commands_and_the_exit_statuses() -> None:
 
 
 def test_every_command_but_serve_writes_json_and_every_one_takes_a_socket_if_it_needs_one() -> None:
-    commands = dict(group_of_all_commands(app).commands)
+    commands = dict(group_of_all_commands().commands)
     assert set(commands) == COMMANDS
     group = commands.pop("config")
     assert isinstance(group, TyperGroup)

@@ -5,6 +5,6 @@
 
 from __future__ import annotations
 
-from .command import add_to
+from .command import top
 
-__all__ = ("add_to",)
+__all__ = ("top",)

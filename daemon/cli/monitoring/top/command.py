@@ -88,8 +88,3 @@ def _write_once(path: Path, interval: float, all_users: bool, as_json: bool) -> 
     for panel, rows in frame.tables():
         write("")
         table(panel.heads, [row.cells for row in rows])
-
-
-def add_to(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command()(top)

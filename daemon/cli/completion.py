@@ -1,25 +1,28 @@
-"""Completions of shell words: names that the daemon knows, and names of parameters and settings.
+"""Completion in shells: the words offered, and typer's scripts.
 
-The user waits for them, so a call to the daemon has a short timeout. Any failure gives no
+The user waits for completions, so a call to the daemon has a short timeout. Any failure gives no
 completions and no message.
 """
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 if TYPE_CHECKING:
-    from ....backends.params import Parameter
-    from ..one_shot import OneShotClient
+    from ...backends.params import Parameter
+    from .one_shot import OneShotClient
 
 CALL_TIMEOUT_S = 1.0
 _ONE_WORD = re.compile(r"[\w.,@%+/-]+")
 """Names that a shell parses as one word: bash inserts completions without quotes."""
 Offers = list[tuple[str, str]]
+_LAST = "    return 0\n"
+_NO_SPACE = '    [[ ${#COMPREPLY[@]} -eq 1 && "${COMPREPLY[0]}" == *= ]] && compopt -o nospace\n'
 
 
 def models(ctx: typer.Context, incomplete: str) -> Offers:
@@ -45,7 +48,7 @@ def sessions(ctx: typer.Context, incomplete: str) -> Offers:
 
 
 def _query(ctx: typer.Context, query: Callable[[OneShotClient], Offers]) -> Offers:
-    from ..one_shot import OneShotClient
+    from .one_shot import OneShotClient
 
     try:
         path = ctx.meta.get("inferd.socket")
@@ -57,8 +60,8 @@ def _query(ctx: typer.Context, query: Callable[[OneShotClient], Offers]) -> Offe
 
 def local_models(ctx: typer.Context, incomplete: str) -> Offers:
     """Return the models of the models directory."""
-    from ...config.sources import load_config
-    from ...residency.model_files import models_in
+    from ..config.sources import load_config
+    from ..residency.model_files import models_in
 
     try:
         named = {"config": ctx.params.get("config"), "models_dir": ctx.params.get("models_dir")}
@@ -70,27 +73,27 @@ def local_models(ctx: typer.Context, incomplete: str) -> Offers:
 
 def sources(incomplete: str) -> Offers:
     """Return the models that `inferd pull` knows by name."""
-    from ...pull import KNOWN_MODELS
+    from ..pull import KNOWN_MODELS
 
     return [(name, known.licence) for name, known in KNOWN_MODELS.items()]
 
 
 def parameters(incomplete: str) -> Offers:
     """Return the names of parameters, or their aliases if no name begins with the word."""
-    from ....backends.params import BY_SPELLING
+    from ...backends.params import BY_SPELLING
 
     return [(name, BY_SPELLING[name].doc) for name in _spelled(incomplete)]
 
 
 def options(incomplete: str) -> Offers:
     """Return KEY=VALUE for each choice of a parameter, or KEY= if it has no fixed choices."""
-    from ....backends.params import BY_SPELLING
+    from ...backends.params import BY_SPELLING
 
     return [offer for name in _spelled(incomplete) for offer in _pairs(name, BY_SPELLING[name])]
 
 
 def _spelled(incomplete: str) -> Iterable[str]:
-    from ....backends.params import BY_SPELLING, PARAMETERS
+    from ...backends.params import BY_SPELLING, PARAMETERS
 
     own = [parameter.name for parameter in PARAMETERS]
     prefix = incomplete.partition("=")[0]
@@ -104,10 +107,24 @@ def _pairs(name: str, parameter: Parameter) -> Offers:
 
 def settings(incomplete: str) -> Offers:
     """Return KEY=VALUE for each choice of a setting, or KEY= if it has no fixed choices."""
-    from ...config.settings import SETTINGS
+    from ..config.settings import SETTINGS
 
     return [
         (f"{name}={choice}", setting.doc)
         for name, setting in SETTINGS.items()
         for choice in setting.choices or ("",)
     ]
+
+
+def install_scripts() -> None:
+    """Change typer's script for bash, so that bash adds no space after `key=`.
+
+    fish adds no space there by itself. A script that typer has changed or moved stays as it is.
+    """
+    with contextlib.suppress(ImportError, AttributeError, KeyError):
+        from typer import _completion_classes, _completion_shared
+
+        scripts: Any = _completion_shared._completion_scripts
+        if _NO_SPACE not in scripts["bash"]:
+            scripts["bash"] = scripts["bash"].replace(_LAST, _NO_SPACE + _LAST)
+            _completion_classes.BashComplete.source_template = scripts["bash"]

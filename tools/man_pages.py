@@ -11,14 +11,20 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from .... import __version__
-from ..app import app
-from ..commands import group_of_all_commands
-from .epilog import ENVIRONMENT, FILES, STATUSES
+import typer
+
+from inferd import __version__
+from inferd.daemon.cli.app import ENVIRONMENT, STATUSES, app
 
 COMPLETION = """\
 `inferd --install-completion` installs completion of commands, models, sessions and parameters; it
 works after the next start of the shell. `inferd --show-completion` prints the script instead."""
+FILES = {
+    "~/.config/inferd/config.toml": "the configuration of a user's own daemon",
+    "/etc/inferd/config.toml": "the same for the machine's daemon, and for users without a file",
+    "$XDG_RUNTIME_DIR/inferd/inferd.sock": "the socket of a user's own daemon",
+    "/run/inferd/inferd.sock": "the socket of the machine's daemon",
+}
 _ESCAPES = str.maketrans({
     "\\": r"\e", "-": r"\-", "'": r"\(aq", "^": r"\(ha", "~": r"\(ti", "…": "...", "–": r"\(en",
     "×": r"\(mu", "−": r"\-",
@@ -27,11 +33,18 @@ _ESCAPES = str.maketrans({
 
 def man_pages() -> dict[str, str]:
     """Return the text of each page by file name."""
-    root = group_of_all_commands(app)
+    root = group_of_all_commands()
     pages = {"inferd": _page("inferd", root, _main_sections(root))}
     for names, command in _commands(root):
         pages["-".join(names)] = _page(" ".join(names), command, _sections(command))
     return {f"{name}.1": text for name, text in pages.items()}
+
+
+def group_of_all_commands() -> Any:
+    """Return the group of the command line, with all its commands imported."""
+    group: Any = typer.main.get_group(app)
+    group.import_all()
+    return group
 
 
 def _commands(group: Any, before: tuple[str, ...] = ("inferd",)) -> Iterator[tuple[Any, Any]]:

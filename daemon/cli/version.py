@@ -8,17 +8,17 @@ import importlib.util
 from pathlib import Path
 from typing import Any
 
-from .... import __version__
-from ....backends.engine_build import LLAMA_BUILD_NUMBER, LLAMA_COMMIT
-from ....backends.errors import InferdError
-from ..client import socket_of
-from ..one_shot import OneShotClient
-from ..output import write, write_json
+from ... import __version__
+from ...backends.engine_build import LLAMA_BUILD_NUMBER, LLAMA_COMMIT
+from ...backends.errors import InferdError
+from .client import socket_of
+from .one_shot import OneShotClient
+from .output import write, write_json
 
 
 def show_versions(socket: Path | None, as_json: bool) -> None:
     """Print the versions of inferd, the protocol and llama.cpp."""
-    from ....ipc.messages import PROTOCOL_VERSION
+    from ...ipc.messages import PROTOCOL_VERSION
 
     versions = {
         "inferd": __version__,

@@ -1,1 +1,0 @@
-"""Help texts, manual pages, completion and versions."""
