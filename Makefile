@@ -15,7 +15,7 @@ STAMP  := $(VENV)/.stamp
 ENGINE_STAMP := $(STAMP)-engine-$(ENGINE)$(GPU)
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test check lint bench compare dashboard-picture docs models prometheus install clean
+.PHONY: help demo test check lint bench attack compare dashboard-picture docs models prometheus install clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1 /p' Makefile | while read -r name text; do printf '  make %-17s %s\n' "$$name" "$$text"; done
@@ -42,6 +42,9 @@ lint: $(STAMP)-lint ## check style, prose, types and the order of imports
 
 bench: $(STAMP)-bench models ## compare with llama-server; ARGS="--list", "--scenario urgent"
 	$(PY) -m bench $(ARGS)
+
+attack: $(STAMP)-test models ## attack a daemon as another user, measure a victim; needs root
+	$(PY) -m bench.attack $(ARGS)
 
 compare: $(STAMP)-bench models ## see that llama-server says the same; writes docs/compare.md
 	$(PY) -m bench.alike $(ARGS)

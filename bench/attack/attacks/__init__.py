@@ -1,0 +1,9 @@
+"""The attacks by name; each module has those on one part of the daemon."""
+
+from __future__ import annotations
+
+from bench.attack.attack import Attack
+
+from . import connections
+
+ATTACKS: dict[str, Attack] = {attack.name: attack for attack in (*connections.ATTACKS,)}

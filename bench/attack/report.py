@@ -1,0 +1,88 @@
+"""The results of the attacks: printed, kept in bench/results, and shown in docs/security.md."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from rich.console import Console
+
+from tools.build_engine import ROOT
+
+from .victim import VictimFigures
+
+RESULTS = ROOT / "bench" / "results" / "attacks.json"
+PAGE = ROOT / "docs" / "security.md"
+BEGIN = "<!-- written by `make attack` -->"
+END = "<!-- end -->"
+CALL_P99_MS_MAX = 50.0
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """A victim's figures beside an ordinary program and beside an attack."""
+
+    name: str
+    title: str
+    streams: int
+    ordinary: VictimFigures
+    attacked: VictimFigures
+
+    @property
+    def pace(self) -> float:
+        """The victim's pace under attack, as a ratio to its pace beside the ordinary program."""
+        return self.attacked.tokens_per_s / max(self.ordinary.tokens_per_s, 1e-9)
+
+
+def print_measurement(measured: Measurement, pace_least: float, console: Console) -> None:
+    """Print one attack's figures and whether they are in their bounds."""
+    after = measured.attacked
+    met = measured.pace >= pace_least and after.call_p99_ms < CALL_P99_MS_MAX and not after.errors
+    console.print(
+        f"{measured.name:20} {measured.ordinary.tokens_per_s:6.1f} → {after.tokens_per_s:6.1f} "
+        f"tokens/s = {measured.pace:.2f}  gap {after.gap_worst_s:.2f} s  "
+        f"calls p99 {after.call_p99_ms:.1f} ms, worst {after.call_worst_ms:.0f} ms  "
+        f"daemon {after.daemon_mb:.0f} MB"
+        f"{'' if met else '  NOT MET'} {' '.join(after.errors)}",
+        soft_wrap=True,
+        highlight=False,
+    )
+
+
+def save(facts: Mapping[str, str], measurements: Sequence[Measurement]) -> None:
+    """Keep the measurements: those of other attacks stay; write the page's table."""
+    kept: dict[str, Any] = json.loads(RESULTS.read_text())["attacks"] if RESULTS.exists() else {}
+    kept |= {m.name: asdict(m) for m in measurements}
+    RESULTS.write_text(json.dumps({"facts": facts, "attacks": kept}, indent=1) + "\n")
+    write_page()
+
+
+def write_page() -> None:
+    """Write the table of all kept measurements into docs/security.md."""
+    if not PAGE.exists():
+        return
+    text = PAGE.read_text()
+    head, _, rest = text.partition(BEGIN)
+    _, _, tail = rest.partition(END)
+    PAGE.write_text(f"{head}{BEGIN}\n{table()}{END}{tail}")
+
+
+def table() -> str:
+    """Return the kept measurements as a Markdown table."""
+    kept = json.loads(RESULTS.read_text())
+    lines = [
+        "| attack | streams | beside ordinary | attacked | ratio | gap | calls | MB |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for fields in kept["attacks"].values():
+        ordinary, attacked = fields["ordinary"], fields["attacked"]
+        ratio = attacked["tokens_per_s"] / max(ordinary["tokens_per_s"], 1e-9)
+        lines.append(
+            f"| {fields['title']} | {fields['streams']} | {ordinary['tokens_per_s']:.1f} "
+            f"| {attacked['tokens_per_s']:.1f} | {ratio:.2f} | {attacked['gap_worst_s']:.2f} s "
+            f"| {attacked['call_p99_ms']:.1f} ms "
+            f"| {attacked['daemon_mb']:.0f} MB |"
+        )
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,29 @@
+"""Connections as other users: the daemon sees the effective user of the connecting process."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+ATTACKER, VICTIM = 54321, 54322
+"""Users without a name; the daemon runs as root."""
+_PR_SET_SECUREBITS = 28
+_SECBIT_NO_SETUID_FIXUP = 1 << 2
+
+
+@contextmanager
+def connecting_as(uid: int) -> Iterator[None]:
+    """Connect as *uid* in the block; root's right to read files, such as Python's, stays."""
+    ctypes.CDLL(None).prctl(_PR_SET_SECUREBITS, _SECBIT_NO_SETUID_FIXUP, 0, 0, 0)
+    groups = os.getgroups()
+    os.setgroups([])
+    os.setegid(uid)
+    os.seteuid(uid)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+        os.setegid(0)
+        os.setgroups(groups)
