@@ -1,14 +1,14 @@
-"""Keys of other runtimes that are not parameters here, with the reasons.
+"""Keys of other runtimes that have no effect here, with the reasons.
 
 They come from WasmEdge's metadata parser, llama-server's requests and apuslabs/wasi_nn_backend's
-configuration, including forms that it deleted. Answers report them as ignored; with `strict` they
-are refused with the reason.
+configuration, deleted versions included. Answers report them as ignored; with `strict` they are
+refused with the reason.
 """
 
 from __future__ import annotations
 
 _REASONS: dict[str, str] = {
-    "the operator's: a setting of the daemon's configuration": """
+    "the daemon's configuration decides this; the operator sets it": """
         max-sessions idle-timeout-ms auto-cleanup auto-cleanup-enabled queue-size
         default-task-timeout-ms priority-scheduling-enabled fair-scheduling-enabled
         auto-queue-cleanup queue-warning-threshold queue-reject-threshold max-concurrent
@@ -19,7 +19,7 @@ _REASONS: dict[str, str] = {
         timeout-write n-threads-http ssl-key-file ssl-cert-file webui endpoint-slots
         endpoint-props endpoint-metrics slot-save-path slot-prompt-similarity api-key
         model-alias cont-batching n-sequences""",
-    "the engine's: how a model is loaded follows from the machine and its memory": """
+    "the daemon decides how to load a model, from the machine and its memory": """
         use-mmap use-mlock numa warmup check-tensors cpu-moe n-cpu-moe split-mode
         no-kv-offload cache-type-k cache-type-v flash-attn ubatch-size n-ubatch
         threads-batch n-threads-batch mask-valid mask-valid-batch strict-cpu strict-cpu-batch
@@ -27,34 +27,34 @@ _REASONS: dict[str, str] = {
         rope-freq-scale rope-scaling-type yarn-ext-factor yarn-attn-factor yarn-beta-fast
         yarn-beta-slow yarn-orig-ctx attention-type n-chunks no-perf no-perf-sampling
         backend-sampling""",
-    "no such task here: no images, no speech, no reranking, no draft model": """
+    "not supported: images, speech, a reranking mode, draft models": """
         image always-regenerate-image-embd mmproj tts model-vocoder tts-output-file
         tts-speaker-file hf-repo-vocoder hf-file-vocoder model-url-vocoder reranking
         n-ctx-speculative n-max-speculative n-min-speculative n-gpu-layers-speculative
         p-split-speculative p-min-speculative lookup-cache-static lookup-cache-dynamic
         spm-infill control-vector-load control-vector-layer-start control-vector-layer-end""",
-    "not here: models are got with `inferd pull`, clients name them": """
+    "`inferd pull` downloads models; requests name them": """
         model-url hf-token hf-repo hf-file model-path""",
-    "a call of its own does it": """
+    "a separate call does this": """
         prompt stream stream-options include-usage prompt-file path-prompt-cache
         prompt-cache-all prompt-cache-ro id-slot input-prefix input-suffix
         enable-chat-template interactive interactive-first interactive-specials simple-io
         use-color multiline-input conversation return-tokens return-progress timings-per-token
         timing-per-token response-fields verbose sse-ping-interval n-prev llama3 echo n-cmpl n""",
-    "without effect where it comes from, too": """
+    "it has no effect in the runtime that defines it either": """
         hellaswag hellaswag-tasks winogrande winogrande-tasks multiple-choice
         multiple-choice-tasks kl-divergence n-pp n-tg n-pl context-files chunk-size
         chunk-separator n-junk i-pos out-file n-out-freq n-save-freq i-chunk process-output
         compute-ppl cvector-outfile cvector-positive-file cvector-negative-file
         cvector-dimre-method n-pca-batch n-pca-iterations ppl-stride ppl-output-type
         runtime context-aware timeout-config semantic-stopping token-filters""",
-    "not needed: any text and any token can be a trigger of a grammar": """
+    "not needed: any text and any token can trigger a grammar": """
         preserved-tokens""",
-    "not offered (yet): the answer is made without it": """
+    "not supported (yet): the answer is generated without it": """
         embd-out embd-sep
         reasoning-budget-tokens reasoning-budget-message reasoning-control
         generation-prompt chat-format chat-parser parse-tool-calls continue-final-message""",
 }
 
 OUTSIDE: dict[str, str] = {key: reason for reason, keys in _REASONS.items() for key in keys.split()}
-"""The reason by the key's name, which has hyphens."""
+"""The reason by key, written with hyphens."""

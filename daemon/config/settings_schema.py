@@ -6,7 +6,7 @@ Numbers are numbers here: the schema does not allow numbers as text, as the envi
 from __future__ import annotations
 
 from ...backends.params import PARAMETERS
-from ...backends.params.parameters_page import json_schema as parameters_schema
+from ...backends.params.parameters_schema import json_schema as parameters_schema
 from .access_settings import ACCESS_KEYS, RULES_MAX
 from .declaration import Schema, table_schema
 from .model_settings import MODEL_KEYS, NAMES

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from inferd.backends.params import BY_SPELLING, OUTSIDE, PARAMETERS, Parameter, read_options
-from inferd.backends.params.parameters_page import json_schema
+from inferd.backends.params.parameters_schema import json_schema
 from tools.docs import pages
 
 

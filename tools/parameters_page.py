@@ -1,66 +1,14 @@
-"""The JSON schema of the parameters, and the page docs/parameters.md, made from the table."""
+"""The page docs/parameters.md, made from the table of parameters."""
 
 from __future__ import annotations
 
-import json
-import math
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator
 
-from .ignored_keys import OUTSIDE
-from .table import PARAMETERS, SAMPLERS, Kind, Parameter
+from inferd.backends.params.ignored_keys import OUTSIDE
+from inferd.backends.params.parameters_schema import columns
+from inferd.backends.params.table import PARAMETERS, Parameter
 
-_TYPES: dict[Kind, dict[str, Any]] = {
-    "int": {"type": "integer"},
-    "float": {"type": "number"},
-    "bool": {"type": "boolean"},
-    "text": {"type": "string"},
-    "texts": {"type": ["string", "array"], "items": {"type": "string"}},
-    "samplers": {"type": ["string", "array"], "items": {"enum": list(SAMPLERS)}},
-    "biases": {"type": ["array", "object"]},
-    "shares": {"type": ["string", "array"], "items": {"type": "number"}},
-    "tokens": {"type": ["integer", "array"], "items": {"type": "integer", "minimum": 0}},
-    "triggers": {"type": ["string", "array", "object"]},
-    "schema": {"type": ["object", "boolean", "string"]},
-    "choice": {"type": "string"},
-    "tools": {"type": ["string", "array"], "items": {"type": "object"}},
-    "arguments": {"type": ["string", "object"]},
-    "scales": {"type": ["object", "array", "null"]},
-}
-_WORDS: dict[str, str] = {
-    "texts": "text, or array of texts",
-    "samplers": "array of names, or letters",
-    "biases": "array of pairs, or map",
-    "shares": "array of numbers, or text as 3,2",
-    "tokens": "int, or array of ints",
-    "triggers": "text, or array of texts, pairs and objects",
-    "schema": "object, or its JSON text",
-    "choice": "name",
-    "tools": "array of tools, or text",
-    "arguments": "map, or text",
-    "scales": "map of numbers, or array",
-}
-
-
-def json_schema(parameters: Sequence[Parameter] = PARAMETERS) -> dict[str, Any]:
-    """Return a JSON schema of parameters by name; it does not allow for other spellings."""
-    return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": "parameters of inferd",
-        "type": "object",
-        "properties": {p.name: _property(p) for p in parameters},
-    }
-
-
-def _property(p: Parameter) -> dict[str, Any]:
-    bounds = {"minimum": p.low, "maximum": p.high}
-    finite = {key: _plain(value) for key, value in bounds.items() if math.isfinite(value)}
-    named = {"enum": list(p.choices)} if p.choices else {}
-    return {**_TYPES[p.kind], **named, **finite, "default": p.default, "description": p.doc}
-
-
-def _plain(number: float) -> float:
-    return int(number) if number == int(number) else number
+__all__ = ("page",)
 
 
 def page() -> str:
@@ -113,14 +61,6 @@ def _tables() -> Iterator[str]:
         yield "|---|---|---|---|---|---|"
         yield from (_line(p) for p in PARAMETERS if p.level == level)
         yield ""
-
-
-def columns(p: Parameter) -> tuple[str, str, str, str, str, str, str]:
-    """Return name, level, other spellings, type, default, range and meaning as texts."""
-    bounds = f"{p.low:.10g} … {p.high:.10g}" if p.kind in ("int", "float") else ""
-    default = json.dumps(p.default)
-    kind = _WORDS.get(p.kind, p.kind)
-    return p.name, p.level, ", ".join(p.aliases), kind, default, bounds, p.doc
 
 
 def _line(p: Parameter) -> str:
