@@ -1,12 +1,13 @@
 """The `Model` protocol, its backends `echo` and `llama`, and the error tree.
 
 This package does not depend on queues, sessions or sockets. To add a backend, write a class that
-passes `tests/backends/test_contract.py` and add it to `load_model`.
+passes `tests/backends/test_contract.py` and add it to `_LOADERS` and `_ESTIMATORS`.
 """
 
 from __future__ import annotations
 
 import importlib
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
 from .errors import UnsupportedOperation
@@ -60,38 +61,45 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
+_LOADERS = {"echo": "echo.model:load_echo", "llama": "llama.loading.loader:load_llama"}
+_ESTIMATORS = {
+    "echo": "echo.memory_estimate:EchoMemoryEstimator",
+    "llama": "llama.loading.memory_estimate:LlamaMemoryEstimator",
+}
+"""By backend, imported at the first use: `echo` runs without llama.cpp."""
+
+
 def load_model(spec: ModelSpec, progress: LoadProgress) -> Model:
     """Load the model that *spec* names, in the calling thread.
 
+    :raises UnsupportedOperation: the backend is unknown, not installed, or cannot run this kind of
+        model.
+    :raises InvalidArgument: an option of *spec* is wrong.
     :raises LoadFailed: the file is missing, unreadable, damaged or of an unknown kind.
+    :raises OutOfMemory: there is no memory for the context.
     :raises Cancelled: *progress* returned False.
     """
-    if spec.backend == "echo":
-        from .echo.model import load_echo
-
-        return load_echo(spec, progress)
-    if spec.backend == "llama":
-        from .llama import load_llama
-
-        return load_llama(spec, progress)
-    raise _unknown(spec)
+    model: Model = _import_from(_LOADERS, spec)(spec, progress)
+    return model
 
 
 def estimate_memory(spec: ModelSpec) -> MemoryEstimator:
-    """Open the model that *spec* names without loading it, to estimate its memory.
+    """Open the model that *spec* names without its weights, to estimate its memory.
 
-    :raises LoadFailed: the file is missing, unreadable, damaged or of an unknown kind.
+    :raises InferdError: as `load_model` describes.
     """
-    if spec.backend == "echo":
-        from .echo.memory_estimate import EchoMemoryEstimator
-
-        return EchoMemoryEstimator(spec)
-    if spec.backend == "llama":
-        from .llama import estimate_llama
-
-        return estimate_llama(spec)
-    raise _unknown(spec)
+    estimator: MemoryEstimator = _import_from(_ESTIMATORS, spec)(spec)
+    return estimator
 
 
-def _unknown(spec: ModelSpec) -> UnsupportedOperation:
-    return UnsupportedOperation(f"unknown backend {spec.backend!r}", hint="use llama or echo")
+def _import_from(places: dict[str, str], spec: ModelSpec) -> Any:
+    """Return the entry of *places* for the spec's backend."""
+    if spec.backend not in places:
+        raise UnsupportedOperation(f"unknown backend {spec.backend!r}", hint="use llama or echo")
+    try:
+        return resolve_name(f"{__name__}.{places[spec.backend]}")
+    except (ImportError, OSError, RuntimeError) as exc:
+        raise UnsupportedOperation(
+            f"the backend {spec.backend!r} cannot be used here: {exc}",
+            hint="pip install 'inferd[daemon]'",
+        ) from exc

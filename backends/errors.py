@@ -39,39 +39,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
-__all__ = (
-    "ERRORS_BY_NAME",
-    "BackendError",
-    "Busy",
-    "Cancelled",
-    "ConnectionLost",
-    "ContextFull",
-    "EndOfSequence",
-    "InferdError",
-    "InvalidArgument",
-    "InvalidEncoding",
-    "KvFull",
-    "LoadFailed",
-    "ModelNotFound",
-    "NotFound",
-    "OutOfMemory",
-    "PermissionDenied",
-    "PromptTooLong",
-    "ProtocolError",
-    "QuotaExceeded",
-    "ReaderTimeout",
-    "SessionBusy",
-    "SessionExpired",
-    "ShuttingDown",
-    "Timeout",
-    "TooLarge",
-    "UnsupportedOperation",
-    "VersionMismatch",
-    "WorkerCrashed",
-    "error_from_wire",
-    "load_cancelled",
-)
-
 
 class InferdError(Exception):
     """An error: a `message` with the values, a `hint` on what to do, and `data` for programs.

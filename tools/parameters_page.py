@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from inferd.backends.params.ignored_keys import OUTSIDE
+from inferd.backends.params.ignored_keys import IGNORED_KEYS
 from inferd.backends.params.parameters_schema import columns
 from inferd.backends.params.table import PARAMETERS, Parameter
 
@@ -13,7 +13,7 @@ __all__ = ("page",)
 
 def page() -> str:
     """Return the text of docs/parameters.md."""
-    return "\n".join([*_INTRODUCTION, *_tables(), *_OUTSIDE_INTRODUCTION, *_outside(), ""])
+    return "\n".join([*_INTRODUCTION, *_tables(), *_IGNORED_INTRODUCTION, *_ignored(), ""])
 
 
 _INTRODUCTION = """\
@@ -43,7 +43,7 @@ Only the operator sets *model* parameters, except that a client may request a sm
 *Context* parameters apply to a context, *request* parameters to a context or a turn.
 """.splitlines()
 
-_OUTSIDE_INTRODUCTION = """\
+_IGNORED_INTRODUCTION = """\
 ## Keys that have no effect
 
 Other runtimes have these keys. They are reported as `ignored`, or refused with the reason where
@@ -69,9 +69,9 @@ def _line(p: Parameter) -> str:
     return f"| `{name}` | {_code(p.aliases)} | {kind} | {shown} | {bounds} | {meaning} |"
 
 
-def _outside() -> Iterator[str]:
-    for reason in dict.fromkeys(OUTSIDE.values()):
-        yield f"| {_code(k for k, why in OUTSIDE.items() if why == reason)} | {reason} |"
+def _ignored() -> Iterator[str]:
+    for reason in dict.fromkeys(IGNORED_KEYS.values()):
+        yield f"| {_code(k for k, why in IGNORED_KEYS.items() if why == reason)} | {reason} |"
 
 
 def _code(names: Iterable[str]) -> str:

@@ -1,6 +1,6 @@
 """The parameters of clients and configurations: their table, reading them, adjusting them."""
 
-from .ignored_keys import OUTSIDE
+from .ignored_keys import IGNORED_KEYS
 from .reading import Options, nearest, parse_json_options, read_options
 from .sampler_options import SamplingParams, adjust_parameters, sampling_params
 from .stop_options import StoppingParams, stopping_params
@@ -9,7 +9,7 @@ from .table import BY_NAME, BY_SPELLING, PARAMETERS, SAMPLERS, Kind, Level, Para
 __all__ = (
     "BY_NAME",
     "BY_SPELLING",
-    "OUTSIDE",
+    "IGNORED_KEYS",
     "PARAMETERS",
     "SAMPLERS",
     "Kind",

@@ -56,5 +56,7 @@ _REASONS: dict[str, str] = {
         generation-prompt chat-format chat-parser parse-tool-calls continue-final-message""",
 }
 
-OUTSIDE: dict[str, str] = {key: reason for reason, keys in _REASONS.items() for key in keys.split()}
+IGNORED_KEYS: dict[str, str] = {
+    key: reason for reason, keys in _REASONS.items() for key in keys.split()
+}
 """The reason by key, written with hyphens."""

@@ -14,7 +14,7 @@ import msgspec
 from ..errors import InvalidArgument, InvalidEncoding
 from .adapter_scales import check_distinct, read_scales
 from .chat_options import read_arguments, read_choice, read_tools
-from .ignored_keys import OUTSIDE
+from .ignored_keys import IGNORED_KEYS
 from .stop_forms import FORMS, read_token, read_triggers
 from .table import BY_NAME, BY_SPELLING, SAMPLERS, TENSOR_SPLIT_MAX, Kind, Level, Parameter
 
@@ -131,8 +131,8 @@ def _flat(raw: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, str, An
 
 
 def _unknown(key: str, name: str) -> str:
-    if name in OUTSIDE:
-        return f"key {key!r} has no effect here: {OUTSIDE[name]}"
+    if name in IGNORED_KEYS:
+        return f"key {key!r} has no effect here: {IGNORED_KEYS[name]}"
     return f"unknown key {key[:KEY_CHARACTERS_MAX]!r} {nearest(name, BY_SPELLING)}".rstrip()
 
 

@@ -135,7 +135,7 @@ def _load(name: str) -> object:
     if name == "__version__":
         return _version()
     errors = importlib.import_module(".backends.errors", __name__)
-    if name in errors.__all__:
+    if hasattr(errors, name):
         return getattr(errors, name)
     return getattr(importlib.import_module(".ipc.client", __name__), name)
 

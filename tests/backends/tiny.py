@@ -13,8 +13,8 @@ from llama_cpp import llama_cpp as lib
 from numpy.typing import NDArray
 
 from inferd.backends import ModelSpec
-from inferd.backends.llama import load_llama
 from inferd.backends.llama.llama_log import capture
+from inferd.backends.llama.loading.loader import load_llama
 from inferd.backends.llama.model import LlamaModel
 from tests.backends.driving import prefill
 from tests.tiny_gguf import VOCAB_SIZE, write_tiny

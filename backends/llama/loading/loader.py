@@ -36,8 +36,8 @@ from .opening import (
 from .recommended_sampling import recommended_sampling
 
 
-def load(spec: ModelSpec, progress: LoadProgress) -> LlamaModel:
-    """Load a model and create its context; see `load_llama`."""
+def load_llama(spec: ModelSpec, progress: LoadProgress) -> LlamaModel:
+    """Load a model and create its context; see `load_model`."""
     options = read_llama_options(spec)
     configured = configured_source(spec)
     log = capture()

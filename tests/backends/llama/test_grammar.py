@@ -10,7 +10,7 @@ import pytest
 
 from inferd.backends import Model, ModelSpec, SamplingParams
 from inferd.backends.errors import InvalidArgument
-from inferd.backends.llama import load_llama
+from inferd.backends.llama.loading.loader import load_llama
 from inferd.backends.llama.model import LlamaModel
 from inferd.scheduler import messages as m
 from inferd.scheduler.engine.engine import Engine

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from inferd.backends import ModelSpec, SamplingParams
-from inferd.backends.llama import load_llama
+from inferd.backends.llama.loading.loader import load_llama
 from inferd.backends.llama.model import LlamaModel
 from tests.backends.driving import prefill
 from tests.tiny_gguf import write_tiny

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from inferd.backends import Chunk, InferdError
-from inferd.backends.llama import load_llama
+from inferd.backends.llama.loading.loader import load_llama
 from inferd.backends.llama.model import LlamaModel
 from tests.backends.driving import prefill
 from tests.backends.tiny import SLOTS, assert_as_from_scratch, tiny_spec, tokens_of

@@ -10,7 +10,7 @@ import pytest
 
 from inferd.backends import Model, ModelSpec, SamplingParams, load_model
 from inferd.backends.errors import BackendError, InvalidArgument, TooLarge, UnsupportedOperation
-from inferd.backends.llama import load_llama
+from inferd.backends.llama.loading.loader import load_llama
 from inferd.backends.llama.model import LlamaModel
 from inferd.backends.llama.sampling.samplers import seed_of
 from inferd.backends.llama.text.template import ChatTemplate

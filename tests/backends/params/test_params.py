@@ -10,7 +10,7 @@ import pytest
 
 from inferd.backends.errors import InvalidArgument, InvalidEncoding
 from inferd.backends.params import (
-    OUTSIDE,
+    IGNORED_KEYS,
     PARAMETERS,
     SAMPLERS,
     Parameter,
@@ -157,7 +157,7 @@ def test_all_errors_are_told_at_once() -> None:
     ]
 
 
-@pytest.mark.parametrize("key", OUTSIDE)
+@pytest.mark.parametrize("key", IGNORED_KEYS)
 def test_a_key_without_effect_is_told_or_where_keys_are_strict_refused(key: str) -> None:
     options = read_options({key: "x", "temp": 0})
     assert options.ignored == [key] and options.values == {"temp": 0}
