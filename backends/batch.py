@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -20,6 +20,39 @@ class Chunk(msgspec.Struct, frozen=True):
     tokens: Sequence[int]
     position: int
     logits: bool
+
+
+def check_chunks(
+    chunks: Sequence[Chunk],
+    lengths: Mapping[int, int],
+    *,
+    tokens_max: int,
+    length_max: int,
+    vocab_size: int,
+) -> None:
+    """Check a batch of at most *tokens_max* tokens for slots that hold *lengths* tokens.
+
+    llama.cpp aborts the process, or computes wrongly, for a batch that is refused here.
+
+    :raises BackendError: a chunk is wrong, or the batch is empty or too large.
+    """
+    count, last_slot = 0, -1
+    for chunk in chunks:
+        slot, tokens = chunk.slot, chunk.tokens
+        if slot <= last_slot or slot not in lengths:
+            raise BackendError(f"slot {slot} after slot {last_slot}, of {sorted(lengths)}")
+        if not tokens or chunk.position != lengths[slot]:
+            raise BackendError(
+                f"{len(tokens)} tokens at position {chunk.position} in slot {slot}, which has"
+                f" {lengths[slot]}"
+            )
+        if min(tokens) < 0 or max(tokens) >= vocab_size:
+            raise BackendError(f"a token outside 0 … {vocab_size - 1} for slot {slot}")
+        if chunk.position + len(tokens) > length_max:
+            raise BackendError(f"slot {slot} holds at most {length_max} tokens")
+        count, last_slot = count + len(tokens), slot
+    if not 0 < count <= tokens_max:
+        raise BackendError(f"a batch of {count} tokens; 1 … {tokens_max} are possible")
 
 
 Move = tuple[int, int, int]

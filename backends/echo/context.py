@@ -8,17 +8,17 @@ from dataclasses import dataclass, field
 import msgspec
 
 from ..base import ModelInfo
-from ..batch import Chunk, Move, length_moved, shift_moves
+from ..batch import Chunk, Move, check_chunks, length_moved, shift_moves
 from ..errors import BackendError, KvFull, UnsupportedOperation
 from .options import EchoOptions
 
 
 @dataclass(slots=True)
 class EchoSlot:
-    """One sequence: its tokens; `begin` is the first one whose cell the window still holds."""
+    """One sequence: its tokens; `first_cell` is the first one whose cell the window still holds."""
 
     tokens: list[int] = field(default_factory=list)
-    begin: int = 0
+    first_cell: int = 0
     adapters: tuple[str, ...] = ()
     shifted: bool = False
     has_logits: bool = False
@@ -26,7 +26,7 @@ class EchoSlot:
 
 class _State(msgspec.Struct, array_like=True):
     tokens: list[int]
-    begin: int
+    first_cell: int
     adapters: tuple[str, ...]
 
 
@@ -37,20 +37,21 @@ class EchoContext:
         self.slots = [EchoSlot() for _ in range(info.slots)]
         self._info, self._options = info, options
 
-    # Steps.
-
     def check_batch(self, chunks: Sequence[Chunk], adapters: tuple[str, ...]) -> None:
-        """Assert that a step with *adapters* may decode *chunks*.
+        """Check that a step with *adapters* may decode *chunks*.
 
         :raises KvFull: there are too few free cells.
+        :raises BackendError: as `check_chunks` describes.
         """
-        slots = [c.slot for c in chunks]
-        assert slots == sorted(set(slots)), f"chunks not in ascending slots: {slots}"
-        assert 0 < sum(len(c.tokens) for c in chunks) <= self._info.batch_size
+        check_chunks(
+            chunks,
+            {slot: self.length(slot) for slot in range(len(self.slots))},
+            tokens_max=self._info.batch_size,
+            length_max=self._info.ctx_size,
+            vocab_size=self._info.vocab_size,
+        )
         for chunk in chunks:
             slot = self.slots[chunk.slot]
-            assert chunk.position == len(slot.tokens), "a gap in the positions"
-            assert chunk.position + len(chunk.tokens) <= self._info.ctx_size
             assert self._can_continue(slot, chunk.position), "cells of the window are missing"
             assert slot.adapters == adapters or not slot.tokens, "mixed adapters in one slot"
         self._check_cells(sum(len(c.tokens) for c in chunks))
@@ -67,23 +68,21 @@ class EchoContext:
         slot.adapters, slot.shifted, slot.has_logits = adapters, False, chunk.logits
         if self._options.memory == "window":
             cells = self._options.window + self._info.batch_size
-            slot.begin = max(slot.begin, len(slot.tokens) - cells)
+            slot.first_cell = max(slot.first_cell, len(slot.tokens) - cells)
         return slot
 
     def _can_continue(self, slot: EchoSlot, keep: int) -> bool:
         """Return whether llama.cpp's memory could decode on after *keep* tokens."""
         if self._options.memory == "recurrent":
             return keep == len(slot.tokens)
-        return slot.begin <= max(0, keep - self._options.window)
-
-    # Logits, which have no contents.
+        return slot.first_cell <= max(0, keep - self._options.window)
 
     def hold_logits(self, slot: int) -> None:
         """Do nothing: the echo model never loses logits."""
         assert self.slots[slot].has_logits
 
     def take_logits(self, slot: int) -> object:
-        """Move the slot's logits out; sampling uses this too."""
+        """Move the slot's logits out, which have no contents. Sampling uses this too."""
         assert self.slots[slot].has_logits, f"slot {slot} has no logits"
         self.slots[slot].has_logits = False
         return None
@@ -92,17 +91,15 @@ class EchoContext:
         """Put logits back."""
         self.slots[slot].has_logits = True
 
-    # KV state.
-
     def trim(self, slot: int, keep: int) -> int:
         """Drop all but the first *keep* tokens; all if the memory cannot keep part of them."""
-        held = self.slots[slot]
-        held.has_logits = False
-        keep = min(keep, len(held.tokens))
-        if keep <= 0 or not self._can_continue(held, keep):
+        sequence = self.slots[slot]
+        sequence.has_logits = False
+        keep = min(keep, len(sequence.tokens))
+        if keep <= 0 or not self._can_continue(sequence, keep):
             self.slots[slot] = EchoSlot()
             return 0
-        del held.tokens[keep:]
+        del sequence.tokens[keep:]
         return keep
 
     def length(self, slot: int) -> int:
@@ -111,10 +108,11 @@ class EchoContext:
 
     def trim_min(self, slot: int) -> int:
         """Return the least number of tokens that `trim` can leave; see `Model.trim_min`."""
-        held = self.slots[slot]
+        sequence = self.slots[slot]
+        length, window = len(sequence.tokens), self._options.window
         if self._options.memory == "recurrent":
-            return len(held.tokens)
-        return min(len(held.tokens), held.begin + self._options.window if held.begin else 1)
+            return length
+        return min(length, sequence.first_cell + window if sequence.first_cell else 1)
 
     def shift(self, slot: int, keep: int, discard: int) -> None:
         """Drop *discard* tokens after the first *keep*; see `Model.shift`."""
@@ -124,13 +122,15 @@ class EchoContext:
         """Keep the runs of tokens that *moves* name; see `Model.reuse`."""
         if not self._info.can_shift:
             raise UnsupportedOperation(f"a {self._info.memory} memory cannot be shifted")
-        held = self.slots[slot]
-        if not length_moved(len(held.tokens), moves):
+        sequence = self.slots[slot]
+        if not length_moved(len(sequence.tokens), moves):
             self.trim(slot, 0)
             return
-        held.tokens = [t for begin, _, count in moves for t in held.tokens[begin : begin + count]]
-        held.shifted |= any(begin != to for begin, to, _ in moves)
-        held.has_logits = False
+        sequence.tokens = [
+            t for begin, _, count in moves for t in sequence.tokens[begin : begin + count]
+        ]
+        sequence.shifted |= any(begin != to for begin, to, _ in moves)
+        sequence.has_logits = False
 
     def swap(self, a: int, b: int) -> None:
         """Exchange two slots."""
@@ -140,10 +140,10 @@ class EchoContext:
     def save(self, slot: int) -> bytes:
         """Return the slot's tokens; *window* memory saves the cells in the next token's window."""
         self._check_saved(slot)
-        held, begin = self.slots[slot], 0
+        sequence, first_cell = self.slots[slot], 0
         if self._options.memory == "window":
-            begin = max(held.begin, len(held.tokens) - self._options.window)
-        return msgspec.msgpack.encode(_State(held.tokens, begin, held.adapters))
+            first_cell = max(sequence.first_cell, len(sequence.tokens) - self._options.window)
+        return msgspec.msgpack.encode(_State(sequence.tokens, first_cell, sequence.adapters))
 
     def _check_saved(self, *slots: int) -> None:
         for slot in slots:
@@ -160,5 +160,5 @@ class EchoContext:
             return False
         if len(saved.tokens) > self._info.ctx_size:
             return False
-        self.slots[slot] = EchoSlot(saved.tokens, saved.begin, saved.adapters)
+        self.slots[slot] = EchoSlot(saved.tokens, saved.first_cell, saved.adapters)
         return True

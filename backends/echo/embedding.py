@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from ..batch import Chunk
+from ..batch import Chunk, check_chunks
 from ..embedder import EmbedInfo, Pool, check_pooling
-from .faults import EchoFaults
+from .options import EchoFaults
+from .vocabulary import VOCAB_SIZE
 
 EMBEDDING_SIZE = 16
 
@@ -42,16 +43,17 @@ class EchoEmbedder:
 
     def step(self, chunks: Sequence[Chunk]) -> None:
         """Append the chunks to their slots, after the pauses and faults of the options."""
-        slots = [c.slot for c in chunks]
-        assert slots == sorted(set(slots)), f"chunks not in ascending slots: {slots}"
-        assert 0 < sum(len(c.tokens) for c in chunks) <= self.info.batch_tokens_max
+        check_chunks(
+            chunks,
+            {slot: len(text.tokens) for slot, text in self._slots.items()},
+            tokens_max=self.info.batch_tokens_max,
+            length_max=self.info.tokens_max,
+            vocab_size=VOCAB_SIZE,
+        )
         for chunk in chunks:
-            assert chunk.slot in self._slots, f"slot {chunk.slot} has no text"
-            text = self._slots[chunk.slot]
-            assert chunk.tokens and chunk.position == len(text.tokens), "a gap in the positions"
-            text.tokens += chunk.tokens
+            self._slots[chunk.slot].tokens += chunk.tokens
         assert sum(len(text.tokens) for text in self._slots.values()) <= self.info.tokens_max
-        self._faults.begin_step()
+        self._faults.count_step()
         for chunk in chunks:
             text = self._slots[chunk.slot]
             self._faults.abort_on_text(text.tokens)

@@ -21,8 +21,7 @@ from ..params import SamplingParams
 from .adapters import EchoAdapters, adapt
 from .context import EchoContext
 from .embedding import EMBEDDING_SIZE, EchoEmbedder
-from .faults import EchoFaults
-from .options import ECHO_CTX_SIZE, EchoOptions, layers_on_devices
+from .options import ECHO_CTX_SIZE, EchoFaults, EchoOptions, layers_on_devices
 from .vocabulary import EOG, PROMPT_BEGIN, PROMPT_END, VOCAB_SIZE, EchoVocabulary
 
 
@@ -94,7 +93,7 @@ class EchoModel:
         """Append the chunks to their slots, after the pauses and faults of the options."""
         adapters = self.adapters.chosen
         self.context.check_batch(chunks, adapters)
-        self.faults.begin_step()
+        self.faults.count_step()
         for chunk in chunks:
             self.faults.abort_on_text(self.context.append(chunk, adapters).tokens)
 
@@ -102,10 +101,10 @@ class EchoModel:
         """Return the next byte of the slot's last prompt, then the end mark."""
         self.context.take_logits(slot)
         assert isinstance(sampler, EchoSampler)
-        held, vocabulary = self.context.slots[slot], self._vocabulary
-        token = next_token(held.tokens)
+        sequence, vocabulary = self.context.slots[slot], self._vocabulary
+        token = next_token(sequence.tokens)
         if token < EOG:
-            token = vocabulary.token(adapt(vocabulary.piece(token), held.adapters)[0])
+            token = vocabulary.token(adapt(vocabulary.piece(token), sequence.adapters)[0])
         return sampler.report_probs(token)
 
     def surprisal(self, slot: int) -> Callable[[int], float]:

@@ -1,4 +1,4 @@
-"""The echo model's options: its size, its kind of memory, and its faults.
+"""The echo model's options (its size, its kind of memory, its faults), and the faults.
 
 `step_ms` and `load_ms` slow the model down. Faults are `crash_at_step` (the process aborts),
 `fail_at_step` (the step fails) and `abort_on` (the process aborts in the step that decodes this
@@ -13,12 +13,17 @@ counted from there.
 
 from __future__ import annotations
 
+import os
+import time
+from collections.abc import Sequence
 from typing import Annotated
 
 import msgspec
 
 from ..base import Memory
+from ..errors import BackendError
 from ..model_spec import ModelSpec
+from .vocabulary import EchoVocabulary
 
 ECHO_CTX_SIZE = 4096
 Milliseconds = Annotated[float, msgspec.Meta(ge=-1, le=1e9)]
@@ -53,3 +58,27 @@ def layers_on_devices(spec: ModelSpec, options: EchoOptions) -> int:
     if not options.device_bytes:
         return 0
     return options.layers if spec.n_gpu_layers < 0 else min(spec.n_gpu_layers, options.layers)
+
+
+class EchoFaults:
+    """Counts the steps of both contexts, and pauses or breaks them as the options request."""
+
+    def __init__(self, options: EchoOptions, vocabulary: EchoVocabulary):
+        self.steps = 0
+        self._options, self._vocabulary = options, vocabulary
+
+    def count_step(self) -> None:
+        """Count a step, pause, and fail if the options request it."""
+        self.steps += 1
+        if self._options.step_ms:
+            time.sleep(self._options.step_ms / 1000)
+        if self.steps == self._options.crash_at_step:
+            os.abort()
+        if self.steps == self._options.fail_at_step:
+            raise BackendError(f"step {self.steps} failed, as requested by fail_at_step")
+
+    def abort_on_text(self, tokens: Sequence[int]) -> None:
+        """Abort the process if a slot's *tokens* contain the text of the option `abort_on`."""
+        text = self._options.abort_on
+        if text and text.encode() in self._vocabulary.text(tokens):
+            os.abort()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from llama_cpp import llama_cpp as lib
 from numpy.typing import NDArray
 
 from ...base import Memory
-from ...batch import Chunk, Move, length_moved
+from ...batch import Chunk, Move, check_chunks, length_moved
 from ...errors import BackendError, KvFull, UnsupportedOperation
 from ..threads import ComputeThreads
 
@@ -43,8 +43,7 @@ def _at(buffer: bytes, offset: int) -> Any:
 class Batch:
     """One batch, allocated once: tokens that each belong to exactly one sequence."""
 
-    def __init__(self, tokens_max: int, vocab_size: int):
-        self._tokens_max, self._vocab_size = tokens_max, vocab_size
+    def __init__(self, tokens_max: int):
         self.token: Any = (ctypes.c_int32 * tokens_max)()
         self.position: Any = (ctypes.c_int32 * tokens_max)()
         self.slot: Any = (ctypes.c_int32 * tokens_max)()
@@ -65,34 +64,11 @@ class Batch:
             logits=self.logits,
         )
 
-    def check(self, chunks: Sequence[Chunk], lengths: Mapping[int, int]) -> None:
-        """Check chunks for slots that hold *lengths* tokens.
-
-        llama.cpp aborts the process, or computes wrongly, for a chunk that is refused here.
-
-        :raises BackendError: a chunk is wrong, or the batch is empty or too large.
-        """
-        count, before = 0, -1
-        for chunk in chunks:
-            slot, tokens = chunk.slot, chunk.tokens
-            if slot <= before or slot not in lengths:
-                raise BackendError(f"slot {slot} after slot {before}, of {sorted(lengths)}")
-            if not tokens or chunk.position != lengths[slot]:
-                raise BackendError(
-                    f"{len(tokens)} tokens at position {chunk.position} in slot {slot}, which has"
-                    f" {lengths[slot]}"
-                )
-            if min(tokens) < 0 or max(tokens) >= self._vocab_size:
-                raise BackendError(f"a token outside 0 … {self._vocab_size - 1} for slot {slot}")
-            count, before = count + len(tokens), slot
-        if not 0 < count <= self._tokens_max:
-            raise BackendError(f"a batch of {count} tokens; 1 … {self._tokens_max} are possible")
-
     def fill(self, chunks: Sequence[Chunk], *, all_outputs: bool = False) -> dict[int, int]:
         """Write the chunks' tokens; return by slot the index of the token with logits.
 
-        With *all_outputs* every token has an output. With `check`, this takes 13 µs for 16 chunks
-        of one token, and as much for one chunk of 128.
+        With *all_outputs* every token has an output. With `check_chunks`, this takes 13 µs for
+        16 chunks of one token, and as much for one chunk of 128.
         """
         tokens: list[int] = []
         positions: list[int] = []
@@ -133,7 +109,7 @@ class LlamaContext:
         self.can_shift = bool(lib.llama_memory_can_shift(self.memory)) and not self._whole_only
         self._lengths = dict.fromkeys(range(self.slots), 0)
         self._shifted: set[int] = set()
-        self._batch = Batch(self.batch_size, vocab_size)
+        self._batch = Batch(self.batch_size)
         self._threads = ComputeThreads(pointer)
         self._views: dict[int, NDArray[np.float32]] = {}
         """Views of logits by their address: creating one takes 30 us."""
@@ -157,14 +133,14 @@ class LlamaContext:
         return self._lengths[self._checked(slot)]
 
     def check(self, chunks: Sequence[Chunk]) -> None:
-        """Check a batch; see `Batch.check`.
-
-        :raises BackendError: llama.cpp cannot decode it.
-        """
-        self._batch.check(chunks, self._lengths)
-        for chunk in chunks:
-            if chunk.position + len(chunk.tokens) > self.ctx_size:
-                raise BackendError(f"slot {chunk.slot} holds at most {self.ctx_size} tokens")
+        """Check a batch; see `check_chunks`."""
+        check_chunks(
+            chunks,
+            self._lengths,
+            tokens_max=self.batch_size,
+            length_max=self.ctx_size,
+            vocab_size=self._vocab_size,
+        )
 
     def decode(self, chunks: Sequence[Chunk]) -> dict[int, int]:
         """Decode a checked batch; return by slot the index of its logits until the next decode.

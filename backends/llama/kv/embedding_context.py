@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from llama_cpp import llama_cpp as lib
 
-from ...batch import Chunk
+from ...batch import Chunk, check_chunks
 from ...embedder import EMBED_BATCH_TOKENS, EMBED_SLOTS, POOLINGS, EmbedInfo, Pool, check_pooling
 from ...errors import BackendError
 from ...model_spec import ModelSpec
@@ -76,9 +76,9 @@ class LlamaEmbedder:
     def __init__(self, pointer: Any, model: Any, info: EmbedInfo):
         self._pointer, self.info = pointer, info
         self._memory = lib.llama_get_memory(pointer)
-        vocab_size = int(lib.llama_vocab_n_tokens(lib.llama_model_get_vocab(model)))
+        self._vocab_size = int(lib.llama_vocab_n_tokens(lib.llama_model_get_vocab(model)))
         self._ranks = int(lib.llama_model_n_cls_out(model))
-        self._batch = Batch(info.batch_tokens_max, vocab_size)
+        self._batch = Batch(info.batch_tokens_max)
         self._threads = ComputeThreads(pointer)
         self._pools: dict[int, Pool] = {}
         self._lengths: dict[int, int] = {}
@@ -93,7 +93,13 @@ class LlamaEmbedder:
 
     def step(self, chunks: Sequence[Chunk]) -> None:
         """Compute one batch; see `Embedder.step`."""
-        self._batch.check(chunks, self._lengths)
+        check_chunks(
+            chunks,
+            self._lengths,
+            tokens_max=self.info.batch_tokens_max,
+            length_max=self.info.tokens_max,
+            vocab_size=self._vocab_size,
+        )
         total = sum(self._lengths.values()) + sum(len(chunk.tokens) for chunk in chunks)
         if total > self.info.tokens_max:
             raise BackendError(f"{total} tokens in all slots; {self.info.tokens_max} at most")
