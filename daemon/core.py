@@ -253,13 +253,14 @@ class Daemon:
         self._handles += 1
         return self.instance << 32 | self._handles
 
-    def graph(self, connection: Connection, handle: int) -> Graph:
-        """Return the graph behind a handle of *connection*.
+    def graph(self, request: Request) -> Graph:
+        """Return the graph that a call names.
 
-        :raises InvalidArgument: the connection has no such graph.
+        :raises InvalidArgument: its connection has no such graph.
         """
+        handle = request.params.graph
         graph = self.graphs.get(handle)
-        if graph is None or graph.connection is not connection:
+        if graph is None or graph.connection is not request.connection:
             raise InvalidArgument(
                 f"there is no graph {handle} on this connection",
                 hint="load it: handles are valid until unload or the end of their connection",

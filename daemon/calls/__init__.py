@@ -1,14 +1,13 @@
 """The calls of the protocol, one function each, by subject.
 
 Each function takes the daemon and a request and returns a result struct of `ipc.messages`, or
-raises an error of the tree.
+raises an error of the tree. A module's `CALLS` are its functions that have the name of a call.
 """
 
 from ..core import CallTable
 from . import (
     answers,
     contexts,
-    embed_texts,
     graphs,
     model_operations,
     monitoring,
@@ -20,15 +19,14 @@ from .residency_requests import admitted
 
 __all__ = ("ALL_CALLS",)
 
-_CALLS: CallTable = {
-    **graphs.CALLS,
-    **contexts.CALLS,
-    **turns.CALLS,
-    **answers.CALLS,
-    **embed_texts.CALLS,
-    **texts.CALLS,
-    **session_operations.CALLS,
-    **model_operations.CALLS,
-    **monitoring.CALLS,
+_NAMED = (
+    *(*graphs.CALLS, *contexts.CALLS, *turns.CALLS, *answers.CALLS, *texts.CALLS),
+    *(*session_operations.CALLS, *model_operations.CALLS, *monitoring.CALLS),
+)
+_CALLS: CallTable = {call.__name__: call for call in _NAMED} | {
+    "prompt_init": contexts.init_execution_context,
+    "close_execution_context": contexts.finalize_execution_context,
+    "load_by_name_with_config": graphs.load_by_name,
+    "unpin": model_operations.pin,
 }
 ALL_CALLS: CallTable = {name: admitted(name, call) for name, call in _CALLS.items()}

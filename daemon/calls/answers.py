@@ -1,7 +1,7 @@
 """Several answers to one prompt, which is computed once.
 
 The first answer is a turn of the session itself; the others are turns of branches that live as long
-as the call. They begin after the first token of the first answer, and share the prompt's KV state.
+as the call. They start after the first token of the first answer, and share the prompt's KV state.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ...ipc import messages as w
 from ...ipc.server.server_connection import Request
 from ...sessions import Session, TurnOptions
 from ...sessions.turn import Turn
-from ..core import CallTable, Daemon
+from ..core import Daemon
 from .arguments import turn_options
 from .turns import add_input
 
@@ -25,7 +25,7 @@ SEEDS = 1 << 32
 
 
 async def answers(daemon: Daemon, request: Request) -> w.AnswersResult:
-    """Answer a prompt several times, with a different seed each."""
+    """Answer a prompt several times, each time with another seed."""
     p: w.AnswersParams = request.params
     session = daemon.session(request)
     _check(p, session)
@@ -35,10 +35,10 @@ async def answers(daemon: Daemon, request: Request) -> w.AnswersResult:
             await add_input(daemon, session, p)
             if p.n > 1:
                 branches = daemon.sessions.fork_session(request.connection, session, p.n - 1)
-            round_ = _AnswerRound(p, [session, *branches])
-            await round_.start_first()
-        request.emit(w.AnswersEvent(contexts=[s.handle for s in round_.sessions]))
-        return w.AnswersResult(answers=await round_.finish_all())
+            results = _Answers(p, [session, *branches])
+            await results.start_first()
+        request.emit(w.AnswersEvent(contexts=[s.handle for s in results.sessions]))
+        return w.AnswersResult(answers=await results.finish_all())
     finally:
         for branch in branches:
             daemon.sessions.discard_session(branch)
@@ -53,7 +53,7 @@ def _check(p: w.AnswersParams, session: Session) -> None:
         )
 
 
-class _AnswerRound:
+class _Answers:
     """The answers to one prompt, which all *sessions* have."""
 
     def __init__(self, p: w.AnswersParams, sessions: Sequence[Session]):
@@ -76,37 +76,28 @@ class _AnswerRound:
 
     async def finish_all(self) -> list[dict[str, Any]]:
         """Wait for the first answer, compute the others, and return all."""
-        assert self._turn is not None, "it has begun"
+        assert self._turn is not None, "the first answer was started"
         async with anyio.create_task_group() as group:
-            group.start_soon(self._finish, 0, self._turn)
+            group.start_soon(self._compute, 0, self._turn)
             await self._prompt_done.wait()
             for number in range(1, len(self.sessions)):
-                group.start_soon(self._start_other, number)
+                group.start_soon(self._compute, number)
         return self._answers
 
-    async def _start_other(self, number: int) -> None:
+    async def _compute(self, number: int, turn: Turn | None = None) -> None:
+        """Compute one answer by *turn*, which is started here unless it is given."""
+        runner, error = self.sessions[number].runner, None
         try:
-            turn = await self.sessions[number].runner.start_turn(self._options(number))
-        except InferdError as exc:
-            self._add_answer(number, b"", exc)
-        else:
-            await self._finish(number, turn)
-
-    async def _finish(self, number: int, turn: Turn) -> None:
-        error: InferdError | None = None
-        try:
-            await self.sessions[number].runner.finish_turn(turn)
+            turn = turn or await runner.start_turn(self._options(number))
+            await runner.finish_turn(turn)
         except InferdError as exc:
             error = exc
         finally:
             self._prompt_done.set()
-        self._add_answer(number, bytes(turn.text), error)
-
-    def _add_answer(self, number: int, text: bytes, error: InferdError | None) -> None:
-        answer = self._splitters[number].split_last(text)
+        parts = self._splitters[number].split_last(b"" if turn is None else bytes(turn.text))
         self._answers[number] = {
-            "text": answer.text,
-            "reasoning": answer.reasoning,
+            "text": parts.text,
+            "reasoning": parts.reasoning,
             "metadata": self.sessions[number].outputs.metadata(),
             "error": None if error is None else error.to_wire(),
         }
@@ -119,4 +110,4 @@ class _AnswerRound:
         return turn_options(p, options)
 
 
-CALLS: CallTable = {"answers": answers}
+CALLS = (answers,)

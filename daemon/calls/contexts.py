@@ -13,8 +13,8 @@ from ...ipc import messages as w
 from ...ipc.server.server_connection import Request
 from ...scheduler.output.stopping.ending import CONTEXT_FULL
 from ...sessions import Session, TurnOptions
-from ..core import CallTable, Daemon
-from .arguments import bounded, metadata_text, number_of, tensor_bytes, turn_options
+from ..core import Daemon
+from .arguments import bounded, metadata_text, tensor_bytes, tensor_type, turn_options
 from .turns import turn_result
 
 METADATA_INDEX = 1
@@ -22,40 +22,42 @@ METADATA_NAMES = ("1", "metadata", "options", "config")
 """Names of `compute` inputs with metadata JSON; an input of any other name is the prompt."""
 
 
-def open_context(
-    daemon: Daemon, request: Request, session_id: str | None, *, persist: bool = True
-) -> w.ContextResult:
-    """Open a session on a graph, or attach to the session with this id."""
+def _open_session(
+    daemon: Daemon, request: Request, session_id: str | None = None, *, persist: bool = True
+) -> tuple[Session, bool]:
+    """Return a session on a graph, and whether it existed already: the session with this id."""
     daemon.check_open()
-    graph = daemon.graph(request.connection, request.params.graph)
-    uid = request.connection.peer.uid
+    graph = daemon.graph(request)
     session, attached = daemon.sessions.open_session(
-        request.connection, uid, graph.lease, graph.options, session_id, persist=persist
+        request.connection, request.uid, graph.lease, graph.options, session_id, persist=persist
     )
+    parameters = session.settings.parameters
     if not attached:  # an attached session keeps its own defaults
-        session.settings.parameters.origins = dict(graph.origins)
-    session.settings.parameters.not_applied = dict(graph.not_applied)
-    session.settings.parameters.ignored = list(graph.ignored)
-    return w.ContextResult(context=session.handle, attached=attached)
+        parameters.origins = dict(graph.origins)
+    parameters.not_applied = dict(graph.not_applied)
+    parameters.ignored = list(graph.ignored)
+    return session, attached
 
 
 async def init_execution_context(daemon: Daemon, request: Request) -> w.ContextResult:
-    """Open an unnamed session."""
-    return open_context(daemon, request, None)
+    """Open a session without an id."""
+    session, attached = _open_session(daemon, request)
+    return w.ContextResult(context=session.handle, attached=attached)
 
 
-async def init_with_session_id(daemon: Daemon, request: Request) -> w.ContextResult:
+async def init_execution_context_with_session_id(
+    daemon: Daemon, request: Request
+) -> w.ContextResult:
     """Open a session with an id, or attach to it; with `persist` off it is no longer stored."""
     p: w.SessionParams = request.params
-    result = open_context(daemon, request, p.session_id, persist=p.persist)
-    session = daemon.sessions.live.get_session(request.connection, result.context)
-    if not p.persist and (session.settings.persist or not result.attached):
+    session, attached = _open_session(daemon, request, p.session_id, persist=p.persist)
+    if not p.persist and (session.settings.persist or not attached):
         await daemon.sessions.stop_persisting(session)
-    return result
+    return w.ContextResult(context=session.handle, attached=attached)
 
 
 async def set_input(daemon: Daemon, request: Request) -> w.Empty:
-    """Set the prompt, or at index 1 parameters."""
+    """Set the prompt, or parameters at index 1."""
     session, p = daemon.session(request), request.params
     data = await tensor_bytes(p.tensor)
     if p.index == METADATA_INDEX:
@@ -76,9 +78,8 @@ def set_metadata(session: Session, data: bytes) -> None:
 async def get_output(daemon: Daemon, request: Request) -> w.OutputResult:
     """Return the text so far, or metadata."""
     p = request.params
-    return w.OutputResult(
-        data=bounded(daemon.session(request).outputs.read_output(p.index), p.size_max)
-    )
+    data = daemon.session(request).outputs.read_output(p.index)
+    return w.OutputResult(data=bounded(data, p.size_max))
 
 
 async def get_output_single(daemon: Daemon, request: Request) -> w.OutputResult:
@@ -96,7 +97,7 @@ async def fini_single(daemon: Daemon, request: Request) -> w.Empty:
     return w.Empty()
 
 
-async def finalize(daemon: Daemon, request: Request) -> w.Empty:
+async def finalize_execution_context(daemon: Daemon, request: Request) -> w.Empty:
     """Close the session; with `keep`, detach a session with an id instead."""
     session = daemon.session(request)
     if request.params.keep and session.session_id is not None:
@@ -108,7 +109,7 @@ async def finalize(daemon: Daemon, request: Request) -> w.Empty:
 
 
 async def compute(daemon: Daemon, request: Request) -> w.ComputeResult:
-    """Compute a whole turn; for named inputs, return named outputs."""
+    """Compute a whole turn; if the call names inputs, return named outputs."""
     session, p = daemon.session(request), request.params
     prompt = None
     for name, tensor in p.inputs or ():
@@ -118,7 +119,11 @@ async def compute(daemon: Daemon, request: Request) -> w.ComputeResult:
         else:
             prompt = msgspec.structs.replace(tensor, data=data)
             await session.input.set_input(data)
-    await _compute(daemon, session, turn_options(p, TurnOptions(embeds=True)))
+    daemon.check_open()
+    turn = await session.runner.start_turn(turn_options(p, TurnOptions(embeds=True)))
+    await session.runner.finish_turn(turn)
+    if turn.stats is not None and turn.stats.stop_reason == CONTEXT_FULL.name:
+        raise turn.ending()
     if prompt is None:
         return w.ComputeResult()
     return w.ComputeResult(
@@ -129,18 +134,9 @@ async def compute(daemon: Daemon, request: Request) -> w.ComputeResult:
 
 def _like(data: bytes, prompt: w.Tensor) -> w.Tensor:
     """Return *data* as a tensor, with the prompt's type and shape if it is as long (an echo)."""
-    kind = number_of(prompt.type, w.TENSOR_TYPES, "tensor type")
     if prompt.dimensions and len(data) == len(prompt.data) and data:
-        return w.Tensor(data=data, dimensions=prompt.dimensions, type=kind)
+        return w.Tensor(data=data, dimensions=prompt.dimensions, type=tensor_type(prompt))
     return w.Tensor(data=data, dimensions=[len(data)], type=w.TENSOR_TYPES["u8"])
-
-
-async def _compute(daemon: Daemon, session: Session, options: TurnOptions) -> None:
-    daemon.check_open()
-    turn = await session.runner.start_turn(options)
-    await session.runner.finish_turn(turn)
-    if turn.stats is not None and turn.stats.stop_reason == CONTEXT_FULL.name:
-        raise turn.ending()
 
 
 async def compute_single(daemon: Daemon, request: Request) -> w.ComputeSingleResult:
@@ -153,7 +149,7 @@ async def compute_single(daemon: Daemon, request: Request) -> w.ComputeSingleRes
 
 
 async def prompt_compute(daemon: Daemon, request: Request) -> w.PromptComputeResult:
-    """Answer a prompt; the context keeps both (the prompt interface)."""
+    """Answer a prompt; the context keeps both."""
     daemon.check_open()
     session, p = daemon.session(request), request.params
     options = turn_options(p, TurnOptions(special=False))
@@ -165,17 +161,17 @@ async def prompt_compute(daemon: Daemon, request: Request) -> w.PromptComputeRes
 
 
 async def run_inference(daemon: Daemon, request: Request) -> w.TurnResult:
-    """Compute one chat turn and keep its history (apuslabs/wasi_nn_backend)."""
+    """Compute one chat turn and keep its history, as apuslabs/wasi_nn_backend does."""
     daemon.check_open()
     session, p = daemon.session(request), request.params
     data = (await tensor_bytes(p.tensor)).rstrip(b"\0")
     options = parse_json_options(metadata_text(p.config))
-    call = turn_options(p, TurnOptions(options=options.values, special=False))
+    turn_settings = turn_options(p, TurnOptions(options=options.values, special=False))
     with session.input.rolled_back_if_refused():
         message = {"role": "user", "content": data.decode(errors="replace")}
         await session.input.add_messages([message], options.values)
         splitter = session.outputs.new_splitter(options.values)
-        turn = await session.runner.start_turn(call)
+        turn = await session.runner.start_turn(turn_settings)
     await session.runner.finish_turn(turn)
     result = turn_result(session, splitter, bytes(turn.text))
     bounded(result.text, p.size_max)
@@ -184,18 +180,8 @@ async def run_inference(daemon: Daemon, request: Request) -> w.TurnResult:
     return result
 
 
-CALLS: CallTable = {
-    "init_execution_context": init_execution_context,
-    "init_execution_context_with_session_id": init_with_session_id,
-    "prompt_init": init_execution_context,
-    "set_input": set_input,
-    "get_output": get_output,
-    "get_output_single": get_output_single,
-    "fini_single": fini_single,
-    "finalize_execution_context": finalize,
-    "close_execution_context": finalize,
-    "compute": compute,
-    "compute_single": compute_single,
-    "prompt_compute": prompt_compute,
-    "run_inference": run_inference,
-}
+CALLS = (
+    *(init_execution_context, init_execution_context_with_session_id, set_input, get_output),
+    *(get_output_single, fini_single, finalize_execution_context, compute, compute_single),
+    *(prompt_compute, run_inference),
+)

@@ -1,10 +1,11 @@
-"""The wasi-nn calls that load and unload graphs, a client's leases on models."""
+"""The wasi-nn calls that load and unload graphs: leases of clients on models."""
 
 from __future__ import annotations
 
 import fcntl
 import os
 import stat
+from functools import partial
 from typing import Any
 
 from ...backends import ModelInfo, ModelSpec
@@ -17,7 +18,7 @@ from ...backends.errors import (
 from ...backends.params import Options, parse_json_options
 from ...ipc import messages as w
 from ...ipc.server.server_connection import Request
-from ..core import GRAPHS_MAX, CallTable, Daemon, Graph
+from ..core import GRAPHS_MAX, Daemon, Graph
 from ..models.lease import Lease
 from ..models.similarity import not_chosen
 from ..residency.gate import GateRequest
@@ -29,7 +30,7 @@ _SEALS_REQUIRED = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK
 
 
 async def load(daemon: Daemon, request: Request) -> w.GraphResult:
-    """Load a model by a builder with its name, or by a descriptor of its file."""
+    """Load a model by its name in the first builder, or by a descriptor of its file."""
     p: w.LoadParams = request.params
     try:
         number = number_of(p.encoding, w.ENCODINGS, "encoding")
@@ -42,11 +43,11 @@ async def load(daemon: Daemon, request: Request) -> w.GraphResult:
     _apply_target(number_of(p.target, w.TARGETS, "target"), options)
     if p.fd >= 0:
         lease = daemon.registry.lease_descriptor(
-            f"descriptor-{daemon.new_handle():x}", _duplicate(p.fd), request.connection.peer.uid
+            f"descriptor-{daemon.new_handle():x}", _duplicate(p.fd), request.uid
         )
     else:
-        lease = daemon.registry.lease(_builder_name(p.builders), request.connection.peer.uid)
-    return await _open(daemon, request, lease, options)
+        lease = daemon.registry.lease(_builder_name(p.builders), request.uid)
+    return await _open_graph(daemon, request, lease, options)
 
 
 def _apply_target(target: int, options: Options) -> None:
@@ -100,19 +101,16 @@ def _sealed(fd: int) -> bool:
 
 
 async def load_by_name(daemon: Daemon, request: Request) -> w.GraphResult:
-    """Load a model by its name."""
-    lease = daemon.registry.lease(request.params.name, request.connection.peer.uid)
-    return await _open(daemon, request, lease, Options())
+    """Load a model by its name, with JSON parameters for this graph if the call has a `config`."""
+    p: w.LoadByNameParams | w.LoadByNameWithConfigParams = request.params
+    config = getattr(p, "config", None)
+    options = Options() if config is None else parse_json_options(metadata_text(config))
+    return await _open_graph(daemon, request, daemon.registry.lease(p.name, request.uid), options)
 
 
-async def load_by_name_with_config(daemon: Daemon, request: Request) -> w.GraphResult:
-    """Load a model by its name, with JSON parameters for this graph."""
-    options = parse_json_options(metadata_text(request.params.config))
-    lease = daemon.registry.lease(request.params.name, request.connection.peer.uid)
-    return await _open(daemon, request, lease, options)
-
-
-async def _open(daemon: Daemon, request: Request, lease: Lease, options: Options) -> w.GraphResult:
+async def _open_graph(
+    daemon: Daemon, request: Request, lease: Lease, options: Options
+) -> w.GraphResult:
     """Load the leased model if needed, then publish the graph."""
     try:
         daemon.check_open()
@@ -121,26 +119,21 @@ async def _open(daemon: Daemon, request: Request, lease: Lease, options: Options
                 f"{GRAPHS_MAX} graphs are loaded on this connection", hint="unload some"
             )
         lease.model.note_requested(options.values)
-
-        def progress(fraction: float) -> None:
-            request.emit(w.ProgressEvent(progress=fraction))
-
-        gate, waiting = daemon.registry.gate, GateRequest(daemon.registry.seconds())
-        on_progress = progress if request.params.progress else None
-        async with gate.admit(lease.model, waiting, on_progress):
+        gate_request = GateRequest(daemon.registry.seconds())
+        on_progress = partial(_send_progress, request) if request.params.progress else None
+        async with daemon.registry.gate.admit(lease.model, gate_request, on_progress):
             worker = await lease.ready()
     except BaseException:
         lease.close()
         raise
     graph = Graph(daemon.new_handle(), request.connection, lease)
-    info, requested = worker.info, options.level("model")
-    graph.not_applied = _not_applied(requested, info, lease.model.fitted, worker.spec)
+    info, requested, configured = worker.info, options.level("model"), lease.model.options()
+    not_applied = _not_applied(requested, info, lease.model.fitted, worker.spec)
+    graph.not_applied = not_applied | not_chosen(requested, configured)
     graph.ignored = options.ignored
-    configured = lease.model.options()
-    graph.not_applied |= not_chosen(requested, configured)
-    graph.origins = dict.fromkeys(info.sampling, "file") | dict.fromkeys(configured, "model")
     own = options.level("context", "request")
-    graph.origins = {k: v for k, v in graph.origins.items() if k not in own}
+    origins = dict.fromkeys(info.sampling, "file") | dict.fromkeys(configured, "model")
+    graph.origins = {k: v for k, v in origins.items() if k not in own}
     graph.options = info.sampling | configured | own
     graph.options["ctx-size"] = min(requested.get("ctx-size") or info.ctx_size, info.ctx_size)
     daemon.graphs[graph.handle] = graph
@@ -155,6 +148,10 @@ async def _open(daemon: Daemon, request: Request, lease: Lease, options: Options
     )
 
 
+def _send_progress(request: Request, fraction: float) -> None:
+    request.emit(w.ProgressEvent(progress=fraction))
+
+
 def _not_applied(
     requested: dict[str, Any], info: ModelInfo, fitted: dict[str, int], spec: ModelSpec
 ) -> dict[str, Any]:
@@ -162,7 +159,7 @@ def _not_applied(
     suffice for the defaults (*fitted*). A graph may have a smaller context than the worker; only
     the operator sets the other values.
     """
-    force: dict[str, Any] = {
+    in_force: dict[str, Any] = {
         "ctx-size": info.ctx_size,
         "batch-size": info.batch_size,
         "slots": info.slots,
@@ -173,21 +170,21 @@ def _not_applied(
         "chat-template": spec.chat_template,
         "chat-template-file": spec.chat_template_file,
     }
-    different = {k: force[k] for k, v in requested.items() if k in force and v != force[k]}
+    different = {k: in_force[k] for k, v in requested.items() if k in in_force and v != in_force[k]}
     size = requested.get("ctx-size", 0)
     if size <= info.ctx_size:
         different.pop("ctx-size", None)
     if requested.get("n-gpu-layers") == -1 and info.n_gpu_layers:
         different.pop("n-gpu-layers")
-    kept = {"ctx-size"} if 0 < size <= info.ctx_size else set()
-    return {k: v for k, v in fitted.items() if k not in kept} | different
+    applied = {"ctx-size"} if 0 < size <= info.ctx_size else set()
+    return {k: v for k, v in fitted.items() if k not in applied} | different
 
 
 async def unload(daemon: Daemon, request: Request) -> w.Empty:
-    """End the lease and its contexts, whose outputs can still be read. A model that is not in use
-    is unloaded before the result, unless `keep` is set.
+    """End the lease and its contexts, whose outputs can still be read. Unless `keep` is set, unload
+    the model before returning if nothing uses it.
     """
-    graph = daemon.graph(request.connection, request.params.graph)
+    graph = daemon.graph(request)
     del daemon.graphs[graph.handle]
     for session in daemon.sessions.live:
         if session.model is graph.lease:
@@ -201,8 +198,7 @@ async def unload(daemon: Daemon, request: Request) -> w.Empty:
 
 async def init_backend(daemon: Daemon, request: Request) -> w.InitBackendResult:
     """Return the ignored keys of a backend configuration: all, as only the operator sets them."""
-    text = metadata_text(request.params.config)
-    options = parse_json_options(text)
+    options = parse_json_options(metadata_text(request.params.config))
     return w.InitBackendResult(ignored=sorted({*options.ignored, *options.values}))
 
 
@@ -216,11 +212,4 @@ async def deinit_backend(daemon: Daemon, request: Request) -> w.Empty:
     return w.Empty()
 
 
-CALLS: CallTable = {
-    "load": load,
-    "load_by_name": load_by_name,
-    "load_by_name_with_config": load_by_name_with_config,
-    "unload": unload,
-    "init_backend": init_backend,
-    "deinit_backend": deinit_backend,
-}
+CALLS = (load, load_by_name, unload, init_backend, deinit_backend)

@@ -6,33 +6,32 @@ import time
 
 from ...ipc import messages as w
 from ...ipc.server.server_connection import Request
-from ..core import CallTable, Daemon
-from ..models.model_adapters import add_adapter as add_model_adapter
-from ..models.model_adapters import remove_adapter as remove_model_adapter
+from ..core import Daemon
+from ..models import model_adapters
 
 
 async def models(daemon: Daemon, request: Request) -> w.ModelsResult:
     """List the models."""
-    uid = request.connection.peer.uid
-    return w.ModelsResult(models=[m.describe() for m in daemon.registry.catalog.visible_to(uid)])
+    visible = daemon.registry.catalog.visible_to(request.uid)
+    return w.ModelsResult(models=[model.describe() for model in visible])
 
 
 async def show(daemon: Daemon, request: Request) -> w.ModelsResult:
     """Describe one model."""
-    model = daemon.registry.catalog.get(request.params.name, request.connection.peer.uid)
+    model = daemon.registry.catalog.get(request.params.name, request.uid)
     return w.ModelsResult(models=[model.describe() | {"options": model.options()}])
 
 
 async def unload_model(daemon: Daemon, request: Request) -> w.Empty:
     """Unload a model for an operator."""
-    p, uid = request.params, request.connection.peer.uid
-    await daemon.registry.unload_by_name(p.name, uid, force=p.force)
+    p: w.NamesParams = request.params
+    await daemon.registry.unload_by_name(p.name, request.uid, force=p.force)
     return w.Empty()
 
 
 async def pin(daemon: Daemon, request: Request) -> w.Empty:
-    """Pin a model for an operator."""
-    daemon.registry.pin_model(request.params.name, request.connection.peer.uid, pinned=True)
+    """Pin a model for an operator, or unpin it (the call `unpin`)."""
+    daemon.registry.pin_model(request.params.name, request.uid, pinned=request.call == "pin")
     return w.Empty()
 
 
@@ -40,9 +39,8 @@ async def swap(daemon: Daemon, request: Request) -> w.SwapResult:
     """Swap the model of a name; return once new turns begin on the new one."""
     daemon.check_open()
     p: w.SwapParams = request.params
-    uid = request.connection.peer.uid
     catalog = daemon.registry.catalog
-    model, config = catalog.get(p.name, uid), catalog.swap_target(p.to, uid)
+    model, config = catalog.get(p.name, request.uid), catalog.swap_target(p.to, request.uid)
     began = time.monotonic()
     done = await daemon.swaps.swap(model, config, p.mode)
     daemon.counters.swap_ended(done.mode, time.monotonic() - began)
@@ -51,19 +49,12 @@ async def swap(daemon: Daemon, request: Request) -> w.SwapResult:
     )
 
 
-async def unpin(daemon: Daemon, request: Request) -> w.Empty:
-    """Unpin a model for an operator."""
-    daemon.registry.pin_model(request.params.name, request.connection.peer.uid, pinned=False)
-    return w.Empty()
-
-
 async def add_adapter(daemon: Daemon, request: Request) -> w.AddAdapterResult:
     """Add an adapter to a model for an operator."""
     daemon.check_open()
     p: w.AddAdapterParams = request.params
-    registry = daemon.registry
-    model = registry.catalog.get(p.name, request.connection.peer.uid)
-    report = await add_model_adapter(registry, model, p.adapter, p.file, p.scale)
+    model = daemon.registry.catalog.get(p.name, request.uid)
+    report = await model_adapters.add_adapter(daemon.registry, model, p.adapter, p.file, p.scale)
     if report is None or report.info is None:
         return w.AddAdapterResult()
     return w.AddAdapterResult(loaded=True, id=report.info.id, size_bytes=report.info.size_bytes)
@@ -72,19 +63,9 @@ async def add_adapter(daemon: Daemon, request: Request) -> w.AddAdapterResult:
 async def remove_adapter(daemon: Daemon, request: Request) -> w.Empty:
     """Remove an adapter from a model for an operator."""
     p: w.RemoveAdapterParams = request.params
-    registry = daemon.registry
-    model = registry.catalog.get(p.name, request.connection.peer.uid)
-    await remove_model_adapter(registry, model, p.adapter, force=p.force)
+    model = daemon.registry.catalog.get(p.name, request.uid)
+    await model_adapters.remove_adapter(daemon.registry, model, p.adapter, force=p.force)
     return w.Empty()
 
 
-CALLS: CallTable = {
-    "models": models,
-    "show": show,
-    "unload_model": unload_model,
-    "pin": pin,
-    "unpin": unpin,
-    "swap": swap,
-    "add_adapter": add_adapter,
-    "remove_adapter": remove_adapter,
-}
+CALLS = (models, show, unload_model, pin, swap, add_adapter, remove_adapter)

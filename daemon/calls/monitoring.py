@@ -18,28 +18,26 @@ from ...scheduler import Priority
 from ...scheduler.messages import QueueEntry
 from ...sessions import Session
 from ..config.log_levels import parse_log_levels
-from ..core import CallTable, Daemon
+from ..core import Daemon
 from ..logs.setup import logs
 from ..metrics.collector import metric_values
 from ..models.model import ManagedModel
 from ..residency.gate import GateRequest
 from ..workers.worker import Worker
-from .residency_requests import waiting_turns
 
 log = structlog.get_logger()
 STATISTICS_TIMEOUT_S = 1.0
 
 
 async def sessions(daemon: Daemon, request: Request) -> w.SessionsResult:
-    """List the caller's sessions, or all users' for an operator; dormant ones last."""
+    """List the caller's sessions, or for an operator those of all users; dormant ones last."""
     p: w.SessionsParams = request.params
-    uid = request.connection.peer.uid
     found = [*daemon.sessions.live, *(daemon.sessions.dormant if p.dormant else ())]
-    mine = [s for s in found if p.all or s.owner == uid]
-    return w.SessionsResult(sessions=[_describe(s) for s in mine])
+    visible = [s for s in found if p.all or s.owner == request.uid]
+    return w.SessionsResult(sessions=[_describe_session(s) for s in visible])
 
 
-def _describe(session: Session) -> dict[str, Any]:
+def _describe_session(session: Session) -> dict[str, Any]:
     return {
         "context": None if session.state == "dormant" else session.handle,
         "uid": session.owner,
@@ -55,38 +53,41 @@ def _describe(session: Session) -> dict[str, Any]:
 
 
 async def queue(daemon: Daemon, request: Request) -> w.QueueResult:
-    """List running and waiting turns by model in queue order: the caller's, or all users' for an
-    operator. The positions are missing if a worker does not answer within a second.
+    """List running and waiting turns by model in queue order: the caller's, or for an operator
+    those of all users. The positions are missing if a worker does not answer within a second.
     """
-    all_users = request.params.all
-    uid = request.connection.peer.uid
+
+    def is_visible(session: Session) -> bool:
+        return request.params.all or session.owner == request.uid
+
     entries: dict[int, QueueEntry] = {}
     # Turns that begin while the workers are queried are not in their answers.
-    everyone = daemon.all_sessions()
-    turns = [s for s in everyone if s.active and (all_users or s.owner == uid)]
+    turns = [s for s in daemon.all_sessions() if s.active and is_visible(s)]
     async with anyio.create_task_group() as group:
         for worker in daemon.registry.catalog.ready_workers():
             group.start_soon(_query_queue, worker, entries)
     tasks = [_describe_turn(s, entries) for s in turns if s.active]
     tasks.sort(key=lambda t: (t["model"], t["position"] is None, t["position"], t["task"]))
-    waiting = [w for w in waiting_turns(daemon) if all_users or w[2].owner == uid]
-    return w.QueueResult(tasks=[*tasks, *(_describe_waiting(*turn) for turn in waiting)])
+    waiting = [pair for pair in _turns_waiting_for_models(daemon) if is_visible(pair[1].subject)]
+    return w.QueueResult(tasks=[*tasks, *(_describe_waiting(*pair) for pair in waiting)])
 
 
-def _describe_waiting(
-    model: ManagedModel, waiting: GateRequest, session: Session
-) -> dict[str, Any]:
-    """Describe a turn that waits for its model."""
+def _turns_waiting_for_models(daemon: Daemon) -> list[tuple[ManagedModel, GateRequest]]:
+    return [pair for pair in daemon.registry.gate.waiting_requests if pair[1].is_turn]
+
+
+def _describe_waiting(model: ManagedModel, waiting: GateRequest) -> dict[str, Any]:
+    """Return the description of a turn that waits for its model."""
     now = time.monotonic()
     effective = waiting.effective_priority(now, model.residency.delay_s_max)
-    return _turn_fields(session, waiting.priority, now - waiting.since) | {
+    return _turn_fields(waiting.subject, waiting.priority, now - waiting.since) | {
         "state": "waiting",
         "effective_priority": effective.label,
     }
 
 
 def _turn_fields(session: Session, priority: Priority, for_s: float) -> dict[str, Any]:
-    """Return the description of a turn without the values of its engine."""
+    """Return the description of a turn without the values that its engine reports."""
     return {
         "task": None,
         "uid": session.owner,
@@ -127,10 +128,10 @@ def _describe_turn(session: Session, entries: Mapping[int, QueueEntry]) -> dict[
 
 
 async def stats(daemon: Daemon, request: Request) -> w.StatsResult:
-    """Return the statistics, without workers that do not answer within a second."""
+    """Return the statistics, without those of workers that do not answer within a second."""
     workers: dict[str, Any] = {}
     async with anyio.create_task_group() as group:
-        for model in daemon.registry.catalog.visible_to(request.connection.peer.uid):
+        for model in daemon.registry.catalog.visible_to(request.uid):
             group.start_soon(_query_statistics, model, workers)
     metrics = await metric_values(daemon)
     states = [s.state.value for s in daemon.all_sessions()]
@@ -151,7 +152,7 @@ async def stats(daemon: Daemon, request: Request) -> w.StatsResult:
             "metrics_address": daemon.metrics_at(),
             "log": logs.describe(),
             "restart_for": daemon.restart_for,
-            "waiting": states.count("waiting") + len(waiting_turns(daemon)),
+            "waiting": states.count("waiting") + len(_turns_waiting_for_models(daemon)),
             "running": states.count("running"),
             "parked": states.count("parked"),
             "refused": daemon.ledger.refused,
@@ -169,8 +170,8 @@ async def _query_statistics(model: ManagedModel, workers: dict[str, Any]) -> Non
     worker = model.worker
     if worker is None or not worker.loaded.is_set() or worker.error is not None:
         return
+    # A worker that has just died has no counters.
     with anyio.move_on_after(STATISTICS_TIMEOUT_S), contextlib.suppress(InferdError):
-        # A worker that has just died has no counters.
         workers[model.name] = await worker.client.statistics()
 
 
@@ -188,7 +189,9 @@ async def log_level(daemon: Daemon, request: Request) -> w.LogLevelResult:
 
 
 async def drain(daemon: Daemon, request: Request) -> w.Empty:
-    """Refuse new work and wait for running turns; with `stop`, stop the daemon then."""
+    """Refuse new work and wait for running turns; with `stop`, only request that the daemon stop,
+    which drains it first.
+    """
     if request.params.stop:
         daemon.stopping.set()
         return w.Empty()
@@ -196,10 +199,4 @@ async def drain(daemon: Daemon, request: Request) -> w.Empty:
     return w.Empty()
 
 
-CALLS: CallTable = {
-    "sessions": sessions,
-    "queue": queue,
-    "stats": stats,
-    "log_level": log_level,
-    "drain": drain,
-}
+CALLS = (sessions, queue, stats, log_level, drain)

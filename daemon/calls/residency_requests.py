@@ -16,30 +16,20 @@ from ..core import Daemon
 from ..models.lease import Lease
 from ..models.model import ManagedModel
 from ..residency.gate import GateRequest
-from ..traces.current_request import note_model_request
+from ..traces.current_request import OPERATIONS, PULLED_CALL, note_model_request
 from .arguments import TIMEOUT_S_MIN, priority_of, seconds_of
 
 Call = Callable[[Daemon, Request], Awaitable[Any]]
 
-PULLED = "compute_single"
-TURNS = {
-    "answers",
-    "chat",
-    "compute",
-    PULLED,
-    "prompt_compute",
-    "resume",
-    "run_inference",
-    "stream",
-}
-INPUTS = {"set_input"}
 MODEL_QUERIES = {"apply_template", "detokenize", "tokenize"}
+INPUT = "set_input"
 EMBED = "embed"
+NEED_MODEL = OPERATIONS.keys() | MODEL_QUERIES | {INPUT}
 
 
 def admitted(name: str, call: Call) -> Call:
     """Return *call* behind the residency gate: it runs once its model is loaded and admits it."""
-    if name not in TURNS | INPUTS | MODEL_QUERIES | {EMBED}:
+    if name not in NEED_MODEL:
         return call
 
     @wraps(call)
@@ -47,23 +37,25 @@ def admitted(name: str, call: Call) -> Call:
         found = _gate_request(daemon, request)
         if found is None:
             return await call(daemon, request)
-        model, needed, ticket = found
-        note_model_request(needed)
+        model, gate_request, ticket = found
+        note_model_request(gate_request)
         try:
-            async with daemon.registry.gate.admit(model, needed):
-                if ticket is not None and needed.has_waited:
+            async with daemon.registry.gate.admit(model, gate_request):
+                if ticket is not None and gate_request.has_waited:
                     daemon.ledger.model_loaded(ticket)
-                    _shorten_timeouts(request, daemon.registry.seconds() - needed.since)
+                    _shorten_timeouts(request, daemon.registry.seconds() - gate_request.since)
                 return await call(daemon, request)
         finally:
-            if ticket is not None and needed.has_waited:
+            if ticket is not None and gate_request.has_waited:
                 daemon.ledger.release_place(ticket)
 
     return run_admitted
 
 
-class _CallWait:
-    """The listener of a waiting call: *ticket* holds its place, *session* does not become idle."""
+class _WaitingCall:
+    """The gate's listener for a call. While the call waits, *ticket* counts as a waiting turn, and
+    *session* does not become idle.
+    """
 
     def __init__(self, daemon: Daemon, ticket: Ticket | None, session: Session | None):
         self._daemon, self._ticket, self._session = daemon, ticket, session
@@ -83,67 +75,45 @@ def _gate_request(
     """Return a call's request to the gate; None: the call fails in any case."""
     now, p = daemon.registry.seconds(), request.params
     if request.call in MODEL_QUERIES:
-        return daemon.graph(request.connection, p.graph).lease.model, GateRequest(now), None
-    if request.call == EMBED:
-        return _embed_request(daemon, request)
-    session = daemon.session(request)
-    lease = session.model
-    can_begin = not session.active or request.call == PULLED
-    if daemon.draining or not can_begin or not isinstance(lease, Lease) or lease.closed:
-        return None
+        return daemon.graph(request).lease.model, GateRequest(now), None
+    session = None
+    if request.call == EMBED:  # its texts have no session, and wait as one task
+        lease, default = daemon.graph(request).lease, Priority.NORMAL
+    else:
+        session = daemon.session(request)
+        can_begin = not session.active or request.call == PULLED_CALL
+        if daemon.draining or not can_begin or not isinstance(session.model, Lease):
+            return None
+        lease, default = session.model, session.settings.priority
+        if lease.closed:
+            return None
     priority = priority_of(getattr(p, "priority", ""))
-    priority = session.settings.priority if priority is None else priority
-    ticket, is_turn = None, request.call in TURNS and not session.active
-    if is_turn:
-        ticket = Ticket(session.owner, lease.name, lease.model.slots_configured, priority, 0)
-    needed = GateRequest(
+    priority = default if priority is None else priority
+    ticket = None
+    if request.call != INPUT and not (session is not None and session.active):
+        slots = lease.model.slots_configured
+        ticket = Ticket(request.uid, lease.name, slots, priority, 0)
+    gate_request = GateRequest(
         now,
         priority,
         subject=session,
-        is_turn=is_turn,
+        is_turn=ticket is not None and session is not None,
         queue_timeout_s=seconds_of(getattr(p, "queue_timeout_s", 0.0)),
         timeout_s=seconds_of(getattr(p, "timeout_s", 0.0)),
         is_absent=partial(_is_absent, session, daemon.config.reader_lag_ms / 1000),
-        listener=_CallWait(daemon, ticket, session),
+        listener=_WaitingCall(daemon, ticket, session),
     )
-    return lease.model, needed, ticket
+    return lease.model, gate_request, ticket
 
 
-def _embed_request(daemon: Daemon, request: Request) -> tuple[ManagedModel, GateRequest, Ticket]:
-    """Return the request of an `embed` call, whose texts have no session and wait as one task."""
-    p = request.params
-    lease = daemon.graph(request.connection, p.graph).lease
-    priority = priority_of(p.priority)
-    priority = Priority.NORMAL if priority is None else priority
-    slots = lease.model.slots_configured
-    ticket = Ticket(request.connection.peer.uid, lease.name, slots, priority, 0)
-    needed = GateRequest(
-        daemon.registry.seconds(),
-        priority,
-        queue_timeout_s=seconds_of(p.queue_timeout_s),
-        timeout_s=seconds_of(p.timeout_s),
-        listener=_CallWait(daemon, ticket, None),
-    )
-    return lease.model, needed, ticket
-
-
-def _is_absent(session: Session, wait_s: float) -> bool:
-    turn = session.turn
-    return session.active and turn is not None and turn.unread_for(wait_s)
+def _is_absent(session: Session | None, wait_s: float) -> bool:
+    """Return whether the reader of a session's turn has given no credit for *wait_s*."""
+    turn = None if session is None or not session.active else session.turn
+    return turn is not None and turn.unread_for(wait_s)
 
 
 def _shorten_timeouts(request: Request, waited_s: float) -> None:
     """Subtract a wait from the turn's timeouts."""
     timeouts = {key: getattr(request.params, key, 0.0) for key in ("queue_timeout_s", "timeout_s")}
     rest = {key: max(TIMEOUT_S_MIN, s - waited_s) for key, s in timeouts.items() if s}
-    if rest:
-        request.params = msgspec.structs.replace(request.params, **rest)
-
-
-def waiting_turns(daemon: Daemon) -> list[tuple[ManagedModel, GateRequest, Session]]:
-    """Return the turns that wait for a model, in order."""
-    return [
-        (model, needed, needed.subject)
-        for model, needed in daemon.registry.gate.waiting_requests
-        if needed.is_turn
-    ]
+    request.params = msgspec.structs.replace(request.params, **rest)

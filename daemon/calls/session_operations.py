@@ -11,7 +11,7 @@ from ...backends.errors import Cancelled, InvalidArgument
 from ...ipc import messages as w
 from ...ipc.server.server_connection import Request
 from ...sessions import Session
-from ..core import CallTable, Daemon
+from ..core import Daemon
 from .arguments import priority_of
 
 log = structlog.get_logger()
@@ -29,13 +29,13 @@ async def cancel(daemon: Daemon, request: Request) -> w.CancelResult:
         other.scope.cancel()
         return w.CancelResult(cancelled=True)
     assert p.context is not None
-    session = _steerable(daemon, request, p.context)
-    uid = request.connection.peer.uid
+    session = _controllable_session(daemon, request, p.context)
+    uid = request.uid
     error = Cancelled("the turn was cancelled")
     if uid != session.owner:
         error = Cancelled("an operator cancelled the turn", data={"by": "operator"})
-    waits = daemon.registry.gate.refuse_requests(error, session)
-    cancelled = session.runner.cancel_turn(error) or waits
+    waited = daemon.registry.gate.refuse_requests(error, session)
+    cancelled = session.runner.cancel_turn(error) or waited
     if cancelled and uid != session.owner:
         log.info("turn.cancelled_by_operator", uid=session.owner, context=session.handle, by=uid)
     await session.wait_recorded()
@@ -44,7 +44,7 @@ async def cancel(daemon: Daemon, request: Request) -> w.CancelResult:
 
 async def park(daemon: Daemon, request: Request) -> w.ParkResult:
     """Park a context's turn: waiting turns get its slot, and it resumes when a slot is free."""
-    session = _steerable(daemon, request, request.params.context)
+    session = _controllable_session(daemon, request, request.params.context)
     turn = session.turn
     if turn is not None and session.active:
         for worker in daemon.registry.catalog.ready_workers():
@@ -53,9 +53,9 @@ async def park(daemon: Daemon, request: Request) -> w.ParkResult:
     return w.ParkResult(parked=False)
 
 
-def _steerable(daemon: Daemon, request: Request, handle: int) -> Session:
-    """Return a session of the caller's connection, of the same user (for `inferd cancel`, `park`
-    and `top`), or for an operator of any user.
+def _controllable_session(daemon: Daemon, request: Request, handle: int) -> Session:
+    """Return a session whose turns the caller may control: a session of the same user (for
+    `inferd cancel`, `park` and `top`), or for an operator of any user.
     """
     for session in daemon.all_sessions():
         if session.handle == handle and daemon.access.may_control_turns_of(
@@ -91,7 +91,7 @@ async def parameters(daemon: Daemon, request: Request) -> w.ParametersResult:
 
 
 async def fork_session(daemon: Daemon, request: Request) -> w.ForkResult:
-    """Create branches of a session's present state, all or none."""
+    """Create branches of a session's present state: all of them, or none."""
     daemon.check_open()
     p: w.ForkParams = request.params
     branches = daemon.sessions.fork_session(
@@ -100,12 +100,12 @@ async def fork_session(daemon: Daemon, request: Request) -> w.ForkResult:
     try:
         for branch in branches:
             await branch.wait_recorded()
-        kept = await _kept(branches[0])
-    except BaseException:  # the caller never gets their handles
+        cached = await _count_cached(branches[0])
+    except BaseException:  # the caller does not get their handles
         for branch in branches:
             daemon.sessions.discard_session(branch)
         raise
-    return w.ForkResult(contexts=[branch.handle for branch in branches], **kept)
+    return w.ForkResult(contexts=[branch.handle for branch in branches], **cached)
 
 
 async def rewind(daemon: Daemon, request: Request) -> w.RewindResult:
@@ -115,37 +115,29 @@ async def rewind(daemon: Daemon, request: Request) -> w.RewindResult:
         raise InvalidArgument("rewind takes turns or tokens, and not both")
     session = daemon.session(request)
     await session.input.rewind_history(p.turns, p.tokens)
-    return w.RewindResult(turns=session.conversation.turns_back, **await _kept(session))
+    turns = session.conversation.turns_back
+    return w.RewindResult(turns=turns, **await _count_cached(session))
 
 
-async def _kept(session: Session) -> dict[str, Any]:
-    """Return how much of a session's history need not be computed again. The last token of an
-    answer may never have been computed, so it may be missing.
+async def _count_cached(session: Session) -> dict[str, Any]:
+    """Return the fields of a result that count a session's tokens and those with KV state. An
+    answer's last token may lack it: the turn may have ended before computing it.
     """
-    tokens, kept = len(session.conversation.tokens()), await session.link.count_cached_tokens()
-    kv = "cached" if kept >= tokens - 1 else "recomputed"
-    return {"tokens": tokens, "cached_tokens": kept, "kv": kv}
+    tokens, cached = len(session.conversation.tokens()), await session.link.count_cached_tokens()
+    kv = "cached" if cached >= tokens - 1 else "recomputed"
+    return {"tokens": tokens, "cached_tokens": cached, "kv": kv}
 
 
 async def forget(daemon: Daemon, request: Request) -> w.ForgetResult:
-    """Delete a session, its history and its KV state before returning."""
+    """Delete a session, its history and its KV state; return when they are deleted."""
     p: w.ForgetParams = request.params
     if (p.context is None) == (p.session_id is None):
         raise InvalidArgument("forget takes a context or a session id, and not both")
     if p.session_id is not None:
-        uid = request.connection.peer.uid
-        return w.ForgetResult(forgotten=await daemon.sessions.forget_id(uid, p.session_id))
+        forgotten = await daemon.sessions.forget_id(request.uid, p.session_id)
+        return w.ForgetResult(forgotten=forgotten)
     await daemon.sessions.forget_session(daemon.session(request))
     return w.ForgetResult(forgotten=True)
 
 
-CALLS: CallTable = {
-    "cancel": cancel,
-    "park": park,
-    "reset": reset,
-    "set_options": set_options,
-    "parameters": parameters,
-    "fork_session": fork_session,
-    "rewind": rewind,
-    "forget": forget,
-}
+CALLS = (cancel, park, reset, set_options, parameters, fork_session, rewind, forget)

@@ -1,43 +1,56 @@
-"""Calls that need a model but no session: text to tokens and back, messages to a prompt."""
+"""Calls that need a model but no session: tokens, prompts and embeddings of texts."""
 
 from __future__ import annotations
 
+from itertools import count
+
+import anyio
+import msgspec
+
 from ...backends import Rendering
-from ...backends.errors import InvalidArgument
+from ...backends.errors import Busy, InferdError, InvalidArgument, TooLarge
 from ...backends.params import read_options
 from ...ipc import messages as w
 from ...ipc.server.server_connection import Request
-from ..core import CallTable, Daemon, Graph
+from ...scheduler.messages import Embedded
+from ...sessions import Parameters, Session, SessionSettings, Turn, TurnOptions
+from ..core import Daemon, Graph
+from .arguments import TIMEOUT_S_MIN, turn_options
 from .chat_messages import checked_messages
+
+TEXTS_AT_ONCE_MAX = 16
+"""Concurrent turns of one `embed` call; its other texts do not count as waiting tasks."""
+RESULT_BYTES_MAX = 6 << 20
+"""Bytes of all vectors of a result, which must fit a frame."""
 
 
 async def tokenize(daemon: Daemon, request: Request) -> w.TokensResult:
     """Tokenize text."""
-    p = request.params
-    lease = daemon.graph(request.connection, p.graph).lease
+    p: w.TokenizeParams = request.params
     text = p.text.encode()
-    tokens = await lease.ask(lambda it: it.tokenize(text, special=p.special, bos=p.bos))
+    lease = daemon.graph(request).lease
+    tokens = await lease.ask(lambda client: client.tokenize(text, special=p.special, bos=p.bos))
     return w.TokensResult(tokens=tokens)
 
 
 async def detokenize(daemon: Daemon, request: Request) -> w.TextResult:
     """Detokenize token ids."""
-    p = request.params
-    lease = daemon.graph(request.connection, p.graph).lease
+    p: w.DetokenizeParams = request.params
+    lease = daemon.graph(request).lease
     size = (await lease.ready()).info.vocab_size
     bad = next((t for t in p.tokens if not 0 <= t < size), None)
     if bad is not None:
         raise InvalidArgument(f"token {bad} is not in the vocabulary of {size}")
-    return w.TextResult(text=await lease.ask(lambda it: it.detokenize(p.tokens)))
+    return w.TextResult(text=await lease.ask(lambda client: client.detokenize(p.tokens)))
 
 
 async def apply_template(daemon: Daemon, request: Request) -> w.TemplateResult:
     """Render messages by the chat template."""
-    p = request.params
-    graph = daemon.graph(request.connection, p.graph)
+    p: w.TemplateParams = request.params
+    graph = daemon.graph(request)
     messages, rendering = checked_messages(p.messages), _rendering(graph, p)
     text, tokens, _ = await graph.lease.ask(
-        lambda it: it.chat_prompt(messages, rendering=rendering)
+        lambda client: client.chat_prompt(messages, rendering=rendering)
     )
     return w.TemplateResult(text=text.encode(), tokens=len(tokens))
 
@@ -45,16 +58,141 @@ async def apply_template(daemon: Daemon, request: Request) -> w.TemplateResult:
 def _rendering(graph: Graph, p: w.TemplateParams) -> Rendering:
     """Return the template's inputs: the call's, else the graph's."""
     given = read_options({"tools": p.tools, "chat-template-kwargs": p.arguments}).values
-    tools, arguments = given["tools"], given["chat-template-kwargs"]
     return Rendering(
-        tools=tools or graph.options.get("tools", []),
-        arguments=arguments or graph.options.get("chat-template-kwargs", {}),
+        tools=given["tools"] or graph.options.get("tools", []),
+        arguments=given["chat-template-kwargs"] or graph.options.get("chat-template-kwargs", {}),
         add_generation_prompt=p.add_generation_prompt,
     )
 
 
-CALLS: CallTable = {
-    "tokenize": tokenize,
-    "detokenize": detokenize,
-    "apply_template": apply_template,
-}
+async def embed(daemon: Daemon, request: Request) -> w.EmbedResult:
+    """Embed texts concurrently, each by a turn of a session of its own."""
+    p: w.EmbedParams = request.params
+    daemon.check_open()
+    if not 0 < len(p.texts) <= w.EMBED_TEXTS_MAX:
+        raise InvalidArgument(
+            f"{len(p.texts)} texts; the range is 1 … {w.EMBED_TEXTS_MAX}", hint="make several calls"
+        )
+    daemon.ledger.check_tokens(request.uid)  # once for the call, not for each text
+    embeddings = _Embeddings(daemon, request)
+    await embeddings.compute_all()
+    return embeddings.result()
+
+
+class _Embeddings:
+    """The embeddings of one call's texts. Lives on the daemon's event loop."""
+
+    def __init__(self, daemon: Daemon, request: Request):
+        p: w.EmbedParams = request.params
+        own = {"embedding": True, "pooling": p.pooling, "embd-normalize": p.normalize}
+        self._daemon, self._graph, self._texts = daemon, daemon.graph(request), p.texts
+        self._parameters = self._graph.options | read_options(own, strict=True).values
+        self._turn_options = turn_options(p, TurnOptions(embeds=True, goes_on=True))
+        self._owner = request.uid
+        self._began = daemon.ledger.seconds()
+        self._turns: dict[int, Turn] = {}
+        """The turns that have ended, by the index of their text."""
+        self._bytes = 0
+        self._indexes = count()
+        self._turns_under_way = 0
+        self._one_ended = anyio.Event()
+        self._error: Exception | None = None
+
+    async def compute_all(self) -> None:
+        """Embed all texts; the first failure ends the others.
+
+        :raises InferdError: a text has failed.
+        """
+        async with anyio.create_task_group() as group:
+            for _ in range(min(TEXTS_AT_ONCE_MAX, len(self._texts))):
+                group.start_soon(self._embed_texts, group.cancel_scope)
+        if self._error is not None:
+            raise self._error
+
+    async def _embed_texts(self, scope: anyio.CancelScope) -> None:
+        try:
+            while (index := next(self._indexes)) < len(self._texts):
+                self._daemon.check_open()
+                self._add_turn(index, await self._embed_text(self._texts[index]))
+        except Exception as exc:  # the caller gets the first error, not a group
+            self._error = self._error or exc
+            scope.cancel()
+
+    async def _embed_text(self, text: str) -> Turn:
+        daemon = self._daemon
+        settings = SessionSettings(Parameters(self._parameters))
+        session = Session(
+            daemon.new_handle(), self._owner, self._graph.lease, daemon.ledger, settings
+        )
+        daemon.one_turn_sessions.add(session)
+        try:
+            await session.input.set_input(text.encode())
+            turn = await self._start_turn(session)
+            try:
+                await session.runner.finish_turn(turn)
+            finally:
+                self._end_turn()
+        finally:
+            daemon.one_turn_sessions.discard(session)
+        return turn
+
+    async def _start_turn(self, session: Session) -> Turn:
+        """Start the turn of a text; if the queue is full, retry when another turn has ended."""
+        while True:
+            self._turns_under_way += 1
+            try:
+                return await session.runner.start_turn(self._remaining_options())
+            except Busy:
+                self._turns_under_way -= 1
+                if not self._turns_under_way:
+                    raise
+            except BaseException:
+                self._end_turn()
+                raise
+            await self._one_ended.wait()
+
+    def _end_turn(self) -> None:
+        self._turns_under_way -= 1
+        ended, self._one_ended = self._one_ended, anyio.Event()
+        ended.set()
+
+    def _remaining_options(self) -> TurnOptions:
+        """Return the turn options, with the rest of the call's timeout."""
+        options = self._turn_options
+        if not options.timeout_s:
+            return options
+        rest_s = options.timeout_s - (self._daemon.ledger.seconds() - self._began)
+        return msgspec.structs.replace(options, timeout_s=max(TIMEOUT_S_MIN, rest_s))
+
+    def _add_turn(self, index: int, turn: Turn) -> None:
+        self._turns[index] = turn
+        self._bytes += len(_embedding_of(turn).vectors)
+        if self._bytes > RESULT_BYTES_MAX:
+            raise TooLarge(
+                f"the vectors of {len(self._turns)} of {len(self._texts)} texts have"
+                f" {self._bytes} bytes; a result holds {RESULT_BYTES_MAX}",
+                hint="send fewer texts in a call",
+                data={"bytes": self._bytes, "result_bytes_max": RESULT_BYTES_MAX},
+            )
+
+    def result(self) -> w.EmbedResult:
+        """Return the result, in the order of the texts."""
+        turns = [self._turns[index] for index in range(len(self._texts))]
+        first = _embedding_of(turns[0])
+        return w.EmbedResult(
+            embeddings=[_embedding_of(turn).vectors for turn in turns],
+            size=first.size,
+            pooling=first.pooling,
+            tokens=[turn.stats.prompt_tokens for turn in turns if turn.stats is not None],
+            model=self._graph.lease.name,
+            fingerprint=turns[0].client.info.fingerprint,
+        )
+
+
+def _embedding_of(turn: Turn) -> Embedded:
+    if turn.embedding is None:
+        raise InferdError("a turn has ended without an embedding")
+    return turn.embedding
+
+
+CALLS = (tokenize, detokenize, apply_template, embed)

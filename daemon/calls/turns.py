@@ -1,18 +1,16 @@
-"""Streamed turns, chats, and the resumption of interrupted turns."""
+"""Streamed turns, chats and resumed turns."""
 
 from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any
 
 from ...backends.errors import InvalidArgument
 from ...ipc import messages as w
 from ...ipc.server.server_connection import Request
-from ...scheduler.messages import Position, TokenLogprob, Tokens
+from ...scheduler.messages import Position, Tokens
 from ...scheduler.output.logprobs import describe_logprobs
-from ...sessions import Session, TurnOptions
+from ...sessions import Session, Turn, TurnOptions
 from ...sessions.history.reasoning import AnswerParts, ReasoningSplitter
-from ..core import CallTable, Daemon
+from ...sessions.turn import PositionSink, TokensSink
+from ..core import Daemon
 from .arguments import turn_options
 from .chat_messages import checked_messages
 
@@ -22,18 +20,36 @@ QUEUE_EVENTS_MAX = 256
 
 async def stream(daemon: Daemon, request: Request) -> w.TurnResult:
     """Stream a turn token by token, as fast as the reader grants credit."""
+    _check_credit(request.params.credit)
+    session, turn, splitter = await _start_turn(daemon, request, streams=True)
+    request.on_credit = turn.add_credit
+    await session.runner.finish_turn(turn)
+    return turn_result(session, splitter, turn.tail)
+
+
+async def chat(daemon: Daemon, request: Request) -> w.TurnResult:
+    """Compute a turn and return its whole text."""
+    session, turn, splitter = await _start_turn(daemon, request, streams=False)
+    await session.runner.finish_turn(turn)
+    return turn_result(session, splitter, bytes(turn.text))
+
+
+async def _start_turn(
+    daemon: Daemon, request: Request, *, streams: bool
+) -> tuple[Session, Turn, ReasoningSplitter]:
+    """Start a turn on a call's input; if it *streams*, its tokens are sent as events."""
     p: w.StreamParams = request.params
-    _check_credit(p.credit)
     session = daemon.session(request)
     with session.input.rolled_back_if_refused():
         await add_input(daemon, session, p)
         splitter = session.outputs.new_splitter(p.options)
-        send_tokens = _tokens_sender(daemon, request, session, splitter)
-        send_place = _place_sender(daemon, request)
-        turn = await session.runner.start_turn(_turn_options(p, p.credit), send_tokens, send_place)
-    request.on_credit = turn.add_credit
-    await session.runner.finish_turn(turn)
-    return turn_result(session, splitter, turn.tail)
+        credit = p.credit if streams else -1
+        own = TurnOptions(options=p.options, credit=credit, special=False, watch=p.queue_events)
+        send_tokens = _tokens_sender(daemon, request, session, splitter) if streams else None
+        turn = await session.runner.start_turn(
+            turn_options(p, own), send_tokens, _position_sender(daemon, request)
+        )
+    return session, turn, splitter
 
 
 async def resume(daemon: Daemon, request: Request) -> w.TurnResult:
@@ -42,11 +58,14 @@ async def resume(daemon: Daemon, request: Request) -> w.TurnResult:
     _check_credit(p.credit)
     daemon.check_open()
     session = daemon.session(request)
-    options = turn_options(p, TurnOptions(credit=p.credit, watch=p.queue_events))
     text, splitter = session.outputs.resume_splitter(AnswerParts(p.text, p.reasoning))
-    send_tokens = _tokens_sender(daemon, request, session, splitter, len(p.tokens))
-    send_place = _place_sender(daemon, request)
-    turn = await session.runner.resume_turn(options, p.tokens, text, send_tokens, send_place)
+    turn = await session.runner.resume_turn(
+        turn_options(p, TurnOptions(credit=p.credit, watch=p.queue_events)),
+        p.tokens,
+        text,
+        _tokens_sender(daemon, request, session, splitter, len(p.tokens)),
+        _position_sender(daemon, request),
+    )
     request.on_credit = turn.add_credit
     await session.runner.finish_turn(turn)
     return turn_result(session, splitter, turn.tail)
@@ -71,7 +90,7 @@ def _tokens_sender(
     session: Session,
     splitter: ReasoningSplitter,
     position: int = 0,
-) -> Callable[[Tokens], None]:
+) -> TokensSink:
     """Return a function that sends tokens to the client, which already has *position* of them."""
 
     def send_tokens(report: Tokens) -> None:
@@ -80,48 +99,31 @@ def _tokens_sender(
         event = w.TokensEvent(
             tokens=report.tokens, text=text, reasoning=reasoning, position=position
         )
-        if report.logprobs:
-            event.completion_probabilities = _probabilities(session, report.logprobs)
+        turn = session.turn
+        if report.logprobs and turn is not None:
+            event.completion_probabilities = describe_logprobs(
+                report.logprobs, after_sampling=turn.spec.sampling.post_sampling_probs
+            )
         daemon.emit(request, event)
         position += len(report.tokens)
 
     return send_tokens
 
 
-def _probabilities(session: Session, found: list[TokenLogprob]) -> list[dict[str, Any]]:
-    turn = session.turn
-    after_sampling = turn is not None and turn.spec.sampling.post_sampling_probs
-    return describe_logprobs(found, after_sampling=after_sampling)
-
-
-async def chat(daemon: Daemon, request: Request) -> w.TurnResult:
-    """Compute a turn and return its whole text."""
-    p: w.StreamParams = request.params
-    session = daemon.session(request)
-    with session.input.rolled_back_if_refused():
-        await add_input(daemon, session, p)
-        splitter = session.outputs.new_splitter(p.options)
-        turn = await session.runner.start_turn(
-            _turn_options(p, -1), None, _place_sender(daemon, request)
-        )
-    await session.runner.finish_turn(turn)
-    return turn_result(session, splitter, bytes(turn.text))
-
-
-def _place_sender(daemon: Daemon, request: Request) -> Callable[[Position], None]:
+def _position_sender(daemon: Daemon, request: Request) -> PositionSink:
     """Return a function that sends the queue position at most QUEUE_EVENTS_MAX times."""
     remaining = QUEUE_EVENTS_MAX
 
-    def send_place(place: Position) -> None:
+    def send_position(report: Position) -> None:
         nonlocal remaining
         if remaining:
             remaining -= 1
             event = w.QueueEvent(
-                position=place.position, waiting=place.waiting, starts_in_s=place.starts_in_s
+                position=report.position, waiting=report.waiting, starts_in_s=report.starts_in_s
             )
             daemon.emit(request, event)
 
-    return send_place
+    return send_position
 
 
 async def add_input(daemon: Daemon, session: Session, p: w.StreamParams | w.AnswersParams) -> None:
@@ -136,9 +138,4 @@ async def add_input(daemon: Daemon, session: Session, p: w.StreamParams | w.Answ
             await session.input.add_messages([{"role": "user", "content": p.prompt}], p.options)
 
 
-def _turn_options(p: w.StreamParams, credit: int) -> TurnOptions:
-    options = TurnOptions(options=p.options, credit=credit, special=False, watch=p.queue_events)
-    return turn_options(p, options)
-
-
-CALLS: CallTable = {"stream": stream, "chat": chat, "resume": resume}
+CALLS = (stream, chat, resume)

@@ -30,6 +30,7 @@ class Request:
 
     def __init__(self, connection: Connection, number: int, call: str, params: Any):
         self.connection, self.number, self.call, self.params = connection, number, call, params
+        self.uid = connection.peer.uid
         self.scope = anyio.CancelScope()
         self.descriptors: list[int] = []
         """Descriptors passed with the frame. They are closed with the request: a call duplicates

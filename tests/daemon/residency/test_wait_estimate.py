@@ -38,7 +38,7 @@ async def ticket_for(daemon: Daemon, name: str, monkeypatch: pytest.MonkeyPatch)
     connection: Any = SimpleNamespace(peer=SimpleNamespace(uid=1))
     graph = daemon.graphs[7] = Graph(7, connection, lease)
     params = SimpleNamespace(graph=graph.handle, priority="", queue_timeout_s=0.0, timeout_s=0.0)
-    request: Any = SimpleNamespace(call="embed", params=params, connection=connection)
+    request: Any = SimpleNamespace(call="embed", params=params, connection=connection, uid=1)
     monkeypatch.setattr(daemon.ledger, "hold_place", refuse)
     with pytest.raises(Busy):
         await admitted("embed", compute)(daemon, request)
